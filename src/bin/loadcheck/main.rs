@@ -1,0 +1,2 @@
+//! `loadcheck`: measures what loading a model checkpoint costs.
+fn main() {}
