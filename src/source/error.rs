@@ -2,21 +2,29 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use crate::checkpoint::FileIdentity;
+use crate::checkpoint::{FileIdentity, FileKind, OpenFault};
 
 /// What can go wrong while reading.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// A file that was checked can no longer be opened: removed, forbidden, not a regular file any more.
+    /// A file that was checked can no longer be opened: removed or forbidden.
     #[error("{}: cannot be opened for reading, although it was checked before", path.display())]
     Open {
         /// The file.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
+    },
+    /// Something else than a regular file took the place of one that was checked.
+    #[error("{}: expected a regular file, found a {found}", path.display())]
+    NotRegular {
+        /// The path.
+        path: PathBuf,
+        /// What is there now.
+        found: FileKind,
     },
     /// The system refused to say what the file is now, so nothing that was read can be trusted.
     #[error("{}: its status cannot be read", path.display())]
@@ -66,6 +74,14 @@ pub enum SourceError {
 }
 
 impl SourceError {
+    pub(super) fn from_open(path: &Path, fault: OpenFault) -> Self {
+        let path = path.to_owned();
+        match fault {
+            OpenFault::Io(source) => Self::Open { path, source },
+            OpenFault::NotRegular(found) => Self::NotRegular { path, found },
+        }
+    }
+
     /// True if the cause is a file that changed between the check and the read.
     #[must_use]
     pub fn is_file_changed(&self) -> bool {

@@ -40,6 +40,19 @@ struct Entry {
     last_used: AtomicU64,
 }
 
+impl Entry {
+    fn compare(&self, now: FileIdentity) -> Result<(), SourceError> {
+        if now == self.identity {
+            return Ok(());
+        }
+        Err(SourceError::FileChanged {
+            path: self.path.clone(),
+            was: Box::new(self.identity),
+            now: Box::new(now),
+        })
+    }
+}
+
 /// What opening and closing agree on. Locked before a slot, never after.
 #[derive(Default)]
 struct Table {
@@ -138,11 +151,9 @@ impl<S: System> FileSet<S> {
             return Ok(file);
         }
         let permit = self.permit();
-        let file = self
-            .system
-            .open(&entry.path)
-            .map_err(|source| SourceError::Open { path: entry.path.clone(), source })?;
-        self.verify(shard, &file)?;
+        let (file, identity) =
+            self.system.open(&entry.path).map_err(|fault| SourceError::from_open(&entry.path, fault))?;
+        entry.compare(identity)?;
         prepare(&file);
         Ok(self.insert(shard.index(), OpenFile { file, _permit: permit }))
     }
@@ -156,14 +167,7 @@ impl<S: System> FileSet<S> {
             .system
             .identity(file)
             .map_err(|source| SourceError::Status { path: entry.path.clone(), source })?;
-        if now == entry.identity {
-            return Ok(());
-        }
-        Err(SourceError::FileChanged {
-            path: entry.path.clone(),
-            was: Box::new(entry.identity),
-            now: Box::new(now),
-        })
+        entry.compare(now)
     }
 
     /// Takes the right to open one more file; evicts the least recently used one where there is none left.

@@ -146,7 +146,7 @@ fn alignment_of<'a, S: System>(
     let page = Alignment::new(to_u64(rustix::param::page_size())).expect("pages are powers of two");
     let mut largest = Alignment::PAGE.max(page);
     for path in paths {
-        let file = system.open(path).map_err(|source| SourceError::Open { path: path.to_owned(), source })?;
+        let (file, _) = system.open(path).map_err(|fault| SourceError::from_open(path, fault))?;
         let support = system
             .direct_support(&file)
             .map_err(|source| SourceError::Status { path: path.to_owned(), source })?;

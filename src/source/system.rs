@@ -5,12 +5,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
+use rustix::fs::{AtFlags, OFlags, Statx, StatxFlags};
 
-use crate::checkpoint::FileIdentity;
+use crate::checkpoint::{FileIdentity, OpenFault, open_regular};
 use crate::units::{Alignment, ByteRange};
 
 use super::window::Window;
@@ -30,7 +30,7 @@ pub(super) enum DirectSupport {
 /// The system calls of this stage.
 pub(super) trait System: Send + Sync {
     /// Opens a regular file for reading.
-    fn open(&self, path: &Path) -> io::Result<File>;
+    fn open(&self, path: &Path) -> Result<(File, FileIdentity), OpenFault>;
 
     /// What the open file is now.
     fn identity(&self, file: &File) -> io::Result<FileIdentity>;
@@ -56,27 +56,12 @@ pub(super) trait System: Send + Sync {
 pub(super) struct Kernel;
 
 impl System for Kernel {
-    fn open(&self, path: &Path) -> io::Result<File> {
-        // O_NONBLOCK so that a FIFO put in the file's place cannot hang the open; regular files ignore it.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-        }
-        rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
-        Ok(file)
+    fn open(&self, path: &Path) -> Result<(File, FileIdentity), OpenFault> {
+        open_regular(path)
     }
 
     fn identity(&self, file: &File) -> io::Result<FileIdentity> {
-        let status = file.metadata()?;
-        let nanoseconds = |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
-        Ok(FileIdentity {
-            device: status.dev(),
-            inode: status.ino(),
-            len_bytes: status.size(),
-            modified_ns: nanoseconds(status.mtime(), status.mtime_nsec()),
-            changed_ns: nanoseconds(status.ctime(), status.ctime_nsec()),
-        })
+        FileIdentity::of(file)
     }
 
     fn read_at(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
