@@ -17,7 +17,7 @@
 use std::path::Path;
 
 use crate::checkpoint::{Checkpoint, Shard, ShardId};
-use crate::units::{Alignment, ByteRange, to_u64, to_usize};
+use crate::units::{Alignment, to_u64, to_usize};
 
 use self::buffered::Buffered;
 use self::direct::Direct;
@@ -25,6 +25,7 @@ use self::mapped::Mapped;
 use self::system::{DirectSupport, Kernel, System};
 
 pub use self::error::SourceError;
+pub use crate::plan::{IoMode, ReadRequest};
 
 mod buffered;
 mod direct;
@@ -34,30 +35,6 @@ mod files;
 mod mapped;
 mod system;
 mod window;
-
-/// How files are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum IoMode {
-    /// Windows of a read-only mapping, copied out by the kernel and dropped behind the cursor.
-    Mmap,
-    /// `pread` through the page cache.
-    Buffered,
-    /// `pread` past the page cache (`O_DIRECT`).
-    Direct,
-}
-
-/// One read, as the plan lists it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadRequest {
-    /// The file.
-    pub shard: ShardId,
-    /// What an aligned source reads: both ends multiples of the plan's alignment, the end possibly past the
-    /// end of the file. Byte `extent.start()` of the file belongs at byte 0 of the buffer.
-    pub extent: ByteRange,
-    /// What must arrive; inside `extent` and inside the file. Other bytes of the buffer may hold anything.
-    pub payload: ByteRange,
-}
 
 impl ReadRequest {
     /// Asserts what the caller promised.
@@ -117,16 +94,6 @@ pub trait Source: Send + Sync {
 
     /// Files that are read in another way than asked for, so far.
     fn fallbacks(&self) -> Vec<Fallback>;
-}
-
-/// Host memory that a source may hold beside the ring, in bytes, with `readers` threads that read at most `read_bytes_max` at a time:
-/// the windows of a mapping. A term of every plan.
-#[must_use]
-pub fn window_bytes(mode: IoMode, readers: u64, read_bytes_max: u64) -> u64 {
-    match mode {
-        IoMode::Mmap => readers.saturating_mul(read_bytes_max),
-        IoMode::Buffered | IoMode::Direct => 0,
-    }
 }
 
 /// The alignment that reads need: the largest that any file's file system reports for direct I/O, and at least
