@@ -1,6 +1,8 @@
 #![allow(unsafe_code, reason = "compares raw ways of copying out of a mapping")]
 #![allow(
     clippy::as_conversions,
+    clippy::print_stdout,
+    clippy::print_stderr,
     clippy::cast_precision_loss,
     clippy::cast_possible_wrap,
     missing_docs,

@@ -1,2 +1,2 @@
 //! later
-fn main(){}
+fn main() {}
