@@ -8,7 +8,17 @@ use std::path::{Path, PathBuf};
 
 /// The stages from top to bottom. `error` types belong to their stage.
 const FLOW: [&str; 11] = [
-    "units", "budget", "checkpoint", "layers", "plan", "source", "staging", "device", "load", "model", "convert",
+    "units",
+    "budget",
+    "checkpoint",
+    "layers",
+    "plan",
+    "source",
+    "staging",
+    "device",
+    "load",
+    "model",
+    "convert",
 ];
 
 #[test]
@@ -45,7 +55,11 @@ fn the_probe_observes_and_is_used_by_no_stage() {
         }
         let text = fs::read_to_string(&file).unwrap();
         let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-        assert!(!code.clone().any(|line| line.contains("crate::probe")), "{} uses the probe", relative.display());
+        assert!(
+            !code.clone().any(|line| line.contains("crate::probe")),
+            "{} uses the probe",
+            relative.display()
+        );
     }
 }
 

@@ -118,7 +118,8 @@ fn odd_checkpoints_load() {
                 assert_eq!(model.tensor(&tensor.name).unwrap().as_bytes().unwrap(), tensor.bytes, "{name}");
             }
             let loader = Loader::builder(Target::None).io(io).hash(true).build().unwrap();
-            let count: usize = loader.stream(&checkpoint).unwrap().map(|layer| layer.unwrap().tensors().len()).sum();
+            let count: usize =
+                loader.stream(&checkpoint).unwrap().map(|layer| layer.unwrap().tensors().len()).sum();
             assert_eq!(count, tensors.len(), "{name}");
         }
     }

@@ -21,14 +21,17 @@ fn checkpoint(layers: usize, unit: usize) -> (tempfile::TempDir, Checkpoint) {
 
 fn threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    let name = |task: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(task.ok()?.path().join("comm")).ok();
+    let name = |task: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(task.ok()?.path().join("comm")).ok()
+    };
     tasks.filter_map(name).filter(|name| name.starts_with("onelayer-")).count()
 }
 
 #[test]
 fn a_caller_that_hoards_is_told_what_it_holds() {
     let (_folder, checkpoint) = checkpoint(6, 50_000);
-    let loader = Loader::builder(Target::Host).window(Window::Layers(2)).stall_timeout(Duration::from_millis(300));
+    let loader =
+        Loader::builder(Target::Host).window(Window::Layers(2)).stall_timeout(Duration::from_millis(300));
     let mut stream = loader.build().unwrap().stream(&checkpoint).unwrap();
     let hoard = [stream.next().unwrap().unwrap(), stream.next().unwrap().unwrap()];
     let start = Instant::now();
@@ -43,7 +46,8 @@ fn a_caller_that_hoards_is_told_what_it_holds() {
 #[test]
 fn a_layer_dropped_elsewhere_lets_the_load_go_on() {
     let (_folder, checkpoint) = checkpoint(6, 50_000);
-    let loader = Loader::builder(Target::Host).window(Window::Layers(1)).stall_timeout(Duration::from_secs(20));
+    let loader =
+        Loader::builder(Target::Host).window(Window::Layers(1)).stall_timeout(Duration::from_secs(20));
     let mut count = 0;
     for layer in loader.build().unwrap().stream(&checkpoint).unwrap() {
         let layer = layer.unwrap();
@@ -99,7 +103,8 @@ fn a_dropped_stream_leaves_no_thread() {
 /// Takes one layer, lets `damage` happen to the second shard, and returns what the rest of the load says.
 fn damaged(io: IoMode, damage: impl Fn(&std::path::Path)) -> LoadError {
     let (folder, checkpoint) = checkpoint(8, 900_000);
-    let loader = Loader::builder(Target::Host).io(io).host_budget(8 << 20).window(Window::Layers(1)).prefetch(0);
+    let loader =
+        Loader::builder(Target::Host).io(io).host_budget(8 << 20).window(Window::Layers(1)).prefetch(0);
     let mut stream = loader.build().unwrap().stream(&checkpoint).unwrap();
     drop(stream.next().unwrap().unwrap());
     damage(&folder.path().join("model-00002-of-00002.safetensors"));

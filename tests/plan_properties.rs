@@ -47,7 +47,12 @@ fn checkpoint(folder: &std::path::Path, shards: &[Vec<usize>]) -> Checkpoint {
                     0 => format!("head.{number}"),
                     kind => format!("model.layers.{}.part{kind}.inner.weight", number % 5),
                 };
-                TestTensor { name: format!("{name}.n{number}"), dtype: "U8", shape: vec![len as u64], bytes: vec![1; len] }
+                TestTensor {
+                    name: format!("{name}.n{number}"),
+                    dtype: "U8",
+                    shape: vec![len as u64],
+                    bytes: vec![1; len],
+                }
             });
             tensors.collect()
         })
@@ -76,19 +81,28 @@ fn check(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits) {
         for read in &plan.reads()[layer.reads.start as usize..layer.reads.end as usize] {
             let request = &read.request;
             assert!(request.extent.contains(request.payload) && !request.payload.is_empty());
-            assert!(limits.alignment.divides(request.extent.start()) && limits.alignment.divides(request.extent.end()));
+            assert!(
+                limits.alignment.divides(request.extent.start())
+                    && limits.alignment.divides(request.extent.end())
+            );
             assert!(request.extent.len_bytes() <= slot_bytes, "a read fits a slot");
             assert!(request.payload.end() <= checkpoint.shard(request.shard).data.end());
             for copy in plan.copies(read) {
                 let file_start = request.extent.start() + copy.slot_offset_bytes;
-                assert!(file_start >= request.payload.start() && file_start + copy.len_bytes <= request.payload.end());
+                assert!(
+                    file_start >= request.payload.start()
+                        && file_start + copy.len_bytes <= request.payload.end()
+                );
                 // A copy may carry several neighbours: walk through them.
                 let mut done = 0;
                 while done < copy.len_bytes {
                     let at = copy.arena_offset_bytes + done;
                     let place = places
                         .iter()
-                        .rfind(|place| place.arena_offset_bytes <= at && !checkpoint.tensor(place.tensor).extent.is_empty())
+                        .rfind(|place| {
+                            place.arena_offset_bytes <= at
+                                && !checkpoint.tensor(place.tensor).extent.is_empty()
+                        })
                         .expect("every copied byte belongs to a tensor");
                     let tensor = checkpoint.tensor(place.tensor);
                     assert_eq!(tensor.shard, request.shard);

@@ -119,7 +119,11 @@ impl Backend for LateBackend {
         }
         self.ledger.live_arenas.fetch_add(1, Ordering::SeqCst);
         let bytes = Mutex::new(vec![0xA5; to_usize(len_bytes)]);
-        Ok(Arc::new(LateArena { bytes, snapshot: std::sync::OnceLock::new(), ledger: Arc::clone(&self.ledger) }))
+        Ok(Arc::new(LateArena {
+            bytes,
+            snapshot: std::sync::OnceLock::new(),
+            ledger: Arc::clone(&self.ledger),
+        }))
     }
 
     fn copy_async(
@@ -186,7 +190,10 @@ fn checkpoint(folder: &Path) -> Checkpoint {
     for layer in 0..8_u32 {
         for (name, len) in [("a.weight", 700_001), ("b.weight", 300_032), ("c.weight", 99)] {
             let start = data.len();
-            data.extend((0..len).map(|i: u32| u8::try_from(i.wrapping_mul(2_654_435_761) >> 24 & 0xFF).unwrap() ^ u8::try_from(layer).unwrap()));
+            data.extend((0..len).map(|i: u32| {
+                u8::try_from(i.wrapping_mul(2_654_435_761) >> 24 & 0xFF).unwrap()
+                    ^ u8::try_from(layer).unwrap()
+            }));
             let comma = if start == 0 { "" } else { "," };
             header.push_str(&format!(
                 "{comma}\"layers.{layer}.{name}\":{{\"dtype\":\"U8\",\"shape\":[{len}],\"data_offsets\":[{start},{}]}}",
@@ -219,7 +226,8 @@ fn start(faults: DeviceFaults, panic_at: Option<u64>, window: u32) -> Run {
     limits.readers = 3;
     let plan = Arc::new(LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap());
     let budget = crate::budget::MemoryBudget::new(limits.host_budget_bytes);
-    let ring = Ring::new(plan.memory().ring(), budget.reserve("ring", plan.memory().ring().bytes()).unwrap()).unwrap();
+    let ring = Ring::new(plan.memory().ring(), budget.reserve("ring", plan.memory().ring().bytes()).unwrap())
+        .unwrap();
     let inner = source::open(IoMode::Buffered, &checkpoint).unwrap();
     let source = Arc::new(FaultySource { inner, reads: AtomicU64::new(0), panic_at, dawdle: true });
     let backend = Arc::new(LateBackend { faults, ..LateBackend::default() });
@@ -234,7 +242,12 @@ fn start(faults: DeviceFaults, panic_at: Option<u64>, window: u32) -> Run {
         hash: false,
         reservations: Vec::new(),
     };
-    Run { checkpoint, ledger, stream: stream::start(setup, Duration::from_secs(20)).unwrap(), _folder: folder }
+    Run {
+        checkpoint,
+        ledger,
+        stream: stream::start(setup, Duration::from_secs(20)).unwrap(),
+        _folder: folder,
+    }
 }
 
 impl Run {
