@@ -4,6 +4,7 @@
 //! command line and what only a process of its own can show: a kill at any moment.
 
 #![cfg(feature = "cli")]
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise, in its helpers too")]
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
