@@ -27,6 +27,8 @@ use self::system::{DirectSupport, Kernel, System};
 pub use self::error::SourceError;
 
 mod buffered;
+#[cfg(test)]
+mod conformance;
 mod direct;
 mod error;
 mod fallback;
