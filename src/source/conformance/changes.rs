@@ -119,7 +119,7 @@ fn a_change_before_any_call_of_a_read_is_found() {
             for position in 0.. {
                 let shard = folder.shard("a.safetensors", LEN_BYTES);
                 let armed = Arc::new(AtomicBool::new(false));
-                let first = Arc::new(std::sync::OnceLock::new());
+                let first = Arc::new(OnceLock::new());
                 let fired = Arc::new(AtomicBool::new(false));
                 let hook = {
                     let (armed, first, fired, path) =
