@@ -164,7 +164,12 @@ fn check(path: &Path) -> Shard {
     loop {
         clock.write_all(b"tick").unwrap();
         if Kernel.identity(&clock).unwrap().changed_ns > identity.changed_ns {
-            return Shard { path: path.to_owned(), identity, data: range(0, identity.len_bytes) };
+            return Shard {
+                path: path.to_owned(),
+                identity,
+                data: range(0, identity.len_bytes),
+                metadata: Default::default(),
+            };
         }
         std::thread::yield_now();
     }
