@@ -4,8 +4,11 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::*;
-use crate::source::files::OPEN_FILES_MAX;
+use crate::source::files::FileSet;
 use crate::source::window_bytes;
+
+/// Descriptors that a source may hold.
+const DESCRIPTORS: usize = 16;
 
 const CHILD: &str = "ONELAYER_TEST_CHILD";
 
@@ -46,13 +49,13 @@ fn hundreds_of_shards_need_few_descriptors() {
     let real_folder = folder.0.path().canonicalize().unwrap();
     on_all(|variant| {
         let source = variant.open(&shards);
-        assert_eq!(open_files_in(&real_folder), OPEN_FILES_MAX);
+        assert_eq!(open_files_in(&real_folder), DESCRIPTORS);
         let mut buffer = Buffer::new(128 << 10);
         // Forwards and backwards: the second pass meets both files that are open and files that are not.
         for index in (0..300).chain((0..300).rev()) {
             let request = request(index, range(17, 5000 + u64::from(index)));
             read_and_compare(source.as_ref(), &request, &mut buffer).unwrap();
-            assert!(open_files_in(&real_folder) <= OPEN_FILES_MAX);
+            assert!(open_files_in(&real_folder) <= DESCRIPTORS);
         }
         drop(source);
         assert_eq!(open_files_in(&real_folder), 0);
@@ -69,7 +72,7 @@ fn more_readers_than_descriptors_share_them() {
     }
     let folder = Folder::new();
     let shards: Vec<Shard> = (0..40).map(|index| folder.shard(&format!("{index}"), 9000)).collect();
-    let _taken = leave_descriptors(OPEN_FILES_MAX);
+    let _taken = leave_descriptors(DESCRIPTORS);
     let (held, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     on_all(|variant| {
         let variant = variant.with_hook({
@@ -98,7 +101,32 @@ fn more_readers_than_descriptors_share_them() {
             }
         });
     });
-    assert!(most.load(Ordering::SeqCst) > OPEN_FILES_MAX / 2, "readers did not pile up: {most:?}");
+    assert!(most.load(Ordering::SeqCst) > DESCRIPTORS / 2, "readers did not pile up: {most:?}");
+}
+
+/// While every descriptor is just being opened there is none to evict; whoever waits then must learn of the
+/// first that can be.
+#[test]
+fn a_reader_that_finds_all_descriptors_being_opened_comes_through() {
+    let folder = Folder::new();
+    let count = u32::try_from(DESCRIPTORS + 1).unwrap();
+    let shards: Vec<Shard> = (0..count).map(|index| folder.shard(&format!("{index}"), 10)).collect();
+    let hook = |call, _| {
+        if call == Call::Open {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        None
+    };
+    let system = Faulty { hook: Some(Arc::new(hook)), ..Faulty::default() };
+    let files = Arc::new(FileSet::new(system, &shards));
+    let (sender, receiver) = std::sync::mpsc::channel();
+    for index in 0..count {
+        let (files, sender) = (Arc::clone(&files), sender.clone());
+        std::thread::spawn(move || sender.send(files.acquire(ShardId(index), |_| {}).is_ok()).unwrap());
+    }
+    for _ in 0..count {
+        assert_eq!(receiver.recv_timeout(std::time::Duration::from_secs(20)), Ok(true));
+    }
 }
 
 /// Takes all descriptors but `count`, for as long as the result lives.
