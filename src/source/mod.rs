@@ -6,7 +6,7 @@
 //! before a reader can see the difference, so an unchanged status vouches for the bytes that came before it.
 //! Two writers escape: one that stores through a shared writable mapping that it dirtied before the check,
 //! and one that changes the file within the same tick of the file system's clock as the check itself (before
-//! Linux 6.13, a few milliseconds).
+//! Linux 6.13, a few milliseconds). On network file systems the status is as fresh as their cache of attributes.
 //!
 //! The control loop's reader threads call [`Source::read`]; nothing here knows about rings or layers.
 //!
@@ -121,8 +121,9 @@ pub trait Source: Send + Sync {
     fn fallbacks(&self) -> Vec<Fallback>;
 }
 
-/// Host memory that a source may hold beside the ring, in bytes, with `readers` threads that read at most `read_bytes_max` at a time:
-/// the windows of a mapping. A term of every plan.
+/// Host memory that a source may hold beside the ring, in bytes, with `readers` threads that read extents of at
+/// most `read_bytes_max` at a time: the windows of a mapping, one per reader, each gone when its read ends. A term
+/// of every plan. (Page tables come on top, two pages per window and one per 2 MiB of it.)
 #[must_use]
 pub fn window_bytes(mode: IoMode, readers: u64, read_bytes_max: u64) -> u64 {
     match mode {
