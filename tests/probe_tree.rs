@@ -1,7 +1,12 @@
 //! A tree of real processes: children, grandchildren, orphans, shared pages.
 //!
-//! The processes are this test program itself, started again with a role in an environment variable (`role`, an
-//! ignored test). Adoption is a property of the whole process, so the tests run one at a time.
+//! The processes are this test program itself, started again with a role in an environment variable (`role`,
+//! an ignored test). Adoption is a property of the whole process, so the tests run one at a time.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "helpers of tests: failing and saying so is their job"
+)]
 #![allow(unsafe_code, reason = "maps a file that the test owns")]
 
 use std::process::{Child, Command, Stdio};
@@ -44,8 +49,8 @@ fn touch(memory: &mut [u8]) {
     memory.chunks_mut(4096).for_each(|page| page[0] = 1);
 }
 
-/// `hold MIB MS`: holds anonymous memory. `share PATH MS`: maps a file and touches it. `family MIB MS`: two children that hold, and a
-/// little of its own. `orphan MIB MS`: starts a child that holds, and ends at once.
+/// `hold MIB MS`: holds anonymous memory. `share PATH MS`: maps a file and touches it. `family MIB MS`: two
+/// children that hold, and a little of its own. `orphan MIB MS`: starts a child that holds, and ends at once.
 #[test]
 #[ignore = "not a test: the other tests start it as a child"]
 fn role() {

@@ -2,8 +2,8 @@
 //!
 //! A [`Process`] is opened once; everything is read relative to that descriptor. The kernel binds it to the
 //! process and not to the number, so a reused process id yields "ended" and never another process's numbers.
-//! Opening never fails: where `/proc` is missing or hidden, each metric says so itself. What the files mean is the
-//! business of `memory`, `rollup` and `activity`.
+//! Opening never fails: where `/proc` is missing or hidden, each metric says so itself. What the files mean
+//! is the business of `memory`, `rollup` and `activity`.
 
 use std::fs::File;
 use std::io;
