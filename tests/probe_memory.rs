@@ -62,7 +62,7 @@ fn memory_that_was_freed_before_the_end_is_in_the_peak_with_its_place() {
     marker.enter_layer("model.layers.3");
     marker.enter_tensor("model.layers.3.mlp.up_proj.weight");
     let memory = touched(64);
-    std::thread::sleep(Duration::from_millis(40));
+    std::thread::sleep(Duration::from_millis(100));
     drop(memory);
     marker.enter_layer("model.layers.4");
     std::thread::sleep(Duration::from_millis(20));

@@ -199,6 +199,18 @@ mod tests {
     }
 
     #[test]
+    fn a_pinned_process_that_ends_stays_ended() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Procfs::default().process(child.id());
+        let mut reader = ProcReader::open(&process, &STATUS).unwrap();
+        assert!(!reader.read().unwrap().is_empty());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(process.read(&STATUS).unwrap_err(), Reason::ProcessEnded);
+        assert_eq!(reader.read().unwrap_err(), Reason::ProcessEnded);
+    }
+
+    #[test]
     fn a_missing_proc_and_a_missing_process_differ() {
         let missing = Procfs::at("/nonexistent/proc").myself().read(&STATUS).unwrap_err();
         assert_eq!(missing, Reason::Unreadable { file: "/proc/<pid>", errno: libc::ENOENT });

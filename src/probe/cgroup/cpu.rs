@@ -106,7 +106,7 @@ mod tests {
             is_own: true,
         };
         assert_eq!(CpuGroup::new(location.clone()).quota_millicpus(), Measured::Value(None));
-        std::fs::write(below.join("cpu.max"), "max 100000\n").unwrap();
+        std::fs::write(below.join("cpu.max"), "150000 100000\n").unwrap();
         std::fs::write(root.path().join("cpu.max"), "50000 100000\n").unwrap();
         let group = CpuGroup::new(location.clone());
         assert_eq!(group.quota_millicpus(), Measured::Value(Some(500)));

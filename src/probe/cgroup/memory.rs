@@ -371,7 +371,7 @@ mod tests {
     }
 
     const V1_STAT: &str = "cache 1\nrss 2\nhierarchical_memory_limit 900000\ntotal_cache 5000\ntotal_rss 7000\n\
-        total_shmem 100\ntotal_inactive_file 3000\ntotal_active_file 1900\n";
+        shmem 3\ntotal_shmem 100\ntotal_inactive_file 3000\ntotal_active_file 1900\n";
     const V2_STAT: &str =
         "anon 7000\nfile 5000\nkernel 300\nshmem 100\ninactive_file 3000\nactive_file 1900\nslab 250\n";
 
@@ -395,6 +395,8 @@ mod tests {
             "an ancestor that is not mounted here"
         );
         assert_eq!((memory.anon_bytes, memory.file_bytes), (Measured::Value(7000), Measured::Value(5000)));
+        assert_eq!(memory.shmem_bytes, Measured::Value(100));
+        assert_eq!(memory.inactive_file_bytes.plus(memory.active_file_bytes), Measured::Value(4900));
         assert_eq!(memory.limit_hit_count, Measured::Value(4));
         assert_eq!(memory.oom_kill_count, Measured::Value(2));
         let reason = Reason::FieldMissing { file: DIRECTORY, field: "memory.kmem.usage_in_bytes" };
