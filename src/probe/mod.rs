@@ -1,5 +1,5 @@
-//! What the operating system says was used: memory of a process or of a process tree, control groups, faults, reads, page
-//! cache. It observes and never enforces; no other stage depends on its answers to work.
+//! What the operating system says was used: memory of a process or of a process tree, control groups, faults,
+//! reads, page cache. It observes and never enforces; no other stage depends on its answers to work.
 //!
 //! | file | reads |
 //! |---|---|
@@ -10,6 +10,10 @@
 //! | `activity` | `stat`, `io`: faults, reads, CPU time |
 //! | `timeline`, `recorder` | nothing: bounded curve, peaks and where they happened |
 //! | `sampler` | the calling process over time |
+//! | `tree` | a process and all of its descendants over time, from outside |
+//! | `cgroup` | control groups, versions 1 and 2; makes one of our own |
+//! | `page_cache` | how much of a file is cached; drops it |
+//! | `host` | kernel, memory, CPU, kind of a file system |
 //!
 //! ```
 //! use onelayer::probe::{Sampler, SamplerOptions};
@@ -24,20 +28,27 @@
 //! ```
 
 mod activity;
+mod cgroup;
 mod error;
+mod host;
 mod measured;
 mod memory;
+mod page_cache;
 mod procfs;
 mod recorder;
 mod rollup;
 mod sampler;
 mod snapshot;
 mod timeline;
+mod tree;
 
 pub use activity::Activity;
+pub use cgroup::{CgroupVersion, ChildGroup, CpuGroup, GroupMemory, MemoryGroup};
 pub use error::ProbeError;
+pub use host::{FileSystem, Host};
 pub use measured::{Measured, Reason, Unavailable};
 pub use memory::{PeakReset, ProcessMemory};
+pub use page_cache::{CacheDrop, Residency, ResidencyMethod, drop_cache, residency};
 pub use procfs::{Process, Procfs};
 pub use recorder::{At, LABEL_BYTES_MAX, Peak, Peaks, Recorder, RssPeakMethod};
 pub use rollup::SmapsRollup;
@@ -46,3 +57,4 @@ pub use sampler::{
 };
 pub use snapshot::Snapshot;
 pub use timeline::{TIMELINE_ROWS_DEFAULT, Timeline, TimelineRow};
+pub use tree::{ProcessRecord, TreeMethod, TreeOptions, TreePeak, TreeSampler, TreeSummary};
