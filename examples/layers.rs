@@ -28,7 +28,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut stream = loader.stream(&checkpoint)?;
     for layer in &mut stream {
         let layer = layer?; // an owned layer: `Send`, freed when it is dropped
-        println!("{:<48} {:>9}  {} tensors", layer.id(), HumanBytes(layer.tensor_bytes()), layer.tensors().len());
+        println!(
+            "{:<48} {:>9}  {} tensors",
+            layer.id(),
+            HumanBytes(layer.tensor_bytes()),
+            layer.tensors().len()
+        );
     }
     let report = stream.report();
     let gib_per_s = report.tensor_bytes as f64 / report.elapsed.as_secs_f64() / f64::from(1 << 30);

@@ -4,8 +4,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::*;
+use crate::plan::request::window_bytes;
 use crate::source::files::FileSet;
-use crate::source::window_bytes;
 
 /// Descriptors that a source may hold.
 const DESCRIPTORS: usize = 16;
