@@ -1,0 +1,276 @@
+//! The report for people: what `table` and `plain` print. This file has the commands that measure (`run`, `exec`);
+//! [`super::described`] has those that describe.
+
+use super::grid::{Align, grid};
+use super::numbers::{bytes, container, count, growth, rate, seconds};
+use super::terminal::{Paint, Role};
+use super::{described, escape::escape};
+use crate::args::CacheArg;
+use crate::limits::mean;
+use crate::report::{CommandName, Limit, Outcome, Params, Place, Report, Run, Source};
+
+/// How text is to look.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Look {
+    /// Colours.
+    pub(crate) paint: Paint,
+    /// Columns to stay inside, if there is such a limit.
+    pub(crate) width: Option<u16>,
+    /// More detail.
+    pub(crate) verbose: bool,
+}
+
+/// The report as text; ends with a newline unless it is empty.
+pub(crate) fn render(report: &Report, look: &Look) -> String {
+    let mut lines = match report.command {
+        CommandName::Run | CommandName::Exec => measured(report, look),
+        CommandName::Plan => described::plan(report, look),
+        CommandName::Inspect => described::inspect(report, look),
+        CommandName::Synth => described::synth(report),
+        CommandName::Unknown => Vec::new(),
+    };
+    if !lines.is_empty() {
+        lines.extend(report.notes.iter().map(|note| format!("note: {}", escape(note))));
+        lines.push(String::new());
+    }
+    lines.join("\n")
+}
+
+/// `source   ./model (4 files, 291 tensors, 15 GiB BF16)`
+pub(crate) fn source_line(source: &Source) -> String {
+    let mut facts = Vec::new();
+    if source.revision.is_some() {
+        facts.push("local cache".to_owned());
+    }
+    facts.extend(source.files.map(|files| count(files, "file")));
+    facts.extend(source.tensors.map(|tensors| count(tensors, "tensor")));
+    facts.extend(source.layers.map(|layers| count(layers, "layer")));
+    if let Some(total) = source.bytes {
+        let dtypes: Vec<&str> = source.dtypes.iter().take(3).map(|share| share.dtype.as_str()).collect();
+        let more = if source.dtypes.len() > 3 { ", ..." } else { "" };
+        facts.push(format!("{} {}{more}", bytes(Some(total)), escape(&dtypes.join(", "))).trim_end().to_owned());
+    }
+    let revision = source.revision.as_deref().map(|revision| format!(" @ {}", shorten(revision)));
+    let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) };
+    format!("source    {}{}{facts}", escape(&source.given), escape(&revision.unwrap_or_default()))
+}
+
+/// The first seven characters of a commit.
+fn shorten(revision: &str) -> &str {
+    let is_commit = revision.len() == 40 && revision.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_commit { &revision[..7] } else { revision }
+}
+
+/// `strategy  stream · io buffered · ...`
+pub(crate) fn strategy_line(params: &Params) -> String {
+    let window = params.window.map_or_else(|| "all".to_owned(), |window| window.to_string());
+    let mut parts = vec![
+        "stream".to_owned(),
+        format!("io {}", params.io),
+        format!("budget {}", bytes(Some(params.budget_bytes))),
+        format!("device {}", params.device),
+    ];
+    if params.device != "none" {
+        parts.push(format!("window {window}"));
+    }
+    parts.push(format!("prefetch {}", params.prefetch));
+    parts.extend(params.readers.map(|readers| count(readers, "reader")));
+    if params.hash {
+        parts.push("hash".to_owned());
+    }
+    format!("strategy  {}", parts.join(" · "))
+}
+
+fn measured(report: &Report, look: &Look) -> Vec<String> {
+    let mut lines = Vec::new();
+    if report.runs.is_empty() {
+        return lines;
+    }
+    lines.extend(report.hashes.iter().map(|hash| format!("{}  {}", hash.blake3, escape(&hash.name))));
+    lines.extend(report.source.as_ref().map(source_line));
+    if let Some(exec) = &report.exec {
+        lines.push(format!("command   {}", escape(&exec.command.join(" "))));
+        lines.push(format!("ended     {}", how_it_ended(report)));
+    }
+    if let Some(params) = report.runs.first().and_then(|run| run.params.as_ref()) {
+        lines.push(format!("{}{}", strategy_line(params), cache_note(&report.runs)));
+    }
+    let header = [("", Align::Left), ("peak", Align::Right), ("over start", Align::Right), ("at", Align::Left), ("", Align::Left)];
+    let rows = rows(report);
+    for (position, line) in grid(&header, &rows, look.width).iter().enumerate() {
+        let role = if position == 0 { Role::Dim } else { Role::Strong };
+        lines.push(if position < 2 { look.paint.paint(role, line) } else { line.clone() });
+    }
+    lines.extend(promise_lines(report, look));
+    lines.extend(report.limits.iter().map(|limit| limit_line(limit, look.paint)));
+    if look.verbose {
+        lines.extend(report.unavailable.iter().map(|missing| format!("  {:<8}  not measured: {}", missing.metric, escape(&missing.reason))));
+    }
+    if let Some(run) = report.runs.iter().find(|run| !matches!(run.outcome, Outcome::Completed | Outcome::Stopped)) {
+        let what = format!("partial: the run {} after {}", outcome_verb(run.outcome), run.seconds.map_or_else(|| "an unknown time".to_owned(), seconds));
+        lines.push(look.paint.paint(Role::Warning, &what));
+    } else {
+        lines.extend(worst(&report.runs, |run| run.peak.host_bytes).and_then(|run| run.peak.host_bytes).map(|peak| {
+            let (request, limit) = container(peak);
+            format!("Container: request {request}, limit {limit}.")
+        }));
+    }
+    lines
+}
+
+fn outcome_verb(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Completed => "completed",
+        Outcome::Stopped => "was stopped",
+        Outcome::Failed => "failed",
+        Outcome::Killed => "was killed",
+        Outcome::Interrupted => "was interrupted",
+    }
+}
+
+fn how_it_ended(report: &Report) -> String {
+    let Some(exec) = &report.exec else { return String::new() };
+    let mut text = match (exec.exit_code, exec.signal, exec.line_seen) {
+        (_, _, Some(true)) => "stopped by loadcheck: the line was seen".to_owned(),
+        (Some(code), ..) => format!("exit code {code}"),
+        (None, Some(signal), _) => format!("killed by signal {signal}"),
+        (None, None, _) => "unknown".to_owned(),
+    };
+    if let Some(processes) = exec.processes {
+        text.push_str(&format!(", at most {} at once", if processes == 1 { "1 process".to_owned() } else { format!("{processes} processes") }));
+    }
+    text
+}
+
+/// ` · cache cold (checked: 0 % cached)`
+fn cache_note(runs: &[Run]) -> String {
+    let Some(cache) = runs.first().map(|run| &run.cache) else { return String::new() };
+    let name = match cache.asked {
+        CacheArg::Cold => "cold",
+        CacheArg::Warm => "warm",
+        CacheArg::Asis => return String::new(),
+    };
+    let shares = runs.iter().map(|run| run.cache.cached_share).collect::<Option<Vec<f64>>>();
+    let check = shares.map_or_else(|| "unchecked".to_owned(), |shares| format!("checked: {:.0} % cached", 100.0 * mean(&shares)));
+    format!(" · cache {name} ({check})")
+}
+
+/// The run in which a metric was highest.
+pub(crate) fn worst(runs: &[Run], metric: impl Fn(&Run) -> Option<u64>) -> Option<&Run> {
+    runs.iter().max_by_key(|run| metric(run))
+}
+
+fn rows(report: &Report) -> Vec<Vec<String>> {
+    let runs = &report.runs;
+    let row = |name: &str, peak: Option<u64>, start: Option<u64>, at: Option<&Place>, note: String| {
+        vec![name.to_owned(), bytes(peak), growth(peak, start), at.map(place).unwrap_or_default(), note]
+    };
+    let mut rows = Vec::new();
+    if let Some(run) = worst(runs, |run| run.peak.host_bytes) {
+        let note = match run.resident_bytes.filter(|resident| *resident > 0) {
+            Some(resident) => format!("cannot be reclaimed: size the container on this; {} of it are resident layers", bytes(Some(resident))),
+            None => "cannot be reclaimed: size the container on this".to_owned(),
+        };
+        rows.push(row("host", run.peak.host_bytes, run.baseline.host_bytes, run.peak.at.as_ref(), note));
+    }
+    if let Some(run) = worst(runs, |run| run.peak.rss_bytes) {
+        rows.push(row("RSS", run.peak.rss_bytes, run.baseline.rss_bytes, run.peak.rss_at.as_ref(), rss_note(report)));
+    }
+    if let Some(run) = worst(runs, |run| run.peak.pinned_bytes).filter(|run| run.peak.pinned_bytes.is_some()) {
+        let note = if run.peak.pinned_bytes == Some(0) { "nothing is page-locked" } else { "part of host" };
+        rows.push(row("pinned", run.peak.pinned_bytes, Some(0), None, note.to_owned()));
+    }
+    if let Some((run, after)) = runs.last().and_then(|run| Some((run, run.after_unload.as_ref()?))) {
+        let note = "RSS when everything was given back".to_owned();
+        rows.push(row("after", after.rss_bytes, run.baseline.rss_bytes, None, note));
+    }
+    rows.extend(time_row(report));
+    rows
+}
+
+/// What stands beside RSS: the promise, if there is one.
+fn rss_note(report: &Report) -> String {
+    let promise = report.runs.iter().filter_map(|run| run.promise.as_ref()).max_by_key(|promise| promise.growth_bytes);
+    match promise {
+        Some(promise) => format!(
+            "host and file pages; promise: at most {} over start, {}",
+            bytes(Some(promise.limit_bytes)),
+            if promise.kept { "kept" } else { "BROKEN" }
+        ),
+        None => "host and file pages".to_owned(),
+    }
+}
+
+fn time_row(report: &Report) -> Option<Vec<String>> {
+    let times: Vec<f64> = report.runs.iter().filter_map(|run| run.seconds).collect();
+    if times.is_empty() {
+        return None;
+    }
+    let average = mean(&times);
+    let moved = report.runs.last().and_then(|run| run.io.read_bytes);
+    let speed = moved.and_then(|moved| rate(moved, average)).unwrap_or_default();
+    let mut note = Vec::new();
+    if times.len() > 1 {
+        let deviation = mean(&times.iter().map(|time| (time - average).powi(2)).collect::<Vec<_>>()).sqrt();
+        note.push(format!("mean of {} runs, ± {}", times.len(), seconds(deviation)));
+    }
+    if let Some((cached, read)) = report.runs.last().and_then(|run| Some((run.io.from_cache_bytes?, run.io.read_bytes?)))
+        && read > 0
+    {
+        note.push(format!("{} % from the page cache", u128::from(cached) * 100 / u128::from(read)));
+    }
+    Some(vec!["time".to_owned(), seconds(average), String::new(), speed, note.join("; ")])
+}
+
+/// A layer, or what else is known of the moment.
+pub(crate) fn place(place: &Place) -> String {
+    match (&place.layer, &place.tensor) {
+        (Some(layer), _) => layer.clone(),
+        (None, Some(tensor)) => tensor.clone(),
+        (None, None) => format!("{:.2} s", place.seconds),
+    }
+}
+
+fn promise_lines(report: &Report, look: &Look) -> Vec<String> {
+    let broken = report.runs.iter().enumerate().filter_map(|(index, run)| {
+        let promise = run.promise.as_ref().filter(|promise| !promise.kept)?;
+        Some(format!(
+            "{}  run {}: RSS grew by {}, promised were at most {}",
+            look.paint.paint(Role::Bad, "FAIL"),
+            index + 1,
+            bytes(promise.growth_bytes),
+            bytes(Some(promise.limit_bytes))
+        ))
+    });
+    broken.collect()
+}
+
+/// `FAIL  rss    412 MiB  limit 200 MiB  first exceeded at ...`
+pub(crate) fn limit_line(limit: &Limit, paint: Paint) -> String {
+    let word = if limit.passed { paint.paint(Role::Good, "PASS") } else { paint.paint(Role::Bad, "FAIL") };
+    let (actual, most) = limit_values(limit);
+    let mut line = format!("{word}  {:<6}  {actual:>8}  limit {most}", limit.metric);
+    if let Some(at) = &limit.first_exceeded_at {
+        line.push_str(&format!("  first exceeded at {}", escape(&exceeded_at(at))));
+    }
+    if limit.inside_spread {
+        line.push_str("  (inside the spread of the runs)");
+    }
+    line
+}
+
+/// The two sides of a limit, as text.
+pub(crate) fn limit_values(limit: &Limit) -> (String, String) {
+    match limit.limit_seconds {
+        Some(most) => (limit.actual_seconds.map_or_else(|| "-".to_owned(), seconds), seconds(most)),
+        None => (bytes(limit.actual_bytes), bytes(limit.limit_bytes)),
+    }
+}
+
+/// Layer and tensor, or the time.
+pub(crate) fn exceeded_at(at: &Place) -> String {
+    match (&at.layer, &at.tensor) {
+        (Some(layer), Some(tensor)) => format!("{layer}, `{tensor}`"),
+        _ => place(at),
+    }
+}
