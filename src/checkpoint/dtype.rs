@@ -1,11 +1,186 @@
 //! Element types of the safetensors format, with their sizes in bits.
+//!
+//! The list is that of safetensors 0.8. Nothing here reads or converts elements; the header parser maps
+//! names to types and the size check multiplies by [`DType::bits`].
+
+use std::fmt;
+use std::str::FromStr;
 
 /// An element type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum DType {
-    /// bfloat16. (the helper adds all others)
+    /// Boolean, one byte each.
+    Bool,
+    /// 4-bit float E2M1 of the OCP microscaling formats, two in a byte.
+    F4,
+    /// 6-bit float E2M3 of the OCP microscaling formats.
+    F6E2M3,
+    /// 6-bit float E3M2 of the OCP microscaling formats.
+    F6E3M2,
+    /// Unsigned byte.
+    U8,
+    /// Signed byte.
+    I8,
+    /// 8-bit float, 5 bits of exponent.
+    F8E5M2,
+    /// 8-bit float, 4 bits of exponent.
+    F8E4M3,
+    /// 8-bit power of two: the scale of the OCP microscaling formats.
+    F8E8M0,
+    /// 8-bit float, 4 bits of exponent, finite, one zero, its own bias.
+    F8E4M3Fnuz,
+    /// 8-bit float, 5 bits of exponent, finite, one zero, its own bias.
+    F8E5M2Fnuz,
+    /// Signed 16-bit integer.
+    I16,
+    /// Unsigned 16-bit integer.
+    U16,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
     Bf16,
+    /// Signed 32-bit integer.
+    I32,
+    /// Unsigned 32-bit integer.
+    U32,
+    /// IEEE single precision.
+    F32,
+    /// Complex number of two single-precision floats.
+    C64,
+    /// IEEE double precision.
+    F64,
+    /// Signed 64-bit integer.
+    I64,
+    /// Unsigned 64-bit integer.
+    U64,
     /// A type this version does not know; the bytes pass through unread.
     Opaque,
+}
+
+impl DType {
+    /// Every type the format names, [`DType::Opaque`] left out.
+    pub const ALL: [Self; 22] = [
+        Self::Bool,
+        Self::F4,
+        Self::F6E2M3,
+        Self::F6E3M2,
+        Self::U8,
+        Self::I8,
+        Self::F8E5M2,
+        Self::F8E4M3,
+        Self::F8E8M0,
+        Self::F8E4M3Fnuz,
+        Self::F8E5M2Fnuz,
+        Self::I16,
+        Self::U16,
+        Self::F16,
+        Self::Bf16,
+        Self::I32,
+        Self::U32,
+        Self::F32,
+        Self::C64,
+        Self::F64,
+        Self::I64,
+        Self::U64,
+    ];
+
+    /// Bits of one element; `None` for [`DType::Opaque`], whose size nobody knows.
+    #[must_use]
+    pub const fn bits(self) -> Option<u64> {
+        Some(match self {
+            Self::F4 => 4,
+            Self::F6E2M3 | Self::F6E3M2 => 6,
+            Self::Bool
+            | Self::U8
+            | Self::I8
+            | Self::F8E5M2
+            | Self::F8E4M3
+            | Self::F8E8M0
+            | Self::F8E4M3Fnuz
+            | Self::F8E5M2Fnuz => 8,
+            Self::I16 | Self::U16 | Self::F16 | Self::Bf16 => 16,
+            Self::I32 | Self::U32 | Self::F32 => 32,
+            Self::C64 | Self::F64 | Self::I64 | Self::U64 => 64,
+            Self::Opaque => return None,
+        })
+    }
+
+    /// The name that headers use; `opaque` for [`DType::Opaque`], which no header uses for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bool => "BOOL",
+            Self::F4 => "F4",
+            Self::F6E2M3 => "F6_E2M3",
+            Self::F6E3M2 => "F6_E3M2",
+            Self::U8 => "U8",
+            Self::I8 => "I8",
+            Self::F8E5M2 => "F8_E5M2",
+            Self::F8E4M3 => "F8_E4M3",
+            Self::F8E8M0 => "F8_E8M0",
+            Self::F8E4M3Fnuz => "F8_E4M3FNUZ",
+            Self::F8E5M2Fnuz => "F8_E5M2FNUZ",
+            Self::I16 => "I16",
+            Self::U16 => "U16",
+            Self::F16 => "F16",
+            Self::Bf16 => "BF16",
+            Self::I32 => "I32",
+            Self::U32 => "U32",
+            Self::F32 => "F32",
+            Self::C64 => "C64",
+            Self::F64 => "F64",
+            Self::I64 => "I64",
+            Self::U64 => "U64",
+            Self::Opaque => "opaque",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A dtype name that the format does not know.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown dtype `{found}`")]
+#[non_exhaustive]
+pub struct UnknownDType {
+    /// The name, as given.
+    pub found: String,
+}
+
+impl FromStr for DType {
+    type Err = UnknownDType;
+
+    /// The type of that name. Names are case-sensitive, as in the format.
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let known = Self::ALL.into_iter().find(|dtype| dtype.name() == name);
+        known.ok_or_else(|| UnknownDType { found: name.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_sizes_are_those_of_the_reference() {
+        for dtype in DType::ALL {
+            let reference: safetensors::Dtype =
+                serde_json::from_value(serde_json::Value::from(dtype.name())).unwrap();
+            assert_eq!(u64::try_from(reference.bitsize()).ok(), dtype.bits(), "{dtype}");
+            assert_eq!(dtype.name().parse(), Ok(dtype));
+        }
+    }
+
+    #[test]
+    fn other_spellings_are_unknown() {
+        for name in ["", "f32", "F32 ", "opaque", "OPAQUE", "F8", "BFLOAT16"] {
+            assert_eq!(name.parse::<DType>(), Err(UnknownDType { found: name.to_owned() }));
+        }
+        assert_eq!(DType::Opaque.bits(), None);
+    }
 }

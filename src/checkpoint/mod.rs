@@ -6,9 +6,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-pub use self::dtype::DType;
+pub use self::dtype::{DType, UnknownDType};
 pub use self::error::CheckpointError;
-pub use self::identity::FileIdentity;
+pub use self::identity::{FileIdentity, FileKind};
+#[allow(unused_imports, reason = "the readers of the source stage reopen files with these")]
+pub(crate) use self::identity::{OpenFault, open_regular, open_regular_with};
 pub use self::options::OpenOptions;
 pub use self::tensor::{Shard, ShardId, TensorEntry, TensorId};
 

@@ -1,1 +1,197 @@
-//! (being written)
+//! Checkpoint + layers + limits -> a deterministic, printable list of reads and copies.
+//!
+//! A plan is made from headers alone. It names and sums every term of the peak memory, so a budget that
+//! cannot work is refused here, before any tensor byte is read, with the smallest one that would. The
+//! loader then only carries the list out:
+//!
+//! ```text
+//! tensors of a layer (file order)
+//!    -> arena layout      every tensor at a 256-byte aligned place of its layer's arena
+//!    -> runs              neighbours in the file, small gaps read through
+//!    -> reads             at most one slot each, phased to 4096 bytes
+//!    -> copies            slot -> arena, neighbours joined
+//! ```
+//!
+//! Nothing here opens a file or allocates in proportion to a tensor's bytes.
+
+use std::ops::Range;
+
+use crate::checkpoint::{Checkpoint, TensorId};
+use crate::layers::{LayerId, Layers};
+use crate::units::{to_u64, to_usize};
+
+pub use self::error::PlanError;
+pub use self::limits::{PlanLimits, ResidentKind, Window};
+pub use self::memory::{MemoryTerm, MemoryTerms, RingShape};
+pub use self::request::{IoMode, ReadRequest};
+
+mod display;
+mod error;
+mod layout;
+mod limits;
+mod memory;
+mod reads;
+mod request;
+
+/// One read: a stretch of one file that fits one slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadOp {
+    /// Where the bytes are.
+    pub request: ReadRequest,
+    /// What is done with them, as indices for [`LoadPlan::copies`].
+    pub copies: Range<u32>,
+}
+
+/// One copy from a slot to the arena of the read's layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyOp {
+    /// Where the bytes start in the slot.
+    pub slot_offset_bytes: u64,
+    /// Where they go in the arena.
+    pub arena_offset_bytes: u64,
+    /// How many there are.
+    pub len_bytes: u64,
+}
+
+/// Where one tensor lies in the arena of its layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The tensor.
+    pub tensor: TensorId,
+    /// Where it starts in the arena; a multiple of [`Alignment::TENSOR`](crate::units::Alignment::TENSOR).
+    pub arena_offset_bytes: u64,
+}
+
+/// One layer of the plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PlannedLayer {
+    /// The layer's name.
+    pub id: LayerId,
+    /// Its reads, as indices for [`LoadPlan::reads`].
+    pub reads: Range<u32>,
+    /// Its tensors, as indices for [`LoadPlan::placements`].
+    pub placements: Range<u32>,
+    /// Bytes of its tensors.
+    pub tensor_bytes: u64,
+    /// Bytes of its arena: the tensors with their alignment, rounded up to 2 MiB.
+    pub arena_bytes: u64,
+}
+
+/// A deterministic list of reads and copies, with every term of the peak memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadPlan {
+    layers: Vec<PlannedLayer>,
+    placements: Vec<Placement>,
+    reads: Vec<ReadOp>,
+    copies: Vec<CopyOp>,
+    memory: MemoryTerms,
+    io: IoMode,
+    window: Window,
+}
+
+impl LoadPlan {
+    /// Plans a load of every tensor for which `select` says yes.
+    ///
+    /// # Errors
+    /// [`PlanError::BudgetTooSmall`] with the smallest budget that works, [`PlanError::Overflow`] for sizes
+    /// that no machine has, [`PlanError::NothingSelected`] if a non-empty checkpoint has no tensor left.
+    pub fn build(
+        checkpoint: &Checkpoint,
+        layers: &Layers,
+        limits: &PlanLimits,
+        mut select: impl FnMut(TensorId) -> bool,
+    ) -> Result<Self, PlanError> {
+        let layout = layout::arrange(checkpoint, layers, &mut select)?;
+        if layout.placements.is_empty() && checkpoint.tensor_count() > 0 {
+            return Err(PlanError::NothingSelected { tensors: to_u64(checkpoint.tensor_count()) });
+        }
+        let memory = MemoryTerms::settle(checkpoint, layers, &layout, limits)?;
+        let list = reads::cut(checkpoint, &layout, memory.ring().slot_bytes, limits.alignment)?;
+        let layers = layout
+            .layers
+            .into_iter()
+            .zip(list.reads_of_layer)
+            .map(|(layer, reads)| PlannedLayer {
+                id: layer.id,
+                reads,
+                placements: layer.placements,
+                tensor_bytes: layer.tensor_bytes,
+                arena_bytes: layer.arena_bytes,
+            })
+            .collect();
+        Ok(Self {
+            layers,
+            placements: layout.placements,
+            reads: list.reads,
+            copies: list.copies,
+            memory,
+            io: limits.io,
+            window: limits.window,
+        })
+    }
+
+    /// The layers, in execution order. Layers without a selected tensor are left out.
+    #[must_use]
+    pub fn layers(&self) -> &[PlannedLayer] {
+        &self.layers
+    }
+
+    /// All reads, in the order they are issued.
+    #[must_use]
+    pub fn reads(&self) -> &[ReadOp] {
+        &self.reads
+    }
+
+    /// The copies of one read.
+    #[must_use]
+    pub fn copies(&self, read: &ReadOp) -> &[CopyOp] {
+        &self.copies[index_range(&read.copies)]
+    }
+
+    /// The tensors of one layer and their places, in file order.
+    #[must_use]
+    pub fn placements(&self, layer: &PlannedLayer) -> &[Placement] {
+        &self.placements[index_range(&layer.placements)]
+    }
+
+    /// Every term of the peak.
+    #[must_use]
+    pub fn memory(&self) -> &MemoryTerms {
+        &self.memory
+    }
+
+    /// How files are read.
+    #[must_use]
+    pub fn io(&self) -> IoMode {
+        self.io
+    }
+
+    /// How many layers are resident at once.
+    #[must_use]
+    pub fn window(&self) -> Window {
+        self.window
+    }
+
+    /// Bytes of all selected tensors.
+    #[must_use]
+    pub fn tensor_bytes(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.tensor_bytes).sum()
+    }
+
+    /// Bytes that an aligned source reads: [`Self::tensor_bytes`] and what alignment and read-through gaps add.
+    #[must_use]
+    pub fn aligned_read_bytes(&self) -> u64 {
+        self.reads.iter().map(|read| read.request.extent.len_bytes()).sum()
+    }
+
+    /// Bytes that are read and thrown away: at most, since an unaligned source reads only payloads.
+    #[must_use]
+    pub fn over_read_bytes(&self) -> u64 {
+        self.aligned_read_bytes() - self.tensor_bytes()
+    }
+}
+
+fn index_range(range: &Range<u32>) -> Range<usize> {
+    to_usize(u64::from(range.start))..to_usize(u64::from(range.end))
+}

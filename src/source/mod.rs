@@ -1,36 +1,64 @@
 //! File bytes -> a caller's buffer: mmap windows, pread, direct I/O.
 //!
-//! Every source refuses to deliver bytes of a file that is no longer the one that was checked.
+//! Every source refuses to deliver bytes of a file that is no longer the one that was checked: after the
+//! bytes of a read have arrived, the open file's device, inode, length and times are compared with those
+//! recorded by the checkpoint. Writing, truncating, removing and replacing a file all move one of them
+//! before a reader can see the difference, so an unchanged status vouches for the bytes that came before it.
+//! Two writers escape: one that stores through a shared writable mapping that it dirtied before the check,
+//! and one that changes the file within the same tick of the file system's clock as the check itself (before
+//! Linux 6.13, a few milliseconds).
+//!
+//! The control loop's reader threads call [`Source::read`]; nothing here knows about rings or layers.
+//!
+//! ```text
+//! ReadRequest -> FileSet (<= 16 descriptors) -> buffered | direct | mapped -> FileSet::verify -> buffer
+//! ```
 
-use crate::checkpoint::{Checkpoint, ShardId};
-use crate::units::{Alignment, ByteRange};
+use std::path::Path;
+
+use crate::checkpoint::{Checkpoint, Shard, ShardId};
+use crate::units::{Alignment, to_u64, to_usize};
+
+use self::buffered::Buffered;
+use self::direct::Direct;
+use self::mapped::Mapped;
+use self::system::{DirectSupport, Kernel, System};
 
 pub use self::error::SourceError;
+pub use crate::plan::{IoMode, ReadRequest};
 
+mod buffered;
+mod direct;
 mod error;
+mod fallback;
+mod files;
+mod mapped;
+mod system;
+mod window;
 
-/// How files are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum IoMode {
-    /// Windows of a read-only mapping, copied out by the kernel and dropped behind the cursor.
-    Mmap,
-    /// `pread` through the page cache.
-    Buffered,
-    /// `pread` past the page cache (`O_DIRECT`).
-    Direct,
-}
+impl ReadRequest {
+    /// Asserts what the caller promised.
+    fn check(&self, buffer: &[u8]) {
+        assert!(
+            self.extent.contains(self.payload),
+            "the payload {} lies inside the extent {}",
+            self.payload,
+            self.extent
+        );
+        assert!(
+            self.extent.len_bytes() <= to_u64(buffer.len()),
+            "the buffer of {} bytes holds the extent {}",
+            buffer.len(),
+            self.extent
+        );
+    }
 
-/// One read, as the plan lists it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadRequest {
-    /// The file.
-    pub shard: ShardId,
-    /// What an aligned source reads: both ends multiples of the plan's alignment, the end possibly past the
-    /// end of the file. Byte `extent.start()` of the file belongs at byte 0 of the buffer.
-    pub extent: ByteRange,
-    /// What must arrive; inside `extent` and inside the file. Other bytes of the buffer may hold anything.
-    pub payload: ByteRange,
+    /// The part of `buffer` where the payload belongs.
+    fn payload_of<'a>(&self, buffer: &'a mut [u8]) -> &'a mut [u8] {
+        self.check(buffer);
+        let start = to_usize(self.payload.start() - self.extent.start());
+        &mut buffer[start..start + to_usize(self.payload.len_bytes())]
+    }
 }
 
 /// A file that is not read the way that was asked for.
@@ -58,29 +86,68 @@ pub trait Source: Send + Sync {
     /// # Errors
     /// [`SourceError`] naming file and offset; the buffer then holds anything. In particular `FileChanged` if, after the bytes arrived, the
     /// file is not the one that was checked.
+    ///
+    /// # Panics
+    /// If the payload is not inside the extent, the extent is not inside the buffer, the shard is another
+    /// checkpoint's, or, for direct I/O, extent or buffer are not aligned.
     fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError>;
 
     /// Files that are read in another way than asked for, so far.
     fn fallbacks(&self) -> Vec<Fallback>;
 }
 
-/// Host memory that a source may hold beside the ring, in bytes, with `readers` threads that read at most `read_bytes_max` at a time:
-/// the windows of a mapping. A term of every plan.
-#[must_use]
-pub fn window_bytes(mode: IoMode, readers: u64, read_bytes_max: u64) -> u64 {
-    match mode {
-        IoMode::Mmap => readers.saturating_mul(read_bytes_max),
-        IoMode::Buffered | IoMode::Direct => 0,
+/// The alignment that reads need: the largest that any file's file system reports for direct I/O, and at least
+/// a memory page and [`Alignment::PAGE`].
+///
+/// # Errors
+/// [`SourceError::Open`] or [`SourceError::Status`] for a file that is gone, [`SourceError::FileChanged`] is
+/// left to [`open`].
+pub fn alignment(checkpoint: &Checkpoint) -> Result<Alignment, SourceError> {
+    alignment_of(&Kernel, checkpoint.shards().iter().map(|shard| shard.path.as_path()))
+}
+
+fn alignment_of<'a, S: System>(
+    system: &S,
+    paths: impl Iterator<Item = &'a Path>,
+) -> Result<Alignment, SourceError> {
+    let page = Alignment::new(to_u64(rustix::param::page_size())).expect("pages are powers of two");
+    let mut largest = Alignment::PAGE.max(page);
+    for path in paths {
+        let (file, _) = system.open(path).map_err(|fault| SourceError::from_open(path, fault))?;
+        let support = system
+            .direct_support(&file)
+            .map_err(|source| SourceError::Status { path: path.to_owned(), source })?;
+        if let DirectSupport::Aligned { memory, offset } = support {
+            largest = largest.max(memory).max(offset);
+        }
     }
+    Ok(largest)
 }
 
-/// The alignment that reads need: the largest that any file's file system reports for direct I/O, at least
-/// [`Alignment::PAGE`].
-pub fn alignment(_checkpoint: &Checkpoint) -> Result<Alignment, SourceError> {
-    Ok(Alignment::PAGE)
+/// Opens a source on the files of a checkpoint. Every file is opened once, the first
+/// ones stay open: at most 16 descriptors are held at any time, and files that direct I/O or mapping cannot
+/// read are known as [`Source::fallbacks`] as far as opening tells.
+///
+/// # Errors
+/// [`SourceError::Open`] for a file that cannot be opened any more, [`SourceError::FileChanged`] for one that
+/// is not what was checked.
+pub fn open(mode: IoMode, checkpoint: &Checkpoint) -> Result<Box<dyn Source>, SourceError> {
+    open_shards(mode, checkpoint.shards())
 }
 
-/// Opens a source on the files of a checkpoint.
-pub fn open(_mode: IoMode, _checkpoint: &Checkpoint) -> Result<Box<dyn Source>, SourceError> {
-    unimplemented!()
+/// [`open`] on a list of files.
+pub(crate) fn open_shards(mode: IoMode, shards: &[Shard]) -> Result<Box<dyn Source>, SourceError> {
+    open_with(Kernel, mode, shards)
+}
+
+fn open_with<S: System + 'static>(
+    system: S,
+    mode: IoMode,
+    shards: &[Shard],
+) -> Result<Box<dyn Source>, SourceError> {
+    Ok(match mode {
+        IoMode::Mmap => Box::new(Mapped::open(system, shards)?),
+        IoMode::Buffered => Box::new(Buffered::open(system, shards)?),
+        IoMode::Direct => Box::new(Direct::open(system, shards)?),
+    })
 }

@@ -1,1 +1,20 @@
-//! (being written)
+//! The ring: N slots of S bytes, allocated once. The slot is the permit.
+//!
+//! ```text
+//!            take            fill            copy issued        copy complete
+//! free list ------> Empty ---------> Filled ------------> in flight ---------> free list
+//!                     |                |                      |
+//!                     +------ drop ----+---- drop (waits) ----+--> free list
+//! ```
+//!
+//! The states are types ([`Slot<Empty>`], [`Slot<Filled>`]; in flight means that a pending copy owns the
+//! slot), so a slot that is being read or copied cannot be filled again. Leaking a slot starves the ring
+//! and stays sound. The loader is the only caller.
+
+pub use self::memory::RingMode;
+pub use self::ring::StagingError;
+pub(crate) use self::ring::{Empty, Filled, Ring, Slot};
+
+mod free_list;
+pub(crate) mod memory;
+mod ring;

@@ -1,0 +1,91 @@
+//! What can end a load.
+
+use std::time::Duration;
+
+use crate::budget::BudgetError;
+use crate::device::DeviceError;
+use crate::layers::{LayerId, LayersError};
+use crate::plan::PlanError;
+use crate::source::SourceError;
+use crate::staging::StagingError;
+
+/// What can end a load. Whatever it is, everything the load held has been freed when the stream is dropped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The tensors cannot be grouped.
+    #[error(transparent)]
+    Layers(#[from] LayersError),
+    /// The load cannot be planned, mostly because the budget is too small. Nothing was read.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The terms of the plan exceed the budget: a fault of the plan itself.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
+    /// The ring cannot be had.
+    #[error(transparent)]
+    Staging(#[from] StagingError),
+    /// A file cannot be read, or is no longer the one that was checked.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The caller holds every layer of the window and waits for another one.
+    #[error(
+        "the window is full: the caller has held {} for {waited:?}; drop a layer before taking the next, or \
+         allow a window of more than {window}",
+        list(held)
+    )]
+    Stalled {
+        /// Layers the caller holds, in execution order.
+        held: Vec<LayerId>,
+        /// Size of the window.
+        window: usize,
+        /// How long the stream waited.
+        waited: Duration,
+    },
+    /// The load was cancelled.
+    #[error("the load was cancelled")]
+    Cancelled,
+    /// A thread of the loader panicked.
+    #[error("a loader thread panicked: {message}")]
+    Panicked {
+        /// The panic's message.
+        message: String,
+    },
+    /// A thread could not be started.
+    #[error("cannot start a loader thread: {source}")]
+    Thread {
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// No such layer or tensor in the model.
+    #[error("the model has no {kind} named {name:?}{}", nearest.as_ref().map_or(String::new(), |near| format!("; did you mean {near:?}?")))]
+    NotFound {
+        /// `layer` or `tensor`.
+        kind: &'static str,
+        /// What was asked for.
+        name: String,
+        /// The nearest name there is.
+        nearest: Option<String>,
+    },
+}
+
+impl LoadError {
+    /// True if a larger budget would help.
+    #[must_use]
+    pub fn is_over_budget(&self) -> bool {
+        matches!(self, Self::Plan(plan) if plan.is_over_budget())
+    }
+
+    /// True if a file changed under the load.
+    #[must_use]
+    pub fn is_file_changed(&self) -> bool {
+        matches!(self, Self::Source(source) if source.is_file_changed())
+    }
+}
+
+fn list(layers: &[LayerId]) -> String {
+    layers.iter().map(LayerId::as_str).collect::<Vec<_>>().join(", ")
+}

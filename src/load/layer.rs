@@ -1,0 +1,147 @@
+//! A layer that was handed out, and its tensors: owned, `Send`, freed by the last owner.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::hash;
+use super::stream::Permit;
+use crate::checkpoint::{Checkpoint, DType, TensorEntry};
+use crate::device::Arena;
+use crate::layers::LayerId;
+use crate::plan::{LoadPlan, Placement, PlannedLayer};
+use crate::units::to_usize;
+
+/// A resident layer. Dropping it, and every [`LoadedTensor`] taken from it, frees its memory and its place in the
+/// window.
+#[derive(Debug)]
+pub struct LoadedLayer {
+    pub(super) data: Arc<LayerData>,
+}
+
+pub(super) struct LayerData {
+    pub(super) checkpoint: Checkpoint,
+    pub(super) plan: Arc<LoadPlan>,
+    pub(super) index: usize,
+    /// In the order of the placements; empty unless hashed on the way.
+    pub(super) hashes: Vec<blake3::Hash>,
+    // The arena goes before the permit: whoever gets the permit may allocate at once.
+    pub(super) arena: Arc<dyn Arena>,
+    pub(super) _permit: Permit,
+}
+
+impl LayerData {
+    fn planned(&self) -> &PlannedLayer {
+        &self.plan.layers()[self.index]
+    }
+
+    fn placements(&self) -> &[Placement] {
+        self.plan.placements(self.planned())
+    }
+}
+
+impl fmt::Debug for LayerData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LayerData")
+            .field("id", &self.planned().id)
+            .field("arena_bytes", &self.arena.len_bytes())
+            .finish()
+    }
+}
+
+impl LoadedLayer {
+    /// The layer's name.
+    #[must_use]
+    pub fn id(&self) -> &LayerId {
+        &self.data.planned().id
+    }
+
+    /// Bytes of its tensors.
+    #[must_use]
+    pub fn tensor_bytes(&self) -> u64 {
+        self.data.planned().tensor_bytes
+    }
+
+    /// Bytes it takes on the device: the tensors, their alignment, the rounding of the arena.
+    #[must_use]
+    pub fn resident_bytes(&self) -> u64 {
+        self.data.arena.len_bytes()
+    }
+
+    /// Its tensors, in file order.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = LoadedTensor> {
+        (0..self.data.placements().len()).map(|place| LoadedTensor { data: Arc::clone(&self.data), place })
+    }
+
+    /// The tensor of that name, if it is in this layer.
+    #[must_use]
+    pub fn tensor(&self, name: &str) -> Option<LoadedTensor> {
+        let id = self.data.checkpoint.find(name)?.id;
+        // Placements ascend by id: they are in file order, and so are ids.
+        let place = self.data.placements().binary_search_by_key(&id, |placement| placement.tensor).ok()?;
+        Some(LoadedTensor { data: Arc::clone(&self.data), place })
+    }
+
+    /// Frees the layer if nobody else holds it; else says how many tensors still do.
+    pub(crate) fn into_sole_owner(self) -> Result<(), usize> {
+        let holders = Arc::strong_count(&self.data) - 1;
+        match Arc::into_inner(self.data) {
+            Some(data) => {
+                drop(data);
+                Ok(())
+            }
+            None => Err(holders),
+        }
+    }
+}
+
+/// A tensor of a resident layer. Keeps the whole layer's memory alive.
+#[derive(Debug, Clone)]
+pub struct LoadedTensor {
+    data: Arc<LayerData>,
+    place: usize,
+}
+
+impl LoadedTensor {
+    /// Its description in the checkpoint.
+    #[must_use]
+    pub fn entry(&self) -> TensorEntry<'_> {
+        self.data.checkpoint.tensor(self.data.placements()[self.place].tensor)
+    }
+
+    /// Its full name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.entry().name
+    }
+
+    /// Element type.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.entry().dtype
+    }
+
+    /// Elements per dimension, outermost first; empty for a scalar.
+    #[must_use]
+    pub fn shape(&self) -> &[u64] {
+        self.entry().shape
+    }
+
+    /// Its bytes in the checkpoint's own layout (little-endian, row-major), if the host can read them: always on
+    /// [`Target::Host`](crate::device::Target::Host), never on `None`.
+    #[must_use]
+    pub fn as_bytes(&self) -> Option<&[u8]> {
+        let start = self.data.placements()[self.place].arena_offset_bytes;
+        let len = self.entry().extent.len_bytes();
+        if len == 0 {
+            return self.data.arena.host_bytes().map(|_| &[][..]);
+        }
+        self.data.arena.host_bytes().map(|bytes| &bytes[to_usize(start)..to_usize(start + len)])
+    }
+
+    /// BLAKE3 of its bytes: of the delivered bytes where the host can read them, else of the staged ones if hashing on
+    /// the way was asked for, else `None`.
+    #[must_use]
+    pub fn hash(&self) -> Option<blake3::Hash> {
+        self.data.hashes.get(self.place).copied().or_else(|| self.as_bytes().map(hash::of_bytes))
+    }
+}

@@ -1,0 +1,70 @@
+//! How far a load is: counters that any thread may read while it runs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A view of a running load. Cheap to clone; the counters only grow.
+#[derive(Debug, Clone, Default)]
+pub struct Progress {
+    counters: Arc<Counters>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    tensor_bytes_total: AtomicU64,
+    tensor_bytes_done: AtomicU64,
+    read_bytes: AtomicU64,
+    read_ns: AtomicU64,
+    layers_done: AtomicU64,
+}
+
+impl Progress {
+    pub(super) fn new(tensor_bytes_total: u64) -> Self {
+        let progress = Self::default();
+        progress.counters.tensor_bytes_total.store(tensor_bytes_total, Ordering::Relaxed);
+        progress
+    }
+
+    /// Bytes of all tensors of the load.
+    #[must_use]
+    pub fn tensor_bytes_total(&self) -> u64 {
+        self.counters.tensor_bytes_total.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that have arrived at their place. Alignment and gaps are not counted.
+    #[must_use]
+    pub fn tensor_bytes_done(&self) -> u64 {
+        self.counters.tensor_bytes_done.load(Ordering::Relaxed)
+    }
+
+    /// Bytes moved from files, over-read included.
+    #[must_use]
+    pub fn read_bytes(&self) -> u64 {
+        self.counters.read_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Time that all readers together spent reading.
+    #[must_use]
+    pub fn read_ns(&self) -> u64 {
+        self.counters.read_ns.load(Ordering::Relaxed)
+    }
+
+    /// Layers that were handed out.
+    #[must_use]
+    pub fn layers_done(&self) -> u64 {
+        self.counters.layers_done.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add_read(&self, bytes: u64, ns: u64) {
+        self.counters.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.counters.read_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_tensor_bytes(&self, bytes: u64) {
+        self.counters.tensor_bytes_done.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn add_layer(&self) {
+        self.counters.layers_done.fetch_add(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,79 @@
+//! The plan as text: terms of the peak, then a line per layer; with `{:#}` also every read and copy.
+//!
+//! The text is stable: the same checkpoint and limits give the same bytes on every machine, so that plans can be
+//! compared and pinned. Layer names are printed as they are; a program that prints to a terminal escapes them.
+
+use std::fmt;
+
+use super::{LoadPlan, PlannedLayer};
+use crate::units::HumanBytes;
+
+impl fmt::Display for LoadPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let memory = &self.memory;
+        let ring = memory.ring();
+        writeln!(
+            f,
+            "plan     {} layers, {} of tensors, {} reads, {} copies; {} over-read at most",
+            self.layers.len(),
+            HumanBytes(self.tensor_bytes()),
+            self.reads.len(),
+            self.copies.len(),
+            HumanBytes(self.over_read_bytes()),
+        )?;
+        writeln!(f, "reading  {} by {} threads, window {}", self.io, ring.readers, self.window)?;
+        writeln!(
+            f,
+            "budget   {} (smallest {})",
+            HumanBytes(memory.budget_bytes()),
+            HumanBytes(memory.smallest_budget_bytes())
+        )?;
+        for term in memory.terms() {
+            write!(f, "  {:<20} {:>9}", term.name, HumanBytes(term.bytes))?;
+            match term.name {
+                "ring" => writeln!(f, "  {} slots of {}", ring.slots, HumanBytes(ring.slot_bytes))?,
+                _ => writeln!(f)?,
+            }
+        }
+        writeln!(f, "  {:<20} {:>9}  of the budget", "sum", HumanBytes(memory.budgeted_bytes()))?;
+        writeln!(f, "resident {} at most, beside the budget", HumanBytes(memory.resident_bytes()))?;
+        for layer in &self.layers {
+            self.fmt_layer(f, layer)?;
+        }
+        Ok(())
+    }
+}
+
+impl LoadPlan {
+    fn fmt_layer(&self, f: &mut fmt::Formatter<'_>, layer: &PlannedLayer) -> fmt::Result {
+        writeln!(
+            f,
+            "layer    {:<40} {:>9}  {} tensors, {} reads",
+            layer.id,
+            HumanBytes(layer.tensor_bytes),
+            layer.placements.len(),
+            layer.reads.len(),
+        )?;
+        if !f.alternate() {
+            return Ok(());
+        }
+        for read in &self.reads[super::index_range(&layer.reads)] {
+            let request = &read.request;
+            writeln!(
+                f,
+                "  read   shard {} {} (wanted {})",
+                request.shard.index(),
+                request.extent,
+                request.payload
+            )?;
+            for copy in self.copies(read) {
+                writeln!(
+                    f,
+                    "    copy slot+{} -> arena+{}, {} bytes",
+                    copy.slot_offset_bytes, copy.arena_offset_bytes, copy.len_bytes
+                )?;
+            }
+        }
+        Ok(())
+    }
+}

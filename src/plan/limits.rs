@@ -1,0 +1,81 @@
+//! What a plan has to respect.
+
+use std::fmt;
+
+use super::IoMode;
+use crate::units::Alignment;
+
+/// How many layers are resident at once: filled, handed out and not yet dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Window {
+    /// All of them.
+    All,
+    /// At most so many; zero counts as one.
+    Layers(u32),
+}
+
+impl Window {
+    /// The window over `layers` layers: at least one, at most all.
+    #[must_use]
+    pub fn over(self, layers: usize) -> usize {
+        match self {
+            Self::All => layers.max(1),
+            Self::Layers(count) => usize::try_from(count).unwrap_or(usize::MAX).clamp(1, layers.max(1)),
+        }
+    }
+}
+
+impl fmt::Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::Layers(count) => write!(f, "{count}"),
+        }
+    }
+}
+
+/// Where resident layers live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ResidentKind {
+    /// In host memory, as arenas of the caller.
+    Host,
+    /// Nowhere: bytes are read and dropped.
+    Nowhere,
+}
+
+/// What a plan has to respect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PlanLimits {
+    /// Host memory the load may hold, resident layers aside, in bytes.
+    pub host_budget_bytes: u64,
+    /// Device memory that resident layers may take, in bytes.
+    pub device_budget_bytes: Option<u64>,
+    /// Layers resident at once.
+    pub window: Window,
+    /// How files are read.
+    pub io: IoMode,
+    /// Reader threads wanted; a small budget may get fewer.
+    pub readers: u32,
+    /// What reads are phased to; at least [`Alignment::PAGE`].
+    pub alignment: Alignment,
+    /// Where resident layers live.
+    pub resident: ResidentKind,
+}
+
+impl PlanLimits {
+    /// Limits for a host budget, buffered reads by two threads, everything resident on the host.
+    #[must_use]
+    pub fn new(host_budget_bytes: u64) -> Self {
+        Self {
+            host_budget_bytes,
+            device_budget_bytes: None,
+            window: Window::All,
+            io: IoMode::Buffered,
+            readers: 2,
+            alignment: Alignment::PAGE,
+            resident: ResidentKind::Host,
+        }
+    }
+}

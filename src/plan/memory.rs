@@ -1,0 +1,231 @@
+//! The peak, term by term: what the load will hold, and how the ring is cut so that it fits.
+
+use crate::checkpoint::Checkpoint;
+use crate::layers::Layers;
+use crate::units::{Alignment, HumanBytes, MIB, to_u64};
+
+use super::layout::Layout;
+use super::request;
+use super::{CopyOp, Placement, PlanError, PlanLimits, PlannedLayer, ReadOp, ResidentKind};
+
+/// Fewer slots than this leave a reader or a copy without one.
+const SLOTS_MIN: u32 = 4;
+/// Smaller slots cost more system calls than they save memory.
+const SLOT_BYTES_MIN: u64 = MIB;
+/// Larger slots gain nothing: from here on reads and copies run at the speed of the link.
+const SLOT_BYTES_MAX: u64 = 4 * MIB;
+/// How many slots the ring should have before its slots are made larger.
+const SLOTS_WANTED: u32 = 8;
+/// More slots than this only cost first touches and cache: the ring never grows past 256 MiB, whatever the budget.
+const SLOTS_MAX: u32 = 64;
+
+/// One named part of the peak.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryTerm {
+    /// What it is.
+    pub name: &'static str,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+/// How the ring is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RingShape {
+    /// Number of slots.
+    pub slots: u32,
+    /// Bytes of one slot.
+    pub slot_bytes: u64,
+    /// Reader threads that fill them.
+    pub readers: u32,
+}
+
+impl RingShape {
+    /// Bytes of the ring: its slots, rounded up to huge pages.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        Alignment::HUGE_PAGE.up(u64::from(self.slots).saturating_mul(self.slot_bytes)).unwrap_or(u64::MAX)
+    }
+}
+
+/// Every term of the peak host memory of a load. What counts against the budget is summed in
+/// [`Self::budgeted_bytes`]; resident layers are the caller's and stand beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryTerms {
+    budget_bytes: u64,
+    smallest_budget_bytes: u64,
+    ring: RingShape,
+    terms: Vec<MemoryTerm>,
+    resident_bytes: u64,
+}
+
+impl MemoryTerms {
+    /// What counts against the budget, largest first after the ring.
+    #[must_use]
+    pub fn terms(&self) -> &[MemoryTerm] {
+        &self.terms
+    }
+
+    /// Sum of [`Self::terms`]; never above the budget.
+    #[must_use]
+    pub fn budgeted_bytes(&self) -> u64 {
+        self.terms.iter().map(|term| term.bytes).sum()
+    }
+
+    /// The budget.
+    #[must_use]
+    pub fn budget_bytes(&self) -> u64 {
+        self.budget_bytes
+    }
+
+    /// The smallest budget that these settings accept: a whole number of MiB.
+    #[must_use]
+    pub fn smallest_budget_bytes(&self) -> u64 {
+        self.smallest_budget_bytes
+    }
+
+    /// Most bytes of resident layers at once, beside the budget: the largest sum of neighbours in the window.
+    #[must_use]
+    pub fn resident_bytes(&self) -> u64 {
+        self.resident_bytes
+    }
+
+    /// How the ring is cut.
+    #[must_use]
+    pub fn ring(&self) -> RingShape {
+        self.ring
+    }
+
+    pub(super) fn settle(
+        checkpoint: &Checkpoint,
+        layers: &Layers,
+        layout: &Layout,
+        limits: &PlanLimits,
+    ) -> Result<Self, PlanError> {
+        let resident_bytes = resident_bytes(layout, limits)?;
+        let fixed = [
+            MemoryTerm { name: "checkpoint metadata", bytes: checkpoint.metadata_bytes() },
+            MemoryTerm { name: "layer grouping", bytes: layers.metadata_bytes() },
+        ];
+        let fixed_bytes: u64 = fixed.iter().map(|term| term.bytes).sum();
+        let needs = |ring: RingShape| Needs::of(ring, layout, limits, fixed_bytes);
+        // A slot holds at least two aligned blocks, so that a read of one block always fits whatever its phase.
+        let slot_bytes_min = SLOT_BYTES_MIN.max(limits.alignment.bytes().saturating_mul(2));
+        let smallest = RingShape { slots: SLOTS_MIN, slot_bytes: slot_bytes_min, readers: 1 };
+        let smallest_budget_bytes = needs(smallest).total_bytes.div_ceil(MIB).saturating_mul(MIB);
+        let budget_bytes = limits.host_budget_bytes;
+        if budget_bytes < smallest_budget_bytes {
+            let detail = needs(smallest).describe(smallest, fixed_bytes);
+            return Err(PlanError::BudgetTooSmall {
+                budget_bytes,
+                smallest_bytes: smallest_budget_bytes,
+                detail,
+            });
+        }
+        let ring = largest_ring(limits, slot_bytes_min, |ring| needs(ring).total_bytes <= budget_bytes)
+            .unwrap_or(smallest);
+        let needs = needs(ring);
+        let mut terms = vec![MemoryTerm { name: "ring", bytes: ring.bytes() }];
+        if needs.window_bytes > 0 {
+            terms.push(MemoryTerm { name: "mapped windows", bytes: needs.window_bytes });
+        }
+        terms.extend(fixed);
+        terms.push(MemoryTerm { name: "plan", bytes: needs.plan_bytes });
+        Ok(Self { budget_bytes, smallest_budget_bytes, ring, terms, resident_bytes })
+    }
+}
+
+/// What a ring of some shape costs, with everything that comes with it.
+struct Needs {
+    window_bytes: u64,
+    plan_bytes: u64,
+    total_bytes: u64,
+}
+
+impl Needs {
+    fn of(ring: RingShape, layout: &Layout, limits: &PlanLimits, fixed_bytes: u64) -> Self {
+        let window_bytes = request::window_bytes(limits.io, u64::from(ring.readers), ring.slot_bytes);
+        let plan_bytes = plan_bytes(layout, ring.slot_bytes, limits.alignment);
+        let parts = [ring.bytes(), window_bytes, plan_bytes, fixed_bytes];
+        Self { window_bytes, plan_bytes, total_bytes: parts.into_iter().fold(0, u64::saturating_add) }
+    }
+
+    fn describe(&self, ring: RingShape, fixed_bytes: u64) -> String {
+        let mut text = format!("{} slots of {}", ring.slots, HumanBytes(ring.slot_bytes));
+        let metadata_bytes = self.plan_bytes.saturating_add(fixed_bytes);
+        for (name, bytes) in [("mapped windows", self.window_bytes), ("metadata and plan", metadata_bytes)] {
+            if bytes > 0 {
+                text.push_str(&format!(", {name} {}", HumanBytes(bytes)));
+            }
+        }
+        text
+    }
+}
+
+/// The ring for a budget: slots as large as useful while there are enough of them, then as many as fit.
+fn largest_ring(
+    limits: &PlanLimits,
+    slot_bytes_min: u64,
+    fits: impl Fn(RingShape) -> bool,
+) -> Option<RingShape> {
+    let mut slot_bytes = SLOT_BYTES_MAX.max(slot_bytes_min);
+    loop {
+        let smallest = slot_bytes == slot_bytes_min;
+        let slots_least = if smallest { SLOTS_MIN } else { SLOTS_WANTED };
+        let readers_most = |slots: u32| limits.readers.clamp(1, slots / 2);
+        let best = (slots_least..=SLOTS_MAX)
+            .rev()
+            .map(|slots| RingShape { slots, slot_bytes, readers: readers_most(slots) })
+            .find(|&ring| fits(ring));
+        let with_fewer_readers = || {
+            let shape = |readers| RingShape { slots: slots_least, slot_bytes, readers };
+            (1..=readers_most(slots_least)).rev().map(shape).find(|&ring| fits(ring))
+        };
+        if best.is_some() || smallest {
+            return best.or_else(with_fewer_readers);
+        }
+        slot_bytes = (slot_bytes / 2).max(slot_bytes_min);
+    }
+}
+
+/// The most bytes that `window` neighbouring layers have together.
+fn resident_bytes(layout: &Layout, limits: &PlanLimits) -> Result<u64, PlanError> {
+    if limits.resident == ResidentKind::Nowhere {
+        return Ok(0);
+    }
+    let window = limits.window.over(layout.layers.len());
+    let mut largest = (0_u64, 0_usize);
+    for (first, layers) in layout.layers.windows(window).enumerate() {
+        let sum = layers.iter().try_fold(0_u64, |sum, layer| sum.checked_add(layer.arena_bytes));
+        let Some(sum) = sum else {
+            return Err(PlanError::Overflow { what: "the bytes", layer: layers[0].id.to_string() });
+        };
+        largest = largest.max((sum, first));
+    }
+    match limits.device_budget_bytes {
+        Some(budget_bytes) if largest.0 > budget_bytes => Err(PlanError::DeviceBudgetTooSmall {
+            what: format!("a window of {window} layers from {}", layout.layers[largest.1].id),
+            needed_bytes: largest.0,
+            budget_bytes,
+        }),
+        _ => Ok(largest.0),
+    }
+}
+
+/// Host memory of the plan itself, from above: each tensor has a place and at least one copy, each slot-sized
+/// stretch of a layer adds a read and a copy, and each run of a layer starts one.
+fn plan_bytes(layout: &Layout, slot_bytes: u64, alignment: Alignment) -> u64 {
+    let payload_bytes = slot_bytes.saturating_sub(alignment.bytes()).max(1);
+    let stretches: u64 = layout.layers.iter().map(|layer| layer.arena_bytes / payload_bytes + 1).sum();
+    let tensors = to_u64(layout.placements.len());
+    // Every tensor may stand alone in its file, and then it is a read of its own; real ones stand together.
+    let reads = stretches.saturating_add(tensors);
+    [
+        (tensors, size_of::<Placement>() + size_of::<CopyOp>()),
+        (reads, size_of::<ReadOp>() + size_of::<CopyOp>()),
+        (to_u64(layout.layers.len()), size_of::<PlannedLayer>()),
+    ]
+    .into_iter()
+    .fold(0, |sum, (count, size)| sum.saturating_add(count.saturating_mul(to_u64(size))))
+}

@@ -1,0 +1,204 @@
+//! `pread` past the page cache. A file that refuses direct I/O, at once or at some read, is read buffered
+//! from then on, and says so in [`Source::fallbacks`].
+//!
+//! `O_DIRECT` is set on the descriptor that was opened and checked, not by opening the path again: there is
+//! no second open to race with, and a refusal needs only the flag taken away.
+
+use std::fs::File;
+use std::io;
+
+use rustix::io::Errno;
+
+use crate::checkpoint::{Shard, ShardId};
+use crate::units::{Alignment, to_u64, to_usize};
+
+use super::fallback::Fallbacks;
+use super::files::FileSet;
+use super::system::{DirectSupport, System};
+use super::{Fallback, IoMode, ReadRequest, Source, SourceError, buffered};
+
+/// See the [module](self).
+pub(super) struct Direct<S> {
+    files: FileSet<S>,
+    fallbacks: Fallbacks,
+    /// What every file accepts as a multiple for offsets and lengths.
+    block: Alignment,
+    /// What every file accepts as an address.
+    memory: Alignment,
+}
+
+impl<S: System> Direct<S> {
+    /// Opens every file once, so that one that is gone or changed, or whose file system knows no direct I/O,
+    /// is found before any byte is read.
+    pub(super) fn open(system: S, shards: &[Shard]) -> Result<Self, SourceError> {
+        let files = FileSet::new(system, shards);
+        let fallbacks = Fallbacks::new(IoMode::Direct, files.len());
+        let mut source = Self { files, fallbacks, block: Alignment::PAGE, memory: Alignment::ONE };
+        let (mut block, mut memory) = (source.block, source.memory);
+        for shard in source.files.shards_from_last() {
+            source.files.acquire(shard, |file| {
+                let (file_memory, file_block) = source.prepare(shard, file);
+                (memory, block) = (memory.max(file_memory), block.max(file_block));
+            })?;
+        }
+        (source.memory, source.block) = (memory, block);
+        Ok(source)
+    }
+
+    #[cfg(test)]
+    pub(super) fn files(&self) -> &FileSet<S> {
+        &self.files
+    }
+
+    /// Makes a freshly opened file direct, or records why it is not. Returns the alignment it needs for
+    /// addresses, and for offsets and lengths.
+    fn prepare(&self, shard: ShardId, file: &File) -> (Alignment, Alignment) {
+        if !self.fallbacks.contains(shard) {
+            match self.enable(file) {
+                Ok(alignments) => return alignments,
+                Err(reason) => self.fallbacks.record(shard, reason),
+            }
+        }
+        buffered::advise_sequential(file);
+        (Alignment::ONE, Alignment::ONE)
+    }
+
+    fn enable(&self, file: &File) -> Result<(Alignment, Alignment), String> {
+        let alignments = match self.files.system.direct_support(file) {
+            Ok(DirectSupport::None) => return Err("its file system has no direct i/o".to_owned()),
+            Ok(DirectSupport::Aligned { memory, offset }) => (memory, offset),
+            Ok(DirectSupport::Unknown) => (Alignment::PAGE, Alignment::PAGE),
+            Err(error) => return Err(format!("its direct i/o alignment cannot be read: {error}")),
+        };
+        match self.files.system.set_direct(file, true) {
+            Ok(()) => Ok(alignments),
+            Err(error) => Err(format!("O_DIRECT was refused: {error}")),
+        }
+    }
+
+    /// Asserts what a direct read needs beside what every read needs.
+    fn check(&self, request: &ReadRequest, buffer: &[u8]) {
+        request.check(buffer);
+        assert!(
+            self.block.divides(request.extent.start()) && self.block.divides(request.extent.end()),
+            "the extent {} is aligned to {} bytes",
+            request.extent,
+            self.block.bytes()
+        );
+        assert!(
+            self.memory.divides(to_u64(buffer.as_ptr().addr())),
+            "the buffer at {:p} is aligned to {} bytes",
+            buffer,
+            self.memory.bytes()
+        );
+    }
+
+    fn read_buffered(
+        &self,
+        file: &File,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+    ) -> Result<u64, SourceError> {
+        buffered::read_payload(&self.files, file, request, request.payload_of(buffer))
+    }
+
+    /// Gives up direct I/O on this file and reads the request buffered.
+    fn fall_back(
+        &self,
+        file: &File,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+        reason: String,
+    ) -> Result<u64, SourceError> {
+        self.fallbacks.record(request.shard, reason);
+        // Direct reads that others have in flight keep the flag they started with.
+        self.files
+            .system
+            .set_direct(file, false)
+            .map_err(|source| self.read_error(request, request.payload.start(), source))?;
+        buffered::advise_sequential(file);
+        self.read_buffered(file, request, buffer)
+    }
+
+    fn read_error(&self, request: &ReadRequest, offset_bytes: u64, source: io::Error) -> SourceError {
+        SourceError::Read { path: self.files.path(request.shard).to_owned(), offset_bytes, source }
+    }
+}
+
+impl<S: System> Source for Direct<S> {
+    fn mode(&self) -> IoMode {
+        IoMode::Direct
+    }
+
+    fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
+        self.check(request, buffer);
+        let file = self.files.acquire(request.shard, |file| {
+            self.prepare(request.shard, file);
+        })?;
+        if self.fallbacks.contains(request.shard) {
+            return self.read_buffered(&file, request, buffer);
+        }
+        let outcome = read_extent(&self.files.system, &file, request, self.block, buffer);
+        self.files.verify(request.shard, &file)?;
+        match outcome {
+            Outcome::Filled { moved_bytes } => Ok(moved_bytes),
+            Outcome::Stuck { offset_bytes } => {
+                let reason = format!("a direct read ended inside a block at byte {offset_bytes}");
+                self.fall_back(&file, request, buffer, reason)
+            }
+            Outcome::Failed { offset_bytes, error } => match Errno::from_io_error(&error) {
+                Some(Errno::INVAL | Errno::OPNOTSUPP) => {
+                    let reason = format!("a direct read at byte {offset_bytes} was refused: {error}");
+                    self.fall_back(&file, request, buffer, reason)
+                }
+                _ => Err(self.read_error(request, offset_bytes, error)),
+            },
+        }
+    }
+
+    fn fallbacks(&self) -> Vec<Fallback> {
+        self.fallbacks.list()
+    }
+}
+
+/// How direct reading of one extent ended.
+enum Outcome {
+    /// The payload has arrived.
+    Filled { moved_bytes: u64 },
+    /// No more bytes come although the payload is not complete. Past the end of the file this is right; a
+    /// buffered read tells.
+    Stuck { offset_bytes: u64 },
+    /// The system refused.
+    Failed { offset_bytes: u64, error: io::Error },
+}
+
+/// Reads the extent until the payload is covered. A read that stops inside a block (at the end of the file,
+/// or where a file system splits a request) goes on from the start of that block, since only blocks can be
+/// asked for.
+fn read_extent<S: System>(
+    system: &S,
+    file: &File,
+    request: &ReadRequest,
+    block: Alignment,
+    buffer: &mut [u8],
+) -> Outcome {
+    let start = request.extent.start();
+    let target = &mut buffer[..to_usize(request.extent.len_bytes())];
+    // An empty payload is covered by no byte, wherever in the extent it lies.
+    let needed = if request.payload.is_empty() { 0 } else { request.payload.end() - start };
+    let (mut filled, mut moved_bytes) = (0, 0);
+    while filled < needed {
+        let from = block.down(filled);
+        let offset_bytes = start + from;
+        match system.read_at(file, &mut target[to_usize(from)..], offset_bytes) {
+            Ok(count) if from + to_u64(count) > filled => {
+                filled = from + to_u64(count);
+                moved_bytes += to_u64(count);
+            }
+            Ok(_) => return Outcome::Stuck { offset_bytes: start + filled },
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Outcome::Failed { offset_bytes, error },
+        }
+    }
+    Outcome::Filled { moved_bytes }
+}

@@ -1,0 +1,228 @@
+//! The shards as open files: at most [`OPEN_FILES_MAX`] descriptors, shared by all reader threads.
+//!
+//! A thread that finds its file open takes a shared lock on that shard alone and clones an [`Arc`]: the
+//! same order of work as the kernel's own reference to the file in every `pread`. Only opening takes the
+//! lock of the whole set. A file is closed when it was evicted *and* its last reader returned it; the
+//! permit goes back after the close, so that the limit is exact at every instant.
+//!
+//! ```text
+//! closed --open, compare identity--> open, in its slot --least recently used--> evicted --last reader--> closed
+//! ```
+
+use std::fs::File;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+
+use crate::checkpoint::{FileIdentity, Shard, ShardId};
+
+use super::SourceError;
+use super::system::System;
+
+/// Most descriptors that a source holds at once, however many shards and readers there are.
+pub(super) const OPEN_FILES_MAX: usize = 16;
+
+/// The shards of one checkpoint.
+pub(super) struct FileSet<S> {
+    pub(super) system: S,
+    entries: Box<[Entry]>,
+    table: Arc<Table>,
+    /// Counts openings; what "recently" is measured in. It stands still while every file is found open, so
+    /// the common case writes nothing shared.
+    openings: AtomicU64,
+}
+
+struct Entry {
+    path: PathBuf,
+    identity: FileIdentity,
+    slot: RwLock<Option<Arc<OpenFile>>>,
+    last_used: AtomicU64,
+}
+
+impl Entry {
+    fn compare(&self, now: FileIdentity) -> Result<(), SourceError> {
+        if now == self.identity {
+            return Ok(());
+        }
+        Err(SourceError::FileChanged {
+            path: self.path.clone(),
+            was: Box::new(self.identity),
+            now: Box::new(now),
+        })
+    }
+}
+
+/// What opening and closing agree on. Locked before a slot, never after.
+#[derive(Default)]
+struct Table {
+    state: Mutex<TableState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct TableState {
+    /// Descriptors that exist or are about to.
+    permits: usize,
+    /// Entries whose slot is filled.
+    filled: Vec<usize>,
+}
+
+/// An open file. Fields drop in order: the descriptor is closed before the permit is returned.
+pub(super) struct OpenFile {
+    file: File,
+    _permit: Permit,
+}
+
+impl Deref for OpenFile {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+/// The right to hold one descriptor.
+struct Permit(Arc<Table>);
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.lock().permits -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Table {
+    /// A panic while the lock is held leaves counters that are still true, so poison is ignored.
+    fn lock(&self) -> MutexGuard<'_, TableState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S: System> FileSet<S> {
+    /// A set in which nothing is open yet.
+    pub(super) fn new(system: S, shards: &[Shard]) -> Self {
+        let entry = |shard: &Shard| Entry {
+            path: shard.path.clone(),
+            identity: shard.identity,
+            slot: RwLock::new(None),
+            last_used: AtomicU64::new(0),
+        };
+        Self {
+            system,
+            entries: shards.iter().map(entry).collect(),
+            table: Arc::default(),
+            openings: AtomicU64::new(0),
+        }
+    }
+
+    /// Number of shards.
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// All shards, the last first: a pass in this order leaves the first ones open.
+    pub(super) fn shards_from_last(&self) -> impl Iterator<Item = ShardId> + use<S> {
+        (0..self.entries.len())
+            .rev()
+            .map(|index| ShardId(u32::try_from(index).expect("a checkpoint numbers its shards with a u32")))
+    }
+
+    /// The path of a shard.
+    pub(super) fn path(&self, shard: ShardId) -> &Path {
+        &self.entries[shard.index()].path
+    }
+
+    /// The open file of a shard. A file that has to be opened is compared with the one that was checked, then
+    /// given to `prepare`. May wait until another reader returns its file; a thread asks for one file at a
+    /// time, so this cannot deadlock.
+    pub(super) fn acquire(
+        &self,
+        shard: ShardId,
+        prepare: impl FnOnce(&File),
+    ) -> Result<Arc<OpenFile>, SourceError> {
+        let entry = &self.entries[shard.index()];
+        let found = entry.slot.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(file) = found {
+            let now = self.openings.load(Ordering::Relaxed);
+            if entry.last_used.load(Ordering::Relaxed) != now {
+                entry.last_used.store(now, Ordering::Relaxed);
+            }
+            return Ok(file);
+        }
+        let permit = self.permit();
+        let (file, identity) =
+            self.system.open(&entry.path).map_err(|fault| SourceError::from_open(&entry.path, fault))?;
+        entry.compare(identity)?;
+        prepare(&file);
+        Ok(self.insert(shard.index(), OpenFile { file, _permit: permit }))
+    }
+
+    /// Compares the open file with the one that was checked. Called after bytes have been moved: every
+    /// change of a file moves its times or its length *before* the bytes that readers see, so bytes that
+    /// arrived before an unchanged status are bytes of the checked file.
+    pub(super) fn verify(&self, shard: ShardId, file: &File) -> Result<(), SourceError> {
+        let entry = &self.entries[shard.index()];
+        let now = self
+            .system
+            .identity(file)
+            .map_err(|source| SourceError::Status { path: entry.path.clone(), source })?;
+        entry.compare(now)
+    }
+
+    /// Takes the right to open one more file; evicts the least recently used one where there is none left.
+    fn permit(&self) -> Permit {
+        let mut state = self.table.lock();
+        while state.permits >= OPEN_FILES_MAX {
+            if let Some(evicted) = self.take_oldest(&mut state) {
+                // Closing locks the table, so it happens outside.
+                drop(state);
+                drop(evicted);
+                state = self.table.lock();
+                if state.permits < OPEN_FILES_MAX {
+                    break;
+                }
+            }
+            // Either the evicted file is still being read, or every file is just being opened. Both end in
+            // a notification: a permit that comes back, or a slot that is filled and can be evicted.
+            state = self.table.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.permits += 1;
+        Permit(Arc::clone(&self.table))
+    }
+
+    fn take_oldest(&self, state: &mut TableState) -> Option<Arc<OpenFile>> {
+        let last_used =
+            |position: &usize| self.entries[state.filled[*position]].last_used.load(Ordering::Relaxed);
+        let oldest = (0..state.filled.len()).min_by_key(last_used)?;
+        let index = state.filled.swap_remove(oldest);
+        self.entries[index].slot.write().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Puts an opened file into its slot; if another thread was faster, its file is the one to use.
+    fn insert(&self, index: usize, opened: OpenFile) -> Arc<OpenFile> {
+        let entry = &self.entries[index];
+        let opened = Arc::new(opened);
+        let mut state = self.table.lock();
+        let mut slot = entry.slot.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = slot.as_ref().map(Arc::clone) {
+            drop(slot);
+            drop(state);
+            return file;
+        }
+        let now = self.openings.fetch_add(1, Ordering::Relaxed) + 1;
+        entry.last_used.store(now, Ordering::Relaxed);
+        *slot = Some(Arc::clone(&opened));
+        drop(slot);
+        state.filled.push(index);
+        drop(state);
+        self.table.changed.notify_all();
+        opened
+    }
+
+    /// Descriptors that are open now.
+    #[cfg(test)]
+    pub(super) fn open_count(&self) -> usize {
+        self.table.lock().permits
+    }
+}

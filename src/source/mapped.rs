@@ -1,0 +1,107 @@
+//! Windows of a read-only mapping: one read maps its bytes, has the kernel copy them out, and unmaps them.
+//! So at most one window per reader is resident, whatever the size of the file.
+//!
+//! A file that cannot be mapped, or whose mapping faults without the file having changed, is read buffered
+//! from then on, and says so in [`Source::fallbacks`]; so does every file where a sandbox forbids the copy.
+
+use std::fs::File;
+use std::io;
+
+use rustix::io::Errno;
+
+use crate::checkpoint::{Shard, ShardId};
+use crate::units::to_u64;
+
+use super::fallback::Fallbacks;
+use super::files::FileSet;
+use super::system::System;
+use super::{Fallback, IoMode, ReadRequest, Source, SourceError, buffered};
+
+/// See the [module](self).
+pub(super) struct Mapped<S> {
+    files: FileSet<S>,
+    fallbacks: Fallbacks,
+}
+
+impl<S: System> Mapped<S> {
+    /// Opens every file once, so that one that is gone or changed is found before any byte is read.
+    pub(super) fn open(system: S, shards: &[Shard]) -> Result<Self, SourceError> {
+        let files = FileSet::new(system, shards);
+        let fallbacks = Fallbacks::new(IoMode::Mmap, files.len());
+        let source = Self { files, fallbacks };
+        for shard in source.files.shards_from_last() {
+            source.files.acquire(shard, |file| source.prepare(shard, file))?;
+        }
+        Ok(source)
+    }
+
+    #[cfg(test)]
+    pub(super) fn files(&self) -> &FileSet<S> {
+        &self.files
+    }
+
+    fn prepare(&self, _shard: ShardId, _file: &File) {}
+
+    /// Why this read cannot go through a mapping, or nothing if it has filled `target`.
+    fn copy_through_window(
+        &self,
+        file: &File,
+        request: &ReadRequest,
+        target: &mut [u8],
+    ) -> Result<(), String> {
+        let window = self
+            .files
+            .system
+            .map(file, request.payload)
+            .map_err(|error| format!("mapping {} was refused: {error}", request.payload))?;
+        let mut filled = 0;
+        while filled < target.len() {
+            match self.files.system.copy_out(&window, filled, &mut target[filled..]) {
+                Ok(0) => return Err(format!("the mapping of {} ended early", request.payload)),
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    let offset_bytes = request.payload.start() + to_u64(filled);
+                    return Err(match Errno::from_io_error(&error) {
+                        Some(Errno::FAULT) => {
+                            format!("the mapping cannot be read at byte {offset_bytes}: {error}")
+                        }
+                        _ => format!("copying out of the mapping (process_vm_readv) was refused: {error}"),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<S: System> Source for Mapped<S> {
+    fn mode(&self) -> IoMode {
+        IoMode::Mmap
+    }
+
+    fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
+        let target = request.payload_of(buffer);
+        let file = self.files.acquire(request.shard, |file| self.prepare(request.shard, file))?;
+        // An empty mapping is refused by the system; buffered reading has no such corner.
+        if self.fallbacks.contains(request.shard) || target.is_empty() {
+            return buffered::read_payload(&self.files, &file, request, target);
+        }
+        let copied = self.copy_through_window(&file, request, target);
+        self.files.verify(request.shard, &file)?;
+        match copied {
+            Ok(()) => Ok(request.payload.len_bytes()),
+            Err(reason) => {
+                // The file is what it was, so either its device failed, which a plain read reports with its
+                // own error and offset, or mapping does not work here.
+                let moved = buffered::read_payload(&self.files, &file, request, target)?;
+                self.fallbacks.record(request.shard, reason);
+                Ok(moved)
+            }
+        }
+    }
+
+    fn fallbacks(&self) -> Vec<Fallback> {
+        self.fallbacks.list()
+    }
+}

@@ -1,0 +1,106 @@
+//! The system calls this stage makes, as one seam: what the sources do with short reads, interruptions,
+//! refusals and files that change under them is tested by putting faults here.
+//!
+//! [`Kernel`] is the only implementation outside tests. Nothing here retries, loops or interprets.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, OFlags, Statx, StatxFlags};
+
+use crate::checkpoint::{FileIdentity, OpenFault, open_regular};
+use crate::units::{Alignment, ByteRange};
+
+use super::window::Window;
+
+/// What a file system says about direct I/O on one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DirectSupport {
+    /// `STATX_DIOALIGN` was answered with zeros.
+    None,
+    /// Both alignments, for memory addresses and for offsets and lengths.
+    Aligned { memory: Alignment, offset: Alignment },
+    /// An older kernel or a file system that does not report: 4096 is what works wherever anything does, and
+    /// a read that is refused falls back.
+    Unknown,
+}
+
+/// The system calls of this stage.
+pub(super) trait System: Send + Sync {
+    /// Opens a regular file for reading.
+    fn open(&self, path: &Path) -> Result<(File, FileIdentity), OpenFault>;
+
+    /// What the open file is now.
+    fn identity(&self, file: &File) -> io::Result<FileIdentity>;
+
+    /// One `pread`.
+    fn read_at(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize>;
+
+    /// Sets or clears `O_DIRECT` on an open file.
+    fn set_direct(&self, file: &File, direct: bool) -> io::Result<()>;
+
+    /// What the file system says about direct I/O on this file.
+    fn direct_support(&self, file: &File) -> io::Result<DirectSupport>;
+
+    /// Maps some bytes of a file; see [`Window::map`].
+    fn map(&self, file: &File, bytes: ByteRange) -> io::Result<Window>;
+
+    /// Copies out of a window once; see [`Window::copy_out`].
+    fn copy_out(&self, window: &Window, position: usize, target: &mut [u8]) -> io::Result<usize>;
+}
+
+/// The real system.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Kernel;
+
+impl System for Kernel {
+    fn open(&self, path: &Path) -> Result<(File, FileIdentity), OpenFault> {
+        open_regular(path)
+    }
+
+    fn identity(&self, file: &File) -> io::Result<FileIdentity> {
+        FileIdentity::of(file)
+    }
+
+    fn read_at(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        file.read_at(buffer, offset_bytes)
+    }
+
+    fn set_direct(&self, file: &File, direct: bool) -> io::Result<()> {
+        let mut flags = rustix::fs::fcntl_getfl(file)?;
+        flags.set(OFlags::DIRECT, direct);
+        Ok(rustix::fs::fcntl_setfl(file, flags)?)
+    }
+
+    fn direct_support(&self, file: &File) -> io::Result<DirectSupport> {
+        let status = match rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
+            Ok(status) => status,
+            // A kernel or a sandbox without statx does not report either.
+            Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM) => return Ok(DirectSupport::Unknown),
+            Err(error) => return Err(error.into()),
+        };
+        Ok(support_of(&status))
+    }
+
+    fn map(&self, file: &File, bytes: ByteRange) -> io::Result<Window> {
+        Window::map(file, bytes)
+    }
+
+    fn copy_out(&self, window: &Window, position: usize, target: &mut [u8]) -> io::Result<usize> {
+        window.copy_out(position, target)
+    }
+}
+
+/// Reads the two fields as statx(2) defines them.
+fn support_of(status: &Statx) -> DirectSupport {
+    if status.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
+        return DirectSupport::Unknown;
+    }
+    let alignment = |bytes: u32| Alignment::new(u64::from(bytes));
+    match (alignment(status.stx_dio_mem_align), alignment(status.stx_dio_offset_align)) {
+        (Some(memory), Some(offset)) => DirectSupport::Aligned { memory, offset },
+        _ => DirectSupport::None,
+    }
+}

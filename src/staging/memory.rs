@@ -1,0 +1,156 @@
+//! Anonymous memory for the ring and for host arenas: 2 MiB aligned, huge pages asked for, not inherited by
+//! forks, given back to the system at once when dropped.
+//!
+//! It is the process's own mapping rather than the allocator's: freeing it is one `munmap`, so no residue
+//! can stay behind, and a driver can register it later. Its pages are resident only once they are touched.
+#![allow(unsafe_code, reason = "hands out disjoint parts of one mapping; each block states its proof")]
+
+use std::io;
+use std::ptr::NonNull;
+
+use memmap2::{Advice, MmapMut, MmapOptions};
+
+use crate::units::{Alignment, to_usize};
+
+/// How the ring's memory was obtained. A named mode of the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RingMode {
+    /// Anonymous memory; the kernel accepted the advice to use huge pages.
+    HugePages,
+    /// Anonymous memory; the kernel knows no huge pages or refused the advice.
+    SmallPages,
+}
+
+/// A private anonymous mapping with a 2 MiB-aligned start. Zero-filled until written.
+#[derive(Debug)]
+pub(crate) struct AnonymousMemory {
+    start: NonNull<u8>,
+    len_bytes: u64,
+    mode: RingMode,
+    // Owns the memory; never read through again after `start` was taken from it.
+    _mapping: MmapMut,
+}
+
+// SAFETY: the struct owns its mapping, which is plain memory without thread affinity.
+unsafe impl Send for AnonymousMemory {}
+// SAFETY: through `&self` only `part` is reachable, and its contract forbids overlapping parts.
+unsafe impl Sync for AnonymousMemory {}
+
+impl AnonymousMemory {
+    /// Maps `len_bytes`, at least one.
+    ///
+    /// # Errors
+    /// The system's error if the mapping is refused.
+    pub(crate) fn new(len_bytes: u64) -> io::Result<Self> {
+        let alignment = Alignment::HUGE_PAGE.bytes();
+        let mapped_bytes = len_bytes.checked_add(alignment).and_then(|bytes| usize::try_from(bytes).ok());
+        let mapped_bytes = mapped_bytes.ok_or(io::ErrorKind::OutOfMemory)?;
+        let mut mapping = MmapOptions::new().len(mapped_bytes).map_anon()?;
+        let skip = mapping.as_mut_ptr().align_offset(to_usize(alignment));
+        let len = to_usize(len_bytes);
+        // Advice is best effort; what the kernel said about huge pages is kept as a named mode.
+        let _ = mapping.advise_range(Advice::DontFork, skip, len);
+        let huge = len_bytes >= alignment && mapping.advise_range(Advice::HugePage, skip, len).is_ok();
+        let start = NonNull::new(mapping.as_mut_ptr()).ok_or(io::ErrorKind::OutOfMemory)?;
+        // SAFETY: `skip < alignment`, and the mapping is `len_bytes + alignment` long.
+        let start = unsafe { start.add(skip) };
+        let mode = if huge { RingMode::HugePages } else { RingMode::SmallPages };
+        Ok(Self { start, len_bytes, mode, _mapping: mapping })
+    }
+
+    pub(crate) fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    pub(crate) fn mode(&self) -> RingMode {
+        self.mode
+    }
+
+    /// `len_bytes` bytes from `offset_bytes`.
+    ///
+    /// # Panics
+    /// If they do not lie in the mapping.
+    ///
+    /// # Safety
+    /// For as long as the returned slice lives, no other reference to any of these bytes may be used.
+    #[expect(clippy::mut_from_ref, reason = "the caller proves that parts are disjoint")]
+    pub(crate) unsafe fn part_mut(&self, offset_bytes: u64, len_bytes: u64) -> &mut [u8] {
+        let start = self.pointer_to(offset_bytes, len_bytes);
+        // SAFETY: inside the mapping (checked), initialised (anonymous memory is zero-filled), exclusive (the
+        // caller's promise), and alive for `&self`.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), to_usize(len_bytes)) }
+    }
+
+    /// `len_bytes` bytes from `offset_bytes`, shared.
+    ///
+    /// # Panics
+    /// If they do not lie in the mapping.
+    ///
+    /// # Safety
+    /// For as long as the returned slice lives, nothing may write to these bytes.
+    pub(crate) unsafe fn part(&self, offset_bytes: u64, len_bytes: u64) -> &[u8] {
+        let start = self.pointer_to(offset_bytes, len_bytes);
+        // SAFETY: inside the mapping (checked), initialised (anonymous memory is zero-filled), not written (the
+        // caller's promise), and alive for `&self`.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), to_usize(len_bytes)) }
+    }
+
+    /// Gives the pages from `keep_bytes` on back to the system; they read as zero if they are touched again.
+    ///
+    /// # Safety
+    /// No reference to any of these bytes may exist.
+    pub(crate) unsafe fn release_from(&self, keep_bytes: u64) -> io::Result<()> {
+        let from = Alignment::PAGE.up(keep_bytes).unwrap_or(u64::MAX);
+        if from >= self.len_bytes {
+            return Ok(());
+        }
+        let start = self.pointer_to(from, self.len_bytes - from);
+        let len = to_usize(self.len_bytes - from);
+        // SAFETY: a page-aligned range of this private anonymous mapping (checked above), unreferenced (the
+        // caller's promise), so losing its contents is seen by nobody.
+        unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, rustix::mm::Advice::LinuxDontNeed) }?;
+        Ok(())
+    }
+
+    fn pointer_to(&self, offset_bytes: u64, len_bytes: u64) -> NonNull<u8> {
+        let end = offset_bytes.checked_add(len_bytes);
+        assert!(
+            end.is_some_and(|end| end <= self.len_bytes),
+            "{len_bytes} bytes at {offset_bytes} lie outside a mapping of {}",
+            self.len_bytes
+        );
+        // SAFETY: `offset_bytes <= self.len_bytes`, so the pointer stays inside the mapping or one past its end.
+        unsafe { self.start.add(to_usize(offset_bytes)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::to_u64;
+
+    #[test]
+    fn starts_on_a_huge_page_and_is_zero() {
+        let memory = AnonymousMemory::new(3 << 20).unwrap();
+        assert_eq!(to_u64(memory.start.as_ptr().addr()) % Alignment::HUGE_PAGE.bytes(), 0);
+        // SAFETY: the only reference to the mapping.
+        let part = unsafe { memory.part_mut(1 << 20, 2 << 20) };
+        assert!(part.iter().all(|&byte| byte == 0));
+        part.fill(7);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside a mapping")]
+    fn refuses_what_lies_outside() {
+        let memory = AnonymousMemory::new(4096).unwrap();
+        // SAFETY: the call panics before a reference exists.
+        let _ = unsafe { memory.part(4000, 97) };
+    }
+
+    #[test]
+    fn refuses_what_no_machine_has() {
+        assert!(AnonymousMemory::new(u64::MAX).is_err());
+        assert!(AnonymousMemory::new(1 << 62).is_err());
+    }
+}

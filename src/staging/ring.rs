@@ -1,0 +1,170 @@
+//! The ring and its slots.
+#![allow(unsafe_code, reason = "a slot is the exclusive owner of its part of the ring; each block says why")]
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use super::free_list::FreeList;
+use super::memory::{AnonymousMemory, RingMode};
+use crate::budget::Reservation;
+use crate::plan::RingShape;
+use crate::units::{HumanBytes, to_usize};
+
+/// What can go wrong with staging memory.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StagingError {
+    /// The system refused the ring's memory.
+    #[error("cannot map a ring of {}: {source}; a smaller host budget makes a smaller ring", HumanBytes(*bytes))]
+    Map {
+        /// Bytes of the ring.
+        bytes: u64,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+}
+
+/// A slot that may be filled.
+#[derive(Debug)]
+pub(crate) enum Empty {}
+/// A slot that holds bytes of a file.
+#[derive(Debug)]
+pub(crate) enum Filled {}
+
+/// N slots of S bytes in one piece of memory.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    free: FreeList,
+    memory: AnonymousMemory,
+    shape: RingShape,
+    _reservation: Reservation,
+}
+
+impl Ring {
+    /// Maps a ring whose bytes have been reserved.
+    pub(crate) fn new(shape: RingShape, reservation: Reservation) -> Result<Arc<Self>, StagingError> {
+        let bytes = shape.bytes();
+        assert!(reservation.bytes() >= bytes, "the ring is larger than its reservation");
+        let memory = AnonymousMemory::new(bytes).map_err(|source| StagingError::Map { bytes, source })?;
+        let free = FreeList::new(shape.slots);
+        Ok(Arc::new(Self { free, memory, shape, _reservation: reservation }))
+    }
+
+    /// An empty slot, if one is free.
+    pub(crate) fn try_take(self: &Arc<Self>) -> Option<Slot<Empty>> {
+        let index = self.free.try_take()?;
+        Some(Slot { ring: Arc::clone(self), index, state: PhantomData })
+    }
+
+    pub(crate) fn mode(&self) -> RingMode {
+        self.memory.mode()
+    }
+
+    /// How many slots nobody owns.
+    #[cfg(test)]
+    pub(crate) fn free_slots(&self) -> usize {
+        self.free.len()
+    }
+}
+
+/// Exclusive ownership of one slot of the ring; dropping it gives the slot back.
+#[derive(Debug)]
+pub(crate) struct Slot<State> {
+    ring: Arc<Ring>,
+    index: u32,
+    state: PhantomData<State>,
+}
+
+impl<State> Slot<State> {
+    fn offset_bytes(&self) -> u64 {
+        u64::from(self.index) * self.ring.shape.slot_bytes
+    }
+
+    /// The same slot in another state, without a trip through the free list.
+    fn into_state<Next>(self) -> Slot<Next> {
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: `this` is never used again nor dropped, so the `Arc` is moved, not duplicated.
+        let ring = unsafe { std::ptr::read(&raw const this.ring) };
+        Slot { ring, index: this.index, state: PhantomData }
+    }
+}
+
+impl Slot<Empty> {
+    /// The slot's memory.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the free list gave this index to this slot alone, slots do not overlap, and `&mut self`
+        // excludes any other reference through it.
+        unsafe { self.ring.memory.part_mut(self.offset_bytes(), self.ring.shape.slot_bytes) }
+    }
+
+    /// Declares that the slot holds what was read into it.
+    pub(crate) fn into_filled(self) -> Slot<Filled> {
+        self.into_state()
+    }
+}
+
+impl Slot<Filled> {
+    /// The slot's memory.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: only a `Slot<Empty>` of this index could be written to, and this slot is its only owner.
+        unsafe { self.ring.memory.part(self.offset_bytes(), self.ring.shape.slot_bytes) }
+    }
+
+    /// `len_bytes` bytes from `offset_bytes` of the slot.
+    pub(crate) fn part(&self, offset_bytes: u64, len_bytes: u64) -> &[u8] {
+        &self.bytes()[to_usize(offset_bytes)..to_usize(offset_bytes + len_bytes)]
+    }
+
+    /// Declares that the bytes have been used: the slot may be filled again.
+    pub(crate) fn into_empty(self) -> Slot<Empty> {
+        self.into_state()
+    }
+}
+
+impl<State> Drop for Slot<State> {
+    fn drop(&mut self) {
+        self.ring.free.give(self.index);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::budget::MemoryBudget;
+    use crate::units::to_u64;
+
+    fn ring(slots: u32) -> (MemoryBudget, Arc<Ring>) {
+        let shape = RingShape { slots, slot_bytes: 8192, readers: 1 };
+        let budget = MemoryBudget::new(shape.bytes());
+        let reservation = budget.reserve("ring", shape.bytes()).unwrap();
+        (budget, Ring::new(shape, reservation).unwrap())
+    }
+
+    #[test]
+    fn slots_are_exhausted_returned_and_taken_again() {
+        let (budget, ring) = ring(2);
+        let (first, second) = (ring.try_take().unwrap(), ring.try_take().unwrap());
+        assert!(ring.try_take().is_none());
+        drop(first.into_filled());
+        assert_eq!(ring.free_slots(), 1);
+        assert!(ring.try_take().is_some());
+        drop(ring);
+        assert!(budget.used_bytes() > 0, "a slot keeps the ring alive");
+        drop(second);
+        assert_eq!(budget.used_bytes(), 0);
+    }
+
+    #[test]
+    fn slots_do_not_overlap() {
+        let (_budget, ring) = ring(3);
+        let mut slots: Vec<_> = std::iter::from_fn(|| ring.try_take()).collect();
+        for (value, slot) in (1_u8..).zip(&mut slots) {
+            slot.bytes_mut().fill(value);
+        }
+        for (value, slot) in (1_u8..).zip(slots) {
+            let slot = slot.into_filled();
+            assert!(slot.bytes().iter().all(|&byte| byte == value));
+            assert_eq!(to_u64(slot.part(100, 50).len()), 50);
+        }
+    }
+}
