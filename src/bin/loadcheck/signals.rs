@@ -1,0 +1,82 @@
+//! Ctrl-C and SIGTERM, turned into events of a channel.
+//!
+//! The first one asks the program to stop what it started and to keep what it knows; a second one ends it at once,
+//! after the same children have been killed.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use crossbeam_channel::{Receiver, bounded};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::exit::Exit;
+
+/// Signals that ask the program to stop, as they come in.
+#[derive(Debug)]
+pub(crate) struct Interrupts {
+    receiver: Receiver<i32>,
+    victim: Arc<Mutex<Option<Pid>>>,
+}
+
+impl Interrupts {
+    /// Begins to listen. From here on the default action of these signals is off.
+    ///
+    /// # Errors
+    /// If the system refuses handlers or a thread.
+    pub(crate) fn listen() -> io::Result<Self> {
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+        let (sender, receiver) = bounded(8);
+        let victim = Arc::new(Mutex::new(None));
+        let victim_of_thread = Arc::clone(&victim);
+        thread::Builder::new().name("signals".to_owned()).spawn(move || {
+            let mut count = 0_u32;
+            for signal in signals.forever() {
+                count += 1;
+                if count > 1 {
+                    let victim: Option<Pid> = *victim_of_thread.lock().unwrap_or_else(PoisonError::into_inner);
+                    if let Some(victim) = victim {
+                        let _ = kill_process(victim, Signal::KILL);
+                    }
+                    std::process::exit(i32::from(exit_of(signal).code()));
+                }
+                // A full channel means that the program is stopping already.
+                let _ = sender.try_send(signal);
+            }
+        })?;
+        Ok(Self { receiver, victim })
+    }
+
+    /// Where the signals arrive.
+    pub(crate) fn receiver(&self) -> &Receiver<i32> {
+        &self.receiver
+    }
+
+    /// The child that a second signal kills on the way out.
+    pub(crate) fn set_victim(&self, victim: Option<Pid>) {
+        *self.victim.lock().unwrap_or_else(PoisonError::into_inner) = victim;
+    }
+}
+
+/// The exit code that belongs to a signal.
+pub(crate) fn exit_of(signal: i32) -> Exit {
+    if signal == SIGINT { Exit::Interrupted } else { Exit::Terminated }
+}
+
+/// The name of a signal.
+pub(crate) fn name_of(signal: i32) -> String {
+    signal_hook::low_level::signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_codes() {
+        assert_eq!((exit_of(SIGINT), exit_of(SIGTERM)), (Exit::Interrupted, Exit::Terminated));
+        assert_eq!((name_of(9).as_str(), name_of(64).as_str()), ("SIGKILL", "signal 64"));
+    }
+}
