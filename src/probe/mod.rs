@@ -1,1 +1,48 @@
-//! (being written)
+//! What the operating system says was used: memory of a process or of a process tree, control groups, faults, reads, page
+//! cache. It observes and never enforces; no other stage depends on its answers to work.
+//!
+//! | file | reads |
+//! |---|---|
+//! | `measured` | nothing: a number, or the reason there is none |
+//! | `procfs` | a process pinned by a descriptor of its directory |
+//! | `memory` | `status`: memory now and at most; resets the peak |
+//! | `rollup` | `smaps_rollup`: exact, shared pages counted once |
+//! | `activity` | `stat`, `io`: faults, reads, CPU time |
+//! | `timeline`, `recorder` | nothing: bounded curve, peaks and where they happened |
+//! | `sampler` | the calling process over time |
+//!
+//! ```
+//! use onelayer::probe::{Sampler, SamplerOptions};
+//!
+//! let sampler = Sampler::start(&SamplerOptions::default())?;
+//! sampler.marker().enter_layer("model.layers.0");
+//! let weights = vec![1_u8; 8 << 20];
+//! let summary = sampler.finish()?;
+//! assert!(summary.host_growth_bytes().value().is_none_or(|bytes| bytes >= 8 << 20));
+//! # drop(weights);
+//! # Ok::<(), onelayer::probe::ProbeError>(())
+//! ```
+
+mod activity;
+mod error;
+mod measured;
+mod memory;
+mod procfs;
+mod recorder;
+mod rollup;
+mod sampler;
+mod snapshot;
+mod timeline;
+
+pub use activity::Activity;
+pub use error::ProbeError;
+pub use measured::{Measured, Reason, Unavailable};
+pub use memory::{PeakReset, ProcessMemory};
+pub use procfs::{Process, Procfs};
+pub use recorder::{At, LABEL_BYTES_MAX, Peak, Peaks, Recorder, RssPeakMethod};
+pub use rollup::SmapsRollup;
+pub use sampler::{
+    INTERVAL_DEFAULT, INTERVAL_MAX, INTERVAL_MIN, Marker, PeakResetOutcome, Sampler, SamplerOptions, Summary,
+};
+pub use snapshot::Snapshot;
+pub use timeline::{TIMELINE_ROWS_DEFAULT, Timeline, TimelineRow};
