@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::exit::Exit;
 use crate::limits::{LimitArg, VramArg};
 use crate::sizes::{Size, parse_duration};
+use crate::synth::FloatType;
 
 /// First line of every help text: two public repositories use the name for something else.
 const ABOUT: &str = "loadcheck measures what loading a model checkpoint costs: host memory first, then time";
@@ -296,6 +297,18 @@ pub(crate) struct SynthArgs {
     /// Directory to create
     #[arg(value_name = "DIR")]
     pub(crate) target: PathBuf,
+    /// Element type, if another one than the model's: bf16, f16 or f32
+    #[arg(long, value_name = "DTYPE")]
+    pub(crate) dtype: Option<FloatType>,
+    /// Keep only the first N layers
+    #[arg(long, value_name = "N")]
+    pub(crate) layers: Option<u64>,
+    /// Most bytes of tensors in one file [default: 5GB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) shard_size: Option<Size>,
+    /// The same seed gives the same bytes
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
 }
@@ -438,6 +451,54 @@ pub(crate) enum ColorArg {
     Always,
     /// not at all
     Never,
+}
+
+impl LoadArgs {
+    /// How `inspect` looks at a source: with the defaults, which only the smallest budget depends on.
+    pub(crate) fn of_inspect(args: &InspectArgs) -> Self {
+        Self {
+            source: args.source.clone(),
+            budget: Size::Bytes(u64::MAX),
+            io: Io::Buffered,
+            device: Device::Auto,
+            window: Window::All,
+            prefetch: 2,
+            readers: None,
+            select: None,
+            layers: args.layers.clone(),
+            opaque_dtypes: args.opaque_dtypes,
+        }
+    }
+}
+
+/// True if the words ask for JSON, even if they cannot be parsed as a whole.
+pub(crate) fn wants_json(words: &[OsString]) -> bool {
+    let mut before_separator = words.iter().take_while(|word| *word != "--").peekable();
+    while let Some(word) = before_separator.next() {
+        let is_format = word == "--format" && before_separator.peek().is_some_and(|next| *next == "json");
+        if word == "--json" || word == "--format=json" || is_format {
+            return true;
+        }
+    }
+    false
+}
+
+/// What `--color` says about help and messages of the parser itself.
+pub(crate) fn help_colour(words: &[OsString]) -> clap::ColorChoice {
+    let mut rest = words.iter().take_while(|word| *word != "--").map(|word| word.to_string_lossy());
+    while let Some(word) = rest.next() {
+        let value = match word.strip_prefix("--color") {
+            Some("") => rest.next().map(std::borrow::Cow::into_owned),
+            Some(value) => value.strip_prefix('=').map(str::to_owned),
+            None => None,
+        };
+        match value.as_deref() {
+            Some("always") => return clap::ColorChoice::Always,
+            Some("never") => return clap::ColorChoice::Never,
+            _ => {}
+        }
+    }
+    clap::ColorChoice::Auto
 }
 
 /// Puts in the word `run` where it was left out: where the first word that is neither a flag nor the value of a

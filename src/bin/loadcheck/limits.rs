@@ -6,13 +6,16 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::args::LimitArgs;
 use crate::problem::{Code, Problem};
 use crate::report::{Limit, Place, Run, Unavailable};
 use crate::sizes::{Size, SizeContext, parse_duration};
 
 /// What can be limited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Metric {
     /// Memory that the kernel cannot take back.
     Host,
@@ -216,7 +219,8 @@ fn judge_size(
     let values: Option<Vec<u64>> = runs.iter().map(|run| gate.metric.of(run)).collect();
     let Some(values) = values.filter(|values| !values.is_empty()) else {
         let name = gate.metric.name();
-        let reason = unavailable.iter().find(|entry| entry.metric == name);
+        let field = format!("peak.{name}_bytes");
+        let reason = unavailable.iter().find(|entry| entry.metric == field);
         let reason = reason.map_or("it was not measured", |entry| &entry.reason);
         return Err(Problem::new(Code::CannotMeasure, format!("cannot check {}: {reason}", gate.flag)));
     };

@@ -1,2 +1,111 @@
 //! `loadcheck`: measures what loading a model checkpoint costs.
-fn main() {}
+//!
+//! ```text
+//! words -> args -> config -> library call (in a worker process) -> report -> output
+//! ```
+//!
+//! Nothing else in this crate knows clap, indicatif or the terminal. Reports are values ([`report`]), problems are
+//! values ([`problem`]), exit codes are an enum ([`exit`]); the commands are thin.
+
+mod args;
+mod commands;
+mod config;
+mod exit;
+mod limits;
+mod machine;
+mod output;
+mod problem;
+mod progress;
+mod report;
+mod signals;
+mod sizes;
+mod source;
+mod synth;
+mod worker;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, FromArgMatches as _};
+
+use args::{Cli, Command, OutputArgs};
+use commands::Outcome;
+use exit::Exit;
+use output::Output;
+use output::terminal::{Paint, Terminal};
+use problem::{Code, Problem};
+use report::{CommandName, Report};
+
+fn main() -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    if words.get(1).is_some_and(|word| word == worker::ARGUMENT) {
+        return worker::main();
+    }
+    let words = args::with_command(words);
+    let matches = Cli::command().color(args::help_colour(&words)).try_get_matches_from(&words);
+    match matches.and_then(|mut matches| Cli::from_arg_matches_mut(&mut matches)) {
+        Ok(cli) => carry_out(cli).into(),
+        Err(error) => answer(&error, &words).into(),
+    }
+}
+
+/// Does what was asked for.
+fn carry_out(cli: Cli) -> Exit {
+    let terminal = Terminal::detect(&cli.terminal);
+    let with_output = |args: &OutputArgs, export, command: &dyn Fn(&Output) -> Outcome| {
+        let output = Output::new(args, export, &terminal);
+        commands::conclude(command(&output), &output, &terminal)
+    };
+    match &cli.command {
+        Command::Run(args) => {
+            with_output(&args.output, Some(&args.export), &|output| commands::run::run(args, output, &terminal))
+        }
+        Command::Plan(args) => with_output(&args.output, None, &|output| commands::describe::plan(args, output)),
+        Command::Inspect(args) => with_output(&args.output, None, &|output| commands::describe::inspect(args, output)),
+        Command::Exec(args) => {
+            with_output(&args.output, Some(&args.export), &|output| commands::exec::run(args, output, &terminal))
+        }
+        Command::Synth(args) => {
+            with_output(&args.output, None, &|output| commands::synth::run(args, output, &terminal))
+        }
+        Command::Completions(args) => print(commands::shell::completions(args), terminal.stderr_paint),
+        Command::Man(args) => print(commands::shell::man(args), terminal.stderr_paint),
+    }
+}
+
+/// Prints text that is no report.
+fn print(text: Result<String, Problem>, paint: Paint) -> Exit {
+    match text.and_then(|text| output::to_stdout(&text)) {
+        Ok(()) => Exit::Ok,
+        Err(problem) => {
+            output::print_problems(std::slice::from_ref(&problem), paint);
+            problem.code.exit()
+        }
+    }
+}
+
+/// Help, version, or a command line that is not understood.
+fn answer(error: &clap::Error, words: &[OsString]) -> Exit {
+    if !error.use_stderr() {
+        // A closed pipe is the reader's choice.
+        let _ = error.print();
+        return Exit::Ok;
+    }
+    // clap's message begins with `error: `; ours carry their code.
+    let plain = error.render().to_string();
+    let text = plain.strip_prefix("error: ").unwrap_or(&plain).trim_end();
+    if args::wants_json(words) {
+        let (message, help) = text.split_once("\n\n").unwrap_or((text, ""));
+        let mut problem = Problem::new(Code::Usage, message.split_whitespace().collect::<Vec<_>>().join(" "));
+        problem.help = Some(help.split_whitespace().collect::<Vec<_>>().join(" ")).filter(|help| !help.is_empty());
+        let mut report = Report::new(CommandName::Unknown);
+        report.fail(vec![problem]);
+        let _ = output::to_stdout(&output::json(&report));
+    }
+    if plain.starts_with("error: ") {
+        output::to_stderr(&format!("error[{}]: {text}", Code::Usage.as_str()));
+    } else {
+        output::to_stderr(text);
+    }
+    Exit::Usage
+}

@@ -206,7 +206,7 @@ pub(crate) struct Run {
     pub(crate) pressure: Pressure,
     /// The most bytes of layers that were resident at once; the caller's memory, not staging.
     pub(crate) resident_bytes: Option<u64>,
-    /// Growth of RSS against what was promised; `null` where nothing is promised.
+    /// Growth of RSS against what was promised; `null` where nothing is promised or it could not be measured.
     pub(crate) promise: Option<Promise>,
     /// Memory over time.
     pub(crate) samples: Option<Samples>,
@@ -344,8 +344,8 @@ pub(crate) struct Pressure {
 pub(crate) struct Promise {
     /// Budget + 16 MiB + resident layers.
     pub(crate) limit_bytes: u64,
-    /// Peak RSS less RSS before the load; `null` where it could not be measured.
-    pub(crate) growth_bytes: Option<u64>,
+    /// Peak RSS less RSS before the load.
+    pub(crate) growth_bytes: u64,
     /// Whether it was kept.
     pub(crate) kept: bool,
 }
@@ -355,7 +355,7 @@ pub(crate) struct Promise {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Samples {
     /// Distance of the samples.
-    pub(crate) interval_ms: u64,
+    pub(crate) interval_ms: f64,
     /// Names of the columns.
     pub(crate) columns: Vec<String>,
     /// One row a sample; empty unless `--timeline` is given.
@@ -374,10 +374,16 @@ pub(crate) struct Plan {
     pub(crate) memory: Vec<MemoryTerm>,
     /// Their sum.
     pub(crate) host_bytes: u64,
+    /// Slots of the ring.
+    pub(crate) slots: u64,
+    /// Bytes of one slot.
+    pub(crate) slot_bytes: u64,
     /// The smallest budget that would be accepted.
     pub(crate) smallest_budget_bytes: Option<u64>,
     /// The most bytes of layers resident at once, beside the budget.
     pub(crate) resident_bytes: Option<u64>,
+    /// Bytes of the tensors that are loaded.
+    pub(crate) tensor_bytes: u64,
     /// Number of reads.
     pub(crate) reads: u64,
     /// Bytes that the reads move.
@@ -426,6 +432,10 @@ pub(crate) struct Synth {
     pub(crate) files: u64,
     /// Number of tensors.
     pub(crate) tensors: u64,
+    /// The element type of all tensors.
+    pub(crate) dtype: String,
+    /// The seed of the random bytes.
+    pub(crate) seed: u64,
     /// How long it took.
     pub(crate) seconds: f64,
 }

@@ -111,7 +111,7 @@ pub(crate) enum Size {
 }
 
 /// What relative sizes relate to, in bytes. `None` is "not known here".
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct SizeContext {
     /// The smaller of the cgroup's limit and the machine's memory.
     pub(crate) limit_bytes: Option<u64>,

@@ -102,13 +102,11 @@ pub(crate) fn github(report: &Report) -> String {
             text.push_str(&format!("::error title=loadcheck: {} over its limit::{}\n", limit.metric, data(&line)));
         }
     }
-    for run in report.runs.iter().filter(|run| run.promise.as_ref().is_some_and(|promise| !promise.kept)) {
-        let promise = run.promise.as_ref();
-        let (grown, most) = (promise.and_then(|p| p.growth_bytes), promise.map(|p| p.limit_bytes));
+    for promise in report.runs.iter().filter_map(|run| run.promise.as_ref()).filter(|promise| !promise.kept) {
         text.push_str(&format!(
             "::error title=loadcheck: promise broken::RSS grew by {}, promised were at most {}\n",
-            bytes(grown),
-            bytes(most)
+            bytes(Some(promise.growth_bytes)),
+            bytes(Some(promise.limit_bytes))
         ));
     }
     for problem in &report.errors {

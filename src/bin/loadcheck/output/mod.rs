@@ -17,10 +17,10 @@ use crate::report::Report;
 use self::terminal::{Paint, Role, Terminal};
 use self::text::Look;
 
+mod data;
 mod described;
 pub(crate) mod escape;
 mod grid;
-mod machine;
 mod markup;
 pub(crate) mod numbers;
 pub(crate) mod terminal;
@@ -75,10 +75,10 @@ impl Format {
         match self {
             Self::Table => text::render(report, look),
             Self::Plain => text::render(report, &Look { paint: Paint::NONE, width: None, ..*look }),
-            Self::Json => machine::json(report),
-            Self::Jsonl => machine::json_lines(report),
+            Self::Json => data::json(report),
+            Self::Jsonl => data::json_lines(report),
             Self::Markdown => markup::markdown(report),
-            Self::Csv => machine::csv(report),
+            Self::Csv => data::csv(report),
             Self::Github => markup::github(report),
         }
     }
@@ -138,6 +138,11 @@ impl Output {
         }
         problems
     }
+}
+
+/// The report as one JSON object.
+pub(crate) fn json(report: &Report) -> String {
+    data::json(report)
 }
 
 /// Writes data to stdout. A closed pipe is the reader's choice and no problem.

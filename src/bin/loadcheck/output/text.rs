@@ -238,7 +238,7 @@ fn promise_lines(report: &Report, look: &Look) -> Vec<String> {
             "{}  run {}: RSS grew by {}, promised were at most {}",
             look.paint.paint(Role::Bad, "FAIL"),
             index + 1,
-            bytes(promise.growth_bytes),
+            bytes(Some(promise.growth_bytes)),
             bytes(Some(promise.limit_bytes))
         ))
     });

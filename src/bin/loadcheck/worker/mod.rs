@@ -8,6 +8,7 @@
 //! The worker is this program again, started through `/proc/self/exe` with a hidden first argument. It measures
 //! itself and prints nothing for people; it dies with its parent. The parent renders, judges and writes.
 
+mod cache;
 mod child;
 mod measure;
 mod parent;
@@ -18,5 +19,6 @@ mod translate;
 
 pub(crate) use child::{ARGUMENT, main};
 pub(crate) use parent::{Ending, carry_out};
-pub(crate) use prepare::{describe_layers, open_checkpoint, plan_of};
-pub(crate) use protocol::{Checked, Finished, Job, Message, Watch};
+pub(crate) use prepare::{describe, describe_layers, open_checkpoint, plan_of};
+pub(crate) use protocol::{Checked, Finished, Message, Task, Watch};
+pub(crate) use translate::checkpoint as checkpoint_problems;
