@@ -7,20 +7,34 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub use self::dtype::{DType, UnknownDType};
-pub use self::error::CheckpointError;
+pub use self::error::{CheckpointError, Place};
+pub use self::hub::{CacheVariables, HubCache};
 pub use self::identity::{FileIdentity, FileKind};
 #[allow(unused_imports, reason = "the readers of the source stage reopen files with these")]
 pub(crate) use self::identity::{OpenFault, open_regular, open_regular_with};
+pub use self::metadata::FileMetadata;
 pub use self::options::OpenOptions;
 pub use self::tensor::{Shard, ShardId, TensorEntry, TensorId};
 
 mod dtype;
 mod error;
+mod file;
+mod header;
+mod hub;
 mod identity;
+mod index;
+mod json;
+mod keys;
+mod metadata;
 mod options;
+mod path_rule;
+mod pipeline;
+mod select;
+mod set;
 mod tensor;
 
 use self::tensor::TensorTable;
+use crate::units::to_u64;
 
 /// A checked description of a checkpoint: what lies where in which file. Cheap to clone, `Send + Sync`.
 #[derive(Debug, Clone)]
@@ -33,10 +47,37 @@ struct Inner {
     table: TensorTable,
     shards: Vec<Shard>,
     notes: Vec<String>,
+    tensor_bytes: u64,
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint with the default [`OpenOptions`].
+    /// Opens a checkpoint with the default [`OpenOptions`]. `path` may be
+    ///
+    /// - one safetensors file, whatever its name;
+    /// - an index (a name that ends in `.json`): exactly the files it lists;
+    /// - a directory with an index, with one file, with a numbered set or with several files;
+    /// - a directory with a `model_index.json`, or that file: a pipeline. Each component is such a directory,
+    ///   and its tensors are named `component/tensor`.
+    ///
+    /// Where a directory holds several copies, one is taken and [`Self::notes`] says which: an index before
+    /// `model.safetensors` before a numbered set before variants such as `model.fp16.safetensors`; without
+    /// a variant before with one. Sets are never mixed.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]. All problems of a set are found in one call, as far as that is sensible.
+    ///
+    /// # Example
+    /// ```no_run
+    /// use onelayer::checkpoint::Checkpoint;
+    ///
+    /// # fn main() -> Result<(), onelayer::checkpoint::CheckpointError> {
+    /// let checkpoint = Checkpoint::open("gemma-7b")?;
+    /// for tensor in checkpoint.tensors() {
+    ///     assert!(checkpoint.shard(tensor.shard).data.contains(tensor.extent));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn open(path: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         OpenOptions::new().open(path)
     }
@@ -85,13 +126,17 @@ impl Checkpoint {
     /// Bytes of all tensors together.
     #[must_use]
     pub fn tensor_bytes(&self) -> u64 {
-        self.tensors().map(|tensor| tensor.extent.len_bytes()).sum()
+        self.inner.tensor_bytes
     }
 
     /// Host memory that this description holds, in bytes. Part of every host budget.
     #[must_use]
     pub fn metadata_bytes(&self) -> u64 {
-        self.inner.table.heap_bytes()
+        let shards = self.inner.shards.iter().map(Shard::heap_bytes).sum::<u64>();
+        let notes = self.inner.notes.iter().map(String::capacity).sum::<usize>();
+        let lists = self.inner.shards.capacity() * size_of::<Shard>()
+            + self.inner.notes.capacity() * size_of::<String>();
+        self.inner.table.heap_bytes() + shards + to_u64(lists + notes)
     }
 
     /// Choices made while opening that a person should know: "index wins over model.safetensors", ...

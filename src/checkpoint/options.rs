@@ -2,22 +2,63 @@
 
 use std::path::Path;
 
-use super::{Checkpoint, CheckpointError};
+use super::{Checkpoint, CheckpointError, set};
+
+/// The reference's limit on a header, in bytes.
+const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// How a checkpoint is opened.
-#[derive(Clone, Debug, Default)]
+///
+/// # Example
+/// ```
+/// use onelayer::checkpoint::OpenOptions;
+///
+/// let options = OpenOptions::new().allow_opaque_dtypes(true).header_bytes_max(1 << 30);
+/// assert!(options.open("/nonexistent").unwrap_err().is_missing());
+/// ```
+#[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct OpenOptions {}
+pub struct OpenOptions {
+    pub(super) header_bytes_max: u64,
+    pub(super) allow_opaque_dtypes: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self { header_bytes_max: HEADER_BYTES_MAX, allow_opaque_dtypes: false }
+    }
+}
 
 impl OpenOptions {
-    /// The defaults.
+    /// The defaults: headers and indices up to 100 000 000 bytes, only dtypes of safetensors 0.8.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Opens and checks.
-    pub fn open(&self, _path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
-        Err(CheckpointError::NotImplemented)
+    /// The longest header or index that is read, in bytes. Its description takes at most four times as much
+    /// memory.
+    #[must_use]
+    pub fn header_bytes_max(mut self, bytes: u64) -> Self {
+        self.header_bytes_max = bytes;
+        self
+    }
+
+    /// Lets tensors pass whose dtype the format does not name. Their bytes are [`DType::Opaque`]: the size
+    /// is what the offsets say, and nothing compares it with the shape.
+    ///
+    /// [`DType::Opaque`]: super::DType::Opaque
+    #[must_use]
+    pub fn allow_opaque_dtypes(mut self, allow: bool) -> Self {
+        self.allow_opaque_dtypes = allow;
+        self
+    }
+
+    /// Opens and checks what lies at `path`; [`Checkpoint::open`] says what that may be.
+    ///
+    /// # Errors
+    /// [`CheckpointError`], with all problems of a set as far as that is sensible.
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
+        set::open(path.as_ref(), self)
     }
 }

@@ -1,11 +1,13 @@
 //! The table of tensors: names, dtypes, shapes and extents in a few flat arrays.
 //!
-//! A checkpoint may have a million tensors, so nothing is allocated per tensor.
+//! A checkpoint may have a million tensors, so nothing is allocated per tensor. The header parser appends to
+//! the arrays while it reads; [`TensorTable::seal_file`] then sorts and checks what one file added.
 
 use std::path::PathBuf;
 
+use super::metadata::FileMetadata;
 use super::{DType, FileIdentity};
-use crate::units::{ByteRange, to_usize};
+use crate::units::{ByteRange, to_u64, to_usize};
 
 /// Index of a file in its checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -61,30 +63,267 @@ pub struct Shard {
     pub identity: FileIdentity,
     /// Where its tensor bytes are, counted from the start of the file.
     pub data: ByteRange,
+    /// The free text of its header.
+    pub metadata: FileMetadata,
+}
+
+impl Shard {
+    pub(super) fn heap_bytes(&self) -> u64 {
+        to_u64(self.path.as_os_str().len()) + self.metadata.heap_bytes()
+    }
+}
+
+/// One tensor in the table: 40 bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record {
+    /// First byte: in the data section until the file is sealed, in the file afterwards.
+    pub(super) start: u64,
+    /// One past the last byte, counted as `start`.
+    pub(super) end: u64,
+    /// The name in `names`.
+    pub(super) name: Span,
+    /// The shape in `dims`.
+    pub(super) shape: Span,
+    /// Which of `opaque_names`, if the dtype is opaque.
+    pub(super) opaque: u32,
+    pub(super) dtype: DType,
+}
+
+/// A part of one of the table's arrays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Span {
+    start: u32,
+    len: u32,
+}
+
+impl Span {
+    /// From `start` to the end of an array of `len` items; `None` beyond what 32 bits can number.
+    pub(super) fn tail(start: usize, len: usize) -> Option<Self> {
+        Some(Self { start: start.try_into().ok()?, len: len.checked_sub(start)?.try_into().ok()? })
+    }
+
+    pub(super) fn range(self) -> std::ops::Range<usize> {
+        let start = to_usize(u64::from(self.start));
+        start..start + to_usize(u64::from(self.len))
+    }
+}
+
+/// Where the table's arrays end: what a faulty file added is cut off again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Mark {
+    records: usize,
+    names: usize,
+    dims: usize,
+    opaque_names: usize,
+    by_name: usize,
+    files: usize,
+}
+
+/// What is wrong with the tensors of a file, taken together.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum LayoutFault {
+    /// Two tensors of one name.
+    Duplicate(String),
+    /// The tensor starts after the end of the one before.
+    Hole { tensor: String, expected_start: u64, found_start: u64 },
+    /// The tensor starts before the end of the one before.
+    Overlap { tensor: String, other: String, expected_start: u64, found_start: u64 },
+    /// The first tensor that does not end inside the file.
+    Truncated { tensor: String, data_bytes: u64 },
+    /// Bytes after the last tensor.
+    Trailing { data_bytes: u64 },
+    /// More tensors than an id can number.
+    TooMany,
 }
 
 /// Flat storage of all tensors.
 #[derive(Debug, Default)]
-pub(crate) struct TensorTable {}
+pub(crate) struct TensorTable {
+    /// By file, then by offset, then by name; ids count in this order.
+    pub(super) records: Vec<Record>,
+    /// All names, one after the other.
+    pub(super) names: String,
+    /// All shapes, one after the other.
+    pub(super) dims: Vec<u64>,
+    /// Names of opaque dtypes, in `names`.
+    pub(super) opaque_names: Vec<Span>,
+    /// Ids, sorted by name: within each file while the table is built, then over all.
+    by_name: Vec<u32>,
+    /// The id after the last of each file.
+    file_ends: Vec<u32>,
+}
 
 impl TensorTable {
     pub(crate) fn len(&self) -> usize {
-        0
+        self.records.len()
     }
 
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = TensorEntry<'_>> {
-        std::iter::empty()
+        let mut shard = 0_u32;
+        self.records.iter().enumerate().map(move |(position, record)| {
+            let id = u32::try_from(position).expect("sealing a file refuses more tensors than ids");
+            while self.file_ends[to_usize(u64::from(shard))] <= id {
+                shard += 1;
+            }
+            self.describe(TensorId(id), ShardId(shard), record)
+        })
     }
 
-    pub(crate) fn entry(&self, _id: TensorId) -> TensorEntry<'_> {
-        unimplemented!()
+    pub(crate) fn entry(&self, id: TensorId) -> TensorEntry<'_> {
+        let shard = self.file_ends.partition_point(|&end| end <= id.0);
+        let shard = ShardId(u32::try_from(shard).expect("there are at most as many files as ids"));
+        self.describe(id, shard, &self.records[id.index()])
     }
 
-    pub(crate) fn find(&self, _name: &str) -> Option<TensorId> {
-        None
+    fn describe<'a>(&'a self, id: TensorId, shard: ShardId, record: &Record) -> TensorEntry<'a> {
+        let dtype_name = match record.dtype {
+            DType::Opaque => {
+                let span = self.opaque_names[to_usize(u64::from(record.opaque))];
+                &self.names[span.range()]
+            }
+            known => known.name(),
+        };
+        TensorEntry {
+            id,
+            name: self.name(record),
+            dtype: record.dtype,
+            dtype_name,
+            shape: self.shape(record.shape),
+            shard,
+            extent: ByteRange::new(record.start, record.end).expect("the parser refuses reversed offsets"),
+        }
     }
 
+    fn name(&self, record: &Record) -> &str {
+        &self.names[record.name.range()]
+    }
+
+    /// A part of the names.
+    pub(super) fn spelled(&self, span: Span) -> &str {
+        &self.names[span.range()]
+    }
+
+    pub(super) fn shape(&self, span: Span) -> &[u64] {
+        &self.dims[span.range()]
+    }
+
+    fn name_of(&self, id: u32) -> &str {
+        self.name(&self.records[to_usize(u64::from(id))])
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Option<TensorId> {
+        let position = self.by_name.binary_search_by(|&id| self.name_of(id).cmp(name)).ok()?;
+        Some(TensorId(self.by_name[position]))
+    }
+
+    /// Memory held, in bytes.
     pub(crate) fn heap_bytes(&self) -> u64 {
-        0
+        to_u64(self.records.capacity() * size_of::<Record>())
+            + to_u64(self.names.capacity())
+            + to_u64(self.dims.capacity() * size_of::<u64>())
+            + to_u64(self.opaque_names.capacity() * size_of::<Span>())
+            + to_u64(self.by_name.capacity() * size_of::<u32>())
+            + to_u64(self.file_ends.capacity() * size_of::<u32>())
+    }
+
+    /// Where the arrays end now.
+    pub(super) fn mark(&self) -> Mark {
+        Mark {
+            records: self.records.len(),
+            names: self.names.len(),
+            dims: self.dims.len(),
+            opaque_names: self.opaque_names.len(),
+            by_name: self.by_name.len(),
+            files: self.file_ends.len(),
+        }
+    }
+
+    /// Cuts off what was added since.
+    pub(super) fn rewind(&mut self, mark: Mark) {
+        self.records.truncate(mark.records);
+        self.names.truncate(mark.names);
+        self.dims.truncate(mark.dims);
+        self.opaque_names.truncate(mark.opaque_names);
+        self.by_name.truncate(mark.by_name);
+        self.file_ends.truncate(mark.files);
+    }
+
+    /// Takes all records since `mark` as one file whose data section lies at `data`: sorts them, checks that
+    /// they cover it exactly and that no name stands twice, and makes their offsets count from the start of
+    /// the file.
+    pub(super) fn seal_file(&mut self, mark: Mark, data: ByteRange) -> Result<(), LayoutFault> {
+        let file_end = u32::try_from(self.records.len()).map_err(|_| LayoutFault::TooMany)?;
+        let names = &self.names;
+        let name = |record: &Record| &names[record.name.range()];
+        self.records[mark.records..].sort_unstable_by(|left, right| {
+            (left.start, left.end).cmp(&(right.start, right.end)).then_with(|| name(left).cmp(name(right)))
+        });
+        let file_start = u32::try_from(mark.records).map_err(|_| LayoutFault::TooMany)?;
+        let records = &self.records;
+        let name_of = |id: u32| name(&records[to_usize(u64::from(id))]);
+        self.by_name.extend(file_start..file_end);
+        let by_name = &mut self.by_name[mark.by_name..];
+        by_name.sort_unstable_by(|&left, &right| name_of(left).cmp(name_of(right)));
+        if let Some(pair) = by_name.windows(2).find(|pair| name_of(pair[0]) == name_of(pair[1])) {
+            return Err(LayoutFault::Duplicate(name_of(pair[0]).to_owned()));
+        }
+        self.check_coverage(mark.records, data)?;
+        for record in &mut self.records[mark.records..] {
+            // No overflow: the coverage check has shown that both lie inside the file.
+            record.start += data.start();
+            record.end += data.start();
+        }
+        self.file_ends.push(file_end);
+        Ok(())
+    }
+
+    fn check_coverage(&self, first: usize, data: ByteRange) -> Result<(), LayoutFault> {
+        let mut covered = 0;
+        for (position, record) in self.records.iter().enumerate().skip(first) {
+            let tensor = || self.name(record).to_owned();
+            let (expected_start, found_start) = (covered, record.start);
+            if found_start > expected_start {
+                return Err(LayoutFault::Hole { tensor: tensor(), expected_start, found_start });
+            }
+            if found_start < expected_start {
+                let other = self.name(&self.records[position - 1]).to_owned();
+                return Err(LayoutFault::Overlap { tensor: tensor(), other, expected_start, found_start });
+            }
+            covered = record.end;
+        }
+        match covered.cmp(&data.len_bytes()) {
+            std::cmp::Ordering::Equal => Ok(()),
+            std::cmp::Ordering::Less => Err(LayoutFault::Trailing { data_bytes: covered }),
+            std::cmp::Ordering::Greater => {
+                let cut = self.records[first..].iter().find(|record| record.end > data.len_bytes());
+                let tensor = cut.map_or_else(String::new, |record| self.name(record).to_owned());
+                Err(LayoutFault::Truncated { tensor, data_bytes: covered })
+            }
+        }
+    }
+
+    /// Merges the name indices of all files since `mark`. Afterwards [`Self::sorted_since`] is sorted.
+    pub(super) fn merge_names(&mut self, mark: Mark) {
+        if self.file_ends.len() > mark.files + 1 {
+            let (records, names) = (&self.records, &self.names);
+            let name_of = |id: u32| &names[records[to_usize(u64::from(id))].name.range()];
+            // Stable: it finds the sorted runs of the files and merges them.
+            self.by_name[mark.by_name..].sort_by(|&left, &right| name_of(left).cmp(name_of(right)));
+        }
+    }
+
+    /// Ids of the tensors since `mark`, sorted by name once [`Self::merge_names`] has run.
+    pub(super) fn sorted_since(&self, mark: Mark) -> impl ExactSizeIterator<Item = TensorId> {
+        self.by_name[mark.by_name..].iter().map(|&id| TensorId(id))
+    }
+
+    /// Gives back what growing left over.
+    pub(super) fn shrink(&mut self) {
+        self.records.shrink_to_fit();
+        self.names.shrink_to_fit();
+        self.dims.shrink_to_fit();
+        self.opaque_names.shrink_to_fit();
+        self.by_name.shrink_to_fit();
+        self.file_ends.shrink_to_fit();
     }
 }

@@ -65,8 +65,11 @@ pub(super) struct Control<B: Backend> {
     taken: usize,
     /// The next read to issue.
     next_read: u32,
-    /// Reads that a reader has.
+    /// Reads that the readers have or will take next.
     jobs_running: usize,
+    /// Two for each reader, so that none waits for this loop. Not more: then a load that is not held up by its caller
+    /// goes round few slots, and those stay in the cache.
+    jobs_most: usize,
     /// Copies in flight, oldest first.
     pending: VecDeque<(usize, u32, B::Pending)>,
     /// Filled slots that wait for an earlier read to be hashed.
@@ -91,6 +94,7 @@ impl<B: Backend> Control<B> {
         office: Arc<PermitOffice>,
         progress: Progress,
     ) -> Self {
+        let jobs_most = 2 * to_usize(u64::from(setup.plan.memory().ring().readers));
         Self {
             setup,
             wires,
@@ -101,6 +105,7 @@ impl<B: Backend> Control<B> {
             taken: 0,
             next_read: 0,
             jobs_running: 0,
+            jobs_most,
             pending: VecDeque::new(),
             unhashed: BTreeMap::new(),
             next_hash: 0,
@@ -173,6 +178,9 @@ impl<B: Backend> Control<B> {
         for (index, layer) in (self.delivered..).zip(&self.open) {
             let reads = &plan.layers()[index].reads;
             while reads.contains(&self.next_read) {
+                if self.jobs_running == self.jobs_most {
+                    return;
+                }
                 let Some(slot) = self.setup.ring.try_take() else { return };
                 let arena = match self.setup.hash {
                     true => None, // hashing sees the bytes first, in order

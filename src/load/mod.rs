@@ -39,6 +39,9 @@ mod layer;
 mod progress;
 mod reader;
 mod report;
+#[cfg(not(loom))]
+#[cfg(test)]
+mod simulation;
 mod stream;
 
 /// Host budget unless the caller says otherwise: enough for every disk and link that was measured.

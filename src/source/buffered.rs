@@ -26,11 +26,6 @@ impl<S: System> Buffered<S> {
         }
         Ok(source)
     }
-
-    #[cfg(test)]
-    pub(super) fn files(&self) -> &FileSet<S> {
-        &self.files
-    }
 }
 
 impl<S: System> Source for Buffered<S> {
@@ -40,6 +35,7 @@ impl<S: System> Source for Buffered<S> {
 
     fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
         let target = request.payload_of(buffer);
+        self.files.check_end(request)?;
         let file = self.files.acquire(request.shard, advise_sequential)?;
         read_payload(&self.files, &file, request, target)
     }

@@ -45,11 +45,6 @@ impl<S: System> Direct<S> {
         Ok(source)
     }
 
-    #[cfg(test)]
-    pub(super) fn files(&self) -> &FileSet<S> {
-        &self.files
-    }
-
     /// Makes a freshly opened file direct, or records why it is not. Returns the alignment it needs for
     /// addresses, and for offsets and lengths.
     fn prepare(&self, shard: ShardId, file: &File) -> (Alignment, Alignment) {
@@ -132,6 +127,7 @@ impl<S: System> Source for Direct<S> {
 
     fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
         self.check(request, buffer);
+        self.files.check_end(request)?;
         let file = self.files.acquire(request.shard, |file| {
             self.prepare(request.shard, file);
         })?;

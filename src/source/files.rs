@@ -17,8 +17,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::checkpoint::{FileIdentity, Shard, ShardId};
 
-use super::SourceError;
 use super::system::System;
+use super::{ReadRequest, SourceError};
 
 /// Most descriptors that a source holds at once, however many shards and readers there are.
 pub(super) const OPEN_FILES_MAX: usize = 16;
@@ -133,6 +133,17 @@ impl<S: System> FileSet<S> {
         &self.entries[shard.index()].path
     }
 
+    /// Refuses a payload that ends after the file did when it was checked. A mapping would fill the rest of the
+    /// last page with zeros.
+    pub(super) fn check_end(&self, request: &ReadRequest) -> Result<(), SourceError> {
+        let entry = &self.entries[request.shard.index()];
+        let (expected_end_bytes, found_end_bytes) = (request.payload.end(), entry.identity.len_bytes);
+        if expected_end_bytes <= found_end_bytes {
+            return Ok(());
+        }
+        Err(SourceError::EndOfFile { path: entry.path.clone(), expected_end_bytes, found_end_bytes })
+    }
+
     /// The open file of a shard. A file that has to be opened is compared with the one that was checked, then
     /// given to `prepare`. May wait until another reader returns its file; a thread asks for one file at a
     /// time, so this cannot deadlock.
@@ -218,11 +229,5 @@ impl<S: System> FileSet<S> {
         drop(state);
         self.table.changed.notify_all();
         opened
-    }
-
-    /// Descriptors that are open now.
-    #[cfg(test)]
-    pub(super) fn open_count(&self) -> usize {
-        self.table.lock().permits
     }
 }

@@ -9,7 +9,7 @@ use std::io;
 
 use rustix::io::Errno;
 
-use crate::checkpoint::{Shard, ShardId};
+use crate::checkpoint::Shard;
 use crate::units::to_u64;
 
 use super::fallback::Fallbacks;
@@ -30,17 +30,10 @@ impl<S: System> Mapped<S> {
         let fallbacks = Fallbacks::new(IoMode::Mmap, files.len());
         let source = Self { files, fallbacks };
         for shard in source.files.shards_from_last() {
-            source.files.acquire(shard, |file| source.prepare(shard, file))?;
+            source.files.acquire(shard, buffered::advise_sequential)?;
         }
         Ok(source)
     }
-
-    #[cfg(test)]
-    pub(super) fn files(&self) -> &FileSet<S> {
-        &self.files
-    }
-
-    fn prepare(&self, _shard: ShardId, _file: &File) {}
 
     /// Why this read cannot go through a mapping, or nothing if it has filled `target`.
     fn copy_through_window(
@@ -82,7 +75,8 @@ impl<S: System> Source for Mapped<S> {
 
     fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
         let target = request.payload_of(buffer);
-        let file = self.files.acquire(request.shard, |file| self.prepare(request.shard, file))?;
+        self.files.check_end(request)?;
+        let file = self.files.acquire(request.shard, buffered::advise_sequential)?;
         // An empty mapping is refused by the system; buffered reading has no such corner.
         if self.fallbacks.contains(request.shard) || target.is_empty() {
             return buffered::read_payload(&self.files, &file, request, target);

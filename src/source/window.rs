@@ -2,17 +2,19 @@
 //! One window of a file's mapping, and the copy out of it that no truncation can turn into a signal.
 //!
 //! A load instruction on a mapped page that the file no longer has raises SIGBUS. Here no instruction of this
-//! process touches the pages: the kernel maps them in (`MADV_POPULATE_READ`) and copies them
-//! (`process_vm_readv` on this very process), and reports a page that is gone as `EFAULT` or a short count.
-//! There is no `&[u8]` over the file, so nothing can be borrowed from bytes that change.
+//! process touches the pages: the kernel brings them in and copies them (`process_vm_readv` on this very
+//! process), and reports a page that is gone as `EFAULT` or a short count. There is no `&[u8]` over the file,
+//! so nothing can be borrowed from bytes that change.
 //!
 //! A window lives for one read. Unmapping gives its pages back at once, and its page tables too, which
-//! `MADV_DONTNEED` on a mapping of the whole file would keep: 2 MiB per GiB read.
+//! `MADV_DONTNEED` on a mapping of the whole file would keep on most kernels: 2 MiB per GiB read. The mapping
+//! ends where the window ends, so neither fault-around nor large folios can make more of the file resident.
+//! `MADV_POPULATE_READ` before the copy was measured (`benches/copy_out.rs`) and gains nothing, warm or cold.
 
 use std::fs::File;
 use std::io;
 
-use memmap2::{Advice, MmapOptions, MmapRaw};
+use memmap2::{MmapOptions, MmapRaw};
 
 use crate::units::{ByteRange, to_usize};
 
@@ -23,18 +25,14 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Maps these bytes of the file and reads them in. The window must not be empty.
-    ///
-    /// A page that cannot be read in is not an error here: the copy meets it again and says so.
+    /// Maps these bytes of the file, which must not be none. Nothing is read in yet.
     pub(super) fn map(file: &File, bytes: ByteRange) -> io::Result<Self> {
         // memmap2 rounds the start down to the page size of the system.
-        let mapping = MmapOptions::new()
+        MmapOptions::new()
             .offset(bytes.start())
             .len(to_usize(bytes.len_bytes()))
-            .map_raw_read_only(file)?;
-        // EINVAL before Linux 5.14, EFAULT past the end of a truncated file: the copy faults pages in, too.
-        let _ = mapping.advise_range(Advice::PopulateRead, 0, mapping.len());
-        Ok(Self { mapping })
+            .map_raw_read_only(file)
+            .map(|mapping| Self { mapping })
     }
 
     /// Copies the bytes from `position` on (counted from the start of the window) into `target`, as many as

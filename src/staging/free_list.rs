@@ -46,7 +46,8 @@ impl FreeList {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -61,7 +62,8 @@ mod tests {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(loom)]
+#[cfg(test)]
 mod models {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicU32, Ordering};

@@ -127,7 +127,8 @@ impl<State> Drop for Slot<State> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::budget::MemoryBudget;

@@ -1,0 +1,2 @@
+//! later
+fn main() {}

@@ -1,0 +1,39 @@
+//! Dropping a file from the page cache, and counting what is in it. For benches and examples.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use memmap2::MmapOptions;
+
+/// Drops a file's pages from the page cache, written back first, since dirty ones cannot be dropped.
+///
+/// # Errors
+/// What the system says.
+pub fn drop_pages(path: &Path) -> io::Result<()> {
+    let file = File::open(path)?;
+    file.sync_all()?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    Ok(())
+}
+
+/// Bytes of a file that the page cache holds, by `mincore`.
+///
+/// # Errors
+/// What the system says.
+pub fn cached_bytes(path: &Path) -> io::Result<usize> {
+    let file = File::open(path)?;
+    if file.metadata()?.len() == 0 {
+        return Ok(0);
+    }
+    let map = MmapOptions::new().map_raw_read_only(&file)?;
+    let page = rustix::param::page_size();
+    let mut resident = vec![0u8; map.len().div_ceil(page)];
+    // SAFETY: the mapping is alive and its address is a multiple of the page size, since it starts at offset 0;
+    // the vector has one byte per page of it.
+    let status = unsafe { libc::mincore(map.as_mut_ptr().cast(), map.len(), resident.as_mut_ptr()) };
+    if status != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(resident.iter().filter(|state| **state & 1 == 1).count() * page)
+}

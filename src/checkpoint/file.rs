@@ -1,0 +1,219 @@
+//! One safetensors file: opened, measured, its header read, its layout checked.
+//!
+//! Nothing is allocated before the announced length of the header has been compared with the length of the
+//! file and with the limit. The header passes through a buffer of at most 256 KiB; its text is never held.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::error::{CheckpointError, Place, kept};
+use super::header::HeaderParser;
+use super::identity::{FileIdentity, OpenFault, open_regular};
+use super::json::JsonReader;
+use super::options::OpenOptions;
+use super::tensor::{LayoutFault, Mark, Shard, TensorTable};
+use crate::units::{ByteRange, to_u64, to_usize};
+
+/// Bytes of the length in front of the header.
+const PREFIX_BYTES: u64 = 8;
+
+/// Bytes of text in memory at a time.
+const BUFFER_BYTES: u64 = 256 << 10;
+
+/// Reads one file and appends its tensors, with `name_prefix` before their names. A file that is refused
+/// leaves the table as it was.
+pub(super) fn read(
+    path: &Path,
+    name_prefix: &str,
+    options: &OpenOptions,
+    table: &mut TensorTable,
+) -> Result<Shard, CheckpointError> {
+    let (file, identity) = open(path)?;
+    let mark = table.mark();
+    let outcome = read_open(path, &file, identity, name_prefix, options, table, mark);
+    if outcome.is_err() {
+        table.rewind(mark);
+    }
+    // Whatever was found, right or wrong, was found in a file that stood still, or nothing was found.
+    check_unchanged(path, &file, identity)?;
+    outcome
+}
+
+fn read_open(
+    path: &Path,
+    file: &File,
+    identity: FileIdentity,
+    prefix: &str,
+    options: &OpenOptions,
+    table: &mut TensorTable,
+    mark: Mark,
+) -> Result<Shard, CheckpointError> {
+    let header = header_range(path, file, identity.len_bytes, options)?;
+    let json = json_reader(file, header);
+    let allow_opaque = options.allow_opaque_dtypes;
+    let metadata = HeaderParser { path, prefix, allow_opaque, json, table: &mut *table }.parse()?;
+    let data = ByteRange::new(header.end(), identity.len_bytes).expect("the header lies inside the file");
+    table.seal_file(mark, data).map_err(|fault| layout_error(path, fault, data))?;
+    Ok(Shard { path: path.to_owned(), identity, data, metadata })
+}
+
+/// Opens a regular file.
+pub(super) fn open(path: &Path) -> Result<(File, FileIdentity), CheckpointError> {
+    open_regular(path).map_err(|fault| match fault {
+        OpenFault::NotRegular(found) => CheckpointError::NotRegular { path: path.to_owned(), found },
+        OpenFault::Io(source) if source.kind() == io::ErrorKind::NotFound => missing(path),
+        OpenFault::Io(source) => CheckpointError::Io { path: path.to_owned(), operation: "open", source },
+    })
+}
+
+/// The error for a path that leads to nothing: a link without target, or nothing at all.
+pub(super) fn missing(path: &Path) -> CheckpointError {
+    let path = path.to_owned();
+    let Ok(link) = std::fs::read_link(&path) else { return CheckpointError::NotFound { path } };
+    let target = path.parent().unwrap_or(Path::new("")).join(link);
+    let mut partial = target.clone().into_os_string();
+    partial.push(".incomplete");
+    let partial_bytes = std::fs::metadata(partial).ok().map(|metadata| metadata.len());
+    CheckpointError::DanglingLink { path, target, partial_bytes }
+}
+
+pub(super) fn check_unchanged(path: &Path, file: &File, was: FileIdentity) -> Result<(), CheckpointError> {
+    let now = FileIdentity::of(file).map_err(|source| CheckpointError::Io {
+        path: path.to_owned(),
+        operation: "stat",
+        source,
+    })?;
+    if now == was {
+        return Ok(());
+    }
+    Err(CheckpointError::FileChanged { path: path.to_owned(), states: Box::new((was, now)) })
+}
+
+/// A JSON reader of a part of a file.
+pub(super) fn json_reader(file: &File, text: ByteRange) -> JsonReader<FilePart<'_>> {
+    let buffer_bytes = to_usize(text.len_bytes().min(BUFFER_BYTES));
+    JsonReader::new(FilePart { file, rest: text }, text.start(), buffer_bytes)
+}
+
+/// Where the header's text is.
+fn header_range(
+    path: &Path,
+    file: &File,
+    file_bytes: u64,
+    options: &OpenOptions,
+) -> Result<ByteRange, CheckpointError> {
+    let path = || path.to_owned();
+    if file_bytes < PREFIX_BYTES {
+        let found = match sniff(file) {
+            Some(kind) => kind.to_owned(),
+            None => format!("{file_bytes} bytes, where 8 announce the length of the header"),
+        };
+        return Err(CheckpointError::NotSafetensors { path: path(), found });
+    }
+    let mut prefix = [0; 8];
+    file.read_exact_at(&mut prefix, 0).map_err(|source| CheckpointError::Io {
+        path: path(),
+        operation: "read",
+        source,
+    })?;
+    let header_bytes = u64::from_le_bytes(prefix);
+    match ByteRange::with_len(PREFIX_BYTES, header_bytes) {
+        Some(header) if header.end() <= file_bytes => {
+            let limit_bytes = options.header_bytes_max;
+            if header_bytes <= limit_bytes {
+                return Ok(header);
+            }
+            let what = "header";
+            Err(CheckpointError::OverLimit { path: path(), what, found_bytes: header_bytes, limit_bytes })
+        }
+        _ => Err(match sniff(file) {
+            Some(kind) => CheckpointError::NotSafetensors { path: path(), found: kind.to_owned() },
+            None => CheckpointError::HeaderExceedsFile { path: path(), header_bytes, file_bytes },
+        }),
+    }
+}
+
+/// What a file is that is not what it should be, from its first bytes.
+pub(super) fn sniff(file: &File) -> Option<&'static str> {
+    const KINDS: [(&[u8], &str); 9] = [
+        (b"version https://git-lfs", "a Git LFS pointer: fetch the file itself, with `git lfs pull`"),
+        (b"PK\x03\x04", "a zip archive, perhaps of PyTorch"),
+        (b"\x80\x02", "a pickle, perhaps of PyTorch"),
+        (b"\x89HDF", "an HDF5 file"),
+        (b"GGUF", "a GGUF file"),
+        (b"\x7fELF", "a program"),
+        (b"<", "HTML or XML, perhaps an error page in place of a download"),
+        (b"{", "JSON text (the name of an index ends in .json)"),
+        (b"\xef\xbb\xbf", "text with a byte order mark"),
+    ];
+    let mut first = [0; 32];
+    let len = file.read_at(&mut first, 0).ok()?;
+    if len == 0 {
+        return Some("an empty file");
+    }
+    KINDS.into_iter().find(|(magic, _)| first[..len].starts_with(magic)).map(|(_, kind)| kind)
+}
+
+fn layout_error(path: &Path, fault: LayoutFault, data: ByteRange) -> CheckpointError {
+    let path = path.to_owned();
+    match fault {
+        LayoutFault::Duplicate(key) => {
+            CheckpointError::DuplicateKey { path, place: Place::Header, key: kept(&key) }
+        }
+        LayoutFault::Hole { tensor, expected_start, found_start } => {
+            CheckpointError::Hole { path, tensor: kept(&tensor), expected_start, found_start }
+        }
+        LayoutFault::Overlap { tensor, other, expected_start, found_start } => {
+            let (tensor, other) = (kept(&tensor), kept(&other));
+            CheckpointError::Overlap { path, tensor, other, expected_start, found_start }
+        }
+        LayoutFault::Truncated { tensor, data_bytes } => {
+            let expected_bytes = u128::from(data.start()) + u128::from(data_bytes);
+            let (tensor, found_bytes) = (kept(&tensor), data.end());
+            CheckpointError::Truncated { path, tensor, expected_bytes, found_bytes }
+        }
+        LayoutFault::Trailing { data_bytes } => {
+            let expected_bytes = data.start() + data_bytes;
+            CheckpointError::TrailingBytes { path, expected_bytes, found_bytes: data.end() }
+        }
+        LayoutFault::TooMany => {
+            CheckpointError::TooMany { path, what: "tensors", limit: u64::from(u32::MAX) }
+        }
+    }
+}
+
+/// A part of a file, read by offset.
+pub(super) struct FilePart<'a> {
+    file: &'a File,
+    rest: ByteRange,
+}
+
+impl Read for FilePart<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let wanted = to_usize(self.rest.len_bytes().min(to_u64(buffer.len())));
+        let count = self.file.read_at(&mut buffer[..wanted], self.rest.start())?;
+        let start = self.rest.start() + to_u64(count);
+        self.rest = ByteRange::new(start, self.rest.end()).expect("no more was read than was wanted");
+        Ok(count)
+    }
+}
+
+/// A small text file, whole.
+pub(super) fn read_small(
+    path: &Path,
+    limit_bytes: u64,
+    what: &'static str,
+) -> Result<String, CheckpointError> {
+    let (file, identity) = open(path)?;
+    let found_bytes = identity.len_bytes;
+    if found_bytes > limit_bytes {
+        let path = path.to_owned();
+        return Err(CheckpointError::OverLimit { path, what, found_bytes, limit_bytes });
+    }
+    let mut text = String::new();
+    let io_error = |source| CheckpointError::Io { path: PathBuf::from(path), operation: "read", source };
+    file.take(limit_bytes).read_to_string(&mut text).map_err(io_error)?;
+    Ok(text)
+}

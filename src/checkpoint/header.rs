@@ -1,0 +1,349 @@
+//! The header of a safetensors file: JSON text -> records in the table.
+//!
+//! ```text
+//! { "__metadata__": { text: text, ... },
+//!   name: { "dtype": text, "shape": [n, ...], "data_offsets": [start, end] }, ... }
+//! ```
+//!
+//! Typed and strict: see the table in `docs/design.md` for where it differs from the reference. Fields of a
+//! tensor that the format does not know are read over, as the reference does. What the offsets mean together
+//! is checked by [`TensorTable::seal_file`], when the whole header is known.
+//!
+//! Format: <https://huggingface.co/docs/safetensors/index#format>.
+
+use std::io::Read;
+use std::path::Path;
+
+use super::error::{CheckpointError, Place, kept, shape_text};
+use super::json::{JsonFault, JsonReader};
+use super::keys::OpenKeys;
+use super::metadata::FileMetadata;
+use super::tensor::{Record, Span, TensorTable};
+use super::{DType, UnknownDType};
+
+/// The key that is no tensor.
+const METADATA_KEY: &str = "__metadata__";
+
+/// Reads one header into a table.
+pub(super) struct HeaderParser<'a, R> {
+    pub(super) path: &'a Path,
+    /// Put before every name.
+    pub(super) prefix: &'a str,
+    /// Let dtypes pass that the format does not name.
+    pub(super) allow_opaque: bool,
+    pub(super) json: JsonReader<R>,
+    pub(super) table: &'a mut TensorTable,
+}
+
+/// The three fields of a tensor, as far as they were seen.
+#[derive(Default)]
+struct Fields {
+    dtype: Option<(DType, u32)>,
+    shape: Option<Span>,
+    offsets: Option<(u64, u64)>,
+}
+
+impl<R: Read> HeaderParser<'_, R> {
+    /// Reads the whole header; its tensors are appended to the table, not sealed.
+    pub(super) fn parse(mut self) -> Result<FileMetadata, CheckpointError> {
+        let mut keys = OpenKeys::default();
+        let mut metadata = None;
+        self.json
+            .open_object("`{`, the start of the header")
+            .map_err(|fault| self.fault(fault, Place::Header))?;
+        let mut first = true;
+        loop {
+            let name_start = self.table.names.len();
+            self.table.names.push_str(self.prefix);
+            let key_start = self.table.names.len();
+            let more = self.json.next_key(&mut first, &mut self.table.names);
+            if !more.map_err(|fault| self.fault(fault, Place::Header))? {
+                self.table.names.truncate(name_start);
+                break;
+            }
+            if &self.table.names[key_start..] == METADATA_KEY {
+                self.table.names.truncate(name_start);
+                let duplicate = metadata.replace(self.metadata()?);
+                if duplicate.is_some() {
+                    return Err(self.fault(JsonFault::Duplicate(METADATA_KEY.to_owned()), Place::Header));
+                }
+                continue;
+            }
+            let name = Span::tail(name_start, self.table.names.len());
+            let name = name.ok_or_else(|| self.too_many("bytes of tensor names"))?;
+            self.tensor(name, name_start, &mut keys)?;
+        }
+        self.json.finish().map_err(|fault| self.fault(fault, Place::Header))?;
+        Ok(metadata.unwrap_or_default())
+    }
+
+    fn metadata(&mut self) -> Result<FileMetadata, CheckpointError> {
+        let mut metadata = FileMetadata::default();
+        self.metadata_entries(&mut metadata).map_err(|fault| self.fault(fault, Place::Metadata))?;
+        metadata.finish().map_err(|key| self.fault(JsonFault::Duplicate(key), Place::Metadata))?;
+        Ok(metadata)
+    }
+
+    fn metadata_entries(&mut self, metadata: &mut FileMetadata) -> Result<(), JsonFault> {
+        self.json.open_object("an object of texts")?;
+        let mut first = true;
+        while self.json.next_key(&mut first, metadata.text())? {
+            let middle = metadata.text().len();
+            self.json.string(metadata.text(), "a text")?;
+            if metadata.entry_is_complete(middle).is_none() {
+                return Err(self.json.unexpected("less than 4 GiB of text"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads one tensor's object; its name ends the table's names.
+    fn tensor(&mut self, name: Span, name_start: usize, keys: &mut OpenKeys) -> Result<(), CheckpointError> {
+        let name_end = self.table.names.len();
+        keys.open(true);
+        let mut fields = Fields::default();
+        let outcome =
+            self.fields(&mut fields, keys).and_then(|()| keys.close().map_err(FieldFault::duplicate));
+        let tensor = |table: &TensorTable| kept(&table.names[name_start..name_end]);
+        match outcome {
+            Ok(()) => {}
+            Err(FieldFault::Json(fault)) => {
+                let place = Place::Tensor(tensor(self.table));
+                return Err(self.fault(fault, place));
+            }
+            Err(FieldFault::UnknownDType(UnknownDType { found })) => {
+                let (path, found) = (self.path.to_owned(), kept(&found));
+                return Err(CheckpointError::UnknownDType { path, tensor: tensor(self.table), found });
+            }
+            Err(FieldFault::TooMany(what)) => return Err(self.too_many(what)),
+        }
+        let missing = |field, table| CheckpointError::MissingField {
+            path: self.path.to_owned(),
+            tensor: tensor(table),
+            field,
+        };
+        let Some((dtype, opaque)) = fields.dtype else { return Err(missing("dtype", self.table)) };
+        let Some(shape) = fields.shape else { return Err(missing("shape", self.table)) };
+        let Some((start, end)) = fields.offsets else { return Err(missing("data_offsets", self.table)) };
+        let record = Record { start, end, name, shape, opaque, dtype };
+        self.check_size(&record, || tensor(self.table))?;
+        self.table.records.push(record);
+        Ok(())
+    }
+
+    fn fields(&mut self, fields: &mut Fields, keys: &mut OpenKeys) -> Result<(), FieldFault> {
+        self.json.open_object("an object with dtype, shape and data_offsets")?;
+        let mut first = true;
+        let mut seen = SeenFields::default();
+        loop {
+            // The key is spelled out behind the names and taken off again.
+            let key_start = self.table.names.len();
+            if !self.json.next_key(&mut first, &mut self.table.names)? {
+                return Ok(());
+            }
+            let field = Field::of(&self.table.names[key_start..]);
+            if field == Field::Unknown && !keys.push(&self.table.names[key_start..]) {
+                return Err(FieldFault::TooMany("bytes of keys"));
+            }
+            self.table.names.truncate(key_start);
+            seen.add(field)?;
+            match field {
+                Field::DType => fields.dtype = Some(self.dtype()?),
+                Field::Shape => fields.shape = Some(self.shape()?),
+                Field::Offsets => fields.offsets = Some(self.offsets()?),
+                Field::Unknown => self.json.skip_value(keys)?,
+            }
+        }
+    }
+
+    fn dtype(&mut self) -> Result<(DType, u32), FieldFault> {
+        let start = self.table.names.len();
+        self.json.string(&mut self.table.names, "the name of a dtype")?;
+        match self.table.names[start..].parse::<DType>() {
+            Ok(dtype) => {
+                self.table.names.truncate(start);
+                Ok((dtype, 0))
+            }
+            Err(_) if self.allow_opaque => {
+                let span = Span::tail(start, self.table.names.len());
+                let span = span.ok_or(FieldFault::TooMany("bytes of tensor names"))?;
+                // Neighbours mostly share their dtype.
+                let known = self.table.opaque_names.last().copied();
+                if known.is_some_and(|known| self.table.spelled(known) == self.table.spelled(span)) {
+                    self.table.names.truncate(start);
+                } else {
+                    self.table.opaque_names.push(span);
+                }
+                let last = self.table.opaque_names.len() - 1;
+                Ok((DType::Opaque, last.try_into().map_err(|_| FieldFault::TooMany("opaque dtypes"))?))
+            }
+            Err(unknown) => {
+                self.table.names.truncate(start);
+                Err(FieldFault::UnknownDType(unknown))
+            }
+        }
+    }
+
+    fn shape(&mut self) -> Result<Span, FieldFault> {
+        let start = self.table.dims.len();
+        self.json.open_array("an array of dimensions")?;
+        let mut first = true;
+        while self.json.next_element(&mut first)? {
+            let dim = self.json.unsigned("a dimension: an integer from 0 to 2^64 - 1")?;
+            self.table.dims.push(dim);
+        }
+        Span::tail(start, self.table.dims.len()).ok_or(FieldFault::TooMany("dimensions"))
+    }
+
+    fn offsets(&mut self) -> Result<(u64, u64), FieldFault> {
+        const EXPECTED: &str = "an array of two offsets, integers from 0 to 2^64 - 1";
+        self.json.open_array(EXPECTED)?;
+        let mut first = true;
+        let mut offsets = [0; 2];
+        for offset in &mut offsets {
+            if !self.json.next_element(&mut first)? {
+                return Err(self.json.unexpected_before(EXPECTED, "one that is shorter").into());
+            }
+            *offset = self.json.unsigned(EXPECTED)?;
+        }
+        if self.json.next_element(&mut first)? {
+            return Err(self.json.unexpected(EXPECTED).into());
+        }
+        Ok((offsets[0], offsets[1]))
+    }
+
+    /// Compares what dtype and shape need with what the offsets span.
+    fn check_size(&self, record: &Record, tensor: impl Fn() -> String) -> Result<(), CheckpointError> {
+        let (start, end) = (record.start, record.end);
+        let path = || self.path.to_owned();
+        let Some(found_bytes) = end.checked_sub(start) else {
+            return Err(CheckpointError::ReversedOffsets { path: path(), tensor: tensor(), start, end });
+        };
+        let dtype = record.dtype;
+        let Some(element_bits) = dtype.bits() else { return Ok(()) };
+        let shape = self.table.shape(record.shape);
+        let Some(bits) = total_bits(shape, element_bits) else {
+            let shape = shape_text(shape);
+            return Err(CheckpointError::SizeOverflow { path: path(), tensor: tensor(), dtype, shape });
+        };
+        if !bits.is_multiple_of(8) {
+            let shape = shape_text(shape);
+            return Err(CheckpointError::PartialByte { path: path(), tensor: tensor(), dtype, shape, bits });
+        }
+        let expected_bytes = bits / 8;
+        if expected_bytes != found_bytes {
+            let (path, tensor, shape) = (path(), tensor(), shape_text(shape));
+            return Err(CheckpointError::SizeMismatch {
+                path,
+                tensor,
+                dtype,
+                shape,
+                expected_bytes,
+                found_bytes,
+            });
+        }
+        Ok(())
+    }
+
+    fn too_many(&self, what: &'static str) -> CheckpointError {
+        CheckpointError::TooMany { path: self.path.to_owned(), what, limit: u64::from(u32::MAX) }
+    }
+
+    fn fault(&self, fault: JsonFault, place: Place) -> CheckpointError {
+        fault.at(self.path, place)
+    }
+}
+
+/// Bits of a tensor, or `None` if the product of its non-zero dimensions does not fit in 64 bits of bits.
+/// Independent of the order of the dimensions; no framework can make a tensor that this refuses.
+fn total_bits(shape: &[u64], element_bits: u64) -> Option<u64> {
+    let mut nonzero = shape.iter().filter(|&&dim| dim != 0);
+    let bits = nonzero.try_fold(element_bits, |product, &dim| product.checked_mul(dim))?;
+    Some(if shape.contains(&0) { 0 } else { bits })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Field {
+    DType,
+    Shape,
+    Offsets,
+    Unknown,
+}
+
+impl Field {
+    fn of(key: &str) -> Self {
+        match key {
+            "dtype" => Self::DType,
+            "shape" => Self::Shape,
+            "data_offsets" => Self::Offsets,
+            _ => Self::Unknown,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::DType => "dtype",
+            Self::Shape => "shape",
+            Self::Offsets => "data_offsets",
+            Self::Unknown => "",
+        }
+    }
+}
+
+/// Which of the three fields were there already.
+#[derive(Default)]
+struct SeenFields {
+    seen: [bool; 3],
+}
+
+impl SeenFields {
+    fn add(&mut self, field: Field) -> Result<(), FieldFault> {
+        let slot = match field {
+            Field::DType => 0,
+            Field::Shape => 1,
+            Field::Offsets => 2,
+            Field::Unknown => return Ok(()),
+        };
+        if std::mem::replace(&mut self.seen[slot], true) {
+            return Err(FieldFault::duplicate(field.name().to_owned()));
+        }
+        Ok(())
+    }
+}
+
+/// What is wrong inside a tensor's object; the caller adds its name.
+enum FieldFault {
+    Json(JsonFault),
+    UnknownDType(UnknownDType),
+    TooMany(&'static str),
+}
+
+impl FieldFault {
+    fn duplicate(key: String) -> Self {
+        Self::Json(JsonFault::Duplicate(key))
+    }
+}
+
+impl From<JsonFault> for FieldFault {
+    fn from(fault: JsonFault) -> Self {
+        Self::Json(fault)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_do_not_depend_on_the_order_of_dimensions() {
+        assert_eq!(total_bits(&[], 16), Some(16));
+        assert_eq!(total_bits(&[0], 16), Some(0));
+        assert_eq!(total_bits(&[3, 5], 4), Some(60));
+        let big = 1 << 62;
+        for shape in [[0, big, 4], [big, 4, 0], [4, 0, big]] {
+            assert_eq!(total_bits(&shape, 8), None, "{shape:?}");
+        }
+        assert_eq!(total_bits(&[u64::MAX], 1), Some(u64::MAX));
+        assert_eq!(total_bits(&[u64::MAX], 4), None);
+    }
+}

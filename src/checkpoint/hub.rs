@@ -1,0 +1,196 @@
+//! The local cache of the Hugging Face hub: `org/name@revision` -> a directory. Nothing is fetched.
+//!
+//! ```text
+//! ROOT/models--org--name/refs/main                           text: the commit that `main` was, at download
+//!                       /snapshots/COMMIT/model.safetensors  link to ../../blobs/HASH
+//!                       /blobs/HASH, HASH.incomplete         the bytes; a download that is not finished
+//! ```
+//!
+//! The layout is documented at <https://huggingface.co/docs/huggingface_hub/guides/manage-cache>. Where the
+//! cache is, the caller says: this library does not read the environment. [`HubCache::locate`] has the hub's
+//! own rule for whoever does.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::error::{CheckpointError, kept};
+use super::options::OpenOptions;
+use super::{file, path_rule, set};
+
+/// Bytes of a reference file, at most; it holds one commit.
+const REFERENCE_BYTES_MAX: u64 = 4096;
+
+/// The revision that a name without one means.
+const DEFAULT_REVISION: &str = "main";
+
+/// A cache of the Hugging Face hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HubCache {
+    /// The directory with the `models--...` folders.
+    pub root: PathBuf,
+}
+
+/// The values of the environment variables that say where the cache is. Empty means unset.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CacheVariables {
+    /// `HF_HUB_CACHE`: the cache itself.
+    pub hf_hub_cache: Option<OsString>,
+    /// `HUGGINGFACE_HUB_CACHE`: the older name of the same.
+    pub huggingface_hub_cache: Option<OsString>,
+    /// `HF_HOME`: the cache is its `hub`.
+    pub hf_home: Option<OsString>,
+    /// `XDG_CACHE_HOME`: the cache is its `huggingface/hub`.
+    pub xdg_cache_home: Option<OsString>,
+    /// `HOME`: the cache is its `.cache/huggingface/hub`; also what a leading `~` in the others means.
+    pub home: Option<OsString>,
+}
+
+impl HubCache {
+    /// The cache in that directory.
+    #[must_use]
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The directory that the hub's own tools would use, by the first variable that is set, in the order of
+    /// [`CacheVariables`]. `None` if none is. Variables inside the values are not expanded.
+    #[must_use]
+    pub fn locate(variables: &CacheVariables) -> Option<PathBuf> {
+        let home = variables.home.as_ref().filter(|value| !value.is_empty()).map(PathBuf::from);
+        let expanded = |value: &Option<OsString>| {
+            let path = PathBuf::from(value.as_ref().filter(|value| !value.is_empty())?);
+            match (path.strip_prefix("~"), &home) {
+                (Ok(rest), Some(home)) => Some(home.join(rest)),
+                _ => Some(path),
+            }
+        };
+        expanded(&variables.hf_hub_cache)
+            .or_else(|| expanded(&variables.huggingface_hub_cache))
+            .or_else(|| Some(expanded(&variables.hf_home)?.join("hub")))
+            .or_else(|| Some(expanded(&variables.xdg_cache_home)?.join("huggingface/hub")))
+            .or_else(|| Some(home.as_ref()?.join(".cache/huggingface/hub")))
+    }
+
+    /// The directory of `org/name`, `name`, `org/name@revision` or `name@revision`. A revision is a branch or
+    /// tag that was downloaded under that name, or a whole commit.
+    ///
+    /// # Errors
+    /// [`CheckpointError::InvalidRepository`] and [`CheckpointError::UnsafeName`] for text that is no name,
+    /// [`CheckpointError::NotCached`] if the revision is not there, and what is missing if it is there in
+    /// part: the blob that a link leads to, or the shards that an index lists.
+    pub fn resolve(&self, name: &str) -> Result<PathBuf, CheckpointError> {
+        let (repository, revision) = name.split_once('@').unwrap_or((name, DEFAULT_REVISION));
+        check_repository(repository)
+            .map_err(|reason| CheckpointError::InvalidRepository { found: kept(name), reason })?;
+        let folder = self.root.join(format!("models--{}", repository.replace('/', "--")));
+        let not_cached = |path: PathBuf, found: &str| CheckpointError::NotCached {
+            path,
+            repository: repository.to_owned(),
+            revision: kept(revision),
+            found: found.to_owned(),
+        };
+        // The name becomes a path, so the same rule holds as for names out of a file.
+        let checked = path_rule::relative(revision).map_err(|reason| CheckpointError::UnsafeName {
+            path: folder.clone(),
+            key: "the revision".to_owned(),
+            found: kept(revision),
+            reason,
+        })?;
+        if !folder.is_dir() {
+            return Err(not_cached(folder, "nothing of that repository"));
+        }
+        let reference = folder.join("refs").join(checked);
+        let commit = match reference.is_file() {
+            true => read_reference(&reference)?,
+            false if is_commit(checked) => checked.to_owned(),
+            false => return Err(not_cached(reference, "no such reference")),
+        };
+        let snapshot = folder.join("snapshots").join(commit);
+        if !snapshot.is_dir() {
+            return Err(not_cached(snapshot, "no snapshot of it"));
+        }
+        set::check_present(&snapshot, &OpenOptions::new())?;
+        Ok(snapshot)
+    }
+}
+
+/// The commit in a reference file.
+fn read_reference(path: &Path) -> Result<String, CheckpointError> {
+    let text = file::read_small(path, REFERENCE_BYTES_MAX, "reference")?;
+    let commit = text.trim_ascii();
+    if is_commit(commit) {
+        return Ok(commit.to_owned());
+    }
+    let (path, found) = (path.to_owned(), kept(commit));
+    let (key, reason) = ("the reference".to_owned(), "it is not a commit in hexadecimal digits");
+    Err(CheckpointError::UnsafeName { path, key, found, reason })
+}
+
+/// SHA-1 or SHA-256, in hexadecimal digits.
+fn is_commit(text: &str) -> bool {
+    matches!(text.len(), 40 | 64) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// The hub's rule for names of repositories.
+fn check_repository(name: &str) -> Result<(), &'static str> {
+    const NAME_BYTES_MAX: usize = 96;
+    if name.len() > NAME_BYTES_MAX {
+        return Err("it is longer than 96 bytes");
+    }
+    if name.split('/').count() > 2 {
+        return Err("it has more than one `/`");
+    }
+    if name.contains("--") || name.contains("..") {
+        return Err("it has `--` or `..` in it");
+    }
+    for part in name.split('/') {
+        if part.is_empty() {
+            return Err("a part of it is empty");
+        }
+        if part.starts_with(['-', '.']) || part.ends_with(['-', '.']) {
+            return Err("a part of it starts or ends with `-` or `.`");
+        }
+        if !part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)) {
+            return Err("it has characters other than letters, digits, `-`, `_` and `.`");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_variable_that_is_set_decides() {
+        let mut variables = CacheVariables::default();
+        assert_eq!(HubCache::locate(&variables), None);
+        let some = |text: &str| Some(OsString::from(text));
+        let located = |variables: &CacheVariables| HubCache::locate(variables).unwrap();
+        variables.home = some("/home/me");
+        assert_eq!(located(&variables), Path::new("/home/me/.cache/huggingface/hub"));
+        variables.xdg_cache_home = some("/xdg");
+        assert_eq!(located(&variables), Path::new("/xdg/huggingface/hub"));
+        variables.hf_home = some("~/hf");
+        assert_eq!(located(&variables), Path::new("/home/me/hf/hub"));
+        variables.huggingface_hub_cache = some("/old");
+        assert_eq!(located(&variables), Path::new("/old"));
+        variables.hf_hub_cache = some("/new");
+        assert_eq!(located(&variables), Path::new("/new"));
+        variables.hf_hub_cache = some("");
+        assert_eq!(located(&variables), Path::new("/old"));
+    }
+
+    #[test]
+    fn names_of_repositories_follow_the_hubs_rule() {
+        for name in ["gpt2", "org/name", "TheOrg/Model-7B_v0.1", "1/2"] {
+            assert_eq!(check_repository(name), Ok(()), "{name}");
+        }
+        let long = "x".repeat(97);
+        for name in
+            ["", "/", "a/", "/a", "a/b/c", "../x", "a--b/c", "a/..", "a/.b", "a/b-", "a b/c", "a\0/b", &long]
+        {
+            assert!(check_repository(name).is_err(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The index of a sharded checkpoint: which tensor lies in which file.
+//!
+//! ```text
+//! { "metadata": { "total_size": n, ... }, "weight_map": { tensor: file, ... } }     as transformers writes it
+//! { tensor: file, ... }                                                             as accelerate writes it
+//! ```
+//!
+//! Only the text is read here: names are checked lexically, duplicates refused. Whether the shards hold what
+//! the map says is compared by the caller, both ways, once their headers are known.
+
+use std::path::Path;
+
+use super::error::{CheckpointError, Place, kept};
+use super::file;
+use super::json::{JsonFault, JsonReader};
+use super::keys::OpenKeys;
+use super::options::OpenOptions;
+use super::path_rule;
+use super::tensor::Span;
+use crate::units::ByteRange;
+
+/// A checked `weight_map`, sorted by tensor.
+#[derive(Debug, Default)]
+pub(super) struct WeightMap {
+    text: String,
+    entries: Vec<Entry>,
+    /// The distinct files, sorted.
+    files: Vec<Span>,
+    /// `metadata.total_size` as it is spelled, if it is a number.
+    pub(super) total_size: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    tensor: Span,
+    file: Span,
+}
+
+impl WeightMap {
+    /// Reads an index.
+    pub(super) fn read(path: &Path, options: &OpenOptions) -> Result<Self, CheckpointError> {
+        let (file, identity) = file::open(path)?;
+        let (found_bytes, limit_bytes) = (identity.len_bytes, options.header_bytes_max);
+        if found_bytes > limit_bytes {
+            let path = path.to_owned();
+            return Err(CheckpointError::OverLimit { path, what: "index", found_bytes, limit_bytes });
+        }
+        let text = ByteRange::with_len(0, found_bytes).expect("a length fits behind 0");
+        let outcome = Parser::new(path, file::json_reader(&file, text)).parse();
+        file::check_unchanged(path, &file, identity)?;
+        outcome.map_err(|error| match (error, file::sniff(&file)) {
+            (CheckpointError::Syntax { path, .. }, Some(kind)) if !kind.starts_with("JSON") => {
+                CheckpointError::NotAnIndex { path, found: kind.to_owned() }
+            }
+            (error, _) => error,
+        })
+    }
+
+    /// Names of the files, sorted, each once.
+    pub(super) fn files(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.files.iter().map(|&span| self.spelled(span))
+    }
+
+    /// Tensors and their files, sorted by tensor.
+    pub(super) fn entries(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.entries.iter().map(|entry| (self.spelled(entry.tensor), self.spelled(entry.file)))
+    }
+
+    fn spelled(&self, span: Span) -> &str {
+        &self.text[span.range()]
+    }
+
+    /// Sorts the entries and collects the files.
+    ///
+    /// # Errors
+    /// A tensor that stands twice.
+    fn finish(&mut self) -> Result<(), String> {
+        let text = &self.text;
+        let spelled = |span: Span| &text[span.range()];
+        self.entries.sort_unstable_by(|left, right| spelled(left.tensor).cmp(spelled(right.tensor)));
+        for pair in self.entries.windows(2) {
+            if spelled(pair[0].tensor) == spelled(pair[1].tensor) {
+                return Err(spelled(pair[0].tensor).to_owned());
+            }
+        }
+        let mut files: Vec<Span> = Vec::new();
+        for entry in &self.entries {
+            if files.last().is_none_or(|&last| spelled(last) != spelled(entry.file)) {
+                files.push(entry.file);
+            }
+        }
+        files.sort_unstable_by(|&left, &right| spelled(left).cmp(spelled(right)));
+        files.dedup_by(|left, right| spelled(*left) == spelled(*right));
+        self.files = files;
+        Ok(())
+    }
+}
+
+struct Parser<'a, R> {
+    path: &'a Path,
+    json: JsonReader<R>,
+    keys: OpenKeys,
+    map: WeightMap,
+    has_weight_map: bool,
+    /// The first key outside `weight_map` whose value is no text.
+    other_key: Option<String>,
+    /// The first text outside `weight_map` that is no file name: fatal only if the map turns out to be flat.
+    unsafe_name: Option<CheckpointError>,
+}
+
+impl<'a, R: std::io::Read> Parser<'a, R> {
+    fn new(path: &'a Path, json: JsonReader<R>) -> Self {
+        let (keys, map) = (OpenKeys::default(), WeightMap::default());
+        Self { path, json, keys, map, has_weight_map: false, other_key: None, unsafe_name: None }
+    }
+
+    fn parse(mut self) -> Result<WeightMap, CheckpointError> {
+        let index_fault = |path: &Path, fault: JsonFault| fault.at(path, Place::Index);
+        self.json.open_object("`{`, the start of an index").map_err(|fault| index_fault(self.path, fault))?;
+        self.keys.open(true);
+        let mut first = true;
+        let mut key = String::new();
+        loop {
+            key.clear();
+            let more = self.json.next_key(&mut first, &mut key);
+            if !more.map_err(|fault| index_fault(self.path, fault))? {
+                break;
+            }
+            if !self.keys.push(&key) {
+                return Err(self.too_many());
+            }
+            self.member(&key)?;
+        }
+        self.json.finish().map_err(|fault| index_fault(self.path, fault))?;
+        self.keys.close().map_err(|key| index_fault(self.path, JsonFault::Duplicate(key)))?;
+        // The keys are no longer needed, and the next step needs memory.
+        self.keys = OpenKeys::default();
+        self.check_kind()?;
+        self.map.finish().map_err(|key| JsonFault::Duplicate(key).at(self.path, Place::WeightMap))?;
+        Ok(self.map)
+    }
+
+    /// Reads one value of the outermost object.
+    fn member(&mut self, key: &str) -> Result<(), CheckpointError> {
+        let fault = |path: &Path, fault: JsonFault| fault.at(path, Place::Index);
+        if key == "weight_map" {
+            // What looked like a flat map until here was something else.
+            self.map.entries.clear();
+            self.has_weight_map = true;
+            return self.weight_map();
+        }
+        if key == "metadata" && self.json.next_is(b'{').map_err(|error| fault(self.path, error))? {
+            return self.metadata().map_err(|error| fault(self.path, error));
+        }
+        let is_text = self.json.next_is(b'"').map_err(|error| fault(self.path, error))?;
+        if is_text && !self.has_weight_map {
+            let start = self.map.text.len();
+            self.map.text.push_str(key);
+            return self.entry(start, Place::Index);
+        }
+        if !is_text && self.other_key.is_none() {
+            self.other_key = Some(kept(key));
+        }
+        self.json.skip_value(&mut self.keys).map_err(|error| fault(self.path, error))
+    }
+
+    fn metadata(&mut self) -> Result<(), JsonFault> {
+        self.json.open_object("an object")?;
+        self.keys.open(true);
+        let mut first = true;
+        let mut key = String::new();
+        loop {
+            key.clear();
+            if !self.json.next_key(&mut first, &mut key)? {
+                return self.keys.close().map_err(JsonFault::Duplicate);
+            }
+            if !self.keys.push(&key) {
+                return Err(self.json.unexpected("less than 4 GiB of keys"));
+            }
+            if key == "total_size" && self.json.next_is_number()? {
+                self.json.number()?;
+                self.map.total_size = Some(self.json.number_text().to_owned());
+            } else {
+                self.json.skip_value(&mut self.keys)?;
+            }
+        }
+    }
+
+    fn weight_map(&mut self) -> Result<(), CheckpointError> {
+        let fault = |path: &Path, fault: JsonFault| fault.at(path, Place::WeightMap);
+        self.json
+            .open_object("an object of tensors and their files")
+            .map_err(|error| fault(self.path, error))?;
+        let mut first = true;
+        loop {
+            let start = self.map.text.len();
+            let more = self.json.next_key(&mut first, &mut self.map.text);
+            if !more.map_err(|error| fault(self.path, error))? {
+                return Ok(());
+            }
+            self.entry(start, Place::WeightMap)?;
+        }
+    }
+
+    /// Reads the file of a tensor whose name stands in the text from `start`, and keeps both.
+    fn entry(&mut self, start: usize, place: Place) -> Result<(), CheckpointError> {
+        let middle = self.map.text.len();
+        self.json
+            .string(&mut self.map.text, "the name of a file")
+            .map_err(|fault| fault.at(self.path, place))?;
+        let found = &self.map.text[middle..];
+        let skipped = match path_rule::relative(found) {
+            Ok(rest) => found.len() - rest.len(),
+            Err(reason) => {
+                let (key, found) = (kept(&self.map.text[start..middle]), kept(found));
+                let error = CheckpointError::UnsafeName { path: self.path.to_owned(), key, found, reason };
+                if self.has_weight_map {
+                    return Err(error);
+                }
+                self.map.text.truncate(start);
+                self.unsafe_name.get_or_insert(error);
+                return Ok(());
+            }
+        };
+        let end = self.map.text.len();
+        let (Some(tensor), Some(file)) = (Span::tail(start, middle), Span::tail(middle + skipped, end))
+        else {
+            return Err(self.too_many());
+        };
+        // The same file mostly stands in the next entry too: one spelling is enough.
+        match self.map.entries.last() {
+            Some(last) if self.map.spelled(last.file) == self.map.spelled(file) => {
+                let file = last.file;
+                self.map.text.truncate(middle);
+                self.map.entries.push(Entry { tensor, file });
+            }
+            _ => self.map.entries.push(Entry { tensor, file }),
+        }
+        Ok(())
+    }
+
+    /// Refuses JSON that is no index.
+    fn check_kind(&mut self) -> Result<(), CheckpointError> {
+        if let (None, false, Some(error)) = (&self.other_key, self.has_weight_map, self.unsafe_name.take()) {
+            return Err(error);
+        }
+        let found = match (&self.other_key, self.has_weight_map) {
+            (_, true) if self.map.entries.is_empty() => "a weight_map without tensors".to_owned(),
+            (_, true) => return Ok(()),
+            (Some(key), false) => format!("no weight_map, and `{key}` names no file"),
+            (None, false) if self.map.entries.is_empty() => "no weight_map".to_owned(),
+            (None, false) => return Ok(()),
+        };
+        Err(CheckpointError::NotAnIndex { path: self.path.to_owned(), found })
+    }
+
+    fn too_many(&self) -> CheckpointError {
+        let (path, what) = (self.path.to_owned(), "bytes of names");
+        CheckpointError::TooMany { path, what, limit: u64::from(u32::MAX) }
+    }
+}

@@ -1,0 +1,123 @@
+//! The free text that a file carries about itself: the `__metadata__` of its header.
+
+use std::fmt;
+
+use crate::units::{to_u64, to_usize};
+
+/// The `__metadata__` of one file: a small map of texts, sorted by key. Empty if the file has none.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct FileMetadata {
+    text: String,
+    entries: Vec<Entry>,
+}
+
+/// A key and, right behind it, its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    start: u32,
+    middle: u32,
+    end: u32,
+}
+
+impl FileMetadata {
+    /// Number of entries.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// True if there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The value of that key.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&str> {
+        let position = self.entries.binary_search_by(|&entry| self.key(entry).cmp(key)).ok()?;
+        Some(self.value(self.entries[position]))
+    }
+
+    /// Keys and values, sorted by key.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.entries.iter().map(|&entry| (self.key(entry), self.value(entry)))
+    }
+
+    fn key(&self, entry: Entry) -> &str {
+        &self.text[to_usize(u64::from(entry.start))..to_usize(u64::from(entry.middle))]
+    }
+
+    fn value(&self, entry: Entry) -> &str {
+        &self.text[to_usize(u64::from(entry.middle))..to_usize(u64::from(entry.end))]
+    }
+
+    /// Where the reader appends a key and then its value.
+    pub(super) fn text(&mut self) -> &mut String {
+        &mut self.text
+    }
+
+    /// Takes what was appended since the last entry as a key that ends at `middle` and its value. `None` if
+    /// there are more than 4 GiB of text.
+    pub(super) fn entry_is_complete(&mut self, middle: usize) -> Option<()> {
+        let start = self.entries.last().map_or(0, |entry| entry.end);
+        let (middle, end) = (u32::try_from(middle).ok()?, u32::try_from(self.text.len()).ok()?);
+        self.entries.push(Entry { start, middle, end });
+        Some(())
+    }
+
+    /// Sorts the entries and gives back spare memory.
+    ///
+    /// # Errors
+    /// A key that stands twice.
+    pub(super) fn finish(&mut self) -> Result<(), String> {
+        let mut entries = std::mem::take(&mut self.entries);
+        entries.sort_unstable_by(|&left, &right| self.key(left).cmp(self.key(right)));
+        if let Some(pair) = entries.windows(2).find(|pair| self.key(pair[0]) == self.key(pair[1])) {
+            return Err(self.key(pair[0]).to_owned());
+        }
+        entries.shrink_to_fit();
+        self.entries = entries;
+        self.text.shrink_to_fit();
+        Ok(())
+    }
+
+    /// Memory held, in bytes.
+    pub(super) fn heap_bytes(&self) -> u64 {
+        to_u64(self.text.capacity()) + to_u64(self.entries.capacity() * size_of::<Entry>())
+    }
+}
+
+impl fmt::Debug for FileMetadata {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(entries: &[(&str, &str)]) -> Result<FileMetadata, String> {
+        let mut metadata = FileMetadata::default();
+        for (key, value) in entries {
+            metadata.text().push_str(key);
+            let middle = metadata.text().len();
+            metadata.text().push_str(value);
+            metadata.entry_is_complete(middle).unwrap();
+        }
+        metadata.finish().map(|()| metadata)
+    }
+
+    #[test]
+    fn entries_are_found_by_key() {
+        let metadata = filled(&[("format", "pt"), ("", "empty"), ("a", "")]).unwrap();
+        assert_eq!(metadata.iter().collect::<Vec<_>>(), [("", "empty"), ("a", ""), ("format", "pt")]);
+        assert_eq!(
+            (metadata.get("format"), metadata.get("a"), metadata.get("b")),
+            (Some("pt"), Some(""), None)
+        );
+        assert_eq!(metadata.len(), 3);
+        assert_eq!(filled(&[("x", "1"), ("x", "2")]), Err("x".to_owned()));
+    }
+}

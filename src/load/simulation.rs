@@ -1,0 +1,323 @@
+//! The whole loader on a simulated device that copies as late as it may, with sources that fail or panic at every
+//! read in turn. What holds here holds for asynchronous devices: a slot that were recycled before its copy is
+//! complete would deliver another read's bytes.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::control::Setup;
+use super::{LayerStream, LoadError, stream};
+use crate::checkpoint::Checkpoint;
+use crate::device::{Arena, Backend, DeviceError, PendingCopy};
+use crate::layers::Layers;
+use crate::plan::{CopyOp, LoadPlan, PlanLimits, Window};
+use crate::source::{self, Fallback, IoMode, ReadRequest, Source, SourceError};
+use crate::staging::{Empty, Filled, Ring, Slot};
+use crate::units::{to_u64, to_usize};
+
+/// What a device may do to the loader.
+#[derive(Clone, Copy, Debug, Default)]
+struct DeviceFaults {
+    /// Fail the allocation, the copy or the wait of this number (from 0).
+    allocate_at: Option<u64>,
+    copy_at: Option<u64>,
+    wait_at: Option<u64>,
+}
+
+/// A device whose copies happen only when somebody waits for them.
+#[derive(Debug, Default)]
+struct LateBackend {
+    faults: DeviceFaults,
+    allocations: AtomicU64,
+    copies: AtomicU64,
+    ledger: Arc<Ledger>,
+}
+
+#[derive(Debug, Default)]
+struct Ledger {
+    waits: AtomicU64,
+    live_arenas: AtomicU64,
+    in_flight: AtomicU64,
+    trimmed: AtomicBool,
+}
+
+#[derive(Debug)]
+struct LateArena {
+    bytes: Mutex<Vec<u8>>,
+    /// A copy for readers, made by the first one; by then every copy is complete.
+    snapshot: std::sync::OnceLock<Vec<u8>>,
+    ledger: Arc<Ledger>,
+}
+
+impl Arena for LateArena {
+    fn len_bytes(&self) -> u64 {
+        to_u64(self.bytes.lock().unwrap().len())
+    }
+
+    fn host_bytes(&self) -> Option<&[u8]> {
+        Some(self.snapshot.get_or_init(|| self.bytes.lock().unwrap().clone()))
+    }
+}
+
+impl Drop for LateArena {
+    fn drop(&mut self) {
+        self.ledger.live_arenas.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+struct LateCopy {
+    slot: Option<Slot<Filled>>,
+    arena: Arc<LateArena>,
+    copies: Vec<CopyOp>,
+    fail: Option<u64>,
+    ledger: Arc<Ledger>,
+}
+
+impl LateCopy {
+    fn run(&mut self) {
+        if let Some(slot) = &self.slot {
+            let mut target = self.arena.bytes.lock().unwrap();
+            for copy in &self.copies {
+                let start = to_usize(copy.arena_offset_bytes);
+                let source = slot.part(copy.slot_offset_bytes, copy.len_bytes);
+                target[start..start + source.len()].copy_from_slice(source);
+            }
+        }
+    }
+}
+
+impl PendingCopy for LateCopy {
+    fn is_complete(&self) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+
+    fn wait(mut self) -> Result<Slot<Empty>, DeviceError> {
+        if self.fail == Some(self.ledger.waits.fetch_add(1, Ordering::SeqCst)) {
+            return Err(fault());
+        }
+        self.run();
+        Ok(self.slot.take().unwrap().into_empty())
+    }
+}
+
+impl Drop for LateCopy {
+    fn drop(&mut self) {
+        self.run();
+        self.ledger.in_flight.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Backend for LateBackend {
+    type Arena = LateArena;
+    type Pending = LateCopy;
+
+    fn allocate(&self, len_bytes: u64) -> Result<Arc<LateArena>, DeviceError> {
+        if self.faults.allocate_at == Some(self.allocations.fetch_add(1, Ordering::SeqCst)) {
+            return Err(fault());
+        }
+        self.ledger.live_arenas.fetch_add(1, Ordering::SeqCst);
+        let bytes = Mutex::new(vec![0xA5; to_usize(len_bytes)]);
+        Ok(Arc::new(LateArena {
+            bytes,
+            snapshot: std::sync::OnceLock::new(),
+            ledger: Arc::clone(&self.ledger),
+        }))
+    }
+
+    fn copy_async(
+        &self,
+        arena: &Arc<LateArena>,
+        slot: Slot<Filled>,
+        copies: &[CopyOp],
+    ) -> Result<LateCopy, DeviceError> {
+        if self.faults.copy_at == Some(self.copies.fetch_add(1, Ordering::SeqCst)) {
+            return Err(fault());
+        }
+        self.ledger.in_flight.fetch_add(1, Ordering::SeqCst);
+        Ok(LateCopy {
+            slot: Some(slot),
+            arena: Arc::clone(arena),
+            copies: copies.to_vec(),
+            fail: self.faults.wait_at,
+            ledger: Arc::clone(&self.ledger),
+        })
+    }
+
+    fn trim(&self) {
+        assert_eq!(self.ledger.in_flight.load(Ordering::SeqCst), 0, "trimmed with copies in flight");
+        assert!(!self.ledger.trimmed.swap(true, Ordering::SeqCst), "trimmed twice");
+    }
+}
+
+fn fault() -> DeviceError {
+    DeviceError::HostAllocation { bytes: 1, source: std::io::Error::other("injected") }
+}
+
+/// Reads through another source, and fails, panics or dawdles on the way.
+struct FaultySource {
+    inner: Box<dyn Source>,
+    reads: AtomicU64,
+    panic_at: Option<u64>,
+    dawdle: bool,
+}
+
+impl Source for FaultySource {
+    fn mode(&self) -> IoMode {
+        self.inner.mode()
+    }
+
+    fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
+        let number = self.reads.fetch_add(1, Ordering::SeqCst);
+        assert_ne!(self.panic_at, Some(number), "injected panic at read {number}");
+        if self.dawdle {
+            // Reads finish out of order: the odd ones are slow.
+            std::thread::sleep(Duration::from_micros(200 * (number % 3)));
+        }
+        self.inner.read(request, buffer)
+    }
+
+    fn fallbacks(&self) -> Vec<Fallback> {
+        self.inner.fallbacks()
+    }
+}
+
+/// A checkpoint of one file: eight layers of three tensors of odd sizes.
+fn checkpoint(folder: &Path) -> Checkpoint {
+    let mut header = String::from("{");
+    let mut data = Vec::new();
+    for layer in 0..8_u32 {
+        for (name, len) in [("a.weight", 700_001), ("b.weight", 300_032), ("c.weight", 99)] {
+            let start = data.len();
+            data.extend((0..len).map(|i: u32| {
+                u8::try_from(i.wrapping_mul(2_654_435_761) >> 24 & 0xFF).unwrap()
+                    ^ u8::try_from(layer).unwrap()
+            }));
+            let comma = if start == 0 { "" } else { "," };
+            header.push_str(&format!(
+                "{comma}\"layers.{layer}.{name}\":{{\"dtype\":\"U8\",\"shape\":[{len}],\"data_offsets\":[{start},{}]}}",
+                data.len()
+            ));
+        }
+    }
+    header.push('}');
+    let mut file = to_u64(header.len()).to_le_bytes().to_vec();
+    file.extend_from_slice(header.as_bytes());
+    file.extend_from_slice(&data);
+    let path = folder.join("model.safetensors");
+    std::fs::write(&path, file).unwrap();
+    Checkpoint::open(path).unwrap()
+}
+
+struct Run {
+    checkpoint: Checkpoint,
+    ledger: Arc<Ledger>,
+    stream: LayerStream,
+    _folder: tempfile::TempDir,
+}
+
+fn start(faults: DeviceFaults, panic_at: Option<u64>, window: u32) -> Run {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = checkpoint(folder.path());
+    let layers = Layers::group(&checkpoint).unwrap();
+    let mut limits = PlanLimits::new(6 << 20);
+    limits.window = Window::Layers(window);
+    limits.readers = 3;
+    let plan = Arc::new(LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap());
+    let budget = crate::budget::MemoryBudget::new(limits.host_budget_bytes);
+    let ring = Ring::new(plan.memory().ring(), budget.reserve("ring", plan.memory().ring().bytes()).unwrap())
+        .unwrap();
+    let inner = source::open(IoMode::Buffered, &checkpoint).unwrap();
+    let source = Arc::new(FaultySource { inner, reads: AtomicU64::new(0), panic_at, dawdle: true });
+    let backend = Arc::new(LateBackend { faults, ..LateBackend::default() });
+    let ledger = Arc::clone(&backend.ledger);
+    let setup = Setup {
+        checkpoint: checkpoint.clone(),
+        plan,
+        ring,
+        source,
+        backend,
+        prefetch: 2,
+        hash: false,
+        reservations: Vec::new(),
+    };
+    Run {
+        checkpoint,
+        ledger,
+        stream: stream::start(setup, Duration::from_secs(20)).unwrap(),
+        _folder: folder,
+    }
+}
+
+impl Run {
+    /// Takes every layer, checks its bytes, and returns how the load ended.
+    fn finish(mut self) -> Result<usize, LoadError> {
+        let file = std::fs::read(&self.checkpoint.shards()[0].path).unwrap();
+        let mut layers = 0;
+        let mut outcome = Ok(0);
+        for layer in &mut self.stream {
+            match layer {
+                Ok(layer) => {
+                    for tensor in layer.tensors() {
+                        let extent = tensor.entry().extent;
+                        let expected = &file[to_usize(extent.start())..to_usize(extent.end())];
+                        assert!(tensor.as_bytes().unwrap() == expected, "{} is wrong", tensor.name());
+                    }
+                    layers += 1;
+                    outcome = Ok(layers);
+                }
+                Err(error) => outcome = Err(error),
+            }
+        }
+        drop(self.stream);
+        assert!(self.ledger.trimmed.load(Ordering::SeqCst), "the device was trimmed");
+        assert_eq!(self.ledger.in_flight.load(Ordering::SeqCst), 0, "copies in flight");
+        assert_eq!(self.ledger.live_arenas.load(Ordering::SeqCst), 0, "arenas leaked");
+        outcome
+    }
+}
+
+#[test]
+fn late_copies_deliver_the_right_bytes() {
+    for window in 1..4 {
+        assert_eq!(start(DeviceFaults::default(), None, window).finish().unwrap(), 8);
+    }
+}
+
+#[test]
+fn a_device_that_fails_at_any_point_ends_the_load_and_leaks_nothing() {
+    for at in 0..8 {
+        let faults = [
+            DeviceFaults { allocate_at: Some(at), ..DeviceFaults::default() },
+            DeviceFaults { copy_at: Some(at), ..DeviceFaults::default() },
+            DeviceFaults { wait_at: Some(at), ..DeviceFaults::default() },
+        ];
+        for faults in faults {
+            let error = start(faults, None, 2).finish().unwrap_err();
+            assert!(matches!(error, LoadError::Device(_)), "{faults:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_panic_in_a_reader_is_an_error() {
+    for at in 0..8 {
+        let error = start(DeviceFaults::default(), Some(at), 2).finish().unwrap_err();
+        let LoadError::Panicked { message } = &error else { panic!("{error}") };
+        assert!(message.contains("injected panic"), "{message}");
+    }
+}
+
+#[test]
+fn dropping_the_stream_at_any_layer_leaks_nothing() {
+    for taken in 0..8 {
+        let mut run = start(DeviceFaults::default(), None, 2);
+        for layer in run.stream.by_ref().take(taken) {
+            layer.unwrap();
+        }
+        drop(run.stream);
+        assert_eq!(run.ledger.live_arenas.load(Ordering::SeqCst), 0);
+        assert_eq!(run.ledger.in_flight.load(Ordering::SeqCst), 0);
+    }
+}

@@ -1,0 +1,95 @@
+//! The one-way flow: a stage may use the stages above it, never one below.
+//!
+//! The order is that of the `mod` lines in `lib.rs`. The test reads the sources, so that a `use` in the wrong
+//! direction fails here with file and line rather than in a review.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The stages from top to bottom. `error` types belong to their stage.
+const FLOW: [&str; 11] = [
+    "units",
+    "budget",
+    "checkpoint",
+    "layers",
+    "plan",
+    "source",
+    "staging",
+    "device",
+    "load",
+    "model",
+    "convert",
+];
+
+#[test]
+fn stages_use_only_what_is_above_them() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    collect(&root, &mut files);
+    assert!(files.len() > 20, "the sources are there");
+    let mut wrong = Vec::new();
+    for file in files {
+        let relative = file.strip_prefix(&root).unwrap();
+        let Some(stage) = stage_of(relative) else { continue };
+        let text = fs::read_to_string(&file).unwrap();
+        for (number, line) in (1..).zip(text.lines()) {
+            for used in stages_in(line) {
+                if position(used).is_some_and(|used| used > stage) {
+                    wrong.push(format!("{}:{number}: {}", relative.display(), line.trim()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "uses against the flow:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_probe_observes_and_is_used_by_no_stage() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    collect(&root, &mut files);
+    for file in files {
+        let relative = file.strip_prefix(&root).unwrap().to_path_buf();
+        if stage_of(&relative).is_none() {
+            continue;
+        }
+        let text = fs::read_to_string(&file).unwrap();
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        assert!(
+            !code.clone().any(|line| line.contains("crate::probe")),
+            "{} uses the probe",
+            relative.display()
+        );
+    }
+}
+
+fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            if !path.ends_with("bin") {
+                collect(&path, files);
+            }
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+}
+
+fn stage_of(relative: &Path) -> Option<usize> {
+    let first = relative.components().next()?.as_os_str().to_str()?;
+    position(first.trim_end_matches(".rs"))
+}
+
+fn position(stage: &str) -> Option<usize> {
+    FLOW.iter().position(|known| *known == stage)
+}
+
+/// The stages that a line of code names as `crate::stage`. Comments may point anywhere.
+fn stages_in(line: &str) -> impl Iterator<Item = &str> {
+    let code = line.split("//").next().unwrap_or_default();
+    code.split("crate::").skip(1).map(|rest| {
+        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
+        &rest[..end]
+    })
+}

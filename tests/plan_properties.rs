@@ -1,0 +1,156 @@
+//! Plans of random checkpoints under random limits: every byte is delivered exactly once, to a place of its own,
+//! and no read goes beyond a slot.
+
+mod common;
+
+use common::{TestTensor, write_sharded};
+use onelayer::plan::{LoadPlan, PlanError, PlanLimits};
+use onelayer::units::{Alignment, MIB};
+use onelayer::{Checkpoint, IoMode, Layers, Window};
+use proptest::prelude::*;
+
+#[derive(Debug, Clone)]
+struct Limits {
+    budget_bytes: u64,
+    readers: u32,
+    window: u32,
+    mmap: bool,
+    alignment_log2: u32,
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    (0..80 * MIB, 1..10_u32, 0..5_u32, any::<bool>(), 12..17_u32).prop_map(
+        |(budget_bytes, readers, window, mmap, alignment_log2)| Limits {
+            budget_bytes,
+            readers,
+            window,
+            mmap,
+            alignment_log2,
+        },
+    )
+}
+
+/// Shards of tensors: mostly small, some larger than a slot, some without bytes; names in and out of stacks.
+fn shards() -> impl Strategy<Value = Vec<Vec<usize>>> {
+    let len = prop_oneof![3 => 0..5000_usize, 3 => Just(4096_usize), 2 => 5000..400_000_usize, 1 => 900_000..1_500_000_usize];
+    prop::collection::vec(prop::collection::vec(len, 0..12), 1..4)
+}
+
+fn checkpoint(folder: &std::path::Path, shards: &[Vec<usize>]) -> Checkpoint {
+    let mut number = 0;
+    let shards: Vec<Vec<TestTensor>> = shards
+        .iter()
+        .map(|lens| {
+            let tensors = lens.iter().map(|&len| {
+                number += 1;
+                let name = match number % 4 {
+                    0 => format!("head.{number}"),
+                    kind => format!("model.layers.{}.part{kind}.inner.weight", number % 5),
+                };
+                TestTensor {
+                    name: format!("{name}.n{number}"),
+                    dtype: "U8",
+                    shape: vec![len as u64],
+                    bytes: vec![1; len],
+                }
+            });
+            tensors.collect()
+        })
+        .collect();
+    write_sharded(folder, &shards);
+    Checkpoint::open(folder).unwrap()
+}
+
+fn check(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits) {
+    let memory = plan.memory();
+    let slot_bytes = memory.ring().slot_bytes;
+    assert!(memory.budgeted_bytes() <= limits.host_budget_bytes);
+    assert!(memory.ring().bytes() >= u64::from(memory.ring().slots) * slot_bytes);
+    assert!(memory.ring().readers * 2 <= memory.ring().slots);
+    // Per tensor: the pieces (offset in the tensor, length) that arrived, found through the arena.
+    let mut arrived = vec![0_u64; checkpoint.tensor_count()];
+    for layer in plan.layers() {
+        let places = plan.placements(layer);
+        let mut end = 0;
+        for place in places {
+            assert!(Alignment::TENSOR.divides(place.arena_offset_bytes));
+            assert!(place.arena_offset_bytes >= end, "places do not overlap");
+            end = place.arena_offset_bytes + checkpoint.tensor(place.tensor).extent.len_bytes();
+        }
+        assert!(end <= layer.arena_bytes && Alignment::HUGE_PAGE.divides(layer.arena_bytes));
+        for read in &plan.reads()[layer.reads.start as usize..layer.reads.end as usize] {
+            let request = &read.request;
+            assert!(request.extent.contains(request.payload) && !request.payload.is_empty());
+            assert!(
+                limits.alignment.divides(request.extent.start())
+                    && limits.alignment.divides(request.extent.end())
+            );
+            assert!(request.extent.len_bytes() <= slot_bytes, "a read fits a slot");
+            assert!(request.payload.end() <= checkpoint.shard(request.shard).data.end());
+            for copy in plan.copies(read) {
+                let file_start = request.extent.start() + copy.slot_offset_bytes;
+                assert!(
+                    file_start >= request.payload.start()
+                        && file_start + copy.len_bytes <= request.payload.end()
+                );
+                // A copy may carry several neighbours: walk through them.
+                let mut done = 0;
+                while done < copy.len_bytes {
+                    let at = copy.arena_offset_bytes + done;
+                    let place = places
+                        .iter()
+                        .rfind(|place| {
+                            place.arena_offset_bytes <= at
+                                && !checkpoint.tensor(place.tensor).extent.is_empty()
+                        })
+                        .expect("every copied byte belongs to a tensor");
+                    let tensor = checkpoint.tensor(place.tensor);
+                    assert_eq!(tensor.shard, request.shard);
+                    let inside = at - place.arena_offset_bytes;
+                    assert_eq!(file_start + done, tensor.extent.start() + inside, "the byte of this place");
+                    assert_eq!(arrived[tensor.id.index()], inside, "in order, each byte once");
+                    let len = (copy.len_bytes - done).min(tensor.extent.len_bytes() - inside);
+                    assert!(len > 0);
+                    arrived[tensor.id.index()] += len;
+                    done += len;
+                }
+            }
+        }
+    }
+    for tensor in checkpoint.tensors() {
+        assert_eq!(arrived[tensor.id.index()], tensor.extent.len_bytes(), "{} is complete", tensor.name);
+    }
+    assert_eq!(plan.tensor_bytes(), checkpoint.tensor_bytes());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn every_byte_once_and_no_read_beyond_a_slot(shards in shards(), limits in limits()) {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = checkpoint(folder.path(), &shards);
+        let layers = Layers::group(&checkpoint).unwrap();
+        let mut plan_limits = PlanLimits::new(limits.budget_bytes);
+        plan_limits.readers = limits.readers;
+        plan_limits.io = if limits.mmap { IoMode::Mmap } else { IoMode::Direct };
+        plan_limits.window = if limits.window == 0 { Window::All } else { Window::Layers(limits.window) };
+        plan_limits.alignment = Alignment::new(1 << limits.alignment_log2).unwrap();
+        match LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true) {
+            Ok(plan) => {
+                check(&checkpoint, &plan, &plan_limits);
+                prop_assert!(plan.memory().smallest_budget_bytes() <= limits.budget_bytes);
+                // The same input gives the same plan, to the letter.
+                let again = LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true).unwrap();
+                prop_assert_eq!(format!("{again:#}"), format!("{plan:#}"));
+            }
+            Err(PlanError::BudgetTooSmall { smallest_bytes, .. }) => {
+                prop_assert!(smallest_bytes > limits.budget_bytes);
+                plan_limits.host_budget_bytes = smallest_bytes;
+                let plan = LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true).unwrap();
+                check(&checkpoint, &plan, &plan_limits);
+            }
+            Err(error) => return Err(TestCaseError::fail(error.to_string())),
+        }
+    }
+}
