@@ -10,6 +10,9 @@
 //! | `activity` | `stat`, `io`: faults, reads, CPU time |
 //! | `timeline`, `recorder` | nothing: bounded curve, peaks and where they happened |
 //! | `sampler` | the calling process over time |
+//! | `cgroup` | control groups, versions 1 and 2; makes one of our own |
+//! | `page_cache` | how much of a file is cached; drops it |
+//! | `host` | kernel, memory, CPU, kind of a file system |
 //!
 //! ```
 //! use onelayer::probe::{Sampler, SamplerOptions};
@@ -24,9 +27,12 @@
 //! ```
 
 mod activity;
+mod cgroup;
 mod error;
+mod host;
 mod measured;
 mod memory;
+mod page_cache;
 mod procfs;
 mod recorder;
 mod rollup;
@@ -35,9 +41,12 @@ mod snapshot;
 mod timeline;
 
 pub use activity::Activity;
+pub use cgroup::{CgroupVersion, ChildGroup, CpuGroup, GroupMemory, MemoryGroup};
 pub use error::ProbeError;
+pub use host::{FileSystem, Host};
 pub use measured::{Measured, Reason, Unavailable};
 pub use memory::{PeakReset, ProcessMemory};
+pub use page_cache::{CacheDrop, Residency, ResidencyMethod, drop_cache, residency};
 pub use procfs::{Process, Procfs};
 pub use recorder::{At, LABEL_BYTES_MAX, Peak, Peaks, Recorder, RssPeakMethod};
 pub use rollup::SmapsRollup;

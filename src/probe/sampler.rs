@@ -23,7 +23,7 @@ use super::measured::{Unavailable, UnavailableList};
 use super::memory::MemoryReader;
 use super::recorder::{Peaks, Recorder};
 use super::timeline::{TIMELINE_ROWS_DEFAULT, Timeline};
-use super::{Activity, Measured, PeakReset, ProbeError, Process, Procfs, Reason, Snapshot};
+use super::{Activity, Measured, MemoryGroup, PeakReset, ProbeError, Process, Procfs, Reason, Snapshot};
 
 /// The time between two samples unless asked otherwise.
 pub const INTERVAL_DEFAULT: Duration = Duration::from_millis(5);
@@ -191,6 +191,7 @@ pub struct Sampler {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<Measured<f64>>>,
     process: Process,
+    group: Result<MemoryGroup, Reason>,
     interval: Duration,
     peak_reset: PeakResetOutcome,
     baseline: Snapshot,
@@ -198,7 +199,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Starts the thread, resets the peak, takes the baseline and begins to sample. What should not count as growth (warm-up,
+    /// Starts the thread, finds the control group, resets the peak, takes the baseline and begins to sample. What should not count as growth (warm-up,
     /// a device context) must have happened before.
     ///
     /// A peak that cannot be reset and a `/proc` that cannot be read are not errors: the summary says so.
@@ -211,6 +212,7 @@ impl Sampler {
             return Err(ProbeError::Interval { found: interval, min: INTERVAL_MIN, max: INTERVAL_MAX });
         }
         let process = options.procfs.myself();
+        let group = process.memory_group();
         let shared = Arc::new(Shared {
             recorder: Mutex::new(Recorder::new(options.timeline_rows)),
             mark_reader: Mutex::new(MemoryReader::new(&process)),
@@ -229,7 +231,7 @@ impl Sampler {
         shared.wait_while(Run::WarmingUp);
         lock(&shared.mark_reader).read();
         // Once for nothing: the buffers of this reading belong to the baseline, not to the growth.
-        let _ = Snapshot::take(&process);
+        let _ = Snapshot::take(&process, &group);
         let peak_reset = if options.reset_peak {
             process
                 .reset_peak()
@@ -237,11 +239,11 @@ impl Sampler {
         } else {
             PeakResetOutcome::NotAsked
         };
-        let baseline = Snapshot::take(&process);
+        let baseline = Snapshot::take(&process, &group);
         let start = Instant::now();
         lock(&shared.recorder).record(Duration::ZERO, &baseline.memory);
         shared.set_run(Run::Sampling { start });
-        Ok(Self { shared, thread: Some(thread), process, interval, peak_reset, baseline, start })
+        Ok(Self { shared, thread: Some(thread), process, group, interval, peak_reset, baseline, start })
     }
 
     /// A handle for marks.
@@ -259,7 +261,7 @@ impl Sampler {
     /// Everything that can be read now, exact memory included.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot::take(&self.process)
+        Snapshot::take(&self.process, &self.group)
     }
 
     /// The peaks so far.

@@ -1,0 +1,340 @@
+//! A control group of our own for one measured run: a fresh kernel peak, and a limit if one is wanted.
+//!
+//! It is always a child of the group the caller is in, so no limit is escaped, and it is removed on drop.
+//!
+//! ```text
+//! version 1:  parent ── onelayer-<pid>-<n>          any process may stay in the parent
+//! version 2:  parent ── onelayer-<pid>-<n>          only if the parent already hands `memory` to its children,
+//!               │                                   or holds no process but the caller, who then steps aside:
+//!               └────── onelayer-<pid>-<n>-caller   the caller, until the drop moves it back
+//! ```
+//!
+//! Version 2 hands a controller only to the children of a group that holds no processes itself ("no internal
+//! processes", `cgroup-v2.rst`). A process that is alone in a delegated scope can satisfy that by stepping aside; with other processes
+//! in the way this is refused, since moving them is not ours to do.
+//!
+//! Memory charged before a process enters stays with its old group: let a command enter before it runs ([`ChildGroup::place`]).
+#![allow(unsafe_code, reason = "entering a group between fork and exec needs Command::pre_exec")]
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::{CgroupVersion, GroupMemory, MemoryGroup};
+use crate::probe::{ProbeError, Procfs};
+
+const CONTROLLER: &str = "memory";
+const PROCS: &str = "cgroup.procs";
+
+/// How long a drop waits for the kernel to let go of processes that have just ended.
+const REMOVE_PATIENCE: Duration = Duration::from_millis(500);
+
+/// A memory control group below the caller's own, removed on drop.
+#[derive(Debug)]
+pub struct ChildGroup {
+    group: MemoryGroup,
+    parent: PathBuf,
+    limit_bytes: Option<u64>,
+    aside: Option<Aside>,
+}
+
+impl ChildGroup {
+    /// Makes a group below the one the calling process is in. With `limit_bytes` (rounded down to pages by the kernel), what it holds is
+    /// limited to that, swap included where the kernel counts it.
+    ///
+    /// # Errors
+    /// [`ProbeError::GroupNotHere`], [`ProbeError::GroupNotPermitted`], [`ProbeError::GroupNotDelegated`] or
+    /// [`ProbeError::GroupHoldsProcesses`] if there can be none here; [`ProbeError::Group`] if the limit is not accepted. Nothing is left behind then.
+    pub fn create(limit_bytes: Option<u64>) -> Result<Self, ProbeError> {
+        let parent = Procfs::default()
+            .myself()
+            .memory_group()
+            .map_err(|reason| ProbeError::GroupNotHere { reason })?;
+        Self::create_under(&parent, limit_bytes)
+    }
+
+    /// The same below `parent`, which should be the caller's group.
+    ///
+    /// # Errors
+    /// As [`ChildGroup::create`].
+    pub fn create_under(parent: &MemoryGroup, limit_bytes: Option<u64>) -> Result<Self, ProbeError> {
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        if !parent.is_visible() {
+            let reason = crate::probe::Reason::NotHere("the group this process is in is not visible here");
+            return Err(ProbeError::GroupNotHere { reason });
+        }
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let name = format!("onelayer-{}-{serial}", std::process::id());
+        let parent_directory = parent.directory().to_path_buf();
+        let aside = match parent.version() {
+            CgroupVersion::V1 => None,
+            CgroupVersion::V2 => delegate(&parent_directory, &name)?,
+        };
+        let directory = parent_directory.join(name);
+        fs::create_dir(&directory)
+            .map_err(|source| refused("make", &directory, &parent_directory, source))?;
+        // From here on the drop cleans up.
+        let group = Self { group: parent.child(directory), parent: parent_directory, limit_bytes, aside };
+        if let Some(limit_bytes) = limit_bytes {
+            group.set_limit(limit_bytes)?;
+        }
+        Ok(group)
+    }
+
+    fn set_limit(&self, limit_bytes: u64) -> Result<(), ProbeError> {
+        let (limit, swap, swap_value) = match self.group.version() {
+            CgroupVersion::V1 => ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", limit_bytes),
+            CgroupVersion::V2 => ("memory.max", "memory.swap.max", 0),
+        };
+        let path = self.directory().join(limit);
+        write_existing(&path, &limit_bytes.to_string()).map_err(|source| ProbeError::Group {
+            action: "set the limit in",
+            path,
+            source,
+        })?;
+        let path = self.directory().join(swap);
+        match write_existing(&path, &swap_value.to_string()) {
+            // The kernel does not account swap: then there is nothing to bound.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            result => result.map_err(|source| ProbeError::Group { action: "set the limit in", path, source }),
+        }
+    }
+
+    /// Its directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.group.directory()
+    }
+
+    /// The limit it was made with.
+    #[must_use]
+    pub fn limit_bytes(&self) -> Option<u64> {
+        self.limit_bytes
+    }
+
+    /// Its memory now; the peak is that of this run alone.
+    #[must_use]
+    pub fn memory(&self) -> GroupMemory {
+        self.group.read()
+    }
+
+    /// The processes in it.
+    ///
+    /// # Errors
+    /// [`ProbeError::Group`] if the list cannot be read.
+    pub fn pids(&self) -> Result<Vec<u32>, ProbeError> {
+        let path = self.directory().join(PROCS);
+        read_pids(&path).map_err(|source| ProbeError::Group { action: "list", path, source })
+    }
+
+    /// Moves a process into it. What the process already holds stays charged to its old group.
+    ///
+    /// # Errors
+    /// [`ProbeError::Group`] if the kernel refuses, such as for a process that has ended.
+    pub fn add(&self, pid: u32) -> Result<(), ProbeError> {
+        move_process(pid, self.directory())
+    }
+
+    /// Makes `command` enter the group before it runs anything of its own.
+    ///
+    /// # Errors
+    /// [`ProbeError::Group`] if the group's list of processes cannot be opened. If entering fails later, `spawn` fails.
+    pub fn place(&self, command: &mut Command) -> Result<(), ProbeError> {
+        let path = self.directory().join(PROCS);
+        let procs = OpenOptions::new().write(true).open(&path).map_err(|source| ProbeError::Group {
+            action: "open",
+            path,
+            source,
+        })?;
+        let enter = move || enter_group(&procs);
+        // SAFETY: between fork and exec the closure makes one `write` on a descriptor it owns and reads `errno`; it
+        // takes no lock and allocates nothing, so it is async-signal-safe as pre_exec demands.
+        unsafe { command.pre_exec(enter) };
+        Ok(())
+    }
+
+    /// Removes it now, so that a failure can be seen. Processes still in it move to the caller's group.
+    ///
+    /// # Errors
+    /// [`ProbeError::Group`] if it is still there afterwards.
+    pub fn remove(self) -> Result<(), ProbeError> {
+        self.remove_directory()
+    }
+
+    fn remove_directory(&self) -> Result<(), ProbeError> {
+        let directory = self.directory();
+        let start = std::time::Instant::now();
+        loop {
+            for pid in read_pids(&directory.join(PROCS)).unwrap_or_default() {
+                // Fails for those that have just ended, which is as good.
+                let _ = move_process(pid, &self.parent);
+            }
+            match fs::remove_dir(directory) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                Err(error)
+                    if error.raw_os_error() == Some(libc::EBUSY) && start.elapsed() < REMOVE_PATIENCE =>
+                {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                result => {
+                    let path = directory.to_path_buf();
+                    return result.map_err(|source| ProbeError::Group { action: "remove", path, source });
+                }
+            }
+        }
+    }
+}
+
+impl Drop for ChildGroup {
+    fn drop(&mut self) {
+        // Nothing can be reported from here; `remove` is for those who want to know.
+        let _ = self.remove_directory();
+        drop(self.aside.take());
+    }
+}
+
+/// The caller, moved into a leaf so that its group may hand out controllers; moved back on drop.
+#[derive(Debug)]
+struct Aside {
+    parent: PathBuf,
+    leaf: PathBuf,
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        let is_last = fs::read_dir(&self.parent).is_ok_and(|entries| {
+            let mut groups =
+                entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            groups.all(|entry| entry.path() == self.leaf)
+        });
+        if !is_last {
+            // Another group here lives on the controller: the caller stays aside, under the same limits.
+            return;
+        }
+        // In this order: no process may be in a group that hands out controllers.
+        let _ = write_existing(&self.parent.join("cgroup.subtree_control"), &format!("-{CONTROLLER}"));
+        let _ = move_process(std::process::id(), &self.parent);
+        let _ = fs::remove_dir(&self.leaf);
+    }
+}
+
+/// Makes sure that children of `parent` (version 2) get the memory controller.
+fn delegate(parent: &Path, name: &str) -> Result<Option<Aside>, ProbeError> {
+    let read = |file: &'static str| super::memory::read_text(parent, file);
+    let holds = |list: &str| list.split_ascii_whitespace().any(|controller| controller == CONTROLLER);
+    let available = read("cgroup.controllers").map_err(|reason| ProbeError::GroupNotHere { reason })?;
+    if !holds(&available) {
+        let found = available.trim().to_owned();
+        return Err(ProbeError::GroupNotDelegated { parent: parent.to_path_buf(), found });
+    }
+    let enabled = read("cgroup.subtree_control").map_err(|reason| ProbeError::GroupNotHere { reason })?;
+    if holds(&enabled) {
+        return Ok(None);
+    }
+    let control = parent.join("cgroup.subtree_control");
+    let enable = format!("+{CONTROLLER}");
+    match write_existing(&control, &enable) {
+        Ok(()) => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
+        Err(source) => return Err(refused("write", &control, parent, source)),
+    }
+    let pids = read_pids(&parent.join(PROCS)).unwrap_or_default();
+    if pids != [std::process::id()] {
+        return Err(ProbeError::GroupHoldsProcesses {
+            parent: parent.to_path_buf(),
+            process_count: pids.len(),
+        });
+    }
+    let leaf = parent.join(format!("{name}-caller"));
+    fs::create_dir(&leaf).map_err(|source| refused("make", &leaf, parent, source))?;
+    let aside = Aside { parent: parent.to_path_buf(), leaf };
+    move_process(std::process::id(), &aside.leaf)?;
+    write_existing(&control, &enable).map_err(|source| refused("write", &control, parent, source))?;
+    Ok(Some(aside))
+}
+
+/// A failed step as the refusal it means.
+fn refused(action: &'static str, path: &Path, parent: &Path, source: io::Error) -> ProbeError {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            ProbeError::GroupNotPermitted { parent: parent.to_path_buf(), source }
+        }
+        _ => ProbeError::Group { action, path: path.to_path_buf(), source },
+    }
+}
+
+/// Writes into a file of a control group. Never creates one: on any other file system that would look like success.
+fn write_existing(path: &Path, text: &str) -> io::Result<()> {
+    OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
+}
+
+fn move_process(pid: u32, group: &Path) -> Result<(), ProbeError> {
+    let path = group.join(PROCS);
+    write_existing(&path, &pid.to_string()).map_err(|source| ProbeError::Group {
+        action: "move a process into",
+        path,
+        source,
+    })
+}
+
+fn read_pids(path: &Path) -> io::Result<Vec<u32>> {
+    Ok(fs::read_to_string(path)?.lines().filter_map(|line| line.trim().parse().ok()).collect())
+}
+
+/// Moves the calling process: `0` means oneself in both versions.
+fn enter_group(procs: &File) -> io::Result<()> {
+    const MYSELF: &[u8] = b"0\n";
+    // SAFETY: the pointer and length are those of a static slice, and the descriptor is open.
+    let written = unsafe { libc::write(procs.as_raw_fd(), MYSELF.as_ptr().cast(), MYSELF.len()) };
+    if written < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::probe::cgroup::locate::Location;
+
+    /// An imitation of a version 2 group: plain files do not refuse, so only the decisions before the kernel's are tested.
+    fn imitation(files: &[(&str, &str)]) -> (tempfile::TempDir, MemoryGroup) {
+        let root = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            fs::write(root.path().join(name), text).unwrap();
+        }
+        let directories = vec![root.path().to_path_buf()];
+        let location = Location { version: CgroupVersion::V2, directories, is_own: true };
+        (root, MemoryGroup::new(location))
+    }
+
+    #[test]
+    fn an_undelegated_controller_is_refused_by_name() {
+        let (root, parent) =
+            imitation(&[("cgroup.controllers", "cpu pids\n"), ("cgroup.subtree_control", "\n")]);
+        let refused = ChildGroup::create_under(&parent, None).unwrap_err();
+        assert!(
+            matches!(&refused, ProbeError::GroupNotDelegated { found, .. } if found == "cpu pids"),
+            "{refused}"
+        );
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2, "nothing is left behind");
+    }
+
+    #[test]
+    fn a_limit_that_cannot_be_set_leaves_no_group_behind() {
+        let (root, parent) =
+            imitation(&[("cgroup.controllers", "memory\n"), ("cgroup.subtree_control", "memory\n")]);
+        let refused = ChildGroup::create_under(&parent, Some(1 << 20)).unwrap_err();
+        assert!(matches!(&refused, ProbeError::Group { action: "set the limit in", .. }), "{refused}");
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_hierarchy_that_is_not_one_is_refused() {
+        let (_root, parent) = imitation(&[]);
+        let refused = ChildGroup::create_under(&parent, None).unwrap_err();
+        assert!(matches!(refused, ProbeError::GroupNotHere { .. }), "{refused}");
+    }
+}
