@@ -298,7 +298,7 @@ pub(crate) struct SynthArgs {
     #[arg(value_name = "DIR")]
     pub(crate) target: PathBuf,
     /// Element type, if another one than the model's: bf16, f16 or f32
-    #[arg(long, value_name = "DTYPE")]
+    #[arg(long, value_name = "DTYPE", value_parser = parse_float_type)]
     pub(crate) dtype: Option<FloatType>,
     /// Keep only the first N layers
     #[arg(long, value_name = "N")]
@@ -469,6 +469,10 @@ impl LoadArgs {
             opaque_dtypes: args.opaque_dtypes,
         }
     }
+}
+
+fn parse_float_type(text: &str) -> Result<FloatType, String> {
+    FloatType::parse(text).ok_or_else(|| "write bf16, f16 or f32".to_owned())
 }
 
 /// True if the words ask for JSON, even if they cannot be parsed as a whole.

@@ -6,11 +6,12 @@ use crate::report::{Cgroup, Host};
 
 /// The machine, as a report has it.
 pub(crate) fn host() -> Host {
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok();
-    let group = Procfs::default().myself().memory_group().ok();
+    let procfs = Procfs::default();
+    let machine = onelayer::probe::Host::read(&procfs);
+    let group = procfs.myself().memory_group().ok();
     Host {
-        kernel: kernel.map(|text| text.trim().to_owned()),
-        ram_bytes: ram_bytes(),
+        kernel: machine.kernel.value().map(Into::into),
+        ram_bytes: machine.ram_bytes.value(),
         cgroup: group.map(|group| Cgroup {
             version: if group.version() == CgroupVersion::V1 { 1 } else { 2 },
             limit_bytes: group.limit_bytes().value().flatten(),
@@ -30,13 +31,6 @@ pub(crate) fn memory_limit_bytes() -> Option<u64> {
     }
 }
 
-/// `MemTotal` of `/proc/meminfo`.
-fn ram_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,7 +38,7 @@ mod tests {
     #[test]
     fn a_limit_is_known_here() {
         let limit_bytes = memory_limit_bytes().expect("/proc/meminfo is readable here");
-        assert!(limit_bytes > 1 << 20 && Some(limit_bytes) <= ram_bytes());
+        assert!(limit_bytes > 1 << 20 && Some(limit_bytes) <= host().ram_bytes);
         assert!(host().kernel.is_some_and(|kernel| !kernel.contains('\n')));
     }
 }

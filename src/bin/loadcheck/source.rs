@@ -6,7 +6,7 @@ use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use onelayer::checkpoint::HubCache;
+use onelayer::checkpoint::{CacheVariables, HubCache};
 
 use crate::problem::{Code, Problem};
 use crate::worker;
@@ -59,11 +59,11 @@ fn looks_like_repository(text: &str) -> bool {
 }
 
 fn in_cache(given: &str, repository: &str) -> Result<Resolved, Vec<Problem>> {
-    let Some(root) = cache_root(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)) else {
+    let Some(root) = HubCache::locate(&variables()) else {
         let problem = Problem::new(Code::NotInCache, "the local cache cannot be found: HOME is not set");
         return Err(vec![problem.at(given).help("set HF_HOME or HF_HUB_CACHE")]);
     };
-    match HubCache::new(&root).resolve(repository) {
+    match HubCache::new(root).resolve(repository) {
         Ok(snapshot) => Ok(Resolved {
             given: given.to_owned(),
             revision: snapshot.file_name().map(|name| name.to_string_lossy().into_owned()),
@@ -73,29 +73,20 @@ fn in_cache(given: &str, repository: &str) -> Result<Resolved, Vec<Problem>> {
     }
 }
 
-/// Where the Hugging Face libraries keep their cache: the first of these that is set.
-fn cache_root(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
-    variable("HF_HUB_CACHE")
-        .or_else(|| variable("HUGGINGFACE_HUB_CACHE"))
-        .or_else(|| variable("HF_HOME").map(|home| home.join("hub")))
-        .or_else(|| variable("XDG_CACHE_HOME").map(|cache| cache.join("huggingface/hub")))
-        .or_else(|| variable("HOME").map(|home| home.join(".cache/huggingface/hub")))
+/// What the environment says about where the cache is.
+fn variables() -> CacheVariables {
+    let mut variables = CacheVariables::default();
+    variables.hf_hub_cache = env::var_os("HF_HUB_CACHE");
+    variables.huggingface_hub_cache = env::var_os("HUGGINGFACE_HUB_CACHE");
+    variables.hf_home = env::var_os("HF_HOME");
+    variables.xdg_cache_home = env::var_os("XDG_CACHE_HOME");
+    variables.home = env::var_os("HOME");
+    variables
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_first_variable_that_is_set_wins() {
-        let order = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME"];
-        let expected = ["/v", "/v", "/v/hub", "/v/huggingface/hub", "/v/.cache/huggingface/hub"];
-        for (first, expected) in expected.iter().enumerate() {
-            let root = cache_root(|name| order[first..].contains(&name).then(|| PathBuf::from("/v")));
-            assert_eq!(root, Some(PathBuf::from(expected)));
-        }
-        assert_eq!(cache_root(|_| None), None);
-    }
 
     #[test]
     fn repositories_have_one_slash() {

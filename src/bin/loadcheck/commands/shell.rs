@@ -28,12 +28,8 @@ pub(crate) fn man(args: &ManArgs) -> Result<String, Problem> {
             })?
         }
     };
-    let name = match &args.page {
-        None => "loadcheck".to_owned(),
-        Some(_) => format!("loadcheck-{}", command.get_name()),
-    };
     let mut page = Vec::new();
-    let rendered = clap_mangen::Man::new(command.name(name).disable_help_flag(false)).section("1").render(&mut page);
+    let rendered = clap_mangen::Man::new(command).section("1").render(&mut page);
     rendered.map_err(|error| Problem::new(Code::CannotWrite, error.to_string()))?;
     String::from_utf8(page).map_err(|error| Problem::new(Code::CannotWrite, error.to_string()))
 }

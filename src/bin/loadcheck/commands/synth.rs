@@ -48,7 +48,7 @@ pub(crate) fn run(args: &SynthArgs, output: &Output, terminal: &Terminal) -> Out
                 bytes: made.tensor_bytes,
                 files: count(made.files.iter().filter(|(name, _)| name.ends_with(".safetensors")).count()),
                 tensors: made.tensor_count,
-                dtype: made.dtype.to_string(),
+                dtype: made.dtype.short_name().to_owned(),
                 seed: made.seed,
                 seconds: made.elapsed.as_secs_f64(),
             });
@@ -110,9 +110,9 @@ fn make(
 
 /// The error, sorted by what to do about it.
 fn translate(error: &SynthError) -> Problem {
-    let code = if error.is_usage() {
+    let code = if error.is_request() {
         Code::CannotBeMet
-    } else if error.is_source() {
+    } else if error.is_invalid_config() {
         Code::SourceInvalid
     } else {
         Code::CannotWrite

@@ -1,6 +1,6 @@
 //! Aligned columns without lines: comfy-table does the widths and the wrapping, this file the looks.
 
-use comfy_table::{Cell, CellAlignment, ContentArrangement, Row, Table, presets};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 
 use super::escape::escape;
 
@@ -20,7 +20,7 @@ pub(crate) fn grid(header: &[(&str, Align)], rows: &[Vec<String>], width: Option
         .filter(|column| rows.iter().any(|row| row.get(*column).is_some_and(|cell| !cell.is_empty())))
         .collect();
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
+    table.load_style(presets::NOTHING);
     if let Some(width) = width {
         table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
     }
@@ -30,11 +30,11 @@ pub(crate) fn grid(header: &[(&str, Align)], rows: &[Vec<String>], width: Option
     };
     let has_header = header.iter().any(|(title, _)| !title.is_empty());
     if has_header {
-        table.add_row(used.iter().map(|column| cell(header[*column].0, header[*column].1)).collect::<Row>());
+        table.add_row(used.iter().map(|column| cell(header[*column].0, header[*column].1)).collect::<Vec<Cell>>());
     }
     for row in rows {
         let texts = used.iter().map(|column| (row.get(*column).map_or("", String::as_str), header[*column].1));
-        table.add_row(texts.map(|(text, align)| cell(text, align)).collect::<Row>());
+        table.add_row(texts.map(|(text, align)| cell(text, align)).collect::<Vec<Cell>>());
     }
     for (position, column) in table.column_iter_mut().enumerate() {
         column.set_padding((if position == 0 { 2 } else { 1 }, 1));

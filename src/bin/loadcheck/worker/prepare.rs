@@ -27,7 +27,7 @@ use crate::sizes::SizeContext;
 /// # Errors
 /// Everything that is wrong with it.
 pub(crate) fn open_checkpoint(path: &Path, opaque_dtypes: bool) -> Result<Checkpoint, Vec<Problem>> {
-    OpenOptions::new().opaque_dtypes(opaque_dtypes).open(path).map_err(|error| translate::checkpoint(&error))
+    OpenOptions::new().allow_opaque_dtypes(opaque_dtypes).open(path).map_err(|error| translate::checkpoint(&error))
 }
 
 /// Reads the override of the grouping, if there is one.
