@@ -10,7 +10,9 @@
 mod args;
 mod commands;
 mod config;
+mod exec;
 mod exit;
+mod family;
 mod limits;
 mod machine;
 mod output;
@@ -63,7 +65,7 @@ fn carry_out(cli: Cli) -> Exit {
         Command::Plan(args) => with_output(&args.output, None, &|output| commands::describe::plan(args, output)),
         Command::Inspect(args) => with_output(&args.output, None, &|output| commands::describe::inspect(args, output)),
         Command::Exec(args) => {
-            with_output(&args.output, Some(&args.export), &|output| commands::exec::run(args, output, &terminal))
+            with_output(&args.output, Some(&args.export), &|output| commands::exec::run(args, output))
         }
         Command::Synth(args) => {
             with_output(&args.output, None, &|output| commands::synth::run(args, output, &terminal))

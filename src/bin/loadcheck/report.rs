@@ -519,6 +519,18 @@ pub(crate) struct TensorHash {
     pub(crate) blake3: String,
 }
 
+impl Samples {
+    /// The samples of a timeline; without its rows unless `keep` is set.
+    pub(crate) fn new(interval_ms: f64, timeline: &onelayer::probe::Timeline, keep: bool) -> Self {
+        let columns = ["elapsed_us", "host_bytes", "rss_bytes", "anon_bytes", "file_bytes", "shmem_bytes"];
+        let rows = timeline.rows().filter(|_| keep).map(|row| {
+            let elapsed_us = u64::try_from(row.elapsed.as_micros()).ok();
+            vec![elapsed_us, row.host_bytes, row.rss_bytes, row.anon_bytes, row.file_bytes, row.shmem_bytes]
+        });
+        Self { interval_ms, columns: columns.map(str::to_owned).to_vec(), rows: rows.collect() }
+    }
+}
+
 impl Report {
     /// A report with nothing in it yet.
     pub(crate) fn new(command: CommandName) -> Self {

@@ -4,21 +4,20 @@
 //! after the same children have been killed.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use crossbeam_channel::{Receiver, bounded};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::exit::Exit;
+use crate::family::descendants;
 
 /// Signals that ask the program to stop, as they come in.
 #[derive(Debug)]
 pub(crate) struct Interrupts {
     receiver: Receiver<i32>,
-    victim: Arc<Mutex<Option<Pid>>>,
 }
 
 impl Interrupts {
@@ -29,16 +28,13 @@ impl Interrupts {
     pub(crate) fn listen() -> io::Result<Self> {
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let (sender, receiver) = bounded(8);
-        let victim = Arc::new(Mutex::new(None));
-        let victim_of_thread = Arc::clone(&victim);
         thread::Builder::new().name("signals".to_owned()).spawn(move || {
             let mut count = 0_u32;
             for signal in signals.forever() {
                 count += 1;
                 if count > 1 {
-                    let victim: Option<Pid> = *victim_of_thread.lock().unwrap_or_else(PoisonError::into_inner);
-                    if let Some(victim) = victim {
-                        let _ = kill_process(victim, Signal::KILL);
+                    for pid in descendants() {
+                        let _ = kill_process(pid, Signal::KILL);
                     }
                     std::process::exit(i32::from(exit_of(signal).code()));
                 }
@@ -46,17 +42,12 @@ impl Interrupts {
                 let _ = sender.try_send(signal);
             }
         })?;
-        Ok(Self { receiver, victim })
+        Ok(Self { receiver })
     }
 
     /// Where the signals arrive.
     pub(crate) fn receiver(&self) -> &Receiver<i32> {
         &self.receiver
-    }
-
-    /// The child that a second signal kills on the way out.
-    pub(crate) fn set_victim(&self, victim: Option<Pid>) {
-        *self.victim.lock().unwrap_or_else(PoisonError::into_inner) = victim;
     }
 }
 

@@ -7,12 +7,13 @@ pub(crate) fn bytes(value: Option<u64>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| HumanBytes(value).to_string())
 }
 
-/// What `value` is above `start`, with its sign if it is below.
+/// What `value` is above `start`, with its sign if it is below; nothing where there is no start.
 pub(crate) fn growth(value: Option<u64>, start: Option<u64>) -> String {
     match (value, start) {
         (Some(value), Some(start)) if value < start => format!("-{}", HumanBytes(start - value)),
         (Some(value), Some(start)) => HumanBytes(value - start).to_string(),
-        _ => "-".to_owned(),
+        (None, Some(_)) => "-".to_owned(),
+        (_, None) => String::new(),
     }
 }
 

@@ -297,7 +297,7 @@ impl Loaded {
             },
             resident_bytes: Some(self.memory.resident_bytes()),
             promise,
-            samples: Some(samples(summary, keeps_timeline)),
+            samples: Some(Samples::new(summary.interval_ms, &summary.timeline, keeps_timeline)),
             ..Run::default()
         };
         run.peak.host_bytes = peak.host.bytes().value();
@@ -359,19 +359,6 @@ fn place(peak: &Measured<Peak>) -> Option<Place> {
         tensor: peak.at.tensor.as_deref().map(str::to_owned),
         seconds: peak.at.seconds,
     })
-}
-
-fn samples(summary: &Summary, keeps_timeline: bool) -> Samples {
-    let columns = ["elapsed_us", "host_bytes", "rss_bytes", "anon_bytes", "file_bytes", "shmem_bytes"];
-    let rows = summary.timeline.rows().filter(|_| keeps_timeline).map(|row| {
-        let elapsed_us = u64::try_from(row.elapsed.as_micros()).ok();
-        vec![elapsed_us, row.host_bytes, row.rss_bytes, row.anon_bytes, row.file_bytes, row.shmem_bytes]
-    });
-    Samples {
-        interval_ms: summary.interval_ms,
-        columns: columns.map(str::to_owned).to_vec(),
-        rows: rows.collect(),
-    }
 }
 
 fn fallback_notes(checkpoint: &Checkpoint, report: &LoadReport) -> Vec<String> {

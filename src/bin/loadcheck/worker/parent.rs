@@ -37,7 +37,6 @@ pub(crate) fn carry_out(task: Task, interrupts: &Interrupts, mut listen: impl Fn
         Err(problem) => return Ending::Ended(vec![problem]),
     };
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    interrupts.set_victim(pid);
     let mut has_last_word = false;
     let mut interrupted = None;
     let mut deadline = never();
@@ -62,7 +61,6 @@ pub(crate) fn carry_out(task: Task, interrupts: &Interrupts, mut listen: impl Fn
         }
     }
     let status = wait(&mut child);
-    interrupts.set_victim(None);
     match interrupted {
         Some(signal) => Ending::Interrupted(signal),
         None if has_last_word => Ending::Ended(Vec::new()),
