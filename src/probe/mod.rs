@@ -10,6 +10,7 @@
 //! | `activity` | `stat`, `io`: faults, reads, CPU time |
 //! | `timeline`, `recorder` | nothing: bounded curve, peaks and where they happened |
 //! | `sampler` | the calling process over time |
+//! | `tree` | a process and all of its descendants over time, from outside |
 //! | `cgroup` | control groups, versions 1 and 2; makes one of our own |
 //! | `page_cache` | how much of a file is cached; drops it |
 //! | `host` | kernel, memory, CPU, kind of a file system |
@@ -39,6 +40,7 @@ mod rollup;
 mod sampler;
 mod snapshot;
 mod timeline;
+mod tree;
 
 pub use activity::Activity;
 pub use cgroup::{CgroupVersion, ChildGroup, CpuGroup, GroupMemory, MemoryGroup};
@@ -55,3 +57,4 @@ pub use sampler::{
 };
 pub use snapshot::Snapshot;
 pub use timeline::{TIMELINE_ROWS_DEFAULT, Timeline, TimelineRow};
+pub use tree::{ProcessRecord, TreeMethod, TreeOptions, TreePeak, TreeSampler, TreeSummary};

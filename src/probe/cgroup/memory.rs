@@ -8,7 +8,7 @@
 //! | `high_bytes` | - | `memory.high` |
 //! | `anon_bytes` … | `total_rss` … of `memory.stat` | `anon` … of `memory.stat` |
 //! | `kernel_bytes` | `memory.kmem.usage_in_bytes` | `kernel` of `memory.stat` (since 5.18) |
-//! | `limit_hit_count` | `memory.failcnt` + `memory.memsw.failcnt` | `max` of `memory.events` |
+//! | `limit_hit_count` | `memory.failcnt` (not for a limit on memory and swap together) | `max` of `memory.events` |
 //! | `oom_kill_count` | `oom_kill` of `memory.oom_control` (since 4.13) | `oom_kill` of `memory.events` |
 //!
 //! Usage and peak include the page cache, which grows up to whatever limit is set, and count since the group
@@ -153,14 +153,7 @@ impl MemoryGroup {
                 CgroupVersion::V2 => from_stat("kernel"),
             },
             limit_hit_count: match self.version() {
-                CgroupVersion::V1 => {
-                    let memory = number(directory, "memory.failcnt");
-                    // With swap accounted, the limit on both together may be the one that is hit.
-                    match number(directory, "memory.memsw.failcnt") {
-                        Measured::Unavailable(Reason::FieldMissing { .. }) => memory,
-                        with_swap => memory.plus(with_swap),
-                    }
-                }
+                CgroupVersion::V1 => number(directory, "memory.failcnt"),
                 CgroupVersion::V2 => {
                     keyed_number(&read_text(directory, "memory.events"), "memory.events", "max")
                 }
@@ -384,7 +377,6 @@ mod tests {
             ("memory.limit_in_bytes", "9223372036854771712\n"),
             ("memory.stat", V1_STAT),
             ("memory.failcnt", "4\n"),
-            ("memory.memsw.failcnt", "5\n"),
             ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"),
         ];
         let root = [("memory.limit_in_bytes", "9223372036854771712\n")];
@@ -397,7 +389,7 @@ mod tests {
             "an ancestor that is not mounted here"
         );
         assert_eq!((memory.anon_bytes, memory.file_bytes), (Measured::Value(7000), Measured::Value(5000)));
-        assert_eq!(memory.limit_hit_count, Measured::Value(4 + 5));
+        assert_eq!(memory.limit_hit_count, Measured::Value(4));
         assert_eq!(memory.oom_kill_count, Measured::Value(2));
         let reason = Reason::FieldMissing { file: DIRECTORY, field: "memory.kmem.usage_in_bytes" };
         assert_eq!(memory.kernel_bytes, Measured::Unavailable(reason));
