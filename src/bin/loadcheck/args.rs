@@ -5,16 +5,17 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Exit;
 use crate::limits::{LimitArg, VramArg};
+use crate::output::numbers::to_f64;
 use crate::sizes::{Size, parse_duration};
-use crate::synth::FloatType;
+use crate::synth::{FloatType, presets};
 
 /// First line of every help text: two public repositories use the name for something else.
-const ABOUT: &str = "loadcheck measures what loading a model checkpoint costs: host memory first, then time";
+const ABOUT: &str = "loadcheck measures what loading a model checkpoint costs: memory, then time";
 
 const EXAMPLES: &str = "Examples:
   loadcheck ./model                          what does loading this need?
@@ -32,10 +33,12 @@ const EXAMPLES: &str = "Examples:
     version,
     about = ABOUT,
     long_about = format!("{ABOUT}\n\n{EXAMPLES}"),
-    after_help = "The word `run` may be left out; its flags: loadcheck run -h. Exit codes: loadcheck --help",
+    after_help = "`run` may be left out; its flags: loadcheck run -h. More: loadcheck --help",
     after_long_help = Exit::table(),
     override_usage = "loadcheck [run] <SOURCE> [FLAGS]\n       loadcheck <COMMAND> [FLAGS]",
     subcommand_required = true,
+    disable_help_flag = true,
+    disable_help_subcommand = true,
     arg_required_else_help = true,
     max_term_width = 100
 )]
@@ -49,9 +52,9 @@ pub(crate) struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Measures one load: loads SOURCE within a host budget and reports the peaks
+    /// Measures what one load of SOURCE costs, within a host budget
     #[command(
-        long_about = "Measures one load: loads SOURCE within a host budget and reports the peaks\n\n\
+        long_about = "Measures what one load of SOURCE costs, within a host budget\n\n\
         Every run happens in a fresh process that measures itself. The number that sizes a container is `host`: \
         memory that the kernel cannot take back. The promise that the growth of RSS stays within the budget plus \
         16 MiB (plus the layers kept, on the host device) is checked on every run.\n\n\
@@ -62,25 +65,25 @@ pub(crate) enum Command {
         after_long_help = Exit::table()
     )]
     Run(RunArgs),
-    /// Predicts what a load needs, from the headers alone; reads no weights
+    /// Predicts what a load costs, from the headers; reads no weights
     #[command(
-        long_about = "Predicts what a load needs, from the headers alone; reads no weights\n\n\
+        long_about = "Predicts what a load costs, from the headers; reads no weights\n\n\
         Every number is derived, none is measured, and the output says so.\n\n\
         Examples:\n  loadcheck plan ./model --budget 64MiB\n  loadcheck plan ./model --json | jq .plan.memory",
         after_long_help = Exit::table()
     )]
     Plan(PlanArgs),
-    /// Shows what a load has to move: layers, dtypes, largest tensors, smallest budget
+    /// Shows what a load has to move: layers, dtypes, largest tensors
     #[command(
-        long_about = "Shows what a load has to move: layers, dtypes, largest tensors, smallest budget\n\n\
+        long_about = "Shows what a load has to move: layers, dtypes, largest tensors\n\n\
         Only headers are read.\n\n\
         Examples:\n  loadcheck inspect ./model\n  loadcheck inspect ./model --json | jq '.layers[].id'",
         after_long_help = Exit::table()
     )]
     Inspect(InspectArgs),
-    /// Measures what any command's process tree costs, such as another loader
+    /// Measures what a command costs, such as another loader
     #[command(
-        long_about = "Measures what any command's process tree costs, such as another loader\n\n\
+        long_about = "Measures what a command costs, such as another loader: its whole process tree\n\n\
         The command's own exit code stands in the report; a command that fails makes exit code 5. With a \
         machine-readable format its output goes to stderr.\n\n\
         Examples:\n  loadcheck exec -- python load_test.py ./model\n  \
@@ -88,43 +91,59 @@ pub(crate) enum Command {
         after_long_help = Exit::table()
     )]
     Exec(ExecArgs),
-    /// Writes a checkpoint of random bytes with a real model's names and shapes, to measure with
+    /// Writes a checkpoint of noise, shaped like a real model
     #[command(
-        long_about = "Writes a checkpoint of random bytes with a real model's names and shapes, to measure with\n\n\
+        long_about = "Writes a checkpoint of noise, shaped like a real model, to measure its load\n\n\
         Examples:\n  loadcheck synth tiny-llama /tmp/tiny\n  loadcheck synth gemma-7b /data/gemma --shard-size 5GB\n  \
         loadcheck synth ./config.json /data/mine",
-        after_long_help = Exit::table()
+        after_long_help = format!("{}\n\n{}", preset_list(), Exit::table())
     )]
     Synth(SynthArgs),
-    /// Prints the completion script of loadcheck for a shell
+    /// Prints a completion script for a shell
     Completions(CompletionsArgs),
-    /// Prints the manual page of loadcheck, or of one of its commands
+    /// Prints the manual page, or that of a command
     Man(ManArgs),
+}
+
+/// The presets of `synth`, for its help.
+fn preset_list() -> String {
+    use std::fmt::Write as _;
+    let mut text = String::from("Presets:");
+    for preset in presets() {
+        let millions = preset.parameter_count / 1_000_000;
+        let size = if millions < 1000 {
+            format!("{millions} M")
+        } else {
+            format!("{:.1} B", to_f64(millions) / 1e3)
+        };
+        let _ = write!(text, "\n  {:<14} {size:>7}  {}", preset.name, preset.about);
+    }
+    text
 }
 
 /// How a load is done. Shared by `run` and `plan`.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Load")]
 pub(crate) struct LoadArgs {
-    /// File, directory, index, or org/name[@revision] in the local cache
-    #[arg(help_heading = "Arguments")]
+    /// File, directory, index, or org/name[@revision] from the cache
+    #[arg(help_heading = None::<&str>)]
     pub(crate) source: OsString,
-    /// Host budget: staging ring and all else the load holds
+    /// Most host memory the load may hold
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) budget: Size,
-    /// How files are read: buffered, mmap or direct
+    /// buffered, mmap or direct
     #[arg(long, value_name = "MODE", default_value = "buffered", hide_possible_values = true)]
     pub(crate) io: Io,
-    /// Where layers go: auto, host, or none (read and drop)
+    /// auto, host, or none (read and drop)
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: Device,
-    /// Layers resident at once: a number or `all`
+    /// Layers kept at once
     #[arg(long, value_name = "N|all", default_value = "all")]
     pub(crate) window: Window,
-    /// Layers read ahead of the one handed out
+    /// Layers read ahead
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) prefetch: u32,
-    /// Threads that read [default: chosen by the plan]
+    /// Threads that read [default: by the plan]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) readers: Option<u32>,
     /// Only tensors whose name matches
@@ -142,22 +161,22 @@ pub(crate) struct LoadArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits (exit code 1 when exceeded)")]
 pub(crate) struct LimitArgs {
-    /// host, rss, pinned, vram, cgroup, file or time; bare: host
+    /// host, rss, pinned, cgroup, file, time; bare: host
     #[arg(long = "limit", value_name = "METRIC=SIZE")]
     pub(crate) limits: Vec<LimitArg>,
-    /// Most host memory that the kernel cannot take back
+    /// Most that the kernel cannot take back
     #[arg(long, value_name = "SIZE")]
     pub(crate) max_host: Option<Size>,
-    /// Most resident memory, file pages included
+    /// Most resident pages, of files too
     #[arg(long, value_name = "SIZE")]
     pub(crate) max_peak_rss: Option<Size>,
     /// Most page-locked memory
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub(crate) max_pinned: Option<Size>,
     /// Most device memory
     #[arg(long, value_name = "SIZE[@GPU]", hide_short_help = true)]
     pub(crate) max_vram: Option<VramArg>,
-    /// Most time, such as 30s (the mean over the runs)
+    /// Most time, such as 30s; mean of the runs
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) max_time: Option<Duration>,
     /// Exit code 6 when a limit lies inside the spread of the runs
@@ -169,13 +188,19 @@ pub(crate) struct LimitArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Output")]
 pub(crate) struct OutputArgs {
-    /// auto, table, plain, json, jsonl, md, csv or github
-    #[arg(long, value_name = "FORMAT", default_value = "auto", hide_possible_values = true)]
+    /// table, plain, json, jsonl, md, csv, github
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        default_value = "auto",
+        hide_default_value = true,
+        hide_possible_values = true
+    )]
     pub(crate) format: FormatArg,
     /// Same as --format json
     #[arg(long, conflicts_with = "format")]
     pub(crate) json: bool,
-    /// Write there instead of stdout (the ending decides the format)
+    /// Write there; the ending picks the format
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
     /// Overwrite files that exist
@@ -191,7 +216,7 @@ pub(crate) struct ExportArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) export_json: Option<PathBuf>,
     /// Also write the report as Markdown
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub(crate) export_markdown: Option<PathBuf>,
     /// Keep a sample of memory every MS milliseconds in the report
     #[arg(long, value_name = "MS", hide_short_help = true, value_parser = clap::value_parser!(u64).range(1..=60_000))]
@@ -202,11 +227,25 @@ pub(crate) struct ExportArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Terminal")]
 pub(crate) struct TerminalArgs {
-    /// auto, bar, plain, json or never (on stderr)
-    #[arg(long, global = true, value_name = "HOW", default_value = "auto", hide_possible_values = true)]
+    /// auto, bar, plain, json, never
+    #[arg(
+        long,
+        global = true,
+        value_name = "HOW",
+        default_value = "auto",
+        hide_default_value = true,
+        hide_possible_values = true
+    )]
     pub(crate) progress: ProgressArg,
-    /// auto, always or never
-    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", hide_possible_values = true)]
+    /// auto, always, never
+    #[arg(
+        long,
+        global = true,
+        value_name = "WHEN",
+        default_value = "auto",
+        hide_default_value = true,
+        hide_possible_values = true
+    )]
     pub(crate) color: ColorArg,
     /// No progress, no hints
     #[arg(short, long, global = true, conflicts_with = "verbose")]
@@ -217,6 +256,9 @@ pub(crate) struct TerminalArgs {
     /// Never use the network (this version never does)
     #[arg(long, global = true, hide_short_help = true)]
     pub(crate) offline: bool,
+    /// This help; --help has more
+    #[arg(short, long, global = true, action = ArgAction::Help)]
+    help: Option<bool>,
 }
 
 /// `loadcheck run`
@@ -224,19 +266,25 @@ pub(crate) struct TerminalArgs {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) load: LoadArgs,
-    /// Hash every tensor as it is delivered and print the hashes
+    /// Print a BLAKE3 hash of every tensor
     #[arg(long, help_heading = "Load")]
     pub(crate) hash: bool,
-    /// How often to measure, each time in a fresh process
+    /// Runs, each in a fresh process
     #[arg(short, long, value_name = "N", default_value_t = 1, help_heading = "Measurement",
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) runs: u32,
-    /// Runs before that, not counted
+    /// Runs before, not counted
     #[arg(short, long, value_name = "N", default_value_t = 0, help_heading = "Measurement",
           value_parser = clap::value_parser!(u32).range(0..=10_000))]
     pub(crate) warmup: u32,
-    /// State of the page cache before each run: cold, warm or asis
-    #[arg(long, value_name = "STATE", default_value = "asis", help_heading = "Measurement", hide_possible_values = true)]
+    /// Page cache before a run: cold, warm, asis
+    #[arg(
+        long,
+        value_name = "STATE",
+        default_value = "asis",
+        help_heading = "Measurement",
+        hide_possible_values = true
+    )]
     pub(crate) cache: CacheArg,
     #[command(flatten)]
     pub(crate) limits: LimitArgs,
@@ -258,7 +306,7 @@ pub(crate) struct PlanArgs {
 /// `loadcheck inspect`
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// File, directory, index, or org/name[@revision] in the local cache
+    /// File, directory, index, or org/name[@revision] from the cache
     pub(crate) source: OsString,
     /// Rules that override how tensors are grouped into layers
     #[arg(long, value_name = "FILE.toml")]
@@ -277,7 +325,9 @@ pub(crate) struct ExecArgs {
     /// The command and its arguments, after `--`
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
-    /// Measure until a line of output matches, then stop the command
+    /// Measure until a line matches, then stop it
+    ///
+    /// Looks at stdout and stderr of the command. A program that writes to a pipe may hold lines back: try `python -u`.
     #[arg(long, value_name = "REGEX", help_heading = "Measurement")]
     pub(crate) until_line: Option<String>,
     #[command(flatten)]
@@ -291,19 +341,19 @@ pub(crate) struct ExecArgs {
 /// `loadcheck synth`
 #[derive(Debug, Args)]
 pub(crate) struct SynthArgs {
-    /// A preset's name, or a config.json as on Hugging Face
+    /// A preset (--help lists them), or a config.json
     #[arg(value_name = "PRESET|config.json")]
     pub(crate) model: OsString,
     /// Directory to create
     #[arg(value_name = "DIR")]
     pub(crate) target: PathBuf,
-    /// Element type, if another one than the model's: bf16, f16 or f32
+    /// bf16, f16 or f32 [default: the model's own]
     #[arg(long, value_name = "DTYPE", value_parser = parse_float_type)]
     pub(crate) dtype: Option<FloatType>,
     /// Keep only the first N layers
     #[arg(long, value_name = "N")]
     pub(crate) layers: Option<u64>,
-    /// Most bytes of tensors in one file [default: 5GB]
+    /// Most bytes of tensors in a file [default: 5GB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) shard_size: Option<Size>,
     /// The same seed gives the same bytes
@@ -518,14 +568,15 @@ pub(crate) fn with_command(mut words: Vec<OsString>) -> Vec<OsString> {
             let (name, has_value) = flag.split_once('=').map_or((flag, false), |(name, _)| (name, true));
             match cli.get_arguments().find(|argument| argument.get_long() == Some(name)) {
                 Some(argument) if argument.get_action().takes_values() && !has_value => drop(rest.next()),
+                Some(_) if name == "help" => return words,
                 Some(_) => {}
-                None if matches!(name, "help" | "version") => return words,
+                None if name == "version" => return words,
                 None => break,
             }
         } else if matches!(&*text, "-h" | "-V") {
             return words;
         } else if !matches!(&*text, "-q" | "-v") {
-            if cli.find_subcommand(&*text).is_some() || text == "help" || is_slip(&words, &text) {
+            if cli.find_subcommand(&*text).is_some() || is_slip(&words, &text) {
                 return words;
             }
             break;
@@ -585,7 +636,6 @@ mod tests {
             "loadcheck plan ./model",
             "loadcheck --color always plan ./model",
             "loadcheck --color=always -q plan ./model",
-            "loadcheck help plan",
             "loadcheck insepct ./model",
         ] {
             assert_eq!(words(line), line);

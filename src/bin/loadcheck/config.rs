@@ -97,15 +97,20 @@ impl LoadConfig {
                 problems.push(
                     Problem::new(
                         Code::NoDevice,
-                        format!("cannot use --device cuda:{index}: this build of loadcheck has no CUDA device"),
+                        format!(
+                            "cannot use --device cuda:{index}: this build of loadcheck has no CUDA device"
+                        ),
                     )
                     .help("--device host keeps the layers in memory, --device none only reads them"),
                 );
                 TargetChoice::Host
             }
         };
+        let mut select = args.select.clone();
         if let Some(Err(error)) = args.select.as_deref().map(regex::Regex::new) {
             problems.push(bad_pattern("--select", &error));
+            // The rest can still be checked without it.
+            select = None;
         }
         let window = match args.window {
             Window::All => None,
@@ -119,7 +124,7 @@ impl LoadConfig {
             window,
             prefetch: args.prefetch,
             readers: args.readers,
-            select: args.select.clone(),
+            select,
             hash,
             layers: args.layers.clone().map(RawPath),
             opaque_dtypes: args.opaque_dtypes,

@@ -45,7 +45,11 @@ impl LineWatch {
     }
 
     /// Passes everything on, and notices the line. Ends with the pipe.
-    fn pass_on(&self, mut from: impl Read + Send + 'static, mut to: impl Write + Send + 'static) -> io::Result<()> {
+    fn pass_on(
+        &self,
+        mut from: impl Read + Send + 'static,
+        mut to: impl Write + Send + 'static,
+    ) -> io::Result<()> {
         let (pattern, sender) = (Arc::clone(&self.pattern), self.sender.clone());
         thread::Builder::new().name("command-output".to_owned()).spawn(move || {
             let (mut block, mut line) = (vec![0; 64 << 10], Vec::new());
@@ -224,7 +228,7 @@ impl Child {
         interrupts: &Interrupts,
     ) -> (Option<ExitStatus>, Option<i32>) {
         if send {
-            descendants().into_iter().for_each(|pid| drop(kill_process(pid, signal)));
+            send_all(signal);
         }
         let deadline = Instant::now() + patience;
         let (mut status, mut interrupted) = (None, None);
@@ -242,16 +246,24 @@ impl Child {
         }
         // New ones may be born between the list and the kill.
         for _ in 0..10 {
-            let left = descendants();
-            if left.is_empty() {
+            if !send_all(Signal::KILL) {
                 break;
             }
-            left.into_iter().for_each(|pid| drop(kill_process(pid, Signal::KILL)));
             thread::sleep(Duration::from_millis(10));
         }
         let last = self.exit.recv_timeout(Duration::from_millis(200)).ok().flatten();
         (status.or(last), interrupted)
     }
+}
+
+/// Sends a signal to every descendant; false if there is none left.
+fn send_all(signal: Signal) -> bool {
+    let family = descendants();
+    for pid in &family {
+        // It may have ended since it was listed.
+        let _ = kill_process(*pid, signal);
+    }
+    !family.is_empty()
 }
 
 /// True if this process belongs to the foreground of its terminal: Ctrl-C then reaches its children by itself.

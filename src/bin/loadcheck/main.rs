@@ -59,11 +59,15 @@ fn carry_out(cli: Cli) -> Exit {
         commands::conclude(command(&output), &output, &terminal)
     };
     match &cli.command {
-        Command::Run(args) => {
-            with_output(&args.output, Some(&args.export), &|output| commands::run::run(args, output, &terminal))
+        Command::Run(args) => with_output(&args.output, Some(&args.export), &|output| {
+            commands::run::run(args, output, &terminal)
+        }),
+        Command::Plan(args) => {
+            with_output(&args.output, None, &|output| commands::describe::plan(args, output))
         }
-        Command::Plan(args) => with_output(&args.output, None, &|output| commands::describe::plan(args, output)),
-        Command::Inspect(args) => with_output(&args.output, None, &|output| commands::describe::inspect(args, output)),
+        Command::Inspect(args) => {
+            with_output(&args.output, None, &|output| commands::describe::inspect(args, output))
+        }
         Command::Exec(args) => {
             with_output(&args.output, Some(&args.export), &|output| commands::exec::run(args, output))
         }
@@ -99,7 +103,8 @@ fn answer(error: &clap::Error, words: &[OsString]) -> Exit {
     if args::wants_json(words) {
         let (message, help) = text.split_once("\n\n").unwrap_or((text, ""));
         let mut problem = Problem::new(Code::Usage, message.split_whitespace().collect::<Vec<_>>().join(" "));
-        problem.help = Some(help.split_whitespace().collect::<Vec<_>>().join(" ")).filter(|help| !help.is_empty());
+        problem.help =
+            Some(help.split_whitespace().collect::<Vec<_>>().join(" ")).filter(|help| !help.is_empty());
         let mut report = Report::new(CommandName::Unknown);
         report.fail(vec![problem]);
         let _ = output::to_stdout(&output::json(&report));

@@ -183,10 +183,15 @@ mod tests {
 
     #[test]
     fn the_source_comes_first() {
-        let mut problems: Vec<Problem> =
-            [Code::WorkerLost, Code::BudgetTooSmall, Code::NoDevice, Code::SourceInvalid, Code::CannotMeasure]
-                .map(|code| Problem::new(code, "x"))
-                .into();
+        let mut problems: Vec<Problem> = [
+            Code::WorkerLost,
+            Code::BudgetTooSmall,
+            Code::NoDevice,
+            Code::SourceInvalid,
+            Code::CannotMeasure,
+        ]
+        .map(|code| Problem::new(code, "x"))
+        .into();
         most_basic_first(&mut problems);
         let codes: Vec<&str> = problems.iter().map(|problem| problem.code.as_str()).collect();
         assert_eq!(codes, ["LC0302", "LC0402", "LC0401", "LC0201", "LC0503"]);

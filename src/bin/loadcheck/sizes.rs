@@ -59,7 +59,9 @@ impl Decimal {
         let (whole, fraction) = match number.split_once('.') {
             None => (number, ""),
             // `1.` and `.5` and `1.2.3` are slips, not sizes
-            Some((whole, fraction)) if !whole.is_empty() && !fraction.is_empty() && !fraction.contains('.') => {
+            Some((whole, fraction))
+                if !whole.is_empty() && !fraction.is_empty() && !fraction.contains('.') =>
+            {
                 (whole, fraction.trim_end_matches('0'))
             }
             Some(_) => return None,
@@ -175,11 +177,6 @@ impl Size {
             }
         }
     }
-
-    /// True if the size relates to something.
-    pub(crate) const fn is_relative(self) -> bool {
-        !matches!(self, Self::Bytes(_))
-    }
 }
 
 impl FromStr for Size {
@@ -261,7 +258,9 @@ mod tests {
 
     #[test]
     fn slips_are_refused() {
-        for text in ["", "MiB", "-1", "1.", ".5", "1.2.3", "1e3", "0x10", "1_000", "5q", "1 0", "2x", "x-layer", "٣"] {
+        for text in
+            ["", "MiB", "-1", "1.", ".5", "1.2.3", "1e3", "0x10", "1_000", "5q", "1 0", "2x", "x-layer", "٣"]
+        {
             assert_eq!(bytes(text), Err(SizeError::NotASize), "{text}");
         }
         for text in ["512m", "512b"] {

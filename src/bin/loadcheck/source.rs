@@ -55,7 +55,10 @@ fn looks_like_repository(text: &str) -> bool {
             && !part.starts_with('.')
             && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
     };
-    parts.len() == 2 && parts.iter().all(is_part) && !name.ends_with(".safetensors") && !name.ends_with(".json")
+    parts.len() == 2
+        && parts.iter().all(is_part)
+        && !name.ends_with(".safetensors")
+        && !name.ends_with(".json")
 }
 
 fn in_cache(given: &str, repository: &str) -> Result<Resolved, Vec<Problem>> {
@@ -75,13 +78,13 @@ fn in_cache(given: &str, repository: &str) -> Result<Resolved, Vec<Problem>> {
 
 /// What the environment says about where the cache is.
 fn variables() -> CacheVariables {
-    let mut variables = CacheVariables::default();
-    variables.hf_hub_cache = env::var_os("HF_HUB_CACHE");
-    variables.huggingface_hub_cache = env::var_os("HUGGINGFACE_HUB_CACHE");
-    variables.hf_home = env::var_os("HF_HOME");
-    variables.xdg_cache_home = env::var_os("XDG_CACHE_HOME");
-    variables.home = env::var_os("HOME");
-    variables
+    CacheVariables {
+        hf_hub_cache: env::var_os("HF_HUB_CACHE"),
+        huggingface_hub_cache: env::var_os("HUGGINGFACE_HUB_CACHE"),
+        hf_home: env::var_os("HF_HOME"),
+        xdg_cache_home: env::var_os("XDG_CACHE_HOME"),
+        home: env::var_os("HOME"),
+    }
 }
 
 #[cfg(test)]
@@ -93,7 +96,9 @@ mod tests {
         for text in ["org/name", "org/name@main", "meta-llama/Llama-3.1-8B@refs/pr/1", "a_b/c.d"] {
             assert!(looks_like_repository(text), "{text}");
         }
-        for text in ["name", "./name", "../name", "/a/b", "a/b/c", "a//b", "a/", "a/m.safetensors", "a b/c", "a/.."] {
+        for text in
+            ["name", "./name", "../name", "/a/b", "a/b/c", "a//b", "a/", "a/m.safetensors", "a b/c", "a/.."]
+        {
             assert!(!looks_like_repository(text), "{text}");
         }
     }

@@ -39,7 +39,9 @@ pub(crate) fn inspect(args: &InspectArgs, output: &Output) -> Outcome {
     let mut report = Report::new(CommandName::Inspect);
     report.host = Some(machine::host());
     let mut problems = output.check();
-    let Some(resolved) = resolved(&args.source, &mut problems) else { return Outcome::refused(report, problems) };
+    let Some(resolved) = resolved(&args.source, &mut problems) else {
+        return Outcome::refused(report, problems);
+    };
     let load = LoadArgs::of_inspect(args);
     let (config, more) = LoadConfig::new(&load, false, resolved.path.clone());
     problems.extend(more);

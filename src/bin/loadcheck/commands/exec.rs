@@ -101,7 +101,10 @@ impl Measured {
             ended,
             summary,
             cgroup_bytes: memory.and_then(|memory| memory.peak_bytes.value()),
-            oom_kills: group.map(|group| group.memory()).and_then(|memory| memory.oom_kill_count.value()).unwrap_or(0),
+            oom_kills: group
+                .map(|group| group.memory())
+                .and_then(|memory| memory.oom_kill_count.value())
+                .unwrap_or(0),
             seconds,
             awaited_line,
         })
@@ -181,7 +184,8 @@ impl Measured {
             Metric::File => summary.file_sum.value(),
             _ => None,
         };
-        let seconds = sample.map(|row| row.elapsed.as_secs_f64()).or_else(|| peak.map(|peak| peak.seconds))?;
+        let seconds =
+            sample.map(|row| row.elapsed.as_secs_f64()).or_else(|| peak.map(|peak| peak.seconds))?;
         Some(Place { seconds, ..Place::default() })
     }
 
@@ -205,8 +209,9 @@ impl Measured {
                 Some(failed(format!("the command ended with exit code {code}")))
             }
             _ if self.awaited_line => {
-                Some(failed("the command ended before a line matched --until-line".to_owned())
-                    .help("a program that writes to a pipe may hold lines back: try `python -u` or `stdbuf -oL`"))
+                Some(failed("the command ended before a line matched --until-line".to_owned()).help(
+                    "a program that writes to a pipe may hold lines back: try `python -u` or `stdbuf -oL`",
+                ))
             }
             _ => None,
         }

@@ -9,7 +9,9 @@ use crate::output::numbers::container;
 use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
-use crate::report::{CacheState, CommandName, Outcome as RunOutcome, Place, Point, Report, Run, TensorHash, Verdict};
+use crate::report::{
+    CacheState, CommandName, Outcome as RunOutcome, Place, Point, Report, Run, TensorHash, Verdict,
+};
 use crate::signals::{Interrupts, exit_of, name_of};
 use crate::source::{self, Resolved};
 use crate::worker::{Checked, Ending, Finished, Message, Task, Watch, carry_out};
@@ -131,7 +133,13 @@ impl Session<'_> {
     }
 
     /// One load in one fresh process. A warm-up leaves no trace in the report unless it fails.
-    fn measure_one(&mut self, label: &str, checked: &Checked, watches: &[Watch], counts: bool) -> Result<(), Stop> {
+    fn measure_one(
+        &mut self,
+        label: &str,
+        checked: &Checked,
+        watches: &[Watch],
+        counts: bool,
+    ) -> Result<(), Stop> {
         let cache = CacheState { asked: self.args.cache, cached_share: self.prepare_cache()? };
         let task = Task::Measure {
             load: self.config.clone(),
@@ -153,7 +161,10 @@ impl Session<'_> {
             if first_run {
                 self.report.hashes = hashes;
             } else if is_whole && hashes != self.report.hashes {
-                problems.push(Problem::new(Code::LoadFailed, "two runs delivered different bytes: the hashes differ"));
+                problems.push(Problem::new(
+                    Code::LoadFailed,
+                    "two runs delivered different bytes: the hashes differ",
+                ));
             }
         }
         match ending {
@@ -191,13 +202,16 @@ impl Session<'_> {
                     self.report.notes.push(note);
                 }
             }
-            self.crossings.extend(finished.crossings.into_iter().map(|crossing| (crossing.watch, crossing.place)));
+            self.crossings
+                .extend(finished.crossings.into_iter().map(|crossing| (crossing.watch, crossing.place)));
             problems.extend(finished.problem);
             return (finished.run, problems);
         }
         let outcome = match ending {
             Ending::Interrupted(_) => RunOutcome::Interrupted,
-            Ending::Ended(_) if problems.iter().any(|problem| problem.code == Code::WorkerKilled) => RunOutcome::Killed,
+            Ending::Ended(_) if problems.iter().any(|problem| problem.code == Code::WorkerKilled) => {
+                RunOutcome::Killed
+            }
             Ending::Ended(_) => RunOutcome::Failed,
         };
         let mut run = Run {
@@ -233,7 +247,9 @@ impl Session<'_> {
     fn judge(mut self, gates: &[Gate], checked: &Checked, resolved: &Resolved) -> Outcome {
         let crossings = std::mem::take(&mut self.crossings);
         let first_exceeded = |metric: Metric, limit_bytes: u64| {
-            let mut found = crossings.iter().filter(|(watch, _)| watch.metric == metric && watch.limit_bytes == limit_bytes);
+            let mut found = crossings
+                .iter()
+                .filter(|(watch, _)| watch.metric == metric && watch.limit_bytes == limit_bytes);
             found.next().map(|(_, place)| place.clone())
         };
         let report = &mut self.report;
@@ -280,9 +296,10 @@ fn watches(gates: &[Gate], checked: &Checked) -> (Vec<Watch>, Vec<Problem>) {
 
 /// Broken limits and promises fail; with `--strict-noise`, a limit inside the spread of the runs is inconclusive.
 pub(crate) fn verdict(report: &Report, strict_noise: bool) -> Verdict {
-    let promise_broken = report.runs.iter().any(|run| run.promise.as_ref().is_some_and(|promise| !promise.kept));
-    let failed = |limit: &&crate::report::Limit| !limit.passed && !(strict_noise && limit.inside_spread);
-    if promise_broken || report.limits.iter().any(|limit| failed(&limit)) {
+    let promise_broken =
+        report.runs.iter().any(|run| run.promise.as_ref().is_some_and(|promise| !promise.kept));
+    let counts = |limit: &&crate::report::Limit| !(strict_noise && limit.inside_spread);
+    if promise_broken || report.limits.iter().filter(counts).any(|limit| !limit.passed) {
         Verdict::Fail
     } else if strict_noise && report.limits.iter().any(|limit| limit.inside_spread) {
         Verdict::Inconclusive

@@ -20,12 +20,18 @@ pub(crate) fn man(args: &ManArgs) -> Result<String, Problem> {
         None => root,
         Some(page) => {
             let name = page.strip_prefix("loadcheck-").unwrap_or(page);
-            let known: Vec<String> =
-                root.get_subcommands().map(|command| command.get_name().to_owned()).filter(|name| name != "help").collect();
-            root.find_subcommand(name).filter(|_| known.iter().any(|known| known == name)).cloned().ok_or_else(|| {
-                Problem::new(Code::Usage, format!("there is no command `{page}`"))
-                    .help(format!("there are {}", known.join(", ")))
-            })?
+            let known: Vec<String> = root
+                .get_subcommands()
+                .map(|command| command.get_name().to_owned())
+                .filter(|name| name != "help")
+                .collect();
+            root.find_subcommand(name)
+                .filter(|_| known.iter().any(|known| known == name))
+                .cloned()
+                .ok_or_else(|| {
+                    Problem::new(Code::Usage, format!("there is no command `{page}`"))
+                        .help(format!("there are {}", known.join(", ")))
+                })?
         }
     };
     let mut page = Vec::new();

@@ -56,9 +56,12 @@ pub(crate) fn run(args: &SynthArgs, output: &Output, terminal: &Terminal) -> Out
             Outcome { next: Some(next), ..Outcome::of(report) }
         }
         Err(error) => {
+            let signal = signal.filter(|_| error.is_interrupted());
             let interrupted = signal.map(exit_of);
             let problem = match signal {
-                Some(signal) => Problem::new(Code::Interrupted, format!("interrupted by {}", name_of(signal))),
+                Some(signal) => {
+                    Problem::new(Code::Interrupted, format!("interrupted by {}", name_of(signal)))
+                }
                 None => translate(&error),
             };
             report.fail(vec![problem]);
@@ -68,7 +71,8 @@ pub(crate) fn run(args: &SynthArgs, output: &Output, terminal: &Terminal) -> Out
 }
 
 fn request(args: &SynthArgs) -> Result<SynthRequest, Problem> {
-    let model = args.model.to_str().ok_or_else(|| Problem::new(Code::Usage, "the preset or path is not UTF-8"))?;
+    let model =
+        args.model.to_str().ok_or_else(|| Problem::new(Code::Usage, "the preset or path is not UTF-8"))?;
     let mut request = SynthRequest::new(model, &args.target);
     request.dtype = args.dtype;
     request.layer_count = args.layers;
@@ -101,7 +105,8 @@ fn make(
             }
             None
         });
-        let made = synth::run(request, &mut |done_bytes, total_bytes| progress.update(done_bytes, total_bytes, ""));
+        let made =
+            synth::run(request, &mut |done_bytes, total_bytes| progress.update(done_bytes, total_bytes, ""));
         over.store(true, Ordering::Relaxed);
         drop(progress);
         (made, listener.join().unwrap_or_default())

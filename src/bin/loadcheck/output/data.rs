@@ -7,7 +7,8 @@ use crate::report::{CommandName, Layer, Report, Run};
 
 /// The whole report, indented.
 pub(crate) fn json(report: &Report) -> String {
-    serde_json::to_string_pretty(report).expect("a report holds only strings, numbers and lists of them") + "\n"
+    serde_json::to_string_pretty(report).expect("a report holds only strings, numbers and lists of them")
+        + "\n"
 }
 
 /// One object a line, each with `schema` and `type`: `run`, `limit`, `hash`, `layer`, `plan`, `synth`, and last
@@ -67,9 +68,10 @@ const RUN_COLUMNS: [&str; 18] = [
 /// One row a run (`run`, `exec`), a layer (`plan`, `inspect`) or a checkpoint (`synth`). Empty is "not measured".
 pub(crate) fn csv(report: &Report) -> String {
     let (header, rows): (Vec<&str>, Vec<Vec<String>>) = match report.command {
-        CommandName::Run | CommandName::Exec => {
-            (RUN_COLUMNS.to_vec(), report.runs.iter().enumerate().map(|(index, run)| run_row(index, run)).collect())
-        }
+        CommandName::Run | CommandName::Exec => (
+            RUN_COLUMNS.to_vec(),
+            report.runs.iter().enumerate().map(|(index, run)| run_row(index, run)).collect(),
+        ),
         CommandName::Plan | CommandName::Inspect => {
             (vec!["layer", "stack", "tensors", "bytes"], report.layers.iter().map(layer_row).collect())
         }
@@ -81,7 +83,10 @@ pub(crate) fn csv(report: &Report) -> String {
                 row.push(synth.seconds.to_string());
                 row
             };
-            (vec!["model", "target", "bytes", "files", "tensors", "seconds"], report.synth.iter().map(row).collect())
+            (
+                vec!["model", "target", "bytes", "files", "tensors", "seconds"],
+                report.synth.iter().map(row).collect(),
+            )
         }
         CommandName::Unknown => return String::new(),
     };
@@ -108,7 +113,9 @@ fn run_row(index: usize, run: &Run) -> Vec<String> {
         params.map(|params| params.io.clone()).unwrap_or_default(),
         params.map(|params| params.device.clone()).unwrap_or_default(),
         number(params.map(|params| params.budget_bytes)),
-        params.map(|params| params.window.map_or_else(|| "all".to_owned(), |window| window.to_string())).unwrap_or_default(),
+        params
+            .map(|params| params.window.map_or_else(|| "all".to_owned(), |window| window.to_string()))
+            .unwrap_or_default(),
         number(params.map(|params| params.prefetch)),
         run.seconds.map(|seconds| seconds.to_string()).unwrap_or_default(),
         number(run.baseline.host_bytes),
@@ -134,7 +141,11 @@ fn layer_row(layer: &Layer) -> Vec<String> {
 
 /// Quotes as RFC 4180 asks.
 fn quoted(cell: &str) -> String {
-    if cell.contains([',', '"', '\n', '\r']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell.to_owned() }
+    if cell.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", cell.replace('"', "\"\""))
+    } else {
+        cell.to_owned()
+    }
 }
 
 #[cfg(test)]

@@ -14,13 +14,18 @@ const LINES_MAX: usize = 40;
 pub(crate) fn plan(report: &Report, look: &Look) -> Vec<String> {
     let (Some(plan), Some(source)) = (&report.plan, &report.source) else { return Vec::new() };
     let mut lines = vec![source_line(source), strategy_line(&plan.params), String::new()];
-    lines.push(look.paint.paint(Role::Strong, "host memory, derived from the headers (nothing was measured)"));
+    lines
+        .push(look.paint.paint(Role::Strong, "host memory, derived from the headers (nothing was measured)"));
     let mut rows: Vec<Vec<String>> =
         plan.memory.iter().map(|term| vec![bytes(Some(term.bytes)), term.name.clone()]).collect();
-    rows.push(vec![bytes(Some(plan.host_bytes)), format!("sum; the budget is {}", bytes(Some(plan.params.budget_bytes)))]);
+    rows.push(vec![
+        bytes(Some(plan.host_bytes)),
+        format!("sum; the budget is {}", bytes(Some(plan.params.budget_bytes))),
+    ]);
     lines.extend(grid(&[("", Align::Right), ("", Align::Left)], &rows, look.width));
     if let Some(resident) = plan.resident_bytes.filter(|resident| *resident > 0) {
-        lines.push(format!("resident layers, beside the budget: at most {} (derived)", bytes(Some(resident))));
+        lines
+            .push(format!("resident layers, beside the budget: at most {} (derived)", bytes(Some(resident))));
     }
     if let Some(smallest) = plan.smallest_budget_bytes {
         lines.push(format!("smallest budget: {} (derived)", bytes(Some(smallest))));
@@ -54,7 +59,12 @@ pub(crate) fn inspect(report: &Report, look: &Look) -> Vec<String> {
         .collect();
     lines.extend(headed(grid(&header, &dtypes, look.width), look));
     lines.push(String::new());
-    let header = [("largest tensors", Align::Left), ("dtype", Align::Left), ("shape", Align::Left), ("bytes", Align::Right)];
+    let header = [
+        ("largest tensors", Align::Left),
+        ("dtype", Align::Left),
+        ("shape", Align::Left),
+        ("bytes", Align::Right),
+    ];
     lines.extend(headed(grid(&header, &largest_tensors(&report.layers), look.width), look));
     lines
 }
@@ -104,7 +114,8 @@ fn folded(layers: &[Layer]) -> Vec<String> {
     let (first, last) = (&layers[0], &layers[layers.len() - 1]);
     let range = |values: &mut dyn Iterator<Item = u64>, show: &dyn Fn(u64) -> String| {
         let values: Vec<u64> = values.collect();
-        let (least, most) = (values.iter().min().copied().unwrap_or(0), values.iter().max().copied().unwrap_or(0));
+        let (least, most) =
+            (values.iter().min().copied().unwrap_or(0), values.iter().max().copied().unwrap_or(0));
         if least == most { show(most) } else { format!("{} - {}", show(least), show(most)) }
     };
     let name = if layers.len() == 1 {

@@ -30,10 +30,13 @@ pub(crate) fn grid(header: &[(&str, Align)], rows: &[Vec<String>], width: Option
     };
     let has_header = header.iter().any(|(title, _)| !title.is_empty());
     if has_header {
-        table.add_row(used.iter().map(|column| cell(header[*column].0, header[*column].1)).collect::<Vec<Cell>>());
+        table.add_row(
+            used.iter().map(|column| cell(header[*column].0, header[*column].1)).collect::<Vec<Cell>>(),
+        );
     }
     for row in rows {
-        let texts = used.iter().map(|column| (row.get(*column).map_or("", String::as_str), header[*column].1));
+        let texts =
+            used.iter().map(|column| (row.get(*column).map_or("", String::as_str), header[*column].1));
         table.add_row(texts.map(|(text, align)| cell(text, align)).collect::<Vec<Cell>>());
     }
     for (position, column) in table.column_iter_mut().enumerate() {

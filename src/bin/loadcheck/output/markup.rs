@@ -11,7 +11,10 @@ use crate::report::{CommandName, Report, Run};
 pub(crate) fn markdown(report: &Report) -> String {
     let mut text = String::new();
     if let Some(source) = &report.source {
-        let facts = [source.tensors.map(|tensors| count(tensors, "tensor")), source.bytes.map(|size| bytes(Some(size)))];
+        let facts = [
+            source.tensors.map(|tensors| count(tensors, "tensor")),
+            source.bytes.map(|size| bytes(Some(size))),
+        ];
         let facts: Vec<String> = facts.into_iter().flatten().collect();
         text.push_str(&format!("`{}`: {}\n\n", code(&source.given), facts.join(", ")));
     }
@@ -40,7 +43,8 @@ pub(crate) fn markdown(report: &Report) -> String {
         text.push_str(&format!("| **sum** | **{}** |\n", bytes(Some(plan.host_bytes))));
     }
     if let Some(synth) = &report.synth {
-        let what = [count(synth.files, "file"), count(synth.tensors, "tensor"), bytes(Some(synth.bytes))].join(", ");
+        let what =
+            [count(synth.files, "file"), count(synth.tensors, "tensor"), bytes(Some(synth.bytes))].join(", ");
         text.push_str(&format!("`{}`: {what} in {}\n", code(&synth.target), seconds(synth.seconds)));
     }
     text.push_str(&limits(report));
@@ -71,12 +75,20 @@ fn limits(report: &Report) -> String {
     if report.limits.is_empty() {
         return String::new();
     }
-    let mut text = String::from("\n| | limit on | actual | limit | first exceeded at |\n|---|---|---:|---:|---|\n");
+    let mut text =
+        String::from("\n| | limit on | actual | limit | first exceeded at |\n|---|---|---:|---:|---|\n");
     for limit in &report.limits {
         let (actual, most) = limit_values(limit);
-        let at = limit.first_exceeded_at.as_ref().map(|at| format!("`{}`", code(&exceeded_at(at)).replace('`', "")));
+        let at = limit
+            .first_exceeded_at
+            .as_ref()
+            .map(|at| format!("`{}`", code(&exceeded_at(at)).replace('`', "")));
         let word = if limit.passed { "pass" } else { "**FAIL**" };
-        text.push_str(&format!("| {word} | {} | {actual} | {most} | {} |\n", limit.metric, at.unwrap_or_default()));
+        text.push_str(&format!(
+            "| {word} | {} | {actual} | {most} | {} |\n",
+            limit.metric,
+            at.unwrap_or_default()
+        ));
     }
     text
 }
@@ -99,7 +111,11 @@ pub(crate) fn github(report: &Report) -> String {
         if limit.passed {
             text.push_str(&format!("{line}\n"));
         } else {
-            text.push_str(&format!("::error title=loadcheck: {} over its limit::{}\n", limit.metric, data(&line)));
+            text.push_str(&format!(
+                "::error title=loadcheck: {} over its limit::{}\n",
+                limit.metric,
+                data(&line)
+            ));
         }
     }
     for promise in report.runs.iter().filter_map(|run| run.promise.as_ref()).filter(|promise| !promise.kept) {

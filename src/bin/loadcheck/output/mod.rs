@@ -104,7 +104,12 @@ impl Output {
             let markdown = export.export_markdown.clone().map(|path| (Format::Markdown, path));
             json.into_iter().chain(markdown).collect()
         });
-        Self { format: Format::resolve(asked, target.as_deref(), terminal), target, exports, force: args.force }
+        Self {
+            format: Format::resolve(asked, target.as_deref(), terminal),
+            target,
+            exports,
+            force: args.force,
+        }
     }
 
     /// True if stdout belongs to data for a program, so that nothing else may be written to it.
@@ -128,7 +133,9 @@ impl Output {
         let mut problems = Vec::new();
         match &self.target {
             None => problems.extend(to_stdout(&self.format.render(report, &look)).err()),
-            Some(path) => problems.extend(to_file(path, &self.format.render(report, &in_file), self.force).err()),
+            Some(path) => {
+                problems.extend(to_file(path, &self.format.render(report, &in_file), self.force).err())
+            }
         }
         for (format, path) in &self.exports {
             problems.extend(to_file(path, &format.render(report, &in_file), self.force).err());
@@ -191,9 +198,9 @@ fn refusal(path: &Path, force: bool) -> Option<Problem> {
         Ok(metadata) if metadata.is_dir() => {
             Some(place(Problem::new(Code::OutputRefused, "the output is a directory")))
         }
-        Ok(metadata) if metadata.is_file() && !force => {
-            Some(place(Problem::new(Code::OutputRefused, "the output file exists")).help("--force overwrites it"))
-        }
+        Ok(metadata) if metadata.is_file() && !force => Some(
+            place(Problem::new(Code::OutputRefused, "the output file exists")).help("--force overwrites it"),
+        ),
         Err(_) if !parent.is_dir() => {
             Some(place(Problem::new(Code::OutputRefused, "the directory of the output file does not exist")))
         }
@@ -204,10 +211,12 @@ fn refusal(path: &Path, force: bool) -> Option<Problem> {
 /// Writes a file as a whole: beside its target first, then renamed. Pipes and devices are written to directly.
 fn to_file(path: &Path, text: &str, force: bool) -> Result<(), Problem> {
     let failed = |error: io::Error| {
-        Problem::new(Code::CannotWrite, format!("cannot write the report: {error}")).at(path.display().to_string())
+        Problem::new(Code::CannotWrite, format!("cannot write the report: {error}"))
+            .at(path.display().to_string())
     };
     if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
-        let written = OpenOptions::new().write(true).open(path).and_then(|mut file| file.write_all(text.as_bytes()));
+        let written =
+            OpenOptions::new().write(true).open(path).and_then(|mut file| file.write_all(text.as_bytes()));
         return written.map_err(failed);
     }
     let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -274,9 +283,11 @@ mod tests {
 
     #[test]
     fn a_problem_is_a_block() {
-        let mut problem = Problem::new(Code::SourceInvalid, "bad \u{1b}[2J name").at("a/b.safetensors").help("do it");
+        let mut problem =
+            Problem::new(Code::SourceInvalid, "bad \u{1b}[2J name").at("a/b.safetensors").help("do it");
         problem.detail = Some("8 bytes".to_owned());
-        let expected = "error[LC0302]: bad \\u{1b}[2J name\n  --> a/b.safetensors\n      8 bytes\n  help: do it";
+        let expected =
+            "error[LC0302]: bad \\u{1b}[2J name\n  --> a/b.safetensors\n      8 bytes\n  help: do it";
         assert_eq!(problem_text(&problem, Paint::NONE), expected);
     }
 }

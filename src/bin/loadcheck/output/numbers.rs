@@ -65,7 +65,11 @@ pub(crate) fn count(value: u64, noun: &str) -> String {
 }
 
 /// For rates and percentages only: exact below 2^53.
-#[expect(clippy::as_conversions, clippy::cast_precision_loss, reason = "a rate for people needs no more digits")]
+#[expect(
+    clippy::as_conversions,
+    clippy::cast_precision_loss,
+    reason = "a rate for people needs no more digits"
+)]
 pub(crate) fn to_f64(value: u64) -> f64 {
     value as f64
 }
@@ -79,11 +83,17 @@ mod tests {
         assert_eq!(bytes(None), "-");
         assert_eq!(growth(Some(MIB), Some(3 * MIB)), "-2 MiB");
         assert_eq!(growth(Some(3 * MIB), Some(MIB)), "2 MiB");
-        assert_eq!((seconds(0.8123), seconds(6.123), seconds(0.0)), ("812 ms".into(), "6.12 s".into(), "< 1 ms".into()));
+        assert_eq!(
+            (seconds(0.8123), seconds(6.123), seconds(0.0)),
+            ("812 ms".into(), "6.12 s".into(), "< 1 ms".into())
+        );
         assert_eq!(rate(3 * GIB, 2.0).as_deref(), Some("1.50 GiB/s"));
         assert_eq!(rate(3 * MIB, 2.0).as_deref(), Some("2 MiB/s"));
         assert_eq!(rate(3, 0.0), None);
-        assert_eq!((grouped(217_054_208), grouped(12), grouped(0)), ("217 054 208".into(), "12".into(), "0".into()));
+        assert_eq!(
+            (grouped(217_054_208), grouped(12), grouped(0)),
+            ("217 054 208".into(), "12".into(), "0".into())
+        );
         assert_eq!((count(1, "file"), count(4, "file")), ("1 file".into(), "4 files".into()));
     }
 

@@ -48,7 +48,9 @@ pub(crate) fn source_line(source: &Source) -> String {
     if let Some(total) = source.bytes {
         let dtypes: Vec<&str> = source.dtypes.iter().take(3).map(|share| share.dtype.as_str()).collect();
         let more = if source.dtypes.len() > 3 { ", ..." } else { "" };
-        facts.push(format!("{} {}{more}", bytes(Some(total)), escape(&dtypes.join(", "))).trim_end().to_owned());
+        facts.push(
+            format!("{} {}{more}", bytes(Some(total)), escape(&dtypes.join(", "))).trim_end().to_owned(),
+        );
     }
     let revision = source.revision.as_deref().map(|revision| format!(" @ {}", shorten(revision)));
     let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) };
@@ -61,24 +63,21 @@ fn shorten(revision: &str) -> &str {
     if is_commit { &revision[..7] } else { revision }
 }
 
-/// `strategy  stream · io buffered · ...`
+/// `strategy  stream · buffered, 2 readers · budget 64 MiB · device host, window all`
 pub(crate) fn strategy_line(params: &Params) -> String {
-    let window = params.window.map_or_else(|| "all".to_owned(), |window| window.to_string());
-    let mut parts = vec![
-        "stream".to_owned(),
-        format!("io {}", params.io),
-        format!("budget {}", bytes(Some(params.budget_bytes))),
-        format!("device {}", params.device),
-    ];
-    if params.device != "none" {
-        parts.push(format!("window {window}"));
-    }
-    parts.push(format!("prefetch {}", params.prefetch));
-    parts.extend(params.readers.map(|readers| count(readers, "reader")));
-    if params.hash {
-        parts.push("hash".to_owned());
-    }
-    format!("strategy  {}", parts.join(" · "))
+    let readers = params.readers.map(|readers| format!(", {}", count(readers, "reader"))).unwrap_or_default();
+    let window = match params.window {
+        _ if params.device == "none" => String::new(),
+        None => ", window all".to_owned(),
+        Some(window) => format!(", window {window}, prefetch {}", params.prefetch),
+    };
+    format!(
+        "strategy  stream · {}{readers} · budget {} · device {}{window}{}",
+        params.io,
+        bytes(Some(params.budget_bytes)),
+        params.device,
+        if params.hash { " · hash" } else { "" }
+    )
 }
 
 fn measured(report: &Report, look: &Look) -> Vec<String> {
@@ -93,10 +92,18 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
         lines.push(format!("ended     {}", how_it_ended(report)));
     }
     if let Some(params) = report.runs.first().and_then(|run| run.params.as_ref()) {
-        lines.push(format!("{}{}", strategy_line(params), cache_note(&report.runs)));
+        lines.push(strategy_line(params));
     }
-    let header = [("", Align::Left), ("peak", Align::Right), ("over start", Align::Right), ("at", Align::Left), ("", Align::Left)];
-    let rows = rows(report);
+    lines.extend(cache_line(&report.runs));
+    let header = [
+        ("", Align::Left),
+        ("peak", Align::Right),
+        ("over start", Align::Right),
+        ("at", Align::Left),
+        ("", Align::Left),
+    ];
+    let is_narrow = look.width.is_some_and(|width| width < 100);
+    let rows = rows(report, is_narrow);
     for (position, line) in grid(&header, &rows, look.width).iter().enumerate() {
         let role = if position == 0 { Role::Dim } else { Role::Strong };
         lines.push(if position < 2 { look.paint.paint(role, line) } else { line.clone() });
@@ -104,16 +111,29 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
     lines.extend(promise_lines(report, look));
     lines.extend(report.limits.iter().map(|limit| limit_line(limit, look.paint)));
     if look.verbose {
-        lines.extend(report.unavailable.iter().map(|missing| format!("  {:<8}  not measured: {}", missing.metric, escape(&missing.reason))));
+        lines.extend(
+            report
+                .unavailable
+                .iter()
+                .map(|missing| format!("  {:<8}  not measured: {}", missing.metric, escape(&missing.reason))),
+        );
     }
-    if let Some(run) = report.runs.iter().find(|run| !matches!(run.outcome, Outcome::Completed | Outcome::Stopped)) {
-        let what = format!("partial: the run {} after {}", outcome_verb(run.outcome), run.seconds.map_or_else(|| "an unknown time".to_owned(), seconds));
+    if let Some(run) =
+        report.runs.iter().find(|run| !matches!(run.outcome, Outcome::Completed | Outcome::Stopped))
+    {
+        let what = format!(
+            "partial: the run {} after {}",
+            outcome_verb(run.outcome),
+            run.seconds.map_or_else(|| "an unknown time".to_owned(), seconds)
+        );
         lines.push(look.paint.paint(Role::Warning, &what));
     } else {
-        lines.extend(worst(&report.runs, |run| run.peak.host_bytes).and_then(|run| run.peak.host_bytes).map(|peak| {
-            let (request, limit) = container(peak);
-            format!("Container: request {request}, limit {limit}.")
-        }));
+        lines.extend(worst(&report.runs, |run| run.peak.host_bytes).and_then(|run| run.peak.host_bytes).map(
+            |peak| {
+                let (request, limit) = container(peak);
+                format!("Container: request {request}, limit {limit}.")
+            },
+        ));
     }
     lines
 }
@@ -137,22 +157,25 @@ fn how_it_ended(report: &Report) -> String {
         (None, None, _) => "unknown".to_owned(),
     };
     if let Some(processes) = exec.processes {
-        text.push_str(&format!(", at most {} at once", if processes == 1 { "1 process".to_owned() } else { format!("{processes} processes") }));
+        text.push_str(&format!(
+            ", at most {} at once",
+            if processes == 1 { "1 process".to_owned() } else { format!("{processes} processes") }
+        ));
     }
     text
 }
 
-/// ` · cache cold (checked: 0 % cached)`
-fn cache_note(runs: &[Run]) -> String {
-    let Some(cache) = runs.first().map(|run| &run.cache) else { return String::new() };
-    let name = match cache.asked {
+/// `cache     cold before each run (checked: 0 % cached)`
+fn cache_line(runs: &[Run]) -> Option<String> {
+    let name = match runs.first()?.cache.asked {
         CacheArg::Cold => "cold",
         CacheArg::Warm => "warm",
-        CacheArg::Asis => return String::new(),
+        CacheArg::Asis => return None,
     };
     let shares = runs.iter().map(|run| run.cache.cached_share).collect::<Option<Vec<f64>>>();
-    let check = shares.map_or_else(|| "unchecked".to_owned(), |shares| format!("checked: {:.0} % cached", 100.0 * mean(&shares)));
-    format!(" · cache {name} ({check})")
+    let check = shares
+        .map_or_else(|| "unchecked".to_owned(), |shares| format!("checked: {:.0} % cached", 100.0 * mean(&shares)));
+    Some(format!("cache     {name} before each run ({check})"))
 }
 
 /// The run in which a metric was highest.
@@ -160,28 +183,39 @@ pub(crate) fn worst(runs: &[Run], metric: impl Fn(&Run) -> Option<u64>) -> Optio
     runs.iter().max_by_key(|run| metric(run))
 }
 
-fn rows(report: &Report) -> Vec<Vec<String>> {
+/// The table's rows. In a narrow terminal the notes are short, so that a row stays a line.
+fn rows(report: &Report, is_narrow: bool) -> Vec<Vec<String>> {
     let runs = &report.runs;
+    let pick = |wide: &str, narrow: &str| if is_narrow { narrow.to_owned() } else { wide.to_owned() };
     let row = |name: &str, peak: Option<u64>, start: Option<u64>, at: Option<&Place>, note: String| {
         vec![name.to_owned(), bytes(peak), growth(peak, start), at.map(place).unwrap_or_default(), note]
     };
     let mut rows = Vec::new();
     if let Some(run) = worst(runs, |run| run.peak.host_bytes) {
-        let note = match run.resident_bytes.filter(|resident| *resident > 0) {
-            Some(resident) => format!("cannot be reclaimed: size the container on this; {} of it are resident layers", bytes(Some(resident))),
-            None => "cannot be reclaimed: size the container on this".to_owned(),
-        };
+        let note = pick("cannot be reclaimed: size the container on this", "size the container on this");
         rows.push(row("host", run.peak.host_bytes, run.baseline.host_bytes, run.peak.at.as_ref(), note));
     }
     if let Some(run) = worst(runs, |run| run.peak.rss_bytes) {
-        rows.push(row("RSS", run.peak.rss_bytes, run.baseline.rss_bytes, run.peak.rss_at.as_ref(), rss_note(report)));
+        rows.push(row(
+            "RSS",
+            run.peak.rss_bytes,
+            run.baseline.rss_bytes,
+            run.peak.rss_at.as_ref(),
+            rss_note(report, is_narrow),
+        ));
     }
-    if let Some(run) = worst(runs, |run| run.peak.pinned_bytes).filter(|run| run.peak.pinned_bytes.is_some()) {
-        let note = if run.peak.pinned_bytes == Some(0) { "nothing is page-locked" } else { "part of host" };
-        rows.push(row("pinned", run.peak.pinned_bytes, Some(0), None, note.to_owned()));
+    if let Some(resident) =
+        worst(runs, |run| run.resident_bytes).and_then(|run| run.resident_bytes).filter(|most| *most > 0)
+    {
+        let note = pick("part of both: the layers that are kept, beside the budget", "part of both: kept layers");
+        rows.push(row("layers", Some(resident), Some(0), None, note));
+    }
+    if let Some(run) = worst(runs, |run| run.peak.pinned_bytes).filter(|run| run.peak.pinned_bytes > Some(0))
+    {
+        rows.push(row("pinned", run.peak.pinned_bytes, Some(0), None, "part of host".to_owned()));
     }
     if let Some((run, after)) = runs.last().and_then(|run| Some((run, run.after_unload.as_ref()?))) {
-        let note = "RSS when everything was given back".to_owned();
+        let note = pick("RSS once everything was given back", "RSS, all given back");
         rows.push(row("after", after.rss_bytes, run.baseline.rss_bytes, None, note));
     }
     rows.extend(time_row(report));
@@ -189,15 +223,16 @@ fn rows(report: &Report) -> Vec<Vec<String>> {
 }
 
 /// What stands beside RSS: the promise, if there is one.
-fn rss_note(report: &Report) -> String {
-    let promise = report.runs.iter().filter_map(|run| run.promise.as_ref()).max_by_key(|promise| promise.growth_bytes);
-    match promise {
-        Some(promise) => format!(
-            "host and file pages; promise: at most {} over start, {}",
-            bytes(Some(promise.limit_bytes)),
-            if promise.kept { "kept" } else { "BROKEN" }
-        ),
-        None => "host and file pages".to_owned(),
+fn rss_note(report: &Report, is_narrow: bool) -> String {
+    let promise =
+        report.runs.iter().filter_map(|run| run.promise.as_ref()).max_by_key(|promise| promise.growth_bytes);
+    let Some(promise) = promise else { return "with file pages".to_owned() };
+    let most = bytes(Some(promise.limit_bytes));
+    let word = if promise.kept { "kept" } else { "BROKEN" };
+    if is_narrow {
+        format!("promised: +{most}, {word}")
+    } else {
+        format!("with file pages; promise: at most {most} over start, {word}")
     }
 }
 
@@ -212,14 +247,15 @@ fn time_row(report: &Report) -> Option<Vec<String>> {
     let mut note = Vec::new();
     if times.len() > 1 {
         let deviation = mean(&times.iter().map(|time| (time - average).powi(2)).collect::<Vec<_>>()).sqrt();
-        note.push(format!("mean of {} runs, ± {}", times.len(), seconds(deviation)));
+        note.push(format!("± {} ({} runs)", seconds(deviation), times.len()));
     }
-    if let Some((cached, read)) = report.runs.last().and_then(|run| Some((run.io.from_cache_bytes?, run.io.read_bytes?)))
+    if let Some((cached, read)) =
+        report.runs.last().and_then(|run| Some((run.io.from_cache_bytes?, run.io.read_bytes?)))
         && read > 0
     {
-        note.push(format!("{} % from the page cache", u128::from(cached) * 100 / u128::from(read)));
+        note.push(format!("{} % from page cache", u128::from(cached) * 100 / u128::from(read)));
     }
-    Some(vec!["time".to_owned(), seconds(average), String::new(), speed, note.join("; ")])
+    Some(vec!["time".to_owned(), seconds(average), String::new(), speed, note.join(", ")])
 }
 
 /// A layer, or what else is known of the moment.

@@ -25,8 +25,9 @@ pub(super) fn bring_about(
     for shard in checkpoint.shards() {
         let done = match state {
             CacheArg::Cold => drop_cache(&shard.path).map(|_| ()).map_err(|error| error.to_string()),
-            CacheArg::Warm => warm(&shard.path, cancel)
-                .map_err(|error| format!("cannot warm the page cache with {}: {error}", shard.path.display())),
+            CacheArg::Warm => warm(&shard.path, cancel).map_err(|error| {
+                format!("cannot warm the page cache with {}: {error}", shard.path.display())
+            }),
             CacheArg::Asis => Ok(()),
         };
         if let Err(message) = done {
@@ -41,8 +42,11 @@ pub(super) fn bring_about(
     }
     let share = if file_bytes == 0 { 0.0 } else { to_f64(cached_bytes) / to_f64(file_bytes) };
     match state {
-        CacheArg::Cold if cached_bytes > 0 => notes.push(format!("asked for a cold cache, {:.1} % of the source is still cached", share * 100.0)),
-        CacheArg::Warm if cached_bytes < file_bytes => notes.push(format!("asked for a warm cache, only {:.1} % of the source is cached", share * 100.0)),
+        CacheArg::Cold if cached_bytes > 0 => notes
+            .push(format!("asked for a cold cache, {:.1} % of the source is still cached", share * 100.0)),
+        CacheArg::Warm if cached_bytes < file_bytes => {
+            notes.push(format!("asked for a warm cache, only {:.1} % of the source is cached", share * 100.0))
+        }
         _ => {}
     }
     Some(share)

@@ -20,7 +20,11 @@ pub(crate) fn main() -> ExitCode {
     // With the parent gone nobody would stop or read this process.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     let mut text = String::new();
-    let job = io::stdin().lock().read_to_string(&mut text).ok().and_then(|_| serde_json::from_str::<Job>(&text).ok());
+    let job = io::stdin()
+        .lock()
+        .read_to_string(&mut text)
+        .ok()
+        .and_then(|_| serde_json::from_str::<Job>(&text).ok());
     let Some(job) = job else {
         crate::output::to_stderr("loadcheck: this is an internal command");
         return Exit::Usage.into();

@@ -20,9 +20,7 @@ use super::translate;
 use crate::config::{LoadConfig, TargetChoice};
 use crate::limits::Metric;
 use crate::problem::{Code, Problem};
-use crate::report::{
-    IoCounters, Outcome, Place, Point, Promise, Run, Samples, TensorHash, Unavailable,
-};
+use crate::report::{IoCounters, Outcome, Place, Point, Promise, Run, Samples, TensorHash, Unavailable};
 
 /// What is promised beside the budget: thread stacks and the allocator's slack.
 const SLACK_BYTES: u64 = 16 * MIB;
@@ -273,7 +271,8 @@ impl Loaded {
             Some(_) => Outcome::Failed,
         };
         let growth_bytes = summary.rss_growth_bytes().value();
-        let limit_bytes = budget_bytes.saturating_add(SLACK_BYTES).saturating_add(self.memory.resident_bytes());
+        let limit_bytes =
+            budget_bytes.saturating_add(SLACK_BYTES).saturating_add(self.memory.resident_bytes());
         let promise = growth_bytes.map(|growth_bytes| Promise {
             limit_bytes,
             growth_bytes,
@@ -309,10 +308,10 @@ impl Loaded {
         run.peak.rss_at = place(&peak.rss);
         let mut crossings = self.crossings;
         add_missed(&mut crossings, watches, summary);
-        let unavailable = summary.unavailable.iter().map(|entry| Unavailable {
-            metric: entry.metric.clone(),
-            reason: entry.reason.clone(),
-        });
+        let unavailable = summary
+            .unavailable
+            .iter()
+            .map(|entry| Unavailable { metric: entry.metric.clone(), reason: entry.reason.clone() });
         Finished {
             run,
             unavailable: unavailable.collect(),

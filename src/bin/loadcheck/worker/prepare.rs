@@ -8,11 +8,11 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use onelayer::LoadPlan;
+use onelayer::Target;
 use onelayer::checkpoint::{Checkpoint, OpenOptions};
 use onelayer::layers::{LayerKind, LayerMap, Layers};
 use onelayer::load::{LoadError, Loader};
 use onelayer::plan::{IoMode, Window};
-use onelayer::Target;
 
 use super::protocol::Checked;
 use super::translate;
@@ -27,14 +27,18 @@ use crate::sizes::SizeContext;
 /// # Errors
 /// Everything that is wrong with it.
 pub(crate) fn open_checkpoint(path: &Path, opaque_dtypes: bool) -> Result<Checkpoint, Vec<Problem>> {
-    OpenOptions::new().allow_opaque_dtypes(opaque_dtypes).open(path).map_err(|error| translate::checkpoint(&error))
+    OpenOptions::new()
+        .allow_opaque_dtypes(opaque_dtypes)
+        .open(path)
+        .map_err(|error| translate::checkpoint(&error))
 }
 
 /// Reads the override of the grouping, if there is one.
 pub(super) fn layer_map(path: Option<&Path>) -> Result<LayerMap, Problem> {
     let Some(path) = path else { return Ok(LayerMap::default()) };
     let failed = |error: &dyn std::fmt::Display| {
-        Problem::new(Code::LayerMap, format!("cannot use the layer rules: {error}")).at(path.display().to_string())
+        Problem::new(Code::LayerMap, format!("cannot use the layer rules: {error}"))
+            .at(path.display().to_string())
     };
     let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
     LayerMap::parse(&text).map_err(|error| failed(&error))
@@ -63,7 +67,8 @@ pub(super) fn loader(config: &LoadConfig, budget_bytes: u64) -> Result<Loader, P
         builder = builder.readers(readers);
     }
     if let Some(select) = &config.select {
-        let select = regex::Regex::new(select).map_err(|error| crate::config::bad_pattern("--select", &error))?;
+        let select =
+            regex::Regex::new(select).map_err(|error| crate::config::bad_pattern("--select", &error))?;
         builder = builder.select(move |tensor| select.is_match(tensor.name));
     }
     builder.build().map_err(|error| translate::load(&error, map_path))
@@ -96,7 +101,8 @@ pub(crate) fn plan_of(
     let map_path = config.layers.as_ref().map(|path| path.0.as_path());
     let one = |problem| vec![problem];
     let map = layer_map(map_path).map_err(one)?;
-    let layers = Layers::group_with(checkpoint, &map).map_err(|error| one(translate::layers(&error, map_path)))?;
+    let layers =
+        Layers::group_with(checkpoint, &map).map_err(|error| one(translate::layers(&error, map_path)))?;
     let context = context_of(checkpoint, &layers);
     let budget_bytes = config.budget.resolve(&context).map_err(|error| {
         one(Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("--budget {}", config.budget)))

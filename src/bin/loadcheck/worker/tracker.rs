@@ -40,12 +40,14 @@ impl<'a> Tracker<'a> {
 
     /// The tensor's name; empty for a layer without tensors.
     pub(crate) fn tensor(&self) -> &'a str {
-        let placement = self.plan.layers().get(self.layer).and_then(|layer| self.plan.placements(layer).get(self.tensor));
+        let placement =
+            self.plan.layers().get(self.layer).and_then(|layer| self.plan.placements(layer).get(self.tensor));
         placement.map_or("", |placement| self.checkpoint.tensor(placement.tensor).name)
     }
 
     fn tensor_bytes(&self) -> u64 {
-        let placement = self.plan.layers().get(self.layer).and_then(|layer| self.plan.placements(layer).get(self.tensor));
+        let placement =
+            self.plan.layers().get(self.layer).and_then(|layer| self.plan.placements(layer).get(self.tensor));
         placement.map_or(0, |placement| self.checkpoint.tensor(placement.tensor).extent.len_bytes())
     }
 

@@ -84,7 +84,10 @@ fn path_of(error: &CheckpointError) -> Option<&std::path::Path> {
 fn help_of(error: &CheckpointError) -> Option<&'static str> {
     use CheckpointError as E;
     match error {
-        E::Truncated { .. } | E::HeaderExceedsFile { .. } | E::DanglingLink { .. } | E::MissingShards { .. } => {
+        E::Truncated { .. }
+        | E::HeaderExceedsFile { .. }
+        | E::DanglingLink { .. }
+        | E::MissingShards { .. } => {
             Some("the download or copy stopped early: run `hf cache verify org/name`, or copy the file again")
         }
         E::UnknownDType { .. } => Some("--opaque-dtypes lets it pass as bytes"),
@@ -117,7 +120,11 @@ fn plan(error: &PlanError) -> Problem {
             let human = onelayer::units::HumanBytes;
             Problem::new(
                 Code::BudgetTooSmall,
-                format!("budget {} is below the floor of {} ({detail})", human(*budget_bytes), human(*smallest_bytes)),
+                format!(
+                    "budget {} is below the floor of {} ({detail})",
+                    human(*budget_bytes),
+                    human(*smallest_bytes)
+                ),
             )
             .help(format!("--budget {}MiB or more", smallest_bytes.div_ceil(1 << 20)))
         }
