@@ -1,6 +1,93 @@
 //! What can go wrong while grouping.
 
+use super::map::Place;
+
 /// What can go wrong while grouping.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum LayersError {}
+pub enum LayersError {
+    /// A layer id without text.
+    #[error("a layer id must not be empty; `loadcheck inspect` lists the ids of a checkpoint")]
+    EmptyId,
+
+    /// More names than ids can count.
+    #[error("{found} tensors cannot be grouped, at most {limit} can")]
+    TooManyTensors {
+        /// Tensors given.
+        found: u64,
+        /// Most that are accepted.
+        limit: u64,
+    },
+
+    /// The override is not TOML, or has a key or a type that does not belong there.
+    #[error("layer map, line {}, column {}: {message}", .place.line, .place.column)]
+    MapSyntax {
+        /// Where.
+        place: Place,
+        /// What the parser says, in one line.
+        message: String,
+    },
+
+    /// The override names what the checkpoint does not have.
+    #[error("layer map, line {}, column {}: `{key}` names `{name}`, but no {expected} has that name{}",
+        .place.line, .place.column, or_nearest(.nearest))]
+    MapUnknownName {
+        /// Where.
+        place: Place,
+        /// The key of the override.
+        key: String,
+        /// The name it gives.
+        name: String,
+        /// What it should have been: "numbered list", "layer, stack or prefix of one", ...
+        expected: &'static str,
+        /// Names that exist and look alike, best first.
+        nearest: Vec<String>,
+    },
+
+    /// Two entries of the override claim the same tensors, list or place.
+    #[error("layer map, line {}, column {}: `{key}` names `{name}`, which `{other_key}` in line {} already claims; remove one",
+        .place.line, .place.column, .other_place.line)]
+    MapConflict {
+        /// Where the second claim is.
+        place: Place,
+        /// Its key.
+        key: String,
+        /// The name both claim.
+        name: String,
+        /// The key of the first claim.
+        other_key: String,
+        /// Where the first claim is.
+        other_place: Place,
+    },
+
+    /// A group of the override has the id of another layer.
+    #[error("layer map, line {}, column {}: group `{name}` has the id of a layer that the checkpoint has; choose another name",
+        .place.line, .place.column)]
+    MapIdTaken {
+        /// Where the group is named.
+        place: Place,
+        /// Its name.
+        name: String,
+    },
+
+    /// The grouping lost or doubled tensors: a bug, reported instead of a wrong load.
+    #[error(
+        "grouping accounts for {found} {what}, but the headers hold {expected}; please report this as a bug"
+    )]
+    Unaccounted {
+        /// "tensors" or "bytes".
+        what: &'static str,
+        /// Count by the headers.
+        expected: u64,
+        /// Count by the layers.
+        found: u64,
+    },
+}
+
+fn or_nearest(nearest: &[String]) -> String {
+    if nearest.is_empty() {
+        return String::new();
+    }
+    let names: Vec<_> = nearest.iter().map(|name| format!("`{name}`")).collect();
+    format!("; nearest: {}", names.join(", "))
+}

@@ -3,21 +3,39 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// The name of a layer: the full prefix of its tensors, such as `model.layers.0` or `lm_head`. Cheap to clone.
+use super::LayersError;
+
+/// The name of a layer: the full prefix of its tensors, such as `model.layers.0` or `lm_head`; in a pipeline
+/// with its component in front, such as `transformer/transformer_blocks.0`. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LayerId(Arc<str>);
 
 impl LayerId {
-    /// The id spelled `text`.
+    /// The id spelled `text`, unchecked: whether a layer has that id is for [`Layers::find`](super::Layers::find)
+    /// to say.
     #[must_use]
     pub fn new(text: &str) -> Self {
         Self(text.into())
+    }
+
+    /// The id that a person or a file spelled `text`.
+    ///
+    /// # Errors
+    /// [`LayersError::EmptyId`] if `text` is empty. Nothing else is refused, since tensor names may hold any text.
+    pub fn parse(text: &str) -> Result<Self, LayersError> {
+        if text.is_empty() { Err(LayersError::EmptyId) } else { Ok(Self::new(text)) }
     }
 
     /// The id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl AsRef<str> for LayerId {
+    fn as_ref(&self) -> &str {
+        self.as_str()
     }
 }
 

@@ -1,7 +1,10 @@
 //! Layers and the set of them.
 
-use super::{LayerId, LayerMap, LayersError};
+use super::grouping;
+use super::lists::slot;
+use super::{Confidence, LayerId, LayerMap, LayersError, Rule};
 use crate::checkpoint::{Checkpoint, TensorId};
+use crate::units::to_u64;
 
 /// What the rule sees of a tensor: its name, and its shape where it is known (an index file has none).
 #[derive(Clone, Copy, Debug)]
@@ -13,7 +16,7 @@ pub struct NamedShape<'a> {
 }
 
 /// Where a layer comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LayerKind {
     /// One element of a stack.
@@ -30,7 +33,7 @@ pub enum LayerKind {
 pub struct SubUnit {
     /// Full prefix, such as `model.layers.0.mlp.experts.7`.
     pub prefix: Box<str>,
-    /// Its tensors.
+    /// Its tensors, ascending.
     pub tensors: Box<[TensorId]>,
 }
 
@@ -44,30 +47,69 @@ pub struct Layer {
     pub kind: LayerKind,
     /// All its tensors, in file order (ascending ids), sub-units included.
     pub tensors: Box<[TensorId]>,
-    /// Lists inside the layer (experts), in natural order.
+    /// Lists inside the layer (experts), in natural order. What is in none of them is the layer's base part.
     pub sub_units: Box<[SubUnit]>,
 }
 
 /// All layers of a checkpoint, in execution order. Every tensor is in exactly one.
+///
+/// Nothing is read: names and shapes decide. docs/layers.md tells the rule, its figures and its limits.
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
-    layers: Vec<Layer>,
+    pub(super) layers: Vec<Layer>,
+    pub(super) stacks: Vec<Box<str>>,
+    /// Per stack.
+    pub(super) confidence: Vec<Confidence>,
+    /// Position of each tensor's layer.
+    pub(super) layer_of: Vec<u32>,
+    /// Positions of the layers, sorted by id.
+    pub(super) by_id: Vec<u32>,
+    /// Companions and their weights, ascending.
+    pub(super) companions: Vec<(TensorId, TensorId)>,
 }
 
 impl Layers {
     /// Groups the tensors of a checkpoint by the rule.
+    ///
+    /// # Errors
+    /// [`LayersError::Unaccounted`] if tensors or bytes do not add up, which would be a bug.
     pub fn group(checkpoint: &Checkpoint) -> Result<Self, LayersError> {
         Self::group_with(checkpoint, &LayerMap::default())
     }
 
     /// Groups the tensors of a checkpoint by the rule and an override.
-    pub fn group_with(_checkpoint: &Checkpoint, _map: &LayerMap) -> Result<Self, LayersError> {
-        Ok(Self::default())
+    ///
+    /// # Errors
+    /// As [`group`](Self::group), and if the override names what the checkpoint does not have, or contradicts itself.
+    pub fn group_with(checkpoint: &Checkpoint, map: &LayerMap) -> Result<Self, LayersError> {
+        let names: Vec<_> = (checkpoint.tensors())
+            .map(|tensor| NamedShape { name: tensor.name, shape: Some(tensor.shape) })
+            .collect();
+        let shard_of = |tensor| checkpoint.tensor(TensorId(tensor)).shard.0;
+        let layers = grouping::group(&names, map, &Rule::default(), &shard_of)?;
+        let bytes_of = |tensor: &TensorId| checkpoint.tensor(*tensor).extent.len_bytes();
+        let found = layers.layers.iter().flat_map(|layer| &layer.tensors).map(bytes_of).sum();
+        let expected = checkpoint.tensor_bytes();
+        if found != expected {
+            return Err(LayersError::Unaccounted { what: "bytes", expected, found });
+        }
+        Ok(layers)
     }
 
     /// Groups bare names: tensor ids count in the order given.
-    pub fn from_names(_names: &[NamedShape<'_>], _map: &LayerMap) -> Result<Self, LayersError> {
-        Ok(Self::default())
+    ///
+    /// # Errors
+    /// As [`group_with`](Self::group_with), and [`LayersError::TooManyTensors`].
+    pub fn from_names(names: &[NamedShape<'_>], map: &LayerMap) -> Result<Self, LayersError> {
+        Self::from_names_by(names, map, &Rule::default())
+    }
+
+    /// The same with other thresholds: to measure how much they matter.
+    ///
+    /// # Errors
+    /// As [`from_names`](Self::from_names).
+    pub fn from_names_by(names: &[NamedShape<'_>], map: &LayerMap, rule: &Rule) -> Result<Self, LayersError> {
+        grouping::group(names, map, rule, &|_| 0)
     }
 
     /// The layers, in execution order.
@@ -76,15 +118,77 @@ impl Layers {
         &self.layers
     }
 
-    /// Full prefixes of the stacks, such as `model.layers`.
+    /// Full prefixes of the stacks, such as `model.layers`, in the order in which they first run. A list at the
+    /// root of the names has the prefix "".
     #[must_use]
     pub fn stacks(&self) -> &[Box<str>] {
-        &[]
+        &self.stacks
+    }
+
+    /// How sure the rule is of a stack.
+    ///
+    /// # Panics
+    /// If there is no stack of that index.
+    #[must_use]
+    pub fn confidence(&self, stack: usize) -> Confidence {
+        self.confidence[stack]
+    }
+
+    /// The layer of that id.
+    #[must_use]
+    pub fn find(&self, id: &LayerId) -> Option<&Layer> {
+        let position = |&at: &u32| self.layers[slot(at)].id.as_str();
+        let at = self.by_id.binary_search_by(|at| position(at).cmp(id.as_str())).ok()?;
+        Some(&self.layers[slot(self.by_id[at])])
+    }
+
+    /// The layer that holds a tensor.
+    ///
+    /// # Panics
+    /// If `tensor` comes from another checkpoint and is out of range.
+    #[must_use]
+    pub fn layer_of(&self, tensor: TensorId) -> &Layer {
+        &self.layers[self.position_of(tensor)]
+    }
+
+    /// The position in [`as_slice`](Self::as_slice) of the layer that holds a tensor.
+    ///
+    /// # Panics
+    /// If `tensor` comes from another checkpoint and is out of range.
+    #[must_use]
+    pub fn position_of(&self, tensor: TensorId) -> usize {
+        slot(self.layer_of[tensor.index()])
+    }
+
+    /// Quantization companions (scales, zero points, states), each with the weight that it belongs to.
+    #[must_use]
+    pub fn companions(&self) -> &[(TensorId, TensorId)] {
+        &self.companions
     }
 
     /// Host memory that the grouping holds, in bytes. Part of every host budget.
     #[must_use]
     pub fn metadata_bytes(&self) -> u64 {
-        0
+        /// Two counters in front of a shared text, and what an allocator adds to a small block.
+        const SHARED_TEXT_BYTES: usize = 16;
+        const BLOCK_BYTES: usize = 16;
+        let text = |length: usize| BLOCK_BYTES + length;
+        let ids = |tensors: &[TensorId]| BLOCK_BYTES + size_of_val(tensors);
+        let sub_unit = |unit: &SubUnit| text(unit.prefix.len()) + ids(&unit.tensors);
+        let layer = |layer: &Layer| {
+            SHARED_TEXT_BYTES
+                + text(layer.id.as_str().len())
+                + ids(&layer.tensors)
+                + size_of_val(&*layer.sub_units)
+                + layer.sub_units.iter().map(sub_unit).sum::<usize>()
+        };
+        let flat = self.layers.capacity() * size_of::<Layer>()
+            + self.stacks.capacity() * size_of::<Box<str>>()
+            + self.confidence.capacity() * size_of::<Confidence>()
+            + (self.layer_of.capacity() + self.by_id.capacity()) * size_of::<u32>()
+            + self.companions.capacity() * size_of::<(TensorId, TensorId)>();
+        let parts = self.layers.iter().map(layer).sum::<usize>();
+        let stacks = self.stacks.iter().map(|stack| text(stack.len())).sum::<usize>();
+        to_u64(flat + parts + stacks)
     }
 }

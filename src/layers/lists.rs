@@ -1,0 +1,280 @@
+//! The numbered lists that tensor names form, with their children and the tensors below each child.
+//!
+//! `model.layers.7.mlp.experts.3.w1` is below child `7` of list `model.layers.` and below child `3` of list
+//! `model.layers.7.mlp.experts.`. Everything is kept as offsets into the names, in flat arrays: 4 bytes per tensor
+//! and list it lies in, about 20 per child. Which list is a stack is not decided here but in `rule`.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::NamedShape;
+use super::names;
+
+/// How many numbered components of one name are looked at, from the left. The deepest real name seen has 5; the
+/// bound keeps hostile names (thousands of numbers) linear.
+const LEVELS_MAX: usize = 6;
+
+/// "No child": the list stands outside every other list.
+pub(super) const NO_CHILD: u32 = u32::MAX;
+
+/// One numbered list.
+#[derive(Debug)]
+pub(super) struct List {
+    /// A tensor below it; the first `prefix_len` bytes of its name are the list's prefix, separator included.
+    sample: u32,
+    prefix_len: u32,
+    /// The child of an outer list that this list lies in, or [`NO_CHILD`].
+    pub(super) parent: u32,
+    /// Number of lists around it.
+    pub(super) level: u8,
+}
+
+/// One element of a list.
+#[derive(Debug)]
+pub(super) struct Child {
+    /// The list it belongs to.
+    pub(super) list: u32,
+    sample: u32,
+    /// Where the index ends in the names of its tensors.
+    path_len: u32,
+}
+
+/// All lists of a set of names.
+#[derive(Debug)]
+pub(super) struct Lists<'a> {
+    names: &'a [NamedShape<'a>],
+    lists: Vec<List>,
+    children: Vec<Child>,
+    /// Children that each tensor is below, outermost first.
+    levels: Vec<u32>,
+    level_starts: Vec<u32>,
+    /// Children of each list, in natural order.
+    members: Vec<u32>,
+    member_starts: Vec<u32>,
+    /// Tensors below each child, ascending.
+    tensors: Vec<u32>,
+    tensor_starts: Vec<u32>,
+}
+
+impl<'a> Lists<'a> {
+    /// The lists of all names for which `takes_part` is true.
+    pub(super) fn find(names: &'a [NamedShape<'a>], takes_part: impl Fn(usize) -> bool) -> Self {
+        let mut builder = Builder::default();
+        let mut level_starts = vec![0];
+        let mut previous = "";
+        let mut previous_levels = 0..0;
+        for (tensor, entry) in names.iter().enumerate() {
+            let start = builder.levels.len();
+            if takes_part(tensor) {
+                builder.add(entry.name, index32(tensor), previous, previous_levels);
+                previous = entry.name;
+                previous_levels = start..builder.levels.len();
+            }
+            level_starts.push(index32(builder.levels.len()));
+        }
+        let Builder { lists, children, levels, .. } = builder;
+        let (mut members, member_starts) = bucket(
+            lists.len(),
+            children.iter().enumerate().map(|(child, entry)| (entry.list, index32(child))),
+        );
+        let (tensors, tensor_starts) = bucket(
+            children.len(),
+            (0..names.len()).flat_map(|tensor| {
+                let range = span(&level_starts, tensor);
+                levels[range].iter().map(move |&child| (child, index32(tensor)))
+            }),
+        );
+        let index = |child: u32| {
+            let entry = &children[slot(child)];
+            let prefix_len = slot(lists[slot(entry.list)].prefix_len);
+            &names[slot(entry.sample)].name[prefix_len..slot(entry.path_len)]
+        };
+        for list in 0..lists.len() {
+            members[span(&member_starts, list)]
+                .sort_unstable_by(|&left, &right| names::compare_indices(index(left), index(right)));
+        }
+        Self { names, lists, children, levels, level_starts, members, member_starts, tensors, tensor_starts }
+    }
+
+    /// Number of lists.
+    pub(super) fn count(&self) -> usize {
+        self.lists.len()
+    }
+
+    /// Number of children of all lists together.
+    pub(super) fn child_count(&self) -> usize {
+        self.children.len()
+    }
+
+    /// One list.
+    pub(super) fn list(&self, list: u32) -> &List {
+        &self.lists[slot(list)]
+    }
+
+    /// One child.
+    pub(super) fn child(&self, child: u32) -> &Child {
+        &self.children[slot(child)]
+    }
+
+    /// The prefix of a list with its separator: `model.layers.`, `vae/`, or "" at the root.
+    pub(super) fn prefix(&self, list: u32) -> &'a str {
+        let entry = self.list(list);
+        &self.names[slot(entry.sample)].name[..slot(entry.prefix_len)]
+    }
+
+    /// The prefix of a list as people write it: `model.layers`.
+    pub(super) fn path(&self, list: u32) -> &'a str {
+        names::path_of_prefix(self.prefix(list))
+    }
+
+    /// The full prefix of a child: `model.layers.7`.
+    pub(super) fn child_path(&self, child: u32) -> &'a str {
+        let entry = self.child(child);
+        &self.names[slot(entry.sample)].name[..slot(entry.path_len)]
+    }
+
+    /// Children of a list in natural order.
+    pub(super) fn children(&self, list: u32) -> &[u32] {
+        &self.members[span(&self.member_starts, slot(list))]
+    }
+
+    /// Tensors below a child, ascending.
+    pub(super) fn tensors(&self, child: u32) -> &[u32] {
+        &self.tensors[span(&self.tensor_starts, slot(child))]
+    }
+
+    /// The children that a tensor is below, outermost first.
+    pub(super) fn around(&self, tensor: u32) -> &[u32] {
+        &self.levels[span(&self.level_starts, slot(tensor))]
+    }
+
+    /// What follows the child's index in a tensor's name.
+    pub(super) fn suffix(&self, child: u32, tensor: u32) -> &'a str {
+        names::suffix_after(self.names[slot(tensor)].name, slot(self.child(child).path_len))
+    }
+
+    /// The shape of a tensor, if it is known.
+    pub(super) fn shape(&self, tensor: u32) -> Option<&'a [u64]> {
+        self.names[slot(tensor)].shape
+    }
+}
+
+#[derive(Default)]
+struct Builder<'a> {
+    lists: Vec<List>,
+    children: Vec<Child>,
+    levels: Vec<u32>,
+    list_of_prefix: HashMap<&'a str, u32>,
+    child_of_path: HashMap<&'a str, u32>,
+}
+
+impl<'a> Builder<'a> {
+    /// Notes the children that `name` is below. Neighbours in a file mostly share them, so those of the
+    /// previous name are taken over as far as the names agree.
+    fn add(&mut self, name: &'a str, tensor: u32, previous: &str, previous_levels: Range<usize>) {
+        let agreed = name.bytes().zip(previous.bytes()).take_while(|(left, right)| left == right).count();
+        let mut parent = NO_CHILD;
+        for (level, (start, end)) in names::numbered(name).take(LEVELS_MAX).enumerate() {
+            let reusable = (end < agreed).then(|| previous_levels.clone().nth(level)).flatten();
+            let child = match reusable {
+                Some(at) => self.levels[at],
+                None => self.child(name, tensor, start, end, parent, level),
+            };
+            self.levels.push(child);
+            parent = child;
+        }
+    }
+
+    fn child(
+        &mut self,
+        name: &'a str,
+        sample: u32,
+        start: usize,
+        end: usize,
+        parent: u32,
+        level: usize,
+    ) -> u32 {
+        if let Some(&child) = self.child_of_path.get(&name[..end]) {
+            return child;
+        }
+        let list = *self.list_of_prefix.entry(&name[..start]).or_insert_with(|| {
+            let level = u8::try_from(level).expect("LEVELS_MAX fits in a byte");
+            self.lists.push(List { sample, prefix_len: index32(start), parent, level });
+            index32(self.lists.len() - 1)
+        });
+        let child = index32(self.children.len());
+        self.children.push(Child { list, sample, path_len: index32(end) });
+        self.child_of_path.insert(&name[..end], child);
+        child
+    }
+}
+
+/// Sorts `(bucket, value)` pairs into buckets, keeping their order: the values, and where each bucket starts.
+pub(super) fn bucket(count: usize, pairs: impl Iterator<Item = (u32, u32)> + Clone) -> (Vec<u32>, Vec<u32>) {
+    let mut starts = vec![0_u32; count + 1];
+    for (bucket, _) in pairs.clone() {
+        starts[slot(bucket) + 1] += 1;
+    }
+    for at in 1..starts.len() {
+        starts[at] += starts[at - 1];
+    }
+    let mut next = starts.clone();
+    let mut values = vec![0; slot(starts[count])];
+    for (bucket, value) in pairs {
+        let at = &mut next[slot(bucket)];
+        values[slot(*at)] = value;
+        *at += 1;
+    }
+    (values, starts)
+}
+
+/// The positions of bucket `bucket`.
+pub(super) fn span(starts: &[u32], bucket: usize) -> Range<usize> {
+    slot(starts[bucket])..slot(starts[bucket + 1])
+}
+
+/// A position in one of the flat arrays as it is stored.
+///
+/// # Panics
+/// If it does not fit, which [`Layers::from_names`](super::Layers::from_names) rules out before.
+pub(super) fn index32(position: usize) -> u32 {
+    u32::try_from(position).expect("positions were checked to fit in 32 bits")
+}
+
+/// A stored position as an index.
+pub(super) fn slot(position: u32) -> usize {
+    usize::try_from(position).expect("a position of an array in this process fits in usize")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named<'a>(names: &[&'a str]) -> Vec<NamedShape<'a>> {
+        names.iter().map(|&name| NamedShape { name, shape: None }).collect()
+    }
+
+    #[test]
+    fn nested_lists_know_each_other() {
+        let entries = named(&["m.0.e.1.w", "m.0.e.0.w", "m.10.e.0.w", "m.9.x", "x", "m.0.e.1.v"]);
+        let lists = Lists::find(&entries, |_| true);
+        let paths: Vec<_> = (0..index32(lists.count())).map(|list| lists.path(list)).collect();
+        assert_eq!(paths, ["m", "m.0.e", "m.10.e"]);
+        let children: Vec<_> = lists.children(0).iter().map(|&child| lists.child_path(child)).collect();
+        assert_eq!(children, ["m.0", "m.9", "m.10"]);
+        assert_eq!(lists.tensors(lists.children(0)[0]), [0, 1, 5]);
+        assert_eq!(lists.list(0).parent, NO_CHILD);
+        assert_eq!(lists.child_path(lists.list(2).parent), "m.10");
+        assert_eq!(lists.around(4), [0_u32; 0]);
+        assert_eq!(lists.suffix(lists.children(0)[0], 1), "e.0.w");
+    }
+
+    #[test]
+    fn depth_is_bounded() {
+        let name = vec!["1"; 10_000].join(".");
+        let entries = named(&[&name, &name[..1]]);
+        let lists = Lists::find(&entries, |_| true);
+        assert_eq!(lists.around(0).len(), LEVELS_MAX);
+        assert_eq!(lists.around(1), [0]);
+    }
+}
