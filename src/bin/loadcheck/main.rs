@@ -16,6 +16,7 @@ mod family;
 mod limits;
 mod machine;
 mod output;
+mod pressure;
 mod problem;
 mod progress;
 mod report;

@@ -328,7 +328,7 @@ pub(crate) struct IoCounters {
     pub(crate) major_faults: Option<u64>,
 }
 
-/// What the system suffered during a run.
+/// What the whole machine suffered during a run, others on it included.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Pressure {

@@ -4,14 +4,17 @@ use std::time::Duration;
 
 use onelayer::probe::{ChildGroup, TreeOptions, TreeSampler, TreeSummary};
 
+use rustix::process::{Pid, set_child_subreaper};
+
 use crate::args::ExecArgs;
 use crate::config::bad_pattern;
 use crate::exec::{Child, Ended, LineWatch};
 use crate::limits::{self, Gate, Metric};
 use crate::machine;
 use crate::output::Output;
+use crate::pressure;
 use crate::problem::{Code, Problem};
-use crate::report::{CommandName, Exec, Outcome as RunOutcome, Place, Point, Report, Run, Samples};
+use crate::report::{CommandName, Exec, Outcome as RunOutcome, Place, Point, Pressure, Report, Run, Samples};
 use crate::signals::{Interrupts, exit_of, name_of};
 use crate::sizes::SizeContext;
 
@@ -52,6 +55,11 @@ pub(crate) fn run(args: &ExecArgs, output: &Output) -> Outcome {
     }
 }
 
+/// `1 process`, `3 processes`.
+fn count(processes: usize) -> String {
+    if processes == 1 { "1 process".to_owned() } else { format!("{processes} processes") }
+}
+
 /// A command that has ended, and what it cost.
 struct Measured {
     ended: Ended,
@@ -59,6 +67,7 @@ struct Measured {
     cgroup_bytes: Option<u64>,
     oom_kills: u64,
     seconds: f64,
+    pressure: Pressure,
     awaited_line: bool,
 }
 
@@ -75,6 +84,12 @@ impl Measured {
         let group = ChildGroup::create(None)
             .map_err(|error| report.missing("peak.cgroup_bytes", &error.to_string()))
             .ok();
+        if let Some(group) = &group {
+            interrupts.remember_leftover(group.directory());
+        }
+        // Whoever is orphaned before the sampler looks is to come to us, too.
+        let _ = set_child_subreaper(Pid::from_raw(1));
+        let before = pressure::Counters::now();
         let awaited_line = line.is_some();
         let watch = line.map(LineWatch::new);
         let mut child = Child::start(&args.command, watch, stdout_is_ours, group.as_ref())?;
@@ -93,6 +108,7 @@ impl Measured {
             })
             .ok();
         let event = child.wait(&interrupts);
+        let pressure = before.until_now();
         let seconds = child.elapsed().as_secs_f64();
         let summary = sampler.and_then(|sampler| sampler.finish().ok());
         let memory = group.as_ref().map(ChildGroup::memory);
@@ -106,6 +122,7 @@ impl Measured {
                 .and_then(|memory| memory.oom_kill_count.value())
                 .unwrap_or(0),
             seconds,
+            pressure,
             awaited_line,
         })
     }
@@ -123,9 +140,10 @@ impl Measured {
         }
         report.missing("peak.pinned_bytes", "only the driver knows what another program has pinned");
         report.missing("peak.vram_bytes", "no device memory is measured by this version");
+        pressure::note_missing(&self.pressure, &mut report);
         report.missing("io", "what a process tree reads is not counted by this version");
         if self.ended.left_behind > 0 {
-            report.notes.push(format!("{} processes of the command still run", self.ended.left_behind));
+            report.notes.push(format!("{} of the command still run", count(self.ended.left_behind)));
         }
         report.runs = vec![run];
         let first_exceeded = |metric: Metric, limit_bytes: u64| self.first_exceeded(metric, limit_bytes);
@@ -151,6 +169,7 @@ impl Measured {
             outcome,
             seconds: Some(self.seconds),
             baseline: Point::default(),
+            pressure: self.pressure.clone(),
             ..Run::default()
         };
         run.peak.cgroup_bytes = self.cgroup_bytes;

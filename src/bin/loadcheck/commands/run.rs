@@ -1,5 +1,7 @@
 //! `loadcheck run`: measures a load in fresh worker processes, holds it against its limits and its promise.
 
+use onelayer::probe::ChildGroup;
+
 use crate::args::{CacheArg, RunArgs};
 use crate::config::LoadConfig;
 use crate::limits::{self, Gate, Metric};
@@ -7,6 +9,7 @@ use crate::machine;
 use crate::output::Output;
 use crate::output::numbers::container;
 use crate::output::terminal::Terminal;
+use crate::pressure;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{
@@ -94,7 +97,7 @@ impl Session<'_> {
     fn prepare(&self, cache: Option<CacheArg>) -> Result<Checked, Stop> {
         let task = Task::Prepare { load: self.config.clone(), cache };
         let (mut checked, mut problems) = (None, Vec::new());
-        let ending = carry_out(task, &self.interrupts, |message| match message {
+        let ending = carry_out(task, None, &self.interrupts, |message| match message {
             Message::Checked(answer) => checked = Some(*answer),
             Message::Error(found) => problems = found,
             _ => {}
@@ -149,12 +152,24 @@ impl Session<'_> {
         };
         let mut progress = Progress::start(self.terminal.progress, label);
         let mut heard = Heard::default();
-        let ending = carry_out(task, &self.interrupts, |message| heard.hear(message, &mut progress));
+        let group = self.group();
+        let before = pressure::Counters::now();
+        let ending =
+            carry_out(task, group.as_ref(), &self.interrupts, |message| heard.hear(message, &mut progress));
+        let pressure = before.until_now();
         drop(progress);
+        let cgroup = group.map(|group| group.memory());
+        self.interrupts.forget_leftovers();
         let first_run = self.report.runs.is_empty();
         let hashes = std::mem::take(&mut heard.hashes);
         let (mut run, mut problems) = self.settle(heard, &ending, checked);
         run.cache = cache;
+        pressure::note_missing(&pressure, &mut self.report);
+        run.pressure = pressure;
+        run.peak.cgroup_bytes = cgroup.and_then(|memory| memory.peak_bytes.value());
+        if let Some(reason) = cgroup.and_then(|memory| memory.peak_bytes.reason()) {
+            self.report.missing("peak.cgroup_bytes", &reason.to_string());
+        }
         let is_whole = problems.is_empty() && matches!(ending, Ending::Ended(_));
         if counts || !is_whole {
             self.report.runs.push(run);
@@ -171,6 +186,20 @@ impl Session<'_> {
             Ending::Interrupted(signal) => Err(Stop::Signal(signal)),
             Ending::Ended(_) if !problems.is_empty() => Err(Stop::Problems(problems)),
             Ending::Ended(_) => Ok(()),
+        }
+    }
+
+    /// A control group for one run, where there can be one: its peak is the run's alone.
+    fn group(&mut self) -> Option<ChildGroup> {
+        match ChildGroup::create(None) {
+            Ok(group) => {
+                self.interrupts.remember_leftover(group.directory());
+                Some(group)
+            }
+            Err(error) => {
+                self.report.missing("peak.cgroup_bytes", &error.to_string());
+                None
+            }
         }
     }
 

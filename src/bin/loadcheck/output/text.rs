@@ -156,7 +156,7 @@ fn how_it_ended(report: &Report) -> String {
         (None, Some(signal), _) => format!("killed by signal {signal}"),
         (None, None, _) => "unknown".to_owned(),
     };
-    if let Some(processes) = exec.processes {
+    if let Some(processes) = exec.processes.filter(|processes| *processes > 0) {
         text.push_str(&format!(
             ", at most {} at once",
             if processes == 1 { "1 process".to_owned() } else { format!("{processes} processes") }
@@ -173,8 +173,10 @@ fn cache_line(runs: &[Run]) -> Option<String> {
         CacheArg::Asis => return None,
     };
     let shares = runs.iter().map(|run| run.cache.cached_share).collect::<Option<Vec<f64>>>();
-    let check = shares
-        .map_or_else(|| "unchecked".to_owned(), |shares| format!("checked: {:.0} % cached", 100.0 * mean(&shares)));
+    let check = shares.map_or_else(
+        || "unchecked".to_owned(),
+        |shares| format!("checked: {:.0} % cached", 100.0 * mean(&shares)),
+    );
     Some(format!("cache     {name} before each run ({check})"))
 }
 
@@ -188,6 +190,9 @@ fn rows(report: &Report, is_narrow: bool) -> Vec<Vec<String>> {
     let runs = &report.runs;
     let pick = |wide: &str, narrow: &str| if is_narrow { narrow.to_owned() } else { wide.to_owned() };
     let row = |name: &str, peak: Option<u64>, start: Option<u64>, at: Option<&Place>, note: String| {
+        let metric = format!("peak.{}_bytes", name.to_lowercase());
+        let missing = report.unavailable.iter().find(|entry| peak.is_none() && entry.metric == metric);
+        let note = missing.map_or(note, |entry| format!("not measured: {}", entry.reason));
         vec![name.to_owned(), bytes(peak), growth(peak, start), at.map(place).unwrap_or_default(), note]
     };
     let mut rows = Vec::new();
@@ -207,7 +212,8 @@ fn rows(report: &Report, is_narrow: bool) -> Vec<Vec<String>> {
     if let Some(resident) =
         worst(runs, |run| run.resident_bytes).and_then(|run| run.resident_bytes).filter(|most| *most > 0)
     {
-        let note = pick("part of both: the layers that are kept, beside the budget", "part of both: kept layers");
+        let note =
+            pick("part of both: the layers that are kept, beside the budget", "part of both: kept layers");
         rows.push(row("layers", Some(resident), Some(0), None, note));
     }
     if let Some(run) = worst(runs, |run| run.peak.pinned_bytes).filter(|run| run.peak.pinned_bytes > Some(0))

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, after, never, select, unbounded};
+use onelayer::probe::ChildGroup;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::child::ARGUMENT;
@@ -28,11 +29,16 @@ pub(crate) enum Ending {
 }
 
 /// Starts a worker on `task` and hands its messages to `listen` until it has ended. A message that is the worker's last
-/// word (`Checked`, `Done`, `Error`) is handed over like any other.
+/// word (`Checked`, `Done`, `Error`) is handed over like any other. With a control group, the worker runs in it.
 ///
 /// Call it from a thread that outlives the worker: the kernel kills a child when the *thread* that started it ends.
-pub(crate) fn carry_out(task: Task, interrupts: &Interrupts, mut listen: impl FnMut(Message)) -> Ending {
-    let (mut child, messages) = match start(task) {
+pub(crate) fn carry_out(
+    task: Task,
+    group: Option<&ChildGroup>,
+    interrupts: &Interrupts,
+    mut listen: impl FnMut(Message),
+) -> Ending {
+    let (mut child, messages) = match start(task, group) {
         Ok(started) => started,
         Err(problem) => return Ending::Ended(vec![problem]),
     };
@@ -68,16 +74,16 @@ pub(crate) fn carry_out(task: Task, interrupts: &Interrupts, mut listen: impl Fn
     }
 }
 
-fn start(task: Task) -> Result<(Child, Receiver<Message>), Problem> {
+fn start(task: Task, group: Option<&ChildGroup>) -> Result<(Child, Receiver<Message>), Problem> {
     let cannot = |what: &str, error: &dyn std::fmt::Display| {
         Problem::new(Code::WorkerLost, format!("cannot {what} the worker process: {error}"))
     };
-    let mut child = Command::new("/proc/self/exe")
-        .arg(ARGUMENT)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|error| cannot("start", &error).help("/proc must be mounted"))?;
+    let mut command = Command::new("/proc/self/exe");
+    command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
+    if let Some(group) = group {
+        group.place(&mut command).map_err(|error| cannot("place", &error))?;
+    }
+    let mut child = command.spawn().map_err(|error| cannot("start", &error).help("/proc must be mounted"))?;
     let job = Job { parent_pid: std::process::id(), task };
     let text = serde_json::to_vec(&job).map_err(|error| cannot("instruct", &error))?;
     let mut stdin = child.stdin.take().expect("stdin was asked for as a pipe");
