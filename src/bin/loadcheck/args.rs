@@ -504,7 +504,7 @@ pub(crate) enum ColorArg {
 }
 
 impl LoadArgs {
-    /// How `inspect` looks at a source: with the defaults, which only the smallest budget depends on.
+    /// How `inspect` looks at a source: with the defaults, and a budget that is never too small.
     pub(crate) fn of_inspect(args: &InspectArgs) -> Self {
         Self {
             source: args.source.clone(),

@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 
+use onelayer::plan::HOST_BUDGET_FLOOR_BYTES;
+use onelayer::units::HumanBytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::args::{Device, Io, LoadArgs, Window};
@@ -130,6 +132,22 @@ impl LoadConfig {
             opaque_dtypes: args.opaque_dtypes,
         };
         (config, problems)
+    }
+
+    /// A budget that works for no checkpoint: what can be said about it where there is no checkpoint to plan for.
+    pub(crate) fn below_floor(&self, known: &[Problem]) -> Option<Problem> {
+        let Size::Bytes(budget_bytes) = self.budget else { return None };
+        let is_known = known.iter().any(|problem| problem.code == Code::BudgetTooSmall);
+        if is_known || budget_bytes >= HOST_BUDGET_FLOOR_BYTES {
+            return None;
+        }
+        let (budget, floor) = (HumanBytes(budget_bytes), HumanBytes(HOST_BUDGET_FLOOR_BYTES));
+        let message = format!(
+            "budget {budget} is below the floor of {floor}, and of what the checkpoint's description takes"
+        );
+        Some(
+            Problem::new(Code::BudgetTooSmall, message).help("`loadcheck inspect` shows the smallest budget"),
+        )
     }
 
     /// The parameters as a report has them.

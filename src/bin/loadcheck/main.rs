@@ -103,9 +103,10 @@ fn answer(error: &clap::Error, words: &[OsString]) -> Exit {
     let text = plain.strip_prefix("error: ").unwrap_or(&plain).trim_end();
     if args::wants_json(words) {
         let (message, help) = text.split_once("\n\n").unwrap_or((text, ""));
-        let mut problem = Problem::new(Code::Usage, message.split_whitespace().collect::<Vec<_>>().join(" "));
-        problem.help =
-            Some(help.split_whitespace().collect::<Vec<_>>().join(" ")).filter(|help| !help.is_empty());
+        let in_a_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let mut problem = Problem::new(Code::Usage, in_a_line(message));
+        let tip = help.split("\n\n").find_map(|part| part.trim_start().strip_prefix("tip:"));
+        problem.help = tip.map(in_a_line);
         let mut report = Report::new(CommandName::Unknown);
         report.fail(vec![problem]);
         let _ = output::to_stdout(&output::json(&report));

@@ -8,6 +8,7 @@ use crate::machine;
 use crate::output::Output;
 use crate::problem::Problem;
 use crate::report::{CommandName, Report};
+use crate::sizes::Size;
 use crate::source::{self, Resolved};
 use crate::worker;
 
@@ -21,12 +22,16 @@ pub(crate) fn plan(args: &PlanArgs, output: &Output) -> Outcome {
     let resolved = resolved(&args.load.source, &mut problems);
     let (config, more) = LoadConfig::new(&args.load, false, path_of(resolved.as_ref()));
     problems.extend(more);
-    let Some(resolved) = resolved else { return Outcome::refused(report, problems) };
+    let Some(resolved) = resolved else {
+        problems.extend(config.below_floor(&problems));
+        return Outcome::refused(report, problems);
+    };
     match describe(&config, &mut report, &resolved) {
         Ok(()) if problems.is_empty() => {}
         Ok(()) => return Outcome::refused(report, problems),
         Err(more) => {
             problems.extend(more);
+            problems.extend(config.below_floor(&problems));
             return Outcome::refused(report, problems);
         }
     }
@@ -42,12 +47,15 @@ pub(crate) fn inspect(args: &InspectArgs, output: &Output) -> Outcome {
     let Some(resolved) = resolved(&args.source, &mut problems) else {
         return Outcome::refused(report, problems);
     };
-    let load = LoadArgs::of_inspect(args);
-    let (config, more) = LoadConfig::new(&load, false, resolved.path.clone());
+    let (mut config, more) = LoadConfig::new(&LoadArgs::of_inspect(args), false, resolved.path.clone());
     problems.extend(more);
-    if let Err(more) = describe(&config, &mut report, &resolved) {
-        problems.extend(more);
-    }
+    // Twice: what the smallest budget is shows in any plan, and then the plan is made for it.
+    let described = describe(&config, &mut report, &resolved).and_then(|()| {
+        let smallest = report.plan.as_ref().and_then(|plan| plan.smallest_budget_bytes);
+        config.budget = smallest.map_or(config.budget, Size::Bytes);
+        describe(&config, &mut report, &resolved)
+    });
+    problems.extend(described.err().unwrap_or_default());
     if !problems.is_empty() {
         return Outcome::refused(report, problems);
     }

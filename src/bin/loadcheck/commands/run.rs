@@ -46,7 +46,10 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
         }
     };
     let mut session = Session { args, terminal, config, interrupts, report, crossings: Vec::new() };
-    let Some(resolved) = resolved else { return Outcome::refused(session.report, problems) };
+    let Some(resolved) = resolved else {
+        problems.extend(session.config.below_floor(&problems));
+        return Outcome::refused(session.report, problems);
+    };
     // The headers are checked even if something else is wrong already: all problems come in one go.
     let checked = match session.prepare(None) {
         Ok(checked) => checked,
@@ -262,7 +265,10 @@ impl Session<'_> {
     fn stop(mut self, stop: Stop, mut problems: Vec<Problem>) -> Outcome {
         let mut interrupted = None;
         match stop {
-            Stop::Problems(more) => problems.extend(more),
+            Stop::Problems(more) => {
+                problems.extend(more);
+                problems.extend(self.config.below_floor(&problems));
+            }
             Stop::Signal(signal) => {
                 interrupted = Some(exit_of(signal));
                 problems.push(Problem::new(Code::Interrupted, format!("interrupted by {}", name_of(signal))));

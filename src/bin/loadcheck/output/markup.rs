@@ -35,7 +35,7 @@ pub(crate) fn markdown(report: &Report) -> String {
         text.push_str(header);
         rows.iter().for_each(|row| text.push_str(row));
     }
-    if let Some(plan) = &report.plan {
+    if let Some(plan) = report.plan.as_ref().filter(|_| report.command == CommandName::Plan) {
         text.push_str("\n| host memory (derived) | bytes |\n|---|---:|\n");
         for term in &plan.memory {
             text.push_str(&format!("| {} | {} |\n", cell(&term.name), bytes(Some(term.bytes))));

@@ -22,7 +22,7 @@ pub(crate) fn seconds(value: f64) -> String {
     match value {
         value if value < 0.001 => "< 1 ms".to_owned(),
         value if value < 1.0 => format!("{:.0} ms", value * 1e3),
-        value if value < 100.0 => format!("{value:.2} s"),
+        value if value < 100.0 => format!("{} s", format!("{value:.2}").trim_end_matches(".00")),
         value => format!("{value:.0} s"),
     }
 }

@@ -299,7 +299,9 @@ impl Loaded {
             samples: Some(Samples::new(summary.interval_ms, &summary.timeline, keeps_timeline)),
             ..Run::default()
         };
-        run.peak.host_bytes = peak.host.bytes().value();
+        // `host` is sampled: what was held at the end was held, whether a sample caught it or not.
+        let host_at_end = run.after_load.as_ref().and_then(|point| point.host_bytes);
+        run.peak.host_bytes = peak.host.bytes().value().max(host_at_end);
         run.peak.rss_bytes = peak.rss.bytes().value();
         run.peak.anon_bytes = peak.anon.bytes().value();
         run.peak.file_bytes = peak.file.bytes().value();
