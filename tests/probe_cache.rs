@@ -1,7 +1,12 @@
 //! An overlay file system keeps its pages in the file below: asking it the quick way always answers 0.
 //!
-//! Containers run on overlays, so "cold" would be claimed of every warm file there. Mounting one needs privileges; without them the
-//! test says that it skipped.
+//! Containers run on overlays, so "cold" would be claimed of every warm file there. Mounting one needs
+//! privileges; without them the test says that it skipped.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "helpers of tests: failing and saying so is their job"
+)]
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -10,7 +10,7 @@ use memmap2::MmapOptions;
 ///
 /// # Errors
 /// What the system says.
-pub fn drop_pages(path: &Path) -> io::Result<()> {
+pub(crate) fn drop_pages(path: &Path) -> io::Result<()> {
     let file = File::open(path)?;
     file.sync_all()?;
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
@@ -21,7 +21,7 @@ pub fn drop_pages(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// What the system says.
-pub fn cached_bytes(path: &Path) -> io::Result<usize> {
+pub(crate) fn cached_bytes(path: &Path) -> io::Result<usize> {
     let file = File::open(path)?;
     if file.metadata()?.len() == 0 {
         return Ok(0);

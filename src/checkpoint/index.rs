@@ -17,7 +17,11 @@ use super::keys::OpenKeys;
 use super::options::OpenOptions;
 use super::path_rule;
 use super::tensor::Span;
-use crate::units::ByteRange;
+use crate::units::{ByteRange, to_u64};
+
+/// Files of one checkpoint, at most. The largest seen have a few hundred; a hostile index could list millions,
+/// and each costs a path and a system call.
+pub(super) const FILES_MAX: usize = 1 << 16;
 
 /// A checked `weight_map`, sorted by tensor.
 #[derive(Debug, Default)]
@@ -127,7 +131,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
                 break;
             }
             if !self.keys.push(&key) {
-                return Err(self.too_many());
+                return Err(self.too_many("bytes of names", u64::from(u32::MAX)));
             }
             self.member(&key)?;
         }
@@ -137,6 +141,9 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
         self.keys = OpenKeys::default();
         self.check_kind()?;
         self.map.finish().map_err(|key| JsonFault::Duplicate(key).at(self.path, Place::WeightMap))?;
+        if self.map.files.len() > FILES_MAX {
+            return Err(self.too_many("files", to_u64(FILES_MAX)));
+        }
         Ok(self.map)
     }
 
@@ -225,7 +232,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
         let end = self.map.text.len();
         let (Some(tensor), Some(file)) = (Span::tail(start, middle), Span::tail(middle + skipped, end))
         else {
-            return Err(self.too_many());
+            return Err(self.too_many("bytes of names", u64::from(u32::MAX)));
         };
         // The same file mostly stands in the next entry too: one spelling is enough.
         match self.map.entries.last() {
@@ -254,8 +261,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
         Err(CheckpointError::NotAnIndex { path: self.path.to_owned(), found })
     }
 
-    fn too_many(&self) -> CheckpointError {
-        let (path, what) = (self.path.to_owned(), "bytes of names");
-        CheckpointError::TooMany { path, what, limit: u64::from(u32::MAX) }
+    fn too_many(&self, what: &'static str, limit: u64) -> CheckpointError {
+        CheckpointError::TooMany { path: self.path.to_owned(), what, limit }
     }
 }

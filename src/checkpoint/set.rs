@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::error::{CheckpointError, kept};
 use super::file;
 use super::identity::FileKind;
-use super::index::WeightMap;
+use super::index::{FILES_MAX, WeightMap};
 use super::options::OpenOptions;
 use super::pipeline;
 use super::select::{self, Choice, LISTED_MAX};
@@ -136,6 +136,10 @@ impl Part {
         notes: &mut Vec<String>,
     ) -> Result<Self, CheckpointError> {
         match choice {
+            Choice::Files(files) if files.len() > FILES_MAX => {
+                let (path, limit) = (directory.to_owned(), to_u64(FILES_MAX));
+                Err(CheckpointError::TooMany { path, what: "files", limit })
+            }
             Choice::Files(files) => Ok(Self { prefix, files, index: None }),
             Choice::Index(path, beside) => {
                 let map = WeightMap::read(&path, options)?;
@@ -259,9 +263,6 @@ impl Set<'_> {
     fn finish(mut self, path: &Path) -> Result<Checkpoint, CheckpointError> {
         self.table.merge_names(Mark::default());
         self.table.shrink();
-        let too_many =
-            |what| CheckpointError::TooMany { path: path.to_owned(), what, limit: u64::from(u32::MAX) };
-        u32::try_from(self.shards.len()).map_err(|_| too_many("files"))?;
         let mut sizes = self.shards.iter().map(|shard| shard.data.len_bytes());
         let tensor_bytes = sizes.try_fold(0_u64, u64::checked_add);
         let tensor_bytes = tensor_bytes.ok_or_else(|| CheckpointError::TooMany {
@@ -325,11 +326,12 @@ impl Comparison<'_> {
             CheckpointError::MissingTensor { path: path(), tensor, shard, count }
         });
         let misplaced = misplaced.map(|((tensor, file), count)| {
-            let (expected, found, tensor) = (kept(file), shard(tensor), kept(tensor.name));
+            let (expected, found, tensor) =
+                (kept(file), shard(tensor), kept(&tensor.name[self.prefix.len()..]));
             CheckpointError::WrongShard { path: path(), tensor, expected, found, count }
         });
         let unindexed = unindexed.map(|(tensor, count)| {
-            let (shard, tensor) = (shard(tensor), kept(tensor.name));
+            let (shard, tensor) = (shard(tensor), kept(&tensor.name[self.prefix.len()..]));
             CheckpointError::UnindexedTensor { path: path(), tensor, shard, count }
         });
         [missing, misplaced, unindexed].into_iter().flatten().collect()

@@ -171,7 +171,8 @@ impl TensorTable {
 
     pub(crate) fn entry(&self, id: TensorId) -> TensorEntry<'_> {
         let shard = self.file_ends.partition_point(|&end| end <= id.0);
-        let shard = ShardId(u32::try_from(shard).expect("there are at most as many files as ids"));
+        let shard =
+            ShardId(u32::try_from(shard).expect("a set has at most 65536 files per part and 256 parts"));
         self.describe(id, shard, &self.records[id.index()])
     }
 

@@ -127,8 +127,9 @@ impl<B: Backend> Control<B> {
             self.open_layers();
             self.allocate_arenas()?;
             self.issue_reads();
-            self.reap_copies()?;
-            if !self.deliver() {
+            // A copy that is complete frees a slot, and a delivery opens a layer: only when neither happened is there
+            // nothing left to do but wait.
+            if !(self.reap_copies()? || self.deliver()) {
                 self.wait()?;
             }
         }
@@ -195,15 +196,17 @@ impl<B: Backend> Control<B> {
         }
     }
 
-    /// Takes note of copies that are complete.
-    fn reap_copies(&mut self) -> Result<(), LoadError> {
+    /// Takes note of copies that are complete. True if there were any.
+    fn reap_copies(&mut self) -> Result<bool, LoadError> {
+        let mut reaped = false;
         while let Some((_, _, copy)) = self.pending.front() {
             if !copy.is_complete()? {
                 break;
             }
             self.finish_oldest_copy()?;
+            reaped = true;
         }
-        Ok(())
+        Ok(reaped)
     }
 
     /// Waits for the oldest copy.

@@ -31,7 +31,7 @@ mod layout;
 mod limits;
 mod memory;
 mod reads;
-mod request;
+pub(crate) mod request;
 
 /// One read: a stretch of one file that fits one slot.
 #[derive(Clone, Debug, PartialEq, Eq)]

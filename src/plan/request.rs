@@ -39,10 +39,11 @@ impl fmt::Display for IoMode {
     }
 }
 
-/// Host memory that a source may hold beside the ring, in bytes, with `readers` threads that read at most `read_bytes_max` at a time:
-/// the windows of a mapping. A term of every plan.
+/// Host memory that a source may hold beside the ring, in bytes, with `readers` threads that read extents of at
+/// most `read_bytes_max` at a time: the windows of a mapping, one per reader, each gone when its read ends. A term
+/// of every plan. (Page tables come on top, two pages per window and one per 2 MiB of it.)
 #[must_use]
-pub(super) fn window_bytes(mode: IoMode, readers: u64, read_bytes_max: u64) -> u64 {
+pub(crate) fn window_bytes(mode: IoMode, readers: u64, read_bytes_max: u64) -> u64 {
     match mode {
         IoMode::Mmap => readers.saturating_mul(read_bytes_max),
         IoMode::Buffered | IoMode::Direct => 0,

@@ -1,9 +1,10 @@
 //! What a process did: page faults, bytes read, CPU time; and what tells it apart from others.
 //!
-//! From `/proc/<pid>/stat` and `/proc/<pid>/io` (`proc_pid_stat(5)`, `proc_pid_io(5)`). CPU time is in clock ticks
-//! (10 ms almost everywhere). `read_bytes` is what was fetched from storage on the process's behalf, counted when a
-//! read enters the block layer: the pages that a page fault on a mapping brings in are included, a network file system
-//! may count nothing. `read_call_bytes` (`rchar`) is what read calls returned, from the page cache or not; a mapping is not in it.
+//! From `/proc/<pid>/stat` and `/proc/<pid>/io` (`proc_pid_stat(5)`, `proc_pid_io(5)`). CPU time is in clock
+//! ticks (10 ms almost everywhere). `read_bytes` is what was fetched from storage on the process's behalf,
+//! counted when a read enters the block layer: the pages that a page fault on a mapping brings in are
+//! included, a network file system may count nothing. `read_call_bytes` (`rchar`) is what read calls
+//! returned, from the page cache or not; a mapping is not in it.
 
 use serde::Serialize;
 

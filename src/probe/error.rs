@@ -100,7 +100,8 @@ pub enum ProbeError {
     /// No group of our own: the version 2 hierarchy does not hand the memory controller to children here.
     #[error(
         "cannot make a control group under {}: the memory controller is not delegated to it \
-         (cgroup.controllers holds `{found}`); run with `systemd-run --user --scope -p Delegate=yes -- COMMAND`",
+         (cgroup.controllers holds `{found}`); run with \
+         `systemd-run --user --scope -p Delegate=yes -- COMMAND`",
         parent.display()
     )]
     GroupNotDelegated {
@@ -109,10 +110,11 @@ pub enum ProbeError {
         /// The controllers it has.
         found: String,
     },
-    /// No group of our own: version 2 allows controllers on children only if the group itself holds no process.
+    /// No group of our own: version 2 allows controllers on children only if the group itself holds no
+    /// process.
     #[error(
-        "cannot make a control group under {}: the group itself holds {process_count} processes, and version 2 \
-         hands controllers only to the children of a group without any; run alone in a scope, such as \
+        "cannot make a control group under {}: the group itself holds {process_count} processes, and \
+         version 2 hands controllers only to the children of a group without any; run alone in a scope, such as \
          `systemd-run --user --scope -p Delegate=yes -- COMMAND`",
         parent.display()
     )]

@@ -210,9 +210,9 @@ mod tests {
     #[test]
     fn this_machine_is_known() {
         let host = Host::read(&Procfs::default());
-        assert!(host.ram_bytes.clone().value().unwrap() > 64 << 20);
+        assert!(host.ram_bytes.value().unwrap() > 64 << 20);
         assert!(host.kernel.clone().value().unwrap().contains('.'));
-        assert!(host.cpu_count.clone().value().unwrap() >= 1);
+        assert!(host.cpu_count.value().unwrap() >= 1);
         let missing = Host::read(&Procfs::at("/nonexistent"));
         assert!(missing.ram_bytes.value().is_none() && missing.kernel.value().is_none());
     }

@@ -9,14 +9,15 @@
 //! | `locked_bytes`, `pinned_bytes` | `VmLck`, `VmPin` | *address space* locked or pinned, resident or not |
 //! | `hugetlb_bytes` | `HugetlbPages` | explicit huge pages, which `VmRSS` leaves out |
 //!
-//! `host_bytes` = anonymous + shared + swapped + explicit huge pages + locked file pages. A ring registered with
-//! a driver is anonymous memory and so is in it. Locked file pages have no line of their own: the smaller of
-//! `VmLck` and `RssFile` bounds them from above, and is 0 wherever nothing is locked.
+//! `host_bytes` = anonymous + shared + swapped + explicit huge pages + locked file pages. A ring registered
+//! with a driver is anonymous memory and so is in it. Locked file pages have no line of their own: the
+//! smaller of `VmLck` and `RssFile` bounds them from above, and is 0 wherever nothing is locked.
 //!
-//! **Lag.** Kernels from 6.2 on count resident pages in per-CPU batches (of `max(32, 2 * CPUs)` pages), earlier
-//! ones in batches of 64 pages per thread. Where `status` prints the batched sum it may be off by up to
-//! batch x CPUs (128 KiB per CPU on small machines, many MiB on large ones). [`SmapsRollup`](super::SmapsRollup)
-//! walks the page tables and is exact; a [`Snapshot`](super::Snapshot) holds both, so the lag can be seen.
+//! **Lag.** Kernels from 6.2 on count resident pages in per-CPU batches (of `max(32, 2 * CPUs)` pages),
+//! earlier ones in batches of 64 pages per thread. Where `status` prints the batched sum it may be off by up
+//! to batch x CPUs (128 KiB per CPU on small machines, many MiB on large ones).
+//! [`SmapsRollup`](super::SmapsRollup) walks the page tables and is exact; a [`Snapshot`](super::Snapshot)
+//! holds both, so the lag can be seen.
 //!
 //! Format: `proc_pid_status(5)` and `Documentation/filesystems/proc.rst` of the kernel.
 
@@ -119,8 +120,8 @@ impl ProcessMemory {
 
     /// Fills in what follows from other lines.
     fn complete(&mut self) {
-        // The line came with kernel 4.4 and `RssAnon` with 4.5: a kernel that prints the second and not the first
-        // was built without explicit huge pages, so there are none.
+        // The line came with kernel 4.4 and `RssAnon` with 4.5: a kernel that prints the second and not the
+        // first was built without explicit huge pages, so there are none.
         let has_no_huge_pages =
             matches!(self.hugetlb_bytes, Measured::Unavailable(Reason::FieldMissing { .. }));
         if has_no_huge_pages && self.anon_bytes.value().is_some() {
@@ -192,8 +193,8 @@ pub struct PeakReset {
 
 static CLEAR_REFS: ProcFile = ProcFile { name: "clear_refs", pattern: "/proc/<pid>/clear_refs" };
 
-/// How far the peak may stand above resident memory right after a reset: what other threads can free in between,
-/// and the lag of the counters.
+/// How far the peak may stand above resident memory right after a reset: what other threads can free in
+/// between, and the lag of the counters.
 const PEAK_RESET_SLACK_BYTES: u64 = 4 * MIB;
 
 impl Process {
@@ -206,7 +207,8 @@ impl Process {
         }
     }
 
-    /// Sets the high-water mark of resident memory (`VmHWM`) to what is resident now, and checks that it moved.
+    /// Sets the high-water mark of resident memory (`VmHWM`) to what is resident now, and checks that it
+    /// moved.
     ///
     /// Writes `5` to `clear_refs` (since kernel 4.0), which touches nothing else.
     ///

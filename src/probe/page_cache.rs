@@ -1,16 +1,16 @@
 //! How much of a file is in the page cache, and getting it out: what `cold` and `warm` stand on.
 //!
-//! Residency comes from `cachestat` (kernel 6.5; asks by descriptor, maps nothing) and else from `mincore` on a
-//! mapping. Neither is believed blindly:
+//! Residency comes from `cachestat` (kernel 6.5; asks by descriptor, maps nothing) and else from `mincore` on
+//! a mapping. Neither is believed blindly:
 //!
-//! * on an overlay file system `cachestat` looks at the upper inode, which never holds pages, and answers 0 (observed on
-//!   6.18): there `mincore` is used, whose mapping belongs to the real file;
-//! * `mincore` answers "all resident" to callers that neither own the file nor may write to it (since 5.2): to them
-//!   it is unavailable;
+//! * on an overlay file system `cachestat` looks at the upper inode, which never holds pages, and answers 0
+//!   (observed on 6.18): there `mincore` is used, whose mapping belongs to the real file;
+//! * `mincore` answers "all resident" to callers that neither own the file nor may write to it (since 5.2): to
+//!   them it is unavailable;
 //! * direct-access (DAX) and FUSE files in direct mode have no page cache; 0 is true for them.
 //!
-//! `POSIX_FADV_DONTNEED` skips pages that are dirty, locked or mapped by somebody, and says nothing about it. So
-//! dirty pages are written first and what is left is counted afterwards.
+//! `POSIX_FADV_DONTNEED` skips pages that are dirty, locked or mapped by somebody, and says nothing about it.
+//! So dirty pages are written first and what is left is counted afterwards.
 #![allow(unsafe_code, reason = "cachestat and mincore have no safe wrapper; mincore needs a mapping")]
 
 use std::fs::File;
@@ -62,7 +62,8 @@ pub struct CacheDrop {
 }
 
 impl CacheDrop {
-    /// True if it was checked that nothing of the file is cached any more; `None` if that cannot be told here.
+    /// True if it was checked that nothing of the file is cached any more; `None` if that cannot be told
+    /// here.
     #[must_use]
     pub fn is_cold(&self) -> Option<bool> {
         self.after.value().map(|residency| residency.resident_bytes == 0)
@@ -144,8 +145,8 @@ fn resident_pages_by_cachestat(file: &File) -> io::Result<u64> {
     let range = CachestatRange { offset: 0, len: 0 };
     let mut counts = Cachestat::default();
     let no_flags: libc::c_uint = 0;
-    // SAFETY: cachestat(fd, range, counts, flags): both structures live across the call and have the kernel's layout;
-    // the kernel reads the first and writes only within the second.
+    // SAFETY: cachestat(fd, range, counts, flags): both structures live across the call and have the kernel's
+    // layout; the kernel reads the first and writes only within the second.
     let status =
         unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, no_flags) };
     if status == 0 { Ok(counts.cached) } else { Err(io::Error::last_os_error()) }
@@ -184,8 +185,8 @@ fn resident_pages_by_mincore(file: &File, path: &Path, file_bytes: u64) -> Resul
             .map_raw_read_only(file)
             .map_err(unmappable)?;
         let count = to_usize(len.div_ceil(page_bytes()));
-        // SAFETY: the address is the start of a mapping of `map.len()` bytes that lives across the call, and the vector has
-        // a byte for each of its pages, which is all that mincore writes.
+        // SAFETY: the address is the start of a mapping of `map.len()` bytes that lives across the call, and
+        // the vector has a byte for each of its pages, which is all that mincore writes.
         let status =
             unsafe { libc::mincore(map.as_mut_ptr().cast(), map.len(), flags[..count].as_mut_ptr()) };
         if status != 0 {

@@ -2,8 +2,8 @@
 //!
 //! A [`Process`] is opened once; everything is read relative to that descriptor. The kernel binds it to the
 //! process and not to the number, so a reused process id yields "ended" and never another process's numbers.
-//! Opening never fails: where `/proc` is missing or hidden, each metric says so itself. What the files mean is the
-//! business of `memory`, `rollup` and `activity`.
+//! Opening never fails: where `/proc` is missing or hidden, each metric says so itself. What the files mean
+//! is the business of `memory`, `rollup` and `activity`.
 
 use std::fs::File;
 use std::io;
@@ -196,6 +196,18 @@ mod tests {
         assert_eq!(reader.read().unwrap(), long);
         std::fs::write(directory.join("status"), b"short").unwrap();
         assert_eq!(reader.read().unwrap(), b"short");
+    }
+
+    #[test]
+    fn a_pinned_process_that_ends_stays_ended() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let process = Procfs::default().process(child.id());
+        let mut reader = ProcReader::open(&process, &STATUS).unwrap();
+        assert!(!reader.read().unwrap().is_empty());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(process.read(&STATUS).unwrap_err(), Reason::ProcessEnded);
+        assert_eq!(reader.read().unwrap_err(), Reason::ProcessEnded);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Keeps the peaks of a stream of samples, and where each happened.
 //!
-//! Pure bookkeeping, without a clock, a thread or `/proc`: the [`Sampler`](super::Sampler) feeds it. Every peak carries
-//! the place that was current when it was seen. All memory (labels, timeline) is allocated by [`Recorder::new`];
-//! recording allocates nothing.
+//! Pure bookkeeping, without a clock, a thread or `/proc`: the [`Sampler`](super::Sampler) feeds it. Every
+//! peak carries the place that was current when it was seen. All memory (labels, timeline) is allocated by
+//! [`Recorder::new`]; recording allocates nothing.
 
 use std::time::Duration;
 
@@ -278,7 +278,8 @@ impl Recorder {
         &self.timeline
     }
 
-    /// The peaks so far. `mark_was_reset`: the kernel's high-water mark was reset right before the first sample.
+    /// The peaks so far. `mark_was_reset`: the kernel's high-water mark was reset right before the first
+    /// sample.
     #[must_use]
     pub fn peaks(&self, mark_was_reset: bool) -> Peaks {
         let mark = self.cells[RSS_MARK].bytes;

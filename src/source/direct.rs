@@ -88,12 +88,19 @@ impl<S: System> Direct<S> {
         );
     }
 
+    /// Reads a file that has fallen back. The flag is taken off every time: this descriptor may have been opened
+    /// direct before another thread, with a descriptor of its own, was refused. Direct reads that others have
+    /// in flight keep what they started with, and go on aligned, which suits buffered reads as well.
     fn read_buffered(
         &self,
         file: &File,
         request: &ReadRequest,
         buffer: &mut [u8],
     ) -> Result<u64, SourceError> {
+        self.files
+            .system
+            .set_direct(file, false)
+            .map_err(|source| self.read_error(request, request.payload.start(), source))?;
         buffered::read_payload(&self.files, file, request, request.payload_of(buffer))
     }
 
@@ -106,11 +113,6 @@ impl<S: System> Direct<S> {
         reason: String,
     ) -> Result<u64, SourceError> {
         self.fallbacks.record(request.shard, reason);
-        // Direct reads that others have in flight keep the flag they started with.
-        self.files
-            .system
-            .set_direct(file, false)
-            .map_err(|source| self.read_error(request, request.payload.start(), source))?;
         buffered::advise_sequential(file);
         self.read_buffered(file, request, buffer)
     }

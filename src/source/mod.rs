@@ -6,7 +6,7 @@
 //! before a reader can see the difference, so an unchanged status vouches for the bytes that came before it.
 //! Two writers escape: one that stores through a shared writable mapping that it dirtied before the check,
 //! and one that changes the file within the same tick of the file system's clock as the check itself (before
-//! Linux 6.13, a few milliseconds).
+//! Linux 6.13, a few milliseconds). On network file systems the status is as fresh as their cache of attributes.
 //!
 //! The control loop's reader threads call [`Source::read`]; nothing here knows about rings or layers.
 //!
@@ -28,6 +28,8 @@ pub use self::error::SourceError;
 pub use crate::plan::{IoMode, ReadRequest};
 
 mod buffered;
+#[cfg(test)]
+mod conformance;
 mod direct;
 mod error;
 mod fallback;

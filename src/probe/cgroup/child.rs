@@ -10,10 +10,11 @@
 //! ```
 //!
 //! Version 2 hands a controller only to the children of a group that holds no processes itself ("no internal
-//! processes", `cgroup-v2.rst`). A process that is alone in a delegated scope can satisfy that by stepping aside; with other processes
-//! in the way this is refused, since moving them is not ours to do.
+//! processes", `cgroup-v2.rst`). A process that is alone in a delegated scope can satisfy that by stepping
+//! aside; with other processes in the way this is refused, since moving them is not ours to do.
 //!
-//! Memory charged before a process enters stays with its old group: let a command enter before it runs ([`ChildGroup::place`]).
+//! Memory charged before a process enters stays with its old group: let a command enter before it runs
+//! ([`ChildGroup::place`]).
 #![allow(unsafe_code, reason = "entering a group between fork and exec needs Command::pre_exec")]
 
 use std::fs::{self, File, OpenOptions};
@@ -44,12 +45,13 @@ pub struct ChildGroup {
 }
 
 impl ChildGroup {
-    /// Makes a group below the one the calling process is in. With `limit_bytes` (rounded down to pages by the kernel),
-    /// what it holds is limited to that, and it does not escape into swap.
+    /// Makes a group below the one the calling process is in. With `limit_bytes` (rounded down to pages by
+    /// the kernel), what it holds is limited to that, and it does not escape into swap.
     ///
     /// # Errors
     /// [`ProbeError::GroupNotHere`], [`ProbeError::GroupNotPermitted`], [`ProbeError::GroupNotDelegated`] or
-    /// [`ProbeError::GroupHoldsProcesses`] if there can be none here; [`ProbeError::Group`] if the limit is not accepted. Nothing is left behind then.
+    /// [`ProbeError::GroupHoldsProcesses`] if there can be none here; [`ProbeError::Group`] if the limit is
+    /// not accepted. Nothing is left behind then.
     pub fn create(limit_bytes: Option<u64>) -> Result<Self, ProbeError> {
         let parent = Procfs::default()
             .myself()
@@ -87,7 +89,8 @@ impl ChildGroup {
     }
 
     fn set_limit(&self, limit_bytes: u64) -> Result<(), ProbeError> {
-        // Not `memory.memsw.limit_in_bytes` in version 1: where that is what is hit, no counter says so (observed on 6.18).
+        // Not `memory.memsw.limit_in_bytes` in version 1: where that is what is hit, no counter says so
+        // (observed on 6.18).
         let (limit, swap) = match self.group.version() {
             CgroupVersion::V1 => ("memory.limit_in_bytes", "memory.swappiness"),
             CgroupVersion::V2 => ("memory.max", "memory.swap.max"),
@@ -148,7 +151,8 @@ impl ChildGroup {
     /// Makes `command` enter the group before it runs anything of its own.
     ///
     /// # Errors
-    /// [`ProbeError::Group`] if the group's list of processes cannot be opened. If entering fails later, `spawn` fails.
+    /// [`ProbeError::Group`] if the group's list of processes cannot be opened. If entering fails later,
+    /// `spawn` fails.
     pub fn place(&self, command: &mut Command) -> Result<(), ProbeError> {
         let path = self.directory().join(PROCS);
         let procs = OpenOptions::new().write(true).open(&path).map_err(|source| ProbeError::Group {
@@ -157,8 +161,8 @@ impl ChildGroup {
             source,
         })?;
         let enter = move || enter_group(&procs);
-        // SAFETY: between fork and exec the closure makes one `write` on a descriptor it owns and reads `errno`; it
-        // takes no lock and allocates nothing, so it is async-signal-safe as pre_exec demands.
+        // SAFETY: between fork and exec the closure makes one `write` on a descriptor it owns and reads
+        // `errno`; it takes no lock and allocates nothing, so it is async-signal-safe as pre_exec demands.
         unsafe { command.pre_exec(enter) };
         Ok(())
     }
@@ -273,7 +277,8 @@ fn refused(action: &'static str, path: &Path, parent: &Path, source: io::Error) 
     }
 }
 
-/// Writes into a file of a control group. Never creates one: on any other file system that would look like success.
+/// Writes into a file of a control group. Never creates one: on any other file system that would look like
+/// success.
 fn write_existing(path: &Path, text: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
 }
@@ -304,7 +309,8 @@ mod tests {
     use super::*;
     use crate::probe::cgroup::locate::Location;
 
-    /// An imitation of a version 2 group: plain files do not refuse, so only the decisions before the kernel's are tested.
+    /// An imitation of a version 2 group: plain files do not refuse, so only the decisions before the
+    /// kernel's are tested.
     fn imitation(files: &[(&str, &str)]) -> (tempfile::TempDir, MemoryGroup) {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {

@@ -1,4 +1,5 @@
-//! The memory of a control group: usage, the kernel's peak, the limit that really applies, what can be taken back.
+//! The memory of a control group: usage, the kernel's peak, the limit that really applies, what can be taken
+//! back.
 //!
 //! | field | version 1 | version 2 |
 //! |---|---|---|
@@ -12,8 +13,9 @@
 //! | `oom_kill_count` | `oom_kill` of `memory.oom_control` (since 4.13) | `oom_kill` of `memory.events` |
 //!
 //! Usage and peak include the page cache, which grows up to whatever limit is set, and count since the group
-//! was made: neither says what a program needs. Limits apply through every ancestor, so the smallest one counts; those above the
-//! mount point cannot be seen in version 2. Sources: `Documentation/admin-guide/cgroup-v1/memory.rst` and
+//! was made: neither says what a program needs. Limits apply through every ancestor, so the smallest one
+//! counts; those above the mount point cannot be seen in version 2. Sources:
+//! `Documentation/admin-guide/cgroup-v1/memory.rst` and
 //! `cgroup-v2.rst` of the kernel.
 
 use std::fs;
@@ -28,7 +30,8 @@ use crate::probe::{Measured, Reason};
 /// How reasons call a group's directory.
 const DIRECTORY: &str = "the control group";
 
-/// From here on a number means "no limit": version 1 prints `i64::MAX` rounded down to a page, of at most 64 KiB.
+/// From here on a number means "no limit": version 1 prints `i64::MAX` rounded down to a page, of at most 64
+/// KiB.
 const UNLIMITED_FROM_BYTES: u64 = (1 << 63) - (64 << 10);
 
 /// A memory control group and its visible ancestors.
@@ -48,7 +51,8 @@ pub struct GroupMemory {
     pub peak_bytes: Measured<u64>,
     /// The smallest limit of the group and its visible ancestors; `Value(None)`: there is none.
     pub limit_bytes: Measured<Option<u64>>,
-    /// The smallest mark above which the group is slowed down; `Value(None)`: there is none, as always in version 1.
+    /// The smallest mark above which the group is slowed down; `Value(None)`: there is none, as always in
+    /// version 1.
     pub high_bytes: Measured<Option<u64>>,
     /// Anonymous memory.
     pub anon_bytes: Measured<u64>,
@@ -181,8 +185,9 @@ impl MemoryGroup {
         }
     }
 
-    /// What could still be charged before the limit: the smallest, over the group and its visible ancestors, of
-    /// `limit - (usage - page cache that can be dropped)`. Shared memory counts as used. `Value(None)`: no limit.
+    /// What could still be charged before the limit: the smallest, over the group and its visible ancestors,
+    /// of `limit - (usage - page cache that can be dropped)`. Shared memory counts as used. `Value(None)`: no
+    /// limit.
     #[must_use]
     pub fn headroom_bytes(&self) -> Measured<Option<u64>> {
         let names = Names::of(self.version());
@@ -215,7 +220,8 @@ impl MemoryGroup {
             match limit_of(directory, file) {
                 Some(Measured::Value(limit)) => smallest = smaller(smallest, limit),
                 Some(Measured::Unavailable(reason)) => return Measured::Unavailable(reason),
-                // The root group has no limits, and neither has a level that the controller was not enabled for.
+                // The root group has no limits, and neither has a level that the controller was not enabled
+                // for.
                 None => {}
             }
         }
@@ -365,7 +371,7 @@ mod tests {
     }
 
     const V1_STAT: &str = "cache 1\nrss 2\nhierarchical_memory_limit 900000\ntotal_cache 5000\ntotal_rss 7000\n\
-        total_shmem 100\ntotal_inactive_file 3000\ntotal_active_file 1900\n";
+        shmem 3\ntotal_shmem 100\ntotal_inactive_file 3000\ntotal_active_file 1900\n";
     const V2_STAT: &str =
         "anon 7000\nfile 5000\nkernel 300\nshmem 100\ninactive_file 3000\nactive_file 1900\nslab 250\n";
 
@@ -389,6 +395,8 @@ mod tests {
             "an ancestor that is not mounted here"
         );
         assert_eq!((memory.anon_bytes, memory.file_bytes), (Measured::Value(7000), Measured::Value(5000)));
+        assert_eq!(memory.shmem_bytes, Measured::Value(100));
+        assert_eq!(memory.inactive_file_bytes.plus(memory.active_file_bytes), Measured::Value(4900));
         assert_eq!(memory.limit_hit_count, Measured::Value(4));
         assert_eq!(memory.oom_kill_count, Measured::Value(2));
         let reason = Reason::FieldMissing { file: DIRECTORY, field: "memory.kmem.usage_in_bytes" };

@@ -1,7 +1,8 @@
 //! One sample of a tree after the other: who is alive, what they hold, what was the most.
 //!
-//! A process is known by its id *and* its start time, so an id that is used again is another process. Everything
-//! about one process in one sample is read through one pinned directory, so it cannot be of two processes either.
+//! A process is known by its id *and* its start time, so an id that is used again is another process.
+//! Everything about one process in one sample is read through one pinned directory, so it cannot be of two
+//! processes either.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -174,7 +175,8 @@ impl Watch {
         count
     }
 
-    /// Reads every member; those that have ended leave. Returns the living and the plain sum of what they hold.
+    /// Reads every member; those that have ended leave. Returns the living and the plain sum of what they
+    /// hold.
     fn read_members(&mut self, elapsed: Duration) -> (Vec<Process>, Option<ProcessMemory>) {
         let mut alive = Vec::with_capacity(self.members.len());
         let mut sum: Option<ProcessMemory> = None;
@@ -316,7 +318,8 @@ impl Watch {
         let (host, host_method) = self.headline(&self.host, &self.host_sum);
         let (mut rss, rss_method) = self.headline(&self.rss, &self.rss_sum);
         if rss_method == TreeMethod::SingleProcess {
-            // One process at a time, though maybe one after the other: the kernel's mark saw what was between samples.
+            // One process at a time, though maybe one after the other: the kernel's mark saw what was between
+            // samples.
             let mark = self.records.iter().filter_map(|record| record.rss_peak_bytes.value()).max();
             rss = rss.map(|peak| TreePeak { bytes: peak.bytes.max(mark.unwrap_or(0)), ..peak });
         }
@@ -369,7 +372,8 @@ impl Watch {
     }
 }
 
-/// The plain sum of two processes' memory. A sum of high-water marks would be no memory that ever was, so it has none.
+/// The plain sum of two processes' memory. A sum of high-water marks would be no memory that ever was, so it
+/// has none.
 fn add(left: &ProcessMemory, right: &ProcessMemory) -> ProcessMemory {
     let no_mark = Measured::Unavailable(Reason::NotHere("several processes have no common high-water mark"));
     ProcessMemory {

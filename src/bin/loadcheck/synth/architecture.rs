@@ -10,8 +10,8 @@ use super::config::ModelConfig;
 use super::error::SynthError;
 use super::{decoder, other};
 
-/// Far more than any model has; it bounds the memory that a hostile configuration can ask for.
-const TENSOR_COUNT_MAX: usize = 1_000_000;
+/// Twice what the largest published mixtures of experts have; it bounds the memory that a hostile configuration can ask for.
+const TENSOR_COUNT_MAX: usize = 200_000;
 
 /// One tensor of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]

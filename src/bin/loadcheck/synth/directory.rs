@@ -87,9 +87,11 @@ impl TargetDirectory {
         SynthError::from_io(action, self.path_of(name), self.needed_bytes, source)
     }
 
-    /// Refuses a directory in which something is in the way.
+    /// Refuses a directory in which something is in the way. Where overwriting is allowed, parts that a killed run
+    /// left behind are removed, so that their space is free again.
     fn check_entries(&self, final_names: &[String]) -> Result<(), SynthError> {
         let list_failed = |error| failed("list", self.path.clone(), error);
+        let mut leftovers = Vec::new();
         for entry in rustix::fs::Dir::read_from(&self.handle).map_err(list_failed)? {
             let entry = entry.map_err(list_failed)?;
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -102,6 +104,13 @@ impl TargetDirectory {
             if belongs_to_checkpoint(&name) && !final_names.contains(&name) {
                 return Err(SynthError::ForeignCheckpoint { path: self.path.clone(), entry: name });
             }
+            if name.starts_with('.') && name.ends_with(PART_SUFFIX) {
+                leftovers.push(name);
+            }
+        }
+        for name in leftovers {
+            rustix::fs::unlinkat(&self.handle, name.as_str(), AtFlags::empty())
+                .map_err(|error| self.error("remove", &name, error.into()))?;
         }
         Ok(())
     }
@@ -111,7 +120,8 @@ impl TargetDirectory {
         let space = rustix::fs::fstatvfs(&self.handle)
             .map_err(|error| failed("ask for the free space of", self.path.clone(), error))?;
         let available_bytes = space.f_bavail.saturating_mul(space.f_frsize);
-        if available_bytes < self.needed_bytes {
+        // A file system without a size (ramfs, some network ones) answers zero to everything: that says nothing.
+        if space.f_blocks > 0 && available_bytes < self.needed_bytes {
             return Err(SynthError::NoSpace {
                 path: self.path.clone(),
                 needed_bytes: self.needed_bytes,

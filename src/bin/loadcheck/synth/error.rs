@@ -126,7 +126,8 @@ pub(crate) enum SynthError {
     /// The target directory holds something.
     #[error(
         "{} is not empty (it holds `{}`); nothing was written; \
-         choose another directory, or pass --force to overwrite files of the same names",
+         choose another directory, or pass --force to overwrite files of the same names \
+         and to remove what an interrupted run left",
         path.display(), entry.escape_debug()
     )]
     NotEmpty {

@@ -21,6 +21,8 @@ mod architecture;
 mod config;
 mod decoder;
 mod directory;
+#[cfg(test)]
+mod end_to_end;
 mod error;
 mod other;
 mod presets;

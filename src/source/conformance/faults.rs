@@ -1,0 +1,131 @@
+//! A system that fails on purpose: short counts, interruptions, refusals, and anything a test wants to happen
+//! to the file right before a call.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::io::Errno;
+
+use crate::checkpoint::{FileIdentity, OpenFault};
+use crate::source::system::{DirectSupport, Kernel, System};
+use crate::source::window::Window;
+use crate::units::{ByteRange, to_u64};
+
+/// A call that is about to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Call {
+    Open,
+    Identity,
+    ReadAt { direct: bool },
+    SetDirect(bool),
+    Map,
+    CopyOut,
+}
+
+impl Call {
+    /// True for the calls that move bytes.
+    pub(super) fn moves_bytes(self) -> bool {
+        matches!(self, Self::ReadAt { .. } | Self::CopyOut)
+    }
+}
+
+/// Runs before a call, with the number of calls before it; an errno makes the call fail.
+pub(super) type Hook = dyn Fn(Call, u64) -> Option<Errno> + Send + Sync;
+
+/// See the [module](self).
+#[derive(Clone, Default)]
+pub(super) struct Faulty {
+    /// Most bytes that the n-th call moves, by turns; none: as many as asked for.
+    pub(super) short_bytes: &'static [usize],
+    /// Every call of this number that moves bytes is interrupted first.
+    pub(super) interrupt_every: Option<u64>,
+    /// What is said about direct I/O instead of the truth.
+    pub(super) support: Option<DirectSupport>,
+    /// Refusals that belong to the way of reading under test.
+    pub(super) refuse: Option<Arc<Hook>>,
+    /// What a single test does.
+    pub(super) hook: Option<Arc<Hook>>,
+    pub(super) calls: Arc<AtomicU64>,
+    pub(super) moves: Arc<AtomicU64>,
+}
+
+impl Faulty {
+    fn before(&self, call: Call) -> io::Result<()> {
+        let count = self.calls.fetch_add(1, Ordering::SeqCst);
+        for hook in [&self.refuse, &self.hook].into_iter().flatten() {
+            if let Some(errno) = hook(call, count) {
+                return Err(errno.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// How much of `len` bytes the next call that moves bytes may move; an interruption in between.
+    fn allowed(&self, len: usize) -> io::Result<usize> {
+        let count = self.moves.fetch_add(1, Ordering::SeqCst);
+        if self.interrupt_every.is_some_and(|every| count % every == every - 1) {
+            return Err(Errno::INTR.into());
+        }
+        if self.short_bytes.is_empty() {
+            return Ok(len);
+        }
+        let turn = usize::try_from(count).unwrap() % self.short_bytes.len();
+        Ok(len.min(self.short_bytes[turn]))
+    }
+}
+
+impl System for Faulty {
+    fn open(&self, path: &Path) -> Result<(File, FileIdentity), OpenFault> {
+        self.before(Call::Open).map_err(OpenFault::Io)?;
+        Kernel.open(path)
+    }
+
+    fn identity(&self, file: &File) -> io::Result<FileIdentity> {
+        self.before(Call::Identity)?;
+        Kernel.identity(file)
+    }
+
+    fn read_at(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        let direct = rustix::fs::fcntl_getfl(file)?.contains(rustix::fs::OFlags::DIRECT);
+        self.before(Call::ReadAt { direct })?;
+        let allowed = self.allowed(buffer.len())?;
+        if !direct {
+            return Kernel.read_at(file, &mut buffer[..allowed], offset_bytes);
+        }
+        if let Some(DirectSupport::Aligned { memory, offset }) = self.support {
+            assert!(memory.divides(to_u64(buffer.as_ptr().addr())), "{:p} for {memory:?}", buffer.as_ptr());
+            assert!(offset.divides(offset_bytes), "at {offset_bytes} for {offset:?}");
+            assert!(offset.divides(to_u64(buffer.len())), "{} bytes for {offset:?}", buffer.len());
+        }
+        // The kernel is asked for whole blocks and the count is cut afterwards, with the rest overwritten.
+        let count = Kernel.read_at(file, buffer, offset_bytes)?;
+        buffer[allowed..].fill(0xEE);
+        Ok(count.min(allowed))
+    }
+
+    fn set_direct(&self, file: &File, direct: bool) -> io::Result<()> {
+        self.before(Call::SetDirect(direct))?;
+        Kernel.set_direct(file, direct)
+    }
+
+    fn direct_support(&self, file: &File) -> io::Result<DirectSupport> {
+        match self.support {
+            Some(support) => Ok(support),
+            None => Kernel.direct_support(file),
+        }
+    }
+
+    fn map(&self, file: &File, bytes: ByteRange) -> io::Result<Window> {
+        self.before(Call::Map)?;
+        Kernel.map(file, bytes)
+    }
+
+    fn copy_out(&self, window: &Window, position: usize, target: &mut [u8]) -> io::Result<usize> {
+        self.before(Call::CopyOut)?;
+        let allowed = self.allowed(target.len())?;
+        Kernel.copy_out(window, position, &mut target[..allowed])
+    }
+}

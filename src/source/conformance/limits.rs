@@ -1,0 +1,216 @@
+//! Bounds: descriptors, resident windows. What concerns the whole process runs in a process of its own.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+use super::*;
+use crate::plan::request::window_bytes;
+use crate::source::files::FileSet;
+
+/// Descriptors that a source may hold.
+const DESCRIPTORS: usize = 16;
+
+const CHILD: &str = "ONELAYER_TEST_CHILD";
+
+/// Runs the named test alone in a fresh process, or returns false if this is that process.
+fn in_child(test: &str) -> bool {
+    if std::env::var_os(CHILD).is_some() {
+        return false;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("source::conformance::limits::{test}"), "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("1 passed"), "the child ran another test: {text}");
+    println!("{text}");
+    true
+}
+
+fn open_files_in(folder: &Path) -> usize {
+    std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
+        .filter(|target| target.starts_with(folder))
+        .count()
+}
+
+#[test]
+fn hundreds_of_shards_need_few_descriptors() {
+    if in_child("hundreds_of_shards_need_few_descriptors") {
+        return;
+    }
+    let limit = rustix::process::Rlimit { current: Some(32), maximum: Some(32) };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    let folder = Folder::new();
+    let shards: Vec<Shard> = (0..300).map(|index| folder.shard(&format!("{index}"), 5000 + index)).collect();
+    let real_folder = folder.0.path().canonicalize().unwrap();
+    on_all(|variant| {
+        let source = variant.open(&shards);
+        assert_eq!(open_files_in(&real_folder), DESCRIPTORS);
+        let mut buffer = Buffer::new(128 << 10);
+        // Forwards and backwards: the second pass meets both files that are open and files that are not.
+        for index in (0..300).chain((0..300).rev()) {
+            let request = request(index, range(17, 5000 + u64::from(index)));
+            read_and_compare(source.as_ref(), &request, &mut buffer).unwrap();
+            assert!(open_files_in(&real_folder) <= DESCRIPTORS);
+        }
+        drop(source);
+        assert_eq!(open_files_in(&real_folder), 0);
+    });
+}
+
+/// More readers than descriptors, all on files of their own: they wait for each other and all come through, in
+/// a process that has not one descriptor more than the sources may use.
+#[test]
+fn more_readers_than_descriptors_share_them() {
+    const READERS: u32 = 24;
+    if in_child("more_readers_than_descriptors_share_them") {
+        return;
+    }
+    let folder = Folder::new();
+    let shards: Vec<Shard> = (0..40).map(|index| folder.shard(&format!("{index}"), 9000)).collect();
+    let _taken = leave_descriptors(DESCRIPTORS);
+    let (held, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    on_all(|variant| {
+        let variant = variant.with_hook({
+            let (held, most) = (Arc::clone(&held), Arc::clone(&most));
+            move |call, _| {
+                if call.moves_bytes() {
+                    // The file is held while this sleeps, so that others pile up.
+                    most.fetch_max(held.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    std::thread::sleep(std::time::Duration::from_micros(200));
+                    held.fetch_sub(1, Ordering::SeqCst);
+                }
+                None
+            }
+        });
+        let source = variant.open(&shards);
+        std::thread::scope(|scope| {
+            for reader in 0..READERS {
+                let source = source.as_ref();
+                scope.spawn(move || {
+                    let mut buffer = Buffer::new(128 << 10);
+                    for turn in 0..12 {
+                        let request = request((reader + turn * 7) % 40, range(1, 9000));
+                        read_and_compare(source, &request, &mut buffer).unwrap();
+                    }
+                });
+            }
+        });
+    });
+    assert!(most.load(Ordering::SeqCst) > DESCRIPTORS / 2, "readers did not pile up: {most:?}");
+}
+
+/// While every descriptor is just being opened there is none to evict; whoever waits then must learn of the
+/// first that can be.
+#[test]
+fn a_reader_that_finds_all_descriptors_being_opened_comes_through() {
+    let folder = Folder::new();
+    let count = u32::try_from(DESCRIPTORS + 1).unwrap();
+    let shards: Vec<Shard> = (0..count).map(|index| folder.shard(&format!("{index}"), 10)).collect();
+    let hook = |call, _| {
+        if call == Call::Open {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        None
+    };
+    let system = Faulty { hook: Some(Arc::new(hook)), ..Faulty::default() };
+    let files = Arc::new(FileSet::new(system, &shards));
+    let (sender, receiver) = std::sync::mpsc::channel();
+    for index in 0..count {
+        let (files, sender) = (Arc::clone(&files), sender.clone());
+        std::thread::spawn(move || sender.send(files.acquire(ShardId(index), |_| {}).is_ok()).unwrap());
+    }
+    for _ in 0..count {
+        assert_eq!(receiver.recv_timeout(std::time::Duration::from_secs(20)), Ok(true));
+    }
+}
+
+/// Takes all descriptors but `count`, for as long as the result lives.
+fn leave_descriptors(count: usize) -> Vec<File> {
+    let limit = rustix::process::Rlimit { current: Some(256), maximum: Some(256) };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    let mut taken: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+    taken.truncate(taken.len() - count);
+    taken
+}
+
+/// A field of `/proc/self/status`, in bytes.
+fn status_bytes(field: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * KIB
+}
+
+#[test]
+fn mapped_windows_never_pile_up() {
+    const LEN_BYTES: u64 = 512 * MIB;
+    const READ_BYTES: u64 = 4 * MIB;
+    const READERS: u64 = 4;
+    if in_child("mapped_windows_never_pile_up") {
+        return;
+    }
+    let folder = Folder::new();
+    let path = folder.path("large.safetensors");
+    let file = File::create(&path).unwrap();
+    let block = expected_bytes(range(0, READ_BYTES));
+    for index in 0..LEN_BYTES / READ_BYTES {
+        file.write_all_at(&block, index * READ_BYTES).unwrap();
+    }
+    drop((file, block));
+    let shards = [check(&path)];
+    let source = open_with(Kernel, IoMode::Mmap, &shards).unwrap();
+    let mut buffers: Vec<Buffer> = (0..READERS).map(|_| Buffer::new(READ_BYTES + 64 * KIB)).collect();
+    let (next, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (file_before, tables_before) = (status_bytes("RssFile:"), status_bytes("VmPTE:"));
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = status_bytes("VmHWM:");
+    let (file_peak, tables_peak) = std::thread::scope(|scope| {
+        let sampler = scope.spawn(|| {
+            let mut peaks = (0, 0);
+            while !done.load(Ordering::SeqCst) {
+                peaks = (peaks.0.max(status_bytes("RssFile:")), peaks.1.max(status_bytes("VmPTE:")));
+            }
+            peaks
+        });
+        let readers: Vec<_> = buffers
+            .iter_mut()
+            .map(|buffer| {
+                let (source, next) = (source.as_ref(), &next);
+                scope.spawn(move || {
+                    loop {
+                        // Not aligned to anything, as tensors are not.
+                        let start = next.fetch_add(READ_BYTES, Ordering::SeqCst) + 123;
+                        if start >= LEN_BYTES {
+                            return;
+                        }
+                        let payload = range(start, LEN_BYTES.min(start + READ_BYTES - 8192));
+                        let request = ReadRequest {
+                            shard: ShardId(0),
+                            extent: payload.align_outward(Alignment::PAGE).unwrap(),
+                            payload,
+                        };
+                        source.read(&request, buffer.bytes()).unwrap();
+                        assert_eq!(buffer.payload(&request)[0], expected_byte(123));
+                    }
+                })
+            })
+            .collect();
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+        done.store(true, Ordering::SeqCst);
+        sampler.join().unwrap()
+    });
+    let peak = status_bytes("VmHWM:") - before;
+    let windows = window_bytes(IoMode::Mmap, READERS, READ_BYTES);
+    let (file_growth, tables_growth) = (file_peak - file_before, tables_peak.saturating_sub(tables_before));
+    println!("windows {windows}, peak {peak}, file pages {file_growth}, page tables {tables_growth} bytes");
+    assert_eq!(source.fallbacks(), []);
+    // Windows do show in the sampled file pages: a sampler that saw none would prove nothing.
+    assert!(file_growth > 0 && file_growth <= windows + MIB, "{file_growth} bytes of file pages");
+    assert!(peak <= windows + 2 * MIB, "{peak} bytes at the peak, the windows are {windows}");
+    assert!(tables_growth <= MIB, "{tables_growth} bytes of page tables");
+    assert!(status_bytes("RssFile:") <= file_before + MIB, "windows stayed");
+}

@@ -1,0 +1,236 @@
+//! What every source promises, checked on every source and on every way it falls back: [`variants`] lists
+//! them, and each test below runs on all.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use memmap2::MmapMut;
+use rustix::io::Errno;
+use tempfile::TempDir;
+
+use self::faults::{Call, Faulty};
+use super::system::{DirectSupport, Kernel, System};
+use super::{IoMode, ReadRequest, Source, open_with};
+use crate::checkpoint::{Shard, ShardId};
+use crate::units::{Alignment, ByteRange, KIB, MIB, to_u64, to_usize};
+
+mod changes;
+mod exact;
+mod faults;
+mod limits;
+
+/// One way of reading.
+#[derive(Clone)]
+struct Variant {
+    name: &'static str,
+    mode: IoMode,
+    system: Faulty,
+    /// Whether files of at least this size end up buffered; `None`: never.
+    falls_back_from_bytes: Option<u64>,
+}
+
+impl Variant {
+    fn open(&self, shards: &[Shard]) -> Box<dyn Source> {
+        open_with(self.system.clone(), self.mode, shards).unwrap()
+    }
+
+    /// The same way of reading with something happening before calls.
+    fn with_hook(&self, hook: impl Fn(Call, u64) -> Option<Errno> + Send + Sync + 'static) -> Self {
+        let mut variant = self.clone();
+        variant.system.hook = Some(Arc::new(hook));
+        variant
+    }
+}
+
+fn refusing(refused: fn(Call) -> bool, errno: Errno) -> Faulty {
+    let refuse = move |call: Call, _count: u64| refused(call).then_some(errno);
+    Faulty { refuse: Some(Arc::new(refuse)), ..Faulty::default() }
+}
+
+/// Every source, as it is, under short counts and interruptions, and with everything refused that can be.
+fn variants() -> Vec<Variant> {
+    use IoMode::{Buffered, Direct, Mmap};
+    let plain = Faulty::default;
+    let odd = || Faulty { short_bytes: &[1, 7, 4095, 4097, 100_000], ..plain() };
+    let blocks = || Faulty { short_bytes: &[4096, 12_288, 8192], ..plain() };
+    let interrupted = || Faulty { interrupt_every: Some(3), short_bytes: &[65_536], ..plain() };
+    let support = |support| Faulty { support: Some(support), ..plain() };
+    let is_direct = |call| matches!(call, Call::ReadAt { direct: true });
+    let coarse = Alignment::new(64 * KIB).unwrap();
+    let variant =
+        |name, mode, system, falls_back_from_bytes| Variant { name, mode, system, falls_back_from_bytes };
+    vec![
+        variant("buffered", Buffered, plain(), None),
+        variant("buffered, short", Buffered, odd(), None),
+        variant("buffered, interrupted", Buffered, interrupted(), None),
+        variant("direct", Direct, plain(), None),
+        variant("direct, short by blocks", Direct, blocks(), None),
+        variant("direct, interrupted", Direct, interrupted(), None),
+        variant("direct, alignment not reported", Direct, support(DirectSupport::Unknown), None),
+        variant(
+            "direct, 64 KiB alignment",
+            Direct,
+            Faulty {
+                short_bytes: &[200_000],
+                ..support(DirectSupport::Aligned { memory: coarse, offset: coarse })
+            },
+            None,
+        ),
+        variant(
+            "direct, short inside a block",
+            Direct,
+            Faulty { short_bytes: &[4000], ..plain() },
+            Some(4001),
+        ),
+        variant("direct, not supported", Direct, support(DirectSupport::None), Some(0)),
+        variant(
+            "direct, flag refused",
+            Direct,
+            refusing(|call| call == Call::SetDirect(true), Errno::INVAL),
+            Some(0),
+        ),
+        variant("direct, read refused", Direct, refusing(is_direct, Errno::INVAL), Some(1)),
+        variant("direct, read not supported", Direct, refusing(is_direct, Errno::OPNOTSUPP), Some(1)),
+        variant("mmap", Mmap, plain(), None),
+        variant("mmap, short", Mmap, odd(), None),
+        variant("mmap, interrupted", Mmap, interrupted(), None),
+        variant("mmap, refused", Mmap, refusing(|call| call == Call::Map, Errno::NODEV), Some(1)),
+        variant("mmap, copy refused", Mmap, refusing(|call| call == Call::CopyOut, Errno::PERM), Some(1)),
+        variant(
+            "mmap, fault without a change",
+            Mmap,
+            refusing(|call| call == Call::CopyOut, Errno::FAULT),
+            Some(1),
+        ),
+    ]
+}
+
+/// Runs a test on every variant, naming the one that fails.
+fn on_all(test: impl Fn(&Variant)) {
+    for variant in variants() {
+        println!("{}", variant.name);
+        test(&variant);
+    }
+}
+
+/// Byte `offset_bytes` of every test file. Never zero, so that a hole or a page that was cut off shows.
+fn expected_byte(offset_bytes: u64) -> u8 {
+    // splitmix64 of the offset.
+    let mut word = offset_bytes.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    (word ^ (word >> 31)).to_le_bytes()[0] | 1
+}
+
+fn expected_bytes(range: ByteRange) -> Vec<u8> {
+    static FIRST_BYTES: OnceLock<Vec<u8>> = OnceLock::new();
+    let first = FIRST_BYTES.get_or_init(|| (0..2 * MIB).map(expected_byte).collect());
+    match first.get(to_usize(range.start())..to_usize(range.end())) {
+        Some(bytes) => bytes.to_owned(),
+        None => (range.start()..range.end()).map(expected_byte).collect(),
+    }
+}
+
+/// A folder with test files.
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// A file of `len_bytes` expected bytes, checked.
+    fn shard(&self, name: &str, len_bytes: u64) -> Shard {
+        let path = self.path(name);
+        // Some file systems hurry a file to the disk that is rewritten; a new one stays in memory.
+        let _ = std::fs::remove_file(&path);
+        std::fs::write(&path, expected_bytes(range(0, len_bytes))).unwrap();
+        check(&path)
+    }
+}
+
+/// What a checkpoint records about a file, once the file system's clock has moved on since it was written, so
+/// that a later change cannot carry the same time on kernels that keep coarse ones.
+fn check(path: &Path) -> Shard {
+    let (_, identity) = Kernel.open(path).unwrap();
+    let mut clock = File::create(path.with_extension("clock")).unwrap();
+    loop {
+        clock.write_all(b"tick").unwrap();
+        if Kernel.identity(&clock).unwrap().changed_ns > identity.changed_ns {
+            return Shard {
+                path: path.to_owned(),
+                identity,
+                data: range(0, identity.len_bytes),
+                metadata: Default::default(),
+            };
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn range(start: u64, end: u64) -> ByteRange {
+    ByteRange::new(start, end).unwrap()
+}
+
+/// The request for a payload, phased as every source can run it.
+fn request(shard: u32, payload: ByteRange) -> ReadRequest {
+    let alignment = Alignment::new(64 * KIB).unwrap();
+    ReadRequest { shard: ShardId(shard), extent: payload.align_outward(alignment).unwrap(), payload }
+}
+
+/// A buffer aligned for any source, holding neither zeros nor expected bytes.
+struct Buffer {
+    map: MmapMut,
+    start: usize,
+}
+
+const POISON: u8 = 0xAA;
+
+impl Buffer {
+    fn new(len_bytes: u64) -> Self {
+        let slack = 64 << 10;
+        let mut map = MmapMut::map_anon(to_usize(len_bytes) + slack).unwrap();
+        map.fill(POISON);
+        let start = map.as_ptr().align_offset(slack);
+        Self { map, start }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.map[self.start..]
+    }
+
+    fn payload(&self, request: &ReadRequest) -> &[u8] {
+        let from = self.start + to_usize(request.payload.start() - request.extent.start());
+        &self.map[from..][..to_usize(request.payload.len_bytes())]
+    }
+}
+
+/// Reads a payload and compares it; returns the source's result.
+fn read_and_compare(
+    source: &dyn Source,
+    request: &ReadRequest,
+    buffer: &mut Buffer,
+) -> Result<u64, super::SourceError> {
+    let moved_bytes = source.read(request, buffer.bytes())?;
+    assert!(
+        buffer.payload(request) == expected_bytes(request.payload),
+        "wrong bytes of {} in {:?}",
+        request.payload,
+        source.mode()
+    );
+    assert!(moved_bytes >= request.payload.len_bytes(), "{moved_bytes} bytes for {}", request.payload);
+    Ok(moved_bytes)
+}
+
+/// Writes expected bytes at an offset.
+fn write_at(file: &File, place: ByteRange) {
+    file.write_all_at(&expected_bytes(place), place.start()).unwrap();
+    assert_eq!(to_u64(expected_bytes(place).len()), place.len_bytes());
+}
