@@ -1,6 +1,12 @@
 //! Every row of the exit code table, as far as a machine without a GPU reaches it. What interrupts and kills is in
 //! `cli_worker`, what other commands do in `cli_exec`.
 #![cfg(feature = "cli")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::as_conversions,
+    clippy::cast_lossless,
+    reason = "a test that cannot go on panics"
+)]
 
 mod cli_support;
 mod common;

@@ -1,6 +1,12 @@
 //! What is printed, and where: goldens for people, one valid object for programs, no colour in a pipe, no escape
 //! sequence from a file's name, ever.
 #![cfg(feature = "cli")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::as_conversions,
+    clippy::cast_lossless,
+    reason = "a test that cannot go on panics"
+)]
 
 mod cli_support;
 mod common;

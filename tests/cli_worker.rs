@@ -1,6 +1,12 @@
 //! A load runs in a process of its own: it can be interrupted, killed and orphaned, and each of these leaves a partial
 //! report, the right exit code and nothing else.
 #![cfg(feature = "cli")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::as_conversions,
+    clippy::cast_lossless,
+    reason = "a test that cannot go on panics"
+)]
 
 mod cli_support;
 mod common;

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgAction, Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Exit;
@@ -525,121 +525,15 @@ fn parse_float_type(text: &str) -> Result<FloatType, String> {
     FloatType::parse(text).ok_or_else(|| "write bf16, f16 or f32".to_owned())
 }
 
-/// True if the words ask for JSON, even if they cannot be parsed as a whole.
-pub(crate) fn wants_json(words: &[OsString]) -> bool {
-    let mut before_separator = words.iter().take_while(|word| *word != "--").peekable();
-    while let Some(word) = before_separator.next() {
-        let is_format = word == "--format" && before_separator.peek().is_some_and(|next| *next == "json");
-        if word == "--json" || word == "--format=json" || is_format {
-            return true;
-        }
-    }
-    false
-}
-
-/// What `--color` says about help and messages of the parser itself.
-pub(crate) fn help_colour(words: &[OsString]) -> clap::ColorChoice {
-    let mut rest = words.iter().take_while(|word| *word != "--").map(|word| word.to_string_lossy());
-    while let Some(word) = rest.next() {
-        let value = match word.strip_prefix("--color") {
-            Some("") => rest.next().map(std::borrow::Cow::into_owned),
-            Some(value) => value.strip_prefix('=').map(str::to_owned),
-            None => None,
-        };
-        match value.as_deref() {
-            Some("always") => return clap::ColorChoice::Always,
-            Some("never") => return clap::ColorChoice::Never,
-            _ => {}
-        }
-    }
-    clap::ColorChoice::Auto
-}
-
-/// Puts in the word `run` where it was left out: where the first word that is neither a flag nor the value of a
-/// global flag is not the name of a command.
-///
-/// A word that is almost a command, and no path, is left to clap: its answer suggests the right one.
-pub(crate) fn with_command(mut words: Vec<OsString>) -> Vec<OsString> {
-    let cli = Cli::command();
-    let mut rest = words.iter().skip(1);
-    while let Some(word) = rest.next() {
-        let text = word.to_string_lossy();
-        if let Some(flag) = text.strip_prefix("--").filter(|flag| !flag.is_empty()) {
-            let (name, has_value) = flag.split_once('=').map_or((flag, false), |(name, _)| (name, true));
-            match cli.get_arguments().find(|argument| argument.get_long() == Some(name)) {
-                Some(argument) if argument.get_action().takes_values() && !has_value => drop(rest.next()),
-                Some(_) if name == "help" => return words,
-                Some(_) => {}
-                None if name == "version" => return words,
-                None => break,
-            }
-        } else if matches!(&*text, "-h" | "-V") {
-            return words;
-        } else if !matches!(&*text, "-q" | "-v") {
-            if cli.find_subcommand(&*text).is_some() || is_slip(&words, &text) {
-                return words;
-            }
-            break;
-        }
-    }
-    if words.len() > 1 {
-        words.insert(1, "run".into());
-    }
-    words
-}
-
-/// True if `word` cannot be a source and clap knows a command that looks like it.
-fn is_slip(words: &[OsString], word: &str) -> bool {
-    use clap::error::{ContextKind, ErrorKind};
-    if word.starts_with('-') || word.contains(['/', '.', '@']) || std::path::Path::new(word).exists() {
-        return false;
-    }
-    match Cli::command().try_get_matches_from(words) {
-        Err(error) if error.kind() == ErrorKind::InvalidSubcommand => {
-            error.get(ContextKind::SuggestedSubcommand).is_some()
-        }
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use clap::CommandFactory as _;
 
-    fn words(line: &str) -> String {
-        let words = with_command(line.split(' ').map(OsString::from).collect());
-        words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
-    }
+    use super::*;
 
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn run_may_be_left_out() {
-        for (line, expected) in [
-            ("loadcheck ./model", "loadcheck run ./model"),
-            ("loadcheck --json ./model", "loadcheck run --json ./model"),
-            ("loadcheck --budget 8MiB ./model", "loadcheck run --budget 8MiB ./model"),
-            ("loadcheck org/name", "loadcheck run org/name"),
-            ("loadcheck -q ./model", "loadcheck run -q ./model"),
-            ("loadcheck -- plan", "loadcheck run -- plan"),
-            ("loadcheck --color always ./model", "loadcheck run --color always ./model"),
-        ] {
-            assert_eq!(words(line), expected);
-        }
-        for line in [
-            "loadcheck",
-            "loadcheck -h",
-            "loadcheck --version",
-            "loadcheck plan ./model",
-            "loadcheck --color always plan ./model",
-            "loadcheck --color=always -q plan ./model",
-            "loadcheck insepct ./model",
-        ] {
-            assert_eq!(words(line), line);
-        }
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod signals;
 mod sizes;
 mod source;
 mod synth;
+mod words;
 mod worker;
 
 use std::ffi::OsString;
@@ -40,12 +41,12 @@ use problem::{Code, Problem};
 use report::{CommandName, Report};
 
 fn main() -> ExitCode {
-    let words: Vec<OsString> = std::env::args_os().collect();
-    if words.get(1).is_some_and(|word| word == worker::ARGUMENT) {
+    let given: Vec<OsString> = std::env::args_os().collect();
+    if given.get(1).is_some_and(|word| word == worker::ARGUMENT) {
         return worker::main();
     }
-    let words = args::with_command(words);
-    let matches = Cli::command().color(args::help_colour(&words)).try_get_matches_from(&words);
+    let words = words::with_command(given);
+    let matches = Cli::command().color(words::help_colour(&words)).try_get_matches_from(&words);
     match matches.and_then(|mut matches| Cli::from_arg_matches_mut(&mut matches)) {
         Ok(cli) => carry_out(cli).into(),
         Err(error) => answer(&error, &words).into(),
@@ -101,7 +102,7 @@ fn answer(error: &clap::Error, words: &[OsString]) -> Exit {
     // clap's message begins with `error: `; ours carry their code.
     let plain = error.render().to_string();
     let text = plain.strip_prefix("error: ").unwrap_or(&plain).trim_end();
-    if args::wants_json(words) {
+    if words::wants_json(words) {
         let (message, help) = text.split_once("\n\n").unwrap_or((text, ""));
         let in_a_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         let mut problem = Problem::new(Code::Usage, in_a_line(message));

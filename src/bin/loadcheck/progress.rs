@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn lines_say_how_far() {
         let line = plain_line("", 50 << 20, 100 << 20, "a\u{1b}", Duration::from_secs(1));
-        assert_eq!(line, "loadcheck:  50 %  50 MiB of 100 MiB  1.00 s  50 MiB/s  a\\u{1b}");
+        assert_eq!(line, "loadcheck:  50 %  50 MiB of 100 MiB  1 s  50 MiB/s  a\\u{1b}");
         let line: serde_json::Value =
             serde_json::from_str(&json_line("x", 1, 2, "l", Duration::ZERO)).unwrap();
         assert_eq!(line["progress"]["done_bytes"], 1);
