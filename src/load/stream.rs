@@ -173,7 +173,7 @@ impl Iterator for LayerStream {
 impl LayerStream {
     /// The plan that is being carried out.
     #[must_use]
-    pub fn plan(&self) -> &LoadPlan {
+    pub fn plan(&self) -> &Arc<LoadPlan> {
         &self.plan
     }
 

@@ -19,6 +19,11 @@ const SLOTS_WANTED: u32 = 8;
 /// More slots than this only cost first touches and cache: the ring never grows past 256 MiB, whatever the budget.
 const SLOTS_MAX: u32 = 64;
 
+/// No host budget below this works for any checkpoint: the fewest slots of the smallest size. What a checkpoint's
+/// description takes comes on top of it.
+pub const HOST_BUDGET_FLOOR_BYTES: u64 = 4 * SLOT_BYTES_MIN;
+const _: () = assert!(SLOTS_MIN == 4, "the floor is that many slots");
+
 /// One named part of the peak.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -22,7 +22,7 @@ use crate::units::{to_u64, to_usize};
 
 pub use self::error::PlanError;
 pub use self::limits::{PlanLimits, ResidentKind, Window};
-pub use self::memory::{MemoryTerm, MemoryTerms, RingShape};
+pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerm, MemoryTerms, RingShape};
 pub use self::request::{IoMode, ReadRequest};
 
 mod display;

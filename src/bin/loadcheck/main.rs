@@ -1,53 +1,121 @@
 //! `loadcheck`: measures what loading a model checkpoint costs.
+//!
+//! ```text
+//! words -> args -> config -> library call (in a worker process) -> report -> output
+//! ```
+//!
+//! Nothing else in this crate knows clap, indicatif or the terminal. Reports are values ([`report`]), problems are
+//! values ([`problem`]), exit codes are an enum ([`exit`]); the commands are thin.
 
+mod args;
+mod commands;
+mod config;
+mod exec;
+mod exit;
+mod family;
+mod limits;
+mod machine;
+mod output;
+mod pressure;
+mod problem;
+mod progress;
+mod report;
+mod signals;
+mod sizes;
+mod source;
 mod synth;
+mod words;
+mod worker;
 
-use std::io::Write;
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Runs `synth SOURCE DIRECTORY [--dtype D] [--layers N] [--max-shard-size BYTES] [--seed N] [--threads N] [--force]`.
+use clap::{CommandFactory as _, FromArgMatches as _};
+
+use args::{Cli, Command, OutputArgs};
+use commands::Outcome;
+use exit::Exit;
+use output::Output;
+use output::terminal::{Paint, Terminal};
+use problem::{Code, Problem};
+use report::{CommandName, Report};
+
 fn main() -> ExitCode {
-    let mut arguments = std::env::args().skip(1);
-    let mut plain = Vec::new();
-    let mut request = synth::SynthRequest::new("", "");
-    let mut err = std::io::stderr();
-    while let Some(argument) = arguments.next() {
-        let mut value = || arguments.next().unwrap_or_default();
-        match argument.as_str() {
-            "--dtype" => request.dtype = synth::FloatType::parse(&value()),
-            "--layers" => request.layer_count = value().parse().ok(),
-            "--max-shard-size" => request.shard_bytes_max = value().parse().unwrap_or_default(),
-            "--seed" => request.seed = value().parse().unwrap_or_default(),
-            "--threads" => request.thread_count = value().parse().ok(),
-            "--force" => request.force = true,
-            _ => plain.push(argument),
+    let given: Vec<OsString> = std::env::args_os().collect();
+    if given.get(1).is_some_and(|word| word == worker::ARGUMENT) {
+        return worker::main();
+    }
+    let words = words::with_command(given);
+    let matches = Cli::command().color(words::help_colour(&words)).try_get_matches_from(&words);
+    match matches.and_then(|mut matches| Cli::from_arg_matches_mut(&mut matches)) {
+        Ok(cli) => carry_out(cli).into(),
+        Err(error) => answer(&error, &words).into(),
+    }
+}
+
+/// Does what was asked for.
+fn carry_out(cli: Cli) -> Exit {
+    let terminal = Terminal::detect(&cli.terminal);
+    let with_output = |args: &OutputArgs, export, command: &dyn Fn(&Output) -> Outcome| {
+        let output = Output::new(args, export, &terminal);
+        commands::conclude(command(&output), &output, &terminal)
+    };
+    match &cli.command {
+        Command::Run(args) => with_output(&args.output, Some(&args.export), &|output| {
+            commands::run::run(args, output, &terminal)
+        }),
+        Command::Plan(args) => {
+            with_output(&args.output, None, &|output| commands::describe::plan(args, output))
+        }
+        Command::Inspect(args) => {
+            with_output(&args.output, None, &|output| commands::describe::inspect(args, output))
+        }
+        Command::Exec(args) => {
+            with_output(&args.output, Some(&args.export), &|output| commands::exec::run(args, output))
+        }
+        Command::Synth(args) => {
+            with_output(&args.output, None, &|output| commands::synth::run(args, output, &terminal))
+        }
+        Command::Completions(args) => print(commands::shell::completions(args), terminal.stderr_paint),
+        Command::Man(args) => print(commands::shell::man(args), terminal.stderr_paint),
+    }
+}
+
+/// Prints text that is no report.
+fn print(text: Result<String, Problem>, paint: Paint) -> Exit {
+    match text.and_then(|text| output::to_stdout(&text)) {
+        Ok(()) => Exit::Ok,
+        Err(problem) => {
+            output::print_problems(std::slice::from_ref(&problem), paint);
+            problem.code.exit()
         }
     }
-    if plain.len() != 3 || plain[0] != "synth" {
-        for preset in synth::presets() {
-            let _ =
-                writeln!(err, "{:14} {} ({} parameters)", preset.name, preset.about, preset.parameter_count);
-        }
-        return ExitCode::from(2);
+}
+
+/// Help, version, or a command line that is not understood.
+fn answer(error: &clap::Error, words: &[OsString]) -> Exit {
+    if !error.use_stderr() {
+        // A closed pipe is the reader's choice.
+        let _ = error.print();
+        return Exit::Ok;
     }
-    request.source = plain[1].clone();
-    request.directory = plain[2].clone().into();
-    match synth::run(&request, &mut |_, _| {}) {
-        Ok(report) => {
-            let _ = writeln!(err, "{report:?}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            let _ = writeln!(err, "loadcheck: {error}");
-            if error.is_interrupted() {
-                ExitCode::from(130)
-            } else if error.is_request() {
-                ExitCode::from(2)
-            } else if error.is_invalid_config() {
-                ExitCode::from(3)
-            } else {
-                ExitCode::from(5)
-            }
-        }
+    // clap's message begins with `error: `; ours carry their code.
+    let plain = error.render().to_string();
+    let text = plain.strip_prefix("error: ").unwrap_or(&plain).trim_end();
+    if words::wants_json(words) {
+        let (message, help) = text.split_once("\n\n").unwrap_or((text, ""));
+        let in_a_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let mut problem = Problem::new(Code::Usage, in_a_line(message));
+        let tip = help.split("\n\n").find_map(|part| part.trim_start().strip_prefix("tip:"));
+        problem.help = tip.map(in_a_line);
+        let mut report = Report::new(CommandName::Unknown);
+        report.fail(vec![problem]);
+        let _ = output::to_stdout(&output::json(&report));
     }
+    if plain.starts_with("error: ") {
+        output::to_stderr(&format!("error[{}]: {text}", Code::Usage.as_str()));
+    } else {
+        output::to_stderr(text);
+    }
+    Exit::Usage
 }

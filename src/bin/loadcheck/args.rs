@@ -1,0 +1,551 @@
+//! The command line as clap sees it: names, values, help texts. No decision is taken here; `config` turns
+//! these into what a run needs.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use crate::exit::Exit;
+use crate::limits::{LimitArg, VramArg};
+use crate::output::numbers::to_f64;
+use crate::sizes::{Size, parse_duration};
+use crate::synth::{FloatType, presets};
+
+/// First line of every help text: two public repositories use the name for something else.
+const ABOUT: &str = "loadcheck measures what loading a model checkpoint costs: memory, then time";
+
+const EXAMPLES: &str = "Examples:
+  loadcheck ./model                          what does loading this need?
+  loadcheck org/name --budget 512MiB         from the local Hugging Face cache
+  loadcheck ./model --max-host 200MiB        a gate for CI: exit code 1 when exceeded
+  loadcheck plan ./model                     the peaks, predicted from the headers
+  loadcheck exec -- python load_test.py      somebody else's loader, whole process tree
+  loadcheck synth tiny-llama /tmp/m && loadcheck /tmp/m
+                                             try it without a download";
+
+/// The whole command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "loadcheck",
+    version,
+    about = ABOUT,
+    long_about = format!("{ABOUT}\n\n{EXAMPLES}"),
+    after_help = "`run` may be left out; its flags: loadcheck run -h. More: loadcheck --help",
+    after_long_help = Exit::table(),
+    override_usage = "loadcheck [run] <SOURCE> [FLAGS]\n       loadcheck <COMMAND> [FLAGS]",
+    subcommand_required = true,
+    disable_help_flag = true,
+    disable_help_subcommand = true,
+    arg_required_else_help = true,
+    max_term_width = 100
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    #[command(flatten)]
+    pub(crate) terminal: TerminalArgs,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Measures what one load of SOURCE costs, within a host budget
+    #[command(
+        long_about = "Measures what one load of SOURCE costs, within a host budget\n\n\
+        Every run happens in a fresh process that measures itself. The number that sizes a container is `host`: \
+        memory that the kernel cannot take back. The promise that the growth of RSS stays within the budget plus \
+        16 MiB (plus the layers kept, on the host device) is checked on every run.\n\n\
+        Examples:\n  \
+          loadcheck ./model --budget 64MiB --window 1\n  \
+          loadcheck ./model --device none --io direct --cache cold --runs 3\n  \
+          loadcheck ./model --max-host 200MiB --json -o loadcheck.json",
+        after_long_help = Exit::table()
+    )]
+    Run(RunArgs),
+    /// Predicts what a load costs, from the headers; reads no weights
+    #[command(
+        long_about = "Predicts what a load costs, from the headers; reads no weights\n\n\
+        Every number is derived, none is measured, and the output says so.\n\n\
+        Examples:\n  loadcheck plan ./model --budget 64MiB\n  loadcheck plan ./model --json | jq .plan.memory",
+        after_long_help = Exit::table()
+    )]
+    Plan(PlanArgs),
+    /// Shows what a load has to move: layers, dtypes, largest tensors
+    #[command(
+        long_about = "Shows what a load has to move: layers, dtypes, largest tensors\n\n\
+        Only headers are read.\n\n\
+        Examples:\n  loadcheck inspect ./model\n  loadcheck inspect ./model --json | jq '.layers[].id'",
+        after_long_help = Exit::table()
+    )]
+    Inspect(InspectArgs),
+    /// Measures what a command costs, such as another loader
+    #[command(
+        long_about = "Measures what a command costs, such as another loader: its whole process tree\n\n\
+        The command's own exit code stands in the report; a command that fails makes exit code 5. With a \
+        machine-readable format its output goes to stderr.\n\n\
+        Examples:\n  loadcheck exec -- python load_test.py ./model\n  \
+        loadcheck exec --max-host 2GiB --until-line 'server is ready' -- ./serve ./model",
+        after_long_help = Exit::table()
+    )]
+    Exec(ExecArgs),
+    /// Writes a checkpoint of noise, shaped like a real model
+    #[command(
+        long_about = "Writes a checkpoint of noise, shaped like a real model, to measure its load\n\n\
+        Examples:\n  loadcheck synth tiny-llama /tmp/tiny\n  loadcheck synth gemma-7b /data/gemma --shard-size 5GB\n  \
+        loadcheck synth ./config.json /data/mine",
+        after_long_help = format!("{}\n\n{}", preset_list(), Exit::table())
+    )]
+    Synth(SynthArgs),
+    /// Prints a completion script for a shell
+    Completions(CompletionsArgs),
+    /// Prints the manual page, or that of a command
+    Man(ManArgs),
+}
+
+/// The presets of `synth`, for its help.
+fn preset_list() -> String {
+    use std::fmt::Write as _;
+    let mut text = String::from("Presets:");
+    for preset in presets() {
+        let millions = preset.parameter_count / 1_000_000;
+        let size = if millions < 1000 {
+            format!("{millions} M")
+        } else {
+            format!("{:.1} B", to_f64(millions) / 1e3)
+        };
+        let _ = write!(text, "\n  {:<14} {size:>7}  {}", preset.name, preset.about);
+    }
+    text
+}
+
+/// How a load is done. Shared by `run` and `plan`.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Load")]
+pub(crate) struct LoadArgs {
+    /// File, directory, index, or org/name[@revision] from the cache
+    #[arg(help_heading = None::<&str>)]
+    pub(crate) source: OsString,
+    /// Most host memory the load may hold
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    pub(crate) budget: Size,
+    /// buffered, mmap or direct
+    #[arg(long, value_name = "MODE", default_value = "buffered", hide_possible_values = true)]
+    pub(crate) io: Io,
+    /// auto, host, or none (read and drop)
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    pub(crate) device: Device,
+    /// Layers kept at once
+    #[arg(long, value_name = "N|all", default_value = "all")]
+    pub(crate) window: Window,
+    /// Layers read ahead
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) prefetch: u32,
+    /// Threads that read [default: by the plan]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) readers: Option<u32>,
+    /// Only tensors whose name matches
+    #[arg(long, value_name = "REGEX")]
+    pub(crate) select: Option<String>,
+    /// Rules that override how tensors are grouped into layers
+    #[arg(long, value_name = "FILE.toml", hide_short_help = true)]
+    pub(crate) layers: Option<PathBuf>,
+    /// Let unknown dtypes pass as bytes
+    #[arg(long, hide_short_help = true)]
+    pub(crate) opaque_dtypes: bool,
+}
+
+/// Limits that decide the exit code.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Limits (exit code 1 when exceeded)")]
+pub(crate) struct LimitArgs {
+    /// host, rss, pinned, cgroup, file, time; bare: host
+    #[arg(long = "limit", value_name = "METRIC=SIZE")]
+    pub(crate) limits: Vec<LimitArg>,
+    /// Most that the kernel cannot take back
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) max_host: Option<Size>,
+    /// Most resident pages, of files too
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) max_peak_rss: Option<Size>,
+    /// Most page-locked memory
+    #[arg(long, value_name = "SIZE", hide_short_help = true)]
+    pub(crate) max_pinned: Option<Size>,
+    /// Most device memory
+    #[arg(long, value_name = "SIZE[@GPU]", hide_short_help = true)]
+    pub(crate) max_vram: Option<VramArg>,
+    /// Most time, such as 30s; mean of the runs
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) max_time: Option<Duration>,
+    /// Exit code 6 when a limit lies inside the spread of the runs
+    #[arg(long, hide_short_help = true)]
+    pub(crate) strict_noise: bool,
+}
+
+/// Where the result goes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct OutputArgs {
+    /// table, plain, json, jsonl, md, csv, github
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        default_value = "auto",
+        hide_default_value = true,
+        hide_possible_values = true
+    )]
+    pub(crate) format: FormatArg,
+    /// Same as --format json
+    #[arg(long, conflicts_with = "format")]
+    pub(crate) json: bool,
+    /// Write there; the ending picks the format
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Overwrite files that exist
+    #[arg(long, hide_short_help = true)]
+    pub(crate) force: bool,
+}
+
+/// Copies of the report in further files.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct ExportArgs {
+    /// Also write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) export_json: Option<PathBuf>,
+    /// Also write the report as Markdown
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub(crate) export_markdown: Option<PathBuf>,
+    /// Keep a sample of memory every MS milliseconds in the report
+    #[arg(long, value_name = "MS", hide_short_help = true, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub(crate) timeline: Option<u64>,
+}
+
+/// How the program behaves on the terminal. Accepted by every command.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Terminal")]
+pub(crate) struct TerminalArgs {
+    /// auto, bar, plain, json, never
+    #[arg(
+        long,
+        global = true,
+        value_name = "HOW",
+        default_value = "auto",
+        hide_default_value = true,
+        hide_possible_values = true
+    )]
+    pub(crate) progress: ProgressArg,
+    /// auto, always, never
+    #[arg(
+        long,
+        global = true,
+        value_name = "WHEN",
+        default_value = "auto",
+        hide_default_value = true,
+        hide_possible_values = true
+    )]
+    pub(crate) color: ColorArg,
+    /// No progress, no hints
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// More detail
+    #[arg(short, long, global = true)]
+    pub(crate) verbose: bool,
+    /// Never use the network (this version never does)
+    #[arg(long, global = true, hide_short_help = true)]
+    pub(crate) offline: bool,
+    /// This help; --help has more
+    #[arg(short, long, global = true, action = ArgAction::Help)]
+    help: Option<bool>,
+}
+
+/// `loadcheck run`
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    /// Print a BLAKE3 hash of every tensor
+    #[arg(long, help_heading = "Load")]
+    pub(crate) hash: bool,
+    /// Runs, each in a fresh process
+    #[arg(short, long, value_name = "N", default_value_t = 1, help_heading = "Measurement",
+          value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) runs: u32,
+    /// Runs before, not counted
+    #[arg(short, long, value_name = "N", default_value_t = 0, help_heading = "Measurement",
+          value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    pub(crate) warmup: u32,
+    /// Page cache before a run: cold, warm, asis
+    #[arg(
+        long,
+        value_name = "STATE",
+        default_value = "asis",
+        help_heading = "Measurement",
+        hide_possible_values = true
+    )]
+    pub(crate) cache: CacheArg,
+    #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    #[command(flatten)]
+    pub(crate) export: ExportArgs,
+}
+
+/// `loadcheck plan`
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// `loadcheck inspect`
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// File, directory, index, or org/name[@revision] from the cache
+    pub(crate) source: OsString,
+    /// Rules that override how tensors are grouped into layers
+    #[arg(long, value_name = "FILE.toml")]
+    pub(crate) layers: Option<PathBuf>,
+    /// Let unknown dtypes pass as bytes
+    #[arg(long)]
+    pub(crate) opaque_dtypes: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// `loadcheck exec`
+#[derive(Debug, Args)]
+#[command(override_usage = "loadcheck exec [FLAGS] -- <COMMAND> [ARGS]...")]
+pub(crate) struct ExecArgs {
+    /// The command and its arguments, after `--`
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+    /// Measure until a line matches, then stop it
+    ///
+    /// Looks at stdout and stderr of the command. A program that writes to a pipe may hold lines back: try `python -u`.
+    #[arg(long, value_name = "REGEX", help_heading = "Measurement")]
+    pub(crate) until_line: Option<String>,
+    #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    #[command(flatten)]
+    pub(crate) export: ExportArgs,
+}
+
+/// `loadcheck synth`
+#[derive(Debug, Args)]
+pub(crate) struct SynthArgs {
+    /// A preset (--help lists them), or a config.json
+    #[arg(value_name = "PRESET|config.json")]
+    pub(crate) model: OsString,
+    /// Directory to create
+    #[arg(value_name = "DIR")]
+    pub(crate) target: PathBuf,
+    /// bf16, f16 or f32 [default: the model's own]
+    #[arg(long, value_name = "DTYPE", value_parser = parse_float_type)]
+    pub(crate) dtype: Option<FloatType>,
+    /// Keep only the first N layers
+    #[arg(long, value_name = "N")]
+    pub(crate) layers: Option<u64>,
+    /// Most bytes of tensors in a file [default: 5GB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) shard_size: Option<Size>,
+    /// The same seed gives the same bytes
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// `loadcheck completions`
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// bash, zsh, fish, powershell or elvish
+    #[arg(hide_possible_values = true)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// `loadcheck man`
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// The command whose page is wanted
+    #[arg(value_name = "COMMAND")]
+    pub(crate) page: Option<String>,
+}
+
+/// `--io`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Io {
+    /// pread through the page cache
+    Buffered,
+    /// windows of a mapping, dropped behind the cursor
+    Mmap,
+    /// past the page cache (O_DIRECT)
+    Direct,
+}
+
+/// `--device`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Device {
+    /// The first GPU, or the host where there is none.
+    Auto,
+    /// Memory of this process.
+    Host,
+    /// Nowhere: bytes are read, hashed if asked, and dropped.
+    None,
+    /// A CUDA device.
+    Cuda(u32),
+}
+
+impl std::str::FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "host" => Ok(Self::Host),
+            "none" => Ok(Self::None),
+            "cuda" => Ok(Self::Cuda(0)),
+            _ => text
+                .strip_prefix("cuda:")
+                .and_then(|index| index.parse().ok())
+                .map(Self::Cuda)
+                .ok_or_else(|| "write auto, host, none or cuda:N".to_owned()),
+        }
+    }
+}
+
+/// `--window`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Window {
+    /// Every layer stays.
+    All,
+    /// So many at once.
+    Layers(u32),
+}
+
+impl std::str::FromStr for Window {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            _ if text == "all" => Ok(Self::All),
+            Ok(0) | Err(_) => Err("write a number of layers, at least 1, or `all`".to_owned()),
+            Ok(layers) => Ok(Self::Layers(layers)),
+        }
+    }
+}
+
+/// `--cache`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) enum CacheArg {
+    /// drop the source's pages first, and check
+    Cold,
+    /// read the source first
+    Warm,
+    /// leave it as it is
+    Asis,
+}
+
+/// `--format`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FormatArg {
+    /// table on a terminal, plain elsewhere
+    Auto,
+    /// for people, with colour where allowed
+    Table,
+    /// for people, never coloured
+    Plain,
+    /// one JSON object, schema loadcheck/1
+    Json,
+    /// one JSON object a row
+    Jsonl,
+    /// Markdown
+    Md,
+    /// comma-separated values, one row a run or layer
+    Csv,
+    /// workflow commands for GitHub Actions, with a job summary
+    Github,
+}
+
+/// `--progress`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProgressArg {
+    /// bar on a terminal, plain elsewhere
+    Auto,
+    /// a bar
+    Bar,
+    /// a line every 10 %
+    Plain,
+    /// one JSON object a line
+    Json,
+    /// nothing
+    Never,
+}
+
+/// `--color`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ColorArg {
+    /// on a terminal
+    Auto,
+    /// also in a pipe
+    Always,
+    /// not at all
+    Never,
+}
+
+impl LoadArgs {
+    /// How `inspect` looks at a source: with the defaults, and a budget that is never too small.
+    pub(crate) fn of_inspect(args: &InspectArgs) -> Self {
+        Self {
+            source: args.source.clone(),
+            budget: Size::Bytes(u64::MAX),
+            io: Io::Buffered,
+            device: Device::Auto,
+            window: Window::All,
+            prefetch: 2,
+            readers: None,
+            select: None,
+            layers: args.layers.clone(),
+            opaque_dtypes: args.opaque_dtypes,
+        }
+    }
+}
+
+fn parse_float_type(text: &str) -> Result<FloatType, String> {
+    FloatType::parse(text).ok_or_else(|| "write bf16, f16 or f32".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn devices_and_windows() {
+        assert_eq!("cuda:3".parse(), Ok(Device::Cuda(3)));
+        assert_eq!("all".parse(), Ok(Window::All));
+        assert_eq!("2".parse(), Ok(Window::Layers(2)));
+        for text in ["gpu", "cuda:", "cuda:-1", ""] {
+            assert!(text.parse::<Device>().is_err(), "{text}");
+        }
+        for text in ["0", "-1", "some", ""] {
+            assert!(text.parse::<Window>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! `loadcheck plan` and `loadcheck inspect`: what the headers tell. Nothing is measured, no weight is read.
+
+use std::path::PathBuf;
+
+use crate::args::{InspectArgs, LoadArgs, PlanArgs};
+use crate::config::LoadConfig;
+use crate::machine;
+use crate::output::Output;
+use crate::problem::Problem;
+use crate::report::{CommandName, Report};
+use crate::sizes::Size;
+use crate::source::{self, Resolved};
+use crate::worker;
+
+use super::{Outcome, shell_word};
+
+/// Predicts.
+pub(crate) fn plan(args: &PlanArgs, output: &Output) -> Outcome {
+    let mut report = Report::new(CommandName::Plan);
+    report.host = Some(machine::host());
+    let mut problems = output.check();
+    let resolved = resolved(&args.load.source, &mut problems);
+    let (config, more) = LoadConfig::new(&args.load, false, path_of(resolved.as_ref()));
+    problems.extend(more);
+    let Some(resolved) = resolved else {
+        problems.extend(config.below_floor(&problems));
+        return Outcome::refused(report, problems);
+    };
+    match describe(&config, &mut report, &resolved) {
+        Ok(()) if problems.is_empty() => {}
+        Ok(()) => return Outcome::refused(report, problems),
+        Err(more) => {
+            problems.extend(more);
+            problems.extend(config.below_floor(&problems));
+            return Outcome::refused(report, problems);
+        }
+    }
+    let next = format!("loadcheck {}   (measures what is predicted here)", shell_word(&resolved.given));
+    Outcome { next: Some(next), ..Outcome::of(report) }
+}
+
+/// Describes.
+pub(crate) fn inspect(args: &InspectArgs, output: &Output) -> Outcome {
+    let mut report = Report::new(CommandName::Inspect);
+    report.host = Some(machine::host());
+    let mut problems = output.check();
+    let Some(resolved) = resolved(&args.source, &mut problems) else {
+        return Outcome::refused(report, problems);
+    };
+    let (mut config, more) = LoadConfig::new(&LoadArgs::of_inspect(args), false, resolved.path.clone());
+    problems.extend(more);
+    // Twice: what the smallest budget is shows in any plan, and then the plan is made for it.
+    let described = describe(&config, &mut report, &resolved).and_then(|()| {
+        let smallest = report.plan.as_ref().and_then(|plan| plan.smallest_budget_bytes);
+        config.budget = smallest.map_or(config.budget, Size::Bytes);
+        describe(&config, &mut report, &resolved)
+    });
+    problems.extend(described.err().unwrap_or_default());
+    if !problems.is_empty() {
+        return Outcome::refused(report, problems);
+    }
+    let next = format!("loadcheck plan {}", shell_word(&resolved.given));
+    Outcome { next: Some(next), ..Outcome::of(report) }
+}
+
+fn resolved(given: &std::ffi::OsStr, problems: &mut Vec<Problem>) -> Option<Resolved> {
+    source::resolve(given).map_err(|more| problems.extend(more)).ok()
+}
+
+fn path_of(resolved: Option<&Resolved>) -> PathBuf {
+    resolved.map(|resolved| resolved.path.clone()).unwrap_or_default()
+}
+
+/// Puts source, plan and layers into the report.
+fn describe(config: &LoadConfig, report: &mut Report, resolved: &Resolved) -> Result<(), Vec<Problem>> {
+    let checkpoint = worker::open_checkpoint(&config.path.0, config.opaque_dtypes)?;
+    let (layers, plan, _) = worker::plan_of(&checkpoint, config)?;
+    let mut source = worker::describe(&checkpoint, &layers);
+    source.given = resolved.given.clone();
+    source.resolved = Some(resolved.path.display().to_string());
+    source.revision = resolved.revision.clone();
+    report.source = Some(source);
+    report.plan = Some(plan);
+    report.layers = worker::describe_layers(&checkpoint, &layers);
+    report.notes = checkpoint.notes().to_vec();
+    Ok(())
+}

@@ -1,0 +1,238 @@
+//! `loadcheck exec -- CMD`: measures somebody else's process tree, holds it against the same limits.
+
+use std::time::Duration;
+
+use onelayer::probe::{ChildGroup, TreeOptions, TreeSampler, TreeSummary};
+
+use rustix::process::{Pid, set_child_subreaper};
+
+use crate::args::ExecArgs;
+use crate::config::bad_pattern;
+use crate::exec::{Child, Ended, LineWatch};
+use crate::limits::{self, Gate, Metric};
+use crate::machine;
+use crate::output::Output;
+use crate::pressure;
+use crate::problem::{Code, Problem};
+use crate::report::{CommandName, Exec, Outcome as RunOutcome, Place, Point, Pressure, Report, Run, Samples};
+use crate::signals::{Interrupts, exit_of, name_of};
+use crate::sizes::SizeContext;
+
+use super::Outcome;
+use super::run::verdict;
+
+/// Rows of the timeline, if one is wanted.
+const TIMELINE_ROWS: usize = 4096;
+/// Rows that are kept anyway, to find where a limit was first exceeded.
+const TIMELINE_ROWS_MIN: usize = 1024;
+
+/// Measures a command.
+pub(crate) fn run(args: &ExecArgs, output: &Output) -> Outcome {
+    let mut report = Report::new(CommandName::Exec);
+    report.host = Some(machine::host());
+    report.exec = Some(Exec {
+        command: args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+        ..Exec::default()
+    });
+    let gates = args.limits.gates();
+    let context = SizeContext { limit_bytes: machine::memory_limit_bytes(), ..SizeContext::default() };
+    let mut problems = output.check();
+    problems.extend(limits::unmeasurable(&gates));
+    problems.extend(gates.iter().filter_map(|gate| limits::limit_bytes(gate, &context).err()));
+    let line = match args.until_line.as_deref().map(regex::bytes::Regex::new).transpose() {
+        Ok(line) => line,
+        Err(error) => {
+            problems.push(bad_pattern("--until-line", &error));
+            None
+        }
+    };
+    if !problems.is_empty() {
+        return Outcome::refused(report, problems);
+    }
+    match Measured::take(args, line, output.owns_stdout(), &mut report) {
+        Ok(measured) => measured.judge(args, &gates, &context, report),
+        Err(problem) => Outcome::refused(report, vec![problem]),
+    }
+}
+
+/// `1 process`, `3 processes`.
+fn count(processes: usize) -> String {
+    if processes == 1 { "1 process".to_owned() } else { format!("{processes} processes") }
+}
+
+/// A command that has ended, and what it cost.
+struct Measured {
+    ended: Ended,
+    summary: Option<TreeSummary>,
+    cgroup_bytes: Option<u64>,
+    oom_kills: u64,
+    seconds: f64,
+    pressure: Pressure,
+    awaited_line: bool,
+}
+
+impl Measured {
+    fn take(
+        args: &ExecArgs,
+        line: Option<regex::bytes::Regex>,
+        stdout_is_ours: bool,
+        report: &mut Report,
+    ) -> Result<Self, Problem> {
+        let interrupts = Interrupts::listen()
+            .map_err(|error| Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}")))?;
+        // A group of its own gives the kernel's own peak and sees processes that live too short to be sampled.
+        let group = ChildGroup::create(None)
+            .map_err(|error| report.missing("peak.cgroup_bytes", &error.to_string()))
+            .ok();
+        if let Some(group) = &group {
+            interrupts.remember_leftover(group.directory());
+        }
+        // Whoever is orphaned before the sampler looks is to come to us, too.
+        let _ = set_child_subreaper(Pid::from_raw(1));
+        let before = pressure::Counters::now();
+        let awaited_line = line.is_some();
+        let watch = line.map(LineWatch::new);
+        let mut child = Child::start(&args.command, watch, stdout_is_ours, group.as_ref())?;
+        let interval_ms = args.export.timeline;
+        let mut options = TreeOptions { adopt_orphans: true, ..TreeOptions::default() };
+        options.timeline_rows = if interval_ms.is_some() { TIMELINE_ROWS } else { TIMELINE_ROWS_MIN };
+        options.group = group.as_ref().map(|group| group.directory().to_owned());
+        if let Some(interval_ms) = interval_ms {
+            options.interval = Duration::from_millis(interval_ms);
+        }
+        let sampler = TreeSampler::start(child.pid(), &options)
+            .map_err(|error| {
+                for metric in ["host", "rss", "file", "anon"] {
+                    report.missing(&format!("peak.{metric}_bytes"), &error.to_string());
+                }
+            })
+            .ok();
+        let event = child.wait(&interrupts);
+        let pressure = before.until_now();
+        let seconds = child.elapsed().as_secs_f64();
+        let summary = sampler.and_then(|sampler| sampler.finish().ok());
+        let memory = group.as_ref().map(ChildGroup::memory);
+        let ended = child.end(event, &interrupts);
+        Ok(Self {
+            ended,
+            summary,
+            cgroup_bytes: memory.and_then(|memory| memory.peak_bytes.value()),
+            oom_kills: group
+                .map(|group| group.memory())
+                .and_then(|memory| memory.oom_kill_count.value())
+                .unwrap_or(0),
+            seconds,
+            pressure,
+            awaited_line,
+        })
+    }
+
+    fn judge(self, args: &ExecArgs, gates: &[Gate], context: &SizeContext, mut report: Report) -> Outcome {
+        let run = self.run(args.export.timeline.is_some());
+        if let Some(exec) = &mut report.exec {
+            exec.exit_code = self.ended.exit_code;
+            exec.signal = self.ended.signal;
+            exec.line_seen = self.awaited_line.then_some(self.ended.line_seen);
+            exec.processes = self.summary.as_ref().map(|summary| u64::from(summary.process_count_peak));
+        }
+        for entry in self.summary.iter().flat_map(|summary| &summary.unavailable) {
+            report.missing(&entry.metric, &entry.reason);
+        }
+        report.missing("peak.pinned_bytes", "only the driver knows what another program has pinned");
+        report.missing("peak.vram_bytes", "no device memory is measured by this version");
+        pressure::note_missing(&self.pressure, &mut report);
+        report.missing("io", "what a process tree reads is not counted by this version");
+        if self.ended.left_behind > 0 {
+            report.notes.push(format!("{} of the command still run", count(self.ended.left_behind)));
+        }
+        report.runs = vec![run];
+        let first_exceeded = |metric: Metric, limit_bytes: u64| self.first_exceeded(metric, limit_bytes);
+        let (limits, mut problems) =
+            limits::judge(gates, &report.runs, context, &report.unavailable, &first_exceeded);
+        report.limits = limits;
+        report.verdict = verdict(&report, args.limits.strict_noise);
+        problems.extend(self.failure());
+        report.fail(problems);
+        Outcome { report, interrupted: self.ended.interrupted.map(exit_of), next: None }
+    }
+
+    fn run(&self, keeps_timeline: bool) -> Run {
+        let outcome = match &self.ended {
+            ended if ended.interrupted.is_some() => RunOutcome::Interrupted,
+            ended if ended.line_seen => RunOutcome::Stopped,
+            ended if ended.signal.is_some() => RunOutcome::Killed,
+            ended if ended.exit_code == Some(0) => RunOutcome::Completed,
+            _ => RunOutcome::Failed,
+        };
+        let mut run = Run {
+            strategy: "exec".to_owned(),
+            outcome,
+            seconds: Some(self.seconds),
+            baseline: Point::default(),
+            pressure: self.pressure.clone(),
+            ..Run::default()
+        };
+        run.peak.cgroup_bytes = self.cgroup_bytes;
+        let Some(summary) = &self.summary else { return run };
+        let (host, rss) = (summary.host.value(), summary.rss.value());
+        run.peak.host_bytes = host.map(|peak| peak.bytes);
+        run.peak.rss_bytes = rss.map(|peak| peak.bytes);
+        run.peak.anon_bytes = summary.anon_sum.value().map(|peak| peak.bytes);
+        run.peak.file_bytes = summary.file_sum.value().map(|peak| peak.bytes);
+        run.peak.at = host.map(|peak| Place { seconds: peak.seconds, ..Place::default() });
+        run.peak.rss_at = rss.map(|peak| Place { seconds: peak.seconds, ..Place::default() });
+        run.samples = Some(Samples::new(summary.interval_ms, &summary.timeline, keeps_timeline));
+        run
+    }
+
+    /// When a limit was first exceeded: the first sample over it, or else the peak.
+    fn first_exceeded(&self, metric: Metric, limit_bytes: u64) -> Option<Place> {
+        let summary = self.summary.as_ref()?;
+        let sample = summary.timeline.rows().find(|row| {
+            let value = match metric {
+                Metric::Host => row.host_bytes,
+                Metric::Rss => row.rss_bytes,
+                Metric::File => row.file_bytes,
+                _ => None,
+            };
+            value > Some(limit_bytes)
+        });
+        let peak = match metric {
+            Metric::Host => summary.host.value(),
+            Metric::Rss => summary.rss.value(),
+            Metric::File => summary.file_sum.value(),
+            _ => None,
+        };
+        let seconds =
+            sample.map(|row| row.elapsed.as_secs_f64()).or_else(|| peak.map(|peak| peak.seconds))?;
+        Some(Place { seconds, ..Place::default() })
+    }
+
+    /// Why the command counts as failed, if it does.
+    fn failure(&self) -> Option<Problem> {
+        let failed = |message: String| Problem::new(Code::ChildFailed, message);
+        match &self.ended {
+            Ended { interrupted: Some(signal), .. } => {
+                Some(Problem::new(Code::Interrupted, format!("interrupted by {}", name_of(*signal))))
+            }
+            Ended { line_seen: true, .. } => None,
+            Ended { signal: Some(signal), .. } => {
+                let problem = failed(format!("the command was killed by {}", name_of(*signal)));
+                Some(if self.oom_kills > 0 {
+                    problem.help("the kernel's out-of-memory killer ended it: the memory limit of its container was reached")
+                } else {
+                    problem
+                })
+            }
+            Ended { exit_code: Some(code), .. } if *code != 0 => {
+                Some(failed(format!("the command ended with exit code {code}")))
+            }
+            _ if self.awaited_line => {
+                Some(failed("the command ended before a line matched --until-line".to_owned()).help(
+                    "a program that writes to a pipe may hold lines back: try `python -u` or `stdbuf -oL`",
+                ))
+            }
+            _ => None,
+        }
+    }
+}

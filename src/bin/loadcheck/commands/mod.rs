@@ -1,0 +1,96 @@
+//! One file a command: configuration -> library call -> report. What they share is here.
+
+pub(crate) mod describe;
+pub(crate) mod exec;
+pub(crate) mod run;
+pub(crate) mod shell;
+pub(crate) mod synth;
+
+use crate::exit::Exit;
+use crate::output::terminal::{Role, Terminal};
+use crate::output::{Output, print_problems, to_stderr};
+use crate::problem::Problem;
+use crate::report::{Report, Verdict};
+
+/// How a command ended: its report, and the signal that interrupted it, if one did.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// What is to be written.
+    pub(crate) report: Report,
+    /// The exit code of an interruption; else the report decides.
+    pub(crate) interrupted: Option<Exit>,
+    /// The next useful command, for people.
+    pub(crate) next: Option<String>,
+}
+
+impl Outcome {
+    /// A command that ended by itself.
+    pub(crate) fn of(report: Report) -> Self {
+        Self { report, interrupted: None, next: None }
+    }
+
+    /// A command that could not begin.
+    pub(crate) fn refused(mut report: Report, problems: Vec<Problem>) -> Self {
+        report.fail(problems);
+        Self::of(report)
+    }
+}
+
+/// Writes the report, prints the problems, and decides the exit code.
+pub(crate) fn conclude(mut outcome: Outcome, output: &Output, terminal: &Terminal) -> Exit {
+    let mut problems = outcome.report.errors.clone();
+    let failed_to_write = output.write(&outcome.report, terminal);
+    problems.extend(failed_to_write.iter().cloned());
+    print_problems(&problems, terminal.stderr_paint);
+    if outcome.report.error.is_none() {
+        outcome.report.fail(failed_to_write);
+    }
+    let exit = outcome.interrupted.unwrap_or_else(|| exit_of(&outcome.report));
+    let hints = !terminal.quiet && !output.format.is_machine() && exit == Exit::Ok;
+    if let Some(next) = outcome.next.filter(|_| hints) {
+        to_stderr(&terminal.stderr_paint.paint(Role::Dim, &format!("Next: {next}")));
+    }
+    exit
+}
+
+fn exit_of(report: &Report) -> Exit {
+    match (&report.error, report.verdict) {
+        (Some(problem), _) => problem.code.exit(),
+        (None, Verdict::Pass) => Exit::Ok,
+        (None, Verdict::Fail) => Exit::LimitExceeded,
+        (None, Verdict::Inconclusive) => Exit::Inconclusive,
+        (None, Verdict::Error) => Exit::LoadFailed,
+    }
+}
+
+/// A word as a shell would need it, for hints.
+pub(crate) fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:@,+%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::Code;
+    use crate::report::CommandName;
+
+    #[test]
+    fn the_first_problem_decides() {
+        let problems = vec![Problem::new(Code::BudgetTooSmall, "b"), Problem::new(Code::SourceInvalid, "s")];
+        let outcome = Outcome::refused(Report::new(CommandName::Run), problems);
+        assert_eq!(exit_of(&outcome.report), Exit::Source);
+        assert_eq!(outcome.report.error.map(|problem| problem.code), Some(Code::SourceInvalid));
+    }
+
+    #[test]
+    fn hints_can_be_pasted() {
+        assert_eq!(shell_word("./a-b"), "./a-b");
+        assert_eq!(shell_word("it's $HOME"), "'it'\\''s $HOME'");
+        assert_eq!(shell_word(""), "''");
+    }
+}

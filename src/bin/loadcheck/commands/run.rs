@@ -1,0 +1,355 @@
+//! `loadcheck run`: measures a load in fresh worker processes, holds it against its limits and its promise.
+
+use onelayer::probe::ChildGroup;
+
+use crate::args::{CacheArg, RunArgs};
+use crate::config::LoadConfig;
+use crate::limits::{self, Gate, Metric};
+use crate::machine;
+use crate::output::Output;
+use crate::output::numbers::container;
+use crate::output::terminal::Terminal;
+use crate::pressure;
+use crate::problem::{Code, Problem};
+use crate::progress::Progress;
+use crate::report::{
+    CacheState, CommandName, Outcome as RunOutcome, Place, Point, Report, Run, TensorHash, Verdict,
+};
+use crate::signals::{Interrupts, exit_of, name_of};
+use crate::source::{self, Resolved};
+use crate::worker::{Checked, Ending, Finished, Message, Task, Watch, carry_out};
+
+use super::{Outcome, shell_word};
+
+/// Measures.
+pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outcome {
+    let mut report = Report::new(CommandName::Run);
+    report.host = Some(machine::host());
+    let gates = args.limits.gates();
+    let mut problems = output.check();
+    problems.extend(limits::unmeasurable(&gates));
+    let resolved = match source::resolve(&args.load.source) {
+        Ok(resolved) => Some(resolved),
+        Err(more) => {
+            problems.extend(more);
+            None
+        }
+    };
+    let path = resolved.as_ref().map(|resolved| resolved.path.clone()).unwrap_or_default();
+    let (config, more) = LoadConfig::new(&args.load, args.hash, path);
+    problems.extend(more);
+    let interrupts = match Interrupts::listen() {
+        Ok(interrupts) => interrupts,
+        Err(error) => {
+            problems.push(Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}")));
+            return Outcome::refused(report, problems);
+        }
+    };
+    let mut session = Session { args, terminal, config, interrupts, report, crossings: Vec::new() };
+    let Some(resolved) = resolved else {
+        problems.extend(session.config.below_floor(&problems));
+        return Outcome::refused(session.report, problems);
+    };
+    // The headers are checked even if something else is wrong already: all problems come in one go.
+    let checked = match session.prepare(None) {
+        Ok(checked) => checked,
+        Err(stop) => return session.stop(stop, problems),
+    };
+    session.note_source(&checked, &resolved);
+    let (watches, more) = watches(&gates, &checked);
+    problems.extend(more);
+    if !problems.is_empty() {
+        return Outcome::refused(session.report, problems);
+    }
+    if let Err(stop) = session.measure_all(&checked, &watches) {
+        return session.stop(stop, Vec::new());
+    }
+    session.judge(&gates, &checked, &resolved)
+}
+
+/// Why the runs ended early.
+enum Stop {
+    Problems(Vec<Problem>),
+    Signal(i32),
+}
+
+/// A `run` in progress.
+struct Session<'a> {
+    args: &'a RunArgs,
+    terminal: &'a Terminal,
+    config: LoadConfig,
+    interrupts: Interrupts,
+    report: Report,
+    crossings: Vec<(Watch, Place)>,
+}
+
+/// What a worker has told so far about the load it is measuring.
+#[derive(Default)]
+struct Heard {
+    baseline: Point,
+    peak: Point,
+    seconds: Option<f64>,
+    layer: Option<String>,
+    hashes: Vec<TensorHash>,
+    finished: Option<Box<Finished>>,
+    problems: Vec<Problem>,
+}
+
+impl Session<'_> {
+    /// Reads the headers, and brings the page cache into the state that is wanted.
+    fn prepare(&self, cache: Option<CacheArg>) -> Result<Checked, Stop> {
+        let task = Task::Prepare { load: self.config.clone(), cache };
+        let (mut checked, mut problems) = (None, Vec::new());
+        let ending = carry_out(task, None, &self.interrupts, |message| match message {
+            Message::Checked(answer) => checked = Some(*answer),
+            Message::Error(found) => problems = found,
+            _ => {}
+        });
+        match (ending, checked) {
+            (Ending::Interrupted(signal), _) => Err(Stop::Signal(signal)),
+            (Ending::Ended(_), Some(checked)) => Ok(checked),
+            (Ending::Ended(lost), None) => {
+                problems.extend(lost);
+                Err(Stop::Problems(problems))
+            }
+        }
+    }
+
+    fn note_source(&mut self, checked: &Checked, resolved: &Resolved) {
+        let mut source = checked.source.clone();
+        source.given = resolved.given.clone();
+        source.resolved = Some(resolved.path.display().to_string());
+        source.revision = resolved.revision.clone();
+        self.report.source = Some(source);
+        self.report.plan = Some(checked.plan.clone());
+        self.report.notes.extend(checked.notes.iter().cloned());
+        self.report.missing("peak.vram_bytes", "no device memory is used or measured by this version");
+    }
+
+    fn measure_all(&mut self, checked: &Checked, watches: &[Watch]) -> Result<(), Stop> {
+        let (warmup, runs) = (self.args.warmup, self.args.runs);
+        for number in 0..warmup {
+            self.measure_one(&format!("warm-up {} of {warmup}", number + 1), checked, watches, false)?;
+        }
+        for number in 0..runs {
+            let label = if runs == 1 { String::new() } else { format!("run {} of {runs}", number + 1) };
+            self.measure_one(&label, checked, watches, true)?;
+        }
+        Ok(())
+    }
+
+    /// One load in one fresh process. A warm-up leaves no trace in the report unless it fails.
+    fn measure_one(
+        &mut self,
+        label: &str,
+        checked: &Checked,
+        watches: &[Watch],
+        counts: bool,
+    ) -> Result<(), Stop> {
+        let cache = CacheState { asked: self.args.cache, cached_share: self.prepare_cache()? };
+        let task = Task::Measure {
+            load: self.config.clone(),
+            budget_bytes: checked.plan.params.budget_bytes,
+            watches: watches.to_vec(),
+            interval_ms: self.args.export.timeline,
+        };
+        let mut progress = Progress::start(self.terminal.progress, label);
+        let mut heard = Heard::default();
+        let group = self.group();
+        let before = pressure::Counters::now();
+        let ending =
+            carry_out(task, group.as_ref(), &self.interrupts, |message| heard.hear(message, &mut progress));
+        let pressure = before.until_now();
+        drop(progress);
+        let cgroup = group.map(|group| group.memory());
+        self.interrupts.forget_leftovers();
+        let first_run = self.report.runs.is_empty();
+        let hashes = std::mem::take(&mut heard.hashes);
+        let (mut run, mut problems) = self.settle(heard, &ending, checked);
+        run.cache = cache;
+        pressure::note_missing(&pressure, &mut self.report);
+        run.pressure = pressure;
+        run.peak.cgroup_bytes = cgroup.and_then(|memory| memory.peak_bytes.value());
+        if let Some(reason) = cgroup.and_then(|memory| memory.peak_bytes.reason()) {
+            self.report.missing("peak.cgroup_bytes", &reason.to_string());
+        }
+        let is_whole = problems.is_empty() && matches!(ending, Ending::Ended(_));
+        if counts || !is_whole {
+            self.report.runs.push(run);
+            if first_run {
+                self.report.hashes = hashes;
+            } else if is_whole && hashes != self.report.hashes {
+                problems.push(Problem::new(
+                    Code::LoadFailed,
+                    "two runs delivered different bytes: the hashes differ",
+                ));
+            }
+        }
+        match ending {
+            Ending::Interrupted(signal) => Err(Stop::Signal(signal)),
+            Ending::Ended(_) if !problems.is_empty() => Err(Stop::Problems(problems)),
+            Ending::Ended(_) => Ok(()),
+        }
+    }
+
+    /// A control group for one run, where there can be one: its peak is the run's alone.
+    fn group(&mut self) -> Option<ChildGroup> {
+        match ChildGroup::create(None) {
+            Ok(group) => {
+                self.interrupts.remember_leftover(group.directory());
+                Some(group)
+            }
+            Err(error) => {
+                self.report.missing("peak.cgroup_bytes", &error.to_string());
+                None
+            }
+        }
+    }
+
+    fn prepare_cache(&mut self) -> Result<Option<f64>, Stop> {
+        if self.args.cache == CacheArg::Asis {
+            return Ok(None);
+        }
+        let checked = self.prepare(Some(self.args.cache))?;
+        for note in checked.notes {
+            if !self.report.notes.contains(&note) {
+                self.report.notes.push(note);
+            }
+        }
+        Ok(checked.cached_share)
+    }
+
+    /// What is known of a run: the worker's own report, or what it told before it was gone.
+    fn settle(&mut self, heard: Heard, ending: &Ending, checked: &Checked) -> (Run, Vec<Problem>) {
+        let mut problems = heard.problems;
+        if let Ending::Ended(lost) = ending {
+            problems.extend(lost.iter().cloned());
+        }
+        if let Some(finished) = heard.finished {
+            for entry in &finished.unavailable {
+                self.report.missing(&entry.metric, &entry.reason);
+            }
+            for note in finished.notes {
+                if !self.report.notes.contains(&note) {
+                    self.report.notes.push(note);
+                }
+            }
+            self.crossings
+                .extend(finished.crossings.into_iter().map(|crossing| (crossing.watch, crossing.place)));
+            problems.extend(finished.problem);
+            return (finished.run, problems);
+        }
+        let outcome = match ending {
+            Ending::Interrupted(_) => RunOutcome::Interrupted,
+            Ending::Ended(_) if problems.iter().any(|problem| problem.code == Code::WorkerKilled) => {
+                RunOutcome::Killed
+            }
+            Ending::Ended(_) => RunOutcome::Failed,
+        };
+        let mut run = Run {
+            strategy: "stream".to_owned(),
+            params: Some(checked.plan.params.clone()),
+            outcome,
+            seconds: heard.seconds,
+            baseline: heard.baseline,
+            ..Run::default()
+        };
+        run.peak.host_bytes = heard.peak.host_bytes;
+        run.peak.rss_bytes = heard.peak.rss_bytes;
+        let seconds = heard.seconds.unwrap_or_default();
+        run.peak.at = heard.layer.map(|layer| Place { layer: Some(layer), tensor: None, seconds });
+        (run, problems)
+    }
+
+    /// Ends early, with what is known.
+    fn stop(mut self, stop: Stop, mut problems: Vec<Problem>) -> Outcome {
+        let mut interrupted = None;
+        match stop {
+            Stop::Problems(more) => {
+                problems.extend(more);
+                problems.extend(self.config.below_floor(&problems));
+            }
+            Stop::Signal(signal) => {
+                interrupted = Some(exit_of(signal));
+                problems.push(Problem::new(Code::Interrupted, format!("interrupted by {}", name_of(signal))));
+            }
+        }
+        self.report.fail(problems);
+        Outcome { report: self.report, interrupted, next: None }
+    }
+
+    /// Holds the runs against limits and promise.
+    fn judge(mut self, gates: &[Gate], checked: &Checked, resolved: &Resolved) -> Outcome {
+        let crossings = std::mem::take(&mut self.crossings);
+        let first_exceeded = |metric: Metric, limit_bytes: u64| {
+            let mut found = crossings
+                .iter()
+                .filter(|(watch, _)| watch.metric == metric && watch.limit_bytes == limit_bytes);
+            found.next().map(|(_, place)| place.clone())
+        };
+        let report = &mut self.report;
+        let (limits, problems) =
+            limits::judge(gates, &report.runs, &checked.context, &report.unavailable, &first_exceeded);
+        report.limits = limits;
+        report.verdict = verdict(report, self.args.limits.strict_noise);
+        report.fail(problems);
+        let next = next(report, resolved);
+        Outcome { report: self.report, interrupted: None, next }
+    }
+}
+
+impl Heard {
+    fn hear(&mut self, message: Message, progress: &mut Progress) {
+        match message {
+            Message::Started { baseline } => self.baseline = baseline,
+            Message::Progress { done_bytes, total_bytes, layer, peak, seconds } => {
+                progress.update(done_bytes, total_bytes, &layer);
+                self.peak = peak;
+                self.seconds = Some(seconds);
+                self.layer = Some(layer);
+            }
+            Message::Hash(hash) => self.hashes.push(hash),
+            Message::Done(finished) => self.finished = Some(finished),
+            Message::Error(problems) => self.problems = problems,
+            Message::Checked(_) => {}
+        }
+    }
+}
+
+/// The limits in bytes, for the worker to watch.
+fn watches(gates: &[Gate], checked: &Checked) -> (Vec<Watch>, Vec<Problem>) {
+    let (mut watches, mut problems) = (Vec::new(), Vec::new());
+    for gate in gates {
+        match limits::limit_bytes(gate, &checked.context) {
+            Ok(Some(limit_bytes)) => watches.push(Watch { metric: gate.metric, limit_bytes }),
+            Ok(None) => {}
+            Err(problem) => problems.push(problem),
+        }
+    }
+    (watches, problems)
+}
+
+/// Broken limits and promises fail; with `--strict-noise`, a limit inside the spread of the runs is inconclusive.
+pub(crate) fn verdict(report: &Report, strict_noise: bool) -> Verdict {
+    let promise_broken =
+        report.runs.iter().any(|run| run.promise.as_ref().is_some_and(|promise| !promise.kept));
+    let counts = |limit: &&crate::report::Limit| !(strict_noise && limit.inside_spread);
+    if promise_broken || report.limits.iter().filter(counts).any(|limit| !limit.passed) {
+        Verdict::Fail
+    } else if strict_noise && report.limits.iter().any(|limit| limit.inside_spread) {
+        Verdict::Inconclusive
+    } else {
+        Verdict::Pass
+    }
+}
+
+/// The next useful command: a gate that holds what was measured.
+fn next(report: &Report, resolved: &Resolved) -> Option<String> {
+    let peak = report.runs.iter().filter_map(|run| run.peak.host_bytes).max()?;
+    let source = shell_word(&resolved.given);
+    if report.limits.is_empty() {
+        Some(format!("loadcheck {source} --max-host {}   (a gate for CI)", container(peak).0))
+    } else {
+        Some(format!("loadcheck {source} --json -o loadcheck.json   (to keep the numbers)"))
+    }
+}

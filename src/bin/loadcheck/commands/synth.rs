@@ -1,0 +1,130 @@
+//! `loadcheck synth`: a checkpoint of random bytes with a real model's names and shapes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use crate::args::SynthArgs;
+use crate::machine;
+use crate::output::Output;
+use crate::output::terminal::Terminal;
+use crate::problem::{Code, Problem};
+use crate::progress::Progress;
+use crate::report::{CommandName, Report, Synth};
+use crate::signals::{Interrupts, exit_of, name_of};
+use crate::sizes::SizeContext;
+use crate::synth::{self, SynthError, SynthRequest};
+
+use super::{Outcome, shell_word};
+
+/// Makes a checkpoint.
+pub(crate) fn run(args: &SynthArgs, output: &Output, terminal: &Terminal) -> Outcome {
+    let mut report = Report::new(CommandName::Synth);
+    report.host = Some(machine::host());
+    let mut problems = output.check();
+    let request = match request(args) {
+        Ok(request) => request,
+        Err(problem) => {
+            problems.push(problem);
+            return Outcome::refused(report, problems);
+        }
+    };
+    if !problems.is_empty() {
+        return Outcome::refused(report, problems);
+    }
+    let interrupts = match Interrupts::listen() {
+        Ok(interrupts) => interrupts,
+        Err(error) => {
+            let problem = Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}"));
+            return Outcome::refused(report, vec![problem]);
+        }
+    };
+    let (made, signal) = make(&request, &interrupts, terminal);
+    match made {
+        Ok(made) => {
+            report.synth = Some(Synth {
+                model: args.model.to_string_lossy().into_owned(),
+                target: made.directory.display().to_string(),
+                bytes: made.tensor_bytes,
+                files: count(made.files.iter().filter(|(name, _)| name.ends_with(".safetensors")).count()),
+                tensors: made.tensor_count,
+                dtype: made.dtype.short_name().to_owned(),
+                seed: made.seed,
+                seconds: made.elapsed.as_secs_f64(),
+            });
+            let next = format!("loadcheck {}", shell_word(&args.target.to_string_lossy()));
+            Outcome { next: Some(next), ..Outcome::of(report) }
+        }
+        Err(error) => {
+            let signal = signal.filter(|_| error.is_interrupted());
+            let interrupted = signal.map(exit_of);
+            let problem = match signal {
+                Some(signal) => {
+                    Problem::new(Code::Interrupted, format!("interrupted by {}", name_of(signal)))
+                }
+                None => translate(&error),
+            };
+            report.fail(vec![problem]);
+            Outcome { interrupted, ..Outcome::of(report) }
+        }
+    }
+}
+
+fn request(args: &SynthArgs) -> Result<SynthRequest, Problem> {
+    let model =
+        args.model.to_str().ok_or_else(|| Problem::new(Code::Usage, "the preset or path is not UTF-8"))?;
+    let mut request = SynthRequest::new(model, &args.target);
+    request.dtype = args.dtype;
+    request.layer_count = args.layers;
+    request.force = args.output.force;
+    request.seed = args.seed;
+    if let Some(shard_size) = args.shard_size {
+        request.shard_bytes_max = shard_size.resolve(&SizeContext::default()).map_err(|error| {
+            Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("--shard-size {shard_size}"))
+        })?;
+    }
+    Ok(request)
+}
+
+/// Makes it; a signal on the way cancels.
+fn make(
+    request: &SynthRequest,
+    interrupts: &Interrupts,
+    terminal: &Terminal,
+) -> (Result<synth::SynthReport, SynthError>, Option<i32>) {
+    let cancel = Arc::clone(&request.cancel);
+    let over = AtomicBool::new(false);
+    let mut progress = Progress::start(terminal.progress, "");
+    thread::scope(|scope| {
+        let listener = scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                if let Ok(signal) = interrupts.receiver().recv_timeout(std::time::Duration::from_millis(20)) {
+                    cancel.store(true, Ordering::Relaxed);
+                    return Some(signal);
+                }
+            }
+            None
+        });
+        let made =
+            synth::run(request, &mut |done_bytes, total_bytes| progress.update(done_bytes, total_bytes, ""));
+        over.store(true, Ordering::Relaxed);
+        drop(progress);
+        (made, listener.join().unwrap_or_default())
+    })
+}
+
+/// The error, sorted by what to do about it.
+fn translate(error: &SynthError) -> Problem {
+    let code = if error.is_request() {
+        Code::CannotBeMet
+    } else if error.is_invalid_config() {
+        Code::SourceInvalid
+    } else {
+        Code::CannotWrite
+    };
+    Problem::new(code, error.to_string())
+}
+
+fn count(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,103 @@
+//! Exit codes: the one place that says what each means. `--help` lists this table, a test walks through it.
+
+use std::process::ExitCode;
+
+/// How the program ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// Ran, and every limit was met. Also a reader that closed the pipe.
+    Ok,
+    /// Ran, and a limit or the promise was exceeded.
+    LimitExceeded,
+    /// Wrong usage, or a request that cannot be met.
+    Usage,
+    /// The source is missing, unreadable or corrupt.
+    Source,
+    /// What was asked for cannot be measured or used here.
+    CannotMeasure,
+    /// The load, or the measured command, failed.
+    LoadFailed,
+    /// A limit lies inside the spread of the runs.
+    Inconclusive,
+    /// SIGINT.
+    Interrupted,
+    /// SIGTERM or SIGHUP.
+    Terminated,
+}
+
+impl Exit {
+    /// Every row of the table, in the order of the codes.
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Ok,
+        Self::LimitExceeded,
+        Self::Usage,
+        Self::Source,
+        Self::CannotMeasure,
+        Self::LoadFailed,
+        Self::Inconclusive,
+        Self::Interrupted,
+        Self::Terminated,
+    ];
+
+    /// The number the shell sees.
+    pub(crate) const fn code(self) -> u8 {
+        match self {
+            Self::Ok => 0,
+            Self::LimitExceeded => 1,
+            Self::Usage => 2,
+            Self::Source => 3,
+            Self::CannotMeasure => 4,
+            Self::LoadFailed => 5,
+            Self::Inconclusive => 6,
+            Self::Interrupted => 130,
+            Self::Terminated => 143,
+        }
+    }
+
+    /// One line for people.
+    pub(crate) const fn meaning(self) -> &'static str {
+        match self {
+            Self::Ok => "ran, all limits met; also when the reader of a pipe went away",
+            Self::LimitExceeded => "ran, a limit or the memory promise was exceeded",
+            Self::Usage => "wrong usage, or a request that cannot be met (LC02xx)",
+            Self::Source => "the source is missing, unreadable or corrupt (LC03xx)",
+            Self::CannotMeasure => "cannot measure or use what was asked for (LC04xx)",
+            Self::LoadFailed => "the load or the measured command failed (LC05xx)",
+            Self::Inconclusive => "a limit lies inside the spread of the runs (--strict-noise)",
+            Self::Interrupted => "interrupted (Ctrl-C); the partial report is kept",
+            Self::Terminated => "terminated (SIGTERM); the partial report is kept",
+        }
+    }
+
+    /// The table as `--help` prints it.
+    pub(crate) fn table() -> String {
+        use std::fmt::Write as _;
+        let mut text = String::from("Exit codes:\n");
+        for exit in Self::ALL {
+            let _ = writeln!(text, "  {:>3}  {}", exit.code(), exit.meaning());
+        }
+        text.truncate(text.trim_end().len());
+        text
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_distinct_and_listed() {
+        let mut codes: Vec<u8> = Exit::ALL.iter().map(|exit| exit.code()).collect();
+        codes.dedup();
+        assert_eq!(codes, [0, 1, 2, 3, 4, 5, 6, 130, 143]);
+        for exit in Exit::ALL {
+            assert!(Exit::table().contains(exit.meaning()));
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Markdown, and GitHub Actions (workflow commands on stdout, Markdown in the job summary).
+
+use super::escape::escape;
+use super::numbers::{bytes, count, growth, seconds};
+use super::terminal::Paint;
+use super::text::{exceeded_at, limit_line, limit_values, place};
+use crate::problem::Problem;
+use crate::report::{CommandName, Report, Run};
+
+/// The report as Markdown.
+pub(crate) fn markdown(report: &Report) -> String {
+    let mut text = String::new();
+    if let Some(source) = &report.source {
+        let facts = [
+            source.tensors.map(|tensors| count(tensors, "tensor")),
+            source.bytes.map(|size| bytes(Some(size))),
+        ];
+        let facts: Vec<String> = facts.into_iter().flatten().collect();
+        text.push_str(&format!("`{}`: {}\n\n", code(&source.given), facts.join(", ")));
+    }
+    if let Some(exec) = &report.exec {
+        text.push_str(&format!("`{}`\n\n", code(&exec.command.join(" "))));
+    }
+    let (header, rows) = match report.command {
+        CommandName::Run | CommandName::Exec => (
+            "| run | host peak | over start | RSS peak | over start | at | time |\n|---:|---:|---:|---:|---:|---|---:|\n",
+            report.runs.iter().enumerate().map(run_row).collect(),
+        ),
+        CommandName::Plan | CommandName::Inspect => {
+            ("| layer | tensors | bytes |\n|---|---:|---:|\n", report.layers.iter().map(layer_row).collect())
+        }
+        CommandName::Synth | CommandName::Unknown => ("", Vec::<String>::new()),
+    };
+    if !rows.is_empty() {
+        text.push_str(header);
+        rows.iter().for_each(|row| text.push_str(row));
+    }
+    if let Some(plan) = report.plan.as_ref().filter(|_| report.command == CommandName::Plan) {
+        text.push_str("\n| host memory (derived) | bytes |\n|---|---:|\n");
+        for term in &plan.memory {
+            text.push_str(&format!("| {} | {} |\n", cell(&term.name), bytes(Some(term.bytes))));
+        }
+        text.push_str(&format!("| **sum** | **{}** |\n", bytes(Some(plan.host_bytes))));
+    }
+    if let Some(synth) = &report.synth {
+        let what =
+            [count(synth.files, "file"), count(synth.tensors, "tensor"), bytes(Some(synth.bytes))].join(", ");
+        text.push_str(&format!("`{}`: {what} in {}\n", code(&synth.target), seconds(synth.seconds)));
+    }
+    text.push_str(&limits(report));
+    for problem in &report.errors {
+        text.push_str(&format!("\n**error[{}]**: {}\n", problem.code.as_str(), cell(&problem.message)));
+    }
+    text
+}
+
+fn run_row((index, run): (usize, &Run)) -> String {
+    format!(
+        "| {} | {} | {} | {} | {} | {} | {} |\n",
+        index + 1,
+        bytes(run.peak.host_bytes),
+        growth(run.peak.host_bytes, run.baseline.host_bytes),
+        bytes(run.peak.rss_bytes),
+        growth(run.peak.rss_bytes, run.baseline.rss_bytes),
+        run.peak.at.as_ref().map(|at| format!("`{}`", code(&place(at)))).unwrap_or_default(),
+        run.seconds.map(seconds).unwrap_or_default(),
+    )
+}
+
+fn layer_row(layer: &crate::report::Layer) -> String {
+    format!("| `{}` | {} | {} |\n", code(&layer.id), layer.tensors.len(), bytes(Some(layer.bytes)))
+}
+
+fn limits(report: &Report) -> String {
+    if report.limits.is_empty() {
+        return String::new();
+    }
+    let mut text =
+        String::from("\n| | limit on | actual | limit | first exceeded at |\n|---|---|---:|---:|---|\n");
+    for limit in &report.limits {
+        let (actual, most) = limit_values(limit);
+        let at = limit
+            .first_exceeded_at
+            .as_ref()
+            .map(|at| format!("`{}`", code(&exceeded_at(at)).replace('`', "")));
+        let word = if limit.passed { "pass" } else { "**FAIL**" };
+        text.push_str(&format!(
+            "| {word} | {} | {actual} | {most} | {} |\n",
+            limit.metric,
+            at.unwrap_or_default()
+        ));
+    }
+    text
+}
+
+/// Text inside back quotes in a table.
+fn code(text: &str) -> String {
+    escape(text).replace('`', "'").replace('|', "\\|")
+}
+
+/// Text in a table.
+fn cell(text: &str) -> String {
+    escape(text).replace('|', "\\|").replace('<', "&lt;")
+}
+
+/// What a GitHub Actions step prints: failures as workflow commands, so that they become annotations.
+pub(crate) fn github(report: &Report) -> String {
+    let mut text = String::new();
+    for limit in &report.limits {
+        let line = limit_line(limit, Paint::NONE);
+        if limit.passed {
+            text.push_str(&format!("{line}\n"));
+        } else {
+            text.push_str(&format!(
+                "::error title=loadcheck: {} over its limit::{}\n",
+                limit.metric,
+                data(&line)
+            ));
+        }
+    }
+    for promise in report.runs.iter().filter_map(|run| run.promise.as_ref()).filter(|promise| !promise.kept) {
+        text.push_str(&format!(
+            "::error title=loadcheck: promise broken::RSS grew by {}, promised were at most {}\n",
+            bytes(Some(promise.growth_bytes)),
+            bytes(Some(promise.limit_bytes))
+        ));
+    }
+    for problem in &report.errors {
+        text.push_str(&annotation(problem));
+    }
+    if let Some(run) = report.runs.last().filter(|_| report.limits.is_empty() && report.errors.is_empty()) {
+        text.push_str(&format!("host {}  RSS {}\n", bytes(run.peak.host_bytes), bytes(run.peak.rss_bytes)));
+    }
+    text
+}
+
+fn annotation(problem: &Problem) -> String {
+    let place = problem.place.as_deref().map(|place| format!(" ({place})")).unwrap_or_default();
+    let message = format!("{}{place}", problem.message);
+    format!("::error title=loadcheck {}::{}\n", problem.code.as_str(), data(&message))
+}
+
+/// The data part of a workflow command: a line break or a per cent sign would end or change it.
+fn data(text: &str) -> String {
+    escape(&text.replace('\n', " ")).replace('%', "%25")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::Code;
+    use crate::report::Limit;
+
+    #[test]
+    fn names_cannot_break_out() {
+        assert_eq!(code("a`|`b"), "a'\\|'b");
+        let problem = Problem::new(Code::SourceInvalid, "50 %\n::set-output name=x::y").at("f\u{1b}");
+        let line = annotation(&problem);
+        assert_eq!(line, "::error title=loadcheck LC0302::50 %25 ::set-output name=x::y (f\\u{1b})\n");
+    }
+
+    #[test]
+    fn failures_become_annotations() {
+        let mut report = Report::new(CommandName::Run);
+        let limit = |passed| Limit {
+            metric: "rss".to_owned(),
+            limit_bytes: Some(1),
+            actual_bytes: Some(2),
+            limit_seconds: None,
+            actual_seconds: None,
+            passed,
+            inside_spread: false,
+            first_exceeded_at: None,
+        };
+        report.limits = vec![limit(true), limit(false)];
+        let text = github(&report);
+        assert!(text.starts_with("PASS  rss"), "{text}");
+        assert!(text.contains("\n::error title=loadcheck: rss over its limit::FAIL  rss"), "{text}");
+        assert!(markdown(&report).contains("| **FAIL** | rss | 2 B | 1 B |"));
+    }
+}

@@ -1,0 +1,293 @@
+//! From a report to bytes on a stream or in a file.
+//!
+//! stdout carries data and nothing else; messages, hints and progress go to stderr. A reader that closes the pipe
+//! ends the output, not the program's success. Files are written beside their target and renamed, so a report is
+//! never half there, and nothing is overwritten without `--force`.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags};
+
+use crate::args::{ExportArgs, FormatArg, OutputArgs};
+use crate::problem::{Code, Problem};
+use crate::report::Report;
+
+use self::terminal::{Paint, Role, Terminal};
+use self::text::Look;
+
+mod data;
+mod described;
+pub(crate) mod escape;
+mod grid;
+mod markup;
+pub(crate) mod numbers;
+pub(crate) mod terminal;
+mod text;
+
+/// A format, after `auto` was decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// For people, coloured where allowed.
+    Table,
+    /// For people, never coloured, never wrapped.
+    Plain,
+    /// One JSON object.
+    Json,
+    /// One JSON object a row.
+    Jsonl,
+    /// Markdown.
+    Markdown,
+    /// Comma-separated values.
+    Csv,
+    /// Workflow commands.
+    Github,
+}
+
+impl Format {
+    fn resolve(asked: FormatArg, target: Option<&Path>, terminal: &Terminal) -> Self {
+        match asked {
+            FormatArg::Table => Self::Table,
+            FormatArg::Plain => Self::Plain,
+            FormatArg::Json => Self::Json,
+            FormatArg::Jsonl => Self::Jsonl,
+            FormatArg::Md => Self::Markdown,
+            FormatArg::Csv => Self::Csv,
+            FormatArg::Github => Self::Github,
+            FormatArg::Auto => match target.and_then(Path::extension).and_then(|ending| ending.to_str()) {
+                Some("json") => Self::Json,
+                Some("jsonl") => Self::Jsonl,
+                Some("md") => Self::Markdown,
+                Some("csv") => Self::Csv,
+                _ if target.is_none() && terminal.stdout_is_terminal => Self::Table,
+                _ => Self::Plain,
+            },
+        }
+    }
+
+    /// True if the format is for programs: then errors are reported in it too, and hints are off.
+    pub(crate) fn is_machine(self) -> bool {
+        matches!(self, Self::Json | Self::Jsonl | Self::Csv | Self::Markdown)
+    }
+
+    fn render(self, report: &Report, look: &Look) -> String {
+        match self {
+            Self::Table => text::render(report, look),
+            Self::Plain => text::render(report, &Look { paint: Paint::NONE, width: None, ..*look }),
+            Self::Json => data::json(report),
+            Self::Jsonl => data::json_lines(report),
+            Self::Markdown => markup::markdown(report),
+            Self::Csv => data::csv(report),
+            Self::Github => markup::github(report),
+        }
+    }
+}
+
+/// Where a report goes, and in which form.
+#[derive(Debug)]
+pub(crate) struct Output {
+    /// The form on stdout or in `target`.
+    pub(crate) format: Format,
+    target: Option<PathBuf>,
+    exports: Vec<(Format, PathBuf)>,
+    force: bool,
+}
+
+impl Output {
+    /// Resolves the flags.
+    pub(crate) fn new(args: &OutputArgs, export: Option<&ExportArgs>, terminal: &Terminal) -> Self {
+        let target = args.output.clone().filter(|target| target.as_os_str() != "-");
+        let asked = if args.json { FormatArg::Json } else { args.format };
+        let exports = export.map_or_else(Vec::new, |export| {
+            let json = export.export_json.clone().map(|path| (Format::Json, path));
+            let markdown = export.export_markdown.clone().map(|path| (Format::Markdown, path));
+            json.into_iter().chain(markdown).collect()
+        });
+        Self {
+            format: Format::resolve(asked, target.as_deref(), terminal),
+            target,
+            exports,
+            force: args.force,
+        }
+    }
+
+    /// True if stdout belongs to data for a program, so that nothing else may be written to it.
+    pub(crate) fn owns_stdout(&self) -> bool {
+        self.target.is_none() && self.format.is_machine()
+    }
+
+    /// Finds out before anything is measured whether a file would be refused afterwards.
+    pub(crate) fn check(&self) -> Vec<Problem> {
+        let paths = self.target.iter().chain(self.exports.iter().map(|(_, path)| path));
+        paths.filter_map(|path| refusal(path, self.force)).collect()
+    }
+
+    /// Writes the report everywhere it should go.
+    ///
+    /// # Errors
+    /// One problem for each file that could not be written.
+    pub(crate) fn write(&self, report: &Report, terminal: &Terminal) -> Vec<Problem> {
+        let look = Look { paint: terminal.stdout_paint, width: terminal.width, verbose: terminal.verbose };
+        let in_file = Look { paint: Paint::NONE, width: None, ..look };
+        let mut problems = Vec::new();
+        match &self.target {
+            None => problems.extend(to_stdout(&self.format.render(report, &look)).err()),
+            Some(path) => {
+                problems.extend(to_file(path, &self.format.render(report, &in_file), self.force).err())
+            }
+        }
+        for (format, path) in &self.exports {
+            problems.extend(to_file(path, &format.render(report, &in_file), self.force).err());
+        }
+        if self.format == Format::Github {
+            problems.extend(to_job_summary(&markup::markdown(report)).err());
+        }
+        problems
+    }
+}
+
+/// The report as one JSON object.
+pub(crate) fn json(report: &Report) -> String {
+    data::json(report)
+}
+
+/// Writes data to stdout. A closed pipe is the reader's choice and no problem.
+pub(crate) fn to_stdout(text: &str) -> Result<(), Problem> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Problem::new(Code::CannotWrite, format!("cannot write to stdout: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes a line for people to stderr. Nothing can be done if that fails.
+pub(crate) fn to_stderr(line: &str) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+/// Prints problems as blocks: what, where, what to do.
+pub(crate) fn print_problems(problems: &[Problem], paint: Paint) {
+    for problem in problems {
+        to_stderr(&problem_text(problem, paint));
+    }
+}
+
+fn problem_text(problem: &Problem, paint: Paint) -> String {
+    let title = paint.paint(Role::Bad, &format!("error[{}]", problem.code.as_str()));
+    let mut text = format!("{title}: {}", escape::escape(&problem.message));
+    if let Some(place) = &problem.place {
+        text.push_str(&format!("\n  {} {}", paint.paint(Role::Dim, "-->"), escape::escape(place)));
+    }
+    if let Some(detail) = &problem.detail {
+        text.push_str(&format!("\n      {}", escape::escape(detail)));
+    }
+    if let Some(help) = &problem.help {
+        text.push_str(&format!("\n  {} {}", paint.paint(Role::Strong, "help:"), escape::escape(help)));
+    }
+    text
+}
+
+/// Why `path` may not be written, if so.
+fn refusal(path: &Path, force: bool) -> Option<Problem> {
+    let place = |problem: Problem| problem.at(path.display().to_string());
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => {
+            Some(place(Problem::new(Code::OutputRefused, "the output is a directory")))
+        }
+        Ok(metadata) if metadata.is_file() && !force => Some(
+            place(Problem::new(Code::OutputRefused, "the output file exists")).help("--force overwrites it"),
+        ),
+        Err(_) if !parent.is_dir() => {
+            Some(place(Problem::new(Code::OutputRefused, "the directory of the output file does not exist")))
+        }
+        _ => None,
+    }
+}
+
+/// Writes a file as a whole: beside its target first, then renamed. Pipes and devices are written to directly.
+fn to_file(path: &Path, text: &str, force: bool) -> Result<(), Problem> {
+    let failed = |error: io::Error| {
+        Problem::new(Code::CannotWrite, format!("cannot write the report: {error}"))
+            .at(path.display().to_string())
+    };
+    if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        let written =
+            OpenOptions::new().write(true).open(path).and_then(|mut file| file.write_all(text.as_bytes()));
+        return written.map_err(failed);
+    }
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.part", std::process::id()));
+    let part = path.with_file_name(name);
+    let written = File::create_new(&part)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .and_then(|()| move_over(&part, path, force));
+    if written.is_err() {
+        let _ = fs::remove_file(&part);
+    }
+    written.map_err(failed)
+}
+
+fn move_over(part: &Path, path: &Path, force: bool) -> io::Result<()> {
+    if force {
+        return fs::rename(part, path);
+    }
+    match rustix::fs::renameat_with(CWD, part, CWD, path, RenameFlags::NOREPLACE) {
+        // A file system that cannot refuse to replace can still refuse to link.
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
+            fs::hard_link(part, path).and_then(|()| fs::remove_file(part))
+        }
+        other => other.map_err(io::Error::from),
+    }
+}
+
+/// Adds to the job summary of GitHub Actions, where there is one.
+fn to_job_summary(markdown: &str) -> Result<(), Problem> {
+    let Some(path) = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|path| !path.is_empty()) else {
+        return Ok(());
+    };
+    let written = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(markdown.as_bytes()));
+    written.map_err(|error| {
+        Problem::new(Code::CannotWrite, format!("cannot write the job summary: {error}"))
+            .at(path.to_string_lossy().into_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_never_overwritten_by_accident() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("report.json");
+        assert!(refusal(&path, false).is_none());
+        to_file(&path, "one", false).unwrap();
+        assert!(refusal(&path, false).is_some() && refusal(&path, true).is_none());
+        assert_eq!(to_file(&path, "two", false).unwrap_err().code, Code::CannotWrite);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "one");
+        to_file(&path, "three", true).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "three");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no partial file stays");
+        assert!(refusal(directory.path(), true).is_some());
+        assert!(refusal(&directory.path().join("no/such"), true).is_some());
+        assert!(to_file(Path::new("/dev/null"), "text", false).is_ok());
+    }
+
+    #[test]
+    fn a_problem_is_a_block() {
+        let mut problem =
+            Problem::new(Code::SourceInvalid, "bad \u{1b}[2J name").at("a/b.safetensors").help("do it");
+        problem.detail = Some("8 bytes".to_owned());
+        let expected =
+            "error[LC0302]: bad \\u{1b}[2J name\n  --> a/b.safetensors\n      8 bytes\n  help: do it";
+        assert_eq!(problem_text(&problem, Paint::NONE), expected);
+    }
+}

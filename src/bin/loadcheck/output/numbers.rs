@@ -1,0 +1,106 @@
+//! Numbers for people: bytes, differences, times, rates, Kubernetes quantities.
+
+use onelayer::units::{GIB, HumanBytes, MIB};
+
+/// `742 MiB`; `-` if it was not measured.
+pub(crate) fn bytes(value: Option<u64>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| HumanBytes(value).to_string())
+}
+
+/// What `value` is above `start`, with its sign if it is below; nothing where there is no start.
+pub(crate) fn growth(value: Option<u64>, start: Option<u64>) -> String {
+    match (value, start) {
+        (Some(value), Some(start)) if value < start => format!("-{}", HumanBytes(start - value)),
+        (Some(value), Some(start)) => HumanBytes(value - start).to_string(),
+        (None, Some(_)) => "-".to_owned(),
+        (_, None) => String::new(),
+    }
+}
+
+/// `6.12 s`, `812 ms`.
+pub(crate) fn seconds(value: f64) -> String {
+    match value {
+        value if value < 0.001 => "< 1 ms".to_owned(),
+        value if value < 1.0 => format!("{:.0} ms", value * 1e3),
+        value if value < 100.0 => format!("{} s", format!("{value:.2}").trim_end_matches(".00")),
+        value => format!("{value:.0} s"),
+    }
+}
+
+/// `2.46 GiB/s`; nothing for a time too short to divide by.
+pub(crate) fn rate(moved_bytes: u64, seconds: f64) -> Option<String> {
+    let per_second = to_f64(moved_bytes) / seconds;
+    let (gib, mib) = (per_second / to_f64(GIB), per_second / to_f64(MIB));
+    match seconds {
+        seconds if seconds < 0.001 => None,
+        _ if gib >= 1.0 => Some(format!("{gib:.2} GiB/s")),
+        _ => Some(format!("{mib:.0} MiB/s")),
+    }
+}
+
+/// A memory request that holds `peak_bytes`, and a limit a quarter above it; both in steps of 64 MiB, in Mi.
+pub(crate) fn container(peak_bytes: u64) -> (String, String) {
+    let steps = |bytes: u64| bytes.div_ceil(64 * MIB).max(1).saturating_mul(64);
+    let request = steps(peak_bytes);
+    let limit = steps((request * MIB).saturating_add(request * MIB / 4));
+    (format!("{request}Mi"), format!("{limit}Mi"))
+}
+
+/// Whole numbers with thin groups: `217 054 208`.
+pub(crate) fn grouped(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (position, digit) in digits.chars().enumerate() {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
+            text.push(' ');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `1 file`, `2 files`.
+pub(crate) fn count(value: u64, noun: &str) -> String {
+    format!("{} {noun}{}", grouped(value), if value == 1 { "" } else { "s" })
+}
+
+/// For rates and percentages only: exact below 2^53.
+#[expect(
+    clippy::as_conversions,
+    clippy::cast_precision_loss,
+    reason = "a rate for people needs no more digits"
+)]
+pub(crate) fn to_f64(value: u64) -> f64 {
+    value as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_read_well() {
+        assert_eq!(bytes(None), "-");
+        assert_eq!(growth(Some(MIB), Some(3 * MIB)), "-2 MiB");
+        assert_eq!(growth(Some(3 * MIB), Some(MIB)), "2 MiB");
+        assert_eq!(
+            (seconds(0.8123), seconds(6.123), seconds(0.0)),
+            ("812 ms".into(), "6.12 s".into(), "< 1 ms".into())
+        );
+        assert_eq!(rate(3 * GIB, 2.0).as_deref(), Some("1.50 GiB/s"));
+        assert_eq!(rate(3 * MIB, 2.0).as_deref(), Some("2 MiB/s"));
+        assert_eq!(rate(3, 0.0), None);
+        assert_eq!(
+            (grouped(217_054_208), grouped(12), grouped(0)),
+            ("217 054 208".into(), "12".into(), "0".into())
+        );
+        assert_eq!((count(1, "file"), count(4, "file")), ("1 file".into(), "4 files".into()));
+    }
+
+    #[test]
+    fn containers_hold_the_peak() {
+        assert_eq!(container(742 * MIB), ("768Mi".to_owned(), "960Mi".to_owned()));
+        assert_eq!(container(64 * MIB), ("64Mi".to_owned(), "128Mi".to_owned()));
+        assert_eq!(container(0), ("64Mi".to_owned(), "128Mi".to_owned()));
+    }
+}

@@ -1,0 +1,318 @@
+//! The report for people: what `table` and `plain` print. This file has the commands that measure (`run`, `exec`);
+//! [`super::described`] has those that describe.
+
+use super::grid::{Align, grid};
+use super::numbers::{bytes, container, count, growth, rate, seconds};
+use super::terminal::{Paint, Role};
+use super::{described, escape::escape};
+use crate::args::CacheArg;
+use crate::limits::mean;
+use crate::report::{CommandName, Limit, Outcome, Params, Place, Report, Run, Source};
+
+/// How text is to look.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Look {
+    /// Colours.
+    pub(crate) paint: Paint,
+    /// Columns to stay inside, if there is such a limit.
+    pub(crate) width: Option<u16>,
+    /// More detail.
+    pub(crate) verbose: bool,
+}
+
+/// The report as text; ends with a newline unless it is empty.
+pub(crate) fn render(report: &Report, look: &Look) -> String {
+    let mut lines = match report.command {
+        CommandName::Run | CommandName::Exec => measured(report, look),
+        CommandName::Plan => described::plan(report, look),
+        CommandName::Inspect => described::inspect(report, look),
+        CommandName::Synth => described::synth(report),
+        CommandName::Unknown => Vec::new(),
+    };
+    if !lines.is_empty() {
+        lines.extend(report.notes.iter().map(|note| format!("note: {}", escape(note))));
+        lines.push(String::new());
+    }
+    lines.join("\n")
+}
+
+/// `source   ./model (4 files, 291 tensors, 15 GiB BF16)`
+pub(crate) fn source_line(source: &Source) -> String {
+    let mut facts = Vec::new();
+    if source.revision.is_some() {
+        facts.push("local cache".to_owned());
+    }
+    facts.extend(source.files.map(|files| count(files, "file")));
+    facts.extend(source.tensors.map(|tensors| count(tensors, "tensor")));
+    facts.extend(source.layers.map(|layers| count(layers, "layer")));
+    if let Some(total) = source.bytes {
+        let dtypes: Vec<&str> = source.dtypes.iter().take(3).map(|share| share.dtype.as_str()).collect();
+        let more = if source.dtypes.len() > 3 { ", ..." } else { "" };
+        facts.push(
+            format!("{} {}{more}", bytes(Some(total)), escape(&dtypes.join(", "))).trim_end().to_owned(),
+        );
+    }
+    let revision = source.revision.as_deref().map(|revision| format!(" @ {}", shorten(revision)));
+    let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) };
+    format!("source    {}{}{facts}", escape(&source.given), escape(&revision.unwrap_or_default()))
+}
+
+/// The first seven characters of a commit.
+fn shorten(revision: &str) -> &str {
+    let is_commit = revision.len() == 40 && revision.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_commit { &revision[..7] } else { revision }
+}
+
+/// `strategy  stream · buffered, 2 readers · budget 64 MiB · device host, window all`
+pub(crate) fn strategy_line(params: &Params) -> String {
+    let readers = params.readers.map(|readers| format!(", {}", count(readers, "reader"))).unwrap_or_default();
+    let window = match params.window {
+        _ if params.device == "none" => String::new(),
+        None => ", window all".to_owned(),
+        Some(window) => format!(", window {window}, prefetch {}", params.prefetch),
+    };
+    format!(
+        "strategy  stream · {}{readers} · budget {} · device {}{window}{}",
+        params.io,
+        bytes(Some(params.budget_bytes)),
+        params.device,
+        if params.hash { " · hash" } else { "" }
+    )
+}
+
+fn measured(report: &Report, look: &Look) -> Vec<String> {
+    let mut lines = Vec::new();
+    if report.runs.is_empty() {
+        return lines;
+    }
+    lines.extend(report.hashes.iter().map(|hash| format!("{}  {}", hash.blake3, escape(&hash.name))));
+    lines.extend(report.source.as_ref().map(source_line));
+    if let Some(exec) = &report.exec {
+        lines.push(format!("command   {}", escape(&exec.command.join(" "))));
+        lines.push(format!("ended     {}", how_it_ended(report)));
+    }
+    if let Some(params) = report.runs.first().and_then(|run| run.params.as_ref()) {
+        lines.push(strategy_line(params));
+    }
+    lines.extend(cache_line(&report.runs));
+    let header = [
+        ("", Align::Left),
+        ("peak", Align::Right),
+        ("over start", Align::Right),
+        ("at", Align::Left),
+        ("", Align::Left),
+    ];
+    let is_narrow = look.width.is_some_and(|width| width < 100);
+    let rows = rows(report, is_narrow);
+    for (position, line) in grid(&header, &rows, look.width).iter().enumerate() {
+        let role = if position == 0 { Role::Dim } else { Role::Strong };
+        lines.push(if position < 2 { look.paint.paint(role, line) } else { line.clone() });
+    }
+    lines.extend(promise_lines(report, look));
+    lines.extend(report.limits.iter().map(|limit| limit_line(limit, look.paint)));
+    if look.verbose {
+        lines.extend(
+            report
+                .unavailable
+                .iter()
+                .map(|missing| format!("  {:<8}  not measured: {}", missing.metric, escape(&missing.reason))),
+        );
+    }
+    if let Some(run) =
+        report.runs.iter().find(|run| !matches!(run.outcome, Outcome::Completed | Outcome::Stopped))
+    {
+        let what = format!(
+            "partial: the run {} after {}",
+            outcome_verb(run.outcome),
+            run.seconds.map_or_else(|| "an unknown time".to_owned(), seconds)
+        );
+        lines.push(look.paint.paint(Role::Warning, &what));
+    } else {
+        lines.extend(worst(&report.runs, |run| run.peak.host_bytes).and_then(|run| run.peak.host_bytes).map(
+            |peak| {
+                let (request, limit) = container(peak);
+                format!("Container: request {request}, limit {limit}.")
+            },
+        ));
+    }
+    lines
+}
+
+fn outcome_verb(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Completed => "completed",
+        Outcome::Stopped => "was stopped",
+        Outcome::Failed => "failed",
+        Outcome::Killed => "was killed",
+        Outcome::Interrupted => "was interrupted",
+    }
+}
+
+fn how_it_ended(report: &Report) -> String {
+    let Some(exec) = &report.exec else { return String::new() };
+    let mut text = match (exec.exit_code, exec.signal, exec.line_seen) {
+        (_, _, Some(true)) => "stopped by loadcheck: the line was seen".to_owned(),
+        (Some(code), ..) => format!("exit code {code}"),
+        (None, Some(signal), _) => format!("killed by signal {signal}"),
+        (None, None, _) => "unknown".to_owned(),
+    };
+    if let Some(processes) = exec.processes.filter(|processes| *processes > 0) {
+        text.push_str(&format!(
+            ", at most {} at once",
+            if processes == 1 { "1 process".to_owned() } else { format!("{processes} processes") }
+        ));
+    }
+    text
+}
+
+/// `cache     cold before each run (checked: 0 % cached)`
+fn cache_line(runs: &[Run]) -> Option<String> {
+    let name = match runs.first()?.cache.asked {
+        CacheArg::Cold => "cold",
+        CacheArg::Warm => "warm",
+        CacheArg::Asis => return None,
+    };
+    let shares = runs.iter().map(|run| run.cache.cached_share).collect::<Option<Vec<f64>>>();
+    let check = shares.map_or_else(
+        || "unchecked".to_owned(),
+        |shares| format!("checked: {:.0} % cached", 100.0 * mean(&shares)),
+    );
+    Some(format!("cache     {name} before each run ({check})"))
+}
+
+/// The run in which a metric was highest.
+pub(crate) fn worst(runs: &[Run], metric: impl Fn(&Run) -> Option<u64>) -> Option<&Run> {
+    runs.iter().max_by_key(|run| metric(run))
+}
+
+/// The table's rows. In a narrow terminal the notes are short, so that a row stays a line.
+fn rows(report: &Report, is_narrow: bool) -> Vec<Vec<String>> {
+    let runs = &report.runs;
+    let pick = |wide: &str, narrow: &str| if is_narrow { narrow.to_owned() } else { wide.to_owned() };
+    let row = |name: &str, peak: Option<u64>, start: Option<u64>, at: Option<&Place>, note: String| {
+        let metric = format!("peak.{}_bytes", name.to_lowercase());
+        let missing = report.unavailable.iter().find(|entry| peak.is_none() && entry.metric == metric);
+        let note = missing.map_or(note, |entry| format!("not measured: {}", entry.reason));
+        vec![name.to_owned(), bytes(peak), growth(peak, start), at.map(place).unwrap_or_default(), note]
+    };
+    let mut rows = Vec::new();
+    if let Some(run) = worst(runs, |run| run.peak.host_bytes) {
+        let note = pick("cannot be reclaimed: size the container on this", "size the container on this");
+        rows.push(row("host", run.peak.host_bytes, run.baseline.host_bytes, run.peak.at.as_ref(), note));
+    }
+    if let Some(run) = worst(runs, |run| run.peak.rss_bytes) {
+        rows.push(row(
+            "RSS",
+            run.peak.rss_bytes,
+            run.baseline.rss_bytes,
+            run.peak.rss_at.as_ref(),
+            rss_note(report, is_narrow),
+        ));
+    }
+    if let Some(resident) =
+        worst(runs, |run| run.resident_bytes).and_then(|run| run.resident_bytes).filter(|most| *most > 0)
+    {
+        let note =
+            pick("part of both: the layers that are kept, beside the budget", "part of both: kept layers");
+        rows.push(row("layers", Some(resident), Some(0), None, note));
+    }
+    if let Some(run) = worst(runs, |run| run.peak.pinned_bytes).filter(|run| run.peak.pinned_bytes > Some(0))
+    {
+        rows.push(row("pinned", run.peak.pinned_bytes, Some(0), None, "part of host".to_owned()));
+    }
+    if let Some((run, after)) = runs.last().and_then(|run| Some((run, run.after_unload.as_ref()?))) {
+        let note = pick("RSS once everything was given back", "RSS, all given back");
+        rows.push(row("after", after.rss_bytes, run.baseline.rss_bytes, None, note));
+    }
+    rows.extend(time_row(report));
+    rows
+}
+
+/// What stands beside RSS: the promise, if there is one.
+fn rss_note(report: &Report, is_narrow: bool) -> String {
+    let promise =
+        report.runs.iter().filter_map(|run| run.promise.as_ref()).max_by_key(|promise| promise.growth_bytes);
+    let Some(promise) = promise else { return "with file pages".to_owned() };
+    let most = bytes(Some(promise.limit_bytes));
+    let word = if promise.kept { "kept" } else { "BROKEN" };
+    if is_narrow {
+        format!("promised: +{most}, {word}")
+    } else {
+        format!("with file pages; promise: at most {most} over start, {word}")
+    }
+}
+
+fn time_row(report: &Report) -> Option<Vec<String>> {
+    let times: Vec<f64> = report.runs.iter().filter_map(|run| run.seconds).collect();
+    if times.is_empty() {
+        return None;
+    }
+    let average = mean(&times);
+    let moved = report.runs.last().and_then(|run| run.io.read_bytes);
+    let speed = moved.and_then(|moved| rate(moved, average)).unwrap_or_default();
+    let mut note = Vec::new();
+    if times.len() > 1 {
+        let deviation = mean(&times.iter().map(|time| (time - average).powi(2)).collect::<Vec<_>>()).sqrt();
+        note.push(format!("± {} ({} runs)", seconds(deviation), times.len()));
+    }
+    if let Some((cached, read)) =
+        report.runs.last().and_then(|run| Some((run.io.from_cache_bytes?, run.io.read_bytes?)))
+        && read > 0
+    {
+        note.push(format!("{} % from page cache", u128::from(cached) * 100 / u128::from(read)));
+    }
+    Some(vec!["time".to_owned(), seconds(average), String::new(), speed, note.join(", ")])
+}
+
+/// A layer, or what else is known of the moment.
+pub(crate) fn place(place: &Place) -> String {
+    match (&place.layer, &place.tensor) {
+        (Some(layer), _) => layer.clone(),
+        (None, Some(tensor)) => tensor.clone(),
+        (None, None) => format!("{:.2} s", place.seconds),
+    }
+}
+
+fn promise_lines(report: &Report, look: &Look) -> Vec<String> {
+    let broken = report.runs.iter().enumerate().filter_map(|(index, run)| {
+        let promise = run.promise.as_ref().filter(|promise| !promise.kept)?;
+        Some(format!(
+            "{}  run {}: RSS grew by {}, promised were at most {}",
+            look.paint.paint(Role::Bad, "FAIL"),
+            index + 1,
+            bytes(Some(promise.growth_bytes)),
+            bytes(Some(promise.limit_bytes))
+        ))
+    });
+    broken.collect()
+}
+
+/// `FAIL  rss    412 MiB  limit 200 MiB  first exceeded at ...`
+pub(crate) fn limit_line(limit: &Limit, paint: Paint) -> String {
+    let word = if limit.passed { paint.paint(Role::Good, "PASS") } else { paint.paint(Role::Bad, "FAIL") };
+    let (actual, most) = limit_values(limit);
+    let mut line = format!("{word}  {:<6}  {actual:>8}  limit {most}", limit.metric);
+    if let Some(at) = &limit.first_exceeded_at {
+        line.push_str(&format!("  first exceeded at {}", escape(&exceeded_at(at))));
+    }
+    if limit.inside_spread {
+        line.push_str("  (inside the spread of the runs)");
+    }
+    line
+}
+
+/// The two sides of a limit, as text.
+pub(crate) fn limit_values(limit: &Limit) -> (String, String) {
+    match limit.limit_seconds {
+        Some(most) => (limit.actual_seconds.map_or_else(|| "-".to_owned(), seconds), seconds(most)),
+        None => (bytes(limit.actual_bytes), bytes(limit.limit_bytes)),
+    }
+}
+
+/// Layer and tensor, or the time.
+pub(crate) fn exceeded_at(at: &Place) -> String {
+    match (&at.layer, &at.tensor) {
+        (Some(layer), Some(tensor)) => format!("{layer}, `{tensor}`"),
+        _ => place(at),
+    }
+}

@@ -1,0 +1,594 @@
+//! The report: the types behind the JSON schema `loadcheck/1`, and nothing else.
+//!
+//! Every output format is a rendering of [`Report`]. The schema is only ever extended: fields are added, never
+//! renamed or given another unit. `null` beside an entry in `unavailable` is "not measured"; `0` is a measured
+//! zero. A test generates `docs/loadcheck.schema.json` from these types and keeps the two equal.
+
+use serde::{Deserialize, Serialize};
+
+use crate::args::CacheArg;
+use crate::problem::Problem;
+
+/// The version of the schema.
+pub(crate) const SCHEMA: &str = "loadcheck/1";
+
+/// The whole document.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Report {
+    /// Always `loadcheck/1`.
+    pub(crate) schema: String,
+    /// The program that wrote it.
+    pub(crate) tool: Tool,
+    /// What was asked for.
+    pub(crate) command: CommandName,
+    /// How it ended.
+    pub(crate) verdict: Verdict,
+    /// The first problem, if there is one: it decides the exit code.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<Problem>,
+    /// All problems, most basic first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) errors: Vec<Problem>,
+    /// The machine.
+    pub(crate) host: Option<Host>,
+    /// The checkpoint.
+    pub(crate) source: Option<Source>,
+    /// One entry for each measured run.
+    pub(crate) runs: Vec<Run>,
+    /// `plan` and `run`: what was predicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) plan: Option<Plan>,
+    /// `exec`: the command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) exec: Option<Exec>,
+    /// `synth`: what was written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) synth: Option<Synth>,
+    /// What could not be measured, and why.
+    pub(crate) unavailable: Vec<Unavailable>,
+    /// The gates.
+    pub(crate) limits: Vec<Limit>,
+    /// `inspect` and `plan`: every layer, in execution order; every tensor is in exactly one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) layers: Vec<Layer>,
+    /// `run --hash`: a BLAKE3 hash for each tensor, in the order of delivery.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) hashes: Vec<TensorHash>,
+    /// What a person should know beside the numbers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) notes: Vec<String>,
+}
+
+/// Name and version of the program.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Tool {
+    /// `loadcheck`.
+    pub(crate) name: String,
+    /// Semantic version.
+    pub(crate) version: String,
+}
+
+/// Which command wrote the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum CommandName {
+    /// One load, measured.
+    Run,
+    /// One load, predicted.
+    Plan,
+    /// A checkpoint, described.
+    Inspect,
+    /// A command, measured.
+    Exec,
+    /// A checkpoint, made.
+    Synth,
+    /// Before it was clear what was asked for.
+    Unknown,
+}
+
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Verdict {
+    /// All limits met.
+    Pass,
+    /// A limit or the promise was exceeded.
+    Fail,
+    /// A limit lies inside the spread of the runs.
+    Inconclusive,
+    /// It did not get that far.
+    Error,
+}
+
+/// The machine.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Host {
+    /// Kernel release.
+    pub(crate) kernel: Option<String>,
+    /// Memory of the machine.
+    pub(crate) ram_bytes: Option<u64>,
+    /// The memory cgroup that the program runs in.
+    pub(crate) cgroup: Option<Cgroup>,
+    /// GPUs that were found and can be measured.
+    pub(crate) gpus: Vec<String>,
+    /// Host and device memory are one pool.
+    pub(crate) unified_memory: bool,
+}
+
+/// A memory cgroup.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Cgroup {
+    /// 1 or 2.
+    pub(crate) version: u32,
+    /// The smallest limit from here to the root; `null` where there is none.
+    pub(crate) limit_bytes: Option<u64>,
+}
+
+/// The checkpoint.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Source {
+    /// As on the command line.
+    pub(crate) given: String,
+    /// The path that was opened.
+    pub(crate) resolved: Option<String>,
+    /// The commit, for a repository in the local cache.
+    pub(crate) revision: Option<String>,
+    /// Bytes of all tensors.
+    pub(crate) bytes: Option<u64>,
+    /// Number of files.
+    pub(crate) files: Option<u64>,
+    /// Number of tensors.
+    pub(crate) tensors: Option<u64>,
+    /// Number of layers.
+    pub(crate) layers: Option<u64>,
+    /// Bytes for each dtype, largest share first.
+    pub(crate) dtypes: Vec<DtypeShare>,
+    /// The largest tensor.
+    pub(crate) largest_tensor: Option<Largest>,
+    /// The largest layer.
+    pub(crate) largest_layer: Option<Largest>,
+}
+
+/// How much of a checkpoint has one dtype.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct DtypeShare {
+    /// As the file spells it.
+    pub(crate) dtype: String,
+    /// Number of tensors.
+    pub(crate) tensors: u64,
+    /// Their bytes.
+    pub(crate) bytes: u64,
+}
+
+/// A name and its bytes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Largest {
+    /// Tensor or layer.
+    pub(crate) name: String,
+    /// Its bytes.
+    pub(crate) bytes: u64,
+}
+
+/// One measured run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Run {
+    /// `stream` is ours; `exec` is somebody else's command.
+    pub(crate) strategy: String,
+    /// What it ran with; `null` for `exec`.
+    pub(crate) params: Option<Params>,
+    /// How it ended.
+    pub(crate) outcome: Outcome,
+    /// Wall time of the load.
+    pub(crate) seconds: Option<f64>,
+    /// State of the page cache before the run, as far as it was brought about and checked.
+    pub(crate) cache: CacheState,
+    /// Before the source was opened.
+    pub(crate) baseline: Point,
+    /// The highest values during the load.
+    pub(crate) peak: Peak,
+    /// When everything was loaded, before anything was given back.
+    pub(crate) after_load: Option<Point>,
+    /// When everything was given back.
+    pub(crate) after_unload: Option<Point>,
+    /// What was read.
+    pub(crate) io: IoCounters,
+    /// What the system suffered meanwhile.
+    pub(crate) pressure: Pressure,
+    /// The most bytes of layers that were resident at once; the caller's memory, not staging.
+    pub(crate) resident_bytes: Option<u64>,
+    /// Growth of RSS against what was promised; `null` where nothing is promised or it could not be measured.
+    pub(crate) promise: Option<Promise>,
+    /// Memory over time.
+    pub(crate) samples: Option<Samples>,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Outcome {
+    /// Everything was loaded.
+    Completed,
+    /// `exec --until-line`: the line was seen and the command stopped.
+    Stopped,
+    /// It failed.
+    #[default]
+    Failed,
+    /// It was killed.
+    Killed,
+    /// Ctrl-C or SIGTERM.
+    Interrupted,
+}
+
+/// What a load ran with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Params {
+    /// Host budget.
+    pub(crate) budget_bytes: u64,
+    /// Layers read ahead.
+    pub(crate) prefetch: u64,
+    /// Layers resident at once; `null` is all.
+    pub(crate) window: Option<u64>,
+    /// How files are read.
+    pub(crate) io: String,
+    /// Where layers go.
+    pub(crate) device: String,
+    /// Threads that read.
+    pub(crate) readers: Option<u64>,
+    /// Tensors were hashed as they were delivered.
+    pub(crate) hash: bool,
+}
+
+/// State of the page cache before a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct CacheState {
+    /// What was asked for.
+    pub(crate) asked: CacheArg,
+    /// Share of the source that was cached when the run began, 0 to 1; `null` is unchecked.
+    pub(crate) cached_share: Option<f64>,
+}
+
+impl Default for CacheState {
+    fn default() -> Self {
+        Self { asked: CacheArg::Asis, cached_share: None }
+    }
+}
+
+/// Memory at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Point {
+    /// What the kernel cannot take back.
+    pub(crate) host_bytes: Option<u64>,
+    /// All resident pages.
+    pub(crate) rss_bytes: Option<u64>,
+    /// Device memory.
+    pub(crate) vram_bytes: Option<u64>,
+}
+
+/// The highest values during a run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Peak {
+    /// What the kernel cannot take back: anonymous, shared, swapped, locked. Sampled.
+    pub(crate) host_bytes: Option<u64>,
+    /// All resident pages, by the kernel's own high-water mark.
+    pub(crate) rss_bytes: Option<u64>,
+    /// Anonymous pages. Sampled.
+    pub(crate) anon_bytes: Option<u64>,
+    /// Mapped file pages. Sampled.
+    pub(crate) file_bytes: Option<u64>,
+    /// Page-locked for a device.
+    pub(crate) pinned_bytes: Option<u64>,
+    /// The memory cgroup's peak, page cache included.
+    pub(crate) cgroup_bytes: Option<u64>,
+    /// Device memory.
+    pub(crate) vram_bytes: Option<u64>,
+    /// How device memory was measured.
+    pub(crate) vram_method: Option<String>,
+    /// Where `host_bytes` was reached.
+    pub(crate) at: Option<Place>,
+    /// Where `rss_bytes` was reached.
+    pub(crate) rss_at: Option<Place>,
+}
+
+/// A moment of a load.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Place {
+    /// The layer that was being delivered.
+    pub(crate) layer: Option<String>,
+    /// The largest tensor of that layer.
+    pub(crate) tensor: Option<String>,
+    /// Since the start of the load.
+    pub(crate) seconds: f64,
+}
+
+/// What was read.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct IoCounters {
+    /// Bytes that were delivered from files.
+    pub(crate) read_bytes: Option<u64>,
+    /// Of these, bytes that no device had to read.
+    pub(crate) from_cache_bytes: Option<u64>,
+    /// Page faults that waited for a device.
+    pub(crate) major_faults: Option<u64>,
+}
+
+/// What the whole machine suffered during a run, others on it included.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Pressure {
+    /// Microseconds in which some task waited for memory.
+    pub(crate) memory_some_us: Option<u64>,
+    /// Pages that were read again after they had been reclaimed.
+    pub(crate) refaults: Option<u64>,
+}
+
+/// Growth of RSS against what was promised.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Promise {
+    /// Budget + 16 MiB + resident layers.
+    pub(crate) limit_bytes: u64,
+    /// Peak RSS less RSS before the load.
+    pub(crate) growth_bytes: u64,
+    /// Whether it was kept.
+    pub(crate) kept: bool,
+}
+
+/// Memory over time.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Samples {
+    /// Distance of the samples.
+    pub(crate) interval_ms: f64,
+    /// Names of the columns.
+    pub(crate) columns: Vec<String>,
+    /// One row a sample; empty unless `--timeline` is given.
+    pub(crate) rows: Vec<Vec<Option<u64>>>,
+}
+
+/// What a load needs, derived from headers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Plan {
+    /// Always `derived`: nothing here was measured.
+    pub(crate) source: String,
+    /// What it was planned for.
+    pub(crate) params: Params,
+    /// The host budget's terms.
+    pub(crate) memory: Vec<MemoryTerm>,
+    /// Their sum.
+    pub(crate) host_bytes: u64,
+    /// Slots of the ring.
+    pub(crate) slots: u64,
+    /// Bytes of one slot.
+    pub(crate) slot_bytes: u64,
+    /// The smallest budget that would be accepted.
+    pub(crate) smallest_budget_bytes: Option<u64>,
+    /// The most bytes of layers resident at once, beside the budget.
+    pub(crate) resident_bytes: Option<u64>,
+    /// Bytes of the tensors that are loaded.
+    pub(crate) tensor_bytes: u64,
+    /// Number of reads.
+    pub(crate) reads: u64,
+    /// Bytes that the reads move.
+    pub(crate) read_bytes: u64,
+    /// Of these, bytes that no tensor needs.
+    pub(crate) over_read_bytes: u64,
+}
+
+/// One term of the host budget.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct MemoryTerm {
+    /// What it is for.
+    pub(crate) name: String,
+    /// How large it is.
+    pub(crate) bytes: u64,
+}
+
+/// A command that was measured.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Exec {
+    /// The command and its arguments.
+    pub(crate) command: Vec<String>,
+    /// Its exit code; `null` if a signal ended it.
+    pub(crate) exit_code: Option<i32>,
+    /// The signal that ended it.
+    pub(crate) signal: Option<i32>,
+    /// The most processes at once.
+    pub(crate) processes: Option<u64>,
+    /// The line that `--until-line` waited for was seen.
+    pub(crate) line_seen: Option<bool>,
+}
+
+/// A checkpoint that was made.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Synth {
+    /// Preset or file.
+    pub(crate) model: String,
+    /// Where it was written.
+    pub(crate) target: String,
+    /// Bytes of all tensors.
+    pub(crate) bytes: u64,
+    /// Number of files with tensors.
+    pub(crate) files: u64,
+    /// Number of tensors.
+    pub(crate) tensors: u64,
+    /// The element type of all tensors.
+    pub(crate) dtype: String,
+    /// The seed of the random bytes.
+    pub(crate) seed: u64,
+    /// How long it took.
+    pub(crate) seconds: f64,
+}
+
+/// A metric that was not measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Unavailable {
+    /// Name of the metric, as in `limits`.
+    pub(crate) metric: String,
+    /// Why.
+    pub(crate) reason: String,
+}
+
+/// A gate and how it came out.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Limit {
+    /// What was limited.
+    pub(crate) metric: String,
+    /// The limit, for memory.
+    pub(crate) limit_bytes: Option<u64>,
+    /// The maximum over the runs, for memory.
+    pub(crate) actual_bytes: Option<u64>,
+    /// The limit, for time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) limit_seconds: Option<f64>,
+    /// The mean over the runs, for time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) actual_seconds: Option<f64>,
+    /// Whether it was met.
+    pub(crate) passed: bool,
+    /// Some runs met it and others did not.
+    pub(crate) inside_spread: bool,
+    /// Where a run first went over it.
+    pub(crate) first_exceeded_at: Option<Place>,
+}
+
+/// One layer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Layer {
+    /// Full prefix.
+    pub(crate) id: String,
+    /// Prefix of the stack it is an element of; `null` for groups outside every stack.
+    pub(crate) stack: Option<String>,
+    /// Bytes of its tensors.
+    pub(crate) bytes: u64,
+    /// Its tensors, in file order.
+    pub(crate) tensors: Vec<Tensor>,
+}
+
+/// One tensor.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Tensor {
+    /// Full name.
+    pub(crate) name: String,
+    /// As the file spells it.
+    pub(crate) dtype: String,
+    /// Elements per dimension, outermost first.
+    pub(crate) shape: Vec<u64>,
+    /// Its bytes.
+    pub(crate) bytes: u64,
+    /// The file that holds it.
+    pub(crate) shard: String,
+    /// Where it starts in that file.
+    pub(crate) offset: u64,
+    /// Prefix of the part of the layer it belongs to, such as an expert.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sub_unit: Option<String>,
+}
+
+/// A tensor's hash.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct TensorHash {
+    /// Full name.
+    pub(crate) name: String,
+    /// BLAKE3 of its bytes, in hexadecimal.
+    pub(crate) blake3: String,
+}
+
+impl Samples {
+    /// The samples of a timeline; without its rows unless `keep` is set.
+    pub(crate) fn new(interval_ms: f64, timeline: &onelayer::probe::Timeline, keep: bool) -> Self {
+        let columns = ["elapsed_us", "host_bytes", "rss_bytes", "anon_bytes", "file_bytes", "shmem_bytes"];
+        let rows = timeline.rows().filter(|_| keep).map(|row| {
+            let elapsed_us = u64::try_from(row.elapsed.as_micros()).ok();
+            vec![elapsed_us, row.host_bytes, row.rss_bytes, row.anon_bytes, row.file_bytes, row.shmem_bytes]
+        });
+        Self { interval_ms, columns: columns.map(str::to_owned).to_vec(), rows: rows.collect() }
+    }
+}
+
+impl Report {
+    /// A report with nothing in it yet.
+    pub(crate) fn new(command: CommandName) -> Self {
+        Self {
+            schema: SCHEMA.to_owned(),
+            tool: Tool { name: "loadcheck".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() },
+            command,
+            verdict: Verdict::Pass,
+            error: None,
+            errors: Vec::new(),
+            host: None,
+            source: None,
+            runs: Vec::new(),
+            plan: None,
+            exec: None,
+            synth: None,
+            unavailable: Vec::new(),
+            limits: Vec::new(),
+            layers: Vec::new(),
+            hashes: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Puts in the problems, most basic first; the first one becomes `error`.
+    pub(crate) fn fail(&mut self, mut problems: Vec<Problem>) {
+        if problems.is_empty() {
+            return;
+        }
+        crate::problem::most_basic_first(&mut problems);
+        self.verdict = Verdict::Error;
+        self.error = problems.first().cloned();
+        self.errors = problems;
+    }
+
+    /// Notes that `metric` was not measured, once.
+    pub(crate) fn missing(&mut self, metric: &str, reason: &str) {
+        if !self.unavailable.iter().any(|entry| entry.metric == metric) {
+            self.unavailable.push(Unavailable { metric: metric.to_owned(), reason: reason.to_owned() });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Run with `UPDATE_SCHEMA=1` after a field was added.
+    #[test]
+    fn the_published_schema_is_the_one_of_these_types() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/loadcheck.schema.json");
+        let schema = schemars::schema_for!(Report);
+        let text = serde_json::to_string_pretty(&schema).unwrap() + "\n";
+        if std::env::var_os("UPDATE_SCHEMA").is_some() {
+            std::fs::create_dir_all(concat!(env!("CARGO_MANIFEST_DIR"), "/docs")).unwrap();
+            std::fs::write(path, &text).unwrap();
+        }
+        let published = std::fs::read_to_string(path).unwrap();
+        assert_eq!(published, text, "run the test with UPDATE_SCHEMA=1 and commit {path}");
+    }
+}

@@ -1,0 +1,61 @@
+//! The state of the page cache before a run: brought about, then checked, never believed.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use onelayer::checkpoint::Checkpoint;
+use onelayer::probe::{drop_cache, residency};
+
+use crate::args::CacheArg;
+use crate::output::numbers::to_f64;
+
+/// Enough to keep a disk busy while the pages that were read stay in the cache.
+const BLOCK_BYTES: usize = 4 << 20;
+
+/// Makes the files of a checkpoint cold or warm; returns the share of their pages that is cached afterwards, or
+/// `None` where the kernel does not tell. What did not work becomes a note.
+pub(super) fn bring_about(
+    checkpoint: &Checkpoint,
+    state: CacheArg,
+    cancel: &AtomicBool,
+    notes: &mut Vec<String>,
+) -> Option<f64> {
+    for shard in checkpoint.shards() {
+        let done = match state {
+            CacheArg::Cold => drop_cache(&shard.path).map(|_| ()).map_err(|error| error.to_string()),
+            CacheArg::Warm => warm(&shard.path, cancel).map_err(|error| {
+                format!("cannot warm the page cache with {}: {error}", shard.path.display())
+            }),
+            CacheArg::Asis => Ok(()),
+        };
+        if let Err(message) = done {
+            notes.push(message);
+        }
+    }
+    let (mut cached_bytes, mut file_bytes) = (0_u64, 0_u64);
+    for shard in checkpoint.shards() {
+        let residency = residency(&shard.path).value()?;
+        cached_bytes = cached_bytes.saturating_add(residency.resident_bytes);
+        file_bytes = file_bytes.saturating_add(residency.file_bytes);
+    }
+    let share = if file_bytes == 0 { 0.0 } else { to_f64(cached_bytes) / to_f64(file_bytes) };
+    match state {
+        CacheArg::Cold if cached_bytes > 0 => notes
+            .push(format!("asked for a cold cache, {:.1} % of the source is still cached", share * 100.0)),
+        CacheArg::Warm if cached_bytes < file_bytes => {
+            notes.push(format!("asked for a warm cache, only {:.1} % of the source is cached", share * 100.0))
+        }
+        _ => {}
+    }
+    Some(share)
+}
+
+/// Reads a file and throws the bytes away.
+fn warm(path: &Path, cancel: &AtomicBool) -> std::io::Result<()> {
+    let mut file = File::open(path)?;
+    let mut block = vec![0; BLOCK_BYTES];
+    while !cancel.load(Ordering::Relaxed) && file.read(&mut block)? > 0 {}
+    Ok(())
+}

@@ -1,0 +1,24 @@
+//! A load happens in a fresh process, so that what it costs is not mixed with what its parent held before.
+//!
+//! ```text
+//! parent  -- Job, one JSON object, stdin -->  worker
+//! parent  <-- Message, one JSON object a line, stdout --  worker
+//! ```
+//!
+//! The worker is this program again, started through `/proc/self/exe` with a hidden first argument. It measures
+//! itself and prints nothing for people; it dies with its parent. The parent renders, judges and writes.
+
+mod cache;
+mod child;
+mod measure;
+mod parent;
+mod prepare;
+mod protocol;
+mod tracker;
+mod translate;
+
+pub(crate) use child::{ARGUMENT, main};
+pub(crate) use parent::{Ending, carry_out};
+pub(crate) use prepare::{describe, describe_layers, open_checkpoint, plan_of};
+pub(crate) use protocol::{Checked, Finished, Message, Task, Watch};
+pub(crate) use translate::checkpoint as checkpoint_problems;

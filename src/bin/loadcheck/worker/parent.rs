@@ -1,0 +1,162 @@
+//! The parent's side: starts a worker, listens to it, stops it in time, and knows what became of it.
+
+use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, after, never, select, unbounded};
+use onelayer::probe::ChildGroup;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::child::ARGUMENT;
+use super::protocol::{Job, Message, Task};
+use crate::problem::{Code, Problem};
+use crate::signals::{Interrupts, name_of};
+
+/// How long a worker may take to end by itself after it was asked to.
+const PATIENCE: Duration = Duration::from_millis(1500);
+/// What a worker may print in one line: a hash, a place or a plan, never a tensor.
+const LINE_BYTES_MAX: u64 = 64 << 20;
+
+/// What became of a worker.
+#[derive(Debug)]
+pub(crate) enum Ending {
+    /// It ended by itself; problems if it could not report.
+    Ended(Vec<Problem>),
+    /// It was stopped because this signal came.
+    Interrupted(i32),
+}
+
+/// Starts a worker on `task` and hands its messages to `listen` until it has ended. A message that is the worker's last
+/// word (`Checked`, `Done`, `Error`) is handed over like any other. With a control group, the worker runs in it.
+///
+/// Call it from a thread that outlives the worker: the kernel kills a child when the *thread* that started it ends.
+pub(crate) fn carry_out(
+    task: Task,
+    group: Option<&ChildGroup>,
+    interrupts: &Interrupts,
+    mut listen: impl FnMut(Message),
+) -> Ending {
+    let (mut child, messages) = match start(task, group) {
+        Ok(started) => started,
+        Err(problem) => return Ending::Ended(vec![problem]),
+    };
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let mut has_last_word = false;
+    let mut interrupted = None;
+    let mut deadline = never();
+    loop {
+        select! {
+            recv(messages) -> message => match message {
+                Ok(message) => {
+                    has_last_word |= matches!(message, Message::Checked(_) | Message::Done(_) | Message::Error(_));
+                    listen(message);
+                }
+                Err(_) => break,
+            },
+            recv(interrupts.receiver()) -> signal => if let Ok(signal) = signal {
+                interrupted.get_or_insert(signal);
+                send(pid, Signal::TERM);
+                deadline = after(PATIENCE);
+            },
+            recv(deadline) -> _ => {
+                send(pid, Signal::KILL);
+                deadline = never();
+            }
+        }
+    }
+    let status = wait(&mut child);
+    match interrupted {
+        Some(signal) => Ending::Interrupted(signal),
+        None if has_last_word => Ending::Ended(Vec::new()),
+        None => Ending::Ended(vec![lost(status)]),
+    }
+}
+
+fn start(task: Task, group: Option<&ChildGroup>) -> Result<(Child, Receiver<Message>), Problem> {
+    let cannot = |what: &str, error: &dyn std::fmt::Display| {
+        Problem::new(Code::WorkerLost, format!("cannot {what} the worker process: {error}"))
+    };
+    let mut command = Command::new("/proc/self/exe");
+    command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
+    if let Some(group) = group {
+        group.place(&mut command).map_err(|error| cannot("place", &error))?;
+    }
+    let mut child = command.spawn().map_err(|error| cannot("start", &error).help("/proc must be mounted"))?;
+    let job = Job { parent_pid: std::process::id(), task };
+    let text = serde_json::to_vec(&job).map_err(|error| cannot("instruct", &error))?;
+    let mut stdin = child.stdin.take().expect("stdin was asked for as a pipe");
+    // A worker that ends before it has read everything is noticed when its own output ends.
+    let _ = stdin.write_all(&text);
+    drop(stdin);
+    let stdout = child.stdout.take().expect("stdout was asked for as a pipe");
+    let (sender, messages) = unbounded();
+    thread::Builder::new()
+        .name("worker-messages".to_owned())
+        .spawn(move || {
+            let mut lines = BufReader::new(stdout);
+            let mut line = Vec::new();
+            loop {
+                line.clear();
+                match lines.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
+                    Ok(0) | Err(_) => return,
+                    Ok(_) => {}
+                }
+                // A line that is cut or foreign is no message; the worker's end tells the rest.
+                if let Ok(message) = serde_json::from_slice(&line)
+                    && sender.send(message).is_err()
+                {
+                    return;
+                }
+            }
+        })
+        .map_err(|error| cannot("listen to", &error))?;
+    Ok((child, messages))
+}
+
+fn send(pid: Option<Pid>, signal: Signal) {
+    if let Some(pid) = pid {
+        // It may have ended already, and is not reaped before `wait`: no other process can have its id.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// Waits for a child whose output has ended: it is about to end, or is killed.
+fn wait(child: &mut Child) -> Option<ExitStatus> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(1)),
+            _ => {
+                let _ = child.kill();
+                return child.wait().ok();
+            }
+        }
+    }
+}
+
+fn lost(status: Option<ExitStatus>) -> Problem {
+    use std::os::unix::process::ExitStatusExt as _;
+    match status {
+        Some(status) if status.signal().is_some() => {
+            let signal = status.signal().unwrap_or_default();
+            let problem = Problem::new(
+                Code::WorkerKilled,
+                format!("the worker was killed by {} before it could report", name_of(signal)),
+            );
+            if signal == Signal::KILL.as_raw() {
+                problem.help("a memory limit kills like that: look for the out-of-memory killer in `dmesg`")
+            } else {
+                problem
+            }
+        }
+        Some(status) => Problem::new(
+            Code::WorkerLost,
+            format!("the worker ended with exit code {} without a report", status.code().unwrap_or_default()),
+        )
+        .help("this is a bug in loadcheck; its message stands above"),
+        None => Problem::new(Code::WorkerLost, "the worker cannot be waited for"),
+    }
+}

@@ -1,0 +1,123 @@
+//! What parent and worker say to each other.
+
+use serde::{Deserialize, Serialize};
+
+use crate::args::CacheArg;
+use crate::config::LoadConfig;
+use crate::limits::Metric;
+use crate::problem::Problem;
+use crate::report::{Place, Plan, Point, Run, Source, TensorHash, Unavailable};
+use crate::sizes::SizeContext;
+
+/// What the worker is to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Job {
+    /// The process that started it; a worker whose parent is another one ends at once.
+    pub(crate) parent_pid: u32,
+    /// What to do.
+    pub(crate) task: Task,
+}
+
+/// The two tasks.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Task {
+    /// Read the headers, plan, and bring the page cache into the state that was asked for.
+    Prepare {
+        /// The load that will follow.
+        load: LoadConfig,
+        /// The state of the page cache; `None` leaves it alone.
+        cache: Option<CacheArg>,
+    },
+    /// Load, and measure it.
+    Measure {
+        /// The load.
+        load: LoadConfig,
+        /// The budget, resolved.
+        budget_bytes: u64,
+        /// Limits to notice.
+        watches: Vec<Watch>,
+        /// Distance of the samples; `None` is the default.
+        interval_ms: Option<u64>,
+    },
+}
+
+/// A limit whose first crossing is to be noticed.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Watch {
+    /// What is limited.
+    pub(crate) metric: Metric,
+    /// The most it may be.
+    pub(crate) limit_bytes: u64,
+}
+
+/// Where a limit was first exceeded.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Crossing {
+    /// Which one.
+    pub(crate) watch: Watch,
+    /// Where.
+    pub(crate) place: Place,
+}
+
+/// What the worker tells its parent.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Message {
+    /// The baseline was taken; the load begins.
+    Started {
+        /// Memory before the load.
+        baseline: Point,
+    },
+    /// How far it is.
+    Progress {
+        /// Bytes that have arrived.
+        done_bytes: u64,
+        /// Bytes in all.
+        total_bytes: u64,
+        /// What is being loaded.
+        layer: String,
+        /// The highest memory so far: all that is known should the worker be killed.
+        peak: Point,
+        /// Since the start of the load.
+        seconds: f64,
+    },
+    /// A tensor's hash.
+    Hash(TensorHash),
+    /// `Prepare` is done.
+    Checked(Box<Checked>),
+    /// `Measure` is done, perhaps partly.
+    Done(Box<Finished>),
+    /// It could not be done.
+    Error(Vec<Problem>),
+}
+
+/// What the headers say.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Checked {
+    /// The checkpoint.
+    pub(crate) source: Source,
+    /// What a load will need.
+    pub(crate) plan: Plan,
+    /// What relative sizes relate to.
+    pub(crate) context: SizeContext,
+    /// Share of the source's pages that are cached now; `None` is unchecked.
+    pub(crate) cached_share: Option<f64>,
+    /// What a person should know.
+    pub(crate) notes: Vec<String>,
+}
+
+/// What a load cost.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Finished {
+    /// The numbers.
+    pub(crate) run: Run,
+    /// What could not be measured.
+    pub(crate) unavailable: Vec<Unavailable>,
+    /// Limits that were crossed, and where.
+    pub(crate) crossings: Vec<Crossing>,
+    /// What a person should know: files that were read in another way than asked for.
+    pub(crate) notes: Vec<String>,
+    /// What ended the load early.
+    pub(crate) problem: Option<Problem>,
+}

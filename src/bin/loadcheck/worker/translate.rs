@@ -1,0 +1,169 @@
+//! The library's errors, in the shape that people and scripts get. The one place that maps them to codes.
+
+use onelayer::checkpoint::CheckpointError;
+use onelayer::layers::LayersError;
+use onelayer::load::LoadError;
+use onelayer::plan::PlanError;
+use onelayer::source::SourceError;
+
+use crate::problem::{Code, Problem};
+
+/// A library's message often begins with the file: that part becomes the problem's place.
+fn split_place(message: &str, path: Option<&std::path::Path>) -> (String, Option<String>) {
+    let Some(path) = path.map(|path| path.display().to_string()) else { return (message.to_owned(), None) };
+    let rest = message.strip_prefix(&path).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(message);
+    (rest.to_owned(), Some(path))
+}
+
+fn placed(code: Code, message: &str, path: Option<&std::path::Path>) -> Problem {
+    let (message, place) = split_place(message, path);
+    Problem { place, ..Problem::new(code, message) }
+}
+
+/// Everything that is wrong with a checkpoint.
+pub(crate) fn checkpoint(error: &CheckpointError) -> Vec<Problem> {
+    error.problems().iter().map(one_of_checkpoint).collect()
+}
+
+fn one_of_checkpoint(error: &CheckpointError) -> Problem {
+    let code = match error {
+        CheckpointError::NotCached { .. } => Code::NotInCache,
+        CheckpointError::MissingShards { .. } | CheckpointError::DanglingLink { .. } => Code::SourceInvalid,
+        CheckpointError::FileChanged { .. } => Code::SourceChanged,
+        _ if error.is_missing() => Code::SourceMissing,
+        _ if error.is_invalid() => Code::SourceInvalid,
+        _ => Code::SourceUnreadable,
+    };
+    // The path is what stands before the first `: ` of every message that has one.
+    let message = error.to_string();
+    let path = path_of(error);
+    let problem = placed(code, &message, path);
+    match help_of(error) {
+        Some(help) => problem.help(help),
+        None => problem,
+    }
+}
+
+fn path_of(error: &CheckpointError) -> Option<&std::path::Path> {
+    use CheckpointError as E;
+    match error {
+        E::Io { path, .. }
+        | E::NotFound { path }
+        | E::DanglingLink { path, .. }
+        | E::NotRegular { path, .. }
+        | E::NoWeights { path, .. }
+        | E::NotSafetensors { path, .. }
+        | E::HeaderExceedsFile { path, .. }
+        | E::OverLimit { path, .. }
+        | E::TooMany { path, .. }
+        | E::Syntax { path, .. }
+        | E::DuplicateKey { path, .. }
+        | E::MissingField { path, .. }
+        | E::UnknownDType { path, .. }
+        | E::SizeOverflow { path, .. }
+        | E::PartialByte { path, .. }
+        | E::ReversedOffsets { path, .. }
+        | E::SizeMismatch { path, .. }
+        | E::Hole { path, .. }
+        | E::Overlap { path, .. }
+        | E::Truncated { path, .. }
+        | E::TrailingBytes { path, .. }
+        | E::FileChanged { path, .. }
+        | E::NotAnIndex { path, .. }
+        | E::UnsafeName { path, .. }
+        | E::MissingShards { path, .. }
+        | E::MissingTensor { path, .. }
+        | E::UnindexedTensor { path, .. }
+        | E::WrongShard { path, .. }
+        | E::DuplicateTensor { path, .. }
+        | E::NotCached { path, .. } => Some(path),
+        _ => None,
+    }
+}
+
+fn help_of(error: &CheckpointError) -> Option<&'static str> {
+    use CheckpointError as E;
+    match error {
+        E::Truncated { .. }
+        | E::HeaderExceedsFile { .. }
+        | E::DanglingLink { .. }
+        | E::MissingShards { .. } => {
+            Some("the download or copy stopped early: run `hf cache verify org/name`, or copy the file again")
+        }
+        E::UnknownDType { .. } => Some("--opaque-dtypes lets it pass as bytes"),
+        E::NoWeights { .. } => Some("name a .safetensors file, its directory or its index"),
+        E::NotCached { .. } => Some("loadcheck fetches nothing: `hf download` it first, or name a directory"),
+        E::FileChanged { .. } => Some("try again when nothing writes to it"),
+        _ => None,
+    }
+}
+
+/// A grouping that fails: the override file is at fault, the rule itself takes any names.
+pub(crate) fn layers(error: &LayersError, map: Option<&std::path::Path>) -> Problem {
+    placed(Code::LayerMap, &error.to_string(), map)
+}
+
+/// What ended a load, or kept it from starting.
+pub(crate) fn load(error: &LoadError, map: Option<&std::path::Path>) -> Problem {
+    match error {
+        LoadError::Plan(error) => plan(error),
+        LoadError::Layers(error) => layers(error, map),
+        LoadError::Source(error) => source(error),
+        LoadError::Budget(error) => Problem::new(Code::CannotBeMet, error.to_string()),
+        other => Problem::new(Code::LoadFailed, chain(other)),
+    }
+}
+
+fn plan(error: &PlanError) -> Problem {
+    match error {
+        PlanError::BudgetTooSmall { budget_bytes, smallest_bytes, detail } => {
+            let human = onelayer::units::HumanBytes;
+            Problem::new(
+                Code::BudgetTooSmall,
+                format!(
+                    "budget {} is below the floor of {} ({detail})",
+                    human(*budget_bytes),
+                    human(*smallest_bytes)
+                ),
+            )
+            .help(format!("--budget {}MiB or more", smallest_bytes.div_ceil(1 << 20)))
+        }
+        PlanError::NothingSelected { .. } => Problem::new(Code::NothingSelected, error.to_string())
+            .at("--select")
+            .help("`loadcheck inspect` lists the names"),
+        other => Problem::new(Code::CannotBeMet, other.to_string()),
+    }
+}
+
+fn source(error: &SourceError) -> Problem {
+    let (path, code, help) = match error {
+        SourceError::FileChanged { path, .. } | SourceError::EndOfFile { path, .. } => {
+            (Some(path), Code::SourceChanged, Some("load again when nothing writes to it"))
+        }
+        SourceError::Open { path, .. }
+        | SourceError::NotRegular { path, .. }
+        | SourceError::Status { path, .. }
+        | SourceError::Read { path, .. } => (Some(path), Code::LoadFailed, None),
+        _ => (None, Code::LoadFailed, None),
+    };
+    let problem = placed(code, &chain(error), path.map(std::path::PathBuf::as_path));
+    match help {
+        Some(help) => problem.help(help),
+        None => problem,
+    }
+}
+
+/// An error with its causes: `reading at byte 8 failed: Input/output error`.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.ends_with(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,234 @@
+//! Every row of the exit code table, as far as a machine without a GPU reaches it. What interrupts and kills is in
+//! `cli_worker`, what other commands do in `cli_exec`.
+#![cfg(feature = "cli")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::as_conversions,
+    clippy::cast_lossless,
+    reason = "a test that cannot go on panics"
+)]
+
+mod cli_support;
+mod common;
+
+use std::fs;
+use std::io::Read as _;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use cli_support::{assert_code, json, loadcheck, run, stderr, stdout, workplace};
+
+#[test]
+fn zero_is_a_run_within_its_limits() {
+    let place = workplace();
+    let output = run(place.path(), "model --max-host 1GiB --max-peak-rss 1GiB --limit time=60s");
+    assert_code(&output, 0);
+    assert!(stdout(&output).contains("PASS  host"), "{}", stdout(&output));
+    for line in ["run model", "plan model", "inspect model", "completions bash", "man", "--version", "-h"] {
+        assert_code(&run(place.path(), line), 0);
+    }
+}
+
+#[test]
+fn zero_is_a_reader_that_closes_the_pipe() {
+    let place = workplace();
+    for line in ["man run", "completions zsh", "inspect model --json", "model --hash", "--help"] {
+        let mut child = loadcheck(place.path())
+            .args(line.split(' '))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let status = child.wait().unwrap();
+        let mut messages = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut messages).unwrap();
+        assert_eq!(status.code(), Some(0), "{line}: {messages}");
+        assert!(!messages.contains("panicked") && !messages.contains("error"), "{line}: {messages}");
+    }
+}
+
+#[test]
+fn one_is_a_limit_that_was_exceeded() {
+    let place = workplace();
+    let output = run(place.path(), "model --limit 1KiB --max-peak-rss 1GiB");
+    assert_code(&output, 1);
+    let text = stdout(&output);
+    assert!(text.contains("FAIL  host") && text.contains("PASS  rss"), "{text}");
+    assert!(text.contains("first exceeded at model."), "the gate names the place: {text}");
+    let report = json(&run(place.path(), "model --limit 1KiB --json"));
+    assert_eq!(
+        (report["verdict"].as_str(), report["limits"][0]["passed"].as_bool()),
+        (Some("fail"), Some(false))
+    );
+    assert!(report["limits"][0]["first_exceeded_at"]["tensor"].as_str().unwrap().starts_with("model."));
+    assert_code(&run(place.path(), "model --max-time 1ms --runs 2"), 1);
+}
+
+#[test]
+fn two_is_a_command_line_that_is_not_understood() {
+    let place = workplace();
+    for (line, expected) in [
+        ("", "Usage"),
+        ("model --budgt 5MiB", "--budget"),
+        ("insepct model", "inspect"),
+        ("model --budget 5q", "10GiB"),
+        ("model --budget 512m", "ambiguous"),
+        ("model --limit speed=3", "host, rss"),
+        ("model --window 0", "at least 1"),
+        ("model --quiet --verbose", "cannot be used with"),
+        ("exec", "COMMAND"),
+        ("man nothing", "there is no command"),
+        ("model --select (", "unclosed group"),
+        ("exec --until-line [ -- true", "unclosed"),
+    ] {
+        let output = run(place.path(), line);
+        assert_code(&output, 2);
+        assert!(stderr(&output).contains(expected), "{line}: {}", stderr(&output));
+        assert!(stdout(&output).is_empty(), "{line}: {}", stdout(&output));
+    }
+}
+
+#[test]
+fn two_is_a_request_that_cannot_be_met() {
+    let place = workplace();
+    fs::write(place.path().join("old.json"), "old").unwrap();
+    fs::write(place.path().join("map.toml"), "stacks = 7").unwrap();
+    for (line, code, help) in [
+        ("model --budget 1MiB", "LC0201", "--budget 5MiB or more"),
+        ("plan model --budget 0", "LC0201", "or more"),
+        ("model -o old.json", "LC0205", "--force"),
+        ("model --export-json no/such/file", "LC0205", "does not exist"),
+        ("model --layers map.toml", "LC0206", "map.toml"),
+        ("model --layers missing.toml", "LC0206", "missing.toml"),
+        ("model --select nothing-is-called-so", "LC0208", "inspect"),
+        ("exec -- ./no-such-command", "LC0209", "no-such-command"),
+        ("exec --max-host 2x-layer -- true", "LC0203", "largest layer"),
+    ] {
+        let output = run(place.path(), line);
+        assert_code(&output, 2);
+        let text = stderr(&output);
+        assert!(text.contains(&format!("error[{code}]")) && text.contains(help), "{line}: {text}");
+    }
+    assert_eq!(fs::read_to_string(place.path().join("old.json")).unwrap(), "old");
+}
+
+#[test]
+fn the_budget_that_help_names_works() {
+    let place = workplace();
+    let text = stderr(&run(place.path(), "model --budget 1MiB"));
+    let (_, rest) = text.split_once("help: ").unwrap();
+    let flag = rest.split(" or more").next().unwrap();
+    assert_code(&run(place.path(), &format!("model {flag}")), 0);
+    assert_code(&run(place.path(), "model --budget 20x-layer"), 2);
+    assert_code(&run(place.path(), "model --budget 50x-largest-tensor"), 0);
+    assert_code(&run(place.path(), "model --budget 10%"), 0);
+}
+
+#[test]
+fn three_is_a_source_that_is_missing_or_corrupt() {
+    let place = workplace();
+    let path = place.path();
+    let whole = fs::read(path.join("model/model.safetensors")).unwrap();
+    fs::write(path.join("cut.safetensors"), &whole[..whole.len() - 100]).unwrap();
+    fs::write(path.join("text.safetensors"), "this is no safetensors file").unwrap();
+    fs::create_dir(path.join("empty")).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(path.join("pipe.safetensors")).status().unwrap();
+    assert!(made.success());
+    for (line, code, named) in [
+        ("missing", "LC0301", "missing"),
+        ("./missing.safetensors", "LC0301", "missing.safetensors"),
+        ("empty", "LC0301", "empty"),
+        ("s3://bucket/key", "LC0301", "s3://"),
+        ("org/name", "LC0304", "org/name"),
+        ("org/name@v2", "LC0304", "v2"),
+        ("cut.safetensors", "LC0302", "cut.safetensors"),
+        ("text.safetensors", "LC0302", "text.safetensors"),
+        ("pipe.safetensors", "LC0302", "pipe.safetensors"),
+    ] {
+        for command in ["run", "plan", "inspect"] {
+            let start = Instant::now();
+            let output = run(path, &format!("{command} {line}"));
+            assert_code(&output, 3);
+            let text = stderr(&output);
+            assert!(text.contains(&format!("error[{code}]")), "{command} {line}: {text}");
+            assert!(text.contains(named), "{command} {line}: {text}");
+            assert!(start.elapsed() < Duration::from_secs(5), "{command} {line} took {:?}", start.elapsed());
+        }
+    }
+    let text = stderr(&run(path, "cut.safetensors"));
+    assert!(text.contains("lm_head.weight") && text.contains("100 bytes short"), "{text}");
+    assert!(text.contains("help: the download or copy stopped early"), "{text}");
+}
+
+#[test]
+fn four_is_what_cannot_be_measured_or_used_here() {
+    let place = workplace();
+    for line in [
+        "model --max-vram 12GiB",
+        "model --limit vram=1GiB@0",
+        "exec --max-vram 1GiB -- true",
+        "model --device cuda:0",
+        "plan model --device cuda",
+    ] {
+        let output = run(place.path(), line);
+        if line.contains('@') && !line.contains("max-vram") {
+            // The GPU is part of --max-vram alone.
+            assert_code(&output, 2);
+            continue;
+        }
+        assert_code(&output, 4);
+        assert!(stderr(&output).contains("error[LC04"), "{line}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn five_is_a_result_that_cannot_be_written() {
+    let place = workplace();
+    let output = run(place.path(), "plan model -o /dev/full");
+    assert_code(&output, 5);
+    assert!(stderr(&output).contains("error[LC0505]"), "{}", stderr(&output));
+}
+
+#[test]
+fn six_is_a_limit_inside_the_spread_of_the_runs() {
+    let place = workplace();
+    let mut middle_ms = 5.0;
+    let codes: Vec<Option<i32>> = (0..10)
+        .map(|_| {
+            let line = format!("model --runs 8 --strict-noise --json --limit time={middle_ms:.3}ms");
+            let output = run(place.path(), &line);
+            let report = json(&output);
+            let mut times: Vec<f64> = report["runs"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|run| run["seconds"].as_f64().unwrap())
+                .collect();
+            times.sort_by(f64::total_cmp);
+            middle_ms = (times[3] + times[4]) * 500.0;
+            if output.status.code() == Some(6) {
+                assert_eq!(report["verdict"], "inconclusive");
+                assert_eq!(report["limits"][0]["inside_spread"], true);
+            }
+            output.status.code()
+        })
+        .collect();
+    assert!(codes.contains(&Some(6)), "{codes:?}");
+}
+
+#[test]
+fn all_problems_come_at_once_and_the_most_basic_one_decides() {
+    let place = workplace();
+    fs::write(place.path().join("bad.safetensors"), "bad").unwrap();
+    let output = run(place.path(), "bad.safetensors --budget 1MiB --max-vram 12GiB --device cuda:0");
+    assert_code(&output, 3);
+    let text = stderr(&output);
+    let places: Vec<usize> =
+        ["LC0302", "LC0401", "LC0402", "LC0201"].map(|code| text.find(code).expect(code)).into();
+    assert!(places.is_sorted(), "{text}");
+    let output = run(place.path(), "model --budget 1MiB --max-vram 12GiB --select (");
+    assert_code(&output, 4);
+    let text = stderr(&output);
+    assert!(text.contains("LC0201") && text.contains("LC0204"), "{text}");
+}

@@ -1,0 +1,139 @@
+//! What the tests of the program share: how it is started, and checkpoints to start it on.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::common::{TestTensor, write_file};
+
+/// The program, in `directory`, with nothing in its environment that decides about colour, caches or summaries.
+pub(crate) fn loadcheck(directory: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_loadcheck"));
+    command.current_dir(directory).stdin(Stdio::null()).env("HOME", directory);
+    for variable in [
+        "NO_COLOR",
+        "CLICOLOR_FORCE",
+        "CLICOLOR",
+        "TERM",
+        "COLUMNS",
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "HUGGINGFACE_HUB_CACHE",
+        "XDG_CACHE_HOME",
+        "GITHUB_STEP_SUMMARY",
+    ] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// Runs it on words that hold no blanks.
+pub(crate) fn run(directory: &Path, line: &str) -> Output {
+    loadcheck(directory).args(line.split_whitespace()).output().unwrap()
+}
+
+pub(crate) fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// The exit code, with what was printed if it is another one.
+#[track_caller]
+pub(crate) fn assert_code(output: &Output, expected: i32) {
+    assert_eq!(
+        output.status.code(),
+        Some(expected),
+        "stdout:\n{}\nstderr:\n{}",
+        stdout(output),
+        stderr(output)
+    );
+}
+
+/// The one JSON object on stdout.
+#[track_caller]
+pub(crate) fn json(output: &Output) -> serde_json::Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}\nstdout:\n{}\nstderr:\n{}", stdout(output), stderr(output)))
+}
+
+/// A directory with `model/`: a small model of five layers, 600 KiB.
+pub(crate) fn workplace() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let model = directory.path().join("model");
+    std::fs::create_dir(&model).unwrap();
+    let mut tensors = vec![TestTensor::random("model.embed_tokens.weight", 200 << 10, 1)];
+    for layer in 0..3 {
+        for (part, len) in [("mlp.down.weight", 50 << 10), ("norm.weight", 1 << 10)] {
+            tensors.push(TestTensor::random(format!("model.layers.{layer}.{part}"), len, layer + 2));
+        }
+    }
+    tensors.push(TestTensor::random("lm_head.weight", 200 << 10, 9));
+    write_file(&model.join("model.safetensors"), &tensors, 0);
+    directory
+}
+
+/// A file of one tensor and `len_bytes`, all of them a hole: takes no room and long to read.
+pub(crate) fn write_sparse(path: &Path, len_bytes: u64) {
+    let layers = 64;
+    let each = len_bytes / layers;
+    let entries: Vec<String> = (0..layers)
+        .map(|layer| {
+            format!(
+                "\"model.layers.{layer}.weight\":{{\"dtype\":\"U8\",\"shape\":[{each}],\"data_offsets\":[{},{}]}}",
+                layer * each,
+                (layer + 1) * each
+            )
+        })
+        .collect();
+    let header = format!("{{{}}}", entries.join(","));
+    let mut file = File::create(path).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    file.set_len(8 + header.len() as u64 + each * layers).unwrap();
+}
+
+/// The living children of a process.
+pub(crate) fn children(parent: u32) -> Vec<u32> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
+        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        let fields: Vec<&str> = stat[stat.rfind(')').unwrap() + 1..].split_whitespace().collect();
+        if fields[1] == parent.to_string() && fields[0] != "Z" {
+            found.push(pid);
+        }
+    }
+    found
+}
+
+/// Waits for `condition`, up to ten seconds.
+#[track_caller]
+pub(crate) fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// True if the process exists and is no zombie.
+pub(crate) fn is_alive(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat[stat.rfind(')').unwrap() + 1..].trim_start().starts_with('Z'))
+}
+
+/// The path of a file in the repository.
+pub(crate) fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}

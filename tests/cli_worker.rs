@@ -1,0 +1,221 @@
+//! A load runs in a process of its own: it can be interrupted, killed and orphaned, and each of these leaves a partial
+//! report, the right exit code and nothing else.
+#![cfg(feature = "cli")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::as_conversions,
+    clippy::cast_lossless,
+    reason = "a test that cannot go on panics"
+)]
+
+mod cli_support;
+mod common;
+
+use std::io::{Read as _, Write as _};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use cli_support::{
+    assert_code, children, eventually, is_alive, json, loadcheck, run, stderr, workplace, write_sparse,
+};
+
+const GIB: u64 = 1 << 30;
+
+/// A place with `large.safetensors`: 64 GiB of holes, seconds to read and no room on the disk.
+fn large() -> tempfile::TempDir {
+    let place = tempfile::tempdir().unwrap();
+    write_sparse(&place.path().join("large.safetensors"), 64 * GIB);
+    place
+}
+
+fn start_large(place: &Path, flags: &[&str]) -> Child {
+    loadcheck(place)
+        .args(["large.safetensors", "--device", "none", "--io", "direct", "--runs", "100", "--json"])
+        .args(flags)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits until the worker that measures has been at it for a moment.
+fn measuring_worker(parent: &mut Child) -> u32 {
+    let mut stderr = parent.stderr.take().unwrap();
+    let mut seen = Vec::new();
+    let mut byte = [0];
+    while !seen.ends_with(b"%") {
+        assert_eq!(stderr.read(&mut byte).unwrap(), 1, "{}", String::from_utf8_lossy(&seen));
+        seen.push(byte[0]);
+    }
+    parent.stderr = Some(stderr);
+    eventually("the worker", || children(parent.id()).first().copied())
+}
+
+fn send(signal: &str, pid: u32) {
+    assert!(Command::new("kill").args(["-s", signal, &pid.to_string()]).status().unwrap().success());
+}
+
+fn finish(mut child: Child) -> (Option<i32>, serde_json::Value) {
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    let status = child.wait().unwrap();
+    (status.code(), serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
+}
+
+#[test]
+fn an_interrupt_ends_it_within_two_seconds_with_a_partial_report() {
+    for (signal, code) in [("INT", 130), ("TERM", 143)] {
+        let place = large();
+        let mut parent = start_large(place.path(), &[]);
+        let worker = measuring_worker(&mut parent);
+        let start = Instant::now();
+        send(signal, parent.id());
+        let (status, report) = finish(parent);
+        assert!(start.elapsed() < Duration::from_secs(2), "{signal} took {:?}", start.elapsed());
+        assert_eq!(status, Some(code));
+        assert!(!is_alive(worker), "no worker stays");
+        assert_eq!(
+            (report["verdict"].as_str(), report["error"]["code"].as_str()),
+            (Some("error"), Some("LC0507"))
+        );
+        let last = report["runs"].as_array().unwrap().last().unwrap();
+        assert_eq!(last["outcome"], "interrupted");
+        assert!(last["peak"]["rss_bytes"].as_u64().unwrap() > 0, "what is known is kept: {last}");
+        assert!(report["source"]["tensors"] == 64);
+        let left: Vec<_> =
+            std::fs::read_dir(place.path()).unwrap().flatten().map(|entry| entry.file_name()).collect();
+        assert_eq!(left, ["large.safetensors"]);
+    }
+}
+
+#[test]
+fn a_second_interrupt_ends_it_at_once() {
+    let place = large();
+    let mut parent = start_large(place.path(), &[]);
+    let worker = measuring_worker(&mut parent);
+    // A stopped worker cannot react to the first one.
+    send("STOP", worker);
+    send("INT", parent.id());
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(is_alive(parent.id()), "the first one waits for the worker");
+    let start = Instant::now();
+    send("INT", parent.id());
+    let status = parent.wait().unwrap();
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+    assert_eq!(status.code(), Some(130));
+    assert!(eventually("the end of the worker", || (!is_alive(worker)).then_some(true)));
+}
+
+#[test]
+fn a_stopped_worker_does_not_hold_up_an_interrupt() {
+    let place = large();
+    let mut parent = start_large(place.path(), &[]);
+    let worker = measuring_worker(&mut parent);
+    send("STOP", worker);
+    let start = Instant::now();
+    send("INT", parent.id());
+    let (status, report) = finish(parent);
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert_eq!((status, report["runs"][0]["outcome"].as_str()), (Some(130), Some("interrupted")));
+    assert!(!is_alive(worker));
+}
+
+#[test]
+fn a_killed_worker_is_exit_code_five_with_what_is_known() {
+    let place = large();
+    let mut parent = start_large(place.path(), &[]);
+    let worker = measuring_worker(&mut parent);
+    send("KILL", worker);
+    let mut messages = parent.stderr.take().unwrap();
+    let (status, report) = finish(parent);
+    assert_eq!((status, report["error"]["code"].as_str()), (Some(5), Some("LC0502")));
+    let run = &report["runs"][0];
+    assert_eq!(run["outcome"], "killed");
+    assert!(run["baseline"]["rss_bytes"].as_u64().unwrap() > 0, "{run}");
+    let mut text = String::new();
+    messages.read_to_string(&mut text).unwrap();
+    assert!(text.contains("SIGKILL") && text.contains("out-of-memory"), "{text}");
+}
+
+#[test]
+fn a_worker_dies_with_its_parent() {
+    let place = large();
+    let mut parent = start_large(place.path(), &[]);
+    let worker = measuring_worker(&mut parent);
+    send("KILL", parent.id());
+    parent.wait().unwrap();
+    eventually("the end of the worker", || (!is_alive(worker)).then_some(()));
+}
+
+#[test]
+fn the_worker_is_no_command_for_people() {
+    let place = workplace();
+    let output = run(place.path(), "__worker");
+    assert_code(&output, 2);
+    assert!(stderr(&output).contains("internal"), "{}", stderr(&output));
+    // Nor does it work for a parent that is not its own.
+    let mut child =
+        loadcheck(place.path()).arg("__worker").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let job = r#"{"parent_pid":1,"task":{"prepare":{"load":{"path":"model","budget":{"Bytes":67108864},"io":"buffered",
+        "target":"none","window":null,"prefetch":2,"readers":null,"select":null,"hash":false,"layers":null,
+        "opaque_dtypes":false},"cache":null}}}"#;
+    child.stdin.take().unwrap().write_all(job.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(143), 0));
+}
+
+#[test]
+fn a_file_that_changes_during_the_load_is_exit_code_five() {
+    let place = large();
+    let mut parent = start_large(place.path(), &["--hash"]);
+    measuring_worker(&mut parent);
+    let file = std::fs::OpenOptions::new().write(true).open(place.path().join("large.safetensors")).unwrap();
+    file.set_len(GIB).unwrap();
+    let (status, report) = finish(parent);
+    assert_eq!(status, Some(5), "{report}");
+    assert_eq!(report["error"]["code"], "LC0506");
+    assert_eq!(report["runs"].as_array().unwrap().last().unwrap()["outcome"], "failed");
+}
+
+#[test]
+fn growth_does_not_depend_on_what_the_caller_holds() {
+    // ru_maxrss would: it is inherited through fork and exec.
+    let place = workplace();
+    let hold = vec![1_u8; 300 << 20];
+    let report = json(&run(place.path(), "model --window 1 --json"));
+    assert_eq!(hold.iter().map(|byte| u64::from(*byte)).sum::<u64>(), 300 << 20);
+    let rss_bytes = report["runs"][0]["peak"]["rss_bytes"].as_u64().unwrap();
+    assert!(rss_bytes < 200 << 20, "{rss_bytes}");
+    assert_eq!(report["runs"][0]["promise"]["kept"], true);
+}
+
+#[test]
+fn every_run_is_a_process_of_its_own_and_hashes_are_those_of_the_bytes() {
+    let place = workplace();
+    let report = json(&run(place.path(), "model --runs 3 --warmup 1 --hash --json --device none"));
+    assert_eq!(report["runs"].as_array().unwrap().len(), 3, "a warm-up leaves no trace");
+    let hashes = report["hashes"].as_array().unwrap();
+    let hash_of = |name: &str| {
+        let found = hashes.iter().find(|hash| hash["name"] == name).unwrap();
+        found["blake3"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(hashes.len(), 8);
+    let expected = blake3::hash(&common::random_bytes(200 << 10, 9)).to_hex().to_string();
+    assert_eq!(hash_of("lm_head.weight"), expected);
+    let on_host = json(&run(place.path(), "model --hash --json --io mmap --window 1"));
+    let mut pairs =
+        [report["hashes"].as_array().unwrap().clone(), on_host["hashes"].as_array().unwrap().clone()];
+    pairs.iter_mut().for_each(|list| list.sort_by_key(|hash| hash["name"].as_str().unwrap().to_owned()));
+    assert_eq!(pairs[0], pairs[1], "host and none, buffered and mmap deliver the same bytes");
+}
+
+#[test]
+fn memory_is_given_back() {
+    let place = workplace();
+    let report = json(&run(place.path(), "model --json"));
+    let run = &report["runs"][0];
+    let rss = |point: &str| run[point]["rss_bytes"].as_u64().unwrap();
+    assert!(rss("after_unload") <= rss("baseline") + (4 << 20), "{run}");
+    assert!(rss("after_load") > rss("after_unload"), "{run}");
+}
