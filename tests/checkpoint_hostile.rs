@@ -1,6 +1,8 @@
 //! Hostile and broken input: every row of a table of headers, indices and files is refused with the expected
 //! kind of error, in time, with a message that names the file. What is odd but legal is let through.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
+
 #[path = "common/safetensors_file.rs"]
 mod safetensors_file;
 
@@ -559,7 +561,7 @@ fn odd_but_legal_files_are_accepted() {
     assert_eq!(texts.shards()[0].metadata.get("format"), Some("pt"));
 
     let scalar = open(&one("F64", "[]", "[0,8]"), 8);
-    assert_eq!(scalar.find("t").unwrap().shape, &[] as &[u64]);
+    assert!(scalar.find("t").unwrap().shape.is_empty());
     let ones = format!("[{}]", vec!["1"; 1000].join(","));
     assert_eq!(open(&one("U8", &ones, "[0,1]"), 1).find("t").unwrap().shape.len(), 1000);
     assert_eq!(open(&one("F4", "[2]", "[0,1]"), 1).find("t").unwrap().dtype, DType::F4);

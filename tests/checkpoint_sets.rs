@@ -2,6 +2,8 @@
 //! pipelines and the hub's cache. And the checkpoints in `fixtures/`, compared tensor by tensor with what the
 //! reference package reads.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
+
 #[path = "common/safetensors_file.rs"]
 mod safetensors_file;
 
