@@ -1,0 +1,27 @@
+//! Golden plans: what is planned for real checkpoints, to the letter. A change here is a change of behaviour.
+
+mod common;
+
+use common::fixture;
+use onelayer::{Checkpoint, IoMode, Loader, Target, Window};
+
+fn plan(name: &str, io: IoMode, window: Window) -> onelayer::LoadPlan {
+    let checkpoint = Checkpoint::open(fixture(name)).unwrap();
+    let loader = Loader::builder(Target::Host).host_budget(8 << 20).io(io).window(window).readers(2);
+    loader.build().unwrap().plan(&checkpoint).unwrap()
+}
+
+#[test]
+fn one_file() {
+    insta::assert_snapshot!(plan("gemma2", IoMode::Buffered, Window::All));
+}
+
+#[test]
+fn shards_with_every_read_and_copy() {
+    insta::assert_snapshot!(format!("{:#}", plan("llama_sharded", IoMode::Direct, Window::Layers(2))));
+}
+
+#[test]
+fn mapped_windows_are_a_term_of_the_peak() {
+    insta::assert_snapshot!(plan("qwen2_moe", IoMode::Mmap, Window::Layers(1)));
+}
