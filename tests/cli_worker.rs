@@ -226,3 +226,23 @@ fn memory_is_given_back() {
     assert!(rss("after_unload") <= rss("baseline") + (4 << 20), "{run}");
     assert!(rss("after_load") > rss("after_unload"), "{run}");
 }
+
+#[test]
+fn an_interrupted_synth_leaves_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let mut child = loadcheck(place.path())
+        .args(["synth", "llama-3-8b", "made", "--json", "--progress", "json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    eventually("the first file", || place.path().join("made").exists().then_some(()));
+    std::thread::sleep(Duration::from_millis(100));
+    let start = Instant::now();
+    send("INT", child.id());
+    drop(child.stderr.take());
+    let (status, report) = finish(child);
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert_eq!((status, report["error"]["code"].as_str()), (Some(130), Some("LC0507")), "{report}");
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "nothing is left");
+}
