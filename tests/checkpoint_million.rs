@@ -4,6 +4,8 @@
 //! Each opening happens in a process of its own, since the peak belongs to the whole process. Figures are printed:
 //! `cargo test --release --test checkpoint_million -- --nocapture`.
 
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests too")]
+
 #[path = "common/safetensors_file.rs"]
 mod safetensors_file;
 

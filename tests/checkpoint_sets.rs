@@ -2,6 +2,8 @@
 //! pipelines and the hub's cache. And the checkpoints in `fixtures/`, compared tensor by tensor with what the
 //! reference package reads.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
+
 #[path = "common/safetensors_file.rs"]
 mod safetensors_file;
 
@@ -20,7 +22,10 @@ fn fixtures() -> PathBuf {
 fn bytes_file(path: impl AsRef<Path>, names: &[&str]) {
     let path = path.as_ref();
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    names.iter().fold(FileBuilder::new(), |file, name| file.bytes_tensor(name, 1)).write(path);
+    names
+        .iter()
+        .fold(FileBuilder::new().metadata("format", "pt"), |file, name| file.bytes_tensor(name, 1))
+        .write(path);
 }
 
 fn names(checkpoint: &Checkpoint) -> Vec<String> {
@@ -263,7 +268,10 @@ fn indices_of_all_forms_are_read() {
         (format!(r#"{{"metadata":{{"total_size":1e400}},"weight_map":{{{entries}}}}}"#), true),
         (format!(r#"{{"metadata":{{"total_size":"3"}},"weight_map":{{{entries}}}}}"#), false),
         (format!(r#"{{"metadata":null,"weight_map":{{{entries}}}}}"#), false),
-        (format!(r#" {{"_path":"/abs","weight_map":{{{entries}}},"format":"pt","n":[1]}} "#), false),
+        (
+            format!(r#" {{"_path":"/abs","_class":"x","weight_map":{{{entries}}},"format":"pt","n":[1]}} "#),
+            false,
+        ),
         (format!("{{{entries}}}"), false),
         (format!(r#"{{"metadata":{{"total_size":3}},{entries}}}"#), false),
     ] {
@@ -332,6 +340,7 @@ fn pipelines_are_their_components() {
         assert!(notes.contains(said), "{said}: {notes}");
     }
     assert_eq!(checkpoint.notes().len(), 4, "{notes}");
+    assert!(checkpoint.shards().iter().all(|shard| shard.metadata.get("format") == Some("pt")));
 
     // The comparison of index and headers holds for components too, without the prefix.
     bytes_file(

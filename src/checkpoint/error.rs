@@ -8,6 +8,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use super::error_text::{Listed, Others, PartOf, Quoted};
 use super::{FileIdentity, FileKind};
 use crate::units::HumanBytes;
 
@@ -487,89 +488,9 @@ impl fmt::Display for Place {
     }
 }
 
-/// Bytes of a name that an error keeps.
-const NAME_BYTES_MAX: usize = 64 << 10;
-
-/// A name for the fields of an error: whole up to 64 KiB, so that an error cannot hold a whole header.
-pub(super) fn kept(name: &str) -> String {
-    name[..floor_char_boundary(name, NAME_BYTES_MAX)].to_owned()
-}
-
-/// The largest position up to `limit` that does not cut a character.
-fn floor_char_boundary(text: &str, limit: usize) -> usize {
-    (0..=limit.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
-}
-
-/// A shape for the fields of an error: `[2, 3]`, or the first dimensions and the rank.
-pub(super) fn shape_text(shape: &[u64]) -> String {
-    const SHOWN: usize = 16;
-    if shape.len() <= SHOWN {
-        return format!("{shape:?}");
-    }
-    let mut text = format!("{:?}", &shape[..SHOWN]);
-    text.pop();
-    format!("{text}, ...] (rank {})", shape.len())
-}
-
-/// A name in back quotes, shortened to what fits in a line.
-struct Quoted<'a>(&'a str);
-
-impl fmt::Display for Quoted<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 120;
-        let shown = &self.0[..floor_char_boundary(self.0, SHOWN)];
-        if shown.len() == self.0.len() {
-            write!(f, "`{shown}`")
-        } else {
-            write!(f, "`{shown}...` ({} bytes)", self.0.len())
-        }
-    }
-}
-
-/// ` (and 3 more)` for a count of 4.
-struct Others(u64);
-
-impl fmt::Display for Others {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.saturating_sub(1) {
-            0 => Ok(()),
-            more => write!(f, " (and {more} more)"),
-        }
-    }
-}
-
-/// The first few of a list of names, and how many there are beside them.
-struct Listed<'a>(&'a [String], u64);
-
-impl fmt::Display for Listed<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 4;
-        let shown = &self.0[..self.0.len().min(SHOWN)];
-        for (position, name) in shown.iter().enumerate() {
-            write!(f, "{}{}", if position == 0 { "" } else { ", " }, Quoted(name))?;
-        }
-        let shown_count = u64::try_from(shown.len()).unwrap_or(u64::MAX);
-        match self.1.saturating_sub(shown_count) {
-            0 => Ok(()),
-            more => write!(f, " and {more} more"),
-        }
-    }
-}
-
-/// ` (1.5 MiB of it arrived)`, or nothing.
-struct PartOf<'a>(Option<&'a u64>);
-
-impl fmt::Display for PartOf<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(bytes) => write!(f, " ({} of it arrived)", HumanBytes(*bytes)),
-            None => Ok(()),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::error_text::kept;
     use super::*;
 
     #[test]
@@ -598,9 +519,6 @@ mod tests {
         assert!(error.to_string().contains("413 of 500 files missing"), "{error}");
         assert!(error.to_string().contains("and 409 more"), "{error}");
         assert!(error.is_missing() && !error.is_invalid());
-        let shape: Vec<u64> = (0..1000).collect();
-        assert!(shape_text(&shape).ends_with("15, ...] (rank 1000)"));
-        assert_eq!(shape_text(&[]), "[]");
     }
 
     #[test]

@@ -8,7 +8,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::error::{CheckpointError, Place, kept};
+use super::error::{CheckpointError, Place};
+use super::error_text::kept;
 use super::header::HeaderParser;
 use super::identity::{FileIdentity, OpenFault, open_regular};
 use super::json::JsonReader;
@@ -216,4 +217,41 @@ pub(super) fn read_small(
     let io_error = |source| CheckpointError::Io { path: PathBuf::from(path), operation: "read", source };
     file.take(limit_bytes).read_to_string(&mut text).map_err(io_error)?;
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_touched_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file.safetensors");
+        std::fs::write(&path, b"\x02\0\0\0\0\0\0\0{}").unwrap();
+        let (file, identity) = open(&path).unwrap();
+        check_unchanged(&path, &file, identity).unwrap();
+        std::fs::write(&path, b"\x03\0\0\0\0\0\0\0{} ").unwrap();
+        let error = check_unchanged(&path, &file, identity).unwrap_err();
+        let CheckpointError::FileChanged { states, .. } = &error else { panic!("{error}") };
+        assert_eq!((states.0.len_bytes, states.1.len_bytes), (10, 11));
+        assert!(!error.is_invalid() && !error.is_missing());
+    }
+
+    #[test]
+    fn a_file_that_is_refused_leaves_nothing_in_the_table() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file.safetensors");
+        let mut table = TensorTable::default();
+        let mut read_text = |header: &str| {
+            let len = to_u64(header.len()).to_le_bytes();
+            std::fs::write(&path, [&len[..], header.as_bytes(), b"x"].concat()).unwrap();
+            let outcome = read(&path, "part/", &OpenOptions::new(), &mut table);
+            (outcome.is_ok(), table.len(), table.names.len(), table.dims.len())
+        };
+        let good = r#"{"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        for bad in [&good.replace("0,1", "1,2"), &good.replace("}}", "}"), &good.replace("U8", "U9")] {
+            assert_eq!(read_text(bad), (false, 0, 0, 0), "{bad}");
+        }
+        assert_eq!(read_text(good), (true, 1, "part/t".len(), 1));
+    }
 }

@@ -5,16 +5,29 @@
 //!   name: { "dtype": text, "shape": [n, ...], "data_offsets": [start, end] }, ... }
 //! ```
 //!
-//! Typed and strict: see the table in `docs/design.md` for where it differs from the reference. Fields of a
-//! tensor that the format does not know are read over, as the reference does. What the offsets mean together
-//! is checked by [`TensorTable::seal_file`], when the whole header is known.
+//! Typed and strict, and whatever the format allows is let through. Fields of a tensor that the format does
+//! not know are read over, as the reference does. Against the reference, the safetensors crate 0.8:
+//!
+//! | input | reference | here |
+//! |---|---|---|
+//! | a key twice in one object | keeps the last | refused: two readers could see two files in one |
+//! | an array for a tensor's object, a tagged value for a dtype | accepted by its derived reader | refused: the format names neither |
+//! | `"__metadata__": null` | accepted | refused: the format asks for a map |
+//! | a shape with a zero and an overflow | depends on which comes first | refused: no framework can make it |
+//! | offsets near 2^64 | panics with overflow checks | refused |
+//! | a number beyond `f64` in an unknown field | refused | read over |
+//! | whitespace before `{` | accepted | accepted, though the format asks for `{` |
+//!
+//! `tests/checkpoint_oracle.rs` holds this list complete. What the offsets mean together is checked by
+//! [`TensorTable::seal_file`], when the whole header is known.
 //!
 //! Format: <https://huggingface.co/docs/safetensors/index#format>.
 
 use std::io::Read;
 use std::path::Path;
 
-use super::error::{CheckpointError, Place, kept, shape_text};
+use super::error::{CheckpointError, Place};
+use super::error_text::{kept, shape_text};
 use super::json::{JsonFault, JsonReader};
 use super::keys::OpenKeys;
 use super::metadata::FileMetadata;

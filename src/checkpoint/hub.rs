@@ -13,7 +13,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::error::{CheckpointError, kept};
+use super::error::CheckpointError;
+use super::error_text::kept;
 use super::options::OpenOptions;
 use super::{file, path_rule, set};
 

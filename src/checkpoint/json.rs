@@ -5,9 +5,9 @@
 //! bounded by it. What the tokens mean is the caller's business: headers, indices and pipeline indices.
 
 use std::io::{self, Read};
-use std::path::Path;
 
-use super::error::{CheckpointError, Place, kept};
+pub(super) use super::json_fault::JsonFault;
+use super::json_fault::describe;
 use super::keys::OpenKeys;
 use crate::units::to_u64;
 
@@ -16,38 +16,6 @@ pub(super) const DEPTH_MAX: u32 = 127;
 
 /// Bytes of a number that an error shows.
 const NUMBER_SHOWN_BYTES: usize = 40;
-
-/// What is wrong with a text.
-#[derive(Debug)]
-pub(super) enum JsonFault {
-    /// The system refused to read on.
-    Io(io::Error),
-    /// Something stands where it may not.
-    Syntax {
-        /// Where, counted as the reader was told to count.
-        offset: u64,
-        /// What may stand there.
-        expected: &'static str,
-        /// What stands there.
-        found: String,
-    },
-    /// A key stands twice in one object.
-    Duplicate(String),
-}
-
-impl JsonFault {
-    /// The error for that file and that part of its text.
-    pub(super) fn at(self, path: &Path, place: Place) -> CheckpointError {
-        let path = path.to_owned();
-        match self {
-            Self::Io(source) => CheckpointError::Io { path, operation: "read", source },
-            Self::Syntax { offset, expected, found } => {
-                CheckpointError::Syntax { path, place, offset, expected, found }
-            }
-            Self::Duplicate(key) => CheckpointError::DuplicateKey { path, place, key: kept(&key) },
-        }
-    }
-}
 
 /// A number, as far as anyone here asks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -487,16 +455,6 @@ fn checked_utf8(bytes: &[u8], start_offset: u64) -> Result<&str, JsonFault> {
     })
 }
 
-/// A byte in words.
-fn describe(byte: Option<u8>) -> String {
-    match byte {
-        None => "the end".to_owned(),
-        Some(byte @ 0x21..=0x7e) => format!("`{}`", char::from(byte)),
-        Some(0xef) => "byte 0xef (the start of a byte order mark?)".to_owned(),
-        Some(byte) => format!("byte {byte:#04x}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -546,6 +504,10 @@ mod tests {
             b"\"\\ud83d\"",
             b"\"\\ud83dx\"",
             b"\"\\ude00\"",
+            b"\"\\udc00\\udc00\"",
+            b"\"\\udbff\\udfff\"",
+            b"\"\\ud800\\udbff\"",
+            b"\"\\ud800\\ue000\"",
             b"\"\\ud83d\\u0041\"",
             b"\"\xff\"",
             b"\"\xed\xa0\x80\"",

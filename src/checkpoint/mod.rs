@@ -18,12 +18,14 @@ pub use self::tensor::{Shard, ShardId, TensorEntry, TensorId};
 
 mod dtype;
 mod error;
+mod error_text;
 mod file;
 mod header;
 mod hub;
 mod identity;
 mod index;
 mod json;
+mod json_fault;
 mod keys;
 mod metadata;
 mod options;

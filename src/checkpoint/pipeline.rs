@@ -9,7 +9,8 @@
 
 use std::path::Path;
 
-use super::error::{CheckpointError, Place, kept};
+use super::error::{CheckpointError, Place};
+use super::error_text::kept;
 use super::file;
 use super::json::{JsonFault, JsonReader};
 use super::keys::OpenKeys;

@@ -6,7 +6,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::error::{CheckpointError, kept};
+use super::error::CheckpointError;
+use super::error_text::kept;
 use super::file;
 use super::identity::FileKind;
 use super::index::{FILES_MAX, WeightMap};

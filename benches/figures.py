@@ -1,0 +1,301 @@
+#!/usr/bin/env python3
+"""Measures every figure that the README and docs/design.md quote, and prints one table.
+
+    python3 benches/figures.py DIR [--only NAME ...] [--rounds 3] [--python PYTHON] [--save]
+
+DIR gets a 17 GB checkpoint (a gemma-7b of random bytes) and a 4 GB one, made once and kept until deleted by
+hand. `--python` names an interpreter with the packages `safetensors` and `blake3`, for the comparison with the
+reference reader; without it, fixtures/reference_hashes.json (made the same way) stands in for the small
+checkpoints and the large one is skipped, aloud. `--save` writes benches/results/DATE-figures.md.
+
+Ratios are taken within a round, against a yardstick that ran next to it; rounds alternate, and the table shows
+median and spread. Cold means that the program checked it: no page of the files was cached when the clock started.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RELEASE = ROOT / "target/release"
+LOADCHECK = RELEASE / "loadcheck"
+MIB = 1 << 20
+SLACK = 16 * MIB
+
+
+def build():
+    names = ["plain_reader", "watch_rss", "inventories"]
+    words = ["cargo", "build", "--release", "--bins"] + [w for n in names for w in ("--example", n)]
+    subprocess.run(words, cwd=ROOT, check=True)
+    words = ["cargo", "test", "--release", "--no-run", "--test", "checkpoint_million"]
+    subprocess.run(words, cwd=ROOT, check=True)
+
+
+def synth(folder, preset, *flags):
+    if not (folder / "config.json").exists():
+        subprocess.run([LOADCHECK, "synth", preset, folder, *flags], check=True)
+    return folder
+
+
+def run(folder, *flags, setup=None):
+    """One `loadcheck run`; its report."""
+    words = [LOADCHECK, "run", folder, "--json", "-q", *flags]
+    done = subprocess.run([str(w) for w in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=setup)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, words))}: exit {done.returncode}\n{done.stderr.decode()}")
+    return json.loads(done.stdout)
+
+
+def growth(report):
+    one = report["runs"][0]
+    return one["peak"]["rss_bytes"] - one["baseline"]["rss_bytes"]
+
+
+def mib(count):
+    return f"{count / MIB:.1f} MiB"
+
+
+def files(folder):
+    return sorted(folder.glob("*.safetensors"))
+
+
+class Table:
+    def __init__(self):
+        self.rows = []
+
+    def add(self, what, must, measured, passed):
+        self.rows.append((what, must, measured, passed))
+        print(f"{'ok  ' if passed else 'FAIL' if passed is False else 'skip'} {what}: {measured} (must: {must})", flush=True)
+
+    def markdown(self):
+        lines = ["| what | must show | measured | |", "|---|---|---|---|"]
+        for what, must, measured, passed in self.rows:
+            mark = "yes" if passed else "NO" if passed is False else "skipped"
+            lines.append(f"| {what} | {must} | {measured} | {mark} |")
+        return "\n".join(lines) + "\n"
+
+
+def watched(folder, *flags):
+    """A run seen from outside: the report, and the highest RSS that another process read from /proc."""
+    target = ROOT / "target/figures-report.json"
+    words = [RELEASE / "examples/watch_rss", "--interval-ms", "2", "--", LOADCHECK, "run", folder, "-q", "--force"]
+    words += ["--format", "json", "-o", target, *flags]
+    done = subprocess.run([str(w) for w in words], stdout=subprocess.PIPE, check=True)
+    return json.loads(target.read_text()), json.loads(done.stdout)
+
+
+def memory(table, big, args):
+    for io in ("buffered", "mmap", "direct"):
+        for cache in ("cold", "warm"):
+            report, outside = watched(big, "--device", "none", "--io", io, "--cache", cache)
+            inside = growth(report)
+            base = report["runs"][0]["baseline"]["rss_bytes"]
+            seen = outside["largest_process"]["rss_peak_bytes"] - base
+            cached = report["runs"][0]["cache"]["cached_share"]
+            rate = report["source"]["bytes"] / report["runs"][0]["seconds"] / (1 << 30)
+            table.add(
+                f"17 GB, device none, {io}, {cache} ({cached:.0%} cached)", "<= 80 MiB",
+                f"+{mib(inside)}; from outside +{mib(seen)}; {rate:.2f} GiB/s",
+                inside <= 80 * MIB and seen <= 80 * MIB,
+            )
+
+
+def host(table, big, args):
+    for io in ("buffered", "mmap", "direct"):
+        report = run(big, "--device", "host", "--window", "1", "--io", io)
+        one = report["runs"][0]
+        # The largest layer as an arena: rounded up to 2 MiB.
+        largest = report["source"]["largest_layer"]["bytes"]
+        limit = largest + 80 * MIB
+        back = one["after_unload"]["rss_bytes"] - one["baseline"]["rss_bytes"]
+        table.add(
+            f"17 GB, device host, window 1, {io}", f"<= largest layer ({mib(largest)}) + 80 MiB; back within 4 MiB",
+            f"+{mib(growth(report))}, that is layer {mib(growth(report) - largest)}; after the run +{mib(back)}",
+            growth(report) <= limit and back <= 4 * MIB,
+        )
+
+
+def small(table, big, args):
+    for io in ("buffered", "mmap", "direct"):
+        report = run(big, "--device", "none", "--io", io, "--budget", "8MiB")
+        table.add(f"17 GB, device none, {io}, --budget 8MiB", "<= 24 MiB", f"+{mib(growth(report))}", growth(report) <= 24 * MIB)
+
+
+class Group:
+    """A memory cgroup with a limit, v1 or v2; needs the right to make one."""
+
+    def __init__(self, limit):
+        v1 = pathlib.Path("/sys/fs/cgroup/memory")
+        base, name = (v1, "memory.limit_in_bytes") if v1.exists() else (pathlib.Path("/sys/fs/cgroup"), "memory.max")
+        self.path = base / f"onelayer-figures-{os.getpid()}"
+        self.path.mkdir()
+        (self.path / name).write_text(str(limit))
+
+    def enter(self):
+        (self.path / "cgroup.procs").write_text("0" if (self.path / "memory.max").exists() else str(os.getpid()))
+
+    def remove(self):
+        self.path.rmdir()
+
+
+def reference_hashes(big, python):
+    """Name -> BLAKE3 as the safetensors package of Python reads the bytes."""
+    code = (
+        "import sys, json, blake3, safetensors\n"
+        "for path in sys.argv[1:]:\n"
+        "    for name, t in safetensors.deserialize(open(path, 'rb').read()):\n"
+        "        print(json.dumps([name, blake3.blake3(t['data'], max_threads=2).hexdigest()]), flush=True)\n"
+    )
+    found = {}
+    for path in files(big):  # one process per shard: the reference holds a shard twice
+        out = subprocess.run([python, "-c", code, path], stdout=subprocess.PIPE, check=True).stdout.decode()
+        found.update(json.loads(line) for line in out.splitlines())
+    return found
+
+
+def cgroup(table, big, args):
+    must = "completes; every hash right"
+    try:
+        group = Group(128 * MIB)
+    except OSError as error:
+        table.add("17 GB inside a 128 MiB memory cgroup", must, f"skipped: no cgroup can be made here ({error})", None)
+        return
+    try:
+        reports = {io: run(big, "--device", "none", "--io", io, "--hash", setup=group.enter) for io in ("buffered", "mmap", "direct")}
+    finally:
+        group.remove()
+    if args.python is None:
+        table.add("17 GB inside a 128 MiB memory cgroup", must, "skipped: name a --python with safetensors and blake3", None)
+        return
+    expected = reference_hashes(big, args.python)
+    for io, report in reports.items():
+        found = {h["name"]: h["blake3"] for h in report["hashes"]}
+        right = sum(found.get(name) == value for name, value in expected.items())
+        table.add(
+            f"17 GB inside a 128 MiB memory cgroup, {io}", must,
+            f"completed in {report['runs'][0]['seconds']:.1f} s, {right} of {len(expected)} hashes right",
+            right == len(expected) == len(found),
+        )
+
+
+def plain(folder, *flags):
+    words = [RELEASE / "examples/plain_reader", *flags, *files(folder)]
+    out = subprocess.run([str(w) for w in words], stdout=subprocess.PIPE, check=True).stdout.decode()
+    return float(out.split(" GiB/s")[0].split()[-1])
+
+
+def rate(report):
+    return report["source"]["bytes"] / report["runs"][0]["seconds"] / (1 << 30)
+
+
+def compare(rounds, ours, theirs):
+    """Interleaved rounds, the order turning: medians of both and of the ratio within a round."""
+    left, right = [], []
+    for number in range(rounds):
+        pair = [(left, ours), (right, theirs)]
+        for values, measure in pair if number % 2 == 0 else reversed(pair):
+            values.append(measure())
+    ratios = [a / b for a, b in zip(left, right)]
+    return statistics.median(left), statistics.median(right), statistics.median(ratios), min(ratios), max(ratios)
+
+
+def direct(table, big, args):
+    readers = str(max(4, os.cpu_count() or 1))
+    ours = lambda: rate(run(big, "--device", "none", "--io", "direct", "--cache", "cold", "--readers", readers))
+    theirs = lambda: plain(big, "--direct", "--cold", "--threads", readers, "--block", "4MiB")
+    a, b, ratio, low, high = compare(args.rounds, ours, theirs)
+    table.add(
+        "17 GB cold, direct, against a plain direct reader (4 MiB blocks, same threads)", ">= 0.90",
+        f"{ratio:.2f} ({low:.2f} to {high:.2f}); {a:.2f} against {b:.2f} GiB/s, {args.rounds} rounds", ratio >= 0.90,
+    )
+
+
+def warm(table, big, args):
+    four = synth(args.directory / "mistral-8-layers", "mistral-7b", "--layers", "8")
+    threads = str(os.cpu_count() or 1)
+    theirs = lambda: plain(four, "--buffered", "--threads", threads, "--block", "4MiB", "--buffer", "64MiB")
+    plain(four, "--buffered")
+    results = {}
+    for io in ("buffered", "mmap"):
+        ours = lambda: rate(run(four, "--device", "none", "--io", io, "--cache", "warm", "--readers", threads))
+        results[io] = compare(max(args.rounds, 7), ours, theirs)
+    best = max(results, key=lambda io: results[io][2])
+    text = "; ".join(
+        f"{io} {ratio:.2f} ({low:.2f} to {high:.2f}), {a:.1f} against {b:.1f} GiB/s"
+        for io, (a, b, ratio, low, high) in results.items()
+    )
+    table.add(f"4 GB warm, best source ({best}), against plain pread into 64 MiB, {threads} threads", ">= 0.85", text, results[best][2] >= 0.85)
+
+
+def checkpoints(table, big, args):
+    expected = json.loads((ROOT / "fixtures/reference_hashes.json").read_text())
+    right = total = 0
+    for name, tensors in expected.items():
+        for io in ("buffered", "mmap", "direct"):
+            for device in ("host", "none"):
+                report = run(ROOT / "fixtures/checkpoints" / name, "--io", io, "--device", device, "--hash")
+                found = {h["name"]: h["blake3"] for h in report["hashes"]}
+                assert len(found) == len(tensors), name
+                right += sum(found.get(tensor) == value["blake3"] for tensor, value in tensors.items())
+                total += len(tensors)
+    table.add(f"{len(expected)} checkpoints of transformers, 3 sources, 2 devices", "every tensor bit-equal", f"{right} of {total}", right == total > 0)
+
+
+def million(table, big, args):
+    out = subprocess.run(
+        ["cargo", "test", "--release", "--test", "checkpoint_million", "--", "--nocapture"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )
+    lines = [line for line in out.stdout.decode().splitlines() if "1000000" in line or "10^6" in line or "million" in line.lower()]
+    table.add("header with 10^6 tensors", "<= 1 s, <= 250 MiB", "; ".join(lines[:2]) or "no line printed", out.returncode == 0 and bool(lines))
+
+
+def inventories(table, big, args):
+    folder = args.inventories or ROOT / "fixtures/inventories"
+    out = subprocess.run([RELEASE / "examples/inventories", folder], stdout=subprocess.PIPE)
+    lines = [line.strip() for line in out.stdout.decode().splitlines() if "%" in line or "lost" in line]
+    table.add("layer grouping", ">= 95 % transformers, >= 92 % diffusers, 0 lost", "; ".join(lines[:4]), out.returncode == 0)
+
+
+FIGURES = [memory, host, small, cgroup, direct, warm, checkpoints, million, inventories]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=pathlib.Path)
+    parser.add_argument("--only", nargs="+", choices=[f.__name__ for f in FIGURES])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--python", type=pathlib.Path)
+    parser.add_argument("--inventories", type=pathlib.Path, help="a folder of full inventories instead of the fixtures")
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    build()
+    args.directory.mkdir(parents=True, exist_ok=True)
+    chosen = [f for f in FIGURES if not args.only or f.__name__ in args.only]
+    large = {memory, host, small, cgroup, direct}
+    big = synth(args.directory / "gemma-7b", "gemma-7b") if large & set(chosen) else None
+    table = Table()
+    for figure in chosen:
+        figure(table, big, args)
+    cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), "?")
+    head = (
+        f"# Figures, {datetime.date.today()}\n\n`python3 benches/figures.py DIR --rounds {args.rounds}` on {os.cpu_count()} cores ({cpu}), "
+        f"Linux {platform.release()}, {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') // MIB} MiB of memory, no GPU. "
+        "Random data; growth of RSS over the baseline, from the kernel's high-water mark.\n\n"
+    )
+    print("\n" + table.markdown())
+    if args.save:
+        target = ROOT / f"benches/results/{datetime.date.today()}-figures.md"
+        target.write_text(head + table.markdown())
+        print(f"wrote {target.relative_to(ROOT)}")
+    sys.exit(any(passed is False for *_, passed in table.rows))
+
+
+if __name__ == "__main__":
+    main()
