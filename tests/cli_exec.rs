@@ -103,11 +103,14 @@ fn measuring_ends_with_the_line_and_the_command_with_it() {
     let report = json(&output);
     assert_eq!(report["runs"][0]["outcome"], "stopped");
     // A command that ignores SIGTERM is killed, with its children.
-    let output = exec(&["--until-line", "go"], "trap '' TERM; echo go; sleep 61 & sleep 62");
+    // The time is a name that no other process has.
+    let (first, second) =
+        (format!("sleep 61.{}", std::process::id()), format!("sleep 62.{}", std::process::id()));
+    let output = exec(&["--until-line", "go"], &format!("trap '' TERM; echo go; {first} & {second}"));
     assert_code(&output, 0);
     let left = Command::new("ps").args(["-eo", "args"]).output().unwrap();
     let left = String::from_utf8_lossy(&left.stdout).into_owned();
-    assert!(!left.lines().any(|line| line == "sleep 61" || line == "sleep 62"), "{left}");
+    assert!(!left.lines().any(|line| line == first || line == second), "{left}");
     let output = exec(&["--until-line", "never"], "echo something else");
     assert_code(&output, 5);
     assert!(stderr(&output).contains("before a line matched"), "{}", stderr(&output));
@@ -131,6 +134,13 @@ fn a_command_too_short_to_be_seen_is_not_zero() {
             assert!(matches!(output.status.code(), Some(0 | 4)), "never a silent pass: {}", stderr(&output));
         }
     }
+}
+
+#[test]
+fn what_a_command_leaves_behind_is_said() {
+    let output = exec(&[], "sleep 1 >/dev/null 2>&1 &");
+    assert_code(&output, 0);
+    assert!(stdout(&output).contains("note: 1 process of the command still run"), "{}", stdout(&output));
 }
 
 #[test]

@@ -22,10 +22,10 @@ use cli_support::{
 
 const GIB: u64 = 1 << 30;
 
-/// A place with `large.safetensors`: 64 GiB of holes, seconds to read and no room on the disk.
+/// A place with `large.safetensors`: 256 GiB of holes, long to read and no room on the disk.
 fn large() -> tempfile::TempDir {
     let place = tempfile::tempdir().unwrap();
-    write_sparse(&place.path().join("large.safetensors"), 64 * GIB);
+    write_sparse(&place.path().join("large.safetensors"), 256 * GIB);
     place
 }
 
@@ -82,6 +82,7 @@ fn an_interrupt_ends_it_within_two_seconds_with_a_partial_report() {
         let last = report["runs"].as_array().unwrap().last().unwrap();
         assert_eq!(last["outcome"], "interrupted");
         assert!(last["peak"]["rss_bytes"].as_u64().unwrap() > 0, "what is known is kept: {last}");
+        assert!(last["after_unload"]["rss_bytes"].as_u64().unwrap() > 0, "the worker ended in order: {last}");
         assert!(report["source"]["tensors"] == 64);
         let left: Vec<_> =
             std::fs::read_dir(place.path()).unwrap().flatten().map(|entry| entry.file_name()).collect();
@@ -143,9 +144,15 @@ fn a_worker_dies_with_its_parent() {
     let place = large();
     let mut parent = start_large(place.path(), &[]);
     let worker = measuring_worker(&mut parent);
+    let start = Instant::now();
     send("KILL", parent.id());
     parent.wait().unwrap();
     eventually("the end of the worker", || (!is_alive(worker)).then_some(()));
+    assert!(
+        start.elapsed() < Duration::from_secs(1),
+        "it did not just come to its end: {:?}",
+        start.elapsed()
+    );
 }
 
 #[test]
@@ -218,4 +225,24 @@ fn memory_is_given_back() {
     let rss = |point: &str| run[point]["rss_bytes"].as_u64().unwrap();
     assert!(rss("after_unload") <= rss("baseline") + (4 << 20), "{run}");
     assert!(rss("after_load") > rss("after_unload"), "{run}");
+}
+
+#[test]
+fn an_interrupted_synth_leaves_nothing() {
+    let place = tempfile::tempdir().unwrap();
+    let mut child = loadcheck(place.path())
+        .args(["synth", "llama-3-8b", "made", "--json", "--progress", "json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    eventually("the first file", || place.path().join("made").exists().then_some(()));
+    std::thread::sleep(Duration::from_millis(100));
+    let start = Instant::now();
+    send("INT", child.id());
+    drop(child.stderr.take());
+    let (status, report) = finish(child);
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert_eq!((status, report["error"]["code"].as_str()), (Some(130), Some("LC0507")), "{report}");
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "nothing is left");
 }

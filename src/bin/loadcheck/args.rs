@@ -129,15 +129,28 @@ pub(crate) struct LoadArgs {
     #[arg(help_heading = None::<&str>)]
     pub(crate) source: OsString,
     /// Most host memory the load may hold
+    ///
+    /// The staging ring and whatever else the load holds, kept layers aside. Enforced, or refused with the smallest
+    /// budget that works. Sizes: 512Mi, 10GiB, 10G (10^9), 1024 (bytes), 80% of the memory limit, 2x-layer,
+    /// 1.1x-largest-tensor.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) budget: Size,
     /// buffered, mmap or direct
+    ///
+    /// How files are read: through the page cache; by windows of a mapping that are dropped behind the cursor; past the
+    /// page cache (O_DIRECT). A file that cannot be read the way that was asked for is named in the report.
     #[arg(long, value_name = "MODE", default_value = "buffered", hide_possible_values = true)]
     pub(crate) io: Io,
     /// auto, host, or none (read and drop)
+    ///
+    /// Where layers go. On the host device they are memory of the measured process, beside the budget; with `none` bytes
+    /// are read, hashed if that is asked for, and dropped.
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: Device,
     /// Layers kept at once
+    ///
+    /// With `all` every layer stays until the end, then all are given back and memory is measured again. With a
+    /// number, each layer is dropped as soon as it was delivered.
     #[arg(long, value_name = "N|all", default_value = "all")]
     pub(crate) window: Window,
     /// Layers read ahead
@@ -150,9 +163,13 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "REGEX")]
     pub(crate) select: Option<String>,
     /// Rules that override how tensors are grouped into layers
+    ///
+    /// A TOML file with the keys stacks, not_stacks, order and [groups]; `loadcheck inspect` shows the grouping.
     #[arg(long, value_name = "FILE.toml", hide_short_help = true)]
     pub(crate) layers: Option<PathBuf>,
     /// Let unknown dtypes pass as bytes
+    ///
+    /// Without it, a dtype that this version does not know is refused (LC0302).
     #[arg(long, hide_short_help = true)]
     pub(crate) opaque_dtypes: bool,
 }
@@ -162,6 +179,9 @@ pub(crate) struct LoadArgs {
 #[command(next_help_heading = "Limits (exit code 1 when exceeded)")]
 pub(crate) struct LimitArgs {
     /// host, rss, pinned, cgroup, file, time; bare: host
+    ///
+    /// May be repeated. The --max-... flags are short for it. A metric that cannot be measured here is exit code 4,
+    /// never a silent pass.
     #[arg(long = "limit", value_name = "METRIC=SIZE")]
     pub(crate) limits: Vec<LimitArg>,
     /// Most that the kernel cannot take back
@@ -171,15 +191,21 @@ pub(crate) struct LimitArgs {
     #[arg(long, value_name = "SIZE")]
     pub(crate) max_peak_rss: Option<Size>,
     /// Most page-locked memory
+    ///
+    /// Nothing is page-locked without a device that wants it.
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub(crate) max_pinned: Option<Size>,
     /// Most device memory
+    ///
+    /// Fails with exit code 4 where device memory cannot be measured.
     #[arg(long, value_name = "SIZE[@GPU]", hide_short_help = true)]
     pub(crate) max_vram: Option<VramArg>,
     /// Most time, such as 30s; mean of the runs
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) max_time: Option<Duration>,
     /// Exit code 6 when a limit lies inside the spread of the runs
+    ///
+    /// Without it, memory is judged by the maximum over the runs and time by the mean.
     #[arg(long, hide_short_help = true)]
     pub(crate) strict_noise: bool,
 }
@@ -189,6 +215,8 @@ pub(crate) struct LimitArgs {
 #[command(next_help_heading = "Output")]
 pub(crate) struct OutputArgs {
     /// table, plain, json, jsonl, md, csv, github
+    ///
+    /// Without it: a table on a terminal, plain text elsewhere.
     #[arg(
         long,
         value_name = "FORMAT",
@@ -204,6 +232,8 @@ pub(crate) struct OutputArgs {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
     /// Overwrite files that exist
+    ///
+    /// Without it, an output file that exists is refused (LC0205).
     #[arg(long, hide_short_help = true)]
     pub(crate) force: bool,
 }
@@ -216,9 +246,13 @@ pub(crate) struct ExportArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) export_json: Option<PathBuf>,
     /// Also write the report as Markdown
+    ///
+    /// A table for a pull request or a page.
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub(crate) export_markdown: Option<PathBuf>,
     /// Keep a sample of memory every MS milliseconds in the report
+    ///
+    /// In JSON, under runs[].samples. At most 4096 rows are kept; of those that share a row, the highest counts.
     #[arg(long, value_name = "MS", hide_short_help = true, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) timeline: Option<u64>,
 }
@@ -228,6 +262,8 @@ pub(crate) struct ExportArgs {
 #[command(next_help_heading = "Terminal")]
 pub(crate) struct TerminalArgs {
     /// auto, bar, plain, json, never
+    ///
+    /// On stderr: a bar on a terminal, elsewhere a line every 10 % and at least every 10 s; `json` prints an object a line.
     #[arg(
         long,
         global = true,
@@ -238,6 +274,8 @@ pub(crate) struct TerminalArgs {
     )]
     pub(crate) progress: ProgressArg,
     /// auto, always, never
+    ///
+    /// NO_COLOR, CLICOLOR_FORCE and TERM=dumb are obeyed; nothing is coloured in a pipe unless it is forced.
     #[arg(
         long,
         global = true,
@@ -253,7 +291,9 @@ pub(crate) struct TerminalArgs {
     /// More detail
     #[arg(short, long, global = true)]
     pub(crate) verbose: bool,
-    /// Never use the network (this version never does)
+    /// Never use the network
+    ///
+    /// This version never does: names are looked up in the local cache only.
     #[arg(long, global = true, hide_short_help = true)]
     pub(crate) offline: bool,
     /// This help; --help has more
@@ -267,6 +307,8 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) load: LoadArgs,
     /// Print a BLAKE3 hash of every tensor
+    ///
+    /// Of the bytes as they are delivered. Hashing is part of the time that is measured.
     #[arg(long, help_heading = "Load")]
     pub(crate) hash: bool,
     /// Runs, each in a fresh process
@@ -274,10 +316,15 @@ pub(crate) struct RunArgs {
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) runs: u32,
     /// Runs before, not counted
+    ///
+    /// Each in a fresh process as well; they warm the page cache and nothing else.
     #[arg(short, long, value_name = "N", default_value_t = 0, help_heading = "Measurement",
           value_parser = clap::value_parser!(u32).range(0..=10_000))]
     pub(crate) warmup: u32,
     /// Page cache before a run: cold, warm, asis
+    ///
+    /// `cold` drops the pages of the source, `warm` reads it once. The state is checked afterwards, and the report says
+    /// `unchecked` where the kernel does not tell.
     #[arg(
         long,
         value_name = "STATE",

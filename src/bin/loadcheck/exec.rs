@@ -26,6 +26,8 @@ use crate::signals::Interrupts;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The same after Ctrl-C: the program itself is to be gone within 2 s.
 const PATIENCE_INTERRUPTED: Duration = Duration::from_millis(1500);
+/// How long a signal may take to be noticed after the command that it ended too.
+const SIGNAL_DELAY: Duration = Duration::from_millis(50);
 /// A longer line is looked at in pieces.
 const LINE_BYTES_MAX: usize = 1 << 20;
 
@@ -117,6 +119,7 @@ pub(crate) struct Child {
     pid: u32,
     start: Instant,
     exit: Receiver<Option<ExitStatus>>,
+    status: Option<ExitStatus>,
     watch: Option<LineWatch>,
 }
 
@@ -165,7 +168,7 @@ impl Child {
             .name("command-end".to_owned())
             .spawn(move || sender.send(child.wait().ok()))
             .map_err(|error| cannot(&error))?;
-        Ok(Self { pid, start, exit, watch })
+        Ok(Self { pid, start, exit, status: None, watch })
     }
 
     /// Its process id.
@@ -185,10 +188,18 @@ impl Child {
         select! {
             recv(line) -> _ => Event::LineSeen,
             recv(self.exit) -> status => {
+                let status = status.unwrap_or_default();
+                // A Ctrl-C reaches the command as well; its end may be known before the signal is.
+                if !status.is_some_and(|status| status.success())
+                    && let Ok(signal) = interrupts.receiver().recv_timeout(SIGNAL_DELAY)
+                {
+                    self.status = status;
+                    return Event::Interrupted(signal);
+                }
                 // What it printed last may still be on its way.
                 match &self.watch {
                     Some(watch) if watch.receiver.recv_timeout(Duration::from_millis(200)).is_ok() => Event::LineSeen,
-                    _ => Event::Ended(status.unwrap_or_default()),
+                    _ => Event::Ended(status),
                 }
             }
             recv(interrupts.receiver()) -> signal => Event::Interrupted(signal.unwrap_or(SIGINT)),
@@ -231,7 +242,7 @@ impl Child {
             send_all(signal);
         }
         let deadline = Instant::now() + patience;
-        let (mut status, mut interrupted) = (None, None);
+        let (mut status, mut interrupted) = (self.status, None);
         while Instant::now() < deadline && interrupted.is_none() {
             match self.exit.recv_timeout(Duration::from_millis(20)) {
                 Ok(exit) => status = exit,

@@ -23,8 +23,13 @@ pub(crate) struct Progress {
 
 #[derive(Debug)]
 enum Shown {
-    Bar(ProgressBar),
-    Lines { json: bool, tenth: u64, last: Instant },
+    /// Nothing is drawn before the first update: a bar of nothing looks full.
+    Bar(Option<ProgressBar>),
+    Lines {
+        json: bool,
+        tenth: u64,
+        last: Instant,
+    },
     Nothing,
 }
 
@@ -33,7 +38,7 @@ impl Progress {
     pub(crate) fn start(mode: ProgressMode, label: &str) -> Self {
         let start = Instant::now();
         let shown = match mode {
-            ProgressMode::Bar => Shown::Bar(new_bar(label)),
+            ProgressMode::Bar => Shown::Bar(None),
             ProgressMode::Plain => Shown::Lines { json: false, tenth: 0, last: start },
             ProgressMode::Json => Shown::Lines { json: true, tenth: 0, last: start },
             ProgressMode::Never => Shown::Nothing,
@@ -46,6 +51,7 @@ impl Progress {
         match &mut self.shown {
             Shown::Nothing => {}
             Shown::Bar(bar) => {
+                let bar = bar.get_or_insert_with(|| new_bar(&self.label, total_bytes));
                 bar.set_length(total_bytes);
                 bar.set_position(done_bytes);
                 bar.set_message(escape(layer).into_owned());
@@ -70,16 +76,16 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if let Shown::Bar(bar) = &self.shown {
+        if let Shown::Bar(Some(bar)) = &self.shown {
             bar.finish_and_clear();
         }
     }
 }
 
-fn new_bar(label: &str) -> ProgressBar {
+fn new_bar(label: &str, total_bytes: u64) -> ProgressBar {
     let template = "{prefix}{bar:25} {binary_bytes:>9} of {binary_total_bytes}  {binary_bytes_per_sec}  eta {eta}  {wide_msg}";
     let style = ProgressStyle::with_template(template).expect("the template is a constant that tests build");
-    let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr_with_hz(10));
+    let bar = ProgressBar::with_draw_target(Some(total_bytes), ProgressDrawTarget::stderr_with_hz(10));
     bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
     bar.set_prefix(if label.is_empty() { String::new() } else { format!("{label}  ") });
     bar
@@ -114,7 +120,7 @@ mod tests {
 
     #[test]
     fn the_bar_can_be_built() {
-        assert_eq!(new_bar("run 1 of 2").prefix(), "run 1 of 2  ");
+        assert_eq!(new_bar("run 1 of 2", 7).prefix(), "run 1 of 2  ");
     }
 
     #[test]

@@ -42,6 +42,12 @@ pub(crate) fn help_colour(words: &[OsString]) -> clap::ColorChoice {
 ///
 /// A word that is almost a command, and no path, is left to clap: its answer suggests the right one.
 pub(crate) fn with_command(mut words: Vec<OsString>) -> Vec<OsString> {
+    // `help plan` is what people try first.
+    if words.get(1).is_some_and(|word| word == "help") && !std::path::Path::new("help").exists() {
+        words.remove(1);
+        words.push("--help".into());
+        return words;
+    }
     let cli = Cli::command();
     let mut rest = words.iter().skip(1);
     while let Some(word) = rest.next() {
@@ -106,6 +112,8 @@ mod tests {
         ] {
             assert_eq!(words(line), expected);
         }
+        assert_eq!(words("loadcheck help plan"), "loadcheck plan --help");
+        assert_eq!(words("loadcheck help"), "loadcheck --help");
         for line in [
             "loadcheck",
             "loadcheck -h",

@@ -26,7 +26,7 @@ pub(crate) fn plan(args: &PlanArgs, output: &Output) -> Outcome {
         problems.extend(config.below_floor(&problems));
         return Outcome::refused(report, problems);
     };
-    match describe(&config, &mut report, &resolved) {
+    match describe(&config, false, &mut report, &resolved) {
         Ok(()) if problems.is_empty() => {}
         Ok(()) => return Outcome::refused(report, problems),
         Err(more) => {
@@ -47,15 +47,9 @@ pub(crate) fn inspect(args: &InspectArgs, output: &Output) -> Outcome {
     let Some(resolved) = resolved(&args.source, &mut problems) else {
         return Outcome::refused(report, problems);
     };
-    let (mut config, more) = LoadConfig::new(&LoadArgs::of_inspect(args), false, resolved.path.clone());
+    let (config, more) = LoadConfig::new(&LoadArgs::of_inspect(args), false, resolved.path.clone());
     problems.extend(more);
-    // Twice: what the smallest budget is shows in any plan, and then the plan is made for it.
-    let described = describe(&config, &mut report, &resolved).and_then(|()| {
-        let smallest = report.plan.as_ref().and_then(|plan| plan.smallest_budget_bytes);
-        config.budget = smallest.map_or(config.budget, Size::Bytes);
-        describe(&config, &mut report, &resolved)
-    });
-    problems.extend(described.err().unwrap_or_default());
+    problems.extend(describe(&config, true, &mut report, &resolved).err().unwrap_or_default());
     if !problems.is_empty() {
         return Outcome::refused(report, problems);
     }
@@ -71,10 +65,19 @@ fn path_of(resolved: Option<&Resolved>) -> PathBuf {
     resolved.map(|resolved| resolved.path.clone()).unwrap_or_default()
 }
 
-/// Puts source, plan and layers into the report.
-fn describe(config: &LoadConfig, report: &mut Report, resolved: &Resolved) -> Result<(), Vec<Problem>> {
+/// Puts source, plan and layers into the report; the plan is for the configured budget, or for the smallest.
+fn describe(
+    config: &LoadConfig,
+    for_smallest_budget: bool,
+    report: &mut Report,
+    resolved: &Resolved,
+) -> Result<(), Vec<Problem>> {
     let checkpoint = worker::open_checkpoint(&config.path.0, config.opaque_dtypes)?;
-    let (layers, plan, _) = worker::plan_of(&checkpoint, config)?;
+    let (layers, mut plan, _) = worker::plan_of(&checkpoint, config)?;
+    if let Some(smallest_bytes) = plan.smallest_budget_bytes.filter(|_| for_smallest_budget) {
+        let smallest = LoadConfig { budget: Size::Bytes(smallest_bytes), ..config.clone() };
+        plan = worker::plan_of(&checkpoint, &smallest)?.1;
+    }
     let mut source = worker::describe(&checkpoint, &layers);
     source.given = resolved.given.clone();
     source.resolved = Some(resolved.path.display().to_string());

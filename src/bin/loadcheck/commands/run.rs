@@ -353,3 +353,55 @@ fn next(report: &Report, resolved: &Resolved) -> Option<String> {
         Some(format!("loadcheck {source} --json -o loadcheck.json   (to keep the numbers)"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{Limit, Promise};
+
+    fn limit(passed: bool, inside_spread: bool) -> Limit {
+        Limit {
+            metric: "host".to_owned(),
+            limit_bytes: Some(1),
+            actual_bytes: Some(1),
+            limit_seconds: None,
+            actual_seconds: None,
+            passed,
+            inside_spread,
+            first_exceeded_at: None,
+        }
+    }
+
+    fn verdict_of(promises: &[bool], limits: Vec<Limit>, strict_noise: bool) -> Verdict {
+        let mut report = Report::new(CommandName::Run);
+        let run = |kept: &bool| Run {
+            promise: Some(Promise { limit_bytes: 1, growth_bytes: 2, kept: *kept }),
+            ..Run::default()
+        };
+        report.runs = promises.iter().map(run).collect();
+        report.limits = limits;
+        verdict(&report, strict_noise)
+    }
+
+    #[test]
+    fn a_broken_promise_fails_whatever_the_limits_say() {
+        assert_eq!(verdict_of(&[true, true], vec![], false), Verdict::Pass);
+        assert_eq!(verdict_of(&[true, false], vec![limit(true, false)], false), Verdict::Fail);
+        assert_eq!(verdict_of(&[true, false], vec![limit(true, true)], true), Verdict::Fail);
+    }
+
+    #[test]
+    fn noise_is_inconclusive_only_if_that_is_asked_for() {
+        for (passed, inside_spread, relaxed, strict) in [
+            (true, false, Verdict::Pass, Verdict::Pass),
+            (true, true, Verdict::Pass, Verdict::Inconclusive),
+            (false, true, Verdict::Fail, Verdict::Inconclusive),
+            (false, false, Verdict::Fail, Verdict::Fail),
+        ] {
+            assert_eq!(verdict_of(&[], vec![limit(passed, inside_spread)], false), relaxed);
+            assert_eq!(verdict_of(&[], vec![limit(passed, inside_spread)], true), strict);
+        }
+        let both = vec![limit(false, true), limit(false, false)];
+        assert_eq!(verdict_of(&[], both, true), Verdict::Fail, "a clear failure outweighs noise");
+    }
+}

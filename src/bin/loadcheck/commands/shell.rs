@@ -35,7 +35,11 @@ pub(crate) fn man(args: &ManArgs) -> Result<String, Problem> {
         }
     };
     let mut page = Vec::new();
-    let rendered = clap_mangen::Man::new(command).section("1").render(&mut page);
+    let rendered = clap_mangen::Man::new(command)
+        .section("1")
+        .source(concat!("loadcheck ", env!("CARGO_PKG_VERSION")))
+        .manual("loadcheck manual")
+        .render(&mut page);
     rendered.map_err(|error| Problem::new(Code::CannotWrite, error.to_string()))?;
     String::from_utf8(page).map_err(|error| Problem::new(Code::CannotWrite, error.to_string()))
 }

@@ -193,7 +193,12 @@ fn rows(report: &Report, is_narrow: bool) -> Vec<Vec<String>> {
         let metric = format!("peak.{}_bytes", name.to_lowercase());
         let missing = report.unavailable.iter().find(|entry| peak.is_none() && entry.metric == metric);
         let note = missing.map_or(note, |entry| format!("not measured: {}", entry.reason));
-        vec![name.to_owned(), bytes(peak), growth(peak, start), at.map(place).unwrap_or_default(), note]
+        let at = match at {
+            // Before the first layer, the headers are read and the plan is made.
+            Some(at) if report.exec.is_none() && at.layer.is_none() => "headers".to_owned(),
+            at => at.map(place).unwrap_or_default(),
+        };
+        vec![name.to_owned(), bytes(peak), growth(peak, start), at, note]
     };
     let mut rows = Vec::new();
     if let Some(run) = worst(runs, |run| run.peak.host_bytes) {
@@ -243,12 +248,16 @@ fn rss_note(report: &Report, is_narrow: bool) -> String {
 }
 
 fn time_row(report: &Report) -> Option<Vec<String>> {
-    let times: Vec<f64> = report.runs.iter().filter_map(|run| run.seconds).collect();
+    // A run that was cut short says nothing about time, unless there is no other.
+    let is_whole = |run: &&Run| matches!(run.outcome, Outcome::Completed | Outcome::Stopped);
+    let whole: Vec<&Run> = report.runs.iter().filter(is_whole).collect();
+    let runs = if whole.is_empty() { report.runs.iter().collect() } else { whole };
+    let times: Vec<f64> = runs.iter().filter_map(|run| run.seconds).collect();
     if times.is_empty() {
         return None;
     }
     let average = mean(&times);
-    let moved = report.runs.last().and_then(|run| run.io.read_bytes);
+    let moved = runs.last().and_then(|run| run.io.read_bytes);
     let speed = moved.and_then(|moved| rate(moved, average)).unwrap_or_default();
     let mut note = Vec::new();
     if times.len() > 1 {
@@ -256,7 +265,7 @@ fn time_row(report: &Report) -> Option<Vec<String>> {
         note.push(format!("± {} ({} runs)", seconds(deviation), times.len()));
     }
     if let Some((cached, read)) =
-        report.runs.last().and_then(|run| Some((run.io.from_cache_bytes?, run.io.read_bytes?)))
+        runs.last().and_then(|run| Some((run.io.from_cache_bytes?, run.io.read_bytes?)))
         && read > 0
     {
         note.push(format!("{} % from page cache", u128::from(cached) * 100 / u128::from(read)));
