@@ -11,7 +11,7 @@ type Threshold = (&'static str, fn(&mut Rule, u32), &'static [u32]);
 
 const THRESHOLDS: [Threshold; 9] = [
     ("deep", |rule, value| rule.deep_percent = value, &[30, 40, 50, 60, 70]),
-    ("common", |rule, value| rule.common_percent = value, &[30, 40, 50, 60, 70]),
+    ("common", |rule, value| rule.common_percent = value, &[10, 20, 25, 40, 50]),
     ("agreement", |rule, value| rule.agreement_percent = value, &[60, 70, 80, 90, 100]),
     ("uniform", |rule, value| rule.uniform_percent = value, &[25, 35, 50, 65, 80]),
     ("own names", |rule, value| rule.own_names_percent = value, &[30, 40, 50, 55, 60]),

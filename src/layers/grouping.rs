@@ -245,21 +245,29 @@ impl<'a> Drafts<'a> {
     fn sub_units(&self, verdicts: &Verdicts, companions: &Companions, draft: u32) -> Box<[SubUnit]> {
         let is_sub_unit = |child: u32| verdicts.is_sub_unit_list(self.lists.child(child).list);
         let mut unit_of: HashMap<u32, Vec<TensorId>> = HashMap::new();
+        let mut inner_lists: Vec<u32> = Vec::new();
         for &tensor in self.tensors(draft) {
             let children = self.lists.around(companions.host(tensor).unwrap_or(tensor));
             if let Some(child) = children.iter().copied().find(|&child| is_sub_unit(child)) {
-                unit_of.entry(child).or_default().push(TensorId(tensor));
+                unit_of
+                    .entry(child)
+                    .or_insert_with(|| {
+                        inner_lists.push(self.lists.child(child).list);
+                        Vec::new()
+                    })
+                    .push(TensorId(tensor));
             }
         }
-        let mut units: Vec<_> = unit_of
-            .into_iter()
-            .map(|(child, tensors)| SubUnit {
-                prefix: self.lists.child_path(child).into(),
-                tensors: tensors.into(),
+        inner_lists.sort_unstable();
+        inner_lists.dedup();
+        inner_lists
+            .sort_by(|&left, &right| names::compare_natural(self.lists.path(left), self.lists.path(right)));
+        (inner_lists.iter().flat_map(|&list| self.lists.children(list)))
+            .filter_map(|&child| {
+                let tensors = unit_of.remove(&child)?;
+                Some(SubUnit { prefix: self.lists.child_path(child).into(), tensors: tensors.into() })
             })
-            .collect();
-        units.sort_by(|left, right| names::compare_natural(&left.prefix, &right.prefix));
-        units.into()
+            .collect()
     }
 }
 

@@ -40,7 +40,7 @@ impl Default for Rule {
     fn default() -> Self {
         Self {
             deep_percent: 50,
-            common_percent: 50,
+            common_percent: 25,
             agreement_percent: 80,
             uniform_percent: 50,
             own_names_percent: 50,
