@@ -195,7 +195,9 @@ impl<'a> Drafts<'a> {
                         continue;
                     }
                     let members = self.lists.children(list).iter().map(|&child| draft_of_child[slot(child)]);
-                    (self.lists.path(list), true, members.collect())
+                    // The slash of `vae/` stays, so that a list at its root is known to be in a component.
+                    let prefix = self.lists.prefix(list);
+                    (prefix.strip_suffix('.').unwrap_or(prefix), true, members.collect())
                 }
                 Origin::Rest => (entry.id, false, vec![draft]),
                 Origin::Given { group } => {
@@ -358,4 +360,32 @@ fn check_complete(tensor_count: usize, layers: &Layers) -> Result<(), LayersErro
         return Err(LayersError::Unaccounted { what: "tensors", expected, found });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(tensors: &[&[u32]]) -> Layers {
+        let layer = |ids: &&[u32]| Layer {
+            id: LayerId::new("l"),
+            kind: LayerKind::Group,
+            tensors: ids.iter().map(|&id| TensorId(id)).collect(),
+            sub_units: Box::default(),
+        };
+        Layers { layers: tensors.iter().map(layer).collect(), ..Layers::default() }
+    }
+
+    #[test]
+    fn lost_and_doubled_tensors_are_errors() {
+        assert_eq!(check_complete(3, &with(&[&[0, 2], &[1]])), Ok(()));
+        let found = |tensors: &[&[u32]]| match check_complete(3, &with(tensors)) {
+            Err(LayersError::Unaccounted { what: "tensors", expected: 3, found }) => found,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(found(&[&[0], &[2]]), 2);
+        assert_eq!(found(&[&[0, 1, 2], &[1]]), 4);
+        assert_eq!(found(&[&[0, 1], &[1]]), 2, "as many as there are, but one twice");
+        assert_eq!(found(&[&[0, 1, 7]]), 2);
+    }
 }
