@@ -1,5 +1,7 @@
-//! Measures the grouping rule: `cargo run --release --example inventories -- PATH [--verbose] [--sensitivity]`.
+//! Measures the grouping rule: `cargo run --release --example inventories -- PATH [--verbose] [--sensitivity] [--names-only]`.
 //!
+//! `--names-only` forgets the shapes, as an index file has none; `--sensitivity` varies the thresholds.
+//! `--scale`, without a PATH, times the grouping of large and of hostile sets of names.
 //! PATH is a folder of inventories (or of folders), or one file; forms and scoring are told in
 //! `inventories/read.rs` and `inventories/score.rs`. Prints one line per folder and one per miss. Exits with 1 if a
 //! tensor is lost anywhere, or a folder called `transformers` or `diffusers` is below its target.
@@ -14,6 +16,8 @@ use onelayer::layers::{LayerMap, Layers, Rule};
 
 #[path = "inventories/read.rs"]
 mod read;
+#[path = "inventories/scale.rs"]
+mod scale;
 #[path = "inventories/score.rs"]
 mod score;
 #[path = "inventories/sensitivity.rs"]
@@ -33,11 +37,21 @@ fn main() -> ExitCode {
         arguments.len() < before
     };
     let (verbose, with_sensitivity) = (flag("--verbose"), flag("--sensitivity"));
+    let names_only = flag("--names-only");
+    if flag("--scale") {
+        return match scale::report() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("error: {error}");
+                ExitCode::from(1)
+            }
+        };
+    }
     let [path] = &arguments[..] else {
-        eprintln!("usage: inventories PATH [--verbose] [--sensitivity]");
+        eprintln!("usage: inventories PATH [--verbose] [--sensitivity] [--names-only]");
         return ExitCode::from(2);
     };
-    match report(&PathBuf::from(path), verbose, with_sensitivity) {
+    match report(&PathBuf::from(path), verbose, with_sensitivity, names_only) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(error) => {
@@ -48,8 +62,12 @@ fn main() -> ExitCode {
 }
 
 /// Prints everything; false if a target is missed.
-fn report(path: &Path, verbose: bool, with_sensitivity: bool) -> Result<bool, String> {
-    let folders = read::read_tree(path)?;
+fn report(path: &Path, verbose: bool, with_sensitivity: bool, names_only: bool) -> Result<bool, String> {
+    let mut folders = read::read_tree(path)?;
+    if names_only {
+        let inventories = folders.iter_mut().flat_map(|folder| &mut folder.inventories);
+        inventories.flat_map(|inventory| &mut inventory.tensors).for_each(|(_, shape)| *shape = None);
+    }
     if folders.iter().all(|folder| folder.inventories.is_empty()) {
         return Err(format!("{}: no inventory found", path.display()));
     }

@@ -6,12 +6,12 @@ use super::percent;
 use super::read::{Folder, Inventory};
 use super::score::score;
 
-/// One threshold: its name, how it is set, and the values tried.
+/// One threshold: its name, how it is set, and the values tried (percent, but for the ratio).
 type Threshold = (&'static str, fn(&mut Rule, u32), &'static [u32]);
 
-const THRESHOLDS: [Threshold; 9] = [
+const THRESHOLDS: [Threshold; 10] = [
     ("deep", |rule, value| rule.deep_percent = value, &[30, 40, 50, 60, 70]),
-    ("common", |rule, value| rule.common_percent = value, &[30, 40, 50, 60, 70]),
+    ("common", |rule, value| rule.common_percent = value, &[10, 20, 25, 40, 50]),
     ("agreement", |rule, value| rule.agreement_percent = value, &[60, 70, 80, 90, 100]),
     ("uniform", |rule, value| rule.uniform_percent = value, &[25, 35, 50, 65, 80]),
     ("own names", |rule, value| rule.own_names_percent = value, &[30, 40, 50, 55, 60]),
@@ -19,6 +19,7 @@ const THRESHOLDS: [Threshold; 9] = [
     ("own elements, uniform", |rule, value| rule.own_elements_uniform_percent = value, &[5, 15, 25, 35, 45]),
     ("alike", |rule, value| rule.alike_percent = value, &[30, 40, 50, 60, 70]),
     ("alike, uniform", |rule, value| rule.alike_uniform_percent = value, &[70, 80, 90, 95, 100]),
+    ("chain ratio", |rule, value| rule.chain_ratio = value, &[1, 2, 4, 8, 1000]),
 ];
 
 /// How many random halves are tried.
@@ -65,8 +66,8 @@ pub(crate) fn report(folder: &Folder) -> Result<(), String> {
             let mut rule = Rule::default();
             set(&mut rule, value);
             let exact = exact(&judged, &rule)?;
-            cells.push(format!("{value} %: {}", count(&exact)));
-            candidates.push((format!("{name} {value} %"), exact));
+            cells.push(format!("{value}: {}", count(&exact)));
+            candidates.push((format!("{name} {value}"), exact));
         }
         println!("    {name:22} {}", cells.join("   "));
     }

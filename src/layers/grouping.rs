@@ -195,7 +195,9 @@ impl<'a> Drafts<'a> {
                         continue;
                     }
                     let members = self.lists.children(list).iter().map(|&child| draft_of_child[slot(child)]);
-                    (self.lists.path(list), true, members.collect())
+                    // The slash of `vae/` stays, so that a list at its root is known to be in a component.
+                    let prefix = self.lists.prefix(list);
+                    (prefix.strip_suffix('.').unwrap_or(prefix), true, members.collect())
                 }
                 Origin::Rest => (entry.id, false, vec![draft]),
                 Origin::Given { group } => {
@@ -245,21 +247,29 @@ impl<'a> Drafts<'a> {
     fn sub_units(&self, verdicts: &Verdicts, companions: &Companions, draft: u32) -> Box<[SubUnit]> {
         let is_sub_unit = |child: u32| verdicts.is_sub_unit_list(self.lists.child(child).list);
         let mut unit_of: HashMap<u32, Vec<TensorId>> = HashMap::new();
+        let mut inner_lists: Vec<u32> = Vec::new();
         for &tensor in self.tensors(draft) {
             let children = self.lists.around(companions.host(tensor).unwrap_or(tensor));
             if let Some(child) = children.iter().copied().find(|&child| is_sub_unit(child)) {
-                unit_of.entry(child).or_default().push(TensorId(tensor));
+                unit_of
+                    .entry(child)
+                    .or_insert_with(|| {
+                        inner_lists.push(self.lists.child(child).list);
+                        Vec::new()
+                    })
+                    .push(TensorId(tensor));
             }
         }
-        let mut units: Vec<_> = unit_of
-            .into_iter()
-            .map(|(child, tensors)| SubUnit {
-                prefix: self.lists.child_path(child).into(),
-                tensors: tensors.into(),
+        inner_lists.sort_unstable();
+        inner_lists.dedup();
+        inner_lists
+            .sort_by(|&left, &right| names::compare_natural(self.lists.path(left), self.lists.path(right)));
+        (inner_lists.iter().flat_map(|&list| self.lists.children(list)))
+            .filter_map(|&child| {
+                let tensors = unit_of.remove(&child)?;
+                Some(SubUnit { prefix: self.lists.child_path(child).into(), tensors: tensors.into() })
             })
-            .collect();
-        units.sort_by(|left, right| names::compare_natural(&left.prefix, &right.prefix));
-        units.into()
+            .collect()
     }
 }
 
@@ -350,4 +360,32 @@ fn check_complete(tensor_count: usize, layers: &Layers) -> Result<(), LayersErro
         return Err(LayersError::Unaccounted { what: "tensors", expected, found });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(tensors: &[&[u32]]) -> Layers {
+        let layer = |ids: &&[u32]| Layer {
+            id: LayerId::new("l"),
+            kind: LayerKind::Group,
+            tensors: ids.iter().map(|&id| TensorId(id)).collect(),
+            sub_units: Box::default(),
+        };
+        Layers { layers: tensors.iter().map(layer).collect(), ..Layers::default() }
+    }
+
+    #[test]
+    fn lost_and_doubled_tensors_are_errors() {
+        assert_eq!(check_complete(3, &with(&[&[0, 2], &[1]])), Ok(()));
+        let found = |tensors: &[&[u32]]| match check_complete(3, &with(tensors)) {
+            Err(LayersError::Unaccounted { what: "tensors", expected: 3, found }) => found,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(found(&[&[0], &[2]]), 2);
+        assert_eq!(found(&[&[0, 1, 2], &[1]]), 4);
+        assert_eq!(found(&[&[0, 1], &[1]]), 2, "as many as there are, but one twice");
+        assert_eq!(found(&[&[0, 1, 7]]), 2);
+    }
 }

@@ -10,9 +10,9 @@ use std::ops::Range;
 use super::NamedShape;
 use super::names;
 
-/// How many numbered components of one name are looked at, from the left. The deepest real name seen has 5; the
-/// bound keeps hostile names (thousands of numbers) linear.
-const LEVELS_MAX: usize = 6;
+/// How many numbered components of one name are looked at, from the left: enough for the experts of the blocks of
+/// the stages of the second of two towers. The bound keeps hostile names (thousands of numbers) linear.
+const LEVELS_MAX: usize = 4;
 
 /// "No child": the list stands outside every other list.
 pub(super) const NO_CHILD: u32 = u32::MAX;

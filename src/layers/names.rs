@@ -4,7 +4,6 @@
 //! files of this stage call it.
 
 use std::cmp::Ordering;
-use std::hash::{DefaultHasher, Hasher};
 
 /// Where the dotted part of a name starts: behind `component/` in a pipeline, else at 0.
 ///
@@ -47,16 +46,17 @@ pub(super) fn module_of(suffix: &str) -> &str {
     suffix.rfind('.').map_or("", |dot| &suffix[..dot])
 }
 
-/// A number for `suffix` in which all indices look alike, so that `experts.3.w1` and `experts.41.w1` are one.
+/// A number for `suffix` in which all indices look alike, so that `experts.3.w1` and `experts.41.w1` are one (FNV-1a).
 ///
 /// A collision could only make the rule miscount, never lose a tensor.
 pub(super) fn indexless_hash(suffix: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    for component in suffix.split('.') {
-        hasher.write(if is_index(component) { b"\xff" } else { component.as_bytes() });
-        hasher.write_u8(0xfe);
-    }
-    hasher.finish()
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    suffix.split('.').fold(0xcbf2_9ce4_8422_2325, |hash, component| {
+        // Neither byte occurs in UTF-8, so that no component can imitate an index or an end.
+        let index: &[u8] = b"\xff";
+        let bytes = if is_index(component) { index } else { component.as_bytes() };
+        mix(bytes.iter().fold(hash, |hash, &byte| mix(hash, byte)), 0xfe)
+    })
 }
 
 /// A list's prefix as people write it: `model.layers.` is `model.layers`, `vae/` is `vae`, "" is the root.

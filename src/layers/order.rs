@@ -16,7 +16,7 @@ mod words {
     /// In front: an embedding has the shape of a head.
     pub(super) const FRONT: &str = "emb";
     /// Behind.
-    pub(super) const BACK: [&str; 3] = ["head", "out", "norm"];
+    pub(super) const BACK: [&str; 4] = ["head", "out", "norm", "final"];
     /// After its encoder.
     pub(super) const DECODER: &str = "decoder";
 }
@@ -92,6 +92,8 @@ struct Node {
     has_stack: bool,
     /// Holds an embedding table longer than any dimension of its layers.
     has_vocabulary: bool,
+    /// Width of the vocabularies right in this container, to find the stack that reads them.
+    vocabulary_widths: Vec<u64>,
     first_shard: u32,
     role: Option<Role>,
 }
@@ -170,9 +172,11 @@ impl<'a> Tree<'a> {
             self.measure_stacks(node, shapes);
         }
         for &node in &downwards {
+            let is_outside = self.nodes[slot(node)].depth == 0 && self.is_wrapped(node);
+            let has_several_stacks = self.stack_holders(node).nth(1).is_some();
             for at in 0..self.nodes[slot(node)].children.len() {
                 let child = self.nodes[slot(node)].children[at];
-                self.measure_group(node, child, shapes);
+                self.measure_group(node, child, is_outside, has_several_stacks, shapes);
             }
         }
         for &node in downwards.iter().rev() {
@@ -221,7 +225,14 @@ impl<'a> Tree<'a> {
     }
 
     /// Where the group `child` stands below its container `node`, and whether it holds a vocabulary.
-    fn measure_group(&mut self, node: u32, child: u32, shapes: &impl Shapes) {
+    fn measure_group(
+        &mut self,
+        node: u32,
+        child: u32,
+        is_outside: bool,
+        has_several_stacks: bool,
+        shapes: &impl Shapes,
+    ) {
         let Some(item) = self.nodes[slot(child)].item.filter(|&item| !self.items[slot(item)].is_stack) else {
             return;
         };
@@ -229,28 +240,25 @@ impl<'a> Tree<'a> {
         let flow = Flow::of(container, shapes.shapes(slot(item)).take(LOOK_MAX));
         let path = self.body(item);
         let name = path.get(container.depth..).unwrap_or("").to_ascii_lowercase();
-        let is_outside = container.depth == 0 && self.is_wrapped(node);
-        let has_vocabulary = flow.has_vocabulary;
-        let role = flow.role(&name, is_outside, self.stack_holders(node) >= 2);
+        let vocabulary_width = flow.vocabulary_width;
+        self.node(node).vocabulary_widths.extend(vocabulary_width);
         let entry = self.node(child);
-        entry.role = Some(role);
-        entry.has_vocabulary = has_vocabulary;
+        entry.role = Some(flow.role(&name, is_outside, has_several_stacks));
+        entry.has_vocabulary = vocabulary_width.is_some();
     }
 
-    fn stack_holders(&self, node: u32) -> usize {
-        self.nodes[slot(node)].children.iter().filter(|&&child| self.nodes[slot(child)].has_stack).count()
+    /// The children of a container that hold stacks.
+    fn stack_holders(&self, node: u32) -> impl Iterator<Item = &Node> {
+        let children = self.nodes[slot(node)].children.iter();
+        children.map(|&child| &self.nodes[slot(child)]).filter(|child| child.has_stack)
     }
 
     /// True if all stacks below `node` are in one and the same container below it, so that what stands beside
     /// that container was put on top of it.
     fn is_wrapped(&self, node: u32) -> bool {
-        let mut holders =
-            self.nodes[slot(node)].children.iter().filter(|&&child| self.nodes[slot(child)].has_stack);
+        let mut holders = self.stack_holders(node);
         match (holders.next(), holders.next()) {
-            (Some(&only), None) => match self.nodes[slot(only)].item {
-                Some(item) => self.body(item).contains('.'),
-                None => true,
-            },
+            (Some(only), None) => only.item.is_none_or(|item| self.body(item).contains('.')),
             _ => false,
         }
     }
@@ -262,11 +270,17 @@ impl<'a> Tree<'a> {
             ordered.extend(self.nodes[slot(node)].item);
             let depth = self.nodes[slot(node)].depth;
             let children = std::mem::take(&mut self.node(node).children);
-            open.extend(self.sorted(children, depth).into_iter().rev());
+            open.extend(self.sorted(node, children, depth).into_iter().rev());
         }
     }
 
-    fn sorted(&self, children: Vec<u32>, depth: usize) -> Vec<u32> {
+    /// True if `node` is a stack beside a vocabulary of its width: what reads tokens, not what feeds images to it.
+    fn reads_vocabulary(&self, container: u32, node: &Node) -> bool {
+        let widths = &self.nodes[slot(container)].vocabulary_widths;
+        node.item.is_some() && widths.iter().any(|width| node.widths.contains(width))
+    }
+
+    fn sorted(&self, container: u32, children: Vec<u32>, depth: usize) -> Vec<u32> {
         if children.len() < 2 {
             return children;
         }
@@ -281,7 +295,8 @@ impl<'a> Tree<'a> {
                 let node = &self.nodes[slot(child)];
                 let role = node.role.unwrap_or(Role::Middle);
                 let is_decoder = node.has_stack && name(at).contains(words::DECODER);
-                let tokens_last = node.has_stack && node.has_vocabulary;
+                let tokens_last =
+                    node.has_stack && (node.has_vocabulary || self.reads_vocabulary(container, node));
                 let shard = if node.has_stack { node.first_shard } else { 0 };
                 let plain = if node.has_stack { plain_name(name(at), &stack_names) } else { name(at) };
                 ((role, is_decoder, tokens_last, !node.has_stack, shard), plain, name(at), child)
@@ -315,7 +330,8 @@ struct Flow {
     has_output_bias: bool,
     only_vectors: bool,
     is_known: bool,
-    has_vocabulary: bool,
+    /// Width of a table longer than any dimension of the stacks.
+    vocabulary_width: Option<u64>,
 }
 
 impl Flow {
@@ -335,13 +351,15 @@ impl Flow {
                     if is_width(second) && !is_width(first) {
                         flow.maps_out = true;
                         outputs.push(first);
-                        flow.has_vocabulary |= shape.len() == 2 && first > container.dimension_max;
+                        if shape.len() == 2 && first > container.dimension_max {
+                            flow.vocabulary_width = Some(second);
+                        }
                     }
                 }
             }
         }
         flow.has_output_bias = outputs.iter().any(|output| biases.contains(output));
-        flow.has_vocabulary &= !flow.has_output_bias;
+        flow.vocabulary_width = flow.vocabulary_width.filter(|_| !flow.has_output_bias);
         flow
     }
 
@@ -353,7 +371,7 @@ impl Flow {
             let own_parameters = name.is_empty();
             return if is_front_word || own_parameters { Role::Front } else { Role::Norm };
         }
-        if self.maps_in {
+        if self.maps_in && !(self.maps_out && is_back_word) {
             return Role::Front;
         }
         if self.maps_out && self.has_output_bias {

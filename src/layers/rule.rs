@@ -10,7 +10,7 @@ use super::lists::{Lists, NO_CHILD, index32, slot};
 use super::names;
 use crate::units::to_u64;
 
-/// The thresholds of the rule, in percent. The default is what the figures in docs/layers.md are for; anything
+/// The thresholds of the rule, most in percent. The default is what the figures in docs/layers.md are for; anything
 /// else is for measuring how much they matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -34,13 +34,16 @@ pub struct Rule {
     pub alike_percent: u32,
     /// The same where the outer list is uniform.
     pub alike_uniform_percent: u32,
+    /// A list whose children hold chains of blocks this many times as long as itself is a list of networks, however
+    /// many names stand beside the chains.
+    pub chain_ratio: u32,
 }
 
 impl Default for Rule {
     fn default() -> Self {
         Self {
             deep_percent: 50,
-            common_percent: 50,
+            common_percent: 25,
             agreement_percent: 80,
             uniform_percent: 50,
             own_names_percent: 50,
@@ -48,6 +51,7 @@ impl Default for Rule {
             own_elements_uniform_percent: 25,
             alike_percent: 50,
             alike_uniform_percent: 90,
+            chain_ratio: 4,
         }
     }
 }
@@ -96,6 +100,8 @@ struct Facts {
     own: Own,
     /// The same, counting only inner lists of alike blocks.
     own_beside_blocks: Own,
+    /// Children of the longest inner list of alike blocks.
+    blocks_longest: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -179,7 +185,10 @@ fn choose(facts: &Facts, rule: &Rule) -> Verdict {
     } else {
         (facts.own, rule.own_elements_percent)
     };
-    if own.names < 10 * rule.own_names_percent && own.elements < 10 * elements_percent {
+    // A few children with a long chain of blocks in each are whole networks, whatever else they have.
+    let holds_networks = strict && facts.blocks_longest / facts.children >= rule.chain_ratio;
+    let is_mostly_inner = own.names < 10 * rule.own_names_percent || holds_networks;
+    if is_mostly_inner && own.elements < 10 * elements_percent {
         return Verdict::Transparent;
     }
     match (facts.children, facts.uniform) {
@@ -242,6 +251,7 @@ struct Measure<'a> {
     own: [u64; 3],
     own_elements: [u64; 3],
     shaped: bool,
+    blocks_longest: u32,
 }
 
 impl<'a> Measure<'a> {
@@ -274,13 +284,11 @@ impl<'a> Measure<'a> {
             }
             state.rank_max = state.rank_max.max(shape.map_or(0, <[u64]>::len));
 
-            let deeper = &lists.around(tensor)[level + 1..];
-            let is_inside = |test: fn(&Facts, &Rule) -> bool| {
-                deeper.iter().any(|&child| test(&inner[slot(lists.child(child).list)], rule))
-            };
-            let counts = [true, !is_inside(Facts::is_inner_stack), !is_inside(Facts::is_inner_block_stack)];
+            let deeper = lists.around(tensor)[level + 1..].iter();
+            let is_counted =
+                self.is_counted(deeper.map(|&child| &inner[slot(lists.child(child).list)]), rule);
             let count = element_count(shape);
-            for kind in [ALL, OUTSIDE, OUTSIDE_BLOCKS].into_iter().filter(|&kind| counts[kind]) {
+            for kind in [ALL, OUTSIDE, OUTSIDE_BLOCKS].into_iter().filter(|&kind| is_counted[kind]) {
                 elements[kind] = elements[kind].saturating_add(count);
                 let state = &mut self.indexless[slot(indexless)];
                 if state.seen[kind] != number {
@@ -299,6 +307,20 @@ impl<'a> Measure<'a> {
         }
         self.child_ends.push(self.child_suffixes.len());
         self.close_modules(&touched);
+    }
+
+    /// What a tensor counts for, by the inner lists that it is in: always for the child, and for the child's own
+    /// part unless one of them is a stack of its own.
+    fn is_counted<'f>(&mut self, inner: impl Iterator<Item = &'f Facts>, rule: &Rule) -> [bool; 3] {
+        let mut counted = [true; 3];
+        for facts in inner {
+            counted[OUTSIDE] &= !facts.is_inner_stack(rule);
+            if facts.is_inner_block_stack(rule) {
+                counted[OUTSIDE_BLOCKS] = false;
+                self.blocks_longest = self.blocks_longest.max(facts.children);
+            }
+        }
+        counted
     }
 
     /// Counts what kind of child the modules just seen make.
@@ -356,6 +378,7 @@ impl<'a> Measure<'a> {
             alike: mean(alike),
             own: self.without_shapes_no_elements(own(OUTSIDE)),
             own_beside_blocks: self.without_shapes_no_elements(own(OUTSIDE_BLOCKS)),
+            blocks_longest: self.blocks_longest,
         }
     }
 
