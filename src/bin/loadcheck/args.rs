@@ -94,7 +94,7 @@ pub(crate) enum Command {
     /// Writes a checkpoint of noise, shaped like a real model
     #[command(
         long_about = "Writes a checkpoint of noise, shaped like a real model, to measure its load\n\n\
-        Examples:\n  loadcheck synth tiny-llama /tmp/tiny\n  loadcheck synth gemma-7b /data/gemma --shard-size 5GB\n  \
+        Examples:\n  loadcheck synth tiny-llama /tmp/tiny\n  loadcheck synth gemma-7b /data/gemma --max-shard-size 5GB\n  \
         loadcheck synth ./config.json /data/mine",
         after_long_help = format!("{}\n\n{}", preset_list(), Exit::table())
     )]
@@ -402,7 +402,10 @@ pub(crate) struct SynthArgs {
     pub(crate) layers: Option<u64>,
     /// Most bytes of tensors in a file [default: 5GB]
     #[arg(long, value_name = "SIZE")]
-    pub(crate) shard_size: Option<Size>,
+    pub(crate) max_shard_size: Option<Size>,
+    /// Threads that make bytes [default: one per core]
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub(crate) threads: Option<std::num::NonZeroUsize>,
     /// The same seed gives the same bytes
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,

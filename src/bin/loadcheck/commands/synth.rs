@@ -78,9 +78,10 @@ fn request(args: &SynthArgs) -> Result<SynthRequest, Problem> {
     request.layer_count = args.layers;
     request.force = args.output.force;
     request.seed = args.seed;
-    if let Some(shard_size) = args.shard_size {
+    request.thread_count = args.threads.map(std::num::NonZeroUsize::get);
+    if let Some(shard_size) = args.max_shard_size {
         request.shard_bytes_max = shard_size.resolve(&SizeContext::default()).map_err(|error| {
-            Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("--shard-size {shard_size}"))
+            Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("--max-shard-size {shard_size}"))
         })?;
     }
     Ok(request)
