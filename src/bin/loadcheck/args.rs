@@ -1,6 +1,11 @@
 //! The command line as clap sees it: names, values, help texts. No decision is taken here; `config` turns
 //! these into what a run needs.
 
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    reason = "help texts are for terminals, where brackets are no links"
+)]
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
