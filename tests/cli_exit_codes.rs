@@ -48,6 +48,27 @@ fn zero_is_a_reader_that_closes_the_pipe() {
     }
 }
 
+/// A sparse file that no machine can keep: 4 TiB in one tensor.
+#[test]
+fn two_is_a_checkpoint_that_memory_cannot_hold() {
+    let place = workplace();
+    let bytes = 4_u64 << 40;
+    let header = format!("{{\"x\":{{\"dtype\":\"U8\",\"shape\":[{bytes}],\"data_offsets\":[0,{bytes}]}}}}");
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header.as_bytes());
+    let path = place.path().join("huge.safetensors");
+    fs::write(&path, &file).unwrap();
+    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(file.len() as u64 + bytes).unwrap();
+    let output = run(place.path(), "huge.safetensors");
+    assert_code(&output, 2);
+    let text = stderr(&output);
+    assert!(
+        text.contains("LC0207") && text.contains("need 4 TiB") && text.contains("--device none"),
+        "{text}"
+    );
+    assert_code(&run(place.path(), "plan huge.safetensors"), 0);
+}
+
 #[test]
 fn one_is_a_limit_that_was_exceeded() {
     let place = workplace();

@@ -31,6 +31,19 @@ pub(crate) fn memory_limit_bytes() -> Option<u64> {
     }
 }
 
+/// What a process can still take before the machine or its cgroup runs out: page cache that can be dropped counts
+/// as free. `None` where neither says.
+pub(crate) fn memory_available_bytes() -> Option<u64> {
+    let procfs = Procfs::default();
+    let machine_bytes = onelayer::probe::Host::read(&procfs).ram_available_bytes.value();
+    let group_bytes =
+        procfs.myself().memory_group().ok().and_then(|group| group.headroom_bytes().value().flatten());
+    match (machine_bytes, group_bytes) {
+        (Some(machine_bytes), Some(group_bytes)) => Some(machine_bytes.min(group_bytes)),
+        (machine_bytes, group_bytes) => machine_bytes.or(group_bytes),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -39,6 +52,8 @@ mod tests {
     fn a_limit_is_known_here() {
         let limit_bytes = memory_limit_bytes().expect("/proc/meminfo is readable here");
         assert!(limit_bytes > 1 << 20 && Some(limit_bytes) <= host().ram_bytes);
+        let available_bytes = memory_available_bytes().expect("/proc/meminfo is readable here");
+        assert!(available_bytes > 0 && available_bytes <= limit_bytes);
         assert!(host().kernel.is_some_and(|kernel| !kernel.contains('\n')));
     }
 }

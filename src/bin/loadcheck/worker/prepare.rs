@@ -13,6 +13,7 @@ use onelayer::checkpoint::{Checkpoint, OpenOptions};
 use onelayer::layers::{LayerKind, LayerMap, Layers};
 use onelayer::load::{LoadError, Loader};
 use onelayer::plan::{IoMode, Window};
+use onelayer::units::HumanBytes;
 
 use super::protocol::Checked;
 use super::translate;
@@ -82,12 +83,33 @@ pub(super) fn prepare(
 ) -> Result<Checked, Vec<Problem>> {
     let checkpoint = open_checkpoint(&config.path.0, config.opaque_dtypes)?;
     let (layers, plan, context) = plan_of(&checkpoint, config)?;
+    if let Some(available_bytes) = crate::machine::memory_available_bytes() {
+        fits(&plan, available_bytes).map_err(|problem| vec![problem])?;
+    }
     let mut notes = checkpoint.notes().to_vec();
     let cached_share = match cache {
         None | Some(CacheArg::Asis) => None,
         Some(state) => super::cache::bring_about(&checkpoint, state, cancel, &mut notes),
     };
     Ok(Checked { source: describe(&checkpoint, &layers), plan, context, cached_share, notes })
+}
+
+/// Refuses a load whose kept layers the machine cannot hold: the kernel would end it halfway.
+fn fits(plan: &Plan, available_bytes: u64) -> Result<(), Problem> {
+    let resident_bytes = plan.resident_bytes.unwrap_or(0);
+    let needed_bytes = resident_bytes.saturating_add(plan.host_bytes);
+    if resident_bytes == 0 || needed_bytes <= available_bytes {
+        return Ok(());
+    }
+    let message = format!(
+        "the layers that stay resident need {}, and {} of memory are available",
+        HumanBytes(needed_bytes),
+        HumanBytes(available_bytes)
+    );
+    let kept = plan.params.window.map_or("all".to_owned(), |count| count.to_string());
+    Err(Problem::new(Code::CannotBeMet, message)
+        .at(format!("--window {kept}"))
+        .help("--window 1 keeps one layer at a time, --device none keeps nothing"))
 }
 
 /// Groups, resolves the budget, plans.
