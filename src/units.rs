@@ -72,6 +72,12 @@ impl ByteRange {
         (start < end).then_some(Self { start, end })
     }
 
+    /// The smallest range that holds both.
+    #[must_use]
+    pub fn join(self, other: Self) -> Self {
+        Self { start: self.start.min(other.start), end: self.end.max(other.end) }
+    }
+
     /// The smallest range around this one whose ends are multiples of `alignment`, or `None` on overflow.
     #[must_use]
     pub fn align_outward(self, alignment: Alignment) -> Option<Self> {

@@ -78,7 +78,7 @@ fn check(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits) {
             end = place.arena_offset_bytes + checkpoint.tensor(place.tensor).extent.len_bytes();
         }
         assert!(end <= layer.arena_bytes && Alignment::HUGE_PAGE.divides(layer.arena_bytes));
-        for read in &plan.reads()[layer.reads.start as usize..layer.reads.end as usize] {
+        for read in layer.reads.clone().map(|index| plan.read(index)) {
             let request = &read.request;
             assert!(request.extent.contains(request.payload) && !request.payload.is_empty());
             assert!(
@@ -87,7 +87,7 @@ fn check(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits) {
             );
             assert!(request.extent.len_bytes() <= slot_bytes, "a read fits a slot");
             assert!(request.payload.end() <= checkpoint.shard(request.shard).data.end());
-            for copy in plan.copies(read) {
+            for copy in plan.copies(&read) {
                 let file_start = request.extent.start() + copy.slot_offset_bytes;
                 assert!(
                     file_start >= request.payload.start()
@@ -153,4 +153,30 @@ proptest! {
             Err(error) => return Err(TestCaseError::fail(error.to_string())),
         }
     }
+}
+
+/// The promise does not depend on the model: nor does the plan, which is a part of it.
+#[test]
+fn a_plan_grows_with_tensors_and_not_with_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |bytes: u64| {
+        let header = format!("{{\"x\":{{\"dtype\":\"U8\",\"shape\":[{bytes}],\"data_offsets\":[0,{bytes}]}}}}");
+        let path = folder.path().join(format!("{bytes}.safetensors"));
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend_from_slice(header.as_bytes());
+        std::fs::write(&path, &file).unwrap();
+        // Sparse: no disk holds this.
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(file.len() as u64 + bytes).unwrap();
+        Checkpoint::open(path).unwrap()
+    };
+    let plan = |checkpoint: &Checkpoint| {
+        let layers = Layers::group(checkpoint).unwrap();
+        LoadPlan::build(checkpoint, &layers, &PlanLimits::new(5 * MIB), |_| true).unwrap()
+    };
+    let (small, large) = (plan(&open(1)), plan(&open(4 << 40)));
+    let term = |plan: &LoadPlan| plan.memory().terms().iter().find(|term| term.name == "plan").unwrap().bytes;
+    assert_eq!(term(&small), term(&large));
+    assert_eq!(large.memory().smallest_budget_bytes(), 5 * MIB);
+    assert_eq!(large.reads().len() as u64, (4 << 40) / MIB + 1);
+    assert_eq!(large.reads().map(|read| read.request.payload.len_bytes()).sum::<u64>(), 4 << 40);
 }

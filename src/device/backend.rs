@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::DeviceError;
-use crate::plan::CopyOp;
+use crate::plan::Copies;
 use crate::staging::{Empty, Filled, Slot};
 
 /// Memory of one layer on a device. Dropping the last owner frees it.
@@ -31,7 +31,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
         &self,
         arena: &Arc<Self::Arena>,
         slot: Slot<Filled>,
-        copies: &[CopyOp],
+        copies: Copies<'_>,
     ) -> Result<Self::Pending, DeviceError>;
 
     /// Gives recycled arenas back to the system. Called once, when no copy is in flight.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::none::CompletedCopy;
 use super::{Arena, Backend, DeviceError};
-use crate::plan::CopyOp;
+use crate::plan::Copies;
 use crate::staging::memory::AnonymousMemory;
 use crate::staging::{Filled, Slot};
 
@@ -106,7 +106,7 @@ impl Backend for HostBackend {
         &self,
         arena: &Arc<HostArena>,
         slot: Slot<Filled>,
-        copies: &[CopyOp],
+        copies: Copies<'_>,
     ) -> Result<CompletedCopy, DeviceError> {
         for copy in copies {
             let memory =

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Arena, Backend, DeviceError, PendingCopy};
-use crate::plan::CopyOp;
+use crate::plan::Copies;
 use crate::staging::{Empty, Filled, Slot};
 
 /// Drops every byte.
@@ -36,7 +36,7 @@ impl Backend for NoneBackend {
         &self,
         _arena: &Arc<NoArena>,
         slot: Slot<Filled>,
-        _copies: &[CopyOp],
+        _copies: Copies<'_>,
     ) -> Result<CompletedCopy, DeviceError> {
         Ok(CompletedCopy(slot))
     }

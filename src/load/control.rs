@@ -165,7 +165,7 @@ impl<B: Backend> Control<B> {
             let plan = &self.setup.plan;
             let arena = self.setup.backend.allocate(plan.layers()[index].arena_bytes)?;
             for (read, slot) in layer.parked.drain(..) {
-                let copies = plan.copies(&plan.reads()[to_usize(u64::from(read))]);
+                let copies = plan.copies(&plan.read(read));
                 self.pending.push_back((index, read, self.setup.backend.copy_async(&arena, slot, copies)?));
             }
             layer.arena = Some((arena, permit));
@@ -220,8 +220,8 @@ impl<B: Backend> Control<B> {
 
     fn finish_read(&mut self, layer: usize, read: u32) {
         let plan = &self.setup.plan;
-        let copies = plan.copies(&plan.reads()[to_usize(u64::from(read))]);
-        self.progress.add_tensor_bytes(copies.iter().map(|copy| copy.len_bytes).sum());
+        let copies = plan.copies(&plan.read(read));
+        self.progress.add_tensor_bytes(copies.map(|copy| copy.len_bytes).sum());
         self.open[layer - self.delivered].reads_left -= 1;
     }
 
@@ -287,7 +287,7 @@ impl<B: Backend> Control<B> {
                 match &layer.arena {
                     Some((arena, _)) => {
                         let plan = &self.setup.plan;
-                        let copies = plan.copies(&plan.reads()[to_usize(u64::from(result.read))]);
+                        let copies = plan.copies(&plan.read(result.read));
                         let copy = backend.copy_async(arena, slot, copies)?;
                         self.pending.push_back((result.layer, result.read, copy));
                     }
@@ -302,11 +302,11 @@ impl<B: Backend> Control<B> {
     fn hash_in_order(&mut self) {
         while let Some((layer, slot)) = self.unhashed.remove(&self.next_hash) {
             let plan = &self.setup.plan;
-            let read = &plan.reads()[to_usize(u64::from(self.next_hash))];
+            let read = plan.read(self.next_hash);
             let placements = plan.placements(&plan.layers()[layer]);
             let open = &mut self.open[layer - self.delivered];
             if let Some(hasher) = &mut open.hasher {
-                hasher.update(&self.setup.checkpoint, placements, read, &slot);
+                hasher.update(&self.setup.checkpoint, placements, &read, &slot);
             }
             drop(slot);
             self.finish_read(layer, self.next_hash);

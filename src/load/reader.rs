@@ -83,14 +83,14 @@ fn read_all<B: Backend>(context: &ReaderContext<B>, jobs: &Receiver<Job<B>>, res
 
 impl<B: Backend> ReaderContext<B> {
     fn run(&self, job: Job<B>) -> Result<Done<B>, LoadError> {
-        let read = &self.plan.reads()[to_usize(u64::from(job.read))];
+        let read = self.plan.read(job.read);
         let mut slot = job.slot;
         let start = Instant::now();
         let read_bytes = self.source.read(&read.request, slot.bytes_mut())?;
         self.progress.add_read(read_bytes, u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
         let slot = slot.into_filled();
         Ok(match job.arena {
-            Some(arena) => Done::Copying(self.backend.copy_async(&arena, slot, self.plan.copies(read))?),
+            Some(arena) => Done::Copying(self.backend.copy_async(&arena, slot, self.plan.copies(&read))?),
             None => Done::Filled(slot),
         })
     }

@@ -12,7 +12,7 @@ use super::{LayerStream, LoadError, stream};
 use crate::checkpoint::Checkpoint;
 use crate::device::{Arena, Backend, DeviceError, PendingCopy};
 use crate::layers::Layers;
-use crate::plan::{CopyOp, LoadPlan, PlanLimits, Window};
+use crate::plan::{Copies, CopyOp, LoadPlan, PlanLimits, Window};
 use crate::source::{self, Fallback, IoMode, ReadRequest, Source, SourceError};
 use crate::staging::{Empty, Filled, Ring, Slot};
 use crate::units::{to_u64, to_usize};
@@ -130,7 +130,7 @@ impl Backend for LateBackend {
         &self,
         arena: &Arc<LateArena>,
         slot: Slot<Filled>,
-        copies: &[CopyOp],
+        copies: Copies<'_>,
     ) -> Result<LateCopy, DeviceError> {
         if self.faults.copy_at == Some(self.copies.fetch_add(1, Ordering::SeqCst)) {
             return Err(fault());
@@ -139,7 +139,7 @@ impl Backend for LateBackend {
         Ok(LateCopy {
             slot: Some(slot),
             arena: Arc::clone(arena),
-            copies: copies.to_vec(),
+            copies: copies.collect(),
             fail: self.faults.wait_at,
             ledger: Arc::clone(&self.ledger),
         })

@@ -17,8 +17,8 @@ impl fmt::Display for LoadPlan {
             "plan     {} layers, {} of tensors, {} reads, {} copies; {} over-read at most",
             self.layers.len(),
             HumanBytes(self.tensor_bytes()),
-            self.reads.len(),
-            self.copies.len(),
+            self.reads.count(),
+            self.reads().map(|read| self.copies(&read).count()).sum::<usize>(),
             HumanBytes(self.over_read_bytes()),
         )?;
         writeln!(f, "reading  {} by {} threads, window {}", self.io, ring.readers, self.window)?;
@@ -57,7 +57,7 @@ impl LoadPlan {
         if !f.alternate() {
             return Ok(());
         }
-        for read in &self.reads[super::index_range(&layer.reads)] {
+        for read in layer.reads.clone().map(|index| self.read(index)) {
             let request = &read.request;
             writeln!(
                 f,
@@ -66,7 +66,7 @@ impl LoadPlan {
                 request.extent,
                 request.payload
             )?;
-            for copy in self.copies(read) {
+            for copy in self.copies(&read) {
                 writeln!(
                     f,
                     "    copy slot+{} -> arena+{}, {} bytes",

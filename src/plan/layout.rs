@@ -39,11 +39,11 @@ pub(super) fn arrange(
         let first = layout.next_index().ok_or_else(|| overflow("the tensors"))?;
         let (mut end, mut tensor_bytes) = (0_u64, 0_u64);
         for &tensor in layer.tensors.iter().filter(|&&tensor| select(tensor)) {
-            let len_bytes = checkpoint.tensor(tensor).extent.len_bytes();
+            let extent = checkpoint.tensor(tensor).extent;
             let start = Alignment::TENSOR.up(end).ok_or_else(|| overflow("the bytes"))?;
-            layout.placements.push(Placement { tensor, arena_offset_bytes: start });
-            end = start.checked_add(len_bytes).ok_or_else(|| overflow("the bytes"))?;
-            tensor_bytes += len_bytes; // cannot overflow: never above `end`
+            layout.placements.push(Placement { tensor, extent, arena_offset_bytes: start });
+            end = start.checked_add(extent.len_bytes()).ok_or_else(|| overflow("the bytes"))?;
+            tensor_bytes += extent.len_bytes(); // cannot overflow: never above `end`
         }
         let placements = first..layout.next_index().ok_or_else(|| overflow("the tensors"))?;
         if placements.is_empty() {

@@ -4,9 +4,10 @@ use crate::checkpoint::Checkpoint;
 use crate::layers::Layers;
 use crate::units::{Alignment, HumanBytes, MIB, to_u64};
 
-use super::layout::Layout;
+use super::layout::{LaidOutLayer, Layout};
+use super::reads::Run;
 use super::request;
-use super::{CopyOp, Placement, PlanError, PlanLimits, PlannedLayer, ReadOp, ResidentKind};
+use super::{IoMode, Placement, PlanError, PlanLimits, PlannedLayer, ResidentKind};
 
 /// Fewer slots than this leave a reader or a copy without one.
 const SLOTS_MIN: u32 = 4;
@@ -106,22 +107,24 @@ impl MemoryTerms {
         checkpoint: &Checkpoint,
         layers: &Layers,
         layout: &Layout,
+        run_count: u64,
         limits: &PlanLimits,
     ) -> Result<Self, PlanError> {
         let resident_bytes = resident_bytes(layout, limits)?;
         let fixed = [
             MemoryTerm { name: "checkpoint metadata", bytes: checkpoint.metadata_bytes() },
             MemoryTerm { name: "layer grouping", bytes: layers.metadata_bytes() },
+            MemoryTerm { name: "plan", bytes: plan_bytes(layout, run_count) },
         ];
         let fixed_bytes: u64 = fixed.iter().map(|term| term.bytes).sum();
-        let needs = |ring: RingShape| Needs::of(ring, layout, limits, fixed_bytes);
+        let needs = |ring: RingShape| Needs::of(ring, limits.io, fixed_bytes);
         // A slot holds at least two aligned blocks, so that a read of one block always fits whatever its phase.
         let slot_bytes_min = SLOT_BYTES_MIN.max(limits.alignment.bytes().saturating_mul(2));
         let smallest = RingShape { slots: SLOTS_MIN, slot_bytes: slot_bytes_min, readers: 1 };
         let smallest_budget_bytes = needs(smallest).total_bytes.div_ceil(MIB).saturating_mul(MIB);
         let budget_bytes = limits.host_budget_bytes;
         if budget_bytes < smallest_budget_bytes {
-            let detail = needs(smallest).describe(smallest, fixed_bytes);
+            let detail = needs(smallest).describe(smallest);
             return Err(PlanError::BudgetTooSmall {
                 budget_bytes,
                 smallest_bytes: smallest_budget_bytes,
@@ -136,7 +139,6 @@ impl MemoryTerms {
             terms.push(MemoryTerm { name: "mapped windows", bytes: needs.window_bytes });
         }
         terms.extend(fixed);
-        terms.push(MemoryTerm { name: "plan", bytes: needs.plan_bytes });
         Ok(Self { budget_bytes, smallest_budget_bytes, ring, terms, resident_bytes })
     }
 }
@@ -144,22 +146,21 @@ impl MemoryTerms {
 /// What a ring of some shape costs, with everything that comes with it.
 struct Needs {
     window_bytes: u64,
-    plan_bytes: u64,
+    fixed_bytes: u64,
     total_bytes: u64,
 }
 
 impl Needs {
-    fn of(ring: RingShape, layout: &Layout, limits: &PlanLimits, fixed_bytes: u64) -> Self {
-        let window_bytes = request::window_bytes(limits.io, u64::from(ring.readers), ring.slot_bytes);
-        let plan_bytes = plan_bytes(layout, ring.slot_bytes, limits.alignment);
-        let parts = [ring.bytes(), window_bytes, plan_bytes, fixed_bytes];
-        Self { window_bytes, plan_bytes, total_bytes: parts.into_iter().fold(0, u64::saturating_add) }
+    fn of(ring: RingShape, io: IoMode, fixed_bytes: u64) -> Self {
+        let window_bytes = request::window_bytes(io, u64::from(ring.readers), ring.slot_bytes);
+        let parts = [ring.bytes(), window_bytes, fixed_bytes];
+        Self { window_bytes, fixed_bytes, total_bytes: parts.into_iter().fold(0, u64::saturating_add) }
     }
 
-    fn describe(&self, ring: RingShape, fixed_bytes: u64) -> String {
+    fn describe(&self, ring: RingShape) -> String {
         let mut text = format!("{} slots of {}", ring.slots, HumanBytes(ring.slot_bytes));
-        let metadata_bytes = self.plan_bytes.saturating_add(fixed_bytes);
-        for (name, bytes) in [("mapped windows", self.window_bytes), ("metadata and plan", metadata_bytes)] {
+        for (name, bytes) in [("mapped windows", self.window_bytes), ("metadata and plan", self.fixed_bytes)]
+        {
             if bytes > 0 {
                 text.push_str(&format!(", {name} {}", HumanBytes(bytes)));
             }
@@ -218,18 +219,13 @@ fn resident_bytes(layout: &Layout, limits: &PlanLimits) -> Result<u64, PlanError
     }
 }
 
-/// Host memory of the plan itself, from above: each tensor has a place and at least one copy, each slot-sized
-/// stretch of a layer adds a read and a copy, and each run of a layer starts one.
-fn plan_bytes(layout: &Layout, slot_bytes: u64, alignment: Alignment) -> u64 {
-    let payload_bytes = slot_bytes.saturating_sub(alignment.bytes()).max(1);
-    let stretches: u64 = layout.layers.iter().map(|layer| layer.arena_bytes / payload_bytes + 1).sum();
-    let tensors = to_u64(layout.placements.len());
-    // Every tensor may stand alone in its file, and then it is a read of its own; real ones stand together.
-    let reads = stretches.saturating_add(tensors);
+/// Host memory of the plan itself: a place for each tensor, the runs of each layer (once as they are joined, once as
+/// they are numbered), the layers.
+fn plan_bytes(layout: &Layout, run_count: u64) -> u64 {
     [
-        (tensors, size_of::<Placement>() + size_of::<CopyOp>()),
-        (reads, size_of::<ReadOp>() + size_of::<CopyOp>()),
-        (to_u64(layout.layers.len()), size_of::<PlannedLayer>()),
+        (to_u64(layout.placements.capacity()), size_of::<Placement>()),
+        (run_count.saturating_mul(2), size_of::<Run>()),
+        (to_u64(layout.layers.capacity()), size_of::<PlannedLayer>() + size_of::<LaidOutLayer>()),
     ]
     .into_iter()
     .fold(0, |sum, (count, size)| sum.saturating_add(count.saturating_mul(to_u64(size))))

@@ -18,11 +18,13 @@ use std::ops::Range;
 
 use crate::checkpoint::{Checkpoint, TensorId};
 use crate::layers::{LayerId, Layers};
-use crate::units::{to_u64, to_usize};
+use crate::units::{ByteRange, to_u64, to_usize};
 
 pub use self::error::PlanError;
 pub use self::limits::{PlanLimits, ResidentKind, Window};
 pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerm, MemoryTerms, RingShape};
+pub use self::reads::Copies;
+use self::reads::ReadList;
 pub use self::request::{IoMode, ReadRequest};
 
 mod display;
@@ -38,8 +40,8 @@ pub(crate) mod request;
 pub struct ReadOp {
     /// Where the bytes are.
     pub request: ReadRequest,
-    /// What is done with them, as indices for [`LoadPlan::copies`].
-    pub copies: Range<u32>,
+    /// The tensors of its run, as indices of placements.
+    placements: Range<u32>,
 }
 
 /// One copy from a slot to the arena of the read's layer.
@@ -58,6 +60,8 @@ pub struct CopyOp {
 pub struct Placement {
     /// The tensor.
     pub tensor: TensorId,
+    /// Where its bytes are in its file.
+    pub extent: ByteRange,
     /// Where it starts in the arena; a multiple of [`Alignment::TENSOR`](crate::units::Alignment::TENSOR).
     pub arena_offset_bytes: u64,
 }
@@ -68,7 +72,7 @@ pub struct Placement {
 pub struct PlannedLayer {
     /// The layer's name.
     pub id: LayerId,
-    /// Its reads, as indices for [`LoadPlan::reads`].
+    /// Its reads, as indices for [`LoadPlan::read`].
     pub reads: Range<u32>,
     /// Its tensors, as indices for [`LoadPlan::placements`].
     pub placements: Range<u32>,
@@ -83,8 +87,7 @@ pub struct PlannedLayer {
 pub struct LoadPlan {
     layers: Vec<PlannedLayer>,
     placements: Vec<Placement>,
-    reads: Vec<ReadOp>,
-    copies: Vec<CopyOp>,
+    reads: ReadList,
     memory: MemoryTerms,
     io: IoMode,
     window: Window,
@@ -106,12 +109,15 @@ impl LoadPlan {
         if layout.placements.is_empty() && checkpoint.tensor_count() > 0 {
             return Err(PlanError::NothingSelected { tensors: to_u64(checkpoint.tensor_count()) });
         }
-        let memory = MemoryTerms::settle(checkpoint, layers, &layout, limits)?;
-        let list = reads::cut(checkpoint, &layout, memory.ring().slot_bytes, limits.alignment)?;
+        let runs = reads::join(checkpoint, &layout);
+        let run_count = runs.iter().map(|runs| to_u64(runs.len())).sum();
+        let memory = MemoryTerms::settle(checkpoint, layers, &layout, run_count, limits)?;
+        let slot_bytes = memory.ring().slot_bytes;
+        let (reads, reads_of_layers) = ReadList::number(runs, &layout.layers, slot_bytes, limits.alignment)?;
         let layers = layout
             .layers
             .into_iter()
-            .zip(list.reads_of_layer)
+            .zip(reads_of_layers)
             .map(|(layer, reads)| PlannedLayer {
                 id: layer.id,
                 reads,
@@ -123,8 +129,7 @@ impl LoadPlan {
         Ok(Self {
             layers,
             placements: layout.placements,
-            reads: list.reads,
-            copies: list.copies,
+            reads,
             memory,
             io: limits.io,
             window: limits.window,
@@ -138,15 +143,23 @@ impl LoadPlan {
     }
 
     /// All reads, in the order they are issued.
-    #[must_use]
-    pub fn reads(&self) -> &[ReadOp] {
-        &self.reads
+    pub fn reads(&self) -> impl ExactSizeIterator<Item = ReadOp> {
+        (0..self.reads.count()).map(|index| self.reads.read(index))
     }
 
-    /// The copies of one read.
+    /// One read.
+    ///
+    /// # Panics
+    /// If there is no read of this index.
     #[must_use]
-    pub fn copies(&self, read: &ReadOp) -> &[CopyOp] {
-        &self.copies[index_range(&read.copies)]
+    pub fn read(&self, index: u32) -> ReadOp {
+        self.reads.read(index)
+    }
+
+    /// The copies of one read, in file order.
+    #[must_use]
+    pub fn copies(&self, read: &ReadOp) -> Copies<'_> {
+        Copies::new(read.request, &self.placements[index_range(&read.placements)])
     }
 
     /// The tensors of one layer and their places, in file order.
@@ -182,7 +195,7 @@ impl LoadPlan {
     /// Bytes that an aligned source reads: [`Self::tensor_bytes`] and what alignment and read-through gaps add.
     #[must_use]
     pub fn aligned_read_bytes(&self) -> u64 {
-        self.reads.iter().map(|read| read.request.extent.len_bytes()).sum()
+        self.reads().map(|read| read.request.extent.len_bytes()).sum()
     }
 
     /// Bytes that are read and thrown away: at most, since an unaligned source reads only payloads.
