@@ -1,0 +1,55 @@
+//! The README's words, taken literally: its commands run, its Rust compiles (as a documentation test), its files exist.
+#![cfg(feature = "cli")]
+
+use std::path::Path;
+use std::process::Command;
+
+const README: &str = include_str!("../README.md");
+
+/// The lines of all console blocks that a user would type.
+fn commands() -> impl Iterator<Item = &'static str> {
+    README.lines().filter_map(|line| line.strip_prefix("$ ")).map(|line| line.split("  #").next().unwrap_or(line).trim())
+}
+
+fn loadcheck(folder: &Path, arguments: &str) -> std::process::Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_loadcheck"));
+    command.args(arguments.split(' ')).current_dir(folder).output().expect("the program starts")
+}
+
+#[test]
+fn the_first_command_runs_as_it_stands() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let first = commands().next().expect("the README has a command");
+    let arguments = first.strip_prefix("cargo run --release -- ").expect("the first command runs the program");
+    let output = loadcheck(root, arguments);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("host") && text.contains("promise"), "{text}");
+}
+
+/// The other commands, on a small checkpoint instead of a large one, and on a loader that exists.
+#[test]
+fn the_other_commands_run_on_a_small_checkpoint() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut run = 0;
+    for line in commands().filter_map(|line| line.strip_prefix("loadcheck ")) {
+        let line = line
+            .replace("gemma-7b /tmp/gemma-7b", "tiny-llama model")
+            .replace("/tmp/gemma-7b", "model")
+            .replace("python load_test.py", "true");
+        let output = loadcheck(folder.path(), &line);
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        run += 1;
+    }
+    assert!(run >= 5, "the README shows what the program does");
+}
+
+#[test]
+fn the_files_it_names_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let links = README.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    for link in links.filter(|link| !link.starts_with("http")) {
+        assert!(root.join(link).exists(), "{link}");
+    }
+    assert!(root.join("scripts/check").exists() && commands().any(|line| line == "./scripts/check"));
+}
