@@ -2,6 +2,8 @@
 //!
 //! Inputs are written in the compact form of fixtures/inventories: `{0-3}` stands for four indices, then the shape.
 
+#![allow(clippy::unwrap_used, reason = "a test helper that fails should fail the test")]
+
 use onelayer::layers::{Confidence, LayerId, LayerKind, LayerMap, Layers};
 
 #[allow(dead_code, reason = "shared with the measuring example; only the parser is used here")]
