@@ -38,20 +38,18 @@ fn main() -> ExitCode {
     };
     let (verbose, with_sensitivity) = (flag("--verbose"), flag("--sensitivity"));
     let names_only = flag("--names-only");
-    if flag("--scale") {
-        return match scale::report() {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("error: {error}");
-                ExitCode::from(1)
-            }
-        };
-    }
-    let [path] = &arguments[..] else {
-        eprintln!("usage: inventories PATH [--verbose] [--sensitivity] [--names-only]");
-        return ExitCode::from(2);
+    let all_scales = flag("--scale");
+    let result = match &arguments[..] {
+        [] if all_scales => scale::report().map(|()| true),
+        [case] if case.starts_with("--scale=") => {
+            scale::report_case(&case["--scale=".len()..]).map(|()| true)
+        }
+        [path] if !path.starts_with('-') => {
+            report(&PathBuf::from(path), verbose, with_sensitivity, names_only)
+        }
+        _ => Err("usage: inventories PATH [--verbose] [--sensitivity] [--names-only] | --scale".to_owned()),
     };
-    match report(&PathBuf::from(path), verbose, with_sensitivity, names_only) {
+    match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(error) => {

@@ -2,6 +2,8 @@
 //!
 //! Shapes are those of the models; where all members of a stack are alike, one of them is shown.
 
+#![allow(clippy::unwrap_used, reason = "a test helper that fails should fail the test")]
+
 use std::fmt::Write;
 
 use onelayer::layers::{LayerKind, LayerMap, Layers};

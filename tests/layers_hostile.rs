@@ -3,6 +3,8 @@
 //! Each input would take minutes in a grouping that is quadratic in the length or the number of names; the bound is
 //! far above what the linear one needs even in a debug build on a busy machine.
 
+#![allow(clippy::unwrap_used, reason = "a test helper that fails should fail the test")]
+
 use std::time::{Duration, Instant};
 
 use onelayer::layers::{LayerMap, Layers, NamedShape};

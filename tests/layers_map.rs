@@ -1,5 +1,7 @@
 //! The story: a person overrides the grouping, and every mistake they can make is told with its place and a way out.
 
+#![allow(clippy::unwrap_used, reason = "a test helper that fails should fail the test")]
+
 use onelayer::layers::{Confidence, LayerId, LayerKind, LayerMap, Layers, LayersError, NamedShape};
 
 /// Two stacks, a list that is none, an embedding, a norm and a head.

@@ -2,6 +2,8 @@
 //!
 //! Inputs are written in the compact form of fixtures/inventories: `{0-3}` stands for four indices, then the shape.
 
+#![allow(clippy::unwrap_used, reason = "a test helper that fails should fail the test")]
+
 use onelayer::layers::{Confidence, LayerId, LayerKind, LayerMap, Layers};
 
 #[allow(dead_code, reason = "shared with the measuring example; only the parser is used here")]
@@ -319,6 +321,22 @@ fn shapes_tell_front_from_back() {
 }
 
 #[test]
+fn a_head_beside_the_model_is_behind_it_whatever_its_name() {
+    let text = block("gpt.layers.{0-1}")
+        + "gpt.embed_in.weight 1000x64\nembed_out.weight 1000x64\nscore.weight 1000x64";
+    assert_eq!(group(&text).ids(), ["gpt.embed_in", "gpt.layers.0", "gpt.layers.1", "embed_out", "score"]);
+}
+
+#[test]
+fn a_modulated_final_layer_is_behind() {
+    // Its modulation maps a condition into the width, as an embedder would.
+    let text = block("layers.{0-1}")
+        + "final_layer.linear.weight 16x64\nfinal_layer.linear.bias 16\n\
+               final_layer.modulation.weight 64x32\nt_embedder.linear.weight 64x32\nmask_token 1x64";
+    assert_eq!(group(&text).ids(), ["mask_token", "t_embedder", "layers.0", "layers.1", "final_layer"]);
+}
+
+#[test]
 fn a_qualified_stack_follows_the_plain_one() {
     let grouped = group(&(block("single_transformer_blocks.{0-1}") + &block("transformer_blocks.{0-1}")));
     assert_eq!(grouped.stacks(), ["transformer_blocks", "single_transformer_blocks"]);
@@ -469,6 +487,7 @@ fn trap_9_bare_parameters_belong_to_their_container() {
                model.layers.rotary.inv_freq 32\nmodel.norm.weight 64";
     let grouped = group(&text);
     assert_eq!(grouped.names_in("model"), ["model.image_newline"]);
+    assert_eq!(grouped.ids()[0], "model", "parameters of a container are in front");
     assert_eq!(grouped.names_in("logit_scale"), ["logit_scale"]);
     assert_eq!(grouped.names_in("model.layers"), ["model.layers.rotary.inv_freq"]);
     assert_eq!(grouped.names_in("model.layers.3").len(), 7);
@@ -537,6 +556,12 @@ fn without_shapes_stages_still_give_way() {
                layers.{0-3}.experts.{0-7}.down.weight 1";
     let text: String = text.lines().map(|line| format!("{} ?\n", line.split(' ').next().unwrap())).collect();
     let grouped = group(&text);
+    let experts = ["w1", "w2", "w3"].map(|name| format!("net.{{0-11}}.e.{{0-7}}.{name}.weight ?\n")).concat();
+    assert_eq!(
+        group(&(experts + "net.{0-11}.norm.weight ?")).stacks(),
+        ["net"],
+        "three modules are an expert"
+    );
     assert_eq!(grouped.stacks().len(), 5);
     assert!((0..5).all(|stack| grouped.layers.confidence(stack) == Confidence::Low));
 }

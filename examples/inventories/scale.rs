@@ -24,34 +24,48 @@ const CASES: [Case; 9] = [
     ("long digits: 1 000 names, indices of 64 KiB", || hostile("1", "2")),
 ];
 
-/// Prints a line per case.
+/// Prints a line per case, each from a process of its own, so that none reuses the memory of another.
 pub(crate) fn report() -> Result<(), String> {
-    for (title, make) in CASES {
-        let names = make();
-        let shape: &[u64] = &[64, 64];
-        let name_bytes: usize = names.iter().map(String::len).sum();
-        let entries: Vec<_> = names.iter().map(|name| NamedShape { name, shape: Some(shape) }).collect();
-        reset_peak();
-        let before = resident_peak_kib();
-        let cpu = cpu_ns();
-        let start = Instant::now();
-        let layers = Layers::from_names(&entries, &LayerMap::default()).map_err(|error| error.to_string())?;
-        let seconds = start.elapsed().as_secs_f64();
-        let cpu_ms = match (cpu, cpu_ns()) {
-            (Some(before), Some(after)) => format!("{} ms", (after - before) / 1_000_000),
-            _ => "unknown".to_owned(),
-        };
-        let peak = match (before, resident_peak_kib()) {
-            (Some(before), Some(after)) => format!("{} MiB", after.saturating_sub(before) >> 10),
-            _ => "unknown".to_owned(),
-        };
-        println!(
-            "{title}: {seconds:.2} s ({cpu_ms} on the processor), {} layers, {} MiB kept, peak growth {peak} (names alone: {} MiB)",
-            layers.as_slice().len(),
-            layers.metadata_bytes() >> 20,
-            name_bytes >> 20
-        );
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    for number in 0..CASES.len() {
+        let status = std::process::Command::new(&program).arg(format!("--scale={number}")).status();
+        match status {
+            Ok(status) if status.success() => {}
+            Ok(status) => return Err(format!("case {number}: {status}")),
+            Err(error) => return Err(error.to_string()),
+        }
     }
+    Ok(())
+}
+
+/// Measures one case in this process.
+pub(crate) fn report_case(number: &str) -> Result<(), String> {
+    let case = number.parse().ok().and_then(|number: usize| CASES.get(number));
+    let &(title, make) = case.ok_or_else(|| format!("no case {number}"))?;
+    let names = make();
+    let shape: &[u64] = &[64, 64];
+    let name_bytes: usize = names.iter().map(String::len).sum();
+    let entries: Vec<_> = names.iter().map(|name| NamedShape { name, shape: Some(shape) }).collect();
+    reset_peak();
+    let before = resident_peak_kib();
+    let cpu = cpu_ns();
+    let start = Instant::now();
+    let layers = Layers::from_names(&entries, &LayerMap::default()).map_err(|error| error.to_string())?;
+    let seconds = start.elapsed().as_secs_f64();
+    let cpu_ms = match (cpu, cpu_ns()) {
+        (Some(before), Some(after)) => format!("{} ms", (after - before) / 1_000_000),
+        _ => "unknown".to_owned(),
+    };
+    let peak = match (before, resident_peak_kib()) {
+        (Some(before), Some(after)) => format!("{} MiB", after.saturating_sub(before) >> 10),
+        _ => "unknown".to_owned(),
+    };
+    println!(
+        "{title}: {seconds:.2} s ({cpu_ms} on the processor), {} layers, {} MiB kept, peak growth {peak} (names alone: {} MiB)",
+        layers.as_slice().len(),
+        layers.metadata_bytes() >> 20,
+        name_bytes >> 20
+    );
     Ok(())
 }
 

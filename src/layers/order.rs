@@ -6,7 +6,7 @@
 //! what shapes cannot: see [`words`]. It is a default; an override replaces it. Pipelines keep their components apart.
 
 use std::cmp::Ordering;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use super::lists::{index32, slot};
 use super::names;
@@ -16,7 +16,9 @@ mod words {
     /// In front: an embedding has the shape of a head.
     pub(super) const FRONT: &str = "emb";
     /// Behind.
-    pub(super) const BACK: [&str; 4] = ["head", "out", "norm", "final"];
+    pub(super) const BACK: [&str; 3] = ["head", "out", "final"];
+    /// Behind, and before a head.
+    pub(super) const NORM: &str = "norm";
     /// After its encoder.
     pub(super) const DECODER: &str = "decoder";
 }
@@ -189,7 +191,8 @@ impl<'a> Tree<'a> {
     /// What is known of a node from the stacks below it.
     fn measure_stacks(&mut self, node: u32, shapes: &impl Shapes) {
         let children = self.nodes[slot(node)].children.clone();
-        let mut widths: HashSet<u64> = HashSet::new();
+        // Ordered, so that the same names give the same order in every run.
+        let mut widths: BTreeSet<u64> = BTreeSet::new();
         let mut dimension_max = 0;
         let mut has_stack = false;
         let mut first_shard = u32::MAX;
@@ -367,20 +370,23 @@ impl Flow {
     fn role(&self, name: &str, is_outside: bool, has_several_stacks: bool) -> Role {
         let is_front_word = name.contains(words::FRONT);
         let is_back_word = words::BACK.iter().any(|word| name.contains(word));
+        let is_norm_word = name.contains(words::NORM);
         if self.is_known && self.only_vectors {
             let own_parameters = name.is_empty();
             return if is_front_word || own_parameters { Role::Front } else { Role::Norm };
         }
-        if self.maps_in && !(self.maps_out && is_back_word) {
+        if self.maps_in && !(self.maps_out && (is_back_word || is_norm_word)) {
             return Role::Front;
         }
         if self.maps_out && self.has_output_bias {
             return Role::Back;
         }
-        match (is_front_word, is_back_word || is_outside) {
-            (true, _) => Role::Front,
-            (false, true) if name.contains("norm") => Role::Norm,
+        match (is_front_word, is_back_word) {
+            (true, true) => Role::Back,
+            (true, false) => Role::Front,
+            (false, _) if is_norm_word => Role::Norm,
             (false, true) => Role::Back,
+            (false, false) if is_outside => Role::Back,
             (false, false) if has_several_stacks && !self.maps_out => Role::Middle,
             (false, false) => Role::Front,
         }

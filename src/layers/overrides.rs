@@ -96,7 +96,8 @@ pub(super) fn given_lists(lists: &Lists<'_>, map: &LayerMap) -> Result<HashMap<u
     for (key, entry) in keyed.iter().flat_map(|&(key, entries)| entries.iter().map(move |entry| (key, entry)))
     {
         let Some(&list) = list_of.get(entry.name.as_str()) else {
-            return Err(unknown(entry, key.to_owned(), "numbered list", list_of.keys().copied()));
+            let known = (0..index32(lists.count())).map(|list| lists.path(list));
+            return Err(unknown(entry, key.to_owned(), "numbered list", known));
         };
         if let Some((other_key, first)) = said.insert(list, (key, entry)) {
             return Err(contradiction(key, entry, other_key, first));

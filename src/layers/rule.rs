@@ -256,8 +256,12 @@ struct Measure<'a> {
 
 impl<'a> Measure<'a> {
     fn of(lists: &Lists<'a>, list: u32, rule: &Rule, inner: &[Facts]) -> Facts {
-        let mut measure = Self { shaped: true, ..Self::default() };
         let children = lists.children(list);
+        if children.iter().all(|&child| lists.tensors(child).len() < 2) {
+            // One tensor is one module at most, so the list is shallow, and nothing else matters.
+            return Facts { children: index32(children.len()), ..Facts::default() };
+        }
+        let mut measure = Self { shaped: true, ..Self::default() };
         for (number, &child) in (1_u32..).zip(children) {
             measure.add_child(lists, child, number, rule, inner);
         }
