@@ -2,6 +2,7 @@
 //!
 //! The order is that of the `mod` lines in `lib.rs`. The test reads the sources, so that a `use` in the wrong
 //! direction fails here with file and line rather than in a review.
+#![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
 //! Every byte arrives at its place: whatever the source, the device, the window and the budget.
+#![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 mod common;
 

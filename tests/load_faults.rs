@@ -1,5 +1,6 @@
 //! When a load cannot go on: a hoarding caller, a cancelled load, a file that changes, a stream that is dropped.
 //! Whatever happens, the caller gets a typed error or a clean end, and nothing stays behind.
+#![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 mod common;
 

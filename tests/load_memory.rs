@@ -3,6 +3,7 @@
 //!
 //! Each measurement is a fresh process: this test binary starts itself again with one test and settings in the
 //! environment, so that nothing another test did can be counted, or can hide what is.
+#![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 mod common;
 

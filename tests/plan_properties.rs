@@ -1,5 +1,6 @@
 //! Plans of random checkpoints under random limits: every byte is delivered exactly once, to a place of its own,
 //! and no read goes beyond a slot.
+#![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 mod common;
 
@@ -160,13 +161,19 @@ proptest! {
 fn a_plan_grows_with_tensors_and_not_with_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let open = |bytes: u64| {
-        let header = format!("{{\"x\":{{\"dtype\":\"U8\",\"shape\":[{bytes}],\"data_offsets\":[0,{bytes}]}}}}");
+        let header =
+            format!("{{\"x\":{{\"dtype\":\"U8\",\"shape\":[{bytes}],\"data_offsets\":[0,{bytes}]}}}}");
         let path = folder.path().join(format!("{bytes}.safetensors"));
         let mut file = (header.len() as u64).to_le_bytes().to_vec();
         file.extend_from_slice(header.as_bytes());
         std::fs::write(&path, &file).unwrap();
         // Sparse: no disk holds this.
-        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(file.len() as u64 + bytes).unwrap();
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(file.len() as u64 + bytes)
+            .unwrap();
         Checkpoint::open(path).unwrap()
     };
     let plan = |checkpoint: &Checkpoint| {

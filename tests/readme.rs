@@ -8,7 +8,10 @@ const README: &str = include_str!("../README.md");
 
 /// The lines of all console blocks that a user would type.
 fn commands() -> impl Iterator<Item = &'static str> {
-    README.lines().filter_map(|line| line.strip_prefix("$ ")).map(|line| line.split("  #").next().unwrap_or(line).trim())
+    README
+        .lines()
+        .filter_map(|line| line.strip_prefix("$ "))
+        .map(|line| line.split("  #").next().unwrap_or(line).trim())
 }
 
 fn loadcheck(folder: &Path, arguments: &str) -> std::process::Output {
@@ -20,7 +23,8 @@ fn loadcheck(folder: &Path, arguments: &str) -> std::process::Output {
 fn the_first_command_runs_as_it_stands() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let first = commands().next().expect("the README has a command");
-    let arguments = first.strip_prefix("cargo run --release -- ").expect("the first command runs the program");
+    let arguments =
+        first.strip_prefix("cargo run --release -- ").expect("the first command runs the program");
     let output = loadcheck(root, arguments);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));

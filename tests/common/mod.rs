@@ -1,5 +1,6 @@
 //! Builders that several test files share.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+#![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
