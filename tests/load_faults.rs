@@ -252,7 +252,7 @@ fn a_budget_that_cannot_work_names_the_smallest_that_does() {
     let (_folder, checkpoint) = checkpoint(3, 100_000);
     for io in MODES {
         let build = |bytes| Loader::builder(Target::Host).io(io).host_budget(bytes).build().unwrap();
-        let error = build(1 << 20).stream(&checkpoint).err().expect("a ring of 1 MiB cannot work");
+        let error = build(1 << 20).stream(&checkpoint).expect_err("a ring of 1 MiB cannot work");
         assert!(error.is_over_budget());
         let LoadError::Plan(onelayer::plan::PlanError::BudgetTooSmall { smallest_bytes, .. }) = error else {
             panic!("{error}")

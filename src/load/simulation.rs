@@ -214,6 +214,8 @@ impl Gate {
     }
 }
 
+impl source::Sealed for FaultySource {}
+
 impl Source for FaultySource {
     fn mode(&self) -> IoMode {
         self.inner.mode()
