@@ -1,22 +1,110 @@
 //! Streams safetensors checkpoints layer by layer inside a host-memory budget that the caller chooses.
+//!
+//! Loading a model commonly peaks at a multiple of what stays resident. Here every byte passes through one small ring of
+//! staging slots, so that the peak is a number you set: it depends neither on the model nor on a layer nor on a single
+//! tensor. Layers come out one after the other, each in memory of its own that is given back when it is dropped.
+//!
+//! # Example
+//!
+//! ```
+//! use onelayer::{Checkpoint, Loader, Target, Window};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/checkpoints/llama");
+//! let checkpoint = Checkpoint::open(path)?; // headers only
+//! let loader = Loader::builder(Target::Host).host_budget(8 << 20).window(Window::Layers(2)).build()?;
+//!
+//! println!("{}", loader.plan(&checkpoint)?); // every term of the peak, before a byte is read
+//!
+//! // At most two layers are resident; the next ones are read while you work.
+//! for layer in loader.stream(&checkpoint)? {
+//!     let layer = layer?;
+//!     for tensor in layer.tensors() {
+//!         let bytes = tensor.as_bytes().expect("the host can read what lies on the host");
+//!         println!("{} {} {:?}: {} bytes", tensor.name(), tensor.dtype(), tensor.shape(), bytes.len());
+//!     }
+//! } // dropped: its memory is free for the next layer
+//!
+//! // Or everything at once, and back again.
+//! let mut model = loader.load(&checkpoint)?;
+//! assert!(model.tensor("model.layers.0.mlp.up_proj.weight").is_ok());
+//! let receipt = model.unload_all();
+//! assert_eq!(receipt.returned_bytes, receipt.asked_bytes);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What is guaranteed
+//!
+//! - *Growth of resident memory ≤ host budget + 16 MiB*, from before [`Checkpoint::open`] to the end of the load, beside
+//!   the layers that the caller keeps on the host. Anonymous, file-mapped and pinned pages count alike. A budget that
+//!   cannot work is refused before a tensor byte is read, with the smallest one that would.
+//! - *What is dropped is given back* to the system: when the layer is dropped after [`Loader::load`], at the end of a
+//!   stream at the latest.
+//! - *Every byte is right or there is an error.* Headers are checked strictly; a file that is truncated, rewritten or
+//!   replaced meanwhile is a typed error with every [`IoMode`]: no signal, no zeros.
+//! - Errors, panics of the loader's threads and cancellation end the threads and free everything. A caller that holds
+//!   on to too many layers gets an error, not a hang.
+//!
+//! # What is not
+//!
+//! - The 16 MiB are for what no budget counts: thread stacks, the allocator's slack, the threads of `rayon`'s global pool
+//!   if hashes are asked for. The page cache is the kernel's; [`IoMode::Direct`] leaves none.
+//! - A program that changes a file through a shared writable mapping, or within one tick of the file system's clock, can
+//!   escape detection: see [`source`].
+//! - Linux only, 64-bit. A `fork` in the middle of a load gets neither ring nor layers.
+//!
+//! # The stages
+//!
+//! Data goes down this list; a stage uses only the stages above it.
+//!
+//! | module | does |
+//! |---|---|
+//! | [`units`], [`budget`] | byte ranges, alignment; the budget and its reservations |
+//! | [`checkpoint`] | files on disk → a checked description: tensors, dtypes, shapes, extents |
+//! | [`layers`] | tensor names and shapes → layers in execution order |
+//! | [`plan`] | checkpoint + layers + limits → reads and copies, every term of the peak |
+//! | [`source`] | file bytes → a buffer: mapped windows, `pread`, direct I/O |
+//! | `staging` | the ring: N slots of S bytes; the slot is the permit |
+//! | [`device`] | where layers live: allocate, copy from a slot, free |
+//! | [`load`] | the control loop that sees source, ring and device together |
+//! | [`model`] | what is resident: layers, tensors, unload, receipts |
+//! | [`probe`] | what the system says was used; observes and is used by no stage |
+//!
+//! The library never prints, exits, or reads the environment. The feature `cli` (on by default) is for the program
+//! `loadcheck`; turn it off to get few dependencies.
 
 pub mod units;
 
 pub mod budget;
+
 pub mod checkpoint;
-pub mod device;
+
 pub mod layers;
-pub mod load;
-pub mod model;
+
 pub mod plan;
-pub mod probe;
+
 pub mod source;
+
 mod staging;
 
+pub mod device;
+
+pub mod load;
+
+pub mod model;
+
+pub mod probe;
+
 pub use self::checkpoint::{Checkpoint, CheckpointError, DType, OpenOptions, TensorEntry};
-pub use self::device::Target;
 pub use self::layers::{LayerId, LayerMap, Layers};
-pub use self::load::{LayerStream, LoadError, LoadedLayer, LoadedTensor, Loader};
-pub use self::model::{Model, Receipt};
-pub use self::plan::{IoMode, LoadPlan, Window};
+pub use self::plan::{IoMode, LoadPlan, PlanError, Window};
+pub use self::source::SourceError;
 pub use self::staging::{RingMode, StagingError};
+// In the order of the flow, as above.
+pub use self::device::{DeviceError, Target};
+pub use self::load::{
+    CancelHandle, LayerStream, LoadError, LoadReport, LoadedLayer, LoadedTensor, Loader, LoaderBuilder,
+    Progress, TensorHash,
+};
+pub use self::model::{Model, Receipt};

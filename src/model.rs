@@ -86,7 +86,9 @@ impl Model {
     /// # Errors
     /// [`LoadError::NotFound`] if there is no such tensor or its layer is unloaded.
     pub fn tensor(&self, name: &str) -> Result<LoadedTensor, LoadError> {
-        self.layers().find_map(|layer| layer.tensor(name)).ok_or_else(|| LoadError::NotFound {
+        let found = self.checkpoint.find(name).map(|tensor| tensor.id);
+        let loaded = found.and_then(|id| self.layers().find_map(|layer| layer.tensor_of_id(id)));
+        loaded.ok_or_else(|| LoadError::NotFound {
             kind: "tensor",
             name: name.to_owned(),
             nearest: nearest(name, self.checkpoint.tensors().map(|tensor| tensor.name)),

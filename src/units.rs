@@ -102,7 +102,8 @@ impl Alignment {
     pub const TENSOR: Self = Self(256);
     /// What a read is phased to unless the file system reports more.
     pub const PAGE: Self = Self(4096);
-    /// What rings and arenas are rounded to: a huge page on x86-64 and the granularity of device memory.
+    /// What rings, and arenas of at least this size, are rounded to: a huge page on x86-64 and the granularity of device
+    /// memory.
     pub const HUGE_PAGE: Self = Self(2 * MIB);
 
     /// `bytes` as an alignment, or `None` if it is not a power of two.
@@ -154,8 +155,8 @@ pub(crate) fn to_u64(len: usize) -> u64 {
     u64::try_from(len).expect("usize is at most 64 bits wide on every supported target")
 }
 
-/// A byte count for people: `64 MiB`, `1.5 GiB`, `17 B`. Binary units, at most three significant figures
-/// after the point are never shown: one decimal below 100, none above.
+/// A byte count for people: `64 MiB`, `1.5 GiB`, `17 B`. Binary units, rounded to nearest; one decimal below 100, none
+/// above.
 #[derive(Clone, Copy, Debug)]
 pub struct HumanBytes(pub u64);
 

@@ -45,6 +45,34 @@ fn stages_use_only_what_is_above_them() {
 }
 
 #[test]
+fn the_library_lists_its_stages_in_the_order_of_the_flow() {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs")).unwrap();
+    let module = |line: &str| {
+        let name =
+            line.strip_prefix("pub ").unwrap_or(line).strip_prefix("mod ")?.strip_suffix(';')?.to_owned();
+        Some(name)
+    };
+    let listed: Vec<String> = text.lines().filter_map(module).collect();
+    let stages: Vec<&str> = listed.iter().map(String::as_str).filter(|name| *name != "probe").collect();
+    let expected: Vec<&str> =
+        FLOW.into_iter().filter(|stage| listed.iter().any(|name| name == stage)).collect();
+    assert_eq!(stages, expected);
+    assert!(stages.len() >= 10, "every stage is there");
+}
+
+#[test]
+fn names_are_found_however_they_are_written() {
+    let found = |line| stages_in(line).collect::<Vec<_>>();
+    assert_eq!(found("use crate::plan::LoadPlan;"), ["plan"]);
+    assert_eq!(found("use crate::{load, plan::{Window, IoMode}, units};"), ["load", "plan", "units"]);
+    assert_eq!(
+        found("    let x: crate::load::Loader = crate::model::y(); // crate::device"),
+        ["load", "model"]
+    );
+    assert_eq!(found("pub(crate) fn crate_name() {}"), [""; 0]);
+}
+
+#[test]
 fn the_probe_observes_and_is_used_by_no_stage() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = Vec::new();
@@ -86,11 +114,37 @@ fn position(stage: &str) -> Option<usize> {
     FLOW.iter().position(|known| *known == stage)
 }
 
-/// The stages that a line of code names as `crate::stage`. Comments may point anywhere.
+/// The stages that a line of code names as `crate::stage` or `crate::{stage, ...}`. Comments may point anywhere.
 fn stages_in(line: &str) -> impl Iterator<Item = &str> {
     let code = line.split("//").next().unwrap_or_default();
-    code.split("crate::").skip(1).map(|rest| {
-        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
-        &rest[..end]
+    code.split("crate::").skip(1).flat_map(|rest| match rest.strip_prefix('{') {
+        Some(list) => members(list),
+        None => vec![name_at_start(rest)],
     })
+}
+
+fn name_at_start(text: &str) -> &str {
+    let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
+    &text[..end]
+}
+
+/// The first names of the members of a `use` list whose opening brace is gone.
+fn members(list: &str) -> Vec<&str> {
+    let (mut names, mut depth, mut start) = (Vec::new(), 0_usize, 0);
+    for (at, c) in list.char_indices().chain([(list.len(), ',')]) {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => {
+                names.push(name_at_start(list[start..at].trim_start()));
+                break;
+            }
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                names.push(name_at_start(list[start..at].trim_start()));
+                start = (at + 1).min(list.len());
+            }
+            _ => {}
+        }
+    }
+    names
 }

@@ -10,8 +10,9 @@ mod common;
 use std::process::Command;
 
 use common::{TestTensor, write_sharded};
+use onelayer::plan::PlanError;
 use onelayer::probe::Procfs;
-use onelayer::{Checkpoint, IoMode, Loader, Target, Window};
+use onelayer::{Checkpoint, IoMode, LoadError, Loader, Target, Window};
 
 const MIB: u64 = 1 << 20;
 /// Stacks, the allocator's slack: what the promise allows beside the budget.
@@ -141,5 +142,34 @@ fn peak_memory_is_the_budget_whatever_the_model() {
             // A check that cannot fail is none: the layers that were kept must show.
             assert!(peak >= resident, "{setting}: peak {peak} below what was resident, {resident}");
         }
+    }
+}
+
+/// What a description costs counts too, and what is needed on the way from the headers to the plan: here it is nearly
+/// all of the budget.
+#[test]
+fn many_tensors_stay_inside_the_smallest_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let names: [fn(usize) -> String; 2] = [
+        |number| format!("every_tensor_a_layer_{number:06}"),
+        |number| format!("model.layers.{}.experts.{}.weight", number / 5000, number % 5000),
+    ];
+    for (case, name) in (0..).zip(names) {
+        let tensors: Vec<_> = (0..300_000).map(|number| TestTensor::random(name(number), 1, 1)).collect();
+        let path = folder.path().join(format!("{case}.safetensors"));
+        common::write_file(&path, &tensors, 0);
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let loader = Loader::builder(Target::None).host_budget(MIB).build().unwrap();
+        let refused = loader.plan(&checkpoint).unwrap_err();
+        let LoadError::Plan(PlanError::BudgetTooSmall { smallest_bytes, .. }) = refused else {
+            panic!("{refused}")
+        };
+        let (peak, _, _) = measure(&path, "buffered", "none", smallest_bytes, 2);
+        println!("{}: peak +{} KiB, budget {} KiB", name(0), peak >> 10, smallest_bytes >> 10);
+        assert!(
+            peak <= smallest_bytes + SLACK_BYTES,
+            "{}: peak growth {peak}, budget {smallest_bytes}",
+            name(0)
+        );
     }
 }

@@ -78,7 +78,8 @@ fn check(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits) {
             assert!(place.arena_offset_bytes >= end, "places do not overlap");
             end = place.arena_offset_bytes + checkpoint.tensor(place.tensor).extent.len_bytes();
         }
-        assert!(end <= layer.arena_bytes && Alignment::HUGE_PAGE.divides(layer.arena_bytes));
+        let unit = if end < 2 * MIB { Alignment::PAGE } else { Alignment::HUGE_PAGE };
+        assert_eq!(layer.arena_bytes, unit.up(end).unwrap());
         for read in layer.reads.clone().map(|index| plan.read(index)) {
             let request = &read.request;
             assert!(request.extent.contains(request.payload) && !request.payload.is_empty());

@@ -35,7 +35,7 @@ mod select;
 mod set;
 mod tensor;
 
-use self::tensor::TensorTable;
+use self::tensor::{TensorTable, text_bytes};
 use crate::units::to_u64;
 
 /// A checked description of a checkpoint: what lies where in which file. Cheap to clone, `Send + Sync`.
@@ -135,10 +135,10 @@ impl Checkpoint {
     #[must_use]
     pub fn metadata_bytes(&self) -> u64 {
         let shards = self.inner.shards.iter().map(Shard::heap_bytes).sum::<u64>();
-        let notes = self.inner.notes.iter().map(String::capacity).sum::<usize>();
+        let notes = self.inner.notes.iter().map(|note| text_bytes(note.capacity())).sum::<u64>();
         let lists = self.inner.shards.capacity() * size_of::<Shard>()
             + self.inner.notes.capacity() * size_of::<String>();
-        self.inner.table.heap_bytes() + shards + to_u64(lists + notes)
+        self.inner.table.heap_bytes() + shards + notes + to_u64(lists)
     }
 
     /// Choices made while opening that a person should know: "index wins over model.safetensors", ...

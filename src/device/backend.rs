@@ -1,4 +1,8 @@
 //! What the loader asks of a device.
+//!
+//! ```text
+//! allocate --> arena, shared by the copies into it --(the last copy is over)--> resident --> drop frees
+//! ```
 
 use std::sync::Arc;
 
@@ -6,19 +10,12 @@ use super::DeviceError;
 use crate::plan::Copies;
 use crate::staging::{Empty, Filled, Slot};
 
-/// Memory of one layer on a device. Dropping the last owner frees it.
-pub(crate) trait Arena: Send + Sync {
-    /// Bytes that the arena takes on the device.
-    fn len_bytes(&self) -> u64;
-
-    /// The bytes, where the host can read them. Only to be called once every copy into the arena has completed.
-    fn host_bytes(&self) -> Option<&[u8]>;
-}
-
 /// A kind of device. Shared by the control loop and the reader threads.
 pub(crate) trait Backend: Send + Sync + 'static {
-    /// What [`Self::allocate`] gives.
-    type Arena: Arena + 'static;
+    /// Memory of one layer that is being filled. Dropping the last owner frees it.
+    type Arena: Send + Sync + 'static;
+    /// The same memory once it is complete.
+    type Resident: Resident + 'static;
     /// What [`Self::copy_async`] gives.
     type Pending: PendingCopy;
 
@@ -27,6 +24,9 @@ pub(crate) trait Backend: Send + Sync + 'static {
 
     /// Starts the copies of one read. The pending copy owns the slot and keeps the arena alive. On an error nothing is in
     /// flight any more when this returns.
+    ///
+    /// The arena must have been allocated for the layer of the read, and each read of the plan is copied once: so no
+    /// two calls ever write to the same bytes.
     fn copy_async(
         &self,
         arena: &Arc<Self::Arena>,
@@ -34,8 +34,20 @@ pub(crate) trait Backend: Send + Sync + 'static {
         copies: Copies<'_>,
     ) -> Result<Self::Pending, DeviceError>;
 
+    /// Ends the filling. The arena comes by value: a pending copy would share it, so none is left.
+    fn complete(&self, arena: Self::Arena) -> Self::Resident;
+
     /// Gives recycled arenas back to the system. Called once, when no copy is in flight.
     fn trim(&self);
+}
+
+/// Memory of one complete layer on a device. Nothing writes to it any more. Dropping it frees it.
+pub(crate) trait Resident: Send + Sync {
+    /// Bytes that it takes on the device.
+    fn len_bytes(&self) -> u64;
+
+    /// The bytes, where the host can read them.
+    fn host_bytes(&self) -> Option<&[u8]>;
 }
 
 /// A copy in flight; owns its slot. Dropping it waits.

@@ -7,7 +7,7 @@ use crate::units::HumanBytes;
 #[non_exhaustive]
 pub enum DeviceError {
     /// The system refused memory for an arena.
-    #[error("cannot allocate an arena of {} in host memory: {source}", HumanBytes(*bytes))]
+    #[error("cannot allocate an arena of {} in host memory", HumanBytes(*bytes))]
     HostAllocation {
         /// Bytes of the arena.
         bytes: u64,

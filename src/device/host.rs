@@ -4,10 +4,11 @@
 //! else (arenas, windows, recycling, freeing) behaves as on a device with memory of its own.
 #![allow(unsafe_code, reason = "reader threads write disjoint parts of one arena; each block says why")]
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::none::CompletedCopy;
-use super::{Arena, Backend, DeviceError};
+use super::pool::Pool;
+use super::{Backend, DeviceError, Resident};
 use crate::plan::Copies;
 use crate::staging::memory::AnonymousMemory;
 use crate::staging::{Filled, Slot};
@@ -18,46 +19,16 @@ pub(crate) struct HostBackend {
     pool: Arc<Pool>,
 }
 
-/// Arenas that a stream will use again. While it is open it holds at most the arenas of the window: an arena comes
-/// here only from a layer that has left it.
-#[derive(Debug)]
-struct Pool {
-    /// `None` once closed: arenas then go straight back to the system.
-    idle: Mutex<Option<Vec<AnonymousMemory>>>,
-}
-
 impl HostBackend {
-    /// A backend that recycles the arenas of dropped layers (for a stream) or frees them at once (for a load).
-    pub(crate) fn new(recycle: bool) -> Self {
-        Self { pool: Arc::new(Pool { idle: Mutex::new(recycle.then(Vec::new)) }) }
-    }
-}
-
-impl Pool {
-    fn lock(&self) -> MutexGuard<'_, Option<Vec<AnonymousMemory>>> {
-        // Pushing and removing cannot be left half done.
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A backend that frees the arenas of dropped layers at once.
+    pub(crate) fn new() -> Self {
+        Self { pool: Arc::new(Pool::closed()) }
     }
 
-    /// The smallest idle arena that is large enough. If none is, all are given back first: what is resident
-    /// must never be more than the layers of one window.
-    fn take(&self, len_bytes: u64) -> Option<AnonymousMemory> {
-        let mut idle = self.lock();
-        let arenas = idle.as_mut()?;
-        let fitting = arenas.iter().enumerate().filter(|(_, memory)| memory.len_bytes() >= len_bytes);
-        match fitting.min_by_key(|(_, memory)| memory.len_bytes()).map(|(index, _)| index) {
-            Some(index) => Some(arenas.swap_remove(index)),
-            None => {
-                arenas.clear();
-                None
-            }
-        }
-    }
-
-    fn give(&self, memory: AnonymousMemory) {
-        if let Some(arenas) = self.lock().as_mut() {
-            arenas.push(memory);
-        }
+    /// A backend that uses the arenas of dropped layers again until it is trimmed. All its arenas together, in use or
+    /// not, hold at most `resident_bytes_max`, or what the layers in use hold if that is more.
+    pub(crate) fn recycling(resident_bytes_max: u64) -> Self {
+        Self { pool: Arc::new(Pool::open(resident_bytes_max)) }
     }
 }
 
@@ -65,41 +36,52 @@ impl Pool {
 #[derive(Debug)]
 pub(crate) struct HostArena {
     len_bytes: u64,
-    /// `None` for a layer without bytes, and while being dropped.
+    /// `None` for a layer without bytes, and while being made or dropped.
     memory: Option<AnonymousMemory>,
     pool: Arc<Pool>,
 }
 
-impl Arena for HostArena {
-    fn len_bytes(&self) -> u64 {
-        self.len_bytes
-    }
-
-    fn host_bytes(&self) -> Option<&[u8]> {
-        let Some(memory) = &self.memory else { return Some(&[]) };
-        // SAFETY: callers only ask once every copy into the arena has completed; nothing writes to it afterwards.
-        Some(unsafe { memory.part(0, self.len_bytes) })
+impl Drop for HostArena {
+    fn drop(&mut self) {
+        self.pool.give(self.memory.take(), self.len_bytes);
     }
 }
 
-impl Drop for HostArena {
-    fn drop(&mut self) {
-        if let Some(memory) = self.memory.take() {
-            self.pool.give(memory);
-        }
+/// Host memory of one complete layer.
+#[derive(Debug)]
+pub(crate) struct HostResident(HostArena);
+
+impl Resident for HostResident {
+    fn len_bytes(&self) -> u64 {
+        self.0.len_bytes
+    }
+
+    fn host_bytes(&self) -> Option<&[u8]> {
+        let Some(memory) = &self.0.memory else { return Some(&[]) };
+        // SAFETY: this was made from an arena that had no other owner, and writing to an arena takes an `Arc` of it; so
+        // no copy is under way and none can start.
+        Some(unsafe { memory.part(0, self.0.len_bytes) })
     }
 }
 
 impl Backend for HostBackend {
     type Arena = HostArena;
+    type Resident = HostResident;
     type Pending = CompletedCopy;
 
     fn allocate(&self, len_bytes: u64) -> Result<Arc<HostArena>, DeviceError> {
-        let memory = match len_bytes {
-            0 => None,
-            _ => Some(self.recycled_or_new(len_bytes)?),
-        };
-        Ok(Arc::new(HostArena { len_bytes, memory, pool: Arc::clone(&self.pool) }))
+        let failed = |source| DeviceError::HostAllocation { bytes: len_bytes, source };
+        let recycled = self.pool.take(len_bytes);
+        // From here on the arena's drop gives back what the pool has counted, whatever fails below.
+        let mut arena = HostArena { len_bytes, memory: recycled, pool: Arc::clone(&self.pool) };
+        match &arena.memory {
+            // What the last layer touched beyond this one's end would count as resident.
+            // SAFETY: an arena that was idle has no other owner, so nothing refers to its bytes.
+            Some(memory) => unsafe { memory.release_from(len_bytes) }.map_err(failed)?,
+            None if len_bytes == 0 => {}
+            None => arena.memory = Some(AnonymousMemory::new(len_bytes).map_err(failed)?),
+        }
+        Ok(Arc::new(arena))
     }
 
     fn copy_async(
@@ -112,29 +94,21 @@ impl Backend for HostBackend {
             let memory =
                 arena.memory.as_ref().expect("a layer with copies has bytes, and so an arena with memory");
             let source = slot.part(copy.slot_offset_bytes, copy.len_bytes);
-            // SAFETY: the plan gives every byte of a tensor to exactly one copy and every tensor a place of its own, so no
-            // two copies touch the same bytes, and nothing reads the arena before all of them are complete.
+            // SAFETY: a plan gives every tensor a place of its own in the arena of its layer and every byte of a tensor to
+            // exactly one read, and the loader copies each read once; so no two copies touch the same bytes. Nothing
+            // reads an arena before it is complete: see `HostResident`.
             let target = unsafe { memory.part_mut(copy.arena_offset_bytes, copy.len_bytes) };
             target.copy_from_slice(source);
         }
         Ok(CompletedCopy(slot))
     }
 
-    fn trim(&self) {
-        *self.pool.lock() = None;
+    fn complete(&self, arena: HostArena) -> HostResident {
+        HostResident(arena)
     }
-}
 
-impl HostBackend {
-    fn recycled_or_new(&self, len_bytes: u64) -> Result<AnonymousMemory, DeviceError> {
-        let failed = |source| DeviceError::HostAllocation { bytes: len_bytes, source };
-        let Some(memory) = self.pool.take(len_bytes) else {
-            return AnonymousMemory::new(len_bytes).map_err(failed);
-        };
-        // What the last layer touched beyond this one's end would count as resident.
-        // SAFETY: an idle arena has no owner, so nothing refers to its bytes.
-        unsafe { memory.release_from(len_bytes) }.map_err(failed)?;
-        Ok(memory)
+    fn trim(&self) {
+        self.pool.close();
     }
 }
 
@@ -142,34 +116,63 @@ impl HostBackend {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::MIB;
+    use crate::units::{KIB, MIB};
+
+    fn address(arena: &HostArena) -> Option<usize> {
+        // SAFETY: nothing writes to the arenas of these tests.
+        arena.memory.as_ref().map(|memory| unsafe { memory.part(0, 1) }.as_ptr().addr())
+    }
 
     #[test]
     fn a_dropped_arena_is_used_again_until_the_trim() {
-        let backend = HostBackend::new(true);
-        let address = |arena: &HostArena| arena.host_bytes().unwrap().as_ptr().addr();
+        let backend = HostBackend::recycling(4 * MIB);
         let first = backend.allocate(4 * MIB).unwrap();
         let place = address(&first);
         drop(first);
         let second = backend.allocate(2 * MIB).unwrap();
-        assert_eq!((address(&second), second.len_bytes()), (place, 2 * MIB));
+        assert_eq!(address(&second), place);
+        assert_eq!(backend.complete(Arc::into_inner(second).unwrap()).len_bytes(), 2 * MIB);
+        assert_eq!(backend.pool.idle_bytes(), 2 * MIB);
+        let third = backend.allocate(2 * MIB).unwrap();
         backend.trim();
-        drop(second);
-        assert!(backend.pool.lock().is_none());
+        assert_eq!(backend.pool.idle_bytes(), 0);
+        drop(third);
+        assert_eq!(backend.pool.idle_bytes(), 0, "an arena that comes late goes to the system");
     }
 
     #[test]
-    fn an_arena_that_is_too_small_is_given_back_first() {
-        let backend = HostBackend::new(true);
+    fn a_load_keeps_no_arena() {
+        let backend = HostBackend::new();
         drop(backend.allocate(2 * MIB).unwrap());
-        let larger = backend.allocate(4 * MIB).unwrap();
-        assert_eq!(backend.pool.lock().as_ref().map(Vec::len), Some(0));
-        drop(larger);
+        assert_eq!(backend.pool.idle_bytes(), 0);
     }
 
     #[test]
     fn a_layer_without_bytes_needs_no_memory() {
-        let arena = HostBackend::new(false).allocate(0).unwrap();
-        assert_eq!(arena.host_bytes(), Some(&[][..]));
+        let backend = HostBackend::new();
+        let arena = Arc::into_inner(backend.allocate(0).unwrap()).unwrap();
+        assert_eq!(backend.complete(arena).host_bytes(), Some(&[][..]));
+    }
+
+    #[test]
+    fn an_allocation_that_fails_is_not_counted() {
+        let backend = HostBackend::recycling(u64::MAX);
+        let refused = backend.allocate(1 << 62).unwrap_err().to_string();
+        assert!(refused.starts_with("cannot allocate an arena of 4194304 TiB"), "{refused}");
+        assert_eq!(backend.pool.used_bytes(), 0);
+    }
+
+    #[test]
+    fn what_is_recycled_holds_no_more_than_its_new_layer() {
+        let backend = HostBackend::recycling(64 * KIB);
+        let mut arena = Arc::into_inner(backend.allocate(64 * KIB).unwrap()).unwrap();
+        // SAFETY: the only reference to the arena's bytes.
+        unsafe { arena.memory.as_mut().unwrap().part_mut(0, 64 * KIB) }.fill(7);
+        drop(arena);
+        let arena = Arc::into_inner(backend.allocate(4 * KIB).unwrap()).unwrap();
+        // SAFETY: nothing writes to the arena.
+        let bytes = unsafe { arena.memory.as_ref().unwrap().part(0, 64 * KIB) };
+        assert!(bytes[4096..].iter().all(|&byte| byte == 0), "the tail went back to the system");
+        assert!(backend.complete(arena).host_bytes().unwrap().len() == 4096);
     }
 }

@@ -3,7 +3,7 @@
 //! What callers name is a [`Target`]; what the loader drives is a private trait with one implementation per kind of
 //! device, so that no type of a driver shows in a public signature.
 
-pub(crate) use self::backend::{Arena, Backend, PendingCopy};
+pub(crate) use self::backend::{Backend, PendingCopy, Resident};
 pub use self::error::DeviceError;
 pub(crate) use self::host::HostBackend;
 pub(crate) use self::none::NoneBackend;
@@ -12,6 +12,7 @@ mod backend;
 mod error;
 mod host;
 mod none;
+mod pool;
 
 /// Where a load goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

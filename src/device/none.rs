@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Arena, Backend, DeviceError, PendingCopy};
+use super::{Backend, DeviceError, PendingCopy, Resident};
 use crate::plan::Copies;
 use crate::staging::{Empty, Filled, Slot};
 
@@ -14,7 +14,7 @@ pub(crate) struct NoneBackend;
 #[derive(Debug)]
 pub(crate) struct NoArena;
 
-impl Arena for NoArena {
+impl Resident for NoArena {
     fn len_bytes(&self) -> u64 {
         0
     }
@@ -26,6 +26,7 @@ impl Arena for NoArena {
 
 impl Backend for NoneBackend {
     type Arena = NoArena;
+    type Resident = NoArena;
     type Pending = CompletedCopy;
 
     fn allocate(&self, _len_bytes: u64) -> Result<Arc<NoArena>, DeviceError> {
@@ -39,6 +40,10 @@ impl Backend for NoneBackend {
         _copies: Copies<'_>,
     ) -> Result<CompletedCopy, DeviceError> {
         Ok(CompletedCopy(slot))
+    }
+
+    fn complete(&self, arena: NoArena) -> NoArena {
+        arena
     }
 
     fn trim(&self) {}

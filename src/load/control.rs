@@ -11,14 +11,17 @@
 //! whenever the caller drops a layer, however small the ring is.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, select};
 
-use super::hash::{self, LayerHasher};
+use super::hash::{LayerHasher, TensorHash};
 use super::layer::LayerData;
-use super::reader::{Done, Job, JobResult};
-use super::stream::{Delivery, Permit, PermitOffice, Signal};
+use super::reader::{self, Done, Job, JobResult};
+use super::stream::{Delivery, Signal};
+use super::window::{Permit, PermitOffice};
 use super::{LoadError, LoadedLayer, Progress};
 use crate::budget::Reservation;
 use crate::checkpoint::Checkpoint;
@@ -35,10 +38,12 @@ pub(super) struct Setup<B: Backend> {
     pub(super) ring: Arc<Ring>,
     pub(super) source: Arc<dyn Source>,
     pub(super) backend: Arc<B>,
-    /// Layers read ahead of the one the caller works on.
+    /// Layers read ahead of the one the caller has or waits for.
     pub(super) prefetch: usize,
     /// Hash every tensor on the way.
     pub(super) hash: bool,
+    /// When the load began.
+    pub(super) started: Instant,
     /// What the load holds of the budget beside the ring.
     pub(super) reservations: Vec<Reservation>,
 }
@@ -46,6 +51,8 @@ pub(super) struct Setup<B: Backend> {
 /// The channels of the control loop.
 pub(super) struct Wires<B: Backend> {
     pub(super) jobs: Sender<Job<B>>,
+    /// The readers' end of `jobs`: to take back what none of them has begun.
+    pub(super) jobs_not_begun: Receiver<Job<B>>,
     pub(super) results: Receiver<JobResult<B>>,
     pub(super) signals: Receiver<Signal>,
     pub(super) deliveries: Sender<Delivery>,
@@ -61,8 +68,10 @@ pub(super) struct Control<B: Backend> {
     open: VecDeque<OpenLayer<B>>,
     /// Layers handed to the stream.
     delivered: usize,
-    /// Layers the caller took from the stream.
-    taken: usize,
+    /// Layers read ahead of the last one the caller asked for.
+    prefetch: usize,
+    /// Layers the caller asked for so far.
+    wanted: usize,
     /// The next read to issue.
     next_read: u32,
     /// Reads that the readers have or will take next.
@@ -76,6 +85,8 @@ pub(super) struct Control<B: Backend> {
     unhashed: BTreeMap<u32, (usize, Slot<Filled>)>,
     /// The next read to hash.
     next_hash: u32,
+    /// Hashes the reads, and so the layers, one after the other.
+    hasher: LayerHasher,
 }
 
 /// A layer on its way.
@@ -84,7 +95,8 @@ struct OpenLayer<B: Backend> {
     reads_left: u32,
     /// Filled slots that wait for the arena.
     parked: Vec<(u32, Slot<Filled>)>,
-    hasher: Option<LayerHasher>,
+    /// Complete with the last read, if the load hashes.
+    hashes: Vec<TensorHash>,
 }
 
 impl<B: Backend> Control<B> {
@@ -94,7 +106,13 @@ impl<B: Backend> Control<B> {
         office: Arc<PermitOffice>,
         progress: Progress,
     ) -> Self {
-        let jobs_most = 2 * to_usize(u64::from(setup.plan.memory().ring().readers));
+        let plan = &setup.plan;
+        let ring = plan.memory().ring();
+        let jobs_most = 2 * to_usize(u64::from(ring.readers));
+        // A layer that is read ahead of the window holds a slot at least, so that more cannot be ahead. The memory
+        // of open layers, a term of the plan, counts on this.
+        let window = plan.window().over(plan.layers().len());
+        let prefetch = setup.prefetch.min(window.saturating_add(to_usize(u64::from(ring.slots))));
         Self {
             setup,
             wires,
@@ -102,19 +120,23 @@ impl<B: Backend> Control<B> {
             progress,
             open: VecDeque::new(),
             delivered: 0,
-            taken: 0,
+            prefetch,
+            wanted: 0,
             next_read: 0,
             jobs_running: 0,
             jobs_most,
             pending: VecDeque::new(),
             unhashed: BTreeMap::new(),
             next_hash: 0,
+            hasher: LayerHasher::default(),
         }
     }
 
     /// Runs until every layer is delivered or something fails, and returns once nothing is in flight any more.
     pub(super) fn run(mut self) {
-        let outcome = self.drive();
+        // A panic is an error of this load like any other: it must not leave readers behind, nor arenas with the device.
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.drive()))
+            .unwrap_or_else(|panic| Err(LoadError::Panicked { message: reader::panic_message(&*panic) }));
         if let Err(error) = outcome {
             // A caller that has gone does not want to know.
             let _ = self.wires.deliveries.send(Delivery::Failed(error));
@@ -136,20 +158,17 @@ impl<B: Backend> Control<B> {
         Ok(())
     }
 
-    /// Opens the layers that may be read: those up to `prefetch` beyond the one the caller takes next.
+    /// Opens the layers that may be read: those up to `prefetch` beyond the last one the caller asked for.
     fn open_layers(&mut self) {
         let plan = &self.setup.plan;
-        let last = self.taken.saturating_add(self.setup.prefetch);
-        for index in self.delivered + self.open.len()..plan.layers().len() {
-            if index > last {
-                return;
-            }
+        let end = self.wanted.saturating_add(self.prefetch).min(plan.layers().len());
+        for index in self.delivered + self.open.len()..end {
             let layer = &plan.layers()[index];
             self.open.push_back(OpenLayer {
                 arena: None,
                 reads_left: layer.reads.end - layer.reads.start,
                 parked: Vec::new(),
-                hasher: self.setup.hash.then(|| hash::of_layer(plan, layer)),
+                hashes: Vec::new(),
             });
         }
     }
@@ -161,9 +180,10 @@ impl<B: Backend> Control<B> {
             if layer.arena.is_some() {
                 continue;
             }
-            let Some(permit) = self.office.try_issue(index) else { return Ok(()) };
             let plan = &self.setup.plan;
-            let arena = self.setup.backend.allocate(plan.layers()[index].arena_bytes)?;
+            let arena_bytes = plan.layers()[index].arena_bytes;
+            let Some(permit) = self.office.try_issue(index, arena_bytes) else { return Ok(()) };
+            let arena = self.setup.backend.allocate(arena_bytes)?;
             for (read, slot) in layer.parked.drain(..) {
                 let copies = plan.copies(&plan.read(read));
                 self.pending.push_back((index, read, self.setup.backend.copy_async(&arena, slot, copies)?));
@@ -188,8 +208,7 @@ impl<B: Backend> Control<B> {
                     false => layer.arena.as_ref().map(|(arena, _)| Arc::clone(arena)),
                 };
                 let job = Job { layer: index, read: self.next_read, slot, arena };
-                // The readers live until the sender is dropped in `wind_down`.
-                self.wires.jobs.send(job).expect("readers outlive the control loop");
+                self.wires.jobs.send(job).expect("a receiver of the jobs is kept here");
                 self.jobs_running += 1;
                 self.next_read += 1;
             }
@@ -233,14 +252,20 @@ impl<B: Backend> Control<B> {
         }
         let layer = self.open.pop_front().expect("a complete layer is open");
         let (arena, permit) = layer.arena.expect("a complete layer has an arena");
+        let arena = Arc::into_inner(arena)
+            .expect("only copies share an arena, and those of a complete layer are over");
         let plan = &self.setup.plan;
-        let placements = plan.placements(&plan.layers()[self.delivered]);
+        let mut hashes = layer.hashes;
+        if self.setup.hash && hashes.is_empty() {
+            // A layer without bytes has no read to hash.
+            hashes = LayerHasher::default().finish_layer(plan.placements(&plan.layers()[self.delivered]));
+        }
         let data = LayerData {
             checkpoint: self.setup.checkpoint.clone(),
             plan: Arc::clone(plan),
             index: self.delivered,
-            hashes: layer.hasher.map_or(Vec::new(), |hasher| hasher.finish(placements)),
-            arena,
+            hashes,
+            resident: Box::new(self.setup.backend.complete(arena)),
             _permit: permit,
         };
         self.delivered += 1;
@@ -259,14 +284,15 @@ impl<B: Backend> Control<B> {
             recv(self.wires.results) -> result => {
                 self.on_result(result.expect("readers outlive the control loop"))
             }
-            // The stream holds a sender; once it and all its layers are gone nobody waits for this load.
-            recv(self.wires.signals) -> signal => self.on_signal(signal.unwrap_or(Signal::Cancel)),
+            recv(self.wires.signals) -> signal => {
+                self.on_signal(signal.expect("the office of this loop holds a sender"))
+            }
         }
     }
 
     fn on_signal(&mut self, signal: Signal) -> Result<(), LoadError> {
         match signal {
-            Signal::Taken => self.taken += 1,
+            Signal::Wanted => self.wanted += 1,
             Signal::Dropped => {}
             Signal::Cancel => return Err(LoadError::Cancelled),
         }
@@ -304,11 +330,12 @@ impl<B: Backend> Control<B> {
             let plan = &self.setup.plan;
             let read = plan.read(self.next_hash);
             let placements = plan.placements(&plan.layers()[layer]);
-            let open = &mut self.open[layer - self.delivered];
-            if let Some(hasher) = &mut open.hasher {
-                hasher.update(&self.setup.checkpoint, placements, &read, &slot);
-            }
+            self.hasher.update(&self.setup.checkpoint, placements, &read, &slot);
             drop(slot);
+            let open = &mut self.open[layer - self.delivered];
+            if open.reads_left == 1 {
+                open.hashes = self.hasher.finish_layer(placements);
+            }
             self.finish_read(layer, self.next_hash);
             self.next_hash += 1;
         }
@@ -317,8 +344,12 @@ impl<B: Backend> Control<B> {
     /// Ends the readers, waits for what is in flight and gives everything back.
     fn wind_down(self) {
         let Self { setup, wires, open, pending, unhashed, .. } = self;
-        let Wires { jobs, results, .. } = wires;
+        let Wires { jobs, jobs_not_begun, results, .. } = wires;
         drop(jobs);
+        // What no reader has begun is not read any more: a caller that cancels waits only for the reads in flight.
+        for job in jobs_not_begun {
+            drop(job);
+        }
         // Readers finish the job they have and then see the closed channel; until they have gone, slots are theirs.
         for result in results {
             drop(result);
@@ -326,5 +357,33 @@ impl<B: Backend> Control<B> {
         drop((pending, unhashed, open));
         setup.backend.trim();
         drop(setup.reservations);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::HostBackend;
+    use crate::plan::LAYER_STATE_BYTES;
+    use crate::units::to_u64;
+
+    #[test]
+    fn a_layer_costs_what_the_plan_counts() {
+        type Arena = <HostBackend as Backend>::Arena;
+        /// What an allocator adds to a block, and the two counts of an `Arc`.
+        const BLOCK_BYTES: usize = 16;
+        const COUNTS_BYTES: usize = 16;
+        let parts = [
+            // While it is filled ...
+            size_of::<OpenLayer<HostBackend>>(),
+            size_of::<Arena>() + COUNTS_BYTES + BLOCK_BYTES,
+            // ... and when it is handed out: its place in the window, in the channel, in a model.
+            size_of::<LayerData>() + COUNTS_BYTES + BLOCK_BYTES,
+            size_of::<<HostBackend as Backend>::Resident>() + BLOCK_BYTES,
+            3 * size_of::<usize>(),
+            size_of::<Option<LoadedLayer>>(),
+        ];
+        let bytes = to_u64(parts.iter().sum());
+        assert!(bytes <= LAYER_STATE_BYTES && bytes > LAYER_STATE_BYTES / 2, "{bytes}: {parts:?}");
     }
 }

@@ -8,6 +8,7 @@ use crate::layers::{LayerId, LayersError};
 use crate::plan::PlanError;
 use crate::source::SourceError;
 use crate::staging::StagingError;
+use crate::units::HumanBytes;
 
 /// What can end a load. Whatever it is, everything the load held has been freed when the stream is dropped.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +46,21 @@ pub enum LoadError {
         /// How long the stream waited.
         waited: Duration,
     },
+    /// The caller holds layers of so many bytes that the next one does not fit the device budget, and waits for it. Layers
+    /// that are dropped in the order in which they came always leave room.
+    #[error(
+        "the device budget of {} is full: the caller has held {} for {waited:?}; drop a layer before taking the \
+         next, or allow a larger device budget",
+        HumanBytes(*device_budget_bytes), list(held)
+    )]
+    DeviceBudgetFull {
+        /// Layers the caller holds, in execution order.
+        held: Vec<LayerId>,
+        /// The device budget.
+        device_budget_bytes: u64,
+        /// How long the stream waited.
+        waited: Duration,
+    },
     /// The load was cancelled.
     #[error("the load was cancelled")]
     Cancelled,
@@ -55,7 +71,7 @@ pub enum LoadError {
         message: String,
     },
     /// A thread could not be started.
-    #[error("cannot start a loader thread: {source}")]
+    #[error("cannot start a loader thread")]
     Thread {
         /// The system's answer.
         source: std::io::Error,
@@ -76,7 +92,11 @@ impl LoadError {
     /// True if a larger budget would help.
     #[must_use]
     pub fn is_over_budget(&self) -> bool {
-        matches!(self, Self::Plan(plan) if plan.is_over_budget())
+        match self {
+            Self::Plan(plan) => plan.is_over_budget(),
+            Self::DeviceBudgetFull { .. } => true,
+            _ => false,
+        }
     }
 
     /// True if a file changed under the load.

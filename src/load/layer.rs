@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::hash;
-use super::stream::Permit;
-use crate::checkpoint::{Checkpoint, DType, TensorEntry};
-use crate::device::Arena;
+use super::hash::{self, TensorHash};
+use super::window::Permit;
+use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
+use crate::device::Resident;
 use crate::layers::LayerId;
 use crate::plan::{LoadPlan, Placement, PlannedLayer};
 use crate::units::to_usize;
@@ -23,9 +23,9 @@ pub(super) struct LayerData {
     pub(super) plan: Arc<LoadPlan>,
     pub(super) index: usize,
     /// In the order of the placements; empty unless hashed on the way.
-    pub(super) hashes: Vec<blake3::Hash>,
-    // The arena goes before the permit: whoever gets the permit may allocate at once.
-    pub(super) arena: Arc<dyn Arena>,
+    pub(super) hashes: Vec<TensorHash>,
+    // The memory goes before the permit: whoever gets the permit may allocate at once.
+    pub(super) resident: Box<dyn Resident>,
     pub(super) _permit: Permit,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Debug for LayerData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LayerData")
             .field("id", &self.planned().id)
-            .field("arena_bytes", &self.arena.len_bytes())
+            .field("resident_bytes", &self.resident.len_bytes())
             .finish()
     }
 }
@@ -64,7 +64,7 @@ impl LoadedLayer {
     /// Bytes it takes on the device: the tensors, their alignment, the rounding of the arena.
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
-        self.data.arena.len_bytes()
+        self.data.resident.len_bytes()
     }
 
     /// Its tensors, in file order.
@@ -75,7 +75,10 @@ impl LoadedLayer {
     /// The tensor of that name, if it is in this layer.
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<LoadedTensor> {
-        let id = self.data.checkpoint.find(name)?.id;
+        self.tensor_of_id(self.data.checkpoint.find(name)?.id)
+    }
+
+    pub(crate) fn tensor_of_id(&self, id: TensorId) -> Option<LoadedTensor> {
         // Placements ascend by id: they are in file order, and so are ids.
         let place = self.data.placements().binary_search_by_key(&id, |placement| placement.tensor).ok()?;
         Some(LoadedTensor { data: Arc::clone(&self.data), place })
@@ -127,21 +130,22 @@ impl LoadedTensor {
     }
 
     /// Its bytes in the checkpoint's own layout (little-endian, row-major), if the host can read them: always on
-    /// [`Target::Host`](crate::device::Target::Host), never on `None`.
+    /// [`Target::Host`](crate::device::Target::Host), never on [`Target::None`](crate::device::Target::None). On the
+    /// host they start at a multiple of 256 bytes.
     #[must_use]
     pub fn as_bytes(&self) -> Option<&[u8]> {
         let start = self.data.placements()[self.place].arena_offset_bytes;
         let len = self.entry().extent.len_bytes();
         if len == 0 {
-            return self.data.arena.host_bytes().map(|_| &[][..]);
+            return self.data.resident.host_bytes().map(|_| &[][..]);
         }
-        self.data.arena.host_bytes().map(|bytes| &bytes[to_usize(start)..to_usize(start + len)])
+        self.data.resident.host_bytes().map(|bytes| &bytes[to_usize(start)..to_usize(start + len)])
     }
 
     /// BLAKE3 of its bytes: of the delivered bytes where the host can read them, else of the staged ones if hashing on
     /// the way was asked for, else `None`.
     #[must_use]
-    pub fn hash(&self) -> Option<blake3::Hash> {
+    pub fn hash(&self) -> Option<TensorHash> {
         self.data.hashes.get(self.place).copied().or_else(|| self.as_bytes().map(hash::of_bytes))
     }
 }

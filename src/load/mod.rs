@@ -6,16 +6,17 @@
 //!             jobs (read, slot)               results
 //!  control  ---------------------> readers ------------> control
 //!     |  ^                         read, then start the copy if the layer has its arena
-//!     |  +-- signals: a layer was taken, a layer was dropped, cancel
+//!     |  +-- signals: the next layer is wanted, a layer was dropped, cancel
 //!     +----- deliveries: layers in order, or the error that ended the load ----> LayerStream::next
 //! ```
 //!
 //! The control loop alone decides: which read gets a slot, when a layer gets its arena (the window), when it
 //! is complete. Blocking reads run on the reader threads and nowhere else.
 
+use std::fmt;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::budget::MemoryBudget;
 use crate::checkpoint::{Checkpoint, TensorEntry};
@@ -27,6 +28,7 @@ use crate::staging::Ring;
 use crate::units::{MIB, to_usize};
 
 pub use self::error::LoadError;
+pub use self::hash::TensorHash;
 pub use self::layer::{LoadedLayer, LoadedTensor};
 pub use self::progress::Progress;
 pub use self::report::LoadReport;
@@ -43,12 +45,13 @@ mod report;
 #[cfg(test)]
 mod simulation;
 mod stream;
+mod window;
 
 /// Host budget unless the caller says otherwise: enough for every disk and link that was measured.
 pub const DEFAULT_HOST_BUDGET_BYTES: u64 = 64 * MIB;
 /// Layers read ahead of the one the caller works on, unless the caller says otherwise.
 pub const DEFAULT_PREFETCH_LAYERS: u32 = 2;
-/// How long [`LayerStream::next`] waits for a caller that holds the whole window.
+/// How long a stream waits for a caller that holds the whole window, unless the caller says otherwise.
 pub const DEFAULT_STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Decides which tensors are loaded.
@@ -72,25 +75,29 @@ pub struct LoaderBuilder {
 }
 
 impl LoaderBuilder {
-    /// Most host memory the load may hold beside resident layers, in bytes. 64 MiB by default.
+    /// Most host memory that one load may hold beside resident layers, in bytes. 64 MiB by default. Loads that run at the
+    /// same time have a budget each.
     pub fn host_budget(mut self, bytes: u64) -> Self {
         self.host_budget_bytes = bytes;
         self
     }
 
-    /// Most memory that resident layers may take on the device, in bytes. Not bounded by default.
+    /// Most memory that resident layers may take on the device, in bytes. Not bounded by default. Checked when the load is
+    /// planned, for layers that are dropped in order, and enforced while it runs, for those that are not.
     pub fn device_budget(mut self, bytes: u64) -> Self {
         self.device_budget_bytes = Some(bytes);
         self
     }
 
-    /// Layers resident at once in [`Loader::stream`]. Two by default; [`Loader::load`] keeps all.
+    /// Layers resident at once in [`Loader::stream`]: being filled, ready, and held by the caller. Two by default;
+    /// [`Loader::load`] keeps all.
     pub fn window(mut self, window: Window) -> Self {
         self.window = window;
         self
     }
 
-    /// Layers read ahead of the one the caller works on. What lies beyond the window waits in the ring.
+    /// Layers read ahead of the one the caller works on or waits for. Two by default; with zero, nothing is read before
+    /// it is asked for. What lies beyond the window waits in the ring.
     pub fn prefetch(mut self, layers: u32) -> Self {
         self.prefetch = layers;
         self
@@ -102,19 +109,22 @@ impl LoaderBuilder {
         self
     }
 
-    /// Reader threads; by default what the mode can use on this machine. A small budget may get fewer.
+    /// Reader threads; zero counts as one. By default what the mode can use on this machine: a thread per core for
+    /// buffered and mapped reads, at most 8, and 4 to 8 for direct ones. A small budget may get fewer.
     pub fn readers(mut self, threads: u32) -> Self {
         self.readers = Some(threads.max(1));
         self
     }
 
-    /// Hashes every tensor on the way, for targets that keep no bytes to hash later.
+    /// Hashes every tensor on the way if the target keeps no bytes to hash later; costs 32 bytes of the budget per tensor.
+    /// Off by default. Where the bytes are kept, [`LoadedTensor::hash`] needs nothing from the load.
     pub fn hash(mut self, hash: bool) -> Self {
         self.hash = hash;
         self
     }
 
-    /// How long [`LayerStream::next`] waits while the caller itself holds every layer of the window. 30 s by default.
+    /// How long the stream waits for its next layer while the caller itself holds all that may be resident. 30 s by
+    /// default; a tenth of a second passes before it is noticed.
     pub fn stall_timeout(mut self, timeout: Duration) -> Self {
         self.stall_timeout = timeout;
         self
@@ -142,7 +152,7 @@ impl LoaderBuilder {
 }
 
 /// Loads checkpoints with one group of settings. Cheap to clone.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Loader {
     settings: LoaderBuilder,
 }
@@ -165,18 +175,26 @@ impl Loader {
         }
     }
 
-    /// What [`Self::stream`] would do: every read, every copy, every term of the peak. Reads no tensor bytes.
+    /// What [`Self::stream`] would do: every read, every copy, every term of the peak. Reads no tensor bytes. For what
+    /// [`Self::load`] would do, plan with [`Window::All`].
     ///
     /// # Errors
-    /// [`LoadError::Plan`] if the budget cannot work, [`LoadError::Layers`] if the grouping fails.
+    /// [`LoadError::Plan`] if the budget cannot work, [`LoadError::Layers`] if the grouping fails,
+    /// [`LoadError::Source`] if a file is gone.
     pub fn plan(&self, checkpoint: &Checkpoint) -> Result<LoadPlan, LoadError> {
         self.plan_window(checkpoint, self.settings.window)
+    }
+
+    /// True if the bytes are gone before the caller could hash them.
+    fn hashes_on_the_way(&self) -> bool {
+        self.settings.hash && self.settings.target == Target::None
     }
 
     pub(crate) fn plan_window(&self, checkpoint: &Checkpoint, window: Window) -> Result<LoadPlan, LoadError> {
         let settings = &self.settings;
         let layers = Layers::group_with(checkpoint, &settings.map)?;
         let mut limits = PlanLimits::new(settings.host_budget_bytes);
+        limits.hash = self.hashes_on_the_way();
         limits.device_budget_bytes = settings.device_budget_bytes;
         limits.window = window;
         limits.io = settings.io;
@@ -206,13 +224,17 @@ impl Loader {
         window: Window,
         prefetch: u32,
     ) -> Result<LayerStream, LoadError> {
+        let started = Instant::now();
         let plan = Arc::new(self.plan_window(checkpoint, window)?);
         match self.settings.target {
             Target::Host => {
-                let recycle = window != Window::All;
-                self.start_on(checkpoint, plan, prefetch, HostBackend::new(recycle))
+                let backend = match window {
+                    Window::All => HostBackend::new(),
+                    Window::Layers(_) => HostBackend::recycling(plan.memory().resident_bytes()),
+                };
+                self.start_on(checkpoint, plan, prefetch, backend, started)
             }
-            Target::None => self.start_on(checkpoint, plan, prefetch, NoneBackend),
+            Target::None => self.start_on(checkpoint, plan, prefetch, NoneBackend, started),
         }
     }
 
@@ -222,6 +244,7 @@ impl Loader {
         plan: Arc<LoadPlan>,
         prefetch: u32,
         backend: B,
+        started: Instant,
     ) -> Result<LayerStream, LoadError> {
         let memory = plan.memory();
         let budget = MemoryBudget::new(memory.budget_bytes());
@@ -238,10 +261,29 @@ impl Loader {
             source,
             backend: Arc::new(backend),
             prefetch: to_usize(u64::from(prefetch)),
-            hash: self.settings.hash && self.settings.target == Target::None,
+            hash: self.hashes_on_the_way(),
+            started,
             reservations,
         };
         stream::start(setup, self.settings.stall_timeout)
+    }
+}
+
+impl fmt::Debug for LoaderBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoaderBuilder")
+            .field("target", &self.target)
+            .field("host_budget_bytes", &self.host_budget_bytes)
+            .field("device_budget_bytes", &self.device_budget_bytes)
+            .field("window", &self.window)
+            .field("prefetch", &self.prefetch)
+            .field("io", &self.io)
+            .field("readers", &self.readers)
+            .field("hash", &self.hash)
+            .field("stall_timeout", &self.stall_timeout)
+            .field("map", &self.map)
+            .field("selects", &self.select.is_some())
+            .finish()
     }
 }
 

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A view of a running load. Cheap to clone; the counters only grow.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Progress {
     counters: Arc<Counters>,
 }
 
 #[derive(Debug, Default)]
 struct Counters {
-    tensor_bytes_total: AtomicU64,
+    tensor_bytes_total: u64,
     tensor_bytes_done: AtomicU64,
     read_bytes: AtomicU64,
     read_ns: AtomicU64,
@@ -20,15 +20,14 @@ struct Counters {
 
 impl Progress {
     pub(super) fn new(tensor_bytes_total: u64) -> Self {
-        let progress = Self::default();
-        progress.counters.tensor_bytes_total.store(tensor_bytes_total, Ordering::Relaxed);
-        progress
+        let counters = Counters { tensor_bytes_total, ..Counters::default() };
+        Self { counters: Arc::new(counters) }
     }
 
     /// Bytes of all tensors of the load.
     #[must_use]
     pub fn tensor_bytes_total(&self) -> u64 {
-        self.counters.tensor_bytes_total.load(Ordering::Relaxed)
+        self.counters.tensor_bytes_total
     }
 
     /// Bytes that have arrived at their place. Alignment and gaps are not counted.
@@ -43,13 +42,13 @@ impl Progress {
         self.counters.read_bytes.load(Ordering::Relaxed)
     }
 
-    /// Time that all readers together spent reading.
+    /// Time that all readers together spent reading, in nanoseconds.
     #[must_use]
     pub fn read_ns(&self) -> u64 {
         self.counters.read_ns.load(Ordering::Relaxed)
     }
 
-    /// Layers that were handed out.
+    /// Layers that are complete: handed out, or ready to be.
     #[must_use]
     pub fn layers_done(&self) -> u64 {
         self.counters.layers_done.load(Ordering::Relaxed)

@@ -9,9 +9,10 @@ use crate::staging::RingMode;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct LoadReport {
-    /// From the start of the stream to the last delivery (or the error).
+    /// From the start of the load (before the ring is mapped) to the moment the last layer, or the error that ended the
+    /// load, was handed to the caller. What the caller did in between counts too. Until then: to now.
     pub elapsed: Duration,
-    /// Layers handed out.
+    /// Layers that were handed to the caller.
     pub layers: u64,
     /// Bytes of tensors that arrived.
     pub tensor_bytes: u64,
@@ -19,7 +20,7 @@ pub struct LoadReport {
     pub read_bytes: u64,
     /// Time all readers together spent reading.
     pub reading: Duration,
-    /// Time the caller spent waiting for layers.
+    /// Time the caller spent waiting for layers, in the stream's `next`.
     pub caller_waited: Duration,
     /// How the ring's memory was obtained.
     pub ring_mode: RingMode,

@@ -4,13 +4,13 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use super::control::Setup;
 use super::{LayerStream, LoadError, stream};
 use crate::checkpoint::Checkpoint;
-use crate::device::{Arena, Backend, DeviceError, PendingCopy};
+use crate::device::{Backend, DeviceError, PendingCopy, Resident};
 use crate::layers::Layers;
 use crate::plan::{Copies, CopyOp, LoadPlan, PlanLimits, Window};
 use crate::source::{self, Fallback, IoMode, ReadRequest, Source, SourceError};
@@ -24,6 +24,25 @@ struct DeviceFaults {
     allocate_at: Option<u64>,
     copy_at: Option<u64>,
     wait_at: Option<u64>,
+    /// Panic instead of failing.
+    panics: bool,
+}
+
+impl DeviceFaults {
+    fn strike(self) -> DeviceError {
+        assert!(!self.panics, "injected panic in the device");
+        fault()
+    }
+
+    /// Each kind of fault at the call of this number.
+    fn each_at(at: u64, panics: bool) -> [Self; 3] {
+        let none = Self { panics, ..Self::default() };
+        [
+            Self { allocate_at: Some(at), ..none },
+            Self { copy_at: Some(at), ..none },
+            Self { wait_at: Some(at), ..none },
+        ]
+    }
 }
 
 /// A device whose copies happen only when somebody waits for them.
@@ -46,18 +65,22 @@ struct Ledger {
 #[derive(Debug)]
 struct LateArena {
     bytes: Mutex<Vec<u8>>,
-    /// A copy for readers, made by the first one; by then every copy is complete.
-    snapshot: std::sync::OnceLock<Vec<u8>>,
     ledger: Arc<Ledger>,
 }
 
-impl Arena for LateArena {
+/// A complete arena.
+struct LateResident {
+    bytes: Vec<u8>,
+    _arena: LateArena,
+}
+
+impl Resident for LateResident {
     fn len_bytes(&self) -> u64 {
-        to_u64(self.bytes.lock().unwrap().len())
+        to_u64(self.bytes.len())
     }
 
     fn host_bytes(&self) -> Option<&[u8]> {
-        Some(self.snapshot.get_or_init(|| self.bytes.lock().unwrap().clone()))
+        Some(&self.bytes)
     }
 }
 
@@ -71,7 +94,7 @@ struct LateCopy {
     slot: Option<Slot<Filled>>,
     arena: Arc<LateArena>,
     copies: Vec<CopyOp>,
-    fail: Option<u64>,
+    faults: DeviceFaults,
     ledger: Arc<Ledger>,
 }
 
@@ -94,8 +117,8 @@ impl PendingCopy for LateCopy {
     }
 
     fn wait(mut self) -> Result<Slot<Empty>, DeviceError> {
-        if self.fail == Some(self.ledger.waits.fetch_add(1, Ordering::SeqCst)) {
-            return Err(fault());
+        if self.faults.wait_at == Some(self.ledger.waits.fetch_add(1, Ordering::SeqCst)) {
+            return Err(self.faults.strike());
         }
         self.run();
         Ok(self.slot.take().unwrap().into_empty())
@@ -111,19 +134,16 @@ impl Drop for LateCopy {
 
 impl Backend for LateBackend {
     type Arena = LateArena;
+    type Resident = LateResident;
     type Pending = LateCopy;
 
     fn allocate(&self, len_bytes: u64) -> Result<Arc<LateArena>, DeviceError> {
         if self.faults.allocate_at == Some(self.allocations.fetch_add(1, Ordering::SeqCst)) {
-            return Err(fault());
+            return Err(self.faults.strike());
         }
         self.ledger.live_arenas.fetch_add(1, Ordering::SeqCst);
         let bytes = Mutex::new(vec![0xA5; to_usize(len_bytes)]);
-        Ok(Arc::new(LateArena {
-            bytes,
-            snapshot: std::sync::OnceLock::new(),
-            ledger: Arc::clone(&self.ledger),
-        }))
+        Ok(Arc::new(LateArena { bytes, ledger: Arc::clone(&self.ledger) }))
     }
 
     fn copy_async(
@@ -133,16 +153,21 @@ impl Backend for LateBackend {
         copies: Copies<'_>,
     ) -> Result<LateCopy, DeviceError> {
         if self.faults.copy_at == Some(self.copies.fetch_add(1, Ordering::SeqCst)) {
-            return Err(fault());
+            return Err(self.faults.strike());
         }
         self.ledger.in_flight.fetch_add(1, Ordering::SeqCst);
         Ok(LateCopy {
             slot: Some(slot),
             arena: Arc::clone(arena),
             copies: copies.collect(),
-            fail: self.faults.wait_at,
+            faults: self.faults,
             ledger: Arc::clone(&self.ledger),
         })
+    }
+
+    fn complete(&self, arena: LateArena) -> LateResident {
+        let bytes = std::mem::take(&mut *arena.bytes.lock().unwrap());
+        LateResident { bytes, _arena: arena }
     }
 
     fn trim(&self) {
@@ -158,10 +183,38 @@ fn fault() -> DeviceError {
 /// Reads through another source, and fails, panics or dawdles on the way.
 struct FaultySource {
     inner: Box<dyn Source>,
-    reads: AtomicU64,
-    panic_at: Option<u64>,
-    dawdle: bool,
+    reads: Arc<AtomicU64>,
+    faults: SourceFaults,
 }
+
+/// What a source may do to the loader.
+#[derive(Clone, Default)]
+struct SourceFaults {
+    /// Panic in the read of this number (from 0).
+    panic_at: Option<u64>,
+    /// Every read waits here.
+    gate: Option<Arc<Gate>>,
+}
+
+/// Holds up reads until it is opened.
+#[derive(Default)]
+struct Gate {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.is_open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        drop(self.opened.wait_while(self.is_open.lock().unwrap(), |is_open| !*is_open).unwrap());
+    }
+}
+
+impl source::Sealed for FaultySource {}
 
 impl Source for FaultySource {
     fn mode(&self) -> IoMode {
@@ -170,11 +223,12 @@ impl Source for FaultySource {
 
     fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
         let number = self.reads.fetch_add(1, Ordering::SeqCst);
-        assert_ne!(self.panic_at, Some(number), "injected panic at read {number}");
-        if self.dawdle {
-            // Reads finish out of order: the odd ones are slow.
-            std::thread::sleep(Duration::from_micros(200 * (number % 3)));
+        assert_ne!(self.faults.panic_at, Some(number), "injected panic at read {number}");
+        if let Some(gate) = &self.faults.gate {
+            gate.pass();
         }
+        // Reads finish out of order.
+        std::thread::sleep(Duration::from_micros(200 * (number % 3)));
         self.inner.read(request, buffer)
     }
 
@@ -213,11 +267,13 @@ fn checkpoint(folder: &Path) -> Checkpoint {
 struct Run {
     checkpoint: Checkpoint,
     ledger: Arc<Ledger>,
+    /// Reads that were begun.
+    reads: Arc<AtomicU64>,
     stream: LayerStream,
     _folder: tempfile::TempDir,
 }
 
-fn start(faults: DeviceFaults, panic_at: Option<u64>, window: u32) -> Run {
+fn start(faults: DeviceFaults, source_faults: &SourceFaults, window: u32) -> Run {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = checkpoint(folder.path());
     let layers = Layers::group(&checkpoint).unwrap();
@@ -229,7 +285,8 @@ fn start(faults: DeviceFaults, panic_at: Option<u64>, window: u32) -> Run {
     let ring = Ring::new(plan.memory().ring(), budget.reserve("ring", plan.memory().ring().bytes()).unwrap())
         .unwrap();
     let inner = source::open(IoMode::Buffered, &checkpoint).unwrap();
-    let source = Arc::new(FaultySource { inner, reads: AtomicU64::new(0), panic_at, dawdle: true });
+    let reads = Arc::new(AtomicU64::new(0));
+    let source = Arc::new(FaultySource { inner, reads: Arc::clone(&reads), faults: source_faults.clone() });
     let backend = Arc::new(LateBackend { faults, ..LateBackend::default() });
     let ledger = Arc::clone(&backend.ledger);
     let setup = Setup {
@@ -240,11 +297,13 @@ fn start(faults: DeviceFaults, panic_at: Option<u64>, window: u32) -> Run {
         backend,
         prefetch: 2,
         hash: false,
+        started: std::time::Instant::now(),
         reservations: Vec::new(),
     };
     Run {
         checkpoint,
         ledger,
+        reads,
         stream: stream::start(setup, Duration::from_secs(20)).unwrap(),
         _folder: folder,
     }
@@ -281,29 +340,33 @@ impl Run {
 #[test]
 fn late_copies_deliver_the_right_bytes() {
     for window in 1..4 {
-        assert_eq!(start(DeviceFaults::default(), None, window).finish().unwrap(), 8);
+        assert_eq!(start(DeviceFaults::default(), &SourceFaults::default(), window).finish().unwrap(), 8);
     }
 }
 
 #[test]
 fn a_device_that_fails_at_any_point_ends_the_load_and_leaks_nothing() {
-    for at in 0..8 {
-        let faults = [
-            DeviceFaults { allocate_at: Some(at), ..DeviceFaults::default() },
-            DeviceFaults { copy_at: Some(at), ..DeviceFaults::default() },
-            DeviceFaults { wait_at: Some(at), ..DeviceFaults::default() },
-        ];
-        for faults in faults {
-            let error = start(faults, None, 2).finish().unwrap_err();
-            assert!(matches!(error, LoadError::Device(_)), "{faults:?}: {error}");
-        }
+    for faults in (0..8).flat_map(|at| DeviceFaults::each_at(at, false)) {
+        let error = start(faults, &SourceFaults::default(), 2).finish().unwrap_err();
+        assert!(matches!(error, LoadError::Device(_)), "{faults:?}: {error}");
+    }
+}
+
+/// On the control thread as on a reader's: the threads end, and the device gets everything back.
+#[test]
+fn a_device_that_panics_at_any_point_ends_the_load_and_leaks_nothing() {
+    for faults in (0..8).flat_map(|at| DeviceFaults::each_at(at, true)) {
+        let error = start(faults, &SourceFaults::default(), 2).finish().unwrap_err();
+        let LoadError::Panicked { message } = &error else { panic!("{faults:?}: {error}") };
+        assert!(message.contains("injected panic in the device"), "{message}");
     }
 }
 
 #[test]
 fn a_panic_in_a_reader_is_an_error() {
     for at in 0..8 {
-        let error = start(DeviceFaults::default(), Some(at), 2).finish().unwrap_err();
+        let faults = SourceFaults { panic_at: Some(at), ..SourceFaults::default() };
+        let error = start(DeviceFaults::default(), &faults, 2).finish().unwrap_err();
         let LoadError::Panicked { message } = &error else { panic!("{error}") };
         assert!(message.contains("injected panic"), "{message}");
     }
@@ -312,7 +375,7 @@ fn a_panic_in_a_reader_is_an_error() {
 #[test]
 fn dropping_the_stream_at_any_layer_leaks_nothing() {
     for taken in 0..8 {
-        let mut run = start(DeviceFaults::default(), None, 2);
+        let mut run = start(DeviceFaults::default(), &SourceFaults::default(), 2);
         for layer in run.stream.by_ref().take(taken) {
             layer.unwrap();
         }
@@ -320,4 +383,22 @@ fn dropping_the_stream_at_any_layer_leaks_nothing() {
         assert_eq!(run.ledger.live_arenas.load(Ordering::SeqCst), 0);
         assert_eq!(run.ledger.in_flight.load(Ordering::SeqCst), 0);
     }
+}
+
+/// A caller that gives up waits for the reads that have begun, and for none of those that were only issued.
+#[test]
+fn dropping_the_stream_begins_no_read_any_more() {
+    let gate = Arc::new(Gate::default());
+    let faults = SourceFaults { gate: Some(Arc::clone(&gate)), ..SourceFaults::default() };
+    let run = start(DeviceFaults::default(), &faults, 2);
+    let readers = u64::from(run.stream.plan().memory().ring().readers);
+    while run.reads.load(Ordering::SeqCst) < readers {
+        std::thread::yield_now();
+    }
+    let dropper = std::thread::spawn(move || drop(run.stream));
+    // Time for the control loop to hear of it: were it not enough, more reads would begin and the test would fail.
+    std::thread::sleep(Duration::from_millis(300));
+    gate.open();
+    dropper.join().unwrap();
+    assert_eq!(run.reads.load(Ordering::SeqCst), readers);
 }

@@ -1,7 +1,9 @@
 //! The caller's end of a running load: an iterator of owned layers.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fmt;
+use std::iter::FusedIterator;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -9,17 +11,18 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use super::control::{Control, Setup, Wires};
 use super::reader::{self, ReaderContext};
+use super::window::{Full, PermitOffice};
 use super::{LoadError, LoadReport, LoadedLayer, Progress};
 use crate::device::Backend;
-use crate::layers::LayerId;
 use crate::plan::LoadPlan;
 use crate::source::Source;
 use crate::staging::RingMode;
+use crate::units::to_u64;
 
 /// What the caller's side tells the control loop.
 pub(super) enum Signal {
-    /// A layer was taken from the stream.
-    Taken,
+    /// The caller asks for its next layer.
+    Wanted,
     /// A layer was dropped: its place in the window is free.
     Dropped,
     /// The load is not wanted any more.
@@ -32,54 +35,13 @@ pub(super) enum Delivery {
     Failed(LoadError),
 }
 
-/// The places of the window. A layer has one from its arena's allocation until its last owner is gone.
-#[derive(Debug)]
-pub(super) struct PermitOffice {
-    window: usize,
-    holders: Mutex<BTreeSet<usize>>,
-    signals: Sender<Signal>,
-}
-
-impl PermitOffice {
-    /// A place for the layer, if one is free.
-    pub(super) fn try_issue(self: &Arc<Self>, layer: usize) -> Option<Permit> {
-        let mut holders = self.lock();
-        if holders.len() >= self.window {
-            return None;
-        }
-        holders.insert(layer);
-        Some(Permit { layer, office: Arc::clone(self) })
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeSet<usize>> {
-        // An insert or remove cannot be left half done.
-        self.holders.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The layers below `end` that have a place: with `end` = layers taken, those that the caller holds.
-    fn holders_below(&self, end: usize) -> Vec<usize> {
-        self.lock().range(..end).copied().collect()
-    }
-}
-
-/// A place in the window.
-#[derive(Debug)]
-pub(super) struct Permit {
-    layer: usize,
-    office: Arc<PermitOffice>,
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.office.lock().remove(&self.layer);
-        // The control loop may have ended; then nobody waits for the place.
-        let _ = self.office.signals.send(Signal::Dropped);
-    }
-}
-
 /// A running load: yields the layers in execution order. Ends after the last layer or the first error.
 ///
-/// Dropping it cancels the load, waits for what is in flight (at most the reads that the system has
+/// Each layer is owned, may go to another thread, and frees its memory and its place in the window when it and the
+/// tensors taken from it are dropped. A caller that holds so many that the next one cannot become resident gets
+/// [`LoadError::Stalled`] after the [stall timeout](super::LoaderBuilder::stall_timeout) instead of waiting for ever.
+///
+/// Dropping the stream cancels the load, waits for what is in flight (at most the reads that the system has
 /// already begun) and gives ring, files and threads back. Layers that were taken stay valid.
 #[must_use = "a stream that is dropped loads nothing"]
 pub struct LayerStream {
@@ -90,8 +52,10 @@ pub struct LayerStream {
     signals: Sender<Signal>,
     office: Arc<PermitOffice>,
     progress: Progress,
+    cancelled: Arc<AtomicBool>,
     control: Option<JoinHandle<()>>,
     stall_timeout: Duration,
+    /// Layers handed to the caller.
     taken: usize,
     started: Instant,
     elapsed: Option<Duration>,
@@ -104,6 +68,7 @@ pub(super) fn start<B: Backend>(setup: Setup<B>, stall_timeout: Duration) -> Res
     let source = Arc::clone(&setup.source);
     let ring_mode = setup.ring.mode();
     let progress = Progress::new(plan.tensor_bytes());
+    let started = setup.started;
     let (job_sender, job_receiver) = unbounded();
     let (result_sender, results) = unbounded();
     let (signals, signal_receiver) = unbounded();
@@ -115,10 +80,17 @@ pub(super) fn start<B: Backend>(setup: Setup<B>, stall_timeout: Duration) -> Res
         progress: progress.clone(),
     });
     let window = plan.window().over(plan.layers().len());
-    let office = Arc::new(PermitOffice { window, holders: Mutex::default(), signals: signals.clone() });
+    let office = PermitOffice::new(window, plan.memory().device_budget_bytes(), signals.clone());
+    // If one cannot be started, those that run see the closed channel of jobs and end.
     let readers = reader::spawn(plan.memory().ring().readers, &context, &job_receiver, &result_sender)?;
-    drop((job_receiver, result_sender, context));
-    let wires = Wires { jobs: job_sender, results, signals: signal_receiver, deliveries: delivery_sender };
+    drop((result_sender, context));
+    let wires = Wires {
+        jobs: job_sender,
+        jobs_not_begun: job_receiver,
+        results,
+        signals: signal_receiver,
+        deliveries: delivery_sender,
+    };
     let control = Control::new(setup, wires, Arc::clone(&office), progress.clone());
     let control = thread::Builder::new()
         .name("onelayer-control".to_owned())
@@ -138,10 +110,11 @@ pub(super) fn start<B: Backend>(setup: Setup<B>, stall_timeout: Duration) -> Res
         signals,
         office,
         progress,
+        cancelled: Arc::default(),
         control: Some(control),
         stall_timeout,
         taken: 0,
-        started: Instant::now(),
+        started,
         elapsed: None,
         caller_waited: Duration::ZERO,
     })
@@ -153,12 +126,22 @@ impl Iterator for LayerStream {
     fn next(&mut self) -> Option<Self::Item> {
         self.control.as_ref()?;
         let waiting = Instant::now();
+        let _ = self.signals.send(Signal::Wanted);
         let delivery = self.next_delivery();
-        self.caller_waited += waiting.elapsed();
+        if delivery.is_some() {
+            self.caller_waited += waiting.elapsed();
+        }
         match delivery {
+            // A layer that was ready by then is not handed out any more: a caller that cancels wants an end.
+            Some(Delivery::Layer(_)) if self.cancelled.load(Ordering::Acquire) => {
+                self.end();
+                Some(Err(LoadError::Cancelled))
+            }
             Some(Delivery::Layer(layer)) => {
                 self.taken += 1;
-                let _ = self.signals.send(Signal::Taken);
+                if self.taken == self.plan.layers().len() {
+                    self.elapsed = Some(self.started.elapsed());
+                }
                 Some(Ok(layer))
             }
             Some(Delivery::Failed(error)) => {
@@ -169,6 +152,8 @@ impl Iterator for LayerStream {
         }
     }
 }
+
+impl FusedIterator for LayerStream {}
 
 impl LayerStream {
     /// The plan that is being carried out.
@@ -186,7 +171,7 @@ impl LayerStream {
     /// A handle that cancels the load from any thread.
     #[must_use]
     pub fn cancel_handle(&self) -> CancelHandle {
-        CancelHandle { signals: self.signals.clone() }
+        CancelHandle { cancelled: Arc::clone(&self.cancelled), signals: self.signals.clone() }
     }
 
     /// What the load did so far; final once the stream has ended.
@@ -194,7 +179,7 @@ impl LayerStream {
     pub fn report(&self) -> LoadReport {
         LoadReport {
             elapsed: self.elapsed.unwrap_or_else(|| self.started.elapsed()),
-            layers: self.progress.layers_done(),
+            layers: to_u64(self.taken),
             tensor_bytes: self.progress.tensor_bytes_done(),
             read_bytes: self.progress.read_bytes(),
             reading: Duration::from_nanos(self.progress.read_ns()),
@@ -207,27 +192,32 @@ impl LayerStream {
     /// The next delivery; `None` after the last one. A caller that holds the whole window is told so instead of waiting
     /// for ever.
     fn next_delivery(&self) -> Option<Delivery> {
-        let mut stalled: Option<Instant> = None;
+        let mut stalled_since: Option<Instant> = None;
         loop {
-            let deadline = stalled.unwrap_or_else(Instant::now) + self.stall_timeout;
-            match self.deliveries.recv_deadline(deadline.min(Instant::now() + STALL_CHECK_INTERVAL)) {
+            let left = stalled_since.map(|since| self.stall_timeout.saturating_sub(since.elapsed()));
+            let pause = left.map_or(STALL_CHECK_INTERVAL, |left| left.min(STALL_CHECK_INTERVAL));
+            match self.deliveries.recv_timeout(pause) {
                 Ok(delivery) => return Some(delivery),
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            let held = self.office.holders_below(self.taken);
-            if held.len() < self.office.window {
-                stalled = None;
+            let Some((full, held)) = self.office.stopped_by_layers_below(self.taken) else {
+                stalled_since = None;
                 continue;
+            };
+            let waited = stalled_since.get_or_insert_with(Instant::now).elapsed();
+            if waited >= self.stall_timeout {
+                return Some(Delivery::Failed(self.stalled(full, &held, waited)));
             }
-            let since = *stalled.get_or_insert_with(Instant::now);
-            if since.elapsed() >= self.stall_timeout {
-                let name = |index: &usize| -> LayerId { self.plan.layers()[*index].id.clone() };
-                return Some(Delivery::Failed(LoadError::Stalled {
-                    held: held.iter().map(name).collect(),
-                    window: self.office.window,
-                    waited: since.elapsed(),
-                }));
+        }
+    }
+
+    fn stalled(&self, full: Full, held: &[usize], waited: Duration) -> LoadError {
+        let held = held.iter().map(|&index| self.plan.layers()[index].id.clone()).collect();
+        match full {
+            Full::Layers { layers_max } => LoadError::Stalled { held, window: layers_max, waited },
+            Full::Bytes { bytes_max } => {
+                LoadError::DeviceBudgetFull { held, device_budget_bytes: bytes_max, waited }
             }
         }
     }
@@ -236,7 +226,7 @@ impl LayerStream {
     fn end(&mut self) -> Option<LoadError> {
         let _ = self.signals.send(Signal::Cancel);
         let control = self.control.take()?;
-        self.elapsed = Some(self.started.elapsed());
+        self.elapsed.get_or_insert_with(|| self.started.elapsed());
         let panicked = control.join().err().map(|panic| reader::panic_message(&*panic));
         // Layers that nobody took go now, not with the stream.
         while let Ok(delivery) = self.deliveries.try_recv() {
@@ -249,21 +239,34 @@ impl LayerStream {
 /// How often a waiting caller is checked for holding the whole window.
 const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
+impl fmt::Debug for LayerStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LayerStream")
+            .field("layers", &self.plan.layers().len())
+            .field("taken", &self.taken)
+            .field("has_ended", &self.control.is_none())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Drop for LayerStream {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-/// Cancels a load from any thread: the stream then ends with [`LoadError::Cancelled`].
+/// Cancels a load from any thread.
 #[derive(Debug, Clone)]
 pub struct CancelHandle {
+    cancelled: Arc<AtomicBool>,
     signals: Sender<Signal>,
 }
 
 impl CancelHandle {
-    /// Cancels the load. Harmless once it has ended.
+    /// Cancels the load: the next layer that the caller asks for, or waits for already, is
+    /// [`LoadError::Cancelled`]. Returns at once. Harmless once the last layer was handed out.
     pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Release);
         // A load that has ended needs no cancelling.
         let _ = self.signals.send(Signal::Cancel);
     }

@@ -3,24 +3,15 @@
 //! Tensors keep their file order and each starts on 256 bytes. Neighbours in the file whose sizes are
 //! multiples of 256, which is nearly all of them, thus stay neighbours in the arena and travel in one copy.
 
-use std::ops::Range;
-
-use super::{Placement, PlanError};
+use super::{Placement, PlanError, PlannedLayer};
 use crate::checkpoint::{Checkpoint, TensorId};
-use crate::layers::{LayerId, Layers};
+use crate::layers::Layers;
 use crate::units::Alignment;
-
-/// A layer with its arena laid out.
-pub(super) struct LaidOutLayer {
-    pub(super) id: LayerId,
-    pub(super) placements: Range<u32>,
-    pub(super) tensor_bytes: u64,
-    pub(super) arena_bytes: u64,
-}
 
 /// All layers with their arenas laid out.
 pub(super) struct Layout {
-    pub(super) layers: Vec<LaidOutLayer>,
+    /// Their reads are not known yet.
+    pub(super) layers: Vec<PlannedLayer>,
     pub(super) placements: Vec<Placement>,
 }
 
@@ -49,14 +40,45 @@ pub(super) fn arrange(
         if placements.is_empty() {
             continue;
         }
-        let arena_bytes = Alignment::HUGE_PAGE.up(end).ok_or_else(|| overflow("the bytes"))?;
-        layout.layers.push(LaidOutLayer { id: layer.id.clone(), placements, tensor_bytes, arena_bytes });
+        let arena_bytes = arena_bytes(end).ok_or_else(|| overflow("the bytes"))?;
+        let id = layer.id.clone();
+        layout.layers.push(PlannedLayer { id, reads: 0..0, placements, tensor_bytes, arena_bytes });
     }
     Ok(layout)
+}
+
+/// Bytes of the arena for tensors that end at `end`: whole huge pages, or, where one would mostly be padding, whole
+/// small pages. `None` on overflow.
+fn arena_bytes(end: u64) -> Option<u64> {
+    let unit = if end < Alignment::HUGE_PAGE.bytes() { Alignment::PAGE } else { Alignment::HUGE_PAGE };
+    unit.up(end)
 }
 
 impl Layout {
     fn next_index(&self) -> Option<u32> {
         u32::try_from(self.placements.len()).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::{KIB, MIB};
+
+    #[test]
+    fn small_arenas_are_rounded_to_small_pages() {
+        let rounded = [
+            (0, 0),
+            (1, 4 * KIB),
+            (4 * KIB, 4 * KIB),
+            (2 * MIB - 4 * KIB, 2 * MIB - 4 * KIB),
+            (2 * MIB - 1, 2 * MIB),
+            (2 * MIB, 2 * MIB),
+            (2 * MIB + 1, 4 * MIB),
+        ];
+        for (end, expected) in rounded {
+            assert_eq!(arena_bytes(end), Some(expected), "{end}");
+        }
+        assert_eq!(arena_bytes(u64::MAX), None);
     }
 }

@@ -44,13 +44,13 @@ pub enum ResidentKind {
     Nowhere,
 }
 
-/// What a plan has to respect.
+/// What a plan has to respect. Made by [`PlanLimits::new`], then changed field by field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlanLimits {
     /// Host memory the load may hold, resident layers aside, in bytes.
     pub host_budget_bytes: u64,
-    /// Device memory that resident layers may take, in bytes.
+    /// Device memory that resident layers may take, in bytes; not bounded if `None`.
     pub device_budget_bytes: Option<u64>,
     /// Layers resident at once.
     pub window: Window,
@@ -62,6 +62,8 @@ pub struct PlanLimits {
     pub alignment: Alignment,
     /// Where resident layers live.
     pub resident: ResidentKind,
+    /// Keep a hash of every tensor that is read: 32 bytes each.
+    pub hash: bool,
 }
 
 impl PlanLimits {
@@ -76,6 +78,7 @@ impl PlanLimits {
             readers: 2,
             alignment: Alignment::PAGE,
             resident: ResidentKind::Host,
+            hash: false,
         }
     }
 }

@@ -21,7 +21,10 @@ use crate::layers::{LayerId, Layers};
 use crate::units::{ByteRange, to_u64, to_usize};
 
 pub use self::error::PlanError;
+use self::layout::Layout;
 pub use self::limits::{PlanLimits, ResidentKind, Window};
+#[cfg(test)]
+pub(crate) use self::memory::LAYER_STATE_BYTES;
 pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerm, MemoryTerms, RingShape};
 pub use self::reads::Copies;
 use self::reads::ReadList;
@@ -78,7 +81,8 @@ pub struct PlannedLayer {
     pub placements: Range<u32>,
     /// Bytes of its tensors.
     pub tensor_bytes: u64,
-    /// Bytes of its arena: the tensors with their alignment, rounded up to 2 MiB.
+    /// Bytes of its arena: the tensors with their alignment, rounded up to 2 MiB, or to 4 KiB if they are less than
+    /// 2 MiB.
     pub arena_bytes: u64,
 }
 
@@ -105,35 +109,16 @@ impl LoadPlan {
         limits: &PlanLimits,
         mut select: impl FnMut(TensorId) -> bool,
     ) -> Result<Self, PlanError> {
-        let layout = layout::arrange(checkpoint, layers, &mut select)?;
+        let mut layout = layout::arrange(checkpoint, layers, &mut select)?;
         if layout.placements.is_empty() && checkpoint.tensor_count() > 0 {
             return Err(PlanError::NothingSelected { tensors: to_u64(checkpoint.tensor_count()) });
         }
         let runs = reads::join(checkpoint, &layout);
-        let run_count = runs.iter().map(|runs| to_u64(runs.len())).sum();
-        let memory = MemoryTerms::settle(checkpoint, layers, &layout, run_count, limits)?;
+        let memory = MemoryTerms::settle(checkpoint, layers, &layout, to_u64(runs.len()), limits)?;
         let slot_bytes = memory.ring().slot_bytes;
-        let (reads, reads_of_layers) = ReadList::number(runs, &layout.layers, slot_bytes, limits.alignment)?;
-        let layers = layout
-            .layers
-            .into_iter()
-            .zip(reads_of_layers)
-            .map(|(layer, reads)| PlannedLayer {
-                id: layer.id,
-                reads,
-                placements: layer.placements,
-                tensor_bytes: layer.tensor_bytes,
-                arena_bytes: layer.arena_bytes,
-            })
-            .collect();
-        Ok(Self {
-            layers,
-            placements: layout.placements,
-            reads,
-            memory,
-            io: limits.io,
-            window: limits.window,
-        })
+        let reads = ReadList::number(runs, &mut layout.layers, slot_bytes, limits.alignment)?;
+        let Layout { layers, placements } = layout;
+        Ok(Self { layers, placements, reads, memory, io: limits.io, window: limits.window })
     }
 
     /// The layers, in execution order. Layers without a selected tensor are left out.

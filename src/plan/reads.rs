@@ -5,10 +5,10 @@
 
 use std::ops::Range;
 
-use super::layout::{LaidOutLayer, Layout};
-use super::{CopyOp, Placement, PlanError, ReadOp, ReadRequest, index_range};
+use super::layout::Layout;
+use super::{CopyOp, Placement, PlanError, PlannedLayer, ReadOp, ReadRequest};
 use crate::checkpoint::{Checkpoint, ShardId};
-use crate::units::{Alignment, ByteRange, KIB};
+use crate::units::{Alignment, ByteRange, KIB, to_usize};
 
 /// A hole between two wanted extents that is cheaper to read through than to seek over: what a disk moves in
 /// the time of one more request.
@@ -27,28 +27,27 @@ pub(super) struct Run {
 
 /// All runs, layer by layer. A run never spans two layers: files often hold `layers.10` next to `layers.1`, and
 /// a slot that waits for a layer outside the window would never be freed.
-pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout) -> Vec<Vec<Run>> {
-    layout.layers.iter().map(|layer| runs_of(checkpoint, layout, layer)).collect()
-}
-
-fn runs_of(checkpoint: &Checkpoint, layout: &Layout, layer: &LaidOutLayer) -> Vec<Run> {
+pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
-    for (index, placement) in layer.placements.clone().zip(&layout.placements[index_range(&layer.placements)])
-    {
-        let extent = placement.extent;
-        if extent.is_empty() {
-            continue;
-        }
-        let shard = checkpoint.tensor(placement.tensor).shard;
-        let near = |run: &&mut Run| {
-            run.shard == shard && extent.start() <= run.bytes.end().saturating_add(GAP_BYTES_MAX)
-        };
-        match runs.last_mut().filter(near) {
-            Some(run) => {
-                run.bytes = run.bytes.join(extent);
-                run.placements.end = index + 1;
+    for layer in &layout.layers {
+        let first_run = runs.len();
+        for index in layer.placements.clone() {
+            let placement = &layout.placements[to_usize(u64::from(index))];
+            let extent = placement.extent;
+            if extent.is_empty() {
+                continue;
             }
-            None => runs.push(Run { shard, bytes: extent, placements: index..index + 1, first_read: 0 }),
+            let shard = checkpoint.tensor(placement.tensor).shard;
+            let near = |run: &&mut Run| {
+                run.shard == shard && extent.start() <= run.bytes.end().saturating_add(GAP_BYTES_MAX)
+            };
+            match runs[first_run..].last_mut().filter(near) {
+                Some(run) => {
+                    run.bytes = run.bytes.join(extent);
+                    run.placements.end = index + 1;
+                }
+                None => runs.push(Run { shard, bytes: extent, placements: index..index + 1, first_read: 0 }),
+            }
         }
     }
     runs.shrink_to_fit();
@@ -65,38 +64,30 @@ pub(super) struct ReadList {
 }
 
 impl ReadList {
-    /// Numbers the reads of all runs; the second value has the reads of each layer.
+    /// Numbers the reads of all runs and tells each layer which are its own.
     pub(super) fn number(
-        runs_of_layers: Vec<Vec<Run>>,
-        layers: &[LaidOutLayer],
+        mut runs: Vec<Run>,
+        layers: &mut [PlannedLayer],
         slot_bytes: u64,
         alignment: Alignment,
-    ) -> Result<(Self, Vec<Range<u32>>), PlanError> {
-        let runs = Vec::with_capacity(runs_of_layers.iter().map(Vec::len).sum());
-        let mut list = Self { runs, slot_bytes, alignment, count: 0 };
-        let mut reads_of_layers = Vec::with_capacity(layers.len());
-        for (runs, layer) in runs_of_layers.into_iter().zip(layers) {
-            let first = list.count;
-            for mut run in runs {
-                run.first_read = list.count;
-                let reads = list.reads_in(&run).and_then(|reads| list.count.checked_add(reads));
+    ) -> Result<Self, PlanError> {
+        let mut count = 0_u32;
+        let mut rest = runs.iter_mut().peekable();
+        for layer in layers {
+            let first = count;
+            while let Some(run) = rest.next_if(|run| run.placements.start < layer.placements.end) {
+                run.first_read = count;
+                let reads = reads_in(run, slot_bytes, alignment).and_then(|reads| count.checked_add(reads));
                 let overflow = || PlanError::Overflow { what: "the reads", layer: layer.id.to_string() };
-                list.count = reads.ok_or_else(overflow)?;
-                list.runs.push(run);
+                count = reads.ok_or_else(overflow)?;
             }
-            reads_of_layers.push(first..list.count);
+            layer.reads = first..count;
         }
-        Ok((list, reads_of_layers))
+        Ok(Self { runs, slot_bytes, alignment, count })
     }
 
     pub(super) fn count(&self) -> u32 {
         self.count
-    }
-
-    /// How many slots a run fills; `None` if there are too many, or if its aligned end does not fit.
-    fn reads_in(&self, run: &Run) -> Option<u32> {
-        let aligned = run.bytes.align_outward(self.alignment)?;
-        u32::try_from(aligned.len_bytes().div_ceil(self.slot_bytes)).ok()
     }
 
     /// One read.
@@ -115,6 +106,12 @@ impl ReadList {
         let request = ReadRequest { shard: run.shard, extent, payload };
         ReadOp { request, placements: run.placements.clone() }
     }
+}
+
+/// How many slots a run fills; `None` if there are too many, or if its aligned end does not fit.
+fn reads_in(run: &Run, slot_bytes: u64, alignment: Alignment) -> Option<u32> {
+    let aligned = run.bytes.align_outward(alignment)?;
+    u32::try_from(aligned.len_bytes().div_ceil(slot_bytes)).ok()
 }
 
 /// The copies of one read, in file order; neighbours are joined.

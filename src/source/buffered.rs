@@ -10,7 +10,7 @@ use crate::units::to_u64;
 
 use super::files::FileSet;
 use super::system::System;
-use super::{Fallback, IoMode, ReadRequest, Source, SourceError};
+use super::{Fallback, IoMode, ReadRequest, Sealed, Source, SourceError};
 
 /// See the [module](self).
 pub(super) struct Buffered<S> {
@@ -27,6 +27,8 @@ impl<S: System> Buffered<S> {
         Ok(source)
     }
 }
+
+impl<S: System> Sealed for Buffered<S> {}
 
 impl<S: System> Source for Buffered<S> {
     fn mode(&self) -> IoMode {

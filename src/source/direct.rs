@@ -15,7 +15,7 @@ use crate::units::{Alignment, to_u64, to_usize};
 use super::fallback::Fallbacks;
 use super::files::FileSet;
 use super::system::{DirectSupport, System};
-use super::{Fallback, IoMode, ReadRequest, Source, SourceError, buffered};
+use super::{Fallback, IoMode, ReadRequest, Sealed, Source, SourceError, buffered};
 
 /// See the [module](self).
 pub(super) struct Direct<S> {
@@ -121,6 +121,8 @@ impl<S: System> Direct<S> {
         SourceError::Read { path: self.files.path(request.shard).to_owned(), offset_bytes, source }
     }
 }
+
+impl<S: System> Sealed for Direct<S> {}
 
 impl<S: System> Source for Direct<S> {
     fn mode(&self) -> IoMode {

@@ -15,7 +15,7 @@ use crate::units::to_u64;
 use super::fallback::Fallbacks;
 use super::files::FileSet;
 use super::system::System;
-use super::{Fallback, IoMode, ReadRequest, Source, SourceError, buffered};
+use super::{Fallback, IoMode, ReadRequest, Sealed, Source, SourceError, buffered};
 
 /// See the [module](self).
 pub(super) struct Mapped<S> {
@@ -67,6 +67,8 @@ impl<S: System> Mapped<S> {
         Ok(())
     }
 }
+
+impl<S: System> Sealed for Mapped<S> {}
 
 impl<S: System> Source for Mapped<S> {
     fn mode(&self) -> IoMode {

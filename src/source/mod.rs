@@ -77,8 +77,19 @@ pub struct Fallback {
     pub reason: String,
 }
 
-/// A way of reading. Shared by all reader threads.
-pub trait Source: Send + Sync {
+mod sealed {
+    /// Only this crate implements sources: it alone can prove what [`Source`](super::Source) promises, and it may ask
+    /// more of them later.
+    #[allow(
+        unreachable_pub,
+        reason = "named in a bound of a public trait, and out of reach for everybody else"
+    )]
+    pub trait Sealed {}
+}
+pub(crate) use self::sealed::Sealed;
+
+/// A way of reading. Shared by all reader threads. Made by [`open`]; not to be implemented elsewhere.
+pub trait Source: Sealed + Send + Sync {
     /// What was asked for.
     fn mode(&self) -> IoMode;
 

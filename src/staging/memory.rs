@@ -1,8 +1,11 @@
-//! Anonymous memory for the ring and for host arenas: 2 MiB aligned, huge pages asked for, not inherited by
-//! forks, given back to the system at once when dropped.
+//! Anonymous memory for the ring and for host arenas: not inherited by forks, given back to the system at once
+//! when dropped.
 //!
 //! It is the process's own mapping rather than the allocator's: freeing it is one `munmap`, so no residue
 //! can stay behind, and a driver can register it later. Its pages are resident only once they are touched.
+//!
+//! From 2 MiB on it is 2 MiB aligned and huge pages are asked for. Below, they are refused: on a system that gives
+//! them to everybody, 12 KiB would take 2 MiB of RAM as soon as they are touched.
 #![allow(unsafe_code, reason = "hands out disjoint parts of one mapping; each block states its proof")]
 
 use std::io;
@@ -10,7 +13,7 @@ use std::ptr::NonNull;
 
 use memmap2::{Advice, MmapMut, MmapOptions};
 
-use crate::units::{Alignment, to_usize};
+use crate::units::{Alignment, to_u64, to_usize};
 
 /// How the ring's memory was obtained. A named mode of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,7 +25,8 @@ pub enum RingMode {
     SmallPages,
 }
 
-/// A private anonymous mapping with a 2 MiB-aligned start. Zero-filled until written.
+/// A private anonymous mapping, 2 MiB aligned if it is at least that large, else aligned to pages. Zero-filled until
+/// written.
 #[derive(Debug)]
 pub(crate) struct AnonymousMemory {
     start: NonNull<u8>,
@@ -43,19 +47,22 @@ impl AnonymousMemory {
     /// # Errors
     /// The system's error if the mapping is refused.
     pub(crate) fn new(len_bytes: u64) -> io::Result<Self> {
-        let alignment = Alignment::HUGE_PAGE.bytes();
-        let mapped_bytes = len_bytes.checked_add(alignment).and_then(|bytes| usize::try_from(bytes).ok());
+        let is_huge = is_huge(len_bytes);
+        // The system starts mappings on pages; whoever wants more maps more and skips to the right place.
+        let slack_bytes = if is_huge { Alignment::HUGE_PAGE.bytes() } else { 0 };
+        let mapped_bytes = len_bytes.checked_add(slack_bytes).and_then(|bytes| usize::try_from(bytes).ok());
         let mapped_bytes = mapped_bytes.ok_or(io::ErrorKind::OutOfMemory)?;
         let mut mapping = MmapOptions::new().len(mapped_bytes).map_anon()?;
-        let skip = mapping.as_mut_ptr().align_offset(to_usize(alignment));
+        let skip = if is_huge { mapping.as_ptr().align_offset(to_usize(slack_bytes)) } else { 0 };
         let len = to_usize(len_bytes);
         // Advice is best effort; what the kernel said about huge pages is kept as a named mode.
-        let _ = mapping.advise_range(Advice::DontFork, skip, len);
-        let huge = len_bytes >= alignment && mapping.advise_range(Advice::HugePage, skip, len).is_ok();
+        let _ = advise(&mapping, Advice::DontFork, skip, len);
+        let page_advice = if is_huge { Advice::HugePage } else { Advice::NoHugePage };
+        let is_taken = advise(&mapping, page_advice, skip, len).is_ok();
         let start = NonNull::new(mapping.as_mut_ptr()).ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: `skip < alignment`, and the mapping is `len_bytes + alignment` long.
+        // SAFETY: `skip` is 0 or below `slack_bytes`, and the mapping is `len_bytes + slack_bytes` long.
         let start = unsafe { start.add(skip) };
-        let mode = if huge { RingMode::HugePages } else { RingMode::SmallPages };
+        let mode = if is_huge && is_taken { RingMode::HugePages } else { RingMode::SmallPages };
         Ok(Self { start, len_bytes, mode, _mapping: mapping })
     }
 
@@ -101,12 +108,19 @@ impl AnonymousMemory {
     /// # Safety
     /// No reference to any of these bytes may exist.
     pub(crate) unsafe fn release_from(&self, keep_bytes: u64) -> io::Result<()> {
-        let from = Alignment::PAGE.up(keep_bytes).unwrap_or(u64::MAX);
+        let page = Alignment::new(to_u64(rustix::param::page_size())).expect("pages are powers of two");
+        let from = page.up(keep_bytes).unwrap_or(u64::MAX);
         if from >= self.len_bytes {
             return Ok(());
         }
         let start = self.pointer_to(from, self.len_bytes - from);
         let len = to_usize(self.len_bytes - from);
+        if cfg!(miri) {
+            // Miri knows no madvise. What the kernel does to the contents is done by hand.
+            // SAFETY: a range of this mapping (checked above), unreferenced (the caller's promise).
+            unsafe { start.as_ptr().write_bytes(0, len) };
+            return Ok(());
+        }
         // SAFETY: a page-aligned range of this private anonymous mapping (checked above), unreferenced (the
         // caller's promise), so losing its contents is seen by nobody.
         unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, rustix::mm::Advice::LinuxDontNeed) }?;
@@ -125,10 +139,60 @@ impl AnonymousMemory {
     }
 }
 
+/// True for sizes that get huge pages.
+pub(crate) fn is_huge(len_bytes: u64) -> bool {
+    len_bytes >= Alignment::HUGE_PAGE.bytes()
+}
+
+fn advise(mapping: &MmapMut, advice: Advice, offset: usize, len: usize) -> io::Result<()> {
+    // Miri knows no madvise.
+    if cfg!(miri) { Ok(()) } else { mapping.advise_range(advice, offset, len) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::to_u64;
+
+    /// Bytes of the mapping that are in RAM, from mincore(2).
+    #[cfg(not(miri))]
+    fn resident_bytes(memory: &AnonymousMemory) -> usize {
+        let page = rustix::param::page_size();
+        let mut pages = vec![0_u8; to_usize(memory.len_bytes).div_ceil(page)];
+        // SAFETY: the range lies in a live mapping, and there is one byte for each of its pages.
+        let answer = unsafe {
+            libc::mincore(memory.start.as_ptr().cast(), to_usize(memory.len_bytes), pages.as_mut_ptr())
+        };
+        assert_eq!(answer, 0);
+        pages.iter().filter(|&&byte| byte & 1 == 1).count() * page
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn released_pages_leave_memory_and_read_as_zero() {
+        for (len_bytes, keep_bytes) in [(8 << 20, 2 << 20), (64 << 10, 12 << 10), (64 << 10, 64 << 10)] {
+            let memory = AnonymousMemory::new(len_bytes).unwrap();
+            // SAFETY: the only reference to the mapping, gone at the end of the statement.
+            unsafe { memory.part_mut(0, len_bytes) }.fill(7);
+            assert_eq!(to_u64(resident_bytes(&memory)), len_bytes);
+            // SAFETY: no reference to the mapping exists.
+            unsafe { memory.release_from(keep_bytes) }.unwrap();
+            assert_eq!(to_u64(resident_bytes(&memory)), keep_bytes);
+            // SAFETY: nothing writes.
+            let bytes = unsafe { memory.part(0, len_bytes) };
+            let (kept, released) = bytes.split_at(to_usize(keep_bytes));
+            assert!(kept.iter().all(|&byte| byte == 7) && released.iter().all(|&byte| byte == 0));
+        }
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn a_small_mapping_is_resident_by_the_page() {
+        let memory = AnonymousMemory::new(64 << 10).unwrap();
+        assert_eq!(memory.mode(), RingMode::SmallPages);
+        // SAFETY: the only reference to the mapping, gone at the end of the statement.
+        unsafe { memory.part_mut(0, 1) }.fill(7);
+        assert_eq!(resident_bytes(&memory), rustix::param::page_size());
+    }
 
     #[test]
     fn starts_on_a_huge_page_and_is_zero() {

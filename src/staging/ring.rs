@@ -15,7 +15,7 @@ use crate::units::{HumanBytes, to_usize};
 #[non_exhaustive]
 pub enum StagingError {
     /// The system refused the ring's memory.
-    #[error("cannot map a ring of {}: {source}; a smaller host budget makes a smaller ring", HumanBytes(*bytes))]
+    #[error("cannot map a ring of {}; a smaller host budget makes a smaller ring", HumanBytes(*bytes))]
     Map {
         /// Bytes of the ring.
         bytes: u64,

@@ -1,0 +1,196 @@
+//! Arenas of dropped layers that a stream will use again.
+//!
+//! Recycling saves the page faults of a fresh mapping, and must not cost memory: what idle arenas hold and what layers
+//! in use hold is at most what the plan says is resident. Whatever would come on top goes to the system first.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::staging::memory::{AnonymousMemory, is_huge};
+
+/// The arenas of one backend that wait for their next layer, and the count of all bytes.
+#[derive(Debug)]
+pub(super) struct Pool {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    is_open: bool,
+    /// Most bytes that arenas in use and idle ones may hold together.
+    resident_bytes_max: u64,
+    /// Bytes of the arenas in use.
+    used_bytes: u64,
+    idle: Vec<Idle>,
+}
+
+#[derive(Debug)]
+struct Idle {
+    memory: AnonymousMemory,
+    /// What its last layer may have touched, and so what is resident. Its mapping may be longer.
+    touched_bytes: u64,
+}
+
+impl Pool {
+    /// A pool that keeps arenas.
+    pub(super) fn open(resident_bytes_max: u64) -> Self {
+        let state = State { is_open: true, resident_bytes_max, used_bytes: 0, idle: Vec::new() };
+        Self { state: Mutex::new(state) }
+    }
+
+    /// A pool that keeps nothing.
+    pub(super) fn closed() -> Self {
+        let state = State { is_open: false, resident_bytes_max: 0, used_bytes: 0, idle: Vec::new() };
+        Self { state: Mutex::new(state) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every update leaves lists and counts that are still true, so poison is ignored.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts an arena of `len_bytes` as in use and gives it the smallest idle memory that is large enough, if there is
+    /// any. Pages beyond `len_bytes` may still hold what they held.
+    pub(super) fn take(&self, len_bytes: u64) -> Option<AnonymousMemory> {
+        let mut state = self.lock();
+        // Huge pages would make a small layer as resident as a large one, so the two kinds are not mixed.
+        let is_same_kind = |idle: &Idle| is_huge(idle.memory.len_bytes()) == is_huge(len_bytes);
+        let fits = |idle: &Idle| is_same_kind(idle) && idle.memory.len_bytes() >= len_bytes;
+        let fitting = state.idle.iter().enumerate().filter(|(_, idle)| fits(idle));
+        let best = fitting.min_by_key(|(_, idle)| idle.memory.len_bytes()).map(|(index, _)| index);
+        let taken = best.map(|index| state.idle.swap_remove(index).memory);
+        state.used_bytes = state.used_bytes.saturating_add(len_bytes);
+        let mut freed = match &taken {
+            Some(_) => Vec::new(),
+            // One more mapping: those that are too small for it are too small for more to come.
+            None => state.idle.extract_if(.., |idle| is_same_kind(idle)).collect(),
+        };
+        state.idle.sort_unstable_by_key(|idle| idle.touched_bytes);
+        while state.is_over() {
+            freed.extend(state.idle.pop());
+        }
+        // Unmapping takes its time and needs no lock.
+        drop(state);
+        drop(freed);
+        taken
+    }
+
+    /// Takes back the memory of an arena of `len_bytes`: it is kept, or goes to the system.
+    pub(super) fn give(&self, memory: Option<AnonymousMemory>, len_bytes: u64) {
+        let mut state = self.lock();
+        state.used_bytes = state.used_bytes.saturating_sub(len_bytes);
+        if let (true, Some(memory)) = (state.is_open, memory) {
+            state.idle.push(Idle { memory, touched_bytes: len_bytes });
+        }
+    }
+
+    /// Gives everything idle to the system, and from now on everything that comes.
+    pub(super) fn close(&self) {
+        let mut state = self.lock();
+        state.is_open = false;
+        let idle = std::mem::take(&mut state.idle);
+        drop(state);
+        drop(idle);
+    }
+
+    #[cfg(test)]
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.lock().used_bytes
+    }
+
+    #[cfg(test)]
+    pub(super) fn idle_bytes(&self) -> u64 {
+        self.lock().idle_bytes()
+    }
+}
+
+impl State {
+    fn idle_bytes(&self) -> u64 {
+        self.idle.iter().map(|idle| idle.touched_bytes).sum()
+    }
+
+    /// True if something idle has to go.
+    fn is_over(&self) -> bool {
+        !self.idle.is_empty() && self.used_bytes.saturating_add(self.idle_bytes()) > self.resident_bytes_max
+    }
+}
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::{KIB, MIB};
+
+    /// A pool, and what each step of a stream does with it.
+    struct Steps {
+        pool: Pool,
+        used: Vec<(u64, Option<AnonymousMemory>)>,
+    }
+
+    impl Steps {
+        fn new(resident_bytes_max: u64) -> Self {
+            Self { pool: Pool::open(resident_bytes_max), used: Vec::new() }
+        }
+
+        fn take(&mut self, len_bytes: u64) {
+            let memory = self.pool.take(len_bytes);
+            let memory = memory.unwrap_or_else(|| AnonymousMemory::new(len_bytes).unwrap());
+            assert!(memory.len_bytes() >= len_bytes);
+            self.used.push((len_bytes, Some(memory)));
+            assert_eq!(self.pool.used_bytes(), self.used.iter().map(|(len, _)| len).sum::<u64>());
+        }
+
+        /// Drops the layer that was handed out `age` layers ago.
+        fn give(&mut self, age: usize) {
+            let (len_bytes, memory) = self.used.remove(self.used.len() - 1 - age);
+            self.pool.give(memory, len_bytes);
+        }
+    }
+
+    #[test]
+    fn an_arena_that_is_too_small_is_given_back_first() {
+        let mut steps = Steps::new(u64::MAX);
+        steps.take(2 * MIB);
+        steps.give(0);
+        assert_eq!(steps.pool.idle_bytes(), 2 * MIB);
+        steps.take(4 * MIB);
+        assert_eq!(steps.pool.idle_bytes(), 0);
+    }
+
+    #[test]
+    fn the_smallest_arena_that_fits_is_taken() {
+        let mut steps = Steps::new(u64::MAX);
+        [8, 4, 16].into_iter().for_each(|mib| steps.take(mib * MIB));
+        (0..3).for_each(|_| steps.give(0));
+        steps.take(3 * MIB);
+        assert_eq!(steps.used[0].1.as_ref().unwrap().len_bytes(), 4 * MIB);
+        assert_eq!(steps.pool.idle_bytes(), 24 * MIB);
+    }
+
+    #[test]
+    fn small_layers_never_get_huge_pages() {
+        let mut steps = Steps::new(u64::MAX);
+        steps.take(4 * MIB);
+        steps.give(0);
+        steps.take(64 * KIB);
+        assert_eq!(steps.used[0].1.as_ref().unwrap().len_bytes(), 64 * KIB);
+        assert_eq!(steps.pool.idle_bytes(), 4 * MIB, "the large one waits for a large layer");
+    }
+
+    /// Two arenas that were both large once, one of which holds a small layer by now: whichever the next large layer
+    /// gets, both together must not become as resident as two large layers.
+    #[test]
+    fn idle_arenas_never_come_on_top_of_the_window() {
+        let (large, small) = (20 * MIB, 2 * MIB);
+        for oldest_first in [true, false] {
+            let mut steps = Steps::new(large + small);
+            for sizes in [[large, small], [small, large], [small, small], [large, small], [large, small]] {
+                for len_bytes in sizes {
+                    steps.take(len_bytes);
+                    assert!(steps.pool.used_bytes() + steps.pool.idle_bytes() <= large + small);
+                }
+                steps.give(usize::from(oldest_first));
+                steps.give(0);
+            }
+        }
+    }
+}
