@@ -43,7 +43,11 @@ fn what_a_command_holds_is_measured() {
 
 #[test]
 fn the_whole_tree_counts() {
-    let script = format!("({}) & ({}) & wait", holding(30), holding(30));
+    // Each says when it holds its share and goes only once the other does too, however busy the machine is.
+    let both = |own: &str, other: &str| {
+        format!("({}; : > {own}; until [ -e {other} ]; do sleep 0.02; done; sleep 0.4)", holding(30))
+    };
+    let script = format!("{} & {} & wait", both("a", "b"), both("b", "a"));
     let report = json(&exec(&["--json"], &script));
     let host_bytes = report["runs"][0]["peak"]["host_bytes"].as_u64().unwrap();
     assert!(host_bytes >= 60 * MIB, "two children of 30 MiB hold {host_bytes}");
