@@ -93,12 +93,18 @@ impl Load<'_> {
         let over = AtomicBool::new(false);
         let (delivered, crossings) = thread::scope(|scope| {
             let attendant = self.attendant(&checkpoint, &plan, &stream, &over);
-            let attendant = scope.spawn(move || attendant.run());
+            let thread = thread::Builder::new().name("attendant".to_owned());
+            let attendant = thread.spawn_scoped(scope, move || attendant.run()).map_err(|error| {
+                vec![Problem::new(
+                    Code::LoadFailed,
+                    format!("cannot start a thread beside the load: {error}"),
+                )]
+            })?;
             let delivered = self.deliver(&mut stream);
             over.store(true, Ordering::Relaxed);
             attendant.thread().unpark();
-            (delivered, attendant.join().unwrap_or_default())
-        });
+            Ok::<_, Vec<Problem>>((delivered, attendant.join().unwrap_or_default()))
+        })?;
         let notes = fallback_notes(&checkpoint, &stream.report());
         Ok(Loaded {
             report: stream.report(),
