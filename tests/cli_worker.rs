@@ -228,6 +228,23 @@ fn memory_is_given_back() {
 }
 
 #[test]
+fn what_is_known_about_many_tensors_is_given_back_too() {
+    let place = tempfile::tempdir().unwrap();
+    let tensors: Vec<_> = (0..100_000_u64)
+        .map(|number| {
+            let (layer, part) = (number / 200, number % 200);
+            common::TestTensor::random(format!("model.layers.{layer}.experts.{part}.weight"), 1, number)
+        })
+        .collect();
+    common::write_file(&place.path().join("many.safetensors"), &tensors, 0);
+    let report = json(&run(place.path(), "many.safetensors --device none --json"));
+    let run = &report["runs"][0];
+    let rss = |point: &str| run[point]["rss_bytes"].as_u64().unwrap();
+    assert!(run["peak"]["rss_bytes"].as_u64().unwrap() > rss("baseline") + (16 << 20), "{run}");
+    assert!(rss("after_unload") <= rss("baseline") + (4 << 20), "{run}");
+}
+
+#[test]
 fn an_interrupted_synth_leaves_nothing() {
     let place = tempfile::tempdir().unwrap();
     let mut child = loadcheck(place.path())

@@ -13,6 +13,7 @@ use onelayer::probe::{Marker, Measured, Peak, ProcessMemory, Sampler, SamplerOpt
 use onelayer::units::MIB;
 
 use super::child::tell;
+use super::heap;
 use super::prepare;
 use super::protocol::{Crossing, Finished, Message, Watch};
 use super::tracker::Tracker;
@@ -54,6 +55,7 @@ pub(super) fn measure(
     tell(&Message::Started { baseline: point(&sampler.baseline().memory) });
     let load = Load { config, loader: &loader, sampler: &sampler, watches, cancel, start: Instant::now() };
     let loaded = load.carry_out()?;
+    heap::give_back();
     let after_unload = point(&sampler.snapshot().memory);
     let keeps_timeline = interval_ms.is_some();
     let summary = sampler
