@@ -183,3 +183,29 @@ fn an_interrupt_is_forwarded_and_nothing_stays() {
         assert!(!family.iter().any(|pid| is_alive(*pid)), "nothing stays");
     }
 }
+
+#[test]
+fn processes_of_another_namespace_are_not_taken_for_those_of_the_command() {
+    // Process ids of its own, and a /proc that counts in others: whoever has the number of a child is somebody else.
+    let place = tempfile::tempdir().unwrap();
+    let output = Command::new("unshare")
+        .args(["--pid", "--fork", env!("CARGO_BIN_EXE_loadcheck"), "exec", "--json", "--", "sleep", "0.1"])
+        .current_dir(place.path())
+        .output()
+        .unwrap();
+    if stderr(&output).contains("unshare failed") {
+        println!("skipped: no namespace of process ids can be made here");
+        return;
+    }
+    assert_code(&output, 0);
+    let report = json(&output);
+    assert!(report["runs"][0]["peak"]["rss_bytes"].is_null(), "{report}");
+    let reasons: Vec<&str> = report["unavailable"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|entry| entry["reason"].as_str().unwrap())
+        .collect();
+    assert!(reasons.iter().any(|reason| reason.contains("another namespace")), "{reasons:?}");
+    assert!(report["notes"].is_null(), "nobody of the command still runs: {}", report["notes"]);
+}

@@ -13,6 +13,7 @@ mod common;
 
 use std::fs;
 use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -135,6 +136,93 @@ fn two_is_a_request_that_cannot_be_met() {
 }
 
 #[test]
+fn two_is_a_file_of_layer_rules_that_is_none() {
+    let place = workplace();
+    let made = std::process::Command::new("mkfifo").arg(place.path().join("pipe.toml")).status().unwrap();
+    assert!(made.success());
+    fs::write(place.path().join("large.toml"), "#".repeat(300 << 10)).unwrap();
+    fs::write(place.path().join("binary.toml"), [0xff, 0xfe]).unwrap();
+    fs::write(place.path().join("long.toml"), format!("stacks = [\"{}\"]", "x".repeat(200 << 10))).unwrap();
+    for (file, expected) in [
+        ("pipe.toml", "not a regular file"),
+        ("/dev/zero", "not a regular file"),
+        ("/dev/null", "not a regular file"),
+        ("large.toml", "307200 bytes, at most 262144"),
+        ("binary.toml", "invalid utf-8"),
+        ("long.toml", "no numbered list has that name"),
+    ] {
+        for command in ["run", "plan", "inspect"] {
+            let start = Instant::now();
+            let output = run(place.path(), &format!("{command} model --layers {file}"));
+            assert_code(&output, 2);
+            let text = stderr(&output);
+            assert!(text.contains("error[LC0206]") && text.contains(expected), "{command} {file}: {text}");
+            assert!(text.len() < 2500, "{command} {file}: {} bytes", text.len());
+            assert!(start.elapsed() < Duration::from_secs(5), "{command} {file} took {:?}", start.elapsed());
+        }
+    }
+}
+
+#[test]
+fn two_is_an_output_that_cannot_be_written_before_anything_is_measured() {
+    let place = workplace();
+    std::os::unix::fs::symlink("nowhere", place.path().join("link.json")).unwrap();
+    let long = "x".repeat(256);
+    for file in ["link.json", long.as_str(), "model/model.safetensors/x.json"] {
+        for command in ["run", "plan", "inspect"] {
+            let output = run(place.path(), &format!("{command} model -o {file}"));
+            assert_code(&output, 2);
+            assert!(stderr(&output).contains("error[LC0205]"), "{file}: {}", stderr(&output));
+        }
+    }
+    // As long as a name can be, and through a link that may be replaced.
+    for flags in [format!("-o {}.json", "x".repeat(250)), "-o link.json --force".to_owned()] {
+        assert_code(&run(place.path(), &format!("plan model {flags}")), 0);
+    }
+    assert!(!place.path().join("nowhere").exists(), "the link was replaced, not followed");
+}
+
+/// The program as somebody to whom modes of files mean something.
+fn without_privileges(place: &std::path::Path) -> std::process::Command {
+    use std::os::unix::process::CommandExt as _;
+    let mut command = loadcheck(place);
+    if rustix::process::getuid().is_root() {
+        fs::set_permissions(place, fs::Permissions::from_mode(0o755)).unwrap();
+        command.uid(65534).gid(65534);
+    }
+    command
+}
+
+#[test]
+fn what_is_not_permitted_is_said_to_be_so() {
+    let place = workplace();
+    let locked = place.path().join("locked");
+    fs::create_dir(&locked).unwrap();
+    fs::copy(place.path().join("model/model.safetensors"), locked.join("model.safetensors")).unwrap();
+    fs::set_permissions(&locked, fs::Permissions::from_mode(0o000)).unwrap();
+    let results: Vec<_> = [
+        ("inspect locked", 3, "LC0303"),
+        ("inspect locked/model.safetensors", 3, "LC0303"),
+        ("run locked/model.safetensors", 3, "LC0303"),
+        ("inspect model -o locked/report.json", 2, "LC0205"),
+        ("run model --export-json locked/report.json", 2, "LC0205"),
+        ("run model --layers locked/map.toml", 2, "LC0206"),
+    ]
+    .map(|(line, exit, code)| {
+        let output = without_privileges(place.path()).args(line.split(' ')).output().unwrap();
+        (line, exit, code, output)
+    })
+    .into();
+    fs::set_permissions(&locked, fs::Permissions::from_mode(0o755)).unwrap();
+    for (line, exit, code, output) in results {
+        assert_code(&output, exit);
+        let text = stderr(&output);
+        assert!(text.contains(code) && text.contains("ermission denied"), "{line}: {text}");
+        assert!(text.contains("locked"), "{line}: {text}");
+    }
+}
+
+#[test]
 fn the_budget_that_help_names_works() {
     let place = workplace();
     let text = stderr(&run(place.path(), "model --budget 1MiB"));
@@ -209,6 +297,12 @@ fn five_is_a_result_that_cannot_be_written() {
     let output = run(place.path(), "plan model -o /dev/full");
     assert_code(&output, 5);
     assert!(stderr(&output).contains("error[LC0505]"), "{}", stderr(&output));
+    for line in ["plan model", "--help", "--version", "man"] {
+        let full = fs::File::options().write(true).open("/dev/full").unwrap();
+        let output = loadcheck(place.path()).args(line.split(' ')).stdout(full).output().unwrap();
+        assert_code(&output, 5);
+        assert!(stderr(&output).contains("error[LC0505]"), "{line}: {}", stderr(&output));
+    }
 }
 
 #[test]

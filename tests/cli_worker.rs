@@ -228,6 +228,23 @@ fn memory_is_given_back() {
 }
 
 #[test]
+fn what_is_known_about_many_tensors_is_given_back_too() {
+    let place = tempfile::tempdir().unwrap();
+    let tensors: Vec<_> = (0..100_000_u64)
+        .map(|number| {
+            let (layer, part) = (number / 200, number % 200);
+            common::TestTensor::random(format!("model.layers.{layer}.experts.{part}.weight"), 1, number)
+        })
+        .collect();
+    common::write_file(&place.path().join("many.safetensors"), &tensors, 0);
+    let report = json(&run(place.path(), "many.safetensors --device none --json"));
+    let run = &report["runs"][0];
+    let rss = |point: &str| run[point]["rss_bytes"].as_u64().unwrap();
+    assert!(run["peak"]["rss_bytes"].as_u64().unwrap() > rss("baseline") + (16 << 20), "{run}");
+    assert!(rss("after_unload") <= rss("baseline") + (4 << 20), "{run}");
+}
+
+#[test]
 fn an_interrupted_synth_leaves_nothing() {
     let place = tempfile::tempdir().unwrap();
     let mut child = loadcheck(place.path())
@@ -245,4 +262,67 @@ fn an_interrupted_synth_leaves_nothing() {
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     assert_eq!((status, report["error"]["code"].as_str()), (Some(130), Some("LC0507")), "{report}");
     assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
+fn the_worker_is_called_like_the_program() {
+    let place = large();
+    let mut parent = start_large(place.path(), &[]);
+    let worker = measuring_worker(&mut parent);
+    let name = std::fs::read_to_string(format!("/proc/{worker}/comm")).unwrap();
+    let words = std::fs::read_to_string(format!("/proc/{worker}/cmdline")).unwrap();
+    send("INT", parent.id());
+    finish(parent);
+    assert_eq!((name.trim_end(), words.split('\0').next()), ("loadcheck", Some("loadcheck")));
+}
+
+#[test]
+fn an_interrupt_ends_it_while_nobody_reads_what_it_prints() {
+    // More than a pipe holds.
+    let place = tempfile::tempdir().unwrap();
+    let tensors: Vec<_> =
+        (0..2000).map(|number| common::TestTensor::random(format!("t{number}.weight"), 16, number)).collect();
+    common::write_file(&place.path().join("many.safetensors"), &tensors, 0);
+    let mut parent = loadcheck(place.path())
+        .args(["many.safetensors", "--device", "none", "--hash", "--json", "-q"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // Once its worker has come and gone it writes, and waits for a reader.
+    eventually("the write", || {
+        let call = std::fs::read_to_string(format!("/proc/{}/syscall", parent.id())).unwrap_or_default();
+        (call.starts_with("1 0x1 ") && children(parent.id()).is_empty()).then_some(())
+    });
+    let start = Instant::now();
+    send("INT", parent.id());
+    let status = parent.wait().unwrap();
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert_eq!(status.code(), Some(130));
+}
+
+#[test]
+fn a_thread_that_cannot_be_had_is_an_error_and_no_panic() {
+    let place = workplace();
+    // Address space in small steps: somewhere in there each of the threads is the first that does not fit.
+    let (mut refused, mut succeeded) = (0, 0);
+    for mebibytes in 12..100 {
+        let limit: u32 = mebibytes << 10;
+        let program = env!("CARGO_BIN_EXE_loadcheck");
+        let script = format!("ulimit -v {limit}; exec {program} model --budget 8MiB --json -q");
+        let output = Command::new("sh").args(["-c", &script]).current_dir(place.path()).output().unwrap();
+        let text = stderr(&output);
+        match output.status.code() {
+            Some(0) => succeeded += 1,
+            Some(4 | 5) => {
+                refused += 1;
+                assert!(text.contains("error[LC0"), "{mebibytes} MiB: {text}");
+            }
+            // Too little for the dynamic linker, or for a first allocation.
+            Some(127) | None => {}
+            other => panic!("{mebibytes} MiB: {other:?}: {text}"),
+        }
+        assert!(!text.contains("failed to spawn thread"), "{mebibytes} MiB: {text}");
+    }
+    assert!(refused > 0 && succeeded > 0, "{refused} refused, {succeeded} succeeded");
 }

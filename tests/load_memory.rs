@@ -173,3 +173,25 @@ fn many_tensors_stay_inside_the_smallest_budget() {
         );
     }
 }
+
+#[test]
+fn small_layers_take_little_more_than_their_bytes() {
+    const LAYERS: u64 = 2000;
+    const TENSOR_BYTES: usize = 1500;
+    let folder = tempfile::tempdir().unwrap();
+    let tensors = |layer| {
+        ["mlp.weight", "norm.weight"]
+            .map(|name| TestTensor::random(format!("model.layers.{layer}.{name}"), TENSOR_BYTES, layer))
+    };
+    common::write_file(
+        &folder.path().join("model.safetensors"),
+        &(0..LAYERS).flat_map(tensors).collect::<Vec<_>>(),
+        0,
+    );
+    let (peak, stayed, resident) = measure(folder.path(), "buffered", "host", 8 * MIB, 0);
+    println!("peak +{} KiB, resident {} KiB, stayed {} KiB", peak >> 10, resident >> 10, stayed >> 10);
+    assert!(resident >= LAYERS * 3000);
+    assert!(resident <= LAYERS * 64 * 1024, "a page a layer at most, on any machine: {resident}");
+    assert!(peak <= 8 * MIB + resident + SLACK_BYTES, "peak growth {peak}, resident {resident}");
+    assert!(stayed <= RESIDUE_BYTES, "{stayed} bytes stayed");
+}

@@ -43,6 +43,16 @@ impl Procfs {
         &self.root
     }
 
+    /// False if it counts processes as another namespace of process ids does, as after `unshare --pid` without a `/proc`
+    /// of its own: then `self` is right, and every number means somebody else.
+    #[must_use]
+    pub fn is_of_this_namespace(&self) -> bool {
+        let myself = std::fs::read_link(self.root.join("self")).ok();
+        let number = myself.and_then(|myself| myself.to_str()?.parse::<u32>().ok());
+        // Where nothing can be told, nothing is amiss.
+        number.is_none_or(|number| number == std::process::id())
+    }
+
     /// The calling process. After a `fork` the handle still means the parent.
     #[must_use]
     pub fn myself(&self) -> Process {
@@ -196,6 +206,15 @@ mod tests {
         assert_eq!(reader.read().unwrap(), long);
         std::fs::write(directory.join("status"), b"short").unwrap();
         assert_eq!(reader.read().unwrap(), b"short");
+    }
+
+    #[test]
+    fn the_numbers_of_another_namespace_are_noticed() {
+        assert!(Procfs::default().is_of_this_namespace());
+        let root = tempfile::tempdir().unwrap();
+        assert!(Procfs::at(root.path()).is_of_this_namespace(), "nothing says otherwise");
+        std::os::unix::fs::symlink("4194311", root.path().join("self")).unwrap();
+        assert!(!Procfs::at(root.path()).is_of_this_namespace());
     }
 
     #[test]

@@ -1,10 +1,15 @@
 //! The living processes that descend from this one: whom to stop, and who was left behind.
 
+use onelayer::probe::Procfs;
 use rustix::process::Pid;
 
 /// Every living process that descends from this one. Orphans among them have this one as their parent, since it
 /// is their reaper.
 pub(crate) fn descendants() -> Vec<Pid> {
+    if !Procfs::default().is_of_this_namespace() {
+        // The numbers are not ours: whoever is called like a child is none.
+        return Vec::new();
+    }
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let parents: Vec<(u32, u32)> = entries
         .flatten()

@@ -22,12 +22,14 @@ mod progress;
 mod report;
 mod signals;
 mod sizes;
+mod small_file;
 mod source;
 mod synth;
 mod words;
 mod worker;
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _};
@@ -95,9 +97,15 @@ fn print(text: Result<String, Problem>, paint: Paint) -> Exit {
 /// Help, version, or a command line that is not understood.
 fn answer(error: &clap::Error, words: &[OsString]) -> Exit {
     if !error.use_stderr() {
-        // A closed pipe is the reader's choice.
-        let _ = error.print();
-        return Exit::Ok;
+        return match error.print() {
+            // A closed pipe is the reader's choice.
+            Err(fault) if fault.kind() != ErrorKind::BrokenPipe => {
+                let text = format!("error[{}]: cannot write to stdout: {fault}", Code::CannotWrite.as_str());
+                output::to_stderr(&text);
+                Code::CannotWrite.exit()
+            }
+            _ => Exit::Ok,
+        };
     }
     // clap's message begins with `error: `; ours carry their code.
     let plain = error.render().to_string();

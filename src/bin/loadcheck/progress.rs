@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
-use crate::output::escape::escape;
+use crate::output::escape::escape_and_cut;
 use crate::output::numbers::{bytes, rate, seconds};
 use crate::output::terminal::ProgressMode;
 use crate::output::to_stderr;
 
+/// Characters of a layer's name on a line, at most.
+const LAYER_CHARACTERS_MAX: usize = 80;
 /// The longest silence of the line modes.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
@@ -54,7 +56,7 @@ impl Progress {
                 let bar = bar.get_or_insert_with(|| new_bar(&self.label, total_bytes));
                 bar.set_length(total_bytes);
                 bar.set_position(done_bytes);
-                bar.set_message(escape(layer).into_owned());
+                bar.set_message(escape_and_cut(layer, LAYER_CHARACTERS_MAX).into_owned());
             }
             Shown::Lines { json, tenth, last } => {
                 let share = u128::from(done_bytes) * 10 / u128::from(total_bytes.max(1));
@@ -100,7 +102,7 @@ fn plain_line(label: &str, done_bytes: u64, total_bytes: u64, layer: &str, elaps
         bytes(Some(done_bytes)),
         bytes(Some(total_bytes)),
         seconds(elapsed.as_secs_f64()),
-        escape(layer)
+        escape_and_cut(layer, LAYER_CHARACTERS_MAX)
     )
     .trim_end()
     .to_owned()
@@ -131,6 +133,7 @@ mod tests {
             serde_json::from_str(&json_line("x", 1, 2, "l", Duration::ZERO)).unwrap();
         assert_eq!(line["progress"]["done_bytes"], 1);
         assert!(plain_line("", 0, 0, "", Duration::ZERO).contains("  0 %"));
+        assert!(plain_line("", 1, 2, &"x".repeat(64 << 10), Duration::ZERO).len() < 200);
     }
 
     #[test]

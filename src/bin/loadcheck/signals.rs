@@ -1,7 +1,8 @@
 //! Ctrl-C and SIGTERM, turned into events of a channel.
 //!
 //! The first one asks the program to stop what it started and to keep what it knows; a second one ends it at once,
-//! after the same children have been killed.
+//! after the same children have been killed. So does the first one, a moment later, when nobody listens any more: then all
+//! that is left is to write the report, and whoever should read it may never do so.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,13 +10,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, bounded};
+use crossbeam_channel::{Receiver, TrySendError, bounded};
 use rustix::process::{Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::exit::Exit;
 use crate::family::descendants;
+
+/// How long the program may go on writing its report after a signal that came too late for the measurement.
+const LAST_WORDS_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Signals that ask the program to stop, as they come in.
 #[derive(Debug)]
@@ -38,12 +42,16 @@ impl Interrupts {
             let mut count = 0_u32;
             for signal in signals.forever() {
                 count += 1;
-                if count > 1 {
+                // A full channel means that the program is stopping already.
+                let is_heard = !matches!(sender.try_send(signal), Err(TrySendError::Disconnected(_)));
+                if count == 1 && !is_heard {
+                    // Long enough to finish whatever does not wait for a reader.
+                    thread::sleep(LAST_WORDS_PATIENCE);
+                }
+                if count > 1 || !is_heard {
                     leave_at_once(&leftovers_at_exit);
                     std::process::exit(i32::from(exit_of(signal).code()));
                 }
-                // A full channel means that the program is stopping already.
-                let _ = sender.try_send(signal);
             }
         })?;
         Ok(Self { receiver, leftovers })

@@ -4,6 +4,7 @@
 
 use std::env;
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use onelayer::checkpoint::{CacheVariables, HubCache};
@@ -25,12 +26,19 @@ pub(crate) struct Resolved {
 /// Finds what `given` means.
 ///
 /// # Errors
-/// Problems of the classes LC0301 and LC0304.
+/// Problems of the classes LC0301, LC0303 and LC0304.
 pub(crate) fn resolve(given: &OsStr) -> Result<Resolved, Vec<Problem>> {
     let text = given.to_string_lossy().into_owned();
     let path = Path::new(given);
-    if path.symlink_metadata().is_ok() {
-        return Ok(Resolved { given: text, path: path.to_owned(), revision: None });
+    match path.symlink_metadata() {
+        Ok(_) => return Ok(Resolved { given: text, path: path.to_owned(), revision: None }),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+        // It may well be there.
+        Err(error) => {
+            return Err(vec![
+                Problem::new(Code::SourceUnreadable, format!("cannot be looked up: {error}")).at(text),
+            ]);
+        }
     }
     let repository = given.to_str().map(|given| given.strip_prefix("hf://").unwrap_or(given));
     if let Some((scheme, _)) = text.split_once("://").filter(|(scheme, _)| *scheme != "hf") {

@@ -1,6 +1,7 @@
 //! A control group of our own for one measured run: a fresh kernel peak, and a limit if one is wanted.
 //!
-//! It is always a child of the group the caller is in, so no limit is escaped, and it is removed on drop.
+//! It is always a child of the group the caller is in, so no limit is escaped, and it is removed on drop. A process that
+//! is killed drops nothing: what it left behind is removed when the next group is made beside it.
 //!
 //! ```text
 //! version 1:  parent ── onelayer-<pid>-<n>          any process may stay in the parent
@@ -34,6 +35,13 @@ const PROCS: &str = "cgroup.procs";
 
 /// How long a drop waits for the kernel to let go of processes that have just ended.
 const REMOVE_PATIENCE: Duration = Duration::from_millis(500);
+
+/// Groups younger than this are left alone by [`sweep`]: whoever made one may be about to enter it, from another namespace
+/// of process ids. The kernel counts from when it last had to look the directory up anew, so a sweep may come late.
+const STALE_AGE: Duration = Duration::from_secs(10);
+
+/// What the names of our groups begin with; the process id follows.
+const NAME_PREFIX: &str = "onelayer-";
 
 /// A memory control group below the caller's own, removed on drop.
 #[derive(Debug)]
@@ -71,8 +79,9 @@ impl ChildGroup {
             return Err(ProbeError::GroupNotHere { reason });
         }
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        let name = format!("onelayer-{}-{serial}", std::process::id());
+        let name = format!("{NAME_PREFIX}{}-{serial}", std::process::id());
         let parent_directory = parent.directory().to_path_buf();
+        sweep(&parent_directory);
         let aside = match parent.version() {
             CgroupVersion::V1 => None,
             CgroupVersion::V2 => delegate(&parent_directory, &name)?,
@@ -207,6 +216,25 @@ impl Drop for ChildGroup {
     }
 }
 
+/// Removes the groups below `parent` that processes which are gone have left behind. The kernel itself refuses to
+/// remove one that is in use.
+fn sweep(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let maker = name.to_str().and_then(|name| name.strip_prefix(NAME_PREFIX)).and_then(|rest| {
+            let (pid, _) = rest.split_once('-')?;
+            pid.parse::<u32>().ok()
+        });
+        let Some(pid) = maker else { continue };
+        let made = entry.metadata().and_then(|metadata| metadata.modified());
+        let is_old = made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age >= STALE_AGE));
+        if is_old && !Path::new("/proc").join(pid.to_string()).exists() {
+            // Somebody else may have been faster.
+            let _ = fs::remove_dir(entry.path());
+        }
+    }
+}
+
 /// The caller, moved into a leaf so that its group may hand out controllers; moved back on drop.
 #[derive(Debug)]
 struct Aside {
@@ -319,6 +347,39 @@ mod tests {
         let directories = vec![root.path().to_path_buf()];
         let location = Location { version: CgroupVersion::V2, directories, is_own: true };
         (root, MemoryGroup::new(location))
+    }
+
+    #[test]
+    fn what_killed_processes_left_behind_is_removed() {
+        let root = tempfile::tempdir().unwrap();
+        // No process has this id: the kernel's largest is 2^22.
+        let gone = (1 << 22) + 7;
+        let make = |name: String, age: Duration| {
+            fs::create_dir(root.path().join(&name)).unwrap();
+            let directory = File::open(root.path().join(&name)).unwrap();
+            directory.set_modified(std::time::SystemTime::now() - age).unwrap();
+            name
+        };
+        let hour = Duration::from_secs(3600);
+        let left = [
+            make(format!("onelayer-{}-0", std::process::id()), hour),
+            make(format!("onelayer-{gone}-3"), Duration::ZERO),
+            make("onelayer-".to_owned(), hour),
+            make("another".to_owned(), hour),
+        ];
+        make(format!("onelayer-{gone}-0"), hour);
+        make(format!("onelayer-{gone}-1-caller"), hour);
+        let in_use = make(format!("onelayer-{gone}-2"), Duration::ZERO);
+        fs::write(root.path().join(&in_use).join("member"), "").unwrap();
+        sweep(root.path());
+        let mut found: Vec<String> = fs::read_dir(root.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
+        found.sort();
+        let mut expected: Vec<String> = left.into_iter().chain([in_use]).collect();
+        expected.sort();
+        assert_eq!(found, expected);
     }
 
     #[test]

@@ -110,6 +110,10 @@ impl Watch {
         options: &TreeOptions,
         adoption: Option<Adoption>,
     ) -> Result<Self, ProbeError> {
+        if !options.procfs.is_of_this_namespace() {
+            let reason = Reason::NotHere("/proc is that of another namespace of process ids");
+            return Err(ProbeError::Process { pid: root_pid, reason });
+        }
         let mut watch = Self {
             options: options.clone(),
             adoption,

@@ -7,6 +7,7 @@ pub(crate) mod shell;
 pub(crate) mod synth;
 
 use crate::exit::Exit;
+use crate::output::escape::is_harmful;
 use crate::output::terminal::{Role, Terminal};
 use crate::output::{Output, print_problems, to_stderr};
 use crate::problem::Problem;
@@ -63,14 +64,31 @@ fn exit_of(report: &Report) -> Exit {
     }
 }
 
-/// A word as a shell would need it, for hints.
+/// A word as a shell would need it, for hints: plain, quoted, or, with characters that a terminal would act on, in the
+/// form that bash, zsh and ksh read escapes in.
 pub(crate) fn shell_word(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:@,+%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', "'\\''"))
+        return word.to_owned();
     }
+    if !word.chars().any(is_harmful) {
+        return format!("'{}'", word.replace('\'', "'\\''"));
+    }
+    let mut quoted = String::from("$'");
+    for character in word.chars() {
+        if is_harmful(character) {
+            let mut bytes = [0; 4];
+            let bytes = character.encode_utf8(&mut bytes).bytes();
+            quoted.extend(bytes.map(|byte| format!("\\x{byte:02x}")));
+        } else {
+            if matches!(character, '\'' | '\\') {
+                quoted.push('\\');
+            }
+            quoted.push(character);
+        }
+    }
+    quoted.push('\'');
+    quoted
 }
 
 #[cfg(test)]
@@ -92,5 +110,6 @@ mod tests {
         assert_eq!(shell_word("./a-b"), "./a-b");
         assert_eq!(shell_word("it's $HOME"), "'it'\\''s $HOME'");
         assert_eq!(shell_word(""), "''");
+        assert_eq!(shell_word("a\nb\u{1b}[2J'\\\u{202e}"), r"$'a\x0ab\x1b[2J\'\\\xe2\x80\xae'");
     }
 }

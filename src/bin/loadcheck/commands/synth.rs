@@ -97,7 +97,7 @@ fn make(
     let over = AtomicBool::new(false);
     let mut progress = Progress::start(terminal.progress, "");
     thread::scope(|scope| {
-        let listener = scope.spawn(|| {
+        let listener = thread::Builder::new().name("listener".to_owned()).spawn_scoped(scope, || {
             while !over.load(Ordering::Relaxed) {
                 if let Ok(signal) = interrupts.receiver().recv_timeout(std::time::Duration::from_millis(20)) {
                     cancel.store(true, Ordering::Relaxed);
@@ -106,6 +106,10 @@ fn make(
             }
             None
         });
+        let listener = match listener {
+            Ok(listener) => listener,
+            Err(source) => return (Err(SynthError::Thread { source }), None),
+        };
         let made =
             synth::run(request, &mut |done_bytes, total_bytes| progress.update(done_bytes, total_bytes, ""));
         over.store(true, Ordering::Relaxed);

@@ -19,9 +19,25 @@ pub(crate) fn escape(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
+/// `text` escaped, and if that takes more than `characters_max` characters, with its middle left out: a name in a message
+/// may be as long as a file's author likes.
+pub(crate) fn escape_and_cut(text: &str, characters_max: usize) -> Cow<'_, str> {
+    const GAP: &str = " ... ";
+    let safe = escape(text);
+    let count = safe.chars().count();
+    if count <= characters_max {
+        return safe;
+    }
+    let kept = characters_max.saturating_sub(GAP.len());
+    let (head, tail) = (kept - kept / 3, kept / 3);
+    let beginning = safe.chars().take(head);
+    let end = safe.chars().skip(count - tail);
+    Cow::Owned(beginning.chain(GAP.chars()).chain(end).collect())
+}
+
 /// Control characters (C0, DEL, C1), line and paragraph separators, direction marks and overrides, invisible
 /// characters, tags.
-fn is_harmful(character: char) -> bool {
+pub(crate) fn is_harmful(character: char) -> bool {
     character.is_control()
         || matches!(
             character,
@@ -40,6 +56,14 @@ fn is_harmful(character: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_texts_lose_their_middle() {
+        assert_eq!(escape_and_cut("0123456789", 10), "0123456789");
+        assert_eq!(escape_and_cut("0123456789abcdefghij", 11), "0123 ... ij");
+        assert_eq!(escape_and_cut(&"größe".repeat(1000), 14).chars().count(), 14);
+        assert_eq!(escape_and_cut("\u{1b}\u{1b}\u{1b}", 11), "\\u{1 ... b}");
+    }
 
     #[test]
     fn harmful_characters_become_visible() {

@@ -8,7 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, RenameFlags};
+use rustix::fs::{Access, CWD, RenameFlags, access};
 
 use crate::args::{ExportArgs, FormatArg, OutputArgs};
 use crate::problem::{Code, Problem};
@@ -175,37 +175,48 @@ pub(crate) fn print_problems(problems: &[Problem], paint: Paint) {
     }
 }
 
+/// Characters of one part of a problem on stderr, at most; a report has all of them.
+const PART_CHARACTERS_MAX: usize = 1000;
+
 fn problem_text(problem: &Problem, paint: Paint) -> String {
+    let shown = |text| escape::escape_and_cut(text, PART_CHARACTERS_MAX);
     let title = paint.paint(Role::Bad, &format!("error[{}]", problem.code.as_str()));
-    let mut text = format!("{title}: {}", escape::escape(&problem.message));
+    let mut text = format!("{title}: {}", shown(&problem.message));
     if let Some(place) = &problem.place {
-        text.push_str(&format!("\n  {} {}", paint.paint(Role::Dim, "-->"), escape::escape(place)));
+        text.push_str(&format!("\n  {} {}", paint.paint(Role::Dim, "-->"), shown(place)));
     }
     if let Some(detail) = &problem.detail {
-        text.push_str(&format!("\n      {}", escape::escape(detail)));
+        text.push_str(&format!("\n      {}", shown(detail)));
     }
     if let Some(help) = &problem.help {
-        text.push_str(&format!("\n  {} {}", paint.paint(Role::Strong, "help:"), escape::escape(help)));
+        text.push_str(&format!("\n  {} {}", paint.paint(Role::Strong, "help:"), shown(help)));
     }
     text
 }
 
 /// Why `path` may not be written, if so.
 fn refusal(path: &Path, force: bool) -> Option<Problem> {
-    let place = |problem: Problem| problem.at(path.display().to_string());
+    let refused = |message: &str| Problem::new(Code::OutputRefused, message).at(path.display().to_string());
+    let exists = || refused("the output file exists").help("--force overwrites it");
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match fs::metadata(path) {
-        Ok(metadata) if metadata.is_dir() => {
-            Some(place(Problem::new(Code::OutputRefused, "the output is a directory")))
-        }
-        Ok(metadata) if metadata.is_file() && !force => Some(
-            place(Problem::new(Code::OutputRefused, "the output file exists")).help("--force overwrites it"),
-        ),
+    let checked = match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => return Some(refused("the output is a directory")),
+        Ok(metadata) if metadata.is_file() && !force => return Some(exists()),
+        Ok(metadata) if metadata.is_file() => access(parent, Access::WRITE_OK | Access::EXEC_OK),
+        // A pipe or a device.
+        Ok(_) => access(path, Access::WRITE_OK),
         Err(_) if !parent.is_dir() => {
-            Some(place(Problem::new(Code::OutputRefused, "the directory of the output file does not exist")))
+            return Some(refused("the directory of the output file does not exist"));
         }
-        _ => None,
-    }
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Some(refused(&format!("the output cannot be looked up: {error}")));
+        }
+        // A link that leads nowhere.
+        Err(_) if path.is_symlink() && !force => return Some(exists()),
+        Err(_) => access(parent, Access::WRITE_OK | Access::EXEC_OK),
+    };
+    let errno = checked.err()?;
+    Some(refused(&format!("the output cannot be written: {}", io::Error::from(errno))))
 }
 
 /// Writes a file as a whole: beside its target first, then renamed. Pipes and devices are written to directly.
@@ -219,9 +230,8 @@ fn to_file(path: &Path, text: &str, force: bool) -> Result<(), Problem> {
             OpenOptions::new().write(true).open(path).and_then(|mut file| file.write_all(text.as_bytes()));
         return written.map_err(failed);
     }
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.part", std::process::id()));
-    let part = path.with_file_name(name);
+    // Not made from the target's name, which may be as long as names can be.
+    let part = path.with_file_name(format!(".loadcheck-{}.part", std::process::id()));
     let written = File::create_new(&part)
         .and_then(|mut file| file.write_all(text.as_bytes()))
         .and_then(|()| move_over(&part, path, force));
@@ -278,6 +288,13 @@ mod tests {
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no partial file stays");
         assert!(refusal(directory.path(), true).is_some());
         assert!(refusal(&directory.path().join("no/such"), true).is_some());
+        assert!(refusal(&directory.path().join("x".repeat(256)), true).is_some(), "no file system takes it");
+        let longest = directory.path().join("x".repeat(255));
+        assert!(refusal(&longest, false).is_none());
+        to_file(&longest, "long", false).unwrap();
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink("nowhere", &link).unwrap();
+        assert!(refusal(&link, false).is_some() && refusal(&link, true).is_none());
         assert!(to_file(Path::new("/dev/null"), "text", false).is_ok());
     }
 

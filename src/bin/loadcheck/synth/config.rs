@@ -3,15 +3,13 @@
 //!
 //! It knows JSON and the rules for a missing or null key, not what the keys mean: `architecture` does.
 
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
 use super::error::SynthError;
 use super::random::FloatType;
+use crate::small_file::{self, SmallFileError};
 
 /// A `config.json` is a few kilobytes; the limit keeps a mistaken argument from filling memory.
 const CONFIG_BYTES_MAX: u64 = 8 << 20;
@@ -212,26 +210,14 @@ fn shorten(value: &Value) -> String {
     text.chars().take(CHARACTERS_MAX).chain("...".chars()).collect()
 }
 
-/// Reads a regular file of a bounded length. A FIFO or a device is refused and does not make the program wait.
+/// Reads the file, if it is one and small.
 fn read_small_file(path: &Path) -> Result<Vec<u8>, SynthError> {
-    let failed = |source| SynthError::ReadConfig { path: PathBuf::from(path), source };
-    let nonblocking =
-        i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).expect("a flag of open(2) fits an int");
-    let file = File::options().read(true).custom_flags(nonblocking).open(path).map_err(failed)?;
-    let metadata = file.metadata().map_err(failed)?;
-    if !metadata.is_file() {
-        return Err(failed(std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file")));
-    }
-    if metadata.len() > CONFIG_BYTES_MAX {
-        return Err(SynthError::ConfigTooLarge {
-            path: PathBuf::from(path),
-            found_bytes: metadata.len(),
-            limit_bytes: CONFIG_BYTES_MAX,
-        });
-    }
-    let mut text = Vec::new();
-    file.take(CONFIG_BYTES_MAX).read_to_end(&mut text).map_err(failed)?;
-    Ok(text)
+    small_file::read(path, CONFIG_BYTES_MAX).map_err(|error| match error {
+        SmallFileError::Io(source) => SynthError::ReadConfig { path: PathBuf::from(path), source },
+        SmallFileError::TooLarge { found_bytes, limit_bytes } => {
+            SynthError::ConfigTooLarge { path: PathBuf::from(path), found_bytes, limit_bytes }
+        }
+    })
 }
 
 #[cfg(test)]

@@ -32,6 +32,12 @@ pub(crate) enum SynthError {
         /// Why.
         source: io::Error,
     },
+    /// The system refused a thread.
+    #[error("cannot start a thread: {source}")]
+    Thread {
+        /// The system's answer.
+        source: io::Error,
+    },
     /// A configuration file is far too large to be one.
     #[error("{} holds {found_bytes} bytes; a configuration has at most {limit_bytes}", path.display())]
     ConfigTooLarge {

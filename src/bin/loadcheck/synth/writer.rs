@@ -56,13 +56,17 @@ pub(super) fn write(job: &WriteJob, progress: &mut dyn FnMut(u64, u64)) -> Resul
     progress(0, total_bytes);
     let result = std::thread::scope(|scope| {
         let (sender, receiver) = channel();
-        let workers: Vec<_> = (0..job.thread_count.max(1))
-            .map(|_| {
-                let sender = sender.clone();
-                let queue = &queue;
-                scope.spawn(move || queue.work(&sender))
-            })
-            .collect();
+        let mut workers = Vec::new();
+        for _ in 0..job.thread_count.max(1) {
+            let (sender, queue) = (sender.clone(), &queue);
+            let thread = std::thread::Builder::new().name("synth-write".to_owned());
+            match thread.spawn_scoped(scope, move || queue.work(&sender)) {
+                Ok(worker) => workers.push(worker),
+                Err(source) if workers.is_empty() => return Err(SynthError::Thread { source }),
+                // Those that there are do the work of all.
+                Err(_) => break,
+            }
+        }
         drop(sender);
         for block_bytes in receiver {
             written_bytes += block_bytes;

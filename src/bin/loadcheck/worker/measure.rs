@@ -13,6 +13,7 @@ use onelayer::probe::{Marker, Measured, Peak, ProcessMemory, Sampler, SamplerOpt
 use onelayer::units::MIB;
 
 use super::child::tell;
+use super::heap;
 use super::prepare;
 use super::protocol::{Crossing, Finished, Message, Watch};
 use super::tracker::Tracker;
@@ -54,6 +55,7 @@ pub(super) fn measure(
     tell(&Message::Started { baseline: point(&sampler.baseline().memory) });
     let load = Load { config, loader: &loader, sampler: &sampler, watches, cancel, start: Instant::now() };
     let loaded = load.carry_out()?;
+    heap::give_back();
     let after_unload = point(&sampler.snapshot().memory);
     let keeps_timeline = interval_ms.is_some();
     let summary = sampler
@@ -93,12 +95,18 @@ impl Load<'_> {
         let over = AtomicBool::new(false);
         let (delivered, crossings) = thread::scope(|scope| {
             let attendant = self.attendant(&checkpoint, &plan, &stream, &over);
-            let attendant = scope.spawn(move || attendant.run());
+            let thread = thread::Builder::new().name("attendant".to_owned());
+            let attendant = thread.spawn_scoped(scope, move || attendant.run()).map_err(|error| {
+                vec![Problem::new(
+                    Code::LoadFailed,
+                    format!("cannot start a thread beside the load: {error}"),
+                )]
+            })?;
             let delivered = self.deliver(&mut stream);
             over.store(true, Ordering::Relaxed);
             attendant.thread().unpark();
-            (delivered, attendant.join().unwrap_or_default())
-        });
+            Ok::<_, Vec<Problem>>((delivered, attendant.join().unwrap_or_default()))
+        })?;
         let notes = fallback_notes(&checkpoint, &stream.report());
         Ok(Loaded {
             report: stream.report(),

@@ -10,6 +10,7 @@
 
 mod cache;
 mod child;
+mod heap;
 mod measure;
 mod parent;
 mod prepare;

@@ -1,6 +1,7 @@
 //! The parent's side: starts a worker, listens to it, stops it in time, and knows what became of it.
 
-use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read, Write as _};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -79,11 +80,15 @@ fn start(task: Task, group: Option<&ChildGroup>) -> Result<(Child, Receiver<Mess
         Problem::new(Code::WorkerLost, format!("cannot {what} the worker process: {error}"))
     };
     let mut command = Command::new("/proc/self/exe");
-    command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
+    // For `ps`; the name in `top` is set by the worker itself.
+    command.arg0(env!("CARGO_BIN_NAME")).arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped());
     if let Some(group) = group {
         group.place(&mut command).map_err(|error| cannot("place", &error))?;
     }
-    let mut child = command.spawn().map_err(|error| cannot("start", &error).help("/proc must be mounted"))?;
+    let mut child = command.spawn().map_err(|error| {
+        let problem = cannot("start", &error);
+        if error.kind() == io::ErrorKind::NotFound { problem.help("/proc must be mounted") } else { problem }
+    })?;
     let job = Job { parent_pid: std::process::id(), task };
     let text = serde_json::to_vec(&job).map_err(|error| cannot("instruct", &error))?;
     let mut stdin = child.stdin.take().expect("stdin was asked for as a pipe");

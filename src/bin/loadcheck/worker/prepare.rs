@@ -22,6 +22,10 @@ use crate::config::{LoadConfig, TargetChoice};
 use crate::problem::{Code, Problem};
 use crate::report::{DtypeShare, Largest, Layer, MemoryTerm, Plan, Source, Tensor};
 use crate::sizes::SizeContext;
+use crate::small_file;
+
+/// Rules for layers are written by hand; more than this is another file, given by mistake.
+const LAYER_MAP_BYTES_MAX: u64 = 256 << 10;
 
 /// Opens a checkpoint.
 ///
@@ -41,7 +45,8 @@ pub(super) fn layer_map(path: Option<&Path>) -> Result<LayerMap, Problem> {
         Problem::new(Code::LayerMap, format!("cannot use the layer rules: {error}"))
             .at(path.display().to_string())
     };
-    let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
+    let text = small_file::read(path, LAYER_MAP_BYTES_MAX).map_err(|error| failed(&error))?;
+    let text = String::from_utf8(text).map_err(|error| failed(&error))?;
     LayerMap::parse(&text).map_err(|error| failed(&error))
 }
 
