@@ -2,6 +2,8 @@
 
 pub mod units;
 
+mod footprint;
+
 pub mod budget;
 pub mod checkpoint;
 pub mod device;
