@@ -76,6 +76,8 @@
 
 pub mod units;
 
+mod footprint;
+
 pub mod budget;
 
 pub mod checkpoint;

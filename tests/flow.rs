@@ -8,8 +8,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The stages from top to bottom. `error` types belong to their stage.
-const FLOW: [&str; 11] = [
+const FLOW: [&str; 12] = [
     "units",
+    "footprint",
     "budget",
     "checkpoint",
     "layers",

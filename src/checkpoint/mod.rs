@@ -104,6 +104,16 @@ impl Checkpoint {
         self.inner.table.entry(id)
     }
 
+    /// A tensor's name alone: cheaper than the whole entry.
+    pub(crate) fn name_of(&self, id: TensorId) -> &str {
+        self.inner.table.name_of(id.0)
+    }
+
+    /// A tensor's shape alone.
+    pub(crate) fn shape_of(&self, id: TensorId) -> &[u64] {
+        self.inner.table.shape(self.inner.table.records[id.index()].shape)
+    }
+
     /// The tensor of that name.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<TensorEntry<'_>> {

@@ -214,7 +214,7 @@ impl TensorTable {
         &self.dims[span.range()]
     }
 
-    fn name_of(&self, id: u32) -> &str {
+    pub(super) fn name_of(&self, id: u32) -> &str {
         self.name(&self.records[to_usize(u64::from(id))])
     }
 

@@ -5,10 +5,10 @@
 //! their weight. A suffix alone proves nothing (`logit_scale` is a plain parameter): the weight, or the packed form
 //! that replaced it, has to exist.
 
-use std::collections::HashMap;
-
-use super::NamedShape;
+use super::index::TextIndex;
 use super::lists::{index32, slot};
+use super::named::Names;
+use crate::footprint::{Held, Meter};
 
 /// Behind the name of a tensor: bitsandbytes, compressed-tensors, FP8, torchao, MXFP4.
 const TENSOR_SUFFIXES: [&str; 17] = [
@@ -52,36 +52,59 @@ pub(super) struct Companions {
 }
 
 /// What a companion belongs to, by name.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy)]
 enum Stem<'a> {
     Tensor(&'a str),
     Module(&'a str),
 }
 
+/// A tensor that is a companion if what it is named after exists.
+struct Candidate {
+    tensor: u32,
+    stem_len: u32,
+    /// The first candidate of the same stem.
+    first: u32,
+    /// What has the stem's name; known of the first one.
+    host: u32,
+}
+
+/// The candidates, found by their stems: those of tensors and those of modules apart.
+#[derive(Default)]
+struct Candidates {
+    list: Vec<Candidate>,
+    by_tensor: TextIndex,
+    by_module: TextIndex,
+}
+
 impl Companions {
     /// Finds the companions among `names`.
-    pub(super) fn find(names: &[NamedShape<'_>]) -> Self {
-        let candidates: Vec<_> = (names.iter().enumerate())
-            .filter_map(|(tensor, entry)| Some((index32(tensor), stem(entry.name)?)))
-            .collect();
-        if candidates.is_empty() {
+    pub(super) fn find(names: Names<'_>, meter: &mut Meter) -> Self {
+        let mut candidates = Candidates::default();
+        for tensor in names.tensors() {
+            if let Some(stem) = stem(names.name(tensor)) {
+                candidates.add(names, tensor, stem);
+            }
+        }
+        if candidates.list.is_empty() {
             return Self::default();
         }
-        let mut host_of: HashMap<Stem<'_>, u32> =
-            candidates.iter().map(|&(_, stem)| (stem, NO_HOST)).collect();
-        for (tensor, entry) in names.iter().enumerate() {
-            let exact = (Stem::Tensor(entry.name), true);
-            let packed = stripped(entry.name, &TENSOR_PAYLOADS).map(|base| (Stem::Tensor(base), false));
-            let module = stripped(entry.name, &MODULE_PAYLOADS).map(|base| (Stem::Module(base), false));
-            for (stem, is_exact) in [Some(exact), packed, module].into_iter().flatten() {
-                if let Some(host) = host_of.get_mut(&stem)
+        for tensor in names.tensors() {
+            let name = names.name(tensor);
+            let packed = stripped(name, &TENSOR_PAYLOADS).map(|base| (Stem::Tensor(base), false));
+            let module = stripped(name, &MODULE_PAYLOADS).map(|base| (Stem::Module(base), false));
+            for (stem, is_exact) in [Some((Stem::Tensor(name), true)), packed, module].into_iter().flatten() {
+                if let Some(host) = candidates.host_mut(names, stem)
                     && (is_exact || *host == NO_HOST)
                 {
-                    *host = index32(tensor);
+                    *host = tensor;
                 }
             }
         }
-        Self { hosts: resolve(names, &candidates, &host_of) }
+        meter.note(candidates.held());
+        let Candidates { list, .. } = candidates;
+        let companions = resolve(names, list, meter);
+        meter.keep(Held::default().list(&companions.hosts));
+        companions
     }
 
     /// The weight that `tensor` follows, if it is a companion.
@@ -97,28 +120,61 @@ impl Companions {
     }
 }
 
-/// The weight of each candidate; a companion of a companion belongs to the weight of the latter.
-fn resolve(
-    names: &[NamedShape<'_>],
-    candidates: &[(u32, Stem<'_>)],
-    host_of: &HashMap<Stem<'_>, u32>,
-) -> Vec<u32> {
-    let mut hosts = vec![NO_HOST; names.len()];
-    let mut found: Vec<_> = (candidates.iter())
-        .map(|&(tensor, stem)| (tensor, host_of[&stem]))
-        .filter(|&(tensor, host)| host != NO_HOST && host != tensor)
-        .collect();
-    // A stem is shorter than its companion, so that in order of length every host is settled before it is used.
-    // Packed forms are as long as their companions, but a packed form with a stem is not asked for.
-    found.sort_by_key(|&(tensor, _)| names[slot(tensor)].name.len());
-    for (tensor, host) in found {
-        let settled = hosts[slot(host)];
-        let root = if settled == NO_HOST { host } else { settled };
-        if root != tensor {
-            hosts[slot(tensor)] = root;
+impl Candidates {
+    fn add(&mut self, names: Names<'_>, tensor: u32, stem: Stem<'_>) {
+        let Self { list, by_tensor, by_module } = self;
+        let (index, text) = match stem {
+            Stem::Tensor(text) => (by_tensor, text),
+            Stem::Module(text) => (by_module, text),
+        };
+        let known = index.find(text, |at| spelled(names, list, at));
+        let position = index32(list.len());
+        let first = known.unwrap_or(position);
+        list.push(Candidate { tensor, stem_len: index32(text.len()), first, host: NO_HOST });
+        if known.is_none() {
+            index.insert(position, |at| spelled(names, list, at));
         }
     }
-    hosts
+
+    fn host_mut(&mut self, names: Names<'_>, stem: Stem<'_>) -> Option<&mut u32> {
+        let Self { list, by_tensor, by_module } = self;
+        let (index, text) = match stem {
+            Stem::Tensor(text) => (by_tensor, text),
+            Stem::Module(text) => (by_module, text),
+        };
+        let first = index.find(text, |at| spelled(names, list, at))?;
+        Some(&mut list[slot(first)].host)
+    }
+
+    fn held(&self) -> Held {
+        Held::default().grown_list(&self.list).grown(self.by_tensor.bytes()).grown(self.by_module.bytes())
+    }
+}
+
+fn spelled<'a>(names: Names<'a>, list: &[Candidate], candidate: u32) -> &'a str {
+    let Candidate { tensor, stem_len, .. } = list[slot(candidate)];
+    &names.name(tensor)[..slot(stem_len)]
+}
+
+/// The weight of each candidate; a companion of a companion belongs to the weight of the latter.
+fn resolve(names: Names<'_>, mut candidates: Vec<Candidate>, meter: &mut Meter) -> Companions {
+    for at in 0..candidates.len() {
+        candidates[at].host = candidates[slot(candidates[at].first)].host;
+    }
+    candidates.retain(|candidate| candidate.host != NO_HOST && candidate.host != candidate.tensor);
+    // A stem is shorter than its companion, so that in order of length every host is settled before it is used.
+    // Packed forms are as long as their companions, but a packed form with a stem is not asked for.
+    candidates.sort_unstable_by_key(|candidate| (names.name(candidate.tensor).len(), candidate.tensor));
+    let mut hosts = vec![NO_HOST; names.count()];
+    for Candidate { tensor, host, .. } in &candidates {
+        let settled = hosts[slot(*host)];
+        let root = if settled == NO_HOST { *host } else { settled };
+        if root != *tensor {
+            hosts[slot(*tensor)] = root;
+        }
+    }
+    meter.note(Held::default().list(&candidates).list(&hosts));
+    Companions { hosts }
 }
 
 fn stem(name: &str) -> Option<Stem<'_>> {
@@ -138,10 +194,11 @@ fn stripped<'n>(name: &'n str, suffixes: &[&str]) -> Option<&'n str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layers::NamedShape;
 
     fn hosts(names: &[&str]) -> Vec<(String, String)> {
         let entries: Vec<_> = names.iter().map(|&name| NamedShape { name, shape: None }).collect();
-        let pairs = Companions::find(&entries);
+        let pairs = Companions::find(Names::Listed(&entries), &mut Meter::default());
         pairs.pairs().map(|(left, right)| (names[slot(left)].into(), names[slot(right)].into())).collect()
     }
 

@@ -19,6 +19,13 @@ pub enum LayersError {
         limit: u64,
     },
 
+    /// Longer names of layers and their parts than positions can count.
+    #[error("the names of all layers and their parts are longer than {limit_bytes} bytes")]
+    TooMuchText {
+        /// Most bytes that are accepted.
+        limit_bytes: u64,
+    },
+
     /// The override is not TOML, or has a key or a type that does not belong there.
     #[error("layer map, line {}, column {}: {message}", .place.line, .place.column)]
     MapSyntax {

@@ -1,19 +1,19 @@
 //! Assigns every tensor to one layer: companions, claims of the override, stacks, then the groups outside of them.
 //!
-//! Puts the other files of this stage together and checks that no tensor is lost; [`Layers`] is its only caller.
-
-use std::collections::HashMap;
+//! Puts the other files of this stage together and checks that no tensor is lost; [`Layers`] is its only caller. A
+//! checkpoint may have a million layers, so everything here is a flat list, and a [`Meter`] counts what is held.
 
 use super::companions::Companions;
+use super::finish;
+use super::index::TextIndex;
 use super::lists::{Lists, bucket, index32, slot, span};
+use super::named::Names;
 use super::names;
 use super::order::{self, Item, Shapes};
 use super::overrides::{self, Claims, Ordered};
 use super::rule::{Verdict, Verdicts};
-use super::{
-    Confidence, Layer, LayerId, LayerKind, LayerMap, Layers, LayersError, NamedShape, Rule, SubUnit,
-};
-use crate::checkpoint::TensorId;
+use super::{LayerMap, Layers, LayersError, Rule};
+use crate::footprint::{Held, Meter, list_bytes};
 use crate::units::to_u64;
 
 /// "None yet", in the flat arrays.
@@ -22,279 +22,302 @@ const NONE: u32 = u32::MAX;
 /// Most tensors that can be grouped: positions in the flat arrays (several per tensor) are 32 bits wide.
 const TENSORS_MAX: u64 = 1 << 28;
 
-/// Groups `names`; `shard_of` tells the file of a tensor, as far as files are known.
-pub(super) fn group(
-    names: &[NamedShape<'_>],
-    map: &LayerMap,
-    rule: &Rule,
-    shard_of: &dyn Fn(u32) -> u32,
-) -> Result<Layers, LayersError> {
-    let found = to_u64(names.len());
+/// Groups `names`.
+pub(super) fn group(names: Names<'_>, map: &LayerMap, rule: &Rule) -> Result<Layers, LayersError> {
+    let found = to_u64(names.count());
     if found > TENSORS_MAX {
         return Err(LayersError::TooManyTensors { found, limit: TENSORS_MAX });
     }
-    let companions = Companions::find(names);
-    let claims = Claims::find(names, map)?;
-    let lists = Lists::find(names, |tensor| {
-        companions.host(index32(tensor)).is_none() && claims.group(tensor).is_none()
-    });
+    let mut meter = Meter::default();
+    let companions = Companions::find(names, &mut meter);
+    let claims = Claims::find(names, map, &mut meter)?;
+    let takes_part = |tensor| companions.host(tensor).is_none() && claims.group(tensor).is_none();
+    let lists = Lists::find(names, takes_part, &mut meter);
     let given = overrides::given_lists(&lists, map)?;
-    let verdicts = Verdicts::judge(&lists, rule, |list| given.get(&list).copied());
-    let drafts = Drafts::assign(names, map, &lists, &verdicts, &companions, &claims)?;
-    let ordered = drafts.ordered(map, shard_of)?;
-    let layers = drafts.finish(&verdicts, &companions, &ordered);
-    check_complete(names.len(), &layers)?;
+    let verdicts = Verdicts::judge(&lists, rule, |list| given.get(&list).copied(), &mut meter);
+    let basis = Basis { names, map, lists: &lists, verdicts: &verdicts, companions: &companions };
+    let drafts = Drafts::assign(basis, &claims, &mut meter)?;
+    let ordered = drafts.ordered(&mut meter)?;
+    let mut layers = finish::finish(drafts, &ordered, &mut meter)?;
+    check_complete(names.count(), &layers, &mut meter)?;
+    layers.peak_bytes = meter.peak_bytes();
     Ok(layers)
 }
 
-/// What a layer is made of, before it has a place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
-    /// A child of a list that is a stack.
-    Member { child: u32, list: u32 },
-    /// A group outside every stack.
-    Rest,
-    /// A group of the override.
-    Given { group: u32 },
+/// What is known before tensors are assigned.
+#[derive(Clone, Copy)]
+pub(super) struct Basis<'a> {
+    pub(super) names: Names<'a>,
+    pub(super) map: &'a LayerMap,
+    pub(super) lists: &'a Lists<'a>,
+    pub(super) verdicts: &'a Verdicts,
+    pub(super) companions: &'a Companions,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Draft<'a> {
-    id: &'a str,
-    origin: Origin,
+/// A layer before it has a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Draft {
+    /// A child of a list that is a stack.
+    Member {
+        /// The child.
+        child: u32,
+    },
+    /// A group outside every stack: the first bytes of the name of one of its tensors.
+    Rest {
+        /// The tensor.
+        sample: u32,
+        /// How many bytes.
+        path_len: u32,
+    },
+    /// A group of the override.
+    Given {
+        /// Which one.
+        group: u32,
+    },
 }
 
 /// The layers, each with its tensors, in no order yet.
-struct Drafts<'a> {
-    names: &'a [NamedShape<'a>],
-    map: &'a LayerMap,
-    lists: &'a Lists<'a>,
-    drafts: Vec<Draft<'a>>,
-    draft_of: Vec<u32>,
+pub(super) struct Drafts<'a> {
+    pub(super) basis: Basis<'a>,
+    pub(super) list: Vec<Draft>,
+    /// The draft of each tensor.
+    pub(super) of_tensor: Vec<u32>,
+    /// The tensors of each draft, ascending.
     tensors: Vec<u32>,
     starts: Vec<u32>,
 }
 
+/// Drafts while tensors are assigned, and how to find the one that a tensor belongs to.
+struct Assignment<'a> {
+    basis: Basis<'a>,
+    containers: Containers<'a>,
+    list: Vec<Draft>,
+    by_child: Vec<u32>,
+    by_group: Vec<u32>,
+    by_path: TextIndex,
+}
+
+impl<'a> Assignment<'a> {
+    fn new(basis: Basis<'a>) -> Self {
+        Self {
+            basis,
+            containers: Containers::of(basis.lists, basis.verdicts),
+            list: Vec::new(),
+            by_child: vec![NONE; basis.lists.child_count()],
+            by_group: vec![NONE; basis.map.groups.len()],
+            by_path: TextIndex::default(),
+        }
+    }
+
+    /// The draft of a tensor that is no companion.
+    fn draft(&mut self, tensor: u32, group: Option<u32>) -> u32 {
+        let Basis { names, lists, verdicts, .. } = self.basis;
+        let is_stack = |child: u32| matches!(verdicts.of(lists.child(child).list), Verdict::Stack(_));
+        let (known, new) = if let Some(group) = group {
+            (&mut self.by_group[slot(group)], Draft::Given { group })
+        } else if let Some(child) = lists.around(tensor).iter().copied().find(|&child| is_stack(child)) {
+            (&mut self.by_child[slot(child)], Draft::Member { child })
+        } else {
+            let path = self.containers.group_path(names.name(tensor));
+            return self.rest(tensor, path);
+        };
+        if *known == NONE {
+            *known = index32(self.list.len());
+            self.list.push(new);
+        }
+        *known
+    }
+
+    fn rest(&mut self, sample: u32, path: &str) -> u32 {
+        let Self { basis, list, by_path, .. } = self;
+        // Only such drafts are in the index.
+        let path_of = |list: &[Draft], draft: u32| basis.id(list[slot(draft)]);
+        if let Some(draft) = by_path.find(path, |draft| path_of(list, draft)) {
+            return draft;
+        }
+        let draft = index32(list.len());
+        list.push(Draft::Rest { sample, path_len: index32(path.len()) });
+        by_path.insert(draft, |draft| path_of(list, draft));
+        draft
+    }
+
+    fn held(&self) -> Held {
+        let found = Held::default().list(&self.by_child).list(&self.by_group).grown(self.by_path.bytes());
+        found.grown_list(&self.list).grown_list(&self.containers.stacks)
+    }
+}
+
+impl<'a> Basis<'a> {
+    /// The id of a draft.
+    pub(super) fn id(&self, draft: Draft) -> &'a str {
+        match draft {
+            Draft::Member { child } => self.lists.child_path(child),
+            Draft::Rest { sample, path_len } => &self.names.name(sample)[..slot(path_len)],
+            Draft::Given { group } => &self.map.groups[slot(group)].id.name,
+        }
+    }
+
+    /// The stack that a draft is a layer of.
+    pub(super) fn stack(&self, draft: Draft) -> Option<u32> {
+        match draft {
+            Draft::Member { child } => Some(self.lists.child(child).list),
+            Draft::Rest { .. } | Draft::Given { .. } => None,
+        }
+    }
+}
+
 impl<'a> Drafts<'a> {
-    fn assign(
-        names: &'a [NamedShape<'a>],
-        map: &'a LayerMap,
-        lists: &'a Lists<'a>,
-        verdicts: &Verdicts,
-        companions: &Companions,
-        claims: &Claims,
-    ) -> Result<Self, LayersError> {
-        let containers = Containers::of(lists, verdicts);
-        let mut drafts: Vec<Draft<'a>> = Vec::new();
-        let mut by_child = vec![NONE; lists.child_count()];
-        let mut by_group = vec![NONE; map.groups.len()];
-        let mut by_path: HashMap<&'a str, u32> = HashMap::new();
-        let mut draft_of = vec![NONE; names.len()];
-        for (tensor, entry) in names.iter().enumerate() {
-            if companions.host(index32(tensor)).is_some() {
-                continue;
-            }
-            let mut new = |id: &'a str, origin: Origin| {
-                drafts.push(Draft { id, origin });
-                index32(drafts.len() - 1)
-            };
-            let stack_child = lists
-                .around(index32(tensor))
-                .iter()
-                .copied()
-                .find(|&child| matches!(verdicts.of(lists.child(child).list), Verdict::Stack(_)));
-            draft_of[tensor] = if let Some(group) = claims.group(tensor) {
-                let known = &mut by_group[slot(group)];
-                if *known == NONE {
-                    *known = new(&map.groups[slot(group)].id.name, Origin::Given { group });
-                }
-                *known
-            } else if let Some(child) = stack_child {
-                let known = &mut by_child[slot(child)];
-                if *known == NONE {
-                    let list = lists.child(child).list;
-                    *known = new(lists.child_path(child), Origin::Member { child, list });
-                }
-                *known
-            } else {
-                let path = containers.group_path(entry.name);
-                *by_path.entry(path).or_insert_with(|| new(path, Origin::Rest))
-            };
+    fn assign(basis: Basis<'a>, claims: &Claims, meter: &mut Meter) -> Result<Self, LayersError> {
+        let mut assignment = Assignment::new(basis);
+        let mut of_tensor = vec![NONE; basis.names.count()];
+        for tensor in basis.names.tensors().filter(|&tensor| basis.companions.host(tensor).is_none()) {
+            of_tensor[slot(tensor)] = assignment.draft(tensor, claims.group(tensor));
         }
-        for (companion, host) in companions.pairs() {
-            draft_of[slot(companion)] = draft_of[slot(host)];
+        for (companion, host) in basis.companions.pairs() {
+            of_tensor[slot(companion)] = of_tensor[slot(host)];
         }
-        let (tensors, starts) = bucket(drafts.len(), (0..).zip(&draft_of).map(|(at, &draft)| (draft, at)));
-        let drafts = Self { names, map, lists, drafts, draft_of, tensors, starts };
-        drafts.check_ids()?;
+        meter.note(assignment.held().list(&of_tensor));
+        let mut list = assignment.list;
+        list.shrink_to_fit();
+        let (tensors, starts) =
+            bucket(list.len(), (0..).zip(&of_tensor).map(|(tensor, &draft)| (draft, tensor)));
+        let drafts = Self { basis, list, of_tensor, tensors, starts };
+        let held = Held::default().list(&drafts.list).list(&drafts.of_tensor);
+        meter.keep(held.list(&drafts.tensors).list(&drafts.starts));
+        drafts.check_ids(meter)?;
         Ok(drafts)
     }
 
     /// Ids of the rule are prefixes and cannot collide; a group of the override can take one that exists.
-    fn check_ids(&self) -> Result<(), LayersError> {
-        if self.map.groups.is_empty() {
+    fn check_ids(&self, meter: &mut Meter) -> Result<(), LayersError> {
+        let groups = &self.basis.map.groups;
+        if groups.is_empty() {
             return Ok(());
         }
-        let mut seen: HashMap<&str, Origin> = HashMap::new();
-        for draft in &self.drafts {
-            if let Some(other) = seen.insert(draft.id, draft.origin) {
-                let group = [draft.origin, other].into_iter().find_map(|origin| match origin {
-                    Origin::Given { group } => Some(&self.map.groups[slot(group)].id),
-                    Origin::Member { .. } | Origin::Rest => None,
+        let id = |draft: u32| self.basis.id(self.list[slot(draft)]);
+        let mut seen = TextIndex::default();
+        for draft in 0..index32(self.list.len()) {
+            if let Some(other) = seen.find(id(draft), id) {
+                let taken = [draft, other].into_iter().find_map(|draft| match self.list[slot(draft)] {
+                    Draft::Given { group } => Some(&groups[slot(group)].id),
+                    Draft::Member { .. } | Draft::Rest { .. } => None,
                 });
-                let id = group.expect("only a group of the override can collide");
+                let id = taken.expect("only a group of the override can collide");
                 return Err(LayersError::MapIdTaken { place: id.place, name: id.name.clone() });
             }
+            seen.insert(draft, id);
         }
+        meter.note(Held::default().grown(seen.bytes()));
         Ok(())
     }
 
-    fn tensors(&self, draft: u32) -> &[u32] {
+    /// The tensors of a draft, ascending.
+    pub(super) fn tensors(&self, draft: u32) -> &[u32] {
         &self.tensors[span(&self.starts, slot(draft))]
     }
 
-    /// All layers in execution order, by the default and then by the override.
-    fn ordered(&self, map: &LayerMap, shard_of: &dyn Fn(u32) -> u32) -> Result<Vec<u32>, LayersError> {
-        let units = self.units(shard_of);
-        let items: Vec<_> = units.iter().map(|unit| unit.item).collect();
-        let mut ordered = Vec::with_capacity(self.drafts.len());
-        for unit in order::order(&items, &UnitShapes { drafts: self, units: &units }) {
-            ordered.extend(&units[slot(unit)].drafts);
+    /// All layers in execution order, by the default and then by the override. What it returns is kept.
+    fn ordered(&self, meter: &mut Meter) -> Result<Vec<u32>, LayersError> {
+        let units = Units::of(self, meter);
+        let sequence = order::order(&units.items, &UnitShapes { drafts: self, units: &units }, meter);
+        let mut ordered = Vec::with_capacity(self.list.len());
+        for unit in &sequence {
+            ordered.extend(units.drafts(*unit));
         }
+        meter.keep(Held::default().list(&ordered));
+        meter.release(list_bytes(&sequence) + units.held().bytes());
+        drop((sequence, units));
+        let map = self.basis.map;
         if map.order.is_empty() {
             return Ok(ordered);
         }
-        let named: Vec<_> = (ordered.iter())
-            .map(|&draft| {
-                let draft = &self.drafts[slot(draft)];
-                let stack = match draft.origin {
-                    Origin::Member { list, .. } => Some(self.lists.path(list)),
-                    Origin::Rest | Origin::Given { .. } => None,
-                };
-                Ordered { id: draft.id, stack }
-            })
-            .collect();
-        let positions = overrides::reorder(&named, &map.order)?;
-        Ok(positions.into_iter().map(|position| ordered[slot(position)]).collect())
+        let layer = |position: u32| {
+            let draft = self.list[slot(ordered[slot(position)])];
+            let stack = self.basis.stack(draft).map(|list| self.basis.lists.path(list));
+            Ordered { id: self.basis.id(draft), stack }
+        };
+        let mut positions = overrides::reorder(ordered.len(), layer, &map.order, meter)?;
+        for position in &mut positions {
+            *position = ordered[slot(*position)];
+        }
+        Ok(positions)
     }
+}
 
-    /// Stacks with their members in natural order, and groups.
-    fn units(&self, shard_of: &dyn Fn(u32) -> u32) -> Vec<Unit<'a>> {
-        let mut draft_of_child = vec![NONE; self.lists.child_count()];
-        for (draft, entry) in (0..).zip(&self.drafts) {
-            if let Origin::Member { child, .. } = entry.origin {
-                draft_of_child[slot(child)] = draft;
+/// Stacks with their members in natural order, and groups: what is put in order.
+struct Units<'a> {
+    items: Vec<Item<'a>>,
+    /// The drafts of each unit.
+    drafts: Vec<u32>,
+    starts: Vec<u32>,
+}
+
+impl<'a> Units<'a> {
+    /// The units of all drafts; kept until they are released.
+    fn of(drafts: &Drafts<'a>, meter: &mut Meter) -> Self {
+        let Basis { names, map, lists, .. } = drafts.basis;
+        let mut draft_of_child = vec![NONE; lists.child_count()];
+        for (at, draft) in (0..).zip(&drafts.list) {
+            if let Draft::Member { child } = *draft {
+                draft_of_child[slot(child)] = at;
             }
         }
-        let mut units = Vec::new();
-        let mut is_done = vec![false; self.lists.count()];
-        for (draft, entry) in (0..).zip(&self.drafts) {
-            let (path, is_stack, drafts) = match entry.origin {
-                Origin::Member { list, .. } => {
+        let mut is_done = vec![false; lists.count()];
+        let mut units =
+            Self { items: Vec::new(), drafts: Vec::with_capacity(drafts.list.len()), starts: vec![0] };
+        for (at, draft) in (0..).zip(&drafts.list) {
+            let first = units.drafts.len();
+            let (path, is_stack) = match *draft {
+                Draft::Member { child } => {
+                    let list = lists.child(child).list;
                     if std::mem::replace(&mut is_done[slot(list)], true) {
                         continue;
                     }
-                    let members = self.lists.children(list).iter().map(|&child| draft_of_child[slot(child)]);
+                    let members = lists.children(list).iter();
+                    units.drafts.extend(members.map(|&child| draft_of_child[slot(child)]));
                     // The slash of `vae/` stays, so that a list at its root is known to be in a component.
-                    let prefix = self.lists.prefix(list);
-                    (prefix.strip_suffix('.').unwrap_or(prefix), true, members.collect())
+                    let prefix = lists.prefix(list);
+                    (prefix.strip_suffix('.').unwrap_or(prefix), true)
                 }
-                Origin::Rest => (entry.id, false, vec![draft]),
-                Origin::Given { group } => {
-                    (self.map.groups[slot(group)].prefixes[0].name.as_str(), false, vec![draft])
+                Draft::Rest { .. } => {
+                    units.drafts.push(at);
+                    (drafts.basis.id(*draft), false)
+                }
+                Draft::Given { group } => {
+                    units.drafts.push(at);
+                    (map.groups[slot(group)].prefixes[0].name.as_str(), false)
                 }
             };
-            let first = drafts.first().and_then(|&draft| self.tensors(draft).first());
-            let first_shard = first.map_or(0, |&tensor| shard_of(tensor));
-            units.push(Unit { item: Item { path, is_stack, first_shard }, drafts });
+            let tensor = drafts.tensors(units.drafts[first]).first();
+            let first_shard = tensor.map_or(0, |&tensor| names.shard(tensor));
+            units.items.push(Item { path, is_stack, first_shard });
+            units.starts.push(index32(units.drafts.len()));
         }
+        meter.note(units.held().grown_list(&units.items).list(&draft_of_child).list(&is_done));
+        units.items.shrink_to_fit();
+        units.starts.shrink_to_fit();
+        meter.keep(units.held());
         units
     }
 
-    fn finish(&self, verdicts: &Verdicts, companions: &Companions, ordered: &[u32]) -> Layers {
-        let mut layers = Layers::default();
-        let mut position_of = vec![NONE; self.drafts.len()];
-        let mut stack_of: HashMap<u32, usize> = HashMap::new();
-        layers.layers.reserve_exact(ordered.len());
-        for &draft in ordered {
-            position_of[slot(draft)] = index32(layers.layers.len());
-            let Draft { id, origin } = self.drafts[slot(draft)];
-            let (kind, sub_units) = match origin {
-                Origin::Member { list, .. } => {
-                    let stack = *stack_of.entry(list).or_insert_with(|| {
-                        layers.stacks.push(self.lists.path(list).into());
-                        layers.confidence.push(confidence(verdicts, list));
-                        layers.stacks.len() - 1
-                    });
-                    (LayerKind::Member { stack }, self.sub_units(verdicts, companions, draft))
-                }
-                Origin::Rest | Origin::Given { .. } => (LayerKind::Group, Box::default()),
-            };
-            let tensors = self.tensors(draft).iter().map(|&tensor| TensorId(tensor)).collect();
-            layers.layers.push(Layer { id: LayerId::new(id), kind, tensors, sub_units });
-        }
-        layers.layer_of = self.draft_of.iter().map(|&draft| position_of[slot(draft)]).collect();
-        layers.by_id = (0..index32(layers.layers.len())).collect();
-        layers
-            .by_id
-            .sort_by(|&left, &right| layers.layers[slot(left)].id.cmp(&layers.layers[slot(right)].id));
-        layers.companions =
-            companions.pairs().map(|(companion, host)| (TensorId(companion), TensorId(host))).collect();
-        layers
+    fn drafts(&self, unit: u32) -> &[u32] {
+        &self.drafts[span(&self.starts, slot(unit))]
     }
 
-    /// Lists inside of a member, outermost first, each child with its tensors and their companions.
-    fn sub_units(&self, verdicts: &Verdicts, companions: &Companions, draft: u32) -> Box<[SubUnit]> {
-        let is_sub_unit = |child: u32| verdicts.is_sub_unit_list(self.lists.child(child).list);
-        let mut unit_of: HashMap<u32, Vec<TensorId>> = HashMap::new();
-        let mut inner_lists: Vec<u32> = Vec::new();
-        for &tensor in self.tensors(draft) {
-            let children = self.lists.around(companions.host(tensor).unwrap_or(tensor));
-            if let Some(child) = children.iter().copied().find(|&child| is_sub_unit(child)) {
-                unit_of
-                    .entry(child)
-                    .or_insert_with(|| {
-                        inner_lists.push(self.lists.child(child).list);
-                        Vec::new()
-                    })
-                    .push(TensorId(tensor));
-            }
-        }
-        inner_lists.sort_unstable();
-        inner_lists.dedup();
-        inner_lists
-            .sort_by(|&left, &right| names::compare_natural(self.lists.path(left), self.lists.path(right)));
-        (inner_lists.iter().flat_map(|&list| self.lists.children(list)))
-            .filter_map(|&child| {
-                let tensors = unit_of.remove(&child)?;
-                Some(SubUnit { prefix: self.lists.child_path(child).into(), tensors: tensors.into() })
-            })
-            .collect()
+    fn held(&self) -> Held {
+        Held::default().list(&self.items).list(&self.drafts).list(&self.starts)
     }
-}
-
-fn confidence(verdicts: &Verdicts, list: u32) -> Confidence {
-    match verdicts.of(list) {
-        Verdict::Stack(confidence) => confidence,
-        Verdict::Transparent | Verdict::Inside => unreachable!("only members of stacks have a list"),
-    }
-}
-
-/// A stack or a group, with its layers.
-struct Unit<'a> {
-    item: Item<'a>,
-    drafts: Vec<u32>,
 }
 
 struct UnitShapes<'a, 'b> {
     drafts: &'b Drafts<'a>,
-    units: &'b [Unit<'a>],
+    units: &'b Units<'a>,
 }
 
 impl Shapes for UnitShapes<'_, '_> {
-    fn shapes(&self, item: usize) -> impl Iterator<Item = Option<&[u64]>> {
-        let first = self.units[item].drafts[0];
-        self.drafts.tensors(first).iter().map(|&tensor| self.drafts.names[slot(tensor)].shape)
+    fn shapes(&self, item: u32) -> impl Iterator<Item = Option<&[u64]>> {
+        let first = self.units.drafts(item)[0];
+        self.drafts.tensors(first).iter().map(|&tensor| self.drafts.basis.names.shape(tensor))
     }
 }
 
@@ -344,10 +367,11 @@ fn proper_container(stack: &str, name: &str) -> usize {
 }
 
 /// Step 5 of the rule: every tensor is in exactly one layer.
-fn check_complete(tensor_count: usize, layers: &Layers) -> Result<(), LayersError> {
+fn check_complete(tensor_count: usize, layers: &Layers, meter: &mut Meter) -> Result<(), LayersError> {
     let mut seen = vec![false; tensor_count];
+    meter.note(Held::default().list(&seen));
     let mut found = 0;
-    for tensor in layers.layers.iter().flat_map(|layer| &layer.tensors) {
+    for tensor in layers.layers.iter().flat_map(|layer| layer.tensors.iter()) {
         found += 1;
         if let Some(seen) = seen.get_mut(tensor.index()) {
             *seen = true;
@@ -365,6 +389,8 @@ fn check_complete(tensor_count: usize, layers: &Layers) -> Result<(), LayersErro
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::TensorId;
+    use crate::layers::{Layer, LayerId, LayerKind};
 
     fn with(tensors: &[&[u32]]) -> Layers {
         let layer = |ids: &&[u32]| Layer {
@@ -378,8 +404,8 @@ mod tests {
 
     #[test]
     fn lost_and_doubled_tensors_are_errors() {
-        assert_eq!(check_complete(3, &with(&[&[0, 2], &[1]])), Ok(()));
-        let found = |tensors: &[&[u32]]| match check_complete(3, &with(tensors)) {
+        assert_eq!(check_complete(3, &with(&[&[0, 2], &[1]]), &mut Meter::default()), Ok(()));
+        let found = |tensors: &[&[u32]]| match check_complete(3, &with(tensors), &mut Meter::default()) {
             Err(LayersError::Unaccounted { what: "tensors", expected: 3, found }) => found,
             other => panic!("{other:?}"),
         };

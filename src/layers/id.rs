@@ -1,21 +1,20 @@
 //! The name of a layer.
 
 use std::fmt;
-use std::sync::Arc;
 
-use super::LayersError;
+use super::{LayersError, Prefix};
 
 /// The name of a layer: the full prefix of its tensors, such as `model.layers.0` or `lm_head`; in a pipeline
 /// with its component in front, such as `transformer/transformer_blocks.0`. Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LayerId(Arc<str>);
+pub struct LayerId(Prefix);
 
 impl LayerId {
     /// The id spelled `text`, unchecked: whether a layer has that id is for [`Layers::find`](super::Layers::find)
     /// to say.
     #[must_use]
     pub fn new(text: &str) -> Self {
-        Self(text.into())
+        Self(Prefix::new(text))
     }
 
     /// The id that a person or a file spelled `text`.
@@ -29,7 +28,13 @@ impl LayerId {
     /// The id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.0
+        self.0.as_str()
+    }
+}
+
+impl From<Prefix> for LayerId {
+    fn from(prefix: Prefix) -> Self {
+        Self(prefix)
     }
 }
 
@@ -41,6 +46,6 @@ impl AsRef<str> for LayerId {
 
 impl fmt::Display for LayerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
+        f.pad(self.as_str())
     }
 }

@@ -2,9 +2,9 @@
 
 use super::grouping;
 use super::lists::slot;
-use super::{Confidence, LayerId, LayerMap, LayersError, Rule};
+use super::named::Names;
+use super::{Confidence, LayerId, LayerMap, LayersError, Prefix, Rule, TensorIds};
 use crate::checkpoint::{Checkpoint, TensorId};
-use crate::units::to_u64;
 
 /// What the rule sees of a tensor: its name, and its shape where it is known (an index file has none).
 #[derive(Clone, Copy, Debug)]
@@ -32,9 +32,9 @@ pub enum LayerKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubUnit {
     /// Full prefix, such as `model.layers.0.mlp.experts.7`.
-    pub prefix: Box<str>,
+    pub prefix: Prefix,
     /// Its tensors, ascending.
-    pub tensors: Box<[TensorId]>,
+    pub tensors: TensorIds,
 }
 
 /// One layer: what is loaded, handed out and freed together.
@@ -46,7 +46,7 @@ pub struct Layer {
     /// Where it comes from.
     pub kind: LayerKind,
     /// All its tensors, in file order (ascending ids), sub-units included.
-    pub tensors: Box<[TensorId]>,
+    pub tensors: TensorIds,
     /// Lists inside the layer (experts), in natural order. What is in none of them is the layer's base part.
     pub sub_units: Box<[SubUnit]>,
 }
@@ -57,7 +57,7 @@ pub struct Layer {
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
     pub(super) layers: Vec<Layer>,
-    pub(super) stacks: Vec<Box<str>>,
+    pub(super) stacks: Vec<Prefix>,
     /// Per stack.
     pub(super) confidence: Vec<Confidence>,
     /// Position of each tensor's layer.
@@ -66,6 +66,8 @@ pub struct Layers {
     pub(super) by_id: Vec<u32>,
     /// Companions and their weights, ascending.
     pub(super) companions: Vec<(TensorId, TensorId)>,
+    pub(super) metadata_bytes: u64,
+    pub(super) peak_bytes: u64,
 }
 
 impl Layers {
@@ -82,13 +84,9 @@ impl Layers {
     /// # Errors
     /// As [`group`](Self::group), and if the override names what the checkpoint does not have, or contradicts itself.
     pub fn group_with(checkpoint: &Checkpoint, map: &LayerMap) -> Result<Self, LayersError> {
-        let names: Vec<_> = (checkpoint.tensors())
-            .map(|tensor| NamedShape { name: tensor.name, shape: Some(tensor.shape) })
-            .collect();
-        let shard_of = |tensor| checkpoint.tensor(TensorId(tensor)).shard.0;
-        let layers = grouping::group(&names, map, &Rule::default(), &shard_of)?;
+        let layers = grouping::group(Names::Opened(checkpoint), map, &Rule::default())?;
         let bytes_of = |tensor: &TensorId| checkpoint.tensor(*tensor).extent.len_bytes();
-        let found = layers.layers.iter().flat_map(|layer| &layer.tensors).map(bytes_of).sum();
+        let found = layers.layers.iter().flat_map(|layer| layer.tensors.iter()).map(bytes_of).sum();
         let expected = checkpoint.tensor_bytes();
         if found != expected {
             return Err(LayersError::Unaccounted { what: "bytes", expected, found });
@@ -109,7 +107,7 @@ impl Layers {
     /// # Errors
     /// As [`from_names`](Self::from_names).
     pub fn from_names_by(names: &[NamedShape<'_>], map: &LayerMap, rule: &Rule) -> Result<Self, LayersError> {
-        grouping::group(names, map, rule, &|_| 0)
+        grouping::group(Names::Listed(names), map, rule)
     }
 
     /// The layers, in execution order.
@@ -121,7 +119,7 @@ impl Layers {
     /// Full prefixes of the stacks, such as `model.layers`, in the order in which they first run. A list at the
     /// root of the names has the prefix "".
     #[must_use]
-    pub fn stacks(&self) -> &[Box<str>] {
+    pub fn stacks(&self) -> &[Prefix] {
         &self.stacks
     }
 
@@ -166,29 +164,19 @@ impl Layers {
         &self.companions
     }
 
-    /// Host memory that the grouping holds, in bytes. Part of every host budget.
+    /// Host memory that the grouping holds, in bytes as the allocator takes them.
     #[must_use]
     pub fn metadata_bytes(&self) -> u64 {
-        /// Two counters in front of a shared text, and what an allocator adds to a small block.
-        const SHARED_TEXT_BYTES: usize = 16;
-        const BLOCK_BYTES: usize = 16;
-        let text = |length: usize| BLOCK_BYTES + length;
-        let ids = |tensors: &[TensorId]| BLOCK_BYTES + size_of_val(tensors);
-        let sub_unit = |unit: &SubUnit| text(unit.prefix.len()) + ids(&unit.tensors);
-        let layer = |layer: &Layer| {
-            SHARED_TEXT_BYTES
-                + text(layer.id.as_str().len())
-                + ids(&layer.tensors)
-                + size_of_val(&*layer.sub_units)
-                + layer.sub_units.iter().map(sub_unit).sum::<usize>()
-        };
-        let flat = self.layers.capacity() * size_of::<Layer>()
-            + self.stacks.capacity() * size_of::<Box<str>>()
-            + self.confidence.capacity() * size_of::<Confidence>()
-            + (self.layer_of.capacity() + self.by_id.capacity()) * size_of::<u32>()
-            + self.companions.capacity() * size_of::<(TensorId, TensorId)>();
-        let parts = self.layers.iter().map(layer).sum::<usize>();
-        let stacks = self.stacks.iter().map(|stack| text(stack.len())).sum::<usize>();
-        to_u64(flat + parts + stacks)
+        self.metadata_bytes
+    }
+
+    /// The most host memory that grouping held at once, in bytes as the allocator takes them: what is kept, and
+    /// the tables that led to it. Part of every host budget.
+    ///
+    /// A sum of the capacities of all lists and tables that are held together, at its highest. Not in it: the override
+    /// itself, and what scales with its entries.
+    #[must_use]
+    pub fn peak_bytes(&self) -> u64 {
+        self.peak_bytes
     }
 }

@@ -4,15 +4,16 @@
 //! `model.layers.7.mlp.experts.`. Everything is kept as offsets into the names, in flat arrays: 4 bytes per tensor
 //! and list it lies in, about 20 per child. Which list is a stack is not decided here but in `rule`.
 
-use std::collections::HashMap;
 use std::ops::Range;
 
-use super::NamedShape;
+use super::index::TextIndex;
+use super::named::Names;
 use super::names;
+use crate::footprint::{Held, Meter};
 
 /// How many numbered components of one name are looked at, from the left: enough for the experts of the blocks of
 /// the stages of the second of two towers. The bound keeps hostile names (thousands of numbers) linear.
-const LEVELS_MAX: usize = 4;
+pub(super) const LEVELS_MAX: usize = 4;
 
 /// "No child": the list stands outside every other list.
 pub(super) const NO_CHILD: u32 = u32::MAX;
@@ -42,7 +43,7 @@ pub(super) struct Child {
 /// All lists of a set of names.
 #[derive(Debug)]
 pub(super) struct Lists<'a> {
-    names: &'a [NamedShape<'a>],
+    names: Names<'a>,
     lists: Vec<List>,
     children: Vec<Child>,
     /// Children that each tensor is below, outermost first.
@@ -58,42 +59,78 @@ pub(super) struct Lists<'a> {
 
 impl<'a> Lists<'a> {
     /// The lists of all names for which `takes_part` is true.
-    pub(super) fn find(names: &'a [NamedShape<'a>], takes_part: impl Fn(usize) -> bool) -> Self {
-        let mut builder = Builder::default();
-        let mut level_starts = vec![0];
+    pub(super) fn find(names: Names<'a>, takes_part: impl Fn(u32) -> bool, meter: &mut Meter) -> Self {
+        let mut builder = Builder::new(names);
+        let mut level_starts = Vec::with_capacity(names.count() + 1);
+        level_starts.push(0);
         let mut previous = "";
         let mut previous_levels = 0..0;
-        for (tensor, entry) in names.iter().enumerate() {
+        for tensor in names.tensors() {
             let start = builder.levels.len();
             if takes_part(tensor) {
-                builder.add(entry.name, index32(tensor), previous, previous_levels);
-                previous = entry.name;
+                let name = names.name(tensor);
+                builder.add(name, tensor, previous, previous_levels);
+                previous = name;
                 previous_levels = start..builder.levels.len();
             }
             level_starts.push(index32(builder.levels.len()));
         }
-        let Builder { lists, children, levels, .. } = builder;
-        let (mut members, member_starts) = bucket(
-            lists.len(),
-            children.iter().enumerate().map(|(child, entry)| (entry.list, index32(child))),
-        );
+        meter.note(builder.held().list(&level_starts));
+        let Builder { mut lists, mut children, mut levels, .. } = builder;
+        lists.shrink_to_fit();
+        children.shrink_to_fit();
+        levels.shrink_to_fit();
+        let (members, member_starts) =
+            bucket(lists.len(), (0..).zip(&children).map(|(child, entry): (u32, &Child)| (entry.list, child)));
         let (tensors, tensor_starts) = bucket(
             children.len(),
-            (0..names.len()).flat_map(|tensor| {
-                let range = span(&level_starts, tensor);
-                levels[range].iter().map(move |&child| (child, index32(tensor)))
+            names.tensors().flat_map(|tensor| {
+                let range = span(&level_starts, slot(tensor));
+                levels[range].iter().map(move |&child| (child, tensor))
             }),
         );
+        let mut found = Self {
+            names,
+            lists,
+            children,
+            levels,
+            level_starts,
+            members,
+            member_starts,
+            tensors,
+            tensor_starts,
+        };
+        found.sort_members();
+        meter.keep(found.held());
+        found
+    }
+
+    /// Brings the children of every list into natural order.
+    fn sort_members(&mut self) {
+        let Self { names, lists, children, members, member_starts, .. } = self;
         let index = |child: u32| {
             let entry = &children[slot(child)];
             let prefix_len = slot(lists[slot(entry.list)].prefix_len);
-            &names[slot(entry.sample)].name[prefix_len..slot(entry.path_len)]
+            &names.name(entry.sample)[prefix_len..slot(entry.path_len)]
         };
         for list in 0..lists.len() {
-            members[span(&member_starts, list)]
+            members[span(member_starts, list)]
                 .sort_unstable_by(|&left, &right| names::compare_indices(index(left), index(right)));
         }
-        Self { names, lists, children, levels, level_starts, members, member_starts, tensors, tensor_starts }
+    }
+
+    /// What the lists take.
+    fn held(&self) -> Held {
+        let flat = [
+            &self.levels,
+            &self.level_starts,
+            &self.members,
+            &self.member_starts,
+            &self.tensors,
+            &self.tensor_starts,
+        ];
+        let flat = flat.into_iter().fold(Held::default(), Held::list);
+        flat.list(&self.lists).list(&self.children)
     }
 
     /// Number of lists.
@@ -119,7 +156,7 @@ impl<'a> Lists<'a> {
     /// The prefix of a list with its separator: `model.layers.`, `vae/`, or "" at the root.
     pub(super) fn prefix(&self, list: u32) -> &'a str {
         let entry = self.list(list);
-        &self.names[slot(entry.sample)].name[..slot(entry.prefix_len)]
+        &self.names.name(entry.sample)[..slot(entry.prefix_len)]
     }
 
     /// The prefix of a list as people write it: `model.layers`.
@@ -130,7 +167,7 @@ impl<'a> Lists<'a> {
     /// The full prefix of a child: `model.layers.7`.
     pub(super) fn child_path(&self, child: u32) -> &'a str {
         let entry = self.child(child);
-        &self.names[slot(entry.sample)].name[..slot(entry.path_len)]
+        &self.names.name(entry.sample)[..slot(entry.path_len)]
     }
 
     /// Children of a list in natural order.
@@ -150,25 +187,31 @@ impl<'a> Lists<'a> {
 
     /// What follows the child's index in a tensor's name.
     pub(super) fn suffix(&self, child: u32, tensor: u32) -> &'a str {
-        names::suffix_after(self.names[slot(tensor)].name, slot(self.child(child).path_len))
+        names::suffix_after(self.names.name(tensor), slot(self.child(child).path_len))
     }
 
     /// The shape of a tensor, if it is known.
     pub(super) fn shape(&self, tensor: u32) -> Option<&'a [u64]> {
-        self.names[slot(tensor)].shape
+        self.names.shape(tensor)
     }
 }
 
-#[derive(Default)]
 struct Builder<'a> {
+    names: Names<'a>,
     lists: Vec<List>,
     children: Vec<Child>,
     levels: Vec<u32>,
-    list_of_prefix: HashMap<&'a str, u32>,
-    child_of_path: HashMap<&'a str, u32>,
+    list_of_prefix: TextIndex,
+    child_of_path: TextIndex,
 }
 
 impl<'a> Builder<'a> {
+    fn new(names: Names<'a>) -> Self {
+        let (list_of_prefix, child_of_path) = (TextIndex::default(), TextIndex::default());
+        let (lists, children, levels) = (Vec::new(), Vec::new(), Vec::new());
+        Self { names, lists, children, levels, list_of_prefix, child_of_path }
+    }
+
     /// Notes the children that `name` is below. Neighbours in a file mostly share them, so those of the
     /// previous name are taken over as far as the names agree.
     fn add(&mut self, name: &'a str, tensor: u32, previous: &str, previous_levels: Range<usize>) {
@@ -194,37 +237,55 @@ impl<'a> Builder<'a> {
         parent: u32,
         level: usize,
     ) -> u32 {
-        if let Some(&child) = self.child_of_path.get(&name[..end]) {
+        let Self { names, lists, children, .. } = self;
+        let path_of = |children: &[Child], child: u32| {
+            let entry = &children[slot(child)];
+            &names.name(entry.sample)[..slot(entry.path_len)]
+        };
+        let prefix_of = |lists: &[List], list: u32| {
+            let entry = &lists[slot(list)];
+            &names.name(entry.sample)[..slot(entry.prefix_len)]
+        };
+        if let Some(child) = self.child_of_path.find(&name[..end], |child| path_of(children, child)) {
             return child;
         }
-        let list = *self.list_of_prefix.entry(&name[..start]).or_insert_with(|| {
+        let known = self.list_of_prefix.find(&name[..start], |list| prefix_of(lists, list));
+        let list = known.unwrap_or(index32(lists.len()));
+        if known.is_none() {
             let level = u8::try_from(level).expect("LEVELS_MAX fits in a byte");
-            self.lists.push(List { sample, prefix_len: index32(start), parent, level });
-            index32(self.lists.len() - 1)
-        });
-        let child = index32(self.children.len());
-        self.children.push(Child { list, sample, path_len: index32(end) });
-        self.child_of_path.insert(&name[..end], child);
+            lists.push(List { sample, prefix_len: index32(start), parent, level });
+            self.list_of_prefix.insert(list, |list| prefix_of(lists, list));
+        }
+        let child = index32(children.len());
+        children.push(Child { list, sample, path_len: index32(end) });
+        self.child_of_path.insert(child, |child| path_of(children, child));
         child
+    }
+
+    fn held(&self) -> Held {
+        let lists = Held::default().grown_list(&self.lists).grown_list(&self.children).grown_list(&self.levels);
+        lists.grown(self.list_of_prefix.bytes()).grown(self.child_of_path.bytes())
     }
 }
 
 /// Sorts `(bucket, value)` pairs into buckets, keeping their order: the values, and where each bucket starts.
 pub(super) fn bucket(count: usize, pairs: impl Iterator<Item = (u32, u32)> + Clone) -> (Vec<u32>, Vec<u32>) {
-    let mut starts = vec![0_u32; count + 1];
+    // One place further than where they end up: while values are filled in, `starts[bucket + 1]` is where the next one
+    // goes, and in the end it is where the next bucket starts.
+    let mut starts = vec![0_u32; count + 2];
     for (bucket, _) in pairs.clone() {
-        starts[slot(bucket) + 1] += 1;
+        starts[slot(bucket) + 2] += 1;
     }
     for at in 1..starts.len() {
         starts[at] += starts[at - 1];
     }
-    let mut next = starts.clone();
-    let mut values = vec![0; slot(starts[count])];
+    let mut values = vec![0; slot(starts[count + 1])];
     for (bucket, value) in pairs {
-        let at = &mut next[slot(bucket)];
+        let at = &mut starts[slot(bucket) + 1];
         values[slot(*at)] = value;
         *at += 1;
     }
+    starts.truncate(count + 1);
     (values, starts)
 }
 
@@ -249,6 +310,11 @@ pub(super) fn slot(position: u32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layers::NamedShape;
+
+    fn found<'a>(entries: &'a [NamedShape<'a>]) -> Lists<'a> {
+        Lists::find(Names::Listed(entries), |_| true, &mut Meter::default())
+    }
 
     fn named<'a>(names: &[&'a str]) -> Vec<NamedShape<'a>> {
         names.iter().map(|&name| NamedShape { name, shape: None }).collect()
@@ -257,7 +323,7 @@ mod tests {
     #[test]
     fn nested_lists_know_each_other() {
         let entries = named(&["m.0.e.1.w", "m.0.e.0.w", "m.10.e.0.w", "m.9.x", "x", "m.0.e.1.v"]);
-        let lists = Lists::find(&entries, |_| true);
+        let lists = found(&entries);
         let paths: Vec<_> = (0..index32(lists.count())).map(|list| lists.path(list)).collect();
         assert_eq!(paths, ["m", "m.0.e", "m.10.e"]);
         let children: Vec<_> = lists.children(0).iter().map(|&child| lists.child_path(child)).collect();
@@ -273,7 +339,7 @@ mod tests {
     fn depth_is_bounded() {
         let name = vec!["1"; 10_000].join(".");
         let entries = named(&[&name, &name[..1]]);
-        let lists = Lists::find(&entries, |_| true);
+        let lists = found(&entries);
         assert_eq!(lists.around(0).len(), LEVELS_MAX);
         assert_eq!(lists.around(1), [0]);
     }

@@ -6,10 +6,13 @@
 //! what shapes cannot: see [`words`]. It is a default; an override replaces it. Pipelines keep their components apart.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
+use std::ops::Range;
 
+use super::index::TextIndex;
 use super::lists::{index32, slot};
 use super::names;
+use crate::footprint::{Held, Meter, list_bytes};
 
 /// The words that settle what names and shapes leave open.
 mod words {
@@ -40,7 +43,7 @@ pub(super) struct Item<'a> {
 /// What the order needs to know of the tensors.
 pub(super) trait Shapes {
     /// Shapes of the tensors of an item: of the first member of a stack, of all of a group.
-    fn shapes(&self, item: usize) -> impl Iterator<Item = Option<&[u64]>>;
+    fn shapes(&self, item: u32) -> impl Iterator<Item = Option<&[u64]>>;
 }
 
 /// Where a group stands among its siblings.
@@ -52,23 +55,25 @@ enum Role {
     Back,
 }
 
-/// Positions of `items` in the default order.
-pub(super) fn order(items: &[Item<'_>], shapes: &impl Shapes) -> Vec<u32> {
+/// Positions of `items` in the default order. They are kept in the meter.
+pub(super) fn order(items: &[Item<'_>], shapes: &impl Shapes, meter: &mut Meter) -> Vec<u32> {
     let mut sorted: Vec<u32> = (0..index32(items.len())).collect();
     let split = |item: u32| {
         let path = items[slot(item)].path;
         path.split_at(names::body_start(path))
     };
-    sorted.sort_by(|&left, &right| {
+    sorted.sort_unstable_by(|&left, &right| {
         let ((left_component, left_body), (right_component, right_body)) = (split(left), split(right));
         (names::compare_natural(left_component, right_component))
             .then_with(|| compare_paths(left_body, right_body))
             .then_with(|| left.cmp(&right))
     });
     let mut ordered = Vec::with_capacity(items.len());
+    meter.keep(Held::default().list(&ordered).list(&sorted));
     for component in sorted.chunk_by(|&left, &right| split(left).0 == split(right).0) {
-        Tree::of(items, component, shapes).walk(&mut ordered);
+        Tree::of(items, component, shapes, meter).walk(&mut ordered, meter);
     }
+    meter.release(list_bytes(&sorted));
     ordered
 }
 
@@ -78,38 +83,74 @@ fn compare_paths(left: &str, right: &str) -> Ordering {
     left.bytes().map(key).cmp(right.bytes().map(key))
 }
 
-/// A container, or an item at a leaf.
-#[derive(Debug, Default)]
+/// "No node", "no item".
+const NONE: u32 = u32::MAX;
+
+/// A container, or an item at a leaf. There may be a million, so lists are spans of the tree's.
+#[derive(Debug)]
 struct Node {
     /// Length of the container's path; one more than the path for a leaf.
-    depth: usize,
-    item: Option<u32>,
+    depth: u32,
+    /// The item of a leaf, or [`NONE`].
+    item: u32,
     /// Some item below, for the node's name.
     sample: u32,
-    children: Vec<u32>,
+    /// The children, in the order in which they were attached.
+    child_first: u32,
+    child_last: u32,
+    /// The next child of the same container.
+    next: u32,
     /// Lengths of the vectors of the stacks below: the widths that layers speak to each other in.
-    widths: Vec<u64>,
+    widths: (u32, u32),
+    /// Width of the vocabularies right in this container, to find the stack that reads them.
+    vocabularies: (u32, u32),
+    first_shard: u32,
     /// Longest dimension in the stacks below.
     dimension_max: u64,
     has_stack: bool,
     /// Holds an embedding table longer than any dimension of its layers.
     has_vocabulary: bool,
-    /// Width of the vocabularies right in this container, to find the stack that reads them.
-    vocabulary_widths: Vec<u64>,
-    first_shard: u32,
     role: Option<Role>,
+}
+
+impl Node {
+    fn new(depth: usize, item: u32, sample: u32) -> Self {
+        Self {
+            depth: index32(depth),
+            item,
+            sample,
+            child_first: NONE,
+            child_last: NONE,
+            next: NONE,
+            widths: (0, 0),
+            vocabularies: (0, 0),
+            first_shard: 0,
+            dimension_max: 0,
+            has_stack: false,
+            has_vocabulary: false,
+            role: None,
+        }
+    }
 }
 
 struct Tree<'a> {
     items: &'a [Item<'a>],
     nodes: Vec<Node>,
     root: u32,
+    widths: Vec<u64>,
+    vocabularies: Vec<u64>,
+}
+
+fn range((start, end): (u32, u32)) -> Range<usize> {
+    slot(start)..slot(end)
 }
 
 impl<'a> Tree<'a> {
     /// The tree of one component, whose items come sorted by path.
-    fn of(items: &'a [Item<'a>], sorted: &[u32], shapes: &impl Shapes) -> Self {
-        let mut tree = Self { items, nodes: vec![Node::default()], root: 0 };
+    fn of(items: &'a [Item<'a>], sorted: &[u32], shapes: &impl Shapes, meter: &mut Meter) -> Self {
+        let mut nodes = Vec::with_capacity(sorted.len() + 1);
+        nodes.push(Node::new(0, NONE, 0));
+        let mut tree = Self { items, nodes, root: 0, widths: Vec::new(), vocabularies: Vec::new() };
         let mut open = vec![0_u32];
         let mut previous: Option<u32> = None;
         for &item in sorted {
@@ -117,12 +158,18 @@ impl<'a> Tree<'a> {
                 previous.map_or(0, |other| names::common_container(tree.body(other), tree.body(item)));
             tree.close(&mut open, agreed);
             let depth = tree.body(item).len() + 1;
-            open.push(tree.push(Node { depth, item: Some(item), sample: item, ..Node::default() }));
+            open.push(tree.push(Node::new(depth, item, item)));
             previous = Some(item);
         }
         tree.close(&mut open, 0);
-        tree.measure(shapes);
+        meter.note(tree.held().grown_list(&open));
+        drop(open);
+        tree.measure(shapes, meter);
         tree
+    }
+
+    fn held(&self) -> Held {
+        Held::default().grown_list(&self.nodes).grown_list(&self.widths).grown_list(&self.vocabularies)
     }
 
     fn body(&self, item: u32) -> &'a str {
@@ -139,36 +186,59 @@ impl<'a> Tree<'a> {
         &mut self.nodes[slot(node)]
     }
 
+    /// The children of a container, in the order in which they were attached.
+    fn children(&self, node: u32) -> impl Iterator<Item = u32> + '_ {
+        let known = |child: u32| (child != NONE).then_some(child);
+        let first = known(self.nodes[slot(node)].child_first);
+        std::iter::successors(first, move |&child| known(self.nodes[slot(child)].next))
+    }
+
+    fn attach(&mut self, container: u32, child: u32) {
+        let last = std::mem::replace(&mut self.node(container).child_last, child);
+        if last == NONE {
+            self.node(container).child_first = child;
+        } else {
+            self.node(last).next = child;
+        }
+    }
+
+    /// The item of a leaf.
+    fn item(&self, node: u32) -> Option<u32> {
+        Some(self.nodes[slot(node)].item).filter(|&item| item != NONE)
+    }
+
     /// Attaches every open node deeper than `depth` to its container, which is made where it is missing.
     fn close(&mut self, open: &mut Vec<u32>, depth: usize) {
+        let depth_of = |nodes: &[Node], node: u32| slot(nodes[slot(node)].depth);
         let mut last: Option<u32> = None;
-        while let Some(node) = open.pop_if(|node| self.nodes[slot(*node)].depth > depth) {
+        while let Some(node) = open.pop_if(|node| depth_of(&self.nodes, *node) > depth) {
             if let Some(child) = last.replace(node) {
-                self.node(node).children.push(child);
+                self.attach(node, child);
             }
         }
         let Some(child) = last else { return };
-        let top = *open.last().expect("the root has depth 0 and stays open");
-        if self.nodes[slot(top)].depth < depth {
+        let mut container = *open.last().expect("the root has depth 0 and stays open");
+        if depth_of(&self.nodes, container) < depth {
             let sample = self.nodes[slot(child)].sample;
-            open.push(self.push(Node { depth, sample, children: vec![child], ..Node::default() }));
-        } else {
-            self.node(top).children.push(child);
+            container = self.push(Node::new(depth, NONE, sample));
+            open.push(container);
         }
+        self.attach(container, child);
     }
 
     /// Nodes from the root down, each container before its children.
     fn downwards(&self) -> Vec<u32> {
-        let mut nodes = vec![self.root];
+        let mut nodes = Vec::with_capacity(self.nodes.len());
+        nodes.push(self.root);
         let mut at = 0;
         while let Some(&node) = nodes.get(at) {
-            nodes.extend(&self.nodes[slot(node)].children);
+            nodes.extend(self.children(node));
             at += 1;
         }
         nodes
     }
 
-    fn measure(&mut self, shapes: &impl Shapes) {
+    fn measure(&mut self, shapes: &impl Shapes, meter: &mut Meter) {
         let downwards = self.downwards();
         for &node in downwards.iter().rev() {
             self.measure_stacks(node, shapes);
@@ -176,38 +246,40 @@ impl<'a> Tree<'a> {
         for &node in &downwards {
             let is_outside = self.nodes[slot(node)].depth == 0 && self.is_wrapped(node);
             let has_several_stacks = self.stack_holders(node).nth(1).is_some();
-            for at in 0..self.nodes[slot(node)].children.len() {
-                let child = self.nodes[slot(node)].children[at];
-                self.measure_group(node, child, is_outside, has_several_stacks, shapes);
+            let start = index32(self.vocabularies.len());
+            let mut next = self.nodes[slot(node)].child_first;
+            while next != NONE {
+                self.measure_group(node, next, is_outside, has_several_stacks, shapes);
+                next = self.nodes[slot(next)].next;
             }
+            self.node(node).vocabularies = (start, index32(self.vocabularies.len()));
         }
         for &node in downwards.iter().rev() {
-            let children = &self.nodes[slot(node)].children;
-            let any = children.iter().any(|&child| self.nodes[slot(child)].has_vocabulary);
+            let any = self.children(node).any(|child| self.nodes[slot(child)].has_vocabulary);
             self.node(node).has_vocabulary |= any;
         }
+        meter.note(self.held().list(&downwards));
     }
 
     /// What is known of a node from the stacks below it.
     fn measure_stacks(&mut self, node: u32, shapes: &impl Shapes) {
-        let children = self.nodes[slot(node)].children.clone();
         // Ordered, so that the same names give the same order in every run.
         let mut widths: BTreeSet<u64> = BTreeSet::new();
         let mut dimension_max = 0;
         let mut has_stack = false;
         let mut first_shard = u32::MAX;
-        for child in children.iter().map(|&child| &self.nodes[slot(child)]) {
+        for child in self.children(node).map(|child| &self.nodes[slot(child)]) {
             let room = LOOK_MAX.saturating_sub(widths.len());
-            widths.extend(child.widths.iter().take(room));
+            widths.extend(self.widths[range(child.widths)].iter().take(room));
             dimension_max = dimension_max.max(child.dimension_max);
             has_stack |= child.has_stack;
             first_shard = first_shard.min(child.first_shard);
         }
-        if let Some(item) = self.nodes[slot(node)].item {
+        if let Some(item) = self.item(node) {
             let entry = self.items[slot(item)];
             first_shard = entry.first_shard;
             has_stack = entry.is_stack;
-            for shape in shapes.shapes(slot(item)).flatten().filter(|_| entry.is_stack) {
+            for shape in shapes.shapes(item).flatten().filter(|_| entry.is_stack) {
                 dimension_max = shape.iter().copied().fold(dimension_max, u64::max);
                 if let [length] = *shape
                     && length > 1
@@ -217,14 +289,12 @@ impl<'a> Tree<'a> {
                 }
             }
         }
+        let start = index32(self.widths.len());
+        self.widths.extend(widths);
+        let widths = (start, index32(self.widths.len()));
         let entry = self.node(node);
-        *entry = Node {
-            widths: widths.into_iter().collect(),
-            dimension_max,
-            has_stack,
-            first_shard,
-            ..std::mem::take(entry)
-        };
+        (entry.widths, entry.dimension_max) = (widths, dimension_max);
+        (entry.has_stack, entry.first_shard) = (has_stack, first_shard);
     }
 
     /// Where the group `child` stands below its container `node`, and whether it holds a vocabulary.
@@ -236,24 +306,24 @@ impl<'a> Tree<'a> {
         has_several_stacks: bool,
         shapes: &impl Shapes,
     ) {
-        let Some(item) = self.nodes[slot(child)].item.filter(|&item| !self.items[slot(item)].is_stack) else {
+        let Some(item) = self.item(child).filter(|&item| !self.items[slot(item)].is_stack) else {
             return;
         };
         let container = &self.nodes[slot(node)];
-        let flow = Flow::of(container, shapes.shapes(slot(item)).take(LOOK_MAX));
+        let widths = &self.widths[range(container.widths)];
+        let flow = Flow::of(widths, container.dimension_max, shapes.shapes(item).take(LOOK_MAX));
         let path = self.body(item);
-        let name = path.get(container.depth..).unwrap_or("").to_ascii_lowercase();
+        let name = path.get(slot(container.depth)..).unwrap_or("").to_ascii_lowercase();
         let vocabulary_width = flow.vocabulary_width;
-        self.node(node).vocabulary_widths.extend(vocabulary_width);
+        self.vocabularies.extend(vocabulary_width);
         let entry = self.node(child);
         entry.role = Some(flow.role(&name, is_outside, has_several_stacks));
         entry.has_vocabulary = vocabulary_width.is_some();
     }
 
     /// The children of a container that hold stacks.
-    fn stack_holders(&self, node: u32) -> impl Iterator<Item = &Node> {
-        let children = self.nodes[slot(node)].children.iter();
-        children.map(|&child| &self.nodes[slot(child)]).filter(|child| child.has_stack)
+    fn stack_holders(&self, node: u32) -> impl Iterator<Item = u32> + '_ {
+        self.children(node).filter(|&child| self.nodes[slot(child)].has_stack)
     }
 
     /// True if all stacks below `node` are in one and the same container below it, so that what stands beside
@@ -261,67 +331,100 @@ impl<'a> Tree<'a> {
     fn is_wrapped(&self, node: u32) -> bool {
         let mut holders = self.stack_holders(node);
         match (holders.next(), holders.next()) {
-            (Some(only), None) => only.item.is_none_or(|item| self.body(item).contains('.')),
+            (Some(only), None) => self.item(only).is_none_or(|item| self.body(item).contains('.')),
             _ => false,
         }
     }
 
     /// Appends the items of the tree in order.
-    fn walk(mut self, ordered: &mut Vec<u32>) {
+    fn walk(self, ordered: &mut Vec<u32>, meter: &mut Meter) {
         let mut open = vec![self.root];
         while let Some(node) = open.pop() {
-            ordered.extend(self.nodes[slot(node)].item);
-            let depth = self.nodes[slot(node)].depth;
-            let children = std::mem::take(&mut self.node(node).children);
-            open.extend(self.sorted(node, children, depth).into_iter().rev());
+            ordered.extend(self.item(node));
+            let sorted = self.sorted(node, meter);
+            open.extend(sorted.iter().rev().map(|key| key.child));
+            meter.note(self.held().list(&sorted).grown_list(&open));
         }
     }
 
     /// True if `node` is a stack beside a vocabulary of its width: what reads tokens, not what feeds images to it.
-    fn reads_vocabulary(&self, container: u32, node: &Node) -> bool {
-        let widths = &self.nodes[slot(container)].vocabulary_widths;
-        node.item.is_some() && widths.iter().any(|width| node.widths.contains(width))
+    fn reads_vocabulary(&self, container: u32, node: u32) -> bool {
+        let widths = &self.vocabularies[range(self.nodes[slot(container)].vocabularies)];
+        let own = &self.widths[range(self.nodes[slot(node)].widths)];
+        self.item(node).is_some() && widths.iter().any(|width| own.contains(width))
     }
 
-    fn sorted(&self, container: u32, children: Vec<u32>, depth: usize) -> Vec<u32> {
-        if children.len() < 2 {
-            return children;
+    /// The name of a node in its container, which has depth `depth`.
+    fn name(&self, depth: u32, node: u32) -> &'a str {
+        let path = self.body(self.nodes[slot(node)].sample);
+        path.get(slot(depth)..).unwrap_or("").trim_start_matches('.')
+    }
+
+    /// The children of a container in order.
+    fn sorted(&self, container: u32, meter: &mut Meter) -> Vec<Key> {
+        let depth = self.nodes[slot(container)].depth;
+        let name = |child: u32| self.name(depth, child);
+        let mut stack_names = TextIndex::default();
+        for child in self.stack_holders(container) {
+            if stack_names.find(name(child), name).is_none() {
+                stack_names.insert(child, name);
+            }
         }
-        let name = |at: usize| {
-            let path = self.body(self.nodes[slot(children[at])].sample);
-            path.get(depth..).unwrap_or("").trim_start_matches('.')
-        };
-        let stack_names: HashSet<&str> =
-            (0..children.len()).filter(|&at| self.nodes[slot(children[at])].has_stack).map(name).collect();
-        let mut keyed: Vec<_> = (children.iter().enumerate())
-            .map(|(at, &child)| {
-                let node = &self.nodes[slot(child)];
-                let role = node.role.unwrap_or(Role::Middle);
-                let is_decoder = node.has_stack && name(at).contains(words::DECODER);
-                let tokens_last =
-                    node.has_stack && (node.has_vocabulary || self.reads_vocabulary(container, node));
-                let shard = if node.has_stack { node.first_shard } else { 0 };
-                let plain = if node.has_stack { plain_name(name(at), &stack_names) } else { name(at) };
-                ((role, is_decoder, tokens_last, !node.has_stack, shard), plain, name(at), child)
-            })
-            .collect();
-        keyed.sort_by(|left, right| {
-            (left.0.cmp(&right.0))
-                .then_with(|| names::compare_natural(left.1, right.1))
-                .then_with(|| left.2.len().cmp(&right.2.len()))
-                .then_with(|| names::compare_natural(left.2, right.2))
-                .then_with(|| left.3.cmp(&right.3))
+        let mut keyed = Vec::with_capacity(self.children(container).count());
+        keyed.extend(self.children(container).map(|child| {
+            let node = &self.nodes[slot(child)];
+            let has_stack = node.has_stack;
+            let plain_start = match has_stack {
+                true => plain_start(name(child), |plain| stack_names.find(plain, name).is_some()),
+                false => 0,
+            };
+            Key {
+                role: node.role.unwrap_or(Role::Middle),
+                is_decoder: has_stack && name(child).contains(words::DECODER),
+                tokens_last: has_stack && (node.has_vocabulary || self.reads_vocabulary(container, child)),
+                has_no_stack: !has_stack,
+                shard: if has_stack { node.first_shard } else { 0 },
+                plain_start: index32(plain_start),
+                child,
+            }
+        }));
+        meter.note(self.held().list(&keyed).grown(stack_names.bytes()));
+        keyed.sort_unstable_by(|left, right| {
+            let (left_name, right_name) = (name(left.child), name(right.child));
+            let plain = |key: &Key, name: &'a str| &name[slot(key.plain_start)..];
+            (left.rank().cmp(&right.rank()))
+                .then_with(|| names::compare_natural(plain(left, left_name), plain(right, right_name)))
+                .then_with(|| left_name.len().cmp(&right_name.len()))
+                .then_with(|| names::compare_natural(left_name, right_name))
+                .then_with(|| left.child.cmp(&right.child))
         });
-        keyed.into_iter().map(|(_, _, _, child)| child).collect()
+        keyed
     }
 }
 
-/// A sibling stack's name that `name` qualifies: `single_transformer_blocks` is `transformer_blocks`, qualified,
-/// and comes after it. Else `name` itself.
-fn plain_name<'n>(name: &'n str, siblings: &HashSet<&str>) -> &'n str {
-    (name.rmatch_indices('_').take(8).map(|(at, _)| &name[at + 1..]))
-        .find(|plain| siblings.contains(plain))
-        .unwrap_or(name)
+/// What a child is sorted by, before its name.
+struct Key {
+    role: Role,
+    is_decoder: bool,
+    tokens_last: bool,
+    has_no_stack: bool,
+    shard: u32,
+    /// Where the plain part of the name starts.
+    plain_start: u32,
+    child: u32,
+}
+
+impl Key {
+    fn rank(&self) -> (Role, bool, bool, bool, u32) {
+        (self.role, self.is_decoder, self.tokens_last, self.has_no_stack, self.shard)
+    }
+}
+
+/// Where the name of a sibling stack starts that `name` qualifies: `single_transformer_blocks` is
+/// `transformer_blocks`, qualified, and comes after it. Else 0.
+fn plain_start(name: &str, is_sibling: impl Fn(&str) -> bool) -> usize {
+    let starts = name.rmatch_indices('_').take(8).map(|(at, _)| at + 1);
+    starts.into_iter().find(|&start| is_sibling(&name[start..])).unwrap_or(0)
 }
 
 /// How the matrices of a group connect to the width of the stacks beside it.
@@ -338,11 +441,11 @@ struct Flow {
 }
 
 impl Flow {
-    fn of<'s>(container: &Node, shapes: impl Iterator<Item = Option<&'s [u64]>>) -> Self {
+    fn of<'s>(widths: &[u64], dimension_max: u64, shapes: impl Iterator<Item = Option<&'s [u64]>>) -> Self {
         let mut flow = Self { only_vectors: true, ..Self::default() };
         let mut outputs = Vec::new();
         let mut biases = Vec::new();
-        let is_width = |length: u64| container.widths.contains(&length);
+        let is_width = |length: u64| widths.contains(&length);
         for shape in shapes.flatten() {
             flow.is_known = true;
             match *shape {
@@ -354,7 +457,7 @@ impl Flow {
                     if is_width(second) && !is_width(first) {
                         flow.maps_out = true;
                         outputs.push(first);
-                        if shape.len() == 2 && first > container.dimension_max {
+                        if shape.len() == 2 && first > dimension_max {
                             flow.vocabulary_width = Some(second);
                         }
                     }

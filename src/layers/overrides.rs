@@ -5,14 +5,19 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::lists::{Lists, NO_CHILD, index32, slot};
 use super::map::{Entry, Group};
+use super::named::Names;
 use super::names;
-use super::{LayerMap, LayersError, NamedShape};
+use super::{LayerMap, LayersError};
+use crate::footprint::{Held, Meter, items_bytes};
+
+/// "Claimed by none".
+const NO_GROUP: u32 = u32::MAX;
 
 /// Which tensors the groups of an override claim.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
-    /// Group per tensor, or empty without groups.
-    groups: Vec<Option<u32>>,
+    /// Group per tensor, or [`NO_GROUP`]; empty without groups.
+    groups: Vec<u32>,
 }
 
 impl Claims {
@@ -20,7 +25,7 @@ impl Claims {
     ///
     /// # Errors
     /// If a prefix holds no tensor, or two prefixes hold the same one.
-    pub(super) fn find(entries: &[NamedShape<'_>], map: &LayerMap) -> Result<Self, LayersError> {
+    pub(super) fn find(names: Names<'_>, map: &LayerMap, meter: &mut Meter) -> Result<Self, LayersError> {
         if map.groups.is_empty() {
             return Ok(Self::default());
         }
@@ -34,12 +39,13 @@ impl Claims {
             }
         }
         let lengths: BTreeSet<usize> = prefixes.keys().map(|prefix| prefix.len()).collect();
-        let mut groups = Vec::with_capacity(entries.len());
-        for entry in entries {
+        let mut groups = Vec::with_capacity(names.count());
+        meter.keep(Held::default().list(&groups));
+        for name in names.tensors().map(|tensor| names.name(tensor)) {
             let mut claimed: Option<(u32, &Entry)> = None;
-            for &length in lengths.iter().take_while(|&&length| length <= entry.name.len()) {
-                let ends_here = matches!(entry.name.as_bytes().get(length), None | Some(b'.' | b'/'));
-                let Some(prefix) = entry.name.get(..length).filter(|_| ends_here) else { continue };
+            for &length in lengths.iter().take_while(|&&length| length <= name.len()) {
+                let ends_here = matches!(name.as_bytes().get(length), None | Some(b'.' | b'/'));
+                let Some(prefix) = name.get(..length).filter(|_| ends_here) else { continue };
                 let Some((group, prefix, used)) = prefixes.get_mut(prefix) else { continue };
                 *used = true;
                 if let Some((other, first)) = claimed {
@@ -48,7 +54,7 @@ impl Claims {
                 }
                 claimed = Some((*group, prefix));
             }
-            groups.push(claimed.map(|(group, _)| group));
+            groups.push(claimed.map_or(NO_GROUP, |(group, _)| group));
         }
         let mut unused: Vec<_> =
             prefixes.values().filter(|(_, _, used)| !used).map(|&(_, entry, _)| entry).collect();
@@ -58,15 +64,15 @@ impl Claims {
             Some(entry) => {
                 let key = map.groups.iter().find(|group| group.prefixes.contains(entry));
                 let key = key.map_or_else(String::new, |group| format!("groups.{}", group.id.name));
-                let known = entries.iter().flat_map(|entry| prefixes_of(entry.name));
+                let known = names.tensors().flat_map(|tensor| prefixes_of(names.name(tensor)));
                 Err(unknown(entry, key, "tensor or prefix of tensors", known))
             }
         }
     }
 
     /// The group that claims a tensor.
-    pub(super) fn group(&self, tensor: usize) -> Option<u32> {
-        self.groups.get(tensor).copied().flatten()
+    pub(super) fn group(&self, tensor: u32) -> Option<u32> {
+        self.groups.get(slot(tensor)).copied().filter(|&group| group != NO_GROUP)
     }
 }
 
@@ -89,13 +95,20 @@ pub(super) fn given_lists(lists: &Lists<'_>, map: &LayerMap) -> Result<HashMap<u
     if map.stacks.is_empty() && map.not_stacks.is_empty() {
         return Ok(given);
     }
-    let list_of: HashMap<&str, u32> =
-        (0..index32(lists.count())).map(|list| (lists.path(list), list)).collect();
+    // Only what is named: a checkpoint may have a million lists.
+    let entries = || map.stacks.iter().chain(&map.not_stacks);
+    let mut list_of: HashMap<&str, Option<u32>> =
+        entries().map(|entry| (entry.name.as_str(), None)).collect();
+    for list in 0..index32(lists.count()) {
+        if let Some(named) = list_of.get_mut(lists.path(list)) {
+            *named = Some(list);
+        }
+    }
     let mut said: HashMap<u32, (&'static str, &Entry)> = HashMap::new();
     let keyed = [("stacks", &map.stacks), ("not_stacks", &map.not_stacks)];
     for (key, entry) in keyed.iter().flat_map(|&(key, entries)| entries.iter().map(move |entry| (key, entry)))
     {
-        let Some(&list) = list_of.get(entry.name.as_str()) else {
+        let Some(list) = list_of[entry.name.as_str()] else {
             let known = (0..index32(lists.count())).map(|list| lists.path(list));
             return Err(unknown(entry, key.to_owned(), "numbered list", known));
         };
@@ -104,8 +117,8 @@ pub(super) fn given_lists(lists: &Lists<'_>, map: &LayerMap) -> Result<HashMap<u
         }
         given.insert(list, key == "stacks");
     }
-    for entry in &map.stacks {
-        let mut parent = lists.list(list_of[entry.name.as_str()]).parent;
+    for (entry, list) in map.stacks.iter().filter_map(|entry| Some((entry, list_of[entry.name.as_str()]?))) {
+        let mut parent = lists.list(list).parent;
         while parent != NO_CHILD {
             let around = lists.child(parent).list;
             if let (Some(true), Some(&(other_key, first))) = (given.insert(around, false), said.get(&around))
@@ -136,39 +149,50 @@ pub(super) struct Ordered<'a> {
     pub(super) stack: Option<&'a str>,
 }
 
-/// Applies the override's order: `layers` come in the default order; the result is the positions in it, reordered.
+/// Applies the override's order to `count` layers, which `layer` tells in the default order; the result is the
+/// positions in it, reordered.
 ///
 /// # Errors
 /// If an entry names no layer, stack or container, or is listed twice.
-pub(super) fn reorder(layers: &[Ordered<'_>], order: &[Entry]) -> Result<Vec<u32>, LayersError> {
-    let mut by_id: HashMap<&str, Vec<u32>> = HashMap::new();
-    for (position, layer) in layers.iter().enumerate() {
-        by_id.entry(layer.id).or_default().push(index32(position));
-        if let Some(stack) = layer.stack {
-            by_id.entry(stack).or_default().push(index32(position));
+pub(super) fn reorder<'a>(
+    count: usize,
+    layer: impl Fn(u32) -> Ordered<'a>,
+    order: &[Entry],
+    meter: &mut Meter,
+) -> Result<Vec<u32>, LayersError> {
+    let layers = || (0..index32(count)).map(|position| (position, layer(position)));
+    // Only what is named: a checkpoint may have a million layers.
+    let mut by_id: HashMap<&str, Vec<u32>> =
+        order.iter().map(|entry| (entry.name.as_str(), Vec::new())).collect();
+    for (position, layer) in layers() {
+        for name in [Some(layer.id), layer.stack].into_iter().flatten() {
+            if let Some(named) = by_id.get_mut(name) {
+                named.push(position);
+            }
         }
     }
     let mut said: HashMap<&str, &Entry> = HashMap::new();
-    let mut placed = vec![false; layers.len()];
-    let mut positions = Vec::with_capacity(layers.len());
+    let mut placed = vec![false; count];
+    let mut positions = Vec::with_capacity(count);
+    let named = by_id.values().fold(Held::default(), Held::grown_list);
+    // A container's layers are listed one container at a time: no more than all layers, doubled while the list grows.
+    let below = items_bytes::<u32>(count.saturating_mul(2));
+    meter.note(named.list(&placed).list(&positions).grown(below));
     for entry in order {
         if let Some(first) = said.insert(&entry.name, entry) {
             return Err(contradiction("order", entry, "order", first));
         }
         let below: Vec<u32>;
-        let named = match by_id.get(entry.name.as_str()) {
-            Some(named) => named,
-            None => {
-                below = (0_u32..)
-                    .zip(layers)
-                    .filter(|(_, layer)| is_below(layer.id, &entry.name))
-                    .map(|(at, _)| at)
-                    .collect();
+        let named = match &by_id[entry.name.as_str()] {
+            named if !named.is_empty() => named,
+            _ => {
+                let inside = layers().filter(|(_, layer)| is_below(layer.id, &entry.name));
+                below = inside.map(|(position, _)| position).collect();
                 &below
             }
         };
         if named.is_empty() {
-            let known = layers.iter().flat_map(|layer| prefixes_of(layer.id));
+            let known = layers().flat_map(|(_, layer)| prefixes_of(layer.id));
             return Err(unknown(entry, "order".to_owned(), "layer, stack or prefix of layers", known));
         }
         for &position in named {

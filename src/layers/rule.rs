@@ -4,10 +4,15 @@
 //! the outermost inwards. No name is compared with any word. docs/layers.md tells the rule in prose and gives
 //! its scores; `grouping` calls this file and assigns the tensors.
 
-use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 
-use super::lists::{Lists, NO_CHILD, index32, slot};
+use hashbrown::HashTable;
+
+use super::index::TextIndex;
+use super::lists::{LEVELS_MAX, Lists, NO_CHILD, bucket, index32, slot};
 use super::names;
+use crate::footprint::{Held, Meter, block_bytes};
 use crate::units::to_u64;
 
 /// The thresholds of the rule, most in percent. The default is what the figures in docs/layers.md are for; anything
@@ -122,7 +127,7 @@ impl Facts {
     }
 
     /// A list of several modules, worth telling apart inside a layer.
-    fn is_sub_unit_list(&self) -> bool {
+    fn is_plural(&self) -> bool {
         self.children >= 2 && self.deep
     }
 }
@@ -130,18 +135,26 @@ impl Facts {
 /// The verdict on every list.
 #[derive(Debug)]
 pub(super) struct Verdicts {
-    facts: Vec<Facts>,
     verdicts: Vec<Verdict>,
+    /// Lists of several modules.
+    is_plural: Vec<bool>,
 }
 
 impl Verdicts {
     /// Judges all lists. `given` has the override's word on a list, if any: stack or not.
-    pub(super) fn judge(lists: &Lists<'_>, rule: &Rule, given: impl Fn(u32) -> Option<bool>) -> Self {
-        let mut by_level: Vec<u32> = (0..index32(lists.count())).collect();
-        by_level.sort_by_key(|&list| lists.list(list).level);
+    pub(super) fn judge(
+        lists: &Lists<'_>,
+        rule: &Rule,
+        given: impl Fn(u32) -> Option<bool>,
+        meter: &mut Meter,
+    ) -> Self {
+        let level = |list: u32| u32::from(lists.list(list).level);
+        let (by_level, _) = bucket(LEVELS_MAX, (0..index32(lists.count())).map(|list| (level(list), list)));
         let mut facts = vec![Facts::default(); lists.count()];
+        let flat = Held::default().list(&by_level).list(&facts);
+        meter.keep(flat);
         for &list in by_level.iter().rev() {
-            facts[slot(list)] = Measure::of(lists, list, rule, &facts);
+            facts[slot(list)] = Measure::of(lists, list, rule, &facts, meter);
         }
         let mut verdicts = vec![Verdict::Transparent; lists.count()];
         for &list in &by_level {
@@ -158,7 +171,11 @@ impl Verdicts {
                 }
             };
         }
-        Self { facts, verdicts }
+        let is_plural: Vec<bool> = facts.iter().map(Facts::is_plural).collect();
+        let kept = Held::default().list(&verdicts).list(&is_plural);
+        meter.keep(kept);
+        meter.release(flat.bytes());
+        Self { verdicts, is_plural }
     }
 
     /// The verdict on a list.
@@ -168,7 +185,7 @@ impl Verdicts {
 
     /// True if the list is inside a layer and its children are worth telling apart.
     pub(super) fn is_sub_unit_list(&self, list: u32) -> bool {
-        self.of(list) == Verdict::Inside && self.facts[slot(list)].is_sub_unit_list()
+        self.of(list) == Verdict::Inside && self.is_plural[slot(list)]
     }
 }
 
@@ -203,27 +220,45 @@ fn choose(facts: &Facts, rule: &Rule) -> Verdict {
 }
 
 /// One spelling of a suffix below the children of one list.
-struct Suffix {
+struct Suffix<'a> {
+    text: &'a str,
     /// The suffix with its indices made alike.
     indexless: u32,
     module: u32,
     /// Children that have it.
     children: u32,
-    /// Shapes seen, with how many children have each.
-    shapes: Vec<(u64, u32)>,
+    /// The first of its shapes, or [`NO_VOTE`].
+    votes: u32,
 }
+
+/// A shape of a suffix, and how many children have it.
+struct Vote {
+    shape: u64,
+    children: u32,
+    /// The next shape of the same suffix, or [`NO_VOTE`].
+    next: u32,
+}
+
+/// "No more shapes".
+const NO_VOTE: u32 = u32::MAX;
+
+/// How many different shapes of a suffix are told apart. With more than this many nothing is uniform, except in lists
+/// so long that the bound stands for "no agreement" all the same.
+const VOTES_MAX: usize = 16;
 
 /// A module of one child: what it was last seen in, and the highest rank of its tensors there.
 #[derive(Clone, Copy)]
-struct Module {
+struct Module<'a> {
+    text: &'a str,
     child: u32,
-    rank_max: usize,
+    rank_max: u32,
 }
 
 /// A suffix with its indices made alike: the child it was last seen in, inside and outside of inner lists, and how
 /// many children have it.
 #[derive(Clone, Copy, Default)]
 struct Indexless {
+    hash: u64,
     seen: [u32; 3],
     children: u32,
 }
@@ -235,15 +270,17 @@ const OUTSIDE_BLOCKS: usize = 2;
 /// The running description of one list. Children are numbered from 1, so that 0 is "never seen".
 #[derive(Default)]
 struct Measure<'a> {
-    suffix_of: HashMap<&'a str, u32>,
-    suffixes: Vec<Suffix>,
-    module_of: HashMap<&'a str, u32>,
-    modules: Vec<Module>,
-    indexless_of: HashMap<u64, u32>,
+    suffix_of: TextIndex,
+    suffixes: Vec<Suffix<'a>>,
+    votes: Vec<Vote>,
+    module_of: TextIndex,
+    modules: Vec<Module<'a>>,
+    indexless_of: HashTable<u32>,
+    indexless_state: RandomState,
     indexless: Vec<Indexless>,
     /// Indexless suffixes of each child, one child after the other.
     child_suffixes: Vec<u32>,
-    child_ends: Vec<usize>,
+    child_ends: Vec<u32>,
     deep: u32,
     blocks: u32,
     matrices: u32,
@@ -255,7 +292,7 @@ struct Measure<'a> {
 }
 
 impl<'a> Measure<'a> {
-    fn of(lists: &Lists<'a>, list: u32, rule: &Rule, inner: &[Facts]) -> Facts {
+    fn of(lists: &Lists<'a>, list: u32, rule: &Rule, inner: &[Facts], meter: &mut Meter) -> Facts {
         let children = lists.children(list);
         if children.iter().all(|&child| lists.tensors(child).len() < 2) {
             // One tensor is one module at most, so the list is shallow, and nothing else matters.
@@ -265,7 +302,18 @@ impl<'a> Measure<'a> {
         for (number, &child) in (1_u32..).zip(children) {
             measure.add_child(lists, child, number, rule, inner);
         }
+        meter.note(measure.held());
         measure.facts(index32(children.len()), rule)
+    }
+
+    /// What the description takes.
+    fn held(&self) -> Held {
+        let named = Held::default().grown_list(&self.suffixes).grown_list(&self.votes).grown_list(&self.modules);
+        let counted = named.grown_list(&self.indexless).grown_list(&self.child_suffixes);
+        (counted.grown_list(&self.child_ends).grown(self.suffix_of.bytes()).grown(self.module_of.bytes()))
+            .grown(block_bytes(to_u64(self.indexless_of.allocation_size())))
+            // The modules of one child, and the slack of blocks this small.
+            .and(to_u64(self.modules.len()).saturating_mul(8))
     }
 
     fn add_child(&mut self, lists: &Lists<'a>, child: u32, number: u32, rule: &Rule, inner: &[Facts]) {
@@ -280,13 +328,14 @@ impl<'a> Measure<'a> {
             let entry = &mut self.suffixes[slot(suffix)];
             let (indexless, module) = (entry.indexless, entry.module);
             entry.children += 1;
-            entry.vote(shape);
+            self.vote(suffix, shape);
             let state = &mut self.modules[slot(module)];
             if state.child != number {
-                *state = Module { child: number, rank_max: 0 };
+                *state = Module { child: number, rank_max: 0, ..*state };
                 touched.push(module);
             }
-            state.rank_max = state.rank_max.max(shape.map_or(0, <[u64]>::len));
+            let rank = shape.map_or(0, |shape| u32::try_from(shape.len()).unwrap_or(u32::MAX));
+            state.rank_max = state.rank_max.max(rank);
 
             let deeper = lists.around(tensor)[level + 1..].iter();
             let is_counted =
@@ -309,7 +358,7 @@ impl<'a> Measure<'a> {
             self.own[kind] += u64::from(thousandths(names[kind], names[ALL]));
             self.own_elements[kind] += u64::from(thousandths(elements[kind], elements[ALL]));
         }
-        self.child_ends.push(self.child_suffixes.len());
+        self.child_ends.push(index32(self.child_suffixes.len()));
         self.close_modules(&touched);
     }
 
@@ -339,21 +388,56 @@ impl<'a> Measure<'a> {
     }
 
     fn suffix(&mut self, text: &'a str) -> u32 {
-        if let Some(&suffix) = self.suffix_of.get(text) {
+        let Self { suffix_of, suffixes, module_of, modules, .. } = self;
+        if let Some(suffix) = suffix_of.find(text, |at| suffixes[slot(at)].text) {
             return suffix;
         }
-        let indexless = *self.indexless_of.entry(names::indexless_hash(text)).or_insert_with(|| {
-            self.indexless.push(Indexless::default());
-            index32(self.indexless.len() - 1)
-        });
-        let module = *self.module_of.entry(names::module_of(text)).or_insert_with(|| {
-            self.modules.push(Module { child: 0, rank_max: 0 });
-            index32(self.modules.len() - 1)
-        });
-        self.suffixes.push(Suffix { indexless, module, children: 0, shapes: Vec::new() });
-        let suffix = index32(self.suffixes.len() - 1);
-        self.suffix_of.insert(text, suffix);
+        let module_text = names::module_of(text);
+        let known = module_of.find(module_text, |at| modules[slot(at)].text);
+        let module = known.unwrap_or(index32(modules.len()));
+        if known.is_none() {
+            modules.push(Module { text: module_text, child: 0, rank_max: 0 });
+            module_of.insert(module, |at| modules[slot(at)].text);
+        }
+        let indexless = self.indexless(names::indexless_hash(text));
+        let suffix = index32(self.suffixes.len());
+        let Self { suffix_of, suffixes, .. } = self;
+        suffixes.push(Suffix { text, indexless, module, children: 0, votes: NO_VOTE });
+        suffix_of.insert(suffix, |at| suffixes[slot(at)].text);
         suffix
+    }
+
+    fn indexless(&mut self, hash: u64) -> u32 {
+        let Self { indexless_of, indexless, indexless_state, .. } = self;
+        // Hashed once more: names come from strangers, and this hash is no secret.
+        let keyed = |hash: u64| indexless_state.hash_one(hash);
+        if let Some(&at) = indexless_of.find(keyed(hash), |&at| indexless[slot(at)].hash == hash) {
+            return at;
+        }
+        let at = index32(indexless.len());
+        indexless.push(Indexless { hash, ..Indexless::default() });
+        indexless_of.insert_unique(keyed(hash), at, |&at| keyed(indexless[slot(at)].hash));
+        at
+    }
+
+    /// The shapes of a suffix that are told apart, as positions in `votes`.
+    fn votes(&self, suffix: u32) -> impl Iterator<Item = u32> + '_ {
+        let known = |at: u32| (at != NO_VOTE).then_some(at);
+        let first = known(self.suffixes[slot(suffix)].votes);
+        std::iter::successors(first, move |&at| known(self.votes[slot(at)].next))
+    }
+
+    /// Counts the shape of one more child for a suffix.
+    fn vote(&mut self, suffix: u32, shape: Option<&[u64]>) {
+        let key = shape_key(shape);
+        let known = self.votes(suffix).find(|&at| self.votes[slot(at)].shape == key);
+        if let Some(at) = known {
+            self.votes[slot(at)].children += 1;
+        } else if self.votes(suffix).count() < VOTES_MAX {
+            let entry = &mut self.suffixes[slot(suffix)];
+            let next = std::mem::replace(&mut entry.votes, index32(self.votes.len()));
+            self.votes.push(Vote { shape: key, children: 1, next });
+        }
     }
 
     fn facts(&self, children: u32, rule: &Rule) -> Facts {
@@ -367,7 +451,7 @@ impl<'a> Measure<'a> {
         let mut alike = 0;
         let mut start = 0;
         for &end in &self.child_ends {
-            let suffixes = &self.child_suffixes[start..end];
+            let suffixes = &self.child_suffixes[slot(start)..slot(end)];
             let shared = suffixes.iter().filter(|&&at| is_common(self.indexless[slot(at)].children)).count();
             alike += u64::from(thousandths(to_u64(shared), to_u64(suffixes.len())));
             start = end;
@@ -395,29 +479,15 @@ impl<'a> Measure<'a> {
     fn uniform(&self, rule: &Rule) -> u32 {
         let mut shared = 0;
         let mut agreed = 0;
-        for suffix in self.suffixes.iter().filter(|suffix| suffix.children >= 2) {
-            let commonest = suffix.shapes.iter().map(|&(_, count)| count).max().unwrap_or(0);
+        for (at, suffix) in (0..).zip(&self.suffixes).filter(|(_, suffix)| suffix.children >= 2) {
+            let votes = self.votes(at).map(|vote| self.votes[slot(vote)].children);
+            let commonest = votes.max().unwrap_or(0);
             shared += 1;
             agreed += u64::from(
                 u64::from(commonest) * 100 >= u64::from(suffix.children) * u64::from(rule.agreement_percent),
             );
         }
         thousandths(agreed, shared)
-    }
-}
-
-impl Suffix {
-    /// How many different shapes are told apart. With more than this many nothing is uniform, except in lists so
-    /// long that the bound stands for "no agreement" all the same.
-    const SHAPES_MAX: usize = 16;
-
-    fn vote(&mut self, shape: Option<&[u64]>) {
-        let key = shape_key(shape);
-        if let Some((_, count)) = self.shapes.iter_mut().find(|(seen, _)| *seen == key) {
-            *count += 1;
-        } else if self.shapes.len() < Self::SHAPES_MAX {
-            self.shapes.push((key, 1));
-        }
     }
 }
 

@@ -1,0 +1,187 @@
+//! Ordered drafts -> [`Layers`]: ids, tensors and sub-units, drawn from two shared arrays.
+//!
+//! First everything is appended to the arrays and only spans are noted; then, when the arrays are whole, the layers are
+//! made from the spans. The last step of the grouping.
+
+use super::grouping::{Basis, Drafts};
+use super::lists::{index32, slot};
+use super::rule::Verdict;
+use super::shared::{Drawn, Shared, Span};
+use super::{Confidence, Layer, LayerKind, Layers, LayersError, SubUnit, names};
+use crate::checkpoint::TensorId;
+use crate::footprint::{Held, Meter, items_bytes, list_bytes};
+
+/// "None yet".
+const NONE: u32 = u32::MAX;
+
+/// Makes the layers in this order; they are in the meter afterwards.
+pub(super) fn finish(drafts: Drafts<'_>, ordered: &[u32], meter: &mut Meter) -> Result<Layers, LayersError> {
+    let mut drawing = Drawing::new(&drafts);
+    for &draft in ordered {
+        let full = || LayersError::TooMuchText { limit_bytes: u64::from(u32::MAX) };
+        drawing.add(&drafts, draft).ok_or_else(full)?;
+    }
+    let spans = drawing.held();
+    meter.keep(spans);
+    let Drawing { drawn, layers: layer_spans, units, stacks, stack_of_list, .. } = drawing;
+    let shared = drawn.share();
+    let mut layers = Layers { layers: Vec::with_capacity(ordered.len()), ..Layers::default() };
+    let mut first_unit = 0;
+    for (&draft, span) in ordered.iter().zip(layer_spans) {
+        let kind = match drafts.basis.stack(drafts.list[slot(draft)]) {
+            Some(list) => LayerKind::Member { stack: slot(stack_of_list[slot(list)]) },
+            None => LayerKind::Group,
+        };
+        let sub_units = units[first_unit..slot(span.unit_end)].iter().map(|unit| unit.drawn(&shared)).collect();
+        first_unit = slot(span.unit_end);
+        let tensors = shared.ids(span.tensors);
+        layers.layers.push(Layer { id: shared.prefix(span.id).into(), kind, tensors, sub_units });
+    }
+    layers.stacks = stacks.iter().map(|(path, _)| shared.prefix(path.clone())).collect();
+    layers.confidence = stacks.iter().map(|&(_, confidence)| confidence).collect();
+    layers.companions = companions(&drafts.basis);
+    layers.by_id = (0..index32(layers.layers.len())).collect();
+    layers
+        .by_id
+        .sort_unstable_by(|&left, &right| layers.layers[slot(left)].id.cmp(&layers.layers[slot(right)].id));
+    let mut position_of = vec![NONE; drafts.list.len()];
+    for (position, &draft) in (0..).zip(ordered) {
+        position_of[slot(draft)] = position;
+    }
+    // The draft of each tensor becomes the position of its layer; the meter has that list as the drafts'.
+    layers.layer_of = drafts.of_tensor;
+    for entry in &mut layers.layer_of {
+        *entry = position_of[slot(*entry)];
+    }
+    let held = held(&layers, &shared);
+    meter.release(list_bytes(&layers.layer_of));
+    meter.keep(held);
+    meter.note(Held::default().list(&position_of));
+    meter.release(spans.bytes());
+    layers.metadata_bytes = held.bytes();
+    Ok(layers)
+}
+
+/// What the layers take.
+fn held(layers: &Layers, shared: &Shared) -> Held {
+    let sub_units = layers.layers.iter().map(|layer| items_bytes::<SubUnit>(layer.sub_units.len()));
+    let flat = shared.held().list(&layers.layers).list(&layers.stacks).list(&layers.confidence);
+    flat.list(&layers.layer_of).list(&layers.by_id).list(&layers.companions).and(sub_units.sum())
+}
+
+fn companions(basis: &Basis<'_>) -> Vec<(TensorId, TensorId)> {
+    let pairs = || basis.companions.pairs().map(|(companion, host)| (TensorId(companion), TensorId(host)));
+    let mut companions = Vec::with_capacity(pairs().count());
+    companions.extend(pairs());
+    companions
+}
+
+/// A layer in the shared arrays.
+struct LayerSpan {
+    id: Span,
+    tensors: Span,
+    /// Where its sub-units end among all of them.
+    unit_end: u32,
+}
+
+/// A sub-unit in the shared arrays.
+struct UnitSpan {
+    prefix: Span,
+    tensors: Span,
+}
+
+impl UnitSpan {
+    fn drawn(&self, shared: &Shared) -> SubUnit {
+        SubUnit { prefix: shared.prefix(self.prefix.clone()), tensors: shared.ids(self.tensors.clone()) }
+    }
+}
+
+/// The shared arrays while they grow, and where everything is in them.
+struct Drawing {
+    drawn: Drawn,
+    layers: Vec<LayerSpan>,
+    units: Vec<UnitSpan>,
+    /// Stacks in the order in which they first run.
+    stacks: Vec<(Span, Confidence)>,
+    /// Positions in `stacks`.
+    stack_of_list: Vec<u32>,
+    /// Of the layer at hand: the tensors that are in a sub-unit, each behind its child; the lists of those children.
+    inside: Vec<(u32, u32)>,
+    inner_lists: Vec<u32>,
+}
+
+impl Drawing {
+    fn new(drafts: &Drafts<'_>) -> Self {
+        Self {
+            drawn: Drawn::with_capacity(drafts.of_tensor.len()),
+            layers: Vec::with_capacity(drafts.list.len()),
+            units: Vec::new(),
+            stacks: Vec::new(),
+            stack_of_list: vec![NONE; drafts.basis.lists.count()],
+            inside: Vec::new(),
+            inner_lists: Vec::new(),
+        }
+    }
+
+    /// Draws a layer; `None` if there is too much text.
+    fn add(&mut self, drafts: &Drafts<'_>, draft: u32) -> Option<()> {
+        let basis = &drafts.basis;
+        let entry = drafts.list[slot(draft)];
+        let id = self.drawn.text(basis.id(entry))?;
+        let tensors = self.drawn.ids(drafts.tensors(draft).iter().map(|&tensor| TensorId(tensor)));
+        if let Some(list) = basis.stack(entry) {
+            self.add_stack(basis, list)?;
+            self.add_sub_units(basis, drafts.tensors(draft))?;
+        }
+        self.layers.push(LayerSpan { id, tensors, unit_end: index32(self.units.len()) });
+        Some(())
+    }
+
+    fn add_stack(&mut self, basis: &Basis<'_>, list: u32) -> Option<()> {
+        let known = &mut self.stack_of_list[slot(list)];
+        if *known == NONE {
+            *known = index32(self.stacks.len());
+            let Verdict::Stack(confidence) = basis.verdicts.of(list) else {
+                unreachable!("only members of stacks have a list")
+            };
+            self.stacks.push((self.drawn.text(basis.lists.path(list))?, confidence));
+        }
+        Some(())
+    }
+
+    /// Lists inside of a member, outermost first, each child with its tensors and their companions.
+    fn add_sub_units(&mut self, basis: &Basis<'_>, tensors: &[u32]) -> Option<()> {
+        let Basis { lists, verdicts, companions, .. } = basis;
+        let is_sub_unit = |child: u32| verdicts.is_sub_unit_list(lists.child(child).list);
+        self.inside.clear();
+        for &tensor in tensors {
+            let children = lists.around(companions.host(tensor).unwrap_or(tensor));
+            let child = children.iter().copied().find(|&child| is_sub_unit(child));
+            self.inside.extend(child.map(|child| (child, tensor)));
+        }
+        self.inside.sort_unstable();
+        self.inner_lists.clear();
+        self.inner_lists.extend(self.inside.iter().map(|&(child, _)| lists.child(child).list));
+        self.inner_lists.sort_unstable();
+        self.inner_lists.dedup();
+        self.inner_lists.sort_unstable_by(|&left, &right| {
+            names::compare_natural(lists.path(left), lists.path(right)).then(left.cmp(&right))
+        });
+        for &child in self.inner_lists.iter().flat_map(|&list| lists.children(list)) {
+            let start = self.inside.partition_point(|&(other, _)| other < child);
+            let own = self.inside[start..].iter().take_while(|&&(other, _)| other == child);
+            let tensors = self.drawn.ids(own.map(|&(_, tensor)| TensorId(tensor)));
+            if !tensors.is_empty() {
+                let prefix = self.drawn.text(lists.child_path(child))?;
+                self.units.push(UnitSpan { prefix, tensors });
+            }
+        }
+        Some(())
+    }
+
+    fn held(&self) -> Held {
+        let drawn = self.drawn.held().list(&self.layers).list(&self.stack_of_list);
+        let grown = drawn.grown_list(&self.units).grown_list(&self.stacks);
+        grown.grown_list(&self.inside).grown_list(&self.inner_lists)
+    }
+}

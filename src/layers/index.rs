@@ -1,0 +1,59 @@
+//! Finds texts that are kept elsewhere: a hash table of 4-byte positions.
+//!
+//! A map from `&str` takes 25 bytes a bucket, and while it grows half as much again; with a million layers that was the
+//! largest part of what grouping held. Here a bucket takes 5 bytes, and the caller tells the text of a position.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+
+use hashbrown::HashTable;
+
+use crate::footprint::block_bytes;
+use crate::units::to_u64;
+
+/// Positions by text.
+#[derive(Debug, Default)]
+pub(super) struct TextIndex {
+    table: HashTable<u32>,
+    // Keyed at random: names come from strangers.
+    state: RandomState,
+}
+
+impl TextIndex {
+    /// The position of `text`; `text_of` spells the positions that were inserted.
+    pub(super) fn find<'t>(&self, text: &str, text_of: impl Fn(u32) -> &'t str) -> Option<u32> {
+        self.table.find(self.state.hash_one(text), |&at| text_of(at) == text).copied()
+    }
+
+    /// Adds the position of a text that is not there yet. `text_of` must know it by now.
+    pub(super) fn insert<'t>(&mut self, position: u32, text_of: impl Fn(u32) -> &'t str) {
+        let Self { table, state } = self;
+        let hash = |at: &u32| state.hash_one(text_of(*at));
+        table.insert_unique(hash(&position), position, hash);
+    }
+
+    /// What the table takes.
+    pub(super) fn bytes(&self) -> u64 {
+        block_bytes(to_u64(self.table.allocation_size()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_text_is_found_at_its_position() {
+        let texts: Vec<String> = (0..1000).map(|number| format!("t{number}")).collect();
+        let text_of = |at: u32| texts[usize::try_from(at).unwrap()].as_str();
+        let mut index = TextIndex::default();
+        for position in 0..900 {
+            assert_eq!(index.find(text_of(position), text_of), None);
+            index.insert(position, text_of);
+        }
+        for position in 0..1000 {
+            assert_eq!(index.find(text_of(position), text_of), (position < 900).then_some(position));
+        }
+        assert!(index.bytes() >= 4 * 900 && index.bytes() < 20 * 900, "{}", index.bytes());
+    }
+}
