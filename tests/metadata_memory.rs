@@ -5,7 +5,13 @@
 //! terms of the plan, ring and windows aside, must cover that to within a MiB, and must not be a wild guess upwards.
 
 #![allow(unsafe_code, reason = "a global allocator is an unsafe trait; this one only counts and passes on")]
-#![allow(clippy::unwrap_used, clippy::as_conversions, clippy::print_stdout, reason = "helpers of tests are tests too")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::as_conversions,
+    clippy::cast_possible_truncation,
+    clippy::print_stdout,
+    reason = "helpers of tests are tests too"
+)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fmt::Write as _;
@@ -28,7 +34,11 @@ static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 /// What glibc takes for a block on 64 bits: a header of 8 bytes, multiples of 16, 32 at least, pages for large ones.
 fn taken(size: usize) -> usize {
-    if size < 128 << 10 { (size + 8).next_multiple_of(16).max(32) } else { (size + 16).next_multiple_of(4096) }
+    if size < 128 << 10 {
+        (size + 8).next_multiple_of(16).max(32)
+    } else {
+        (size + 16).next_multiple_of(4096)
+    }
 }
 
 fn add(size: usize) {
@@ -79,8 +89,11 @@ fn write_file(path: &Path, tensors: impl Iterator<Item = (String, &'static [u64]
     for (name, shape) in tensors {
         let end = offset + shape.iter().product::<u64>();
         let comma = if header.len() > 1 { "," } else { "" };
-        write!(header, r#"{comma}"{name}":{{"dtype":"U8","shape":{shape:?},"data_offsets":[{offset},{end}]}}"#)
-            .unwrap();
+        write!(
+            header,
+            r#"{comma}"{name}":{{"dtype":"U8","shape":{shape:?},"data_offsets":[{offset},{end}]}}"#
+        )
+        .unwrap();
         offset = end;
     }
     header.push('}');
@@ -134,7 +147,8 @@ fn flat(number: usize) -> String {
 
 /// A norm and two matrices: the smallest child that is a layer on its own.
 fn block(prefix: impl Fn(usize) -> String) -> impl Iterator<Item = (String, &'static [u64])> {
-    const PARTS: [(&str, &[u64]); 3] = [("norm.weight", VECTOR), ("up.weight", MATRIX), ("down.weight", MATRIX)];
+    const PARTS: [(&str, &[u64]); 3] =
+        [("norm.weight", VECTOR), ("up.weight", MATRIX), ("down.weight", MATRIX)];
     (0..TENSORS).map(move |number| {
         let (suffix, shape) = PARTS[number % 3];
         (format!("{}.{suffix}", prefix(number / 3)), shape)
@@ -168,12 +182,21 @@ fn the_terms_cover_what_is_held_at_the_highest() {
     check_file("one long stack", &mut block(|number| format!("layers.{number}")));
     check_file("stacks of parts", &mut block(|number| format!("h.{}.experts.{}", number / 4, number % 4)));
     check_file("experts", &mut names(expert));
-    check_file("one layer of experts", &mut names(|number| {
-        format!("h.{}.experts.{}.{}.weight", number / 90_000, number / 3, ["up", "gate", "down"][number % 3])
-    }));
-    check_file("companions", &mut names(|number| {
-        format!("{}{}", expert(number / 2), ["", "_scale_inv"][number % 2])
-    }));
+    check_file(
+        "one layer of experts",
+        &mut names(|number| {
+            format!(
+                "h.{}.experts.{}.{}.weight",
+                number / 90_000,
+                number / 3,
+                ["up", "gate", "down"][number % 3]
+            )
+        }),
+    );
+    check_file(
+        "companions",
+        &mut names(|number| format!("{}{}", expert(number / 2), ["", "_scale_inv"][number % 2])),
+    );
     check_file("four lists each", &mut names(|number| format!("{number}.{number}.{number}.{number}.w")));
     check_file("no two alike", &mut names(|number| format!("h.{}.m{number}.w", number / 4)));
 

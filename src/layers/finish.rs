@@ -32,7 +32,8 @@ pub(super) fn finish(drafts: Drafts<'_>, ordered: &[u32], meter: &mut Meter) -> 
             Some(list) => LayerKind::Member { stack: slot(stack_of_list[slot(list)]) },
             None => LayerKind::Group,
         };
-        let sub_units = units[first_unit..slot(span.unit_end)].iter().map(|unit| unit.drawn(&shared)).collect();
+        let sub_units =
+            units[first_unit..slot(span.unit_end)].iter().map(|unit| unit.drawn(&shared)).collect();
         first_unit = slot(span.unit_end);
         let tensors = shared.ids(span.tensors);
         layers.layers.push(Layer { id: shared.prefix(span.id).into(), kind, tensors, sub_units });

@@ -80,8 +80,10 @@ impl<'a> Lists<'a> {
         lists.shrink_to_fit();
         children.shrink_to_fit();
         levels.shrink_to_fit();
-        let (members, member_starts) =
-            bucket(lists.len(), (0..).zip(&children).map(|(child, entry): (u32, &Child)| (entry.list, child)));
+        let (members, member_starts) = bucket(
+            lists.len(),
+            (0..).zip(&children).map(|(child, entry): (u32, &Child)| (entry.list, child)),
+        );
         let (tensors, tensor_starts) = bucket(
             children.len(),
             names.tensors().flat_map(|tensor| {
@@ -263,7 +265,8 @@ impl<'a> Builder<'a> {
     }
 
     fn held(&self) -> Held {
-        let lists = Held::default().grown_list(&self.lists).grown_list(&self.children).grown_list(&self.levels);
+        let lists =
+            Held::default().grown_list(&self.lists).grown_list(&self.children).grown_list(&self.levels);
         lists.grown(self.list_of_prefix.bytes()).grown(self.child_of_path.bytes())
     }
 }

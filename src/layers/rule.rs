@@ -308,7 +308,8 @@ impl<'a> Measure<'a> {
 
     /// What the description takes.
     fn held(&self) -> Held {
-        let named = Held::default().grown_list(&self.suffixes).grown_list(&self.votes).grown_list(&self.modules);
+        let named =
+            Held::default().grown_list(&self.suffixes).grown_list(&self.votes).grown_list(&self.modules);
         let counted = named.grown_list(&self.indexless).grown_list(&self.child_suffixes);
         (counted.grown_list(&self.child_ends).grown(self.suffix_of.bytes()).grown(self.module_of.bytes()))
             .grown(block_bytes(to_u64(self.indexless_of.allocation_size())))

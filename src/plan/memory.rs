@@ -31,10 +31,6 @@ pub(crate) const LAYER_STATE_BYTES: u64 = 512;
 /// What a source keeps for a file, from above: its path, its identity, its place among the open ones, why it fell back.
 /// Not the path's true length: a plan does not depend on where its checkpoint lies.
 const FILE_STATE_BYTES: u64 = 1024;
-/// What grouping needs on the way for a tensor and for a layer, from above: measured with 10^6 tensors in 1, in 100 and in
-/// 10^6 layers (71, 64 and 360 MB in all); `tests/load_memory.rs` holds a load to it.
-const GROUPING_TENSOR_BYTES: u64 = 80;
-const GROUPING_LAYER_BYTES: u64 = 160;
 /// A hash that is kept for a tensor.
 const HASH_BYTES: u64 = 32;
 
@@ -137,7 +133,8 @@ impl MemoryTerms {
         let resident_bytes = resident_bytes(layout, limits)?;
         let mut fixed = vec![
             MemoryTerm { name: "checkpoint metadata", bytes: checkpoint.metadata_bytes() },
-            MemoryTerm { name: "layer grouping", bytes: grouping_bytes(checkpoint, layers) },
+            // At its highest, not what is kept: the rest goes back to the allocator, which may not give it back to the system.
+            MemoryTerm { name: "layer grouping", bytes: layers.peak_bytes() },
             MemoryTerm { name: "plan", bytes: plan_bytes(layout, run_count) },
             MemoryTerm { name: "loader state", bytes: state_bytes(checkpoint, layout, limits) },
         ];
@@ -247,14 +244,6 @@ fn resident_bytes(layout: &Layout, limits: &PlanLimits) -> Result<u64, PlanError
         }),
         _ => Ok(largest.0),
     }
-}
-
-/// Host memory of the grouping: what it keeps, and what it needs on the way. That is given back before the ring is mapped,
-/// but to the allocator, which may not give it back to the system.
-fn grouping_bytes(checkpoint: &Checkpoint, layers: &Layers) -> u64 {
-    let tensors = to_u64(checkpoint.tensor_count()).saturating_mul(GROUPING_TENSOR_BYTES);
-    let groups = to_u64(layers.as_slice().len()).saturating_mul(GROUPING_LAYER_BYTES);
-    layers.metadata_bytes().saturating_add(tensors).saturating_add(groups)
 }
 
 /// Host memory of the running load beside the ring: what it keeps for each file, and for each layer that is open (each of
