@@ -14,6 +14,7 @@ mod exec;
 mod exit;
 mod family;
 mod limits;
+mod listing;
 mod machine;
 mod output;
 mod pressure;

@@ -7,13 +7,14 @@
 use serde::{Deserialize, Serialize};
 
 use crate::args::CacheArg;
+use crate::listing::Listing;
 use crate::problem::Problem;
 
 /// The version of the schema.
 pub(crate) const SCHEMA: &str = "loadcheck/1";
 
 /// The whole document.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Report {
     /// Always `loadcheck/1`.
@@ -50,8 +51,9 @@ pub(crate) struct Report {
     /// The gates.
     pub(crate) limits: Vec<Limit>,
     /// `inspect` and `plan`: every layer, in execution order; every tensor is in exactly one.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) layers: Vec<Layer>,
+    #[serde(default, skip_serializing_if = "Listing::is_empty")]
+    #[cfg_attr(test, schemars(with = "Vec<crate::listing::Layer>"))]
+    pub(crate) layers: Listing,
     /// `run --hash`: a BLAKE3 hash for each tensor, in the order of delivery.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) hashes: Vec<TensorHash>,
@@ -474,41 +476,6 @@ pub(crate) struct Limit {
     pub(crate) first_exceeded_at: Option<Place>,
 }
 
-/// One layer.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) struct Layer {
-    /// Full prefix.
-    pub(crate) id: String,
-    /// Prefix of the stack it is an element of; `null` for groups outside every stack.
-    pub(crate) stack: Option<String>,
-    /// Bytes of its tensors.
-    pub(crate) bytes: u64,
-    /// Its tensors, in file order.
-    pub(crate) tensors: Vec<Tensor>,
-}
-
-/// One tensor.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) struct Tensor {
-    /// Full name.
-    pub(crate) name: String,
-    /// As the file spells it.
-    pub(crate) dtype: String,
-    /// Elements per dimension, outermost first.
-    pub(crate) shape: Vec<u64>,
-    /// Its bytes.
-    pub(crate) bytes: u64,
-    /// The file that holds it.
-    pub(crate) shard: String,
-    /// Where it starts in that file.
-    pub(crate) offset: u64,
-    /// Prefix of the part of the layer it belongs to, such as an expert.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) sub_unit: Option<String>,
-}
-
 /// A tensor's hash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -549,7 +516,7 @@ impl Report {
             synth: None,
             unavailable: Vec::new(),
             limits: Vec::new(),
-            layers: Vec::new(),
+            layers: Listing::default(),
             hashes: Vec::new(),
             notes: Vec::new(),
         }

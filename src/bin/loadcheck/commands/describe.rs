@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::args::{InspectArgs, LoadArgs, PlanArgs};
 use crate::config::LoadConfig;
+use crate::listing::Listing;
 use crate::machine;
 use crate::output::Output;
 use crate::problem::Problem;
@@ -73,10 +74,12 @@ fn describe(
     resolved: &Resolved,
 ) -> Result<(), Vec<Problem>> {
     let checkpoint = worker::open_checkpoint(&config.path.0, config.opaque_dtypes)?;
-    let (layers, mut plan, _) = worker::plan_of(&checkpoint, config)?;
+    let (mut layers, mut plan, _) = worker::plan_of(&checkpoint, config)?;
     if let Some(smallest_bytes) = plan.smallest_budget_bytes.filter(|_| for_smallest_budget) {
         let smallest = LoadConfig { budget: Size::Bytes(smallest_bytes), ..config.clone() };
-        plan = worker::plan_of(&checkpoint, &smallest)?.1;
+        // A million tensors take their time, but never two groupings at once.
+        drop(layers);
+        (layers, plan, _) = worker::plan_of(&checkpoint, &smallest)?;
     }
     let mut source = worker::describe(&checkpoint, &layers);
     source.given = resolved.given.clone();
@@ -84,7 +87,7 @@ fn describe(
     source.revision = resolved.revision.clone();
     report.source = Some(source);
     report.plan = Some(plan);
-    report.layers = worker::describe_layers(&checkpoint, &layers);
+    report.layers = Listing::new(&checkpoint, layers);
     report.notes = checkpoint.notes().to_vec();
     Ok(())
 }

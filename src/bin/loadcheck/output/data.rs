@@ -1,47 +1,62 @@
 //! The formats for programs: one JSON object, JSON lines, comma-separated values.
 
-use serde::Serialize;
-use serde_json::{Value, json};
+use std::io::{self, Write};
 
-use crate::report::{CommandName, Layer, Report, Run};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::listing::Layer;
+use crate::report::{CommandName, Report, Run, Synth};
+
+/// Writes the whole report, indented.
+pub(crate) fn write_json(report: &Report, to: &mut dyn Write) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut *to, report)?;
+    to.write_all(b"\n")
+}
 
 /// The whole report, indented.
 pub(crate) fn json(report: &Report) -> String {
-    serde_json::to_string_pretty(report).expect("a report holds only strings, numbers and lists of them")
-        + "\n"
+    let mut bytes = Vec::new();
+    write_json(report, &mut bytes).expect("a report holds only strings, numbers and lists of them");
+    String::from_utf8(bytes).expect("JSON is text")
 }
 
-/// One object a line, each with `schema` and `type`: `run`, `limit`, `hash`, `layer`, `plan`, `synth`, and last
+/// A line of [`write_json_lines`].
+#[derive(Serialize)]
+struct Line<'a, T> {
+    schema: &'a str,
+    #[serde(rename = "type")]
+    kind: &'a str,
+    #[serde(flatten)]
+    fields: T,
+}
+
+/// Writes one object a line, each with `schema` and `type`: `run`, `limit`, `hash`, `layer`, `plan`, `synth`, and last
 /// `summary`, which has the verdict and any error.
-pub(crate) fn json_lines(report: &Report) -> String {
-    let mut lines = Vec::new();
-    let mut push = |kind: &str, value: Value| {
-        let mut object = serde_json::Map::new();
-        object.insert("schema".to_owned(), json!(report.schema));
-        object.insert("type".to_owned(), json!(kind));
-        if let Value::Object(fields) = value {
-            object.extend(fields);
+pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Result<()> {
+    fn each<T: Serialize>(
+        report: &Report,
+        to: &mut dyn Write,
+        kind: &str,
+        parts: impl IntoIterator<Item = T>,
+    ) -> io::Result<()> {
+        for fields in parts {
+            serde_json::to_writer(&mut *to, &Line { schema: &report.schema, kind, fields })?;
+            to.write_all(b"\n")?;
         }
-        lines.push(Value::Object(object).to_string());
-    };
-    report.runs.iter().for_each(|run| push("run", value(run)));
-    report.limits.iter().for_each(|limit| push("limit", value(limit)));
-    report.hashes.iter().for_each(|hash| push("hash", value(hash)));
-    report.layers.iter().for_each(|layer| push("layer", value(layer)));
-    report.plan.iter().for_each(|plan| push("plan", value(plan)));
-    report.synth.iter().for_each(|synth| push("synth", value(synth)));
-    push(
-        "summary",
-        json!({
-            "tool": report.tool, "command": report.command, "verdict": report.verdict, "error": report.error,
-            "source": report.source, "exec": report.exec, "unavailable": report.unavailable,
-        }),
-    );
-    lines.join("\n") + "\n"
-}
-
-fn value(part: &impl Serialize) -> Value {
-    serde_json::to_value(part).expect("parts of a report are plain data")
+        Ok(())
+    }
+    each(report, to, "run", &report.runs)?;
+    each(report, to, "limit", &report.limits)?;
+    each(report, to, "hash", &report.hashes)?;
+    each(report, to, "layer", report.layers.iter())?;
+    each(report, to, "plan", &report.plan)?;
+    each(report, to, "synth", &report.synth)?;
+    let summary = json!({
+        "tool": report.tool, "command": report.command, "verdict": report.verdict, "error": report.error,
+        "source": report.source, "exec": report.exec, "unavailable": report.unavailable,
+    });
+    each(report, to, "summary", [summary])
 }
 
 const RUN_COLUMNS: [&str; 18] = [
@@ -65,47 +80,47 @@ const RUN_COLUMNS: [&str; 18] = [
     "promise_kept",
 ];
 
-/// One row a run (`run`, `exec`), a layer (`plan`, `inspect`) or a checkpoint (`synth`). Empty is "not measured".
-pub(crate) fn csv(report: &Report) -> String {
-    let (header, rows): (Vec<&str>, Vec<Vec<String>>) = match report.command {
-        CommandName::Run | CommandName::Exec => (
-            RUN_COLUMNS.to_vec(),
-            report.runs.iter().enumerate().map(|(index, run)| run_row(index, run)).collect(),
+/// Writes one row a run (`run`, `exec`), a layer (`plan`, `inspect`) or a checkpoint (`synth`). Empty is "not
+/// measured".
+pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
+    type Rows<'a> = Box<dyn Iterator<Item = Vec<String>> + 'a>;
+    let (header, rows): (&[&str], Rows<'_>) = match report.command {
+        CommandName::Run | CommandName::Exec => {
+            (&RUN_COLUMNS, Box::new(report.runs.iter().enumerate().map(|(index, run)| run_row(index, run))))
+        }
+        CommandName::Plan | CommandName::Inspect => (
+            &["layer", "stack", "tensors", "bytes"],
+            Box::new(report.layers.iter().map(|layer| layer_row(&layer))),
         ),
-        CommandName::Plan | CommandName::Inspect => {
-            (vec!["layer", "stack", "tensors", "bytes"], report.layers.iter().map(layer_row).collect())
-        }
-        CommandName::Synth => {
-            let row = |synth: &crate::report::Synth| {
-                let numbers = [synth.bytes, synth.files, synth.tensors].map(|number| number.to_string());
-                let mut row = vec![synth.model.clone(), synth.target.clone()];
-                row.extend(numbers);
-                row.push(synth.seconds.to_string());
-                row
-            };
-            (
-                vec!["model", "target", "bytes", "files", "tensors", "seconds"],
-                report.synth.iter().map(row).collect(),
-            )
-        }
-        CommandName::Unknown => return String::new(),
+        CommandName::Synth => (
+            &["model", "target", "bytes", "files", "tensors", "seconds"],
+            Box::new(report.synth.iter().map(synth_row)),
+        ),
+        CommandName::Unknown => return Ok(()),
     };
-    if rows.is_empty() {
-        return String::new();
+    let mut rows = rows.peekable();
+    if rows.peek().is_some() {
+        writeln!(to, "{}", header.join(","))?;
     }
-    let mut text = header.join(",") + "\n";
     for row in rows {
         let cells: Vec<String> = row.iter().map(|cell| quoted(cell)).collect();
-        text.push_str(&cells.join(","));
-        text.push('\n');
+        writeln!(to, "{}", cells.join(","))?;
     }
-    text
+    Ok(())
+}
+
+fn synth_row(synth: &Synth) -> Vec<String> {
+    let numbers = [synth.bytes, synth.files, synth.tensors].map(|number| number.to_string());
+    let mut row = vec![synth.model.clone(), synth.target.clone()];
+    row.extend(numbers);
+    row.push(synth.seconds.to_string());
+    row
 }
 
 fn run_row(index: usize, run: &Run) -> Vec<String> {
     let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
     let params = run.params.as_ref();
-    let outcome = value(&run.outcome).as_str().unwrap_or_default().to_owned();
+    let outcome = json!(run.outcome).as_str().unwrap_or_default().to_owned();
     vec![
         (index + 1).to_string(),
         run.strategy.clone(),
@@ -130,10 +145,10 @@ fn run_row(index: usize, run: &Run) -> Vec<String> {
     ]
 }
 
-fn layer_row(layer: &Layer) -> Vec<String> {
+fn layer_row(layer: &Layer<'_>) -> Vec<String> {
     vec![
-        super::escape::escape(&layer.id).into_owned(),
-        layer.stack.as_deref().map(|stack| super::escape::escape(stack).into_owned()).unwrap_or_default(),
+        super::escape::escape(layer.id).into_owned(),
+        layer.stack.map(|stack| super::escape::escape(stack).into_owned()).unwrap_or_default(),
         layer.tensors.len().to_string(),
         layer.bytes.to_string(),
     ]
@@ -150,6 +165,8 @@ fn quoted(cell: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     #[test]
@@ -167,7 +184,10 @@ mod tests {
     fn every_line_is_an_object_of_the_schema() {
         let mut report = Report::new(CommandName::Run);
         report.runs = vec![Run::default(), Run::default()];
-        let kinds: Vec<String> = json_lines(&report)
+        let mut lines = Vec::new();
+        write_json_lines(&report, &mut lines).unwrap();
+        let kinds: Vec<String> = std::str::from_utf8(&lines)
+            .unwrap()
             .lines()
             .map(|line| {
                 let object: Value = serde_json::from_str(line).unwrap();

@@ -5,7 +5,8 @@ use super::grid::{Align, grid};
 use super::numbers::{bytes, count, grouped, rate, seconds};
 use super::terminal::Role;
 use super::text::{Look, source_line, strategy_line};
-use crate::report::{Layer, Report};
+use crate::listing::{Layer, Listing, Tensor};
+use crate::report::Report;
 
 /// Layers are listed in full up to so many lines, stacks folded into one line each beyond.
 const LINES_MAX: usize = 40;
@@ -91,54 +92,81 @@ fn headed(mut lines: Vec<String>, look: &Look) -> Vec<String> {
     lines
 }
 
-fn layer_lines(layers: &[Layer], look: &Look) -> Vec<String> {
+fn layer_lines(listing: &Listing, look: &Look) -> Vec<String> {
     let header = [("layer", Align::Left), ("tensors", Align::Right), ("bytes", Align::Right)];
-    let fold = layers.len() > LINES_MAX && !look.verbose;
-    let rows: Vec<Vec<String>> = if fold {
-        let runs = layers.chunk_by(|left, right| left.stack.is_some() && left.stack == right.stack);
-        runs.map(folded).collect()
-    } else {
-        layers.iter().map(|layer| folded(std::slice::from_ref(layer))).collect()
-    };
-    let hidden = rows.len().saturating_sub(LINES_MAX);
-    let shown = if look.verbose { rows.as_slice() } else { &rows[..rows.len() - hidden] };
-    let mut lines = headed(grid(&header, shown, look.width), look);
-    if hidden > 0 && !look.verbose {
-        lines.push(format!("  ... and {} more (all of them: -v or --json)", grouped(count_u64(hidden))));
+    let fold = listing.len() > LINES_MAX && !look.verbose;
+    let (mut rows, mut hidden) = (Vec::new(), 0);
+    let mut layers = listing.iter().map(|layer| Folded::of(&layer)).peekable();
+    while let Some(mut row) = layers.next() {
+        while let Some(next) = layers.next_if(|next| fold && row.stack.is_some() && row.stack == next.stack) {
+            row.add(next);
+        }
+        if rows.len() < LINES_MAX || look.verbose {
+            rows.push(row.cells());
+        } else {
+            hidden += 1;
+        }
+    }
+    let mut lines = headed(grid(&header, &rows, look.width), look);
+    if hidden > 0 {
+        lines.push(format!("  ... and {} more (all of them: -v or --json)", grouped(hidden)));
     }
     lines
 }
 
-/// One line for neighbours of one stack: `model.layers.0 .. model.layers.31  x 32`.
-fn folded(layers: &[Layer]) -> Vec<String> {
-    let (first, last) = (&layers[0], &layers[layers.len() - 1]);
-    let range = |values: &mut dyn Iterator<Item = u64>, show: &dyn Fn(u64) -> String| {
-        let values: Vec<u64> = values.collect();
-        let (least, most) =
-            (values.iter().min().copied().unwrap_or(0), values.iter().max().copied().unwrap_or(0));
-        if least == most { show(most) } else { format!("{} - {}", show(least), show(most)) }
-    };
-    let name = if layers.len() == 1 {
-        first.id.clone()
-    } else {
-        format!("{} .. {}  ({} layers, each:)", first.id, last.id, layers.len())
-    };
-    let tensors = range(&mut layers.iter().map(|layer| count_u64(layer.tensors.len())), &grouped);
-    let sizes = range(&mut layers.iter().map(|layer| layer.bytes), &|size| bytes(Some(size)));
-    vec![name, tensors, sizes]
+/// Neighbours of one stack, in one line: `model.layers.0 .. model.layers.31  (32 layers, each:)`.
+struct Folded<'a> {
+    first: &'a str,
+    last: &'a str,
+    stack: Option<&'a str>,
+    layers: u64,
+    tensors: (u64, u64),
+    bytes: (u64, u64),
 }
 
-fn largest_tensors(layers: &[Layer]) -> Vec<Vec<String>> {
-    let mut tensors: Vec<_> = layers.iter().flat_map(|layer| &layer.tensors).collect();
-    tensors.sort_by(|left, right| right.bytes.cmp(&left.bytes).then_with(|| left.name.cmp(&right.name)));
+impl<'a> Folded<'a> {
+    fn of(layer: &Layer<'a>) -> Self {
+        let tensors = count_u64(layer.tensors.len());
+        Self {
+            first: layer.id,
+            last: layer.id,
+            stack: layer.stack,
+            layers: 1,
+            tensors: (tensors, tensors),
+            bytes: (layer.bytes, layer.bytes),
+        }
+    }
+
+    fn add(&mut self, next: Self) {
+        let widened = |range: (u64, u64), more: (u64, u64)| (range.0.min(more.0), range.1.max(more.1));
+        self.last = next.last;
+        self.layers += next.layers;
+        self.tensors = widened(self.tensors, next.tensors);
+        self.bytes = widened(self.bytes, next.bytes);
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let range = |(least, most): (u64, u64), show: &dyn Fn(u64) -> String| {
+            if least == most { show(most) } else { format!("{} - {}", show(least), show(most)) }
+        };
+        let name = if self.layers == 1 {
+            self.first.to_owned()
+        } else {
+            format!("{} .. {}  ({} layers, each:)", self.first, self.last, self.layers)
+        };
+        vec![name, range(self.tensors, &grouped), range(self.bytes, &|size| bytes(Some(size)))]
+    }
+}
+
+fn largest_tensors(listing: &Listing) -> Vec<Vec<String>> {
     let shape = |shape: &[u64]| {
         let shown: Vec<String> = shape.iter().take(8).map(u64::to_string).collect();
         format!("[{}{}]", shown.join(", "), if shape.len() > 8 { ", ..." } else { "" })
     };
-    let row = |tensor: &&crate::report::Tensor| {
-        vec![tensor.name.clone(), tensor.dtype.clone(), shape(&tensor.shape), bytes(Some(tensor.bytes))]
+    let row = |tensor: Tensor<'_>| {
+        vec![tensor.name.to_owned(), tensor.dtype.to_owned(), shape(tensor.shape), bytes(Some(tensor.bytes))]
     };
-    tensors.iter().take(5).map(row).collect()
+    listing.largest_tensors(5).into_iter().map(row).collect()
 }
 
 fn count_u64(count: usize) -> u64 {

@@ -26,9 +26,10 @@ pub(crate) fn markdown(report: &Report) -> String {
             "| run | host peak | over start | RSS peak | over start | at | time |\n|---:|---:|---:|---:|---:|---|---:|\n",
             report.runs.iter().enumerate().map(run_row).collect(),
         ),
-        CommandName::Plan | CommandName::Inspect => {
-            ("| layer | tensors | bytes |\n|---|---:|---:|\n", report.layers.iter().map(layer_row).collect())
-        }
+        CommandName::Plan | CommandName::Inspect => (
+            "| layer | tensors | bytes |\n|---|---:|---:|\n",
+            report.layers.iter().map(|layer| layer_row(&layer)).collect(),
+        ),
         CommandName::Synth | CommandName::Unknown => ("", Vec::<String>::new()),
     };
     if !rows.is_empty() {
@@ -67,8 +68,8 @@ fn run_row((index, run): (usize, &Run)) -> String {
     )
 }
 
-fn layer_row(layer: &crate::report::Layer) -> String {
-    format!("| `{}` | {} | {} |\n", code(&layer.id), layer.tensors.len(), bytes(Some(layer.bytes)))
+fn layer_row(layer: &crate::listing::Layer<'_>) -> String {
+    format!("| `{}` | {} | {} |\n", code(layer.id), layer.tensors.len(), bytes(Some(layer.bytes)))
 }
 
 fn limits(report: &Report) -> String {

@@ -5,7 +5,7 @@
 //! never half there, and nothing is overwritten without `--force`.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, CWD, RenameFlags, access};
@@ -25,6 +25,9 @@ mod markup;
 pub(crate) mod numbers;
 pub(crate) mod terminal;
 mod text;
+
+/// Bytes that are written at once.
+const BLOCK_BYTES: usize = 64 << 10;
 
 /// A format, after `auto` was decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,16 +74,18 @@ impl Format {
         matches!(self, Self::Json | Self::Jsonl | Self::Csv | Self::Markdown)
     }
 
-    fn render(self, report: &Report, look: &Look) -> String {
-        match self {
+    /// Writes the report. What programs read may be long, and is never held as a whole.
+    fn write(self, report: &Report, look: &Look, to: &mut dyn Write) -> io::Result<()> {
+        let text = match self {
+            Self::Json => return data::write_json(report, to),
+            Self::Jsonl => return data::write_json_lines(report, to),
+            Self::Csv => return data::write_csv(report, to),
             Self::Table => text::render(report, look),
             Self::Plain => text::render(report, &Look { paint: Paint::NONE, width: None, ..*look }),
-            Self::Json => data::json(report),
-            Self::Jsonl => data::json_lines(report),
             Self::Markdown => markup::markdown(report),
-            Self::Csv => data::csv(report),
             Self::Github => markup::github(report),
-        }
+        };
+        to.write_all(text.as_bytes())
     }
 }
 
@@ -132,13 +137,15 @@ impl Output {
         let in_file = Look { paint: Paint::NONE, width: None, ..look };
         let mut problems = Vec::new();
         match &self.target {
-            None => problems.extend(to_stdout(&self.format.render(report, &look)).err()),
+            None => problems.extend(print(|to| self.format.write(report, &look, to)).err()),
             Some(path) => {
-                problems.extend(to_file(path, &self.format.render(report, &in_file), self.force).err())
+                let write = |to: &mut dyn Write| self.format.write(report, &in_file, to);
+                problems.extend(to_file(path, write, self.force).err());
             }
         }
         for (format, path) in &self.exports {
-            problems.extend(to_file(path, &format.render(report, &in_file), self.force).err());
+            let write = |to: &mut dyn Write| format.write(report, &in_file, to);
+            problems.extend(to_file(path, write, self.force).err());
         }
         if self.format == Format::Github {
             problems.extend(to_job_summary(&markup::markdown(report)).err());
@@ -154,8 +161,13 @@ pub(crate) fn json(report: &Report) -> String {
 
 /// Writes data to stdout. A closed pipe is the reader's choice and no problem.
 pub(crate) fn to_stdout(text: &str) -> Result<(), Problem> {
-    let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+    print(|to| to.write_all(text.as_bytes()))
+}
+
+fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Problem> {
+    // Stdout itself would be written to line by line.
+    let mut stdout = BufWriter::with_capacity(BLOCK_BYTES, io::stdout().lock());
+    match write(&mut stdout).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(Problem::new(Code::CannotWrite, format!("cannot write to stdout: {error}")))
         }
@@ -220,25 +232,34 @@ fn refusal(path: &Path, force: bool) -> Option<Problem> {
 }
 
 /// Writes a file as a whole: beside its target first, then renamed. Pipes and devices are written to directly.
-fn to_file(path: &Path, text: &str, force: bool) -> Result<(), Problem> {
+fn to_file(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    force: bool,
+) -> Result<(), Problem> {
     let failed = |error: io::Error| {
         Problem::new(Code::CannotWrite, format!("cannot write the report: {error}"))
             .at(path.display().to_string())
     };
     if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
-        let written =
-            OpenOptions::new().write(true).open(path).and_then(|mut file| file.write_all(text.as_bytes()));
-        return written.map_err(failed);
+        let opened = OpenOptions::new().write(true).open(path);
+        return opened.and_then(|file| fill(file, write)).map_err(failed);
     }
     // Not made from the target's name, which may be as long as names can be.
     let part = path.with_file_name(format!(".loadcheck-{}.part", std::process::id()));
     let written = File::create_new(&part)
-        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .and_then(|file| fill(file, write))
         .and_then(|()| move_over(&part, path, force));
     if written.is_err() {
         let _ = fs::remove_file(&part);
     }
     written.map_err(failed)
+}
+
+fn fill(file: File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let mut file = BufWriter::with_capacity(BLOCK_BYTES, file);
+    write(&mut file)?;
+    file.flush()
 }
 
 fn move_over(part: &Path, path: &Path, force: bool) -> io::Result<()> {
@@ -279,11 +300,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("report.json");
         assert!(refusal(&path, false).is_none());
-        to_file(&path, "one", false).unwrap();
+        to_file(&path, |to| to.write_all(b"one"), false).unwrap();
         assert!(refusal(&path, false).is_some() && refusal(&path, true).is_none());
-        assert_eq!(to_file(&path, "two", false).unwrap_err().code, Code::CannotWrite);
+        assert_eq!(to_file(&path, |to| to.write_all(b"two"), false).unwrap_err().code, Code::CannotWrite);
         assert_eq!(fs::read_to_string(&path).unwrap(), "one");
-        to_file(&path, "three", true).unwrap();
+        to_file(&path, |to| to.write_all(b"three"), true).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "three");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no partial file stays");
         assert!(refusal(directory.path(), true).is_some());
@@ -291,11 +312,11 @@ mod tests {
         assert!(refusal(&directory.path().join("x".repeat(256)), true).is_some(), "no file system takes it");
         let longest = directory.path().join("x".repeat(255));
         assert!(refusal(&longest, false).is_none());
-        to_file(&longest, "long", false).unwrap();
+        to_file(&longest, |to| to.write_all(b"long"), false).unwrap();
         let link = directory.path().join("link");
         std::os::unix::fs::symlink("nowhere", &link).unwrap();
         assert!(refusal(&link, false).is_some() && refusal(&link, true).is_none());
-        assert!(to_file(Path::new("/dev/null"), "text", false).is_ok());
+        assert!(to_file(Path::new("/dev/null"), |to| to.write_all(b"text"), false).is_ok());
     }
 
     #[test]

@@ -20,6 +20,6 @@ mod translate;
 
 pub(crate) use child::{ARGUMENT, main};
 pub(crate) use parent::{Ending, carry_out};
-pub(crate) use prepare::{describe, describe_layers, open_checkpoint, plan_of};
+pub(crate) use prepare::{describe, open_checkpoint, plan_of};
 pub(crate) use protocol::{Checked, Finished, Message, Task, Watch};
 pub(crate) use translate::checkpoint as checkpoint_problems;

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use onelayer::LoadPlan;
 use onelayer::Target;
 use onelayer::checkpoint::{Checkpoint, OpenOptions};
-use onelayer::layers::{LayerKind, LayerMap, Layers};
+use onelayer::layers::{LayerMap, Layers};
 use onelayer::load::{LoadError, Loader};
 use onelayer::plan::{IoMode, Window};
 use onelayer::units::HumanBytes;
@@ -20,7 +20,7 @@ use super::translate;
 use crate::args::{CacheArg, Io};
 use crate::config::{LoadConfig, TargetChoice};
 use crate::problem::{Code, Problem};
-use crate::report::{DtypeShare, Largest, Layer, MemoryTerm, Plan, Source, Tensor};
+use crate::report::{DtypeShare, Largest, MemoryTerm, Plan, Source};
 use crate::sizes::SizeContext;
 use crate::small_file;
 
@@ -209,44 +209,6 @@ pub(crate) fn describe(checkpoint: &Checkpoint, layers: &Layers) -> Source {
 /// The largest, the first of equals.
 fn first_largest<'a>(sizes: impl Iterator<Item = (&'a str, u64)>) -> Option<(&'a str, u64)> {
     sizes.reduce(|best, next| if next.1 > best.1 { next } else { best })
-}
-
-/// Every layer with every tensor, in execution order.
-pub(crate) fn describe_layers(checkpoint: &Checkpoint, layers: &Layers) -> Vec<Layer> {
-    layers.as_slice().iter().map(|layer| describe_layer(checkpoint, layers, layer)).collect()
-}
-
-fn describe_layer(checkpoint: &Checkpoint, layers: &Layers, layer: &onelayer::layers::Layer) -> Layer {
-    let mut sub_units = HashMap::new();
-    for unit in &layer.sub_units {
-        sub_units.extend(unit.tensors.iter().map(|tensor| (*tensor, unit.prefix.to_string())));
-    }
-    let tensors: Vec<Tensor> = layer
-        .tensors
-        .iter()
-        .map(|id| {
-            let tensor = checkpoint.tensor(*id);
-            Tensor {
-                name: tensor.name.to_owned(),
-                dtype: tensor.dtype_name.to_owned(),
-                shape: tensor.shape.to_vec(),
-                bytes: tensor.extent.len_bytes(),
-                shard: shard_name(&checkpoint.shard(tensor.shard).path),
-                offset: tensor.extent.start(),
-                sub_unit: sub_units.remove(id),
-            }
-        })
-        .collect();
-    let stack = match &layer.kind {
-        LayerKind::Member { stack } => layers.stacks().get(*stack).map(|stack| stack.to_string()),
-        _ => None,
-    };
-    let bytes = tensors.iter().map(|tensor| tensor.bytes).sum();
-    Layer { id: layer.id.as_str().to_owned(), stack, bytes, tensors }
-}
-
-fn shard_name(path: &Path) -> String {
-    path.to_string_lossy().into_owned()
 }
 
 fn count(len: usize) -> u64 {
