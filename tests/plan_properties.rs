@@ -188,3 +188,25 @@ fn a_plan_grows_with_tensors_and_not_with_bytes() {
     assert_eq!(large.reads().len() as u64, (4 << 40) / MIB + 1);
     assert_eq!(large.reads().map(|read| read.request.payload.len_bytes()).sum::<u64>(), 4 << 40);
 }
+
+/// What a disk moves in the time of one more request is read through, and more is not.
+#[test]
+fn small_gaps_are_read_through() {
+    let folder = tempfile::tempdir().unwrap();
+    for (gap_bytes, read_count) in [(0, 1), (100, 1), (64 << 10, 1), ((64 << 10) + 1, 2)] {
+        let tensor = |name: &str, len: usize| TestTensor::random(format!("layer.{name}"), len, 1);
+        let path = folder.path().join(format!("{gap_bytes}.safetensors"));
+        let tensors = [tensor("a", 5000), tensor("left_out", gap_bytes), tensor("b", 700)];
+        common::write_file(&path, &tensors, 0);
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let layers = Layers::group(&checkpoint).unwrap();
+        let left_out = checkpoint.find("layer.left_out").unwrap().id;
+        let limits = PlanLimits::new(5 * MIB);
+        let plan = LoadPlan::build(&checkpoint, &layers, &limits, |tensor| tensor != left_out).unwrap();
+        assert_eq!(plan.layers().len(), 1);
+        assert_eq!(plan.reads().count(), read_count, "{gap_bytes}");
+        let copies: u64 =
+            plan.reads().flat_map(|read| plan.copies(&read).collect::<Vec<_>>()).map(|c| c.len_bytes).sum();
+        assert_eq!(copies, 5700, "what lies in the gap goes nowhere");
+    }
+}

@@ -129,6 +129,13 @@ impl<'a> Copies<'a> {
         Self { request, rest: &placements[done..] }
     }
 
+    /// The copies of a read that holds one tensor and nothing else: for tests of devices.
+    #[cfg(test)]
+    pub(crate) fn of_one_tensor(placement: &'a Placement) -> Self {
+        let request = ReadRequest { shard: ShardId(0), extent: placement.extent, payload: placement.extent };
+        Self { request, rest: std::slice::from_ref(placement) }
+    }
+
     /// The copy of one tensor's bytes in this read.
     fn copy_of(&self, placement: &Placement) -> Option<CopyOp> {
         let piece = placement.extent.intersect(self.request.payload)?;

@@ -19,7 +19,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use memmap2::MmapOptions;
-use rustix::fs::{Access, Advice, AtFlags};
+use rustix::fs::{Access, Advice, AtFlags, Mode, OFlags};
 use serde::Serialize;
 
 use super::host::FileSystem;
@@ -73,7 +73,7 @@ impl CacheDrop {
 /// How much of the file at `path` is in the page cache.
 #[must_use]
 pub fn residency(path: &Path) -> Measured<Residency> {
-    File::open(path)
+    open(path)
         .map_err(|error| Reason::unreadable("the file", &error))
         .and_then(|file| residency_of(&file, path))
         .into()
@@ -90,13 +90,19 @@ pub fn drop_cache(path: &Path) -> Result<CacheDrop, ProbeError> {
         let path = path.to_path_buf();
         move |source: io::Error| ProbeError::PageCache { action, path, source }
     };
-    let file = File::open(path).map_err(failed("open"))?;
+    let file = open(path).map_err(failed("open"))?;
     let before: Measured<Residency> = residency_of(&file, path).into();
     // A descriptor opened for reading may be synced as well.
     rustix::fs::fdatasync(&file).map_err(|errno| failed("flush")(errno.into()))?;
     rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)
         .map_err(|errno| failed("drop the cached pages of")(errno.into()))?;
     Ok(CacheDrop { before, after: residency_of(&file, path).into() })
+}
+
+/// Never waits: a pipe without a writer is opened at once, and then refused for what it is.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
 fn residency_of(file: &File, path: &Path) -> Result<Residency, Reason> {
@@ -220,6 +226,15 @@ mod tests {
             println!("SKIPPED: temporary files live in memory here");
         }
         on_disk
+    }
+
+    #[test]
+    fn a_pipe_is_refused_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::RUSR).unwrap();
+        assert!(matches!(residency(&pipe), Measured::Unavailable(Reason::NotHere(_))));
+        assert!(drop_cache(&pipe).is_err());
     }
 
     #[test]

@@ -195,6 +195,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "two million bytes, one by one")]
     fn starts_on_a_huge_page_and_is_zero() {
         let memory = AnonymousMemory::new(3 << 20).unwrap();
         assert_eq!(to_u64(memory.start.as_ptr().addr()) % Alignment::HUGE_PAGE.bytes(), 0);
@@ -213,6 +214,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(not(miri))] // miri ends when memory does
     fn refuses_what_no_machine_has() {
         assert!(AnonymousMemory::new(u64::MAX).is_err());
         assert!(AnonymousMemory::new(1 << 62).is_err());
