@@ -26,3 +26,14 @@ fn shards_with_every_read_and_copy() {
 fn mapped_windows_are_a_term_of_the_peak() {
     insta::assert_snapshot!(plan("qwen2_moe", IoMode::Mmap, Window::Layers(1)));
 }
+
+#[test]
+fn hashes_are_a_term_where_nothing_else_is_kept() {
+    let checkpoint = Checkpoint::open(fixture("llama")).unwrap();
+    let hashes = |target| {
+        let plan = Loader::builder(target).hash(true).build().unwrap().plan(&checkpoint).unwrap();
+        plan.memory().terms().iter().find(|term| term.name == "hashes").map(|term| term.bytes)
+    };
+    assert_eq!(hashes(Target::None), Some(32 * checkpoint.tensor_count() as u64));
+    assert_eq!(hashes(Target::Host), None);
+}

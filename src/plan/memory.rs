@@ -265,3 +265,38 @@ fn plan_bytes(layout: &Layout, run_count: u64) -> u64 {
     .into_iter()
     .fold(0, |sum, (count, size)| sum.saturating_add(count.saturating_mul(to_u64(size))))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_has_enough_slots_before_it_has_large_ones() {
+        let shape = |budget_mib: u64, readers: u32| {
+            let mut limits = PlanLimits::new(budget_mib * MIB);
+            limits.readers = readers;
+            let fits = |ring: RingShape| ring.bytes() <= limits.host_budget_bytes;
+            let ring = largest_ring(&limits, SLOT_BYTES_MIN, fits).unwrap();
+            (ring.slots, ring.slot_bytes / MIB, ring.readers)
+        };
+        assert_eq!(shape(4, 8), (4, 1, 2));
+        assert_eq!(shape(8, 2), (8, 1, 2));
+        assert_eq!(shape(14, 8), (14, 1, 7), "seven slots of 2 MiB would be too few");
+        assert_eq!(shape(16, 8), (8, 2, 4));
+        assert_eq!(shape(32, 8), (8, 4, 4));
+        assert_eq!(shape(64, 2), (16, 4, 2));
+        assert_eq!(shape(4096, 100), (64, 4, 32), "a larger ring gains nothing");
+    }
+
+    #[test]
+    fn a_ring_that_fits_only_with_fewer_readers_gets_them() {
+        let mut limits = PlanLimits::new(6 * MIB);
+        (limits.io, limits.readers) = (IoMode::Mmap, 8);
+        let fits = |ring: RingShape| Needs::of(ring, limits.io, 0).total_bytes <= limits.host_budget_bytes;
+        let ring = largest_ring(&limits, SLOT_BYTES_MIN, fits).unwrap();
+        assert_eq!((ring.slots, ring.readers), (4, 2));
+        let fits = |ring: RingShape| Needs::of(ring, limits.io, MIB).total_bytes <= limits.host_budget_bytes;
+        let ring = largest_ring(&limits, SLOT_BYTES_MIN, fits).unwrap();
+        assert_eq!((ring.slots, ring.readers), (4, 1));
+    }
+}

@@ -186,6 +186,25 @@ mod tests {
 
     #[test]
     #[cfg(not(miri))]
+    fn a_fork_gets_no_copy() {
+        for len_bytes in [12 << 10, 4 << 20] {
+            let memory = AnonymousMemory::new(len_bytes).unwrap();
+            let start = to_u64(memory.start.as_ptr().addr());
+            let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let holds_start = |line: &&str| {
+                let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+                let ends =
+                    range.map(|(low, high)| (u64::from_str_radix(low, 16), u64::from_str_radix(high, 16)));
+                matches!(ends, Some((Ok(low), Ok(high))) if (low..high).contains(&start))
+            };
+            let flags =
+                maps.lines().skip_while(|line| !holds_start(line)).find(|line| line.starts_with("VmFlags:"));
+            assert!(flags.unwrap().split(' ').any(|flag| flag == "dc"), "{flags:?}");
+        }
+    }
+
+    #[test]
+    #[cfg(not(miri))]
     fn a_small_mapping_is_resident_by_the_page() {
         let memory = AnonymousMemory::new(64 << 10).unwrap();
         assert_eq!(memory.mode(), RingMode::SmallPages);
