@@ -66,6 +66,8 @@ struct TableState {
     permits: usize,
     /// Entries whose slot is filled.
     filled: Vec<usize>,
+    /// Counts permits that came back and slots that were filled: what [`Table::changed`] tells of.
+    changes: u64,
 }
 
 /// An open file. Fields drop in order: the descriptor is closed before the permit is returned.
@@ -87,7 +89,10 @@ struct Permit(Arc<Table>);
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.lock().permits -= 1;
+        let mut state = self.0.lock();
+        state.permits -= 1;
+        state.changes += 1;
+        drop(state);
         self.0.changed.notify_all();
     }
 }
@@ -186,12 +191,15 @@ impl<S: System> FileSet<S> {
         let mut state = self.table.lock();
         while state.permits >= OPEN_FILES_MAX {
             if let Some(evicted) = self.take_oldest(&mut state) {
+                let seen = state.changes;
                 // Closing locks the table, so it happens outside.
                 drop(state);
                 drop(evicted);
                 state = self.table.lock();
-                if state.permits < OPEN_FILES_MAX {
-                    break;
+                if state.changes != seen {
+                    // The permit came back, to this thread or to a faster one. Whatever else came meanwhile was
+                    // announced to nobody: to wait now could be to wait for ever.
+                    continue;
                 }
             }
             // Either the evicted file is still being read, or every file is just being opened. Both end in
@@ -226,6 +234,7 @@ impl<S: System> FileSet<S> {
         *slot = Some(Arc::clone(&opened));
         drop(slot);
         state.filled.push(index);
+        state.changes += 1;
         drop(state);
         self.table.changed.notify_all();
         opened

@@ -104,6 +104,37 @@ fn more_readers_than_descriptors_share_them() {
     assert!(most.load(Ordering::SeqCst) > DESCRIPTORS / 2, "readers did not pile up: {most:?}");
 }
 
+/// Whoever evicts a file may find that another thread took the place; the news of that thread's own file, which can be
+/// evicted in turn, must not be lost. Each round ends at once, so nothing that happens later can help.
+#[test]
+fn a_reader_whose_place_was_taken_tries_again() {
+    const READERS: u32 = 8;
+    let folder = Folder::new();
+    let count = u32::try_from(DESCRIPTORS).unwrap() + 3 * READERS;
+    let shards: Vec<Shard> = (0..count).map(|index| folder.shard(&format!("{index}"), 10)).collect();
+    let files = Arc::new(FileSet::new(Faulty::default(), &shards));
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let start = Arc::new(std::sync::Barrier::new(usize::try_from(READERS).unwrap() + 1));
+    for reader in 0..READERS {
+        let (files, sender, start) = (Arc::clone(&files), sender.clone(), Arc::clone(&start));
+        // A reader that is stuck must not keep the test from failing.
+        std::thread::spawn(move || {
+            for turn in 0..10_000 {
+                start.wait();
+                let shard = ShardId((turn * READERS + reader) % count);
+                sender.send(files.acquire(shard, |_| {}).is_ok()).unwrap();
+            }
+        });
+    }
+    for turn in 0..10_000 {
+        start.wait();
+        for _ in 0..READERS {
+            let answer = receiver.recv_timeout(std::time::Duration::from_secs(20));
+            assert_eq!(answer, Ok(true), "turn {turn}");
+        }
+    }
+}
+
 /// While every descriptor is just being opened there is none to evict; whoever waits then must learn of the
 /// first that can be.
 #[test]
