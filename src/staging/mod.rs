@@ -12,9 +12,12 @@
 //! and stays sound. The loader is the only caller.
 
 pub use self::memory::RingMode;
+pub use self::pin::Pinning;
+pub(crate) use self::pin::{PinRefused, Pinned, Pinner};
 pub use self::ring::StagingError;
 pub(crate) use self::ring::{Empty, Filled, Ring, Slot};
 
 mod free_list;
 pub(crate) mod memory;
+mod pin;
 mod ring;
