@@ -177,7 +177,12 @@ mod tests {
                     let mut slot = ring.try_take().unwrap();
                     slot.bytes_mut().fill(if part == 0 { 5 } else { 6 });
                     let extent = ByteRange::with_len(0, 8 * KIB).unwrap();
-                    let place = Placement { tensor: TensorId(0), extent, arena_offset_bytes: part * 8 * KIB };
+                    let place = Placement {
+                        tensor: TensorId(0),
+                        extent,
+                        arena_offset_bytes: part * 8 * KIB,
+                        narrowing: None,
+                    };
                     let copies = Copies::of_one_tensor(&place);
                     drop(backend.copy_async(arena, slot.into_filled(), copies).unwrap().wait().unwrap());
                 });

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use super::{LoadPlan, PlannedLayer};
+use super::{LoadPlan, PlannedLayer, ResidentKind};
 use crate::units::HumanBytes;
 
 impl fmt::Display for LoadPlan {
@@ -36,7 +36,11 @@ impl fmt::Display for LoadPlan {
             }
         }
         writeln!(f, "  {:<20} {:>9}  of the budget", "sum", HumanBytes(memory.budgeted_bytes()))?;
-        writeln!(f, "resident {} at most, beside the budget", HumanBytes(memory.resident_bytes()))?;
+        let place = match memory.resident_kind() {
+            ResidentKind::Device => "on the device",
+            ResidentKind::Host | ResidentKind::Nowhere => "beside the budget",
+        };
+        writeln!(f, "resident {} at most, {place}", HumanBytes(memory.resident_bytes()))?;
         for layer in &self.layers {
             self.fmt_layer(f, layer)?;
         }

@@ -3,7 +3,7 @@
 //! Tensors keep their file order and each starts on 256 bytes. Neighbours in the file whose sizes are
 //! multiples of 256, which is nearly all of them, thus stay neighbours in the arena and travel in one copy.
 
-use super::{Placement, PlanError, PlannedLayer};
+use super::{MoveOp, Placement, PlanError, PlannedLayer};
 use crate::checkpoint::{Checkpoint, TensorId};
 use crate::layers::Layers;
 use crate::units::Alignment;
@@ -13,6 +13,7 @@ pub(super) struct Layout {
     /// Their reads are not known yet.
     pub(super) layers: Vec<PlannedLayer>,
     pub(super) placements: Vec<Placement>,
+    pub(super) moves: Vec<MoveOp>,
 }
 
 /// Lays out every layer that has a selected tensor.
@@ -24,6 +25,7 @@ pub(super) fn arrange(
     let mut layout = Layout {
         layers: Vec::with_capacity(layers.as_slice().len()),
         placements: Vec::with_capacity(checkpoint.tensor_count()),
+        moves: Vec::new(),
     };
     for layer in layers.as_slice() {
         let overflow = |what| PlanError::Overflow { what, layer: layer.id.to_string() };
@@ -32,7 +34,7 @@ pub(super) fn arrange(
         for &tensor in layer.tensors.iter().filter(|&&tensor| select(tensor)) {
             let extent = checkpoint.tensor(tensor).extent;
             let start = Alignment::TENSOR.up(end).ok_or_else(|| overflow("the bytes"))?;
-            layout.placements.push(Placement { tensor, extent, arena_offset_bytes: start });
+            layout.placements.push(Placement { tensor, extent, arena_offset_bytes: start, narrowing: None });
             end = start.checked_add(extent.len_bytes()).ok_or_else(|| overflow("the bytes"))?;
             tensor_bytes += extent.len_bytes(); // cannot overflow: never above `end`
         }
@@ -42,7 +44,14 @@ pub(super) fn arrange(
         }
         let arena_bytes = arena_bytes(end).ok_or_else(|| overflow("the bytes"))?;
         let id = layer.id.clone();
-        layout.layers.push(PlannedLayer { id, reads: 0..0, placements, tensor_bytes, arena_bytes });
+        layout.layers.push(PlannedLayer {
+            id,
+            reads: 0..0,
+            placements,
+            moves: 0..0,
+            tensor_bytes,
+            arena_bytes,
+        });
     }
     Ok(layout)
 }

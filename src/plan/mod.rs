@@ -22,10 +22,11 @@ use crate::units::{ByteRange, to_u64, to_usize};
 
 pub use self::error::PlanError;
 use self::layout::Layout;
-pub use self::limits::{PlanLimits, ResidentKind, Window};
+pub use self::limits::{Landing, PlanLimits, ResidentKind, Window};
 #[cfg(test)]
 pub(crate) use self::memory::LAYER_STATE_BYTES;
 pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerm, MemoryTerms, RingShape};
+pub use self::narrowing::{FloatType, Narrowing};
 pub use self::reads::Copies;
 use self::reads::ReadList;
 pub use self::request::{IoMode, ReadRequest};
@@ -35,6 +36,7 @@ mod error;
 mod layout;
 mod limits;
 mod memory;
+mod narrowing;
 mod reads;
 pub(crate) mod request;
 
@@ -58,6 +60,19 @@ pub struct CopyOp {
     pub len_bytes: u64,
 }
 
+/// One move inside the arena, once all copies of its layer are complete: of a tensor that could not land in its place.
+///
+/// No move reads or overwrites what another one of its layer has written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoveOp {
+    /// Where the bytes landed.
+    pub from_arena_offset_bytes: u64,
+    /// Where they go: the place of their tensor.
+    pub to_arena_offset_bytes: u64,
+    /// How many there are.
+    pub len_bytes: u64,
+}
+
 /// Where one tensor lies in the arena of its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
@@ -65,8 +80,20 @@ pub struct Placement {
     pub tensor: TensorId,
     /// Where its bytes are in its file.
     pub extent: ByteRange,
-    /// Where it starts in the arena; a multiple of [`Alignment::TENSOR`](crate::units::Alignment::TENSOR).
+    /// Where it starts in the arena, after the moves; a multiple of
+    /// [`Alignment::TENSOR`](crate::units::Alignment::TENSOR).
     pub arena_offset_bytes: u64,
+    /// How it is narrowed on the way; `None` if it arrives as it is in its file.
+    pub narrowing: Option<Narrowing>,
+}
+
+impl Placement {
+    /// Bytes it takes in the arena.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        let source_bytes = self.extent.len_bytes();
+        self.narrowing.map_or(source_bytes, |narrowing| narrowing.narrowed_bytes(source_bytes))
+    }
 }
 
 /// One layer of the plan.
@@ -79,10 +106,12 @@ pub struct PlannedLayer {
     pub reads: Range<u32>,
     /// Its tensors, as indices for [`LoadPlan::placements`].
     pub placements: Range<u32>,
-    /// Bytes of its tensors.
+    /// Its moves.
+    moves: Range<u32>,
+    /// Bytes of its tensors, narrowed where they are.
     pub tensor_bytes: u64,
-    /// Bytes of its arena: the tensors with their alignment, rounded up to 2 MiB, or to 4 KiB if they are less than
-    /// 2 MiB.
+    /// Bytes of its arena: the tensors with their alignment and where they land before they are moved, rounded up to
+    /// 2 MiB, or to 4 KiB if they are less than 2 MiB.
     pub arena_bytes: u64,
 }
 
@@ -91,6 +120,7 @@ pub struct PlannedLayer {
 pub struct LoadPlan {
     layers: Vec<PlannedLayer>,
     placements: Vec<Placement>,
+    moves: Vec<MoveOp>,
     reads: ReadList,
     memory: MemoryTerms,
     io: IoMode,
@@ -117,8 +147,8 @@ impl LoadPlan {
         let memory = MemoryTerms::settle(checkpoint, layers, &layout, to_u64(runs.len()), limits)?;
         let slot_bytes = memory.ring().slot_bytes;
         let reads = ReadList::number(runs, &mut layout.layers, slot_bytes, limits.alignment)?;
-        let Layout { layers, placements } = layout;
-        Ok(Self { layers, placements, reads, memory, io: limits.io, window: limits.window })
+        let Layout { layers, placements, moves } = layout;
+        Ok(Self { layers, placements, moves, reads, memory, io: limits.io, window: limits.window })
     }
 
     /// The layers, in execution order. Layers without a selected tensor are left out.
@@ -151,6 +181,12 @@ impl LoadPlan {
     #[must_use]
     pub fn placements(&self, layer: &PlannedLayer) -> &[Placement] {
         &self.placements[index_range(&layer.placements)]
+    }
+
+    /// The moves of one layer, to be made once all its copies are complete.
+    #[must_use]
+    pub fn moves(&self, layer: &PlannedLayer) -> &[MoveOp] {
+        &self.moves[index_range(&layer.moves)]
     }
 
     /// Every term of the peak.

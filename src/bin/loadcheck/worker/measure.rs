@@ -280,7 +280,7 @@ impl Loaded {
         };
         let growth_bytes = summary.rss_growth_bytes().value();
         let limit_bytes =
-            budget_bytes.saturating_add(SLACK_BYTES).saturating_add(self.memory.resident_bytes());
+            budget_bytes.saturating_add(SLACK_BYTES).saturating_add(self.memory.resident_host_bytes());
         let promise = growth_bytes.map(|growth_bytes| Promise {
             limit_bytes,
             growth_bytes,
