@@ -106,7 +106,7 @@ pub use self::staging::{Pinning, RingMode, StagingError};
 // In the order of the flow, as above.
 pub use self::device::{After, CudaCode, Device, DeviceError, DeviceRegion, Target};
 pub use self::load::{
-    CancelHandle, HandOut, LayerStream, LoadError, LoadReport, LoadedLayer, LoadedTensor, Loader, LoaderBuilder,
-    Progress, TensorHash,
+    CancelHandle, HandOut, LayerStream, LoadError, LoadReport, LoadedLayer, LoadedTensor, Loader,
+    LoaderBuilder, Progress, TensorHash,
 };
 pub use self::model::{Model, Receipt};

@@ -3,6 +3,7 @@
 //! ```text
 //! allocate --> arena, shared by the copies into it --(all copies queued)--> seal --> resident --> drop frees
 //! ```
+#![allow(unsafe_code, reason = "handles of the caller's are promises; each says which")]
 
 use std::sync::Arc;
 
@@ -68,11 +69,16 @@ pub(crate) trait Resident: Send + Sync {
         None
     }
 
-    /// Copies bytes to the host, where there are any. Waits until the layer is ready.
+    /// True if the bytes are anywhere at all.
+    fn is_somewhere(&self) -> bool {
+        true
+    }
+
+    /// Copies bytes to the host. Waits until the layer is ready. False if there are none to copy.
     ///
     /// # Panics
     /// If the range is not inside the arena.
-    fn read(&self, offset_bytes: u64, target: &mut [u8]) -> Result<(), DeviceError>;
+    fn read(&self, offset_bytes: u64, target: &mut [u8]) -> Result<bool, DeviceError>;
 
     /// Waits until every byte is in its place.
     fn wait_ready(&self) -> Result<(), DeviceError> {

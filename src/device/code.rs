@@ -29,6 +29,7 @@ impl CudaCode {
     }
 
     /// Zero is success.
+    #[cfg(feature = "cuda")]
     pub(crate) const fn check(code: u32) -> Result<(), Self> {
         match code {
             0 => Ok(()),
@@ -75,8 +76,12 @@ impl CudaCode {
             46 => "another process uses the device exclusively",
             100 => "no device is visible: in a container, start it with the GPUs; see CUDA_VISIBLE_DEVICES",
             802 => "the GPU fabric is not ready: is its manager service running?",
-            803 => "the library and the kernel module are of different versions: restart the machine after an update",
-            804 => "the compatibility package does not serve this device: use the library of the installed driver",
+            803 => {
+                "the library and the kernel module are of different versions: restart the machine after an update"
+            }
+            804 => {
+                "the compatibility package does not serve this device: use the library of the installed driver"
+            }
             _ => return None,
         })
     }
@@ -98,6 +103,7 @@ impl fmt::Debug for CudaCode {
     }
 }
 
+#[cfg(feature = "cuda")]
 #[cfg(test)]
 mod tests {
     use super::*;

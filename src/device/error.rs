@@ -30,7 +30,9 @@ pub enum DeviceError {
         reason: String,
     },
     /// The driver lacks a function: it is too old, or it is something else of that name.
-    #[error("{library} has no {symbol}: it is no CUDA driver, or one older than 11.4; install a newer driver")]
+    #[error(
+        "{library} has no {symbol}: it is no CUDA driver, or one older than 11.4; install a newer driver"
+    )]
     OldDriver {
         /// The library that was found.
         library: &'static str,

@@ -79,11 +79,11 @@ impl Resident for HostResident {
         Some(unsafe { memory.part(0, self.0.len_bytes) })
     }
 
-    fn read(&self, offset_bytes: u64, target: &mut [u8]) -> Result<(), DeviceError> {
+    fn read(&self, offset_bytes: u64, target: &mut [u8]) -> Result<bool, DeviceError> {
         let bytes = self.host_bytes().expect("the host reads its own memory");
         let start = to_usize(offset_bytes);
         target.copy_from_slice(&bytes[start..start + target.len()]);
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -119,7 +119,8 @@ impl Backend for HostBackend {
 
     fn seal(&self, arena: Arc<HostArena>, moves: &[MoveOp]) -> Result<HostResident, DeviceError> {
         assert!(moves.is_empty(), "on the host every tensor lands in its place");
-        let arena = Arc::into_inner(arena).expect("copies are over when they return, so that none shares the arena");
+        let arena =
+            Arc::into_inner(arena).expect("copies are over when they return, so that none shares the arena");
         Ok(HostResident(arena))
     }
 

@@ -93,7 +93,8 @@ mod tests {
         for target in [Target::Host, Target::None, Target::Cuda(0), Target::Cuda(17)] {
             assert_eq!(target.to_string().parse(), Ok(target));
         }
-        for text in ["", "cuda", "cuda:", "cuda:+1", "cuda:-1", "cuda:1 ", "CUDA:0", "cuda:4294967296", "gpu"] {
+        for text in ["", "cuda", "cuda:", "cuda:+1", "cuda:-1", "cuda:1 ", "CUDA:0", "cuda:4294967296", "gpu"]
+        {
             assert_eq!(text.parse::<Target>(), Err(UnknownTarget), "{text:?}");
         }
     }

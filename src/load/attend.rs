@@ -126,7 +126,7 @@ fn wait_for_all<B: Backend>(waits: &Receiver<Wait<B>>, notices: &Sender<Notice<B
         let notice = match wait {
             Wait::Copy { read, copy } => {
                 // The slot goes back to the ring here.
-                let outcome = guard(|| Ok(drop(copy.wait()?)));
+                let outcome = guard(|| Ok(copy.wait()?)).map(drop);
                 Notice::Copied { read, outcome }
             }
             Wait::Ready(layer) => Notice::Ready(guard(|| {

@@ -96,6 +96,20 @@ pub(super) fn of_bytes(bytes: &[u8]) -> TensorHash {
     TensorHash(*hasher.finalize().as_bytes())
 }
 
+/// BLAKE3 of bytes that come piece by piece.
+#[derive(Default)]
+pub(super) struct PieceHasher(Hasher);
+
+impl PieceHasher {
+    pub(super) fn update(&mut self, piece: &[u8]) {
+        update(&mut self.0, piece);
+    }
+
+    pub(super) fn finish(&self) -> TensorHash {
+        TensorHash(*self.0.finalize().as_bytes())
+    }
+}
+
 fn update(hasher: &mut Hasher, bytes: &[u8]) {
     if bytes.len() >= PARALLEL_BYTES_MIN {
         hasher.update_rayon(bytes);

@@ -21,8 +21,10 @@ use std::time::Instant;
 use crate::budget::MemoryBudget;
 use crate::checkpoint::Checkpoint;
 #[cfg(feature = "cuda")]
-use crate::device::cuda::{Context, CudaBackend, Registrar};
-use crate::device::{Backend, Device, DeviceError, DeviceKind, HostBackend, NoneBackend, Target};
+use crate::device::DeviceError;
+#[cfg(feature = "cuda")]
+use crate::device::cuda::{CudaBackend, Registrar};
+use crate::device::{Backend, Device, DeviceKind, HostBackend, NoneBackend, Target};
 use crate::plan::{LoadPlan, Window};
 use crate::source;
 use crate::staging::{Pinner, Ring};
@@ -46,6 +48,7 @@ mod control;
 mod error;
 mod hash;
 mod layer;
+mod on_device;
 mod progress;
 mod reader;
 mod report;
@@ -55,7 +58,7 @@ mod simulation;
 mod stream;
 mod window;
 
-/// Loads checkpoints with one group of settings. Cheap to clone.
+/// Loads checkpoints with one group of settings, onto a device that is open. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Loader {
     settings: LoaderBuilder,

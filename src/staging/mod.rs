@@ -12,8 +12,10 @@
 //! and stays sound. The loader is the only caller.
 
 pub use self::memory::RingMode;
+pub(crate) use self::pin::Pinner;
 pub use self::pin::Pinning;
-pub(crate) use self::pin::{PinRefused, Pinned, Pinner};
+#[cfg(feature = "cuda")]
+pub(crate) use self::pin::{PinRefused, Pinned};
 pub use self::ring::StagingError;
 pub(crate) use self::ring::{Empty, Filled, Ring, Slot};
 

@@ -105,6 +105,7 @@ pub(crate) struct Slot<State> {
 
 impl<State> Slot<State> {
     /// Which slot of the ring it is, from 0.
+    #[cfg(feature = "cuda")]
     pub(crate) fn index(&self) -> usize {
         to_usize(u64::from(self.index))
     }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code, reason = "queues copies whose memory outlives them; each block says why")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys;
 
@@ -11,7 +11,7 @@ use super::{Event, Lane, Stream, call};
 use crate::device::{After, Backend, DeviceError, PendingCopy, Resident};
 use crate::plan::{Copies, MoveOp, PlannedLayer};
 use crate::staging::{Empty, Filled, Slot};
-use crate::units::{Alignment, MIB, to_u64, to_usize};
+use crate::units::{Alignment, to_u64, to_usize};
 
 /// Drives one lane.
 #[derive(Debug)]
@@ -200,7 +200,7 @@ impl Backend for CudaBackend {
         let ready = self.lane.event()?;
         ready.record(copies)?;
         arena.ready.set(ready).expect("a layer is sealed once");
-        Ok(CudaResident { arena, read_back: Mutex::new(None) })
+        Ok(CudaResident { arena })
     }
 
     fn trim(&self) {
@@ -258,58 +258,11 @@ fn queue_moves(stream: &Stream, arena_address: u64, moves: &[MoveOp]) -> Result<
 #[derive(Debug)]
 pub(crate) struct CudaResident {
     arena: Arc<CudaArena>,
-    /// Made by the first read.
-    read_back: Mutex<Option<ReadBack>>,
 }
-
-/// What reading back takes.
-#[derive(Debug)]
-struct ReadBack {
-    stream: Stream,
-    /// The device writes here and not into the caller's memory: that can be leaked if nobody can say whether a copy is
-    /// over.
-    buffer: Vec<u8>,
-}
-
-/// Bytes read back at once.
-const READ_BACK_BYTES: u64 = MIB;
 
 impl CudaResident {
     fn ready(&self) -> &Event {
         self.arena.ready.get().expect("a resident layer is sealed")
-    }
-
-    /// Reads at most [`READ_BACK_BYTES`].
-    fn read_part(&self, parts: &mut Option<ReadBack>, offset_bytes: u64, target: &mut [u8]) -> Result<(), DeviceError> {
-        let context = &self.arena.lane.context;
-        if parts.is_none() {
-            let stream = Stream::new(context)?;
-            stream.wait_for(self.ready())?;
-            let len = to_usize(READ_BACK_BYTES.min(self.arena.len_bytes));
-            *parts = Some(ReadBack { stream, buffer: vec![0; len] });
-        }
-        let ReadBack { stream, buffer } = parts.as_mut().expect("made above");
-        let entered = context.enter()?;
-        // SAFETY: the source lies in the arena (checked by the caller), which `self` keeps, and the stream waits until it is
-        // complete. The target is the buffer, long enough for every part; it is not touched before the stream was waited
-        // for, and kept for ever if that fails.
-        let answer = unsafe {
-            sys::cuMemcpyDtoHAsync_v2(
-                buffer.as_mut_ptr().cast(),
-                self.arena.address + offset_bytes,
-                target.len(),
-                stream.raw(),
-            )
-        };
-        let read = call("cuMemcpyDtoHAsync_v2", answer);
-        drop(entered);
-        let waited = read.and_then(|()| stream.synchronize());
-        if waited.is_err() && stream.synchronize().is_err() && context.synchronize().is_err() {
-            std::mem::forget(parts.take());
-        } else if waited.is_ok() {
-            target.copy_from_slice(&buffer[..target.len()]);
-        }
-        waited
     }
 }
 
@@ -327,16 +280,12 @@ impl Resident for CudaResident {
         Some(self.arena.address)
     }
 
-    fn read(&self, offset_bytes: u64, target: &mut [u8]) -> Result<(), DeviceError> {
+    fn read(&self, offset_bytes: u64, target: &mut [u8]) -> Result<bool, DeviceError> {
         let end = offset_bytes.checked_add(to_u64(target.len()));
         assert!(end.is_some_and(|end| end <= self.arena.len_bytes), "a read beyond the end of a layer");
-        let mut parts = self.read_back.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut offset_bytes = offset_bytes;
-        for part in target.chunks_mut(to_usize(READ_BACK_BYTES)) {
-            self.read_part(&mut parts, offset_bytes, part)?;
-            offset_bytes += to_u64(part.len());
-        }
-        Ok(())
+        // SAFETY: the bytes lie in the arena, which `self` keeps, and nothing writes to them once the event is over.
+        unsafe { self.arena.lane.read_back(self.ready(), self.arena.address + offset_bytes, target) }?;
+        Ok(true)
     }
 
     fn wait_ready(&self) -> Result<(), DeviceError> {

@@ -108,7 +108,7 @@ impl Context {
 
     /// The device's name.
     pub(crate) fn name(&self) -> Result<String, DeviceError> {
-        let mut buffer = [0 as c_char; 256];
+        let mut buffer = [c_char::default(); 256];
         let len = c_int::try_from(buffer.len()).expect("a small number");
         // SAFETY: the call writes at most `len` bytes, with the terminating zero.
         let answer = unsafe { sys::cuDeviceGetName(buffer.as_mut_ptr(), len, self.device) };
@@ -118,7 +118,7 @@ impl Context {
 
     /// Where the device is on the PCI bus, as `domain:bus:device.function`.
     pub(crate) fn pci_bus_id(&self) -> Result<String, DeviceError> {
-        let mut buffer = [0 as c_char; 64];
+        let mut buffer = [c_char::default(); 64];
         let len = c_int::try_from(buffer.len()).expect("a small number");
         // SAFETY: the call writes at most `len` bytes, with the terminating zero.
         let answer = unsafe { sys::cuDeviceGetPCIBusId(buffer.as_mut_ptr(), len, self.device) };
@@ -149,10 +149,6 @@ impl Context {
 
     pub(super) fn device(&self) -> sys::CUdevice {
         self.device
-    }
-
-    pub(super) fn raw(&self) -> sys::CUcontext {
-        self.raw
     }
 }
 

@@ -5,11 +5,13 @@
 //!                                                   |  (the caller's kernels, in streams of its own)
 //! frees                                             +--> wait -- free, or recycle
 //! ```
+#![allow(unsafe_code, reason = "the contract of reading back")]
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::memory::DevicePool;
+use super::read_back::ReadBack;
 use super::{Context, Event, Stream};
 use crate::device::pool::Pool;
 use crate::device::{Destinations, DeviceError};
@@ -31,6 +33,8 @@ pub(crate) struct Lane {
     pub(super) idle: Pool<super::memory::DeviceMemory>,
     pub(super) memory: Arc<DevicePool>,
     pub(super) copies: Arc<Stream>,
+    /// Made by the first read; one reads at a time.
+    read_back: Mutex<Option<ReadBack>>,
     pub(super) destinations: Option<Arc<Destinations>>,
     pub(super) context: Arc<Context>,
 }
@@ -50,6 +54,7 @@ impl Lane {
             idle: options.recycle_bytes_max.map_or_else(Pool::closed, Pool::open),
             memory: Arc::new(DevicePool::new(&copies)?),
             copies,
+            read_back: Mutex::new(None),
             destinations: options.destinations,
             context: Arc::clone(context),
         }))
@@ -61,9 +66,32 @@ impl Lane {
     /// Each step is tried because the one before failed; a context that is lost moves nothing any more.
     pub(super) fn drain(&self) -> bool {
         let is_over = |waited: Result<(), DeviceError>| {
-            waited.is_ok() || waited.is_err_and(|error| error.cuda_code().is_some_and(super::CudaCode::is_fatal))
+            waited.is_ok()
+                || waited.is_err_and(|error| error.cuda_code().is_some_and(super::CudaCode::is_fatal))
         };
-        is_over(self.copies.synchronize()) || is_over(self.copies.synchronize()) || is_over(self.context.synchronize())
+        is_over(self.copies.synchronize())
+            || is_over(self.copies.synchronize())
+            || is_over(self.context.synchronize())
+    }
+
+    /// Copies bytes to the host once the event is over.
+    ///
+    /// # Safety
+    /// The bytes are device memory of this context that nobody writes to or frees meanwhile.
+    pub(super) unsafe fn read_back(
+        &self,
+        ready: &Event,
+        address: u64,
+        target: &mut [u8],
+    ) -> Result<(), DeviceError> {
+        // Whatever a panic has left behind is overwritten by the next read.
+        let mut read_back = self.read_back.lock().unwrap_or_else(PoisonError::into_inner);
+        if read_back.is_none() {
+            *read_back = Some(ReadBack::new(&self.context)?);
+        }
+        let read_back = read_back.as_mut().expect("made above");
+        // SAFETY: the caller's promise.
+        unsafe { read_back.read(ready, address, target) }
     }
 
     /// An event of this lane's context.

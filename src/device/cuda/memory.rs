@@ -121,17 +121,6 @@ impl DevicePool {
         // SAFETY: the pool is alive; memory in use stays.
         insist(|| unsafe { sys::cuMemPoolTrimTo(pool.0, 0) });
     }
-
-    /// Most bytes that the pool has taken from the device at once; `None` where there are no pools.
-    pub(super) fn reserved_bytes_most(&self) -> Option<u64> {
-        let pool = self.raw.as_ref()?;
-        let _entered = self.copies.context().enter().ok()?;
-        let mut bytes = 0_u64;
-        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
-        // SAFETY: the pool is alive; this attribute is a `cuuint64_t`, which the call writes.
-        let answer = unsafe { sys::cuMemPoolGetAttribute(pool.0, attribute, (&raw mut bytes).cast()) };
-        code_of(answer).ok().map(|()| bytes)
-    }
 }
 
 impl Drop for DevicePool {

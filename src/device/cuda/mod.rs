@@ -7,6 +7,7 @@
 //! memory    arenas: the stream-ordered pool, recycling, freeing in order
 //! pinned    the ring's memory, registered for DMA
 //! lane      what one load shares: its streams, its pool
+//! read_back bytes of the device, copied to the host
 //! backend   arena, copy, seal: what the loader drives
 //! ```
 //!
@@ -28,6 +29,7 @@ mod detect;
 mod lane;
 mod memory;
 mod pinned;
+mod read_back;
 mod stream;
 
 /// The driver's answer to a call as a result.
@@ -35,7 +37,10 @@ fn call(call: &'static str, answer: CUresult) -> Result<(), DeviceError> {
     code_of(answer).map_err(|code| DeviceError::Cuda { call, code })
 }
 
-#[expect(clippy::as_conversions, reason = "the bindings give the codes as an enum without another way to the number")]
+#[expect(
+    clippy::as_conversions,
+    reason = "the bindings give the codes as an enum without another way to the number"
+)]
 fn code_of(answer: CUresult) -> Result<(), CudaCode> {
     CudaCode::check(answer as u32)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::{Context, call, insist};
-use crate::staging::{Pinned, Pinner, PinRefused};
+use crate::staging::{PinRefused, Pinned, Pinner};
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context, the caller's own too.
 const CU_MEMHOSTREGISTER_PORTABLE: u32 = 1;

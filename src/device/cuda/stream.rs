@@ -44,7 +44,11 @@ impl Stream {
     /// default), and lives for as long as the value returned.
     pub(crate) unsafe fn of_caller(raw: u64, context: &Arc<Context>) -> Self {
         let address = usize::try_from(raw).unwrap_or(0);
-        Self { raw: std::ptr::with_exposed_provenance_mut(address), is_own: false, context: Arc::clone(context) }
+        Self {
+            raw: std::ptr::with_exposed_provenance_mut(address),
+            is_own: false,
+            context: Arc::clone(context),
+        }
     }
 
     /// Waits for everything that was queued so far.
