@@ -72,12 +72,24 @@ pub(crate) fn strategy_line(params: &Params) -> String {
         Some(window) => format!(", window {window}, prefetch {}", params.prefetch),
     };
     format!(
-        "strategy  stream · {}{readers} · budget {} · device {}{window}{}",
+        "strategy  stream · {}{readers} · budget {} · device {}{window}{}{}{}",
         params.io,
         bytes(Some(params.budget_bytes)),
         params.device,
-        if params.hash { " · hash" } else { "" }
+        params.dtype.as_ref().map(|dtype| format!(" · narrowed to {dtype}")).unwrap_or_default(),
+        if params.hash { " · hash" } else { "" },
+        if params.verify { " · verify" } else { "" }
     )
+}
+
+/// `device    cuda:0 is NVIDIA H200 (139.8 GiB, CUDA 12.8, 0000:18:00.0, GPU-...)`
+pub(crate) fn device_line(report: &Report) -> Option<String> {
+    let gpu = report.host.as_ref()?.gpus.first()?;
+    let mut facts = vec![bytes(gpu.memory_total_bytes)];
+    facts.extend(gpu.cuda_version.as_ref().map(|version| format!("CUDA {version}")));
+    facts.extend(gpu.pci_bus_id.clone());
+    facts.extend(gpu.uuid.clone());
+    Some(format!("device    cuda:{} is {} ({})", gpu.index, escape(&gpu.name), escape(&facts.join(", "))))
 }
 
 fn measured(report: &Report, look: &Look) -> Vec<String> {
@@ -94,6 +106,7 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
     if let Some(params) = report.runs.first().and_then(|run| run.params.as_ref()) {
         lines.push(strategy_line(params));
     }
+    lines.extend(device_line(report));
     lines.extend(cache_line(&report.runs));
     let header = [
         ("", Align::Left),
@@ -217,13 +230,22 @@ fn rows(report: &Report, is_narrow: bool) -> Vec<Vec<String>> {
     if let Some(resident) =
         worst(runs, |run| run.resident_bytes).and_then(|run| run.resident_bytes).filter(|most| *most > 0)
     {
-        let note =
-            pick("part of both: the layers that are kept, beside the budget", "part of both: kept layers");
+        let is_on_host = runs.iter().any(|run| run.resident_host_bytes > Some(0));
+        let note = if is_on_host {
+            pick("part of both: the layers that are kept, beside the budget", "part of both: kept layers")
+        } else {
+            pick("no part of either: the layers that are kept are on the device", "on the device")
+        };
         rows.push(row("layers", Some(resident), Some(0), None, note));
     }
     if let Some(run) = worst(runs, |run| run.peak.pinned_bytes).filter(|run| run.peak.pinned_bytes > Some(0))
     {
-        rows.push(row("pinned", run.peak.pinned_bytes, Some(0), None, "part of host".to_owned()));
+        let note = match run.ring.as_ref().map(|ring| ring.pinning.as_str()) {
+            Some("slot_by_slot") => "part of host; slot by slot",
+            Some("fewer_slots") => "part of host; not all slots",
+            _ => "part of host",
+        };
+        rows.push(row("pinned", run.peak.pinned_bytes, Some(0), None, note.to_owned()));
     }
     if let Some((run, after)) = runs.last().and_then(|run| Some((run, run.after_unload.as_ref()?))) {
         let note = pick("RSS once everything was given back", "RSS, all given back");

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use onelayer::LoadPlan;
 use onelayer::checkpoint::Checkpoint;
 use onelayer::load::{LayerStream, LoadError, LoadReport, LoadedLayer, Loader};
 use onelayer::plan::MemoryTerms;
 use onelayer::probe::{Marker, Measured, Peak, ProcessMemory, Sampler, SamplerOptions, Summary};
 use onelayer::units::MIB;
+use onelayer::{LoadPlan, Pinning, RingMode};
 
 use super::child::tell;
 use super::heap;
@@ -18,10 +18,13 @@ use super::prepare;
 use super::protocol::{Crossing, Finished, Message, Watch};
 use super::tracker::Tracker;
 use super::translate;
-use crate::config::{LoadConfig, TargetChoice};
+use crate::args::Device;
+use crate::config::{Budgets, LoadConfig};
 use crate::limits::Metric;
 use crate::problem::{Code, Problem};
-use crate::report::{IoCounters, Outcome, Place, Point, Promise, Run, Samples, TensorHash, Unavailable};
+use crate::report::{
+    IoCounters, Outcome, Place, Point, Promise, Ring, Run, Samples, TensorHash, Unavailable,
+};
 
 /// What is promised beside the budget: thread stacks and the allocator's slack.
 const SLACK_BYTES: u64 = 16 * MIB;
@@ -38,13 +41,13 @@ const TIMELINE_ROWS: usize = 4096;
 /// Whatever kept the load from starting. A load that started and failed is a [`Finished`] with a problem in it.
 pub(super) fn measure(
     config: &LoadConfig,
-    budget_bytes: u64,
+    budgets: &Budgets,
     watches: &[Watch],
     interval_ms: Option<u64>,
     cancel: &AtomicBool,
 ) -> Result<Finished, Vec<Problem>> {
-    // Built before the baseline: a compiled pattern is the program's, not the load's.
-    let loader = prepare::loader(config, budget_bytes).map_err(|problem| vec![problem])?;
+    // Built before the baseline: a compiled pattern is the program's, not the load's, and so is a driver's context.
+    let loader = open(config, budgets).map_err(|problem| vec![problem])?;
     let mut options = SamplerOptions { timeline_rows: 0, ..SamplerOptions::default() };
     if let Some(interval_ms) = interval_ms {
         options.interval = Duration::from_millis(interval_ms);
@@ -61,7 +64,16 @@ pub(super) fn measure(
     let summary = sampler
         .finish()
         .map_err(|error| vec![Problem::new(Code::CannotMeasure, format!("cannot measure: {error}"))])?;
-    Ok(loaded.finish(config, budget_bytes, watches, &summary, after_unload, keeps_timeline))
+    Ok(loaded.finish(config, budgets, watches, &summary, after_unload, keeps_timeline))
+}
+
+/// The loader, its device open.
+fn open(config: &LoadConfig, budgets: &Budgets) -> Result<Loader, Problem> {
+    let map_path = config.layers.as_ref().map(|path| path.0.as_path());
+    prepare::builder(config, budgets)?.build().map_err(|error| match (&error, config.device) {
+        (LoadError::Device(device), Device::Cuda(ordinal)) => super::device::unusable(ordinal, device),
+        _ => translate::load(&error, map_path),
+    })
 }
 
 /// A load about to happen.
@@ -107,7 +119,8 @@ impl Load<'_> {
             attendant.thread().unpark();
             Ok::<_, Vec<Problem>>((delivered, attendant.join().unwrap_or_default()))
         })?;
-        let notes = fallback_notes(&checkpoint, &stream.report());
+        let mut notes = fallback_notes(&checkpoint, &stream.report());
+        notes.extend(pinning_note(&stream.report()));
         Ok(Loaded {
             report: stream.report(),
             memory: plan.memory().clone(),
@@ -121,7 +134,7 @@ impl Load<'_> {
 
     /// Takes every layer; keeps them all if the window is all, else drops each at once.
     fn deliver(&self, stream: &mut LayerStream) -> Delivered {
-        let keep = self.config.window.is_none() && self.config.target == TargetChoice::Host;
+        let keep = self.config.window.is_none() && self.config.device != Device::None;
         let mut kept = Vec::new();
         let mut failure = None;
         for layer in stream.by_ref() {
@@ -275,7 +288,7 @@ impl Loaded {
     fn finish(
         self,
         config: &LoadConfig,
-        budget_bytes: u64,
+        budgets: &Budgets,
         watches: &[Watch],
         summary: &Summary,
         after_unload: Point,
@@ -289,7 +302,7 @@ impl Loaded {
         };
         let growth_bytes = summary.rss_growth_bytes().value();
         let limit_bytes =
-            budget_bytes.saturating_add(SLACK_BYTES).saturating_add(self.memory.resident_host_bytes());
+            budgets.host_bytes.saturating_add(SLACK_BYTES).saturating_add(self.memory.resident_host_bytes());
         let promise = growth_bytes.map(|growth_bytes| Promise {
             limit_bytes,
             growth_bytes,
@@ -300,7 +313,7 @@ impl Loaded {
         let peak = &summary.peak;
         let mut run = Run {
             strategy: "stream".to_owned(),
-            params: Some(config.params(budget_bytes, Some(u64::from(self.memory.ring().readers)))),
+            params: Some(config.params(budgets, Some(u64::from(self.memory.ring().readers)))),
             outcome,
             seconds: Some(self.elapsed.as_secs_f64()),
             baseline: point(&summary.baseline.memory),
@@ -312,6 +325,8 @@ impl Loaded {
                 major_faults: summary.activity.major_faults.value(),
             },
             resident_bytes: Some(self.memory.resident_bytes()),
+            resident_host_bytes: Some(self.memory.resident_host_bytes()),
+            ring: Some(ring_of(&self.report, &self.memory)),
             promise,
             samples: Some(Samples::new(summary.interval_ms, &summary.timeline, keeps_timeline)),
             ..Run::default()
@@ -322,7 +337,8 @@ impl Loaded {
         run.peak.rss_bytes = peak.rss.bytes().value();
         run.peak.anon_bytes = peak.anon.bytes().value();
         run.peak.file_bytes = peak.file.bytes().value();
-        run.peak.pinned_bytes = peak.pinned.bytes().value();
+        let pinned_bytes = self.report.pinned_bytes;
+        run.peak.pinned_bytes = peak.pinned.bytes().value().max(Some(pinned_bytes));
         run.peak.at = place(&peak.host);
         run.peak.rss_at = place(&peak.rss);
         let mut crossings = self.crossings;
@@ -376,6 +392,39 @@ fn place(peak: &Measured<Peak>) -> Option<Place> {
         layer: peak.at.layer.as_deref().map(str::to_owned),
         tensor: peak.at.tensor.as_deref().map(str::to_owned),
         seconds: peak.at.seconds,
+    })
+}
+
+/// The ring as it was had. A driver that pins less than all of it may leave fewer slots.
+fn ring_of(report: &LoadReport, memory: &MemoryTerms) -> Ring {
+    let shape = memory.ring();
+    let slots = match report.pinning {
+        Pinning::FewerSlots { slots, .. } => slots,
+        _ => shape.slots,
+    };
+    let mode = match report.ring_mode {
+        RingMode::HugePages => "huge_pages",
+        _ => "small_pages",
+    };
+    Ring {
+        mode: Some(mode.to_owned()),
+        slots: u64::from(slots),
+        slot_bytes: shape.slot_bytes,
+        pinning: report.pinning.name().to_owned(),
+        pinning_reason: report.pinning.reason().map(str::to_owned),
+        pinned_bytes: report.pinned_bytes,
+    }
+}
+
+/// What became of a ring that was not pinned as it should be.
+fn pinning_note(report: &LoadReport) -> Option<String> {
+    let reason = report.pinning.reason()?;
+    Some(match &report.pinning {
+        Pinning::SlotBySlot { .. } => format!("the ring was pinned slot by slot, not as a whole: {reason}"),
+        Pinning::FewerSlots { slots, .. } => {
+            format!("only {slots} slots of the ring could be pinned, the rest was left out: {reason}")
+        }
+        _ => format!("the ring could not be pinned, so copies to the device are slower: {reason}"),
     })
 }
 

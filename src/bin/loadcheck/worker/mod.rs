@@ -10,6 +10,7 @@
 
 mod cache;
 mod child;
+mod device;
 mod heap;
 mod measure;
 mod parent;
@@ -20,6 +21,6 @@ mod translate;
 
 pub(crate) use child::{ARGUMENT, main};
 pub(crate) use parent::{Ending, carry_out};
-pub(crate) use prepare::{describe, open_checkpoint, plan_of};
+pub(crate) use prepare::{Planned, decide_for_plan, describe, open_checkpoint, plan_of};
 pub(crate) use protocol::{Checked, Finished, Message, Task, Watch};
 pub(crate) use translate::checkpoint as checkpoint_problems;
