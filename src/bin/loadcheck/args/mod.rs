@@ -335,7 +335,7 @@ pub(crate) struct RunArgs {
     /// Of the bytes as they are delivered. Hashing is part of the time that is measured.
     #[arg(long, help_heading = "Load")]
     pub(crate) hash: bool,
-    /// Read every tensor back and compare it with its file
+    /// Compare every delivered tensor with its file
     ///
     /// From where it was delivered, in pieces of 1 MiB, against bytes read from the file a second time, by other means; with
     /// --dtype, against a conversion of its own. One difference is exit code 5 (LC0508). The time it takes is not part of

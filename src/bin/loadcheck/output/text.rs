@@ -2,7 +2,7 @@
 //! [`super::described`] has those that describe.
 
 use super::grid::{Align, grid};
-use super::numbers::{bytes, container, count, growth, rate, seconds};
+use super::numbers::{bytes, container, count, grouped, growth, rate, seconds};
 use super::terminal::{Paint, Role};
 use super::{described, escape::escape};
 use crate::args::CacheArg;
@@ -121,6 +121,7 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
         let role = if position == 0 { Role::Dim } else { Role::Strong };
         lines.push(if position < 2 { look.paint.paint(role, line) } else { line.clone() });
     }
+    lines.extend(verified_line(report, look));
     lines.extend(promise_lines(report, look));
     lines.extend(report.limits.iter().map(|limit| limit_line(limit, look.paint)));
     if look.verbose {
@@ -247,12 +248,57 @@ fn rows(report: &Report, is_narrow: bool) -> Vec<Vec<String>> {
         };
         rows.push(row("pinned", run.peak.pinned_bytes, Some(0), None, note.to_owned()));
     }
+    rows.extend(
+        vram_row(report, is_narrow).map(|(peak, start, at, note)| row("VRAM", peak, start, at, note)),
+    );
     if let Some((run, after)) = runs.last().and_then(|run| Some((run, run.after_unload.as_ref()?))) {
         let note = pick("RSS once everything was given back", "RSS, all given back");
         rows.push(row("after", after.rss_bytes, run.baseline.rss_bytes, None, note));
     }
     rows.extend(time_row(report));
     rows
+}
+
+/// Device memory, if the load takes some: peak, start, place, and what became of it.
+type VramRow<'a> = (Option<u64>, Option<u64>, Option<&'a Place>, String);
+
+fn vram_row(report: &Report, is_narrow: bool) -> Option<VramRow<'_>> {
+    if report.host.as_ref()?.gpus.is_empty() {
+        return None;
+    }
+    let run = worst(&report.runs, |run| run.peak.vram_bytes)?;
+    let mut note = match (run.peak.vram_method.as_deref(), is_narrow) {
+        (Some("nvml_process"), false) => "NVML, this process".to_owned(),
+        (Some("nvml_device"), false) => "NVML, whole device".to_owned(),
+        (Some("driver"), false) => "driver, whole device".to_owned(),
+        (method, _) => method.unwrap_or_default().to_owned(),
+    };
+    let after = run.after_unload.as_ref().and_then(|after| after.vram_bytes);
+    if let Some((after, start)) = after.zip(run.baseline.vram_bytes) {
+        let more = after.saturating_sub(start);
+        let back = if more == 0 {
+            format!("; back at {} after unload", bytes(Some(after)))
+        } else {
+            format!("; {} more than at the start after unload", bytes(Some(more)))
+        };
+        note.push_str(&back);
+    }
+    Some((run.peak.vram_bytes, run.baseline.vram_bytes, run.peak.vram_at.as_ref(), note))
+}
+
+/// `verified  75 of 75 tensors equal their files, 4.8 MiB in 3 ms`
+fn verified_line(report: &Report, look: &Look) -> Option<String> {
+    let verified = report.runs.iter().filter_map(|run| run.verified.as_ref());
+    let verified = verified.max_by_key(|verified| verified.mismatches)?;
+    let equal = verified.tensors.saturating_sub(verified.mismatches);
+    let line = format!(
+        "verified  {} of {} equal their files, {} read back in {}",
+        grouped(equal),
+        count(verified.tensors, "tensor"),
+        bytes(Some(verified.bytes)),
+        seconds(verified.seconds)
+    );
+    Some(if verified.mismatches > 0 { look.paint.paint(Role::Bad, &line) } else { line })
 }
 
 /// What stands beside RSS: the promise, if there is one.

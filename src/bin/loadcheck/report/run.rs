@@ -14,7 +14,7 @@ pub(crate) struct Run {
     pub(crate) params: Option<Params>,
     /// How it ended.
     pub(crate) outcome: Outcome,
-    /// Wall time of the load.
+    /// Wall time of the load. What `--verify` took is left out.
     pub(crate) seconds: Option<f64>,
     /// State of the page cache before the run, as far as it was brought about and checked.
     pub(crate) cache: CacheState,
@@ -26,6 +26,11 @@ pub(crate) struct Run {
     pub(crate) after_load: Option<Point>,
     /// When everything was given back.
     pub(crate) after_unload: Option<Point>,
+    /// Device memory, by every method that gave a number; the first one is the headline of `peak` and the others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) vram: Vec<Vram>,
+    /// `--verify`: how the comparison came out; `null` if it was not asked for or did not get to its end.
+    pub(crate) verified: Option<Verified>,
     /// What was read.
     pub(crate) io: IoCounters,
     /// What the system suffered meanwhile.
@@ -86,6 +91,55 @@ pub(crate) struct Params {
     pub(crate) device_budget_bytes: Option<u64>,
     /// Device memory that has to stay free; `null` where it does not matter.
     pub(crate) device_reserve_bytes: Option<u64>,
+}
+
+/// Device memory, counted in one way.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Vram {
+    /// As in `peak.vram_method`.
+    pub(crate) method: String,
+    /// Before the load, the device's context already open.
+    pub(crate) baseline_bytes: Option<u64>,
+    /// The highest sample.
+    pub(crate) peak_bytes: Option<u64>,
+    /// When everything was loaded.
+    pub(crate) after_load_bytes: Option<u64>,
+    /// When everything was given back, the context still open.
+    pub(crate) after_unload_bytes: Option<u64>,
+    /// `after_unload_bytes` less `baseline_bytes`; 0 is what should be.
+    pub(crate) after_unload_growth_bytes: Option<i64>,
+}
+
+/// What was delivered, compared with what is in the files.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Verified {
+    /// Tensors that were compared.
+    pub(crate) tensors: u64,
+    /// Bytes that were compared, as they were delivered.
+    pub(crate) bytes: u64,
+    /// Tensors that differ.
+    pub(crate) mismatches: u64,
+    /// The first of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) first_mismatch: Option<Mismatch>,
+    /// Time it took, which is not part of the run's `seconds`.
+    pub(crate) seconds: f64,
+}
+
+/// A tensor that was not delivered as it is in its file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Mismatch {
+    /// Full name.
+    pub(crate) tensor: String,
+    /// Where in the delivered tensor the first difference is.
+    pub(crate) offset_bytes: u64,
+    /// What should be there, up to 8 bytes in hexadecimal.
+    pub(crate) expected: String,
+    /// What is there.
+    pub(crate) found: String,
 }
 
 /// The staging ring.
@@ -152,14 +206,16 @@ pub(crate) struct Peak {
     pub(crate) pinned_bytes: Option<u64>,
     /// The memory cgroup's peak, page cache included.
     pub(crate) cgroup_bytes: Option<u64>,
-    /// Device memory.
+    /// Device memory. Sampled.
     pub(crate) vram_bytes: Option<u64>,
-    /// How device memory was measured.
+    /// How device memory was measured: `nvml_process` (this process), `nvml_device` or `driver` (everybody on the device).
     pub(crate) vram_method: Option<String>,
     /// Where `host_bytes` was reached.
     pub(crate) at: Option<Place>,
     /// Where `rss_bytes` was reached.
     pub(crate) rss_at: Option<Place>,
+    /// Where `vram_bytes` was reached.
+    pub(crate) vram_at: Option<Place>,
 }
 
 /// A moment of a load.

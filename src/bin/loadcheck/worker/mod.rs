@@ -8,6 +8,7 @@
 //! The worker is this program again, started through `/proc/self/exe` with a hidden first argument. It measures
 //! itself and prints nothing for people; it dies with its parent. The parent renders, judges and writes.
 
+mod attendant;
 mod cache;
 mod child;
 mod device;
@@ -18,6 +19,8 @@ mod prepare;
 mod protocol;
 mod tracker;
 mod translate;
+mod verify;
+mod vram;
 
 pub(crate) use child::{ARGUMENT, main};
 pub(crate) use parent::{Ending, carry_out};
