@@ -33,6 +33,8 @@ pub use self::request::{IoMode, ReadRequest};
 
 mod display;
 mod error;
+#[cfg(test)]
+mod for_tests;
 mod layout;
 mod limits;
 mod memory;
