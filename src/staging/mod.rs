@@ -17,4 +17,5 @@ pub(crate) use self::ring::{Empty, Filled, Ring, Slot};
 
 mod free_list;
 pub(crate) mod memory;
+pub(crate) mod narrow;
 mod ring;
