@@ -46,12 +46,16 @@ pub(crate) fn start_copy<B: Backend>(
     backend.copy_async(arena, slot.into_filled(), Copies::of_one_tensor(&placement)).unwrap()
 }
 
-/// Fails unless the bytes of copy `number` lie at `place`.
-pub(crate) fn check<R: Resident>(resident: &R, number: u64, place: ByteRange) {
+/// The first byte of copy `number` at `place` that is not what it should be.
+pub(crate) fn differs<R: Resident>(resident: &R, number: u64, place: ByteRange) -> Option<u64> {
     let mut found = vec![0; to_usize(place.len_bytes())];
     assert!(resident.read(place.start(), &mut found).unwrap());
     let wrong = (0..).zip(&found).find(|&(offset, &byte)| byte != pattern(number, offset));
-    assert!(wrong.is_none(), "copy {number} at {place:?}: byte {wrong:?}");
+    wrong.map(|(offset, _)| place.start() + offset)
+}
+
+fn check<R: Resident>(resident: &R, number: u64, place: ByteRange) {
+    assert_eq!(differs(resident, number, place), None, "copy {number} at {place:?}");
 }
 
 fn bytes(start: u64, len: u64) -> ByteRange {
@@ -167,6 +171,7 @@ fn memory_that_no_machine_has_is_refused<B: Backend>(backend: &B, ring: &Arc<Rin
 }
 
 /// For devices that move what could not land in its place.
+#[cfg(feature = "cuda")]
 pub(crate) fn moves_come_after_all_copies<B: Backend>(backend: &B, ring: &Arc<Ring>) {
     let arena = backend.allocate(&PlannedLayer::of_bytes(64 * KIB)).unwrap();
     let landed = [bytes(101, 300), bytes(20_001, 5000)];

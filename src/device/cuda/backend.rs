@@ -99,6 +99,10 @@ impl Drop for CudaArena {
     }
 }
 
+/// Breaks the ring: slots come back before their copies are over. For the test that shows that this is noticed.
+#[cfg(test)]
+pub(super) static SKIPS_THE_WAIT: AtomicBool = AtomicBool::new(false);
+
 /// Copies of one slot in flight.
 #[derive(Debug)]
 pub(crate) struct CudaCopy {
@@ -114,6 +118,10 @@ impl CudaCopy {
     /// Waits and gives the slot back, with what the driver said of the copy.
     fn finish(&mut self) -> (Option<Slot<Empty>>, Result<(), DeviceError>) {
         let Some(slot) = self.slot.take() else { return (None, Ok(())) };
+        #[cfg(test)]
+        if SKIPS_THE_WAIT.load(Ordering::Relaxed) {
+            return (Some(slot.into_empty()), Ok(()));
+        }
         let waited = self.slot_events[slot.index()].wait();
         if waited.is_err() && !self.lane.drain() {
             // Nobody knows whether the device still reads the slot: it is never filled again, nor freed.
