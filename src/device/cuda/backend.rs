@@ -157,11 +157,12 @@ impl Backend for CudaBackend {
         let len_bytes = layer.arena_bytes;
         let lane = Arc::clone(&self.lane);
         let recycled = lane.idle.take(len_bytes);
+        let has_dropped = recycled.has_dropped;
         // From here on the arena's drop gives back what the pool has counted, whatever fails below.
         let mut arena = CudaArena {
             address: 0,
             len_bytes,
-            memory: recycled,
+            memory: recycled.memory,
             ready: OnceLock::new(),
             is_exposed: AtomicBool::new(false),
             is_ordered: AtomicBool::new(false),
@@ -170,7 +171,13 @@ impl Backend for CudaBackend {
         if len_bytes > 0 && !arena.in_memory_of_caller(layer)? {
             let memory = match arena.memory.take() {
                 Some(memory) => memory,
-                None => self.lane.memory.allocate(len_bytes)?,
+                None => {
+                    if has_dropped {
+                        // Freed in the order of a stream, it is still taken until that has come so far.
+                        self.lane.memory.give_back();
+                    }
+                    self.lane.memory.allocate(len_bytes)?
+                }
             };
             let memory = arena.memory.insert(memory);
             memory.wake()?;

@@ -76,6 +76,7 @@ fn scenario_schedules() {
     let number = |name: &str| std::env::var(name).unwrap().parse::<u32>().unwrap();
     SKIPS_THE_WAIT.store(number("ONELAYER_BROKEN") == 1, Ordering::Relaxed);
     let context = context();
-    let wrong = (0..number("ONELAYER_SCHEDULES")).filter(|index| !one_schedule(&context, 2 + index % 3)).count();
+    let wrong =
+        (0..number("ONELAYER_SCHEDULES")).filter(|index| !one_schedule(&context, 2 + index % 3)).count();
     println!("wrong schedules: {wrong}");
 }
