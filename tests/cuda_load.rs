@@ -15,11 +15,130 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use common::{TestTensor, random_bytes, small_decoder, write_file, write_sharded};
-// use cuda_sim::{MODES, SimRun};
+use cuda_sim::{MODES, SimRun, driver_without};
 use driver::Engine;
 use onelayer::load::{LoadError, LoadedLayer, LoadedTensor};
 use onelayer::plan::FloatType;
 use onelayer::{After, Checkpoint, Device, DeviceRegion, HandOut, Loader, LoaderBuilder, Target, Window};
+
+/// Runs a scenario under every mode of the driver and some seeds. Clean means: no misuse, nothing left behind.
+fn runs_clean(scenario: &str, seeds: std::ops::Range<u64>, change: impl Fn(SimRun) -> SimRun) {
+    for mode in MODES {
+        for seed in seeds.clone() {
+            let run = SimRun::again(scenario).set("MODE", mode).set("SEED", seed);
+            let outcome = change(run).run();
+            outcome.assert_success();
+            outcome.report().assert_clean();
+        }
+    }
+}
+
+#[test]
+fn loads_and_unloads_ten_times() {
+    runs_clean("scenario_load_unload", 1..4, |run| run);
+    runs_clean("scenario_load_unload", 1..2, |run| run.set("POOLS", 0));
+}
+
+#[test]
+fn streams_within_its_window() {
+    runs_clean("scenario_stream", 1..6, |run| run);
+    runs_clean("scenario_stream", 1..2, |run| run.set("POOLS", 0));
+}
+
+#[test]
+fn layers_are_not_freed_under_the_kernels_that_read_them() {
+    runs_clean("scenario_engine", 1..6, |run| run);
+    runs_clean("scenario_engine", 1..2, |run| run.set("POOLS", 0));
+}
+
+#[test]
+fn uses_context_stream_and_memory_of_the_caller() {
+    runs_clean("scenario_borrowed", 1..4, |run| run);
+}
+
+#[test]
+fn two_devices_and_two_loads_at_once() {
+    runs_clean("scenario_two_devices", 1..4, |run| run.set("DEVICES", 2));
+}
+
+#[test]
+fn loads_that_are_given_up_leave_nothing() {
+    runs_clean("scenario_cancel", 1..5, |run| run);
+}
+
+#[test]
+fn narrows_on_the_way() {
+    runs_clean("scenario_narrowing", 1..2, |run| run);
+}
+
+/// A thousand loads, each under another schedule.
+#[test]
+fn many_loads_deliver_the_right_bytes() {
+    runs_clean("scenario_many_loads", 1..14, |run| run.set("DELAY_US", 50));
+}
+
+#[test]
+fn refused_pinning_has_a_name() {
+    // The ring has 8 slots of 1 MiB.
+    for (limit, expected) in [
+        ("8M", "whole 8388608"),
+        ("6M", "fewer_slots 6291456"),
+        ("4M", "fewer_slots 4194304"),
+        ("3M", "pageable 0"),
+        ("0", "pageable 0"),
+    ] {
+        for mode in MODES {
+            let outcome = SimRun::again("scenario_pinning").set("MODE", mode).set("PINNED", limit).run();
+            outcome.assert_success();
+            outcome.report().assert_clean();
+            assert!(outcome.stdout.contains(&format!("pinning: {expected}")), "{limit}: {}", outcome.stdout);
+        }
+    }
+    // One piece is refused, eight are not.
+    let outcome = SimRun::again("scenario_pinning").fail("cuMemHostRegister_v2:1:801").run();
+    outcome.assert_success();
+    outcome.report().assert_clean();
+    assert!(outcome.stdout.contains("pinning: slot_by_slot 8388608"), "{}", outcome.stdout);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_it_is_loaded() {
+    let outcome = SimRun::again("scenario_too_large").set("MEM", "24M").set("CONTEXT", "16M").run();
+    outcome.assert_success();
+    outcome.report().assert_clean();
+    let refused = outcome.stdout.lines().find(|line| line.contains("refused: ")).unwrap();
+    assert!(refused.contains("8 MiB are free, 1 MiB of them reserved: "), "{refused}");
+}
+
+/// What a machine can have in place of a driver. No panic, and a message that says what was looked for and what to do.
+#[test]
+fn a_driver_that_cannot_be_used_is_an_error_that_says_why() {
+    let empty = tempfile::tempdir().unwrap();
+    let junk = tempfile::tempdir().unwrap();
+    std::fs::write(junk.path().join("libcuda.so.1"), b"not a library").unwrap();
+    let run = || SimRun::again("scenario_open");
+    let old = driver_without(&["cuMemAllocFromPoolAsync"]);
+    let cases = [
+        (run().on_driver(empty.path()), "no CUDA driver: looked for libcuda.so, libcuda.so.1 ("),
+        (run().on_driver(junk.path()), "no CUDA driver: looked for libcuda.so, libcuda.so.1 ("),
+        (run().on_stub(), "CUDA_ERROR_STUB_LIBRARY (34); this is the toolkit's stub, not a driver"),
+        (run().set("INIT", 803), "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803); "),
+        (run().set("INIT", 100), "CUDA_ERROR_NO_DEVICE (100); no device is visible"),
+        (
+            run().on_driver(&old),
+            "has no cuMemAllocFromPoolAsync: it is no CUDA driver, or one older than 11.4",
+        ),
+        (run().set("DEVICES", 0), "no CUDA device 0: the driver shows 0"),
+    ];
+    for (run, expected) in cases {
+        let outcome = run.run();
+        outcome.assert_success();
+        let line = outcome.stdout.lines().find(|line| line.contains("unavailable=true "));
+        assert!(line.is_some_and(|line| line.contains(expected)), "{expected}\n{}", outcome.stdout);
+    }
+    let outcome = run().set("DRIVER_VERSION", 13_000).run();
+    assert!(outcome.stdout.contains("opened: simulated CUDA device"), "{}", outcome.stdout);
+}
 
 /// A checkpoint that takes several rounds of the smallest ring, and its tensors.
 struct Case {

@@ -47,11 +47,24 @@ pub(crate) fn start_copy<B: Backend>(
 }
 
 /// The first byte of copy `number` at `place` that is not what it should be.
-pub(crate) fn differs<R: Resident>(resident: &R, number: u64, place: ByteRange) -> Option<u64> {
+fn differs<R: Resident>(resident: &R, number: u64, place: ByteRange) -> Option<u64> {
     let mut found = vec![0; to_usize(place.len_bytes())];
     assert!(resident.read(place.start(), &mut found).unwrap());
     let wrong = (0..).zip(&found).find(|&(offset, &byte)| byte != pattern(number, offset));
     wrong.map(|(offset, _)| place.start() + offset)
+}
+
+/// The first of `copies` copies that is wrong, where they lie one behind the other.
+#[cfg(feature = "cuda")]
+pub(crate) fn first_wrong<R: Resident>(resident: &R, len_bytes: u64, copies: u64) -> Option<u64> {
+    let mut found = vec![0; to_usize(copies * len_bytes)];
+    assert!(resident.read(0, &mut found).unwrap());
+    let is_right =
+        |copy: &[u8], number| (0..).zip(copy).all(|(offset, &byte)| byte == pattern(number, offset));
+    (0..copies)
+        .zip(found.chunks(to_usize(len_bytes)))
+        .find(|&(number, copy)| !is_right(copy, number))
+        .map(|(n, _)| n)
 }
 
 fn check<R: Resident>(resident: &R, number: u64, place: ByteRange) {

@@ -20,6 +20,9 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+/// The ways in which queued work is executed: as late as can be, at random moments, at once.
+pub const MODES: [&str; 3] = ["lazy", "thread", "eager"];
+
 /// Names that programs look for: the first is tried first by cudarc. All are one file, so that a process that opens two of
 /// them has one driver.
 const NAMES: [&str; 4] = ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1"];
@@ -27,11 +30,20 @@ const NAMES: [&str; 4] = ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libn
 /// What a child must not take from whoever runs the tests.
 const PREFIX: &str = "CUDA_SIM_";
 
+/// Where cargo lets tests keep files. Told by where the tests themselves are, `<target>/<profile>/deps`, since unit tests are
+/// not told.
+fn scratch() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let folder = tests.ancestors().nth(3).unwrap().join("tmp");
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
 /// The library as built, under its own name.
 pub fn built_library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-sim-build");
+        let target = scratch().join("cuda-sim-build");
         let status = Command::new(env!("CARGO"))
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .args(["build", "--quiet", "--locked", "--package", "cuda-sim", "--target-dir"])
@@ -69,12 +81,12 @@ pub fn driver_without(symbols: &[&str]) -> PathBuf {
 fn driver_folder(library: &[u8]) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     library.hash(&mut hasher);
-    let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let parent = scratch();
     let folder = parent.join(format!("sim-driver-{:016x}", hasher.finish()));
     if folder.is_dir() {
         return folder;
     }
-    let made = tempfile::tempdir_in(parent).unwrap();
+    let made = tempfile::tempdir_in(&parent).unwrap();
     let first = made.path().join(NAMES[0]);
     fs::write(&first, library).unwrap();
     for name in &NAMES[1..] {
@@ -215,7 +227,9 @@ impl SimOutcome {
     pub fn report(&self) -> &SimReport {
         match &self.reports[..] {
             [report] => report,
-            reports => panic!("{} reports, {:?}\n{}\n{}", reports.len(), self.status, self.stdout, self.stderr),
+            reports => {
+                panic!("{} reports, {:?}\n{}\n{}", reports.len(), self.status, self.stdout, self.stderr)
+            }
         }
     }
 

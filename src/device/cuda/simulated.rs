@@ -11,13 +11,70 @@ use super::backend::SKIPS_THE_WAIT;
 use super::{Context, CudaBackend, Lane, LaneOptions, Registrar};
 use crate::budget::MemoryBudget;
 use crate::device::conformance::{self, start_copy};
-use crate::device::{Backend, PendingCopy, Resident};
+use crate::device::{Backend, PendingCopy};
 use crate::plan::{PlannedLayer, RingShape};
 use crate::staging::{Pinning, Ring};
-use crate::units::{ByteRange, KIB, MIB};
+use crate::units::{ByteRange, KIB};
 
 #[path = "../../../tests/common/cuda_sim.rs"]
 mod cuda_sim;
+
+use cuda_sim::{MODES, SimOutcome, SimRun};
+
+fn run(scenario: &str, mode: &str, seed: u64, change: impl FnOnce(SimRun) -> SimRun) -> SimOutcome {
+    let scenario = format!("{}::{scenario}", module_path!().split_once("::").unwrap().1);
+    let run = SimRun::again(&scenario).set("MODE", mode).set("SEED", seed);
+    let outcome = change(run).run();
+    outcome.assert_success();
+    outcome
+}
+
+#[test]
+fn cuda_conforms() {
+    for mode in MODES {
+        for seed in 1..4 {
+            run("scenario_conformance", mode, seed, |run| run).report().assert_clean();
+            let plain = run("scenario_conformance", mode, seed, |run| run.set("POOLS", 0));
+            plain.report().assert_clean();
+        }
+    }
+}
+
+fn schedules(mode: &str, seed: u64, count: u32, is_broken: bool) -> SimOutcome {
+    run("scenario_schedules", mode, seed, |run| {
+        let run = run.env("ONELAYER_SCHEDULES", count.to_string()).set("DELAY_US", 20);
+        run.env("ONELAYER_BROKEN", if is_broken { "1" } else { "0" })
+    })
+}
+
+/// Twelve thousand layers through rings of two to four slots: no slot is filled again before the device has read it.
+#[test]
+fn slots_are_never_used_again_too_early() {
+    const SCHEDULES: u32 = 250;
+    for mode in ["lazy", "thread"] {
+        for seed in 1..=24 {
+            let outcome = schedules(mode, seed, SCHEDULES, false);
+            assert!(outcome.stdout.contains("wrong schedules: 0"), "{}", outcome.stdout);
+            outcome.report().assert_clean();
+            assert_eq!(outcome.report().calls("cuMemHostRegister_v2"), u64::from(SCHEDULES));
+        }
+    }
+}
+
+/// The same with a ring that gives slots back too early. Were it not caught, the test above would prove nothing.
+#[test]
+fn a_broken_ring_is_caught() {
+    const RUNS: u64 = 100;
+    for mode in ["lazy", "thread"] {
+        let caught = (1..=RUNS).filter(|&seed| {
+            let outcome = schedules(mode, seed, 1, true);
+            !outcome.stdout.contains("wrong schedules: 0") || !outcome.report().violations().is_empty()
+        });
+        let caught = caught.count();
+        println!("{mode}: {caught} of {RUNS} runs of the broken ring were caught");
+        assert!(caught > 99, "{mode}: only {caught} of {RUNS}");
+    }
+}
 
 /// The context of device 0, if the driver is the simulated one and nothing else.
 fn context() -> Arc<Context> {
@@ -67,7 +124,7 @@ fn one_schedule(context: &Arc<Context>, slots: u32) -> bool {
         drop(sender);
     });
     let resident = backend.seal(arena, &[]).unwrap();
-    (0..COPIES).all(|number| conformance::differs(&resident, number, place(number)).is_none())
+    conformance::first_wrong(&resident, SLOT_BYTES, COPIES).is_none()
 }
 
 #[test]
