@@ -27,9 +27,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let inventories = || folders.iter().flat_map(|folder| &folder.inventories);
     let scratch = tempfile::tempdir()?;
     println!(
-        "| checkpoint | bytes | layers | tensors | copies, exact | in phase | moves | moved | arenas larger by |"
+        "| checkpoint | bytes | layers | tensors | reads | copies, exact | in phase | moves | moved | arenas larger by |"
     );
-    println!("|---|---:|---:|---:|---:|---:|---:|---:|---:|");
+    println!("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
     if words.is_empty() {
         let mut sum = Figures::default();
         let mut count = 0;
@@ -94,6 +94,7 @@ struct Figures {
     tensor_bytes: u64,
     layers: u64,
     tensors: u64,
+    reads: u64,
     exact_copies: u64,
     copies: u64,
     moves: u64,
@@ -117,6 +118,7 @@ impl Figures {
             tensor_bytes: in_phase.tensor_bytes(),
             layers: in_phase.layers().len() as u64,
             tensors: checkpoint.tensor_count() as u64,
+            reads: in_phase.reads().len() as u64,
             exact_copies: copies(&exact),
             copies: copies(&in_phase),
             moves: moves().count() as u64,
@@ -130,6 +132,7 @@ impl Figures {
         self.tensor_bytes += other.tensor_bytes;
         self.layers += other.layers;
         self.tensors += other.tensors;
+        self.reads += other.reads;
         self.exact_copies += other.exact_copies;
         self.copies += other.copies;
         self.moves += other.moves;
@@ -140,15 +143,16 @@ impl Figures {
 
     fn print(&self, name: &str) {
         println!(
-            "| {name} | {} | {} | {} | {} | {} | {} | {} | {} B |",
+            "| {name} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
             HumanBytes(self.tensor_bytes),
             self.layers,
             self.tensors,
+            self.reads,
             self.exact_copies,
             self.copies,
             self.moves,
             HumanBytes(self.moved_bytes),
-            i128::from(self.used_bytes) - i128::from(self.exact_bytes),
+            HumanBytes(self.used_bytes.saturating_sub(self.exact_bytes)),
         );
     }
 }

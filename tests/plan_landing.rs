@@ -3,6 +3,7 @@
 //! Each plan is carried out on an arena of tags: a cell says which byte of which tensor it holds. Copies run in the reverse
 //! order, since nothing promises theirs; moves run when all of them are over.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
+#![allow(clippy::cast_possible_truncation, reason = "sizes of small checkpoints")]
 
 mod common;
 
@@ -29,8 +30,11 @@ fn limits(landing: Landing, dtype: Option<FloatType>) -> PlanLimits {
     limits
 }
 
+/// A plan of everything that is not said to be left out.
 fn plan(checkpoint: &Checkpoint, limits: &PlanLimits) -> LoadPlan {
-    LoadPlan::build(checkpoint, &Layers::group(checkpoint).unwrap(), limits, |_| true).unwrap()
+    let layers = Layers::group(checkpoint).unwrap();
+    let is_wanted = |tensor| !checkpoint.tensor(tensor).name.contains("left_out");
+    LoadPlan::build(checkpoint, &layers, limits, is_wanted).unwrap()
 }
 
 fn tags(placement: &Placement, range: std::ops::Range<u64>) -> impl Iterator<Item = Tag> {
@@ -125,8 +129,10 @@ fn check(checkpoint: &Checkpoint, plan: &LoadPlan) -> Vec<u64> {
         ends.push(end);
     }
     assert_eq!(plan.tensor_bytes(), delivered_bytes);
-    assert_eq!(plan.source_bytes(), checkpoint.tensor_bytes());
-    assert_eq!(plan.over_read_bytes(), plan.aligned_read_bytes() - checkpoint.tensor_bytes());
+    let wanted = checkpoint.tensors().filter(|tensor| !tensor.name.contains("left_out"));
+    let source_bytes: u64 = wanted.map(|tensor| tensor.extent.len_bytes()).sum();
+    assert_eq!(plan.source_bytes(), source_bytes);
+    assert_eq!(plan.over_read_bytes(), plan.aligned_read_bytes() - source_bytes);
     ends
 }
 
@@ -167,8 +173,11 @@ fn checkpoint(folder: &Path, shards: &[Vec<(usize, usize)>]) -> Checkpoint {
         number += 1;
         let (dtype, element_bytes) = DTYPES[dtype];
         TestTensor {
-            // Stretches of neighbours, and now and then somebody else's tensor between them.
-            name: format!("model.layers.{}.part.n{number}.weight", number / 11 % 3 + number % 13 / 12),
+            // Stretches of neighbours, and now and then a tensor that is not wanted between them.
+            name: match number % 13 {
+                7 => format!("model.layers.{}.left_out.n{number}", number / 11 % 3),
+                _ => format!("model.layers.{}.part.n{number}.weight", number / 11 % 3),
+            },
             dtype,
             shape: vec![elements as u64],
             bytes: vec![1; elements * element_bytes],
@@ -190,7 +199,7 @@ proptest! {
         let checkpoint = checkpoint(folder.path(), &shards);
         let dtype = [None, Some(FloatType::Bf16), Some(FloatType::F16), Some(FloatType::F32)][dtype];
         let [_, in_phase] = compare(&checkpoint, dtype);
-        for tensor in checkpoint.tensors() {
+        for tensor in checkpoint.tensors().filter(|tensor| !tensor.name.contains("left_out")) {
             let wide = match dtype {
                 None => false,
                 Some(FloatType::F32) => tensor.dtype == DType::F64,
@@ -298,10 +307,24 @@ fn neighbours_are_those_of_one_file_without_a_gap() {
     let [_, in_phase] = compare(&checkpoint, None);
     assert!(in_phase.layers().iter().all(|layer| in_phase.moves(layer).is_empty()));
 
-    // Another layer's tensor between two of this one.
+    // A tensor between them that is not wanted takes no room in the arena.
     let path = folder.path().join("gap.safetensors");
-    write_file(&path, &[tensor("0.a", 70_000), tensor("1.a", 900_000), tensor("0.b", 70_000)], 0);
+    write_file(&path, &[tensor("0.a", 1024), tensor("0.left_out", 900_000), tensor("0.b", 1024)], 0);
     compare(&Checkpoint::open(&path).unwrap(), None);
+}
+
+#[test]
+fn only_what_is_small_is_moved() {
+    let folder = tempfile::tempdir().unwrap();
+    for (len, moves) in [(65_536, 1), (65_537, 0)] {
+        let tensors =
+            [("a", 9_000_001), ("b", len), ("c", 3)].map(|(name, len)| (name.to_owned(), "U8", len));
+        let checkpoint = one_layer(&folder.path().join("model.safetensors"), &tensors);
+        let [_, in_phase] = compare(&checkpoint, None);
+        let sizes: Vec<u64> =
+            in_phase.moves(&in_phase.layers()[0]).iter().map(|step| step.len_bytes).collect();
+        assert_eq!(sizes.iter().filter(|&&size| size == len as u64).count(), moves, "{sizes:?}");
+    }
 }
 
 /// A cut of a read that would fall into an element goes down to its start, and every read still fits its slot.
