@@ -153,7 +153,7 @@ impl Phases<'_> {
     }
 
     fn has_to_land_in_place(&self, placement: &Placement) -> bool {
-        placement.narrowing.is_some() || placement.extent.len_bytes() > self.moved_bytes_max
+        placement.len_bytes() > self.moved_bytes_max
     }
 
     /// True if `next` can travel in one copy with the tensor before it. What is narrowed leaves a hole behind it.
@@ -207,22 +207,20 @@ fn settled_phase(segment: &[Placement], fixed: Option<(usize, u64)>) -> u64 {
 }
 
 /// Where to end a segment whose last settled tensor is `last`, when `next` has to start another one: where the fewest
-/// tensors between them have to be moved, and where the phase changes, since there each way of landing needs a new copy.
+/// tensors between them have to be moved, and the first such place.
+///
+/// There the phase changes: within neighbours of one phase, either the count does not change, or it falls to one end. So
+/// [`exact`] begins a copy there too.
 fn split(rest: &[Placement], last: usize, next: usize) -> usize {
     let (left, right) = (phase(&rest[last]), phase(&rest[next]));
     let between = || with_bytes(&rest[..=next]).filter(|&(index, _)| index > last);
     // How many are moved if the segment ends right behind `last`; then one tensor further, and so on.
     let mut moved_count = between().filter(|(_, placement)| phase(placement) != right).count();
-    let mut before = left;
     let mut best = (usize::MAX, next);
     for (index, placement) in between() {
-        let phase = phase(placement);
-        if phase != before {
-            best = best.min((moved_count, index));
-        }
-        before = phase;
-        moved_count += usize::from(phase != left);
-        moved_count -= usize::from(phase != right);
+        best = best.min((moved_count, index));
+        moved_count += usize::from(phase(placement) != left);
+        moved_count -= usize::from(phase(placement) != right);
     }
     best.1
 }
