@@ -269,8 +269,8 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: usize, memory: *mut Memo
         if memory.is_null() {
             return Err(INVALID_ARGUMENT);
         }
-        // SAFETY: not null, and the caller has set the version (NVML: struct versions).
-        let version = unsafe { (&raw const (*memory).version).read() };
+        // SAFETY: not null, and the caller has set the version, which comes first (NVML: struct versions).
+        let version = unsafe { memory.cast::<u32>().read() };
         let state = &sim.devices[device];
         let (total, free, used) = (state.total_bytes, state.free_bytes(), used_bytes(sim, device));
         // SAFETY: the caller's promise.
@@ -299,7 +299,12 @@ unsafe fn processes(handle: usize, count: *mut u32, processes: *mut Process) -> 
             return Err(INSUFFICIENT_SIZE);
         }
         let used_bytes = sim.devices[device].taken_bytes;
-        let own = Process { pid: std::process::id(), used_bytes, gpu_instance: u32::MAX, compute_instance: u32::MAX };
+        let own = Process {
+            pid: std::process::id(),
+            used_bytes,
+            gpu_instance: u32::MAX,
+            compute_instance: u32::MAX,
+        };
         // SAFETY: there is room for one.
         unsafe { give(processes, own) }
     })
