@@ -268,7 +268,7 @@ impl Sim {
     }
 
     /// An allocation that a call wants to free.
-    pub(crate) fn to_be_freed(&mut self, address: u64) -> Answer<&mut Allocation> {
+    pub(crate) fn freeable(&mut self, address: u64) -> Answer<&mut Allocation> {
         let kind = match self.allocations.get(&address) {
             Some(allocation) if allocation.freed_at.is_none() => None,
             Some(_) => Some("double_free"),
@@ -283,7 +283,7 @@ impl Sim {
 
     /// `cuMemFree`.
     pub(crate) fn free_now(&mut self, address: u64) -> Answer {
-        let allocation = self.to_be_freed(address)?;
+        let allocation = self.freeable(address)?;
         let (uses, context) = (allocation.uses.clone(), allocation.context);
         if self.lost_of_context(context).is_none() {
             if let Some(point) = uses.points().find(|&point| !self.is_over(point)) {

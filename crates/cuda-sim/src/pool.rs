@@ -111,7 +111,7 @@ impl Sim {
     pub(crate) fn free_async(&mut self, address: u64, stream: usize) -> Answer {
         let stream = self.usable_stream(stream)?;
         let clock = self.clock_of(stream);
-        let allocation = self.to_be_freed(address)?;
+        let allocation = self.freeable(address)?;
         if allocation.pool.is_none() {
             self.violation("bad_free", format!("{address:#x} is plain memory, freed in a stream"));
             return Err(Code::INVALID_VALUE);

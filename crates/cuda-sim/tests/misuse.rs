@@ -41,7 +41,7 @@ const KINDS: [(&str, Provoke); 31] = [
     }),
     ("free_not_ordered", |driver| {
         let (copies, frees) = (driver.stream(), driver.stream());
-        let address = driver.from_pool(LEN, driver.pool(), copies);
+        let address = driver.pooled(LEN, driver.pool(), copies);
         let event = driver.event();
         assert_eq!(driver.cuEventRecord(event, copies), 0);
         assert_eq!(driver.cuMemsetD8Async(address, 1, LEN, copies), 0);
@@ -90,7 +90,7 @@ const KINDS: [(&str, Provoke); 31] = [
     }),
     ("pool_destroyed_in_use", |driver| {
         let pool = driver.pool();
-        driver.from_pool(LEN, pool, driver.stream());
+        driver.pooled(LEN, pool, driver.stream());
         assert_eq!(driver.cuMemPoolDestroy(pool), 0);
     }),
     ("register_overlap", |driver| {
@@ -162,14 +162,14 @@ const KINDS: [(&str, Provoke); 31] = [
     }),
     ("use_after_free", |driver| {
         let stream = driver.stream();
-        let address = driver.from_pool(LEN, driver.pool(), stream);
+        let address = driver.pooled(LEN, driver.pool(), stream);
         assert_eq!(driver.cuMemFreeAsync(address, stream), 0);
         assert_eq!(driver.cuMemsetD8Async(address, 0, LEN, stream), 1);
         assert_eq!(driver.cuStreamSynchronize(stream), 0);
         assert_eq!(driver.cuMemsetD8Async(address, 0, LEN, stream), 1);
     }),
     ("use_not_after_allocation", |driver| {
-        let address = driver.from_pool(LEN, driver.pool(), driver.stream());
+        let address = driver.pooled(LEN, driver.pool(), driver.stream());
         assert_eq!(driver.cuMemsetD8Async(address, 0, LEN, driver.stream()), 0);
     }),
     ("wrong_context", |driver| {

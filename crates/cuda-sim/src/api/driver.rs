@@ -9,7 +9,7 @@ use crate::sim::{Class, Sim, call, lock, to_u64};
 
 #[unsafe(no_mangle)]
 extern "C" fn cuInit(flags: u32) -> u32 {
-    let code = call("cuInit", Class::Query, |sim| {
+    call("cuInit", Class::Query, |sim| {
         match sim.config.init_code {
             0 if flags != 0 => return Err(Code::INVALID_VALUE),
             0 if sim.devices.is_empty() => return Err(Code::NO_DEVICE),
@@ -24,8 +24,7 @@ extern "C" fn cuInit(flags: u32) -> u32 {
             }
         }
         Ok(())
-    });
-    code
+    })
 }
 
 /// The thread of the mode `thread`.

@@ -6,7 +6,7 @@
 
 use std::ffi::{CString, c_void};
 
-use libloading::{Library, Symbol};
+use libloading::Library;
 
 #[path = "../../../../tests/common/cuda_sim.rs"]
 pub mod cuda_sim;
@@ -24,9 +24,10 @@ macro_rules! functions {
     ($($name:ident($($argument:ident: $kind:ty),*);)*) => {
         impl Driver {
             $(pub fn $name(&self, $($argument: $kind),*) -> u32 {
+                type Function = unsafe extern "C" fn($($kind),*) -> u32;
                 // SAFETY: the library exports this name with this signature.
-                let function: Symbol<'_, unsafe extern "C" fn($($kind),*) -> u32> =
-                    unsafe { self.library.get(stringify!($name).as_bytes()) }.unwrap();
+                let found = unsafe { self.library.get::<Function>(stringify!($name).as_bytes()) };
+                let function = found.unwrap();
                 // SAFETY: tests give addresses of live variables, or ones that the driver has to refuse.
                 unsafe { function($($argument),*) }
             })*
@@ -103,9 +104,10 @@ impl Driver {
         let library = unsafe { Library::new(&path) }.unwrap();
         let driver = Self { library, context: 0 };
         let settings = CString::new(settings).unwrap();
+        type Configure = unsafe extern "C" fn(*const std::ffi::c_char) -> u32;
         // SAFETY: the library exports this name with this signature.
-        let configure: Symbol<'_, unsafe extern "C" fn(*const std::ffi::c_char) -> u32> =
-            unsafe { driver.library.get(b"cuda_sim_configure") }.unwrap();
+        let found = unsafe { driver.library.get::<Configure>(b"cuda_sim_configure") };
+        let configure = found.unwrap();
         // SAFETY: a C string.
         assert_eq!(unsafe { configure(settings.as_ptr()) }, 0);
         driver
@@ -122,9 +124,10 @@ impl Driver {
 
     /// The report so far.
     pub fn report(&self) -> SimReport {
+        type Report = unsafe extern "C" fn(*mut u8, u64) -> u64;
         // SAFETY: the library exports this name with this signature.
-        let report: Symbol<'_, unsafe extern "C" fn(*mut u8, u64) -> u64> =
-            unsafe { self.library.get(b"cuda_sim_report") }.unwrap();
+        let found = unsafe { self.library.get::<Report>(b"cuda_sim_report") };
+        let report = found.unwrap();
         let mut text = vec![0; 1 << 16];
         // SAFETY: the buffer has that length.
         let len = unsafe { report(text.as_mut_ptr(), 1 << 16) };
@@ -157,7 +160,7 @@ impl Driver {
         made(|address| self.cuMemAlloc_v2(address, len))
     }
 
-    pub fn from_pool(&self, len: usize, pool: usize, stream: usize) -> u64 {
+    pub fn pooled(&self, len: usize, pool: usize, stream: usize) -> u64 {
         made(|address| self.cuMemAllocFromPoolAsync(address, len, pool, stream))
     }
 
