@@ -4,9 +4,10 @@
 mod common;
 
 use common::fixture;
-use onelayer::{Checkpoint, IoMode, Loader, Target, Window};
+use onelayer::plan::{FloatType, Landing, PlanLimits, ResidentKind};
+use onelayer::{Checkpoint, IoMode, Layers, LoadPlan, Loader, Target, Window};
 
-fn plan(name: &str, io: IoMode, window: Window) -> onelayer::LoadPlan {
+fn plan(name: &str, io: IoMode, window: Window) -> LoadPlan {
     let checkpoint = Checkpoint::open(fixture(name)).unwrap();
     let loader = Loader::builder(Target::Host).host_budget(8 << 20).io(io).window(window).readers(2);
     loader.build().unwrap().plan(&checkpoint).unwrap()
@@ -36,4 +37,19 @@ fn hashes_are_a_term_where_nothing_else_is_kept() {
     };
     assert_eq!(hashes(Target::None), Some(32 * checkpoint.tensor_count() as u64));
     assert_eq!(hashes(Target::Host), None);
+}
+
+/// The same as above, for a device: neighbours land together, and `f32` arrives as `f16`.
+#[test]
+fn landing_in_phase_and_narrowing() {
+    let plan = |name| {
+        let checkpoint = Checkpoint::open(fixture(name)).unwrap();
+        let layers = Layers::group(&checkpoint).unwrap();
+        let mut limits = PlanLimits::new(8 << 20);
+        (limits.landing, limits.resident) = (Landing::InPhase, ResidentKind::Device);
+        (limits.window, limits.io, limits.dtype) = (Window::Layers(2), IoMode::Direct, Some(FloatType::F16));
+        LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap()
+    };
+    insta::assert_snapshot!("in_phase", format!("{:#}", plan("llama_sharded")));
+    insta::assert_snapshot!("narrowed", format!("{:#}", plan("gpt2")));
 }

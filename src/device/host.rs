@@ -34,7 +34,7 @@ impl HostBackend {
 
     fn arena(&self, len_bytes: u64) -> Result<Arc<HostArena>, DeviceError> {
         let failed = |source| DeviceError::HostAllocation { bytes: len_bytes, source };
-        let recycled = self.pool.take(len_bytes);
+        let recycled = self.pool.take(len_bytes).memory;
         // From here on the arena's drop gives back what the pool has counted, whatever fails below.
         let mut arena = HostArena { len_bytes, memory: recycled, pool: Arc::clone(&self.pool) };
         match &arena.memory {

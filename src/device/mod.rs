@@ -18,6 +18,9 @@ use crate::plan::PlannedLayer;
 
 mod backend;
 mod code;
+#[cfg(not(loom))]
+#[cfg(test)]
+mod conformance;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 mod error;

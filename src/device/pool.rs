@@ -43,6 +43,19 @@ pub(super) struct Pool<M> {
     state: Mutex<State<M>>,
 }
 
+/// What an arena gets from the pool.
+#[derive(Debug)]
+pub(super) struct Taken<M> {
+    /// Idle memory, if any fits.
+    pub(super) memory: Option<M>,
+    /// True if other idle memory had to go.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "the host's memory is gone when it is dropped")
+    )]
+    pub(super) has_dropped: bool,
+}
+
 #[derive(Debug)]
 struct State<M> {
     is_open: bool,
@@ -79,8 +92,8 @@ impl<M: PoolMemory> Pool<M> {
     }
 
     /// Counts an arena of `len_bytes` as in use and gives it the smallest idle memory that is large enough, if there is
-    /// any. Pages beyond `len_bytes` may still hold what they held.
-    pub(super) fn take(&self, len_bytes: u64) -> Option<M> {
+    /// any. Pages beyond `len_bytes` may still hold what they held. What would be too much has been dropped by then.
+    pub(super) fn take(&self, len_bytes: u64) -> Taken<M> {
         let mut state = self.lock();
         let fitting = state.idle.iter().enumerate().filter(|(_, idle)| idle.memory.fits(len_bytes));
         // Of those alike the one that holds most: the rest of it has to be faulted in.
@@ -98,8 +111,9 @@ impl<M: PoolMemory> Pool<M> {
         }
         // Unmapping takes its time and needs no lock.
         drop(state);
+        let has_dropped = !freed.is_empty();
         drop(freed);
-        taken
+        Taken { memory: taken, has_dropped }
     }
 
     /// True until it is closed.
@@ -166,7 +180,7 @@ mod tests {
         }
 
         fn take(&mut self, len_bytes: u64) {
-            let memory = self.pool.take(len_bytes);
+            let memory = self.pool.take(len_bytes).memory;
             let memory = memory.unwrap_or_else(|| AnonymousMemory::new(len_bytes).unwrap());
             assert!(memory.len_bytes() >= len_bytes);
             self.used.push((len_bytes, Some(memory)));

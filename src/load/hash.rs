@@ -1,6 +1,6 @@
 //! BLAKE3 of every tensor of a layer, from slots that arrive in plan order.
 //!
-//! Used for targets that keep no bytes. Where bytes are kept, [`LoadedTensor::hash`](super::LoadedTensor::hash)
+//! Of the bytes that are delivered: narrowed where they are. Used for targets that keep no bytes. Where bytes are kept, [`LoadedTensor::hash`](super::LoadedTensor::hash)
 //! hashes what was delivered.
 
 use std::fmt;
@@ -64,7 +64,9 @@ impl LayerHasher {
             let shard = checkpoint.tensor(placement.tensor).shard;
             let piece = placement.extent.intersect(request.payload).filter(|_| shard == request.shard);
             let Some(piece) = piece else { return };
-            update(&mut self.open, slot.part(piece.start() - request.extent.start(), piece.len_bytes()));
+            // What is narrowed begins where its elements began, and it is hashed as it is delivered.
+            let len_bytes = placement.delivered_bytes(piece.len_bytes());
+            update(&mut self.open, slot.part(piece.start() - request.extent.start(), len_bytes));
             if placement.extent.end() > request.payload.end() {
                 return;
             }
@@ -118,9 +120,103 @@ fn update(hasher: &mut Hasher, bytes: &[u8]) {
     }
 }
 
+#[cfg(not(loom))]
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+
     use super::*;
+    use crate::budget::MemoryBudget;
+    use crate::checkpoint::DType;
+    use crate::layers::Layers;
+    use crate::plan::{FloatType, LoadPlan, PlanLimits};
+    use crate::source;
+    use crate::staging::{Ring, narrow};
+    use crate::units::{MIB, to_u64, to_usize};
+
+    /// A checkpoint of two layers in the order and with the types given, and what is delivered of each tensor as `bf16`.
+    fn mixed(folder: &std::path::Path) -> (Checkpoint, BTreeMap<String, Vec<u8>>) {
+        let tensors = [
+            ("layers.0.odd", DType::U8, 3),
+            ("layers.0.wide", DType::F32, 700_001),
+            ("layers.0.none", DType::F32, 0),
+            ("layers.0.half", DType::Bf16, 1000),
+            ("layers.1.double", DType::F64, 400_000),
+            ("layers.1.small", DType::F32, 1),
+            ("layers.1.count", DType::I64, 5),
+        ];
+        let (mut header, mut data, mut delivered) = (String::from("{"), Vec::new(), BTreeMap::new());
+        for (name, dtype, count) in tensors {
+            let start = data.len();
+            let mut expected = Vec::new();
+            for element in 0..count {
+                let number = f32::from_bits(0x3F00_0000 ^ u32::try_from(element).unwrap() << 3);
+                let narrow = half::bf16::from_f32(number).to_le_bytes();
+                let (bytes, kept) = match dtype {
+                    DType::F32 => (number.to_le_bytes().to_vec(), narrow.to_vec()),
+                    DType::F64 => (f64::from(number).to_le_bytes().to_vec(), narrow.to_vec()),
+                    _ => {
+                        let len = to_usize(dtype.bits().unwrap() / 8);
+                        let bytes = number.to_be_bytes().into_iter().cycle().take(len).collect::<Vec<u8>>();
+                        (bytes.clone(), bytes)
+                    }
+                };
+                data.extend(bytes);
+                expected.extend(kept);
+            }
+            let end = data.len();
+            let comma = if header.len() > 1 { "," } else { "" };
+            header.push_str(&format!(
+                r#"{comma}"{name}":{{"dtype":"{dtype}","shape":[{count}],"data_offsets":[{start},{end}]}}"#
+            ));
+            delivered.insert(name.to_owned(), expected);
+        }
+        header.push('}');
+        let path = folder.join("model.safetensors");
+        let file = [&to_u64(header.len()).to_le_bytes(), header.as_bytes(), &data].concat();
+        fs::write(&path, file).unwrap();
+        (Checkpoint::open(path).unwrap(), delivered)
+    }
+
+    #[test]
+    fn what_is_hashed_and_copied_is_what_is_delivered() {
+        let folder = tempfile::tempdir().unwrap();
+        let (checkpoint, delivered) = mixed(folder.path());
+        let layers = Layers::group(&checkpoint).unwrap();
+        let mut limits = PlanLimits::new(6 * MIB);
+        limits.dtype = Some(FloatType::Bf16);
+        let plan = LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap();
+        let shape = plan.memory().ring();
+        let ring = Ring::new(shape, MemoryBudget::new(shape.bytes()).reserve("ring", shape.bytes()).unwrap());
+        let mut slot = ring.unwrap().try_take().unwrap();
+        let source = source::open(plan.io(), &checkpoint).unwrap();
+        let mut hasher = LayerHasher::default();
+        assert!(plan.reads().len() > 5, "tensors in several pieces");
+        for layer in plan.layers() {
+            let placements = plan.placements(layer);
+            let mut arena = vec![0; to_usize(layer.arena_bytes)];
+            for read in layer.reads.clone().map(|index| plan.read(index)) {
+                source.read(&read.request, slot.bytes_mut()).unwrap();
+                narrow::narrow_slot(slot.bytes_mut(), plan.narrowings(&read));
+                let filled = slot.into_filled();
+                hasher.update(&checkpoint, placements, &read, &filled);
+                for copy in plan.copies(&read) {
+                    let target = &mut arena[to_usize(copy.arena_offset_bytes)..][..to_usize(copy.len_bytes)];
+                    target.copy_from_slice(filled.part(copy.slot_offset_bytes, copy.len_bytes));
+                }
+                slot = filled.into_empty();
+            }
+            for (placement, hash) in placements.iter().zip(hasher.finish_layer(placements)) {
+                let name = checkpoint.tensor(placement.tensor).name;
+                let expected = &delivered[name];
+                assert_eq!(placement.len_bytes(), to_u64(expected.len()));
+                let found = &arena[to_usize(placement.arena_offset_bytes)..][..expected.len()];
+                assert!(found == expected, "the bytes of {name}");
+                assert_eq!(hash.as_bytes(), blake3::hash(expected).as_bytes(), "the hash of {name}");
+            }
+        }
+    }
 
     #[test]
     fn a_hash_reads_as_b3sum_writes_it() {

@@ -113,10 +113,10 @@ impl LoadedTensor {
         &self.data.placements()[self.place]
     }
 
-    /// Its description in the checkpoint.
+    /// Its description in the checkpoint: as it is there, not narrowed.
     #[must_use]
     pub fn entry(&self) -> TensorEntry<'_> {
-        self.data.checkpoint.tensor(self.data.placements()[self.place].tensor)
+        self.data.checkpoint.tensor(self.placement().tensor)
     }
 
     /// Its full name.
@@ -125,10 +125,16 @@ impl LoadedTensor {
         self.entry().name
     }
 
-    /// Element type.
+    /// Type of the delivered elements.
     #[must_use]
     pub fn dtype(&self) -> DType {
-        self.entry().dtype
+        self.placement().delivered_dtype(self.entry().dtype)
+    }
+
+    /// Bytes that are delivered.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.placement().len_bytes()
     }
 
     /// Elements per dimension, outermost first; empty for a scalar.
@@ -137,13 +143,12 @@ impl LoadedTensor {
         self.entry().shape
     }
 
-    /// Its bytes in the checkpoint's own layout (little-endian, row-major), if the host can read them: always on
+    /// Its bytes in the checkpoint's own layout (little-endian, row-major), as elements of [`Self::dtype`], if the host can read them: always on
     /// [`Target::Host`](crate::device::Target::Host), never on [`Target::None`](crate::device::Target::None). On the
     /// host they start at a multiple of 256 bytes.
     #[must_use]
     pub fn as_bytes(&self) -> Option<&[u8]> {
-        let start = self.data.placements()[self.place].arena_offset_bytes;
-        let len = self.entry().extent.len_bytes();
+        let (start, len) = (self.placement().arena_offset_bytes, self.len_bytes());
         if len == 0 {
             return self.data.resident.host_bytes().map(|_| &[][..]);
         }

@@ -161,8 +161,9 @@ impl MemoryTerms {
         }
         let fixed_bytes = fixed.iter().fold(0_u64, |sum, term| sum.saturating_add(term.bytes));
         let needs = |ring: RingShape| Needs::of(ring, limits.io, fixed_bytes);
-        // A slot holds at least two aligned blocks, so that a read of one block always fits whatever its phase.
-        let slot_bytes_min = SLOT_BYTES_MIN.max(limits.alignment.bytes().saturating_mul(2));
+        // A slot holds at least four aligned blocks, so that a read of one block always fits whatever its phase, and one that
+        // begins a block earlier for the sake of an element is not the same read again.
+        let slot_bytes_min = SLOT_BYTES_MIN.max(limits.alignment.bytes().saturating_mul(4));
         let smallest = RingShape { slots: SLOTS_MIN, slot_bytes: slot_bytes_min, readers: 1 };
         let smallest_budget_bytes = needs(smallest).total_bytes.div_ceil(MIB).saturating_mul(MIB);
         let budget_bytes = limits.host_budget_bytes;

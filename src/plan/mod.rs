@@ -9,14 +9,16 @@
 //!    -> arena layout      every tensor at a 256-byte aligned place of its layer's arena
 //!    -> runs              neighbours in the file, small gaps read through
 //!    -> reads             at most one slot each, phased to 4096 bytes
+//!    -> narrowings        of wider floats, if asked for: in the slot
 //!    -> copies            slot -> arena, neighbours joined
+//!    -> moves             arena -> arena, of what could not land in its place
 //! ```
 //!
 //! Nothing here opens a file or allocates in proportion to a tensor's bytes.
 
 use std::ops::Range;
 
-use crate::checkpoint::{Checkpoint, TensorId};
+use crate::checkpoint::{Checkpoint, DType, TensorId};
 use crate::layers::{LayerId, Layers};
 use crate::units::{ByteRange, to_u64, to_usize};
 
@@ -33,6 +35,9 @@ pub use self::request::{IoMode, ReadRequest};
 
 mod display;
 mod error;
+#[cfg(test)]
+mod for_tests;
+mod landing;
 mod layout;
 mod limits;
 mod memory;
@@ -58,6 +63,17 @@ pub struct CopyOp {
     pub arena_offset_bytes: u64,
     /// How many there are.
     pub len_bytes: u64,
+}
+
+/// One stretch of a slot that is narrowed before it is copied, in place: what comes out begins where the elements began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NarrowOp {
+    /// Where the elements start in the slot; at any byte.
+    pub slot_offset_bytes: u64,
+    /// How many bytes they take there: whole elements.
+    pub source_len_bytes: u64,
+    /// From which type to which.
+    pub narrowing: Narrowing,
 }
 
 /// One move inside the arena, once all copies of its layer are complete: of a tensor that could not land in its place.
@@ -91,8 +107,19 @@ impl Placement {
     /// Bytes it takes in the arena.
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
-        let source_bytes = self.extent.len_bytes();
+        self.delivered_bytes(self.extent.len_bytes())
+    }
+
+    /// What whole elements of so many bytes in the file take in the arena, in bytes.
+    #[must_use]
+    pub fn delivered_bytes(&self, source_bytes: u64) -> u64 {
         self.narrowing.map_or(source_bytes, |narrowing| narrowing.narrowed_bytes(source_bytes))
+    }
+
+    /// The type of the delivered elements, for a tensor that has the type `dtype` in its file.
+    #[must_use]
+    pub fn delivered_dtype(&self, dtype: DType) -> DType {
+        self.narrowing.map_or(dtype, |narrowing| narrowing.to().into())
     }
 }
 
@@ -125,6 +152,7 @@ pub struct LoadPlan {
     memory: MemoryTerms,
     io: IoMode,
     window: Window,
+    dtype: Option<FloatType>,
 }
 
 impl LoadPlan {
@@ -139,16 +167,25 @@ impl LoadPlan {
         limits: &PlanLimits,
         mut select: impl FnMut(TensorId) -> bool,
     ) -> Result<Self, PlanError> {
-        let mut layout = layout::arrange(checkpoint, layers, &mut select)?;
+        let mut layout = layout::arrange(checkpoint, layers, limits, &mut select)?;
         if layout.placements.is_empty() && checkpoint.tensor_count() > 0 {
             return Err(PlanError::NothingSelected { tensors: to_u64(checkpoint.tensor_count()) });
         }
         let runs = reads::join(checkpoint, &layout);
         let memory = MemoryTerms::settle(checkpoint, layers, &layout, to_u64(runs.len()), limits)?;
         let slot_bytes = memory.ring().slot_bytes;
-        let reads = ReadList::number(runs, &mut layout.layers, slot_bytes, limits.alignment)?;
+        let reads = ReadList::number(runs, &mut layout, slot_bytes, limits.alignment)?;
         let Layout { layers, placements, moves } = layout;
-        Ok(Self { layers, placements, moves, reads, memory, io: limits.io, window: limits.window })
+        Ok(Self {
+            layers,
+            placements,
+            moves,
+            reads,
+            memory,
+            io: limits.io,
+            window: limits.window,
+            dtype: limits.dtype,
+        })
     }
 
     /// The layers, in execution order. Layers without a selected tensor are left out.
@@ -159,7 +196,7 @@ impl LoadPlan {
 
     /// All reads, in the order they are issued.
     pub fn reads(&self) -> impl ExactSizeIterator<Item = ReadOp> {
-        (0..self.reads.count()).map(|index| self.reads.read(index))
+        (0..self.reads.count()).map(|index| self.read(index))
     }
 
     /// One read.
@@ -168,13 +205,21 @@ impl LoadPlan {
     /// If there is no read of this index.
     #[must_use]
     pub fn read(&self, index: u32) -> ReadOp {
-        self.reads.read(index)
+        self.reads.read(index, &self.placements)
     }
 
     /// The copies of one read, in file order.
     #[must_use]
     pub fn copies(&self, read: &ReadOp) -> Copies<'_> {
-        Copies::new(read.request, &self.placements[index_range(&read.placements)])
+        // A run, and so a read, is of one layer.
+        let layer = self.layers.partition_point(|layer| layer.placements.end <= read.placements.start);
+        let moves = self.layers.get(layer).map_or(&[][..], |layer| self.moves(layer));
+        Copies::new(read.request, &self.placements[index_range(&read.placements)], moves)
+    }
+
+    /// What of one read is narrowed before its copies, in file order.
+    pub fn narrowings(&self, read: &ReadOp) -> impl Iterator<Item = NarrowOp> + Clone {
+        reads::narrowings(read.request, &self.placements[index_range(&read.placements)])
     }
 
     /// The tensors of one layer and their places, in file order.
@@ -207,13 +252,25 @@ impl LoadPlan {
         self.window
     }
 
-    /// Bytes of all selected tensors.
+    /// What wider floats are narrowed to on the way, if they are.
+    #[must_use]
+    pub fn dtype(&self) -> Option<FloatType> {
+        self.dtype
+    }
+
+    /// Bytes of all selected tensors in their files.
+    #[must_use]
+    pub fn source_bytes(&self) -> u64 {
+        self.placements.iter().map(|placement| placement.extent.len_bytes()).sum()
+    }
+
+    /// Bytes of all selected tensors, narrowed where they are.
     #[must_use]
     pub fn tensor_bytes(&self) -> u64 {
         self.layers.iter().map(|layer| layer.tensor_bytes).sum()
     }
 
-    /// Bytes that an aligned source reads: [`Self::tensor_bytes`] and what alignment and read-through gaps add.
+    /// Bytes that an aligned source reads: [`Self::source_bytes`] and what alignment and read-through gaps add.
     #[must_use]
     pub fn aligned_read_bytes(&self) -> u64 {
         self.reads().map(|read| read.request.extent.len_bytes()).sum()
@@ -222,7 +279,7 @@ impl LoadPlan {
     /// Bytes that are read and thrown away: at most, since an unaligned source reads only payloads.
     #[must_use]
     pub fn over_read_bytes(&self) -> u64 {
-        self.aligned_read_bytes() - self.tensor_bytes()
+        self.aligned_read_bytes() - self.source_bytes()
     }
 }
 

@@ -6,7 +6,8 @@
 
 use std::fmt;
 
-use crate::checkpoint::DType;
+use crate::checkpoint::{Checkpoint, DType, TensorId};
+use crate::layers::Layers;
 
 /// A float type that tensors can be narrowed to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -99,4 +100,23 @@ impl Narrowing {
     pub const fn narrowed_bytes(self, source_bytes: u64) -> u64 {
         source_bytes / self.from_bytes() * self.to().bytes()
     }
+}
+
+/// How a tensor is narrowed, if it is. The scale of a quantized weight is not a plain float: what it is multiplied with has
+/// lost its precision already.
+pub(super) fn of(
+    checkpoint: &Checkpoint,
+    layers: &Layers,
+    tensor: TensorId,
+    wanted: FloatType,
+) -> Option<Narrowing> {
+    let narrowing = Narrowing::between(checkpoint.tensor(tensor).dtype, wanted)?;
+    let companions = layers.companions();
+    let weight = companions.binary_search_by_key(&tensor, |&(companion, _)| companion);
+    let weight = weight.ok().map(|index| checkpoint.tensor(companions[index].1).dtype);
+    weight.is_none_or(is_plain_float).then_some(narrowing)
+}
+
+const fn is_plain_float(dtype: DType) -> bool {
+    matches!(dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F64)
 }

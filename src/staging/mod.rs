@@ -21,5 +21,6 @@ pub(crate) use self::ring::{Empty, Filled, Ring, Slot};
 
 mod free_list;
 pub(crate) mod memory;
+pub(crate) mod narrow;
 mod pin;
 mod ring;

@@ -30,6 +30,9 @@ mod lane;
 mod memory;
 mod pinned;
 mod read_back;
+#[cfg(not(loom))]
+#[cfg(test)]
+mod simulated;
 mod stream;
 
 /// The driver's answer to a call as a result.

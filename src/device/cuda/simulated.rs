@@ -1,0 +1,139 @@
+//! The CUDA backend on a simulated driver: conformance, and how slots are used again under many schedules.
+//!
+//! Each test runs this executable once more, as a process of its own that finds the simulated driver; the tests that say
+//! `scenario` are what runs there, and do nothing by themselves.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc;
+
+use super::backend::SKIPS_THE_WAIT;
+use super::{Context, CudaBackend, Lane, LaneOptions, Registrar};
+use crate::budget::MemoryBudget;
+use crate::device::conformance::{self, start_copy};
+use crate::device::{Backend, PendingCopy};
+use crate::plan::{PlannedLayer, RingShape};
+use crate::staging::{Pinning, Ring};
+use crate::units::{ByteRange, KIB};
+
+#[path = "../../../tests/common/cuda_sim.rs"]
+mod cuda_sim;
+
+use cuda_sim::{MODES, SimOutcome, SimRun};
+
+fn run(scenario: &str, mode: &str, seed: u64, change: impl FnOnce(SimRun) -> SimRun) -> SimOutcome {
+    let scenario = format!("{}::{scenario}", module_path!().split_once("::").unwrap().1);
+    let run = SimRun::again(&scenario).set("MODE", mode).set("SEED", seed);
+    let outcome = change(run).run();
+    outcome.assert_success();
+    outcome
+}
+
+#[test]
+fn cuda_conforms() {
+    for mode in MODES {
+        for seed in 1..4 {
+            run("scenario_conformance", mode, seed, |run| run).report().assert_clean();
+            let plain = run("scenario_conformance", mode, seed, |run| run.set("POOLS", 0));
+            plain.report().assert_clean();
+        }
+    }
+}
+
+fn schedules(mode: &str, seed: u64, count: u32, is_broken: bool) -> SimOutcome {
+    run("scenario_schedules", mode, seed, |run| {
+        let run = run.env("ONELAYER_SCHEDULES", count.to_string()).set("DELAY_US", 20);
+        run.env("ONELAYER_BROKEN", if is_broken { "1" } else { "0" })
+    })
+}
+
+/// Twelve thousand layers through rings of two to four slots: no slot is filled again before the device has read it.
+#[test]
+fn slots_are_never_used_again_too_early() {
+    const SCHEDULES: u32 = 250;
+    for mode in ["lazy", "thread"] {
+        for seed in 1..=24 {
+            let outcome = schedules(mode, seed, SCHEDULES, false);
+            assert!(outcome.stdout.contains("wrong schedules: 0"), "{}", outcome.stdout);
+            outcome.report().assert_clean();
+            assert_eq!(outcome.report().calls("cuMemHostRegister_v2"), u64::from(SCHEDULES));
+        }
+    }
+}
+
+/// The same with a ring that gives slots back too early. Were it not caught, the test above would prove nothing.
+#[test]
+fn a_broken_ring_is_caught() {
+    const RUNS: u64 = 100;
+    for mode in ["lazy", "thread"] {
+        let caught = (1..=RUNS).filter(|&seed| {
+            let outcome = schedules(mode, seed, 1, true);
+            !outcome.stdout.contains("wrong schedules: 0") || !outcome.report().violations().is_empty()
+        });
+        let caught = caught.count();
+        println!("{mode}: {caught} of {RUNS} runs of the broken ring were caught");
+        assert!(caught > 99, "{mode}: only {caught} of {RUNS}");
+    }
+}
+
+/// The context of device 0, if the driver is the simulated one and nothing else.
+fn context() -> Arc<Context> {
+    let context = Context::primary(0).unwrap();
+    let name = context.name().unwrap();
+    assert!(name.contains("simulated"), "{name} is not simulated");
+    context
+}
+
+fn backend(context: &Arc<Context>, recycle_bytes_max: Option<u64>) -> CudaBackend {
+    let options = LaneOptions { recycle_bytes_max, ..LaneOptions::default() };
+    CudaBackend::new(Lane::new(context, options).unwrap(), conformance::SLOTS).unwrap()
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_conformance() {
+    let context = context();
+    let ring = conformance::ring(Some(&Registrar(Arc::clone(&context))));
+    assert_eq!(*ring.pinning(), Pinning::Whole);
+    conformance::suite(|recycled| backend(&context, recycled), &ring);
+    conformance::moves_come_after_all_copies(&backend(&context, None), &ring);
+}
+
+/// Copies of one schedule.
+const COPIES: u64 = 24;
+const SLOT_BYTES: u64 = 4 * KIB;
+
+/// One layer through a ring of `slots`, which another thread gives back as its copies are over. True if every byte is
+/// right.
+fn one_schedule(context: &Arc<Context>, slots: u32) -> bool {
+    let shape = RingShape { slots, slot_bytes: SLOT_BYTES, readers: 1 };
+    let reservation = MemoryBudget::new(shape.bytes()).reserve("ring", shape.bytes()).unwrap();
+    let ring = Ring::new(shape, reservation, Some(&Registrar(Arc::clone(context)))).unwrap();
+    let backend = backend(context, None);
+    let arena = backend.allocate(&PlannedLayer::of_bytes(COPIES * SLOT_BYTES)).unwrap();
+    let place = |number| ByteRange::with_len(number * SLOT_BYTES, SLOT_BYTES).unwrap();
+    let (sender, receiver) = mpsc::channel::<super::backend::CudaCopy>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || receiver.iter().for_each(|copy| drop(copy.wait().unwrap())));
+        for number in 0..COPIES {
+            while ring.free_slots() == 0 {
+                std::thread::yield_now();
+            }
+            sender.send(start_copy(&backend, &ring, &arena, number, place(number))).unwrap();
+        }
+        drop(sender);
+    });
+    let resident = backend.seal(arena, &[]).unwrap();
+    conformance::first_wrong(&resident, SLOT_BYTES, COPIES).is_none()
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_schedules() {
+    let number = |name: &str| std::env::var(name).unwrap().parse::<u32>().unwrap();
+    SKIPS_THE_WAIT.store(number("ONELAYER_BROKEN") == 1, Ordering::Relaxed);
+    let context = context();
+    let wrong =
+        (0..number("ONELAYER_SCHEDULES")).filter(|index| !one_schedule(&context, 2 + index % 3)).count();
+    println!("wrong schedules: {wrong}");
+}
