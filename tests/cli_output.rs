@@ -58,6 +58,8 @@ fn run_reads_well() {
 fn plan_reads_well() {
     let place = workplace();
     assert_golden("plan", &stdout(&run(place.path(), "plan model --readers 2")));
+    let line = "plan model --readers 2 --device cuda:0 --dtype bf16 --device-budget 1GiB";
+    assert_golden("plan_cuda", &stdout(&run(place.path(), line)));
 }
 
 #[test]
@@ -351,7 +353,7 @@ fn lines_and_rows_can_be_parsed() {
     assert_eq!(kinds.last().map(String::as_str), Some("summary"));
     let text = stdout(&run(place.path(), "model --runs 2 --format csv"));
     let widths: Vec<usize> = text.lines().map(|line| line.split(',').count()).collect();
-    assert_eq!(widths, [18, 18, 18]);
+    assert_eq!(widths, [24, 24, 24]);
 }
 
 #[test]

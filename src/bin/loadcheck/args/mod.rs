@@ -149,7 +149,7 @@ pub(crate) struct LoadArgs {
     /// page cache (O_DIRECT). A file that cannot be read the way that was asked for is named in the report.
     #[arg(long, value_name = "MODE", default_value = "buffered", hide_possible_values = true)]
     pub(crate) io: Io,
-    /// auto, cuda:N, host, or none (read and drop)
+    /// auto, cuda:N, host or none
     ///
     /// Where layers go. `auto` takes cuda:0 where there is a CUDA driver with a device, else the host, and says which. On
     /// the host device they are memory of the measured process, beside the budget; with `none` bytes are read, hashed if

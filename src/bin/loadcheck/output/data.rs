@@ -55,6 +55,7 @@ pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Resul
     let summary = json!({
         "tool": report.tool, "command": report.command, "verdict": report.verdict, "error": report.error,
         "host": report.host, "source": report.source, "exec": report.exec, "unavailable": report.unavailable,
+        "notes": report.notes,
     });
     each(report, to, "summary", [summary])
 }

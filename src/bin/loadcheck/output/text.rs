@@ -235,7 +235,7 @@ fn rows(report: &Report, is_narrow: bool) -> Vec<Vec<String>> {
         let note = if is_on_host {
             pick("part of both: the layers that are kept, beside the budget", "part of both: kept layers")
         } else {
-            pick("no part of either: the layers that are kept are on the device", "on the device")
+            pick("the layers that are kept, on the device: part of VRAM", "on the device")
         };
         rows.push(row("layers", Some(resident), Some(0), None, note));
     }

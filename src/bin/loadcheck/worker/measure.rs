@@ -174,6 +174,9 @@ impl Load<'_> {
                 if keep {
                     kept.push(layer);
                 } else {
+                    if let Some(vram) = self.vram {
+                        vram.layer_end(|| self.place(layer.id().as_str()));
+                    }
                     compare(&mut verifier, index, &layer)?;
                 }
                 Ok(())
@@ -185,8 +188,8 @@ impl Load<'_> {
         }
         let wall = self.start.elapsed();
         self.sampler.marker().sample();
-        let at_end = || Place { seconds: wall.as_secs_f64(), ..Place::default() };
-        let vram_bytes = self.vram.and_then(|vram| vram.after_load(at_end));
+        let last = plan.layers().last().map_or("", |layer| layer.id.as_str());
+        let vram_bytes = self.vram.and_then(|vram| vram.after_load(|| self.place(last)));
         let after_load = Point { vram_bytes, ..point(&self.sampler.snapshot().memory) };
         let compared_between = verifier.as_ref().map_or(Duration::ZERO, |verifier| verifier.spent());
         if failure.is_none() {
@@ -195,6 +198,11 @@ impl Load<'_> {
         }
         drop(kept);
         Delivered { elapsed: wall.saturating_sub(compared_between), after_load, failure }
+    }
+
+    /// Now, at a layer.
+    fn place(&self, layer: &str) -> Place {
+        Place { layer: Some(layer.to_owned()), tensor: None, seconds: self.start.elapsed().as_secs_f64() }
     }
 
     fn failure(&self, error: &LoadError) -> Failure {

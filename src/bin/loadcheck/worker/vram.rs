@@ -5,6 +5,7 @@
 //! device that nobody else uses meanwhile.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use onelayer::probe::{GpuMemory, NvmlError};
 use onelayer::{Device, Target};
@@ -13,6 +14,8 @@ use crate::report::{Place, Unavailable, Vram};
 
 /// The driver answers in microseconds; NVML takes a lock of its own, so it is asked less often: at every so many looks.
 const LOOKS_PER_NVML_SAMPLE: u32 = 4;
+/// NVML is asked on behalf of layers no more often than this.
+const LAYER_INTERVAL: Duration = Duration::from_millis(20);
 
 /// One way of counting.
 #[derive(Debug)]
@@ -120,6 +123,8 @@ struct Inner {
     /// Best first.
     series: [Series; 3],
     looks: u32,
+    /// When NVML was asked last on behalf of a layer.
+    layer_asked: Option<Instant>,
 }
 
 impl VramMeter {
@@ -140,7 +145,7 @@ impl VramMeter {
 
     fn with(counters: Box<dyn Counters>) -> Self {
         let series = ["nvml_process", "nvml_device", "driver"].map(Series::new);
-        let mut inner = Inner { counters, series, looks: 0 };
+        let mut inner = Inner { counters, series, looks: 0, layer_asked: None };
         inner.sample(true, Place::default);
         for series in &mut inner.series {
             series.baseline = series.now;
@@ -159,6 +164,17 @@ impl VramMeter {
         let with_nvml = inner.looks % LOOKS_PER_NVML_SAMPLE == 0;
         inner.sample(with_nvml, place);
         inner.headline().peak
+    }
+
+    /// A layer is about to be dropped: what it takes is seen, however short the load. NVML is asked for the first one, and
+    /// not more often than once in [`LAYER_INTERVAL`] then, so that many small layers are not held up.
+    pub(super) fn layer_end(&self, place: impl Fn() -> Place) {
+        let mut inner = self.inner();
+        let with_nvml = inner.layer_asked.is_none_or(|asked| asked.elapsed() >= LAYER_INTERVAL);
+        if with_nvml {
+            inner.layer_asked = Some(Instant::now());
+        }
+        inner.sample(with_nvml, place);
     }
 
     /// The headline now, of everything that is loaded.
