@@ -67,6 +67,24 @@ fn a_fatal_code_loses_the_context_drops_the_work_and_lets_everything_be_given_ba
 }
 
 #[test]
+fn a_release_that_fails_fatally_is_done_and_one_that_is_refused_is_not() {
+    let driver = Driver::new("FAIL=cuEventDestroy_v2:1:2,cuEventDestroy_v2:2:700");
+    let event = driver.event();
+    assert_eq!(driver.cuEventDestroy_v2(event), 2);
+    assert_eq!(driver.report().leaks()["events"], 1);
+    assert_eq!(driver.cuEventDestroy_v2(event), 700);
+    assert!(!driver.report().leaks().contains_key("events"));
+    assert_eq!(driver.report().number("device.0.lost"), 700);
+}
+
+#[test]
+fn a_call_can_do_its_work_and_fail_nevertheless() {
+    let driver = Driver::new("FAIL=cuStreamCreate:1:2~");
+    assert_eq!(driver.cuStreamCreate(&mut 0, 1), 2);
+    assert_eq!(driver.report().leaks()["streams"], 1);
+}
+
+#[test]
 fn without_stickiness_a_fatal_code_is_one_failed_call() {
     let driver = Driver::new("FAIL=cuEventCreate:1:700\nFATAL=0");
     assert_eq!([driver.cuEventCreate(&mut 0, 2), driver.cuEventCreate(&mut 0, 2)], [700, 0]);
