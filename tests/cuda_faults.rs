@@ -4,14 +4,91 @@
 //! panics. Each run is a process of its own that finds the simulated driver; the tests that say `scenario` are what runs
 //! there, and do nothing by themselves.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a scenario tells its parent, a sweep its figures"
+)]
 
 mod common;
 #[path = "common/cuda_sim.rs"]
 mod cuda_sim;
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use common::{TestTensor, small_decoder, write_sharded};
 use onelayer::load::{LoadError, LoadedLayer};
 use onelayer::{Checkpoint, HandOut, Loader, Target, Window};
+
+use cuda_sim::{SimOutcome, SimRun};
+
+fn run(way: &str, mode: &str, change: impl FnOnce(SimRun) -> SimRun) -> SimOutcome {
+    let run = SimRun::again("scenario").env("ONELAYER_WAY", way).set("MODE", mode).set("DELAY_US", 20);
+    change(run).run()
+}
+
+/// A fault that made a run go wrong, in words; `None` if all is well.
+fn judge(outcome: &SimOutcome) -> Result<&str, String> {
+    let words =
+        || format!("{:?}\n{}\n{}\n{:?}", outcome.status, outcome.stdout, outcome.stderr, outcome.reports);
+    let ending = outcome.stdout.lines().find_map(|line| line.split_once("outcome: "));
+    match (ending, &outcome.reports[..]) {
+        (Some((_, ending)), [report])
+            if outcome.status.success() && report.violations().is_empty() && report.leaks().is_empty() =>
+        {
+            Ok(ending)
+        }
+        // A driver that was never initialised has nothing to report.
+        (Some((_, ending)), []) if outcome.status.success() && ending.contains("does not start") => {
+            Ok(ending)
+        }
+        _ => Err(words()),
+    }
+}
+
+/// Fails each call of a load in turn, with each code. A hang is noticed too: no run takes longer than it may.
+fn sweep(way: &str, mode: &str, codes: [u32; 3]) {
+    let plain = run(way, mode, |run| run);
+    assert_eq!(judge(&plain), Ok("complete"));
+    let calls = usize::try_from(plain.report().number("calls.total")).unwrap();
+    let next = AtomicUsize::new(0);
+    let endings = Mutex::new(BTreeMap::<String, usize>::new());
+    let workers = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| {
+                while let Some(job) =
+                    Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&job| job < 3 * calls)
+                {
+                    let rule = format!("*:{}:{}", 1 + job / 3, codes[job % 3]);
+                    let outcome = run(way, mode, |run| run.fail(&rule).set("SEED", 1 + job));
+                    let ending = judge(&outcome).unwrap_or_else(|words| panic!("{rule}: {words}"));
+                    let kind = ending.split(&[' ', ':'][..]).take(3).collect::<Vec<_>>().join(" ");
+                    *endings.lock().unwrap().entry(kind).or_default() += 1;
+                }
+            });
+        }
+    });
+    let endings = endings.into_inner().unwrap();
+    eprintln!("{way}, {mode}: {} runs ({calls} calls x codes {codes:?}): {endings:#?}", 3 * calls);
+    assert_eq!(endings.values().sum::<usize>(), 3 * calls);
+    // Faults that hit cannot all have been harmless.
+    assert!(endings.get("complete").copied().unwrap_or(0) < 2 * calls);
+}
+
+/// Out of memory, a context that is lost, and an error that means nothing.
+#[test]
+fn every_call_of_a_load_may_fail() {
+    sweep("load", "lazy", [2, 700, 999]);
+}
+
+/// A refusal, a context that is lost otherwise, and a driver that shuts down.
+#[test]
+fn every_call_of_a_stream_may_fail() {
+    sweep("stream", "thread", [1, 719, 4]);
+}
 
 /// What one load ended with: how many tensors could be read back, all of them right.
 fn check(layer: &LoadedLayer, tensors: &[TestTensor]) -> Result<usize, LoadError> {

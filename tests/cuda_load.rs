@@ -3,6 +3,12 @@
 //! Each test runs this executable once more, as a process of its own that finds the simulated driver; the tests that say
 //! `scenario` are what runs there, and do nothing by themselves. A run passes if its scenario does, and if the driver
 //! has seen no misuse and nothing was left behind.
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "handles of an engine"
+)]
+#![allow(clippy::print_stdout, reason = "a scenario tells its parent")]
 #![allow(unsafe_code, clippy::unwrap_used, clippy::as_conversions, reason = "an engine's promises; panics")]
 
 mod common;
@@ -10,9 +16,6 @@ mod common;
 mod cuda_sim;
 #[path = "common/driver.rs"]
 mod driver;
-
-use std::path::Path;
-use std::sync::Mutex;
 
 use common::{TestTensor, random_bytes, small_decoder, write_file, write_sharded};
 use cuda_sim::{MODES, SimRun, driver_without};
@@ -103,11 +106,11 @@ fn refused_pinning_has_a_name() {
 
 #[test]
 fn what_does_not_fit_is_refused_before_it_is_loaded() {
-    let outcome = SimRun::again("scenario_too_large").set("MEM", "24M").set("CONTEXT", "16M").run();
+    let outcome = SimRun::again("scenario_too_large").set("MEM", "23M").set("CONTEXT", "16M").run();
     outcome.assert_success();
     outcome.report().assert_clean();
     let refused = outcome.stdout.lines().find(|line| line.contains("refused: ")).unwrap();
-    assert!(refused.contains("8 MiB are free, 1 MiB of them reserved: "), "{refused}");
+    assert!(refused.contains("7 MiB are free, 1 MiB of them reserved: "), "{refused}");
 }
 
 /// What a machine can have in place of a driver. No panic, and a message that says what was looked for and what to do.
@@ -128,7 +131,7 @@ fn a_driver_that_cannot_be_used_is_an_error_that_says_why() {
             run().on_driver(&old),
             "has no cuMemAllocFromPoolAsync: it is no CUDA driver, or one older than 11.4",
         ),
-        (run().set("DEVICES", 0), "no CUDA device 0: the driver shows 0"),
+        (run().set("DEVICES", 0), "CUDA_ERROR_NO_DEVICE (100)"),
     ];
     for (run, expected) in cases {
         let outcome = run.run();
@@ -236,9 +239,13 @@ fn scenario_stream() {
             assert!(layer.is_ready().unwrap(), "what was read is ready");
             layer.wait_ready().unwrap();
             tensors += layer.tensors().len();
-            // A pool takes whole pages of 2 MiB from the device.
+            // Each arena takes whole pages of 2 MiB from the device, that of a norm too, which waits for its next layer.
             let used_bytes = before - free_bytes(&loader);
-            assert!(used_bytes <= planned_bytes + (u64::from(window) << 21), "{used_bytes}, {}", layer.id());
+            assert!(
+                used_bytes <= planned_bytes + ((u64::from(window) + 1) << 21),
+                "{used_bytes}, {}",
+                layer.id()
+            );
         }
         assert_eq!(tensors, case.tensors.len());
         drop(stream);

@@ -70,7 +70,7 @@ pub enum DeviceError {
     },
     /// The driver refused memory for an arena that was thought to fit.
     #[error(
-        "cannot allocate an arena of {} on the device ({code}): {} are free now; somebody else uses the device",
+        "cannot allocate an arena of {} on the device: {} are free now; does somebody else use it?",
         HumanBytes(*bytes), HumanBytes(*free_bytes)
     )]
     DeviceAllocation {
@@ -78,8 +78,6 @@ pub enum DeviceError {
         bytes: u64,
         /// Free on the device, as its driver says.
         free_bytes: u64,
-        /// The driver's answer.
-        code: CudaCode,
     },
     /// Memory of the caller's own is too small for its layer, or starts at an odd place.
     #[error(
@@ -141,9 +139,8 @@ impl DeviceError {
     #[must_use]
     pub fn cuda_code(&self) -> Option<CudaCode> {
         match self {
-            Self::DriverRefused { code, .. }
-            | Self::DeviceAllocation { code, .. }
-            | Self::Cuda { code, .. } => Some(*code),
+            Self::DriverRefused { code, .. } | Self::Cuda { code, .. } => Some(*code),
+            Self::DeviceAllocation { .. } => Some(CudaCode::OUT_OF_MEMORY),
             _ => None,
         }
     }

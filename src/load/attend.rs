@@ -18,14 +18,16 @@ use std::thread::{self, JoinHandle};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::reader::panic_message;
+use super::window::Permit;
 use super::{LoadError, LoadedLayer};
 use crate::device::{Backend, PendingCopy};
 use crate::plan::LoadPlan;
 
 /// What somebody waits for.
 pub(super) enum Wait<B: Backend> {
-    /// Until a copy is over and its slot is free.
-    Copy { read: u32, copy: B::Pending },
+    /// Until a copy is over and its slot is free. The layer keeps its place in the window for as long: the copy keeps the
+    /// arena, even if the layer was handed out at once and has been dropped.
+    Copy { read: u32, copy: B::Pending, permit: Arc<Permit> },
     /// Until every byte of a layer is in its place.
     Ready(LoadedLayer),
 }
@@ -124,9 +126,10 @@ fn allocate_all<B: Backend>(
 fn wait_for_all<B: Backend>(waits: &Receiver<Wait<B>>, notices: &Sender<Notice<B>>) {
     for wait in waits {
         let notice = match wait {
-            Wait::Copy { read, copy } => {
+            Wait::Copy { read, copy, permit } => {
                 // The slot goes back to the ring here.
                 let outcome = guard(|| Ok(copy.wait()?)).map(drop);
+                drop(permit);
                 Notice::Copied { read, outcome }
             }
             Wait::Ready(layer) => Notice::Ready(guard(|| {

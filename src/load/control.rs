@@ -100,7 +100,7 @@ pub(super) struct Control<B: Backend> {
 
 /// A layer on its way.
 struct OpenLayer<B: Backend> {
-    permit: Option<Permit>,
+    permit: Option<Arc<Permit>>,
     arena: Option<Arc<B::Arena>>,
     /// Reads whose copies have not been queued.
     reads_left: u32,
@@ -194,7 +194,7 @@ impl<B: Backend> Control<B> {
             let layer = &self.setup.plan.layers()[index];
             let Some(permit) = self.office.try_issue(index, layer.arena_bytes) else { return Ok(()) };
             self.placed += 1;
-            self.open[index - self.sealed].permit = Some(permit);
+            self.open[index - self.sealed].permit = Some(Arc::new(permit));
             match &self.wires.attendants {
                 Some(attendants) => attendants.allocate(index),
                 None => {
@@ -230,11 +230,13 @@ impl<B: Backend> Control<B> {
 
     /// Takes note of a copy that is queued: it is somebody else's to wait for, or over already.
     fn on_copying(&mut self, index: usize, read: u32, copy: B::Pending) -> Result<(), LoadError> {
-        self.open[index - self.sealed].reads_left -= 1;
+        let layer = &mut self.open[index - self.sealed];
+        layer.reads_left -= 1;
         match &self.wires.attendants {
             Some(attendants) => {
+                let permit = layer.permit.clone().expect("a layer with an arena has a place");
                 self.waits_running += 1;
-                attendants.wait(Wait::Copy { read, copy });
+                attendants.wait(Wait::Copy { read, copy, permit });
             }
             None => {
                 drop(copy.wait()?);

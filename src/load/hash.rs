@@ -188,7 +188,8 @@ mod tests {
         limits.dtype = Some(FloatType::Bf16);
         let plan = LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap();
         let shape = plan.memory().ring();
-        let ring = Ring::new(shape, MemoryBudget::new(shape.bytes()).reserve("ring", shape.bytes()).unwrap());
+        let ring =
+            Ring::new(shape, MemoryBudget::new(shape.bytes()).reserve("ring", shape.bytes()).unwrap(), None);
         let mut slot = ring.unwrap().try_take().unwrap();
         let source = source::open(plan.io(), &checkpoint).unwrap();
         let mut hasher = LayerHasher::default();

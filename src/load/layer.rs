@@ -27,7 +27,7 @@ pub(super) struct LayerData {
     pub(super) hashes: Vec<TensorHash>,
     // The memory goes before the permit: whoever gets the permit may allocate at once.
     pub(super) resident: Box<dyn Resident>,
-    pub(super) _permit: Permit,
+    pub(super) _permit: Arc<Permit>,
 }
 
 impl LayerData {

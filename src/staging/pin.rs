@@ -155,3 +155,105 @@ impl PinnedRing {
         }
     }
 }
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::units::{KIB, to_u64};
+
+    /// Grants so many bytes, in pieces of at most so many, and notes what is pinned.
+    struct Grants {
+        bytes: u64,
+        piece_bytes_max: u64,
+        pinned: Arc<Mutex<Vec<(usize, u64)>>>,
+    }
+
+    #[derive(Debug)]
+    struct Granted {
+        start: usize,
+        pinned: Arc<Mutex<Vec<(usize, u64)>>>,
+    }
+
+    impl Pinned for Granted {}
+
+    impl Drop for Granted {
+        fn drop(&mut self) {
+            self.pinned.lock().unwrap().retain(|&(start, _)| start != self.start);
+        }
+    }
+
+    impl Pinner for Grants {
+        unsafe fn pin(&self, start: NonNull<u8>, len_bytes: usize) -> Result<Box<dyn Pinned>, PinRefused> {
+            let (start, len_bytes) = (start.as_ptr().addr(), to_u64(len_bytes));
+            let mut pinned = self.pinned.lock().unwrap();
+            let overlaps = |&(other, len): &(usize, u64)| {
+                start < other + to_usize(len) && other < start + to_usize(len_bytes)
+            };
+            assert!(!pinned.iter().any(overlaps), "pinned twice");
+            let sum = pinned.iter().map(|&(_, len)| len).sum::<u64>();
+            if len_bytes > self.piece_bytes_max || sum + len_bytes > self.bytes {
+                return Err(PinRefused(format!("{sum} are all")));
+            }
+            pinned.push((start, len_bytes));
+            Ok(Box::new(Granted { start, pinned: Arc::clone(&self.pinned) }))
+        }
+    }
+
+    const SLOT_BYTES: u64 = 512 * KIB;
+
+    /// What is pinned of a ring of eight slots, and how many pieces that are.
+    fn pin(bytes: u64, piece_bytes_max: u64) -> (Pinning, u32, usize) {
+        let shape = RingShape { slots: 8, slot_bytes: SLOT_BYTES, readers: 1 };
+        let memory = AnonymousMemory::new(shape.bytes()).unwrap();
+        let grants = Grants { bytes, piece_bytes_max, pinned: Arc::default() };
+        // SAFETY: the memory is dropped after what is pinned of it, and nothing else pins it.
+        let ring = unsafe { PinnedRing::new(&memory, shape, &grants) };
+        let pieces = grants.pinned.lock().unwrap().len();
+        let result = (ring.pinning.clone(), ring.slots, pieces);
+        drop(ring);
+        assert!(grants.pinned.lock().unwrap().is_empty(), "everything is given up");
+        result
+    }
+
+    #[test]
+    fn pins_as_much_as_is_granted() {
+        let reason = |bytes| format!("{bytes} are all");
+        let (all, none) = (8 * SLOT_BYTES, 0);
+        assert_eq!(pin(all, u64::MAX), (Pinning::Whole, 8, 1));
+        assert_eq!(pin(all, SLOT_BYTES), (Pinning::SlotBySlot { reason: reason(none) }, 8, 8));
+        for slots in 4..8_u32 {
+            let bytes = u64::from(slots) * SLOT_BYTES;
+            assert_eq!(
+                pin(bytes, u64::MAX),
+                (
+                    Pinning::FewerSlots { slots, reason: reason(bytes) },
+                    slots,
+                    usize::try_from(slots).unwrap()
+                )
+            );
+        }
+        for slots in 0..4 {
+            let bytes = slots * SLOT_BYTES + 1;
+            let expected = Pinning::Pageable { reason: reason(slots * SLOT_BYTES) };
+            assert_eq!(pin(bytes, u64::MAX), (expected, 8, 0), "too few to be worth it: none is kept");
+        }
+    }
+
+    #[test]
+    fn each_mode_has_a_name_and_its_reason() {
+        let reason = "no".to_owned();
+        for (pinning, name, has_reason) in [
+            (Pinning::NotNeeded, "not_needed", false),
+            (Pinning::Whole, "whole", false),
+            (Pinning::SlotBySlot { reason: reason.clone() }, "slot_by_slot", true),
+            (Pinning::FewerSlots { slots: 5, reason: reason.clone() }, "fewer_slots", true),
+            (Pinning::Pageable { reason: reason.clone() }, "pageable", true),
+        ] {
+            assert_eq!((pinning.name(), pinning.reason().is_some()), (name, has_reason));
+            assert_eq!(pinning.to_string().contains("(no)"), has_reason, "{pinning}");
+        }
+    }
+}

@@ -1,6 +1,11 @@
 //! The CUDA driver as an engine uses it beside the loader: a handful of calls, loaded at run time, sharing nothing with the
 //! library under test.
-#![allow(dead_code, unsafe_code, reason = "a foreign library; each test file uses its own part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    unsafe_code,
+    reason = "a foreign library; each test file uses its own part"
+)]
 #![allow(
     clippy::undocumented_unsafe_blocks,
     reason = "C signatures as in cuda.h; handles come from the driver itself"

@@ -118,7 +118,11 @@ impl Sim {
         }
         let before = allocation.allocated_at.filter(|&point| !clock.covers(point));
         let before = before.or_else(|| allocation.uses.first_beyond(&clock));
-        if let Some(point) = before {
+        let context = allocation.context;
+        // Nothing runs any more in a context that is lost: there is no order to keep.
+        if let Some(point) = before
+            && self.lost_of_context(context).is_none()
+        {
             let text = format!("{address:#x} is freed without order after {}", self.place(point));
             self.violation("free_not_ordered", text);
         }

@@ -84,9 +84,13 @@ impl DevicePool {
         }
         match allocated {
             Ok(address) => Ok(DeviceMemory { address, len_bytes, idle_from: None, pool: Arc::clone(self) }),
-            Err(code) => {
+            Err(CudaCode::OUT_OF_MEMORY) => {
                 let free_bytes = self.copies.context().memory().map_or(0, |memory| memory.free_bytes);
-                Err(DeviceError::DeviceAllocation { bytes: len_bytes, free_bytes, code })
+                Err(DeviceError::DeviceAllocation { bytes: len_bytes, free_bytes })
+            }
+            Err(code) => {
+                let call = if self.raw.is_some() { "cuMemAllocFromPoolAsync" } else { "cuMemAlloc_v2" };
+                Err(DeviceError::Cuda { call, code })
             }
         }
     }
@@ -202,7 +206,7 @@ impl Drop for DeviceMemory {
             Some(_) => code_of(unsafe { sys::cuMemFreeAsync(self.address, self.pool.frees.raw()) }),
             None => Err(CudaCode::NOT_READY),
         };
-        if freed.is_err() {
+        if freed.is_err_and(|code| !code.is_fatal()) {
             // Refused, or no pools: then plainly, once nothing that was queued before uses it any more.
             let _ = self.pool.frees.synchronize();
             // SAFETY: as above; this function frees memory of pools too (driver API, `cuMemFreeAsync`).

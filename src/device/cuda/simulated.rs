@@ -2,6 +2,7 @@
 //!
 //! Each test runs this executable once more, as a process of its own that finds the simulated driver; the tests that say
 //! `scenario` are what runs there, and do nothing by themselves.
+#![allow(clippy::print_stdout, reason = "a scenario tells its parent")]
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -51,14 +52,18 @@ fn schedules(mode: &str, seed: u64, count: u32, is_broken: bool) -> SimOutcome {
 #[test]
 fn slots_are_never_used_again_too_early() {
     const SCHEDULES: u32 = 250;
-    for mode in ["lazy", "thread"] {
+    let explore = |mode: &str| {
         for seed in 1..=24 {
             let outcome = schedules(mode, seed, SCHEDULES, false);
             assert!(outcome.stdout.contains("wrong schedules: 0"), "{}", outcome.stdout);
             outcome.report().assert_clean();
             assert_eq!(outcome.report().calls("cuMemHostRegister_v2"), u64::from(SCHEDULES));
         }
-    }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| explore("thread"));
+        explore("lazy");
+    });
 }
 
 /// The same with a ring that gives slots back too early. Were it not caught, the test above would prove nothing.
