@@ -359,7 +359,10 @@ fn every_format_has_the_device_memory() {
     let cell = |name: &str| rows[1][rows[0].iter().position(|column| *column == name).unwrap()];
     assert!(cell("peak_vram_bytes").parse::<u64>().unwrap() > 16 << 20, "{csv}");
     assert_eq!((cell("device"), cell("pinning"), cell("mismatches")), ("cuda:0", "whole", "0"));
-    assert!(text("md").contains("| run | VRAM by | peak |"), "{}", text("md"));
+    let markdown = text("md");
+    for part in ["| run | VRAM by | peak |", "device cuda:0 is simulated", "verified 5 of 5 tensors"] {
+        assert!(markdown.contains(part), "{part}: {markdown}");
+    }
     let lines = text("jsonl");
     let summary: Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
     assert!(summary["host"]["gpus"][0]["name"].as_str().unwrap().contains("simulated"), "{summary}");

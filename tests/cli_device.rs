@@ -36,6 +36,17 @@ fn no_driver_is_exit_code_four_and_one_message() {
     assert_eq!(report["runs"].as_array().unwrap().len(), 0, "nothing was run");
 }
 
+/// The device is looked at even where there is no checkpoint: all problems come in one go.
+#[test]
+fn a_missing_source_does_not_hide_a_missing_device() {
+    let place = workplace();
+    let output = run(place.path(), "nowhere --device cuda:0");
+    assert_code(&output, 3);
+    let text = stderr(&output);
+    let codes: Vec<&str> = text.split("error[").skip(1).map(|block| &block[..6]).collect();
+    assert_eq!(codes, ["LC0301", "LC0402"], "{text}");
+}
+
 #[test]
 fn auto_is_the_host_and_says_why() {
     let place = workplace();

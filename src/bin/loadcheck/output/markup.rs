@@ -3,7 +3,7 @@
 use super::escape::escape;
 use super::numbers::{bytes, count, growth, seconds};
 use super::terminal::Paint;
-use super::text::{exceeded_at, limit_line, limit_values, place};
+use super::text::{device_line, exceeded_at, limit_line, limit_values, place, verified_line};
 use crate::problem::Problem;
 use crate::report::{CommandName, Report, Run};
 
@@ -48,8 +48,12 @@ pub(crate) fn markdown(report: &Report) -> String {
             [count(synth.files, "file"), count(synth.tensors, "tensor"), bytes(Some(synth.bytes))].join(", ");
         text.push_str(&format!("`{}`: {what} in {}\n", code(&synth.target), seconds(synth.seconds)));
     }
+    let facts = device_line(report).into_iter().chain(verified_line(report));
+    // Columns of text are aligned by blanks, which mean nothing here.
+    facts.for_each(|line| text.push_str(&format!("\n{}\n", cell(&words(&line)))));
     text.push_str(&vram(report));
     text.push_str(&limits(report));
+    report.notes.iter().for_each(|note| text.push_str(&format!("\nnote: {}\n", cell(note))));
     for problem in &report.errors {
         text.push_str(&format!("\n**error[{}]**: {}\n", problem.code.as_str(), cell(&problem.message)));
     }
@@ -117,6 +121,11 @@ fn limits(report: &Report) -> String {
         ));
     }
     text
+}
+
+/// The words of a line, one blank between two of them.
+fn words(line: &str) -> String {
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Text inside back quotes in a table.

@@ -121,7 +121,7 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
         let role = if position == 0 { Role::Dim } else { Role::Strong };
         lines.push(if position < 2 { look.paint.paint(role, line) } else { line.clone() });
     }
-    lines.extend(verified_line(report, look));
+    lines.extend(verified_line(report));
     lines.extend(promise_lines(report, look));
     lines.extend(report.limits.iter().map(|limit| limit_line(limit, look.paint)));
     if look.verbose {
@@ -287,18 +287,17 @@ fn vram_row(report: &Report, is_narrow: bool) -> Option<VramRow<'_>> {
 }
 
 /// `verified  75 of 75 tensors equal their files, 4.8 MiB in 3 ms`
-fn verified_line(report: &Report, look: &Look) -> Option<String> {
+pub(crate) fn verified_line(report: &Report) -> Option<String> {
     let verified = report.runs.iter().filter_map(|run| run.verified.as_ref());
     let verified = verified.max_by_key(|verified| verified.mismatches)?;
     let equal = verified.tensors.saturating_sub(verified.mismatches);
-    let line = format!(
+    Some(format!(
         "verified  {} of {} equal their files, {} read back in {}",
         grouped(equal),
         count(verified.tensors, "tensor"),
         bytes(Some(verified.bytes)),
         seconds(verified.seconds)
-    );
-    Some(if verified.mismatches > 0 { look.paint.paint(Role::Bad, &line) } else { line })
+    ))
 }
 
 /// What stands beside RSS: the promise, if there is one.

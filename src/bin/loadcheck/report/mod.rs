@@ -7,8 +7,8 @@
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::run::{
-    CacheState, IoCounters, Mismatch, Outcome, Params, Place, Point, Pressure, Promise, Ring, Run, Samples,
-    TensorHash, Verified, Vram,
+    CacheState, IoCounters, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring, Run,
+    Samples, TensorHash, Verified, Vram,
 };
 use crate::listing::Listing;
 use crate::problem::Problem;

@@ -1,7 +1,6 @@
 //! What `--device` comes to on this machine. Decided once, before anything is measured, by a worker: its parent never
 //! opens a driver.
 
-use onelayer::units::HumanBytes;
 use onelayer::{Device, DeviceError, Target};
 
 use crate::args::Device as Asked;
@@ -105,10 +104,9 @@ pub(super) fn out_of_memory(error: &DeviceError) -> Problem {
         DeviceError::OutOfDeviceMemory { needed_bytes, free_bytes, reserve_bytes }
             if needed_bytes <= free_bytes =>
         {
-            let enough = HumanBytes(free_bytes.saturating_sub(*needed_bytes).min(*reserve_bytes));
-            problem.help(format!(
-                "--window 1 keeps one layer at a time; --device-reserve of at most {enough} leaves room"
-            ))
+            let most = free_bytes.saturating_sub(*needed_bytes) >> 20;
+            problem
+                .help(format!("--window 1 keeps one layer at a time; --device-reserve {most}MiB leaves room"))
         }
         _ => problem.help("--window 1 keeps one layer at a time, --device none keeps nothing"),
     }
@@ -143,7 +141,7 @@ mod tests {
         assert!(fits(GIB, 2 * GIB, GIB, "all").is_ok());
         let problem = fits(GIB + 1, 2 * GIB, GIB, "all").unwrap_err();
         assert_eq!((problem.code, problem.place.as_deref()), (Code::CannotBeMet, Some("--window all")));
-        assert!(problem.help.unwrap().contains("--device-reserve"), "a smaller reserve would do");
+        assert!(problem.help.unwrap().contains("--device-reserve 1023MiB"), "a smaller reserve would do");
         let problem = fits(3 * GIB, 2 * GIB, GIB, "2").unwrap_err();
         assert!(problem.message.contains("2 GiB short"), "{}", problem.message);
         assert!(!problem.help.unwrap().contains("--device-reserve"), "no reserve is small enough");

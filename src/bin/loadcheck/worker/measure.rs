@@ -25,7 +25,7 @@ use crate::args::Device;
 use crate::config::{Budgets, LoadConfig};
 use crate::problem::{Code, Problem};
 use crate::report::{
-    IoCounters, Outcome, Place, Point, Promise, Ring, Run, Samples, TensorHash, Unavailable, Verified,
+    self, IoCounters, Outcome, Place, Point, Promise, Ring, Run, Samples, TensorHash, Unavailable, Verified,
 };
 
 /// What is promised beside the budget: thread stacks and the allocator's slack.
@@ -76,7 +76,8 @@ pub(super) fn measure(
         .finish()
         .map_err(|error| vec![Problem::new(Code::CannotMeasure, format!("cannot measure: {error}"))])?;
     let counted = vram.as_ref().map(VramMeter::finish);
-    Ok(loaded.finish(config, budgets, watches, &summary, counted, after_unload, keeps_timeline))
+    let seen = Seen { summary, counted, after_unload, keeps_timeline };
+    Ok(loaded.finish(config, budgets, watches, seen))
 }
 
 /// The loader, its device open.
@@ -279,20 +280,19 @@ enum Failure {
     Failed(Problem),
 }
 
+/// What was seen of a load from outside.
+struct Seen {
+    summary: Summary,
+    counted: Option<Counted>,
+    after_unload: Point,
+    keeps_timeline: bool,
+}
+
 impl Loaded {
-    fn finish(
-        self,
-        config: &LoadConfig,
-        budgets: &Budgets,
-        watches: &[Watch],
-        summary: &Summary,
-        counted: Option<Counted>,
-        after_unload: Point,
-        keeps_timeline: bool,
-    ) -> Finished {
-        let problem = match self.failure {
+    fn finish(self, config: &LoadConfig, budgets: &Budgets, watches: &[Watch], seen: Seen) -> Finished {
+        let problem = match &self.failure {
             Some(Failure::Cancelled) => Err(()),
-            Some(Failure::Failed(problem)) => Ok(Some(problem)),
+            Some(Failure::Failed(problem)) => Ok(Some(problem.clone())),
             None => Ok(self.verified.as_ref().and_then(Verified::problem)),
         };
         let outcome = match &problem {
@@ -300,27 +300,46 @@ impl Loaded {
             Ok(Some(_)) => Outcome::Failed,
             Err(()) => Outcome::Interrupted,
         };
-        let growth_bytes = summary.rss_growth_bytes().value();
+        let mut run = self.run(config, budgets, &seen);
+        run.outcome = outcome;
+        run.peak = self.peak(&seen.summary);
+        let mut crossings = self.crossings;
+        add_missed(&mut crossings, watches, &seen.summary);
+        let entries = seen.summary.unavailable.iter();
+        let mut unavailable: Vec<Unavailable> = entries
+            .map(|entry| Unavailable { metric: entry.metric.clone(), reason: entry.reason.clone() })
+            .collect();
+        if let Some(counted) = seen.counted {
+            run.baseline.vram_bytes = counted.baseline_bytes;
+            run.peak.vram_bytes = counted.peak_bytes;
+            run.peak.vram_method = counted.method;
+            run.peak.vram_at = counted.peak_at;
+            run.vram = counted.vram;
+            unavailable.extend(counted.unavailable);
+        }
+        Finished { run, unavailable, crossings, notes: self.notes, problem: problem.ok().flatten() }
+    }
+
+    /// Everything but its peaks.
+    fn run(&self, config: &LoadConfig, budgets: &Budgets, seen: &Seen) -> Run {
+        let summary = &seen.summary;
         let limit_bytes =
             budgets.host_bytes.saturating_add(SLACK_BYTES).saturating_add(self.memory.resident_host_bytes());
-        let promise = growth_bytes.map(|growth_bytes| Promise {
+        let promise = summary.rss_growth_bytes().value().map(|growth_bytes| Promise {
             limit_bytes,
             growth_bytes,
             kept: growth_bytes <= limit_bytes,
         });
         let read_bytes = self.report.read_bytes;
-        let baseline_vram_bytes = counted.as_ref().and_then(|counted| counted.baseline_bytes);
         let from_storage = summary.activity.read_bytes.value();
-        let peak = &summary.peak;
-        let mut run = Run {
+        Run {
             strategy: "stream".to_owned(),
             params: Some(config.params(budgets, Some(u64::from(self.memory.ring().readers)))),
-            outcome,
             seconds: Some(self.elapsed.as_secs_f64()),
-            baseline: Point { vram_bytes: baseline_vram_bytes, ..point(&summary.baseline.memory) },
-            verified: self.verified,
-            after_load: Some(self.after_load),
-            after_unload: Some(after_unload),
+            baseline: point(&summary.baseline.memory),
+            after_load: Some(self.after_load.clone()),
+            after_unload: Some(seen.after_unload.clone()),
+            verified: self.verified.clone(),
             io: IoCounters {
                 read_bytes: Some(read_bytes),
                 from_cache_bytes: from_storage.map(|storage| read_bytes.saturating_sub(storage)),
@@ -330,34 +349,26 @@ impl Loaded {
             resident_host_bytes: Some(self.memory.resident_host_bytes()),
             ring: Some(ring_of(&self.report, &self.memory)),
             promise,
-            samples: Some(Samples::new(summary.interval_ms, &summary.timeline, keeps_timeline)),
+            samples: Some(Samples::new(summary.interval_ms, &summary.timeline, seen.keeps_timeline)),
             ..Run::default()
-        };
-        // `host` is sampled: what was held at the end was held, whether a sample caught it or not.
-        let host_at_end = run.after_load.as_ref().and_then(|point| point.host_bytes);
-        run.peak.host_bytes = peak.host.bytes().value().max(host_at_end);
-        run.peak.rss_bytes = peak.rss.bytes().value();
-        run.peak.anon_bytes = peak.anon.bytes().value();
-        run.peak.file_bytes = peak.file.bytes().value();
-        let pinned_bytes = self.report.pinned_bytes;
-        run.peak.pinned_bytes = peak.pinned.bytes().value().max(Some(pinned_bytes));
-        run.peak.at = place_of(&peak.host);
-        run.peak.rss_at = place_of(&peak.rss);
-        let mut crossings = self.crossings;
-        add_missed(&mut crossings, watches, summary);
-        let mut unavailable: Vec<Unavailable> = summary
-            .unavailable
-            .iter()
-            .map(|entry| Unavailable { metric: entry.metric.clone(), reason: entry.reason.clone() })
-            .collect();
-        if let Some(counted) = counted {
-            run.peak.vram_bytes = counted.peak_bytes;
-            run.peak.vram_method = counted.method;
-            run.peak.vram_at = counted.peak_at;
-            run.vram = counted.vram;
-            unavailable.extend(counted.unavailable);
         }
-        Finished { run, unavailable, crossings, notes: self.notes, problem: problem.ok().flatten() }
+    }
+
+    /// The highest values of host memory.
+    fn peak(&self, summary: &Summary) -> report::Peak {
+        let peak = &summary.peak;
+        report::Peak {
+            // Sampled: what was held at the end was held, whether a sample caught it or not.
+            host_bytes: peak.host.bytes().value().max(self.after_load.host_bytes),
+            rss_bytes: peak.rss.bytes().value(),
+            anon_bytes: peak.anon.bytes().value(),
+            file_bytes: peak.file.bytes().value(),
+            // The kernel may count the ring's pages too: the larger number has them once.
+            pinned_bytes: peak.pinned.bytes().value().max(Some(self.report.pinned_bytes)),
+            at: place_of(&peak.host),
+            rss_at: place_of(&peak.rss),
+            ..report::Peak::default()
+        }
     }
 }
 

@@ -161,7 +161,7 @@ impl VramMeter {
     pub(super) fn look(&self, place: impl Fn() -> Place) -> Option<u64> {
         let mut inner = self.inner();
         inner.looks = inner.looks.wrapping_add(1);
-        let with_nvml = inner.looks % LOOKS_PER_NVML_SAMPLE == 0;
+        let with_nvml = inner.looks.is_multiple_of(LOOKS_PER_NVML_SAMPLE);
         inner.sample(with_nvml, place);
         inner.headline().peak
     }
