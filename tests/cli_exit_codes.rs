@@ -278,7 +278,7 @@ fn four_is_what_cannot_be_measured_or_used_here() {
         "model --limit vram=1GiB@0",
         "exec --max-vram 1GiB -- true",
         "model --device cuda:0",
-        "plan model --device cuda",
+        "--device cuda model --json",
     ] {
         let output = run(place.path(), line);
         if line.contains('@') && !line.contains("max-vram") {
@@ -336,7 +336,7 @@ fn six_is_a_limit_inside_the_spread_of_the_runs() {
 fn all_problems_come_at_once_and_the_most_basic_one_decides() {
     let place = workplace();
     fs::write(place.path().join("bad.safetensors"), "bad").unwrap();
-    let output = run(place.path(), "bad.safetensors --budget 1MiB --max-vram 12GiB --device cuda:0");
+    let output = run(place.path(), "bad.safetensors --budget 1MiB --max-vram 12GiB@1 --device cuda:0");
     assert_code(&output, 3);
     let text = stderr(&output);
     let places: Vec<usize> =

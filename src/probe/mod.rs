@@ -14,6 +14,7 @@
 //! | `cgroup` | control groups, versions 1 and 2; makes one of our own |
 //! | `page_cache` | how much of a file is cached; drops it |
 //! | `host` | kernel, memory, CPU, kind of a file system |
+//! | `nvml` | NVIDIA's management library: memory of a GPU, of all and of one process |
 //!
 //! ```
 //! use onelayer::probe::{Sampler, SamplerOptions};
@@ -33,6 +34,7 @@ mod error;
 mod host;
 mod measured;
 mod memory;
+mod nvml;
 mod page_cache;
 mod procfs;
 mod recorder;
@@ -48,6 +50,7 @@ pub use error::ProbeError;
 pub use host::{FileSystem, Host};
 pub use measured::{Measured, Reason, Unavailable};
 pub use memory::{PeakReset, ProcessMemory};
+pub use nvml::{GpuMemory, NvmlError};
 pub use page_cache::{CacheDrop, Residency, ResidencyMethod, drop_cache, residency};
 pub use procfs::{Process, Procfs};
 pub use recorder::{At, LABEL_BYTES_MAX, Peak, Peaks, Recorder, RssPeakMethod};

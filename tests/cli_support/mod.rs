@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 
 use crate::common::{TestTensor, write_file};
 
-/// The program, in `directory`, with nothing in its environment that decides about colour, caches or summaries.
+/// The program, in `directory`, with nothing in its environment that decides about colour, caches or summaries, and
+/// without a CUDA driver, whatever the machine has: what `--device auto` comes to is the same everywhere.
 pub(crate) fn loadcheck(directory: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_loadcheck"));
     command.current_dir(directory).stdin(Stdio::null()).env("HOME", directory);
+    command.env("LD_LIBRARY_PATH", no_driver());
     for variable in [
         "NO_COLOR",
         "CLICOLOR_FORCE",
@@ -28,6 +30,22 @@ pub(crate) fn loadcheck(directory: &Path) -> Command {
         command.env_remove(variable);
     }
     command
+}
+
+/// A folder whose CUDA drivers are no libraries: the system's linker looks here first, and no further.
+fn no_driver() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-driver");
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1"] {
+        let path = folder.join(name);
+        if !path.exists() {
+            // Never half there: tests run side by side.
+            let part = tempfile::NamedTempFile::new_in(&folder).unwrap();
+            std::fs::write(part.path(), "no library\n").unwrap();
+            part.persist(path).unwrap();
+        }
+    }
+    folder
 }
 
 /// Runs it on words that hold no blanks.

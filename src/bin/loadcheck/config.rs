@@ -4,14 +4,16 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 
-use onelayer::plan::HOST_BUDGET_FLOOR_BYTES;
+use onelayer::Target;
+use onelayer::plan::{FloatType, HOST_BUDGET_FLOOR_BYTES};
 use onelayer::units::HumanBytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::args::{Device, Io, LoadArgs, Window};
 use crate::problem::{Code, Problem};
 use crate::report::Params;
-use crate::sizes::Size;
+use crate::sizes::{Size, SizeContext};
+use crate::synth;
 
 /// A path that survives JSON even where it is no UTF-8.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,24 +43,58 @@ impl<'de> Deserialize<'de> for RawPath {
     }
 }
 
-/// Where layers go.
+/// A float type that is narrowed to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum TargetChoice {
-    /// Memory of the worker.
-    Host,
-    /// Nowhere.
-    None,
+pub(crate) enum NarrowTo {
+    /// bfloat16.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+    /// IEEE single precision.
+    F32,
 }
 
-impl TargetChoice {
+impl NarrowTo {
     /// As in the report.
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::Host => "host",
-            Self::None => "none",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::F32 => "f32",
         }
     }
+}
+
+impl From<synth::FloatType> for NarrowTo {
+    fn from(float: synth::FloatType) -> Self {
+        match float {
+            synth::FloatType::Bf16 => Self::Bf16,
+            synth::FloatType::F16 => Self::F16,
+            synth::FloatType::F32 => Self::F32,
+        }
+    }
+}
+
+impl From<NarrowTo> for FloatType {
+    fn from(float: NarrowTo) -> Self {
+        match float {
+            NarrowTo::Bf16 => Self::Bf16,
+            NarrowTo::F16 => Self::F16,
+            NarrowTo::F32 => Self::F32,
+        }
+    }
+}
+
+/// What a load may hold, in bytes: a configuration's sizes once the headers have told what they relate to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Budgets {
+    /// Of host memory.
+    pub(crate) host_bytes: u64,
+    /// Of the device's memory, for layers; `None` is no such limit.
+    pub(crate) device_bytes: Option<u64>,
+    /// Of the device's memory, to stay free.
+    pub(crate) device_reserve_bytes: u64,
 }
 
 /// How a load is done.
@@ -70,8 +106,14 @@ pub(crate) struct LoadConfig {
     pub(crate) budget: Size,
     /// How files are read.
     pub(crate) io: Io,
-    /// Where layers go.
-    pub(crate) target: TargetChoice,
+    /// Most device memory for layers.
+    pub(crate) device_budget: Option<Size>,
+    /// Device memory that stays free.
+    pub(crate) device_reserve: Size,
+    /// Where layers go. `auto` until a worker has looked at the machine.
+    pub(crate) device: Device,
+    /// What wider floats are narrowed to.
+    pub(crate) dtype: Option<NarrowTo>,
     /// Layers resident at once; `None` is all.
     pub(crate) window: Option<u32>,
     /// Layers read ahead.
@@ -82,6 +124,8 @@ pub(crate) struct LoadConfig {
     pub(crate) select: Option<String>,
     /// Hash every tensor.
     pub(crate) hash: bool,
+    /// Read every tensor back and compare it with its file.
+    pub(crate) verify: bool,
     /// File with layer rules.
     pub(crate) layers: Option<RawPath>,
     /// Unknown dtypes pass as bytes.
@@ -90,24 +134,8 @@ pub(crate) struct LoadConfig {
 
 impl LoadConfig {
     /// The configuration that `args` asks for, and everything about it that cannot be.
-    pub(crate) fn new(args: &LoadArgs, hash: bool, path: PathBuf) -> (Self, Vec<Problem>) {
+    pub(crate) fn new(args: &LoadArgs, path: PathBuf) -> (Self, Vec<Problem>) {
         let mut problems = Vec::new();
-        let target = match args.device {
-            Device::Auto | Device::Host => TargetChoice::Host,
-            Device::None => TargetChoice::None,
-            Device::Cuda(index) => {
-                problems.push(
-                    Problem::new(
-                        Code::NoDevice,
-                        format!(
-                            "cannot use --device cuda:{index}: this build of loadcheck has no CUDA device"
-                        ),
-                    )
-                    .help("--device host keeps the layers in memory, --device none only reads them"),
-                );
-                TargetChoice::Host
-            }
-        };
         let mut select = args.select.clone();
         if let Some(Err(error)) = args.select.as_deref().map(regex::Regex::new) {
             problems.push(bad_pattern("--select", &error));
@@ -122,12 +150,16 @@ impl LoadConfig {
             path: RawPath(path),
             budget: args.budget,
             io: args.io,
-            target,
+            device_budget: args.device_budget,
+            device_reserve: args.device_reserve,
+            device: args.device,
+            dtype: args.dtype.map(NarrowTo::from),
             window,
             prefetch: args.prefetch,
             readers: args.readers,
             select,
-            hash,
+            hash: false,
+            verify: false,
             layers: args.layers.clone().map(RawPath),
             opaque_dtypes: args.opaque_dtypes,
         };
@@ -150,21 +182,45 @@ impl LoadConfig {
         )
     }
 
+    /// What the load may hold, in bytes.
+    ///
+    /// # Errors
+    /// A size that relates to something that is not known.
+    pub(crate) fn budgets(&self, context: &SizeContext) -> Result<Budgets, Problem> {
+        let resolve = |flag: &str, size: Size, context: &SizeContext| {
+            size.resolve(context).map_err(|error| {
+                Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("{flag} {size}"))
+            })
+        };
+        let on_device = context.of_device();
+        let device_bytes = self.device_budget.map(|size| resolve("--device-budget", size, &on_device));
+        Ok(Budgets {
+            host_bytes: resolve("--budget", self.budget, context)?,
+            device_bytes: device_bytes.transpose()?,
+            device_reserve_bytes: resolve("--device-reserve", self.device_reserve, &on_device)?,
+        })
+    }
+
     /// The parameters as a report has them.
-    pub(crate) fn params(&self, budget_bytes: u64, readers: Option<u64>) -> Params {
+    pub(crate) fn params(&self, budgets: &Budgets, readers: Option<u64>) -> Params {
         let io = match self.io {
             Io::Buffered => "buffered",
             Io::Mmap => "mmap",
             Io::Direct => "direct",
         };
         Params {
-            budget_bytes,
+            budget_bytes: budgets.host_bytes,
             prefetch: u64::from(self.prefetch),
             window: self.window.map(u64::from),
             io: io.to_owned(),
-            device: self.target.name().to_owned(),
+            device: self.device.target().to_string(),
             readers,
             hash: self.hash,
+            verify: self.verify,
+            dtype: self.dtype.map(|dtype| dtype.name().to_owned()),
+            device_budget_bytes: budgets.device_bytes,
+            device_reserve_bytes: matches!(self.device.target(), Target::Cuda(_))
+                .then_some(budgets.device_reserve_bytes),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::args::LimitArgs;
+use crate::args::{Device, LimitArgs};
 use crate::problem::{Code, Problem};
 use crate::report::{Limit, Place, Run, Unavailable};
 use crate::sizes::{Size, SizeContext, parse_duration};
@@ -104,6 +104,7 @@ impl FromStr for LimitArg {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct VramArg {
     size: Size,
+    gpu: Option<u32>,
 }
 
 impl FromStr for VramArg {
@@ -111,10 +112,11 @@ impl FromStr for VramArg {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (size, gpu) = text.split_once('@').map_or((text, None), |(size, gpu)| (size, Some(gpu)));
-        if let Some(gpu) = gpu {
-            gpu.parse::<u32>().map_err(|_| "write the GPU as a number, as in 12GiB@0".to_owned())?;
-        }
-        size.parse().map(|size| Self { size }).map_err(|error: crate::sizes::SizeError| error.to_string())
+        let gpu = gpu.map(str::parse::<u32>).transpose();
+        let gpu = gpu.map_err(|_| "write the GPU as a number, as in 12GiB@0".to_owned())?;
+        size.parse()
+            .map(|size| Self { size, gpu })
+            .map_err(|error: crate::sizes::SizeError| error.to_string())
     }
 }
 
@@ -125,6 +127,8 @@ pub(crate) struct Gate {
     pub(crate) metric: Metric,
     /// The most it may be.
     pub(crate) bound: Bound,
+    /// The GPU it is about, if it names one.
+    pub(crate) gpu: Option<u32>,
     /// For messages.
     pub(crate) flag: String,
 }
@@ -135,6 +139,7 @@ impl LimitArgs {
         let listed = self.limits.iter().map(|limit| Gate {
             metric: limit.metric,
             bound: limit.bound,
+            gpu: None,
             flag: format!("--limit {}", limit.metric.name()),
         });
         let sugar = [
@@ -144,40 +149,60 @@ impl LimitArgs {
             (Metric::Vram, self.max_vram.map(|limit| limit.size), "--max-vram"),
         ];
         let sizes = sugar.into_iter().filter_map(|(metric, size, flag)| {
-            size.map(|size| Gate { metric, bound: Bound::Size(size), flag: flag.to_owned() })
+            let gpu = self.max_vram.and_then(|limit| limit.gpu).filter(|_| metric == Metric::Vram);
+            size.map(|size| Gate { metric, bound: Bound::Size(size), gpu, flag: flag.to_owned() })
         });
         let time = self.max_time.map(|limit| Gate {
             metric: Metric::Time,
             bound: Bound::Time(limit),
+            gpu: None,
             flag: "--max-time".to_owned(),
         });
         listed.chain(sizes).chain(time).collect()
     }
 }
 
-/// Gates that cannot be checked here, known before anything runs: there is no device memory to measure.
-pub(crate) fn unmeasurable(gates: &[Gate]) -> Vec<Problem> {
-    gates
-        .iter()
-        .filter(|gate| matches!(gate.metric, Metric::Vram | Metric::Uma))
-        .map(|gate| {
-            Problem::new(
-                Code::CannotMeasure,
-                format!("cannot check {}: this version of loadcheck measures no device memory", gate.flag),
-            )
-            .help("gate on --max-host and --max-peak-rss")
-        })
-        .collect()
+/// Gates that cannot be checked on a device, known before anything runs; `None` is a command that is measured from outside.
+pub(crate) fn unmeasurable(gates: &[Gate], device: Option<Device>) -> Vec<Problem> {
+    gates.iter().filter_map(|gate| unmeasurable_gate(gate, device)).collect()
+}
+
+fn unmeasurable_gate(gate: &Gate, device: Option<Device>) -> Option<Problem> {
+    let (reason, help) = match (gate.metric, device) {
+        (Metric::Uma, _) => (
+            "loadcheck knows no machine yet whose host and device memory are one pool".to_owned(),
+            "gate on --max-host and --max-vram",
+        ),
+        (Metric::Vram, None) => (
+            "the device memory of a command is not measured".to_owned(),
+            "gate on --max-host and --max-peak-rss",
+        ),
+        (Metric::Vram, Some(Device::Cuda(ordinal))) if gate.gpu.is_some_and(|gpu| gpu != ordinal) => (
+            format!("the load goes to cuda:{ordinal}, and no other device is measured"),
+            "--device and the GPU after @ have to agree",
+        ),
+        (Metric::Vram, Some(device @ (Device::Host | Device::None))) => (
+            format!("a load with --device {} takes no device memory", device.target()),
+            "--device cuda:0 needs a CUDA driver and device; or gate on --max-host and --max-peak-rss",
+        ),
+        _ => return None,
+    };
+    Some(Problem::new(Code::CannotMeasure, format!("cannot check {}: {reason}", gate.flag)).help(help))
 }
 
 /// A gate in bytes, for a worker that has to notice where it is first exceeded.
 pub(crate) fn limit_bytes(gate: &Gate, context: &SizeContext) -> Result<Option<u64>, Problem> {
     match gate.bound {
         Bound::Time(_) => Ok(None),
-        Bound::Size(size) => size.resolve(context).map(Some).map_err(|error| {
+        Bound::Size(size) => size.resolve(&context_of(gate, context)).map(Some).map_err(|error| {
             Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("{} {size}", gate.flag))
         }),
     }
+}
+
+/// Per cent of device memory are of the device.
+fn context_of(gate: &Gate, context: &SizeContext) -> SizeContext {
+    if gate.metric == Metric::Vram { context.of_device() } else { *context }
 }
 
 /// Where in a run a metric first exceeded a limit: asked of whoever keeps the samples.
@@ -276,7 +301,7 @@ mod tests {
 
     fn gate(text: &str) -> Gate {
         let LimitArg { metric, bound } = text.parse().unwrap();
-        Gate { metric, bound, flag: "--limit".to_owned() }
+        Gate { metric, bound, gpu: None, flag: "--limit".to_owned() }
     }
 
     fn verdicts(text: &str, runs: &[Run]) -> (Vec<(bool, bool)>, usize) {
@@ -312,6 +337,22 @@ mod tests {
     fn what_was_not_measured_never_passes() {
         assert_eq!(verdicts("1TiB", &[run(Some(1), 1.0), run(None, 1.0)]), (vec![], 1));
         assert_eq!(verdicts("1TiB", &[]), (vec![], 1));
-        assert_eq!(unmeasurable(&[gate("vram=1GiB"), gate("host=1GiB")]).len(), 1);
+    }
+
+    #[test]
+    fn device_memory_is_measured_where_there_is_some() {
+        let refused = |text: &str, gpu, device| {
+            let gate = Gate { gpu, ..gate(text) };
+            unmeasurable(&[gate, self::gate("host=1GiB")], device).pop().map(|problem| problem.message)
+        };
+        let says = |refused: Option<String>, what: &str| refused.is_some_and(|text| text.contains(what));
+        assert_eq!(refused("vram=1GiB", None, Some(Device::Cuda(1))), None);
+        assert_eq!(refused("vram=1GiB", Some(1), Some(Device::Cuda(1))), None);
+        assert_eq!(refused("vram=1GiB", Some(1), Some(Device::Auto)), None, "not decided yet");
+        assert!(says(refused("vram=1GiB", Some(0), Some(Device::Cuda(1))), "goes to cuda:1"));
+        assert!(says(refused("vram=1GiB", None, Some(Device::Host)), "--device host"));
+        assert!(says(refused("vram=1GiB", None, Some(Device::None)), "--device none"));
+        assert!(says(refused("vram=1GiB", None, None), "a command"));
+        assert!(says(refused("uma=1GiB", None, Some(Device::Cuda(0))), "one pool"));
     }
 }

@@ -77,6 +77,9 @@ pub(crate) enum Code {
     /// Ctrl-C or SIGTERM.
     #[serde(rename = "LC0507")]
     Interrupted,
+    /// `--verify`: what was delivered is not what the file has.
+    #[serde(rename = "LC0508")]
+    BytesDiffer,
 }
 
 impl Code {
@@ -105,6 +108,7 @@ impl Code {
             Self::CannotWrite => "LC0505",
             Self::SourceChanged => "LC0506",
             Self::Interrupted => "LC0507",
+            Self::BytesDiffer => "LC0508",
         }
     }
 
@@ -176,7 +180,9 @@ mod tests {
 
     #[test]
     fn json_and_text_agree_on_the_code() {
-        for code in [Code::BudgetTooSmall, Code::SourceInvalid, Code::NoDevice, Code::Interrupted] {
+        for code in
+            [Code::BudgetTooSmall, Code::SourceInvalid, Code::NoDevice, Code::Interrupted, Code::BytesDiffer]
+        {
             assert_eq!(serde_json::to_value(code).unwrap(), code.as_str());
         }
     }

@@ -121,6 +121,15 @@ pub(crate) struct SizeContext {
     pub(crate) layer_bytes: Option<u64>,
     /// The largest tensor.
     pub(crate) tensor_bytes: Option<u64>,
+    /// The memory of the device, if it has its own.
+    pub(crate) device_bytes: Option<u64>,
+}
+
+impl SizeContext {
+    /// The same for sizes of device memory: per cent are of the device.
+    pub(crate) fn of_device(&self) -> Self {
+        Self { limit_bytes: self.device_bytes, ..*self }
+    }
 }
 
 /// A size or duration that is not understood, or that cannot be resolved.
@@ -276,8 +285,13 @@ mod tests {
 
     #[test]
     fn relative_sizes_wait_for_their_context() {
-        let context =
-            SizeContext { limit_bytes: Some(1000), layer_bytes: Some(30), tensor_bytes: Some(u64::MAX) };
+        let context = SizeContext {
+            limit_bytes: Some(1000),
+            layer_bytes: Some(30),
+            tensor_bytes: Some(u64::MAX),
+            device_bytes: Some(400),
+        };
+        assert_eq!("25%".parse::<Size>().unwrap().resolve(&context.of_device()), Ok(100));
         let resolve = |text: &str| text.parse::<Size>().unwrap().resolve(&context);
         assert_eq!(resolve("80%"), Ok(800));
         assert_eq!(resolve("12.5%"), Ok(125));

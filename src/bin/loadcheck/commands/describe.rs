@@ -11,7 +11,7 @@ use crate::problem::Problem;
 use crate::report::{CommandName, Report};
 use crate::sizes::Size;
 use crate::source::{self, Resolved};
-use crate::worker;
+use crate::worker::{self, Planned};
 
 use super::{Outcome, shell_word};
 
@@ -21,7 +21,7 @@ pub(crate) fn plan(args: &PlanArgs, output: &Output) -> Outcome {
     report.host = Some(machine::host());
     let mut problems = output.check();
     let resolved = resolved(&args.load.source, &mut problems);
-    let (config, more) = LoadConfig::new(&args.load, false, path_of(resolved.as_ref()));
+    let (config, more) = LoadConfig::new(&args.load, path_of(resolved.as_ref()));
     problems.extend(more);
     let Some(resolved) = resolved else {
         problems.extend(config.below_floor(&problems));
@@ -48,7 +48,7 @@ pub(crate) fn inspect(args: &InspectArgs, output: &Output) -> Outcome {
     let Some(resolved) = resolved(&args.source, &mut problems) else {
         return Outcome::refused(report, problems);
     };
-    let (config, more) = LoadConfig::new(&LoadArgs::of_inspect(args), false, resolved.path.clone());
+    let (config, more) = LoadConfig::new(&LoadArgs::of_inspect(args), resolved.path.clone());
     problems.extend(more);
     problems.extend(describe(&config, true, &mut report, &resolved).err().unwrap_or_default());
     if !problems.is_empty() {
@@ -74,12 +74,15 @@ fn describe(
     resolved: &Resolved,
 ) -> Result<(), Vec<Problem>> {
     let checkpoint = worker::open_checkpoint(&config.path.0, config.opaque_dtypes)?;
-    let (mut layers, mut plan, _) = worker::plan_of(&checkpoint, config)?;
+    let (device, device_bytes, note) =
+        worker::decide_for_plan(config.device).map_err(|problem| vec![problem])?;
+    let config = LoadConfig { device, ..config.clone() };
+    let Planned { mut layers, mut plan, .. } = worker::plan_of(&checkpoint, &config, device_bytes)?;
     if let Some(smallest_bytes) = plan.smallest_budget_bytes.filter(|_| for_smallest_budget) {
-        let smallest = LoadConfig { budget: Size::Bytes(smallest_bytes), ..config.clone() };
+        let smallest = LoadConfig { budget: Size::Bytes(smallest_bytes), ..config };
         // A million tensors take their time, but never two groupings at once.
         drop(layers);
-        (layers, plan, _) = worker::plan_of(&checkpoint, &smallest)?;
+        Planned { layers, plan, .. } = worker::plan_of(&checkpoint, &smallest, device_bytes)?;
     }
     let mut source = worker::describe(&checkpoint, &layers);
     source.given = resolved.given.clone();
@@ -88,6 +91,6 @@ fn describe(
     report.source = Some(source);
     report.plan = Some(plan);
     report.layers = Listing::new(&checkpoint, layers);
-    report.notes = checkpoint.notes().to_vec();
+    report.notes = note.into_iter().chain(checkpoint.notes().iter().cloned()).collect();
     Ok(())
 }

@@ -37,7 +37,7 @@ pub(crate) fn run(args: &ExecArgs, output: &Output) -> Outcome {
     let gates = args.limits.gates();
     let context = SizeContext { limit_bytes: machine::memory_limit_bytes(), ..SizeContext::default() };
     let mut problems = output.check();
-    problems.extend(limits::unmeasurable(&gates));
+    problems.extend(limits::unmeasurable(&gates, None));
     problems.extend(gates.iter().filter_map(|gate| limits::limit_bytes(gate, &context).err()));
     let line = match args.until_line.as_deref().map(regex::bytes::Regex::new).transpose() {
         Ok(line) => line,

@@ -2,7 +2,7 @@
 
 use onelayer::probe::ChildGroup;
 
-use crate::args::{CacheArg, RunArgs};
+use crate::args::{CacheArg, Device, RunArgs};
 use crate::config::LoadConfig;
 use crate::limits::{self, Gate, Metric};
 use crate::machine;
@@ -27,7 +27,6 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
     report.host = Some(machine::host());
     let gates = args.limits.gates();
     let mut problems = output.check();
-    problems.extend(limits::unmeasurable(&gates));
     let resolved = match source::resolve(&args.load.source) {
         Ok(resolved) => Some(resolved),
         Err(more) => {
@@ -36,8 +35,10 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
         }
     };
     let path = resolved.as_ref().map(|resolved| resolved.path.clone()).unwrap_or_default();
-    let (config, more) = LoadConfig::new(&args.load, args.hash, path);
+    let (config, more) = LoadConfig::new(&args.load, path);
+    let config = LoadConfig { hash: args.hash, verify: args.verify, ..config };
     problems.extend(more);
+    problems.extend(nothing_to_verify(&config));
     let interrupts = match Interrupts::listen() {
         Ok(interrupts) => interrupts,
         Err(error) => {
@@ -46,14 +47,13 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
         }
     };
     let mut session = Session { args, terminal, config, interrupts, report, crossings: Vec::new() };
-    let Some(resolved) = resolved else {
-        problems.extend(session.config.below_floor(&problems));
-        return Outcome::refused(session.report, problems);
-    };
-    // The headers are checked even if something else is wrong already: all problems come in one go.
-    let checked = match session.prepare(None) {
-        Ok(checked) => checked,
-        Err(stop) => return session.stop(stop, problems),
+    // Device and headers are looked at even if something else is wrong already: all problems come in one go.
+    let prepared = session.prepare(resolved.is_some(), None);
+    problems.extend(limits::unmeasurable(&gates, Some(session.config.device)));
+    let (checked, resolved) = match (prepared, resolved) {
+        (Ok(checked), Some(resolved)) => (checked, resolved),
+        (Err(stop), _) => return session.stop(stop, problems),
+        (Ok(_), None) => return Outcome::refused(session.report, problems),
     };
     session.note_source(&checked, &resolved);
     let (watches, more) = watches(&gates, &checked);
@@ -96,15 +96,21 @@ struct Heard {
 }
 
 impl Session<'_> {
-    /// Reads the headers, and brings the page cache into the state that is wanted.
-    fn prepare(&self, cache: Option<CacheArg>) -> Result<Checked, Stop> {
-        let task = Task::Prepare { load: self.config.clone(), cache };
-        let (mut checked, mut problems) = (None, Vec::new());
+    /// Decides on the device, reads the headers, and brings the page cache into the state that is wanted.
+    fn prepare(&mut self, has_source: bool, cache: Option<CacheArg>) -> Result<Checked, Stop> {
+        let task = Task::Prepare { load: self.config.clone(), has_source, cache };
+        let (mut checked, mut problems, mut decided) = (None, Vec::new(), None);
         let ending = carry_out(task, None, &self.interrupts, |message| match message {
             Message::Checked(answer) => checked = Some(*answer),
             Message::Error(found) => problems = found,
+            Message::Decided { device, gpu } => decided = Some((device, gpu)),
             _ => {}
         });
+        // Whatever is wrong otherwise; the runs take the device that was decided on.
+        if let Some((device, gpu)) = decided {
+            self.config.device = device;
+            self.report.host.get_or_insert_default().gpus = gpu.into_iter().collect();
+        }
         match (ending, checked) {
             (Ending::Interrupted(signal), _) => Err(Stop::Signal(signal)),
             (Ending::Ended(_), Some(checked)) => Ok(checked),
@@ -123,7 +129,9 @@ impl Session<'_> {
         self.report.source = Some(source);
         self.report.plan = Some(checked.plan.clone());
         self.report.notes.extend(checked.notes.iter().cloned());
-        self.report.missing("peak.vram_bytes", "no device memory is used or measured by this version");
+        if !self.config.device.has_own_memory() {
+            self.report.missing("peak.vram_bytes", "the load takes no device memory");
+        }
     }
 
     fn measure_all(&mut self, checked: &Checked, watches: &[Watch]) -> Result<(), Stop> {
@@ -149,7 +157,7 @@ impl Session<'_> {
         let cache = CacheState { asked: self.args.cache, cached_share: self.prepare_cache()? };
         let task = Task::Measure {
             load: self.config.clone(),
-            budget_bytes: checked.plan.params.budget_bytes,
+            budgets: checked.budgets,
             watches: watches.to_vec(),
             interval_ms: self.args.export.timeline,
         };
@@ -210,7 +218,7 @@ impl Session<'_> {
         if self.args.cache == CacheArg::Asis {
             return Ok(None);
         }
-        let checked = self.prepare(Some(self.args.cache))?;
+        let checked = self.prepare(true, Some(self.args.cache))?;
         for note in checked.notes {
             if !self.report.notes.contains(&note) {
                 self.report.notes.push(note);
@@ -311,9 +319,17 @@ impl Heard {
             Message::Hash(hash) => self.hashes.push(hash),
             Message::Done(finished) => self.finished = Some(finished),
             Message::Error(problems) => self.problems = problems,
-            Message::Checked(_) => {}
+            Message::Checked(_) | Message::Decided { .. } => {}
         }
     }
+}
+
+/// `--verify` compares what was delivered.
+fn nothing_to_verify(config: &LoadConfig) -> Option<Problem> {
+    (config.verify && config.device == Device::None).then(|| {
+        Problem::new(Code::Usage, "--verify compares what was delivered, and --device none keeps nothing")
+            .help("--device host keeps the layers in memory; --hash works without keeping them")
+    })
 }
 
 /// The limits in bytes, for the worker to watch.

@@ -54,12 +54,13 @@ pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Resul
     each(report, to, "synth", &report.synth)?;
     let summary = json!({
         "tool": report.tool, "command": report.command, "verdict": report.verdict, "error": report.error,
-        "source": report.source, "exec": report.exec, "unavailable": report.unavailable,
+        "host": report.host, "source": report.source, "exec": report.exec, "unavailable": report.unavailable,
+        "notes": report.notes,
     });
     each(report, to, "summary", [summary])
 }
 
-const RUN_COLUMNS: [&str; 18] = [
+const RUN_COLUMNS: [&str; 24] = [
     "run",
     "strategy",
     "outcome",
@@ -78,6 +79,12 @@ const RUN_COLUMNS: [&str; 18] = [
     "resident_bytes",
     "read_bytes",
     "promise_kept",
+    "dtype",
+    "pinning",
+    "start_vram_bytes",
+    "peak_vram_bytes",
+    "vram_method",
+    "mismatches",
 ];
 
 /// Writes one row a run (`run`, `exec`), a layer (`plan`, `inspect`) or a checkpoint (`synth`). Empty is "not
@@ -142,6 +149,12 @@ fn run_row(index: usize, run: &Run) -> Vec<String> {
         number(run.resident_bytes),
         number(run.io.read_bytes),
         run.promise.as_ref().map(|promise| promise.kept.to_string()).unwrap_or_default(),
+        params.and_then(|params| params.dtype.clone()).unwrap_or_default(),
+        run.ring.as_ref().map(|ring| ring.pinning.clone()).unwrap_or_default(),
+        number(run.baseline.vram_bytes),
+        number(run.peak.vram_bytes),
+        run.peak.vram_method.clone().unwrap_or_default(),
+        number(run.verified.as_ref().map(|verified| verified.mismatches)),
     ]
 }
 

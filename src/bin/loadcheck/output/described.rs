@@ -25,8 +25,14 @@ pub(crate) fn plan(report: &Report, look: &Look) -> Vec<String> {
     ]);
     lines.extend(grid(&[("", Align::Right), ("", Align::Left)], &rows, look.width));
     if let Some(resident) = plan.resident_bytes.filter(|resident| *resident > 0) {
-        lines
-            .push(format!("resident layers, beside the budget: at most {} (derived)", bytes(Some(resident))));
+        let place = if plan.resident_host_bytes == Some(0) { "on the device" } else { "beside the budget" };
+        lines.push(format!("resident layers, {place}: at most {} (derived)", bytes(Some(resident))));
+    }
+    if plan.ring.pinned_bytes > 0 {
+        lines.push(format!(
+            "pinned: {}, the whole ring if the driver allows it (derived)",
+            bytes(Some(plan.ring.pinned_bytes))
+        ));
     }
     if let Some(smallest) = plan.smallest_budget_bytes {
         lines.push(format!("smallest budget: {} (derived)", bytes(Some(smallest))));

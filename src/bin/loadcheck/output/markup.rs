@@ -48,6 +48,7 @@ pub(crate) fn markdown(report: &Report) -> String {
             [count(synth.files, "file"), count(synth.tensors, "tensor"), bytes(Some(synth.bytes))].join(", ");
         text.push_str(&format!("`{}`: {what} in {}\n", code(&synth.target), seconds(synth.seconds)));
     }
+    text.push_str(&vram(report));
     text.push_str(&limits(report));
     for problem in &report.errors {
         text.push_str(&format!("\n**error[{}]**: {}\n", problem.code.as_str(), cell(&problem.message)));
@@ -66,6 +67,30 @@ fn run_row((index, run): (usize, &Run)) -> String {
         run.peak.at.as_ref().map(|at| format!("`{}`", code(&place(at)))).unwrap_or_default(),
         run.seconds.map(seconds).unwrap_or_default(),
     )
+}
+
+/// Device memory, in a table of its own: most runs take none.
+fn vram(report: &Report) -> String {
+    let runs = report.runs.iter().enumerate();
+    let rows = runs.flat_map(|(index, run)| run.vram.iter().map(move |vram| (index, vram)));
+    let rows: String = rows
+        .map(|(index, vram)| {
+            format!(
+                "| {} | {} | {} | {} | {} |\n",
+                index + 1,
+                cell(&vram.method),
+                bytes(vram.peak_bytes),
+                growth(vram.peak_bytes, vram.baseline_bytes),
+                growth(vram.after_unload_bytes, vram.baseline_bytes),
+            )
+        })
+        .collect();
+    if rows.is_empty() {
+        return rows;
+    }
+    let header =
+        "\n| run | VRAM by | peak | over start | after unload, over start |\n|---:|---|---:|---:|---:|\n";
+    format!("{header}{rows}")
 }
 
 fn layer_row(layer: &crate::listing::Layer<'_>) -> String {

@@ -2,7 +2,7 @@
 //! [`super::described`] has those that describe.
 
 use super::grid::{Align, grid};
-use super::numbers::{bytes, container, count, growth, rate, seconds};
+use super::numbers::{bytes, container, count, grouped, growth, rate, seconds};
 use super::terminal::{Paint, Role};
 use super::{described, escape::escape};
 use crate::args::CacheArg;
@@ -72,12 +72,24 @@ pub(crate) fn strategy_line(params: &Params) -> String {
         Some(window) => format!(", window {window}, prefetch {}", params.prefetch),
     };
     format!(
-        "strategy  stream · {}{readers} · budget {} · device {}{window}{}",
+        "strategy  stream · {}{readers} · budget {} · device {}{window}{}{}{}",
         params.io,
         bytes(Some(params.budget_bytes)),
         params.device,
-        if params.hash { " · hash" } else { "" }
+        params.dtype.as_ref().map(|dtype| format!(" · narrowed to {dtype}")).unwrap_or_default(),
+        if params.hash { " · hash" } else { "" },
+        if params.verify { " · verify" } else { "" }
     )
+}
+
+/// `device    cuda:0 is NVIDIA H200 (139.8 GiB, CUDA 12.8, 0000:18:00.0, GPU-...)`
+pub(crate) fn device_line(report: &Report) -> Option<String> {
+    let gpu = report.host.as_ref()?.gpus.first()?;
+    let mut facts = vec![bytes(gpu.memory_total_bytes)];
+    facts.extend(gpu.cuda_version.as_ref().map(|version| format!("CUDA {version}")));
+    facts.extend(gpu.pci_bus_id.clone());
+    facts.extend(gpu.uuid.clone());
+    Some(format!("device    cuda:{} is {} ({})", gpu.index, escape(&gpu.name), escape(&facts.join(", "))))
 }
 
 fn measured(report: &Report, look: &Look) -> Vec<String> {
@@ -94,6 +106,7 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
     if let Some(params) = report.runs.first().and_then(|run| run.params.as_ref()) {
         lines.push(strategy_line(params));
     }
+    lines.extend(device_line(report));
     lines.extend(cache_line(&report.runs));
     let header = [
         ("", Align::Left),
@@ -108,6 +121,7 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
         let role = if position == 0 { Role::Dim } else { Role::Strong };
         lines.push(if position < 2 { look.paint.paint(role, line) } else { line.clone() });
     }
+    lines.extend(verified_line(report, look));
     lines.extend(promise_lines(report, look));
     lines.extend(report.limits.iter().map(|limit| limit_line(limit, look.paint)));
     if look.verbose {
@@ -217,20 +231,74 @@ fn rows(report: &Report, is_narrow: bool) -> Vec<Vec<String>> {
     if let Some(resident) =
         worst(runs, |run| run.resident_bytes).and_then(|run| run.resident_bytes).filter(|most| *most > 0)
     {
-        let note =
-            pick("part of both: the layers that are kept, beside the budget", "part of both: kept layers");
+        let is_on_host = runs.iter().any(|run| run.resident_host_bytes > Some(0));
+        let note = if is_on_host {
+            pick("part of both: the layers that are kept, beside the budget", "part of both: kept layers")
+        } else {
+            pick("the layers that are kept, on the device: part of VRAM", "on the device")
+        };
         rows.push(row("layers", Some(resident), Some(0), None, note));
     }
     if let Some(run) = worst(runs, |run| run.peak.pinned_bytes).filter(|run| run.peak.pinned_bytes > Some(0))
     {
-        rows.push(row("pinned", run.peak.pinned_bytes, Some(0), None, "part of host".to_owned()));
+        let note = match run.ring.as_ref().map(|ring| ring.pinning.as_str()) {
+            Some("slot_by_slot") => "part of host; slot by slot",
+            Some("fewer_slots") => "part of host; not all slots",
+            _ => "part of host",
+        };
+        rows.push(row("pinned", run.peak.pinned_bytes, Some(0), None, note.to_owned()));
     }
+    rows.extend(
+        vram_row(report, is_narrow).map(|(peak, start, at, note)| row("VRAM", peak, start, at, note)),
+    );
     if let Some((run, after)) = runs.last().and_then(|run| Some((run, run.after_unload.as_ref()?))) {
         let note = pick("RSS once everything was given back", "RSS, all given back");
         rows.push(row("after", after.rss_bytes, run.baseline.rss_bytes, None, note));
     }
     rows.extend(time_row(report));
     rows
+}
+
+/// Device memory, if the load takes some: peak, start, place, and what became of it.
+type VramRow<'a> = (Option<u64>, Option<u64>, Option<&'a Place>, String);
+
+fn vram_row(report: &Report, is_narrow: bool) -> Option<VramRow<'_>> {
+    if report.host.as_ref()?.gpus.is_empty() {
+        return None;
+    }
+    let run = worst(&report.runs, |run| run.peak.vram_bytes)?;
+    let mut note = match (run.peak.vram_method.as_deref(), is_narrow) {
+        (Some("nvml_process"), false) => "NVML, this process".to_owned(),
+        (Some("nvml_device"), false) => "NVML, whole device".to_owned(),
+        (Some("driver"), false) => "driver, whole device".to_owned(),
+        (method, _) => method.unwrap_or_default().to_owned(),
+    };
+    let after = run.after_unload.as_ref().and_then(|after| after.vram_bytes);
+    if let Some((after, start)) = after.zip(run.baseline.vram_bytes) {
+        let more = after.saturating_sub(start);
+        let back = if more == 0 {
+            format!("; back at {} after unload", bytes(Some(after)))
+        } else {
+            format!("; {} more than at the start after unload", bytes(Some(more)))
+        };
+        note.push_str(&back);
+    }
+    Some((run.peak.vram_bytes, run.baseline.vram_bytes, run.peak.vram_at.as_ref(), note))
+}
+
+/// `verified  75 of 75 tensors equal their files, 4.8 MiB in 3 ms`
+fn verified_line(report: &Report, look: &Look) -> Option<String> {
+    let verified = report.runs.iter().filter_map(|run| run.verified.as_ref());
+    let verified = verified.max_by_key(|verified| verified.mismatches)?;
+    let equal = verified.tensors.saturating_sub(verified.mismatches);
+    let line = format!(
+        "verified  {} of {} equal their files, {} read back in {}",
+        grouped(equal),
+        count(verified.tensors, "tensor"),
+        bytes(Some(verified.bytes)),
+        seconds(verified.seconds)
+    );
+    Some(if verified.mismatches > 0 { look.paint.paint(Role::Bad, &line) } else { line })
 }
 
 /// What stands beside RSS: the promise, if there is one.

@@ -43,12 +43,14 @@ pub(crate) fn main() -> ExitCode {
         let _ = signal_hook::flag::register(signal, Arc::clone(&cancel));
     }
     let last_word = match job.task {
-        Task::Prepare { load, cache } => match prepare::prepare(&load, cache, &cancel) {
-            Ok(checked) => Message::Checked(Box::new(checked)),
-            Err(problems) => Message::Error(problems),
-        },
-        Task::Measure { load, budget_bytes, watches, interval_ms } => {
-            match measure::measure(&load, budget_bytes, &watches, interval_ms, &cancel) {
+        Task::Prepare { load, has_source, cache } => {
+            match prepare::prepare(&load, has_source, cache, &cancel) {
+                Ok(checked) => Message::Checked(Box::new(checked)),
+                Err(problems) => Message::Error(problems),
+            }
+        }
+        Task::Measure { load, budgets, watches, interval_ms } => {
+            match measure::measure(&load, &budgets, &watches, interval_ms, &cancel) {
                 Ok(finished) => Message::Done(Box::new(finished)),
                 Err(problems) => Message::Error(problems),
             }

@@ -5,30 +5,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use onelayer::LoadPlan;
 use onelayer::checkpoint::Checkpoint;
 use onelayer::load::{LayerStream, LoadError, LoadReport, LoadedLayer, Loader};
 use onelayer::plan::MemoryTerms;
-use onelayer::probe::{Marker, Measured, Peak, ProcessMemory, Sampler, SamplerOptions, Summary};
+use onelayer::probe::{Measured, Peak, ProcessMemory, Sampler, SamplerOptions, Summary};
 use onelayer::units::MIB;
+use onelayer::{LoadPlan, Pinning, RingMode};
 
+use super::attendant::{Attendant, add_missed};
 use super::child::tell;
 use super::heap;
 use super::prepare;
 use super::protocol::{Crossing, Finished, Message, Watch};
 use super::tracker::Tracker;
 use super::translate;
-use crate::config::{LoadConfig, TargetChoice};
-use crate::limits::Metric;
+use super::verify::{Stopped, Verifier};
+use super::vram::{Counted, VramMeter};
+use crate::args::Device;
+use crate::config::{Budgets, LoadConfig};
 use crate::problem::{Code, Problem};
-use crate::report::{IoCounters, Outcome, Place, Point, Promise, Run, Samples, TensorHash, Unavailable};
+use crate::report::{
+    IoCounters, Outcome, Place, Point, Promise, Ring, Run, Samples, TensorHash, Unavailable, Verified,
+};
 
 /// What is promised beside the budget: thread stacks and the allocator's slack.
 const SLACK_BYTES: u64 = 16 * MIB;
-/// How often the attendant looks at the load.
-const TICK: Duration = Duration::from_millis(5);
-/// How often progress is reported.
-const TELL_INTERVAL: Duration = Duration::from_millis(100);
 /// Rows of the timeline, if one is wanted.
 const TIMELINE_ROWS: usize = 4096;
 
@@ -38,13 +39,16 @@ const TIMELINE_ROWS: usize = 4096;
 /// Whatever kept the load from starting. A load that started and failed is a [`Finished`] with a problem in it.
 pub(super) fn measure(
     config: &LoadConfig,
-    budget_bytes: u64,
+    budgets: &Budgets,
     watches: &[Watch],
     interval_ms: Option<u64>,
     cancel: &AtomicBool,
 ) -> Result<Finished, Vec<Problem>> {
-    // Built before the baseline: a compiled pattern is the program's, not the load's.
-    let loader = prepare::loader(config, budget_bytes).map_err(|problem| vec![problem])?;
+    // Before the baseline: a compiled pattern is the program's, not the load's, and so is a driver's context, and what it
+    // takes to count and to compare.
+    let loader = open(config, budgets).map_err(|problem| vec![problem])?;
+    let vram = VramMeter::open(loader.device());
+    let verifier = config.verify.then(Verifier::new);
     let mut options = SamplerOptions { timeline_rows: 0, ..SamplerOptions::default() };
     if let Some(interval_ms) = interval_ms {
         options.interval = Duration::from_millis(interval_ms);
@@ -52,16 +56,36 @@ pub(super) fn measure(
     }
     let sampler = Sampler::start(&options)
         .map_err(|error| vec![Problem::new(Code::CannotMeasure, format!("cannot measure: {error}"))])?;
-    tell(&Message::Started { baseline: point(&sampler.baseline().memory) });
-    let load = Load { config, loader: &loader, sampler: &sampler, watches, cancel, start: Instant::now() };
-    let loaded = load.carry_out()?;
+    let vram_bytes = vram.as_ref().and_then(VramMeter::baseline);
+    tell(&Message::Started { baseline: Point { vram_bytes, ..point(&sampler.baseline().memory) } });
+    let load = Load {
+        config,
+        loader: &loader,
+        sampler: &sampler,
+        vram: vram.as_ref(),
+        watches,
+        cancel,
+        start: Instant::now(),
+    };
+    let loaded = load.carry_out(verifier)?;
     heap::give_back();
-    let after_unload = point(&sampler.snapshot().memory);
+    let vram_bytes = vram.as_ref().and_then(VramMeter::after_unload);
+    let after_unload = Point { vram_bytes, ..point(&sampler.snapshot().memory) };
     let keeps_timeline = interval_ms.is_some();
     let summary = sampler
         .finish()
         .map_err(|error| vec![Problem::new(Code::CannotMeasure, format!("cannot measure: {error}"))])?;
-    Ok(loaded.finish(config, budget_bytes, watches, &summary, after_unload, keeps_timeline))
+    let counted = vram.as_ref().map(VramMeter::finish);
+    Ok(loaded.finish(config, budgets, watches, &summary, counted, after_unload, keeps_timeline))
+}
+
+/// The loader, its device open.
+fn open(config: &LoadConfig, budgets: &Budgets) -> Result<Loader, Problem> {
+    let map_path = config.layers.as_ref().map(|path| path.0.as_path());
+    prepare::builder(config, budgets)?.build().map_err(|error| match (&error, config.device) {
+        (LoadError::Device(device), Device::Cuda(ordinal)) => super::device::unusable(ordinal, device),
+        _ => translate::load(&error, map_path),
+    })
 }
 
 /// A load about to happen.
@@ -69,6 +93,7 @@ struct Load<'a> {
     config: &'a LoadConfig,
     loader: &'a Loader,
     sampler: &'a Sampler,
+    vram: Option<&'a VramMeter>,
     watches: &'a [Watch],
     cancel: &'a AtomicBool,
     start: Instant,
@@ -81,12 +106,13 @@ struct Loaded {
     elapsed: Duration,
     after_load: Point,
     crossings: Vec<Crossing>,
-    failure: Option<LoadError>,
+    failure: Option<Failure>,
+    verified: Option<Verified>,
     notes: Vec<String>,
 }
 
 impl Load<'_> {
-    fn carry_out(&self) -> Result<Loaded, Vec<Problem>> {
+    fn carry_out(&self, mut verifier: Option<Verifier>) -> Result<Loaded, Vec<Problem>> {
         let map_path = self.config.layers.as_ref().map(|path| path.0.as_path());
         let checkpoint = prepare::open_checkpoint(&self.config.path.0, self.config.opaque_dtypes)?;
         let mut stream =
@@ -102,51 +128,89 @@ impl Load<'_> {
                     format!("cannot start a thread beside the load: {error}"),
                 )]
             })?;
-            let delivered = self.deliver(&mut stream);
+            let delivered = self.deliver(&mut stream, &checkpoint, verifier.as_mut());
             over.store(true, Ordering::Relaxed);
             attendant.thread().unpark();
             Ok::<_, Vec<Problem>>((delivered, attendant.join().unwrap_or_default()))
         })?;
-        let notes = fallback_notes(&checkpoint, &stream.report());
+        let mut notes = fallback_notes(&checkpoint, &stream.report());
+        notes.extend(pinning_note(&stream.report()));
+        let spent = verifier.as_ref().map(Verifier::spent).filter(|_| self.config.window.is_some());
+        notes.extend(spent.map(verified_between));
         Ok(Loaded {
             report: stream.report(),
             memory: plan.memory().clone(),
             elapsed: delivered.elapsed,
             after_load: delivered.after_load,
             crossings,
+            verified: verifier.filter(|_| delivered.failure.is_none()).map(Verifier::finish),
             failure: delivered.failure,
             notes,
         })
     }
 
-    /// Takes every layer; keeps them all if the window is all, else drops each at once.
-    fn deliver(&self, stream: &mut LayerStream) -> Delivered {
-        let keep = self.config.window.is_none() && self.config.target == TargetChoice::Host;
+    /// Takes every layer; keeps them all if the window is all, else drops each at once. Compares them once all are there, or
+    /// each before it is dropped; that is not part of the time.
+    fn deliver(
+        &self,
+        stream: &mut LayerStream,
+        checkpoint: &Checkpoint,
+        mut verifier: Option<&mut Verifier>,
+    ) -> Delivered {
+        let keep = self.config.window.is_none() && self.config.device != Device::None;
+        let plan = Arc::clone(stream.plan());
+        let compare = |verifier: &mut Option<&mut Verifier>, index: usize, layer: &LoadedLayer| {
+            let Some(verifier) = verifier else { return Ok(()) };
+            let planned = &plan.layers()[index];
+            verifier.compare(checkpoint, &plan, planned, layer, self.cancel).map_err(Failure::from)
+        };
         let mut kept = Vec::new();
         let mut failure = None;
-        for layer in stream.by_ref() {
-            let layer = match layer {
-                Ok(layer) => layer,
-                Err(error) => {
-                    failure = Some(error);
-                    break;
+        for (index, layer) in stream.by_ref().enumerate() {
+            let taken = layer.map_err(|error| self.failure(&error)).and_then(|layer| {
+                if self.config.hash {
+                    tell_hashes(&layer).map_err(|error| self.failure(&error))?;
                 }
-            };
-            if self.config.hash
-                && let Err(error) = tell_hashes(&layer)
-            {
-                failure = Some(error);
+                if keep {
+                    kept.push(layer);
+                } else {
+                    if let Some(vram) = self.vram {
+                        vram.layer_end(|| self.place(layer.id().as_str()));
+                    }
+                    compare(&mut verifier, index, &layer)?;
+                }
+                Ok(())
+            });
+            if let Err(found) = taken {
+                failure = Some(found);
                 break;
             }
-            if keep {
-                kept.push(layer);
-            }
         }
-        let elapsed = self.start.elapsed();
+        let wall = self.start.elapsed();
         self.sampler.marker().sample();
-        let after_load = point(&self.sampler.snapshot().memory);
+        let last = plan.layers().last().map_or("", |layer| layer.id.as_str());
+        let vram_bytes = self.vram.and_then(|vram| vram.after_load(|| self.place(last)));
+        let after_load = Point { vram_bytes, ..point(&self.sampler.snapshot().memory) };
+        let compared_between = verifier.as_ref().map_or(Duration::ZERO, |verifier| verifier.spent());
+        if failure.is_none() {
+            let mut kept = kept.iter().enumerate();
+            failure = kept.try_for_each(|(index, layer)| compare(&mut verifier, index, layer)).err();
+        }
         drop(kept);
-        Delivered { elapsed, after_load, failure }
+        Delivered { elapsed: wall.saturating_sub(compared_between), after_load, failure }
+    }
+
+    /// Now, at a layer.
+    fn place(&self, layer: &str) -> Place {
+        Place { layer: Some(layer.to_owned()), tensor: None, seconds: self.start.elapsed().as_secs_f64() }
+    }
+
+    fn failure(&self, error: &LoadError) -> Failure {
+        let map_path = self.config.layers.as_ref().map(|path| path.0.as_path());
+        match error {
+            LoadError::Cancelled => Failure::Cancelled,
+            error => Failure::Failed(translate::load(error, map_path)),
+        }
     }
 
     fn attendant<'a>(
@@ -157,7 +221,12 @@ impl Load<'_> {
         over: &'a AtomicBool,
     ) -> Attendant<'a> {
         Attendant {
-            load: self,
+            sampler: self.sampler,
+            vram: self.vram,
+            pinned_bytes: stream.report().pinned_bytes,
+            watches: self.watches,
+            cancel: self.cancel,
+            start: self.start,
             marker: self.sampler.marker(),
             tracker: Tracker::new(checkpoint, plan),
             progress: stream.progress(),
@@ -166,6 +235,24 @@ impl Load<'_> {
             crossings: Vec::with_capacity(self.watches.len()),
         }
     }
+}
+
+impl From<Stopped> for Failure {
+    fn from(stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Cancelled => Self::Cancelled,
+            Stopped::Failed(problem) => Self::Failed(problem),
+        }
+    }
+}
+
+/// What a person should know about a time that was taken with comparisons between the layers.
+fn verified_between(spent: Duration) -> String {
+    format!(
+        "the time leaves out {} of comparing between the layers, in which reading ahead went on: a load without \
+         --verify may take longer",
+        crate::output::numbers::seconds(spent.as_secs_f64())
+    )
 }
 
 /// The hash of every tensor of a layer, as far as its bytes can be had.
@@ -183,127 +270,55 @@ fn tell_hashes(layer: &LoadedLayer) -> Result<(), LoadError> {
 struct Delivered {
     elapsed: Duration,
     after_load: Point,
-    failure: Option<LoadError>,
+    failure: Option<Failure>,
 }
 
-/// A thread beside the load: marks the place, reports progress, notices crossed limits, passes on cancellation.
-struct Attendant<'a> {
-    load: &'a Load<'a>,
-    marker: Marker,
-    tracker: Tracker<'a>,
-    progress: onelayer::load::Progress,
-    cancel_handle: onelayer::load::CancelHandle,
-    over: &'a AtomicBool,
-    crossings: Vec<Crossing>,
-}
-
-impl Attendant<'_> {
-    fn run(mut self) -> Vec<Crossing> {
-        self.marker.enter_layer(self.tracker.layer());
-        self.marker.enter_tensor(self.tracker.tensor());
-        let mut told = Instant::now();
-        let mut is_cancelled = false;
-        loop {
-            // Read first: what is done after it is looked at once more.
-            let is_over = self.over.load(Ordering::Relaxed);
-            if !is_cancelled && self.load.cancel.load(Ordering::Relaxed) {
-                is_cancelled = true;
-                self.cancel_handle.cancel();
-            }
-            let (layer_changed, tensor_changed) = self.tracker.advance(self.progress.tensor_bytes_done());
-            if layer_changed {
-                self.marker.enter_layer(self.tracker.layer());
-            }
-            if tensor_changed {
-                self.marker.enter_tensor(self.tracker.tensor());
-            }
-            if !self.load.watches.is_empty() {
-                self.watch();
-            }
-            if is_over || told.elapsed() >= TELL_INTERVAL {
-                told = Instant::now();
-                self.tell_progress();
-            }
-            if is_over {
-                return self.crossings;
-            }
-            thread::park_timeout(TICK);
-        }
-    }
-
-    fn tell_progress(&self) {
-        let peaks = self.load.sampler.peaks();
-        tell(&Message::Progress {
-            done_bytes: self.progress.tensor_bytes_done(),
-            total_bytes: self.progress.tensor_bytes_total(),
-            layer: self.tracker.layer().to_owned(),
-            peak: Point {
-                host_bytes: peaks.host.bytes().value(),
-                rss_bytes: peaks.rss.bytes().value(),
-                vram_bytes: None,
-            },
-            seconds: self.load.start.elapsed().as_secs_f64(),
-        });
-    }
-
-    fn watch(&mut self) {
-        let peaks = self.load.sampler.peaks();
-        for watch in self.load.watches {
-            let is_known = self.crossings.iter().any(|crossing| {
-                crossing.watch.metric == watch.metric && crossing.watch.limit_bytes == watch.limit_bytes
-            });
-            let peak = match watch.metric {
-                Metric::Host => peaks.host.bytes(),
-                Metric::Rss => peaks.rss.bytes(),
-                Metric::File => peaks.file.bytes(),
-                Metric::Pinned => peaks.pinned.bytes(),
-                _ => continue,
-            };
-            if !is_known && peak.value() > Some(watch.limit_bytes) {
-                let place = Place {
-                    layer: Some(self.tracker.layer().to_owned()),
-                    tensor: Some(self.tracker.tensor().to_owned()),
-                    seconds: self.load.start.elapsed().as_secs_f64(),
-                };
-                self.crossings.push(Crossing { watch: *watch, place });
-            }
-        }
-    }
+/// What ended a load before its end.
+enum Failure {
+    Cancelled,
+    Failed(Problem),
 }
 
 impl Loaded {
     fn finish(
         self,
         config: &LoadConfig,
-        budget_bytes: u64,
+        budgets: &Budgets,
         watches: &[Watch],
         summary: &Summary,
+        counted: Option<Counted>,
         after_unload: Point,
         keeps_timeline: bool,
     ) -> Finished {
-        let map_path = config.layers.as_ref().map(|path| path.0.as_path());
-        let outcome = match &self.failure {
-            None => Outcome::Completed,
-            Some(LoadError::Cancelled) => Outcome::Interrupted,
-            Some(_) => Outcome::Failed,
+        let problem = match self.failure {
+            Some(Failure::Cancelled) => Err(()),
+            Some(Failure::Failed(problem)) => Ok(Some(problem)),
+            None => Ok(self.verified.as_ref().and_then(Verified::problem)),
+        };
+        let outcome = match &problem {
+            Ok(None) => Outcome::Completed,
+            Ok(Some(_)) => Outcome::Failed,
+            Err(()) => Outcome::Interrupted,
         };
         let growth_bytes = summary.rss_growth_bytes().value();
         let limit_bytes =
-            budget_bytes.saturating_add(SLACK_BYTES).saturating_add(self.memory.resident_host_bytes());
+            budgets.host_bytes.saturating_add(SLACK_BYTES).saturating_add(self.memory.resident_host_bytes());
         let promise = growth_bytes.map(|growth_bytes| Promise {
             limit_bytes,
             growth_bytes,
             kept: growth_bytes <= limit_bytes,
         });
         let read_bytes = self.report.read_bytes;
+        let baseline_vram_bytes = counted.as_ref().and_then(|counted| counted.baseline_bytes);
         let from_storage = summary.activity.read_bytes.value();
         let peak = &summary.peak;
         let mut run = Run {
             strategy: "stream".to_owned(),
-            params: Some(config.params(budget_bytes, Some(u64::from(self.memory.ring().readers)))),
+            params: Some(config.params(budgets, Some(u64::from(self.memory.ring().readers)))),
             outcome,
             seconds: Some(self.elapsed.as_secs_f64()),
-            baseline: point(&summary.baseline.memory),
+            baseline: Point { vram_bytes: baseline_vram_bytes, ..point(&summary.baseline.memory) },
+            verified: self.verified,
             after_load: Some(self.after_load),
             after_unload: Some(after_unload),
             io: IoCounters {
@@ -312,6 +327,8 @@ impl Loaded {
                 major_faults: summary.activity.major_faults.value(),
             },
             resident_bytes: Some(self.memory.resident_bytes()),
+            resident_host_bytes: Some(self.memory.resident_host_bytes()),
+            ring: Some(ring_of(&self.report, &self.memory)),
             promise,
             samples: Some(Samples::new(summary.interval_ms, &summary.timeline, keeps_timeline)),
             ..Run::default()
@@ -322,47 +339,25 @@ impl Loaded {
         run.peak.rss_bytes = peak.rss.bytes().value();
         run.peak.anon_bytes = peak.anon.bytes().value();
         run.peak.file_bytes = peak.file.bytes().value();
-        run.peak.pinned_bytes = peak.pinned.bytes().value();
-        run.peak.at = place(&peak.host);
-        run.peak.rss_at = place(&peak.rss);
+        let pinned_bytes = self.report.pinned_bytes;
+        run.peak.pinned_bytes = peak.pinned.bytes().value().max(Some(pinned_bytes));
+        run.peak.at = place_of(&peak.host);
+        run.peak.rss_at = place_of(&peak.rss);
         let mut crossings = self.crossings;
         add_missed(&mut crossings, watches, summary);
-        let unavailable = summary
+        let mut unavailable: Vec<Unavailable> = summary
             .unavailable
             .iter()
-            .map(|entry| Unavailable { metric: entry.metric.clone(), reason: entry.reason.clone() });
-        Finished {
-            run,
-            unavailable: unavailable.collect(),
-            crossings,
-            notes: self.notes,
-            problem: self
-                .failure
-                .filter(|failure| !matches!(failure, LoadError::Cancelled))
-                .map(|failure| translate::load(&failure, map_path)),
+            .map(|entry| Unavailable { metric: entry.metric.clone(), reason: entry.reason.clone() })
+            .collect();
+        if let Some(counted) = counted {
+            run.peak.vram_bytes = counted.peak_bytes;
+            run.peak.vram_method = counted.method;
+            run.peak.vram_at = counted.peak_at;
+            run.vram = counted.vram;
+            unavailable.extend(counted.unavailable);
         }
-    }
-}
-
-/// A peak between two looks of the attendant: the peak's own place is the best there is.
-fn add_missed(crossings: &mut Vec<Crossing>, watches: &[Watch], summary: &Summary) {
-    for watch in watches {
-        let peak = match watch.metric {
-            Metric::Host => &summary.peak.host,
-            Metric::Rss => &summary.peak.rss,
-            Metric::File => &summary.peak.file,
-            Metric::Pinned => &summary.peak.pinned,
-            _ => continue,
-        };
-        let is_known = crossings.iter().any(|crossing| {
-            crossing.watch.metric == watch.metric && crossing.watch.limit_bytes == watch.limit_bytes
-        });
-        if !is_known
-            && peak.bytes().value() > Some(watch.limit_bytes)
-            && let Some(place) = place(peak)
-        {
-            crossings.push(Crossing { watch: *watch, place });
-        }
+        Finished { run, unavailable, crossings, notes: self.notes, problem: problem.ok().flatten() }
     }
 }
 
@@ -370,12 +365,45 @@ fn point(memory: &ProcessMemory) -> Point {
     Point { host_bytes: memory.host_bytes.value(), rss_bytes: memory.rss_bytes.value(), vram_bytes: None }
 }
 
-fn place(peak: &Measured<Peak>) -> Option<Place> {
+pub(super) fn place_of(peak: &Measured<Peak>) -> Option<Place> {
     let Measured::Value(peak) = peak else { return None };
     Some(Place {
         layer: peak.at.layer.as_deref().map(str::to_owned),
         tensor: peak.at.tensor.as_deref().map(str::to_owned),
         seconds: peak.at.seconds,
+    })
+}
+
+/// The ring as it was had. A driver that pins less than all of it may leave fewer slots.
+fn ring_of(report: &LoadReport, memory: &MemoryTerms) -> Ring {
+    let shape = memory.ring();
+    let slots = match report.pinning {
+        Pinning::FewerSlots { slots, .. } => slots,
+        _ => shape.slots,
+    };
+    let mode = match report.ring_mode {
+        RingMode::HugePages => "huge_pages",
+        _ => "small_pages",
+    };
+    Ring {
+        mode: Some(mode.to_owned()),
+        slots: u64::from(slots),
+        slot_bytes: shape.slot_bytes,
+        pinning: report.pinning.name().to_owned(),
+        pinning_reason: report.pinning.reason().map(str::to_owned),
+        pinned_bytes: report.pinned_bytes,
+    }
+}
+
+/// What became of a ring that was not pinned as it should be.
+fn pinning_note(report: &LoadReport) -> Option<String> {
+    let reason = report.pinning.reason()?;
+    Some(match &report.pinning {
+        Pinning::SlotBySlot { .. } => format!("the ring was pinned slot by slot, not as a whole: {reason}"),
+        Pinning::FewerSlots { slots, .. } => {
+            format!("only {slots} slots of the ring could be pinned, the rest was left out: {reason}")
+        }
+        _ => format!("the ring could not be pinned, so copies to the device are slower: {reason}"),
     })
 }
 

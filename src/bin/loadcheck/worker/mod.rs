@@ -8,8 +8,10 @@
 //! The worker is this program again, started through `/proc/self/exe` with a hidden first argument. It measures
 //! itself and prints nothing for people; it dies with its parent. The parent renders, judges and writes.
 
+mod attendant;
 mod cache;
 mod child;
+mod device;
 mod heap;
 mod measure;
 mod parent;
@@ -17,9 +19,11 @@ mod prepare;
 mod protocol;
 mod tracker;
 mod translate;
+mod verify;
+mod vram;
 
 pub(crate) use child::{ARGUMENT, main};
 pub(crate) use parent::{Ending, carry_out};
-pub(crate) use prepare::{describe, open_checkpoint, plan_of};
+pub(crate) use prepare::{Planned, decide_for_plan, describe, open_checkpoint, plan_of};
 pub(crate) use protocol::{Checked, Finished, Message, Task, Watch};
 pub(crate) use translate::checkpoint as checkpoint_problems;

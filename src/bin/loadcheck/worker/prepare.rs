@@ -7,20 +7,20 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use onelayer::LoadPlan;
-use onelayer::Target;
 use onelayer::checkpoint::{Checkpoint, OpenOptions};
 use onelayer::layers::{LayerMap, Layers};
-use onelayer::load::{LoadError, Loader};
+use onelayer::load::{LoadError, Loader, LoaderBuilder};
 use onelayer::plan::{IoMode, Window};
 use onelayer::units::HumanBytes;
+use onelayer::{LoadPlan, Pinning};
 
-use super::protocol::Checked;
-use super::translate;
-use crate::args::{CacheArg, Io};
-use crate::config::{LoadConfig, TargetChoice};
+use super::child::tell;
+use super::protocol::{Checked, Message};
+use super::{device, translate};
+use crate::args::{CacheArg, Device, Io};
+use crate::config::{Budgets, LoadConfig};
 use crate::problem::{Code, Problem};
-use crate::report::{DtypeShare, Largest, MemoryTerm, Plan, Source};
+use crate::report::{DtypeShare, Largest, MemoryTerm, Plan, Ring, Source};
 use crate::sizes::SizeContext;
 use crate::small_file;
 
@@ -50,25 +50,28 @@ pub(super) fn layer_map(path: Option<&Path>) -> Result<LayerMap, Problem> {
     LayerMap::parse(&text).map_err(|error| failed(&error))
 }
 
-/// The loader that a configuration asks for.
-pub(super) fn loader(config: &LoadConfig, budget_bytes: u64) -> Result<Loader, Problem> {
+/// The loader that a configuration asks for, its device not yet open.
+pub(super) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBuilder, Problem> {
     let map_path = config.layers.as_ref().map(|path| path.0.as_path());
-    let target = match config.target {
-        TargetChoice::Host => Target::Host,
-        TargetChoice::None => Target::None,
-    };
     let io = match config.io {
         Io::Buffered => IoMode::Buffered,
         Io::Mmap => IoMode::Mmap,
         Io::Direct => IoMode::Direct,
     };
-    let mut builder = Loader::builder(target)
-        .host_budget(budget_bytes)
+    let mut builder = Loader::builder(config.device.target())
+        .host_budget(budgets.host_bytes)
+        .device_reserve(budgets.device_reserve_bytes)
         .window(config.window.map_or(Window::All, Window::Layers))
         .prefetch(config.prefetch)
         .io(io)
         .hash(config.hash)
         .layer_map(layer_map(map_path)?);
+    if let Some(device_budget_bytes) = budgets.device_bytes {
+        builder = builder.device_budget(device_budget_bytes);
+    }
+    if let Some(dtype) = config.dtype {
+        builder = builder.dtype(dtype.into());
+    }
     if let Some(readers) = config.readers {
         builder = builder.readers(readers);
     }
@@ -77,69 +80,123 @@ pub(super) fn loader(config: &LoadConfig, budget_bytes: u64) -> Result<Loader, P
             regex::Regex::new(select).map_err(|error| crate::config::bad_pattern("--select", &error))?;
         builder = builder.select(move |tensor| select.is_match(tensor.name));
     }
-    builder.build().map_err(|error| translate::load(&error, map_path))
+    Ok(builder)
 }
 
-/// The task `Prepare`.
+/// The task `Prepare`: first the device, then the checkpoint, so that all problems come in one go.
 pub(super) fn prepare(
     config: &LoadConfig,
+    has_source: bool,
     cache: Option<CacheArg>,
     cancel: &AtomicBool,
 ) -> Result<Checked, Vec<Problem>> {
-    let checkpoint = open_checkpoint(&config.path.0, config.opaque_dtypes)?;
-    let (layers, plan, context) = plan_of(&checkpoint, config)?;
-    if let Some(available_bytes) = crate::machine::memory_available_bytes() {
-        fits(&plan, available_bytes).map_err(|problem| vec![problem])?;
+    let (decided, mut problems) = match device::decide(config.device) {
+        Ok(decided) => (Some(decided), Vec::new()),
+        Err(problem) => (None, vec![problem]),
+    };
+    if let Some(decided) = &decided {
+        tell(&Message::Decided { device: decided.device, gpu: decided.gpu.clone() });
     }
-    let mut notes = checkpoint.notes().to_vec();
+    if !has_source {
+        return Err(problems);
+    }
+    let device = decided.as_ref().map_or(config.device, |decided| decided.device);
+    let config = LoadConfig { device, ..config.clone() };
+    let gpu = decided.as_ref().and_then(|decided| decided.gpu.as_ref());
+    let device_bytes = gpu.and_then(|gpu| gpu.memory_total_bytes);
+    let prepared = open_checkpoint(&config.path.0, config.opaque_dtypes)
+        .and_then(|checkpoint| Ok((plan_of(&checkpoint, &config, device_bytes)?, checkpoint)));
+    let (planned, checkpoint) = match (prepared, problems.is_empty()) {
+        (Ok(prepared), true) => prepared,
+        (prepared, _) => {
+            problems.extend(prepared.err().unwrap_or_default());
+            return Err(problems);
+        }
+    };
+    let free_bytes = decided.as_ref().and_then(|decided| decided.free_bytes);
+    fits(&planned, free_bytes).map_err(|problem| vec![problem])?;
+    let mut notes: Vec<String> = decided.into_iter().filter_map(|decided| decided.note).collect();
+    notes.extend(checkpoint.notes().iter().cloned());
     let cached_share = match cache {
         None | Some(CacheArg::Asis) => None,
         Some(state) => super::cache::bring_about(&checkpoint, state, cancel, &mut notes),
     };
-    Ok(Checked { source: describe(&checkpoint, &layers), plan, context, cached_share, notes })
+    let Planned { layers, plan, context, budgets } = planned;
+    let source = describe(&checkpoint, &layers);
+    Ok(Checked { source, plan, budgets, context, cached_share, notes })
 }
 
-/// Refuses a load whose kept layers the machine cannot hold: the kernel would end it halfway.
-fn fits(plan: &Plan, available_bytes: u64) -> Result<(), Problem> {
-    let resident_bytes = plan.resident_bytes.unwrap_or(0);
-    let needed_bytes = resident_bytes.saturating_add(plan.host_bytes);
-    if resident_bytes == 0 || needed_bytes <= available_bytes {
-        return Ok(());
-    }
-    let message = format!(
-        "the layers that stay resident need {}, and {} of memory are available",
-        HumanBytes(needed_bytes),
-        HumanBytes(available_bytes)
-    );
+/// Refuses a load whose kept layers the device cannot hold, or the machine: the kernel would end it halfway.
+fn fits(planned: &Planned, device_free_bytes: Option<u64>) -> Result<(), Problem> {
+    let plan = &planned.plan;
     let kept = plan.params.window.map_or("all".to_owned(), |count| count.to_string());
-    Err(Problem::new(Code::CannotBeMet, message)
-        .at(format!("--window {kept}"))
-        .help("--window 1 keeps one layer at a time, --device none keeps nothing"))
+    if let Some(free_bytes) = device_free_bytes {
+        let needed_bytes = plan.resident_bytes.unwrap_or(0);
+        device::fits(needed_bytes, free_bytes, planned.budgets.device_reserve_bytes, &kept)?;
+    }
+    let resident_bytes = plan.resident_host_bytes.unwrap_or(0);
+    let needed_bytes = resident_bytes.saturating_add(plan.host_bytes);
+    match crate::machine::memory_available_bytes() {
+        Some(available_bytes) if resident_bytes > 0 && needed_bytes > available_bytes => {
+            let message = format!(
+                "the layers that stay resident need {}, and {} of memory are available",
+                HumanBytes(needed_bytes),
+                HumanBytes(available_bytes)
+            );
+            Err(Problem::new(Code::CannotBeMet, message)
+                .at(format!("--window {kept}"))
+                .help("--window 1 keeps one layer at a time, --device none keeps nothing"))
+        }
+        _ => Ok(()),
+    }
 }
 
-/// Groups, resolves the budget, plans.
+/// A checkpoint, grouped and planned.
+pub(crate) struct Planned {
+    /// Its layers.
+    pub(crate) layers: Layers,
+    /// What a load will do.
+    pub(crate) plan: Plan,
+    /// What relative sizes relate to.
+    pub(crate) context: SizeContext,
+    /// What the load may hold.
+    pub(crate) budgets: Budgets,
+}
+
+/// Groups, resolves the budgets, plans. The device need not be there; `device_bytes` is its memory, if it is known.
 ///
 /// # Errors
 /// One problem: what comes first is what the rest builds on.
 pub(crate) fn plan_of(
     checkpoint: &Checkpoint,
     config: &LoadConfig,
-) -> Result<(Layers, Plan, SizeContext), Vec<Problem>> {
+    device_bytes: Option<u64>,
+) -> Result<Planned, Vec<Problem>> {
     let map_path = config.layers.as_ref().map(|path| path.0.as_path());
     let one = |problem| vec![problem];
     let map = layer_map(map_path).map_err(one)?;
     let layers =
         Layers::group_with(checkpoint, &map).map_err(|error| one(translate::layers(&error, map_path)))?;
-    let context = context_of(checkpoint, &layers);
-    let budget_bytes = config.budget.resolve(&context).map_err(|error| {
-        one(Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("--budget {}", config.budget)))
-    })?;
-    let plan = loader(config, budget_bytes)
+    let context = SizeContext { device_bytes, ..context_of(checkpoint, &layers) };
+    let budgets = config.budgets(&context).map_err(one)?;
+    let plan = builder(config, &budgets)
         .map_err(one)?
         .plan(checkpoint)
         .map_err(|error: LoadError| one(translate::load(&error, map_path)))?;
-    let derived = derived(&plan, config);
-    Ok((layers, derived, context))
+    let plan = derived(&plan, config, &budgets);
+    Ok(Planned { layers, plan, context, budgets })
+}
+
+/// The device that a description is for: `auto` is decided as for a load, any other need not be there.
+///
+/// # Errors
+/// A device is there and does not open.
+pub(crate) fn decide_for_plan(asked: Device) -> Result<(Device, Option<u64>, Option<String>), Problem> {
+    if asked != Device::Auto {
+        return Ok((asked, None, None));
+    }
+    let decided = device::decide(asked)?;
+    Ok((decided.device, decided.gpu.and_then(|gpu| gpu.memory_total_bytes), decided.note))
 }
 
 /// What relative sizes relate to.
@@ -148,6 +205,7 @@ fn context_of(checkpoint: &Checkpoint, layers: &Layers) -> SizeContext {
         limit_bytes: crate::machine::memory_limit_bytes(),
         layer_bytes: layer_sizes(checkpoint, layers).map(|(_, bytes)| bytes).max(),
         tensor_bytes: checkpoint.tensors().map(|tensor| tensor.extent.len_bytes()).max(),
+        device_bytes: None,
     }
 }
 
@@ -159,18 +217,29 @@ fn layer_sizes<'a>(checkpoint: &'a Checkpoint, layers: &'a Layers) -> impl Itera
 }
 
 /// The plan as a report has it.
-fn derived(plan: &LoadPlan, config: &LoadConfig) -> Plan {
+fn derived(plan: &LoadPlan, config: &LoadConfig, budgets: &Budgets) -> Plan {
     let memory = plan.memory();
+    let ring = memory.ring();
+    let is_pinned = config.device.has_own_memory();
     let term = |name: &str, bytes| MemoryTerm { name: name.to_owned(), bytes };
     Plan {
         source: "derived".to_owned(),
-        params: config.params(memory.budget_bytes(), Some(u64::from(memory.ring().readers))),
+        params: config.params(budgets, Some(u64::from(ring.readers))),
         memory: memory.terms().iter().map(|part| term(part.name, part.bytes)).collect(),
         host_bytes: memory.budgeted_bytes(),
-        slots: u64::from(memory.ring().slots),
-        slot_bytes: memory.ring().slot_bytes,
+        ring: Ring {
+            mode: None,
+            slots: u64::from(ring.slots),
+            slot_bytes: ring.slot_bytes,
+            pinning: if is_pinned { Pinning::Whole } else { Pinning::NotNeeded }.name().to_owned(),
+            pinning_reason: None,
+            pinned_bytes: if is_pinned { ring.bytes() } else { 0 },
+        },
+        slots: u64::from(ring.slots),
+        slot_bytes: ring.slot_bytes,
         smallest_budget_bytes: Some(memory.smallest_budget_bytes()),
         resident_bytes: Some(memory.resident_bytes()),
+        resident_host_bytes: Some(memory.resident_host_bytes()),
         tensor_bytes: plan.tensor_bytes(),
         reads: count(plan.reads().len()),
         read_bytes: plan.aligned_read_bytes(),

@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::args::CacheArg;
-use crate::config::LoadConfig;
+use crate::args::{CacheArg, Device};
+use crate::config::{Budgets, LoadConfig};
 use crate::limits::Metric;
 use crate::problem::Problem;
-use crate::report::{Place, Plan, Point, Run, Source, TensorHash, Unavailable};
+use crate::report::{Gpu, Place, Plan, Point, Run, Source, TensorHash, Unavailable};
 use crate::sizes::SizeContext;
 
 /// What the worker is to do.
@@ -22,19 +22,21 @@ pub(crate) struct Job {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Task {
-    /// Read the headers, plan, and bring the page cache into the state that was asked for.
+    /// Decide on the device, read the headers, plan, and bring the page cache into the state that was asked for.
     Prepare {
         /// The load that will follow.
         load: LoadConfig,
+        /// There is a checkpoint. Without one, only the device is looked at.
+        has_source: bool,
         /// The state of the page cache; `None` leaves it alone.
         cache: Option<CacheArg>,
     },
     /// Load, and measure it.
     Measure {
-        /// The load.
+        /// The load, its device decided.
         load: LoadConfig,
-        /// The budget, resolved.
-        budget_bytes: u64,
+        /// What it may hold.
+        budgets: Budgets,
         /// Limits to notice.
         watches: Vec<Watch>,
         /// Distance of the samples; `None` is the default.
@@ -64,6 +66,13 @@ pub(crate) struct Crossing {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Message {
+    /// What `--device` comes to on this machine; the first word of `Prepare`, unless the device cannot be used.
+    Decided {
+        /// Where layers go; never `auto`.
+        device: Device,
+        /// That device, if it is a GPU.
+        gpu: Option<Gpu>,
+    },
     /// The baseline was taken; the load begins.
     Started {
         /// Memory before the load.
@@ -92,13 +101,15 @@ pub(crate) enum Message {
     Error(Vec<Problem>),
 }
 
-/// What the headers say.
+/// What the headers and the machine say.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Checked {
     /// The checkpoint.
     pub(crate) source: Source,
     /// What a load will need.
     pub(crate) plan: Plan,
+    /// What the load may hold.
+    pub(crate) budgets: Budgets,
     /// What relative sizes relate to.
     pub(crate) context: SizeContext,
     /// Share of the source's pages that are cached now; `None` is unchecked.

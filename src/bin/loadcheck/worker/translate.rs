@@ -1,11 +1,13 @@
 //! The library's errors, in the shape that people and scripts get. The one place that maps them to codes.
 
+use onelayer::DeviceError;
 use onelayer::checkpoint::CheckpointError;
 use onelayer::layers::LayersError;
 use onelayer::load::LoadError;
 use onelayer::plan::PlanError;
 use onelayer::source::SourceError;
 
+use super::device;
 use crate::problem::{Code, Problem};
 
 /// A library's message often begins with the file: that part becomes the problem's place.
@@ -109,6 +111,9 @@ pub(crate) fn load(error: &LoadError, map: Option<&std::path::Path>) -> Problem 
         LoadError::Plan(error) => plan(error),
         LoadError::Layers(error) => layers(error, map),
         LoadError::Source(error) => source(error),
+        LoadError::Device(error) if error.is_unavailable() => Problem::new(Code::NoDevice, error.to_string()),
+        // Refused before anything was loaded; memory that runs out midway is a load that failed.
+        LoadError::Device(error @ DeviceError::OutOfDeviceMemory { .. }) => device::out_of_memory(error),
         LoadError::Budget(error) => Problem::new(Code::CannotBeMet, error.to_string()),
         other => Problem::new(Code::LoadFailed, chain(other)),
     }
@@ -131,6 +136,12 @@ fn plan(error: &PlanError) -> Problem {
         PlanError::NothingSelected { .. } => Problem::new(Code::NothingSelected, error.to_string())
             .at("--select")
             .help("`loadcheck inspect` lists the names"),
+        PlanError::DeviceBudgetTooSmall { needed_bytes, .. } => {
+            let enough = needed_bytes.div_ceil(1 << 20);
+            Problem::new(Code::CannotBeMet, error.to_string())
+                .at("--device-budget")
+                .help(format!("--device-budget {enough}MiB or more, or a smaller --window"))
+        }
         other => Problem::new(Code::CannotBeMet, other.to_string()),
     }
 }

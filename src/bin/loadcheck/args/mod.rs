@@ -10,14 +10,16 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
-use serde::{Deserialize, Serialize};
+use clap::{ArgAction, Args, Parser, Subcommand};
 
+pub(crate) use self::values::{CacheArg, ColorArg, Device, FormatArg, Io, ProgressArg, Window};
 use crate::exit::Exit;
 use crate::limits::{LimitArg, VramArg};
 use crate::output::numbers::to_f64;
 use crate::sizes::{Size, parse_duration};
 use crate::synth::{FloatType, presets};
+
+mod values;
 
 /// First line of every help text: two public repositories use the name for something else.
 const ABOUT: &str = "loadcheck measures what loading a model checkpoint costs: memory, then time";
@@ -65,6 +67,7 @@ pub(crate) enum Command {
         16 MiB (plus the layers kept, on the host device) is checked on every run.\n\n\
         Examples:\n  \
           loadcheck ./model --budget 64MiB --window 1\n  \
+          loadcheck ./model --device cuda:0 --verify\n  \
           loadcheck ./model --device none --io direct --cache cold --runs 3\n  \
           loadcheck ./model --max-host 200MiB --json -o loadcheck.json",
         after_long_help = Exit::table()
@@ -146,12 +149,28 @@ pub(crate) struct LoadArgs {
     /// page cache (O_DIRECT). A file that cannot be read the way that was asked for is named in the report.
     #[arg(long, value_name = "MODE", default_value = "buffered", hide_possible_values = true)]
     pub(crate) io: Io,
-    /// auto, host, or none (read and drop)
+    /// auto, cuda:N, host or none
     ///
-    /// Where layers go. On the host device they are memory of the measured process, beside the budget; with `none` bytes
-    /// are read, hashed if that is asked for, and dropped.
+    /// Where layers go. `auto` takes cuda:0 where there is a CUDA driver with a device, else the host, and says which. On
+    /// the host device they are memory of the measured process, beside the budget; with `none` bytes are read, hashed if
+    /// that is asked for, and dropped. `plan` needs no device to plan for one.
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: Device,
+    /// Most device memory that layers may take
+    ///
+    /// Refused with the shortfall if the layers of the window need more. Per cent are of the device's memory.
+    #[arg(long, value_name = "SIZE", hide_short_help = true)]
+    pub(crate) device_budget: Option<Size>,
+    /// Device memory that stays free
+    ///
+    /// A load that would leave less is refused before it begins. Matters on CUDA devices only.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", hide_short_help = true)]
+    pub(crate) device_reserve: Size,
+    /// Narrow wider floats: bf16, f16 or f32
+    ///
+    /// F32 and F64 tensors arrive as this type, rounded to nearest even, ties to even; all others arrive as they are.
+    #[arg(long, value_name = "DTYPE", value_parser = parse_float_type)]
+    pub(crate) dtype: Option<FloatType>,
     /// Layers kept at once
     ///
     /// With `all` every layer stays until the end, then all are given back and memory is measured again. With a
@@ -162,7 +181,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) prefetch: u32,
     /// Threads that read [default: by the plan]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(long, value_name = "N", hide_short_help = true, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) readers: Option<u32>,
     /// Only tensors whose name matches
     #[arg(long, value_name = "REGEX")]
@@ -183,9 +202,9 @@ pub(crate) struct LoadArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Limits (exit code 1 when exceeded)")]
 pub(crate) struct LimitArgs {
-    /// host, rss, pinned, cgroup, file, time; bare: host
+    /// host, rss, vram, pinned, cgroup, time; bare: host
     ///
-    /// May be repeated. The --max-... flags are short for it. A metric that cannot be measured here is exit code 4,
+    /// Also file: mapped pages of files. May be repeated. The --max-... flags are short for it. A metric that cannot be measured here is exit code 4,
     /// never a silent pass.
     #[arg(long = "limit", value_name = "METRIC=SIZE")]
     pub(crate) limits: Vec<LimitArg>,
@@ -197,12 +216,12 @@ pub(crate) struct LimitArgs {
     pub(crate) max_peak_rss: Option<Size>,
     /// Most page-locked memory
     ///
-    /// Nothing is page-locked without a device that wants it.
+    /// For a CUDA device, the staging ring is. Without one, nothing.
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub(crate) max_pinned: Option<Size>,
     /// Most device memory
     ///
-    /// Fails with exit code 4 where device memory cannot be measured.
+    /// The peak on the device that is loaded to; @GPU insists on one. Exit code 4 where device memory cannot be measured.
     #[arg(long, value_name = "SIZE[@GPU]", hide_short_help = true)]
     pub(crate) max_vram: Option<VramArg>,
     /// Most time, such as 30s; mean of the runs
@@ -248,7 +267,7 @@ pub(crate) struct OutputArgs {
 #[command(next_help_heading = "Output")]
 pub(crate) struct ExportArgs {
     /// Also write the report as JSON
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub(crate) export_json: Option<PathBuf>,
     /// Also write the report as Markdown
     ///
@@ -316,6 +335,13 @@ pub(crate) struct RunArgs {
     /// Of the bytes as they are delivered. Hashing is part of the time that is measured.
     #[arg(long, help_heading = "Load")]
     pub(crate) hash: bool,
+    /// Compare every delivered tensor with its file
+    ///
+    /// From where it was delivered, in pieces of 1 MiB, against bytes read from the file a second time, by other means; with
+    /// --dtype, against a conversion of its own. One difference is exit code 5 (LC0508). The time it takes is not part of
+    /// the time that is measured.
+    #[arg(long, help_heading = "Load")]
+    pub(crate) verify: bool,
     /// Runs, each in a fresh process
     #[arg(short, long, value_name = "N", default_value_t = 1, help_heading = "Measurement",
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -434,130 +460,6 @@ pub(crate) struct ManArgs {
     pub(crate) page: Option<String>,
 }
 
-/// `--io`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Io {
-    /// pread through the page cache
-    Buffered,
-    /// windows of a mapping, dropped behind the cursor
-    Mmap,
-    /// past the page cache (O_DIRECT)
-    Direct,
-}
-
-/// `--device`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Device {
-    /// The first GPU, or the host where there is none.
-    Auto,
-    /// Memory of this process.
-    Host,
-    /// Nowhere: bytes are read, hashed if asked, and dropped.
-    None,
-    /// A CUDA device.
-    Cuda(u32),
-}
-
-impl std::str::FromStr for Device {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "host" => Ok(Self::Host),
-            "none" => Ok(Self::None),
-            "cuda" => Ok(Self::Cuda(0)),
-            _ => text
-                .strip_prefix("cuda:")
-                .and_then(|index| index.parse().ok())
-                .map(Self::Cuda)
-                .ok_or_else(|| "write auto, host, none or cuda:N".to_owned()),
-        }
-    }
-}
-
-/// `--window`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Window {
-    /// Every layer stays.
-    All,
-    /// So many at once.
-    Layers(u32),
-}
-
-impl std::str::FromStr for Window {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse() {
-            _ if text == "all" => Ok(Self::All),
-            Ok(0) | Err(_) => Err("write a number of layers, at least 1, or `all`".to_owned()),
-            Ok(layers) => Ok(Self::Layers(layers)),
-        }
-    }
-}
-
-/// `--cache`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) enum CacheArg {
-    /// drop the source's pages first, and check
-    Cold,
-    /// read the source first
-    Warm,
-    /// leave it as it is
-    Asis,
-}
-
-/// `--format`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum FormatArg {
-    /// table on a terminal, plain elsewhere
-    Auto,
-    /// for people, with colour where allowed
-    Table,
-    /// for people, never coloured
-    Plain,
-    /// one JSON object, schema loadcheck/1
-    Json,
-    /// one JSON object a row
-    Jsonl,
-    /// Markdown
-    Md,
-    /// comma-separated values, one row a run or layer
-    Csv,
-    /// workflow commands for GitHub Actions, with a job summary
-    Github,
-}
-
-/// `--progress`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ProgressArg {
-    /// bar on a terminal, plain elsewhere
-    Auto,
-    /// a bar
-    Bar,
-    /// a line every 10 %
-    Plain,
-    /// one JSON object a line
-    Json,
-    /// nothing
-    Never,
-}
-
-/// `--color`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ColorArg {
-    /// on a terminal
-    Auto,
-    /// also in a pipe
-    Always,
-    /// not at all
-    Never,
-}
-
 impl LoadArgs {
     /// How `inspect` looks at a source: with the defaults, and a budget that is never too small.
     pub(crate) fn of_inspect(args: &InspectArgs) -> Self {
@@ -565,7 +467,10 @@ impl LoadArgs {
             source: args.source.clone(),
             budget: Size::Bytes(u64::MAX),
             io: Io::Buffered,
-            device: Device::Auto,
+            device: Device::Host,
+            device_budget: None,
+            device_reserve: Size::Bytes(0),
+            dtype: None,
             window: Window::All,
             prefetch: 2,
             readers: None,
@@ -589,18 +494,5 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn devices_and_windows() {
-        assert_eq!("cuda:3".parse(), Ok(Device::Cuda(3)));
-        assert_eq!("all".parse(), Ok(Window::All));
-        assert_eq!("2".parse(), Ok(Window::Layers(2)));
-        for text in ["gpu", "cuda:", "cuda:-1", ""] {
-            assert!(text.parse::<Device>().is_err(), "{text}");
-        }
-        for text in ["0", "-1", "some", ""] {
-            assert!(text.parse::<Window>().is_err(), "{text}");
-        }
     }
 }

@@ -6,9 +6,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::args::CacheArg;
+pub(crate) use self::run::{
+    CacheState, IoCounters, Mismatch, Outcome, Params, Place, Point, Pressure, Promise, Ring, Run, Samples,
+    TensorHash, Verified, Vram,
+};
 use crate::listing::Listing;
 use crate::problem::Problem;
+
+mod run;
 
 /// The version of the schema.
 pub(crate) const SCHEMA: &str = "loadcheck/1";
@@ -116,10 +121,28 @@ pub(crate) struct Host {
     pub(crate) ram_bytes: Option<u64>,
     /// The memory cgroup that the program runs in.
     pub(crate) cgroup: Option<Cgroup>,
-    /// GPUs that were found and can be measured.
-    pub(crate) gpus: Vec<String>,
+    /// The CUDA device that was used, if one was.
+    pub(crate) gpus: Vec<Gpu>,
     /// Host and device memory are one pool.
     pub(crate) unified_memory: bool,
+}
+
+/// A CUDA device, in its driver's words.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Gpu {
+    /// Its number, as the driver counts: the N of `cuda:N`.
+    pub(crate) index: u32,
+    /// Its name. That of a simulated device says that it is simulated.
+    pub(crate) name: String,
+    /// Its identity: `GPU-` and 32 hexadecimal digits in five groups.
+    pub(crate) uuid: Option<String>,
+    /// `domain:bus:device.function`.
+    pub(crate) pci_bus_id: Option<String>,
+    /// The newest CUDA version that the driver serves, such as `12.8`.
+    pub(crate) cuda_version: Option<String>,
+    /// Its memory, as the driver says.
+    pub(crate) memory_total_bytes: Option<u64>,
 }
 
 /// A memory cgroup.
@@ -180,190 +203,6 @@ pub(crate) struct Largest {
     pub(crate) bytes: u64,
 }
 
-/// One measured run.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) struct Run {
-    /// `stream` is ours; `exec` is somebody else's command.
-    pub(crate) strategy: String,
-    /// What it ran with; `null` for `exec`.
-    pub(crate) params: Option<Params>,
-    /// How it ended.
-    pub(crate) outcome: Outcome,
-    /// Wall time of the load.
-    pub(crate) seconds: Option<f64>,
-    /// State of the page cache before the run, as far as it was brought about and checked.
-    pub(crate) cache: CacheState,
-    /// Before the source was opened.
-    pub(crate) baseline: Point,
-    /// The highest values during the load.
-    pub(crate) peak: Peak,
-    /// When everything was loaded, before anything was given back.
-    pub(crate) after_load: Option<Point>,
-    /// When everything was given back.
-    pub(crate) after_unload: Option<Point>,
-    /// What was read.
-    pub(crate) io: IoCounters,
-    /// What the system suffered meanwhile.
-    pub(crate) pressure: Pressure,
-    /// The most bytes of layers that were resident at once; the caller's memory, not staging.
-    pub(crate) resident_bytes: Option<u64>,
-    /// Growth of RSS against what was promised; `null` where nothing is promised or it could not be measured.
-    pub(crate) promise: Option<Promise>,
-    /// Memory over time.
-    pub(crate) samples: Option<Samples>,
-}
-
-/// How a run ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Outcome {
-    /// Everything was loaded.
-    Completed,
-    /// `exec --until-line`: the line was seen and the command stopped.
-    Stopped,
-    /// It failed.
-    #[default]
-    Failed,
-    /// It was killed.
-    Killed,
-    /// Ctrl-C or SIGTERM.
-    Interrupted,
-}
-
-/// What a load ran with.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) struct Params {
-    /// Host budget.
-    pub(crate) budget_bytes: u64,
-    /// Layers read ahead.
-    pub(crate) prefetch: u64,
-    /// Layers resident at once; `null` is all.
-    pub(crate) window: Option<u64>,
-    /// How files are read.
-    pub(crate) io: String,
-    /// Where layers go.
-    pub(crate) device: String,
-    /// Threads that read.
-    pub(crate) readers: Option<u64>,
-    /// Tensors were hashed as they were delivered.
-    pub(crate) hash: bool,
-}
-
-/// State of the page cache before a run.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) struct CacheState {
-    /// What was asked for.
-    pub(crate) asked: CacheArg,
-    /// Share of the source that was cached when the run began, 0 to 1; `null` is unchecked.
-    pub(crate) cached_share: Option<f64>,
-}
-
-impl Default for CacheState {
-    fn default() -> Self {
-        Self { asked: CacheArg::Asis, cached_share: None }
-    }
-}
-
-/// Memory at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) struct Point {
-    /// What the kernel cannot take back.
-    pub(crate) host_bytes: Option<u64>,
-    /// All resident pages.
-    pub(crate) rss_bytes: Option<u64>,
-    /// Device memory.
-    pub(crate) vram_bytes: Option<u64>,
-}
-
-/// The highest values during a run.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) struct Peak {
-    /// What the kernel cannot take back: anonymous, shared, swapped, locked. Sampled.
-    pub(crate) host_bytes: Option<u64>,
-    /// All resident pages, by the kernel's own high-water mark.
-    pub(crate) rss_bytes: Option<u64>,
-    /// Anonymous pages. Sampled.
-    pub(crate) anon_bytes: Option<u64>,
-    /// Mapped file pages. Sampled.
-    pub(crate) file_bytes: Option<u64>,
-    /// Page-locked for a device.
-    pub(crate) pinned_bytes: Option<u64>,
-    /// The memory cgroup's peak, page cache included.
-    pub(crate) cgroup_bytes: Option<u64>,
-    /// Device memory.
-    pub(crate) vram_bytes: Option<u64>,
-    /// How device memory was measured.
-    pub(crate) vram_method: Option<String>,
-    /// Where `host_bytes` was reached.
-    pub(crate) at: Option<Place>,
-    /// Where `rss_bytes` was reached.
-    pub(crate) rss_at: Option<Place>,
-}
-
-/// A moment of a load.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) struct Place {
-    /// The layer that was being delivered.
-    pub(crate) layer: Option<String>,
-    /// The largest tensor of that layer.
-    pub(crate) tensor: Option<String>,
-    /// Since the start of the load.
-    pub(crate) seconds: f64,
-}
-
-/// What was read.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) struct IoCounters {
-    /// Bytes that were delivered from files.
-    pub(crate) read_bytes: Option<u64>,
-    /// Of these, bytes that no device had to read.
-    pub(crate) from_cache_bytes: Option<u64>,
-    /// Page faults that waited for a device.
-    pub(crate) major_faults: Option<u64>,
-}
-
-/// What the whole machine suffered during a run, others on it included.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) struct Pressure {
-    /// Microseconds in which some task waited for memory.
-    pub(crate) memory_some_us: Option<u64>,
-    /// Pages that were read again after they had been reclaimed.
-    pub(crate) refaults: Option<u64>,
-}
-
-/// Growth of RSS against what was promised.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) struct Promise {
-    /// Budget + 16 MiB + resident layers.
-    pub(crate) limit_bytes: u64,
-    /// Peak RSS less RSS before the load.
-    pub(crate) growth_bytes: u64,
-    /// Whether it was kept.
-    pub(crate) kept: bool,
-}
-
-/// Memory over time.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) struct Samples {
-    /// Distance of the samples.
-    pub(crate) interval_ms: f64,
-    /// Names of the columns.
-    pub(crate) columns: Vec<String>,
-    /// One row a sample; empty unless `--timeline` is given.
-    pub(crate) rows: Vec<Vec<Option<u64>>>,
-}
-
 /// What a load needs, derived from headers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -376,6 +215,8 @@ pub(crate) struct Plan {
     pub(crate) memory: Vec<MemoryTerm>,
     /// Their sum.
     pub(crate) host_bytes: u64,
+    /// The ring as it is asked for. Pinning it may be refused; a run says what became of it.
+    pub(crate) ring: Ring,
     /// Slots of the ring.
     pub(crate) slots: u64,
     /// Bytes of one slot.
@@ -384,6 +225,8 @@ pub(crate) struct Plan {
     pub(crate) smallest_budget_bytes: Option<u64>,
     /// The most bytes of layers resident at once, beside the budget.
     pub(crate) resident_bytes: Option<u64>,
+    /// Of these, bytes of host memory: none on a device with memory of its own.
+    pub(crate) resident_host_bytes: Option<u64>,
     /// Bytes of the tensors that are loaded.
     pub(crate) tensor_bytes: u64,
     /// Number of reads.
@@ -474,28 +317,6 @@ pub(crate) struct Limit {
     pub(crate) inside_spread: bool,
     /// Where a run first went over it.
     pub(crate) first_exceeded_at: Option<Place>,
-}
-
-/// A tensor's hash.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) struct TensorHash {
-    /// Full name.
-    pub(crate) name: String,
-    /// BLAKE3 of its bytes, in hexadecimal.
-    pub(crate) blake3: String,
-}
-
-impl Samples {
-    /// The samples of a timeline; without its rows unless `keep` is set.
-    pub(crate) fn new(interval_ms: f64, timeline: &onelayer::probe::Timeline, keep: bool) -> Self {
-        let columns = ["elapsed_us", "host_bytes", "rss_bytes", "anon_bytes", "file_bytes", "shmem_bytes"];
-        let rows = timeline.rows().filter(|_| keep).map(|row| {
-            let elapsed_us = u64::try_from(row.elapsed.as_micros()).ok();
-            vec![elapsed_us, row.host_bytes, row.rss_bytes, row.anon_bytes, row.file_bytes, row.shmem_bytes]
-        });
-        Self { interval_ms, columns: columns.map(str::to_owned).to_vec(), rows: rows.collect() }
-    }
 }
 
 impl Report {

@@ -1,0 +1,299 @@
+//! What is reported of one run: memory before, at most and after, what was read, and what was promised.
+
+use serde::{Deserialize, Serialize};
+
+use crate::args::CacheArg;
+
+/// One measured run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Run {
+    /// `stream` is ours; `exec` is somebody else's command.
+    pub(crate) strategy: String,
+    /// What it ran with; `null` for `exec`.
+    pub(crate) params: Option<Params>,
+    /// How it ended.
+    pub(crate) outcome: Outcome,
+    /// Wall time of the load. What `--verify` took is left out.
+    pub(crate) seconds: Option<f64>,
+    /// State of the page cache before the run, as far as it was brought about and checked.
+    pub(crate) cache: CacheState,
+    /// Before the source was opened.
+    pub(crate) baseline: Point,
+    /// The highest values during the load.
+    pub(crate) peak: Peak,
+    /// When everything was loaded, before anything was given back.
+    pub(crate) after_load: Option<Point>,
+    /// When everything was given back.
+    pub(crate) after_unload: Option<Point>,
+    /// Device memory, by every method that gave a number; the first one is the headline of `peak` and the others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) vram: Vec<Vram>,
+    /// `--verify`: how the comparison came out; `null` if it was not asked for or did not get to its end.
+    pub(crate) verified: Option<Verified>,
+    /// What was read.
+    pub(crate) io: IoCounters,
+    /// What the system suffered meanwhile.
+    pub(crate) pressure: Pressure,
+    /// The most bytes of layers that were resident at once; the caller's memory, not staging.
+    pub(crate) resident_bytes: Option<u64>,
+    /// Of these, bytes of host memory: none on a device with memory of its own.
+    pub(crate) resident_host_bytes: Option<u64>,
+    /// The staging ring as it was had; `null` for `exec` and for a load that did not begin.
+    pub(crate) ring: Option<Ring>,
+    /// Growth of RSS against what was promised; `null` where nothing is promised or it could not be measured.
+    pub(crate) promise: Option<Promise>,
+    /// Memory over time.
+    pub(crate) samples: Option<Samples>,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Outcome {
+    /// Everything was loaded.
+    Completed,
+    /// `exec --until-line`: the line was seen and the command stopped.
+    Stopped,
+    /// It failed.
+    #[default]
+    Failed,
+    /// It was killed.
+    Killed,
+    /// Ctrl-C or SIGTERM.
+    Interrupted,
+}
+
+/// What a load ran with.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Params {
+    /// Host budget.
+    pub(crate) budget_bytes: u64,
+    /// Layers read ahead.
+    pub(crate) prefetch: u64,
+    /// Layers resident at once; `null` is all.
+    pub(crate) window: Option<u64>,
+    /// How files are read.
+    pub(crate) io: String,
+    /// Where layers go: `host`, `none` or `cuda:N`, whatever `auto` came to.
+    pub(crate) device: String,
+    /// Threads that read.
+    pub(crate) readers: Option<u64>,
+    /// Tensors were hashed as they were delivered.
+    pub(crate) hash: bool,
+    /// Tensors were read back and compared with their files.
+    pub(crate) verify: bool,
+    /// What wider floats were narrowed to; `null` if nothing was asked for.
+    pub(crate) dtype: Option<String>,
+    /// Most device memory for layers; `null` is no such limit.
+    pub(crate) device_budget_bytes: Option<u64>,
+    /// Device memory that has to stay free; `null` where it does not matter.
+    pub(crate) device_reserve_bytes: Option<u64>,
+}
+
+/// Device memory, counted in one way.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Vram {
+    /// As in `peak.vram_method`.
+    pub(crate) method: String,
+    /// Before the load, the device's context already open.
+    pub(crate) baseline_bytes: Option<u64>,
+    /// The highest sample.
+    pub(crate) peak_bytes: Option<u64>,
+    /// When everything was loaded.
+    pub(crate) after_load_bytes: Option<u64>,
+    /// When everything was given back, the context still open.
+    pub(crate) after_unload_bytes: Option<u64>,
+    /// `after_unload_bytes` less `baseline_bytes`; 0 is what should be.
+    pub(crate) after_unload_growth_bytes: Option<i64>,
+}
+
+/// What was delivered, compared with what is in the files.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Verified {
+    /// Tensors that were compared.
+    pub(crate) tensors: u64,
+    /// Bytes that were compared, as they were delivered.
+    pub(crate) bytes: u64,
+    /// Tensors that differ.
+    pub(crate) mismatches: u64,
+    /// The first of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) first_mismatch: Option<Mismatch>,
+    /// Time it took, which is not part of the run's `seconds`.
+    pub(crate) seconds: f64,
+}
+
+/// A tensor that was not delivered as it is in its file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Mismatch {
+    /// Full name.
+    pub(crate) tensor: String,
+    /// Where in the delivered tensor the first difference is.
+    pub(crate) offset_bytes: u64,
+    /// What should be there, up to 8 bytes in hexadecimal.
+    pub(crate) expected: String,
+    /// What is there.
+    pub(crate) found: String,
+}
+
+/// The staging ring.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Ring {
+    /// `huge_pages` or `small_pages`; `null` in a plan.
+    pub(crate) mode: Option<String>,
+    /// Number of slots that were used.
+    pub(crate) slots: u64,
+    /// Bytes of one slot.
+    pub(crate) slot_bytes: u64,
+    /// How much is page-locked: `not_needed`, `whole`, `slot_by_slot`, `fewer_slots` or `pageable`. In a plan, what is
+    /// asked for.
+    pub(crate) pinning: String,
+    /// The driver's answer, where it refused something.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pinning_reason: Option<String>,
+    /// Bytes that are page-locked.
+    pub(crate) pinned_bytes: u64,
+}
+
+/// State of the page cache before a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct CacheState {
+    /// What was asked for.
+    pub(crate) asked: CacheArg,
+    /// Share of the source that was cached when the run began, 0 to 1; `null` is unchecked.
+    pub(crate) cached_share: Option<f64>,
+}
+
+impl Default for CacheState {
+    fn default() -> Self {
+        Self { asked: CacheArg::Asis, cached_share: None }
+    }
+}
+
+/// Memory at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Point {
+    /// What the kernel cannot take back.
+    pub(crate) host_bytes: Option<u64>,
+    /// All resident pages.
+    pub(crate) rss_bytes: Option<u64>,
+    /// Device memory.
+    pub(crate) vram_bytes: Option<u64>,
+}
+
+/// The highest values during a run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Peak {
+    /// What the kernel cannot take back: anonymous, shared, swapped, locked. Sampled.
+    pub(crate) host_bytes: Option<u64>,
+    /// All resident pages, by the kernel's own high-water mark.
+    pub(crate) rss_bytes: Option<u64>,
+    /// Anonymous pages. Sampled.
+    pub(crate) anon_bytes: Option<u64>,
+    /// Mapped file pages. Sampled.
+    pub(crate) file_bytes: Option<u64>,
+    /// Page-locked for a device: the ring's pinned bytes, counted, or what the kernel counts if that is more.
+    pub(crate) pinned_bytes: Option<u64>,
+    /// The memory cgroup's peak, page cache included.
+    pub(crate) cgroup_bytes: Option<u64>,
+    /// Device memory. Sampled.
+    pub(crate) vram_bytes: Option<u64>,
+    /// How device memory was measured: `nvml_process` (this process), `nvml_device` or `driver` (everybody on the device).
+    pub(crate) vram_method: Option<String>,
+    /// Where `host_bytes` was reached.
+    pub(crate) at: Option<Place>,
+    /// Where `rss_bytes` was reached.
+    pub(crate) rss_at: Option<Place>,
+    /// Where `vram_bytes` was reached.
+    pub(crate) vram_at: Option<Place>,
+}
+
+/// A moment of a load.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Place {
+    /// The layer that was being delivered.
+    pub(crate) layer: Option<String>,
+    /// The largest tensor of that layer.
+    pub(crate) tensor: Option<String>,
+    /// Since the start of the load.
+    pub(crate) seconds: f64,
+}
+
+/// What was read.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct IoCounters {
+    /// Bytes that were delivered from files.
+    pub(crate) read_bytes: Option<u64>,
+    /// Of these, bytes that no device had to read.
+    pub(crate) from_cache_bytes: Option<u64>,
+    /// Page faults that waited for a device.
+    pub(crate) major_faults: Option<u64>,
+}
+
+/// What the whole machine suffered during a run, others on it included.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Pressure {
+    /// Microseconds in which some task waited for memory.
+    pub(crate) memory_some_us: Option<u64>,
+    /// Pages that were read again after they had been reclaimed.
+    pub(crate) refaults: Option<u64>,
+}
+
+/// Growth of RSS against what was promised.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Promise {
+    /// Budget + 16 MiB + resident layers in host memory.
+    pub(crate) limit_bytes: u64,
+    /// Peak RSS less RSS before the load.
+    pub(crate) growth_bytes: u64,
+    /// Whether it was kept.
+    pub(crate) kept: bool,
+}
+
+/// Memory over time.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Samples {
+    /// Distance of the samples.
+    pub(crate) interval_ms: f64,
+    /// Names of the columns.
+    pub(crate) columns: Vec<String>,
+    /// One row a sample; empty unless `--timeline` is given.
+    pub(crate) rows: Vec<Vec<Option<u64>>>,
+}
+
+/// A tensor's hash.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct TensorHash {
+    /// Full name.
+    pub(crate) name: String,
+    /// BLAKE3 of its bytes, in hexadecimal.
+    pub(crate) blake3: String,
+}
+
+impl Samples {
+    /// The samples of a timeline; without its rows unless `keep` is set.
+    pub(crate) fn new(interval_ms: f64, timeline: &onelayer::probe::Timeline, keep: bool) -> Self {
+        let columns = ["elapsed_us", "host_bytes", "rss_bytes", "anon_bytes", "file_bytes", "shmem_bytes"];
+        let rows = timeline.rows().filter(|_| keep).map(|row| {
+            let elapsed_us = u64::try_from(row.elapsed.as_micros()).ok();
+            vec![elapsed_us, row.host_bytes, row.rss_bytes, row.anon_bytes, row.file_bytes, row.shmem_bytes]
+        });
+        Self { interval_ms, columns: columns.map(str::to_owned).to_vec(), rows: rows.collect() }
+    }
+}

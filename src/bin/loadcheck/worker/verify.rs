@@ -1,0 +1,341 @@
+//! `--verify`: what was delivered, compared with what is in the files.
+//!
+//! Every tensor is read back from where it lies, a piece at a time, and held against bytes that are read from its file a
+//! second time: by plain reads of this file's own, not by the library's sources, its ring or its narrowing. Narrowed tensors
+//! are held against a conversion with other means (`half` and the language's own casts).
+//!
+//! A NaN that is narrowed has to arrive as a NaN. Which one is up to whoever converts, so its sign and payload are not
+//! compared; tensors that are not narrowed are compared bit by bit, NaN or not.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use half::{bf16, f16};
+use onelayer::checkpoint::{Checkpoint, ShardId};
+use onelayer::load::{LoadError, LoadedLayer, LoadedTensor};
+use onelayer::plan::{Narrowing, Placement, PlannedLayer};
+use onelayer::{FloatType, LoadPlan};
+
+use super::translate;
+use crate::problem::{Code, Problem};
+use crate::report::{Mismatch, Verified};
+
+/// Bytes of a file that are compared at once.
+const PIECE_BYTES: usize = 1 << 20;
+/// Bytes that a report shows of a difference.
+const SHOWN_BYTES: usize = 8;
+
+/// Compares delivered tensors with their files. Holds two pieces of 1 MiB, whatever is compared; they are resident from the
+/// start, so that they count for the baseline and not for the load.
+pub(super) struct Verifier {
+    in_file: Vec<u8>,
+    delivered: Vec<u8>,
+    /// The file that was read last.
+    file: Option<(ShardId, File)>,
+    verified: Verified,
+    spent: Duration,
+}
+
+/// Why a comparison ended early.
+pub(super) enum Stopped {
+    Cancelled,
+    Failed(Problem),
+}
+
+impl Verifier {
+    pub(super) fn new() -> Self {
+        // Zeros would be promised by the system and not yet there.
+        let piece = || vec![0xa5; PIECE_BYTES];
+        Self {
+            in_file: piece(),
+            delivered: piece(),
+            file: None,
+            verified: Verified::default(),
+            spent: Duration::ZERO,
+        }
+    }
+
+    /// Compares one layer.
+    pub(super) fn compare(
+        &mut self,
+        checkpoint: &Checkpoint,
+        plan: &LoadPlan,
+        planned: &PlannedLayer,
+        layer: &LoadedLayer,
+        cancel: &AtomicBool,
+    ) -> Result<(), Stopped> {
+        let start = Instant::now();
+        let compared =
+            plan.placements(planned).iter().zip(layer.tensors()).try_for_each(|(placement, tensor)| {
+                if cancel.load(Ordering::Relaxed) {
+                    return Err(Stopped::Cancelled);
+                }
+                self.tensor(checkpoint, placement, &tensor)
+            });
+        self.spent += start.elapsed();
+        compared
+    }
+
+    /// Time that comparing took.
+    pub(super) fn spent(&self) -> Duration {
+        self.spent
+    }
+
+    /// The result.
+    pub(super) fn finish(self) -> Verified {
+        Verified { seconds: self.spent.as_secs_f64(), ..self.verified }
+    }
+
+    fn tensor(
+        &mut self,
+        checkpoint: &Checkpoint,
+        placement: &Placement,
+        tensor: &LoadedTensor,
+    ) -> Result<(), Stopped> {
+        let entry = tensor.entry();
+        let path = &checkpoint.shard(entry.shard).path;
+        let unreadable = |error: std::io::Error| {
+            let message = format!("--verify cannot read what was loaded a second time: {error}");
+            Stopped::Failed(Problem::new(Code::LoadFailed, message).at(path.display().to_string()))
+        };
+        if self.file.as_ref().is_none_or(|(shard, _)| *shard != entry.shard) {
+            self.file = Some((entry.shard, File::open(path).map_err(unreadable)?));
+        }
+        let Some((_, file)) = &self.file else { return Ok(()) };
+        let file_bytes = entry.extent.len_bytes();
+        let (mut in_file, mut delivered) = (0_u64, 0_u64);
+        let mut difference = None;
+        while in_file < file_bytes {
+            let len = self.in_file.len().min(usize::try_from(file_bytes - in_file).unwrap_or(usize::MAX));
+            let piece = &mut self.in_file[..len];
+            file.read_exact_at(piece, entry.extent.start() + in_file).map_err(unreadable)?;
+            let expected_len = placement.narrowing.map_or(len, |narrowing| narrow(narrowing, piece));
+            let found = &mut self.delivered[..expected_len];
+            let is_there = tensor.read(delivered, found).map_err(failed)?;
+            debug_assert!(is_there, "refused for targets that keep nothing");
+            if difference.is_none() {
+                let expected = &self.in_file[..expected_len];
+                difference = first_difference(expected, found, placement.narrowing)
+                    .map(|at| mismatch(entry.name, delivered, at, expected, found));
+            }
+            in_file += u64::try_from(len).unwrap_or(u64::MAX);
+            delivered += u64::try_from(expected_len).unwrap_or(u64::MAX);
+        }
+        self.verified.count(delivered, difference);
+        Ok(())
+    }
+}
+
+impl Verified {
+    fn count(&mut self, bytes: u64, difference: Option<Mismatch>) {
+        self.tensors += 1;
+        self.bytes += bytes;
+        if let Some(difference) = difference {
+            self.mismatches += 1;
+            self.first_mismatch.get_or_insert(difference);
+        }
+    }
+
+    /// What is wrong, if something is.
+    pub(super) fn problem(&self) -> Option<Problem> {
+        let first = self.first_mismatch.as_ref()?;
+        let what = if self.mismatches == 1 {
+            "1 tensor was delivered with other bytes than its file has".to_owned()
+        } else {
+            format!("{} tensors were delivered with other bytes than their files have", self.mismatches)
+        };
+        let mut problem = Problem::new(Code::BytesDiffer, format!("{what} ({} were compared)", self.tensors))
+            .at(format!("{}, byte {}", first.tensor, first.offset_bytes))
+            .help("if nothing wrote to the file meanwhile, this is a fault of the machine or of onelayer: please report it");
+        problem.detail = Some(format!("expected {}, found {}", first.expected, first.found));
+        Some(problem)
+    }
+}
+
+fn failed(error: LoadError) -> Stopped {
+    Stopped::Failed(translate::load(&error, None))
+}
+
+/// Where two pieces differ, if they do.
+fn first_difference(expected: &[u8], found: &[u8], narrowing: Option<Narrowing>) -> Option<usize> {
+    if expected == found {
+        return None;
+    }
+    let Some(narrowing) = narrowing else {
+        return expected.iter().zip(found).position(|(expected, found)| expected != found);
+    };
+    let size = usize::try_from(narrowing.to().bytes()).unwrap_or(1);
+    let elements = expected.chunks_exact(size).zip(found.chunks_exact(size));
+    let differs = |(expected, found): (&[u8], &[u8])| {
+        expected != found && !(is_nan(expected, narrowing.to()) && is_nan(found, narrowing.to()))
+    };
+    elements.map(differs).position(|differs| differs).map(|element| element * size)
+}
+
+fn mismatch(tensor: &str, start_bytes: u64, at: usize, expected: &[u8], found: &[u8]) -> Mismatch {
+    let shown = |bytes: &[u8]| {
+        let shown = bytes[at..].iter().take(SHOWN_BYTES);
+        shown.map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ")
+    };
+    Mismatch {
+        tensor: tensor.to_owned(),
+        offset_bytes: start_bytes + u64::try_from(at).unwrap_or(u64::MAX),
+        expected: shown(expected),
+        found: shown(found),
+    }
+}
+
+fn is_nan(element: &[u8], float: FloatType) -> bool {
+    match float {
+        FloatType::Bf16 => element.try_into().is_ok_and(|bytes| bf16::from_le_bytes(bytes).is_nan()),
+        FloatType::F16 => element.try_into().is_ok_and(|bytes| f16::from_le_bytes(bytes).is_nan()),
+        FloatType::F32 => element.try_into().is_ok_and(|bytes| f32::from_le_bytes(bytes).is_nan()),
+    }
+}
+
+/// Narrows whole elements in their place, to the front; returns how many bytes there are then.
+fn narrow(narrowing: Narrowing, bytes: &mut [u8]) -> usize {
+    match narrowing {
+        Narrowing::F32ToBf16 => each(bytes, |from| bf16::from_f32(f32::from_le_bytes(from)).to_le_bytes()),
+        Narrowing::F32ToF16 => each(bytes, |from| f16::from_f32(f32::from_le_bytes(from)).to_le_bytes()),
+        Narrowing::F64ToBf16 => each(bytes, |from| bf16::from_f32(to_odd(from)).to_le_bytes()),
+        Narrowing::F64ToF16 => each(bytes, |from| f16::from_f32(to_odd(from)).to_le_bytes()),
+        Narrowing::F64ToF32 => each(bytes, |from| nearest(from).to_le_bytes()),
+    }
+}
+
+fn each<const FROM: usize, const TO: usize>(
+    bytes: &mut [u8],
+    convert: impl Fn([u8; FROM]) -> [u8; TO],
+) -> usize {
+    let count = bytes.len() / FROM;
+    for element in 0..count {
+        let mut from = [0; FROM];
+        from.copy_from_slice(&bytes[element * FROM..][..FROM]);
+        bytes[element * TO..][..TO].copy_from_slice(&convert(from));
+    }
+    count * TO
+}
+
+/// The nearest single, ties to even, as the language defines its cast.
+#[expect(
+    clippy::as_conversions,
+    clippy::cast_possible_truncation,
+    reason = "this rounding is what is wanted"
+)]
+fn nearest(from: [u8; 8]) -> f32 {
+    f64::from_le_bytes(from) as f32
+}
+
+/// A double as a single, rounded to odd: not to the nearest, but to the neighbour whose last bit is one, unless it is exact.
+/// Rounded once more, to fewer bits, that gives what rounding once would have given. (`half` takes doubles as well, by ways
+/// that round twice or drop the lower half.)
+fn to_odd(from: [u8; 8]) -> f32 {
+    let exact = f64::from_le_bytes(from);
+    let single = nearest(from);
+    if exact.is_nan() || f64::from(single) == exact {
+        return single;
+    }
+    // Towards zero, then odd; one step back from infinity is the largest number, which is odd.
+    let away = f64::from(single).abs() > exact.abs();
+    f32::from_bits((single.to_bits() - u32::from(away)) | 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn narrowed(narrowing: Narrowing, bytes: &[u8]) -> Vec<u8> {
+        let mut bytes = bytes.to_vec();
+        let len = narrow(narrowing, &mut bytes);
+        bytes.truncate(len);
+        bytes
+    }
+
+    fn f64_to_bf16(number: f64) -> u16 {
+        u16::from_le_bytes(narrowed(Narrowing::F64ToBf16, &number.to_le_bytes()).try_into().unwrap())
+    }
+
+    fn f64_to_f16(number: f64) -> u16 {
+        u16::from_le_bytes(narrowed(Narrowing::F64ToF16, &number.to_le_bytes()).try_into().unwrap())
+    }
+
+    #[test]
+    fn doubles_are_rounded_once() {
+        // Halfway between 1 and its neighbour: to even. A hair more, which is lost to a single: up.
+        let hair = 2_f64.powi(-40);
+        assert_eq!(f64_to_bf16(1.0 + 2_f64.powi(-8)), 0x3f80);
+        assert_eq!(f64_to_bf16(1.0 + 2_f64.powi(-8) + hair), 0x3f81);
+        assert_eq!(f64_to_bf16(1.0 + 3.0 * 2_f64.powi(-8)), 0x3f82);
+        assert_eq!(f64_to_bf16(1.0 + 3.0 * 2_f64.powi(-8) - hair), 0x3f81);
+        assert_eq!(f64_to_f16(1.0 + 2_f64.powi(-11)), 0x3c00);
+        assert_eq!(f64_to_f16(1.0 + 2_f64.powi(-11) + hair), 0x3c01);
+        assert_eq!(f64_to_f16(-1.0 - 2_f64.powi(-11) - hair), 0xbc01);
+        // Subnormals, the smallest of all, overflow, infinities.
+        assert_eq!(f64_to_f16(2_f64.powi(-25)), 0, "halfway to the smallest");
+        assert_eq!(f64_to_f16(2_f64.powi(-25) * (1.0 + hair)), 1);
+        assert_eq!(f64_to_f16(65520.0), 0x7c00);
+        assert_eq!(f64_to_f16(65520.0 - hair * 65536.0), 0x7bff);
+        assert_eq!(f64_to_bf16(1e300), 0x7f80);
+        assert_eq!(f64_to_bf16(f64::NEG_INFINITY), 0xff80);
+        assert_eq!(f64_to_bf16(-1e-300), 0x8000);
+        assert!(bf16::from_bits(f64_to_bf16(f64::NAN)).is_nan());
+        assert_eq!(narrowed(Narrowing::F64ToF32, &0.1_f64.to_le_bytes()), 0.1_f32.to_le_bytes());
+    }
+
+    #[test]
+    fn several_elements_are_narrowed_in_their_place() {
+        let numbers: Vec<u8> = [1.0_f32, -2.5, 3.75].iter().flat_map(|number| number.to_le_bytes()).collect();
+        let expected: Vec<u8> =
+            [0x3c00_u16, 0xc100, 0x4380].iter().flat_map(|bits| bits.to_le_bytes()).collect();
+        assert_eq!(narrowed(Narrowing::F32ToF16, &numbers), expected);
+    }
+
+    #[test]
+    fn one_bit_is_a_difference_and_is_placed() {
+        let expected: Vec<u8> = (0..=255).collect();
+        assert_eq!(first_difference(&expected, &expected, None), None);
+        for at in [0, 100, 201] {
+            for bit in 0..8 {
+                let mut found = expected.clone();
+                found[at] ^= 1 << bit;
+                assert_eq!(first_difference(&expected, &found, None), Some(at));
+                // Of a narrowed tensor, whole elements differ; no pair of these bytes is a NaN.
+                let element = at / 2 * 2;
+                let differs = first_difference(&expected, &found, Some(Narrowing::F32ToBf16));
+                assert_eq!(differs, Some(element), "byte {at}, bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_nan_is_a_nan_only_where_it_was_narrowed() {
+        let (quiet, other) = (0x7fc0_u16.to_le_bytes(), 0xffff_u16.to_le_bytes());
+        assert_eq!(first_difference(&quiet, &other, Some(Narrowing::F32ToBf16)), None);
+        assert_eq!(first_difference(&quiet, &other, None), Some(0));
+        let infinity = 0x7f80_u16.to_le_bytes();
+        assert_eq!(
+            first_difference(&quiet, &infinity, Some(Narrowing::F32ToBf16)),
+            Some(0),
+            "that is no NaN"
+        );
+        assert_eq!(first_difference(&infinity, &quiet, Some(Narrowing::F32ToBf16)), Some(0));
+    }
+
+    #[test]
+    fn a_mismatch_names_tensor_byte_and_both_sides() {
+        let mut verified = Verified::default();
+        verified.count(10, None);
+        assert_eq!(verified.problem(), None);
+        verified.count(20, Some(mismatch("a.weight", 1 << 20, 2, &[0, 1, 2, 3], &[0, 1, 0xff, 3])));
+        verified.count(30, Some(mismatch("b.weight", 0, 0, &[0], &[1])));
+        assert_eq!((verified.tensors, verified.bytes, verified.mismatches), (3, 60, 2));
+        let problem = verified.problem().unwrap();
+        assert_eq!(problem.code, Code::BytesDiffer);
+        assert_eq!(problem.place.as_deref(), Some("a.weight, byte 1048578"));
+        assert_eq!(problem.detail.as_deref(), Some("expected 02 03, found ff 03"));
+        assert!(problem.message.contains("2 tensors") && problem.message.contains("3 were compared"));
+    }
+}
