@@ -4,7 +4,7 @@ import re
 import shutil
 
 from . import data, device
-from .loadcheck import Wrong, check_memory, check_verified, check_vram, completed, figures, value
+from .loadcheck import Wrong, check_memory, check_verified, check_vram, completed, figures, slots, value
 from .process import MIB
 
 DTYPE_SHARE = {"bf16": 0.5, "f16": 0.5}
@@ -12,6 +12,10 @@ DTYPE_SHARE = {"bf16": 0.5, "f16": 0.5}
 
 class Skip(Exception):
     """A step that cannot be made here, with the reason."""
+
+
+class Absent(Exception):
+    """A step about something that this version does not promise."""
 
 
 class Steps:
@@ -36,6 +40,7 @@ class Steps:
             ("verify: f16", 10, lambda: verify("f16")),
             ("verify: mixture of experts", 20, lambda: verify("moe")),
             ("larger than the device is refused", 10, self.larger_than_device),
+            ("larger than --device-reserve leaves is refused", 10, self.larger_than_reserve),
             ("larger than --device-budget is refused", 10, self.larger_than_budget),
             ("10 loads and unloads give device memory back", 40, self.cycles),
         ]
@@ -87,16 +92,17 @@ class Steps:
         source = report["source"]
         proof = "read back and equal" if "--verify" in self.loadcheck.flags else "not read back"
         text = f"{source['tensors']} tensors, {source['bytes'] / 1e9:.2f} GB, {proof}; host +{row['host_growth_bytes'] / MIB:.1f} MiB"
-        return text if row["pinned_bytes"] is None else f"{text}, pinned {row['pinned_bytes'] / MIB:.1f} MiB"
+        if row["pinned_bytes"] is not None:
+            text += f", pinned {row['pinned_bytes'] / MIB:.1f} MiB"
+        return f"{text} ({row['pinning']})" if row["pinning"] else text
 
     def narrow(self):
         folder = self.folder("dense")
         flags = [] if self.loadcheck.stands_in else ["--device", self.loadcheck.device]
         smallest = value(self.loadcheck.plan(folder, *flags), "smallest_budget_bytes")
-        report, _, row = self.load(folder, "--budget", str(smallest))
-        slots = value(report, "plan", "slots")
-        if slots != 4:
-            raise Wrong(f"the smallest budget ({smallest} bytes) gives {slots} slots, not 4")
+        report, one, row = self.load(folder, "--budget", str(smallest))
+        if slots(report, one) != 4:
+            raise Wrong(f"the smallest budget ({smallest} bytes) gives {slots(report, one)} slots, not 4")
         return {"detail": f"--budget {smallest / MIB:.0f}MiB; {self.told(report, row)}", "figures": row}
 
     def narrowed(self, dtype):
@@ -137,13 +143,18 @@ class Steps:
         finally:
             shutil.rmtree(target, ignore_errors=True)
 
+    def larger_than_reserve(self):
+        """All of the device is asked to stay free."""
+        return self.larger_than("--device-reserve", self.identity["driver"].get("total_bytes"))
+
     def larger_than_budget(self):
+        return self.larger_than("--device-budget", self.data.made.get("dense", {}).get("bytes", 0) // 2)
+
+    def larger_than(self, flag, size):
         self.on_device()
-        if "--device-budget" not in self.loadcheck.flags:
-            raise Skip("this loadcheck has no --device-budget")
-        folder = self.folder("dense")
-        half = self.data.made["dense"]["bytes"] // 2
-        return self.refused(self.loadcheck.run(folder, "--device-budget", str(half)))
+        if flag not in self.loadcheck.flags:
+            raise Absent(f"this loadcheck has no {flag}")
+        return self.refused(self.loadcheck.run(self.folder("dense"), flag, str(size)))
 
     def cycles(self):
         """Device memory seen from inside each load, and by another process before the first and after the last."""

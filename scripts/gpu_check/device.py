@@ -4,6 +4,7 @@ Run as a program it stays alive with a context of its own and answers every line
 memory in use, read in two ways. A process of its own, so that a crash of a driver costs only these figures.
 """
 
+import contextlib
 import ctypes
 import json
 import subprocess
@@ -151,11 +152,13 @@ class Watch:
             return {"driver": dict(gone), "nvml": dict(gone)}
 
     def close(self):
-        self.child.stdin.close()
+        with contextlib.suppress(OSError):
+            self.child.stdin.close()
         try:
             self.child.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self.child.kill()
+        self.child.stdout.close()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ class Limits:
 
     def __init__(self, binary, ordinal, has_device, deadline):
         self.binary, self.ordinal, self.has_device, self.deadline = binary, ordinal, has_device, deadline
-        self.full, self.threads = {}, None
+        self.full, self.threads, self.quick = {}, None, False
 
     def ask(self, *words, limit_seconds=90):
         limit = max(1.0, min(limit_seconds, self.deadline.left()))
@@ -23,6 +23,7 @@ class Limits:
         """Everything once. The files are one shard of a checkpoint, or all of a small one."""
         shard = cache.files(folder)[:1]
         words = ["--file", *shard, "--seconds", str(int(seconds))]
+        self.quick = quick
         if quick:
             words.append("--quick")
         if not self.has_device:
@@ -32,15 +33,15 @@ class Limits:
         self.threads = max(rates)[1] if rates else None
         return self.full
 
-    def best_ring(self):
-        return max((row["gb_per_s"] for row in self.full.get("fill", []) if "gb_per_s" in row), default=None)
+    def speed(self):
+        return ["--quick"] if self.quick else []
 
     def warm(self, folder, narrowed):
         """The limit of a warm load right now: the slower of the link alone, and of filling beside copying.
 
         With values narrowed on the way, the link moves half of the source's bytes.
         """
-        words = ["--file", *cache.files(folder)[:1], "--threads", str(self.threads or 2), "--quick"]
+        words = ["--file", *cache.files(folder)[:1], "--threads", str(self.threads or 2), *self.speed()]
         sections = ["probe", "fill_and_copy"] if self.has_device else ["fill"]
         report = self.ask("--only", *sections, *words)
         if "error" in report:
@@ -52,7 +53,7 @@ class Limits:
         try:
             link = factor * report["probe"][0]["gb_per_s"]
             both = report["fill_and_copy"][0]
-            overlap = max(both["fill"]["gb_per_s"], 0.0)
+            overlap = both["fill"]["gb_per_s"]
         except (KeyError, IndexError):
             return {"error": f"incomplete: {str(report)[:200]}"}
         return {

@@ -141,6 +141,8 @@ def run_steps(steps, report, deadline, tiny):
                 outcome, found = "failed", {"detail": str(error)}
             except correctness.Skip as error:
                 outcome, found = "skipped", {"detail": str(error)}
+            except correctness.Absent as error:
+                outcome, found = "absent", {"detail": str(error)}
         entry = {"name": name, "outcome": outcome, "seconds": deadline.elapsed() - start, **found}
         report.found["correctness"].append(entry)
         say("FAILED" if outcome == "failed" else outcome, name, entry["detail"])

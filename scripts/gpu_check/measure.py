@@ -159,6 +159,10 @@ class Measurements:
                     sample = {"error": "no time left in this round"}
                 else:
                     self.wrong.append({"group": group.name, "row": row.name, "reason": str(error)})
+            if sample.get("absent"):
+                self.skip(group.name, row.name, f"absent: {sample['absent']}")
+                group.rows = [other for other in group.rows if other is not row]
+                continue
             if not sample.get("error"):
                 sample["gb_per_s"] = source / max(sample["seconds"], 1e-9) / 1e9
                 if limit.get("gb_per_s"):

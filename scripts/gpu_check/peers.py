@@ -40,7 +40,6 @@ class Peers:
         found = run([self.python, CHILD, "--present"], 30)
         self.versions = found.json() or {}
         self.problem = None if found.code == 0 else found.why()
-        self.broken = {}
 
     def absent(self, peer):
         """Why a peer cannot be asked, or None."""
@@ -49,10 +48,10 @@ class Peers:
         for name in ("torch", PACKAGES.get(peer, peer)):
             if self.versions.get(name) is None:
                 return f"absent: package {name}"
-        return self.broken.get(peer)
+        return None
 
     def load(self, peer, setting, environment, folder, narrowed, limit_seconds):
-        """One load: a sample, or a dict with `error`. A peer that fails is not asked again with the same setting."""
+        """One load: a sample, or a dict with `error`, or with `absent` where the package lacks what it needs."""
         files = [str(path) for path in cache.files(folder)]
         job = {"peer": peer, "setting": setting, "folder": str(folder), "files": files, "device": self.ordinal}
         env = {**os.environ, **environment, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -60,6 +59,8 @@ class Peers:
         answer = done.json()
         if done.code != 0 or answer is None:
             return {"error": done.why()}
+        if answer.get("error", "").startswith(("ImportError", "ModuleNotFoundError")):
+            return {"absent": answer["error"]}
         if "error" in answer:
             return answer
         expected = sum(os.path.getsize(path) for path in files) * (0.5 if narrowed else 1.0)

@@ -5,7 +5,7 @@ import os
 
 from .measure import mib
 
-MARKS = {"passed": "yes", "failed": "**NO**", "skipped": "skipped", "stand-in": "stand-in"}
+MARKS = {"passed": "yes", "failed": "**NO**", "skipped": "skipped", "stand-in": "stand-in", "absent": "not in this version"}
 
 
 class Report:
