@@ -100,13 +100,13 @@ pub mod probe;
 
 pub use self::checkpoint::{Checkpoint, CheckpointError, DType, OpenOptions, TensorEntry};
 pub use self::layers::{LayerId, LayerMap, Layers};
-pub use self::plan::{IoMode, LoadPlan, PlanError, Window};
+pub use self::plan::{FloatType, IoMode, LoadPlan, PlanError, Window};
 pub use self::source::SourceError;
-pub use self::staging::{RingMode, StagingError};
+pub use self::staging::{Pinning, RingMode, StagingError};
 // In the order of the flow, as above.
-pub use self::device::{DeviceError, Target};
+pub use self::device::{After, CudaCode, Device, DeviceError, DeviceRegion, Target};
 pub use self::load::{
-    CancelHandle, LayerStream, LoadError, LoadReport, LoadedLayer, LoadedTensor, Loader, LoaderBuilder,
-    Progress, TensorHash,
+    CancelHandle, HandOut, LayerStream, LoadError, LoadReport, LoadedLayer, LoadedTensor, Loader,
+    LoaderBuilder, Progress, TensorHash,
 };
 pub use self::model::{Model, Receipt};

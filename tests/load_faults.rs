@@ -194,7 +194,7 @@ fn a_dropped_stream_leaves_no_thread() {
             let kept: Vec<_> = stream.by_ref().take(taken).map(Result::unwrap).collect();
             drop(stream);
             assert_eq!(kept.len(), taken);
-            assert!(kept.iter().all(|layer| layer.tensors().all(|tensor| tensor.hash().is_some())));
+            assert!(kept.iter().all(|layer| layer.tensors().all(|tensor| tensor.hash().unwrap().is_some())));
         }
     }
     // Other tests of this file run beside this one: their threads end, ours must not add up.

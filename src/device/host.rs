@@ -9,14 +9,15 @@ use std::sync::Arc;
 use super::none::CompletedCopy;
 use super::pool::Pool;
 use super::{Backend, DeviceError, Resident};
-use crate::plan::Copies;
+use crate::plan::{Copies, MoveOp, PlannedLayer};
 use crate::staging::memory::AnonymousMemory;
 use crate::staging::{Filled, Slot};
+use crate::units::to_usize;
 
 /// Allocates arenas in host memory.
 #[derive(Debug)]
 pub(crate) struct HostBackend {
-    pool: Arc<Pool>,
+    pool: Arc<Pool<AnonymousMemory>>,
 }
 
 impl HostBackend {
@@ -30,6 +31,21 @@ impl HostBackend {
     pub(crate) fn recycling(resident_bytes_max: u64) -> Self {
         Self { pool: Arc::new(Pool::open(resident_bytes_max)) }
     }
+
+    fn arena(&self, len_bytes: u64) -> Result<Arc<HostArena>, DeviceError> {
+        let failed = |source| DeviceError::HostAllocation { bytes: len_bytes, source };
+        let recycled = self.pool.take(len_bytes).memory;
+        // From here on the arena's drop gives back what the pool has counted, whatever fails below.
+        let mut arena = HostArena { len_bytes, memory: recycled, pool: Arc::clone(&self.pool) };
+        match &arena.memory {
+            // What the last layer touched beyond this one's end would count as resident.
+            // SAFETY: an arena that was idle has no other owner, so nothing refers to its bytes.
+            Some(memory) => unsafe { memory.release_from(len_bytes) }.map_err(failed)?,
+            None if len_bytes == 0 => {}
+            None => arena.memory = Some(AnonymousMemory::new(len_bytes).map_err(failed)?),
+        }
+        Ok(Arc::new(arena))
+    }
 }
 
 /// Host memory of one layer.
@@ -38,7 +54,7 @@ pub(crate) struct HostArena {
     len_bytes: u64,
     /// `None` for a layer without bytes, and while being made or dropped.
     memory: Option<AnonymousMemory>,
-    pool: Arc<Pool>,
+    pool: Arc<Pool<AnonymousMemory>>,
 }
 
 impl Drop for HostArena {
@@ -62,6 +78,13 @@ impl Resident for HostResident {
         // no copy is under way and none can start.
         Some(unsafe { memory.part(0, self.0.len_bytes) })
     }
+
+    fn read(&self, offset_bytes: u64, target: &mut [u8]) -> Result<bool, DeviceError> {
+        let bytes = self.host_bytes().expect("the host reads its own memory");
+        let start = to_usize(offset_bytes);
+        target.copy_from_slice(&bytes[start..start + target.len()]);
+        Ok(true)
+    }
 }
 
 impl Backend for HostBackend {
@@ -69,19 +92,10 @@ impl Backend for HostBackend {
     type Resident = HostResident;
     type Pending = CompletedCopy;
 
-    fn allocate(&self, len_bytes: u64) -> Result<Arc<HostArena>, DeviceError> {
-        let failed = |source| DeviceError::HostAllocation { bytes: len_bytes, source };
-        let recycled = self.pool.take(len_bytes);
-        // From here on the arena's drop gives back what the pool has counted, whatever fails below.
-        let mut arena = HostArena { len_bytes, memory: recycled, pool: Arc::clone(&self.pool) };
-        match &arena.memory {
-            // What the last layer touched beyond this one's end would count as resident.
-            // SAFETY: an arena that was idle has no other owner, so nothing refers to its bytes.
-            Some(memory) => unsafe { memory.release_from(len_bytes) }.map_err(failed)?,
-            None if len_bytes == 0 => {}
-            None => arena.memory = Some(AnonymousMemory::new(len_bytes).map_err(failed)?),
-        }
-        Ok(Arc::new(arena))
+    const IS_ASYNCHRONOUS: bool = false;
+
+    fn allocate(&self, layer: &PlannedLayer) -> Result<Arc<HostArena>, DeviceError> {
+        self.arena(layer.arena_bytes)
     }
 
     fn copy_async(
@@ -103,8 +117,11 @@ impl Backend for HostBackend {
         Ok(CompletedCopy(slot))
     }
 
-    fn complete(&self, arena: HostArena) -> HostResident {
-        HostResident(arena)
+    fn seal(&self, arena: Arc<HostArena>, moves: &[MoveOp]) -> Result<HostResident, DeviceError> {
+        assert!(moves.is_empty(), "on the host every tensor lands in its place");
+        let arena =
+            Arc::into_inner(arena).expect("copies are over when they return, so that none shares the arena");
+        Ok(HostResident(arena))
     }
 
     fn trim(&self) {
@@ -131,14 +148,14 @@ mod tests {
     #[test]
     fn a_dropped_arena_is_used_again_until_the_trim() {
         let backend = HostBackend::recycling(4 * MIB);
-        let first = backend.allocate(4 * MIB).unwrap();
+        let first = backend.arena(4 * MIB).unwrap();
         let place = address(&first);
         drop(first);
-        let second = backend.allocate(2 * MIB).unwrap();
+        let second = backend.arena(2 * MIB).unwrap();
         assert_eq!(address(&second), place);
-        assert_eq!(backend.complete(Arc::into_inner(second).unwrap()).len_bytes(), 2 * MIB);
+        assert_eq!(backend.seal(second, &[]).unwrap().len_bytes(), 2 * MIB);
         assert_eq!(backend.pool.idle_bytes(), 2 * MIB);
-        let third = backend.allocate(2 * MIB).unwrap();
+        let third = backend.arena(2 * MIB).unwrap();
         backend.trim();
         assert_eq!(backend.pool.idle_bytes(), 0);
         drop(third);
@@ -151,9 +168,9 @@ mod tests {
     fn disjoint_parts_are_filled_at_once() {
         let shape = RingShape { slots: 2, slot_bytes: 8 * KIB, readers: 2 };
         let reservation = MemoryBudget::new(shape.bytes()).reserve("ring", shape.bytes()).unwrap();
-        let ring = Ring::new(shape, reservation).unwrap();
+        let ring = Ring::new(shape, reservation, None).unwrap();
         let backend = HostBackend::recycling(u64::MAX);
-        let arena = backend.allocate(16 * KIB).unwrap();
+        let arena = backend.arena(16 * KIB).unwrap();
         std::thread::scope(|scope| {
             for part in 0..2_u64 {
                 let (backend, arena, ring) = (&backend, &arena, &ring);
@@ -161,13 +178,18 @@ mod tests {
                     let mut slot = ring.try_take().unwrap();
                     slot.bytes_mut().fill(if part == 0 { 5 } else { 6 });
                     let extent = ByteRange::with_len(0, 8 * KIB).unwrap();
-                    let place = Placement { tensor: TensorId(0), extent, arena_offset_bytes: part * 8 * KIB };
+                    let place = Placement {
+                        tensor: TensorId(0),
+                        extent,
+                        arena_offset_bytes: part * 8 * KIB,
+                        narrowing: None,
+                    };
                     let copies = Copies::of_one_tensor(&place);
                     drop(backend.copy_async(arena, slot.into_filled(), copies).unwrap().wait().unwrap());
                 });
             }
         });
-        let resident = backend.complete(Arc::into_inner(arena).unwrap());
+        let resident = backend.seal(arena, &[]).unwrap();
         let bytes = resident.host_bytes().unwrap();
         assert!(bytes[..8192].iter().all(|&byte| byte == 5) && bytes[8192..].iter().all(|&byte| byte == 6));
         assert_eq!(ring.free_slots(), 2);
@@ -176,22 +198,22 @@ mod tests {
     #[test]
     fn a_load_keeps_no_arena() {
         let backend = HostBackend::new();
-        drop(backend.allocate(2 * MIB).unwrap());
+        drop(backend.arena(2 * MIB).unwrap());
         assert_eq!(backend.pool.idle_bytes(), 0);
     }
 
     #[test]
     fn a_layer_without_bytes_needs_no_memory() {
         let backend = HostBackend::new();
-        let arena = Arc::into_inner(backend.allocate(0).unwrap()).unwrap();
-        assert_eq!(backend.complete(arena).host_bytes(), Some(&[][..]));
+        let arena = backend.arena(0).unwrap();
+        assert_eq!(backend.seal(arena, &[]).unwrap().host_bytes(), Some(&[][..]));
     }
 
     #[test]
     #[cfg(not(miri))] // miri ends when memory does
     fn an_allocation_that_fails_is_not_counted() {
         let backend = HostBackend::recycling(u64::MAX);
-        let refused = backend.allocate(1 << 62).unwrap_err().to_string();
+        let refused = backend.arena(1 << 62).unwrap_err().to_string();
         assert!(refused.starts_with("cannot allocate an arena of 4194304 TiB"), "{refused}");
         assert_eq!(backend.pool.used_bytes(), 0);
     }
@@ -199,14 +221,14 @@ mod tests {
     #[test]
     fn what_is_recycled_holds_no_more_than_its_new_layer() {
         let backend = HostBackend::recycling(64 * KIB);
-        let mut arena = Arc::into_inner(backend.allocate(64 * KIB).unwrap()).unwrap();
+        let mut arena = Arc::into_inner(backend.arena(64 * KIB).unwrap()).unwrap();
         // SAFETY: the only reference to the arena's bytes.
         unsafe { arena.memory.as_mut().unwrap().part_mut(0, 64 * KIB) }.fill(7);
         drop(arena);
-        let arena = Arc::into_inner(backend.allocate(4 * KIB).unwrap()).unwrap();
+        let arena = backend.arena(4 * KIB).unwrap();
         // SAFETY: nothing writes to the arena.
         let bytes = unsafe { arena.memory.as_ref().unwrap().part(0, 64 * KIB) };
         assert!(bytes[4096..].iter().all(|&byte| byte == 0), "the tail went back to the system");
-        assert!(backend.complete(arena).host_bytes().unwrap().len() == 4096);
+        assert!(backend.seal(arena, &[]).unwrap().host_bytes().unwrap().len() == 4096);
     }
 }

@@ -1,17 +1,32 @@
 //! Where layers live: allocate an arena, copy from a slot, wait for the copy, free.
 //!
-//! What callers name is a [`Target`]; what the loader drives is a private trait with one implementation per kind of
-//! device, so that no type of a driver shows in a public signature.
+//! What callers name is a [`Target`], and what they may ask about it an open [`Device`]. What the loader drives is a
+//! private trait with one implementation per kind of device, so that no type of a driver shows in a public signature.
 
+use std::fmt;
+use std::str::FromStr;
+
+pub use self::backend::After;
 pub(crate) use self::backend::{Backend, PendingCopy, Resident};
+pub use self::code::CudaCode;
 pub use self::error::DeviceError;
 pub(crate) use self::host::HostBackend;
 pub(crate) use self::none::NoneBackend;
+pub(crate) use self::open::DeviceKind;
+pub use self::open::{Device, DeviceInfo, DeviceMemoryInfo};
+use crate::plan::PlannedLayer;
 
 mod backend;
+mod code;
+#[cfg(not(loom))]
+#[cfg(test)]
+mod conformance;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 mod error;
 mod host;
 mod none;
+mod open;
 mod pool;
 
 /// Where a load goes.
@@ -20,6 +35,70 @@ mod pool;
 pub enum Target {
     /// Host memory: every layer an arena of its own mapping, given back to the system when dropped.
     Host,
+    /// The CUDA device of this number, as the driver counts (`CUDA_VISIBLE_DEVICES` changes it). Needs the feature `cuda`.
+    Cuda(u32),
     /// Nowhere: bytes are read, hashed if asked, and dropped. For measuring sources.
     None,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.pad("host"),
+            Self::Cuda(ordinal) => f.pad(&format!("cuda:{ordinal}")),
+            Self::None => f.pad("none"),
+        }
+    }
+}
+
+/// What a text that names no target may be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a device; write host, none, cuda:0 or another number")]
+pub struct UnknownTarget;
+
+impl FromStr for Target {
+    type Err = UnknownTarget;
+
+    /// Reads what is shown: `host`, `none`, `cuda:N`.
+    fn from_str(text: &str) -> Result<Self, UnknownTarget> {
+        match text {
+            "host" => Ok(Self::Host),
+            "none" => Ok(Self::None),
+            _ => {
+                let ordinal = text.strip_prefix("cuda:").ok_or(UnknownTarget)?;
+                // A number's own parser also takes a sign.
+                let is_number = !ordinal.is_empty() && ordinal.bytes().all(|byte| byte.is_ascii_digit());
+                let ordinal = ordinal.parse().ok().filter(|_| is_number);
+                ordinal.map(Self::Cuda).ok_or(UnknownTarget)
+            }
+        }
+    }
+}
+
+/// Memory on a device that is somebody else's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DeviceRegion {
+    /// Where it starts, in the device's address space (`CUdeviceptr`). A multiple of 256.
+    pub address: u64,
+    /// Its length in bytes.
+    pub len_bytes: u64,
+}
+
+/// Says where a layer goes that shall not get an arena of ours.
+pub(crate) type Destinations = dyn Fn(&PlannedLayer) -> Option<DeviceRegion> + Send + Sync;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_reads_as_it_is_shown() {
+        for target in [Target::Host, Target::None, Target::Cuda(0), Target::Cuda(17)] {
+            assert_eq!(target.to_string().parse(), Ok(target));
+        }
+        for text in ["", "cuda", "cuda:", "cuda:+1", "cuda:-1", "cuda:1 ", "CUDA:0", "cuda:4294967296", "gpu"]
+        {
+            assert_eq!(text.parse::<Target>(), Err(UnknownTarget), "{text:?}");
+        }
+    }
 }

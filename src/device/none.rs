@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Backend, DeviceError, PendingCopy, Resident};
-use crate::plan::Copies;
+use crate::plan::{Copies, MoveOp, PlannedLayer};
 use crate::staging::{Empty, Filled, Slot};
 
 /// Drops every byte.
@@ -22,6 +22,14 @@ impl Resident for NoArena {
     fn host_bytes(&self) -> Option<&[u8]> {
         None
     }
+
+    fn is_somewhere(&self) -> bool {
+        false
+    }
+
+    fn read(&self, _offset_bytes: u64, _target: &mut [u8]) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
 }
 
 impl Backend for NoneBackend {
@@ -29,7 +37,9 @@ impl Backend for NoneBackend {
     type Resident = NoArena;
     type Pending = CompletedCopy;
 
-    fn allocate(&self, _len_bytes: u64) -> Result<Arc<NoArena>, DeviceError> {
+    const IS_ASYNCHRONOUS: bool = false;
+
+    fn allocate(&self, _layer: &PlannedLayer) -> Result<Arc<NoArena>, DeviceError> {
         Ok(Arc::new(NoArena))
     }
 
@@ -42,8 +52,8 @@ impl Backend for NoneBackend {
         Ok(CompletedCopy(slot))
     }
 
-    fn complete(&self, arena: NoArena) -> NoArena {
-        arena
+    fn seal(&self, _arena: Arc<NoArena>, _moves: &[MoveOp]) -> Result<NoArena, DeviceError> {
+        Ok(NoArena)
     }
 
     fn trim(&self) {}
@@ -54,10 +64,6 @@ impl Backend for NoneBackend {
 pub(crate) struct CompletedCopy(pub(super) Slot<Filled>);
 
 impl PendingCopy for CompletedCopy {
-    fn is_complete(&self) -> Result<bool, DeviceError> {
-        Ok(true)
-    }
-
     fn wait(self) -> Result<Slot<Empty>, DeviceError> {
         Ok(self.0.into_empty())
     }

@@ -8,30 +8,72 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::staging::memory::{AnonymousMemory, is_huge};
 
+/// Memory of an arena that may be used again.
+pub(super) trait PoolMemory {
+    /// Its length.
+    fn len_bytes(&self) -> u64;
+
+    /// True if a layer of `len_bytes` may have it.
+    fn fits(&self, len_bytes: u64) -> bool;
+
+    /// True if memory that is made for a layer of `len_bytes` makes this useless.
+    fn is_outgrown_by(&self, len_bytes: u64) -> bool;
+}
+
+/// Host memory is resident as far as its last layer has touched it; a longer mapping costs nothing.
+impl PoolMemory for AnonymousMemory {
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes()
+    }
+
+    fn fits(&self, len_bytes: u64) -> bool {
+        // Huge pages would make a small layer as resident as a large one, so the two kinds are not mixed.
+        is_huge(self.len_bytes()) == is_huge(len_bytes) && self.len_bytes() >= len_bytes
+    }
+
+    fn is_outgrown_by(&self, len_bytes: u64) -> bool {
+        // Too small for this layer is too small for more to come.
+        is_huge(self.len_bytes()) == is_huge(len_bytes) && self.len_bytes() < len_bytes
+    }
+}
+
 /// The arenas of one backend that wait for their next layer, and the count of all bytes.
 #[derive(Debug)]
-pub(super) struct Pool {
-    state: Mutex<State>,
+pub(super) struct Pool<M> {
+    state: Mutex<State<M>>,
+}
+
+/// What an arena gets from the pool.
+#[derive(Debug)]
+pub(super) struct Taken<M> {
+    /// Idle memory, if any fits.
+    pub(super) memory: Option<M>,
+    /// True if other idle memory had to go.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "the host's memory is gone when it is dropped")
+    )]
+    pub(super) has_dropped: bool,
 }
 
 #[derive(Debug)]
-struct State {
+struct State<M> {
     is_open: bool,
     /// Most bytes that arenas in use and idle ones may hold together.
     resident_bytes_max: u64,
     /// Bytes of the arenas in use.
     used_bytes: u64,
-    idle: Vec<Idle>,
+    idle: Vec<Idle<M>>,
 }
 
 #[derive(Debug)]
-struct Idle {
-    memory: AnonymousMemory,
+struct Idle<M> {
+    memory: M,
     /// What its last layer may have touched, and so what is resident. Its mapping may be longer.
     touched_bytes: u64,
 }
 
-impl Pool {
+impl<M: PoolMemory> Pool<M> {
     /// A pool that keeps arenas.
     pub(super) fn open(resident_bytes_max: u64) -> Self {
         let state = State { is_open: true, resident_bytes_max, used_bytes: 0, idle: Vec::new() };
@@ -44,28 +86,24 @@ impl Pool {
         Self { state: Mutex::new(state) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State<M>> {
         // Every update leaves lists and counts that are still true, so poison is ignored.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts an arena of `len_bytes` as in use and gives it the smallest idle memory that is large enough, if there is
-    /// any. Pages beyond `len_bytes` may still hold what they held.
-    pub(super) fn take(&self, len_bytes: u64) -> Option<AnonymousMemory> {
+    /// any. Pages beyond `len_bytes` may still hold what they held. What would be too much has been dropped by then.
+    pub(super) fn take(&self, len_bytes: u64) -> Taken<M> {
         let mut state = self.lock();
-        // Huge pages would make a small layer as resident as a large one, so the two kinds are not mixed.
-        let is_same_kind = |idle: &Idle| is_huge(idle.memory.len_bytes()) == is_huge(len_bytes);
-        let fits = |idle: &Idle| is_same_kind(idle) && idle.memory.len_bytes() >= len_bytes;
-        let fitting = state.idle.iter().enumerate().filter(|(_, idle)| fits(idle));
+        let fitting = state.idle.iter().enumerate().filter(|(_, idle)| idle.memory.fits(len_bytes));
         // Of those alike the one that holds most: the rest of it has to be faulted in.
-        let order = |idle: &Idle| (idle.memory.len_bytes(), Reverse(idle.touched_bytes));
+        let order = |idle: &Idle<M>| (idle.memory.len_bytes(), Reverse(idle.touched_bytes));
         let best = fitting.min_by_key(|(_, idle)| order(idle)).map(|(index, _)| index);
         let taken = best.map(|index| state.idle.swap_remove(index).memory);
         state.used_bytes = state.used_bytes.saturating_add(len_bytes);
         let mut freed = match &taken {
             Some(_) => Vec::new(),
-            // One more mapping: those that are too small for it are too small for more to come.
-            None => state.idle.extract_if(.., |idle| is_same_kind(idle)).collect(),
+            None => state.idle.extract_if(.., |idle| idle.memory.is_outgrown_by(len_bytes)).collect(),
         };
         state.idle.sort_unstable_by_key(|idle| idle.touched_bytes);
         while state.is_over() {
@@ -73,12 +111,19 @@ impl Pool {
         }
         // Unmapping takes its time and needs no lock.
         drop(state);
+        let has_dropped = !freed.is_empty();
         drop(freed);
-        taken
+        Taken { memory: taken, has_dropped }
+    }
+
+    /// True until it is closed.
+    #[cfg(feature = "cuda")]
+    pub(super) fn is_open(&self) -> bool {
+        self.lock().is_open
     }
 
     /// Takes back the memory of an arena of `len_bytes`: it is kept, or goes to the system.
-    pub(super) fn give(&self, memory: Option<AnonymousMemory>, len_bytes: u64) {
+    pub(super) fn give(&self, memory: Option<M>, len_bytes: u64) {
         let mut state = self.lock();
         state.used_bytes = state.used_bytes.saturating_sub(len_bytes);
         if let (true, Some(memory)) = (state.is_open, memory) {
@@ -106,7 +151,7 @@ impl Pool {
     }
 }
 
-impl State {
+impl<M> State<M> {
     fn idle_bytes(&self) -> u64 {
         self.idle.iter().map(|idle| idle.touched_bytes).sum()
     }
@@ -125,7 +170,7 @@ mod tests {
 
     /// A pool, and what each step of a stream does with it.
     struct Steps {
-        pool: Pool,
+        pool: Pool<AnonymousMemory>,
         used: Vec<(u64, Option<AnonymousMemory>)>,
     }
 
@@ -135,7 +180,7 @@ mod tests {
         }
 
         fn take(&mut self, len_bytes: u64) {
-            let memory = self.pool.take(len_bytes);
+            let memory = self.pool.take(len_bytes).memory;
             let memory = memory.unwrap_or_else(|| AnonymousMemory::new(len_bytes).unwrap());
             assert!(memory.len_bytes() >= len_bytes);
             self.used.push((len_bytes, Some(memory)));

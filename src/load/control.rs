@@ -3,7 +3,8 @@
 //! It owns every decision of a running load and does no blocking work itself. A layer goes through
 //!
 //! ```text
-//! waiting --(within prefetch)--> open --(a place in the window)--> has arena --(last copy done)--> delivered
+//! waiting --(within prefetch)--> open --(a place in the window)--> has arena --(last copy queued)--> sealed
+//!         sealed --(every byte in its place, or at once if the caller wants it so)--> handed out
 //! ```
 //!
 //! Reads are issued strictly in plan order and each takes a slot first, so the oldest read always has one;
@@ -15,14 +16,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, Sender, select};
+use crossbeam_channel::{Receiver, Sender, never, select};
 
+use super::attend::{Attendants, Notice, Wait};
 use super::hash::{LayerHasher, TensorHash};
 use super::layer::LayerData;
 use super::reader::{self, Done, Job, JobResult};
 use super::stream::{Delivery, Signal};
 use super::window::{Permit, PermitOffice};
-use super::{LoadError, LoadedLayer, Progress};
+use super::{HandOut, LoadError, LoadedLayer, Progress};
 use crate::budget::Reservation;
 use crate::checkpoint::Checkpoint;
 use crate::device::{Backend, PendingCopy};
@@ -40,6 +42,8 @@ pub(super) struct Setup<B: Backend> {
     pub(super) backend: Arc<B>,
     /// Layers read ahead of the one the caller has or waits for.
     pub(super) prefetch: usize,
+    /// When the caller gets a layer.
+    pub(super) hand_out: HandOut,
     /// Hash every tensor on the way.
     pub(super) hash: bool,
     /// When the load began.
@@ -56,18 +60,23 @@ pub(super) struct Wires<B: Backend> {
     pub(super) results: Receiver<JobResult<B>>,
     pub(super) signals: Receiver<Signal>,
     pub(super) deliveries: Sender<Delivery>,
+    /// Who waits for the device, if it is one to wait for.
+    pub(super) attendants: Option<Attendants<B>>,
 }
 
 /// The control loop of one load.
 pub(super) struct Control<B: Backend> {
     setup: Setup<B>,
     wires: Wires<B>,
+    notices: Receiver<Notice<B>>,
     office: Arc<PermitOffice>,
     progress: Progress,
-    /// Layers that are open and not delivered, in order; the first has index `delivered`.
+    /// Layers that are open and not sealed, in order; the first has index `sealed`.
     open: VecDeque<OpenLayer<B>>,
-    /// Layers handed to the stream.
-    delivered: usize,
+    /// Layers whose copies are all queued.
+    sealed: usize,
+    /// Layers that have a place in the window, or had one.
+    placed: usize,
     /// Layers read ahead of the last one the caller asked for.
     prefetch: usize,
     /// Layers the caller asked for so far.
@@ -79,8 +88,8 @@ pub(super) struct Control<B: Backend> {
     /// Two for each reader, so that none waits for this loop. Not more: then a load that is not held up by its caller
     /// goes round few slots, and those stay in the cache.
     jobs_most: usize,
-    /// Copies in flight, oldest first.
-    pending: VecDeque<(usize, u32, B::Pending)>,
+    /// Copies and layers that the attendants wait for.
+    waits_running: usize,
     /// Filled slots that wait for an earlier read to be hashed.
     unhashed: BTreeMap<u32, (usize, Slot<Filled>)>,
     /// The next read to hash.
@@ -91,7 +100,9 @@ pub(super) struct Control<B: Backend> {
 
 /// A layer on its way.
 struct OpenLayer<B: Backend> {
-    arena: Option<(Arc<B::Arena>, Permit)>,
+    permit: Option<Permit>,
+    arena: Option<Arc<B::Arena>>,
+    /// Reads whose copies have not been queued.
     reads_left: u32,
     /// Filled slots that wait for the arena.
     parked: Vec<(u32, Slot<Filled>)>,
@@ -113,26 +124,29 @@ impl<B: Backend> Control<B> {
         // of open layers, a term of the plan, counts on this.
         let window = plan.window().over(plan.layers().len());
         let prefetch = setup.prefetch.min(window.saturating_add(to_usize(u64::from(ring.slots))));
+        let notices = wires.attendants.as_ref().map_or_else(never, Attendants::notices);
         Self {
             setup,
             wires,
+            notices,
             office,
             progress,
             open: VecDeque::new(),
-            delivered: 0,
+            sealed: 0,
+            placed: 0,
             prefetch,
             wanted: 0,
             next_read: 0,
             jobs_running: 0,
             jobs_most,
-            pending: VecDeque::new(),
+            waits_running: 0,
             unhashed: BTreeMap::new(),
             next_hash: 0,
             hasher: LayerHasher::default(),
         }
     }
 
-    /// Runs until every layer is delivered or something fails, and returns once nothing is in flight any more.
+    /// Runs until every layer is handed out and nothing is in flight any more, or until something fails.
     pub(super) fn run(mut self) {
         // A panic is an error of this load like any other: it must not leave readers behind, nor arenas with the device.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.drive()))
@@ -145,13 +159,12 @@ impl<B: Backend> Control<B> {
     }
 
     fn drive(&mut self) -> Result<(), LoadError> {
-        while self.delivered < self.setup.plan.layers().len() {
+        while self.sealed < self.setup.plan.layers().len() || self.waits_running > 0 {
             self.open_layers();
-            self.allocate_arenas()?;
+            self.place_layers()?;
             self.issue_reads();
-            // A copy that is complete frees a slot, and a delivery opens a layer: only when neither happened is there
-            // nothing left to do but wait.
-            if !(self.reap_copies()? || self.deliver()) {
+            // Sealing a layer opens another: only when there was none is there nothing left to do but wait.
+            if !self.seal_oldest()? {
                 self.wait()?;
             }
         }
@@ -162,9 +175,10 @@ impl<B: Backend> Control<B> {
     fn open_layers(&mut self) {
         let plan = &self.setup.plan;
         let end = self.wanted.saturating_add(self.prefetch).min(plan.layers().len());
-        for index in self.delivered + self.open.len()..end {
+        for index in self.sealed + self.open.len()..end {
             let layer = &plan.layers()[index];
             self.open.push_back(OpenLayer {
+                permit: None,
                 arena: None,
                 reads_left: layer.reads.end - layer.reads.start,
                 parked: Vec::new(),
@@ -173,30 +187,72 @@ impl<B: Backend> Control<B> {
         }
     }
 
-    /// Gives arenas to the oldest layers without one, as far as the window allows, and starts the copies that
-    /// waited for them.
-    fn allocate_arenas(&mut self) -> Result<(), LoadError> {
-        for (index, layer) in (self.delivered..).zip(self.open.iter_mut()) {
-            if layer.arena.is_some() {
-                continue;
+    /// Gives the oldest open layers without a place one each, as far as the window allows, and asks for their arenas.
+    fn place_layers(&mut self) -> Result<(), LoadError> {
+        while self.placed < self.sealed + self.open.len() {
+            let index = self.placed;
+            let layer = &self.setup.plan.layers()[index];
+            let Some(permit) = self.office.try_issue(index, layer.arena_bytes) else { return Ok(()) };
+            self.placed += 1;
+            self.open[index - self.sealed].permit = Some(permit);
+            match &self.wires.attendants {
+                Some(attendants) => attendants.allocate(index),
+                None => {
+                    let arena = self.setup.backend.allocate(layer)?;
+                    self.on_arena(index, arena)?;
+                }
             }
-            let plan = &self.setup.plan;
-            let arena_bytes = plan.layers()[index].arena_bytes;
-            let Some(permit) = self.office.try_issue(index, arena_bytes) else { return Ok(()) };
-            let arena = self.setup.backend.allocate(arena_bytes)?;
-            for (read, slot) in layer.parked.drain(..) {
-                let copies = plan.copies(&plan.read(read));
-                self.pending.push_back((index, read, self.setup.backend.copy_async(&arena, slot, copies)?));
-            }
-            layer.arena = Some((arena, permit));
         }
         Ok(())
+    }
+
+    /// Starts the copies that waited for the arena.
+    fn on_arena(&mut self, index: usize, arena: Arc<B::Arena>) -> Result<(), LoadError> {
+        let layer = &mut self.open[index - self.sealed];
+        layer.arena = Some(arena);
+        for (read, slot) in std::mem::take(&mut layer.parked) {
+            self.start_copy(index, read, slot)?;
+        }
+        Ok(())
+    }
+
+    /// Starts the copy of a filled slot, or parks it until there is an arena.
+    fn start_copy(&mut self, index: usize, read: u32, slot: Slot<Filled>) -> Result<(), LoadError> {
+        let layer = &mut self.open[index - self.sealed];
+        let Some(arena) = &layer.arena else {
+            layer.parked.push((read, slot));
+            return Ok(());
+        };
+        let plan = &self.setup.plan;
+        let copy = self.setup.backend.copy_async(arena, slot, plan.copies(&plan.read(read)))?;
+        self.on_copying(index, read, copy)
+    }
+
+    /// Takes note of a copy that is queued: it is somebody else's to wait for, or over already.
+    fn on_copying(&mut self, index: usize, read: u32, copy: B::Pending) -> Result<(), LoadError> {
+        self.open[index - self.sealed].reads_left -= 1;
+        match &self.wires.attendants {
+            Some(attendants) => {
+                self.waits_running += 1;
+                attendants.wait(Wait::Copy { read, copy });
+            }
+            None => {
+                drop(copy.wait()?);
+                self.count_tensor_bytes(read);
+            }
+        }
+        Ok(())
+    }
+
+    fn count_tensor_bytes(&self, read: u32) {
+        let plan = &self.setup.plan;
+        self.progress.add_tensor_bytes(plan.copies(&plan.read(read)).map(|copy| copy.len_bytes).sum());
     }
 
     /// Issues reads of open layers while there are free slots.
     fn issue_reads(&mut self) {
         let plan = &self.setup.plan;
-        for (index, layer) in (self.delivered..).zip(&self.open) {
+        for (index, layer) in (self.sealed..).zip(&self.open) {
             let reads = &plan.layers()[index].reads;
             while reads.contains(&self.next_read) {
                 if self.jobs_running == self.jobs_most {
@@ -205,7 +261,7 @@ impl<B: Backend> Control<B> {
                 let Some(slot) = self.setup.ring.try_take() else { return };
                 let arena = match self.setup.hash {
                     true => None, // hashing sees the bytes first, in order
-                    false => layer.arena.as_ref().map(|(arena, _)| Arc::clone(arena)),
+                    false => layer.arena.clone(),
                 };
                 let job = Job { layer: index, read: self.next_read, slot, arena };
                 self.wires.jobs.send(job).expect("a receiver of the jobs is kept here");
@@ -215,74 +271,57 @@ impl<B: Backend> Control<B> {
         }
     }
 
-    /// Takes note of copies that are complete. True if there were any.
-    fn reap_copies(&mut self) -> Result<bool, LoadError> {
-        let mut reaped = false;
-        while let Some((_, _, copy)) = self.pending.front() {
-            if !copy.is_complete()? {
-                break;
-            }
-            self.finish_oldest_copy()?;
-            reaped = true;
+    /// Seals the oldest layer if all its copies are queued, and hands it out or has it waited for. True if it did.
+    fn seal_oldest(&mut self) -> Result<bool, LoadError> {
+        let is_whole = self.open.front().is_some_and(|layer| layer.reads_left == 0 && layer.arena.is_some());
+        if !is_whole {
+            return Ok(false);
         }
-        Ok(reaped)
-    }
-
-    /// Waits for the oldest copy.
-    fn finish_oldest_copy(&mut self) -> Result<(), LoadError> {
-        if let Some((layer, read, copy)) = self.pending.pop_front() {
-            drop(copy.wait()?);
-            self.finish_read(layer, read);
-        }
-        Ok(())
-    }
-
-    fn finish_read(&mut self, layer: usize, read: u32) {
+        let layer = self.open.pop_front().expect("a whole layer is open");
+        let index = self.sealed;
+        self.sealed += 1;
         let plan = &self.setup.plan;
-        let copies = plan.copies(&plan.read(read));
-        self.progress.add_tensor_bytes(copies.map(|copy| copy.len_bytes).sum());
-        self.open[layer - self.delivered].reads_left -= 1;
-    }
-
-    /// Hands out the oldest layer if it is complete.
-    fn deliver(&mut self) -> bool {
-        let complete = self.open.front().is_some_and(|layer| layer.reads_left == 0 && layer.arena.is_some());
-        if !complete {
-            return false;
-        }
-        let layer = self.open.pop_front().expect("a complete layer is open");
-        let (arena, permit) = layer.arena.expect("a complete layer has an arena");
-        let arena = Arc::into_inner(arena)
-            .expect("only copies share an arena, and those of a complete layer are over");
-        let plan = &self.setup.plan;
+        let planned = &plan.layers()[index];
+        let arena = layer.arena.expect("a whole layer has an arena");
+        let resident = self.setup.backend.seal(arena, plan.moves(planned))?;
         let mut hashes = layer.hashes;
         if self.setup.hash && hashes.is_empty() {
             // A layer without bytes has no read to hash.
-            hashes = LayerHasher::default().finish_layer(plan.placements(&plan.layers()[self.delivered]));
+            hashes = LayerHasher::default().finish_layer(plan.placements(planned));
         }
         let data = LayerData {
             checkpoint: self.setup.checkpoint.clone(),
             plan: Arc::clone(plan),
-            index: self.delivered,
+            index,
             hashes,
-            resident: Box::new(self.setup.backend.complete(arena)),
-            _permit: permit,
+            resident: Box::new(resident),
+            _permit: layer.permit.expect("a layer with an arena has a place"),
         };
-        self.delivered += 1;
+        let layer = LoadedLayer { data: Arc::new(data) };
+        match &self.wires.attendants {
+            Some(attendants) if self.setup.hand_out == HandOut::WhenComplete => {
+                self.waits_running += 1;
+                attendants.wait(Wait::Ready(layer));
+            }
+            _ => self.hand_out(layer),
+        }
+        Ok(true)
+    }
+
+    fn hand_out(&self, layer: LoadedLayer) {
         self.progress.add_layer();
         // If the stream is gone, so is the layer; the next signal ends the load.
-        let _ = self.wires.deliveries.send(Delivery::Layer(LoadedLayer { data: Arc::new(data) }));
-        true
+        let _ = self.wires.deliveries.send(Delivery::Layer(layer));
     }
 
     /// Waits until something has changed.
     fn wait(&mut self) -> Result<(), LoadError> {
-        if self.jobs_running == 0 && !self.pending.is_empty() {
-            return self.finish_oldest_copy();
-        }
         select! {
             recv(self.wires.results) -> result => {
                 self.on_result(result.expect("readers outlive the control loop"))
+            }
+            recv(self.notices) -> notice => {
+                self.on_notice(notice.expect("attendants outlive the control loop"))
             }
             recv(self.wires.signals) -> signal => {
                 self.on_signal(signal.expect("the office of this loop holds a sender"))
@@ -299,29 +338,33 @@ impl<B: Backend> Control<B> {
         Ok(())
     }
 
-    fn on_result(&mut self, result: JobResult<B>) -> Result<(), LoadError> {
-        self.jobs_running -= 1;
-        match result.outcome? {
-            Done::Copying(copy) => self.pending.push_back((result.layer, result.read, copy)),
-            Done::Filled(slot) if self.setup.hash => {
-                self.unhashed.insert(result.read, (result.layer, slot));
-                self.hash_in_order();
+    fn on_notice(&mut self, notice: Notice<B>) -> Result<(), LoadError> {
+        match notice {
+            Notice::Allocated { layer, arena } => self.on_arena(layer, arena?)?,
+            Notice::Copied { read, outcome } => {
+                self.waits_running -= 1;
+                outcome?;
+                self.count_tensor_bytes(read);
             }
-            Done::Filled(slot) => {
-                let backend = &self.setup.backend;
-                let layer = &mut self.open[result.layer - self.delivered];
-                match &layer.arena {
-                    Some((arena, _)) => {
-                        let plan = &self.setup.plan;
-                        let copies = plan.copies(&plan.read(result.read));
-                        let copy = backend.copy_async(arena, slot, copies)?;
-                        self.pending.push_back((result.layer, result.read, copy));
-                    }
-                    None => layer.parked.push((result.read, slot)),
-                }
+            Notice::Ready(layer) => {
+                self.waits_running -= 1;
+                self.hand_out(layer?);
             }
         }
         Ok(())
+    }
+
+    fn on_result(&mut self, result: JobResult<B>) -> Result<(), LoadError> {
+        self.jobs_running -= 1;
+        match result.outcome? {
+            Done::Copying(copy) => self.on_copying(result.layer, result.read, copy),
+            Done::Filled(slot) if self.setup.hash => {
+                self.unhashed.insert(result.read, (result.layer, slot));
+                self.hash_in_order();
+                Ok(())
+            }
+            Done::Filled(slot) => self.start_copy(result.layer, result.read, slot),
+        }
     }
 
     /// Hashes the slots whose turn it is and frees them.
@@ -332,19 +375,20 @@ impl<B: Backend> Control<B> {
             let placements = plan.placements(&plan.layers()[layer]);
             self.hasher.update(&self.setup.checkpoint, placements, &read, &slot);
             drop(slot);
-            let open = &mut self.open[layer - self.delivered];
-            if open.reads_left == 1 {
+            self.count_tensor_bytes(self.next_hash);
+            let open = &mut self.open[layer - self.sealed];
+            open.reads_left -= 1;
+            if open.reads_left == 0 {
                 open.hashes = self.hasher.finish_layer(placements);
             }
-            self.finish_read(layer, self.next_hash);
             self.next_hash += 1;
         }
     }
 
-    /// Ends the readers, waits for what is in flight and gives everything back.
+    /// Ends the threads, waits for what is in flight and gives everything back.
     fn wind_down(self) {
-        let Self { setup, wires, open, pending, unhashed, .. } = self;
-        let Wires { jobs, jobs_not_begun, results, .. } = wires;
+        let Self { setup, wires, notices, open, unhashed, .. } = self;
+        let Wires { jobs, jobs_not_begun, results, attendants, .. } = wires;
         drop(jobs);
         // What no reader has begun is not read any more: a caller that cancels waits only for the reads in flight.
         for job in jobs_not_begun {
@@ -354,7 +398,11 @@ impl<B: Backend> Control<B> {
         for result in results {
             drop(result);
         }
-        drop((pending, unhashed, open));
+        drop(notices);
+        if let Some(attendants) = attendants {
+            attendants.end();
+        }
+        drop((unhashed, open));
         setup.backend.trim();
         drop(setup.reservations);
     }

@@ -99,6 +99,18 @@ impl LoadError {
         }
     }
 
+    /// True if the device cannot be used at all on this machine or with this build.
+    #[must_use]
+    pub fn is_device_unavailable(&self) -> bool {
+        matches!(self, Self::Device(device) if device.is_unavailable())
+    }
+
+    /// True if the device has too little memory for what shall be resident.
+    #[must_use]
+    pub fn is_out_of_device_memory(&self) -> bool {
+        matches!(self, Self::Device(device) if device.is_out_of_memory())
+    }
+
     /// True if a file changed under the load.
     #[must_use]
     pub fn is_file_changed(&self) -> bool {

@@ -1,6 +1,6 @@
 //! BLAKE3 of every tensor of a layer, from slots that arrive in plan order.
 //!
-//! Used for targets that keep no bytes. Where bytes are kept, [`LoadedTensor::hash`](super::LoadedTensor::hash)
+//! Of the bytes that are delivered: narrowed where they are. Used for targets that keep no bytes. Where bytes are kept, [`LoadedTensor::hash`](super::LoadedTensor::hash)
 //! hashes what was delivered.
 
 use std::fmt;
@@ -64,7 +64,9 @@ impl LayerHasher {
             let shard = checkpoint.tensor(placement.tensor).shard;
             let piece = placement.extent.intersect(request.payload).filter(|_| shard == request.shard);
             let Some(piece) = piece else { return };
-            update(&mut self.open, slot.part(piece.start() - request.extent.start(), piece.len_bytes()));
+            // What is narrowed begins where its elements began, and it is hashed as it is delivered.
+            let len_bytes = placement.delivered_bytes(piece.len_bytes());
+            update(&mut self.open, slot.part(piece.start() - request.extent.start(), len_bytes));
             if placement.extent.end() > request.payload.end() {
                 return;
             }
@@ -94,6 +96,20 @@ pub(super) fn of_bytes(bytes: &[u8]) -> TensorHash {
     let mut hasher = Hasher::new();
     update(&mut hasher, bytes);
     TensorHash(*hasher.finalize().as_bytes())
+}
+
+/// BLAKE3 of bytes that come piece by piece.
+#[derive(Default)]
+pub(super) struct PieceHasher(Hasher);
+
+impl PieceHasher {
+    pub(super) fn update(&mut self, piece: &[u8]) {
+        update(&mut self.0, piece);
+    }
+
+    pub(super) fn finish(&self) -> TensorHash {
+        TensorHash(*self.0.finalize().as_bytes())
+    }
 }
 
 fn update(hasher: &mut Hasher, bytes: &[u8]) {

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::LoadError;
 use super::hash::{self, TensorHash};
 use super::window::Permit;
 use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
 use crate::device::Resident;
 use crate::layers::LayerId;
 use crate::plan::{LoadPlan, Placement, PlannedLayer};
-use crate::units::to_usize;
+use crate::units::{to_u64, to_usize};
 
 /// A resident layer. Dropping it, and every [`LoadedTensor`] taken from it, frees its memory and its place in the
 /// window.
@@ -100,15 +101,22 @@ impl LoadedLayer {
 /// A tensor of a resident layer. Keeps the whole layer's memory alive.
 #[derive(Debug, Clone)]
 pub struct LoadedTensor {
-    data: Arc<LayerData>,
+    pub(super) data: Arc<LayerData>,
     place: usize,
 }
 
+/// Bytes that are read back at once to be hashed.
+const HASHED_BYTES_MAX: usize = 1 << 20;
+
 impl LoadedTensor {
-    /// Its description in the checkpoint.
+    pub(super) fn placement(&self) -> &Placement {
+        &self.data.placements()[self.place]
+    }
+
+    /// Its description in the checkpoint: as it is there, not narrowed.
     #[must_use]
     pub fn entry(&self) -> TensorEntry<'_> {
-        self.data.checkpoint.tensor(self.data.placements()[self.place].tensor)
+        self.data.checkpoint.tensor(self.placement().tensor)
     }
 
     /// Its full name.
@@ -117,10 +125,16 @@ impl LoadedTensor {
         self.entry().name
     }
 
-    /// Element type.
+    /// Type of the delivered elements.
     #[must_use]
     pub fn dtype(&self) -> DType {
-        self.entry().dtype
+        self.placement().delivered_dtype(self.entry().dtype)
+    }
+
+    /// Bytes that are delivered.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.placement().len_bytes()
     }
 
     /// Elements per dimension, outermost first; empty for a scalar.
@@ -129,23 +143,42 @@ impl LoadedTensor {
         self.entry().shape
     }
 
-    /// Its bytes in the checkpoint's own layout (little-endian, row-major), if the host can read them: always on
+    /// Its bytes in the checkpoint's own layout (little-endian, row-major), as elements of [`Self::dtype`], if the host can read them: always on
     /// [`Target::Host`](crate::device::Target::Host), never on [`Target::None`](crate::device::Target::None). On the
     /// host they start at a multiple of 256 bytes.
     #[must_use]
     pub fn as_bytes(&self) -> Option<&[u8]> {
-        let start = self.data.placements()[self.place].arena_offset_bytes;
-        let len = self.entry().extent.len_bytes();
+        let (start, len) = (self.placement().arena_offset_bytes, self.len_bytes());
         if len == 0 {
             return self.data.resident.host_bytes().map(|_| &[][..]);
         }
         self.data.resident.host_bytes().map(|bytes| &bytes[to_usize(start)..to_usize(start + len)])
     }
 
-    /// BLAKE3 of its bytes: of the delivered bytes where the host can read them, else of the staged ones if hashing on
-    /// the way was asked for, else `None`.
-    #[must_use]
-    pub fn hash(&self) -> Option<TensorHash> {
-        self.data.hashes.get(self.place).copied().or_else(|| self.as_bytes().map(hash::of_bytes))
+    /// BLAKE3 of its bytes: of those that were staged if hashing on the way was asked for, else of the delivered ones,
+    /// which are read back from a device in pieces of at most 1 MiB. `None` where there are none.
+    ///
+    /// # Errors
+    /// [`LoadError::Device`] if they cannot be read back.
+    pub fn hash(&self) -> Result<Option<TensorHash>, LoadError> {
+        if let Some(hash) = self.data.hashes.get(self.place) {
+            return Ok(Some(*hash));
+        }
+        if let Some(bytes) = self.as_bytes() {
+            return Ok(Some(hash::of_bytes(bytes)));
+        }
+        let len_bytes = self.placement().len_bytes();
+        let mut piece = vec![0; HASHED_BYTES_MAX.min(to_usize(len_bytes))];
+        let mut hasher = hash::PieceHasher::default();
+        let mut offset_bytes = 0;
+        while offset_bytes < len_bytes {
+            let len = piece.len().min(to_usize(len_bytes - offset_bytes));
+            if !self.read(offset_bytes, &mut piece[..len])? {
+                return Ok(None);
+            }
+            hasher.update(&piece[..len]);
+            offset_bytes += to_u64(len);
+        }
+        Ok(self.data.resident.is_somewhere().then(|| hasher.finish()))
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::source::Fallback;
-use crate::staging::RingMode;
+use crate::staging::{Pinning, RingMode};
 
 /// What a load did. Memory is measured by the [`probe`](crate::probe), not claimed here.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,6 +24,10 @@ pub struct LoadReport {
     pub caller_waited: Duration,
     /// How the ring's memory was obtained.
     pub ring_mode: RingMode,
+    /// How much of the ring is pinned for the device.
+    pub pinning: Pinning,
+    /// Bytes of the ring that are pinned.
+    pub pinned_bytes: u64,
     /// Files that were not read the way that was asked for.
     pub fallbacks: Vec<Fallback>,
 }

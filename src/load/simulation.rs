@@ -4,15 +4,15 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::control::Setup;
-use super::{LayerStream, LoadError, stream};
+use super::{HandOut, LayerStream, LoadError, stream};
 use crate::checkpoint::Checkpoint;
 use crate::device::{Backend, DeviceError, PendingCopy, Resident};
 use crate::layers::Layers;
-use crate::plan::{Copies, CopyOp, LoadPlan, PlanLimits, Window};
+use crate::plan::{Copies, CopyOp, LoadPlan, MoveOp, PlanLimits, PlannedLayer, Window};
 use crate::source::{self, Fallback, IoMode, ReadRequest, Source, SourceError};
 use crate::staging::{Empty, Filled, Ring, Slot};
 use crate::units::{to_u64, to_usize};
@@ -65,22 +65,40 @@ struct Ledger {
 #[derive(Debug)]
 struct LateArena {
     bytes: Mutex<Vec<u8>>,
+    /// Reads whose copies are queued and not over.
+    in_flight: AtomicU64,
     ledger: Arc<Ledger>,
 }
 
-/// A complete arena.
+/// A sealed arena. Reading it waits for nothing: what is not ready reads wrong.
 struct LateResident {
-    bytes: Vec<u8>,
-    _arena: LateArena,
+    arena: Arc<LateArena>,
+    len_bytes: u64,
+    /// The bytes once they are ready.
+    bytes: OnceLock<Vec<u8>>,
 }
 
 impl Resident for LateResident {
     fn len_bytes(&self) -> u64 {
-        to_u64(self.bytes.len())
+        self.len_bytes
     }
 
     fn host_bytes(&self) -> Option<&[u8]> {
-        Some(&self.bytes)
+        self.bytes.get().map(Vec::as_slice)
+    }
+
+    fn read(&self, _offset_bytes: u64, _target: &mut [u8]) -> Result<bool, DeviceError> {
+        unreachable!("the host can read it")
+    }
+
+    fn wait_ready(&self) -> Result<(), DeviceError> {
+        assert_eq!(
+            self.arena.in_flight.load(Ordering::SeqCst),
+            0,
+            "its copies were queued before, and waited for"
+        );
+        self.bytes.get_or_init(|| std::mem::take(&mut *self.arena.bytes.lock().unwrap()));
+        Ok(())
     }
 }
 
@@ -98,36 +116,26 @@ struct LateCopy {
     ledger: Arc<Ledger>,
 }
 
-impl LateCopy {
-    fn run(&mut self) {
-        if let Some(slot) = &self.slot {
-            let mut target = self.arena.bytes.lock().unwrap();
-            for copy in &self.copies {
-                let start = to_usize(copy.arena_offset_bytes);
-                let source = slot.part(copy.slot_offset_bytes, copy.len_bytes);
-                target[start..start + source.len()].copy_from_slice(source);
-            }
-        }
-    }
-}
-
 impl PendingCopy for LateCopy {
-    fn is_complete(&self) -> Result<bool, DeviceError> {
-        Ok(false)
-    }
-
     fn wait(mut self) -> Result<Slot<Empty>, DeviceError> {
         if self.faults.wait_at == Some(self.ledger.waits.fetch_add(1, Ordering::SeqCst)) {
             return Err(self.faults.strike());
         }
-        self.run();
-        Ok(self.slot.take().unwrap().into_empty())
+        let slot = self.slot.take().unwrap();
+        let mut target = self.arena.bytes.lock().unwrap();
+        for copy in &self.copies {
+            let start = to_usize(copy.arena_offset_bytes);
+            let source = slot.part(copy.slot_offset_bytes, copy.len_bytes);
+            target[start..start + source.len()].copy_from_slice(source);
+        }
+        drop(target);
+        Ok(slot.into_empty())
     }
 }
 
 impl Drop for LateCopy {
     fn drop(&mut self) {
-        self.run();
+        self.arena.in_flight.fetch_sub(1, Ordering::SeqCst);
         self.ledger.in_flight.fetch_sub(1, Ordering::SeqCst);
     }
 }
@@ -137,13 +145,18 @@ impl Backend for LateBackend {
     type Resident = LateResident;
     type Pending = LateCopy;
 
-    fn allocate(&self, len_bytes: u64) -> Result<Arc<LateArena>, DeviceError> {
+    const IS_ASYNCHRONOUS: bool = true;
+
+    fn allocate(&self, layer: &PlannedLayer) -> Result<Arc<LateArena>, DeviceError> {
         if self.faults.allocate_at == Some(self.allocations.fetch_add(1, Ordering::SeqCst)) {
             return Err(self.faults.strike());
         }
         self.ledger.live_arenas.fetch_add(1, Ordering::SeqCst);
-        let bytes = Mutex::new(vec![0xA5; to_usize(len_bytes)]);
-        Ok(Arc::new(LateArena { bytes, ledger: Arc::clone(&self.ledger) }))
+        Ok(Arc::new(LateArena {
+            bytes: Mutex::new(vec![0xA5; to_usize(layer.arena_bytes)]),
+            in_flight: AtomicU64::new(0),
+            ledger: Arc::clone(&self.ledger),
+        }))
     }
 
     fn copy_async(
@@ -156,6 +169,7 @@ impl Backend for LateBackend {
             return Err(self.faults.strike());
         }
         self.ledger.in_flight.fetch_add(1, Ordering::SeqCst);
+        arena.in_flight.fetch_add(1, Ordering::SeqCst);
         Ok(LateCopy {
             slot: Some(slot),
             arena: Arc::clone(arena),
@@ -165,9 +179,10 @@ impl Backend for LateBackend {
         })
     }
 
-    fn complete(&self, arena: LateArena) -> LateResident {
-        let bytes = std::mem::take(&mut *arena.bytes.lock().unwrap());
-        LateResident { bytes, _arena: arena }
+    fn seal(&self, arena: Arc<LateArena>, moves: &[MoveOp]) -> Result<LateResident, DeviceError> {
+        assert!(moves.is_empty(), "the plan lands everything in its place");
+        let len_bytes = to_u64(arena.bytes.lock().unwrap().len());
+        Ok(LateResident { arena, len_bytes, bytes: OnceLock::new() })
     }
 
     fn trim(&self) {
@@ -274,6 +289,10 @@ struct Run {
 }
 
 fn start(faults: DeviceFaults, source_faults: &SourceFaults, window: u32) -> Run {
+    start_with(faults, source_faults, window, HandOut::WhenComplete)
+}
+
+fn start_with(faults: DeviceFaults, source_faults: &SourceFaults, window: u32, hand_out: HandOut) -> Run {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = checkpoint(folder.path());
     let layers = Layers::group(&checkpoint).unwrap();
@@ -282,8 +301,9 @@ fn start(faults: DeviceFaults, source_faults: &SourceFaults, window: u32) -> Run
     limits.readers = 3;
     let plan = Arc::new(LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap());
     let budget = crate::budget::MemoryBudget::new(limits.host_budget_bytes);
-    let ring = Ring::new(plan.memory().ring(), budget.reserve("ring", plan.memory().ring().bytes()).unwrap())
-        .unwrap();
+    let ring =
+        Ring::new(plan.memory().ring(), budget.reserve("ring", plan.memory().ring().bytes()).unwrap(), None)
+            .unwrap();
     let inner = source::open(IoMode::Buffered, &checkpoint).unwrap();
     let reads = Arc::new(AtomicU64::new(0));
     let source = Arc::new(FaultySource { inner, reads: Arc::clone(&reads), faults: source_faults.clone() });
@@ -296,6 +316,7 @@ fn start(faults: DeviceFaults, source_faults: &SourceFaults, window: u32) -> Run
         source,
         backend,
         prefetch: 2,
+        hand_out,
         hash: false,
         started: std::time::Instant::now(),
         reservations: Vec::new(),
@@ -342,6 +363,43 @@ fn late_copies_deliver_the_right_bytes() {
     for window in 1..4 {
         assert_eq!(start(DeviceFaults::default(), &SourceFaults::default(), window).finish().unwrap(), 8);
     }
+}
+
+/// Handed out at once, a layer is there before its bytes are; they come.
+#[test]
+fn layers_that_are_handed_out_at_once_become_ready() {
+    let mut run = start_with(DeviceFaults::default(), &SourceFaults::default(), 2, HandOut::AtOnce);
+    let file = std::fs::read(&run.checkpoint.shards()[0].path).unwrap();
+    for layer in &mut run.stream {
+        let layer = layer.unwrap();
+        while run.ledger.in_flight.load(Ordering::SeqCst) > 0 {
+            std::thread::yield_now();
+        }
+        layer.wait_ready().unwrap();
+        for tensor in layer.tensors() {
+            let extent = tensor.entry().extent;
+            let expected = &file[to_usize(extent.start())..to_usize(extent.end())];
+            assert!(tensor.as_bytes().unwrap() == expected, "{} is wrong", tensor.name());
+        }
+    }
+    assert_eq!(run.finish().unwrap(), 0, "no error after the last layer");
+}
+
+/// The last layers are with the caller when the last copy fails: the stream says so after them.
+#[test]
+fn a_copy_that_fails_after_the_last_layer_was_handed_out_is_an_error() {
+    let copies = {
+        let run = start(DeviceFaults::default(), &SourceFaults::default(), 8);
+        let reads = to_u64(run.stream.plan().reads().len());
+        run.finish().unwrap();
+        reads
+    };
+    let faults = DeviceFaults { wait_at: Some(copies - 1), ..DeviceFaults::default() };
+    let run = start_with(faults, &SourceFaults::default(), 8, HandOut::AtOnce);
+    let items: Vec<_> = run.stream.collect();
+    assert!(items.len() > 1 && items.last().unwrap().is_err(), "{} items", items.len());
+    drop(items);
+    assert_eq!(run.ledger.live_arenas.load(Ordering::SeqCst), 0);
 }
 
 #[test]

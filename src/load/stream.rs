@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
+use super::attend::Attendants;
 use super::control::{Control, Setup, Wires};
 use super::reader::{self, ReaderContext};
 use super::window::{Full, PermitOffice};
@@ -16,7 +17,7 @@ use super::{LoadError, LoadReport, LoadedLayer, Progress};
 use crate::device::Backend;
 use crate::plan::LoadPlan;
 use crate::source::Source;
-use crate::staging::RingMode;
+use crate::staging::{Pinning, RingMode};
 use crate::units::to_u64;
 
 /// What the caller's side tells the control loop.
@@ -48,6 +49,8 @@ pub struct LayerStream {
     plan: Arc<LoadPlan>,
     source: Arc<dyn Source>,
     ring_mode: RingMode,
+    pinning: Pinning,
+    pinned_bytes: u64,
     deliveries: Receiver<Delivery>,
     signals: Sender<Signal>,
     office: Arc<PermitOffice>,
@@ -67,6 +70,7 @@ pub(super) fn start<B: Backend>(setup: Setup<B>, stall_timeout: Duration) -> Res
     let plan = Arc::clone(&setup.plan);
     let source = Arc::clone(&setup.source);
     let ring_mode = setup.ring.mode();
+    let (pinning, pinned_bytes) = (setup.ring.pinning().clone(), setup.ring.pinned_bytes());
     let progress = Progress::new(plan.tensor_bytes());
     let started = setup.started;
     let (job_sender, job_receiver) = unbounded();
@@ -84,12 +88,14 @@ pub(super) fn start<B: Backend>(setup: Setup<B>, stall_timeout: Duration) -> Res
     // If one cannot be started, those that run see the closed channel of jobs and end.
     let readers = reader::spawn(plan.memory().ring().readers, &context, &job_receiver, &result_sender)?;
     drop((result_sender, context));
+    let attendants = Attendants::start(&setup.backend, &plan)?;
     let wires = Wires {
         jobs: job_sender,
         jobs_not_begun: job_receiver,
         results,
         signals: signal_receiver,
         deliveries: delivery_sender,
+        attendants,
     };
     let control = Control::new(setup, wires, Arc::clone(&office), progress.clone());
     let control = thread::Builder::new()
@@ -106,6 +112,8 @@ pub(super) fn start<B: Backend>(setup: Setup<B>, stall_timeout: Duration) -> Res
         plan,
         source,
         ring_mode,
+        pinning,
+        pinned_bytes,
         deliveries,
         signals,
         office,
@@ -185,6 +193,8 @@ impl LayerStream {
             reading: Duration::from_nanos(self.progress.read_ns()),
             caller_waited: self.caller_waited,
             ring_mode: self.ring_mode,
+            pinning: self.pinning.clone(),
+            pinned_bytes: self.pinned_bytes,
             fallbacks: self.source.fallbacks(),
         }
     }

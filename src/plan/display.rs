@@ -1,11 +1,11 @@
-//! The plan as text: terms of the peak, then a line per layer; with `{:#}` also every read and copy.
+//! The plan as text: terms of the peak, then a line per layer; with `{:#}` also every read, copy and move.
 //!
 //! The text is stable: the same checkpoint and limits give the same bytes on every machine, so that plans can be
 //! compared and pinned. Layer names are printed as they are; a program that prints to a terminal escapes them.
 
 use std::fmt;
 
-use super::{LoadPlan, PlannedLayer};
+use super::{LoadPlan, Placement, PlannedLayer, ResidentKind};
 use crate::units::HumanBytes;
 
 impl fmt::Display for LoadPlan {
@@ -21,6 +21,21 @@ impl fmt::Display for LoadPlan {
             self.reads().map(|read| self.copies(&read).count()).sum::<usize>(),
             HumanBytes(self.over_read_bytes()),
         )?;
+        let moves = self.moves.len();
+        if moves > 0 {
+            let moved_bytes = self.moves.iter().map(|step| step.len_bytes).sum();
+            writeln!(f, "moving   {moves} tensors, {}, on the device", HumanBytes(moved_bytes))?;
+        }
+        if let Some(dtype) = self.dtype {
+            let narrowed = || self.placements.iter().filter(|placement| placement.narrowing.is_some());
+            writeln!(
+                f,
+                "dtype    {dtype}: {} tensors narrowed, {} of {} kept",
+                narrowed().count(),
+                HumanBytes(narrowed().map(Placement::len_bytes).sum()),
+                HumanBytes(narrowed().map(|placement| placement.extent.len_bytes()).sum()),
+            )?;
+        }
         writeln!(f, "reading  {} by {} threads, window {}", self.io, ring.readers, self.window)?;
         writeln!(
             f,
@@ -36,7 +51,11 @@ impl fmt::Display for LoadPlan {
             }
         }
         writeln!(f, "  {:<20} {:>9}  of the budget", "sum", HumanBytes(memory.budgeted_bytes()))?;
-        writeln!(f, "resident {} at most, beside the budget", HumanBytes(memory.resident_bytes()))?;
+        let place = match memory.resident_kind() {
+            ResidentKind::Device => "on the device",
+            ResidentKind::Host | ResidentKind::Nowhere => "beside the budget",
+        };
+        writeln!(f, "resident {} at most, {place}", HumanBytes(memory.resident_bytes()))?;
         for layer in &self.layers {
             self.fmt_layer(f, layer)?;
         }
@@ -66,6 +85,15 @@ impl LoadPlan {
                 request.extent,
                 request.payload
             )?;
+            for step in self.narrowings(&read) {
+                writeln!(
+                    f,
+                    "    narrow slot+{}, {} bytes, to {}",
+                    step.slot_offset_bytes,
+                    step.source_len_bytes,
+                    step.narrowing.to()
+                )?;
+            }
             for copy in self.copies(&read) {
                 writeln!(
                     f,
@@ -73,6 +101,13 @@ impl LoadPlan {
                     copy.slot_offset_bytes, copy.arena_offset_bytes, copy.len_bytes
                 )?;
             }
+        }
+        for step in self.moves(layer) {
+            writeln!(
+                f,
+                "  move   arena+{} -> arena+{}, {} bytes",
+                step.from_arena_offset_bytes, step.to_arena_offset_bytes, step.len_bytes
+            )?;
         }
         Ok(())
     }

@@ -1,9 +1,12 @@
 //! Where every tensor lies in the arena of its layer.
 //!
-//! Tensors keep their file order and each starts on 256 bytes. Neighbours in the file whose sizes are
-//! multiples of 256, which is nearly all of them, thus stay neighbours in the arena and travel in one copy.
+//! Tensors keep their file order, those aside that are moved once they have landed, and each starts on 256 bytes. Neighbours
+//! in the file whose sizes are multiples of 256, which is nearly all of them, thus stay neighbours in the arena and travel
+//! in one copy.
 
-use super::{Placement, PlanError, PlannedLayer};
+use super::{
+    Landing, MoveOp, Placement, PlanError, PlanLimits, PlannedLayer, index_range, landing, narrowing,
+};
 use crate::checkpoint::{Checkpoint, TensorId};
 use crate::layers::Layers;
 use crate::units::Alignment;
@@ -13,37 +16,48 @@ pub(super) struct Layout {
     /// Their reads are not known yet.
     pub(super) layers: Vec<PlannedLayer>,
     pub(super) placements: Vec<Placement>,
+    pub(super) moves: Vec<MoveOp>,
 }
 
 /// Lays out every layer that has a selected tensor.
 pub(super) fn arrange(
     checkpoint: &Checkpoint,
     layers: &Layers,
+    limits: &PlanLimits,
     select: &mut impl FnMut(TensorId) -> bool,
 ) -> Result<Layout, PlanError> {
     let mut layout = Layout {
         layers: Vec::with_capacity(layers.as_slice().len()),
         placements: Vec::with_capacity(checkpoint.tensor_count()),
+        moves: Vec::new(),
     };
     for layer in layers.as_slice() {
         let overflow = |what| PlanError::Overflow { what, layer: layer.id.to_string() };
         let first = layout.next_index().ok_or_else(|| overflow("the tensors"))?;
-        let (mut end, mut tensor_bytes) = (0_u64, 0_u64);
         for &tensor in layer.tensors.iter().filter(|&&tensor| select(tensor)) {
             let extent = checkpoint.tensor(tensor).extent;
-            let start = Alignment::TENSOR.up(end).ok_or_else(|| overflow("the bytes"))?;
-            layout.placements.push(Placement { tensor, extent, arena_offset_bytes: start });
-            end = start.checked_add(extent.len_bytes()).ok_or_else(|| overflow("the bytes"))?;
-            tensor_bytes += extent.len_bytes(); // cannot overflow: never above `end`
+            let narrowing = limits.dtype.and_then(|dtype| narrowing::of(checkpoint, layers, tensor, dtype));
+            layout.placements.push(Placement { tensor, extent, arena_offset_bytes: 0, narrowing });
         }
         let placements = first..layout.next_index().ok_or_else(|| overflow("the tensors"))?;
         if placements.is_empty() {
             continue;
         }
-        let arena_bytes = arena_bytes(end).ok_or_else(|| overflow("the bytes"))?;
+        let landed = &mut layout.placements[index_range(&placements)];
+        let end = match limits.landing {
+            Landing::Exact => landing::exact(landed),
+            Landing::InPhase => landing::in_phase(checkpoint, landed),
+        };
+        let end = end.ok_or_else(|| overflow("the bytes"))?;
+        // Cannot overflow: never above `end`.
+        let tensor_bytes = landed.iter().map(Placement::len_bytes).sum();
         let id = layer.id.clone();
-        layout.layers.push(PlannedLayer { id, reads: 0..0, placements, tensor_bytes, arena_bytes });
+        // Where the tensors end, until the appendix is known.
+        let arena_bytes = end;
+        let planned = PlannedLayer { id, reads: 0..0, placements, moves: 0..0, tensor_bytes, arena_bytes };
+        layout.layers.push(planned);
     }
+    layout.append_moved()?;
     Ok(layout)
 }
 
@@ -55,6 +69,23 @@ fn arena_bytes(end: u64) -> Option<u64> {
 }
 
 impl Layout {
+    /// Gives what did not land in its place a place behind everything else, and each arena its size.
+    fn append_moved(&mut self) -> Result<(), PlanError> {
+        // Counted first: what a growing list leaves behind would not be what the plan counts.
+        self.moves.reserve_exact(landing::moved(&self.placements).count());
+        for layer in &mut self.layers {
+            let overflow = |what| PlanError::Overflow { what, layer: layer.id.to_string() };
+            let index = |moves: &Vec<MoveOp>| u32::try_from(moves.len()).map_err(|_| overflow("the moves"));
+            let first = index(&self.moves)?;
+            let placements = &mut self.placements[index_range(&layer.placements)];
+            let end = landing::append(placements, layer.arena_bytes, &mut self.moves);
+            let arena_bytes = arena_bytes(end).ok_or_else(|| overflow("the bytes"))?;
+            let moves = first..index(&self.moves)?;
+            (layer.moves, layer.arena_bytes) = (moves, arena_bytes);
+        }
+        Ok(())
+    }
+
     fn next_index(&self) -> Option<u32> {
         u32::try_from(self.placements.len()).ok()
     }

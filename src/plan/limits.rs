@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::IoMode;
+use super::{FloatType, IoMode};
 use crate::units::Alignment;
 
 /// How many layers are resident at once: filled, handed out and not yet dropped.
@@ -40,8 +40,21 @@ impl fmt::Display for Window {
 pub enum ResidentKind {
     /// In host memory, as arenas of the caller.
     Host,
+    /// In memory of a device: none of the host's.
+    Device,
     /// Nowhere: bytes are read and dropped.
     Nowhere,
+}
+
+/// How tensors get into the arena of their layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Landing {
+    /// Each is copied to its place: where a copy costs what its bytes cost.
+    Exact,
+    /// Neighbours in the file travel together and keep the file's spacing; what is small and lands beside its place is
+    /// moved on the device: where each copy has a price of its own.
+    InPhase,
 }
 
 /// What a plan has to respect. Made by [`PlanLimits::new`], then changed field by field.
@@ -62,6 +75,10 @@ pub struct PlanLimits {
     pub alignment: Alignment,
     /// Where resident layers live.
     pub resident: ResidentKind,
+    /// How tensors get into the arena of their layer.
+    pub landing: Landing,
+    /// What wider floats are narrowed to on the way; nothing is if `None`.
+    pub dtype: Option<FloatType>,
     /// Keep a hash of every tensor that is read: 32 bytes each.
     pub hash: bool,
 }
@@ -78,6 +95,8 @@ impl PlanLimits {
             readers: 2,
             alignment: Alignment::PAGE,
             resident: ResidentKind::Host,
+            landing: Landing::Exact,
+            dtype: None,
             hash: false,
         }
     }

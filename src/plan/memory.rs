@@ -7,7 +7,7 @@ use crate::units::{Alignment, HumanBytes, MIB, to_u64};
 use super::layout::Layout;
 use super::reads::Run;
 use super::request;
-use super::{IoMode, Placement, PlanError, PlanLimits, PlannedLayer, ResidentKind};
+use super::{IoMode, MoveOp, Placement, PlanError, PlanLimits, PlannedLayer, ResidentKind};
 
 /// Fewer slots than this leave a reader or a copy without one.
 const SLOTS_MIN: u32 = 4;
@@ -65,7 +65,8 @@ impl RingShape {
 }
 
 /// Every term of the peak host memory of a load. What counts against the budget is summed in
-/// [`Self::budgeted_bytes`]; resident layers are the caller's and stand beside it.
+/// [`Self::budgeted_bytes`]; resident layers are the caller's: on the host they stand beside it, on a device they are no
+/// host memory at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryTerms {
     budget_bytes: u64,
@@ -73,6 +74,7 @@ pub struct MemoryTerms {
     ring: RingShape,
     terms: Vec<MemoryTerm>,
     resident_bytes: u64,
+    resident_kind: ResidentKind,
     device_budget_bytes: Option<u64>,
 }
 
@@ -101,7 +103,7 @@ impl MemoryTerms {
         self.smallest_budget_bytes
     }
 
-    /// Most bytes of resident layers at once, beside the budget: the largest sum of neighbours in the window.
+    /// Most bytes of resident layers at once, wherever they live: the largest sum of neighbours in the window.
     ///
     /// That is for a caller who drops layers in the order in which they come. One who keeps an early layer while going
     /// on (a tied embedding, say) holds what it holds, up to the `window` largest layers, and never more than
@@ -109,6 +111,21 @@ impl MemoryTerms {
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
         self.resident_bytes
+    }
+
+    /// Where resident layers live.
+    #[must_use]
+    pub fn resident_kind(&self) -> ResidentKind {
+        self.resident_kind
+    }
+
+    /// What of [`Self::resident_bytes`] is host memory: what stands beside the budget there.
+    #[must_use]
+    pub fn resident_host_bytes(&self) -> u64 {
+        match self.resident_kind {
+            ResidentKind::Host => self.resident_bytes,
+            ResidentKind::Device | ResidentKind::Nowhere => 0,
+        }
     }
 
     /// What resident layers may take at most, whatever the caller keeps; not bounded if `None`.
@@ -144,8 +161,9 @@ impl MemoryTerms {
         }
         let fixed_bytes = fixed.iter().fold(0_u64, |sum, term| sum.saturating_add(term.bytes));
         let needs = |ring: RingShape| Needs::of(ring, limits.io, fixed_bytes);
-        // A slot holds at least two aligned blocks, so that a read of one block always fits whatever its phase.
-        let slot_bytes_min = SLOT_BYTES_MIN.max(limits.alignment.bytes().saturating_mul(2));
+        // A slot holds at least four aligned blocks, so that a read of one block always fits whatever its phase, and one that
+        // begins a block earlier for the sake of an element is not the same read again.
+        let slot_bytes_min = SLOT_BYTES_MIN.max(limits.alignment.bytes().saturating_mul(4));
         let smallest = RingShape { slots: SLOTS_MIN, slot_bytes: slot_bytes_min, readers: 1 };
         let smallest_budget_bytes = needs(smallest).total_bytes.div_ceil(MIB).saturating_mul(MIB);
         let budget_bytes = limits.host_budget_bytes;
@@ -165,8 +183,15 @@ impl MemoryTerms {
             terms.push(MemoryTerm { name: "mapped windows", bytes: needs.window_bytes });
         }
         terms.extend(fixed);
-        let device_budget_bytes = limits.device_budget_bytes;
-        Ok(Self { budget_bytes, smallest_budget_bytes, ring, terms, resident_bytes, device_budget_bytes })
+        Ok(Self {
+            budget_bytes,
+            smallest_budget_bytes,
+            ring,
+            terms,
+            resident_bytes,
+            resident_kind: limits.resident,
+            device_budget_bytes: limits.device_budget_bytes,
+        })
     }
 }
 
@@ -261,6 +286,7 @@ fn plan_bytes(layout: &Layout, run_count: u64) -> u64 {
         (to_u64(layout.placements.capacity()), size_of::<Placement>()),
         (run_count, size_of::<Run>()),
         (to_u64(layout.layers.capacity()), size_of::<PlannedLayer>()),
+        (to_u64(layout.moves.capacity()), size_of::<MoveOp>()),
     ]
     .into_iter()
     .fold(0, |sum, (count, size)| sum.saturating_add(count.saturating_mul(to_u64(size))))

@@ -9,32 +9,39 @@
 //!    -> arena layout      every tensor at a 256-byte aligned place of its layer's arena
 //!    -> runs              neighbours in the file, small gaps read through
 //!    -> reads             at most one slot each, phased to 4096 bytes
+//!    -> narrowings        of wider floats, if asked for: in the slot
 //!    -> copies            slot -> arena, neighbours joined
+//!    -> moves             arena -> arena, of what could not land in its place
 //! ```
 //!
 //! Nothing here opens a file or allocates in proportion to a tensor's bytes.
 
 use std::ops::Range;
 
-use crate::checkpoint::{Checkpoint, TensorId};
+use crate::checkpoint::{Checkpoint, DType, TensorId};
 use crate::layers::{LayerId, Layers};
 use crate::units::{ByteRange, to_u64, to_usize};
 
 pub use self::error::PlanError;
 use self::layout::Layout;
-pub use self::limits::{PlanLimits, ResidentKind, Window};
+pub use self::limits::{Landing, PlanLimits, ResidentKind, Window};
 #[cfg(test)]
 pub(crate) use self::memory::LAYER_STATE_BYTES;
 pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerm, MemoryTerms, RingShape};
+pub use self::narrowing::{FloatType, Narrowing};
 pub use self::reads::Copies;
 use self::reads::ReadList;
 pub use self::request::{IoMode, ReadRequest};
 
 mod display;
 mod error;
+#[cfg(test)]
+mod for_tests;
+mod landing;
 mod layout;
 mod limits;
 mod memory;
+mod narrowing;
 mod reads;
 pub(crate) mod request;
 
@@ -58,6 +65,30 @@ pub struct CopyOp {
     pub len_bytes: u64,
 }
 
+/// One stretch of a slot that is narrowed before it is copied, in place: what comes out begins where the elements began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NarrowOp {
+    /// Where the elements start in the slot; at any byte.
+    pub slot_offset_bytes: u64,
+    /// How many bytes they take there: whole elements.
+    pub source_len_bytes: u64,
+    /// From which type to which.
+    pub narrowing: Narrowing,
+}
+
+/// One move inside the arena, once all copies of its layer are complete: of a tensor that could not land in its place.
+///
+/// No move reads or overwrites what another one of its layer has written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoveOp {
+    /// Where the bytes landed.
+    pub from_arena_offset_bytes: u64,
+    /// Where they go: the place of their tensor.
+    pub to_arena_offset_bytes: u64,
+    /// How many there are.
+    pub len_bytes: u64,
+}
+
 /// Where one tensor lies in the arena of its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
@@ -65,8 +96,31 @@ pub struct Placement {
     pub tensor: TensorId,
     /// Where its bytes are in its file.
     pub extent: ByteRange,
-    /// Where it starts in the arena; a multiple of [`Alignment::TENSOR`](crate::units::Alignment::TENSOR).
+    /// Where it starts in the arena, after the moves; a multiple of
+    /// [`Alignment::TENSOR`](crate::units::Alignment::TENSOR).
     pub arena_offset_bytes: u64,
+    /// How it is narrowed on the way; `None` if it arrives as it is in its file.
+    pub narrowing: Option<Narrowing>,
+}
+
+impl Placement {
+    /// Bytes it takes in the arena.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        self.delivered_bytes(self.extent.len_bytes())
+    }
+
+    /// What whole elements of so many bytes in the file take in the arena, in bytes.
+    #[must_use]
+    pub fn delivered_bytes(&self, source_bytes: u64) -> u64 {
+        self.narrowing.map_or(source_bytes, |narrowing| narrowing.narrowed_bytes(source_bytes))
+    }
+
+    /// The type of the delivered elements, for a tensor that has the type `dtype` in its file.
+    #[must_use]
+    pub fn delivered_dtype(&self, dtype: DType) -> DType {
+        self.narrowing.map_or(dtype, |narrowing| narrowing.to().into())
+    }
 }
 
 /// One layer of the plan.
@@ -79,10 +133,12 @@ pub struct PlannedLayer {
     pub reads: Range<u32>,
     /// Its tensors, as indices for [`LoadPlan::placements`].
     pub placements: Range<u32>,
-    /// Bytes of its tensors.
+    /// Its moves.
+    moves: Range<u32>,
+    /// Bytes of its tensors, narrowed where they are.
     pub tensor_bytes: u64,
-    /// Bytes of its arena: the tensors with their alignment, rounded up to 2 MiB, or to 4 KiB if they are less than
-    /// 2 MiB.
+    /// Bytes of its arena: the tensors with their alignment and where they land before they are moved, rounded up to
+    /// 2 MiB, or to 4 KiB if they are less than 2 MiB.
     pub arena_bytes: u64,
 }
 
@@ -91,10 +147,12 @@ pub struct PlannedLayer {
 pub struct LoadPlan {
     layers: Vec<PlannedLayer>,
     placements: Vec<Placement>,
+    moves: Vec<MoveOp>,
     reads: ReadList,
     memory: MemoryTerms,
     io: IoMode,
     window: Window,
+    dtype: Option<FloatType>,
 }
 
 impl LoadPlan {
@@ -109,16 +167,25 @@ impl LoadPlan {
         limits: &PlanLimits,
         mut select: impl FnMut(TensorId) -> bool,
     ) -> Result<Self, PlanError> {
-        let mut layout = layout::arrange(checkpoint, layers, &mut select)?;
+        let mut layout = layout::arrange(checkpoint, layers, limits, &mut select)?;
         if layout.placements.is_empty() && checkpoint.tensor_count() > 0 {
             return Err(PlanError::NothingSelected { tensors: to_u64(checkpoint.tensor_count()) });
         }
         let runs = reads::join(checkpoint, &layout);
         let memory = MemoryTerms::settle(checkpoint, layers, &layout, to_u64(runs.len()), limits)?;
         let slot_bytes = memory.ring().slot_bytes;
-        let reads = ReadList::number(runs, &mut layout.layers, slot_bytes, limits.alignment)?;
-        let Layout { layers, placements } = layout;
-        Ok(Self { layers, placements, reads, memory, io: limits.io, window: limits.window })
+        let reads = ReadList::number(runs, &mut layout, slot_bytes, limits.alignment)?;
+        let Layout { layers, placements, moves } = layout;
+        Ok(Self {
+            layers,
+            placements,
+            moves,
+            reads,
+            memory,
+            io: limits.io,
+            window: limits.window,
+            dtype: limits.dtype,
+        })
     }
 
     /// The layers, in execution order. Layers without a selected tensor are left out.
@@ -129,7 +196,7 @@ impl LoadPlan {
 
     /// All reads, in the order they are issued.
     pub fn reads(&self) -> impl ExactSizeIterator<Item = ReadOp> {
-        (0..self.reads.count()).map(|index| self.reads.read(index))
+        (0..self.reads.count()).map(|index| self.read(index))
     }
 
     /// One read.
@@ -138,19 +205,33 @@ impl LoadPlan {
     /// If there is no read of this index.
     #[must_use]
     pub fn read(&self, index: u32) -> ReadOp {
-        self.reads.read(index)
+        self.reads.read(index, &self.placements)
     }
 
     /// The copies of one read, in file order.
     #[must_use]
     pub fn copies(&self, read: &ReadOp) -> Copies<'_> {
-        Copies::new(read.request, &self.placements[index_range(&read.placements)])
+        // A run, and so a read, is of one layer.
+        let layer = self.layers.partition_point(|layer| layer.placements.end <= read.placements.start);
+        let moves = self.layers.get(layer).map_or(&[][..], |layer| self.moves(layer));
+        Copies::new(read.request, &self.placements[index_range(&read.placements)], moves)
+    }
+
+    /// What of one read is narrowed before its copies, in file order.
+    pub fn narrowings(&self, read: &ReadOp) -> impl Iterator<Item = NarrowOp> + Clone {
+        reads::narrowings(read.request, &self.placements[index_range(&read.placements)])
     }
 
     /// The tensors of one layer and their places, in file order.
     #[must_use]
     pub fn placements(&self, layer: &PlannedLayer) -> &[Placement] {
         &self.placements[index_range(&layer.placements)]
+    }
+
+    /// The moves of one layer, to be made once all its copies are complete.
+    #[must_use]
+    pub fn moves(&self, layer: &PlannedLayer) -> &[MoveOp] {
+        &self.moves[index_range(&layer.moves)]
     }
 
     /// Every term of the peak.
@@ -171,13 +252,25 @@ impl LoadPlan {
         self.window
     }
 
-    /// Bytes of all selected tensors.
+    /// What wider floats are narrowed to on the way, if they are.
+    #[must_use]
+    pub fn dtype(&self) -> Option<FloatType> {
+        self.dtype
+    }
+
+    /// Bytes of all selected tensors in their files.
+    #[must_use]
+    pub fn source_bytes(&self) -> u64 {
+        self.placements.iter().map(|placement| placement.extent.len_bytes()).sum()
+    }
+
+    /// Bytes of all selected tensors, narrowed where they are.
     #[must_use]
     pub fn tensor_bytes(&self) -> u64 {
         self.layers.iter().map(|layer| layer.tensor_bytes).sum()
     }
 
-    /// Bytes that an aligned source reads: [`Self::tensor_bytes`] and what alignment and read-through gaps add.
+    /// Bytes that an aligned source reads: [`Self::source_bytes`] and what alignment and read-through gaps add.
     #[must_use]
     pub fn aligned_read_bytes(&self) -> u64 {
         self.reads().map(|read| read.request.extent.len_bytes()).sum()
@@ -186,7 +279,7 @@ impl LoadPlan {
     /// Bytes that are read and thrown away: at most, since an unaligned source reads only payloads.
     #[must_use]
     pub fn over_read_bytes(&self) -> u64 {
-        self.aligned_read_bytes() - self.tensor_bytes()
+        self.aligned_read_bytes() - self.source_bytes()
     }
 }
 

@@ -5,8 +5,9 @@
 
 use std::ops::Range;
 
+use super::landing::landing_of;
 use super::layout::Layout;
-use super::{CopyOp, Placement, PlanError, PlannedLayer, ReadOp, ReadRequest};
+use super::{CopyOp, MoveOp, NarrowOp, Narrowing, Placement, PlanError, ReadOp, ReadRequest, index_range};
 use crate::checkpoint::{Checkpoint, ShardId};
 use crate::units::{Alignment, ByteRange, KIB, to_usize};
 
@@ -58,8 +59,11 @@ pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout) -> Vec<Run> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReadList {
     runs: Vec<Run>,
-    slot_bytes: u64,
+    /// From where one read of a run begins to where the next one does, before both are cut between elements.
+    stride_bytes: u64,
     alignment: Alignment,
+    /// True if an element that is narrowed may lie across such a place.
+    splits_elements: bool,
     count: u32,
 }
 
@@ -67,51 +71,72 @@ impl ReadList {
     /// Numbers the reads of all runs and tells each layer which are its own.
     pub(super) fn number(
         mut runs: Vec<Run>,
-        layers: &mut [PlannedLayer],
+        layout: &mut Layout,
         slot_bytes: u64,
         alignment: Alignment,
     ) -> Result<Self, PlanError> {
+        // Places of cuts are multiples of the alignment, and so of every element's size.
+        let is_odd = |placement: &Placement| {
+            let from_bytes = placement.narrowing.map(Narrowing::from_bytes);
+            from_bytes.is_some_and(|bytes| !placement.extent.start().is_multiple_of(bytes))
+        };
+        let splits_elements = layout.placements.iter().any(is_odd);
+        // A cut goes down to the start of its element: the read behind it may begin one block earlier.
+        let stride_bytes = if splits_elements { slot_bytes - alignment.bytes() } else { slot_bytes };
         let mut count = 0_u32;
         let mut rest = runs.iter_mut().peekable();
-        for layer in layers {
+        for layer in &mut layout.layers {
             let first = count;
             while let Some(run) = rest.next_if(|run| run.placements.start < layer.placements.end) {
                 run.first_read = count;
-                let reads = reads_in(run, slot_bytes, alignment).and_then(|reads| count.checked_add(reads));
+                let reads = reads_in(run, stride_bytes, alignment).and_then(|reads| count.checked_add(reads));
                 let overflow = || PlanError::Overflow { what: "the reads", layer: layer.id.to_string() };
                 count = reads.ok_or_else(overflow)?;
             }
             layer.reads = first..count;
         }
-        Ok(Self { runs, slot_bytes, alignment, count })
+        Ok(Self { runs, stride_bytes, alignment, splits_elements, count })
     }
 
     pub(super) fn count(&self) -> u32 {
         self.count
     }
 
-    /// One read.
+    /// One read. `placements` are all of the plan.
     ///
     /// # Panics
     /// If the index is not below [`Self::count`].
-    pub(super) fn read(&self, index: u32) -> ReadOp {
+    pub(super) fn read(&self, index: u32, placements: &[Placement]) -> ReadOp {
         assert!(index < self.count, "read {index} of {}", self.count);
         let run = &self.runs[self.runs.partition_point(|run| run.first_read <= index) - 1];
         // Neither sum nor product overflows: all lie below the aligned end of the run, which fits.
         let start =
-            self.alignment.down(run.bytes.start()) + u64::from(index - run.first_read) * self.slot_bytes;
-        let slot = ByteRange::with_len(start, self.slot_bytes).unwrap_or(run.bytes);
-        let payload = run.bytes.intersect(slot).expect("every read of a run has bytes");
+            self.alignment.down(run.bytes.start()) + u64::from(index - run.first_read) * self.stride_bytes;
+        let end = start.checked_add(self.stride_bytes).unwrap_or(run.bytes.end());
+        let cut = |at: u64| match self.splits_elements {
+            true => start_of_element(&placements[index_range(&run.placements)], at),
+            false => at,
+        };
+        let stretch = ByteRange::new(cut(start), cut(end)).unwrap_or(run.bytes);
+        let payload = run.bytes.intersect(stretch).expect("every read of a run has bytes");
         let extent = payload.align_outward(self.alignment).expect("the run's aligned end fits");
         let request = ReadRequest { shard: run.shard, extent, payload };
         ReadOp { request, placements: run.placements.clone() }
     }
 }
 
-/// How many slots a run fills; `None` if there are too many, or if its aligned end does not fit.
-fn reads_in(run: &Run, slot_bytes: u64, alignment: Alignment) -> Option<u32> {
+/// `at`, or the start of the element across it if that is one to be narrowed. `placements` are those of a run.
+fn start_of_element(placements: &[Placement], at: u64) -> u64 {
+    let index = placements.partition_point(|placement| placement.extent.end() <= at);
+    let across = placements.get(index).filter(|placement| placement.extent.start() < at);
+    let element = across.and_then(|placement| Some((placement.extent.start(), placement.narrowing?)));
+    element.map_or(at, |(start, narrowing)| at - (at - start) % narrowing.from_bytes())
+}
+
+/// How many reads a run takes; `None` if there are too many, or if its aligned end does not fit.
+fn reads_in(run: &Run, stride_bytes: u64, alignment: Alignment) -> Option<u32> {
     let aligned = run.bytes.align_outward(alignment)?;
-    u32::try_from(aligned.len_bytes().div_ceil(slot_bytes)).ok()
+    u32::try_from(aligned.len_bytes().div_ceil(stride_bytes)).ok()
 }
 
 /// The copies of one read, in file order; neighbours are joined.
@@ -120,29 +145,37 @@ pub struct Copies<'a> {
     request: ReadRequest,
     /// Tensors that may still have bytes in the read.
     rest: &'a [Placement],
+    /// Those of the layer.
+    moves: &'a [MoveOp],
+}
+
+/// Those of a run's tensors that lie in a read or behind it.
+fn not_before<'a>(request: &ReadRequest, placements: &'a [Placement]) -> &'a [Placement] {
+    &placements[placements.partition_point(|placement| placement.extent.end() <= request.payload.start())..]
 }
 
 impl<'a> Copies<'a> {
-    /// `placements` are those of the read's run.
-    pub(super) fn new(request: ReadRequest, placements: &'a [Placement]) -> Self {
-        let done = placements.partition_point(|placement| placement.extent.end() <= request.payload.start());
-        Self { request, rest: &placements[done..] }
+    /// `placements` are those of the read's run, `moves` those of its layer.
+    pub(super) fn new(request: ReadRequest, placements: &'a [Placement], moves: &'a [MoveOp]) -> Self {
+        Self { request, rest: not_before(&request, placements), moves }
     }
 
     /// The copies of a read that holds one tensor and nothing else: for tests of devices.
     #[cfg(test)]
     pub(crate) fn of_one_tensor(placement: &'a Placement) -> Self {
         let request = ReadRequest { shard: ShardId(0), extent: placement.extent, payload: placement.extent };
-        Self { request, rest: std::slice::from_ref(placement) }
+        Self { request, rest: std::slice::from_ref(placement), moves: &[] }
     }
 
     /// The copy of one tensor's bytes in this read.
     fn copy_of(&self, placement: &Placement) -> Option<CopyOp> {
         let piece = placement.extent.intersect(self.request.payload)?;
+        let delivered = |source_bytes: u64| placement.delivered_bytes(source_bytes);
         Some(CopyOp {
             slot_offset_bytes: piece.start() - self.request.extent.start(),
-            arena_offset_bytes: placement.arena_offset_bytes + (piece.start() - placement.extent.start()),
-            len_bytes: piece.len_bytes(),
+            arena_offset_bytes: landing_of(placement, self.moves)
+                + delivered(piece.start() - placement.extent.start()),
+            len_bytes: delivered(piece.len_bytes()),
         })
     }
 }
@@ -173,4 +206,18 @@ impl CopyOp {
         self.slot_offset_bytes + self.len_bytes == next.slot_offset_bytes
             && self.arena_offset_bytes + self.len_bytes == next.arena_offset_bytes
     }
+}
+
+/// What of a read is narrowed, in file order. `placements` are those of its run.
+pub(super) fn narrowings(
+    request: ReadRequest,
+    placements: &[Placement],
+) -> impl Iterator<Item = NarrowOp> + Clone {
+    let behind = move |placement: &&Placement| placement.extent.start() < request.payload.end();
+    not_before(&request, placements).iter().take_while(behind).filter_map(move |placement| {
+        let narrowing = placement.narrowing?;
+        let piece = placement.extent.intersect(request.payload)?;
+        let slot_offset_bytes = piece.start() - request.extent.start();
+        Some(NarrowOp { slot_offset_bytes, source_len_bytes: piece.len_bytes(), narrowing })
+    })
 }

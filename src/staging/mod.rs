@@ -12,9 +12,15 @@
 //! and stays sound. The loader is the only caller.
 
 pub use self::memory::RingMode;
+pub(crate) use self::pin::Pinner;
+pub use self::pin::Pinning;
+#[cfg(feature = "cuda")]
+pub(crate) use self::pin::{PinRefused, Pinned};
 pub use self::ring::StagingError;
 pub(crate) use self::ring::{Empty, Filled, Ring, Slot};
 
 mod free_list;
 pub(crate) mod memory;
+pub(crate) mod narrow;
+mod pin;
 mod ring;

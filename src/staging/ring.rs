@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::free_list::FreeList;
 use super::memory::{AnonymousMemory, RingMode};
+use super::pin::{PinnedRing, Pinner, Pinning};
 use crate::budget::Reservation;
 use crate::plan::RingShape;
 use crate::units::{HumanBytes, to_usize};
@@ -35,19 +36,30 @@ pub(crate) enum Filled {}
 #[derive(Debug)]
 pub(crate) struct Ring {
     free: FreeList,
+    // Given up before the memory that it covers.
+    pinned: PinnedRing,
     memory: AnonymousMemory,
     shape: RingShape,
     _reservation: Reservation,
 }
 
 impl Ring {
-    /// Maps a ring whose bytes have been reserved.
-    pub(crate) fn new(shape: RingShape, reservation: Reservation) -> Result<Arc<Self>, StagingError> {
+    /// Maps a ring whose bytes have been reserved, and pins it if there is somebody to pin it.
+    pub(crate) fn new(
+        shape: RingShape,
+        reservation: Reservation,
+        pinner: Option<&dyn Pinner>,
+    ) -> Result<Arc<Self>, StagingError> {
         let bytes = shape.bytes();
         assert!(reservation.bytes() >= bytes, "the ring is larger than its reservation");
         let memory = AnonymousMemory::new(bytes).map_err(|source| StagingError::Map { bytes, source })?;
-        let free = FreeList::new(shape.slots);
-        Ok(Arc::new(Self { free, memory, shape, _reservation: reservation }))
+        let pinned = match pinner {
+            // SAFETY: the memory is the ring's own and is dropped after what is pinned of it.
+            Some(pinner) => unsafe { PinnedRing::new(&memory, shape, pinner) },
+            None => PinnedRing::not_needed(shape),
+        };
+        let free = FreeList::new(pinned.slots);
+        Ok(Arc::new(Self { free, pinned, memory, shape, _reservation: reservation }))
     }
 
     /// An empty slot, if one is free.
@@ -58,6 +70,22 @@ impl Ring {
 
     pub(crate) fn mode(&self) -> RingMode {
         self.memory.mode()
+    }
+
+    /// How much of it is pinned.
+    pub(crate) fn pinning(&self) -> &Pinning {
+        &self.pinned.pinning
+    }
+
+    /// Bytes that are pinned.
+    pub(crate) fn pinned_bytes(&self) -> u64 {
+        match self.pinned.pinning {
+            Pinning::NotNeeded | Pinning::Pageable { .. } => 0,
+            Pinning::Whole => self.shape.bytes(),
+            Pinning::SlotBySlot { .. } | Pinning::FewerSlots { .. } => {
+                u64::from(self.pinned.slots) * self.shape.slot_bytes
+            }
+        }
     }
 
     /// How many slots nobody owns.
@@ -76,6 +104,12 @@ pub(crate) struct Slot<State> {
 }
 
 impl<State> Slot<State> {
+    /// Which slot of the ring it is, from 0.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn index(&self) -> usize {
+        to_usize(u64::from(self.index))
+    }
+
     fn offset_bytes(&self) -> u64 {
         u64::from(self.index) * self.ring.shape.slot_bytes
     }
@@ -138,7 +172,7 @@ mod tests {
         let shape = RingShape { slots, slot_bytes: 8192, readers: 1 };
         let budget = MemoryBudget::new(shape.bytes());
         let reservation = budget.reserve("ring", shape.bytes()).unwrap();
-        (budget, Ring::new(shape, reservation).unwrap())
+        (budget, Ring::new(shape, reservation, None).unwrap())
     }
 
     #[test]

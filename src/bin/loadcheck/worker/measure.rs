@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use onelayer::LoadPlan;
 use onelayer::checkpoint::Checkpoint;
-use onelayer::load::{LayerStream, LoadError, LoadReport, Loader};
+use onelayer::load::{LayerStream, LoadError, LoadReport, LoadedLayer, Loader};
 use onelayer::plan::MemoryTerms;
 use onelayer::probe::{Marker, Measured, Peak, ProcessMemory, Sampler, SamplerOptions, Summary};
 use onelayer::units::MIB;
@@ -132,13 +132,11 @@ impl Load<'_> {
                     break;
                 }
             };
-            if self.config.hash {
-                for tensor in layer.tensors() {
-                    if let Some(hash) = tensor.hash() {
-                        let name = tensor.name().to_owned();
-                        tell(&Message::Hash(TensorHash { name, blake3: hash.to_hex().to_string() }));
-                    }
-                }
+            if self.config.hash
+                && let Err(error) = tell_hashes(&layer)
+            {
+                failure = Some(error);
+                break;
             }
             if keep {
                 kept.push(layer);
@@ -168,6 +166,17 @@ impl Load<'_> {
             crossings: Vec::with_capacity(self.watches.len()),
         }
     }
+}
+
+/// The hash of every tensor of a layer, as far as its bytes can be had.
+fn tell_hashes(layer: &LoadedLayer) -> Result<(), LoadError> {
+    for tensor in layer.tensors() {
+        if let Some(hash) = tensor.hash()? {
+            let name = tensor.name().to_owned();
+            tell(&Message::Hash(TensorHash { name, blake3: hash.to_hex().to_string() }));
+        }
+    }
+    Ok(())
 }
 
 /// What the caller's side of the load saw.
@@ -280,7 +289,7 @@ impl Loaded {
         };
         let growth_bytes = summary.rss_growth_bytes().value();
         let limit_bytes =
-            budget_bytes.saturating_add(SLACK_BYTES).saturating_add(self.memory.resident_bytes());
+            budget_bytes.saturating_add(SLACK_BYTES).saturating_add(self.memory.resident_host_bytes());
         let promise = growth_bytes.map(|growth_bytes| Promise {
             limit_bytes,
             growth_bytes,

@@ -5,6 +5,7 @@
 
 use onelayer::LoadPlan;
 use onelayer::checkpoint::Checkpoint;
+use onelayer::plan::Placement;
 
 /// A position in a plan.
 #[derive(Debug)]
@@ -48,7 +49,7 @@ impl<'a> Tracker<'a> {
     fn tensor_bytes(&self) -> u64 {
         let placement =
             self.plan.layers().get(self.layer).and_then(|layer| self.plan.placements(layer).get(self.tensor));
-        placement.map_or(0, |placement| self.checkpoint.tensor(placement.tensor).extent.len_bytes())
+        placement.map_or(0, Placement::len_bytes)
     }
 
     /// To the next tensor; false at the last one.

@@ -1,0 +1,353 @@
+//! Arenas on a CUDA device, copies out of the ring, and when a layer is ready.
+#![allow(unsafe_code, reason = "queues copies whose memory outlives them; each block says why")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::sys;
+
+use super::memory::DeviceMemory;
+use super::{Event, Lane, Stream, call};
+use crate::device::{After, Backend, DeviceError, PendingCopy, Resident};
+use crate::plan::{Copies, MoveOp, PlannedLayer};
+use crate::staging::{Empty, Filled, Slot};
+use crate::units::{Alignment, to_u64, to_usize};
+
+/// Drives one lane.
+#[derive(Debug)]
+pub(crate) struct CudaBackend {
+    lane: Arc<Lane>,
+    /// One for each slot, recycled with it.
+    slot_events: Arc<[Event]>,
+}
+
+impl CudaBackend {
+    /// A backend for a ring of so many slots.
+    pub(crate) fn new(lane: Arc<Lane>, slots: u32) -> Result<Self, DeviceError> {
+        let slot_events = (0..slots).map(|_| lane.event()).collect::<Result<Vec<_>, _>>()?.into();
+        Ok(Self { lane, slot_events })
+    }
+}
+
+/// Device memory of one layer.
+#[derive(Debug)]
+pub(crate) struct CudaArena {
+    address: u64,
+    len_bytes: u64,
+    /// `None` for a layer without bytes, for memory of the caller's, and while being made or dropped.
+    memory: Option<DeviceMemory>,
+    /// What tells that everything is in its place. Set once all copies are queued.
+    ready: OnceLock<Event>,
+    /// True once somebody outside knows the address.
+    is_exposed: AtomicBool,
+    /// True once somebody has said when it is free.
+    is_ordered: AtomicBool,
+    lane: Arc<Lane>,
+}
+
+impl CudaArena {
+    /// Memory of the caller's for a layer.
+    fn in_memory_of_caller(&mut self, layer: &PlannedLayer) -> Result<bool, DeviceError> {
+        let Some(give) = &self.lane.destinations else { return Ok(false) };
+        let Some(region) = give(layer) else { return Ok(false) };
+        if region.len_bytes < layer.arena_bytes || !region.address.is_multiple_of(Alignment::TENSOR.bytes()) {
+            return Err(DeviceError::UnfitDestination {
+                layer: layer.id.to_string(),
+                address: region.address,
+                given_bytes: region.len_bytes,
+                needed_bytes: layer.arena_bytes,
+            });
+        }
+        self.address = region.address;
+        Ok(true)
+    }
+
+    /// Lets what frees or reuses the memory come after all that was queued for it. Waits only if the driver refuses.
+    fn order_end(&self, memory: &DeviceMemory) {
+        let ordered = match self.ready.get() {
+            Some(ready) => self.lane.memory.frees().wait_for(ready),
+            None => memory.free_after_copies(),
+        };
+        if ordered.is_err() {
+            self.lane.drain();
+        }
+        if self.is_exposed.load(Ordering::Acquire) && !self.is_ordered.load(Ordering::Acquire) {
+            // Kernels of the caller's may read it, in streams that nobody told us of.
+            let waited = self.lane.context.synchronize();
+            // A context that is lost runs nothing any more; a call that was refused is made again.
+            if waited.is_err() {
+                let _ = self.lane.context.synchronize();
+            }
+        }
+    }
+}
+
+impl Drop for CudaArena {
+    fn drop(&mut self) {
+        let pool = &self.lane.idle;
+        let Some(mut memory) = self.memory.take() else { return pool.give(None, self.len_bytes) };
+        self.order_end(&memory);
+        let keeps = pool.is_open() && memory.rest().is_ok();
+        if keeps {
+            return pool.give(Some(memory), self.len_bytes);
+        }
+        drop(memory);
+        pool.give(None, self.len_bytes);
+        if !self.is_ordered.load(Ordering::Acquire) {
+            self.lane.memory.give_back();
+        }
+    }
+}
+
+/// Breaks the ring: slots come back before their copies are over. For the test that shows that this is noticed.
+#[cfg(test)]
+pub(super) static SKIPS_THE_WAIT: AtomicBool = AtomicBool::new(false);
+
+/// Copies of one slot in flight.
+#[derive(Debug)]
+pub(crate) struct CudaCopy {
+    /// `None` once it was given back.
+    slot: Option<Slot<Filled>>,
+    slot_events: Arc<[Event]>,
+    /// Kept until the copy is over.
+    _arena: Arc<CudaArena>,
+    lane: Arc<Lane>,
+}
+
+impl CudaCopy {
+    /// Waits and gives the slot back, with what the driver said of the copy.
+    fn finish(&mut self) -> (Option<Slot<Empty>>, Result<(), DeviceError>) {
+        let Some(slot) = self.slot.take() else { return (None, Ok(())) };
+        #[cfg(test)]
+        if SKIPS_THE_WAIT.load(Ordering::Relaxed) {
+            return (Some(slot.into_empty()), Ok(()));
+        }
+        let waited = self.slot_events[slot.index()].wait();
+        if waited.is_err() && !self.lane.drain() {
+            // Nobody knows whether the device still reads the slot: it is never filled again, nor freed.
+            std::mem::forget(slot);
+            return (None, waited);
+        }
+        (Some(slot.into_empty()), waited)
+    }
+}
+
+impl PendingCopy for CudaCopy {
+    fn wait(mut self) -> Result<Slot<Empty>, DeviceError> {
+        let (slot, waited) = self.finish();
+        waited?;
+        Ok(slot.expect("a copy that nobody waited for owns its slot"))
+    }
+}
+
+impl Drop for CudaCopy {
+    fn drop(&mut self) {
+        drop(self.finish());
+    }
+}
+
+impl Backend for CudaBackend {
+    type Arena = CudaArena;
+    type Resident = CudaResident;
+    type Pending = CudaCopy;
+
+    const IS_ASYNCHRONOUS: bool = true;
+
+    fn allocate(&self, layer: &PlannedLayer) -> Result<Arc<CudaArena>, DeviceError> {
+        let len_bytes = layer.arena_bytes;
+        let lane = Arc::clone(&self.lane);
+        let recycled = lane.idle.take(len_bytes);
+        let has_dropped = recycled.has_dropped;
+        // From here on the arena's drop gives back what the pool has counted, whatever fails below.
+        let mut arena = CudaArena {
+            address: 0,
+            len_bytes,
+            memory: recycled.memory,
+            ready: OnceLock::new(),
+            is_exposed: AtomicBool::new(false),
+            is_ordered: AtomicBool::new(false),
+            lane,
+        };
+        if len_bytes > 0 && !arena.in_memory_of_caller(layer)? {
+            let memory = match arena.memory.take() {
+                Some(memory) => memory,
+                None => {
+                    if has_dropped {
+                        // Freed in the order of a stream, it is still taken until that has come so far.
+                        self.lane.memory.give_back();
+                    }
+                    self.lane.memory.allocate(len_bytes)?
+                }
+            };
+            let memory = arena.memory.insert(memory);
+            memory.wake()?;
+            arena.address = memory.address();
+        }
+        Ok(Arc::new(arena))
+    }
+
+    fn copy_async(
+        &self,
+        arena: &Arc<CudaArena>,
+        slot: Slot<Filled>,
+        copies: Copies<'_>,
+    ) -> Result<CudaCopy, DeviceError> {
+        let queued = queue_copies(&self.lane.copies, arena.address, &slot, copies)
+            .and_then(|()| self.slot_events[slot.index()].record(&self.lane.copies));
+        if let Err(error) = queued {
+            // Copies may be queued with no event behind them.
+            if !self.lane.drain() {
+                std::mem::forget(slot);
+            }
+            return Err(error);
+        }
+        Ok(CudaCopy {
+            slot: Some(slot),
+            slot_events: Arc::clone(&self.slot_events),
+            _arena: Arc::clone(arena),
+            lane: Arc::clone(&self.lane),
+        })
+    }
+
+    fn seal(&self, arena: Arc<CudaArena>, moves: &[MoveOp]) -> Result<CudaResident, DeviceError> {
+        let copies = &self.lane.copies;
+        queue_moves(copies, arena.address, moves)?;
+        let ready = self.lane.event()?;
+        ready.record(copies)?;
+        arena.ready.set(ready).expect("a layer is sealed once");
+        Ok(CudaResident { arena })
+    }
+
+    fn trim(&self) {
+        self.lane.idle.close();
+        self.lane.memory.give_back();
+    }
+}
+
+/// Queues the copies out of one slot.
+fn queue_copies(
+    stream: &Stream,
+    arena_address: u64,
+    slot: &Slot<Filled>,
+    copies: Copies<'_>,
+) -> Result<(), DeviceError> {
+    let _entered = stream.context().enter()?;
+    for copy in copies {
+        let source = slot.part(copy.slot_offset_bytes, copy.len_bytes);
+        // SAFETY: the source is a part of the slot (checked), which whoever queues this keeps until the stream has passed
+        // the copy, or for ever. The target lies in an arena that lives as long (the plan puts every copy inside), and that
+        // the stream has allocated or waits for.
+        let answer = unsafe {
+            sys::cuMemcpyHtoDAsync_v2(
+                arena_address + copy.arena_offset_bytes,
+                source.as_ptr().cast(),
+                source.len(),
+                stream.raw(),
+            )
+        };
+        call("cuMemcpyHtoDAsync_v2", answer)?;
+    }
+    Ok(())
+}
+
+/// Queues the moves inside one arena, behind its copies.
+fn queue_moves(stream: &Stream, arena_address: u64, moves: &[MoveOp]) -> Result<(), DeviceError> {
+    let _entered = stream.context().enter()?;
+    for step in moves {
+        // SAFETY: both ranges lie in an arena that lives until the stream has passed the move (the plan puts every move
+        // inside, and apart), and the stream has passed the copies by then.
+        let answer = unsafe {
+            sys::cuMemcpyDtoDAsync_v2(
+                arena_address + step.to_arena_offset_bytes,
+                arena_address + step.from_arena_offset_bytes,
+                to_usize(step.len_bytes),
+                stream.raw(),
+            )
+        };
+        call("cuMemcpyDtoDAsync_v2", answer)?;
+    }
+    Ok(())
+}
+
+/// Device memory of one layer whose copies are all queued.
+#[derive(Debug)]
+pub(crate) struct CudaResident {
+    arena: Arc<CudaArena>,
+}
+
+impl CudaResident {
+    fn ready(&self) -> &Event {
+        self.arena.ready.get().expect("a resident layer is sealed")
+    }
+}
+
+impl Resident for CudaResident {
+    fn len_bytes(&self) -> u64 {
+        self.arena.len_bytes
+    }
+
+    fn host_bytes(&self) -> Option<&[u8]> {
+        None
+    }
+
+    fn device_address(&self) -> Option<u64> {
+        self.arena.is_exposed.store(true, Ordering::Release);
+        Some(self.arena.address)
+    }
+
+    fn read(&self, offset_bytes: u64, target: &mut [u8]) -> Result<bool, DeviceError> {
+        let end = offset_bytes.checked_add(to_u64(target.len()));
+        assert!(end.is_some_and(|end| end <= self.arena.len_bytes), "a read beyond the end of a layer");
+        // SAFETY: the bytes lie in the arena, which `self` keeps, and nothing writes to them once the event is over.
+        unsafe { self.arena.lane.read_back(self.ready(), self.arena.address + offset_bytes, target) }?;
+        Ok(true)
+    }
+
+    fn wait_ready(&self) -> Result<(), DeviceError> {
+        self.ready().wait()
+    }
+
+    fn is_ready(&self) -> Result<bool, DeviceError> {
+        self.ready().is_complete()
+    }
+
+    fn ready_event(&self) -> Option<u64> {
+        Some(self.ready().handle())
+    }
+
+    unsafe fn let_wait(&self, stream: u64) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise; the value does not outlive this call.
+        let stream = unsafe { Stream::of_caller(stream, &self.arena.lane.context) };
+        stream.wait_for(self.ready())
+    }
+
+    unsafe fn release_after(&self, after: After) -> Result<(), DeviceError> {
+        let lane = &self.arena.lane;
+        let frees = lane.memory.frees();
+        match after {
+            // SAFETY: the caller's promise.
+            After::Event(event) => unsafe { frees.wait_for_event_of_caller(event) }?,
+            After::Stream(stream) => {
+                // SAFETY: the caller's promise; the value does not outlive this call.
+                let stream = unsafe { Stream::of_caller(stream, &lane.context) };
+                let event = lane.event()?;
+                event.record(&stream)?;
+                frees.wait_for(&event)?;
+            }
+        }
+        self.arena.is_ordered.store(true, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Drop for CudaResident {
+    fn drop(&mut self) {
+        if self.arena.memory.is_none() && self.arena.len_bytes > 0 {
+            // Memory of the caller's is the caller's again: nothing may write to it any more.
+            let ready = self.ready();
+            if ready.wait().is_err() {
+                self.arena.lane.drain();
+            }
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Memory of arenas, from a stream-ordered pool of our own: a plain free would stall the whole device.
+//!
+//! The pool is ours rather than the device's default one, so that trimming it takes nothing from others. Where the
+//! device has no pools, memory is allocated and freed plainly.
+#![allow(unsafe_code, reason = "calls the driver; each block says why its arguments are valid")]
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::{Event, Stream, call, code_of, insist};
+use crate::device::pool::PoolMemory;
+use crate::device::{CudaCode, DeviceError};
+use crate::units::to_usize;
+
+/// Where arenas come from.
+#[derive(Debug)]
+pub(super) struct DevicePool {
+    /// `None` where the device has no pools.
+    raw: Option<RawPool>,
+    /// Allocations are ordered by the stream that fills them ...
+    copies: Arc<Stream>,
+    /// ... and frees by one that waits for those who read them.
+    frees: Stream,
+}
+
+#[derive(Debug)]
+struct RawPool(sys::CUmemoryPool);
+
+// SAFETY: the driver's functions on pools may be called from any thread, at the same time too.
+unsafe impl Send for RawPool {}
+// SAFETY: as above; the field never changes.
+unsafe impl Sync for RawPool {}
+
+/// `CUmemPoolProps` of cuda.h, 88 bytes in every version of the driver API since 11.2. The bindings name its parts
+/// differently from version to version.
+#[repr(C)]
+struct PoolProperties {
+    allocation_type: u32,
+    handle_types: u32,
+    location_type: u32,
+    location_id: i32,
+    security_attributes: *mut c_void,
+    reserved: [u8; 64],
+}
+
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`: memory that stays on its device.
+const ALLOCATION_TYPE_PINNED: u32 = 1;
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+const LOCATION_TYPE_DEVICE: u32 = 1;
+
+impl DevicePool {
+    pub(super) fn new(copies: &Arc<Stream>) -> Result<Self, DeviceError> {
+        let context = copies.context();
+        let frees = Stream::new(context)?;
+        let mut pool = Self { raw: None, copies: Arc::clone(copies), frees };
+        if context.has_pools()? {
+            let properties = PoolProperties {
+                allocation_type: ALLOCATION_TYPE_PINNED,
+                handle_types: 0,
+                location_type: LOCATION_TYPE_DEVICE,
+                location_id: context.device(),
+                security_attributes: std::ptr::null_mut(),
+                reserved: [0; 64],
+            };
+            let _entered = context.enter()?;
+            let mut raw = std::ptr::null_mut();
+            // SAFETY: the properties have the layout of the driver API; the call reads them and writes one handle.
+            let answer = unsafe { sys::cuMemPoolCreate(&raw mut raw, (&raw const properties).cast()) };
+            call("cuMemPoolCreate", answer)?;
+            pool.raw = Some(RawPool(raw));
+        }
+        Ok(pool)
+    }
+
+    /// Memory that what is queued in the stream of copies from now on may use.
+    pub(super) fn allocate(self: &Arc<Self>, len_bytes: u64) -> Result<DeviceMemory, DeviceError> {
+        let mut allocated = self.try_allocate(len_bytes);
+        if allocated == Err(CudaCode::OUT_OF_MEMORY) {
+            // What was freed may not have come back yet.
+            self.give_back();
+            allocated = self.try_allocate(len_bytes);
+        }
+        match allocated {
+            Ok(address) => Ok(DeviceMemory { address, len_bytes, idle_from: None, pool: Arc::clone(self) }),
+            Err(code) => {
+                let free_bytes = self.copies.context().memory().map_or(0, |memory| memory.free_bytes);
+                Err(DeviceError::DeviceAllocation { bytes: len_bytes, free_bytes, code })
+            }
+        }
+    }
+
+    fn try_allocate(&self, len_bytes: u64) -> Result<u64, CudaCode> {
+        let entered = self.copies.context().enter();
+        let _entered = entered.map_err(|error| error.cuda_code().unwrap_or(CudaCode::NOT_READY))?;
+        let mut address: sys::CUdeviceptr = 0;
+        let len = to_usize(len_bytes);
+        code_of(match &self.raw {
+            // SAFETY: pool and stream are alive and of this context; the call writes one address.
+            Some(pool) => unsafe {
+                sys::cuMemAllocFromPoolAsync(&raw mut address, len, pool.0, self.copies.raw())
+            },
+            // SAFETY: a context is current; the call writes one address.
+            None => unsafe { sys::cuMemAlloc_v2(&raw mut address, len) },
+        })?;
+        Ok(address)
+    }
+
+    /// Lets what is freed from now on wait for everything that the caller has queued in the stream of frees.
+    pub(super) fn frees(&self) -> &Stream {
+        &self.frees
+    }
+
+    /// Waits for the frees and gives what the pool has kept back to the device.
+    pub(super) fn give_back(&self) {
+        // Whatever cannot be given back here goes with the pool.
+        let _ = self.frees.synchronize();
+        let Some(pool) = &self.raw else { return };
+        let Ok(_entered) = self.copies.context().enter() else { return };
+        // SAFETY: the pool is alive; memory in use stays.
+        insist(|| unsafe { sys::cuMemPoolTrimTo(pool.0, 0) });
+    }
+}
+
+impl Drop for DevicePool {
+    fn drop(&mut self) {
+        let Some(pool) = &self.raw else { return };
+        let context = self.copies.context();
+        let entered = context.enter().or_else(|_| context.enter());
+        // SAFETY: not used after this. Memory whose free is still queued keeps it alive inside the driver (driver API,
+        // `cuMemPoolDestroy`).
+        insist(|| unsafe { sys::cuMemPoolDestroy(pool.0) });
+        drop(entered);
+    }
+}
+
+/// Memory on the device. Dropping it frees it in the order of the pool's stream of frees: whoever drops it has let that
+/// stream wait for everything that uses the memory.
+#[derive(Debug)]
+pub(super) struct DeviceMemory {
+    address: u64,
+    len_bytes: u64,
+    /// While idle: what has to be over before it is used again.
+    idle_from: Option<Event>,
+    pool: Arc<DevicePool>,
+}
+
+impl DeviceMemory {
+    /// Where it starts, in the address space of the device's context.
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Notes what is queued in the stream of frees so far: the next user waits for it.
+    pub(super) fn rest(&mut self) -> Result<(), DeviceError> {
+        let event = Event::new(self.pool.copies.context())?;
+        event.record(&self.pool.frees)?;
+        self.idle_from = Some(event);
+        Ok(())
+    }
+
+    /// Makes idle memory usable for what is queued in the stream of copies from now on.
+    pub(super) fn wake(&mut self) -> Result<(), DeviceError> {
+        match self.idle_from.take() {
+            Some(event) => self.pool.copies.wait_for(&event),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets the free come after everything that is queued in the stream of copies so far.
+    pub(super) fn free_after_copies(&self) -> Result<(), DeviceError> {
+        let event = Event::new(self.pool.copies.context())?;
+        event.record(&self.pool.copies)?;
+        self.pool.frees.wait_for(&event)
+    }
+}
+
+impl PoolMemory for DeviceMemory {
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Every byte of it is taken from the device, used or not: a larger one in place of a small one would not be what the
+    /// plan counts.
+    fn fits(&self, len_bytes: u64) -> bool {
+        self.len_bytes == len_bytes
+    }
+
+    fn is_outgrown_by(&self, _len_bytes: u64) -> bool {
+        false
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        let context = self.pool.copies.context();
+        let entered = context.enter().or_else(|_| context.enter());
+        let freed = match &self.pool.raw {
+            // SAFETY: allocated from this pool and not used after this; the order of the stream is the promise of whoever
+            // drops it.
+            Some(_) => code_of(unsafe { sys::cuMemFreeAsync(self.address, self.pool.frees.raw()) }),
+            None => Err(CudaCode::NOT_READY),
+        };
+        if freed.is_err() {
+            // Refused, or no pools: then plainly, once nothing that was queued before uses it any more.
+            let _ = self.pool.frees.synchronize();
+            // SAFETY: as above; this function frees memory of pools too (driver API, `cuMemFreeAsync`).
+            insist(|| unsafe { sys::cuMemFree_v2(self.address) });
+        }
+        drop(entered);
+    }
+}

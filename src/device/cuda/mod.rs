@@ -1,0 +1,57 @@
+//! CUDA devices, through the driver API.
+//!
+//! ```text
+//! detect    is there a driver, with every function we call?
+//! context   the device's primary context, or the caller's
+//! stream    streams and events
+//! memory    arenas: the stream-ordered pool, recycling, freeing in order
+//! pinned    the ring's memory, registered for DMA
+//! lane      what one load shares: its streams, its pool
+//! read_back bytes of the device, copied to the host
+//! backend   arena, copy, seal: what the loader drives
+//! ```
+//!
+//! Nothing here depends on the safe layer of the bindings, whose destructors report their errors to whoever calls next.
+
+use cudarc::driver::sys::CUresult;
+
+pub(crate) use self::backend::CudaBackend;
+pub(crate) use self::context::Context;
+pub(crate) use self::detect::{Driver, driver};
+pub(crate) use self::lane::{Lane, LaneOptions};
+pub(crate) use self::pinned::Registrar;
+pub(crate) use self::stream::{Event, Stream};
+use super::{CudaCode, DeviceError};
+
+mod backend;
+mod context;
+mod detect;
+mod lane;
+mod memory;
+mod pinned;
+mod read_back;
+#[cfg(not(loom))]
+#[cfg(test)]
+mod simulated;
+mod stream;
+
+/// The driver's answer to a call as a result.
+fn call(call: &'static str, answer: CUresult) -> Result<(), DeviceError> {
+    code_of(answer).map_err(|code| DeviceError::Cuda { call, code })
+}
+
+#[expect(
+    clippy::as_conversions,
+    reason = "the bindings give the codes as an enum without another way to the number"
+)]
+fn code_of(answer: CUresult) -> Result<(), CudaCode> {
+    CudaCode::check(answer as u32)
+}
+
+/// Gives something back, for destructors, which have nobody to tell. A call that is refused has not done its work and is
+/// made once more; one that fails because the context is lost has nothing left to give back.
+fn insist(mut give_back: impl FnMut() -> CUresult) {
+    if code_of(give_back()).is_err_and(|code| !code.is_fatal()) {
+        let _ = give_back();
+    }
+}

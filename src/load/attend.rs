@@ -1,0 +1,146 @@
+//! Threads that wait for an asynchronous device, so that neither the control loop nor a reader ever does.
+//!
+//! ```text
+//!             allocate (layer)                    arena
+//!  control ----------------------> onelayer-arena -------+
+//!     |       copy, layer                                +--> notices --> control
+//!     +--------------------------> onelayer-wait --------+
+//!                                  copied (its slot is free again), ready
+//! ```
+//!
+//! Arenas are allocated ahead of the copying; copies and layers are waited for in the order in which they were queued.
+//! Synchronous devices have no such threads.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use super::reader::panic_message;
+use super::{LoadError, LoadedLayer};
+use crate::device::{Backend, PendingCopy};
+use crate::plan::LoadPlan;
+
+/// What somebody waits for.
+pub(super) enum Wait<B: Backend> {
+    /// Until a copy is over and its slot is free.
+    Copy { read: u32, copy: B::Pending },
+    /// Until every byte of a layer is in its place.
+    Ready(LoadedLayer),
+}
+
+/// What has happened meanwhile.
+pub(super) enum Notice<B: Backend> {
+    Allocated { layer: usize, arena: Result<Arc<B::Arena>, LoadError> },
+    Copied { read: u32, outcome: Result<(), LoadError> },
+    Ready(Result<LoadedLayer, LoadError>),
+}
+
+/// The threads that wait for a device.
+pub(super) struct Attendants<B: Backend> {
+    allocations: Sender<usize>,
+    /// The thread's end of `allocations`: to take back what it has not begun.
+    allocations_not_begun: Receiver<usize>,
+    waits: Sender<Wait<B>>,
+    notices: Receiver<Notice<B>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl<B: Backend> Attendants<B> {
+    /// Starts them, if the device is one to wait for.
+    pub(super) fn start(backend: &Arc<B>, plan: &Arc<LoadPlan>) -> Result<Option<Self>, LoadError> {
+        if !B::IS_ASYNCHRONOUS {
+            return Ok(None);
+        }
+        let (allocations, allocation_receiver) = unbounded();
+        let (waits, wait_receiver) = unbounded();
+        let (notice_sender, notices) = unbounded();
+        let mut attendants = Self {
+            allocations,
+            allocations_not_begun: allocation_receiver.clone(),
+            waits,
+            notices,
+            threads: Vec::with_capacity(2),
+        };
+        let (backend, plan, sender) = (Arc::clone(backend), Arc::clone(plan), notice_sender.clone());
+        // If one cannot be started, the other sees its channel closed and ends.
+        attendants.spawn("onelayer-arena", move || {
+            allocate_all(&*backend, &plan, &allocation_receiver, &sender);
+        })?;
+        attendants.spawn("onelayer-wait", move || wait_for_all(&wait_receiver, &notice_sender))?;
+        Ok(Some(attendants))
+    }
+
+    fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), LoadError> {
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(work);
+        self.threads.push(thread.map_err(|source| LoadError::Thread { source })?);
+        Ok(())
+    }
+
+    /// What has happened, in the order in which it was asked for.
+    pub(super) fn notices(&self) -> Receiver<Notice<B>> {
+        self.notices.clone()
+    }
+
+    /// Asks for the arena of a layer.
+    pub(super) fn allocate(&self, layer: usize) {
+        self.allocations.send(layer).expect("a receiver of the allocations is kept here");
+    }
+
+    /// Asks to be told when something is over.
+    pub(super) fn wait(&self, wait: Wait<B>) {
+        self.waits.send(wait).expect("the thread ends after its channel is closed");
+    }
+
+    /// Waits for all that is in flight and ends the threads.
+    pub(super) fn end(self) {
+        let Self { allocations, allocations_not_begun, waits, notices, threads } = self;
+        drop((allocations, waits));
+        // What has not been begun is not wanted any more.
+        allocations_not_begun.iter().for_each(drop);
+        notices.iter().for_each(drop);
+        for thread in threads {
+            // It catches the panics of what it does; nothing else in it can panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn allocate_all<B: Backend>(
+    backend: &B,
+    plan: &LoadPlan,
+    allocations: &Receiver<usize>,
+    notices: &Sender<Notice<B>>,
+) {
+    for layer in allocations {
+        let arena = guard(|| Ok(backend.allocate(&plan.layers()[layer])?));
+        if notices.send(Notice::Allocated { layer, arena }).is_err() {
+            return;
+        }
+    }
+}
+
+fn wait_for_all<B: Backend>(waits: &Receiver<Wait<B>>, notices: &Sender<Notice<B>>) {
+    for wait in waits {
+        let notice = match wait {
+            Wait::Copy { read, copy } => {
+                // The slot goes back to the ring here.
+                let outcome = guard(|| Ok(copy.wait()?)).map(drop);
+                Notice::Copied { read, outcome }
+            }
+            Wait::Ready(layer) => Notice::Ready(guard(|| {
+                layer.data.resident.wait_ready()?;
+                Ok(layer)
+            })),
+        };
+        // Whoever is not there any more still wants everything waited for.
+        let _ = notices.send(notice);
+    }
+}
+
+/// A panic must become an error of the load: without it the control loop would wait for ever.
+fn guard<T>(work: impl FnOnce() -> Result<T, LoadError>) -> Result<T, LoadError> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(LoadError::Panicked { message: panic_message(&*panic) }))
+}

@@ -1,0 +1,247 @@
+//! Settings of a loader.
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use super::borrowed::Borrowed;
+use super::{LoadError, Loader};
+use crate::checkpoint::{Checkpoint, TensorEntry};
+use crate::device::{Device, Target};
+use crate::layers::{LayerMap, Layers};
+use crate::plan::{FloatType, IoMode, Landing, LoadPlan, PlanLimits, ResidentKind, Window};
+use crate::source;
+use crate::units::MIB;
+
+/// Host budget unless the caller says otherwise: enough for every disk and link that was measured.
+pub const DEFAULT_HOST_BUDGET_BYTES: u64 = 64 * MIB;
+/// Layers read ahead of the one the caller works on, unless the caller says otherwise.
+pub const DEFAULT_PREFETCH_LAYERS: u32 = 2;
+/// How long a stream waits for a caller that holds the whole window, unless the caller says otherwise.
+pub const DEFAULT_STALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Device memory that stays free, unless the caller says otherwise: what a driver takes for its own bookkeeping.
+pub const DEFAULT_DEVICE_RESERVE_BYTES: u64 = 64 * MIB;
+
+/// Decides which tensors are loaded.
+type Select = dyn Fn(&TensorEntry<'_>) -> bool + Send + Sync;
+
+/// When the caller gets a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HandOut {
+    /// When every byte is in its place.
+    #[default]
+    WhenComplete,
+    /// As soon as all its copies are queued. For callers that order by streams: let them wait for
+    /// [`LoadedLayer::ready_event`](super::LoadedLayer::ready_event). A copy that fails after that is the stream's next
+    /// error, and an error of [`LoadedLayer::wait_ready`](super::LoadedLayer::wait_ready).
+    AtOnce,
+}
+
+/// Settings of a [`Loader`].
+#[derive(Clone)]
+#[must_use = "a builder does nothing until it is built"]
+pub struct LoaderBuilder {
+    pub(super) target: Target,
+    host_budget_bytes: u64,
+    device_budget_bytes: Option<u64>,
+    pub(super) device_reserve_bytes: u64,
+    pub(super) window: Window,
+    pub(super) prefetch: u32,
+    io: IoMode,
+    readers: Option<u32>,
+    hash: bool,
+    pub(super) hand_out: HandOut,
+    dtype: Option<FloatType>,
+    pub(super) stall_timeout: Duration,
+    pub(super) borrowed: Borrowed,
+    map: LayerMap,
+    select: Option<Arc<Select>>,
+}
+
+impl LoaderBuilder {
+    pub(super) fn new(target: Target) -> Self {
+        Self {
+            target,
+            host_budget_bytes: DEFAULT_HOST_BUDGET_BYTES,
+            device_budget_bytes: None,
+            device_reserve_bytes: DEFAULT_DEVICE_RESERVE_BYTES,
+            window: Window::Layers(2),
+            prefetch: DEFAULT_PREFETCH_LAYERS,
+            io: IoMode::Buffered,
+            readers: None,
+            hash: false,
+            hand_out: HandOut::WhenComplete,
+            dtype: None,
+            stall_timeout: DEFAULT_STALL_TIMEOUT,
+            borrowed: Borrowed::default(),
+            map: LayerMap::default(),
+            select: None,
+        }
+    }
+
+    /// Most host memory that one load may hold beside resident layers, in bytes. 64 MiB by default. Loads that run at the
+    /// same time have a budget each.
+    pub fn host_budget(mut self, bytes: u64) -> Self {
+        self.host_budget_bytes = bytes;
+        self
+    }
+
+    /// Most memory that resident layers may take on the device, in bytes. Not bounded by default. Checked when the load is
+    /// planned, for layers that are dropped in order, and enforced while it runs, for those that are not.
+    pub fn device_budget(mut self, bytes: u64) -> Self {
+        self.device_budget_bytes = Some(bytes);
+        self
+    }
+
+    /// Bytes of the device's memory that shall stay free. 64 MiB by default. A load whose resident layers would leave less
+    /// is refused before it begins. Host memory is not checked: what is free there is not known until it is used.
+    pub fn device_reserve(mut self, bytes: u64) -> Self {
+        self.device_reserve_bytes = bytes;
+        self
+    }
+
+    /// Layers resident at once in [`Loader::stream`]: being filled, ready, and held by the caller. Two by default;
+    /// [`Loader::load`] keeps all.
+    pub fn window(mut self, window: Window) -> Self {
+        self.window = window;
+        self
+    }
+
+    /// Layers read ahead of the one the caller works on or waits for. Two by default; with zero, nothing is read before
+    /// it is asked for. What lies beyond the window waits in the ring.
+    pub fn prefetch(mut self, layers: u32) -> Self {
+        self.prefetch = layers;
+        self
+    }
+
+    /// How files are read. Buffered by default.
+    pub fn io(mut self, mode: IoMode) -> Self {
+        self.io = mode;
+        self
+    }
+
+    /// Reader threads; zero counts as one. By default what the mode can use on this machine: a thread per core for
+    /// buffered and mapped reads, at most 8, and 4 to 8 for direct ones. A small budget may get fewer.
+    pub fn readers(mut self, threads: u32) -> Self {
+        self.readers = Some(threads.max(1));
+        self
+    }
+
+    /// Hashes every tensor on the way if the target keeps no bytes to hash later; costs 32 bytes of the budget per tensor.
+    /// Off by default. Where the bytes are kept, [`LoadedTensor::hash`] needs nothing from the load.
+    pub fn hash(mut self, hash: bool) -> Self {
+        self.hash = hash;
+        self
+    }
+
+    /// When the caller gets a layer. When it is complete, by default. Matters only for devices that copy by themselves.
+    pub fn hand_out(mut self, hand_out: HandOut) -> Self {
+        self.hand_out = hand_out;
+        self
+    }
+
+    /// Narrows wider floats on the way: F32 and F64 tensors arrive as this type, rounded to nearest even. Others, those of
+    /// 16 bits and quantised ones too, arrive as they are. Nothing is narrowed by default.
+    pub fn dtype(mut self, dtype: FloatType) -> Self {
+        self.dtype = Some(dtype);
+        self
+    }
+
+    /// How long the stream waits for its next layer while the caller itself holds all that may be resident. 30 s by
+    /// default; a tenth of a second passes before it is noticed.
+    pub fn stall_timeout(mut self, timeout: Duration) -> Self {
+        self.stall_timeout = timeout;
+        self
+    }
+
+    /// Overrides the grouping of tensors into layers.
+    pub fn layer_map(mut self, map: LayerMap) -> Self {
+        self.map = map;
+        self
+    }
+
+    /// Loads only tensors for which `select` says yes. It is asked before anything is read.
+    pub fn select(mut self, select: impl Fn(&TensorEntry<'_>) -> bool + Send + Sync + 'static) -> Self {
+        self.select = Some(Arc::new(select));
+        self
+    }
+
+    /// What a load with these settings would do, as [`Loader::plan`]; the device need not be there.
+    ///
+    /// # Errors
+    /// As [`Loader::plan`].
+    pub fn plan(&self, checkpoint: &Checkpoint) -> Result<LoadPlan, LoadError> {
+        self.plan_window(checkpoint, self.window)
+    }
+
+    /// A loader with these settings. Opens the device.
+    ///
+    /// # Errors
+    /// [`LoadError::Device`] if the target cannot be used on this machine. Host memory always can.
+    pub fn build(self) -> Result<Loader, LoadError> {
+        let device = match self.borrowed.device(self.target)? {
+            Some(device) => device,
+            None => Device::open(self.target)?,
+        };
+        Ok(Loader { settings: self, device })
+    }
+
+    /// True if the bytes are gone before the caller could hash them.
+    pub(super) fn hashes_on_the_way(&self) -> bool {
+        self.hash && self.target == Target::None
+    }
+
+    pub(super) fn plan_window(&self, checkpoint: &Checkpoint, window: Window) -> Result<LoadPlan, LoadError> {
+        let layers = Layers::group_with(checkpoint, &self.map)?;
+        let mut limits = PlanLimits::new(self.host_budget_bytes);
+        limits.hash = self.hashes_on_the_way();
+        limits.device_budget_bytes = self.device_budget_bytes;
+        limits.window = window;
+        limits.io = self.io;
+        limits.readers = self.readers.unwrap_or_else(|| default_readers(self.io));
+        limits.alignment = source::alignment(checkpoint)?;
+        limits.dtype = self.dtype;
+        (limits.resident, limits.landing) = match self.target {
+            Target::Host => (ResidentKind::Host, Landing::Exact),
+            Target::Cuda(_) => (ResidentKind::Device, Landing::InPhase),
+            Target::None => (ResidentKind::Nowhere, Landing::Exact),
+        };
+        let select = |tensor| self.select.as_ref().is_none_or(|select| select(&checkpoint.tensor(tensor)));
+        Ok(LoadPlan::build(checkpoint, &layers, &limits, select)?)
+    }
+}
+
+impl fmt::Debug for LoaderBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoaderBuilder")
+            .field("target", &self.target)
+            .field("host_budget_bytes", &self.host_budget_bytes)
+            .field("device_budget_bytes", &self.device_budget_bytes)
+            .field("device_reserve_bytes", &self.device_reserve_bytes)
+            .field("window", &self.window)
+            .field("prefetch", &self.prefetch)
+            .field("io", &self.io)
+            .field("readers", &self.readers)
+            .field("hash", &self.hash)
+            .field("hand_out", &self.hand_out)
+            .field("dtype", &self.dtype)
+            .field("borrowed", &self.borrowed)
+            .field("stall_timeout", &self.stall_timeout)
+            .field("map", &self.map)
+            .field("selects", &self.select.is_some())
+            .finish()
+    }
+}
+
+/// Buffered and mapped reads are bound by copying, so a thread per core; direct reads wait for the disk, so a
+/// few in flight even on a small machine.
+fn default_readers(io: IoMode) -> u32 {
+    let cores =
+        thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
+    match io {
+        IoMode::Mmap | IoMode::Buffered => cores.clamp(1, 8),
+        IoMode::Direct => cores.clamp(4, 8),
+    }
+}

@@ -1,0 +1,228 @@
+//! In which arrangement the tensors of a layer land in its arena.
+//!
+//! [`exact`] gives each tensor a place on 256 bytes and lets it land there. [`in_phase`] lets neighbours in a file keep the
+//! file's spacing, so that a segment of them travels as one copy:
+//!
+//! ```text
+//! file    ..|  weight (large)  |a|b|   weight (large)   |..     a, b: small, of odd lengths
+//! arena   |  weight (large)  |a|b| .. |   weight (large)   | .. |a   |b   |
+//!          segment, aligned               segment, aligned       the appendix: a and b are moved here
+//! ```
+//!
+//! Where the file's spacing puts tensors on different phases of 256 bytes, the large ones of a segment have to
+//! agree: one that does not starts the next segment. A small one that does not is moved to the appendix of the arena,
+//! once everything has landed. Segments begin only where [`exact`] would need a new copy too, so there
+//! are never more copies, and an arena is larger by less than
+//!
+//! ```text
+//! 256 * (segments + 1) + max(64 KiB, tensor_bytes / 64)
+//! ```
+//!
+//! before it is rounded up.
+
+use super::{MoveOp, Placement};
+use crate::checkpoint::Checkpoint;
+use crate::units::{Alignment, KIB, to_usize};
+
+/// A larger tensor is never moved: it would take its bytes a second time.
+const MOVED_BYTES_MAX: u64 = 64 * KIB;
+/// What the appendix of a layer may always take.
+const APPENDIX_BYTES_MIN: u64 = 64 * KIB;
+/// What part of a layer its appendix may take: one in so many.
+const APPENDIX_SHARE: u64 = 64;
+
+/// Gives each tensor of a layer its place. Returns where the last one ends; `None` if that does not fit.
+pub(super) fn exact(placements: &mut [Placement]) -> Option<u64> {
+    let mut end = 0_u64;
+    for placement in placements {
+        placement.arena_offset_bytes = Alignment::TENSOR.up(end)?;
+        end = placement.arena_offset_bytes.checked_add(placement.len_bytes())?;
+    }
+    Some(end)
+}
+
+/// Lets the tensors of a layer land in segments. Returns where the last one ends; `None` if that does not fit.
+///
+/// Those that landed beside a multiple of 256 bytes are to be moved: see [`append`].
+pub(super) fn in_phase(checkpoint: &Checkpoint, placements: &mut [Placement]) -> Option<u64> {
+    // Landing, padding and a place in the appendix, from above: below, no sum overflows.
+    let reserve = 2 * (MOVED_BYTES_MAX + Alignment::TENSOR.bytes());
+    let grown =
+        |sum: u64, placement: &Placement| sum.checked_add(placement.len_bytes())?.checked_add(reserve);
+    placements.iter().try_fold(reserve, grown)?;
+    let tensor_bytes: u64 = placements.iter().map(Placement::len_bytes).sum();
+    let appendix_bytes_max = APPENDIX_BYTES_MIN.max(tensor_bytes / APPENDIX_SHARE);
+    let mut phases = Phases { checkpoint, moved_bytes_max: MOVED_BYTES_MAX };
+    loop {
+        let end = phases.land(placements);
+        if moved(placements).map(appended_bytes).sum::<u64>() <= appendix_bytes_max {
+            return Some(end);
+        }
+        // With nothing that may be moved, the appendix is empty.
+        phases.moved_bytes_max /= 2;
+    }
+}
+
+/// The tensors that did not land in their place.
+pub(super) fn moved(placements: &[Placement]) -> impl Iterator<Item = &Placement> {
+    placements.iter().filter(|placement| !is_in_place(placement))
+}
+
+fn is_in_place(placement: &Placement) -> bool {
+    Alignment::TENSOR.divides(placement.arena_offset_bytes)
+}
+
+/// What a tensor takes in the appendix.
+fn appended_bytes(placement: &Placement) -> u64 {
+    placement.len_bytes().next_multiple_of(Alignment::TENSOR.bytes())
+}
+
+/// Gives those tensors of a layer that have to be moved their place behind `end` and lists the moves, ascending.
+/// Returns where the last one ends.
+pub(super) fn append(placements: &mut [Placement], end: u64, moves: &mut Vec<MoveOp>) -> u64 {
+    let mut end = end;
+    for placement in placements.iter_mut().filter(|placement| !is_in_place(placement)) {
+        let to = end.next_multiple_of(Alignment::TENSOR.bytes());
+        moves.push(MoveOp {
+            from_arena_offset_bytes: placement.arena_offset_bytes,
+            to_arena_offset_bytes: to,
+            len_bytes: placement.len_bytes(),
+        });
+        placement.arena_offset_bytes = to;
+        end = to + placement.len_bytes();
+    }
+    end
+}
+
+/// Where the first byte of a tensor lands. `moves` are those of its layer.
+pub(super) fn landing_of(placement: &Placement, moves: &[MoveOp]) -> u64 {
+    let place = placement.arena_offset_bytes;
+    match moves.first() {
+        Some(first) if first.to_arena_offset_bytes <= place => {
+            let found = moves.binary_search_by_key(&place, |step| step.to_arena_offset_bytes);
+            found.map_or(place, |index| moves[index].from_arena_offset_bytes)
+        }
+        _ => place,
+    }
+}
+
+/// How a layer is cut into segments.
+struct Phases<'a> {
+    checkpoint: &'a Checkpoint,
+    /// Larger tensors have to land in their place.
+    moved_bytes_max: u64,
+}
+
+/// Tensors that keep the file's spacing.
+struct Segment {
+    /// How many: the next ones of the layer.
+    len: usize,
+    /// Those of this phase in the file land in their place.
+    phase: u64,
+}
+
+/// Where a tensor's start lies between two multiples of 256 bytes of its file.
+fn phase(placement: &Placement) -> u64 {
+    placement.extent.start() % Alignment::TENSOR.bytes()
+}
+
+impl Phases<'_> {
+    /// Lets all segments land one behind the other. Returns where the last one ends.
+    fn land(&self, placements: &mut [Placement]) -> u64 {
+        let mut end = 0_u64;
+        let mut rest = placements;
+        while !rest.is_empty() {
+            let Segment { len, phase } = self.first_segment(rest);
+            let (segment, behind) = rest.split_at_mut(len);
+            let origin = segment.iter().find(|placement| !placement.extent.is_empty());
+            let origin = origin.map_or(0, |placement| placement.extent.start());
+            // The next byte of the arena that has the phase of the segment's first byte.
+            let padding = origin.wrapping_sub(phase).wrapping_sub(end) % Alignment::TENSOR.bytes();
+            let base = end + padding;
+            for placement in segment {
+                if placement.extent.is_empty() {
+                    placement.arena_offset_bytes = end.next_multiple_of(Alignment::TENSOR.bytes());
+                } else {
+                    placement.arena_offset_bytes = base + (placement.extent.start() - origin);
+                    end = placement.arena_offset_bytes + placement.len_bytes();
+                }
+            }
+            rest = behind;
+        }
+        end
+    }
+
+    fn has_to_land_in_place(&self, placement: &Placement) -> bool {
+        placement.narrowing.is_some() || placement.extent.len_bytes() > self.moved_bytes_max
+    }
+
+    /// True if `next` can travel in one copy with the tensor before it. What is narrowed leaves a hole behind it.
+    fn continues(&self, before: &Placement, next: &Placement) -> bool {
+        let shard = |placement: &Placement| self.checkpoint.tensor(placement.tensor).shard;
+        before.narrowing.is_none()
+            && before.extent.end() == next.extent.start()
+            && shard(before) == shard(next)
+    }
+
+    /// The segment that `rest` begins with.
+    fn first_segment(&self, rest: &[Placement]) -> Segment {
+        let mut before: Option<&Placement> = None;
+        // The last tensor that has to land in its place: its index and phase.
+        let mut fixed: Option<(usize, u64)> = None;
+        for (index, placement) in with_bytes(rest) {
+            if before.is_some_and(|before| !self.continues(before, placement)) {
+                return Segment { len: index, phase: settled_phase(&rest[..index], fixed) };
+            }
+            before = Some(placement);
+            if !self.has_to_land_in_place(placement) {
+                continue;
+            }
+            match fixed {
+                Some((last, settled)) if settled != phase(placement) => {
+                    return Segment { len: split(rest, last, index), phase: settled };
+                }
+                _ => fixed = Some((index, phase(placement))),
+            }
+        }
+        Segment { len: rest.len(), phase: settled_phase(rest, fixed) }
+    }
+}
+
+/// The tensors that have bytes, with their indices.
+fn with_bytes(placements: &[Placement]) -> impl Iterator<Item = (usize, &Placement)> {
+    placements.iter().enumerate().filter(|(_, placement)| !placement.extent.is_empty())
+}
+
+/// The phase of a whole segment: that of a tensor that has to land in its place, else the one most have.
+fn settled_phase(segment: &[Placement], fixed: Option<(usize, u64)>) -> u64 {
+    if let Some((_, phase)) = fixed {
+        return phase;
+    }
+    let mut counts = [(0_u32, 0_u64); 256];
+    for (_, placement) in with_bytes(segment) {
+        let count = &mut counts[to_usize(phase(placement))];
+        *count = (count.0 + 1, phase(placement));
+    }
+    counts.iter().max().map_or(0, |&(_, phase)| phase)
+}
+
+/// Where to end a segment whose last settled tensor is `last`, when `next` has to start another one: where the fewest
+/// tensors between them have to be moved, and where the phase changes, since there each way of landing needs a new copy.
+fn split(rest: &[Placement], last: usize, next: usize) -> usize {
+    let (left, right) = (phase(&rest[last]), phase(&rest[next]));
+    let between = || with_bytes(&rest[..=next]).filter(|&(index, _)| index > last);
+    // How many are moved if the segment ends right behind `last`; then one tensor further, and so on.
+    let mut moved_count = between().filter(|(_, placement)| phase(placement) != right).count();
+    let mut before = left;
+    let mut best = (usize::MAX, next);
+    for (index, placement) in between() {
+        let phase = phase(placement);
+        if phase != before {
+            best = best.min((moved_count, index));
+        }
+        before = phase;
+        moved_count += usize::from(phase != left);
+        moved_count -= usize::from(phase != right);
+    }
+    best.1
+}
