@@ -215,7 +215,9 @@ impl SimOutcome {
     pub fn report(&self) -> &SimReport {
         match &self.reports[..] {
             [report] => report,
-            reports => panic!("{} reports, {:?}\n{}\n{}", reports.len(), self.status, self.stdout, self.stderr),
+            reports => {
+                panic!("{} reports, {:?}\n{}\n{}", reports.len(), self.status, self.stdout, self.stderr)
+            }
         }
     }
 

@@ -132,7 +132,8 @@ impl Sim {
     }
 
     pub(crate) fn release_primary(&mut self, device: usize) -> Answer {
-        let (Some(context), references) = (self.devices[device].primary, self.devices[device].primary_references)
+        let (Some(context), references) =
+            (self.devices[device].primary, self.devices[device].primary_references)
         else {
             self.violation("bad_release", format!("the primary context of device {device} is not retained"));
             return Err(Code::INVALID_CONTEXT);
@@ -156,9 +157,10 @@ impl Sim {
         // What only concerns the device runs to its end, as a driver lets it.
         let _ = self.synchronize_context(context);
         let device = self.device_of(context);
-        let streams = self.streams.values().filter(|stream| {
-            stream.context == context && !stream.is_default && !stream.is_destroyed
-        });
+        let streams = self
+            .streams
+            .values()
+            .filter(|stream| stream.context == context && !stream.is_default && !stream.is_destroyed);
         let mut left = vec![("streams", to_u64(streams.count()))];
         let events = self.events.values().filter(|event| event.context == context);
         left.push(("events", to_u64(events.count())));
@@ -210,8 +212,12 @@ impl Sim {
     pub(crate) fn lose_context(&mut self, context: usize, code: Code) {
         let device = self.device_of(context);
         self.devices[device].lost.get_or_insert(code);
-        let contexts: Vec<usize> =
-            self.contexts.iter().filter(|(_, context)| context.device == device).map(|(&handle, _)| handle).collect();
+        let contexts: Vec<usize> = self
+            .contexts
+            .iter()
+            .filter(|(_, context)| context.device == device)
+            .map(|(&handle, _)| handle)
+            .collect();
         for context in contexts {
             self.drop_work(context);
         }

@@ -50,10 +50,22 @@ pub(crate) enum Copy {
         sum: u64,
     },
     /// As above, of bytes that were read when it was queued.
-    Staged { bytes: Vec<u8>, target: DeviceRange },
-    ToHost { source: DeviceRange, target: HostRange },
-    OnDevice { source: DeviceRange, target: DeviceRange },
-    Fill { target: DeviceRange, value: u8 },
+    Staged {
+        bytes: Vec<u8>,
+        target: DeviceRange,
+    },
+    ToHost {
+        source: DeviceRange,
+        target: HostRange,
+    },
+    OnDevice {
+        source: DeviceRange,
+        target: DeviceRange,
+    },
+    Fill {
+        target: DeviceRange,
+        value: u8,
+    },
 }
 
 impl Copy {
@@ -216,8 +228,13 @@ impl Sim {
 
     fn move_bytes(&mut self, copy: Copy) -> Answer {
         let ranges = [copy.read_range(), copy.written_range()];
-        if let Some(range) = ranges.into_iter().flatten().find(|range| !self.allocations.contains_key(&range.start)) {
-            self.violation("use_after_free", format!("{:#x} was freed while a copy was queued", range.address));
+        if let Some(range) =
+            ranges.into_iter().flatten().find(|range| !self.allocations.contains_key(&range.start))
+        {
+            self.violation(
+                "use_after_free",
+                format!("{:#x} was freed while a copy was queued", range.address),
+            );
             return Err(Code::ILLEGAL_ADDRESS);
         }
         if let Some(kind) = copy.host_kind()

@@ -88,7 +88,10 @@ fn read_part(start: usize, buffer: &mut [u8]) -> Result<(), Missing> {
         return Ok(());
     }
     let error = std::io::Error::last_os_error();
-    if read == -1 && matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) && is_mapped(start, buffer.len()) {
+    if read == -1
+        && matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS))
+        && is_mapped(start, buffer.len())
+    {
         let source: *const u8 = std::ptr::with_exposed_provenance(start);
         // SAFETY: the range is mapped (asked above) and the buffer is as long; they do not overlap, since the buffer is ours.
         unsafe { std::ptr::copy_nonoverlapping(source, buffer.as_mut_ptr(), buffer.len()) };
@@ -194,7 +197,8 @@ impl Sim {
                 if first <= start && end <= first + pinned.len_bytes {
                     return Ok(HostKind::Pinned { start: first, identity: pinned.identity });
                 }
-                let text = format!("{start:#x}+{len} is pinned in part only: {first:#x}+{}", pinned.len_bytes);
+                let text =
+                    format!("{start:#x}+{len} is pinned in part only: {first:#x}+{}", pinned.len_bytes);
                 self.violation("pinned_in_part", text);
                 Err(Code::INVALID_VALUE)
             }

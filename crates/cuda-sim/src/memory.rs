@@ -77,7 +77,9 @@ impl DeviceBytes {
 
     /// Gives the pages of a range back to the machine.
     fn drop_range(&self, offset: u64, len_bytes: u64) {
-        let (Ok(offset), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(len_bytes)) else { return };
+        let (Ok(offset), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(len_bytes)) else {
+            return;
+        };
         let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: takes numbers only. A failure keeps pages longer than needed, no more.
         let _ = unsafe { libc::fallocate(self.0.as_raw_fd(), flags, offset, len) };
@@ -103,7 +105,12 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub(crate) fn new(index: usize, total_bytes: u64, other_bytes: u64, pool: usize) -> std::io::Result<Self> {
+    pub(crate) fn new(
+        index: usize,
+        total_bytes: u64,
+        other_bytes: u64,
+        pool: usize,
+    ) -> std::io::Result<Self> {
         Ok(Self {
             bytes: DeviceBytes::new()?,
             total_bytes,
@@ -204,7 +211,8 @@ impl Sim {
                 if allocation.freed_at.is_some() {
                     Some(("use_after_free", format!("{address:#x}+{len_bytes}: its free is queued already")))
                 } else if len_bytes > allocation.len_bytes - (address - start) {
-                    let text = format!("{address:#x}+{len_bytes} runs over {start:#x}+{}", allocation.len_bytes);
+                    let text =
+                        format!("{address:#x}+{len_bytes} runs over {start:#x}+{}", allocation.len_bytes);
                     Some(("out_of_bounds", text))
                 } else {
                     return Ok(start);
@@ -248,8 +256,13 @@ impl Sim {
         accesses.push(Access { start: range.start, end: range.end, is_write, point });
         allocation.uses.raise(point);
         for (kind, other) in problems {
-            let text =
-                format!("{:#x}..{:#x} by {} without order after {}", range.start, range.end, self.place(point), self.place(other));
+            let text = format!(
+                "{:#x}..{:#x} by {} without order after {}",
+                range.start,
+                range.end,
+                self.place(point),
+                self.place(other)
+            );
             self.violation(kind, text);
         }
     }

@@ -299,7 +299,12 @@ unsafe fn processes(handle: usize, count: *mut u32, processes: *mut Process) -> 
             return Err(INSUFFICIENT_SIZE);
         }
         let used_bytes = sim.devices[device].taken_bytes;
-        let own = Process { pid: std::process::id(), used_bytes, gpu_instance: u32::MAX, compute_instance: u32::MAX };
+        let own = Process {
+            pid: std::process::id(),
+            used_bytes,
+            gpu_instance: u32::MAX,
+            compute_instance: u32::MAX,
+        };
         // SAFETY: there is room for one.
         unsafe { give(processes, own) }
     })

@@ -86,7 +86,8 @@ impl Sim {
         line("violations.total", &self.ledger.violation_count);
         for (index, violation) in self.ledger.violations.iter().enumerate() {
             let text = violation.text.replace('\n', " ");
-            let value = format!("{} call={} faults={} {text}", violation.kind, violation.call, violation.faults);
+            let value =
+                format!("{} call={} faults={} {text}", violation.kind, violation.call, violation.faults);
             line(&format!("violation.{index}"), &value);
         }
         line("end", &1);

@@ -286,8 +286,12 @@ impl Sim {
 
     /// Drops all work of a context that is lost. Frees are done, since nothing uses the memory any more.
     pub(crate) fn drop_work(&mut self, context: usize) {
-        let handles: Vec<usize> =
-            self.streams.iter().filter(|(_, stream)| stream.context == context).map(|(&handle, _)| handle).collect();
+        let handles: Vec<usize> = self
+            .streams
+            .iter()
+            .filter(|(_, stream)| stream.context == context)
+            .map(|(&handle, _)| handle)
+            .collect();
         for handle in handles {
             let Some(stream) = self.streams.get_mut(&handle) else { continue };
             let queue = std::mem::take(&mut stream.queue);

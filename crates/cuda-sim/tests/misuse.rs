@@ -186,7 +186,11 @@ fn every_kind_of_misuse_is_found() {
         let driver = Driver::new(mode);
         provoke(&driver);
         let uses_own_driver = ["not_initialised", "unregister_without_wait"].contains(&kind);
-        assert!(uses_own_driver || driver.kinds().iter().any(|found| found == kind), "{kind}: {:?}", driver.report());
+        assert!(
+            uses_own_driver || driver.kinds().iter().any(|found| found == kind),
+            "{kind}: {:?}",
+            driver.report()
+        );
     }
 }
 
@@ -199,8 +203,11 @@ fn every_kind_has_its_test() {
         let path = entry.unwrap().path();
         if path.is_file() {
             let text = std::fs::read_to_string(path).unwrap();
-            for opening in ["violation(\"", "Some((\"", "Some(\"", "push((\"", "                (\"", "_ => (\""] {
-                let parts = text.split(opening).skip(1).map(|rest| rest.split('"').next().unwrap().to_owned());
+            for opening in
+                ["violation(\"", "Some((\"", "Some(\"", "push((\"", "                (\"", "_ => (\""]
+            {
+                let parts =
+                    text.split(opening).skip(1).map(|rest| rest.split('"').next().unwrap().to_owned());
                 kinds.extend(parts.filter(|part| part.contains('_') && !part.starts_with("CUDA")));
             }
         }

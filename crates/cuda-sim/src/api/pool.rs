@@ -167,7 +167,12 @@ unsafe fn allocate(sim: &mut Sim, address: *mut u64, len: usize, pool: usize, st
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn cuMemAllocFromPoolAsync(address: *mut u64, len: usize, pool: usize, stream: usize) -> u32 {
+unsafe extern "C" fn cuMemAllocFromPoolAsync(
+    address: *mut u64,
+    len: usize,
+    pool: usize,
+    stream: usize,
+) -> u32 {
     call("cuMemAllocFromPoolAsync", Class::Work, |sim| {
         // SAFETY: the caller's promise.
         unsafe { allocate(sim, address, len, pool, stream) }
