@@ -1,6 +1,7 @@
 //! The check for machines with a GPU (`scripts/gpu-check`) and the bench that it carries (`device_limits`), from end to end
 //! on the simulated driver: every step runs, both files are written, and the figures say that they mean nothing.
 #![cfg(all(feature = "cuda", feature = "cli"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 #[path = "common/cuda_sim.rs"]
 mod cuda_sim;
