@@ -28,8 +28,10 @@ fn device_limits() -> &'static Path {
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         let lines = String::from_utf8(built.stdout).unwrap();
         let messages = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let mut bench = messages.filter(|message| message["target"]["name"] == "device_limits");
-        PathBuf::from(bench.next().unwrap()["executable"].as_str().unwrap())
+        let bench = messages.filter(|message| message["target"]["name"] == "device_limits");
+        // Warnings are messages about the same target.
+        let mut programs = bench.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
+        programs.next().unwrap()
     })
 }
 

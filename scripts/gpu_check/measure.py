@@ -47,13 +47,15 @@ class Measurements:
     def __init__(self, loadcheck, limits, others, made, deadline, say):
         self.loadcheck, self.limits, self.others = loadcheck, limits, others
         self.data, self.deadline, self.say = made, deadline, say
-        self.samples, self.skipped, self.wrong = {}, [], []
+        self.samples, self.skipped, self.wrong, self.files = {}, [], [], {}
 
     def groups(self, tiny):
         most = 2 if tiny else 7
+        # The largest one; where there was no time to make it, a smaller one says more than nothing.
+        main = "sharded" if "sharded" in self.data.made else "dense"
         groups = [
-            self.group("warm", "sharded", "warm", False, self.rings(), peers.WARM, most, 1, 60),
-            self.group("cold", "sharded", "cold", False, self.cold(), peers.COLD, min(most, 3), 2, 60),
+            self.group("warm", main, "warm", False, self.rings(), peers.WARM, most, 1, 60),
+            self.group("cold", main, "cold", False, self.cold(), peers.COLD, min(most, 3), 2, 60),
             self.group("small tensors, warm", "small", "warm", False, self.plain(), peers.SMALL, most, 1, 20),
             self.group("f32 to bf16, warm", "f32", "warm", True, self.narrowing(), peers.NARROWED, most, 2, 30),
             self.group("mixture of experts, warm", "moe", "warm", False, self.plain(), (), most, 2, 10),
@@ -65,6 +67,7 @@ class Measurements:
             self.skip(name, "all", f"no data: {self.data.missing.get(data, 'not made')}")
             return None
         folder = self.data.path(data)
+        self.files[name] = data
         rows = [Row(f"onelayer, {text}", self.our_sample(folder, cache, flags), True) for text, flags in ours]
         for peer, setting, environment in others:
             absent = self.others.absent(peer) if not self.loadcheck.stands_in else "stand-in: no device"
@@ -179,7 +182,7 @@ class Measurements:
         rows = []
         for (group, name), samples in self.samples.items():
             good = [sample for sample in samples if "gb_per_s" in sample]
-            row = {"group": group, "row": name, "samples": len(good), "raw": samples}
+            row = {"group": group, "row": name, "data": self.files.get(group), "samples": len(good), "raw": samples}
             errors = [sample["error"] for sample in samples if sample.get("error")]
             if errors:
                 row["error"] = errors[-1]

@@ -120,7 +120,7 @@ def measured_lines(rows):
     lines += ["| files and cache | loader | GB/s | of the limit | s | RSS, MiB | host, MiB | pinned, MiB | system, MiB | n |", "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
     for row in rows:
         if row["gb_per_s"] is None:
-            lines.append(f"| {row['group']} | {row['row']} | failed: {cell(row.get('error', '?'))} | | | | | | | 0 |")
+            lines.append(f"| {row['group']} ({row['data']}) | {row['row']} | failed: {cell(row.get('error', '?'))} | | | | | | | 0 |")
             continue
         ratio, seconds = row["ratio"], row["seconds"]
         name = f"*limit: {', '.join(row['limited_by'])}*" if row["row"] == "limit" else row["row"]
@@ -128,7 +128,7 @@ def measured_lines(rows):
             figure(row["gb_per_s"]), figure(ratio) if ratio else "", figure(seconds, 3) if seconds else "",
             *("" if row["row"] == "limit" else mib(row[field]) for field in ("rss_growth_bytes", "host_growth_bytes", "pinned_bytes", "system_growth_bytes")),
         ]
-        lines.append(f"| {row['group']} | {name} | {' | '.join(told)} | {row['samples']} |")
+        lines.append(f"| {row['group']} ({row['data']}) | {name} | {' | '.join(told)} | {row['samples']} |")
     return lines
 
 
