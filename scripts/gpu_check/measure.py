@@ -12,7 +12,7 @@ from . import peers
 from .loadcheck import Wrong, check_memory, completed, prepare
 from .process import MIB
 
-RINGS_MIB = (16, 32, 64, 128)
+BUDGETS_MIB = (16, 32, 64, 128)
 
 
 @dataclasses.dataclass
@@ -54,7 +54,7 @@ class Measurements:
         # The largest one; where there was no time to make it, a smaller one says more than nothing.
         main = "sharded" if "sharded" in self.data.made else "dense"
         groups = [
-            self.group("warm", main, "warm", False, self.rings(), peers.WARM, most, 1, 60),
+            self.group("warm", main, "warm", False, self.budgets(), peers.WARM, most, 1, 60),
             self.group("cold", main, "cold", False, self.cold(), peers.COLD, min(most, 3), 2, 60),
             self.group("small tensors, warm", "small", "warm", False, self.plain(), peers.SMALL, most, 1, 20),
             self.group("f32 to bf16, warm", "f32", "warm", True, self.narrowing(), peers.NARROWED, most, 2, 30),
@@ -75,20 +75,20 @@ class Measurements:
         limit = (lambda: self.limits.cold(folder)) if cache == "cold" else (lambda: self.limits.warm(folder, narrowed))
         return Group(name, data, cache, narrowed, rows, limit, rounds, every, estimate)
 
-    def rings(self):
-        return [(f"ring {size} MiB", ("--budget", f"{size}MiB")) for size in RINGS_MIB]
+    def budgets(self):
+        return [(f"budget {size} MiB", ("--budget", f"{size}MiB")) for size in BUDGETS_MIB]
 
     def plain(self):
-        return [("64 MiB", ("--budget", "64MiB"))]
+        return [("budget 64 MiB", ("--budget", "64MiB"))]
 
     def narrowing(self):
         if "--dtype" not in self.loadcheck.flags:
             self.skip("f32 to bf16, warm", "onelayer", "this loadcheck has no --dtype")
             return []
-        return [("64 MiB, --dtype bf16", ("--budget", "64MiB", "--dtype", "bf16"))]
+        return [("budget 64 MiB, --dtype bf16", ("--budget", "64MiB", "--dtype", "bf16"))]
 
     def cold(self):
-        return [(f"64 MiB, {io}", ("--budget", "64MiB", "--io", io)) for io in ("direct", "buffered")]
+        return [(f"budget 64 MiB, {io}", ("--budget", "64MiB", "--io", io)) for io in ("direct", "buffered")]
 
     def our_sample(self, folder, state, flags):
         def sample():
