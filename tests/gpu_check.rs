@@ -16,31 +16,40 @@ use serde_json::Value;
 
 use cuda_sim::SimRun;
 
-/// The bench as a program, built by the cargo that runs the tests.
-fn device_limits() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let built = Command::new(env!("CARGO"))
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .args(["build", "--quiet", "--locked", "--bench", "device_limits", "--message-format=json"])
-            .output()
-            .unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        let lines = String::from_utf8(built.stdout).unwrap();
-        let messages = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let bench = messages.filter(|message| message["target"]["name"] == "device_limits");
-        // Warnings are messages about the same target.
-        let mut programs = bench.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
-        programs.next().unwrap()
-    })
+/// A bench as a program, built by the cargo that runs the tests.
+fn bench(name: &str) -> PathBuf {
+    let built = Command::new(env!("CARGO"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["build", "--quiet", "--locked", "--bench", name, "--message-format=json"])
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let lines = String::from_utf8(built.stdout).unwrap();
+    let messages = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let bench = messages.filter(|message| message["target"]["name"] == name);
+    // Warnings are messages about the same target.
+    let mut programs = bench.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
+    programs.next().unwrap()
 }
 
-/// A folder with both programs, as it would be carried.
+fn device_limits() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| bench("device_limits"))
+}
+
+fn device_cycles() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| bench("device_cycles"))
+}
+
+/// A folder with the programs, as it would be carried.
 fn binaries(folder: &Path) -> PathBuf {
     let binaries = folder.join("binaries");
     fs::create_dir(&binaries).unwrap();
     let loadcheck = Path::new(env!("CARGO_BIN_EXE_loadcheck"));
-    for (name, program) in [("loadcheck", loadcheck), ("device_limits", device_limits())] {
+    let programs =
+        [("loadcheck", loadcheck), ("device_limits", device_limits()), ("device_cycles", device_cycles())];
+    for (name, program) in programs {
         std::os::unix::fs::symlink(program, binaries.join(name)).unwrap();
     }
     binaries
@@ -114,7 +123,6 @@ fn without_a_usable_driver_both_files_say_so() {
 }
 
 #[test]
-#[ignore = "needs `loadcheck run --device cuda:N --verify`"]
 fn the_whole_check_passes_on_the_simulated_driver() {
     let folder = tempfile::tempdir().unwrap();
     let command = check(folder.path(), &["--scale", "tiny", "--minutes", "4"]);

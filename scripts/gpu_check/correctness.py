@@ -4,8 +4,8 @@ import re
 import shutil
 
 from . import data, device
-from .loadcheck import Wrong, check_memory, check_verified, check_vram, completed, figures, slots, value
-from .process import MIB
+from .loadcheck import VRAM_SLACK_BYTES, Wrong, check_memory, check_verified, completed, slots, value
+from .process import MIB, run
 
 DTYPE_SHARE = {"bf16": 0.5, "f16": 0.5}
 
@@ -21,8 +21,9 @@ class Absent(Exception):
 class Steps:
     """Every step in order. A method per kind; `all` names them with the seconds each may need at full scale."""
 
-    def __init__(self, loadcheck, made, watch, identity):
+    def __init__(self, loadcheck, made, watch, identity, cycles):
         self.loadcheck, self.data, self.watch, self.identity = loadcheck, made, watch, identity
+        self.cycles_command = cycles
 
     def all(self):
         verify = self.verified
@@ -157,34 +158,48 @@ class Steps:
         return self.refused(self.loadcheck.run(self.folder("dense"), flag, str(size)))
 
     def cycles(self):
-        """Device memory seen from inside each load, and by another process before the first and after the last."""
+        """Device memory as one process sees it after each of ten rounds, and as another one does before and after all."""
         self.on_device()
-        folder = self.folder("dense")
         before = self.watch.ask("memory")
-        command, flags = ("leak", ["--cycles", "10"]) if self.loadcheck.has_leak else ("run", ["--runs", "10"])
-        report = completed(self.loadcheck.run(folder, *flags, command=command))
+        done = run([*self.cycles_command, self.folder("dense"), "--cycles", "10"], 60)
+        report = done.json()
+        if done.code != 0 or not report:
+            raise Wrong(f"10 loads in one process: {done.why()}")
         after = self.watch.ask("memory")
-        rows = [figures(one) for one in report["runs"]]
-        if command == "run" and len(rows) != 10:
-            raise Wrong(f"{len(rows)} runs were reported, 10 were asked for")
-        for row in rows:
-            check_vram(row)
-        methods, outside = {row["vram_method"] for row in rows}, {}
+        rounds = value(report, "cycles")
+        if len(rounds) != 10:
+            raise Wrong(f"{len(rounds)} rounds were reported, 10 were asked for")
+        start = value(report, "device_free_before_bytes")
+        for number, one in enumerate(rounds, 1):
+            if value(one, "returned_bytes") != value(one, "resident_bytes") or one["resident_bytes"] == 0:
+                raise Wrong(f"round {number}: {one['returned_bytes']} of {one['resident_bytes']} bytes were returned")
+            kept = start - value(one, "device_free_after_bytes")
+            if kept > VRAM_SLACK_BYTES:
+                raise Wrong(f"round {number} left {kept} bytes of device memory behind")
+        grown = value(rounds[-1], "rss_after_bytes") - value(rounds[0], "rss_after_bytes")
+        if grown > 16 * MIB:
+            raise Wrong(f"host memory grew by {grown / MIB:.1f} MiB from the first round to the last")
+        outside = self.outside(before, after)
+        seen = ", ".join(f"{name} {'not usable' if d is None else f'{d:+d} B'}" for name, d in outside.items())
+        kept = start - value(report, "device_free_after_bytes")
+        return {
+            "detail": f"one process: {kept:+d} B of device memory, {grown / MIB:+.1f} MiB of host memory; from outside: {seen}",
+            "figures": {"vram_difference_bytes": {"inside": kept, **outside}, "rounds": rounds},
+        }
+
+    def outside(self, before, after):
+        """How much more of the device is used, as a process that loads nothing sees it, by each method."""
+        found = {}
         for method in ("driver", "nvml"):
             if "error" in before[method] or "error" in after[method]:
-                outside[method] = None
+                found[method] = None
                 continue
-            outside[method] = after[method]["used_bytes"] - before[method]["used_bytes"]
-            if abs(outside[method]) > 2 * MIB:
-                raise Wrong(f"another process sees {outside[method]:+d} bytes of device memory ({method}) after 10 loads")
-        if all(difference is None for difference in outside.values()):
+            found[method] = after[method]["used_bytes"] - before[method]["used_bytes"]
+            if abs(found[method]) > VRAM_SLACK_BYTES:
+                raise Wrong(f"another process sees {found[method]:+d} bytes of device memory ({method}) after 10 loads")
+        if all(difference is None for difference in found.values()):
             raise Wrong("neither the driver nor NVML could be asked from outside")
-        seen = ", ".join(f"{name} {'not usable' if d is None else f'{d:+d} B'}" for name, d in outside.items())
-        process = "one process" if command == "leak" else "a process each"
-        return {
-            "detail": f"{process}; inside ({', '.join(sorted(methods))}): before = after; from outside: {seen}",
-            "figures": {"vram_difference_bytes": outside, "runs": rows},
-        }
+        return found
 
 
 def open_watch(ordinal):

@@ -72,6 +72,9 @@ class Nvml:
         call(self.lib, "nvmlDeviceGetMemoryInfo", self.handle, ctypes.byref(memory))
         return memory
 
+    def close(self):
+        call(self.lib, "nvmlShutdown")
+
 
 class Driver:
     """The driver with the primary context current."""
@@ -106,6 +109,10 @@ class Driver:
             "total_bytes": self.memory()[1],
         }
 
+    def close(self):
+        call(self.lib, "cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+        call(self.lib, "cuDevicePrimaryCtxRelease_v2", self.device)
+
 
 def attempt(action):
     """What an action gives, or why it could not."""
@@ -131,6 +138,8 @@ def serve(ordinal):
     for line in sys.stdin:
         method = (lambda source: source.describe()) if line.strip() == "describe" else used
         print(json.dumps({"driver": ask(driver, method), "nvml": ask(nvml, method)}), flush=True)
+    for source in (driver, nvml):
+        ask(source, lambda source: source.close())
 
 
 class Watch:

@@ -27,7 +27,7 @@ def say(mark, what, detail=""):
 
 def parse():
     parser = argparse.ArgumentParser(prog="gpu-check", description=__doc__, epilog=EPILOG)
-    parser.add_argument("binaries", type=pathlib.Path, metavar="BIN_DIR", help="holds the programs loadcheck and device_limits")
+    parser.add_argument("binaries", type=pathlib.Path, metavar="BIN_DIR", help="holds the programs loadcheck, device_limits and device_cycles")
     parser.add_argument("output", type=pathlib.Path, metavar="OUT_DIR", help="gets gpu-check.json and gpu-check.md")
     parser.add_argument("--scale", choices=("full", "tiny"), default="full", help="22 GB of checkpoints, or 30 MB to try the check itself")
     parser.add_argument("--data", type=pathlib.Path, help="keep the checkpoints here and use them again (default: a temporary folder)")
@@ -101,7 +101,7 @@ def no_device(report, reason):
 
 def check(args, report, deadline, folder, stack):
     """Everything in order; the exit code."""
-    binaries = {name: (args.binaries / name).resolve() for name in ("loadcheck", "device_limits")}
+    binaries = {name: (args.binaries / name).resolve() for name in ("loadcheck", "device_limits", "device_cycles")}
     missing = [str(path) for path in binaries.values() if not os.access(path, os.X_OK)]
     if missing:
         report.found["verdict"] = f"no binaries: {', '.join(missing)}"
@@ -123,7 +123,8 @@ def check(args, report, deadline, folder, stack):
     data.make_all(0.3)
     report.found["data"] = {"made": data.made, "missing": data.missing}
     report.save()
-    run_steps(correctness.Steps(loadcheck, data, watch, identity), report, deadline, args.scale == "tiny")
+    cycles = [str(binaries["device_cycles"]), "--device", str(args.device)]
+    run_steps(correctness.Steps(loadcheck, data, watch, identity, cycles), report, deadline, args.scale == "tiny")
     run_measurements(args, report, deadline, loadcheck, binaries["device_limits"], data)
     return verdict(report)
 
