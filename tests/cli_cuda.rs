@@ -241,6 +241,10 @@ fn too_little_device_memory_is_refused_before_anything_is_loaded() {
     assert_code(&small("--device-reserve 1MiB"), 0);
     let outcome = small("--device-reserve 50%");
     assert_code(&outcome, 0);
+    let outcome = small("--device-reserve 50% --cache cold --runs 2 --json");
+    let report = report(&outcome, 0);
+    assert_eq!(report["runs"].as_array().unwrap().len(), 2, "the size is known to every run");
+    assert_eq!(report["plan"]["params"]["device_reserve_bytes"], 40 << 20);
     let outcome = small("--device-budget 1MiB --device-reserve 0");
     assert_code(&outcome, 2);
     assert!(outcome.stderr.contains("--> --device-budget"), "{}", outcome.stderr);

@@ -1,7 +1,12 @@
 //! `--device`, `--dtype` and `--verify` on a machine without a CUDA driver: every run here finds files called libcuda that
 //! are no libraries, so the machine that runs the tests may have a driver or not. With a (simulated) driver: `cli_cuda`.
 #![cfg(feature = "cli")]
-#![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::as_conversions,
+    clippy::cast_possible_truncation,
+    reason = "a test that cannot go on panics"
+)]
 
 mod cli_support;
 mod common;

@@ -165,8 +165,9 @@ fn the_worker_is_no_command_for_people() {
     let mut child =
         loadcheck(place.path()).arg("__worker").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let job = r#"{"parent_pid":1,"task":{"prepare":{"load":{"path":"model","budget":{"Bytes":67108864},"io":"buffered",
-        "target":"none","window":null,"prefetch":2,"readers":null,"select":null,"hash":false,"layers":null,
-        "opaque_dtypes":false},"cache":null}}}"#;
+        "device_budget":null,"device_reserve":{"Bytes":0},"device":"none","dtype":null,"window":null,"prefetch":2,
+        "readers":null,"select":null,"hash":false,"verify":false,"layers":null,"opaque_dtypes":false},
+        "has_source":true,"cache":null}}}"#;
     child.stdin.take().unwrap().write_all(job.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), output.stdout.len()), (Some(143), 0));
@@ -325,4 +326,57 @@ fn a_thread_that_cannot_be_had_is_an_error_and_no_panic() {
         assert!(!text.contains("failed to spawn thread"), "{mebibytes} MiB: {text}");
     }
     assert!(refused > 0 && succeeded > 0, "{refused} refused, {succeeded} succeeded");
+}
+
+/// The files are exchanged while the load is held up: what was delivered is of the old one, what is compared of the new.
+#[test]
+fn a_byte_that_differs_from_the_file_is_exit_code_five() {
+    let place = tempfile::tempdir().unwrap();
+    let mut tensors: Vec<_> = (0..20_000)
+        .map(|number| common::TestTensor::random(format!("t{number}.{:->100}", "weight"), 16, number))
+        .collect();
+    common::write_file(&place.path().join("old"), &tensors, 0);
+    tensors[12_345].bytes[7] ^= 0x10;
+    common::write_file(&place.path().join("new"), &tensors, 0);
+    let link = |target: &str, name: &str| {
+        std::os::unix::fs::symlink(target, place.path().join(name)).unwrap();
+    };
+    link("old", "m.safetensors");
+    let parent = loadcheck(place.path())
+        .args(["m.safetensors", "--device", "host", "--hash", "--verify", "--json", "-q"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // Its hashes are more than a pipe holds: a worker whose parent does not read waits with the old file open.
+    let is_held_up = |worker: u32| {
+        let files = std::fs::read_dir(format!("/proc/{worker}/fd")).into_iter().flatten().flatten();
+        let mut files = files.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        let call = std::fs::read_to_string(format!("/proc/{worker}/syscall")).unwrap_or_default();
+        call.starts_with("1 0x1 ") && files.any(|file| file.ends_with("old"))
+    };
+    eventually("a worker that is held up", || {
+        send("STOP", parent.id());
+        std::thread::sleep(Duration::from_millis(100));
+        let is_held_up = children(parent.id()).into_iter().any(is_held_up);
+        if !is_held_up {
+            send("CONT", parent.id());
+        }
+        is_held_up.then_some(())
+    });
+    link("new", "next");
+    std::fs::rename(place.path().join("next"), place.path().join("m.safetensors")).unwrap();
+    send("CONT", parent.id());
+    let (code, report) = finish(parent);
+    assert_eq!(code, Some(5), "{}", report["error"]);
+    let error = &report["error"];
+    let name = &tensors[12_345].name;
+    assert_eq!((&error["code"], &error["place"]), (&"LC0508".into(), &format!("{name}, byte 7").into()));
+    let run = &report["runs"][0];
+    assert_eq!((&run["verified"]["tensors"], &run["verified"]["mismatches"]), (&20_000.into(), &1.into()));
+    assert_eq!(run["outcome"], "failed");
+    let first = &run["verified"]["first_mismatch"];
+    assert_eq!((&first["tensor"], &first["offset_bytes"]), (&name.as_str().into(), &7.into()));
+    let delivered = tensors[12_345].bytes[7] ^ 0x10;
+    assert!(first["found"].as_str().unwrap().starts_with(&format!("{delivered:02x} ")), "{first}");
 }

@@ -201,6 +201,13 @@ impl LoadConfig {
         })
     }
 
+    /// Sizes that related to something are so many bytes from now on.
+    pub(crate) fn settle(&mut self, budgets: &Budgets) {
+        self.budget = Size::Bytes(budgets.host_bytes);
+        self.device_budget = budgets.device_bytes.map(Size::Bytes);
+        self.device_reserve = Size::Bytes(budgets.device_reserve_bytes);
+    }
+
     /// The parameters as a report has them.
     pub(crate) fn params(&self, budgets: &Budgets, readers: Option<u64>) -> Params {
         let io = match self.io {

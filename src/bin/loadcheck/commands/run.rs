@@ -55,6 +55,7 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
         (Err(stop), _) => return session.stop(stop, problems),
         (Ok(_), None) => return Outcome::refused(session.report, problems),
     };
+    session.config.settle(&checked.budgets);
     session.note_source(&checked, &resolved);
     let (watches, more) = watches(&gates, &checked);
     problems.extend(more);

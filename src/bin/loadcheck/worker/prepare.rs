@@ -90,8 +90,10 @@ pub(super) fn prepare(
     cache: Option<CacheArg>,
     cancel: &AtomicBool,
 ) -> Result<Checked, Vec<Problem>> {
-    let (decided, mut problems) = match device::decide(config.device) {
-        Ok(decided) => (Some(decided), Vec::new()),
+    // Between runs only the page cache is looked after: the device was decided on, and opening it takes its time.
+    let asked = if cache.is_none() { device::decide(config.device).map(Some) } else { Ok(None) };
+    let (decided, mut problems) = match asked {
+        Ok(decided) => (decided, Vec::new()),
         Err(problem) => (None, vec![problem]),
     };
     if let Some(decided) = &decided {
