@@ -131,7 +131,7 @@ impl AnonymousMemory {
     ///
     /// # Panics
     /// If `len_bytes` bytes from there do not lie in the mapping.
-    pub(super) fn pointer_to(&self, offset_bytes: u64, len_bytes: u64) -> NonNull<u8> {
+    pub(crate) fn pointer_to(&self, offset_bytes: u64, len_bytes: u64) -> NonNull<u8> {
         let end = offset_bytes.checked_add(len_bytes);
         assert!(
             end.is_some_and(|end| end <= self.len_bytes),

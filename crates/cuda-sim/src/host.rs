@@ -113,6 +113,22 @@ pub(crate) fn is_mapped(start: usize, len: usize) -> bool {
     answer == 0
 }
 
+/// Brings every page of a range into memory, as pinning does. True unless there is none for them.
+pub(crate) fn make_resident(start: usize, len: usize) -> bool {
+    const PAGE: usize = 4096;
+    let first = start / PAGE * PAGE;
+    // SAFETY: faults the pages in and changes no byte (madvise(2), `MADV_POPULATE_WRITE`).
+    let answer = unsafe {
+        libc::madvise(
+            std::ptr::with_exposed_provenance_mut(first),
+            start + len - first,
+            libc::MADV_POPULATE_WRITE,
+        )
+    };
+    // A kernel older than 5.14 does not know the advice: then the program touches the pages by itself.
+    answer == 0 || std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
+}
+
 /// The checksum of a range.
 pub(crate) fn sum(start: usize, len: usize) -> Result<u64, Missing> {
     let mut sum = Sum::new();
@@ -155,6 +171,9 @@ impl Sim {
             return Err(Code::INVALID_VALUE);
         }
         if self.ledger.pinned.now + to_u64(len) > self.config.pinned_bytes_max {
+            return Err(Code::OUT_OF_MEMORY);
+        }
+        if !is_own && !make_resident(start, len) {
             return Err(Code::OUT_OF_MEMORY);
         }
         self.ledger.pinned.add(to_u64(len));

@@ -5,7 +5,7 @@
 //! context   the device's primary context, or the caller's
 //! stream    streams and events
 //! memory    arenas: the stream-ordered pool, recycling, freeing in order
-//! pinned    the ring's memory, registered for DMA
+//! pinned    the ring's memory, registered for DMA, on the device's NUMA node (numa)
 //! lane      what one load shares: its streams, its pool
 //! read_back bytes of the device, copied to the host
 //! backend   arena, copy, seal: what the loader drives
@@ -28,6 +28,7 @@ mod context;
 mod detect;
 mod lane;
 mod memory;
+mod numa;
 mod pinned;
 mod read_back;
 #[cfg(not(loom))]

@@ -1,12 +1,13 @@
 //! The ring's memory, registered with the driver: its pages stay where they are, and the device reads them by itself.
 #![allow(unsafe_code, reason = "calls the driver; each block says why its arguments are valid")]
 
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::{Context, call, insist};
+use super::{Context, call, insist, numa};
 use crate::staging::{PinRefused, Pinned, Pinner};
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context, the caller's own too.
@@ -19,6 +20,12 @@ pub(crate) struct Registrar(pub(crate) Arc<Context>);
 impl Pinner for Registrar {
     unsafe fn pin(&self, start: NonNull<u8>, len_bytes: usize) -> Result<Box<dyn Pinned>, PinRefused> {
         let refused = |error: crate::device::DeviceError| PinRefused(error.to_string());
+        // Registering touches every page: this is the time to say where they should be.
+        let node = self.0.pci_bus_id().ok().and_then(|id| numa::node_of(&id, Path::new("/sys")));
+        if let Some(node) = node {
+            // SAFETY: a live mapping (the caller's promise), of whole pages.
+            unsafe { numa::prefer(node, start, len_bytes) };
+        }
         let _entered = self.0.enter().map_err(refused)?;
         // SAFETY: live memory of that length (the caller's promise), which stays mapped until `Registration` is dropped.
         let answer = unsafe {
