@@ -69,8 +69,13 @@ impl CudaCode {
         })
     }
 
-    /// What to do about it, where that is known.
+    /// What it means here and what to do about it, where that is known.
     const fn remedy(self) -> Option<&'static str> {
+        if self.is_fatal() {
+            return Some(
+                "something that ran in the context has failed, and the context is lost: restart the process",
+            );
+        }
         Some(match self.0 {
             34 => "this is the toolkit's stub, not a driver: take its folder off the library path",
             46 => "another process uses the device exclusively",
@@ -113,6 +118,8 @@ mod tests {
         assert_eq!(CudaCode::check(0), Ok(()));
         assert_eq!(CudaCode::check(2).unwrap_err().to_string(), "CUDA_ERROR_OUT_OF_MEMORY (2)");
         assert_eq!(CudaCode::check(12_345).unwrap_err().to_string(), "CUDA error 12345");
+        let lost = CudaCode::check(700).unwrap_err().to_string();
+        assert!(lost.starts_with("CUDA_ERROR_ILLEGAL_ADDRESS (700); ") && lost.contains("is lost"), "{lost}");
         assert!(CudaCode::STUB_LIBRARY.to_string().ends_with("take its folder off the library path"));
     }
 

@@ -130,7 +130,7 @@ impl LoaderBuilder {
     }
 
     /// Hashes every tensor on the way if the target keeps no bytes to hash later; costs 32 bytes of the budget per tensor.
-    /// Off by default. Where the bytes are kept, [`LoadedTensor::hash`] needs nothing from the load.
+    /// Off by default. Where the bytes are kept, [`LoadedTensor::hash`](super::LoadedTensor::hash) needs nothing from the load.
     pub fn hash(mut self, hash: bool) -> Self {
         self.hash = hash;
         self
