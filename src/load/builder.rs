@@ -179,7 +179,8 @@ impl LoaderBuilder {
     /// A loader with these settings. Opens the device.
     ///
     /// # Errors
-    /// [`LoadError::Device`] if the target cannot be used on this machine. Host memory always can.
+    /// [`LoadError::Device`] if the target cannot be used on this machine, or not with the stream that was handed in. Host
+    /// memory always can.
     pub fn build(self) -> Result<Loader, LoadError> {
         let device = match self.borrowed.device(self.target)? {
             Some(device) => device,

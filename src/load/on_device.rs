@@ -30,7 +30,8 @@ impl LoadedLayer {
         self.data.resident.ready_event()
     }
 
-    /// Lets what is queued in a stream from now on (`CUstream`) wait until the layer is ready. Returns at once.
+    /// Lets what is queued in a stream from now on (`CUstream`) wait until the layer is ready. Returns at once. The per-thread
+    /// default stream (2) is that of the calling thread, here and in [`Self::release_after`].
     ///
     /// # Errors
     /// [`LoadError::Device`] if the driver refuses.
