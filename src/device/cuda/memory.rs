@@ -209,7 +209,7 @@ impl Drop for DeviceMemory {
         if freed.is_err_and(|code| !code.is_fatal()) {
             // Refused, or no pools: then plainly, once nothing that was queued before uses it any more.
             let _ = self.pool.frees.synchronize();
-            // SAFETY: as above; this function frees memory of pools too (driver API, `cuMemFreeAsync`).
+            // SAFETY: as above; this function frees memory of pools too (driver API, `cuMemFree`).
             insist(|| unsafe { sys::cuMemFree_v2(self.address) });
         }
         drop(entered);
