@@ -27,6 +27,29 @@ pub const DEFAULT_DEVICE_RESERVE_BYTES: u64 = 64 * MIB;
 type Select = dyn Fn(&TensorEntry<'_>) -> bool + Send + Sync;
 
 /// When the caller gets a layer.
+///
+/// # Example
+/// An engine with a stream of its own lets the device do all the waiting:
+/// ```no_run
+/// use onelayer::{After, Checkpoint, HandOut, Loader, Target};
+///
+/// # fn run(stream: u64) -> Result<(), Box<dyn std::error::Error>> {
+/// let checkpoint = Checkpoint::open("gemma-7b")?;
+/// let loader = Loader::builder(Target::Cuda(0)).hand_out(HandOut::AtOnce).build()?;
+/// for layer in loader.stream(&checkpoint)? {
+///     let layer = layer?;
+///     // SAFETY: `stream` is a live stream of the device's primary context.
+///     unsafe { layer.let_wait(stream) }?;
+///     for tensor in layer.tensors() {
+///         // Launch kernels in `stream` that read here.
+///         println!("{} at {:#x}", tensor.name(), tensor.device_pointer().expect("it is on a device"));
+///     }
+///     // SAFETY: as above, and nothing but what was queued in `stream` uses the layer.
+///     unsafe { layer.release_after(After::Stream(stream)) }?;
+/// } // dropped: its memory goes to the next layer once the kernels are over
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HandOut {
@@ -130,7 +153,8 @@ impl LoaderBuilder {
     }
 
     /// Hashes every tensor on the way if the target keeps no bytes to hash later; costs 32 bytes of the budget per tensor.
-    /// Off by default. Where the bytes are kept, [`LoadedTensor::hash`] needs nothing from the load.
+    /// Off by default. Where the bytes are kept, [`LoadedTensor::hash`](super::LoadedTensor::hash) needs nothing from the
+    /// load.
     pub fn hash(mut self, hash: bool) -> Self {
         self.hash = hash;
         self

@@ -10,7 +10,7 @@
 //!     +----- deliveries: layers in order, or the error that ended the load ----> LayerStream::next
 //! ```
 //!
-//! On a device that copies by itself two more threads wait for it: see [`attend`].
+//! On a device that copies by itself two more threads wait for it: one for arenas, one for copies and layers.
 //!
 //! The control loop alone decides: which read gets a slot, when a layer gets its arena (the window), when it
 //! is complete. Blocking reads run on the reader threads and nowhere else.
