@@ -164,7 +164,7 @@ fn used_bytes(plan: &LoadPlan) -> u64 {
             .placements(layer)
             .iter()
             .map(|placement| placement.arena_offset_bytes + placement.len_bytes());
-        let landed = plan.moves(layer).iter().map(|step| step.from_arena_offset_bytes + step.len_bytes);
+        let landed = plan.moves(layer).iter().map(|step| step.source_arena_offset_bytes + step.len_bytes);
         placed.chain(landed).max().unwrap_or(0)
     };
     plan.layers().iter().map(end).sum()

@@ -54,7 +54,8 @@ pub struct Model {
 pub struct Receipt {
     /// Bytes that the layers took on the device.
     pub asked_bytes: u64,
-    /// Bytes of them that went back to the system.
+    /// Bytes of them that went back: to the system, or to the device. After
+    /// [`release_after`](LoadedLayer::release_after) that is on its way, and done when what was named is over.
     pub returned_bytes: u64,
     /// Owners that still hold the rest: tensors that were taken from the layers and not dropped.
     pub holders: usize,

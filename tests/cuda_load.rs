@@ -59,6 +59,21 @@ fn uses_context_stream_and_memory_of_the_caller() {
     runs_clean("scenario_borrowed", 1..4, |run| run);
 }
 
+/// Layers of ours and of the caller's in turn, in a window and handed out at once: what is idle of ours is not mistaken for
+/// the caller's, which is the caller's again as soon as its layer is dropped.
+#[test]
+fn memory_of_the_caller_is_free_when_its_layer_is_dropped() {
+    runs_clean("scenario_memory_of_the_caller", 1..4, |run| run);
+}
+
+/// A move that fails leaves one before it in the stream: the load ends only when that is over too.
+#[test]
+fn a_load_that_fails_leaves_memory_of_the_caller_alone() {
+    for rule in ["cuMemcpyDtoDAsync_v2:2:999", "cuEventRecord:2:999"] {
+        runs_clean("scenario_failing_into_memory_of_the_caller", 1..3, |run| run.fail(rule));
+    }
+}
+
 #[test]
 fn two_devices_and_two_loads_at_once() {
     runs_clean("scenario_two_devices", 1..4, |run| run.set("DEVICES", 2));
@@ -364,6 +379,82 @@ fn scenario_borrowed() {
     }
     engine.destroy_stream(stream);
     assert_eq!(engine.free_bytes(), free_before);
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_memory_of_the_caller() {
+    let case = Case::new(6, 150_000);
+    let engine = Engine::new(0);
+    let plan = loader(0, |builder| builder).plan(&case.checkpoint).unwrap();
+    let second = |layer: &&onelayer::plan::PlannedLayer| {
+        layer
+            .id
+            .as_str()
+            .rsplit('.')
+            .next()
+            .and_then(|last| last.parse::<u32>().ok())
+            .is_some_and(|n| n % 2 == 1)
+    };
+    let regions: Vec<(String, DeviceRegion)> = plan
+        .layers()
+        .iter()
+        .filter(second)
+        .map(|layer| {
+            let address = engine.allocate(layer.arena_bytes as usize);
+            (layer.id.to_string(), DeviceRegion { address, len_bytes: layer.arena_bytes })
+        })
+        .collect();
+    assert_eq!(regions.len(), 3);
+    let given = regions.clone();
+    let destination = move |layer: &onelayer::plan::PlannedLayer| {
+        given.iter().find(|(id, _)| id == layer.id.as_str()).map(|&(_, region)| region)
+    };
+    // SAFETY: each region lives until its layer is dropped, and has no other use.
+    let loader = loader(0, |builder| unsafe {
+        builder.destinations(destination).window(Window::Layers(1)).hand_out(HandOut::AtOnce)
+    });
+    let mut freed = 0;
+    for layer in loader.stream(&case.checkpoint).unwrap() {
+        let layer = layer.unwrap();
+        let region = regions.iter().find(|(id, _)| id == layer.id().as_str());
+        if region.is_none() {
+            case.check_layer(&layer);
+        }
+        drop(layer);
+        if let Some((_, region)) = region {
+            engine.free(region.address);
+            freed += 1;
+        }
+    }
+    assert_eq!(freed, regions.len());
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_failing_into_memory_of_the_caller() {
+    let folder = tempfile::tempdir().unwrap();
+    // The large tensor says which phase the layer has, so that the small ones before it are moved.
+    let tensors =
+        [("layers.0.a", 3), ("layers.0.b", 5), ("layers.0.c", 200_000)].map(|(name, len)| TestTensor {
+            name: name.to_owned(),
+            dtype: "U8",
+            shape: vec![len as u64],
+            bytes: random_bytes(len, 1),
+        });
+    write_file(&folder.path().join("model.safetensors"), &tensors, 5);
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let engine = Engine::new(0);
+    let address = engine.allocate(1 << 20);
+    let destination =
+        move |_: &onelayer::plan::PlannedLayer| Some(DeviceRegion { address, len_bytes: 1 << 20 });
+    // SAFETY: the memory is freed when the load has ended, and has no other use.
+    let loader = loader(0, |builder| unsafe { builder.destinations(destination) });
+    let plan = loader.plan(&checkpoint).unwrap();
+    assert_eq!((plan.reads().len(), plan.moves(&plan.layers()[0]).len()), (1, 2));
+    let error = loader.load(&checkpoint).unwrap_err();
+    assert!(matches!(error, LoadError::Device(_)), "{error}");
+    engine.free(address);
 }
 
 /// Two devices, and two loads at once on each.

@@ -63,7 +63,7 @@ fn filled_slot(checkpoint: &Checkpoint, plan: &LoadPlan, layer: &PlannedLayer, r
         let step = narrowings.next().expect("what is narrowed is listed, in file order");
         assert_eq!((step.slot_offset_bytes as usize, step.narrowing), (start, narrowing));
         assert_eq!(step.source_len_bytes, piece.len_bytes());
-        let (from_bytes, to_bytes) = (narrowing.from_bytes(), narrowing.to().bytes());
+        let (from_bytes, to_bytes) = (narrowing.source_element_bytes(), narrowing.to().bytes());
         assert_eq!((inside % from_bytes, piece.len_bytes() % from_bytes), (0, 0), "whole elements");
         let elements = inside / from_bytes..(inside + piece.len_bytes()) / from_bytes;
         let narrowed = tags(placement, elements.start * to_bytes..elements.end * to_bytes);
@@ -94,13 +94,13 @@ fn carry_out(checkpoint: &Checkpoint, plan: &LoadPlan, layer: &PlannedLayer) -> 
     }
     let landed = arena.clone();
     for step in plan.moves(layer).iter().rev() {
-        let (from, to) = (step.from_arena_offset_bytes as usize, step.to_arena_offset_bytes as usize);
+        let (from, to) = (step.source_arena_offset_bytes as usize, step.target_arena_offset_bytes as usize);
         let len = step.len_bytes as usize;
-        assert!(!Alignment::TENSOR.divides(step.from_arena_offset_bytes), "no move for nothing");
+        assert!(!Alignment::TENSOR.divides(step.source_arena_offset_bytes), "no move for nothing");
         assert!(arena[to..to + len].iter().all(|tag| *tag == NOTHING), "nothing is overwritten");
         assert!(landed[from..from + len].iter().all(|tag| *tag != NOTHING), "what a copy brought is moved");
         arena[to..to + len].copy_from_slice(&landed[from..from + len]);
-        end = end.max(step.to_arena_offset_bytes + step.len_bytes);
+        end = end.max(step.target_arena_offset_bytes + step.len_bytes);
     }
     (arena, end)
 }

@@ -6,9 +6,10 @@ use std::fmt::Debug;
 
 use onelayer::probe::{Measured, ProbeError, Sampler, TreeSampler};
 use onelayer::{
-    CancelHandle, Checkpoint, CheckpointError, DeviceError, LayerId, LayerMap, LayerStream, Layers,
-    LoadError, LoadPlan, LoadReport, LoadedLayer, LoadedTensor, Loader, LoaderBuilder, Model, OpenOptions,
-    PlanError, Progress, Receipt, SourceError, StagingError, Target, TensorHash,
+    CancelHandle, Checkpoint, CheckpointError, CudaCode, Device, DeviceError, DeviceRegion, LayerId,
+    LayerMap, LayerStream, Layers, LoadError, LoadPlan, LoadReport, LoadedLayer, LoadedTensor, Loader,
+    LoaderBuilder, Model, OpenOptions, PlanError, Progress, Receipt, SourceError, StagingError, Target,
+    TensorHash,
 };
 
 fn is_shared<T: Send + Sync + Debug + 'static>() {}
@@ -24,6 +25,9 @@ fn types_may_cross_threads() {
     is_shared::<LayerMap>();
     is_shared::<LoadPlan>();
     is_shared::<Target>();
+    is_shared::<Device>();
+    is_shared::<DeviceRegion>();
+    is_shared::<CudaCode>();
     is_shared::<Loader>();
     is_shared::<LoaderBuilder>();
     is_shared::<LayerStream>();
@@ -43,6 +47,7 @@ fn types_may_cross_threads() {
 #[test]
 fn handles_are_cloned() {
     is_cloned::<Checkpoint>();
+    is_cloned::<Device>();
     is_cloned::<Loader>();
     is_cloned::<LoaderBuilder>();
     is_cloned::<LoadPlan>();

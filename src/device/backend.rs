@@ -49,6 +49,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
 
 /// What has to be over before memory is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum After {
     /// What a `CUevent` marks, as it was last recorded.
     Event(u64),

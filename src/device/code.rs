@@ -25,7 +25,7 @@ impl CudaCode {
     /// From the descriptions of the codes in the driver API's reference ("leaves the process in an inconsistent state").
     #[must_use]
     pub const fn is_fatal(self) -> bool {
-        matches!(self.0, 4 | 214 | 220 | 700 | 702 | 709 | 710 | 714..=719)
+        matches!(self.0, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810)
     }
 
     /// Zero is success.

@@ -192,8 +192,8 @@ pub(crate) fn moves_come_after_all_copies<B: Backend>(backend: &B, ring: &Arc<Ri
         (0..).zip(landed).map(|(number, place)| start_copy(backend, ring, &arena, number, place)).collect();
     let places = [bytes(40 * KIB, 300), bytes(48 * KIB, 5000)];
     let moves = [0, 1].map(|index| MoveOp {
-        from_arena_offset_bytes: landed[index].start(),
-        to_arena_offset_bytes: places[index].start(),
+        source_arena_offset_bytes: landed[index].start(),
+        target_arena_offset_bytes: places[index].start(),
         len_bytes: landed[index].len_bytes(),
     });
     let resident = backend.seal(arena, &moves).unwrap();

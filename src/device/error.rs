@@ -94,6 +94,11 @@ pub enum DeviceError {
         /// What the layer's arena takes.
         needed_bytes: u64,
     },
+    /// The stream that the caller handed in is another one on each thread, so that it orders nothing between the loader's.
+    #[error(
+        "the per-thread default stream cannot order the copies of a load: hand in a stream of your own, or none"
+    )]
+    PerThreadStream,
     /// A call of the driver failed.
     #[error("{call} failed: {code}")]
     Cuda {

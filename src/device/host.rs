@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
+use super::idle::IdleArenas;
 use super::none::CompletedCopy;
-use super::pool::Pool;
 use super::{Backend, DeviceError, Resident};
 use crate::plan::{Copies, MoveOp, PlannedLayer};
 use crate::staging::memory::AnonymousMemory;
@@ -17,19 +17,19 @@ use crate::units::to_usize;
 /// Allocates arenas in host memory.
 #[derive(Debug)]
 pub(crate) struct HostBackend {
-    pool: Arc<Pool<AnonymousMemory>>,
+    pool: Arc<IdleArenas<AnonymousMemory>>,
 }
 
 impl HostBackend {
     /// A backend that frees the arenas of dropped layers at once.
     pub(crate) fn new() -> Self {
-        Self { pool: Arc::new(Pool::closed()) }
+        Self { pool: Arc::new(IdleArenas::closed()) }
     }
 
     /// A backend that uses the arenas of dropped layers again until it is trimmed. All its arenas together, in use or
     /// not, hold at most `resident_bytes_max`, or what the layers in use hold if that is more.
     pub(crate) fn recycling(resident_bytes_max: u64) -> Self {
-        Self { pool: Arc::new(Pool::open(resident_bytes_max)) }
+        Self { pool: Arc::new(IdleArenas::open(resident_bytes_max)) }
     }
 
     fn arena(&self, len_bytes: u64) -> Result<Arc<HostArena>, DeviceError> {
@@ -54,7 +54,7 @@ pub(crate) struct HostArena {
     len_bytes: u64,
     /// `None` for a layer without bytes, and while being made or dropped.
     memory: Option<AnonymousMemory>,
-    pool: Arc<Pool<AnonymousMemory>>,
+    pool: Arc<IdleArenas<AnonymousMemory>>,
 }
 
 impl Drop for HostArena {

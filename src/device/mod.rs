@@ -25,9 +25,9 @@ mod conformance;
 pub(crate) mod cuda;
 mod error;
 mod host;
+mod idle;
 mod none;
 mod open;
-mod pool;
 
 /// Where a load goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

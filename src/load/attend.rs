@@ -39,14 +39,22 @@ pub(super) enum Notice<B: Backend> {
     Ready(Result<LoadedLayer, LoadError>),
 }
 
-/// The threads that wait for a device.
+/// The threads that wait for a device. Dropping this waits for all that is in flight and ends them.
 pub(super) struct Attendants<B: Backend> {
-    allocations: Sender<usize>,
-    /// The thread's end of `allocations`: to take back what it has not begun.
+    /// `None` while being dropped.
+    requests: Option<Requests<B>>,
+    /// The thread's end of the allocations: to take back what it has not begun.
     allocations_not_begun: Receiver<usize>,
-    waits: Sender<Wait<B>>,
     notices: Receiver<Notice<B>>,
     threads: Vec<JoinHandle<()>>,
+    /// Layers whose arenas have been asked for: those before this one.
+    asked: usize,
+}
+
+/// What the threads are asked for.
+struct Requests<B: Backend> {
+    allocations: Sender<usize>,
+    waits: Sender<Wait<B>>,
 }
 
 impl<B: Backend> Attendants<B> {
@@ -59,11 +67,11 @@ impl<B: Backend> Attendants<B> {
         let (waits, wait_receiver) = unbounded();
         let (notice_sender, notices) = unbounded();
         let mut attendants = Self {
-            allocations,
+            requests: Some(Requests { allocations, waits }),
             allocations_not_begun: allocation_receiver.clone(),
-            waits,
             notices,
             threads: Vec::with_capacity(2),
+            asked: 0,
         };
         let (backend, plan, sender) = (Arc::clone(backend), Arc::clone(plan), notice_sender.clone());
         // If one cannot be started, the other sees its channel closed and ends.
@@ -85,24 +93,31 @@ impl<B: Backend> Attendants<B> {
         self.notices.clone()
     }
 
-    /// Asks for the arena of a layer.
-    pub(super) fn allocate(&self, layer: usize) {
-        self.allocations.send(layer).expect("a receiver of the allocations is kept here");
+    /// Asks for the arena of a layer, unless that was done before. Layers are asked for in their order.
+    pub(super) fn allocate(&mut self, layer: usize) {
+        if layer >= self.asked {
+            self.asked = layer + 1;
+            self.requests().allocations.send(layer).expect("a receiver of the allocations is kept here");
+        }
     }
 
     /// Asks to be told when something is over.
     pub(super) fn wait(&self, wait: Wait<B>) {
-        self.waits.send(wait).expect("the thread ends after its channel is closed");
+        self.requests().waits.send(wait).expect("the thread ends after its channel is closed");
     }
 
-    /// Waits for all that is in flight and ends the threads.
-    pub(super) fn end(self) {
-        let Self { allocations, allocations_not_begun, waits, notices, threads } = self;
-        drop((allocations, waits));
+    fn requests(&self) -> &Requests<B> {
+        self.requests.as_ref().expect("only dropping takes it")
+    }
+}
+
+impl<B: Backend> Drop for Attendants<B> {
+    fn drop(&mut self) {
+        drop(self.requests.take());
         // What has not been begun is not wanted any more.
-        allocations_not_begun.iter().for_each(drop);
-        notices.iter().for_each(drop);
-        for thread in threads {
+        self.allocations_not_begun.iter().for_each(drop);
+        self.notices.iter().for_each(drop);
+        for thread in self.threads.drain(..) {
             // It catches the panics of what it does; nothing else in it can panic.
             let _ = thread.join();
         }

@@ -10,6 +10,9 @@ use crate::device::cuda::{Context, Lane, LaneOptions, Stream};
 use crate::device::{Destinations, Device, DeviceError, DeviceRegion, Target};
 use crate::plan::PlannedLayer;
 
+/// `CU_STREAM_PER_THREAD` of cuda.h: whichever thread calls, its own stream.
+const CU_STREAM_PER_THREAD: u64 = 2;
+
 /// What a caller brings.
 #[derive(Clone, Default)]
 pub(super) struct Borrowed {
@@ -29,9 +32,12 @@ impl fmt::Debug for Borrowed {
 }
 
 impl Borrowed {
-    /// The device in the caller's context, if there is one.
+    /// The device in the caller's context, if there is one. Refuses a stream that no load can use.
     pub(super) fn device(&self, target: Target) -> Result<Option<Device>, DeviceError> {
         match (self.context, target) {
+            (_, Target::Cuda(_)) if self.stream == Some(CU_STREAM_PER_THREAD) => {
+                Err(DeviceError::PerThreadStream)
+            }
             (None, _) | (_, Target::Host | Target::None) => Ok(None),
             #[cfg(feature = "cuda")]
             (Some(context), Target::Cuda(ordinal)) => {
@@ -76,7 +82,8 @@ impl LoaderBuilder {
     }
 
     /// Queues all copies in this stream (`CUstream`) instead of one of the loader's own. What the caller queues in it after
-    /// it has got a layer comes after the layer's copies, by itself.
+    /// it has got a layer comes after the layer's copies, by itself. The legacy default stream (0 or 1) is one, the per-thread
+    /// default stream (2) is not: the loader has several threads, and [`build`](Self::build) refuses it.
     ///
     /// # Safety
     /// A live stream of the context that is used, which outlives the loader, its streams and everything that is loaded
@@ -102,5 +109,22 @@ impl LoaderBuilder {
     ) -> Self {
         self.borrowed.destinations = Some(Arc::new(destination));
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::{LoadError, Loader};
+
+    #[test]
+    fn a_stream_of_each_thread_is_refused() {
+        let with_stream = |target| {
+            // SAFETY: nothing is loaded with it.
+            unsafe { Loader::builder(target).cuda_stream(CU_STREAM_PER_THREAD) }.build()
+        };
+        let refused = with_stream(Target::Cuda(0)).unwrap_err();
+        assert!(matches!(refused, LoadError::Device(DeviceError::PerThreadStream)), "{refused}");
+        assert!(with_stream(Target::Host).is_ok(), "other targets ignore it");
     }
 }

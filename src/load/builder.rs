@@ -27,6 +27,29 @@ pub const DEFAULT_DEVICE_RESERVE_BYTES: u64 = 64 * MIB;
 type Select = dyn Fn(&TensorEntry<'_>) -> bool + Send + Sync;
 
 /// When the caller gets a layer.
+///
+/// # Example
+/// An engine with a stream of its own lets the device do all the waiting:
+/// ```no_run
+/// use onelayer::{After, Checkpoint, HandOut, Loader, Target};
+///
+/// # fn run(stream: u64) -> Result<(), Box<dyn std::error::Error>> {
+/// let checkpoint = Checkpoint::open("gemma-7b")?;
+/// let loader = Loader::builder(Target::Cuda(0)).hand_out(HandOut::AtOnce).build()?;
+/// for layer in loader.stream(&checkpoint)? {
+///     let layer = layer?;
+///     // SAFETY: `stream` is a live stream of the device's primary context.
+///     unsafe { layer.let_wait(stream) }?;
+///     for tensor in layer.tensors() {
+///         // Launch kernels in `stream` that read here.
+///         println!("{} at {:#x}", tensor.name(), tensor.device_pointer().expect("it is on a device"));
+///     }
+///     // SAFETY: as above, and nothing but what was queued in `stream` uses the layer.
+///     unsafe { layer.release_after(After::Stream(stream)) }?;
+/// } // dropped: its memory goes to the next layer once the kernels are over
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HandOut {
@@ -123,14 +146,15 @@ impl LoaderBuilder {
     }
 
     /// Reader threads; zero counts as one. By default what the mode can use on this machine: a thread per core for
-    /// buffered and mapped reads, at most 8, and 4 to 8 for direct ones. A small budget may get fewer.
+    /// buffered and mapped reads, at most 8, or 12 for a CUDA device, and 4 to 8 for direct ones. A small budget may get fewer.
     pub fn readers(mut self, threads: u32) -> Self {
         self.readers = Some(threads.max(1));
         self
     }
 
     /// Hashes every tensor on the way if the target keeps no bytes to hash later; costs 32 bytes of the budget per tensor.
-    /// Off by default. Where the bytes are kept, [`LoadedTensor::hash`](super::LoadedTensor::hash) needs nothing from the load.
+    /// Off by default. Where the bytes are kept, [`LoadedTensor::hash`](super::LoadedTensor::hash) needs nothing from the
+    /// load.
     pub fn hash(mut self, hash: bool) -> Self {
         self.hash = hash;
         self
@@ -179,7 +203,8 @@ impl LoaderBuilder {
     /// A loader with these settings. Opens the device.
     ///
     /// # Errors
-    /// [`LoadError::Device`] if the target cannot be used on this machine. Host memory always can.
+    /// [`LoadError::Device`] if the target cannot be used on this machine, or not with the stream that was handed in. Host
+    /// memory always can.
     pub fn build(self) -> Result<Loader, LoadError> {
         let device = match self.borrowed.device(self.target)? {
             Some(device) => device,
@@ -200,7 +225,7 @@ impl LoaderBuilder {
         limits.device_budget_bytes = self.device_budget_bytes;
         limits.window = window;
         limits.io = self.io;
-        limits.readers = self.readers.unwrap_or_else(|| default_readers(self.io));
+        limits.readers = self.readers.unwrap_or_else(|| default_readers(self.io, self.target));
         limits.alignment = source::alignment(checkpoint)?;
         limits.dtype = self.dtype;
         (limits.resident, limits.landing) = match self.target {
@@ -235,13 +260,14 @@ impl fmt::Debug for LoaderBuilder {
     }
 }
 
-/// Buffered and mapped reads are bound by copying, so a thread per core; direct reads wait for the disk, so a
-/// few in flight even on a small machine.
-fn default_readers(io: IoMode) -> u32 {
+/// Buffered and mapped reads are bound by copying, so a thread per core; direct reads wait for the disk, so a few in flight
+/// even on a small machine. A link to a device takes what more cores than eight can copy.
+fn default_readers(io: IoMode, target: Target) -> u32 {
     let cores =
         thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
+    let most = if matches!(target, Target::Cuda(_)) { 12 } else { 8 };
     match io {
-        IoMode::Mmap | IoMode::Buffered => cores.clamp(1, 8),
+        IoMode::Mmap | IoMode::Buffered => cores.clamp(1, most),
         IoMode::Direct => cores.clamp(4, 8),
     }
 }

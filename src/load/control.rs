@@ -195,7 +195,7 @@ impl<B: Backend> Control<B> {
             let Some(permit) = self.office.try_issue(index, layer.arena_bytes) else { return Ok(()) };
             self.placed += 1;
             self.open[index - self.sealed].permit = Some(Arc::new(permit));
-            match &self.wires.attendants {
+            match &mut self.wires.attendants {
                 Some(attendants) => attendants.allocate(index),
                 None => {
                     let arena = self.setup.backend.allocate(layer)?;
@@ -401,9 +401,7 @@ impl<B: Backend> Control<B> {
             drop(result);
         }
         drop(notices);
-        if let Some(attendants) = attendants {
-            attendants.end();
-        }
+        drop(attendants);
         drop((unhashed, open));
         setup.backend.trim();
         drop(setup.reservations);
@@ -419,17 +417,23 @@ mod tests {
 
     #[test]
     fn a_layer_costs_what_the_plan_counts() {
-        type Arena = <HostBackend as Backend>::Arena;
+        check::<HostBackend>();
+        #[cfg(feature = "cuda")]
+        check::<crate::device::cuda::CudaBackend>();
+    }
+
+    fn check<B: Backend>() {
         /// What an allocator adds to a block, and the two counts of an `Arc`.
         const BLOCK_BYTES: usize = 16;
         const COUNTS_BYTES: usize = 16;
         let parts = [
             // While it is filled ...
-            size_of::<OpenLayer<HostBackend>>(),
-            size_of::<Arena>() + COUNTS_BYTES + BLOCK_BYTES,
+            size_of::<OpenLayer<B>>(),
+            size_of::<Permit>() + COUNTS_BYTES + BLOCK_BYTES,
+            size_of::<B::Arena>() + COUNTS_BYTES + BLOCK_BYTES,
             // ... and when it is handed out: its place in the window, in the channel, in a model.
             size_of::<LayerData>() + COUNTS_BYTES + BLOCK_BYTES,
-            size_of::<<HostBackend as Backend>::Resident>() + BLOCK_BYTES,
+            size_of::<B::Resident>() + BLOCK_BYTES,
             3 * size_of::<usize>(),
             size_of::<Option<LoadedLayer>>(),
         ];

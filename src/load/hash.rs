@@ -1,7 +1,7 @@
 //! BLAKE3 of every tensor of a layer, from slots that arrive in plan order.
 //!
-//! Of the bytes that are delivered: narrowed where they are. Used for targets that keep no bytes. Where bytes are kept, [`LoadedTensor::hash`](super::LoadedTensor::hash)
-//! hashes what was delivered.
+//! Of the bytes that are delivered: narrowed where they are. Used for targets that keep no bytes. Where bytes are kept,
+//! [`LoadedTensor::hash`](super::LoadedTensor::hash) hashes what was delivered.
 
 use std::fmt;
 

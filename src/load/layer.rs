@@ -143,9 +143,10 @@ impl LoadedTensor {
         self.entry().shape
     }
 
-    /// Its bytes in the checkpoint's own layout (little-endian, row-major), as elements of [`Self::dtype`], if the host can read them: always on
-    /// [`Target::Host`](crate::device::Target::Host), never on [`Target::None`](crate::device::Target::None). On the
-    /// host they start at a multiple of 256 bytes.
+    /// Its bytes in the checkpoint's own layout (little-endian, row-major), as elements of [`Self::dtype`], if the host can
+    /// read them: always on [`Target::Host`](crate::device::Target::Host), never on
+    /// [`Target::Cuda`](crate::device::Target::Cuda), where [`Self::read`] copies them, nor on
+    /// [`Target::None`](crate::device::Target::None). On the host they start at a multiple of 256 bytes.
     #[must_use]
     pub fn as_bytes(&self) -> Option<&[u8]> {
         let (start, len) = (self.placement().arena_offset_bytes, self.len_bytes());

@@ -10,7 +10,7 @@
 //!     +----- deliveries: layers in order, or the error that ended the load ----> LayerStream::next
 //! ```
 //!
-//! On a device that copies by itself two more threads wait for it (`attend`).
+//! On a device that copies by itself two more threads wait for it: one for arenas, one for copies and layers.
 //!
 //! The control loop alone decides: which read gets a slot, when a layer gets its arena (the window), when it
 //! is complete. Blocking reads run on the reader threads and nowhere else.
@@ -29,6 +29,8 @@ use crate::plan::{LoadPlan, Window};
 use crate::source;
 use crate::staging::{Pinner, Ring};
 use crate::units::to_usize;
+
+use self::attend::Attendants;
 
 pub use self::builder::{
     DEFAULT_DEVICE_RESERVE_BYTES, DEFAULT_HOST_BUDGET_BYTES, DEFAULT_PREFETCH_LAYERS, DEFAULT_STALL_TIMEOUT,
@@ -152,6 +154,12 @@ impl Loader {
         pinner: Option<&dyn Pinner>,
     ) -> Result<LayerStream, LoadError> {
         let Parts { checkpoint, plan, prefetch, started } = parts;
+        let backend = Arc::new(backend);
+        let mut attendants = Attendants::start(&backend, &plan)?;
+        // The first arena is allocated while the ring is pinned; there is room for it in every window.
+        if let Some(attendants) = attendants.as_mut().filter(|_| prefetch > 0 && !plan.layers().is_empty()) {
+            attendants.allocate(0);
+        }
         let memory = plan.memory();
         let budget = MemoryBudget::new(memory.budget_bytes());
         let mut reservations = Vec::with_capacity(memory.terms().len());
@@ -165,14 +173,14 @@ impl Loader {
             plan,
             ring,
             source,
-            backend: Arc::new(backend),
+            backend,
             prefetch: to_usize(u64::from(prefetch)),
             hand_out: self.settings.hand_out,
             hash: self.settings.hashes_on_the_way(),
             started,
             reservations,
         };
-        stream::start(setup, self.settings.stall_timeout)
+        stream::start(setup, attendants, self.settings.stall_timeout)
     }
 }
 

@@ -2,10 +2,17 @@
 #![allow(unsafe_code, reason = "handles of the caller's are promises; each says which")]
 
 use super::{LoadError, LoadedLayer, LoadedTensor};
-use crate::device::After;
+use crate::device::{After, DeviceRegion};
 use crate::units::to_u64;
 
 impl LoadedLayer {
+    /// Its memory as a whole, on a device that has addresses: where [`LoadedTensor::device_pointer`] points into.
+    #[must_use]
+    pub fn device_region(&self) -> Option<DeviceRegion> {
+        let address = self.data.resident.device_address()?;
+        Some(DeviceRegion { address, len_bytes: self.data.resident.len_bytes() })
+    }
+
     /// True if every byte is in its place; always so unless layers are handed out
     /// [at once](super::HandOut::AtOnce).
     ///
@@ -30,7 +37,8 @@ impl LoadedLayer {
         self.data.resident.ready_event()
     }
 
-    /// Lets what is queued in a stream from now on (`CUstream`) wait until the layer is ready. Returns at once.
+    /// Lets what is queued in a stream from now on (`CUstream`) wait until the layer is ready. Returns at once. The per-thread
+    /// default stream (2) is that of the calling thread, here and in [`Self::release_after`].
     ///
     /// # Errors
     /// [`LoadError::Device`] if the driver refuses.
@@ -62,7 +70,8 @@ impl LoadedLayer {
 impl LoadedTensor {
     /// Where the tensor starts in the device's address space (`CUdeviceptr`), a multiple of 256; `None` on targets that
     /// have no such space. Valid in the context that was loaded in, which unless the caller brought another one is the
-    /// device's primary one, until the layer is dropped. A tensor without bytes has an address that nothing is at.
+    /// device's primary one, until the layer is dropped. Memory of a stream-ordered pool cannot be shared with other processes
+    /// (`cuIpcGetMemHandle`). A tensor without bytes has an address that nothing is at.
     #[must_use]
     pub fn device_pointer(&self) -> Option<u64> {
         let start = self.data.resident.device_address()?;

@@ -12,6 +12,8 @@ pub struct LoadReport {
     /// From the start of the load (before the ring is mapped) to the moment the last layer, or the error that ended the
     /// load, was handed to the caller. What the caller did in between counts too. Until then: to now.
     pub elapsed: Duration,
+    /// From the start of the load until reading began: planning, mapping and pinning the ring, opening files and threads.
+    pub preparing: Duration,
     /// Layers that were handed to the caller.
     pub layers: u64,
     /// Bytes of tensors that arrived.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
+use super::attend::Attendants;
 use super::control::Setup;
 use super::{HandOut, LayerStream, LoadError, stream};
 use crate::checkpoint::Checkpoint;
@@ -321,11 +322,12 @@ fn start_with(faults: DeviceFaults, source_faults: &SourceFaults, window: u32, h
         started: std::time::Instant::now(),
         reservations: Vec::new(),
     };
+    let attendants = Attendants::start(&setup.backend, &setup.plan).unwrap();
     Run {
         checkpoint,
         ledger,
         reads,
-        stream: stream::start(setup, Duration::from_secs(20)).unwrap(),
+        stream: stream::start(setup, attendants, Duration::from_secs(20)).unwrap(),
         _folder: folder,
     }
 }

@@ -61,12 +61,17 @@ pub struct LayerStream {
     /// Layers handed to the caller.
     taken: usize,
     started: Instant,
+    preparing: Duration,
     elapsed: Option<Duration>,
     caller_waited: Duration,
 }
 
-/// Starts the threads of a load.
-pub(super) fn start<B: Backend>(setup: Setup<B>, stall_timeout: Duration) -> Result<LayerStream, LoadError> {
+/// Starts the other threads of a load.
+pub(super) fn start<B: Backend>(
+    setup: Setup<B>,
+    attendants: Option<Attendants<B>>,
+    stall_timeout: Duration,
+) -> Result<LayerStream, LoadError> {
     let plan = Arc::clone(&setup.plan);
     let source = Arc::clone(&setup.source);
     let ring_mode = setup.ring.mode();
@@ -88,7 +93,6 @@ pub(super) fn start<B: Backend>(setup: Setup<B>, stall_timeout: Duration) -> Res
     // If one cannot be started, those that run see the closed channel of jobs and end.
     let readers = reader::spawn(plan.memory().ring().readers, &context, &job_receiver, &result_sender)?;
     drop((result_sender, context));
-    let attendants = Attendants::start(&setup.backend, &plan)?;
     let wires = Wires {
         jobs: job_sender,
         jobs_not_begun: job_receiver,
@@ -123,6 +127,7 @@ pub(super) fn start<B: Backend>(setup: Setup<B>, stall_timeout: Duration) -> Res
         stall_timeout,
         taken: 0,
         started,
+        preparing: started.elapsed(),
         elapsed: None,
         caller_waited: Duration::ZERO,
     })
@@ -187,6 +192,7 @@ impl LayerStream {
     pub fn report(&self) -> LoadReport {
         LoadReport {
             elapsed: self.elapsed.unwrap_or_else(|| self.started.elapsed()),
+            preparing: self.preparing,
             layers: to_u64(self.taken),
             tensor_bytes: self.progress.tensor_bytes_done(),
             read_bytes: self.progress.read_bytes(),

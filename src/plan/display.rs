@@ -106,7 +106,7 @@ impl LoadPlan {
             writeln!(
                 f,
                 "  move   arena+{} -> arena+{}, {} bytes",
-                step.from_arena_offset_bytes, step.to_arena_offset_bytes, step.len_bytes
+                step.source_arena_offset_bytes, step.target_arena_offset_bytes, step.len_bytes
             )?;
         }
         Ok(())

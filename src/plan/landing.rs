@@ -84,8 +84,8 @@ pub(super) fn append(placements: &mut [Placement], end: u64, moves: &mut Vec<Mov
     for placement in placements.iter_mut().filter(|placement| !is_in_place(placement)) {
         let to = end.next_multiple_of(Alignment::TENSOR.bytes());
         moves.push(MoveOp {
-            from_arena_offset_bytes: placement.arena_offset_bytes,
-            to_arena_offset_bytes: to,
+            source_arena_offset_bytes: placement.arena_offset_bytes,
+            target_arena_offset_bytes: to,
             len_bytes: placement.len_bytes(),
         });
         placement.arena_offset_bytes = to;
@@ -98,9 +98,9 @@ pub(super) fn append(placements: &mut [Placement], end: u64, moves: &mut Vec<Mov
 pub(super) fn landing_of(placement: &Placement, moves: &[MoveOp]) -> u64 {
     let place = placement.arena_offset_bytes;
     match moves.first() {
-        Some(first) if first.to_arena_offset_bytes <= place => {
-            let found = moves.binary_search_by_key(&place, |step| step.to_arena_offset_bytes);
-            found.map_or(place, |index| moves[index].from_arena_offset_bytes)
+        Some(first) if first.target_arena_offset_bytes <= place => {
+            let found = moves.binary_search_by_key(&place, |step| step.target_arena_offset_bytes);
+            found.map_or(place, |index| moves[index].source_arena_offset_bytes)
         }
         _ => place,
     }

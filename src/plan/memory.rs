@@ -15,8 +15,10 @@ const SLOTS_MIN: u32 = 4;
 const SLOT_BYTES_MIN: u64 = MIB;
 /// Larger slots gain nothing: from here on reads and copies run at the speed of the link.
 const SLOT_BYTES_MAX: u64 = 4 * MIB;
-/// How many slots the ring should have before its slots are made larger.
-const SLOTS_WANTED: u32 = 8;
+/// How many slots the ring should have before its slots are made larger: one for each reader, and these for copies in
+/// flight, but never fewer or more than so many.
+const SLOTS_WANTED_FOR_COPIES: u32 = 4;
+const SLOTS_WANTED: std::ops::RangeInclusive<u32> = 8..=16;
 /// More slots than this only cost first touches and cache: the ring never grows past 256 MiB, whatever the budget.
 const SLOTS_MAX: u32 = 64;
 
@@ -230,8 +232,13 @@ fn largest_ring(
     let mut slot_bytes = SLOT_BYTES_MAX.max(slot_bytes_min);
     loop {
         let smallest = slot_bytes == slot_bytes_min;
-        let slots_least = if smallest { SLOTS_MIN } else { SLOTS_WANTED };
-        let readers_most = |slots: u32| limits.readers.clamp(1, slots / 2);
+        let wanted = limits.readers.saturating_add(SLOTS_WANTED_FOR_COPIES);
+        let slots_least =
+            if smallest { SLOTS_MIN } else { wanted.clamp(*SLOTS_WANTED.start(), *SLOTS_WANTED.end()) };
+        // In a small ring, half of the slots are for copies.
+        let readers_most = |slots: u32| {
+            limits.readers.clamp(1, (slots / 2).max(slots.saturating_sub(SLOTS_WANTED_FOR_COPIES)))
+        };
         let best = (slots_least..=SLOTS_MAX)
             .rev()
             .map(|slots| RingShape { slots, slot_bytes, readers: readers_most(slots) })
@@ -307,11 +314,15 @@ mod tests {
         };
         assert_eq!(shape(4, 8), (4, 1, 2));
         assert_eq!(shape(8, 2), (8, 1, 2));
-        assert_eq!(shape(14, 8), (14, 1, 7), "seven slots of 2 MiB would be too few");
-        assert_eq!(shape(16, 8), (8, 2, 4));
-        assert_eq!(shape(32, 8), (8, 4, 4));
+        assert_eq!(shape(14, 2), (14, 1, 2), "seven slots of 2 MiB would be too few");
+        assert_eq!(shape(16, 2), (8, 2, 2));
+        assert_eq!(shape(16, 8), (16, 1, 8), "eight slots would leave readers or copies without one");
+        assert_eq!(shape(24, 8), (12, 2, 8));
+        assert_eq!(shape(32, 4), (8, 4, 4));
+        assert_eq!(shape(48, 8), (12, 4, 8));
         assert_eq!(shape(64, 2), (16, 4, 2));
-        assert_eq!(shape(4096, 100), (64, 4, 32), "a larger ring gains nothing");
+        assert_eq!(shape(64, 12), (16, 4, 12));
+        assert_eq!(shape(4096, 100), (64, 4, 60), "a larger ring gains nothing");
     }
 
     #[test]

@@ -82,9 +82,9 @@ pub struct NarrowOp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MoveOp {
     /// Where the bytes landed.
-    pub from_arena_offset_bytes: u64,
+    pub source_arena_offset_bytes: u64,
     /// Where they go: the place of their tensor.
-    pub to_arena_offset_bytes: u64,
+    pub target_arena_offset_bytes: u64,
     /// How many there are.
     pub len_bytes: u64,
 }

@@ -11,6 +11,7 @@ use crate::layers::Layers;
 
 /// A float type that tensors can be narrowed to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum FloatType {
     /// bfloat16: 8 bits of exponent, 7 of mantissa.
     Bf16,
@@ -49,6 +50,7 @@ impl fmt::Display for FloatType {
 
 /// From which type to which. Exactly those pairs exist whose second type is narrower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Narrowing {
     /// Single precision to bfloat16.
     F32ToBf16,
@@ -78,7 +80,7 @@ impl Narrowing {
 
     /// Bytes of one element in the file.
     #[must_use]
-    pub const fn from_bytes(self) -> u64 {
+    pub const fn source_element_bytes(self) -> u64 {
         match self {
             Self::F32ToBf16 | Self::F32ToF16 => 4,
             Self::F64ToBf16 | Self::F64ToF16 | Self::F64ToF32 => 8,
@@ -98,7 +100,7 @@ impl Narrowing {
     /// What whole elements of so many bytes are narrowed to, in bytes.
     #[must_use]
     pub const fn narrowed_bytes(self, source_bytes: u64) -> u64 {
-        source_bytes / self.from_bytes() * self.to().bytes()
+        source_bytes / self.source_element_bytes() * self.to().bytes()
     }
 }
 

@@ -77,8 +77,8 @@ impl ReadList {
     ) -> Result<Self, PlanError> {
         // Places of cuts are multiples of the alignment, and so of every element's size.
         let is_odd = |placement: &Placement| {
-            let from_bytes = placement.narrowing.map(Narrowing::from_bytes);
-            from_bytes.is_some_and(|bytes| !placement.extent.start().is_multiple_of(bytes))
+            let element_bytes = placement.narrowing.map(Narrowing::source_element_bytes);
+            element_bytes.is_some_and(|bytes| !placement.extent.start().is_multiple_of(bytes))
         };
         let splits_elements = layout.placements.iter().any(is_odd);
         // A cut goes down to the start of its element: the read behind it may begin one block earlier.
@@ -130,7 +130,7 @@ fn start_of_element(placements: &[Placement], at: u64) -> u64 {
     let index = placements.partition_point(|placement| placement.extent.end() <= at);
     let across = placements.get(index).filter(|placement| placement.extent.start() < at);
     let element = across.and_then(|placement| Some((placement.extent.start(), placement.narrowing?)));
-    element.map_or(at, |(start, narrowing)| at - (at - start) % narrowing.from_bytes())
+    element.map_or(at, |(start, narrowing)| at - (at - start) % narrowing.source_element_bytes())
 }
 
 /// How many reads a run takes; `None` if there are too many, or if its aligned end does not fit.

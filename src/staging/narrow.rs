@@ -197,7 +197,7 @@ mod tests {
 
     /// Narrows one batch of elements, given by their bits, and compares each with the reference.
     fn check(narrowing: Narrowing, numbers: &[u64]) -> Vec<u64> {
-        let from_bytes = to_usize(narrowing.from_bytes());
+        let from_bytes = to_usize(narrowing.source_element_bytes());
         let to_bytes = to_usize(narrowing.to().bytes());
         let source = if from_bytes == 4 { (23, 8) } else { (52, 11) };
         let mut bytes: Vec<u8> =
@@ -286,7 +286,8 @@ mod tests {
     #[test]
     fn any_place_and_any_length_and_nothing_around_it() {
         for narrowing in ALL {
-            let (from_bytes, to_bytes) = (to_usize(narrowing.from_bytes()), to_usize(narrowing.to().bytes()));
+            let (from_bytes, to_bytes) =
+                (to_usize(narrowing.source_element_bytes()), to_usize(narrowing.to().bytes()));
             let bytes: Vec<u8> = seeded(400).flat_map(u64::to_le_bytes).collect();
             let mut whole = bytes.clone();
             narrow_in_place(&mut whole, narrowing);

@@ -24,7 +24,7 @@ impl Code {
     /// True for the codes that leave a context unusable (driver API reference: "the process must be terminated and
     /// relaunched", "leaves the process in an inconsistent state").
     pub(crate) const fn is_fatal(self) -> bool {
-        matches!(self.0, 4 | 214 | 220 | 700 | 702 | 709 | 710 | 714..=719)
+        matches!(self.0, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810)
     }
 
     /// Its name, NUL included.

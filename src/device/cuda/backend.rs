@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 
 use super::memory::DeviceMemory;
 use super::{Event, Lane, Stream, call};
-use crate::device::{After, Backend, DeviceError, PendingCopy, Resident};
+use crate::device::{After, Backend, DeviceError, DeviceRegion, PendingCopy, Resident};
 use crate::plan::{Copies, MoveOp, PlannedLayer};
 use crate::staging::{Empty, Filled, Slot};
 use crate::units::{Alignment, to_u64, to_usize};
@@ -27,6 +27,35 @@ impl CudaBackend {
         let slot_events = (0..slots).map(|_| lane.event()).collect::<Result<Vec<_>, _>>()?.into();
         Ok(Self { lane, slot_events })
     }
+
+    /// An arena without memory so far.
+    fn arena(&self, len_bytes: u64) -> CudaArena {
+        CudaArena {
+            address: 0,
+            len_bytes,
+            memory: None,
+            is_callers: false,
+            ready: OnceLock::new(),
+            is_exposed: AtomicBool::new(false),
+            is_ordered: AtomicBool::new(false),
+            lane: Arc::clone(&self.lane),
+        }
+    }
+
+    /// Memory of the caller's for a layer, if there is any.
+    fn region_of_caller(&self, layer: &PlannedLayer) -> Result<Option<DeviceRegion>, DeviceError> {
+        let give = self.lane.destinations.as_ref().filter(|_| layer.arena_bytes > 0);
+        let Some(region) = give.and_then(|give| give(layer)) else { return Ok(None) };
+        if region.len_bytes < layer.arena_bytes || !region.address.is_multiple_of(Alignment::TENSOR.bytes()) {
+            return Err(DeviceError::UnfitDestination {
+                layer: layer.id.to_string(),
+                address: region.address,
+                given_bytes: region.len_bytes,
+                needed_bytes: layer.arena_bytes,
+            });
+        }
+        Ok(Some(region))
+    }
 }
 
 /// Device memory of one layer.
@@ -36,6 +65,8 @@ pub(crate) struct CudaArena {
     len_bytes: u64,
     /// `None` for a layer without bytes, for memory of the caller's, and while being made or dropped.
     memory: Option<DeviceMemory>,
+    /// True if the memory is the caller's.
+    is_callers: bool,
     /// What tells that everything is in its place. Set once all copies are queued.
     ready: OnceLock<Event>,
     /// True once somebody outside knows the address.
@@ -46,22 +77,6 @@ pub(crate) struct CudaArena {
 }
 
 impl CudaArena {
-    /// Memory of the caller's for a layer.
-    fn in_memory_of_caller(&mut self, layer: &PlannedLayer) -> Result<bool, DeviceError> {
-        let Some(give) = &self.lane.destinations else { return Ok(false) };
-        let Some(region) = give(layer) else { return Ok(false) };
-        if region.len_bytes < layer.arena_bytes || !region.address.is_multiple_of(Alignment::TENSOR.bytes()) {
-            return Err(DeviceError::UnfitDestination {
-                layer: layer.id.to_string(),
-                address: region.address,
-                given_bytes: region.len_bytes,
-                needed_bytes: layer.arena_bytes,
-            });
-        }
-        self.address = region.address;
-        Ok(true)
-    }
-
     /// Lets what frees or reuses the memory come after all that was queued for it. Waits only if the driver refuses.
     fn order_end(&self, memory: &DeviceMemory) {
         let ordered = match self.ready.get() {
@@ -84,6 +99,9 @@ impl CudaArena {
 
 impl Drop for CudaArena {
     fn drop(&mut self) {
+        if self.is_callers {
+            return;
+        }
         let pool = &self.lane.idle;
         let Some(mut memory) = self.memory.take() else { return pool.give(None, self.len_bytes) };
         self.order_end(&memory);
@@ -155,24 +173,21 @@ impl Backend for CudaBackend {
 
     fn allocate(&self, layer: &PlannedLayer) -> Result<Arc<CudaArena>, DeviceError> {
         let len_bytes = layer.arena_bytes;
-        let lane = Arc::clone(&self.lane);
-        let recycled = lane.idle.take(len_bytes);
-        let has_dropped = recycled.has_dropped;
+        // Before the pool is asked: what is the caller's is not counted there and takes nothing that is idle there.
+        if let Some(region) = self.region_of_caller(layer)? {
+            let mut arena = self.arena(len_bytes);
+            (arena.address, arena.is_callers) = (region.address, true);
+            return Ok(Arc::new(arena));
+        }
+        let recycled = self.lane.idle.take(len_bytes);
         // From here on the arena's drop gives back what the pool has counted, whatever fails below.
-        let mut arena = CudaArena {
-            address: 0,
-            len_bytes,
-            memory: recycled.memory,
-            ready: OnceLock::new(),
-            is_exposed: AtomicBool::new(false),
-            is_ordered: AtomicBool::new(false),
-            lane,
-        };
-        if len_bytes > 0 && !arena.in_memory_of_caller(layer)? {
+        let mut arena = self.arena(len_bytes);
+        arena.memory = recycled.memory;
+        if len_bytes > 0 {
             let memory = match arena.memory.take() {
                 Some(memory) => memory,
                 None => {
-                    if has_dropped {
+                    if recycled.has_dropped {
                         // Freed in the order of a stream, it is still taken until that has come so far.
                         self.lane.memory.give_back();
                     }
@@ -211,11 +226,20 @@ impl Backend for CudaBackend {
 
     fn seal(&self, arena: Arc<CudaArena>, moves: &[MoveOp]) -> Result<CudaResident, DeviceError> {
         let copies = &self.lane.copies;
-        queue_moves(copies, arena.address, moves)?;
-        let ready = self.lane.event()?;
-        ready.record(copies)?;
-        arena.ready.set(ready).expect("a layer is sealed once");
-        Ok(CudaResident { arena })
+        let sealed = queue_moves(copies, arena.address, moves)
+            .and_then(|()| self.lane.event())
+            .and_then(|ready| ready.record(copies).map(|()| ready));
+        match sealed {
+            Ok(ready) => {
+                arena.ready.set(ready).expect("a layer is sealed once");
+                Ok(CudaResident { arena })
+            }
+            Err(error) => {
+                // Moves may be queued, and memory of the caller's is the caller's again when the load has ended.
+                self.lane.drain();
+                Err(error)
+            }
+        }
     }
 
     fn trim(&self) {
@@ -258,8 +282,8 @@ fn queue_moves(stream: &Stream, arena_address: u64, moves: &[MoveOp]) -> Result<
         // inside, and apart), and the stream has passed the copies by then.
         let answer = unsafe {
             sys::cuMemcpyDtoDAsync_v2(
-                arena_address + step.to_arena_offset_bytes,
-                arena_address + step.from_arena_offset_bytes,
+                arena_address + step.target_arena_offset_bytes,
+                arena_address + step.source_arena_offset_bytes,
                 to_usize(step.len_bytes),
                 stream.raw(),
             )
@@ -342,7 +366,7 @@ impl Resident for CudaResident {
 
 impl Drop for CudaResident {
     fn drop(&mut self) {
-        if self.arena.memory.is_none() && self.arena.len_bytes > 0 {
+        if self.arena.is_callers {
             // Memory of the caller's is the caller's again: nothing may write to it any more.
             let ready = self.ready();
             if ready.wait().is_err() {

@@ -131,8 +131,9 @@ impl Context {
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
         // SAFETY: the call writes 16 bytes.
         call("cuDeviceGetUuid_v2", unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, self.device) })?;
+        // C's `char` has a sign on some machines and none on others.
         let hex: Vec<String> =
-            uuid.bytes.iter().map(|byte| format!("{:02x}", byte.cast_unsigned())).collect();
+            uuid.bytes.iter().map(|byte| format!("{:02x}", byte.to_ne_bytes()[0])).collect();
         let group = |range: std::ops::Range<usize>| hex[range].concat();
         Ok(format!("GPU-{}-{}-{}-{}-{}", group(0..4), group(4..6), group(6..8), group(8..10), group(10..16)))
     }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::memory::DevicePool;
 use super::read_back::ReadBack;
 use super::{Context, Event, Stream};
-use crate::device::pool::Pool;
+use crate::device::idle::IdleArenas;
 use crate::device::{Destinations, DeviceError};
 
 /// How a lane is made.
@@ -30,7 +30,7 @@ pub(crate) struct LaneOptions {
 /// What one load shares on its device.
 pub(crate) struct Lane {
     /// Arenas that wait for their next layer. First, since they are given back through what is below.
-    pub(super) idle: Pool<super::memory::DeviceMemory>,
+    pub(super) idle: IdleArenas<super::memory::DeviceMemory>,
     pub(super) memory: Arc<DevicePool>,
     pub(super) copies: Arc<Stream>,
     /// Made by the first read; one reads at a time.
@@ -51,7 +51,7 @@ impl Lane {
         };
         let copies = Arc::new(copies);
         Ok(Arc::new(Self {
-            idle: options.recycle_bytes_max.map_or_else(Pool::closed, Pool::open),
+            idle: options.recycle_bytes_max.map_or_else(IdleArenas::closed, IdleArenas::open),
             memory: Arc::new(DevicePool::new(&copies)?),
             copies,
             read_back: Mutex::new(None),

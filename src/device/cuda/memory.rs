@@ -10,7 +10,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::{Event, Stream, call, code_of, insist};
-use crate::device::pool::PoolMemory;
+use crate::device::idle::IdleMemory;
 use crate::device::{CudaCode, DeviceError};
 use crate::units::to_usize;
 
@@ -180,7 +180,7 @@ impl DeviceMemory {
     }
 }
 
-impl PoolMemory for DeviceMemory {
+impl IdleMemory for DeviceMemory {
     fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
@@ -207,10 +207,17 @@ impl Drop for DeviceMemory {
             None => Err(CudaCode::NOT_READY),
         };
         if freed.is_err_and(|code| !code.is_fatal()) {
-            // Refused, or no pools: then plainly, once nothing that was queued before uses it any more.
-            let _ = self.pool.frees.synchronize();
-            // SAFETY: as above; this function frees memory of pools too (driver API, `cuMemFreeAsync`).
-            insist(|| unsafe { sys::cuMemFree_v2(self.address) });
+            // Refused, or no pools: then plainly, once nothing that was queued before uses it any more. If nobody can say that,
+            // it goes with the context.
+            let frees = &self.pool.frees;
+            if frees.synchronize().is_ok()
+                || frees.synchronize().is_ok()
+                || frees.context().synchronize().is_ok()
+            {
+                // SAFETY: allocated from this pool or plainly, not used after this, and everything that used it is over; this
+                // function frees memory of pools too (driver API, `cuMemFree`).
+                insist(|| unsafe { sys::cuMemFree_v2(self.address) });
+            }
         }
         drop(entered);
     }

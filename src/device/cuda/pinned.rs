@@ -4,14 +4,19 @@
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::thread;
 
 use cudarc::driver::sys;
+use rustix::mm::Advice;
 
 use super::{Context, call, insist, numa};
 use crate::staging::{PinRefused, Pinned, Pinner};
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context, the caller's own too.
 const CU_MEMHOSTREGISTER_PORTABLE: u32 = 1;
+
+/// More threads than this do not touch pages faster.
+const TOUCHING_THREADS_MAX: usize = 4;
 
 /// Registers memory with the driver of a context.
 #[derive(Debug)]
@@ -26,6 +31,8 @@ impl Pinner for Registrar {
             // SAFETY: a live mapping (the caller's promise), of whole pages.
             unsafe { numa::prefer(node, start, len_bytes) };
         }
+        // SAFETY: as above.
+        unsafe { touch(start, len_bytes) };
         let _entered = self.0.enter().map_err(refused)?;
         // SAFETY: live memory of that length (the caller's promise), which stays mapped until `Registration` is dropped.
         let answer = unsafe {
@@ -34,6 +41,33 @@ impl Pinner for Registrar {
         call("cuMemHostRegister_v2", answer).map_err(refused)?;
         Ok(Box::new(Registration { start, context: Arc::clone(&self.0) }))
     }
+}
+
+/// Brings pages into memory by several threads. Zeroing them is most of what pinning a ring costs, and the driver would do it
+/// alone. Whatever is left undone here is done there.
+///
+/// # Safety
+/// `len_bytes` bytes from `start` are a mapping of this process, `start` on a page.
+unsafe fn touch(start: NonNull<u8>, len_bytes: usize) {
+    const PIECE_BYTES_MIN: usize = 4 << 20;
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let pieces = cores.min(TOUCHING_THREADS_MAX).min(len_bytes / PIECE_BYTES_MIN);
+    if pieces < 2 {
+        return;
+    }
+    let piece_bytes = len_bytes.div_ceil(pieces).next_multiple_of(2 << 20);
+    let address = start.as_ptr().expose_provenance();
+    thread::scope(|scope| {
+        for offset in (0..len_bytes).step_by(piece_bytes) {
+            let len_bytes = piece_bytes.min(len_bytes - offset);
+            let work = move || {
+                let piece = std::ptr::with_exposed_provenance_mut(address + offset);
+                // SAFETY: a part of the mapping (the caller's promise); faults its pages in and changes no byte.
+                let _ = unsafe { rustix::mm::madvise(piece, len_bytes, Advice::LinuxPopulateWrite) };
+            };
+            let _ = thread::Builder::new().name("onelayer-touch".to_owned()).spawn_scoped(scope, work);
+        }
+    });
 }
 
 /// Memory that the driver has pinned, until this is dropped.

@@ -40,8 +40,8 @@ impl Stream {
     /// A stream of the caller's.
     ///
     /// # Safety
-    /// `raw` is a `CUstream` of this context, or one of the driver's special values (0: legacy default, 2: per-thread
-    /// default), and lives for as long as the value returned.
+    /// `raw` is a `CUstream` of this context, or one of the driver's special values (0 and 1: legacy default; 2: per-thread
+    /// default, for a value that stays on its thread), and lives for as long as the value returned.
     pub(crate) unsafe fn of_caller(raw: u64, context: &Arc<Context>) -> Self {
         let address = usize::try_from(raw).unwrap_or(0);
         Self {

@@ -192,6 +192,7 @@ fn is_nan(element: &[u8], float: FloatType) -> bool {
         FloatType::Bf16 => element.try_into().is_ok_and(|bytes| bf16::from_le_bytes(bytes).is_nan()),
         FloatType::F16 => element.try_into().is_ok_and(|bytes| f16::from_le_bytes(bytes).is_nan()),
         FloatType::F32 => element.try_into().is_ok_and(|bytes| f32::from_le_bytes(bytes).is_nan()),
+        _ => false,
     }
 }
 
@@ -203,6 +204,7 @@ fn narrow(narrowing: Narrowing, bytes: &mut [u8]) -> usize {
         Narrowing::F64ToBf16 => each(bytes, |from| bf16::from_f32(to_odd(from)).to_le_bytes()),
         Narrowing::F64ToF16 => each(bytes, |from| f16::from_f32(to_odd(from)).to_le_bytes()),
         Narrowing::F64ToF32 => each(bytes, |from| nearest(from).to_le_bytes()),
+        other => unreachable!("program and library are of one version, which has no {other:?}"),
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::staging::memory::{AnonymousMemory, is_huge};
 
 /// Memory of an arena that may be used again.
-pub(super) trait PoolMemory {
+pub(super) trait IdleMemory {
     /// Its length.
     fn len_bytes(&self) -> u64;
 
@@ -21,7 +21,7 @@ pub(super) trait PoolMemory {
 }
 
 /// Host memory is resident as far as its last layer has touched it; a longer mapping costs nothing.
-impl PoolMemory for AnonymousMemory {
+impl IdleMemory for AnonymousMemory {
     fn len_bytes(&self) -> u64 {
         self.len_bytes()
     }
@@ -39,7 +39,7 @@ impl PoolMemory for AnonymousMemory {
 
 /// The arenas of one backend that wait for their next layer, and the count of all bytes.
 #[derive(Debug)]
-pub(super) struct Pool<M> {
+pub(super) struct IdleArenas<M> {
     state: Mutex<State<M>>,
 }
 
@@ -73,7 +73,7 @@ struct Idle<M> {
     touched_bytes: u64,
 }
 
-impl<M: PoolMemory> Pool<M> {
+impl<M: IdleMemory> IdleArenas<M> {
     /// A pool that keeps arenas.
     pub(super) fn open(resident_bytes_max: u64) -> Self {
         let state = State { is_open: true, resident_bytes_max, used_bytes: 0, idle: Vec::new() };
@@ -170,13 +170,13 @@ mod tests {
 
     /// A pool, and what each step of a stream does with it.
     struct Steps {
-        pool: Pool<AnonymousMemory>,
+        pool: IdleArenas<AnonymousMemory>,
         used: Vec<(u64, Option<AnonymousMemory>)>,
     }
 
     impl Steps {
         fn new(resident_bytes_max: u64) -> Self {
-            Self { pool: Pool::open(resident_bytes_max), used: Vec::new() }
+            Self { pool: IdleArenas::open(resident_bytes_max), used: Vec::new() }
         }
 
         fn take(&mut self, len_bytes: u64) {
