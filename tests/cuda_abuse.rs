@@ -170,7 +170,8 @@ impl Case {
             let tensors = dice.below(most + 1);
             for number in 0..=tensors {
                 let most = dice.of(&[0, 1, 3, 255, 256, 300, 5000, 66_000, 400_000, 2_500_000]);
-                let len = dice.below(most + 1).min(left) / 8 * 8 + if dice.is(50) { dice.below(8) } else { 0 };
+                let len =
+                    dice.below(most + 1).min(left) / 8 * 8 + if dice.is(50) { dice.below(8) } else { 0 };
                 left -= len.min(left);
                 let seed = (layer * 1000 + number) as u64 + dice.0 % 1000;
                 let mut tensor =
@@ -467,7 +468,7 @@ fn use_layer(
             let Some(result) = own.raw.allocate(expected.len()) else { return };
             if own.raw.kernel(address, result, expected.len(), stream) {
                 written.push(Written { result, expected, stream });
-            } else {
+            } else if own.raw.settle() {
                 own.raw.free(result);
             }
         });
@@ -700,5 +701,234 @@ fn fuzz_faults() {
         if let Some(words) = faulty_random(seed) {
             eprintln!("SEED {words}");
         }
+    }
+}
+
+/// Runs a scenario and wants no misuse and, unless leaks are what it is about, nothing left behind.
+fn runs_well(scenario: &str, may_leak: bool, change: impl Fn(SimRun) -> SimRun) {
+    let outcome = change(SimRun::again(scenario).set("DELAY_US", 50)).run();
+    outcome.assert_success();
+    let report = outcome.report();
+    let violations = report.violations();
+    let is_leak = |kind: &str| may_leak && kind == "context_released_in_use";
+    assert!(violations.iter().all(|violation| is_leak(&violation.kind)), "{violations:?}");
+    assert!(may_leak || report.leaks().is_empty(), "{:?}", report.leaks());
+}
+
+/// Layers of one size, with one large tensor each.
+fn equal_layers(layers: u64, len: usize) -> Case {
+    let tensors = |layer| {
+        [("mlp.weight", len - 256), ("norm.weight", 256)].map(|(name, len)| {
+            TestTensor::random(format!("model.layers.{layer}.{name}"), len, layer * 2 + len as u64 % 2)
+        })
+    };
+    let case = Case::of(&[(0..layers).flat_map(tensors).collect()]);
+    assert_eq!(builder().plan(&case.checkpoint).unwrap().layers().len() as u64, layers);
+    case
+}
+
+/// The device's primary context, current on this thread for the rest of the process.
+fn primary(raw: &Raw) -> u64 {
+    let (mut device, mut context) = (0, 0);
+    raw!(raw, "cuDeviceGet", (*mut i32, i32), &raw mut device, 0);
+    raw!(raw, "cuDevicePrimaryCtxRetain", (*mut u64, i32), &raw mut context, device);
+    raw.set_current(context);
+    context
+}
+
+fn leave_primary(raw: &Raw) {
+    raw.set_current(0);
+    raw!(raw, "cuDevicePrimaryCtxRelease_v2", (i32), 0);
+}
+
+fn builder() -> onelayer::LoaderBuilder {
+    Loader::builder(Target::Cuda(0)).host_budget(6 << 20)
+}
+
+#[test]
+fn memory_of_the_caller_is_free_when_its_layer_is_dropped() {
+    for mode in MODES {
+        for pools in [1, 0] {
+            runs_well("scenario_own_memory_after_ours", false, |run| {
+                run.set("MODE", mode).set("POOLS", pools)
+            });
+        }
+    }
+}
+
+/// Arenas of ours come before memory of the caller's, so that there is something to use again.
+#[test]
+#[ignore = "scenario"]
+fn scenario_own_memory_after_ours() {
+    let raw = Raw::new();
+    primary(&raw);
+    let case = equal_layers(8, 1 << 20);
+    let regions: Vec<u64> = (0..8).map(|_| raw.allocate(2 << 20).unwrap()).collect();
+    let given = regions.clone();
+    let destination = move |layer: &onelayer::plan::PlannedLayer| {
+        let number: usize = layer.id.as_str().rsplit('.').next()?.parse().ok()?;
+        (number % 2 == 1).then(|| DeviceRegion { address: given[number], len_bytes: 2 << 20 })
+    };
+    let builder = builder().window(Window::Layers(1)).hand_out(HandOut::AtOnce);
+    // SAFETY: a region is freed when its layer has been dropped.
+    let loader = unsafe { builder.destinations(destination) }.build().unwrap();
+    let mut stream = loader.stream(&case.checkpoint).unwrap();
+    for (number, address) in regions.into_iter().enumerate() {
+        drop(stream.next().unwrap().unwrap());
+        raw.free(address);
+        assert!(number < 8);
+    }
+    assert!(stream.next().is_none());
+    drop((stream, loader));
+    leave_primary(&raw);
+}
+
+#[test]
+fn memory_of_the_caller_is_free_when_a_load_has_failed() {
+    for function in ["cuMemcpyDtoDAsync_v2:3:999", "cuMemcpyDtoDAsync_v2:2:999~", "cuEventCreate:*:2"] {
+        for mode in MODES {
+            runs_well("scenario_own_memory_and_a_failure", false, |run| {
+                // The slots' events are there by then.
+                run.set("MODE", mode).fail(&function.replace("cuEventCreate:*", "cuEventCreate:5+"))
+            });
+        }
+    }
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_own_memory_and_a_failure() {
+    let raw = Raw::new();
+    primary(&raw);
+    let mut tensors: Vec<TestTensor> =
+        (0..9).map(|number| TestTensor::random(format!("layers.0.t{number}"), 301, number)).collect();
+    tensors.push(TestTensor::random("layers.0.t9", 1 << 20, 9));
+    let case = Case::of(&[tensors]);
+    let plan = builder().plan(&case.checkpoint).unwrap();
+    assert!(plan.moves(&plan.layers()[0]).len() > 4 && plan.memory().ring().slots == 4);
+    let address = raw.allocate(2 << 20).unwrap();
+    let destination =
+        move |_: &onelayer::plan::PlannedLayer| Some(DeviceRegion { address, len_bytes: 2 << 20 });
+    // SAFETY: the region is freed when the stream has ended.
+    let loader = unsafe { builder().destinations(destination) }.build().unwrap();
+    let mut stream = loader.stream(&case.checkpoint).unwrap();
+    assert!(matches!(stream.next(), Some(Err(LoadError::Device(_)))));
+    raw.free(address);
+    drop((stream, loader));
+    leave_primary(&raw);
+}
+
+/// What was refused is waited for, whatever was granted before.
+#[test]
+fn a_refused_release_lets_the_drop_wait() {
+    for number in 1..10 {
+        runs_well("scenario_two_releases", false, |run| run.fail(&format!("cuStreamWaitEvent:{number}:999")));
+    }
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_two_releases() {
+    let raw = Raw::new();
+    primary(&raw);
+    let streams = [(); 3].map(|()| raw.stream().unwrap());
+    let case = equal_layers(2, 1 << 20);
+    let result = raw.allocate(3 << 20).unwrap();
+    let loader = builder().build().unwrap();
+    let mut refused = 0;
+    for layer in loader.stream(&case.checkpoint).unwrap() {
+        let Ok(layer) = layer else { break };
+        let address = layer.tensors().next().unwrap().device_pointer().unwrap();
+        layer.wait_ready().unwrap();
+        for (number, stream) in (0..).zip(streams) {
+            assert!(raw.kernel(address, result + (number << 20), 1000, stream));
+            // SAFETY: a live stream; all that uses the layer is queued in it, or in one that is told of next.
+            refused += usize::from(unsafe { layer.release_after(After::Stream(stream)) }.is_err());
+        }
+    }
+    assert!(refused <= 1);
+    drop(loader);
+    assert!(raw.settle());
+    raw.free(result);
+    for stream in streams {
+        raw!(raw, "cuStreamDestroy_v2", (u64), stream);
+    }
+    leave_primary(&raw);
+}
+
+#[test]
+fn cancelling_after_the_last_layer_is_harmless() {
+    for (mode, seed) in [("lazy", 1), ("lazy", 2), ("thread", 1), ("thread", 2)] {
+        runs_well("scenario_late_cancel", false, |run| {
+            run.set("MODE", mode).set("SEED", seed).set("DELAY_US", 30_000)
+        });
+    }
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_late_cancel() {
+    let case = equal_layers(3, 3 << 20);
+    let loader = builder().hand_out(HandOut::AtOnce).window(Window::All).build().unwrap();
+    for _ in 0..4 {
+        let mut stream = loader.stream(&case.checkpoint).unwrap();
+        let layers: Vec<LoadedLayer> = stream.by_ref().take(3).map(Result::unwrap).collect();
+        stream.cancel_handle().cancel();
+        assert!(stream.next().is_none(), "all was handed out");
+        layers.iter().for_each(|layer| case.check_layer(layer, None).unwrap());
+    }
+}
+
+/// Memory that nobody could wait for is never freed under those who use it.
+#[test]
+fn what_cannot_be_waited_for_is_not_freed() {
+    for mode in MODES {
+        for pools in [1, 0] {
+            for rules in ["cuCtxSynchronize:*:999", "cuStreamSynchronize:1:999", "cuStreamSynchronize:*:2"] {
+                runs_well("scenario_no_wait", true, |run| {
+                    run.set("MODE", mode).set("POOLS", pools).fail(rules)
+                });
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_no_wait() {
+    let raw = Raw::new();
+    primary(&raw);
+    let stream = raw.stream().unwrap();
+    let case = equal_layers(3, 1 << 20);
+    let results: Vec<u64> = (0..3).map(|_| raw.allocate(1 << 20).unwrap()).collect();
+    let loader = builder().hand_out(HandOut::AtOnce).build().unwrap();
+    for (layer, &result) in loader.stream(&case.checkpoint).unwrap().zip(&results) {
+        let layer = layer.unwrap();
+        // SAFETY: a live stream.
+        unsafe { layer.let_wait(stream) }.unwrap();
+        let address = layer.tensors().next().unwrap().device_pointer().unwrap();
+        assert!(raw.kernel(address, result, 1 << 20, stream));
+    }
+    drop(loader);
+    // The results stay: nothing says when they are over.
+}
+
+/// Pinned memory that the driver keeps is kept too: whatever came to lie at its address would pass for pinned.
+#[test]
+fn memory_that_stays_pinned_stays_mapped() {
+    for rules in ["cuMemHostUnregister:1:999,cuMemHostUnregister:2:999", "cuMemHostUnregister:1:999"] {
+        runs_well("scenario_stays_pinned", true, |run| run.fail(rules));
+    }
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_stays_pinned() {
+    let case = equal_layers(3, 1 << 20);
+    let loader = builder().build().unwrap();
+    for _ in 0..3 {
+        let model = loader.load(&case.checkpoint).unwrap();
+        assert_eq!(model.report().pinning, onelayer::Pinning::Whole);
+        model.layers().for_each(|layer| case.check_layer(layer, None).unwrap());
     }
 }

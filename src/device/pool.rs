@@ -122,13 +122,15 @@ impl<M: PoolMemory> Pool<M> {
         self.lock().is_open
     }
 
-    /// Takes back the memory of an arena of `len_bytes`: it is kept, or goes to the system.
-    pub(super) fn give(&self, memory: Option<M>, len_bytes: u64) {
+    /// Takes back the memory of an arena of `len_bytes`. What is not kept is returned, for whoever frees it.
+    pub(super) fn give(&self, memory: Option<M>, len_bytes: u64) -> Option<M> {
         let mut state = self.lock();
         state.used_bytes = state.used_bytes.saturating_sub(len_bytes);
-        if let (true, Some(memory)) = (state.is_open, memory) {
-            state.idle.push(Idle { memory, touched_bytes: len_bytes });
+        if !state.is_open {
+            return memory;
         }
+        state.idle.extend(memory.map(|memory| Idle { memory, touched_bytes: len_bytes }));
+        None
     }
 
     /// Gives everything idle to the system, and from now on everything that comes.

@@ -208,9 +208,13 @@ impl Drop for DeviceMemory {
         };
         if freed.is_err_and(|code| !code.is_fatal()) {
             // Refused, or no pools: then plainly, once nothing that was queued before uses it any more.
-            let _ = self.pool.frees.synchronize();
-            // SAFETY: as above; this function frees memory of pools too (driver API, `cuMemFreeAsync`).
-            insist(|| unsafe { sys::cuMemFree_v2(self.address) });
+            if self.pool.frees.drain() {
+                // SAFETY: as above; this function frees memory of pools too (driver API, `cuMemFreeAsync`).
+                insist(|| unsafe { sys::cuMemFree_v2(self.address) });
+            } else {
+                // Nobody knows who still uses it: it is never freed, and its pool stays.
+                std::mem::forget(Arc::clone(&self.pool));
+            }
         }
         drop(entered);
     }
