@@ -264,4 +264,17 @@ mod tests {
         steps.take(20 * MIB);
         assert_eq!(steps.pool.idle_bytes(), 2 * MIB, "no page of the other was touched for nothing");
     }
+
+    #[test]
+    fn a_closed_pool_hands_back_what_it_does_not_keep() {
+        let pool = Pool::<AnonymousMemory>::open(u64::MAX);
+        let [first, second] = [(); 2].map(|()| {
+            assert!(pool.take(MIB).memory.is_none());
+            AnonymousMemory::new(MIB).unwrap()
+        });
+        assert!(pool.give(Some(first), MIB).is_none());
+        pool.close();
+        assert!(pool.give(Some(second), MIB).is_some(), "whoever frees it may have more to give back");
+        assert_eq!((pool.used_bytes(), pool.idle_bytes()), (0, 0));
+    }
 }
