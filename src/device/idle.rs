@@ -122,13 +122,15 @@ impl<M: IdleMemory> IdleArenas<M> {
         self.lock().is_open
     }
 
-    /// Takes back the memory of an arena of `len_bytes`: it is kept, or goes to the system.
-    pub(super) fn give(&self, memory: Option<M>, len_bytes: u64) {
+    /// Takes back the memory of an arena of `len_bytes`. What is not kept is returned, for whoever frees it.
+    pub(super) fn give(&self, memory: Option<M>, len_bytes: u64) -> Option<M> {
         let mut state = self.lock();
         state.used_bytes = state.used_bytes.saturating_sub(len_bytes);
-        if let (true, Some(memory)) = (state.is_open, memory) {
-            state.idle.push(Idle { memory, touched_bytes: len_bytes });
+        if !state.is_open {
+            return memory;
         }
+        state.idle.extend(memory.map(|memory| Idle { memory, touched_bytes: len_bytes }));
+        None
     }
 
     /// Gives everything idle to the system, and from now on everything that comes.
@@ -261,5 +263,18 @@ mod tests {
         (0..2).for_each(|_| steps.give(0));
         steps.take(20 * MIB);
         assert_eq!(steps.pool.idle_bytes(), 2 * MIB, "no page of the other was touched for nothing");
+    }
+
+    #[test]
+    fn a_closed_pool_hands_back_what_it_does_not_keep() {
+        let pool = IdleArenas::<AnonymousMemory>::open(u64::MAX);
+        let [first, second] = [(); 2].map(|()| {
+            assert!(pool.take(MIB).memory.is_none());
+            AnonymousMemory::new(MIB).unwrap()
+        });
+        assert!(pool.give(Some(first), MIB).is_none());
+        pool.close();
+        assert!(pool.give(Some(second), MIB).is_some(), "whoever frees it may have more to give back");
+        assert_eq!((pool.used_bytes(), pool.idle_bytes()), (0, 0));
     }
 }

@@ -75,6 +75,8 @@ pub(super) struct Control<B: Backend> {
     open: VecDeque<OpenLayer<B>>,
     /// Layers whose copies are all queued.
     sealed: usize,
+    /// Layers that are on their way to the caller, or there.
+    handed_out: usize,
     /// Layers that have a place in the window, or had one.
     placed: usize,
     /// Layers read ahead of the last one the caller asked for.
@@ -133,6 +135,7 @@ impl<B: Backend> Control<B> {
             progress,
             open: VecDeque::new(),
             sealed: 0,
+            handed_out: 0,
             placed: 0,
             prefetch,
             wanted: 0,
@@ -310,7 +313,8 @@ impl<B: Backend> Control<B> {
         Ok(true)
     }
 
-    fn hand_out(&self, layer: LoadedLayer) {
+    fn hand_out(&mut self, layer: LoadedLayer) {
+        self.handed_out += 1;
         self.progress.add_layer();
         // If the stream is gone, so is the layer; the next signal ends the load.
         let _ = self.wires.deliveries.send(Delivery::Layer(layer));
@@ -335,6 +339,8 @@ impl<B: Backend> Control<B> {
         match signal {
             Signal::Wanted => self.wanted += 1,
             Signal::Dropped => {}
+            // What is left is to wait for the copies, as after any error.
+            Signal::Cancel if self.handed_out == self.setup.plan.layers().len() => {}
             Signal::Cancel => return Err(LoadError::Cancelled),
         }
         Ok(())

@@ -30,7 +30,11 @@ pub(crate) trait Pinner {
 }
 
 /// Memory that is pinned until this is dropped.
-pub(crate) trait Pinned: Send + Sync + fmt::Debug {}
+pub(crate) trait Pinned: Send + Sync + fmt::Debug {
+    /// Ends it before it is dropped. False if that is refused: then the memory stays pinned, and must stay mapped, since
+    /// what came to lie at its address would pass for it.
+    fn unpin(&mut self) -> bool;
+}
 
 /// Why memory was not pinned, in the words of whoever refused it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,17 +107,22 @@ impl Pinning {
 /// What is pinned of a ring.
 #[derive(Debug)]
 pub(super) struct PinnedRing {
-    /// Held for their destructors.
-    _pieces: Vec<Box<dyn Pinned>>,
+    pieces: Vec<Box<dyn Pinned>>,
     pub(super) pinning: Pinning,
     /// Slots that may be used, from the first on.
     pub(super) slots: u32,
 }
 
 impl PinnedRing {
+    /// Gives up what is pinned. False if something stays so.
+    pub(super) fn unpin(&mut self) -> bool {
+        let refused = self.pieces.iter_mut().filter_map(|piece| (!piece.unpin()).then_some(()));
+        refused.count() == 0
+    }
+
     /// A ring that needs no pinning.
     pub(super) fn not_needed(shape: RingShape) -> Self {
-        Self { _pieces: Vec::new(), pinning: Pinning::NotNeeded, slots: shape.slots }
+        Self { pieces: Vec::new(), pinning: Pinning::NotNeeded, slots: shape.slots }
     }
 
     /// Pins as much as is granted.
@@ -125,7 +134,7 @@ impl PinnedRing {
         let whole = unsafe { pinner.pin(memory.pointer_to(0, shape.bytes()), to_usize(shape.bytes())) };
         let refused = match whole {
             Ok(piece) => {
-                return Self { _pieces: vec![piece], pinning: Pinning::Whole, slots: shape.slots };
+                return Self { pieces: vec![piece], pinning: Pinning::Whole, slots: shape.slots };
             }
             Err(PinRefused(reason)) => reason,
         };
@@ -144,13 +153,15 @@ impl PinnedRing {
         }
         match (last_refused, u32::try_from(pieces.len())) {
             (None, _) => {
-                Self { _pieces: pieces, pinning: Pinning::SlotBySlot { reason: refused }, slots: shape.slots }
+                Self { pieces, pinning: Pinning::SlotBySlot { reason: refused }, slots: shape.slots }
             }
             (Some(reason), Ok(slots)) if slots >= PINNED_SLOTS_MIN => {
-                Self { _pieces: pieces, pinning: Pinning::FewerSlots { slots, reason }, slots }
+                Self { pieces, pinning: Pinning::FewerSlots { slots, reason }, slots }
             }
             (Some(reason), _) => {
-                Self { _pieces: Vec::new(), pinning: Pinning::Pageable { reason }, slots: shape.slots }
+                // What cannot be given up is held for as long as the memory.
+                pieces.retain_mut(|piece| !piece.unpin());
+                Self { pieces, pinning: Pinning::Pageable { reason }, slots: shape.slots }
             }
         }
     }
@@ -177,11 +188,16 @@ mod tests {
         pinned: Arc<Mutex<Vec<(usize, u64)>>>,
     }
 
-    impl Pinned for Granted {}
+    impl Pinned for Granted {
+        fn unpin(&mut self) -> bool {
+            self.pinned.lock().unwrap().retain(|&(start, _)| start != self.start);
+            true
+        }
+    }
 
     impl Drop for Granted {
         fn drop(&mut self) {
-            self.pinned.lock().unwrap().retain(|&(start, _)| start != self.start);
+            self.unpin();
         }
     }
 

@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "a slot is the exclusive owner of its part of the ring; each block says why")]
 
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use super::free_list::FreeList;
@@ -36,9 +37,9 @@ pub(crate) enum Filled {}
 #[derive(Debug)]
 pub(crate) struct Ring {
     free: FreeList,
-    // Given up before the memory that it covers.
     pinned: PinnedRing,
-    memory: AnonymousMemory,
+    /// Dropped once nothing of it is pinned.
+    memory: ManuallyDrop<AnonymousMemory>,
     shape: RingShape,
     _reservation: Reservation,
 }
@@ -59,6 +60,7 @@ impl Ring {
             None => PinnedRing::not_needed(shape),
         };
         let free = FreeList::new(pinned.slots);
+        let memory = ManuallyDrop::new(memory);
         Ok(Arc::new(Self { free, pinned, memory, shape, _reservation: reservation }))
     }
 
@@ -95,6 +97,15 @@ impl Ring {
     }
 }
 
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if self.pinned.unpin() {
+            // SAFETY: not used after this: nothing pins it any more, and no slot is left that would be in it.
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
+        }
+    }
+}
+
 /// Exclusive ownership of one slot of the ring; dropping it gives the slot back.
 #[derive(Debug)]
 pub(crate) struct Slot<State> {
@@ -116,7 +127,7 @@ impl<State> Slot<State> {
 
     /// The same slot in another state, without a trip through the free list.
     fn into_state<Next>(self) -> Slot<Next> {
-        let this = std::mem::ManuallyDrop::new(self);
+        let this = ManuallyDrop::new(self);
         // SAFETY: `this` is never used again nor dropped, so the `Arc` is moved, not duplicated.
         let ring = unsafe { std::ptr::read(&raw const this.ring) };
         Slot { ring, index: this.index, state: PhantomData }
@@ -164,6 +175,10 @@ impl<State> Drop for Slot<State> {
 #[cfg(not(loom))]
 #[cfg(test)]
 mod tests {
+    use std::ptr::NonNull;
+    use std::sync::Mutex;
+
+    use super::super::pin::{PinRefused, Pinned};
     use super::*;
     use crate::budget::MemoryBudget;
     use crate::units::to_u64;
@@ -187,6 +202,50 @@ mod tests {
         assert!(budget.used_bytes() > 0, "a slot keeps the ring alive");
         drop(second);
         assert_eq!(budget.used_bytes(), 0);
+    }
+
+    /// Pins everything, and never takes it back. Notes where it was.
+    #[derive(Default)]
+    struct PinsForEver(Mutex<usize>);
+
+    #[derive(Debug)]
+    struct ForEver;
+
+    impl Pinned for ForEver {
+        fn unpin(&mut self) -> bool {
+            false
+        }
+    }
+
+    impl Pinner for PinsForEver {
+        unsafe fn pin(&self, start: NonNull<u8>, _len_bytes: usize) -> Result<Box<dyn Pinned>, PinRefused> {
+            *self.0.lock().unwrap() = start.as_ptr().addr();
+            Ok(Box::new(ForEver))
+        }
+    }
+
+    /// What came to lie at the address of memory that a driver holds for pinned would be copied from where that was.
+    #[test]
+    #[cfg(not(miri))]
+    fn memory_that_stays_pinned_stays_mapped() {
+        let shape = RingShape { slots: 2, slot_bytes: 1 << 20, readers: 1 };
+        let budget = MemoryBudget::new(shape.bytes());
+        let reservation = budget.reserve("ring", shape.bytes()).unwrap();
+        let pinner = PinsForEver::default();
+        drop(Ring::new(shape, reservation, Some(&pinner)).unwrap());
+        assert_eq!(budget.used_bytes(), 0);
+        let start = *pinner.0.lock().unwrap();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let holds_start = |line: &&str| {
+            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+            let ends =
+                range.map(|(low, high)| (usize::from_str_radix(low, 16), usize::from_str_radix(high, 16)));
+            matches!(ends, Some((Ok(low), Ok(high))) if (low..high).contains(&start))
+        };
+        // Not inherited by forks: this tells it from what another test may have mapped there since.
+        let entry = maps.lines().skip_while(|line| !holds_start(line));
+        let flags = entry.take_while(|line| holds_start(line) || !line.contains('-')).last();
+        assert!(flags.is_some_and(|flags| flags.split(' ').any(|flag| flag == "dc")), "{flags:?}");
     }
 
     #[test]

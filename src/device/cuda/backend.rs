@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 
 use super::memory::DeviceMemory;
 use super::{Event, Lane, Stream, call};
-use crate::device::{After, Backend, DeviceError, DeviceRegion, PendingCopy, Resident};
+use crate::device::{After, Backend, DeviceError, PendingCopy, Resident};
 use crate::plan::{Copies, MoveOp, PlannedLayer};
 use crate::staging::{Empty, Filled, Slot};
 use crate::units::{Alignment, to_u64, to_usize};
@@ -27,35 +27,6 @@ impl CudaBackend {
         let slot_events = (0..slots).map(|_| lane.event()).collect::<Result<Vec<_>, _>>()?.into();
         Ok(Self { lane, slot_events })
     }
-
-    /// An arena without memory so far.
-    fn arena(&self, len_bytes: u64) -> CudaArena {
-        CudaArena {
-            address: 0,
-            len_bytes,
-            memory: None,
-            is_callers: false,
-            ready: OnceLock::new(),
-            is_exposed: AtomicBool::new(false),
-            is_ordered: AtomicBool::new(false),
-            lane: Arc::clone(&self.lane),
-        }
-    }
-
-    /// Memory of the caller's for a layer, if there is any.
-    fn region_of_caller(&self, layer: &PlannedLayer) -> Result<Option<DeviceRegion>, DeviceError> {
-        let give = self.lane.destinations.as_ref().filter(|_| layer.arena_bytes > 0);
-        let Some(region) = give.and_then(|give| give(layer)) else { return Ok(None) };
-        if region.len_bytes < layer.arena_bytes || !region.address.is_multiple_of(Alignment::TENSOR.bytes()) {
-            return Err(DeviceError::UnfitDestination {
-                layer: layer.id.to_string(),
-                address: region.address,
-                given_bytes: region.len_bytes,
-                needed_bytes: layer.arena_bytes,
-            });
-        }
-        Ok(Some(region))
-    }
 }
 
 /// Device memory of one layer.
@@ -65,7 +36,7 @@ pub(crate) struct CudaArena {
     len_bytes: u64,
     /// `None` for a layer without bytes, for memory of the caller's, and while being made or dropped.
     memory: Option<DeviceMemory>,
-    /// True if the memory is the caller's.
+    /// True for memory of the caller's, which counts for nothing here.
     is_callers: bool,
     /// What tells that everything is in its place. Set once all copies are queued.
     ready: OnceLock<Event>,
@@ -73,27 +44,62 @@ pub(crate) struct CudaArena {
     is_exposed: AtomicBool,
     /// True once somebody has said when it is free.
     is_ordered: AtomicBool,
+    /// True once the driver has refused to say, or to note, when a use of it is over.
+    is_in_doubt: AtomicBool,
     lane: Arc<Lane>,
 }
 
 impl CudaArena {
-    /// Lets what frees or reuses the memory come after all that was queued for it. Waits only if the driver refuses.
-    fn order_end(&self, memory: &DeviceMemory) {
+    /// An arena without memory.
+    fn new(lane: &Arc<Lane>, len_bytes: u64) -> Self {
+        Self {
+            address: 0,
+            len_bytes,
+            memory: None,
+            is_callers: false,
+            ready: OnceLock::new(),
+            is_exposed: AtomicBool::new(false),
+            is_ordered: AtomicBool::new(false),
+            is_in_doubt: AtomicBool::new(false),
+            lane: Arc::clone(lane),
+        }
+    }
+
+    /// An arena in memory of the caller's, if there is some for the layer.
+    fn in_memory_of_caller(lane: &Arc<Lane>, layer: &PlannedLayer) -> Result<Option<Self>, DeviceError> {
+        let Some(give) = lane.destinations.as_ref().filter(|_| layer.arena_bytes > 0) else {
+            return Ok(None);
+        };
+        let Some(region) = give(layer) else { return Ok(None) };
+        if region.len_bytes < layer.arena_bytes || !region.address.is_multiple_of(Alignment::TENSOR.bytes()) {
+            return Err(DeviceError::UnfitDestination {
+                layer: layer.id.to_string(),
+                address: region.address,
+                given_bytes: region.len_bytes,
+                needed_bytes: layer.arena_bytes,
+            });
+        }
+        let mut arena = Self::new(lane, layer.arena_bytes);
+        (arena.address, arena.is_callers) = (region.address, true);
+        Ok(Some(arena))
+    }
+
+    /// True if somebody may use the memory whose end nobody knows.
+    fn has_unknown_users(&self) -> bool {
+        let is_exposed = self.is_exposed.load(Ordering::Acquire);
+        is_exposed && !self.is_ordered.load(Ordering::Acquire) || self.is_in_doubt.load(Ordering::Acquire)
+    }
+
+    /// Lets what frees or reuses the memory come after all that was queued for it. Waits only if the driver refuses. False
+    /// if that was refused too: then somebody may use the memory for ever.
+    fn order_end(&self, memory: &DeviceMemory) -> bool {
         let ordered = match self.ready.get() {
             Some(ready) => self.lane.memory.frees().wait_for(ready),
             None => memory.free_after_copies(),
         };
-        if ordered.is_err() {
-            self.lane.drain();
-        }
-        if self.is_exposed.load(Ordering::Acquire) && !self.is_ordered.load(Ordering::Acquire) {
-            // Kernels of the caller's may read it, in streams that nobody told us of.
-            let waited = self.lane.context.synchronize();
-            // A context that is lost runs nothing any more; a call that was refused is made again.
-            if waited.is_err() {
-                let _ = self.lane.context.synchronize();
-            }
-        }
+        let is_filled = ordered.is_ok() || self.lane.copies.drain();
+        // Kernels of the caller's may read it, in streams that nobody told us of.
+        is_filled && (!self.has_unknown_users() || self.lane.context.drain())
     }
 }
 
@@ -103,14 +109,23 @@ impl Drop for CudaArena {
             return;
         }
         let pool = &self.lane.idle;
-        let Some(mut memory) = self.memory.take() else { return pool.give(None, self.len_bytes) };
-        self.order_end(&memory);
-        let keeps = pool.is_open() && memory.rest().is_ok();
-        if keeps {
-            return pool.give(Some(memory), self.len_bytes);
+        let Some(mut memory) = self.memory.take() else {
+            pool.give(None, self.len_bytes);
+            return;
+        };
+        if !self.order_end(&memory) {
+            // It is never used again, nor freed, and so it stays counted.
+            std::mem::forget(memory);
+            return;
         }
-        drop(memory);
-        pool.give(None, self.len_bytes);
+        if pool.is_open() && memory.rest().is_ok() {
+            // Closed meanwhile, the pool gives it back.
+            let Some(memory) = pool.give(Some(memory), self.len_bytes) else { return };
+            drop(memory);
+        } else {
+            drop(memory);
+            pool.give(None, self.len_bytes);
+        }
         if !self.is_ordered.load(Ordering::Acquire) {
             self.lane.memory.give_back();
         }
@@ -141,7 +156,7 @@ impl CudaCopy {
             return (Some(slot.into_empty()), Ok(()));
         }
         let waited = self.slot_events[slot.index()].wait();
-        if waited.is_err() && !self.lane.drain() {
+        if waited.is_err() && !self.lane.copies.drain() {
             // Nobody knows whether the device still reads the slot: it is never filled again, nor freed.
             std::mem::forget(slot);
             return (None, waited);
@@ -172,16 +187,13 @@ impl Backend for CudaBackend {
     const IS_ASYNCHRONOUS: bool = true;
 
     fn allocate(&self, layer: &PlannedLayer) -> Result<Arc<CudaArena>, DeviceError> {
-        let len_bytes = layer.arena_bytes;
-        // Before the pool is asked: what is the caller's is not counted there and takes nothing that is idle there.
-        if let Some(region) = self.region_of_caller(layer)? {
-            let mut arena = self.arena(len_bytes);
-            (arena.address, arena.is_callers) = (region.address, true);
+        if let Some(arena) = CudaArena::in_memory_of_caller(&self.lane, layer)? {
             return Ok(Arc::new(arena));
         }
+        let len_bytes = layer.arena_bytes;
+        let mut arena = CudaArena::new(&self.lane, len_bytes);
+        // From here on the arena's drop gives back what the pool counts, whatever fails below.
         let recycled = self.lane.idle.take(len_bytes);
-        // From here on the arena's drop gives back what the pool has counted, whatever fails below.
-        let mut arena = self.arena(len_bytes);
         arena.memory = recycled.memory;
         if len_bytes > 0 {
             let memory = match arena.memory.take() {
@@ -211,7 +223,7 @@ impl Backend for CudaBackend {
             .and_then(|()| self.slot_events[slot.index()].record(&self.lane.copies));
         if let Err(error) = queued {
             // Copies may be queued with no event behind them.
-            if !self.lane.drain() {
+            if !self.lane.copies.drain() {
                 std::mem::forget(slot);
             }
             return Err(error);
@@ -226,20 +238,17 @@ impl Backend for CudaBackend {
 
     fn seal(&self, arena: Arc<CudaArena>, moves: &[MoveOp]) -> Result<CudaResident, DeviceError> {
         let copies = &self.lane.copies;
-        let sealed = queue_moves(copies, arena.address, moves)
-            .and_then(|()| self.lane.event())
-            .and_then(|ready| ready.record(copies).map(|()| ready));
-        match sealed {
-            Ok(ready) => {
-                arena.ready.set(ready).expect("a layer is sealed once");
-                Ok(CudaResident { arena })
-            }
-            Err(error) => {
-                // Moves may be queued, and memory of the caller's is the caller's again when the load has ended.
-                self.lane.drain();
-                Err(error)
-            }
+        let ready = queue_moves(copies, arena.address, moves).and_then(|()| {
+            let ready = self.lane.event()?;
+            ready.record(copies)?;
+            Ok(ready)
+        });
+        if ready.is_err() && arena.is_callers {
+            // Moves may be queued with no event behind them, and once the load has ended the memory is the caller's again.
+            copies.drain();
         }
+        arena.ready.set(ready?).expect("a layer is sealed once");
+        Ok(CudaResident { arena })
     }
 
     fn trim(&self) {
@@ -323,8 +332,12 @@ impl Resident for CudaResident {
         let end = offset_bytes.checked_add(to_u64(target.len()));
         assert!(end.is_some_and(|end| end <= self.arena.len_bytes), "a read beyond the end of a layer");
         // SAFETY: the bytes lie in the arena, which `self` keeps, and nothing writes to them once the event is over.
-        unsafe { self.arena.lane.read_back(self.ready(), self.arena.address + offset_bytes, target) }?;
-        Ok(true)
+        let read =
+            unsafe { self.arena.lane.read_back(self.ready(), self.arena.address + offset_bytes, target) };
+        if read.is_err() {
+            self.arena.is_in_doubt.store(true, Ordering::Release);
+        }
+        read.map(|()| true)
     }
 
     fn wait_ready(&self) -> Result<(), DeviceError> {
@@ -348,19 +361,22 @@ impl Resident for CudaResident {
     unsafe fn release_after(&self, after: After) -> Result<(), DeviceError> {
         let lane = &self.arena.lane;
         let frees = lane.memory.frees();
-        match after {
+        let ordered = match after {
             // SAFETY: the caller's promise.
-            After::Event(event) => unsafe { frees.wait_for_event_of_caller(event) }?,
+            After::Event(event) => unsafe { frees.wait_for_event_of_caller(event) },
             After::Stream(stream) => {
                 // SAFETY: the caller's promise; the value does not outlive this call.
                 let stream = unsafe { Stream::of_caller(stream, &lane.context) };
-                let event = lane.event()?;
-                event.record(&stream)?;
-                frees.wait_for(&event)?;
+                lane.event().and_then(|event| {
+                    event.record(&stream)?;
+                    frees.wait_for(&event)
+                })
             }
-        }
-        self.arena.is_ordered.store(true, Ordering::Release);
-        Ok(())
+        };
+        // One that was refused is not made good by others that were granted.
+        let flag = if ordered.is_ok() { &self.arena.is_ordered } else { &self.arena.is_in_doubt };
+        flag.store(true, Ordering::Release);
+        ordered
     }
 }
 
@@ -370,7 +386,7 @@ impl Drop for CudaResident {
             // Memory of the caller's is the caller's again: nothing may write to it any more.
             let ready = self.ready();
             if ready.wait().is_err() {
-                self.arena.lane.drain();
+                self.arena.lane.copies.drain();
             }
         }
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::{Driver, call, driver, insist};
+use super::{Driver, call, driver, insist, is_over};
 use crate::device::{DeviceError, DeviceMemoryInfo};
 use crate::units::to_u64;
 
@@ -90,6 +90,12 @@ impl Context {
         let _entered = self.enter()?;
         // SAFETY: takes nothing; a context is current.
         call("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+    }
+
+    /// Waits until nothing that was queued in the context is in flight, as [`Stream::drain`](super::Stream::drain). False
+    /// if the driver refuses to wait.
+    pub(crate) fn drain(&self) -> bool {
+        is_over(&self.synchronize()) || is_over(&self.synchronize())
     }
 
     /// Memory of the device, as its driver says: everybody's, not only ours.

@@ -60,20 +60,6 @@ impl Lane {
         }))
     }
 
-    /// Waits until nothing that was queued for copying is in flight. When this has returned `true`, host memory may be
-    /// filled again or freed, whatever else went wrong.
-    ///
-    /// Each step is tried because the one before failed; a context that is lost moves nothing any more.
-    pub(super) fn drain(&self) -> bool {
-        let is_over = |waited: Result<(), DeviceError>| {
-            waited.is_ok()
-                || waited.is_err_and(|error| error.cuda_code().is_some_and(super::CudaCode::is_fatal))
-        };
-        is_over(self.copies.synchronize())
-            || is_over(self.copies.synchronize())
-            || is_over(self.context.synchronize())
-    }
-
     /// Copies bytes to the host once the event is over.
     ///
     /// # Safety

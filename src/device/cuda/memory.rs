@@ -207,16 +207,14 @@ impl Drop for DeviceMemory {
             None => Err(CudaCode::NOT_READY),
         };
         if freed.is_err_and(|code| !code.is_fatal()) {
-            // Refused, or no pools: then plainly, once nothing that was queued before uses it any more. If nobody can say that,
-            // it goes with the context.
-            let frees = &self.pool.frees;
-            if frees.synchronize().is_ok()
-                || frees.synchronize().is_ok()
-                || frees.context().synchronize().is_ok()
-            {
-                // SAFETY: allocated from this pool or plainly, not used after this, and everything that used it is over; this
-                // function frees memory of pools too (driver API, `cuMemFree`).
+            // Refused, or no pools: then plainly, once nothing that was queued before uses it any more.
+            if self.pool.frees.drain() {
+                // SAFETY: allocated here, not used after this, and everything that used it is over; this function frees memory of
+                // pools too (driver API, `cuMemFree`).
                 insist(|| unsafe { sys::cuMemFree_v2(self.address) });
+            } else {
+                // Nobody knows who still uses it: it is never freed, and its pool stays.
+                std::mem::forget(Arc::clone(&self.pool));
             }
         }
         drop(entered);

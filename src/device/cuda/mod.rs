@@ -49,10 +49,17 @@ fn code_of(answer: CUresult) -> Result<(), CudaCode> {
     CudaCode::check(answer as u32)
 }
 
-/// Gives something back, for destructors, which have nobody to tell. A call that is refused has not done its work and is
-/// made once more; one that fails because the context is lost has nothing left to give back.
-fn insist(mut give_back: impl FnMut() -> CUresult) {
-    if code_of(give_back()).is_err_and(|code| !code.is_fatal()) {
-        let _ = give_back();
+/// True if what was waited for is over: it was waited for, or the context is lost, which moves nothing any more.
+fn is_over(waited: &Result<(), DeviceError>) -> bool {
+    match waited {
+        Ok(()) => true,
+        Err(error) => error.cuda_code().is_some_and(CudaCode::is_fatal),
     }
+}
+
+/// Gives something back, for destructors, which have nobody to tell. A call that is refused has not done its work and is
+/// made once more; one that fails because the context is lost has nothing left to give back. False if it was refused twice.
+fn insist(mut give_back: impl FnMut() -> CUresult) -> bool {
+    let mut is_refused = || code_of(give_back()).is_err_and(|code| !code.is_fatal());
+    !is_refused() || !is_refused()
 }

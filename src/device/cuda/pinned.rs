@@ -39,7 +39,7 @@ impl Pinner for Registrar {
             sys::cuMemHostRegister_v2(start.as_ptr().cast(), len_bytes, CU_MEMHOSTREGISTER_PORTABLE)
         };
         call("cuMemHostRegister_v2", answer).map_err(refused)?;
-        Ok(Box::new(Registration { start, context: Arc::clone(&self.0) }))
+        Ok(Box::new(Registration { start, is_given_up: false, context: Arc::clone(&self.0) }))
     }
 }
 
@@ -74,6 +74,7 @@ unsafe fn touch(start: NonNull<u8>, len_bytes: usize) {
 #[derive(Debug)]
 struct Registration {
     start: NonNull<u8>,
+    is_given_up: bool,
     context: Arc<Context>,
 }
 
@@ -82,14 +83,22 @@ unsafe impl Send for Registration {}
 // SAFETY: as above; the fields never change.
 unsafe impl Sync for Registration {}
 
-impl Pinned for Registration {}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
+impl Pinned for Registration {
+    fn unpin(&mut self) -> bool {
+        if self.is_given_up {
+            return true;
+        }
         let entered = self.context.enter().or_else(|_| self.context.enter());
         // SAFETY: registered by `pin`, and still mapped: the ring drops this before its memory. No copy is in flight: each
         // holds a slot, and each slot the ring.
-        insist(|| unsafe { sys::cuMemHostUnregister(self.start.as_ptr().cast()) });
+        self.is_given_up = insist(|| unsafe { sys::cuMemHostUnregister(self.start.as_ptr().cast()) });
         drop(entered);
+        self.is_given_up
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.unpin();
     }
 }

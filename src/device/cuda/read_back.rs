@@ -63,10 +63,7 @@ impl ReadBack {
         };
         drop(entered);
         let copied = call("cuMemcpyDtoHAsync_v2", answer).and_then(|()| self.stream.synchronize());
-        let is_in_flight = copied.is_err()
-            && self.stream.synchronize().is_err()
-            && self.stream.context().synchronize().is_err();
-        if is_in_flight {
+        if copied.is_err() && !self.stream.drain() {
             std::mem::forget(std::mem::take(&mut self.buffer));
         }
         copied

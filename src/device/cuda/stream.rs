@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::{Context, call, insist};
+use super::{Context, call, insist, is_over};
 use crate::device::{CudaCode, DeviceError};
 use crate::units::to_u64;
 
@@ -56,6 +56,14 @@ impl Stream {
         let _entered = self.context.enter()?;
         // SAFETY: the stream is alive: owned, or promised by the caller.
         call("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+    }
+
+    /// Waits until nothing of what was queued so far is in flight. When this has returned `true`, memory that it uses may be
+    /// used again or freed, whatever else went wrong.
+    ///
+    /// Each step is tried because the one before failed; a context that is lost moves nothing any more.
+    pub(crate) fn drain(&self) -> bool {
+        is_over(&self.synchronize()) || is_over(&self.synchronize()) || is_over(&self.context.synchronize())
     }
 
     /// Lets what is queued from now on run only after the event.

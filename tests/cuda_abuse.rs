@@ -1,0 +1,1079 @@
+//! What nobody should do to a CUDA device, done to the simulated one: faults that stay or come in pairs, layers that are kept
+//! too long or dropped too early and elsewhere, callers with contexts, streams and memory of their own.
+//!
+//! Each test runs this executable once more, as a process of its own that finds the simulated driver; the tests that say
+//! `scenario` are what runs there, and do nothing by themselves.
+#![allow(
+    clippy::unwrap_used,
+    clippy::as_conversions,
+    clippy::cast_possible_truncation,
+    clippy::multiple_unsafe_ops_per_block,
+    reason = "a test that cannot go on panics; handles of an engine"
+)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a scenario tells its parent")]
+#![allow(unsafe_code, reason = "an engine's promises")]
+
+mod common;
+#[path = "common/cuda_sim.rs"]
+mod cuda_sim;
+#[path = "common/driver.rs"]
+mod driver;
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use common::{TestTensor, small_decoder, write_sharded};
+use cuda_sim::{MODES, SimOutcome, SimRun};
+use onelayer::layers::LayerMap;
+use onelayer::load::{LoadError, LoadedLayer, LoadedTensor};
+use onelayer::plan::{FloatType, IoMode};
+use onelayer::{After, Checkpoint, DeviceRegion, HandOut, Loader, Target, Window};
+
+/// Numbers from a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let word = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((word ^ (word >> 31)) % end as u64) as usize
+    }
+
+    fn is(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+}
+
+fn text(name: &str) -> String {
+    std::env::var(name).unwrap_or_default()
+}
+
+fn number(name: &str) -> u64 {
+    text(name).parse().unwrap_or_else(|_| panic!("{name} is no number"))
+}
+
+/// The driver as a foreign engine calls it, which takes refusals as they come.
+struct Raw(libloading::Library);
+
+macro_rules! raw {
+    ($raw:expr, $name:literal, ($($kind:ty),*), $($argument:expr),*) => {{
+        // SAFETY: C signatures as in cuda.h; handles come from the driver itself.
+        let function = unsafe {
+            $raw.0.get::<unsafe extern "C" fn($($kind),*) -> u32>(concat!($name, "\0").as_bytes())
+        };
+        // SAFETY: as above.
+        unsafe { (function.unwrap())($($argument),*) }
+    }};
+}
+
+impl Raw {
+    fn new() -> Self {
+        // SAFETY: the simulated driver has no initialisers that do harm.
+        let raw = Self(unsafe { libloading::Library::new("libcuda.so.1") }.expect("the simulated driver"));
+        raw!(raw, "cuInit", (u32), 0);
+        raw
+    }
+
+    /// A context of its own on device 0, current on this thread.
+    fn context(&self) -> Option<u64> {
+        let mut context = 0;
+        let code = raw!(self, "cuCtxCreate_v2", (*mut u64, u32, i32), &raw mut context, 0, 0);
+        (code == 0).then_some(context)
+    }
+
+    fn set_current(&self, context: u64) {
+        raw!(self, "cuCtxSetCurrent", (u64), context);
+    }
+
+    fn current(&self) -> u64 {
+        let mut context = 0;
+        raw!(self, "cuCtxGetCurrent", (*mut u64), &raw mut context);
+        context
+    }
+
+    fn stream(&self) -> Option<u64> {
+        let mut stream = 0;
+        let code = raw!(self, "cuStreamCreate", (*mut u64, u32), &raw mut stream, 1);
+        (code == 0).then_some(stream)
+    }
+
+    fn allocate(&self, len: usize) -> Option<u64> {
+        let mut address = 0;
+        let code = raw!(self, "cuMemAlloc_v2", (*mut u64, usize), &raw mut address, len);
+        (code == 0).then_some(address)
+    }
+
+    fn free(&self, address: u64) {
+        raw!(self, "cuMemFree_v2", (u64), address);
+    }
+
+    /// A kernel that reads one place and writes another, queued in a stream. False if it was refused.
+    fn kernel(&self, source: u64, target: u64, len: usize, stream: u64) -> bool {
+        raw!(self, "cuMemcpyDtoDAsync_v2", (u64, u64, usize, u64), target, source, len, stream) == 0
+    }
+
+    fn event(&self, stream: u64) -> Option<u64> {
+        let mut event = 0;
+        let made = raw!(self, "cuEventCreate", (*mut u64, u32), &raw mut event, 2) == 0;
+        (made && raw!(self, "cuEventRecord", (u64, u64), event, stream) == 0).then_some(event)
+    }
+
+    fn synchronize(&self, stream: u64) -> bool {
+        raw!(self, "cuStreamSynchronize", (u64), stream) == 0
+    }
+
+    /// True once everything that was queued is over. Refusals are not taken for an answer.
+    fn settle(&self) -> bool {
+        (0..3).any(|_| matches!(raw!(self, "cuCtxSynchronize", (),), 0 | 4 | 700 | 719))
+    }
+
+    /// Once everything that was queued is over.
+    fn free_bytes(&self) -> usize {
+        raw!(self, "cuCtxSynchronize", (),);
+        let (mut free, mut total) = (0, 0);
+        raw!(self, "cuMemGetInfo_v2", (*mut usize, *mut usize), &raw mut free, &raw mut total);
+        free
+    }
+}
+
+/// A checkpoint and its bytes.
+struct Case {
+    folder: tempfile::TempDir,
+    checkpoint: Checkpoint,
+    tensors: BTreeMap<String, TestTensor>,
+}
+
+impl Case {
+    fn of(shards: &[Vec<TestTensor>]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        write_sharded(folder.path(), shards);
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let tensors = shards.concat().into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+        Self { folder, checkpoint, tensors }
+    }
+
+    fn decoder(layers: usize, unit: usize) -> Self {
+        Self::of(&small_decoder(layers, unit))
+    }
+
+    /// Layers of any sizes: none, odd, larger than a ring, of floats at odd places.
+    fn random(dice: &mut Dice) -> Self {
+        let mut shards = vec![Vec::new(); 1 + dice.below(3)];
+        let mut left: usize = 14 << 20;
+        for layer in 0..1 + dice.below(7) {
+            let shard = dice.below(shards.len());
+            let most = dice.of(&[0, 6, 6, 6, 6, 6, 6, 60]);
+            let tensors = dice.below(most + 1);
+            for number in 0..=tensors {
+                let most = dice.of(&[0, 1, 3, 255, 256, 300, 5000, 66_000, 400_000, 2_500_000]);
+                let len =
+                    dice.below(most + 1).min(left) / 8 * 8 + if dice.is(50) { dice.below(8) } else { 0 };
+                left -= len.min(left);
+                let seed = (layer * 1000 + number) as u64 + dice.0 % 1000;
+                let mut tensor =
+                    TestTensor::random(format!("model.layers.{layer}.t{number}.weight"), len, seed);
+                let width = dice.of(&[1, 1, 4, 8]);
+                if width > 1 {
+                    tensor.bytes.truncate(len / width * width);
+                    // No infinities and no NaNs: their payloads are a subject of their own.
+                    tensor.bytes.chunks_exact_mut(width).for_each(|element| element[width - 1] &= 0xBF);
+                    if width == 8 {
+                        // The crate that checks the results rounds from the upper half alone.
+                        tensor.bytes.chunks_exact_mut(8).for_each(|element| element[..4].fill(0));
+                    }
+                    tensor.dtype = if width == 4 { "F32" } else { "F64" };
+                    tensor.shape = vec![(len / width) as u64];
+                }
+                shards[shard].push(tensor);
+            }
+        }
+        shards.retain(|shard| !shard.is_empty());
+        Self::of(&shards)
+    }
+
+    fn expected(&self, name: &str, dtype: Option<FloatType>) -> Vec<u8> {
+        let tensor = &self.tensors[name];
+        let bytes = &tensor.bytes;
+        match (tensor.dtype, dtype) {
+            ("F32", Some(FloatType::Bf16)) => {
+                let floats = bytes.as_chunks().0.iter().map(|&element| f32::from_le_bytes(element));
+                floats.flat_map(|float| half::bf16::from_f32(float).to_le_bytes()).collect()
+            }
+            ("F64", Some(FloatType::F32)) => {
+                let floats = bytes.as_chunks().0.iter().map(|&element| f64::from_le_bytes(element));
+                floats.flat_map(|float| (float as f32).to_le_bytes()).collect()
+            }
+            ("F64", Some(FloatType::Bf16)) => {
+                let floats = bytes.as_chunks().0.iter().map(|&element| f64::from_le_bytes(element));
+                floats.flat_map(|float| half::bf16::from_f64(float).to_le_bytes()).collect()
+            }
+            _ => bytes.clone(),
+        }
+    }
+
+    /// Reads a tensor back and compares it.
+    fn check(&self, tensor: &LoadedTensor, dtype: Option<FloatType>) -> Result<(), LoadError> {
+        let expected = self.expected(tensor.name(), dtype);
+        let mut found = vec![0; expected.len()];
+        assert!(tensor.read(0, &mut found)?);
+        if found != expected {
+            let first = found.iter().zip(&expected).position(|(a, b)| a != b);
+            let at = first.unwrap() & !7;
+            let wide = self.tensors[tensor.name()].bytes.get(at * 4..at * 4 + 32);
+            let (found, expected) = (&found[at..], &expected[at..]);
+            let [found, expected] = [found, expected].map(|bytes| &bytes[..bytes.len().min(8)]);
+            panic!("{:?} is wrong at {at}: {found:x?}, not {expected:x?} {wide:x?}", tensor.entry());
+        }
+        Ok(())
+    }
+
+    fn check_layer(&self, layer: &LoadedLayer, dtype: Option<FloatType>) -> Result<(), LoadError> {
+        layer.tensors().try_for_each(|tensor| self.check(&tensor, dtype))
+    }
+}
+
+/// Each `model.layers.N` is a layer, whatever is in it.
+fn one_stack() -> LayerMap {
+    LayerMap::parse("stacks = [\"model.layers\"]").unwrap()
+}
+
+/// What a caller has of its own.
+struct Own<'a> {
+    raw: &'a Raw,
+    /// The context that layers are loaded into.
+    context: u64,
+    /// What this thread has current, and shall have.
+    current: u64,
+    stream: Option<u64>,
+}
+
+impl Own<'_> {
+    /// Does what an engine does, in the context of the layers.
+    fn within<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.raw.set_current(self.context);
+        let result = work();
+        self.raw.set_current(self.current);
+        result
+    }
+
+    fn assert_untouched(&self) {
+        if text("ONELAYER_FAULTS").is_empty() {
+            assert_eq!(self.raw.current(), self.current, "the thread's own context");
+        }
+    }
+}
+
+/// What a kernel has written, and what it should have.
+struct Written {
+    result: u64,
+    expected: Vec<u8>,
+    stream: u64,
+}
+
+/// One load with options and a caller that the dice choose.
+fn random_load(case: &Case, own: &Own<'_>, dice: &mut Dice) -> Result<(), LoadError> {
+    let dtype = dice.of(&[None, None, Some(FloatType::Bf16), Some(FloatType::F32)]);
+    let window = 1 + dice.below(4) as u32;
+    let hand_out = dice.of(&[HandOut::AtOnce, HandOut::WhenComplete]);
+    let mut builder = Loader::builder(Target::Cuda(0))
+        .host_budget(dice.of(&[7 << 20, 6 << 20, 9 << 20, 40 << 20]))
+        .window(if dice.is(15) { Window::All } else { Window::Layers(window) })
+        .prefetch(dice.of(&[0, 1, 2, 7, u32::MAX]))
+        .hand_out(hand_out)
+        .readers(1 + dice.below(4) as u32)
+        .stall_timeout(Duration::from_secs(20))
+        .layer_map(one_stack())
+        .io(dice.of(&[IoMode::Buffered, IoMode::Mmap, IoMode::Direct]));
+    if let Some(dtype) = dtype {
+        builder = builder.dtype(dtype);
+    }
+    // SAFETY: context and stream outlive the loader and its layers, which are dropped in this function.
+    builder = unsafe { builder.cuda_context(own.context) };
+    let stream = own.stream;
+    if let Some(stream) = stream.filter(|_| dice.is(40)) {
+        // SAFETY: as above.
+        builder = unsafe { builder.cuda_stream(stream) };
+    }
+    let mut regions = BTreeMap::new();
+    if dice.is(30) {
+        for layer in builder.plan(&case.checkpoint)?.layers() {
+            if layer.arena_bytes == 0 || dice.is(50) {
+                continue;
+            }
+            if let Some(address) = own.within(|| own.raw.allocate(layer.arena_bytes as usize)) {
+                regions.insert(layer.id.to_string(), (address, layer.arena_bytes));
+            }
+        }
+        let given = regions.clone();
+        let panics = dice.is(4);
+        let destination = move |layer: &onelayer::plan::PlannedLayer| {
+            assert!(!panics, "a callback of the caller's panics");
+            given.get(layer.id.as_str()).map(|&(address, len_bytes)| DeviceRegion { address, len_bytes })
+        };
+        // SAFETY: the regions are freed at the end of this function.
+        builder = unsafe { builder.destinations(destination) };
+    }
+    let mut written = Vec::new();
+    let outcome = builder.build().and_then(|loader| {
+        own.assert_untouched();
+        run_stream(case, own, dice, &loader, dtype, &mut written)
+    });
+    own.assert_untouched();
+    own.within(|| {
+        for Written { result, expected, stream } in written {
+            let mut found = vec![0_u8; expected.len()];
+            let code = raw!(
+                own.raw,
+                "cuMemcpyDtoHAsync_v2",
+                (*mut u8, u64, usize, u64),
+                found.as_mut_ptr(),
+                result,
+                found.len(),
+                stream
+            );
+            if code == 0 && own.raw.synchronize(stream) {
+                assert!(found == expected, "a kernel has seen something else");
+            }
+            if own.raw.settle() {
+                own.raw.free(result);
+            } else {
+                std::mem::forget(found);
+            }
+        }
+        if own.raw.settle() {
+            regions.values().for_each(|&(address, _)| own.raw.free(address));
+        }
+    });
+    match outcome {
+        Err(LoadError::Cancelled | LoadError::Panicked { .. }) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+fn run_stream(
+    case: &Case,
+    own: &Own<'_>,
+    dice: &mut Dice,
+    loader: &Loader,
+    dtype: Option<FloatType>,
+    written: &mut Vec<Written>,
+) -> Result<(), LoadError> {
+    let layers_max = loader.plan(&case.checkpoint)?.window();
+    let kept_max = match layers_max {
+        Window::Layers(layers) => layers as usize - 1,
+        Window::All => usize::MAX,
+    };
+    let mut layers = loader.stream(&case.checkpoint)?;
+    own.assert_untouched();
+    let give_up_at = if dice.is(25) { dice.below(5) } else { usize::MAX };
+    let cancels = dice.is(50);
+    let mut kept: Vec<LoadedLayer> = Vec::new();
+    let mut tensors: Vec<LoadedTensor> = Vec::new();
+    let mut outcome = Ok(());
+    let mut taken = 0;
+    loop {
+        if taken == give_up_at {
+            if cancels {
+                layers.cancel_handle().cancel();
+            } else {
+                break;
+            }
+        }
+        let layer = match layers.next() {
+            None => break,
+            Some(Ok(layer)) => layer,
+            Some(Err(error)) => {
+                outcome = Err(error);
+                break;
+            }
+        };
+        own.assert_untouched();
+        taken += 1;
+        outcome = use_layer(case, own, dice, &layer, dtype, written);
+        own.assert_untouched();
+        match dice.below(5) {
+            0 | 1 => drop(layer),
+            2 => std::thread::scope(|scope| {
+                scope.spawn(|| drop(layer));
+            }),
+            3 => {
+                tensors.extend(layer.tensors().next());
+                drop(layer);
+            }
+            _ => kept.push(layer),
+        }
+        while kept.len() + tensors.len() > kept_max {
+            if !kept.is_empty() && dice.is(50) {
+                drop(kept.swap_remove(dice.below(kept.len())));
+            } else if !tensors.is_empty() {
+                drop(tensors.swap_remove(dice.below(tensors.len())));
+            }
+        }
+        if outcome.is_err() {
+            break;
+        }
+    }
+    let layers = if dice.is(50) { Some(layers) } else { None };
+    for layer in &kept {
+        let checked = case.check_layer(layer, dtype);
+        outcome = outcome.and(checked);
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(move || drop(kept));
+        drop(tensors);
+    });
+    drop(layers);
+    own.assert_untouched();
+    outcome
+}
+
+/// What callers do with a layer: nothing, read it (from several threads), let kernels read it and say when they are over.
+fn use_layer(
+    case: &Case,
+    own: &Own<'_>,
+    dice: &mut Dice,
+    layer: &LoadedLayer,
+    dtype: Option<FloatType>,
+    written: &mut Vec<Written>,
+) -> Result<(), LoadError> {
+    match dice.below(6) {
+        0 => return Ok(()),
+        1 => return case.check_layer(layer, dtype),
+        2 => {
+            return std::thread::scope(|scope| {
+                let threads = [(); 3].map(|()| scope.spawn(|| case.check_layer(layer, dtype)));
+                threads.into_iter().try_for_each(|thread| thread.join().unwrap())
+            });
+        }
+        3 => {
+            for tensor in layer.tensors() {
+                let hash = tensor.hash()?.unwrap();
+                let expected = case.expected(tensor.name(), dtype);
+                let name = format!("{:?} {dtype:?}", tensor.entry());
+                case.check(&tensor, dtype)?;
+                assert_eq!(hash.as_bytes(), blake3::hash(&expected).as_bytes(), "{name}");
+            }
+            return Ok(());
+        }
+        _ => {}
+    }
+    let stream = own.stream.filter(|_| dice.is(80)).unwrap_or(0);
+    // SAFETY: a live stream of the context, or the legacy default one. Where that is refused, nothing uses the layer.
+    own.within(|| unsafe { layer.let_wait(stream) })?;
+    for tensor in layer.tensors() {
+        let expected = case.expected(tensor.name(), dtype);
+        if expected.is_empty() {
+            continue;
+        }
+        let address = tensor.device_pointer().unwrap();
+        own.within(|| {
+            let Some(result) = own.raw.allocate(expected.len()) else { return };
+            if own.raw.kernel(address, result, expected.len(), stream) {
+                written.push(Written { result, expected, stream });
+            } else if own.raw.settle() {
+                own.raw.free(result);
+            }
+        });
+    }
+    for _ in 0..dice.below(4) {
+        // Refused or not: the layer must stay until the kernels are over.
+        let _ = own.within(|| match dice.is(50) {
+            // SAFETY: a live stream, the one of all kernels that use the layer.
+            true => unsafe { layer.release_after(After::Stream(stream)) },
+            false => match own.raw.event(stream) {
+                Some(event) => {
+                    // SAFETY: a live event behind all kernels that use the layer.
+                    let ordered = unsafe { layer.release_after(After::Event(event)) };
+                    raw!(own.raw, "cuEventDestroy_v2", (u64), event);
+                    ordered
+                }
+                None => Ok(()),
+            },
+        });
+    }
+    Ok(())
+}
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
+    names.filter(|name| name.starts_with("onelayer-")).count()
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_random() {
+    if text("ONELAYER_FAULTS").is_empty() {
+        return random_loads();
+    }
+    // Contexts that this thread cannot leave in the end are no fault of the library's: it never ends.
+    let (sender, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let outcome = std::panic::catch_unwind(random_loads);
+        sender.send(outcome.is_ok()).unwrap();
+        loop {
+            std::thread::park();
+        }
+    });
+    std::process::exit(i32::from(!ended.recv().unwrap()));
+}
+
+fn random_loads() {
+    let mut dice = Dice(number("ONELAYER_SEED"));
+    let case = Case::random(&mut dice);
+    let raw = Raw::new();
+    let mut device = 0;
+    let mut primary = 0;
+    raw!(raw, "cuDeviceGet", (*mut i32, i32), &raw mut device, 0);
+    let has_primary = raw!(raw, "cuDevicePrimaryCtxRetain", (*mut u64, i32), &raw mut primary, device) == 0;
+    let other = raw.context();
+    let mut own = Own { raw: &raw, context: primary, current: 0, stream: None };
+    if let Some(other) = other {
+        own.context = if dice.is(40) { other } else { primary };
+        own.current = dice.of(&[0, primary, other]);
+    }
+    own.stream = own.within(|| raw.stream());
+    let free_before = own.within(|| raw.free_bytes());
+    let mut ending = String::from("complete");
+    let mut files = 0;
+    for round in 0..number("ONELAYER_ROUNDS") {
+        if let Err(error) = random_load(&case, &own, &mut dice) {
+            ending = format!("error: {error}");
+        }
+        if ending == "complete" && text("ONELAYER_FAULTS").is_empty() {
+            let free_after = own.within(|| raw.free_bytes());
+            assert_eq!(free_after, free_before, "round {round}");
+            if round == 0 {
+                files = open_files();
+            }
+            // A thread that has been joined may be listed for a moment.
+            for _ in 0..100 {
+                if threads() == 0 {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            assert_eq!(threads(), 0, "round {round}");
+            assert!(open_files() <= files, "round {round}");
+        }
+    }
+    if let Some(stream) = own.stream {
+        own.within(|| raw!(raw, "cuStreamDestroy_v2", (u64), stream));
+    }
+    raw.set_current(0);
+    if let Some(other) = other {
+        raw!(raw, "cuCtxDestroy_v2", (u64), other);
+    }
+    if has_primary {
+        raw!(raw, "cuDevicePrimaryCtxRelease_v2", (i32), device);
+    }
+    println!("outcome: {ending}");
+}
+
+fn random_run(seed: u64, rounds: u64, change: impl FnOnce(SimRun) -> SimRun) -> SimOutcome {
+    let run = SimRun::again("scenario_random")
+        .env("ONELAYER_SEED", seed.to_string())
+        .env("ONELAYER_ROUNDS", rounds.to_string())
+        .set("SEED", seed)
+        .set("DELAY_US", 50);
+    change(run).run()
+}
+
+fn plain_random(seed: u64, rounds: u64) {
+    let mut dice = Dice(seed ^ 0xABCD);
+    let (mode, pools) = (dice.of(&MODES), if dice.is(25) { 0 } else { 1 });
+    let pinned = if dice.is(15) { "4M" } else { "1G" };
+    let outcome =
+        random_run(seed, rounds, |run| run.set("MODE", mode).set("POOLS", pools).set("PINNED", pinned));
+    let is_well = outcome.status.success() && outcome.stdout.contains("outcome: complete");
+    assert!(is_well, "seed {seed}: {:?}\n{}\n{}", outcome.status, outcome.stdout, outcome.stderr);
+    outcome.report().assert_clean();
+}
+
+#[test]
+#[ignore = "long"]
+fn fuzz_plain() {
+    let start = number("ONELAYER_START");
+    for seed in start..start + number("ONELAYER_COUNT") {
+        let ended = std::panic::catch_unwind(|| plain_random(seed, 4));
+        if let Err(panic) = ended {
+            eprintln!("SEED {seed}");
+            drop(panic);
+        }
+    }
+}
+
+/// What a load calls, by what a refusal means.
+const WORK_CALLS: [&str; 18] = [
+    "cuCtxPushCurrent_v2",
+    "cuCtxSynchronize",
+    "cuEventCreate",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuMemAllocFromPoolAsync",
+    "cuMemAlloc_v2",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemGetInfo_v2",
+    "cuMemHostRegister_v2",
+    "cuMemPoolCreate",
+    "cuStreamCreate",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+    "work",
+];
+const RELEASE_CALLS: [&str; 7] = [
+    "cuEventDestroy_v2",
+    "cuMemFreeAsync",
+    "cuMemFree_v2",
+    "cuMemHostUnregister",
+    "cuMemPoolDestroy",
+    "cuMemPoolTrimTo",
+    "cuStreamDestroy_v2",
+];
+
+/// Some faults, as the driver's setting. Second: true if something may have to be leaked.
+fn random_faults(dice: &mut Dice) -> (String, bool) {
+    let mut rules = Vec::new();
+    let mut may_leak = false;
+    for _ in 0..dice.of(&[1, 1, 2, 2, 3]) {
+        let is_release = dice.is(25);
+        let function = match is_release {
+            true => dice.of(&RELEASE_CALLS),
+            false => dice.of(&WORK_CALLS),
+        };
+        let most = dice.of(&[3, 20, 60]);
+        let at = 1 + dice.below(most);
+        let plus = if dice.is(30) { "+" } else { "" };
+        let fatal = dice.of(&[4, 700, 719]);
+        let code = if function == "work" { fatal } else { dice.of(&[1, 2, 600, 999, fatal]) };
+        may_leak |= plus == "+" || is_release;
+        let mark = match dice.below(10) {
+            0 if code == fatal => "!",
+            1 if !is_release && function.starts_with("cuMemcpy") => "~",
+            _ => "",
+        };
+        rules.push(format!("{function}:{at}{plus}:{code}{mark}"));
+    }
+    if dice.is(20) {
+        let code = dice.of(&[1, 2, 999, 700]);
+        rules.push(format!("*:{}:{code}", 1 + dice.below(600)));
+    }
+    (rules.join(","), may_leak || rules.len() > 1)
+}
+
+fn faulty_random(seed: u64) -> Option<String> {
+    let mut dice = Dice(seed ^ 0x5EED);
+    let (mode, pools) = (dice.of(&MODES), if dice.is(30) { 0 } else { 1 });
+    let lost = dice.of(&["work", "calls", "all"]);
+    let (rules, may_leak) = random_faults(&mut dice);
+    let what = format!("seed {seed}: {mode}, pools {pools}, lost {lost}, {rules}");
+    let run = std::panic::catch_unwind(|| {
+        random_run(seed, 2, |run| {
+            let run = run.set("MODE", mode).set("POOLS", pools).set("LOST", lost).fail(&rules);
+            run.env("ONELAYER_FAULTS", "1").timeout(Duration::from_secs(40))
+        })
+    });
+    let Ok(outcome) = run else { return Some(format!("{what}: hangs")) };
+    let words = || format!("{what}: {:?}\n{}\n{}", outcome.status, outcome.stdout, outcome.stderr);
+    if !outcome.status.success() || !outcome.stdout.contains("outcome: ") {
+        return Some(words());
+    }
+    let Some(report) = outcome.reports.first() else { return None };
+    let mut violations = report.violations();
+    // What nobody can give back any more goes with its context.
+    violations.retain(|violation| !may_leak || violation.kind != "context_released_in_use");
+    if !violations.is_empty() {
+        return Some(format!("{}\n{:?}", words(), &violations[..violations.len().min(3)]));
+    }
+    (!may_leak && !report.leaks().is_empty()).then(|| format!("{}\n{:?}", words(), report.leaks()))
+}
+
+#[test]
+#[ignore = "long"]
+fn fuzz_faults() {
+    let start = number("ONELAYER_START");
+    for seed in start..start + number("ONELAYER_COUNT") {
+        if let Some(words) = faulty_random(seed) {
+            eprintln!("SEED {words}");
+        }
+    }
+}
+
+/// Runs a scenario and wants no misuse and, unless leaks are what it is about, nothing left behind.
+fn runs_well(scenario: &str, may_leak: bool, change: impl Fn(SimRun) -> SimRun) {
+    let outcome = change(SimRun::again(scenario).set("DELAY_US", 50)).run();
+    outcome.assert_success();
+    let report = outcome.report();
+    let violations = report.violations();
+    let is_leak = |kind: &str| may_leak && kind == "context_released_in_use";
+    assert!(violations.iter().all(|violation| is_leak(&violation.kind)), "{violations:?}");
+    assert!(may_leak || report.leaks().is_empty(), "{:?}", report.leaks());
+}
+
+/// Layers of one size, with one large tensor each.
+fn equal_layers(layers: u64, len: usize) -> Case {
+    let tensors = |layer| {
+        [("mlp.weight", len - 256), ("norm.weight", 256)].map(|(name, len)| {
+            TestTensor::random(format!("model.layers.{layer}.{name}"), len, layer * 2 + len as u64 % 2)
+        })
+    };
+    let case = Case::of(&[(0..layers).flat_map(tensors).collect()]);
+    assert_eq!(builder().plan(&case.checkpoint).unwrap().layers().len() as u64, layers);
+    case
+}
+
+/// The device's primary context, current on this thread for the rest of the process.
+fn primary(raw: &Raw) -> u64 {
+    let (mut device, mut context) = (0, 0);
+    raw!(raw, "cuDeviceGet", (*mut i32, i32), &raw mut device, 0);
+    raw!(raw, "cuDevicePrimaryCtxRetain", (*mut u64, i32), &raw mut context, device);
+    raw.set_current(context);
+    context
+}
+
+fn leave_primary(raw: &Raw) {
+    raw.set_current(0);
+    raw!(raw, "cuDevicePrimaryCtxRelease_v2", (i32), 0);
+}
+
+fn builder() -> onelayer::LoaderBuilder {
+    Loader::builder(Target::Cuda(0)).host_budget(6 << 20)
+}
+
+#[test]
+fn memory_of_the_caller_is_free_when_its_layer_is_dropped() {
+    for mode in MODES {
+        for pools in [1, 0] {
+            runs_well("scenario_own_memory_after_ours", false, |run| {
+                run.set("MODE", mode).set("POOLS", pools)
+            });
+        }
+    }
+}
+
+/// Arenas of ours come before memory of the caller's, so that there is something to use again.
+#[test]
+#[ignore = "scenario"]
+fn scenario_own_memory_after_ours() {
+    let raw = Raw::new();
+    primary(&raw);
+    let case = equal_layers(8, 1 << 20);
+    let regions: Vec<u64> = (0..8).map(|_| raw.allocate(2 << 20).unwrap()).collect();
+    let given = regions.clone();
+    let destination = move |layer: &onelayer::plan::PlannedLayer| {
+        let number: usize = layer.id.as_str().rsplit('.').next()?.parse().ok()?;
+        (number % 2 == 1).then(|| DeviceRegion { address: given[number], len_bytes: 2 << 20 })
+    };
+    let builder = builder().window(Window::Layers(1)).hand_out(HandOut::AtOnce);
+    // SAFETY: a region is freed when its layer has been dropped.
+    let loader = unsafe { builder.destinations(destination) }.build().unwrap();
+    let mut stream = loader.stream(&case.checkpoint).unwrap();
+    for (number, address) in regions.into_iter().enumerate() {
+        drop(stream.next().unwrap().unwrap());
+        raw.free(address);
+        assert!(number < 8);
+    }
+    assert!(stream.next().is_none());
+    drop((stream, loader));
+    leave_primary(&raw);
+}
+
+#[test]
+fn memory_of_the_caller_is_free_when_a_load_has_failed() {
+    for function in ["cuMemcpyDtoDAsync_v2:3:999", "cuMemcpyDtoDAsync_v2:2:999~", "cuEventCreate:*:2"] {
+        for mode in MODES {
+            runs_well("scenario_own_memory_and_a_failure", false, |run| {
+                // The slots' events are there by then.
+                run.set("MODE", mode).fail(&function.replace("cuEventCreate:*", "cuEventCreate:5+"))
+            });
+        }
+    }
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_own_memory_and_a_failure() {
+    let raw = Raw::new();
+    primary(&raw);
+    let mut tensors: Vec<TestTensor> =
+        (0..9).map(|number| TestTensor::random(format!("layers.0.t{number}"), 301, number)).collect();
+    tensors.push(TestTensor::random("layers.0.t9", 1 << 20, 9));
+    let case = Case::of(&[tensors]);
+    let plan = builder().plan(&case.checkpoint).unwrap();
+    assert!(plan.moves(&plan.layers()[0]).len() > 4 && plan.memory().ring().slots == 4);
+    let address = raw.allocate(2 << 20).unwrap();
+    let destination =
+        move |_: &onelayer::plan::PlannedLayer| Some(DeviceRegion { address, len_bytes: 2 << 20 });
+    // SAFETY: the region is freed when the stream has ended.
+    let loader = unsafe { builder().destinations(destination) }.build().unwrap();
+    let mut stream = loader.stream(&case.checkpoint).unwrap();
+    assert!(matches!(stream.next(), Some(Err(LoadError::Device(_)))));
+    raw.free(address);
+    drop((stream, loader));
+    leave_primary(&raw);
+}
+
+/// What was refused is waited for, whatever was granted before.
+#[test]
+fn a_refused_release_lets_the_drop_wait() {
+    for number in 1..10 {
+        runs_well("scenario_two_releases", false, |run| run.fail(&format!("cuStreamWaitEvent:{number}:999")));
+    }
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_two_releases() {
+    let raw = Raw::new();
+    primary(&raw);
+    let streams = [(); 3].map(|()| raw.stream().unwrap());
+    let case = equal_layers(2, 1 << 20);
+    let result = raw.allocate(3 << 20).unwrap();
+    let loader = builder().build().unwrap();
+    let mut refused = 0;
+    for layer in loader.stream(&case.checkpoint).unwrap() {
+        let Ok(layer) = layer else { break };
+        let address = layer.tensors().next().unwrap().device_pointer().unwrap();
+        layer.wait_ready().unwrap();
+        for (number, stream) in (0..).zip(streams) {
+            assert!(raw.kernel(address, result + (number << 20), 1000, stream));
+            // SAFETY: a live stream; all that uses the layer is queued in it, or in one that is told of next.
+            refused += usize::from(unsafe { layer.release_after(After::Stream(stream)) }.is_err());
+        }
+    }
+    assert!(refused <= 1);
+    drop(loader);
+    assert!(raw.settle());
+    raw.free(result);
+    for stream in streams {
+        raw!(raw, "cuStreamDestroy_v2", (u64), stream);
+    }
+    leave_primary(&raw);
+}
+
+#[test]
+fn cancelling_after_the_last_layer_is_harmless() {
+    for (mode, seed) in [("lazy", 1), ("lazy", 2), ("thread", 1), ("thread", 2)] {
+        runs_well("scenario_late_cancel", false, |run| {
+            run.set("MODE", mode).set("SEED", seed).set("DELAY_US", 30_000)
+        });
+    }
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_late_cancel() {
+    let case = equal_layers(3, 3 << 20);
+    let loader = builder().hand_out(HandOut::AtOnce).window(Window::All).build().unwrap();
+    for _ in 0..4 {
+        let mut stream = loader.stream(&case.checkpoint).unwrap();
+        let layers: Vec<LoadedLayer> = stream.by_ref().take(3).map(Result::unwrap).collect();
+        stream.cancel_handle().cancel();
+        assert!(stream.next().is_none(), "all was handed out");
+        layers.iter().for_each(|layer| case.check_layer(layer, None).unwrap());
+    }
+}
+
+/// Memory that nobody could wait for is never freed under those who use it.
+#[test]
+fn what_cannot_be_waited_for_is_not_freed() {
+    for mode in MODES {
+        for pools in [1, 0] {
+            for rules in ["cuCtxSynchronize:*:999", "cuStreamSynchronize:1:999", "cuStreamSynchronize:*:2"] {
+                runs_well("scenario_no_wait", true, |run| {
+                    run.set("MODE", mode).set("POOLS", pools).fail(rules)
+                });
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_no_wait() {
+    let raw = Raw::new();
+    primary(&raw);
+    let stream = raw.stream().unwrap();
+    let case = equal_layers(3, 1 << 20);
+    let results: Vec<u64> = (0..3).map(|_| raw.allocate(1 << 20).unwrap()).collect();
+    let loader = builder().hand_out(HandOut::AtOnce).build().unwrap();
+    for (layer, &result) in loader.stream(&case.checkpoint).unwrap().zip(&results) {
+        let layer = layer.unwrap();
+        // SAFETY: a live stream.
+        unsafe { layer.let_wait(stream) }.unwrap();
+        let address = layer.tensors().next().unwrap().device_pointer().unwrap();
+        assert!(raw.kernel(address, result, 1 << 20, stream));
+    }
+    drop(loader);
+    // The results stay: nothing says when they are over.
+}
+
+/// Pinned memory that the driver keeps is kept too: whatever came to lie at its address would pass for pinned.
+#[test]
+fn memory_that_stays_pinned_stays_mapped() {
+    for rules in ["cuMemHostUnregister:*:999", "cuMemHostUnregister:1:999"] {
+        runs_well("scenario_stays_pinned", true, |run| run.fail(rules));
+    }
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_stays_pinned() {
+    let case = equal_layers(3, 1 << 20);
+    // Of several sizes, so that one comes to lie where another was.
+    for host_budget_bytes in [40 << 20, 9 << 20, 6 << 20, 20 << 20] {
+        let loader = builder().host_budget(host_budget_bytes).build().unwrap();
+        let model = loader.load(&case.checkpoint).unwrap();
+        assert_eq!(model.report().pinning, onelayer::Pinning::Whole);
+        model.layers().for_each(|layer| case.check_layer(layer, None).unwrap());
+    }
+}
+
+/// What callers may do without promising anything.
+#[test]
+fn odd_callers_do_no_harm() {
+    for mode in MODES {
+        runs_well("scenario_odd_callers", false, |run| run.set("MODE", mode));
+        let outcome = SimRun::again("scenario_forgetful").set("MODE", mode).run();
+        outcome.assert_success();
+        assert!(outcome.report().violations().is_empty(), "{:?}", outcome.report().violations());
+    }
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_odd_callers() {
+    let refused = |builder: onelayer::LoaderBuilder, case: &Case| {
+        builder.build().and_then(|loader| loader.load(&case.checkpoint).map(drop)).unwrap_err()
+    };
+    let case = Case::decoder(3, 200_000);
+    let error = refused(Loader::builder(Target::Cuda(u32::MAX)), &case).to_string();
+    assert!(error.starts_with("no CUDA device 4294967295: the driver shows 1"), "{error}");
+    assert!(refused(builder().device_reserve(u64::MAX), &case).is_out_of_device_memory());
+    assert!(matches!(refused(builder().host_budget(0), &case), LoadError::Plan(_)));
+    assert!(matches!(refused(builder().device_budget(1), &case), LoadError::Plan(_)));
+
+    // Ten loads at once in one context, each with its own idea of a window.
+    let loader = builder().window(Window::Layers(99)).prefetch(u32::MAX).build().unwrap();
+    std::thread::scope(|scope| {
+        for number in 0..10 {
+            let (case, loader) = (&case, &loader);
+            scope.spawn(move || {
+                let layers =
+                    loader.stream(&case.checkpoint).unwrap().take(if number % 3 == 0 { 2 } else { 99 });
+                layers.for_each(|layer| case.check_layer(&layer.unwrap(), None).unwrap());
+            });
+        }
+    });
+
+    // A file that is cut while it is loaded: an error, and what was handed out stays right.
+    let cut = Case::decoder(6, 300_000);
+    let loader = builder().window(Window::Layers(1)).prefetch(0).build().unwrap();
+    let mut stream = loader.stream(&cut.checkpoint).unwrap();
+    let first = stream.next().unwrap().unwrap();
+    let second_shard = cut.folder.path().join("model-00002-of-00002.safetensors");
+    let file = std::fs::File::options().write(true).open(second_shard).unwrap();
+    file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+    cut.check_layer(&first, None).unwrap();
+    drop(first);
+    let error = stream.find_map(Result::err).expect("half of the bytes are gone");
+    assert!(matches!(error, LoadError::Source(_)), "{error}");
+    assert!(stream.next().is_none());
+
+    // Thousands of tensors, few of them with bytes; a panic between two layers.
+    let tiny = |number: usize| {
+        let name = format!("model.layers.{}.t{}.weight", number % 12, number / 12);
+        TestTensor::random(name, number % 3, number as u64)
+    };
+    let tiny = Case::of(&[(0..6000).map(tiny).collect()]);
+    let loader = builder().hand_out(HandOut::AtOnce).layer_map(one_stack()).build().unwrap();
+    let ended = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        for (number, layer) in loader.stream(&tiny.checkpoint).unwrap().enumerate() {
+            let layer = layer.unwrap();
+            tiny.check(&layer.tensors().nth(number).unwrap(), None).unwrap();
+            assert!(number < 4, "the caller panics");
+        }
+    }));
+    assert!(ended.is_err());
+    let model = loader.load(&tiny.checkpoint).unwrap();
+    let tensors = model.layers().flat_map(LoadedLayer::tensors).count();
+    assert_eq!(tensors, 6000);
+}
+
+/// Streams, layers and tensors that are forgotten, and a fork in between.
+#[test]
+#[ignore = "scenario"]
+fn scenario_forgetful() {
+    let case = Case::decoder(5, 200_000);
+    let loader = builder().window(Window::Layers(3)).build().unwrap();
+    for round in 0..4 {
+        let mut stream = loader.stream(&case.checkpoint).unwrap();
+        let layer = stream.next().unwrap().unwrap();
+        let tensor = layer.tensors().next().unwrap();
+        let status = std::process::Command::new("true").status().unwrap();
+        assert!(status.success(), "a fork");
+        case.check(&tensor, None).unwrap();
+        match round {
+            0 => std::mem::forget(stream),
+            1 => std::mem::forget(layer),
+            2 => std::mem::forget(tensor),
+            _ => {}
+        }
+    }
+    // Whatever is left behind: the next load is like any other.
+    for layer in loader.stream(&case.checkpoint).unwrap() {
+        case.check_layer(&layer.unwrap(), None).unwrap();
+    }
+}
+
+/// What the host has in its memory is the budget and the slack, however many layers there are and however they are held.
+#[test]
+fn host_memory_is_what_was_budgeted() {
+    for mode in MODES {
+        runs_well("scenario_host_memory", false, |run| run.set("MODE", mode));
+    }
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_host_memory() {
+    const BUDGET_BYTES: u64 = 12 << 20;
+    const SLACK_BYTES: u64 = 16 << 20;
+    let case = Case::decoder(40, 200_000);
+    let Case { folder, checkpoint, tensors } = case;
+    drop((checkpoint, tensors));
+    let loader = builder().host_budget(BUDGET_BYTES).window(Window::All).hand_out(HandOut::AtOnce);
+    let loader = loader.build().unwrap();
+    let rss_bytes = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        1024 * line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    // The highest so far is forgotten.
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = rss_bytes();
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let mut stream = loader.stream(&checkpoint).unwrap();
+    let layers: Vec<LoadedLayer> = stream.by_ref().map(Result::unwrap).collect();
+    let bytes: u64 = layers.iter().map(LoadedLayer::tensor_bytes).sum();
+    assert!(bytes > 3 * (BUDGET_BYTES + SLACK_BYTES) / 2);
+    layers.iter().for_each(|layer| {
+        assert!(layer.tensors().all(|tensor| tensor.hash().unwrap().is_some()));
+    });
+    let peak = rss_bytes() - before;
+    println!("peak: {peak}");
+    assert!(peak <= BUDGET_BYTES + SLACK_BYTES, "{peak}");
+}
