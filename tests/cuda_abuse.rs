@@ -87,8 +87,9 @@ impl Raw {
         (code == 0).then_some(context)
     }
 
+    /// Refusals are not taken for an answer: the calls that follow would go astray.
     fn set_current(&self, context: u64) {
-        raw!(self, "cuCtxSetCurrent", (u64), context);
+        let _ = (0..3).any(|_| raw!(self, "cuCtxSetCurrent", (u64), context) == 0);
     }
 
     fn current(&self) -> u64 {
@@ -120,8 +121,14 @@ impl Raw {
 
     fn event(&self, stream: u64) -> Option<u64> {
         let mut event = 0;
-        let made = raw!(self, "cuEventCreate", (*mut u64, u32), &raw mut event, 2) == 0;
-        (made && raw!(self, "cuEventRecord", (u64, u64), event, stream) == 0).then_some(event)
+        if raw!(self, "cuEventCreate", (*mut u64, u32), &raw mut event, 2) != 0 {
+            return None;
+        }
+        if raw!(self, "cuEventRecord", (u64, u64), event, stream) != 0 {
+            raw!(self, "cuEventDestroy_v2", (u64), event);
+            return None;
+        }
+        Some(event)
     }
 
     fn synchronize(&self, stream: u64) -> bool {
@@ -600,17 +607,26 @@ fn plain_random(seed: u64, rounds: u64) {
     outcome.report().assert_clean();
 }
 
+/// A few of what `fuzz_plain` and `fuzz_faults` do for as long as one likes.
+#[test]
+fn random_callers_and_faults() {
+    (1..7).for_each(|seed| plain_random(seed, 2));
+    let words: Vec<String> = (1..25).filter_map(faulty_random).collect();
+    assert!(words.is_empty(), "{}", words.join("\n"));
+}
+
+/// `ONELAYER_START=1 ONELAYER_COUNT=1000 cargo test --test cuda_abuse fuzz_plain -- --ignored --exact --nocapture`
 #[test]
 #[ignore = "long"]
 fn fuzz_plain() {
     let start = number("ONELAYER_START");
+    let mut failed = Vec::new();
     for seed in start..start + number("ONELAYER_COUNT") {
-        let ended = std::panic::catch_unwind(|| plain_random(seed, 4));
-        if let Err(panic) = ended {
-            eprintln!("SEED {seed}");
-            drop(panic);
+        if std::panic::catch_unwind(|| plain_random(seed, 4)).is_err() {
+            failed.push(seed);
         }
     }
+    assert!(failed.is_empty(), "{failed:?}");
 }
 
 /// What a load calls, by what a refusal means.
@@ -695,21 +711,25 @@ fn faulty_random(seed: u64) -> Option<String> {
     let mut violations = report.violations();
     // What nobody can give back any more goes with its context.
     violations.retain(|violation| !may_leak || violation.kind != "context_released_in_use");
+    // What is given back is given back, in whatever context, if none can be entered.
+    // The context that this process has made for itself pops itself when it is destroyed.
+    violations.retain(|violation| violation.kind != "unbalanced_pop");
+    let enters = !rules.contains("cuCtxPushCurrent_v2") && !rules.contains('*');
+    violations.retain(|violation| enters || violation.kind != "no_context");
     if !violations.is_empty() {
         return Some(format!("{}\n{:?}", words(), &violations[..violations.len().min(3)]));
     }
     (!may_leak && !report.leaks().is_empty()).then(|| format!("{}\n{:?}", words(), report.leaks()))
 }
 
+/// `ONELAYER_START=1 ONELAYER_COUNT=1000 cargo test --test cuda_abuse fuzz_faults -- --ignored --exact --nocapture`
 #[test]
 #[ignore = "long"]
 fn fuzz_faults() {
     let start = number("ONELAYER_START");
-    for seed in start..start + number("ONELAYER_COUNT") {
-        if let Some(words) = faulty_random(seed) {
-            eprintln!("SEED {words}");
-        }
-    }
+    let seeds = start..start + number("ONELAYER_COUNT");
+    let found = seeds.filter_map(faulty_random).inspect(|words| eprintln!("{words}")).count();
+    assert_eq!(found, 0);
 }
 
 /// Runs a scenario and wants no misuse and, unless leaks are what it is about, nothing left behind.
@@ -932,13 +952,16 @@ fn memory_that_stays_pinned_stays_mapped() {
 #[test]
 #[ignore = "scenario"]
 fn scenario_stays_pinned() {
-    let case = equal_layers(3, 1 << 20);
+    let case = Case::decoder(6, 400_000);
     // Of several sizes, so that one comes to lie where another was.
-    for host_budget_bytes in [40 << 20, 9 << 20, 6 << 20, 20 << 20] {
+    for host_budget_bytes in [40 << 20, 6 << 20, 9 << 20, 20 << 20] {
         let loader = builder().host_budget(host_budget_bytes).build().unwrap();
-        let model = loader.load(&case.checkpoint).unwrap();
-        assert_eq!(model.report().pinning, onelayer::Pinning::Whole);
-        model.layers().for_each(|layer| case.check_layer(layer, None).unwrap());
+        for layer in loader.stream(&case.checkpoint).unwrap() {
+            case.check_layer(&layer.unwrap(), None).unwrap();
+        }
+        let stream = loader.stream(&case.checkpoint).unwrap();
+        assert_eq!(stream.report().pinning, onelayer::Pinning::Whole);
+        drop(stream);
     }
 }
 

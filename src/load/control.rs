@@ -425,21 +425,27 @@ mod tests {
 
     #[test]
     fn a_layer_costs_what_the_plan_counts() {
-        type Arena = <HostBackend as Backend>::Arena;
+        let bytes = layer_bytes::<HostBackend>();
+        assert!(bytes <= LAYER_STATE_BYTES && bytes > LAYER_STATE_BYTES / 2, "{bytes}");
+        #[cfg(feature = "cuda")]
+        let bytes = layer_bytes::<crate::device::cuda::CudaBackend>();
+        assert!(bytes <= LAYER_STATE_BYTES && bytes > LAYER_STATE_BYTES / 2, "{bytes}");
+    }
+
+    fn layer_bytes<B: Backend>() -> u64 {
         /// What an allocator adds to a block, and the two counts of an `Arc`.
         const BLOCK_BYTES: usize = 16;
         const COUNTS_BYTES: usize = 16;
         let parts = [
             // While it is filled ...
-            size_of::<OpenLayer<HostBackend>>(),
-            size_of::<Arena>() + COUNTS_BYTES + BLOCK_BYTES,
+            size_of::<OpenLayer<B>>(),
+            size_of::<B::Arena>() + COUNTS_BYTES + BLOCK_BYTES,
             // ... and when it is handed out: its place in the window, in the channel, in a model.
             size_of::<LayerData>() + COUNTS_BYTES + BLOCK_BYTES,
-            size_of::<<HostBackend as Backend>::Resident>() + BLOCK_BYTES,
+            size_of::<B::Resident>() + BLOCK_BYTES,
             3 * size_of::<usize>(),
             size_of::<Option<LoadedLayer>>(),
         ];
-        let bytes = to_u64(parts.iter().sum());
-        assert!(bytes <= LAYER_STATE_BYTES && bytes > LAYER_STATE_BYTES / 2, "{bytes}: {parts:?}");
+        to_u64(parts.iter().sum())
     }
 }
