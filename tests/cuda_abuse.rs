@@ -707,7 +707,7 @@ fn faulty_random(seed: u64) -> Option<String> {
     if !outcome.status.success() || !outcome.stdout.contains("outcome: ") {
         return Some(words());
     }
-    let Some(report) = outcome.reports.first() else { return None };
+    let report = outcome.reports.first()?;
     let mut violations = report.violations();
     // What nobody can give back any more goes with its context.
     violations.retain(|violation| !may_leak || violation.kind != "context_released_in_use");
