@@ -715,7 +715,7 @@ fn faulty_random(seed: u64) -> Option<String> {
     // The context that this process has made for itself pops itself when it is destroyed.
     violations.retain(|violation| violation.kind != "unbalanced_pop");
     let enters = !rules.contains("cuCtxPushCurrent_v2") && !rules.contains('*');
-    violations.retain(|violation| enters || violation.kind != "no_context");
+    violations.retain(|violation| enters || !matches!(&*violation.kind, "no_context" | "wrong_context"));
     if !violations.is_empty() {
         return Some(format!("{}\n{:?}", words(), &violations[..violations.len().min(3)]));
     }
