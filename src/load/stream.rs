@@ -43,7 +43,8 @@ pub(super) enum Delivery {
 /// [`LoadError::Stalled`] after the [stall timeout](super::LoaderBuilder::stall_timeout) instead of waiting for ever.
 ///
 /// Dropping the stream cancels the load, waits for what is in flight (at most the reads that the system has
-/// already begun) and gives ring, files and threads back. Layers that were taken stay valid.
+/// already begun) and gives ring, files and threads back. Layers that were taken stay valid. On a device it also waits for what
+/// [`release_after`](LoadedLayer::release_after) named for layers that are gone: that must not wait for this thread.
 #[must_use = "a stream that is dropped loads nothing"]
 pub struct LayerStream {
     plan: Arc<LoadPlan>,
