@@ -67,7 +67,11 @@ fn check(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits) {
     let slot_bytes = memory.ring().slot_bytes;
     assert!(memory.budgeted_bytes() <= limits.host_budget_bytes);
     assert!(memory.ring().bytes() >= u64::from(memory.ring().slots) * slot_bytes);
-    assert!(memory.ring().readers * 2 <= memory.ring().slots);
+    let (readers, slots) = (memory.ring().readers, memory.ring().slots);
+    assert!(
+        readers * 2 <= slots || readers + 4 <= slots,
+        "{readers} readers leave no slot of {slots} for copies"
+    );
     // Per tensor: the pieces (offset in the tensor, length) that arrived, found through the arena.
     let mut arrived = vec![0_u64; checkpoint.tensor_count()];
     for layer in plan.layers() {
