@@ -42,6 +42,7 @@ impl Attendant<'_> {
     pub(super) fn run(mut self) -> Vec<Crossing> {
         self.marker.enter_layer(self.tracker.layer());
         self.marker.enter_tensor(self.tracker.tensor());
+        self.watch_baseline();
         let mut told = Instant::now();
         let mut is_cancelled = false;
         loop {
@@ -93,6 +94,22 @@ impl Attendant<'_> {
             layer: Some(self.tracker.layer().to_owned()),
             tensor: Some(self.tracker.tensor().to_owned()),
             seconds: self.start.elapsed().as_secs_f64(),
+        }
+    }
+
+    /// What was exceeded before anything was loaded was exceeded at its beginning, however late this thread comes.
+    fn watch_baseline(&mut self) {
+        let memory = &self.sampler.baseline().memory;
+        for watch in self.watches {
+            let before = match watch.metric {
+                Metric::Host => memory.host_bytes.value(),
+                Metric::Rss => memory.rss_bytes.value(),
+                _ => continue,
+            };
+            if before > Some(watch.limit_bytes) {
+                let place = Place { seconds: 0.0, ..self.place() };
+                self.crossings.push(Crossing { watch: *watch, place });
+            }
         }
     }
 
