@@ -259,7 +259,7 @@ def million(table, big, args):
 def inventories(table, big, args):
     folder = args.inventories or ROOT / "fixtures/inventories"
     out = subprocess.run([RELEASE / "examples/inventories", folder], stdout=subprocess.PIPE)
-        lines = [line.strip() for line in out.stdout.decode().splitlines() if "exact" in line or line.startswith("real")]
+    lines = [line.strip() for line in out.stdout.decode().splitlines() if "exact" in line or line.startswith("real")]
     table.add("layer grouping", ">= 95 % transformers, >= 92 % diffusers, 0 lost", "; ".join(lines), out.returncode == 0)
 
 

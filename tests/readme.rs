@@ -57,3 +57,20 @@ fn the_files_it_names_exist() {
     }
     assert!(root.join("scripts/check").exists() && commands().any(|line| line == "./scripts/check"));
 }
+
+/// Scripts that no test runs are at least programs.
+#[test]
+fn every_script_can_be_read_by_python() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut scripts = vec![root.join("benches/figures.py"), root.join("docs/make_terminal_picture.py")];
+    for entry in std::fs::read_dir(root.join("scripts/gpu_check")).unwrap() {
+        scripts.push(entry.unwrap().path());
+    }
+    scripts.retain(|path| path.extension().is_some_and(|extension| extension == "py"));
+    assert!(scripts.len() > 8);
+    for script in scripts {
+        let program = "import ast, sys; ast.parse(open(sys.argv[1]).read())";
+        let output = Command::new("python3").args(["-c", program]).arg(&script).output().unwrap();
+        assert!(output.status.success(), "{}: {}", script.display(), String::from_utf8_lossy(&output.stderr));
+    }
+}
