@@ -21,6 +21,12 @@ const PINNED_SLOTS_MIN: u32 = 4;
 
 /// Pins memory for a device.
 pub(crate) trait Pinner {
+    /// Makes memory ready for being pinned, once for all of it and before anything touches it.
+    ///
+    /// # Safety
+    /// `len_bytes` bytes from `start` are a mapping of this process, `start` on a page.
+    unsafe fn prepare(&self, _start: NonNull<u8>, _len_bytes: usize) {}
+
     /// Pins memory until the value returned is dropped.
     ///
     /// # Safety
@@ -130,8 +136,11 @@ impl PinnedRing {
     /// # Safety
     /// The memory outlives the value returned, and nothing else pins it.
     pub(super) unsafe fn new(memory: &AnonymousMemory, shape: RingShape, pinner: &dyn Pinner) -> Self {
+        let (start, len_bytes) = (memory.pointer_to(0, shape.bytes()), to_usize(shape.bytes()));
+        // SAFETY: the whole of the memory, which starts on a page.
+        unsafe { pinner.prepare(start, len_bytes) };
         // SAFETY: the whole of the memory, which outlives the value returned (the caller's promise).
-        let whole = unsafe { pinner.pin(memory.pointer_to(0, shape.bytes()), to_usize(shape.bytes())) };
+        let whole = unsafe { pinner.pin(start, len_bytes) };
         let refused = match whole {
             Ok(piece) => {
                 return Self { pieces: vec![piece], pinning: Pinning::Whole, slots: shape.slots };

@@ -24,7 +24,8 @@ pub(crate) struct CudaBackend {
 impl CudaBackend {
     /// A backend for a ring of so many slots.
     pub(crate) fn new(lane: Arc<Lane>, slots: u32) -> Result<Self, DeviceError> {
-        let slot_events = (0..slots).map(|_| lane.event()).collect::<Result<Vec<_>, _>>()?.into();
+        let slot_events =
+            (0..slots).map(|_| Event::new(&lane.context)).collect::<Result<Vec<_>, _>>()?.into();
         Ok(Self { lane, slot_events })
     }
 }
@@ -238,11 +239,7 @@ impl Backend for CudaBackend {
 
     fn seal(&self, arena: Arc<CudaArena>, moves: &[MoveOp]) -> Result<CudaResident, DeviceError> {
         let copies = &self.lane.copies;
-        let ready = queue_moves(copies, arena.address, moves).and_then(|()| {
-            let ready = self.lane.event()?;
-            ready.record(copies)?;
-            Ok(ready)
-        });
+        let ready = queue_moves(copies, arena.address, moves).and_then(|()| copies.mark());
         if ready.is_err() && arena.is_callers {
             // Moves may be queued with no event behind them, and once the load has ended the memory is the caller's again.
             copies.drain();
@@ -367,10 +364,7 @@ impl Resident for CudaResident {
             After::Stream(stream) => {
                 // SAFETY: the caller's promise; the value does not outlive this call.
                 let stream = unsafe { Stream::of_caller(stream, &lane.context) };
-                lane.event().and_then(|event| {
-                    event.record(&stream)?;
-                    frees.wait_for(&event)
-                })
+                stream.mark().and_then(|event| frees.wait_for(&event))
             }
         };
         // One that was refused is not made good by others that were granted.

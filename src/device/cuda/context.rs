@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::{Driver, call, driver, insist, is_over};
+use super::{Driver, call, driver, handle_of_caller, insist, is_over};
 use crate::device::{DeviceError, DeviceMemoryInfo};
 use crate::units::to_u64;
 
@@ -66,9 +66,7 @@ impl Context {
     /// `raw` is a `CUcontext` of this process that lives for as long as the value returned and everything made with it.
     pub(crate) unsafe fn of_caller(raw: u64) -> Result<Arc<Self>, DeviceError> {
         let driver = driver()?;
-        let address = usize::try_from(raw).unwrap_or(0);
-        let raw = std::ptr::with_exposed_provenance_mut(address);
-        let mut context = Self { raw, device: 0, owner: Owner::Caller, driver };
+        let mut context = Self { raw: handle_of_caller(raw), device: 0, owner: Owner::Caller, driver };
         let entered = context.enter()?;
         let mut device: sys::CUdevice = 0;
         // SAFETY: a context is current; the call writes one handle.
@@ -83,6 +81,13 @@ impl Context {
         // SAFETY: the context is alive: retained, or promised by the caller.
         call("cuCtxPushCurrent_v2", unsafe { sys::cuCtxPushCurrent_v2(self.raw) })?;
         Ok(Entered { _context: self, _not_send: PhantomData })
+    }
+
+    /// Gives something back in this context, for destructors: see [`insist`]. False if it was refused twice.
+    pub(super) fn give_back(&self, give_back: impl FnMut() -> sys::CUresult) -> bool {
+        // Without the context it is tried all the same: what is given back knows its context.
+        let _entered = self.enter().or_else(|_| self.enter());
+        insist(give_back)
     }
 
     /// Waits for everything that was queued in the context, by anybody.

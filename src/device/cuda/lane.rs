@@ -79,11 +79,6 @@ impl Lane {
         // SAFETY: the caller's promise.
         unsafe { read_back.read(ready, address, target) }
     }
-
-    /// An event of this lane's context.
-    pub(super) fn event(&self) -> Result<Event, DeviceError> {
-        Event::new(&self.context)
-    }
 }
 
 impl fmt::Debug for Lane {

@@ -130,12 +130,9 @@ impl DevicePool {
 impl Drop for DevicePool {
     fn drop(&mut self) {
         let Some(pool) = &self.raw else { return };
-        let context = self.copies.context();
-        let entered = context.enter().or_else(|_| context.enter());
         // SAFETY: not used after this. Memory whose free is still queued keeps it alive inside the driver (driver API,
         // `cuMemPoolDestroy`).
-        insist(|| unsafe { sys::cuMemPoolDestroy(pool.0) });
-        drop(entered);
+        self.copies.context().give_back(|| unsafe { sys::cuMemPoolDestroy(pool.0) });
     }
 }
 
@@ -158,9 +155,7 @@ impl DeviceMemory {
 
     /// Notes what is queued in the stream of frees so far: the next user waits for it.
     pub(super) fn rest(&mut self) -> Result<(), DeviceError> {
-        let event = Event::new(self.pool.copies.context())?;
-        event.record(&self.pool.frees)?;
-        self.idle_from = Some(event);
+        self.idle_from = Some(self.pool.frees.mark()?);
         Ok(())
     }
 
@@ -174,9 +169,7 @@ impl DeviceMemory {
 
     /// Lets the free come after everything that is queued in the stream of copies so far.
     pub(super) fn free_after_copies(&self) -> Result<(), DeviceError> {
-        let event = Event::new(self.pool.copies.context())?;
-        event.record(&self.pool.copies)?;
-        self.pool.frees.wait_for(&event)
+        self.pool.frees.wait_for(&self.pool.copies.mark()?)
     }
 }
 

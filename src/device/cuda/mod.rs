@@ -57,6 +57,11 @@ fn is_over(waited: &Result<(), DeviceError>) -> bool {
     }
 }
 
+/// A handle that a caller passed as an integer.
+fn handle_of_caller<T>(handle: u64) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(handle).unwrap_or(0))
+}
+
 /// Gives something back, for destructors, which have nobody to tell. A call that is refused has not done its work and is
 /// made once more; one that fails because the context is lost has nothing left to give back. False if it was refused twice.
 fn insist(mut give_back: impl FnMut() -> CUresult) -> bool {

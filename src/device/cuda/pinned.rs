@@ -9,7 +9,7 @@ use std::thread;
 use cudarc::driver::sys;
 use rustix::mm::Advice;
 
-use super::{Context, call, insist, numa};
+use super::{Context, call, numa};
 use crate::staging::{PinRefused, Pinned, Pinner};
 
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context, the caller's own too.
@@ -23,9 +23,8 @@ const TOUCHING_THREADS_MAX: usize = 4;
 pub(crate) struct Registrar(pub(crate) Arc<Context>);
 
 impl Pinner for Registrar {
-    unsafe fn pin(&self, start: NonNull<u8>, len_bytes: usize) -> Result<Box<dyn Pinned>, PinRefused> {
-        let refused = |error: crate::device::DeviceError| PinRefused(error.to_string());
-        // Registering touches every page: this is the time to say where they should be.
+    unsafe fn prepare(&self, start: NonNull<u8>, len_bytes: usize) {
+        // Touching pages decides where they are.
         let node = self.0.pci_bus_id().ok().and_then(|id| numa::node_of(&id, Path::new("/sys")));
         if let Some(node) = node {
             // SAFETY: a live mapping (the caller's promise), of whole pages.
@@ -33,6 +32,10 @@ impl Pinner for Registrar {
         }
         // SAFETY: as above.
         unsafe { touch(start, len_bytes) };
+    }
+
+    unsafe fn pin(&self, start: NonNull<u8>, len_bytes: usize) -> Result<Box<dyn Pinned>, PinRefused> {
+        let refused = |error: crate::device::DeviceError| PinRefused(error.to_string());
         let _entered = self.0.enter().map_err(refused)?;
         // SAFETY: live memory of that length (the caller's promise), which stays mapped until `Registration` is dropped.
         let answer = unsafe {
@@ -88,11 +91,10 @@ impl Pinned for Registration {
         if self.is_given_up {
             return true;
         }
-        let entered = self.context.enter().or_else(|_| self.context.enter());
         // SAFETY: registered by `pin`, and still mapped: the ring drops this before its memory. No copy is in flight: each
         // holds a slot, and each slot the ring.
-        self.is_given_up = insist(|| unsafe { sys::cuMemHostUnregister(self.start.as_ptr().cast()) });
-        drop(entered);
+        let unregister = || unsafe { sys::cuMemHostUnregister(self.start.as_ptr().cast()) };
+        self.is_given_up = self.context.give_back(unregister);
         self.is_given_up
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::{Context, call, insist, is_over};
+use super::{Context, call, handle_of_caller, is_over};
 use crate::device::{CudaCode, DeviceError};
 use crate::units::to_u64;
 
@@ -43,12 +43,7 @@ impl Stream {
     /// `raw` is a `CUstream` of this context, or one of the driver's special values (0 and 1: legacy default; 2: per-thread
     /// default, for a value that stays on its thread), and lives for as long as the value returned.
     pub(crate) unsafe fn of_caller(raw: u64, context: &Arc<Context>) -> Self {
-        let address = usize::try_from(raw).unwrap_or(0);
-        Self {
-            raw: std::ptr::with_exposed_provenance_mut(address),
-            is_own: false,
-            context: Arc::clone(context),
-        }
+        Self { raw: handle_of_caller(raw), is_own: false, context: Arc::clone(context) }
     }
 
     /// Waits for everything that was queued so far.
@@ -66,6 +61,13 @@ impl Stream {
         is_over(&self.synchronize()) || is_over(&self.synchronize()) || is_over(&self.context.synchronize())
     }
 
+    /// A new event that marks what is queued so far.
+    pub(super) fn mark(&self) -> Result<Event, DeviceError> {
+        let event = Event::new(&self.context)?;
+        event.record(self)?;
+        Ok(event)
+    }
+
     /// Lets what is queued from now on run only after the event.
     pub(crate) fn wait_for(&self, event: &Event) -> Result<(), DeviceError> {
         self.wait_for_raw(event.raw)
@@ -76,8 +78,7 @@ impl Stream {
     /// # Safety
     /// `event` is a live `CUevent`.
     pub(crate) unsafe fn wait_for_event_of_caller(&self, event: u64) -> Result<(), DeviceError> {
-        let address = usize::try_from(event).unwrap_or(0);
-        self.wait_for_raw(std::ptr::with_exposed_provenance_mut(address))
+        self.wait_for_raw(handle_of_caller(event))
     }
 
     fn wait_for_raw(&self, event: sys::CUevent) -> Result<(), DeviceError> {
@@ -101,11 +102,9 @@ impl Drop for Stream {
         if !self.is_own {
             return;
         }
-        let entered = self.context.enter().or_else(|_| self.context.enter());
         // SAFETY: owned and not used after this; work that is still queued is finished by the driver (driver API,
         // `cuStreamDestroy`).
-        insist(|| unsafe { sys::cuStreamDestroy_v2(self.raw) });
-        drop(entered);
+        self.context.give_back(|| unsafe { sys::cuStreamDestroy_v2(self.raw) });
     }
 }
 
@@ -165,10 +164,8 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let entered = self.context.enter().or_else(|_| self.context.enter());
         // SAFETY: owned and not used after this; the driver keeps it until waits on it are over (driver API,
         // `cuEventDestroy`).
-        insist(|| unsafe { sys::cuEventDestroy_v2(self.raw) });
-        drop(entered);
+        self.context.give_back(|| unsafe { sys::cuEventDestroy_v2(self.raw) });
     }
 }
