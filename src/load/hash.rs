@@ -93,9 +93,9 @@ impl LayerHasher {
 
 /// BLAKE3 of bytes in memory, on several cores if there are many.
 pub(super) fn of_bytes(bytes: &[u8]) -> TensorHash {
-    let mut hasher = Hasher::new();
-    update(&mut hasher, bytes);
-    TensorHash(*hasher.finalize().as_bytes())
+    let mut hasher = PieceHasher::default();
+    hasher.update(bytes);
+    hasher.finish()
 }
 
 /// BLAKE3 of bytes that come piece by piece.

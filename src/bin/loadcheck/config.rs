@@ -43,45 +43,12 @@ impl<'de> Deserialize<'de> for RawPath {
     }
 }
 
-/// A float type that is narrowed to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum NarrowTo {
-    /// bfloat16.
-    Bf16,
-    /// IEEE half precision.
-    F16,
-    /// IEEE single precision.
-    F32,
-}
-
-impl NarrowTo {
-    /// As in the report.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Bf16 => "bf16",
-            Self::F16 => "f16",
-            Self::F32 => "f32",
-        }
-    }
-}
-
-impl From<synth::FloatType> for NarrowTo {
+impl From<synth::FloatType> for FloatType {
     fn from(float: synth::FloatType) -> Self {
         match float {
             synth::FloatType::Bf16 => Self::Bf16,
             synth::FloatType::F16 => Self::F16,
             synth::FloatType::F32 => Self::F32,
-        }
-    }
-}
-
-impl From<NarrowTo> for FloatType {
-    fn from(float: NarrowTo) -> Self {
-        match float {
-            NarrowTo::Bf16 => Self::Bf16,
-            NarrowTo::F16 => Self::F16,
-            NarrowTo::F32 => Self::F32,
         }
     }
 }
@@ -113,7 +80,7 @@ pub(crate) struct LoadConfig {
     /// Where layers go. `auto` until a worker has looked at the machine.
     pub(crate) device: Device,
     /// What wider floats are narrowed to.
-    pub(crate) dtype: Option<NarrowTo>,
+    pub(crate) dtype: Option<synth::FloatType>,
     /// Layers resident at once; `None` is all.
     pub(crate) window: Option<u32>,
     /// Layers read ahead.
@@ -153,7 +120,7 @@ impl LoadConfig {
             device_budget: args.device_budget,
             device_reserve: args.device_reserve,
             device: args.device,
-            dtype: args.dtype.map(NarrowTo::from),
+            dtype: args.dtype,
             window,
             prefetch: args.prefetch,
             readers: args.readers,
@@ -224,7 +191,7 @@ impl LoadConfig {
             readers,
             hash: self.hash,
             verify: self.verify,
-            dtype: self.dtype.map(|dtype| dtype.name().to_owned()),
+            dtype: self.dtype.map(|dtype| dtype.short_name().to_owned()),
             device_budget_bytes: budgets.device_bytes,
             device_reserve_bytes: matches!(self.device.target(), Target::Cuda(_))
                 .then_some(budgets.device_reserve_bytes),

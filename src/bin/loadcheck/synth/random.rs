@@ -10,6 +10,7 @@
 //! compress, differs everywhere, and cannot be mistaken for a hole in a file. The writer calls it; nothing else does.
 
 use safetensors::Dtype;
+use serde::{Deserialize, Serialize};
 
 /// Length of the unit of generation, in bytes; a multiple of one round of the eight lanes.
 pub(super) const GROUP_BYTES: usize = 4096;
@@ -23,8 +24,9 @@ const ROUND_BYTES: usize = LANE_COUNT * 8;
 /// The increment of splitmix64: 2^64 divided by the golden ratio, made odd.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The element types that can be made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The element types that can be made, and narrowed to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum FloatType {
     /// bfloat16: 8 bits of exponent, 7 of fraction.
     Bf16,
