@@ -69,6 +69,7 @@
 //! | [`device`] | where layers live: allocate, copy from a slot, free |
 //! | [`load`] | the control loop that sees source, ring and device together |
 //! | [`model`] | what is resident: layers, tensors, unload, receipts |
+//! | `convert` | the same reads, written to files of one layer each (feature `convert`) |
 //! | [`probe`] | what the system says was used; observes and is used by no stage |
 //!
 //! The library never prints, exits, or reads the environment. The feature `cli` (on by default) is for the program
@@ -95,6 +96,9 @@ pub mod device;
 pub mod load;
 
 pub mod model;
+
+#[cfg(feature = "convert")]
+pub mod convert;
 
 pub mod probe;
 

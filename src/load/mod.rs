@@ -16,7 +16,7 @@
 //! is complete. Blocking reads run on the reader threads and nowhere else.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::budget::MemoryBudget;
 use crate::checkpoint::Checkpoint;
@@ -108,25 +108,33 @@ impl Loader {
         let started = Instant::now();
         let plan = Arc::new(self.settings.plan_window(checkpoint, window)?);
         let resident_bytes = plan.memory().resident_bytes();
-        let parts = Parts { checkpoint, plan, prefetch, started };
+        let launch = Launch {
+            checkpoint,
+            plan,
+            prefetch,
+            hand_out: self.settings.hand_out,
+            hash: self.settings.hashes_on_the_way(),
+            stall_timeout: self.settings.stall_timeout,
+            started,
+        };
         match self.device.kind() {
             DeviceKind::Host => {
                 let backend = match window {
                     Window::All => HostBackend::new(),
                     Window::Layers(_) => HostBackend::recycling(resident_bytes),
                 };
-                self.start_on(parts, backend, None)
+                launch.start_on(backend, None)
             }
-            DeviceKind::None => self.start_on(parts, NoneBackend, None),
+            DeviceKind::None => launch.start_on(NoneBackend, None),
             #[cfg(feature = "cuda")]
             DeviceKind::Cuda { context, .. } => {
                 if self.settings.borrowed.destinations.is_none() {
                     self.check_room(resident_bytes)?;
                 }
                 let lane = self.lane(context, (window != Window::All).then_some(resident_bytes))?;
-                let slots = parts.plan.memory().ring().slots;
+                let slots = launch.plan.memory().ring().slots;
                 let backend = CudaBackend::new(lane, slots)?;
-                self.start_on(parts, backend, Some(&Registrar(Arc::clone(context))))
+                launch.start_on(backend, Some(&Registrar(Arc::clone(context))))
             }
         }
     }
@@ -146,14 +154,30 @@ impl Loader {
             _ => Ok(()),
         }
     }
+}
 
-    fn start_on<B: Backend>(
-        &self,
-        parts: Parts<'_>,
+/// What a load starts from, whatever the device.
+pub(crate) struct Launch<'a> {
+    pub(crate) checkpoint: &'a Checkpoint,
+    pub(crate) plan: Arc<LoadPlan>,
+    /// Layers read ahead of the one the caller has or waits for.
+    pub(crate) prefetch: u32,
+    pub(crate) hand_out: HandOut,
+    /// Hash every tensor on the way.
+    pub(crate) hash: bool,
+    pub(crate) stall_timeout: Duration,
+    /// When the load began.
+    pub(crate) started: Instant,
+}
+
+impl Launch<'_> {
+    /// Starts the load. `pinner` pins the ring, if somebody has to.
+    pub(crate) fn start_on<B: Backend>(
+        self,
         backend: B,
         pinner: Option<&dyn Pinner>,
     ) -> Result<LayerStream, LoadError> {
-        let Parts { checkpoint, plan, prefetch, started } = parts;
+        let Self { checkpoint, plan, prefetch, .. } = self;
         let backend = Arc::new(backend);
         let mut attendants = Attendants::start(&backend, &plan)?;
         // The first arena is allocated while the ring is pinned; there is room for it in every window.
@@ -175,19 +199,11 @@ impl Loader {
             source,
             backend,
             prefetch: to_usize(u64::from(prefetch)),
-            hand_out: self.settings.hand_out,
-            hash: self.settings.hashes_on_the_way(),
-            started,
+            hand_out: self.hand_out,
+            hash: self.hash,
+            started: self.started,
             reservations,
         };
-        stream::start(setup, attendants, self.settings.stall_timeout)
+        stream::start(setup, attendants, self.stall_timeout)
     }
-}
-
-/// What a load starts from, whatever the device.
-struct Parts<'a> {
-    checkpoint: &'a Checkpoint,
-    plan: Arc<LoadPlan>,
-    prefetch: u32,
-    started: Instant,
 }

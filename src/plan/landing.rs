@@ -1,6 +1,6 @@
 //! In which arrangement the tensors of a layer land in its arena.
 //!
-//! [`exact`] gives each tensor a place on 256 bytes and lets it land there. [`in_phase`] lets neighbours in a file keep the
+//! [`packed`] leaves no gaps, as in a file. [`exact`] gives each tensor a place on 256 bytes and lets it land there. [`in_phase`] lets neighbours in a file keep the
 //! file's spacing, so that a segment of them travels as one copy:
 //!
 //! ```text
@@ -37,6 +37,16 @@ pub(super) fn exact(placements: &mut [Placement]) -> Option<u64> {
     for placement in placements {
         placement.arena_offset_bytes = Alignment::TENSOR.up(end)?;
         end = placement.arena_offset_bytes.checked_add(placement.len_bytes())?;
+    }
+    Some(end)
+}
+
+/// Puts each tensor right behind the one before it. Returns where the last one ends; `None` if that does not fit.
+pub(super) fn packed(placements: &mut [Placement]) -> Option<u64> {
+    let mut end = 0_u64;
+    for placement in placements {
+        placement.arena_offset_bytes = end;
+        end = end.checked_add(placement.len_bytes())?;
     }
     Some(end)
 }

@@ -5,10 +5,9 @@
 //! in one copy.
 
 use super::{
-    Landing, MoveOp, Placement, PlanError, PlanLimits, PlannedLayer, index_range, landing, narrowing,
+    Group, Landing, MoveOp, Narrowing, Placement, PlanError, PlannedLayer, index_range, landing,
 };
 use crate::checkpoint::{Checkpoint, TensorId};
-use crate::layers::Layers;
 use crate::units::Alignment;
 
 /// All layers with their arenas laid out.
@@ -19,24 +18,25 @@ pub(super) struct Layout {
     pub(super) moves: Vec<MoveOp>,
 }
 
-/// Lays out every layer that has a selected tensor.
-pub(super) fn arrange(
+/// Lays out every group that has a selected tensor.
+pub(super) fn arrange<'a>(
     checkpoint: &Checkpoint,
-    layers: &Layers,
-    limits: &PlanLimits,
-    select: &mut impl FnMut(TensorId) -> bool,
+    groups: impl ExactSizeIterator<Item = Group<'a>>,
+    landing: Landing,
+    mut select: impl FnMut(TensorId) -> bool,
+    mut narrow: impl FnMut(TensorId) -> Option<Narrowing>,
 ) -> Result<Layout, PlanError> {
     let mut layout = Layout {
-        layers: Vec::with_capacity(layers.as_slice().len()),
+        layers: Vec::with_capacity(groups.len()),
         placements: Vec::with_capacity(checkpoint.tensor_count()),
         moves: Vec::new(),
     };
-    for layer in layers.as_slice() {
-        let overflow = |what| PlanError::Overflow { what, layer: layer.id.to_string() };
+    for group in groups {
+        let overflow = |what| PlanError::Overflow { what, layer: group.id.to_string() };
         let first = layout.next_index().ok_or_else(|| overflow("the tensors"))?;
-        for &tensor in layer.tensors.iter().filter(|&&tensor| select(tensor)) {
+        for &tensor in group.tensors.iter().filter(|&&tensor| select(tensor)) {
             let extent = checkpoint.tensor(tensor).extent;
-            let narrowing = limits.dtype.and_then(|dtype| narrowing::of(checkpoint, layers, tensor, dtype));
+            let narrowing = narrow(tensor);
             layout.placements.push(Placement { tensor, extent, arena_offset_bytes: 0, narrowing });
         }
         let placements = first..layout.next_index().ok_or_else(|| overflow("the tensors"))?;
@@ -44,20 +44,23 @@ pub(super) fn arrange(
             continue;
         }
         let landed = &mut layout.placements[index_range(&placements)];
-        let end = match limits.landing {
+        let end = match landing {
             Landing::Exact => landing::exact(landed),
             Landing::InPhase => landing::in_phase(checkpoint, landed),
+            Landing::Packed => landing::packed(landed),
         };
         let end = end.ok_or_else(|| overflow("the bytes"))?;
         // Cannot overflow: never above `end`.
         let tensor_bytes = landed.iter().map(Placement::len_bytes).sum();
-        let id = layer.id.clone();
+        let id = group.id.clone();
         // Where the tensors end, until the appendix is known.
         let arena_bytes = end;
         let planned = PlannedLayer { id, reads: 0..0, placements, moves: 0..0, tensor_bytes, arena_bytes };
         layout.layers.push(planned);
     }
-    layout.append_moved()?;
+    if landing != Landing::Packed {
+        layout.append_moved()?;
+    }
     Ok(layout)
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{FloatType, IoMode};
+use super::{FloatType, IoMode, MemoryTerm};
 use crate::units::Alignment;
 
 /// How many layers are resident at once: filled, handed out and not yet dropped.
@@ -55,6 +55,9 @@ pub enum Landing {
     /// Neighbours in the file travel together and keep the file's spacing; what is small and lands beside its place is
     /// moved on the device: where each copy has a price of its own.
     InPhase,
+    /// Each begins where the one before it ends, at any byte, and arenas are as long as their tensors: where the arena is a
+    /// file to be.
+    Packed,
 }
 
 /// What a plan has to respect. Made by [`PlanLimits::new`], then changed field by field.
@@ -81,6 +84,8 @@ pub struct PlanLimits {
     pub dtype: Option<FloatType>,
     /// Keep a hash of every tensor that is read: 32 bytes each.
     pub hash: bool,
+    /// What else is held under the same budget.
+    pub(crate) beside: Vec<MemoryTerm>,
 }
 
 impl PlanLimits {
@@ -98,6 +103,7 @@ impl PlanLimits {
             landing: Landing::Exact,
             dtype: None,
             hash: false,
+            beside: Vec::new(),
         }
     }
 }

@@ -1,7 +1,6 @@
 //! The peak, term by term: what the load will hold, and how the ring is cut so that it fits.
 
 use crate::checkpoint::Checkpoint;
-use crate::layers::Layers;
 use crate::units::{Alignment, HumanBytes, MIB, to_u64};
 
 use super::layout::Layout;
@@ -144,7 +143,7 @@ impl MemoryTerms {
 
     pub(super) fn settle(
         checkpoint: &Checkpoint,
-        layers: &Layers,
+        grouping_bytes: u64,
         layout: &Layout,
         run_count: u64,
         limits: &PlanLimits,
@@ -153,7 +152,7 @@ impl MemoryTerms {
         let mut fixed = vec![
             MemoryTerm { name: "checkpoint metadata", bytes: checkpoint.metadata_bytes() },
             // At its highest, not what is kept: the rest goes back to the allocator, which may not give it back to the system.
-            MemoryTerm { name: "layer grouping", bytes: layers.peak_bytes() },
+            MemoryTerm { name: "layer grouping", bytes: grouping_bytes },
             MemoryTerm { name: "plan", bytes: plan_bytes(layout, run_count) },
             MemoryTerm { name: "loader state", bytes: state_bytes(checkpoint, layout, limits) },
         ];
@@ -161,6 +160,7 @@ impl MemoryTerms {
             let bytes = to_u64(layout.placements.len()).saturating_mul(HASH_BYTES);
             fixed.push(MemoryTerm { name: "hashes", bytes });
         }
+        fixed.extend(limits.beside.iter().cloned());
         let fixed_bytes = fixed.iter().fold(0_u64, |sum, term| sum.saturating_add(term.bytes));
         let needs = |ring: RingShape| Needs::of(ring, limits.io, fixed_bytes);
         // A slot holds at least four aligned blocks, so that a read of one block always fits whatever its phase, and one that

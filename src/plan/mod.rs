@@ -123,6 +123,15 @@ impl Placement {
     }
 }
 
+/// What gets one arena: a layer, or a file to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Group<'a> {
+    /// Its name.
+    pub(crate) id: &'a LayerId,
+    /// Its tensors, in the order in which they are read and lie in the arena.
+    pub(crate) tensors: &'a [TensorId],
+}
+
 /// One layer of the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -165,14 +174,42 @@ impl LoadPlan {
         checkpoint: &Checkpoint,
         layers: &Layers,
         limits: &PlanLimits,
-        mut select: impl FnMut(TensorId) -> bool,
+        select: impl FnMut(TensorId) -> bool,
     ) -> Result<Self, PlanError> {
-        let mut layout = layout::arrange(checkpoint, layers, limits, &mut select)?;
+        let groups =
+            layers.as_slice().iter().map(|layer| Group { id: &layer.id, tensors: layer.tensors.as_ref() });
+        let narrow = |tensor| limits.dtype.and_then(|to| narrowing::of(checkpoint, layers, tensor, to));
+        let layout = layout::arrange(checkpoint, groups, limits.landing, select, narrow)?;
+        Self::finish(checkpoint, layout, layers.peak_bytes(), limits)
+    }
+
+    /// Plans a load of groups of the caller's, each with an arena of its own. The tensors of a group keep the order in which
+    /// they are given, those without bytes at its end. `grouping_bytes` is host memory that made the groups.
+    ///
+    /// # Errors
+    /// As [`Self::build`].
+    pub(crate) fn build_groups<'a>(
+        checkpoint: &Checkpoint,
+        groups: impl ExactSizeIterator<Item = Group<'a>>,
+        limits: &PlanLimits,
+        narrow: impl FnMut(TensorId) -> Option<Narrowing>,
+        grouping_bytes: u64,
+    ) -> Result<Self, PlanError> {
+        let layout = layout::arrange(checkpoint, groups, limits.landing, |_| true, narrow)?;
+        Self::finish(checkpoint, layout, grouping_bytes, limits)
+    }
+
+    fn finish(
+        checkpoint: &Checkpoint,
+        mut layout: Layout,
+        grouping_bytes: u64,
+        limits: &PlanLimits,
+    ) -> Result<Self, PlanError> {
         if layout.placements.is_empty() && checkpoint.tensor_count() > 0 {
             return Err(PlanError::NothingSelected { tensors: to_u64(checkpoint.tensor_count()) });
         }
         let runs = reads::join(checkpoint, &layout);
-        let memory = MemoryTerms::settle(checkpoint, layers, &layout, to_u64(runs.len()), limits)?;
+        let memory = MemoryTerms::settle(checkpoint, grouping_bytes, &layout, to_u64(runs.len()), limits)?;
         let slot_bytes = memory.ring().slot_bytes;
         let reads = ReadList::number(runs, &mut layout, slot_bytes, limits.alignment)?;
         let Layout { layers, placements, moves } = layout;

@@ -40,7 +40,9 @@ pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout) -> Vec<Run> {
             }
             let shard = checkpoint.tensor(placement.tensor).shard;
             let near = |run: &&mut Run| {
-                run.shard == shard && extent.start() <= run.bytes.end().saturating_add(GAP_BYTES_MAX)
+                // Tensors of a caller's group may stand in another order than in their file.
+                let gap_bytes = extent.start().checked_sub(run.bytes.end());
+                run.shard == shard && gap_bytes.is_some_and(|bytes| bytes <= GAP_BYTES_MAX)
             };
             match runs[first_run..].last_mut().filter(near) {
                 Some(run) => {

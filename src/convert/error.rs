@@ -1,0 +1,124 @@
+//! What can end a conversion.
+
+use std::path::PathBuf;
+
+use crate::checkpoint::CheckpointError;
+use crate::layers::LayersError;
+use crate::load::LoadError;
+use crate::plan::PlanError;
+use crate::units::HumanBytes;
+
+/// What can end a conversion. Files that were published by then stay, and the same call goes on behind them.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConvertError {
+    /// The source cannot be opened.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Its tensors cannot be grouped.
+    #[error(transparent)]
+    Layers(#[from] LayersError),
+    /// The conversion cannot be planned, mostly because the budget is too small.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The source cannot be read, or a thread failed.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// No tensor is left to convert.
+    #[error("no tensor is selected: the source has {tensors}")]
+    NothingSelected {
+        /// Tensors of the source.
+        tensors: u64,
+    },
+    /// A tensor's type cannot be cast.
+    #[error("{tensor:?} is {dtype}, which cannot be cast to {wanted}; leave it out of the rules")]
+    CannotCast {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        dtype: String,
+        /// What a rule asks for.
+        wanted: String,
+    },
+    /// Source and target are one directory.
+    #[error("{}: the target is the directory of the source; choose another one", path.display())]
+    SameDirectory {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A file in the target is in the way.
+    #[error("{}: {found} that this conversion did not make; remove it, or overwrite it on purpose (--force)", path.display())]
+    Exists {
+        /// What is in the way.
+        path: PathBuf,
+        /// What it is: a file, a directory, a symbolic link.
+        found: &'static str,
+    },
+    /// The target holds a conversion of something else, or with other options.
+    #[error("{}: holds {what}; convert into another directory, or replace it on purpose (--force)", path.display())]
+    OtherConversion {
+        /// The target.
+        path: PathBuf,
+        /// What it holds.
+        what: String,
+    },
+    /// Another process converts into this target.
+    #[error("{}: is being written by process {pid}", path.display())]
+    Locked {
+        /// The target.
+        path: PathBuf,
+        /// The other process, as it called itself.
+        pid: String,
+    },
+    /// The target's file system has too little room. Nothing was written.
+    #[error(
+        "{}: needs {} and {} are free: {} short", path.display(),
+        HumanBytes(*needed_bytes), HumanBytes(*free_bytes), HumanBytes(needed_bytes.saturating_sub(*free_bytes))
+    )]
+    NoSpace {
+        /// The target.
+        path: PathBuf,
+        /// Bytes that are still to be written.
+        needed_bytes: u64,
+        /// Bytes that are free.
+        free_bytes: u64,
+    },
+    /// The system refused something in the target.
+    #[error("{}: cannot {operation}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        operation: &'static str,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The system refused to read a side file.
+    #[error("{}: cannot {operation}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        operation: &'static str,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// Parts of the conversion are missing.
+    #[error("{}: {missing_count} files are missing, the first is {first}; run their parts again", path.display())]
+    Incomplete {
+        /// The target.
+        path: PathBuf,
+        /// The first file that is missing.
+        first: String,
+        /// How many are missing.
+        missing_count: u64,
+    },
+    /// A manifest cannot be understood.
+    #[error("{}: not a manifest of this program: {reason}", path.display())]
+    BadManifest {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+}

@@ -1,0 +1,20 @@
+//! The same reads as a load, written to per-layer files instead of a device.
+//!
+//! A [`Conversion`] holds the settings. [`Conversion::prepare`] opens the source, decides which tensor goes to which file and
+//! checks the target without writing anything; the [`PreparedConversion`] can be shown, and run.
+
+mod error;
+mod event;
+mod manifest;
+mod prepared;
+mod report;
+mod settings;
+mod verify;
+
+pub use self::error::ConvertError;
+pub use self::event::ConvertEvent;
+pub use self::manifest::{MANIFEST_NAME, Manifest, ManifestFile, ManifestTensor, SideFileRecord};
+pub use self::prepared::{ConvertCancel, PlannedFile, PreparedConversion};
+pub use self::report::{ConvertReport, KernelCopied, WriteMode};
+pub use self::settings::{Casting, Conversion, Experts, Grouping, KernelCopy, Part};
+pub use self::verify::{Difference, Verification, VerifyReport};
