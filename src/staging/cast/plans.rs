@@ -221,7 +221,8 @@ proptest! {
 #[test]
 fn widened_tensors_fit_their_slots_at_any_phase() {
     for dtype in [DType::Bf16, DType::F16, DType::I16, DType::U8, DType::F8E4M3] {
-        for (alignment_bytes, phase) in [(4 * KIB, 1), (4 * KIB, 4094), (256 * KIB, 0), (256 * KIB, 262_143)]
+        for (alignment_bytes, phase) in
+            [(4 * KIB, 1_u64), (4 * KIB, 4094), (256 * KIB, 0), (256 * KIB, 262_143)]
         {
             let wish = |dtype, elements, to| Wish { dtype, elements, to, group: 0, place: 0 };
             let wishes =
