@@ -161,6 +161,9 @@ fn check(folder: &Path, shards: &[Vec<Wish>], is_shuffled: bool, limits: &PlanLi
     let named = ids.iter().zip(&groups).map(|(id, tensors)| Group { id, tensors });
     let cast = |tensor| wish_of(&wishes, checkpoint.tensor(tensor).name).cast();
     let plan = LoadPlan::build_groups(&checkpoint, named, limits, cast, 0).unwrap();
+    let widenings = plan.reads().flat_map(|read| plan.casts(&read).collect::<Vec<_>>());
+    let widening_count = widenings.filter(|step| step.cast.is_widening()).count();
+    assert_eq!(format!("{plan:#}").matches("    widen slot+").count(), widening_count);
     let mut tensor_count = 0;
     for layer in plan.layers() {
         let (arena, overflowed) = carry_out(&checkpoint, &plan, layer, limits);
