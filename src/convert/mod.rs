@@ -5,7 +5,11 @@
 
 mod error;
 mod event;
+mod files;
+mod header;
+mod journal;
 mod manifest;
+mod output;
 mod prepared;
 mod report;
 mod settings;
