@@ -14,9 +14,9 @@ use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
-use self::directory::PartialFile;
 use self::packer::{Failure, Message, Packer};
 use self::writer::{ModeCell, OutputFile, Writers};
+use super::digest::Hashes;
 use super::header::Header;
 use super::{ConvertError, WriteMode};
 use crate::budget::MemoryBudget;
@@ -26,11 +26,9 @@ use crate::load::LoadError;
 use crate::plan::{Copies, LoadPlan, MoveOp, Placement, PlannedLayer, RingShape};
 use crate::staging::{Empty, Filled, Ring, Slot};
 
-pub(super) use self::digest::{Digest, Digests};
-pub(super) use self::directory::{Found, TargetDirectory};
+pub(super) use self::directory::{Found, PartialFile, TargetDirectory};
 
-mod digest;
-pub(super) mod directory;
+mod directory;
 mod packer;
 mod writer;
 
@@ -61,7 +59,8 @@ pub(super) struct FileSet {
 }
 
 impl FileSet {
-    fn placements(&self, index: usize) -> &[Placement] {
+    /// The tensors of a file, as they lie there.
+    pub(super) fn placements(&self, index: usize) -> &[Placement] {
         self.plan.placements(&self.plan.layers()[index])
     }
 
@@ -77,9 +76,9 @@ pub(super) struct FinishedFile {
     /// Its position in the plan.
     pub(super) index: usize,
     pub(super) partial: PartialFile,
-    pub(super) digest: Digest,
+    pub(super) hashes: Hashes,
     /// Of its tensors, in their order.
-    pub(super) tensors: Vec<Digest>,
+    pub(super) tensors: Vec<Hashes>,
 }
 
 /// How the buffers are cut that writes come from.

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crossbeam_channel::{Receiver, Sender};
 
 use super::super::ConvertError;
+use super::super::digest::{Digest, Hashes};
 use super::super::header::Header;
-use super::digest::{Digest, Digests};
 use super::writer::{BLOCK, OutputFile, Piece, Writers};
 use super::{FileSet, FinishedFile};
 use crate::plan::CopyOp;
@@ -72,10 +72,10 @@ struct Current {
     in_flight: usize,
     /// Slots that wait for an earlier one, by their place in the arena.
     early: BTreeMap<u64, Waiting>,
-    file_digests: Digests,
-    tensor_digests: Digests,
+    file_digest: Digest,
+    tensor_digest: Digest,
     /// Of the first tensors.
-    tensors: Vec<Digest>,
+    tensors: Vec<Hashes>,
 }
 
 /// A buffer that is not full.
@@ -142,8 +142,8 @@ impl Packer {
             buffer: None,
             in_flight: 0,
             early: BTreeMap::new(),
-            file_digests: Digests::new(self.with_sha256),
-            tensor_digests: Digests::new(self.with_sha256),
+            file_digest: Digest::new(self.with_sha256),
+            tensor_digest: Digest::new(self.with_sha256),
             tensors: Vec::with_capacity(placements.len()),
         };
         let files = Arc::clone(&self.files);
@@ -168,7 +168,7 @@ impl Packer {
                 assert_eq!(copy.arena_offset_bytes, current.packed_bytes, "the tensors of a file have no gaps");
                 let bytes = slot.part(copy.slot_offset_bytes, copy.len_bytes);
                 self.hash_tensors(current, bytes);
-                current.file_digests.update(bytes);
+                current.file_digest.update(bytes);
                 self.pack(current, bytes)?;
                 current.packed_bytes += copy.len_bytes;
             }
@@ -186,11 +186,11 @@ impl Packer {
             let placement = &placements[current.tensors.len()];
             let end = placement.arena_offset_bytes + placement.len_bytes();
             let (now, later) = bytes.split_at(bytes.len().min(to_usize(end - at)));
-            current.tensor_digests.update(now);
+            current.tensor_digest.update(now);
             at += to_u64(now.len());
             bytes = later;
             if at == end {
-                current.tensors.push(current.tensor_digests.finish());
+                current.tensors.push(current.tensor_digest.take());
             }
         }
     }
@@ -258,11 +258,11 @@ impl Packer {
         current.file.cut_to_length()?;
         // What has no bytes stands at the end, and nothing came for it.
         while current.tensors.len() < self.files.placements(current.index).len() {
-            current.tensors.push(current.tensor_digests.finish());
+            current.tensors.push(current.tensor_digest.take());
         }
         let file = Arc::into_inner(current.file).expect("the writers have let go of it");
-        let digest = current.file_digests.finish();
-        Ok(FinishedFile { index: current.index, partial: file.partial, digest, tensors: current.tensors })
+        let hashes = current.file_digest.take();
+        Ok(FinishedFile { index: current.index, partial: file.partial, hashes, tensors: current.tensors })
     }
 
     /// Takes back what the writers have of a file that is not wanted any more.
@@ -284,7 +284,7 @@ struct HeaderBytes<'a> {
 
 impl Write for HeaderBytes<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.current.file_digests.update(bytes);
+        self.current.file_digest.update(bytes);
         self.packer.pack(self.current, bytes).map_err(io::Error::other)?;
         Ok(bytes.len())
     }
