@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 /// The manifest's name in the target.
 pub const MANIFEST_NAME: &str = "onelayer.manifest.json";
 
+/// What the manifests of this version call themselves.
+pub(super) const MANIFEST_SCHEMA: &str = "onelayer-manifest/1";
+
 /// What a conversion made, of what.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]

@@ -3,12 +3,16 @@
 //! A [`Conversion`] holds the settings. [`Conversion::prepare`] opens the source, decides which tensor goes to which file and
 //! checks the target without writing anything; the [`PreparedConversion`] can be shown, and run.
 
+mod digest;
 mod error;
 mod event;
 mod manifest;
+mod manifest_reader;
+mod manifest_writer;
 mod prepared;
 mod report;
 mod settings;
+mod side_files;
 mod verify;
 
 pub use self::error::ConvertError;
