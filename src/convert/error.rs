@@ -116,6 +116,14 @@ pub enum ConvertError {
         /// The longest that readers take.
         limit_bytes: u64,
     },
+    /// The source has more files beside its weights than any model.
+    #[error("{}: has more than {limit} files beside its weights; is that the directory of a model?", path.display())]
+    TooManySideFiles {
+        /// The source.
+        path: PathBuf,
+        /// Most files that are copied.
+        limit: u64,
+    },
     /// Parts of the conversion are missing.
     #[error("{}: {missing_count} files are missing, the first is {first}; run their parts again", path.display())]
     Incomplete {

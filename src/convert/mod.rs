@@ -10,10 +10,13 @@ mod files;
 mod header;
 mod journal;
 mod manifest;
+mod manifest_reader;
+mod manifest_writer;
 mod output;
 mod prepared;
 mod report;
 mod settings;
+mod side_files;
 mod verify;
 
 pub use self::error::ConvertError;
