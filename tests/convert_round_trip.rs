@@ -20,7 +20,8 @@ fn tensors(path: &Path) -> BTreeMap<String, (String, Vec<u64>, Vec<u8>)> {
     let checkpoint = Checkpoint::open(path).unwrap();
     let read = |tensor: onelayer::TensorEntry<'_>| {
         let file = fs::read(&checkpoint.shard(tensor.shard).path).unwrap();
-        let range = usize::try_from(tensor.extent.start()).unwrap()..usize::try_from(tensor.extent.end()).unwrap();
+        let range =
+            usize::try_from(tensor.extent.start()).unwrap()..usize::try_from(tensor.extent.end()).unwrap();
         (tensor.name.to_owned(), (tensor.dtype_name.to_owned(), tensor.shape.to_vec(), file[range].to_vec()))
     };
     checkpoint.tensors().map(read).collect()
@@ -60,7 +61,10 @@ fn every_layer_gets_a_file_and_every_tensor_its_bytes() {
         for shard in checkpoint.shards() {
             assert_eq!(shard.data.start() % 4096, 0, "{name}");
         }
-        assert_eq!(fs::read(source.join("config.json")).unwrap(), fs::read(target.join("config.json")).unwrap());
+        assert_eq!(
+            fs::read(source.join("config.json")).unwrap(),
+            fs::read(target.join("config.json")).unwrap()
+        );
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::io::{self, BufWriter, Write};
 
+use super::digest::{Digest, hex};
+use super::files::Component;
 use super::journal::{self, Records};
 use super::manifest::{Alias, SideFileRecord};
 use super::manifest_reader::OpenManifest;
@@ -9,8 +11,6 @@ use super::manifest_writer::{ManifestHead, ManifestWriter};
 use super::output::{PartialFile, TargetDirectory};
 use super::prepared::PreparedConversion;
 use super::target::{Expected, FileState, TargetState};
-use super::files::Component;
-use super::digest::{Digest, hex};
 use super::{ConvertError, ConvertEvent, ConvertReport, MANIFEST_NAME, Part};
 use crate::checkpoint::TensorId;
 use crate::units::to_u64;
@@ -110,7 +110,10 @@ fn write_index(
     places.sort_unstable_by_key(|(tensor, _)| scope.checkpoint.name_of(*tensor));
     let below = |path: &str| path.strip_prefix(&*component.prefix).unwrap_or(path).to_owned();
     let text = |out: &mut dyn Write| -> io::Result<()> {
-        write!(out, "{{\n  \"metadata\": {{\n    \"total_size\": {total_bytes}\n  }},\n  \"weight_map\": {{")?;
+        write!(
+            out,
+            "{{\n  \"metadata\": {{\n    \"total_size\": {total_bytes}\n  }},\n  \"weight_map\": {{"
+        )?;
         for (number, (tensor, file)) in places.iter().enumerate() {
             out.write_all(if number > 0 { b",\n    " } else { b"\n    " })?;
             serde_json::to_writer(&mut *out, &below(scope.checkpoint.name_of(*tensor)))?;
@@ -135,7 +138,11 @@ fn write_manifest(
         fingerprint: scope.fingerprint.clone(),
         source: scope.source.clone(),
         options: prepared.settings.options_text.clone(),
-        aliases: scope.aliases.iter().map(|&(left, kept)| Alias { name: name(left), same_as: name(kept) }).collect(),
+        aliases: scope
+            .aliases
+            .iter()
+            .map(|&(left, kept)| Alias { name: name(left), same_as: name(kept) })
+            .collect(),
         left_out: scope.left_out.iter().map(|&id| name(id)).collect(),
     };
     let text = |out: &mut dyn Write| -> io::Result<()> {

@@ -275,7 +275,11 @@ impl Journal {
     /// # Errors
     /// [`ConvertError::Locked`] if another process has it, [`ConvertError::OtherConversion`] if something else is converted into
     /// this target.
-    pub(super) fn begin(target: &TargetDirectory, part: Part, fingerprint: &str) -> Result<Self, ConvertError> {
+    pub(super) fn begin(
+        target: &TargetDirectory,
+        part: Part,
+        fingerprint: &str,
+    ) -> Result<Self, ConvertError> {
         let path = journal_path(part);
         let file = lock(target, &path)?;
         let mut journal = Self { target: target.clone(), path, file };
@@ -293,7 +297,9 @@ impl Journal {
 
     /// Refuses to go on beside another conversion. What was begun here goes then.
     fn check_alone(&self, part: Part, fingerprint: &str, is_new: bool) -> Result<(), ConvertError> {
-        let Some(what) = Records::read(&self.target)?.differ_from(fingerprint, Some(part.of())) else { return Ok(()) };
+        let Some(what) = Records::read(&self.target)?.differ_from(fingerprint, Some(part.of())) else {
+            return Ok(());
+        };
         if is_new {
             self.target.remove(&self.path)?;
         }
@@ -336,7 +342,8 @@ impl Journal {
         entry: Option<impl FnOnce(&mut dyn Write) -> io::Result<()>>,
     ) -> Result<(), ConvertError> {
         let write = || -> io::Result<()> {
-            let mut out = Hashed { out: BufWriter::with_capacity(64 << 10, &self.file), hasher: blake3::Hasher::new() };
+            let mut out =
+                Hashed { out: BufWriter::with_capacity(64 << 10, &self.file), hasher: blake3::Hasher::new() };
             write!(out, "{kind}\t")?;
             serde_json::to_writer(&mut out, head)?;
             if let Some(entry) = entry {
@@ -499,7 +506,10 @@ mod tests {
         let journal = Journal::begin(&target, part, "abc").unwrap();
         let refused = Journal::begin(&target, part, "abc").unwrap_err();
         let own = std::process::id().to_string();
-        assert!(matches!(&refused, ConvertError::Locked { process, .. } if process.contains(&own)), "{refused}");
+        assert!(
+            matches!(&refused, ConvertError::Locked { process, .. } if process.contains(&own)),
+            "{refused}"
+        );
         assert!(lock_all(&target).is_err());
         drop(journal);
         lock_all(&target).unwrap();

@@ -105,7 +105,13 @@ impl PreparedConversion {
             name: file.id.to_string(),
             file_bytes: self.scope.lengths[index].0,
             tensors: crate::units::to_u64(self.scope.shapes.tensors(file).len()),
-            layers: self.scope.shapes.layers(file, &self.scope.layers).iter().map(ToString::to_string).collect(),
+            layers: self
+                .scope
+                .shapes
+                .layers(file, &self.scope.layers)
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
             is_done: self.state.files[index] == FileState::Done,
         };
         self.scope.shapes.files.iter().enumerate().map(file).collect()

@@ -21,7 +21,9 @@ use super::manifest::ManifestTensor;
 use super::output::{FileBackend, FileSet, FinishedFile, Found, OutputEnd, TargetDirectory};
 use super::prepared::PreparedConversion;
 use super::target::{self, FileState};
-use super::{ConvertError, ConvertEvent, ConvertReport, KernelCopied, MANIFEST_NAME, Part, Verification, ending};
+use super::{
+    ConvertError, ConvertEvent, ConvertReport, KernelCopied, MANIFEST_NAME, Part, Verification, ending,
+};
 use crate::load::{DEFAULT_STALL_TIMEOUT, HandOut, Launch, LayerStream, LoadError, Progress};
 use crate::plan::LoadPlan;
 use crate::units::to_u64;
@@ -72,7 +74,12 @@ pub(super) fn finish(prepared: PreparedConversion) -> Result<ConvertReport, Conv
     match target {
         Some(target) if prepared.state.is_complete => journal::remove_all(&target)?,
         Some(target) => ending::end(&prepared, &target, &mut report)?,
-        None => return Err(ending::incomplete(&prepared, &(0..prepared.scope.shapes.files.len()).collect::<Vec<_>>())),
+        None => {
+            return Err(ending::incomplete(
+                &prepared,
+                &(0..prepared.scope.shapes.files.len()).collect::<Vec<_>>(),
+            ));
+        }
     }
     keep_all(&prepared, &mut report);
     verified(&prepared, report, started)
@@ -169,7 +176,8 @@ impl Run<'_> {
         let prepared = self.prepared;
         let mut todo = Vec::new();
         for file in prepared.own_files() {
-            let (name, bytes) = (prepared.scope.shapes.files[file].id.as_str(), prepared.scope.lengths[file].0);
+            let (name, bytes) =
+                (prepared.scope.shapes.files[file].id.as_str(), prepared.scope.lengths[file].0);
             let is_kept = match prepared.state.files[file] {
                 FileState::Done => true,
                 FileState::Unsure => self.publish_if_right(name, bytes)?,
@@ -212,7 +220,8 @@ impl Run<'_> {
     }
 
     fn hashes_to(&self, file: &mut impl Read, name: &str, record: &Record) -> Result<bool, ConvertError> {
-        let failed = |source| ConvertError::Read { path: self.target.path_of(name), operation: "read", source };
+        let failed =
+            |source| ConvertError::Read { path: self.target.path_of(name), operation: "read", source };
         let mut digest = Digest::new(false);
         let mut piece = vec![0; PIECE_BYTES];
         loop {
@@ -301,7 +310,8 @@ impl Run<'_> {
             drop(layer);
             let FinishedFile { partial, .. } = finished;
             let (name, bytes) = (partial.path().to_owned(), self.prepared.scope.lengths[file].0);
-            let replace = self.prepared.settings.overwrite || self.prepared.state.records.find(&name).is_some();
+            let replace =
+                self.prepared.settings.overwrite || self.prepared.state.records.find(&name).is_some();
             let modified_ns = partial.publish(replace)?;
             self.journal.published(&name, modified_ns)?;
             self.report.files_written += 1;
@@ -312,7 +322,12 @@ impl Run<'_> {
     }
 
     /// Writes into the journal what the manifest gets.
-    fn write_down(&mut self, plan: &LoadPlan, file: usize, finished: &FinishedFile) -> Result<(), ConvertError> {
+    fn write_down(
+        &mut self,
+        plan: &LoadPlan,
+        file: usize,
+        finished: &FinishedFile,
+    ) -> Result<(), ConvertError> {
         let scope = &self.prepared.scope;
         let shape = &scope.shapes.files[file];
         let (name, bytes) = (shape.id.as_str(), scope.lengths[file].0);
@@ -351,7 +366,11 @@ impl Run<'_> {
 }
 
 /// Tells how far the load is until the channel is closed.
-fn tell_progress(progress: &Progress, stopped: &crossbeam_channel::Receiver<()>, tell: &dyn Fn(&ConvertEvent<'_>)) {
+fn tell_progress(
+    progress: &Progress,
+    stopped: &crossbeam_channel::Receiver<()>,
+    tell: &dyn Fn(&ConvertEvent<'_>),
+) {
     let total_bytes = progress.tensor_bytes_total();
     loop {
         tell(&ConvertEvent::Progress { done_bytes: progress.tensor_bytes_done(), total_bytes });

@@ -61,7 +61,9 @@ impl Scope {
         if settings.drop_duplicates {
             let (found, said) = duplicates(settings, &checkpoint, &layers, path)?;
             notes.extend(said);
-            aliases.extend(found.into_iter().filter(|(left, kept)| wanted[left.index()] && wanted[kept.index()]));
+            aliases.extend(
+                found.into_iter().filter(|(left, kept)| wanted[left.index()] && wanted[kept.index()]),
+            );
             aliases.iter().for_each(|(left, _)| wanted[left.index()] = false);
         }
         if !wanted.contains(&true) {
@@ -74,10 +76,16 @@ impl Scope {
             (dtype.bits().unwrap_or(8), cast.map_or(bytes, |cast| cast.narrowed_bytes(bytes)))
         };
         let is_wanted = |id: TensorId| wanted[id.index()];
-        let rules =
-            Rules { checkpoint: &checkpoint, layers: &layers, settings, size_of: &size_of, is_wanted: &is_wanted };
+        let rules = Rules {
+            checkpoint: &checkpoint,
+            layers: &layers,
+            settings,
+            size_of: &size_of,
+            is_wanted: &is_wanted,
+        };
         let shapes = files::shape(&rules);
-        let left_out = checkpoint.tensors().map(|tensor| tensor.id).filter(|id| !selected[id.index()]).collect();
+        let left_out =
+            checkpoint.tensors().map(|tensor| tensor.id).filter(|id| !selected[id.index()]).collect();
         let metadata = shapes.components.iter().map(|component| metadata(&checkpoint, component, &mut notes));
         let metadata = metadata.collect();
         let source = identity(&checkpoint, path)?;
@@ -138,7 +146,9 @@ impl Scope {
         let components = self.shapes.components.iter().zip(&self.metadata);
         Headers {
             checkpoint: self.checkpoint.clone(),
-            components: components.map(|(component, text)| (component.prefix.clone(), text.clone())).collect(),
+            components: components
+                .map(|(component, text)| (component.prefix.clone(), text.clone()))
+                .collect(),
             component_of: files.iter().map(|&file| self.shapes.files[file].component).collect(),
         }
     }
@@ -231,7 +241,8 @@ impl Scope {
 impl Conversion {
     /// Threads that read: direct reads wait for the disk, so a few even on a small machine.
     fn readers(&self) -> u32 {
-        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get().try_into().unwrap_or(u32::MAX));
+        let cores = std::thread::available_parallelism()
+            .map_or(1, |cores| cores.get().try_into().unwrap_or(u32::MAX));
         self.jobs.unwrap_or(cores.clamp(2, 8)).min(64)
     }
 
@@ -262,9 +273,10 @@ fn casts(
                     wanted: to.to_string(),
                 })?)
             }
-            None => settings.dtype.filter(|_| is_plain(checkpoint, layers, entry.id)).and_then(|to| {
-                Narrowing::between(entry.dtype, to)
-            }),
+            None => settings
+                .dtype
+                .filter(|_| is_plain(checkpoint, layers, entry.id))
+                .and_then(|to| Narrowing::between(entry.dtype, to)),
         };
         casts.push(cast);
     }
@@ -282,13 +294,20 @@ fn is_plain(checkpoint: &Checkpoint, layers: &Layers, tensor: TensorId) -> bool 
 }
 
 /// The free text of a component's headers: that of all its files in the source. Where they disagree, the first one counts.
-fn metadata(checkpoint: &Checkpoint, component: &Component, notes: &mut Vec<String>) -> BTreeMap<String, String> {
+fn metadata(
+    checkpoint: &Checkpoint,
+    component: &Component,
+    notes: &mut Vec<String>,
+) -> BTreeMap<String, String> {
     let mut text: BTreeMap<String, String> = BTreeMap::new();
     for shard in checkpoint.shards().iter().filter(|shard| shard.name_prefix == component.prefix) {
         for (key, value) in shard.metadata.iter() {
             let known = text.entry(key.to_owned()).or_insert_with(|| value.to_owned());
             if known != value {
-                notes.push(format!("{}: its header says something else under {key:?} than the files before it", shard.path.display()));
+                notes.push(format!(
+                    "{}: its header says something else under {key:?} than the files before it",
+                    shard.path.display()
+                ));
             }
         }
     }

@@ -65,7 +65,8 @@ impl TargetState {
         };
         let other = records.differ_from(&expected.scope.fingerprint, expected.part_count);
         let manifest = fingerprint_of(&target)?;
-        let is_complete = manifest.as_ref().is_some_and(|found| *found == Ok(expected.scope.fingerprint.clone()));
+        let is_complete =
+            manifest.as_ref().is_some_and(|found| *found == Ok(expected.scope.fingerprint.clone()));
         if !expected.overwrite {
             if let Some(what) = other {
                 return Err(ConvertError::OtherConversion { path: path.to_owned(), what });
@@ -105,13 +106,17 @@ impl TargetState {
             let len_bytes = scope.lengths[index].0;
             if self.is_complete {
                 self.files[index] = match found {
-                    Some(Found::File { len_bytes: found_bytes, .. }) if found_bytes == len_bytes => FileState::Done,
+                    Some(Found::File { len_bytes: found_bytes, .. }) if found_bytes == len_bytes => {
+                        FileState::Done
+                    }
                     _ if expected.overwrite => {
                         self.is_complete = false;
                         FileState::Missing
                     }
                     _ => {
-                        let what = format!("this conversion, complete once, whose {name} is missing or has another length");
+                        let what = format!(
+                            "this conversion, complete once, whose {name} is missing or has another length"
+                        );
                         return Err(ConvertError::OtherConversion { path: target.path().to_owned(), what });
                     }
                 };
@@ -218,13 +223,18 @@ pub(super) fn strange_weights(
 ) -> Result<Vec<String>, ConvertError> {
     let shapes = &expected.scope.shapes;
     let own: BTreeSet<&str> = shapes.files.iter().map(|file| file.id.as_str()).collect();
-    let indices: BTreeSet<String> = shapes.components.iter().filter_map(|component| component.index_name()).collect();
+    let indices: BTreeSet<String> =
+        shapes.components.iter().filter_map(|component| component.index_name()).collect();
     let mut strange = Vec::new();
     for component in &shapes.components {
         for name in target.names_in(&component.prefix)? {
             let path = format!("{}{name}", component.prefix);
             let is_weights = name.ends_with(".safetensors") || name.contains(".safetensors.index");
-            if is_weights && !name.starts_with('.') && !own.contains(path.as_str()) && !indices.contains(&path) {
+            if is_weights
+                && !name.starts_with('.')
+                && !own.contains(path.as_str())
+                && !indices.contains(&path)
+            {
                 strange.push(path);
             }
         }
