@@ -16,7 +16,7 @@ use super::side_files::directory_of;
 use super::{Casting, Conversion, ConvertError, Part};
 use crate::checkpoint::{Checkpoint, DType, Shard, TensorId};
 use crate::layers::Layers;
-use crate::plan::{Group, Landing, LoadPlan, MemoryTerm, Narrowing, PlanLimits, ResidentKind, Window};
+use crate::plan::{Cast, Group, Landing, LoadPlan, MemoryTerm, PlanLimits, ResidentKind, Window};
 use crate::source;
 use crate::units::{to_u64, to_usize};
 
@@ -30,7 +30,7 @@ pub(super) struct Scope {
     pub(super) layers: Layers,
     pub(super) shapes: FileShapes,
     /// Per tensor of the checkpoint.
-    casts: Vec<Option<Narrowing>>,
+    casts: Vec<Option<Cast>>,
     /// Free text of the headers, per component.
     metadata: Vec<BTreeMap<String, String>>,
     /// Length of each file, header included, and where its data starts.
@@ -73,7 +73,7 @@ impl Scope {
             let (entry, cast) = (checkpoint.tensor(id), casts[id.index()]);
             let dtype = cast.map_or(entry.dtype, |cast| cast.to().into());
             let bytes = entry.extent.len_bytes();
-            (dtype.bits().unwrap_or(8), cast.map_or(bytes, |cast| cast.narrowed_bytes(bytes)))
+            (dtype.bits().unwrap_or(8), cast.map_or(bytes, |cast| cast.delivered_bytes(bytes)))
         };
         let is_wanted = |id: TensorId| wanted[id.index()];
         let rules = Rules {
@@ -132,7 +132,7 @@ impl Scope {
         let tensors = files.iter().map(|&file| self.shapes.tensors(&self.shapes.files[file]).len());
         // Of the file that is being written, and of the one that is being published.
         let hashes = 2 * to_u64(tensors.max().unwrap_or(0) * size_of::<super::digest::Hashes>());
-        let lists = self.shapes.held_bytes() + to_u64(self.casts.capacity() * size_of::<Option<Narrowing>>());
+        let lists = self.shapes.held_bytes() + to_u64(self.casts.capacity() * size_of::<Option<Cast>>());
         let term = |name, bytes| MemoryTerm { name, bytes };
         vec![
             term("write buffers", settings.write_buffers().bytes()),
@@ -165,7 +165,7 @@ impl Scope {
     }
 
     /// How a tensor is cast, if it is.
-    pub(super) fn cast(&self, id: TensorId) -> Option<Narrowing> {
+    pub(super) fn cast(&self, id: TensorId) -> Option<Cast> {
         self.casts[id.index()]
     }
 
@@ -259,14 +259,14 @@ fn casts(
     settings: &Conversion,
     checkpoint: &Checkpoint,
     layers: &Layers,
-) -> Result<Vec<Option<Narrowing>>, ConvertError> {
+) -> Result<Vec<Option<Cast>>, ConvertError> {
     let mut casts = Vec::with_capacity(checkpoint.tensor_count());
     for entry in checkpoint.tensors() {
         let cast = match settings.rule.as_ref().and_then(|rule| rule(&entry)) {
             Some(Casting::Keep) => None,
             Some(Casting::To(to)) if entry.dtype == DType::from(to) => None,
             Some(Casting::To(to)) => {
-                let cast = Narrowing::between(entry.dtype, to);
+                let cast = Cast::between(entry.dtype, to);
                 Some(cast.ok_or_else(|| ConvertError::CannotCast {
                     tensor: entry.name.to_owned(),
                     dtype: entry.dtype_name.to_owned(),
@@ -276,7 +276,7 @@ fn casts(
             None => settings
                 .dtype
                 .filter(|_| is_plain(checkpoint, layers, entry.id))
-                .and_then(|to| Narrowing::between(entry.dtype, to)),
+                .and_then(|to| Cast::between(entry.dtype, to)),
         };
         casts.push(cast);
     }
