@@ -16,6 +16,8 @@ pub struct Manifest {
     pub schema: String,
     /// Name and version of what wrote it.
     pub tool: String,
+    /// Tells conversions apart: a hash of the source's identity and of everything that decides about the files.
+    pub fingerprint: String,
     /// What it was made of.
     pub source: ManifestSource,
     /// The options, as a person gave them.

@@ -37,9 +37,9 @@ impl Manifest {
             ConvertError::Read { path: path.to_owned(), operation: "open", source }
         })?;
         let (head, side_files) = opened.read(&mut |file| files.borrow_mut().push(file))?;
-        let ManifestHead { tool, source, options, aliases, left_out } = head;
+        let ManifestHead { tool, fingerprint, source, options, aliases, left_out } = head;
         let (schema, files) = (MANIFEST_SCHEMA.to_owned(), files.into_inner());
-        Ok(Self { schema, tool, source, options, aliases, left_out, files, side_files })
+        Ok(Self { schema, tool, fingerprint, source, options, aliases, left_out, files, side_files })
     }
 }
 
@@ -114,6 +114,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut names = Names::default();
         let (mut schema, mut tool, mut source, mut options) = (None::<String>, None, None, None);
+        let mut fingerprint = None;
         let (mut aliases, mut left_out, mut files, mut side_files) = (None, None, None, None);
         while let Some(key) = map.next_key::<String>()? {
             match key.as_str() {
@@ -122,6 +123,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
                     check_schema(schema.as_deref()).map_err(A::Error::custom)?;
                 }
                 "tool" => once(&mut map, &mut tool, "tool")?,
+                "fingerprint" => once(&mut map, &mut fingerprint, "fingerprint")?,
                 "source" => once(&mut map, &mut source, "source")?,
                 "options" => once(&mut map, &mut options, "options")?,
                 "aliases" => once(&mut map, &mut aliases, "aliases")?,
@@ -146,6 +148,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
         }
         let head = ManifestHead {
             tool: tool.ok_or_else(|| missing("tool"))?,
+            fingerprint: fingerprint.ok_or_else(|| missing("fingerprint"))?,
             source: source.ok_or_else(|| missing("source"))?,
             options: options.ok_or_else(|| missing("options"))?,
             aliases: aliases.ok_or_else(|| missing("aliases"))?,
@@ -261,7 +264,7 @@ mod tests {
     fn manifest(change: impl Fn(&mut serde_json::Value)) -> serde_json::Value {
         let hash = "0".repeat(64);
         let mut value = serde_json::json!({
-            "schema": "onelayer-manifest/1", "tool": "test 1", "options": [], "aliases": [], "left_out": [],
+            "schema": "onelayer-manifest/1", "tool": "test 1", "fingerprint": "f", "options": [], "aliases": [], "left_out": [],
             "source": {"path": "model", "files": []},
             "files": [{
                 "name": "model-00001-of-00001.safetensors", "bytes": 100, "blake3": hash, "layers": ["a"],
@@ -311,7 +314,7 @@ mod tests {
 
     #[test]
     fn all_parts_are_there_once() {
-        for part in ["schema", "tool", "source", "options", "aliases", "left_out", "files", "side_files"] {
+        for part in ["schema", "tool", "fingerprint", "source", "options", "aliases", "left_out", "files", "side_files"] {
             let whole = manifest(|_| {});
             let mut less = whole.clone();
             less.as_object_mut().unwrap().remove(part);

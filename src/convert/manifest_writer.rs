@@ -16,6 +16,8 @@ use super::manifest::{Alias, MANIFEST_SCHEMA, ManifestFile, ManifestSource, Side
 pub(super) struct ManifestHead {
     /// Name and version of what writes it.
     pub(super) tool: String,
+    /// Tells conversions apart.
+    pub(super) fingerprint: String,
     /// What was converted.
     pub(super) source: ManifestSource,
     /// The options, as a person gave them.
@@ -41,6 +43,8 @@ impl<W: Write> ManifestWriter<W> {
     pub(super) fn new(mut out: W, head: &ManifestHead) -> io::Result<Self> {
         write!(out, "{{\n  \"schema\": \"{MANIFEST_SCHEMA}\",\n  \"tool\": ")?;
         serde_json::to_writer(&mut out, &head.tool)?;
+        out.write_all(b",\n  \"fingerprint\": ")?;
+        serde_json::to_writer(&mut out, &head.fingerprint)?;
         out.write_all(b",\n  \"source\": {\n    \"path\": ")?;
         serde_json::to_writer(&mut out, &head.source.path)?;
         out.write_all(b",\n    \"files\": ")?;
@@ -208,8 +212,8 @@ mod tests {
     use crate::convert::{Manifest, ManifestTensor};
 
     fn written(manifest: &Manifest, raw: bool) -> Vec<u8> {
-        let Manifest { tool, source, options, aliases, left_out, .. } = manifest.clone();
-        let head = ManifestHead { tool, source, options, aliases, left_out };
+        let Manifest { tool, fingerprint, source, options, aliases, left_out, .. } = manifest.clone();
+        let head = ManifestHead { tool, fingerprint, source, options, aliases, left_out };
         let mut writer = ManifestWriter::new(Vec::new(), &head).unwrap();
         for file in &manifest.files {
             match raw {
@@ -278,6 +282,7 @@ mod tests {
             Manifest {
                 schema: MANIFEST_SCHEMA.to_owned(),
                 tool,
+                fingerprint: "f".to_owned(),
                 source: ManifestSource { path: source.0, files: source.1 },
                 options,
                 aliases: aliases.into_iter().map(|(name, same_as)| Alias { name, same_as }).collect(),
@@ -338,6 +343,7 @@ mod tests {
         let manifest = Manifest {
             schema: MANIFEST_SCHEMA.to_owned(),
             tool: "onelayer 0.1.0".to_owned(),
+            fingerprint: "abc".to_owned(),
             source: ManifestSource { path: "./model".to_owned(), files: vec![source_file] },
             options: vec!["--dtype".to_owned(), "bf16".to_owned()],
             aliases: vec![Alias { name: "lm_head.weight".to_owned(), same_as: "embed.weight".to_owned() }],
@@ -355,6 +361,7 @@ mod tests {
     const EXPECTED: &str = r#"{
   "schema": "onelayer-manifest/1",
   "tool": "onelayer 0.1.0",
+  "fingerprint": "abc",
   "source": {
     "path": "./model",
     "files": [
@@ -381,6 +388,7 @@ mod tests {
     fn entries_that_are_not_whole_are_refused() {
         let head = ManifestHead {
             tool: String::new(),
+            fingerprint: String::new(),
             source: ManifestSource { path: String::new(), files: Vec::new() },
             options: Vec::new(),
             aliases: Vec::new(),

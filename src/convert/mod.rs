@@ -6,9 +6,13 @@
 mod digest;
 mod error;
 mod event;
+mod files;
+mod header;
+mod journal;
 mod manifest;
 mod manifest_reader;
 mod manifest_writer;
+mod output;
 mod prepared;
 mod report;
 mod settings;
