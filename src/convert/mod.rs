@@ -4,9 +4,12 @@
 //! checks the target without writing anything; the [`PreparedConversion`] can be shown, and run.
 
 mod digest;
+mod duplicates;
 mod error;
 mod event;
 mod files;
+#[cfg(test)]
+mod for_tests;
 mod header;
 mod journal;
 mod manifest;
@@ -14,6 +17,7 @@ mod manifest_reader;
 mod manifest_writer;
 mod output;
 mod prepared;
+mod reading;
 mod report;
 mod settings;
 mod side_files;
