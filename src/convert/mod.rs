@@ -5,6 +5,7 @@
 
 mod digest;
 mod duplicates;
+mod ending;
 mod error;
 mod event;
 mod files;
@@ -19,8 +20,11 @@ mod output;
 mod prepared;
 mod reading;
 mod report;
+mod run;
+mod scope;
 mod settings;
 mod side_files;
+mod target;
 mod verify;
 
 pub use self::error::ConvertError;

@@ -27,7 +27,7 @@ use crate::load::{
     LoadError, Witness, default_readers,
 };
 use crate::plan::{
-    Group, IoMode, Landing, LoadPlan, MemoryTerm, Narrowing, Placement, PlanLimits, ReadRequest,
+    Cast, Group, IoMode, Landing, LoadPlan, MemoryTerm, Placement, PlanLimits, ReadRequest,
     ResidentKind, Window,
 };
 use crate::source::{self, Fallback, Source};
@@ -66,8 +66,8 @@ pub(super) enum Seen {
     Progress(u64),
 }
 
-/// Which tensors become narrower before they are hashed.
-type Narrow<'a> = dyn Fn(TensorId) -> Option<Narrowing> + 'a;
+/// How tensors are cast before they are hashed.
+type Casts<'a> = dyn Fn(TensorId) -> Option<Cast> + 'a;
 
 /// One pass over files.
 pub(super) struct HashPass<'a> {
@@ -116,21 +116,21 @@ impl HashPass<'_> {
         watch(stream, None, seen, on_seen)
     }
 
-    /// Hashes the tensors of a list, ascending, as `narrow` has them. Without SHA-256.
+    /// Hashes the tensors of a list, ascending, as `casts` has them. Without SHA-256.
     ///
     /// # Errors
     /// As [`Self::files`].
     pub(super) fn tensors(
         self,
         tensors: &[TensorId],
-        narrow: &Narrow<'_>,
+        casts: &Casts<'_>,
         on_seen: &mut dyn FnMut(Seen),
     ) -> Result<Vec<Fallback>, ConvertError> {
         let groups = groups(self.checkpoint, tensors, |_| true);
         if groups.is_empty() {
             return Ok(Vec::new());
         }
-        let plan = Arc::new(self.plan(&groups, narrow, tensors)?);
+        let plan = Arc::new(self.plan(&groups, casts, tensors)?);
         let (results, seen) = bounded(RESULTS_MAX);
         let stream = self.start(plan, true, None)?;
         watch(stream, Some(results), seen, on_seen)
@@ -139,7 +139,7 @@ impl HashPass<'_> {
     fn plan(
         &self,
         groups: &[(LayerId, Range<usize>)],
-        narrow: &Narrow<'_>,
+        casts: &Casts<'_>,
         ids: &[TensorId],
     ) -> Result<LoadPlan, ConvertError> {
         let ReadSettings { host_budget_bytes, io, readers } = self.settings;
@@ -154,7 +154,7 @@ impl HashPass<'_> {
         limits.beside.clone_from(&self.beside);
         let grouping_bytes = to_u64(size_of_val(ids) + size_of_val(groups));
         let groups = groups.iter().map(|(id, range)| Group { id, tensors: &ids[range.clone()] });
-        Ok(LoadPlan::build_groups(self.checkpoint, groups, &limits, narrow, grouping_bytes)?)
+        Ok(LoadPlan::build_groups(self.checkpoint, groups, &limits, casts, grouping_bytes)?)
     }
 
     fn start(
@@ -388,6 +388,8 @@ mod tests {
     use super::super::for_tests::{Tensor, tensor, write_sharded};
     use super::*;
     use crate::checkpoint::DType;
+    use crate::plan::FloatType;
+    use crate::staging::cast::cast_in_place;
     use crate::units::MIB;
 
     /// Files of several slots, of nothing, of nothing but a header; in an order of their own.
@@ -446,29 +448,37 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_of_tensors_is_hashed_as_it_is_narrowed() {
+    fn a_choice_of_tensors_is_hashed_as_it_is_cast() {
         let folder = tempfile::tempdir().unwrap();
         write_sharded(folder.path(), &shards());
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
         let mut wanted: Vec<TensorId> =
             ["wide", "tiny", "none"].map(|name| checkpoint.find(name).unwrap().id).to_vec();
         wanted.sort();
-        let narrow = |id| (checkpoint.tensor(id).name == "wide").then_some(Narrowing::F32ToBf16);
+        let cast = Cast::between(DType::F32, FloatType::Bf16).unwrap();
+        let widen = Cast::between(DType::I8, FloatType::F32).unwrap();
+        let casts = |id| match checkpoint.tensor(id).name {
+            "wide" => Some(cast),
+            "tiny" => Some(widen),
+            _ => None,
+        };
         let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
         let mut seen = BTreeMap::new();
-        pass.tensors(&wanted, &narrow, &mut |event| {
+        pass.tensors(&wanted, &casts, &mut |event| {
             if let Seen::Tensor(id, hashes) = event {
                 seen.insert(checkpoint.tensor(id).name.to_owned(), hashes.blake3);
             }
         })
         .unwrap();
         let mut wide = shards().pop().unwrap().1.remove(2).bytes;
-        let narrowed = crate::staging::narrow::narrow_in_place(&mut wide, Narrowing::F32ToBf16);
-        let expected = [("none", blake3::hash(b"")), ("tiny", blake3::hash(&shards()[0].1[1].bytes))];
-        let expected = expected.into_iter().chain([("wide", blake3::hash(&wide[..narrowed]))]);
-        assert_eq!(seen, expected.map(|(name, hash)| (name.to_owned(), *hash.as_bytes())).collect());
+        let source_bytes = wide.len();
+        let cast_bytes = cast_in_place(&mut wide, source_bytes, cast);
+        wide.truncate(cast_bytes);
+        let tiny = f32::from(shards()[0].1[1].bytes[0].cast_signed()).to_le_bytes();
+        let expected = [("none", blake3::hash(b"")), ("tiny", blake3::hash(&tiny)), ("wide", blake3::hash(&wide))];
+        assert_eq!(seen, expected.map(|(name, hash)| (name.to_owned(), *hash.as_bytes())).into());
         let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
-        assert_eq!(pass.tensors(&[], &narrow, &mut |seen| panic!("{seen:?}")).unwrap(), []);
+        assert_eq!(pass.tensors(&[], &casts, &mut |seen| panic!("{seen:?}")).unwrap(), []);
     }
 
     #[test]
