@@ -258,6 +258,7 @@ impl Run<'_> {
             prefetch: PREFETCH_LAYERS,
             hand_out: HandOut::WhenComplete,
             hash: false,
+            witness: None,
             stall_timeout: DEFAULT_STALL_TIMEOUT,
             started: Instant::now(),
         };
@@ -352,7 +353,7 @@ impl Run<'_> {
                 out.write_all(if number > 0 { b"," } else { b"" })?;
                 let tensor = ManifestTensor {
                     name: entry.name.strip_prefix(prefix).unwrap_or(entry.name).to_owned(),
-                    dtype: placement.delivered_dtype(entry.dtype).to_string(),
+                    dtype: placement.delivered_dtype_name(&entry).to_owned(),
                     cast_from: scope.cast(placement.tensor).map(|_| entry.dtype.to_string()),
                     shape: entry.shape.to_vec(),
                     bytes: placement.len_bytes(),
