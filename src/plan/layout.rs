@@ -4,9 +4,7 @@
 //! in the file whose sizes are multiples of 256, which is nearly all of them, thus stay neighbours in the arena and travel
 //! in one copy.
 
-use super::{
-    Group, Landing, MoveOp, Narrowing, Placement, PlanError, PlannedLayer, index_range, landing,
-};
+use super::{Group, Landing, MoveOp, Narrowing, Placement, PlanError, PlannedLayer, index_range, landing};
 use crate::checkpoint::{Checkpoint, TensorId};
 use crate::units::Alignment;
 
