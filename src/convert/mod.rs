@@ -3,12 +3,20 @@
 //! A [`Conversion`] holds the settings. [`Conversion::prepare`] opens the source, decides which tensor goes to which file and
 //! checks the target without writing anything; the [`PreparedConversion`] can be shown, and run.
 
+mod digest;
 mod error;
 mod event;
+mod files;
+mod header;
+mod journal;
 mod manifest;
+mod manifest_reader;
+mod manifest_writer;
+mod output;
 mod prepared;
 mod report;
 mod settings;
+mod side_files;
 mod verify;
 
 pub use self::error::ConvertError;

@@ -155,6 +155,7 @@ impl<B: Backend> Control<B> {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.drive()))
             .unwrap_or_else(|panic| Err(LoadError::Panicked { message: reader::panic_message(&*panic) }));
         if let Err(error) = outcome {
+            self.setup.backend.give_up();
             // A caller that has gone does not want to know.
             let _ = self.wires.deliveries.send(Delivery::Failed(error));
         }
