@@ -36,7 +36,8 @@ def convert(source, target, *flags, setup=None):
 
 
 def growth(report):
-    return report["peak"]["rss_bytes"] - report["baseline"]["rss_bytes"]
+    one = report["runs"][0]
+    return one["peak"]["rss_bytes"] - one["baseline"]["rss_bytes"]
 
 
 def bytes_of(source):
@@ -73,10 +74,10 @@ def convert_memory(table, big, args):
         for what, flags in (("per layer", []), ("to f16", ["--dtype", "f16"])):
             cold(source)
             report, outside = watched(source, target, "--budget", "64MiB", *flags)
-            seen = outside["largest_process"]["rss_peak_bytes"] - report["baseline"]["rss_bytes"]
+            seen = outside["largest_process"]["rss_peak_bytes"] - report["runs"][0]["baseline"]["rss_bytes"]
             table.add(
                 f"convert {name}, {what}, budget 64 MiB: peak RSS - baseline", "<= 80 MiB",
-                f"+{mib(growth(report))}; from outside +{mib(seen)}; {report['seconds']:.1f} s",
+                f"+{mib(growth(report))}; from outside +{mib(seen)}; {report['convert']['result']['seconds']:.1f} s",
                 max(growth(report), seen) <= BUDGET + SLACK,
             )
     shutil.rmtree(target)
@@ -101,7 +102,7 @@ def convert_cgroup(table, big, args):
     shutil.rmtree(target)
     table.add(
         what, must,
-        f"+{mib(growth(report))} in {seconds:.1f} s, the group's peak with pages of files {mib(peak)}; {verified['tensors']} tensors verified",
+        f"+{mib(growth(report))} in {seconds:.1f} s, the group's peak with pages of files {mib(peak)}; {verified['verification']['tensors']} tensors verified",
         growth(report) <= BUDGET + SLACK and done.returncode == 0,
     )
 
@@ -232,7 +233,7 @@ def convert_identity(table, big, args):
         convert(target, merged, *flags)
         words = [LOADCHECK, "verify", merged, "--against", source, "--json", "-q"]
         forth = subprocess.run([str(w) for w in words], stdout=subprocess.PIPE)
-        tensors = json.loads(forth.stdout)["tensors"]
+        tensors = json.loads(forth.stdout)["verification"]["tensors"]
         back = args.directory / "converted-again"
         convert(merged, back)
         is_same = digests(back) == first

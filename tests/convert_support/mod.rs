@@ -180,7 +180,7 @@ impl World {
         }
         let mut wrong = differences(&tree(target), &self.golden);
         let report: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
-        let count = |name: &str| usize::try_from(report[name].as_u64().unwrap()).unwrap();
+        let count = |name: &str| usize::try_from(report["convert"]["result"][name].as_u64().unwrap()).unwrap();
         let (kept, written) = (count("files_kept"), count("files_written"));
         if kept + 1 < published {
             wrong.push(format!("{published} files were published, and {kept} of them were kept"));
