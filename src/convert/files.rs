@@ -78,7 +78,8 @@ impl FileShapes {
     /// Host memory that it takes, in bytes.
     pub(super) fn held_bytes(&self) -> u64 {
         let names: u64 = self.files.iter().map(|file| to_u64(file.id.as_str().len()) + 64).sum();
-        Held::default().list(&self.files).list(&self.components).and(list_bytes(&self.tensors)).bytes() + names
+        Held::default().list(&self.files).list(&self.components).and(list_bytes(&self.tensors)).bytes()
+            + names
     }
 }
 
@@ -156,7 +157,8 @@ impl Cutter<'_> {
     fn cut(&mut self, prefix: &str) {
         let checkpoint = self.rules.checkpoint;
         for layer in self.rules.layers.as_slice() {
-            let is_here = |id: &TensorId| *checkpoint.shard(checkpoint.tensor(*id).shard).name_prefix == *prefix;
+            let is_here =
+                |id: &TensorId| *checkpoint.shard(checkpoint.tensor(*id).shard).name_prefix == *prefix;
             for piece in self.pieces(layer) {
                 let mut tensors: Vec<TensorId> =
                     piece.into_iter().filter(|id| is_here(id) && (self.rules.is_wanted)(*id)).collect();
@@ -200,7 +202,8 @@ impl Cutter<'_> {
         let mut start = 0;
         while start < units.len() {
             let list = list_of(&units[start].prefix);
-            let end = (start..units.len()).find(|&at| list_of(&units[at].prefix) != list).unwrap_or(units.len());
+            let end =
+                (start..units.len()).find(|&at| list_of(&units[at].prefix) != list).unwrap_or(units.len());
             let first = form(&units[start]);
             if end - start > 1 && units[start + 1..end].iter().all(|unit| form(unit) == first) {
                 experts.extend(units[start..end].iter().map(|unit| unit.tensors.to_vec()));

@@ -149,7 +149,11 @@ impl Record {
     ///
     /// # Errors
     /// [`ConvertError::Read`]; what the writer answers is one too.
-    pub(super) fn copy_entry(&self, target: &TargetDirectory, out: &mut impl Write) -> Result<(), ConvertError> {
+    pub(super) fn copy_entry(
+        &self,
+        target: &TargetDirectory,
+        out: &mut impl Write,
+    ) -> Result<(), ConvertError> {
         let mut file = target.open_file(&self.journal)?;
         let copied = file.seek(SeekFrom::Start(self.entry.start())).and_then(|_| {
             let mut entry = file.take(self.entry.len_bytes());
@@ -273,7 +277,11 @@ impl Journal {
     ///
     /// # Errors
     /// [`ConvertError::Locked`] if another process has it.
-    pub(super) fn begin(target: &TargetDirectory, part: Part, fingerprint: &str) -> Result<Self, ConvertError> {
+    pub(super) fn begin(
+        target: &TargetDirectory,
+        part: Part,
+        fingerprint: &str,
+    ) -> Result<Self, ConvertError> {
         let path = journal_path(part);
         let file = lock(target, &path)?;
         let mut journal = Self { target: target.clone(), path, file };
@@ -314,7 +322,8 @@ impl Journal {
         entry: Option<impl FnOnce(&mut dyn Write) -> io::Result<()>>,
     ) -> Result<(), ConvertError> {
         let write = || -> io::Result<()> {
-            let mut out = Hashed { out: BufWriter::with_capacity(64 << 10, &self.file), hasher: blake3::Hasher::new() };
+            let mut out =
+                Hashed { out: BufWriter::with_capacity(64 << 10, &self.file), hasher: blake3::Hasher::new() };
             write!(out, "{kind}\t")?;
             serde_json::to_writer(&mut out, head)?;
             if let Some(entry) = entry {
@@ -477,7 +486,10 @@ mod tests {
         let journal = Journal::begin(&target, part, "abc").unwrap();
         let refused = Journal::begin(&target, part, "abc").unwrap_err();
         let own = std::process::id().to_string();
-        assert!(matches!(&refused, ConvertError::Locked { process, .. } if process.contains(&own)), "{refused}");
+        assert!(
+            matches!(&refused, ConvertError::Locked { process, .. } if process.contains(&own)),
+            "{refused}"
+        );
         assert!(lock_all(&target).is_err());
         drop(journal);
         lock_all(&target).unwrap();

@@ -314,7 +314,17 @@ mod tests {
 
     #[test]
     fn all_parts_are_there_once() {
-        for part in ["schema", "tool", "fingerprint", "source", "options", "aliases", "left_out", "files", "side_files"] {
+        for part in [
+            "schema",
+            "tool",
+            "fingerprint",
+            "source",
+            "options",
+            "aliases",
+            "left_out",
+            "files",
+            "side_files",
+        ] {
             let whole = manifest(|_| {});
             let mut less = whole.clone();
             less.as_object_mut().unwrap().remove(part);

@@ -6,7 +6,7 @@ pub(crate) mod strace;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
 
 use crate::cli_support::{loadcheck, stderr, stdout};
 use crate::common::{TestTensor, write_sharded};
@@ -62,6 +62,32 @@ pub(crate) fn differences(found: &Tree, expected: &Tree) -> Vec<String> {
         found.keys().filter(|name| !expected.contains_key(*name)).map(|name| format!("{name} is too much")),
     );
     wrong
+}
+
+/// `inner` behind the words of a program that starts it: same arguments, environment and working directory.
+pub(crate) fn wrapped<'a>(outer: impl IntoIterator<Item = &'a str>, inner: &Command) -> Command {
+    let mut outer = outer.into_iter();
+    let mut command = Command::new(outer.next().unwrap());
+    command.args(outer).arg(inner.get_program()).args(inner.get_args());
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    if let Some(directory) = inner.get_current_dir() {
+        command.current_dir(directory);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs it to its end, which must come within a minute.
+#[track_caller]
+pub(crate) fn run(command: &Command) -> Output {
+    let output = wrapped(["timeout", "-s", "KILL", "60"], command).output().unwrap();
+    assert!(output.status.code() != Some(137), "it hangs: {command:?}");
+    output
 }
 
 /// True for a name under which only a complete file of tensors may stand.
@@ -174,13 +200,14 @@ impl World {
 
     /// Runs the conversion once more, undisturbed: what is wrong with what it says and leaves, if it found `published` files.
     pub(crate) fn resume(&self, target: &Path, published: usize) -> Vec<String> {
-        let output = self.convert(target).output().unwrap();
+        let output = run(&self.convert(target));
         if !output.status.success() {
             return vec![format!("the next run fails: {}: {}", output.status, stderr(&output))];
         }
         let mut wrong = differences(&tree(target), &self.golden);
         let report: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
-        let count = |name: &str| usize::try_from(report["convert"]["result"][name].as_u64().unwrap()).unwrap();
+        let count =
+            |name: &str| usize::try_from(report["convert"]["result"][name].as_u64().unwrap()).unwrap();
         let (kept, written) = (count("files_kept"), count("files_written"));
         if kept + 1 < published {
             wrong.push(format!("{published} files were published, and {kept} of them were kept"));

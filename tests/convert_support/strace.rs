@@ -7,7 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+
+use super::wrapped;
+use crate::cli_support::{children, eventually};
 
 /// What happens at a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,22 +85,29 @@ pub(crate) fn is_there() -> bool {
     runs
 }
 
-/// `command` under strace with those flags: same program, arguments, environment and working directory.
+/// `command` under strace with those flags.
 fn traced(command: &Command, flags: &[String]) -> Command {
-    let mut outer = Command::new("strace");
-    outer.args(["-qq", "-e", "signal=none"]).args(flags).arg("--");
-    outer.arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => outer.env(name, value),
-            None => outer.env_remove(name),
-        };
-    }
-    if let Some(directory) = command.get_current_dir() {
-        outer.current_dir(directory);
-    }
-    outer.stdin(Stdio::null());
-    outer
+    let words = ["strace", "-qq", "-e", "signal=none"].map(String::from);
+    wrapped(words.iter().chain(flags).map(String::as_str).chain(["--"]), command)
+}
+
+/// Starts `command` so that it stops, as by SIGSTOP, at the `nth` call of that name, and waits until it has stopped. The first
+/// value is strace, which ends as the process does; the second is the process, which goes on at SIGCONT.
+pub(crate) fn start_and_stop(command: &Command, call: &str, nth: u32) -> (Child, u32) {
+    let inject = format!("inject={call}:signal=SIGSTOP:when={nth}");
+    let flags = ["-f", "-o", "/dev/null", "-e", &format!("trace={call}"), "-e", &inject].map(String::from);
+    let strace = traced(command, &flags).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let process = eventually("a stop", || children(strace.id()).into_iter().find(|&pid| is_stopped(pid)));
+    (strace, process)
+}
+
+/// True if all threads of a process have been stopped.
+fn is_stopped(pid: u32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    threads.flatten().all(|thread| {
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+    })
 }
 
 /// Runs `command` to its end and tells what it did in and with `folder`. `scratch` is an empty folder for the logs.

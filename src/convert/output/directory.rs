@@ -82,7 +82,8 @@ impl TargetDirectory {
         if let Some(directory) = Self::open(path)? {
             return Ok(directory);
         }
-        let make = |source| ConvertError::Write { path: path.to_owned(), operation: "make the directory", source };
+        let make =
+            |source| ConvertError::Write { path: path.to_owned(), operation: "make the directory", source };
         std::fs::create_dir_all(path).map_err(make)?;
         let directory = Self::open(path)?.ok_or_else(|| make(io::ErrorKind::NotFound.into()))?;
         // What was made has to be there after a power cut too.
@@ -116,7 +117,11 @@ impl TargetDirectory {
 
     /// The folder that a path is in, and the last part of the path. Folders that are missing are made if `create` says so; `None`
     /// if one is missing.
-    fn folder_of<'a>(&self, path: &'a str, create: bool) -> Result<Option<(Arc<OwnedFd>, &'a str)>, ConvertError> {
+    fn folder_of<'a>(
+        &self,
+        path: &'a str,
+        create: bool,
+    ) -> Result<Option<(Arc<OwnedFd>, &'a str)>, ConvertError> {
         let (folder, name) = path.rsplit_once('/').map_or(("", path), |(folder, name)| (folder, name));
         assert!(!name.is_empty() && name != "." && name != "..", "{path:?} is a path below the target");
         Ok(self.folder(folder, create)?.map(|folder| (folder, name)))
@@ -146,9 +151,10 @@ impl TargetDirectory {
                 opened = rustix::fs::openat(&current, part, flags, Mode::empty());
             }
             current = opened.map_err(|error| match error {
-                Errno::NOTDIR | Errno::LOOP => {
-                    ConvertError::Exists { path: self.path_of(&walked), found: "something that is no directory" }
-                }
+                Errno::NOTDIR | Errno::LOOP => ConvertError::Exists {
+                    path: self.path_of(&walked),
+                    found: "something that is no directory",
+                },
                 error => failed(&self.path_of(&walked), "open the directory", error),
             })?;
             walked.push('/');
@@ -226,7 +232,8 @@ impl TargetDirectory {
 
     /// Opens the unfinished file that an earlier run has left.
     pub(in super::super) fn open_partial(&self, path: &str) -> Result<PartialFile, ConvertError> {
-        let file = self.open_with(&partial_path(path), OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC, "open")?;
+        let file =
+            self.open_with(&partial_path(path), OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC, "open")?;
         let (folder, name) = self.folder_of(path, false)?.expect("the file in it was opened");
         Ok(self.partial(folder, path, name, file))
     }

@@ -121,7 +121,9 @@ impl OutputEnd {
     /// What the load's error stands for, if the output failed first.
     pub(super) fn explain(&self, error: LoadError) -> ConvertError {
         match error {
-            LoadError::Device(DeviceError::Output) => self.failure.take().unwrap_or(ConvertError::Load(error)),
+            LoadError::Device(DeviceError::Output) => {
+                self.failure.take().unwrap_or(ConvertError::Load(error))
+            }
             error => ConvertError::Load(error),
         }
     }

@@ -165,7 +165,10 @@ impl Packer {
             }
             let Waiting { slot, copies, done } = entry.remove();
             for copy in &copies {
-                assert_eq!(copy.arena_offset_bytes, current.packed_bytes, "the tensors of a file have no gaps");
+                assert_eq!(
+                    copy.arena_offset_bytes, current.packed_bytes,
+                    "the tensors of a file have no gaps"
+                );
                 let bytes = slot.part(copy.slot_offset_bytes, copy.len_bytes);
                 self.hash_tensors(current, bytes);
                 current.file_digest.update(bytes);

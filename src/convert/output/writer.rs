@@ -57,7 +57,11 @@ impl OutputFile {
     ///
     /// # Errors
     /// [`ConvertError::Write`], above all if there is no room.
-    pub(super) fn new(partial: PartialFile, len_bytes: u64, mode: &Arc<ModeCell>) -> Result<Self, ConvertError> {
+    pub(super) fn new(
+        partial: PartialFile,
+        len_bytes: u64,
+        mode: &Arc<ModeCell>,
+    ) -> Result<Self, ConvertError> {
         let file = Self { partial, len_bytes, dirty_bytes: AtomicU64::new(0), mode: Arc::clone(mode) };
         file.reserve().map_err(|source| file.failed("reserve space for the file", source))?;
         if file.mode.0.get().is_none()
@@ -94,7 +98,9 @@ impl OutputFile {
         let file = self.partial.file();
         if self.mode.0.get().is_none() {
             match file.write_all_at(bytes, offset_bytes) {
-                Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::INVAL | Errno::OPNOTSUPP)) => {
+                Err(error)
+                    if matches!(Errno::from_io_error(&error), Some(Errno::INVAL | Errno::OPNOTSUPP)) =>
+                {
                     self.leave_direct(&format!("a direct write was refused: {error}"))?;
                 }
                 outcome => return outcome,
