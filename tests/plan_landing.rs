@@ -42,11 +42,11 @@ fn tags(placement: &Placement, range: std::ops::Range<u64>) -> impl Iterator<Ite
     range.map(move |byte| (tensor, byte as u32))
 }
 
-/// What a slot holds after the read and after what is narrowed in it.
+/// What a slot holds after the read and after what is cast in it.
 fn filled_slot(checkpoint: &Checkpoint, plan: &LoadPlan, layer: &PlannedLayer, read: &ReadOp) -> Vec<Tag> {
     let request = &read.request;
     let mut slot = vec![NOTHING; request.extent.len_bytes() as usize];
-    let mut narrowings = plan.narrowings(read);
+    let mut casts = plan.casts(read);
     for placement in plan.placements(layer) {
         let entry = checkpoint.tensor(placement.tensor);
         let Some(piece) = entry.extent.intersect(request.payload).filter(|_| entry.shard == request.shard)
@@ -55,15 +55,15 @@ fn filled_slot(checkpoint: &Checkpoint, plan: &LoadPlan, layer: &PlannedLayer, r
         };
         let start = (piece.start() - request.extent.start()) as usize;
         let inside = piece.start() - entry.extent.start();
-        let Some(narrowing) = placement.narrowing else {
+        let Some(cast) = placement.cast else {
             let cells = &mut slot[start..start + piece.len_bytes() as usize];
             cells.iter_mut().zip(tags(placement, inside..u64::MAX)).for_each(|(cell, tag)| *cell = tag);
             continue;
         };
-        let step = narrowings.next().expect("what is narrowed is listed, in file order");
-        assert_eq!((step.slot_offset_bytes as usize, step.narrowing), (start, narrowing));
+        let step = casts.next().expect("what is cast is listed, in file order");
+        assert_eq!((step.slot_offset_bytes as usize, step.cast), (start, cast));
         assert_eq!(step.source_len_bytes, piece.len_bytes());
-        let (from_bytes, to_bytes) = (narrowing.source_element_bytes(), narrowing.to().bytes());
+        let (from_bytes, to_bytes) = (cast.source_element_bytes(), cast.to().bytes());
         assert_eq!((inside % from_bytes, piece.len_bytes() % from_bytes), (0, 0), "whole elements");
         let elements = inside / from_bytes..(inside + piece.len_bytes()) / from_bytes;
         let narrowed = tags(placement, elements.start * to_bytes..elements.end * to_bytes);
@@ -72,7 +72,7 @@ fn filled_slot(checkpoint: &Checkpoint, plan: &LoadPlan, layer: &PlannedLayer, r
         let rest = start + ((elements.end - elements.start) * to_bytes) as usize;
         slot[rest..start + piece.len_bytes() as usize].fill(NOTHING);
     }
-    assert_eq!(narrowings.next(), None);
+    assert_eq!(casts.next(), None);
     slot
 }
 
@@ -265,7 +265,7 @@ fn what_belongs_to_a_quantized_weight_keeps_its_type() {
     let plan = plan(&checkpoint, &limits(Landing::InPhase, Some(FloatType::F16)));
     check(&checkpoint, &plan);
     let placements = plan.layers().iter().flat_map(|layer| plan.placements(layer));
-    let narrowed = placements.filter(|placement| placement.narrowing.is_some());
+    let narrowed = placements.filter(|placement| placement.cast.is_some());
     let names: Vec<&str> = narrowed.map(|placement| checkpoint.tensor(placement.tensor).name).collect();
     let expected = ["down.bias", "up.weight_scale", "wide"].map(|name| format!("model.layers.0.{name}"));
     assert_eq!(names, expected);
@@ -332,7 +332,7 @@ fn only_what_is_small_is_moved() {
 fn elements_at_odd_places_are_not_cut() {
     let folder = tempfile::tempdir().unwrap();
     for (dtype, odd) in [("F32", 3), ("F64", 5), ("F64", 8)] {
-        let tensors = [("odd", "U8", odd), ("wide.weight", dtype, 900_000)];
+        let tensors = [("odd", "U8", odd), ("wide.weight", dtype, 1_600_000)];
         let tensors = tensors.map(|(name, dtype, elements)| (name.to_owned(), dtype, elements));
         let checkpoint = one_layer(&folder.path().join("model.safetensors"), &tensors);
         for landing in LANDINGS {

@@ -102,11 +102,18 @@ impl Records {
         self.fingerprints.is_empty()
     }
 
-    /// Why this is another conversion than the one with that fingerprint in so many parts, if it is.
-    pub(super) fn differ_from(&self, fingerprint: &str, parts: u32) -> Option<String> {
+    /// Into how many parts the conversion is cut, if there is a journal.
+    pub(super) fn part_count(&self) -> Option<u32> {
+        self.part_counts.first().copied()
+    }
+
+    /// Why this is another conversion than the one with that fingerprint in so many parts (or in as many as it is), if it is
+    /// one.
+    pub(super) fn differ_from(&self, fingerprint: &str, parts: Option<u32>) -> Option<String> {
         if self.fingerprints.iter().any(|found| found != fingerprint) {
             return Some("an unfinished conversion of another source, or with other options".to_owned());
         }
+        let parts = parts.or(self.part_count())?;
         let other = self.part_counts.iter().find(|&&count| count != parts)?;
         Some(format!("a conversion in {other} parts; this one is in {parts}"))
     }
@@ -145,25 +152,15 @@ impl Records {
 }
 
 impl Record {
-    /// Copies the entry, which is JSON on one line, to a writer.
+    /// The entry, which is JSON on one line.
     ///
     /// # Errors
-    /// [`ConvertError::Read`]; what the writer answers is one too.
-    pub(super) fn copy_entry(
-        &self,
-        target: &TargetDirectory,
-        out: &mut impl Write,
-    ) -> Result<(), ConvertError> {
+    /// [`ConvertError::Read`].
+    pub(super) fn entry(&self, target: &TargetDirectory) -> Result<impl Read + use<>, ConvertError> {
         let mut file = target.open_file(&self.journal)?;
-        let copied = file.seek(SeekFrom::Start(self.entry.start())).and_then(|_| {
-            let mut entry = file.take(self.entry.len_bytes());
-            io::copy(&mut entry, out)
-        });
-        match copied {
-            Ok(bytes) if bytes == self.entry.len_bytes() => Ok(()),
-            Ok(_) => Err(read_error(target, &self.journal, io::ErrorKind::UnexpectedEof.into())),
-            Err(source) => Err(read_error(target, &self.journal, source)),
-        }
+        let sought = file.seek(SeekFrom::Start(self.entry.start()));
+        sought.map_err(|source| read_error(target, &self.journal, source))?;
+        Ok(BufReader::with_capacity(64 << 10, file.take(self.entry.len_bytes())))
     }
 }
 
@@ -276,7 +273,8 @@ impl Journal {
     /// Locks the journal of a part and writes down that the part is begun.
     ///
     /// # Errors
-    /// [`ConvertError::Locked`] if another process has it.
+    /// [`ConvertError::Locked`] if another process has it, [`ConvertError::OtherConversion`] if something else is converted into
+    /// this target.
     pub(super) fn begin(
         target: &TargetDirectory,
         part: Part,
@@ -285,12 +283,32 @@ impl Journal {
         let path = journal_path(part);
         let file = lock(target, &path)?;
         let mut journal = Self { target: target.clone(), path, file };
+        let is_new = journal.len_bytes()? == 0;
+        journal.check_alone(part, fingerprint, is_new)?;
         journal.end_torn_line()?;
         let process = format!("{} on {}", std::process::id(), host_name());
         journal.append("begun", &Begun { fingerprint: fingerprint.to_owned(), process })?;
         journal.sync()?;
         target.sync_folder_of(&journal.path)?;
+        // Somebody may have begun another part of something else at the same moment; whoever looks last sees both.
+        journal.check_alone(part, fingerprint, is_new)?;
         Ok(journal)
+    }
+
+    /// Refuses to go on beside another conversion. What was begun here goes then.
+    fn check_alone(&self, part: Part, fingerprint: &str, is_new: bool) -> Result<(), ConvertError> {
+        let Some(what) = Records::read(&self.target)?.differ_from(fingerprint, Some(part.of())) else {
+            return Ok(());
+        };
+        if is_new {
+            self.target.remove(&self.path)?;
+        }
+        Err(ConvertError::OtherConversion { path: self.target.path().to_owned(), what })
+    }
+
+    fn len_bytes(&self) -> Result<u64, ConvertError> {
+        let metadata = self.file.metadata().map_err(|source| self.failed("stat the journal", source))?;
+        Ok(metadata.len())
     }
 
     /// Writes down that all bytes of a file are under its unfinished name. `entry` writes what the manifest gets.
@@ -302,13 +320,15 @@ impl Journal {
         entry: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<(), ConvertError> {
         let head = Written { name: name.to_owned(), bytes, blake3: blake3.to_owned() };
-        self.append_with("written", &head, Some(entry))
+        self.append_with("written", &head, Some(entry))?;
+        // Durable before the file gets its final name: a file without a record would be somebody else's.
+        self.sync()
     }
 
     /// Writes down that a file is durable and has its final name.
     pub(super) fn published(&mut self, name: &str, modified_ns: i128) -> Result<(), ConvertError> {
-        self.append("published", &Published { name: name.to_owned(), modified_ns })?;
-        self.sync()
+        // If a power cut loses it, the file is hashed again.
+        self.append("published", &Published { name: name.to_owned(), modified_ns })
     }
 
     fn append(&mut self, kind: &str, head: &impl Serialize) -> Result<(), ConvertError> {
@@ -469,12 +489,12 @@ mod tests {
         journal.written("b", 8, "11", entry("{}")).unwrap();
         journal.published("b", -5).unwrap();
         let records = Records::read(&target).unwrap();
-        assert_eq!(records.differ_from("abc", 3), None);
-        assert!(records.differ_from("abd", 3).is_some() && records.differ_from("abc", 2).is_some());
+        assert_eq!([Some(3), None].map(|parts| records.differ_from("abc", parts)), [None, None]);
+        assert!(records.differ_from("abd", None).is_some() && records.differ_from("abc", Some(2)).is_some());
         let first = records.find("a b\t\u{e9}.safetensors").unwrap();
         assert_eq!((first.bytes, first.blake3.as_str(), first.published_ns), (7, "00", None));
         let mut copy = Vec::new();
-        first.copy_entry(&target, &mut copy).unwrap();
+        first.entry(&target).unwrap().read_to_end(&mut copy).unwrap();
         assert_eq!(copy, b"{\"x\":1}");
         assert_eq!(records.find("b").unwrap().published_ns, Some(-5));
     }
@@ -494,6 +514,19 @@ mod tests {
         drop(journal);
         lock_all(&target).unwrap();
         Journal::begin(&target, part, "abc").unwrap();
+    }
+
+    #[test]
+    fn one_conversion_at_a_time() {
+        let (_folder, target) = target();
+        let part = |number, of| Part::new(number, of).unwrap();
+        Journal::begin(&target, part(1, 3), "abc").unwrap();
+        for (part, fingerprint) in [(part(1, 1), "abc"), (part(1, 3), "abd"), (part(2, 3), "abd")] {
+            let refused = Journal::begin(&target, part, fingerprint).unwrap_err();
+            assert!(matches!(refused, ConvertError::OtherConversion { .. }), "{refused}");
+        }
+        // None of them has left anything.
+        Journal::begin(&target, part(3, 3), "abc").unwrap();
     }
 
     /// Cut off anywhere, the journal tells what stood before the cut, and takes more lines.

@@ -4,6 +4,7 @@
 //! checks the target without writing anything; the [`PreparedConversion`] can be shown, and run.
 
 mod digest;
+mod ending;
 mod error;
 mod event;
 mod files;
@@ -15,8 +16,11 @@ mod manifest_writer;
 mod output;
 mod prepared;
 mod report;
+mod run;
+mod scope;
 mod settings;
 mod side_files;
+mod target;
 mod verify;
 
 pub use self::error::ConvertError;

@@ -182,7 +182,7 @@ mod tests {
                         tensor: TensorId(0),
                         extent,
                         arena_offset_bytes: part * 8 * KIB,
-                        narrowing: None,
+                        cast: None,
                     };
                     let copies = Copies::of_one_tensor(&place);
                     drop(backend.copy_async(arena, slot.into_filled(), copies).unwrap().wait().unwrap());

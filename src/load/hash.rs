@@ -1,6 +1,6 @@
 //! BLAKE3 of every tensor of a layer, from slots that arrive in plan order.
 //!
-//! Of the bytes that are delivered: narrowed where they are. Used for targets that keep no bytes. Where bytes are kept,
+//! Of the bytes that are delivered: cast where they are. Used for targets that keep no bytes. Where bytes are kept,
 //! [`LoadedTensor::hash`](super::LoadedTensor::hash) hashes what was delivered.
 
 use std::fmt;
@@ -64,7 +64,7 @@ impl LayerHasher {
             let shard = checkpoint.tensor(placement.tensor).shard;
             let piece = placement.extent.intersect(request.payload).filter(|_| shard == request.shard);
             let Some(piece) = piece else { return };
-            // What is narrowed begins where its elements began, and it is hashed as it is delivered.
+            // What is cast begins where its elements began, and it is hashed as it is delivered.
             let len_bytes = placement.delivered_bytes(piece.len_bytes());
             update(&mut self.open, slot.part(piece.start() - request.extent.start(), len_bytes));
             if placement.extent.end() > request.payload.end() {
@@ -132,7 +132,7 @@ mod tests {
     use crate::layers::Layers;
     use crate::plan::{FloatType, LoadPlan, PlanLimits};
     use crate::source;
-    use crate::staging::{Ring, narrow};
+    use crate::staging::{Ring, cast};
     use crate::units::{MIB, to_u64, to_usize};
 
     /// A checkpoint of two layers in the order and with the types given, and what is delivered of each tensor as `bf16`.
@@ -199,7 +199,7 @@ mod tests {
             let mut arena = vec![0; to_usize(layer.arena_bytes)];
             for read in layer.reads.clone().map(|index| plan.read(index)) {
                 source.read(&read.request, slot.bytes_mut()).unwrap();
-                narrow::narrow_slot(slot.bytes_mut(), plan.narrowings(&read));
+                cast::cast_slot(slot.bytes_mut(), plan.casts(&read));
                 let filled = slot.into_filled();
                 hasher.update(&checkpoint, placements, &read, &filled);
                 for copy in plan.copies(&read) {

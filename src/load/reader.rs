@@ -12,7 +12,7 @@ use super::{LoadError, Progress};
 use crate::device::Backend;
 use crate::plan::LoadPlan;
 use crate::source::Source;
-use crate::staging::{Empty, Filled, Slot, narrow};
+use crate::staging::{Empty, Filled, Slot, cast};
 use crate::units::to_usize;
 
 /// One read to do.
@@ -88,7 +88,7 @@ impl<B: Backend> ReaderContext<B> {
         let start = Instant::now();
         let read_bytes = self.source.read(&read.request, slot.bytes_mut())?;
         self.progress.add_read(read_bytes, u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
-        narrow::narrow_slot(slot.bytes_mut(), self.plan.narrowings(&read));
+        cast::cast_slot(slot.bytes_mut(), self.plan.casts(&read));
         let slot = slot.into_filled();
         Ok(match job.arena {
             Some(arena) => Done::Copying(self.backend.copy_async(&arena, slot, self.plan.copies(&read))?),

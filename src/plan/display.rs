@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use super::{LoadPlan, Placement, PlannedLayer, ResidentKind};
+use super::{Cast, LoadPlan, Placement, PlannedLayer, ResidentKind};
 use crate::units::HumanBytes;
 
 impl fmt::Display for LoadPlan {
@@ -27,7 +27,7 @@ impl fmt::Display for LoadPlan {
             writeln!(f, "moving   {moves} tensors, {}, on the device", HumanBytes(moved_bytes))?;
         }
         if let Some(dtype) = self.dtype {
-            let narrowed = || self.placements.iter().filter(|placement| placement.narrowing.is_some());
+            let narrowed = || self.placements.iter().filter(|placement| placement.cast.is_some());
             writeln!(
                 f,
                 "dtype    {dtype}: {} tensors narrowed, {} of {} kept",
@@ -85,13 +85,14 @@ impl LoadPlan {
                 request.extent,
                 request.payload
             )?;
-            for step in self.narrowings(&read) {
+            for step in self.casts(&read) {
                 writeln!(
                     f,
-                    "    narrow slot+{}, {} bytes, to {}",
+                    "    {} slot+{}, {} bytes, to {}",
+                    name(step.cast),
                     step.slot_offset_bytes,
                     step.source_len_bytes,
-                    step.narrowing.to()
+                    step.cast.to()
                 )?;
             }
             for copy in self.copies(&read) {
@@ -110,5 +111,14 @@ impl LoadPlan {
             )?;
         }
         Ok(())
+    }
+}
+
+/// What a cast does to the size of an element.
+const fn name(cast: Cast) -> &'static str {
+    match (cast.is_narrowing(), cast.is_widening()) {
+        (true, _) => "narrow",
+        (_, true) => "widen",
+        (false, false) => "cast",
     }
 }

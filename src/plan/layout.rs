@@ -4,7 +4,7 @@
 //! in the file whose sizes are multiples of 256, which is nearly all of them, thus stay neighbours in the arena and travel
 //! in one copy.
 
-use super::{Group, Landing, MoveOp, Narrowing, Placement, PlanError, PlannedLayer, index_range, landing};
+use super::{Cast, Group, Landing, MoveOp, Placement, PlanError, PlannedLayer, index_range, landing};
 use crate::checkpoint::{Checkpoint, TensorId};
 use crate::units::Alignment;
 
@@ -22,7 +22,7 @@ pub(super) fn arrange<'a>(
     groups: impl ExactSizeIterator<Item = Group<'a>>,
     landing: Landing,
     mut select: impl FnMut(TensorId) -> bool,
-    mut narrow: impl FnMut(TensorId) -> Option<Narrowing>,
+    mut cast: impl FnMut(TensorId) -> Option<Cast>,
 ) -> Result<Layout, PlanError> {
     let mut layout = Layout {
         layers: Vec::with_capacity(groups.len()),
@@ -34,8 +34,12 @@ pub(super) fn arrange<'a>(
         let first = layout.next_index().ok_or_else(|| overflow("the tensors"))?;
         for &tensor in group.tensors.iter().filter(|&&tensor| select(tensor)) {
             let extent = checkpoint.tensor(tensor).extent;
-            let narrowing = narrow(tensor);
-            layout.placements.push(Placement { tensor, extent, arena_offset_bytes: 0, narrowing });
+            let cast = cast(tensor);
+            // Sizes of placements are known to fit from here on.
+            if cast.is_some_and(|cast| cast.checked_delivered_bytes(extent.len_bytes()).is_none()) {
+                return Err(overflow("the bytes"));
+            }
+            layout.placements.push(Placement { tensor, extent, arena_offset_bytes: 0, cast });
         }
         let placements = first..layout.next_index().ok_or_else(|| overflow("the tensors"))?;
         if placements.is_empty() {

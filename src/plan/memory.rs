@@ -12,6 +12,8 @@ use super::{IoMode, MoveOp, Placement, PlanError, PlanLimits, PlannedLayer, Resi
 const SLOTS_MIN: u32 = 4;
 /// Smaller slots cost more system calls than they save memory.
 const SLOT_BYTES_MIN: u64 = MIB;
+/// Aligned blocks that a slot holds at least.
+const SLOT_BLOCKS_MIN: u64 = 8;
 /// Larger slots gain nothing: from here on reads and copies run at the speed of the link.
 const SLOT_BYTES_MAX: u64 = 4 * MIB;
 /// How many slots the ring should have before its slots are made larger: one for each reader, and these for copies in
@@ -163,9 +165,9 @@ impl MemoryTerms {
         fixed.extend(limits.beside.iter().cloned());
         let fixed_bytes = fixed.iter().fold(0_u64, |sum, term| sum.saturating_add(term.bytes));
         let needs = |ring: RingShape| Needs::of(ring, limits.io, fixed_bytes);
-        // A slot holds at least four aligned blocks, so that a read of one block always fits whatever its phase, and one that
-        // begins a block earlier for the sake of an element is not the same read again.
-        let slot_bytes_min = SLOT_BYTES_MIN.max(limits.alignment.bytes().saturating_mul(4));
+        // So that a read of one block always fits whatever its phase; that one which begins a block earlier for the sake of an
+        // element is not the same read again; and that this holds for a read too that has to fit four times.
+        let slot_bytes_min = SLOT_BYTES_MIN.max(limits.alignment.bytes().saturating_mul(SLOT_BLOCKS_MIN));
         let smallest = RingShape { slots: SLOTS_MIN, slot_bytes: slot_bytes_min, readers: 1 };
         let smallest_budget_bytes = needs(smallest).total_bytes.div_ceil(MIB).saturating_mul(MIB);
         let budget_bytes = limits.host_budget_bytes;

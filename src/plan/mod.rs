@@ -9,7 +9,7 @@
 //!    -> arena layout      every tensor at a 256-byte aligned place of its layer's arena
 //!    -> runs              neighbours in the file, small gaps read through
 //!    -> reads             at most one slot each, phased to 4096 bytes
-//!    -> narrowings        of wider floats, if asked for: in the slot
+//!    -> casts             of what is delivered as another type, if asked for: in the slot
 //!    -> copies            slot -> arena, neighbours joined
 //!    -> moves             arena -> arena, of what could not land in its place
 //! ```
@@ -22,17 +22,18 @@ use crate::checkpoint::{Checkpoint, DType, TensorId};
 use crate::layers::{LayerId, Layers};
 use crate::units::{ByteRange, to_u64, to_usize};
 
+pub use self::cast::{Cast, FloatType};
 pub use self::error::PlanError;
 use self::layout::Layout;
 pub use self::limits::{Landing, PlanLimits, ResidentKind, Window};
 #[cfg(test)]
 pub(crate) use self::memory::LAYER_STATE_BYTES;
 pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerm, MemoryTerms, RingShape};
-pub use self::narrowing::{FloatType, Narrowing};
 pub use self::reads::Copies;
 use self::reads::ReadList;
 pub use self::request::{IoMode, ReadRequest};
 
+mod cast;
 mod display;
 mod error;
 #[cfg(test)]
@@ -41,7 +42,6 @@ mod landing;
 mod layout;
 mod limits;
 mod memory;
-mod narrowing;
 mod reads;
 pub(crate) mod request;
 
@@ -65,15 +65,15 @@ pub struct CopyOp {
     pub len_bytes: u64,
 }
 
-/// One stretch of a slot that is narrowed before it is copied, in place: what comes out begins where the elements began.
+/// One stretch of a slot that is cast before it is copied, in place: what comes out begins where the elements began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NarrowOp {
+pub struct CastOp {
     /// Where the elements start in the slot; at any byte.
     pub slot_offset_bytes: u64,
     /// How many bytes they take there: whole elements.
     pub source_len_bytes: u64,
     /// From which type to which.
-    pub narrowing: Narrowing,
+    pub cast: Cast,
 }
 
 /// One move inside the arena, once all copies of its layer are complete: of a tensor that could not land in its place.
@@ -99,8 +99,8 @@ pub struct Placement {
     /// Where it starts in the arena, after the moves; a multiple of
     /// [`Alignment::TENSOR`](crate::units::Alignment::TENSOR).
     pub arena_offset_bytes: u64,
-    /// How it is narrowed on the way; `None` if it arrives as it is in its file.
-    pub narrowing: Option<Narrowing>,
+    /// What it is cast to on the way; `None` if it arrives as it is in its file.
+    pub cast: Option<Cast>,
 }
 
 impl Placement {
@@ -113,13 +113,13 @@ impl Placement {
     /// What whole elements of so many bytes in the file take in the arena, in bytes.
     #[must_use]
     pub fn delivered_bytes(&self, source_bytes: u64) -> u64 {
-        self.narrowing.map_or(source_bytes, |narrowing| narrowing.narrowed_bytes(source_bytes))
+        self.cast.map_or(source_bytes, |cast| cast.delivered_bytes(source_bytes))
     }
 
     /// The type of the delivered elements, for a tensor that has the type `dtype` in its file.
     #[must_use]
     pub fn delivered_dtype(&self, dtype: DType) -> DType {
-        self.narrowing.map_or(dtype, |narrowing| narrowing.to().into())
+        self.cast.map_or(dtype, |cast| cast.to().into())
     }
 }
 
@@ -144,7 +144,7 @@ pub struct PlannedLayer {
     pub placements: Range<u32>,
     /// Its moves.
     moves: Range<u32>,
-    /// Bytes of its tensors, narrowed where they are.
+    /// Bytes of its tensors, as they are delivered.
     pub tensor_bytes: u64,
     /// Bytes of its arena: the tensors with their alignment and where they land before they are moved, rounded up to
     /// 2 MiB, or to 4 KiB if they are less than 2 MiB.
@@ -178,13 +178,14 @@ impl LoadPlan {
     ) -> Result<Self, PlanError> {
         let groups =
             layers.as_slice().iter().map(|layer| Group { id: &layer.id, tensors: layer.tensors.as_ref() });
-        let narrow = |tensor| limits.dtype.and_then(|to| narrowing::of(checkpoint, layers, tensor, to));
+        let narrow = |tensor| limits.dtype.and_then(|to| cast::narrowing_of(checkpoint, layers, tensor, to));
         let layout = layout::arrange(checkpoint, groups, limits.landing, select, narrow)?;
         Self::finish(checkpoint, layout, layers.peak_bytes(), limits)
     }
 
     /// Plans a load of groups of the caller's, each with an arena of its own. The tensors of a group keep the order in which
-    /// they are given, those without bytes at its end. `grouping_bytes` is host memory that made the groups.
+    /// they are given, those without bytes at its end, and each is cast as `cast` says. `grouping_bytes` is host memory that
+    /// made the groups.
     ///
     /// # Errors
     /// As [`Self::build`].
@@ -192,10 +193,10 @@ impl LoadPlan {
         checkpoint: &Checkpoint,
         groups: impl ExactSizeIterator<Item = Group<'a>>,
         limits: &PlanLimits,
-        narrow: impl FnMut(TensorId) -> Option<Narrowing>,
+        cast: impl FnMut(TensorId) -> Option<Cast>,
         grouping_bytes: u64,
     ) -> Result<Self, PlanError> {
-        let layout = layout::arrange(checkpoint, groups, limits.landing, |_| true, narrow)?;
+        let layout = layout::arrange(checkpoint, groups, limits.landing, |_| true, cast)?;
         Self::finish(checkpoint, layout, grouping_bytes, limits)
     }
 
@@ -254,9 +255,9 @@ impl LoadPlan {
         Copies::new(read.request, &self.placements[index_range(&read.placements)], moves)
     }
 
-    /// What of one read is narrowed before its copies, in file order.
-    pub fn narrowings(&self, read: &ReadOp) -> impl Iterator<Item = NarrowOp> + Clone {
-        reads::narrowings(read.request, &self.placements[index_range(&read.placements)])
+    /// What of one read is cast before its copies, in file order.
+    pub fn casts(&self, read: &ReadOp) -> impl Iterator<Item = CastOp> + Clone {
+        reads::casts(read.request, &self.placements[index_range(&read.placements)])
     }
 
     /// The tensors of one layer and their places, in file order.
@@ -301,7 +302,7 @@ impl LoadPlan {
         self.placements.iter().map(|placement| placement.extent.len_bytes()).sum()
     }
 
-    /// Bytes of all selected tensors, narrowed where they are.
+    /// Bytes of all selected tensors, as they are delivered.
     #[must_use]
     pub fn tensor_bytes(&self) -> u64 {
         self.layers.iter().map(|layer| layer.tensor_bytes).sum()

@@ -2,12 +2,19 @@
 //!
 //! Only runs are stored: a read is a slot-sized cut of a run, and its copies follow from the places of the run's
 //! tensors. So a plan grows with the number of tensors and not with their bytes.
+//!
+//! What is widened grows in its slot, from where its elements began. It is a run of its own, and its reads are short:
+//!
+//! ```text
+//! slot    |..|elements|                    after the read
+//!         |..|elements, widened     |..|   `..` at most one block: the phase of the elements in the file
+//! ```
 
 use std::ops::Range;
 
 use super::landing::landing_of;
 use super::layout::Layout;
-use super::{CopyOp, MoveOp, NarrowOp, Narrowing, Placement, PlanError, ReadOp, ReadRequest, index_range};
+use super::{Cast, CastOp, CopyOp, MoveOp, Placement, PlanError, ReadOp, ReadRequest, index_range};
 use crate::checkpoint::{Checkpoint, ShardId};
 use crate::units::{Alignment, ByteRange, KIB, to_usize};
 
@@ -42,7 +49,9 @@ pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout) -> Vec<Run> {
             let near = |run: &&mut Run| {
                 // Tensors of a caller's group may stand in another order than in their file.
                 let gap_bytes = extent.start().checked_sub(run.bytes.end());
-                run.shard == shard && gap_bytes.is_some_and(|bytes| bytes <= GAP_BYTES_MAX)
+                run.shard == shard
+                    && gap_bytes.is_some_and(|bytes| bytes <= GAP_BYTES_MAX)
+                    && widening(placement).or_else(|| run.widening(&layout.placements)).is_none()
             };
             match runs[first_run..].last_mut().filter(near) {
                 Some(run) => {
@@ -61,12 +70,17 @@ pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout) -> Vec<Run> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReadList {
     runs: Vec<Run>,
-    /// From where one read of a run begins to where the next one does, before both are cut between elements.
-    stride_bytes: u64,
-    alignment: Alignment,
-    /// True if an element that is narrowed may lie across such a place.
-    splits_elements: bool,
+    cuts: Cuts,
     count: u32,
+}
+
+/// Where runs are cut into reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cuts {
+    slot_bytes: u64,
+    alignment: Alignment,
+    /// True if an element that is cast may lie across such a place.
+    splits_elements: bool,
 }
 
 impl ReadList {
@@ -77,27 +91,22 @@ impl ReadList {
         slot_bytes: u64,
         alignment: Alignment,
     ) -> Result<Self, PlanError> {
-        // Places of cuts are multiples of the alignment, and so of every element's size.
-        let is_odd = |placement: &Placement| {
-            let element_bytes = placement.narrowing.map(Narrowing::source_element_bytes);
-            element_bytes.is_some_and(|bytes| !placement.extent.start().is_multiple_of(bytes))
-        };
-        let splits_elements = layout.placements.iter().any(is_odd);
-        // A cut goes down to the start of its element: the read behind it may begin one block earlier.
-        let stride_bytes = if splits_elements { slot_bytes - alignment.bytes() } else { slot_bytes };
+        let splits_elements = layout.placements.iter().any(is_split);
+        let cuts = Cuts { slot_bytes, alignment, splits_elements };
         let mut count = 0_u32;
         let mut rest = runs.iter_mut().peekable();
         for layer in &mut layout.layers {
             let first = count;
             while let Some(run) = rest.next_if(|run| run.placements.start < layer.placements.end) {
                 run.first_read = count;
-                let reads = reads_in(run, stride_bytes, alignment).and_then(|reads| count.checked_add(reads));
+                let reads = cuts.reads_in(run, &layout.placements);
+                let reads = reads.and_then(|reads| count.checked_add(reads));
                 let overflow = || PlanError::Overflow { what: "the reads", layer: layer.id.to_string() };
                 count = reads.ok_or_else(overflow)?;
             }
             layer.reads = first..count;
         }
-        Ok(Self { runs, stride_bytes, alignment, splits_elements, count })
+        Ok(Self { runs, cuts, count })
     }
 
     pub(super) fn count(&self) -> u32 {
@@ -111,34 +120,66 @@ impl ReadList {
     pub(super) fn read(&self, index: u32, placements: &[Placement]) -> ReadOp {
         assert!(index < self.count, "read {index} of {}", self.count);
         let run = &self.runs[self.runs.partition_point(|run| run.first_read <= index) - 1];
+        let Cuts { alignment, splits_elements, .. } = self.cuts;
+        let stride_bytes = self.cuts.stride_bytes(run, placements);
         // Neither sum nor product overflows: all lie below the aligned end of the run, which fits.
-        let start =
-            self.alignment.down(run.bytes.start()) + u64::from(index - run.first_read) * self.stride_bytes;
-        let end = start.checked_add(self.stride_bytes).unwrap_or(run.bytes.end());
-        let cut = |at: u64| match self.splits_elements {
+        let start = alignment.down(run.bytes.start()) + u64::from(index - run.first_read) * stride_bytes;
+        let end = start.checked_add(stride_bytes).unwrap_or(run.bytes.end());
+        let cut = |at: u64| match splits_elements {
             true => start_of_element(&placements[index_range(&run.placements)], at),
             false => at,
         };
         let stretch = ByteRange::new(cut(start), cut(end)).unwrap_or(run.bytes);
         let payload = run.bytes.intersect(stretch).expect("every read of a run has bytes");
-        let extent = payload.align_outward(self.alignment).expect("the run's aligned end fits");
+        let extent = payload.align_outward(alignment).expect("the run's aligned end fits");
         let request = ReadRequest { shard: run.shard, extent, payload };
         ReadOp { request, placements: run.placements.clone() }
     }
 }
 
-/// `at`, or the start of the element across it if that is one to be narrowed. `placements` are those of a run.
+impl Run {
+    /// What all of it is widened by. `placements` are all of the plan.
+    fn widening(&self, placements: &[Placement]) -> Option<Cast> {
+        widening(&placements[to_usize(u64::from(self.placements.start))])
+    }
+}
+
+fn widening(placement: &Placement) -> Option<Cast> {
+    placement.cast.filter(|cast| cast.is_widening())
+}
+
+/// True if a cut may fall into an element that is cast: cuts are multiples of the alignment, and so of every element's size.
+fn is_split(placement: &Placement) -> bool {
+    let element_bytes = placement.cast.map(Cast::source_element_bytes);
+    element_bytes.is_some_and(|bytes| !placement.extent.start().is_multiple_of(bytes))
+}
+
+impl Cuts {
+    /// From where one read of a run begins to where the next one does, before both are cut between elements: at least two
+    /// blocks, so that every read has bytes.
+    fn stride_bytes(&self, run: &Run, placements: &[Placement]) -> u64 {
+        // A cut goes down to the start of its element: the read behind it may begin one block earlier.
+        let shorter =
+            |is_split| if is_split { self.slot_bytes - self.alignment.bytes() } else { self.slot_bytes };
+        let Some(cast) = run.widening(placements) else { return shorter(self.splits_elements) };
+        let only = &placements[to_usize(u64::from(run.placements.start))];
+        // Widened, the first read of a run is no longer than the others: `phase + ratio * (stride - phase)`.
+        self.alignment.down(shorter(is_split(only)) * cast.source_element_bytes() / cast.to().bytes())
+    }
+
+    /// How many reads a run takes; `None` if there are too many, or if its aligned end does not fit.
+    fn reads_in(&self, run: &Run, placements: &[Placement]) -> Option<u32> {
+        let aligned = run.bytes.align_outward(self.alignment)?;
+        u32::try_from(aligned.len_bytes().div_ceil(self.stride_bytes(run, placements))).ok()
+    }
+}
+
+/// `at`, or the start of the element across it if that is one to be cast. `placements` are those of a run.
 fn start_of_element(placements: &[Placement], at: u64) -> u64 {
     let index = placements.partition_point(|placement| placement.extent.end() <= at);
     let across = placements.get(index).filter(|placement| placement.extent.start() < at);
-    let element = across.and_then(|placement| Some((placement.extent.start(), placement.narrowing?)));
-    element.map_or(at, |(start, narrowing)| at - (at - start) % narrowing.source_element_bytes())
-}
-
-/// How many reads a run takes; `None` if there are too many, or if its aligned end does not fit.
-fn reads_in(run: &Run, stride_bytes: u64, alignment: Alignment) -> Option<u32> {
-    let aligned = run.bytes.align_outward(alignment)?;
-    u32::try_from(aligned.len_bytes().div_ceil(stride_bytes)).ok()
+    let element = across.and_then(|placement| Some((placement.extent.start(), placement.cast?)));
+    element.map_or(at, |(start, cast)| at - (at - start) % cast.source_element_bytes())
 }
 
 /// The copies of one read, in file order; neighbours are joined.
@@ -210,16 +251,13 @@ impl CopyOp {
     }
 }
 
-/// What of a read is narrowed, in file order. `placements` are those of its run.
-pub(super) fn narrowings(
-    request: ReadRequest,
-    placements: &[Placement],
-) -> impl Iterator<Item = NarrowOp> + Clone {
+/// What of a read is cast, in file order. `placements` are those of its run.
+pub(super) fn casts(request: ReadRequest, placements: &[Placement]) -> impl Iterator<Item = CastOp> + Clone {
     let behind = move |placement: &&Placement| placement.extent.start() < request.payload.end();
     not_before(&request, placements).iter().take_while(behind).filter_map(move |placement| {
-        let narrowing = placement.narrowing?;
+        let cast = placement.cast?;
         let piece = placement.extent.intersect(request.payload)?;
         let slot_offset_bytes = piece.start() - request.extent.start();
-        Some(NarrowOp { slot_offset_bytes, source_len_bytes: piece.len_bytes(), narrowing })
+        Some(CastOp { slot_offset_bytes, source_len_bytes: piece.len_bytes(), cast })
     })
 }

@@ -19,8 +19,8 @@ pub(crate) use self::pin::{PinRefused, Pinned};
 pub use self::ring::StagingError;
 pub(crate) use self::ring::{Empty, Filled, Ring, Slot};
 
+pub(crate) mod cast;
 mod free_list;
 pub(crate) mod memory;
-pub(crate) mod narrow;
 mod pin;
 mod ring;

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use half::{bf16, f16};
 use onelayer::checkpoint::{Checkpoint, ShardId};
 use onelayer::load::{LoadError, LoadedLayer, LoadedTensor};
-use onelayer::plan::{Narrowing, Placement, PlannedLayer};
-use onelayer::{FloatType, LoadPlan};
+use onelayer::plan::{Cast, Placement, PlannedLayer};
+use onelayer::{DType, FloatType, LoadPlan};
 
 use super::translate;
 use crate::problem::{Code, Problem};
@@ -111,13 +111,13 @@ impl Verifier {
             let len = self.in_file.len().min(usize::try_from(file_bytes - in_file).unwrap_or(usize::MAX));
             let piece = &mut self.in_file[..len];
             file.read_exact_at(piece, entry.extent.start() + in_file).map_err(unreadable)?;
-            let expected_len = placement.narrowing.map_or(len, |narrowing| narrow(narrowing, piece));
+            let expected_len = placement.cast.map_or(len, |cast| narrow(cast, piece));
             let found = &mut self.delivered[..expected_len];
             let is_there = tensor.read(delivered, found).map_err(failed)?;
             debug_assert!(is_there, "refused for targets that keep nothing");
             if difference.is_none() {
                 let expected = &self.in_file[..expected_len];
-                difference = first_difference(expected, found, placement.narrowing)
+                difference = first_difference(expected, found, placement.cast)
                     .map(|at| mismatch(entry.name, delivered, at, expected, found));
             }
             in_file += u64::try_from(len).unwrap_or(u64::MAX);
@@ -159,17 +159,17 @@ fn failed(error: LoadError) -> Stopped {
 }
 
 /// Where two pieces differ, if they do.
-fn first_difference(expected: &[u8], found: &[u8], narrowing: Option<Narrowing>) -> Option<usize> {
+fn first_difference(expected: &[u8], found: &[u8], cast: Option<Cast>) -> Option<usize> {
     if expected == found {
         return None;
     }
-    let Some(narrowing) = narrowing else {
+    let Some(cast) = cast else {
         return expected.iter().zip(found).position(|(expected, found)| expected != found);
     };
-    let size = usize::try_from(narrowing.to().bytes()).unwrap_or(1);
+    let size = usize::try_from(cast.to().bytes()).unwrap_or(1);
     let elements = expected.chunks_exact(size).zip(found.chunks_exact(size));
     let differs = |(expected, found): (&[u8], &[u8])| {
-        expected != found && !(is_nan(expected, narrowing.to()) && is_nan(found, narrowing.to()))
+        expected != found && !(is_nan(expected, cast.to()) && is_nan(found, cast.to()))
     };
     elements.map(differs).position(|differs| differs).map(|element| element * size)
 }
@@ -197,14 +197,18 @@ fn is_nan(element: &[u8], float: FloatType) -> bool {
 }
 
 /// Narrows whole elements in their place, to the front; returns how many bytes there are then.
-fn narrow(narrowing: Narrowing, bytes: &mut [u8]) -> usize {
-    match narrowing {
-        Narrowing::F32ToBf16 => each(bytes, |from| bf16::from_f32(f32::from_le_bytes(from)).to_le_bytes()),
-        Narrowing::F32ToF16 => each(bytes, |from| f16::from_f32(f32::from_le_bytes(from)).to_le_bytes()),
-        Narrowing::F64ToBf16 => each(bytes, |from| bf16::from_f32(to_odd(from)).to_le_bytes()),
-        Narrowing::F64ToF16 => each(bytes, |from| f16::from_f32(to_odd(from)).to_le_bytes()),
-        Narrowing::F64ToF32 => each(bytes, |from| nearest(from).to_le_bytes()),
-        other => unreachable!("program and library are of one version, which has no {other:?}"),
+fn narrow(cast: Cast, bytes: &mut [u8]) -> usize {
+    match (cast.source(), cast.to()) {
+        (DType::F32, FloatType::Bf16) => {
+            each(bytes, |from| bf16::from_f32(f32::from_le_bytes(from)).to_le_bytes())
+        }
+        (DType::F32, FloatType::F16) => {
+            each(bytes, |from| f16::from_f32(f32::from_le_bytes(from)).to_le_bytes())
+        }
+        (DType::F64, FloatType::Bf16) => each(bytes, |from| bf16::from_f32(to_odd(from)).to_le_bytes()),
+        (DType::F64, FloatType::F16) => each(bytes, |from| f16::from_f32(to_odd(from)).to_le_bytes()),
+        (DType::F64, FloatType::F32) => each(bytes, |from| nearest(from).to_le_bytes()),
+        _ => unreachable!("program and library are of one version, whose loads do not cast {cast}"),
     }
 }
 
@@ -249,19 +253,19 @@ fn to_odd(from: [u8; 8]) -> f32 {
 mod tests {
     use super::*;
 
-    fn narrowed(narrowing: Narrowing, bytes: &[u8]) -> Vec<u8> {
+    fn narrowed(source: DType, to: FloatType, bytes: &[u8]) -> Vec<u8> {
         let mut bytes = bytes.to_vec();
-        let len = narrow(narrowing, &mut bytes);
+        let len = narrow(Cast::between(source, to).unwrap(), &mut bytes);
         bytes.truncate(len);
         bytes
     }
 
     fn f64_to_bf16(number: f64) -> u16 {
-        u16::from_le_bytes(narrowed(Narrowing::F64ToBf16, &number.to_le_bytes()).try_into().unwrap())
+        u16::from_le_bytes(narrowed(DType::F64, FloatType::Bf16, &number.to_le_bytes()).try_into().unwrap())
     }
 
     fn f64_to_f16(number: f64) -> u16 {
-        u16::from_le_bytes(narrowed(Narrowing::F64ToF16, &number.to_le_bytes()).try_into().unwrap())
+        u16::from_le_bytes(narrowed(DType::F64, FloatType::F16, &number.to_le_bytes()).try_into().unwrap())
     }
 
     #[test]
@@ -284,7 +288,7 @@ mod tests {
         assert_eq!(f64_to_bf16(f64::NEG_INFINITY), 0xff80);
         assert_eq!(f64_to_bf16(-1e-300), 0x8000);
         assert!(bf16::from_bits(f64_to_bf16(f64::NAN)).is_nan());
-        assert_eq!(narrowed(Narrowing::F64ToF32, &0.1_f64.to_le_bytes()), 0.1_f32.to_le_bytes());
+        assert_eq!(narrowed(DType::F64, FloatType::F32, &0.1_f64.to_le_bytes()), 0.1_f32.to_le_bytes());
     }
 
     #[test]
@@ -292,7 +296,7 @@ mod tests {
         let numbers: Vec<u8> = [1.0_f32, -2.5, 3.75].iter().flat_map(|number| number.to_le_bytes()).collect();
         let expected: Vec<u8> =
             [0x3c00_u16, 0xc100, 0x4380].iter().flat_map(|bits| bits.to_le_bytes()).collect();
-        assert_eq!(narrowed(Narrowing::F32ToF16, &numbers), expected);
+        assert_eq!(narrowed(DType::F32, FloatType::F16, &numbers), expected);
     }
 
     #[test]
@@ -306,7 +310,7 @@ mod tests {
                 assert_eq!(first_difference(&expected, &found, None), Some(at));
                 // Of a narrowed tensor, whole elements differ; no pair of these bytes is a NaN.
                 let element = at / 2 * 2;
-                let differs = first_difference(&expected, &found, Some(Narrowing::F32ToBf16));
+                let differs = first_difference(&expected, &found, Cast::between(DType::F32, FloatType::Bf16));
                 assert_eq!(differs, Some(element), "byte {at}, bit {bit}");
             }
         }
@@ -315,15 +319,15 @@ mod tests {
     #[test]
     fn a_nan_is_a_nan_only_where_it_was_narrowed() {
         let (quiet, other) = (0x7fc0_u16.to_le_bytes(), 0xffff_u16.to_le_bytes());
-        assert_eq!(first_difference(&quiet, &other, Some(Narrowing::F32ToBf16)), None);
+        assert_eq!(first_difference(&quiet, &other, Cast::between(DType::F32, FloatType::Bf16)), None);
         assert_eq!(first_difference(&quiet, &other, None), Some(0));
         let infinity = 0x7f80_u16.to_le_bytes();
         assert_eq!(
-            first_difference(&quiet, &infinity, Some(Narrowing::F32ToBf16)),
+            first_difference(&quiet, &infinity, Cast::between(DType::F32, FloatType::Bf16)),
             Some(0),
             "that is no NaN"
         );
-        assert_eq!(first_difference(&infinity, &quiet, Some(Narrowing::F32ToBf16)), Some(0));
+        assert_eq!(first_difference(&infinity, &quiet, Cast::between(DType::F32, FloatType::Bf16)), Some(0));
     }
 
     #[test]

@@ -1,0 +1,144 @@
+//! From which number type to which float type a tensor is cast on its way, and what that does to its size.
+//!
+//! The bytes themselves are cast in the ring, right after they have been read. What a *load* asks for only ever narrows:
+//! plain floats that are wider than what is wanted. Between `bf16` and `f16` neither is narrower, and integers,
+//! 8-bit floats, packed types and whatever belongs to a quantized weight keep their bytes there. A conversion says for each
+//! tensor what becomes of it, and any [`Cast`] will do.
+
+use std::fmt;
+
+use crate::checkpoint::{Checkpoint, DType, TensorId};
+use crate::layers::Layers;
+
+/// A float type that tensors can be cast to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum FloatType {
+    /// bfloat16: 8 bits of exponent, 7 of mantissa.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+    /// IEEE single precision.
+    F32,
+}
+
+impl FloatType {
+    /// Bytes of one element.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::Bf16 | Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
+impl From<FloatType> for DType {
+    fn from(float: FloatType) -> Self {
+        match float {
+            FloatType::Bf16 => Self::Bf16,
+            FloatType::F16 => Self::F16,
+            FloatType::F32 => Self::F32,
+        }
+    }
+}
+
+impl fmt::Display for FloatType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        DType::from(*self).fmt(f)
+    }
+}
+
+/// From which type to which: two different ones, of which the first is a number of whole bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cast {
+    source: DType,
+    to: FloatType,
+}
+
+impl Cast {
+    /// What makes numbers of type `source` floats of type `to`. `None` if they are that already, or no real numbers of a
+    /// type whose meaning is agreed on and whose elements are bytes of their own: truth values, complex numbers, packed floats
+    /// and the 8-bit floats that end on `FNUZ` stay what they are.
+    #[must_use]
+    pub const fn between(source: DType, to: FloatType) -> Option<Self> {
+        let is_castable = match source {
+            DType::Bf16 => !matches!(to, FloatType::Bf16),
+            DType::F16 => !matches!(to, FloatType::F16),
+            DType::F32 => !matches!(to, FloatType::F32),
+            DType::F64 | DType::F8E4M3 | DType::F8E5M2 | DType::F8E8M0 => true,
+            DType::I8 | DType::I16 | DType::I32 | DType::I64 => true,
+            DType::U8 | DType::U16 | DType::U32 | DType::U64 => true,
+            DType::Bool | DType::C64 | DType::F4 | DType::F6E2M3 | DType::F6E3M2 => false,
+            DType::F8E4M3Fnuz | DType::F8E5M2Fnuz | DType::Opaque => false,
+        };
+        if is_castable { Some(Self { source, to }) } else { None }
+    }
+
+    /// The type in the file.
+    #[must_use]
+    pub const fn source(self) -> DType {
+        self.source
+    }
+
+    /// The type that is delivered.
+    #[must_use]
+    pub const fn to(self) -> FloatType {
+        self.to
+    }
+
+    /// Bytes of one element in the file.
+    #[must_use]
+    pub const fn source_element_bytes(self) -> u64 {
+        self.source.bits().expect("types of unknown size are not cast") / 8
+    }
+
+    /// True if an element takes fewer bytes afterwards.
+    #[must_use]
+    pub const fn is_narrowing(self) -> bool {
+        self.to.bytes() < self.source_element_bytes()
+    }
+
+    /// True if an element takes more bytes afterwards.
+    #[must_use]
+    pub const fn is_widening(self) -> bool {
+        self.to.bytes() > self.source_element_bytes()
+    }
+
+    /// What whole elements of so many bytes become, in bytes.
+    #[must_use]
+    pub const fn delivered_bytes(self, source_bytes: u64) -> u64 {
+        source_bytes / self.source_element_bytes() * self.to.bytes()
+    }
+
+    /// The same; `None` if no number holds that.
+    pub(super) const fn checked_delivered_bytes(self, source_bytes: u64) -> Option<u64> {
+        (source_bytes / self.source_element_bytes()).checked_mul(self.to.bytes())
+    }
+}
+
+impl fmt::Display for Cast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}", self.source, self.to)
+    }
+}
+
+/// How a load narrows a tensor, if it does. The scale of a quantized weight is not a plain float: what it is multiplied with
+/// has lost its precision already.
+pub(super) fn narrowing_of(
+    checkpoint: &Checkpoint,
+    layers: &Layers,
+    tensor: TensorId,
+    wanted: FloatType,
+) -> Option<Cast> {
+    let dtype = checkpoint.tensor(tensor).dtype;
+    let cast = Cast::between(dtype, wanted).filter(|cast| is_plain_float(dtype) && cast.is_narrowing())?;
+    let companions = layers.companions();
+    let weight = companions.binary_search_by_key(&tensor, |&(companion, _)| companion);
+    let weight = weight.ok().map(|index| checkpoint.tensor(companions[index].1).dtype);
+    weight.is_none_or(is_plain_float).then_some(cast)
+}
+
+const fn is_plain_float(dtype: DType) -> bool {
+    matches!(dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F64)
+}

@@ -1,0 +1,339 @@
+//! Casts numbers in a slot, in place, right after they have been read and while they are in the core's cache.
+//!
+//! Elements may start at any byte: slots are phased to blocks of a file and not to tensors. What comes out begins where they
+//! began. Elements that do not grow are taken from the front; those that grow from the back, into room that the plan
+//! has left behind them:
+//!
+//! ```text
+//! narrower   |1|2|3|4|5|6|   ->   |1|2|3|.....|      block by block, forwards
+//! wider      |1|2|3|.....|   ->   |1 |2 |3 |  |      block by block, backwards
+//! ```
+//!
+//! Readers call it with what [`LoadPlan::casts`](crate::plan::LoadPlan::casts) lists. How one element is cast is in `floats`.
+
+use crate::checkpoint::DType;
+use crate::plan::{Cast, CastOp, FloatType};
+use crate::units::to_usize;
+
+mod floats;
+#[cfg(not(loom))]
+#[cfg(test)]
+pub(crate) mod reference;
+
+/// Elements that are taken out of the slot at once: a block stays in the first-level cache, and the compiler knows that
+/// what is read and what is written are two places.
+const BLOCK_ELEMENTS: usize = 128;
+
+/// Casts everything in a slot that is to be cast.
+///
+/// # Panics
+/// If a step is not of whole elements, or what comes out of it goes beyond the slot.
+pub(crate) fn cast_slot(slot: &mut [u8], casts: impl Iterator<Item = CastOp>) {
+    for step in casts {
+        let delivered_bytes = step.cast.delivered_bytes(step.source_len_bytes);
+        let (start, source_bytes) = (to_usize(step.slot_offset_bytes), to_usize(step.source_len_bytes));
+        let end = start + source_bytes.max(to_usize(delivered_bytes));
+        cast_in_place(&mut slot[start..end], source_bytes, step.cast);
+    }
+}
+
+/// Casts all elements in the first `source_bytes` of `bytes`, so that they begin there afterwards. Returns how many bytes
+/// they take then; what lies behind, up to where they ended before, is undefined.
+///
+/// # Panics
+/// If that many bytes are no whole elements, or `bytes` does not hold what comes out.
+pub(crate) fn cast_in_place(bytes: &mut [u8], source_bytes: usize, cast: Cast) -> usize {
+    let elements = Elements { bytes, source_bytes, to: cast.to() };
+    match cast.source() {
+        DType::F64 => elements.cast_doubles(f64::from_le_bytes),
+        DType::F32 => elements.cast_singles(u32::from_le_bytes),
+        DType::F16 => elements.cast_singles(|element| floats::f32_of_f16(u16::from_le_bytes(element))),
+        DType::Bf16 => elements.cast_singles(|element| floats::f32_of_bf16(u16::from_le_bytes(element))),
+        DType::F8E4M3 => elements.cast_singles(|[element]| floats::f32_of_f8_e4m3(element)),
+        DType::F8E5M2 => elements.cast_singles(|[element]| floats::f32_of_f8_e5m2(element)),
+        DType::F8E8M0 => elements.cast_singles(|[element]| floats::f32_of_f8_e8m0(element)),
+        DType::I8 => elements.cast_singles(|element| f32::from(i8::from_le_bytes(element)).to_bits()),
+        DType::U8 => elements.cast_singles(|[element]| f32::from(element).to_bits()),
+        DType::I16 => elements.cast_singles(|element| f32::from(i16::from_le_bytes(element)).to_bits()),
+        DType::U16 => elements.cast_singles(|element| f32::from(u16::from_le_bytes(element)).to_bits()),
+        DType::I32 => elements.cast_doubles(|element| f64::from(i32::from_le_bytes(element))),
+        DType::U32 => elements.cast_doubles(|element| f64::from(u32::from_le_bytes(element))),
+        DType::I64 => elements.cast_doubles(|element| floats::f64_of_i64_to_odd(i64::from_le_bytes(element))),
+        DType::U64 => elements.cast_doubles(|element| floats::f64_of_u64_to_odd(u64::from_le_bytes(element))),
+        other => unreachable!("there is no cast from {other}"),
+    }
+}
+
+/// What is cast.
+struct Elements<'a> {
+    bytes: &'a mut [u8],
+    source_bytes: usize,
+    to: FloatType,
+}
+
+impl Elements<'_> {
+    /// Elements that `decode` makes the bits of a single, exactly.
+    fn cast_singles<const FROM: usize>(self, decode: impl Fn([u8; FROM]) -> u32) -> usize {
+        match self.to {
+            FloatType::F32 => self.each(|element| decode(element).to_le_bytes()),
+            FloatType::F16 => self.each(|element| floats::f16_of_f32(decode(element)).to_le_bytes()),
+            FloatType::Bf16 => self.each(|element| floats::bf16_of_f32(decode(element)).to_le_bytes()),
+        }
+    }
+
+    /// Elements that `decode` makes a double: exactly, or rounded to odd.
+    fn cast_doubles<const FROM: usize>(self, decode: impl Fn([u8; FROM]) -> f64) -> usize {
+        let single = |element| floats::f32_of_f64_to_odd(decode(element));
+        match self.to {
+            FloatType::F32 => self.each(|element| floats::f32_of_f64(decode(element)).to_le_bytes()),
+            FloatType::F16 => self.each(|element| floats::f16_of_f32(single(element)).to_le_bytes()),
+            FloatType::Bf16 => self.each(|element| floats::bf16_of_f32(single(element)).to_le_bytes()),
+        }
+    }
+
+    /// Replaces every element, block by block. Returns the bytes of all.
+    fn each<const FROM: usize, const TO: usize>(self, cast: impl Fn([u8; FROM]) -> [u8; TO]) -> usize {
+        let Self { bytes, source_bytes, .. } = self;
+        assert!(source_bytes.is_multiple_of(FROM), "{source_bytes} bytes are no whole elements of {FROM}");
+        let count = source_bytes / FROM;
+        let mut source = [[0; FROM]; BLOCK_ELEMENTS];
+        let mut target = [[0; TO]; BLOCK_ELEMENTS];
+        let blocks = count.div_ceil(BLOCK_ELEMENTS);
+        for step in 0..blocks {
+            // What a block writes lies only where blocks were that have been read.
+            let first = BLOCK_ELEMENTS * if TO > FROM { blocks - 1 - step } else { step };
+            let len = (count - first).min(BLOCK_ELEMENTS);
+            source.as_flattened_mut()[..len * FROM].copy_from_slice(&bytes[first * FROM..][..len * FROM]);
+            // All of a block even at the end: a fixed length is what makes this loop one of vectors.
+            for (target, source) in target.iter_mut().zip(&source) {
+                *target = cast(*source);
+            }
+            bytes[first * TO..][..len * TO].copy_from_slice(&target.as_flattened()[..len * TO]);
+        }
+        count * TO
+    }
+}
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests {
+    use super::reference::{cast_bytes, elements, every_cast, seeded};
+    use super::*;
+
+    fn cast(source: DType, to: FloatType) -> Cast {
+        Cast::between(source, to).unwrap()
+    }
+
+    /// Casts a batch of elements, given by their bits, and compares each with the reference.
+    fn check(cast: Cast, numbers: &[u64]) -> Vec<u64> {
+        let [from_bytes, to_bytes] = [cast.source_element_bytes(), cast.to().bytes()].map(to_usize);
+        let source: Vec<u8> =
+            numbers.iter().flat_map(|number| number.to_le_bytes()[..from_bytes].to_vec()).collect();
+        let mut bytes = source.clone();
+        bytes.resize(numbers.len() * from_bytes.max(to_bytes), 0xA5);
+        let len = cast_in_place(&mut bytes, source.len(), cast);
+        assert_eq!(len, numbers.len() * to_bytes);
+        let found: Vec<u64> = elements(&bytes[..len], to_bytes).collect();
+        let expected = cast_bytes(&source, cast);
+        for ((&number, &found), expected) in numbers.iter().zip(&found).zip(elements(&expected, to_bytes)) {
+            assert_eq!(found, expected, "{cast} of {number:#x}: {found:#x}, not {expected:#x}");
+        }
+        found
+    }
+
+    #[test]
+    fn every_number_of_up_to_16_bits() {
+        for cast in every_cast().filter(|cast| cast.source_element_bytes() <= 2) {
+            let count = 1_u64 << (8 * cast.source_element_bytes());
+            let numbers: Vec<u64> = (0..count).collect();
+            let found = check(cast, &numbers);
+            // Second opinions, where there are some.
+            let half = |bits: u64| u16::try_from(bits).unwrap();
+            let opinion = |bits: u64| match (cast.source(), cast.to()) {
+                (DType::Bf16, FloatType::F32) => half::bf16::from_bits(half(bits)).to_f32().to_bits(),
+                (DType::F16, FloatType::F32) => half::f16::from_bits(half(bits)).to_f32().to_bits(),
+                (DType::Bf16, FloatType::F16) => {
+                    half::f16::from_f32(half::bf16::from_bits(half(bits)).to_f32()).to_bits().into()
+                }
+                (DType::F16, FloatType::Bf16) => {
+                    half::bf16::from_f32(half::f16::from_bits(half(bits)).to_f32()).to_bits().into()
+                }
+                _ => u32::try_from(found[to_usize(bits)]).unwrap(),
+            };
+            assert!(numbers.iter().map(|&bits| u64::from(opinion(bits))).eq(found.iter().copied()), "{cast}");
+        }
+    }
+
+    /// The 8-bit floats by hand: the largest and smallest numbers that their specifications list.
+    #[test]
+    fn landmarks_of_8_bit_floats() {
+        let landmarks = [
+            (DType::F8E4M3, 0x7E, 448.0),
+            (DType::F8E4M3, 0xFE, -448.0),
+            (DType::F8E4M3, 0x08, 1.0 / 64.0),
+            (DType::F8E4M3, 0x01, 1.0 / 512.0),
+            (DType::F8E4M3, 0x38, 1.0),
+            (DType::F8E5M2, 0x7B, 57_344.0),
+            (DType::F8E5M2, 0x04, 1.0 / 16_384.0),
+            (DType::F8E5M2, 0x01, 1.0 / 65_536.0),
+            (DType::F8E5M2, 0x7C, f32::INFINITY),
+            (DType::F8E8M0, 0x7F, 1.0),
+            (DType::F8E8M0, 0x80, 2.0),
+        ];
+        for (dtype, bits, number) in landmarks {
+            assert_eq!(check(cast(dtype, FloatType::F32), &[bits]), [u64::from(number.to_bits())]);
+        }
+        for (dtype, bits) in [(DType::F8E4M3, 0x7F), (DType::F8E5M2, 0x7D), (DType::F8E8M0, 0xFF)] {
+            let found = check(cast(dtype, FloatType::F32), &[bits]);
+            assert!(f32::from_bits(u32::try_from(found[0]).unwrap()).is_nan());
+        }
+    }
+
+    #[test]
+    fn single_precision_is_narrowed_as_defined_and_as_the_half_crate_does() {
+        // Around the ties of both targets, for every sign, exponent and upper part of the mantissa.
+        let low_parts = [
+            0, 1, 0x0FFF, 0x1000, 0x1001, 0x1FFF, 0x2000, 0x2FFF, 0x3000, 0x3001, 0x7FFF, 0x8000, 0x8001,
+            0xFFFF,
+        ];
+        let mut numbers: Vec<u64> =
+            (0..=0xFFFF_u64).flat_map(|high| low_parts.map(|low| high << 16 | low)).collect();
+        numbers.extend(seeded(100_000).map(|word| word >> 32));
+        let singles = || numbers.iter().map(|&bits| f32::from_bits(u32::try_from(bits).unwrap()));
+        let found = check(cast(DType::F32, FloatType::Bf16), &numbers);
+        assert!(singles().map(|x| u64::from(half::bf16::from_f32(x).to_bits())).eq(found));
+        let found = check(cast(DType::F32, FloatType::F16), &numbers);
+        assert!(singles().map(|x| u64::from(half::f16::from_f32(x).to_bits())).eq(found));
+    }
+
+    /// What lies at, just below and just above every number of a format and every tie between two of them.
+    fn around_all_halves() -> Vec<f64> {
+        let numbers = (0..=u16::MAX).flat_map(|bits| {
+            let (bf16, f16) = (half::bf16::from_bits(bits), half::f16::from_bits(bits));
+            let next = bits.wrapping_add(1);
+            let (next_bf16, next_f16) = (half::bf16::from_bits(next), half::f16::from_bits(next));
+            let tie = |a: f64, b: f64| a / 2.0 + b / 2.0;
+            [
+                bf16.to_f64(),
+                f16.to_f64(),
+                tie(bf16.to_f64(), next_bf16.to_f64()),
+                tie(f16.to_f64(), next_f16.to_f64()),
+            ]
+        });
+        // Also what is too large for all, and between the largest number and infinity.
+        numbers.chain([65520.0, 3.396e38, 3.402_823_567e38, 1e300, f64::MAX, 1e-46, 1e-60, 5e-324]).collect()
+    }
+
+    #[test]
+    fn double_precision_is_rounded_once() {
+        let near = |number: f64| [-1, 0, 1].map(|step| number.to_bits().wrapping_add_signed(step));
+        let mut numbers: Vec<u64> = around_all_halves().into_iter().flat_map(near).collect();
+        numbers.extend(seeded(50_000));
+        // Exponents of the targets only: most of the others are zeros and infinities.
+        numbers.extend(seeded(50_000).map(|bits| bits & !(0x7FF << 52) | (1023 - 30 + bits % 60) << 52));
+        numbers.extend(seeded(50_000).map(|bits| bits & !(0x7FF << 52) | (1023 - 155 + bits % 290) << 52));
+        for to in [FloatType::Bf16, FloatType::F16] {
+            check(cast(DType::F64, to), &numbers);
+        }
+        let found = check(cast(DType::F64, FloatType::F32), &numbers);
+        for (&number, found) in numbers.iter().zip(found) {
+            let number = f64::from_bits(number);
+            #[expect(clippy::as_conversions, clippy::cast_possible_truncation, reason = "the other oracle")]
+            let expected = number as f32;
+            assert!(number.is_nan() || u64::from(expected.to_bits()) == found, "{number:e}");
+        }
+    }
+
+    /// Integers of every length: at, just below and just above the numbers of all targets and the ties between them.
+    fn integers(bits: u32) -> Vec<u64> {
+        let mut numbers = vec![0];
+        for (len, kept) in (1..=bits).flat_map(|len| [8, 11, 24].map(|kept| (len, kept))) {
+            // One bit more than the target keeps: both a tie and none.
+            let Some(shift) = len.checked_sub(kept + 1) else { continue };
+            let tops = seeded(64).map(|word| word >> (63 - kept) | 1 << kept);
+            numbers
+                .extend(tops.flat_map(|top| [-1, 0, 1].map(|step| (top << shift).wrapping_add_signed(step))));
+        }
+        let all = u64::MAX >> (64 - bits);
+        numbers.into_iter().flat_map(|number| [number & all, number.wrapping_neg() & all]).collect()
+    }
+
+    #[test]
+    fn integers_are_rounded_once() {
+        for cast in every_cast() {
+            let bits = match cast.source() {
+                DType::I32 | DType::U32 => 32,
+                DType::I64 | DType::U64 => 64,
+                _ => continue,
+            };
+            let mut numbers = integers(bits);
+            numbers.extend(seeded(100_000).map(|word| word >> (64 - bits)));
+            let found = check(cast, &numbers);
+            if cast.to() != FloatType::F32 {
+                continue;
+            }
+            for (&number, found) in numbers.iter().zip(found) {
+                #[expect(clippy::as_conversions, reason = "the language rounds integers once, too")]
+                #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "the bits")]
+                let expected = match cast.source() {
+                    DType::I32 => number as u32 as i32 as f32,
+                    DType::I64 => number as i64 as f32,
+                    _ => number as f32,
+                };
+                assert_eq!(u64::from(expected.to_bits()), found, "{cast} of {number:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn any_place_and_any_length_and_nothing_around_it() {
+        let bytes: Vec<u8> = seeded(400).flat_map(u64::to_le_bytes).collect();
+        for cast in every_cast() {
+            let [from_bytes, to_bytes] = [cast.source_element_bytes(), cast.to().bytes()].map(to_usize);
+            let expected = cast_bytes(&bytes[..300 * from_bytes], cast);
+            for (start, count) in (0..20).flat_map(|start| [0, 1, 2, 127, 128, 129, 300].map(|n| (start, n)))
+            {
+                let end = start + count * from_bytes.max(to_bytes);
+                let mut slot = vec![0xA5; end + 9];
+                slot[start..start + count * from_bytes].copy_from_slice(&bytes[..count * from_bytes]);
+                let step = CastOp {
+                    slot_offset_bytes: u64::try_from(start).unwrap(),
+                    source_len_bytes: u64::try_from(count * from_bytes).unwrap(),
+                    cast,
+                };
+                cast_slot(&mut slot, std::iter::once(step));
+                assert!(slot[start..start + count * to_bytes] == expected[..count * to_bytes], "{cast}");
+                assert!(slot[..start].iter().chain(&slot[end..]).all(|&byte| byte == 0xA5), "{cast}");
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "no whole elements")]
+    fn half_an_element_is_refused() {
+        cast_in_place(&mut [0; 6], 6, cast(DType::F32, FloatType::F16));
+    }
+
+    /// `cargo test --release --lib cast::tests::speed -- --ignored --nocapture`
+    #[test]
+    #[ignore = "a measurement"]
+    #[allow(clippy::print_stderr, reason = "that is what it is for")]
+    fn speed() {
+        let mib: u32 = 4;
+        let pristine: Vec<u8> = seeded(to_usize(u64::from(mib)) << 17).flat_map(u64::to_le_bytes).collect();
+        for cast in every_cast() {
+            // The larger side fills the buffer, as it does in a slot.
+            let ratio = (cast.to().bytes() / cast.source_element_bytes()).max(1);
+            let source_bytes = pristine.len() / to_usize(ratio);
+            let best = (0..50).map(|_| {
+                let mut bytes = pristine.clone();
+                let start = std::time::Instant::now();
+                std::hint::black_box(cast_in_place(std::hint::black_box(&mut bytes), source_bytes, cast));
+                start.elapsed()
+            });
+            let best = best.min().unwrap();
+            let rate = f64::from(u32::try_from(source_bytes).unwrap()) / best.as_secs_f64() / 1e9;
+            eprintln!("{cast}: {rate:.1} GB/s of source, {mib} MiB, one core");
+        }
+    }
+}
