@@ -27,8 +27,8 @@ use crate::load::{
     LoadError, Witness, default_readers,
 };
 use crate::plan::{
-    Cast, Group, IoMode, Landing, LoadPlan, MemoryTerm, Placement, PlanLimits, ReadRequest,
-    ResidentKind, Window,
+    Cast, Group, IoMode, Landing, LoadPlan, MemoryTerm, Placement, PlanLimits, ReadRequest, ResidentKind,
+    Window,
 };
 use crate::source::{self, Fallback, Source};
 use crate::units::{ByteRange, to_u64, to_usize};
@@ -388,8 +388,8 @@ mod tests {
     use super::super::for_tests::{Tensor, tensor, write_sharded};
     use super::*;
     use crate::checkpoint::DType;
-    use crate::plan::FloatType;
-    use crate::staging::cast::cast_in_place;
+    use crate::plan::{CastOp, FloatType};
+    use crate::staging::cast::cast_step;
     use crate::units::MIB;
 
     /// Files of several slots, of nothing, of nothing but a header; in an order of their own.
@@ -472,10 +472,19 @@ mod tests {
         .unwrap();
         let mut wide = shards().pop().unwrap().1.remove(2).bytes;
         let source_bytes = wide.len();
-        let cast_bytes = cast_in_place(&mut wide, source_bytes, cast);
-        wide.truncate(cast_bytes);
+        cast_step(
+            &mut wide,
+            &CastOp {
+                tensor: TensorId(0),
+                slot_offset_bytes: 0,
+                source_len_bytes: to_u64(source_bytes),
+                cast,
+            },
+        );
+        wide.truncate(to_usize(cast.delivered_bytes(to_u64(source_bytes))));
         let tiny = f32::from(shards()[0].1[1].bytes[0].cast_signed()).to_le_bytes();
-        let expected = [("none", blake3::hash(b"")), ("tiny", blake3::hash(&tiny)), ("wide", blake3::hash(&wide))];
+        let expected =
+            [("none", blake3::hash(b"")), ("tiny", blake3::hash(&tiny)), ("wide", blake3::hash(&wide))];
         assert_eq!(seen, expected.map(|(name, hash)| (name.to_owned(), *hash.as_bytes())).into());
         let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
         assert_eq!(pass.tensors(&[], &casts, &mut |seen| panic!("{seen:?}")).unwrap(), []);
