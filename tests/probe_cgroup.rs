@@ -82,7 +82,7 @@ fn a_command_in_a_group_of_its_own_is_accounted_there_from_its_first_page() {
     let peak_bytes = known(memory.peak_bytes);
     assert!((48 * MIB..80 * MIB).contains(&peak_bytes), "{peak_bytes}");
     assert_eq!(memory.limit_bytes, Procfs::default().myself().memory_group().unwrap().limit_bytes());
-    assert_eq!(group.pids().unwrap(), []);
+    assert_eq!(group.pids().unwrap(), Vec::<u32>::new());
 }
 
 #[test]

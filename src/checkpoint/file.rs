@@ -57,7 +57,7 @@ fn read_open(
     let metadata = HeaderParser { path, prefix, allow_opaque, json, table: &mut *table }.parse()?;
     let data = ByteRange::new(header.end(), identity.len_bytes).expect("the header lies inside the file");
     table.seal_file(mark, data).map_err(|fault| layout_error(path, fault, data))?;
-    Ok(Shard { path: path.to_owned(), identity, data, metadata })
+    Ok(Shard { path: path.to_owned(), identity, data, metadata, name_prefix: prefix.into() })
 }
 
 /// Opens a regular file.

@@ -14,6 +14,8 @@ pub use self::identity::{FileIdentity, FileKind};
 pub(crate) use self::identity::{OpenFault, open_regular, open_regular_with};
 pub use self::metadata::FileMetadata;
 pub use self::options::OpenOptions;
+#[allow(unused_imports, reason = "used by the converter, which can be left out")]
+pub(crate) use self::path_rule::relative as relative_name;
 pub use self::tensor::{Shard, ShardId, TensorEntry, TensorId};
 
 mod dtype;

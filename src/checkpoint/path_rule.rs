@@ -7,7 +7,7 @@
 ///
 /// # Errors
 /// The rule that it breaks.
-pub(super) fn relative(name: &str) -> Result<&str, &'static str> {
+pub(crate) fn relative(name: &str) -> Result<&str, &'static str> {
     let mut rest = name;
     while let Some(stripped) = rest.strip_prefix("./") {
         rest = stripped;

@@ -65,11 +65,15 @@ pub struct Shard {
     pub data: ByteRange,
     /// The free text of its header.
     pub metadata: FileMetadata,
+    /// What stands before the names of its tensors: `component/` in a pipeline, else nothing.
+    pub name_prefix: Box<str>,
 }
 
 impl Shard {
     pub(super) fn heap_bytes(&self) -> u64 {
-        text_bytes(self.path.as_os_str().len()) + self.metadata.heap_bytes()
+        text_bytes(self.path.as_os_str().len())
+            + self.metadata.heap_bytes()
+            + to_u64(self.name_prefix.len().next_multiple_of(16))
     }
 }
 

@@ -63,12 +63,12 @@ pub enum ConvertError {
         what: String,
     },
     /// Another process converts into this target.
-    #[error("{}: is being written by process {pid}", path.display())]
+    #[error("{}: is being written by process {process}", path.display())]
     Locked {
         /// The target.
         path: PathBuf,
         /// The other process, as it called itself.
-        pid: String,
+        process: String,
     },
     /// The target's file system has too little room. Nothing was written.
     #[error(
@@ -102,6 +102,27 @@ pub enum ConvertError {
         operation: &'static str,
         /// The system's answer.
         source: std::io::Error,
+    },
+    /// A file would have a longer header than readers take.
+    #[error(
+        "{file} would have a header of {}, and readers take at most {}; make smaller files (--max-shard-size)",
+        HumanBytes(*header_bytes), HumanBytes(*limit_bytes)
+    )]
+    HeaderTooLong {
+        /// The file's path below the target.
+        file: String,
+        /// Its header.
+        header_bytes: u64,
+        /// The longest that readers take.
+        limit_bytes: u64,
+    },
+    /// The source has more files beside its weights than any model.
+    #[error("{}: has more than {limit} files beside its weights; is that the directory of a model?", path.display())]
+    TooManySideFiles {
+        /// The source.
+        path: PathBuf,
+        /// Most files that are copied.
+        limit: u64,
     },
     /// Parts of the conversion are missing.
     #[error("{}: {missing_count} files are missing, the first is {first}; run their parts again", path.display())]

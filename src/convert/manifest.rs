@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 /// The manifest's name in the target.
 pub const MANIFEST_NAME: &str = "onelayer.manifest.json";
 
+/// What the manifests of this version call themselves.
+pub(super) const MANIFEST_SCHEMA: &str = "onelayer-manifest/1";
+
 /// What a conversion made, of what.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -13,6 +16,8 @@ pub struct Manifest {
     pub schema: String,
     /// Name and version of what wrote it.
     pub tool: String,
+    /// Tells conversions apart: a hash of the source's identity and of everything that decides about the files.
+    pub fingerprint: String,
     /// What it was made of.
     pub source: ManifestSource,
     /// The options, as a person gave them.

@@ -3,12 +3,28 @@
 //! A [`Conversion`] holds the settings. [`Conversion::prepare`] opens the source, decides which tensor goes to which file and
 //! checks the target without writing anything; the [`PreparedConversion`] can be shown, and run.
 
+mod digest;
+mod duplicates;
+mod ending;
 mod error;
 mod event;
+mod files;
+#[cfg(test)]
+mod for_tests;
+mod header;
+mod journal;
 mod manifest;
+mod manifest_reader;
+mod manifest_writer;
+mod output;
 mod prepared;
+mod reading;
 mod report;
+mod run;
+mod scope;
 mod settings;
+mod side_files;
+mod target;
 mod verify;
 
 pub use self::error::ConvertError;

@@ -43,6 +43,10 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// what could not land in its place.
     fn seal(&self, arena: Arc<Self::Arena>, moves: &[MoveOp]) -> Result<Self::Resident, DeviceError>;
 
+    /// The load has failed or is not wanted any more: bytes that are missing will not come. Called before what is in flight
+    /// is waited for.
+    fn give_up(&self) {}
+
     /// Gives recycled arenas back to the system. Called once, when no copy is in flight.
     fn trim(&self);
 }

@@ -15,6 +15,9 @@ pub enum DeviceError {
         /// The system's answer.
         source: std::io::Error,
     },
+    /// What was to be written could not be; whoever writes it knows why.
+    #[error("the output failed")]
+    Output,
     /// This library was built without the feature `cuda`.
     #[error("this build has no CUDA device: build it with the feature `cuda`")]
     NotBuilt,

@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use crate::checkpoint::{Checkpoint, DType, TensorId};
+use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
 use crate::layers::{LayerId, Layers};
 use crate::units::{ByteRange, to_u64, to_usize};
 
@@ -122,6 +122,11 @@ impl Placement {
     #[must_use]
     pub fn delivered_dtype(&self, dtype: DType) -> DType {
         self.cast.map_or(dtype, |cast| cast.to().into())
+    }
+
+    /// The name of that type, which an opaque one keeps.
+    pub(crate) fn delivered_dtype_name<'a>(&self, entry: &TensorEntry<'a>) -> &'a str {
+        self.cast.map_or(entry.dtype_name, |cast| DType::from(cast.to()).name())
     }
 }
 

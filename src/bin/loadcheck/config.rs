@@ -133,20 +133,9 @@ impl LoadConfig {
         (config, problems)
     }
 
-    /// A budget that works for no checkpoint: what can be said about it where there is no checkpoint to plan for.
+    /// [`below_floor`] of its budget.
     pub(crate) fn below_floor(&self, known: &[Problem]) -> Option<Problem> {
-        let Size::Bytes(budget_bytes) = self.budget else { return None };
-        let is_known = known.iter().any(|problem| problem.code == Code::BudgetTooSmall);
-        if is_known || budget_bytes >= HOST_BUDGET_FLOOR_BYTES {
-            return None;
-        }
-        let (budget, floor) = (HumanBytes(budget_bytes), HumanBytes(HOST_BUDGET_FLOOR_BYTES));
-        let message = format!(
-            "budget {budget} is below the floor of {floor}, and of what the checkpoint's description takes"
-        );
-        Some(
-            Problem::new(Code::BudgetTooSmall, message).help("`loadcheck inspect` shows the smallest budget"),
-        )
+        below_floor(self.budget, known)
     }
 
     /// What the load may hold, in bytes.
@@ -177,16 +166,11 @@ impl LoadConfig {
 
     /// The parameters as a report has them.
     pub(crate) fn params(&self, budgets: &Budgets, readers: Option<u64>) -> Params {
-        let io = match self.io {
-            Io::Buffered => "buffered",
-            Io::Mmap => "mmap",
-            Io::Direct => "direct",
-        };
         Params {
             budget_bytes: budgets.host_bytes,
             prefetch: u64::from(self.prefetch),
             window: self.window.map(u64::from),
-            io: io.to_owned(),
+            io: self.io.name().to_owned(),
             device: self.device.target().to_string(),
             readers,
             hash: self.hash,
@@ -199,11 +183,29 @@ impl LoadConfig {
     }
 }
 
-/// A regular expression that does not compile: its message has the place in several lines, only the last one says what.
+/// A budget that works for no checkpoint: what can be said about it where there is no checkpoint to plan for.
+pub(crate) fn below_floor(budget: Size, known: &[Problem]) -> Option<Problem> {
+    let Size::Bytes(budget_bytes) = budget else { return None };
+    let is_known = known.iter().any(|problem| problem.code == Code::BudgetTooSmall);
+    if is_known || budget_bytes >= HOST_BUDGET_FLOOR_BYTES {
+        return None;
+    }
+    let (budget, floor) = (HumanBytes(budget_bytes), HumanBytes(HOST_BUDGET_FLOOR_BYTES));
+    let message = format!(
+        "budget {budget} is below the floor of {floor}, and of what the checkpoint's description takes"
+    );
+    Some(Problem::new(Code::BudgetTooSmall, message).help("`loadcheck inspect` shows the smallest budget"))
+}
+
+/// A regular expression that does not compile.
 pub(crate) fn bad_pattern(flag: &str, error: &regex::Error) -> Problem {
+    Problem::new(Code::BadPattern, format!("{flag}: {}", reason_of(error)))
+}
+
+/// Why a regular expression does not compile: its message has the place in several lines, only the last one says what.
+pub(crate) fn reason_of(error: &regex::Error) -> String {
     let text = error.to_string();
-    let reason = text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-    Problem::new(Code::BadPattern, format!("{flag}: {reason}"))
+    text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ pub(crate) enum Exit {
     Source,
     /// What was asked for cannot be measured or used here.
     CannotMeasure,
-    /// The load, or the measured command, failed.
+    /// The load, the conversion, or the measured command, failed; or a comparison found a difference.
     LoadFailed,
     /// A limit lies inside the spread of the runs.
     Inconclusive,
@@ -62,7 +62,7 @@ impl Exit {
             Self::Usage => "wrong usage, or a request that cannot be met (LC02xx)",
             Self::Source => "the source is missing, unreadable or corrupt (LC03xx)",
             Self::CannotMeasure => "cannot measure or use what was asked for (LC04xx)",
-            Self::LoadFailed => "the load or the measured command failed (LC05xx)",
+            Self::LoadFailed => "the load, conversion, comparison or measured command failed (LC05xx)",
             Self::Inconclusive => "a limit lies inside the spread of the runs (--strict-noise)",
             Self::Interrupted => "interrupted (Ctrl-C); the partial report is kept",
             Self::Terminated => "terminated (SIGTERM); the partial report is kept",

@@ -10,12 +10,14 @@
 mod args;
 mod commands;
 mod config;
+mod convert;
 mod exec;
 mod exit;
 mod family;
 mod limits;
 mod listing;
 mod machine;
+mod measured;
 mod output;
 mod pressure;
 mod problem;
@@ -78,6 +80,12 @@ fn carry_out(cli: Cli) -> Exit {
         }
         Command::Synth(args) => {
             with_output(&args.output, None, &|output| commands::synth::run(args, output, &terminal))
+        }
+        Command::Convert(args) => {
+            with_output(&args.output, None, &|output| commands::convert::run(args, output, &terminal))
+        }
+        Command::Verify(args) => {
+            with_output(&args.output, None, &|output| commands::verify::run(args, output, &terminal))
         }
         Command::Completions(args) => print(commands::shell::completions(args), terminal.stderr_paint),
         Command::Man(args) => print(commands::shell::man(args), terminal.stderr_paint),

@@ -38,6 +38,22 @@ pub(crate) enum Code {
     /// The command of `exec` cannot be started.
     #[serde(rename = "LC0209")]
     CannotStart,
+    /// The target of a conversion is in use for something else: a file in the way, another conversion, the source itself, or
+    /// nothing can be written there.
+    #[serde(rename = "LC0210")]
+    TargetRefused,
+    /// The target's file system has too little room. Nothing was written.
+    #[serde(rename = "LC0211")]
+    NoSpace,
+    /// Another process converts into the target.
+    #[serde(rename = "LC0212")]
+    TargetLocked,
+    /// The file of dtype rules is missing or wrong.
+    #[serde(rename = "LC0213")]
+    DtypeRules,
+    /// A tensor cannot be cast to what was asked for.
+    #[serde(rename = "LC0214")]
+    CannotCast,
     /// There is no such file, directory or repository.
     #[serde(rename = "LC0301")]
     SourceMissing,
@@ -50,6 +66,9 @@ pub(crate) enum Code {
     /// The repository is not in the local cache, and nothing is fetched.
     #[serde(rename = "LC0304")]
     NotInCache,
+    /// A manifest cannot be understood.
+    #[serde(rename = "LC0305")]
+    BadManifest,
     /// A metric that a limit asks for cannot be measured here.
     #[serde(rename = "LC0401")]
     CannotMeasure,
@@ -80,6 +99,15 @@ pub(crate) enum Code {
     /// `--verify`: what was delivered is not what the file has.
     #[serde(rename = "LC0508")]
     BytesDiffer,
+    /// A file of a conversion could not be written. Finished files stay, and the same command goes on behind them.
+    #[serde(rename = "LC0509")]
+    WriteFailed,
+    /// `verify`, or `convert --verify`: a checkpoint is not what its manifest or its source says.
+    #[serde(rename = "LC0510")]
+    VerifyFailed,
+    /// `convert --finish`: files of some parts are missing.
+    #[serde(rename = "LC0511")]
+    PartsMissing,
 }
 
 impl Code {
@@ -95,10 +123,16 @@ impl Code {
             Self::CannotBeMet => "LC0207",
             Self::NothingSelected => "LC0208",
             Self::CannotStart => "LC0209",
+            Self::TargetRefused => "LC0210",
+            Self::NoSpace => "LC0211",
+            Self::TargetLocked => "LC0212",
+            Self::DtypeRules => "LC0213",
+            Self::CannotCast => "LC0214",
             Self::SourceMissing => "LC0301",
             Self::SourceInvalid => "LC0302",
             Self::SourceUnreadable => "LC0303",
             Self::NotInCache => "LC0304",
+            Self::BadManifest => "LC0305",
             Self::CannotMeasure => "LC0401",
             Self::NoDevice => "LC0402",
             Self::LoadFailed => "LC0501",
@@ -109,6 +143,9 @@ impl Code {
             Self::SourceChanged => "LC0506",
             Self::Interrupted => "LC0507",
             Self::BytesDiffer => "LC0508",
+            Self::WriteFailed => "LC0509",
+            Self::VerifyFailed => "LC0510",
+            Self::PartsMissing => "LC0511",
         }
     }
 
@@ -180,9 +217,22 @@ mod tests {
 
     #[test]
     fn json_and_text_agree_on_the_code() {
-        for code in
-            [Code::BudgetTooSmall, Code::SourceInvalid, Code::NoDevice, Code::Interrupted, Code::BytesDiffer]
-        {
+        for code in [
+            Code::BudgetTooSmall,
+            Code::TargetRefused,
+            Code::NoSpace,
+            Code::TargetLocked,
+            Code::DtypeRules,
+            Code::CannotCast,
+            Code::SourceInvalid,
+            Code::BadManifest,
+            Code::NoDevice,
+            Code::Interrupted,
+            Code::BytesDiffer,
+            Code::WriteFailed,
+            Code::VerifyFailed,
+            Code::PartsMissing,
+        ] {
             assert_eq!(serde_json::to_value(code).unwrap(), code.as_str());
         }
     }

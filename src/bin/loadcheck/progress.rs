@@ -1,12 +1,13 @@
-//! How far a load is, on stderr: a bar on a terminal, a line every 10 % elsewhere, JSON lines for programs.
+//! How far a load or a conversion is, on stderr: a bar on a terminal, a line every 10 % elsewhere, JSON lines for programs.
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
 use crate::output::escape::escape_and_cut;
-use crate::output::numbers::{bytes, rate, seconds};
+use crate::output::numbers::{bytes, count, grouped, rate, seconds};
 use crate::output::terminal::ProgressMode;
 use crate::output::to_stderr;
 
@@ -15,7 +16,25 @@ const LAYER_CHARACTERS_MAX: usize = 80;
 /// The longest silence of the line modes.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// Shows how far a load is. Dropping it removes a bar.
+/// How many files there are, and shall be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Files {
+    /// There already.
+    pub(crate) done: u64,
+    /// In all.
+    pub(crate) total: u64,
+}
+
+/// What is going on.
+#[derive(Clone, Copy, Debug)]
+enum What<'a> {
+    /// This layer is loaded.
+    Layer(&'a str),
+    /// So many files are written.
+    Files(Files),
+}
+
+/// Shows how far a load or a conversion is. Dropping it removes a bar.
 #[derive(Debug)]
 pub(crate) struct Progress {
     shown: Shown,
@@ -50,13 +69,30 @@ impl Progress {
 
     /// Shows that `done_bytes` of `total_bytes` have arrived and what is being loaded.
     pub(crate) fn update(&mut self, done_bytes: u64, total_bytes: u64, layer: &str) {
+        self.show(done_bytes, total_bytes, What::Layer(layer));
+    }
+
+    /// Shows that `done_bytes` of `total_bytes` have been read, and how many files are written.
+    pub(crate) fn update_files(&mut self, done_bytes: u64, total_bytes: u64, files: Files) {
+        self.show(done_bytes, total_bytes, What::Files(files));
+    }
+
+    /// A file is there: because it `is_new`, or since an earlier run. Only programs are told.
+    pub(crate) fn file(&self, name: &str, bytes: u64, is_new: bool) {
+        if matches!(self.shown, Shown::Lines { json: true, .. }) {
+            let state = if is_new { "written" } else { "kept" };
+            to_stderr(&json!({"file": {"name": name, "bytes": bytes, "state": state}}).to_string());
+        }
+    }
+
+    fn show(&mut self, done_bytes: u64, total_bytes: u64, what: What<'_>) {
         match &mut self.shown {
             Shown::Nothing => {}
             Shown::Bar(bar) => {
                 let bar = bar.get_or_insert_with(|| new_bar(&self.label, total_bytes));
                 bar.set_length(total_bytes);
                 bar.set_position(done_bytes);
-                bar.set_message(escape_and_cut(layer, LAYER_CHARACTERS_MAX).into_owned());
+                bar.set_message(what.text().into_owned());
             }
             Shown::Lines { json, tenth, last } => {
                 let share = u128::from(done_bytes) * 10 / u128::from(total_bytes.max(1));
@@ -66,12 +102,22 @@ impl Progress {
                 }
                 (*tenth, *last) = (now_tenth, Instant::now());
                 let line = if *json {
-                    json_line(&self.label, done_bytes, total_bytes, layer, self.start.elapsed())
+                    json_line(&self.label, done_bytes, total_bytes, what, self.start.elapsed())
                 } else {
-                    plain_line(&self.label, done_bytes, total_bytes, layer, self.start.elapsed())
+                    plain_line(&self.label, done_bytes, total_bytes, what, self.start.elapsed())
                 };
                 to_stderr(&line);
             }
+        }
+    }
+}
+
+impl What<'_> {
+    /// For people.
+    fn text(&self) -> Cow<'_, str> {
+        match self {
+            Self::Layer(layer) => escape_and_cut(layer, LAYER_CHARACTERS_MAX),
+            Self::Files(files) => format!("{} of {}", grouped(files.done), count(files.total, "file")).into(),
         }
     }
 }
@@ -93,7 +139,7 @@ fn new_bar(label: &str, total_bytes: u64) -> ProgressBar {
     bar
 }
 
-fn plain_line(label: &str, done_bytes: u64, total_bytes: u64, layer: &str, elapsed: Duration) -> String {
+fn plain_line(label: &str, done_bytes: u64, total_bytes: u64, what: What<'_>, elapsed: Duration) -> String {
     let percent = u128::from(done_bytes) * 100 / u128::from(total_bytes.max(1));
     let speed = rate(done_bytes, elapsed.as_secs_f64()).map(|rate| format!("  {rate}")).unwrap_or_default();
     format!(
@@ -102,18 +148,23 @@ fn plain_line(label: &str, done_bytes: u64, total_bytes: u64, layer: &str, elaps
         bytes(Some(done_bytes)),
         bytes(Some(total_bytes)),
         seconds(elapsed.as_secs_f64()),
-        escape_and_cut(layer, LAYER_CHARACTERS_MAX)
+        what.text()
     )
     .trim_end()
     .to_owned()
 }
 
-fn json_line(label: &str, done_bytes: u64, total_bytes: u64, layer: &str, elapsed: Duration) -> String {
-    json!({"progress": {
-        "stage": label, "done_bytes": done_bytes, "total_bytes": total_bytes, "layer": layer,
-        "seconds": elapsed.as_secs_f64(),
-    }})
-    .to_string()
+fn json_line(label: &str, done_bytes: u64, total_bytes: u64, what: What<'_>, elapsed: Duration) -> String {
+    let mut progress = json!({"stage": label, "done_bytes": done_bytes, "total_bytes": total_bytes});
+    match what {
+        What::Layer(layer) => progress["layer"] = layer.into(),
+        What::Files(files) => {
+            progress["files_done"] = files.done.into();
+            progress["files_total"] = files.total.into();
+        }
+    }
+    progress["seconds"] = elapsed.as_secs_f64().into();
+    json!({"progress": progress}).to_string()
 }
 
 #[cfg(test)]
@@ -127,13 +178,27 @@ mod tests {
 
     #[test]
     fn lines_say_how_far() {
-        let line = plain_line("", 50 << 20, 100 << 20, "a\u{1b}", Duration::from_secs(1));
+        let line = plain_line("", 50 << 20, 100 << 20, What::Layer("a\u{1b}"), Duration::from_secs(1));
         assert_eq!(line, "loadcheck:  50 %  50 MiB of 100 MiB  1 s  50 MiB/s  a\\u{1b}");
         let line: serde_json::Value =
-            serde_json::from_str(&json_line("x", 1, 2, "l", Duration::ZERO)).unwrap();
+            serde_json::from_str(&json_line("x", 1, 2, What::Layer("l"), Duration::ZERO)).unwrap();
         assert_eq!(line["progress"]["done_bytes"], 1);
-        assert!(plain_line("", 0, 0, "", Duration::ZERO).contains("  0 %"));
-        assert!(plain_line("", 1, 2, &"x".repeat(64 << 10), Duration::ZERO).len() < 200);
+        assert!(plain_line("", 0, 0, What::Layer(""), Duration::ZERO).contains("  0 %"));
+        assert!(plain_line("", 1, 2, What::Layer(&"x".repeat(64 << 10)), Duration::ZERO).len() < 200);
+    }
+
+    #[test]
+    fn conversions_count_files() {
+        let files = What::Files(Files { done: 3, total: 27 });
+        let line = plain_line("", 50 << 20, 100 << 20, files, Duration::from_secs(1));
+        assert_eq!(line, "loadcheck:  50 %  50 MiB of 100 MiB  1 s  50 MiB/s  3 of 27 files");
+        let line: serde_json::Value =
+            serde_json::from_str(&json_line("", 1, 2, files, Duration::ZERO)).unwrap();
+        assert_eq!(
+            (line["progress"]["files_done"].as_u64(), line["progress"]["files_total"].as_u64()),
+            (Some(3), Some(27))
+        );
+        assert!(line["progress"]["layer"].is_null());
     }
 
     #[test]

@@ -169,6 +169,7 @@ fn check(path: &Path) -> Shard {
                 identity,
                 data: range(0, identity.len_bytes),
                 metadata: Default::default(),
+                name_prefix: Box::default(),
             };
         }
         std::thread::yield_now();

@@ -12,13 +12,15 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 
-pub(crate) use self::values::{CacheArg, ColorArg, Device, FormatArg, Io, ProgressArg, Window};
+pub(crate) use self::convert::{ConvertArgs, VerifyArgs};
+pub(crate) use self::values::{CacheArg, ColorArg, Device, ExpertsArg, FormatArg, Io, ProgressArg, Window};
 use crate::exit::Exit;
 use crate::limits::{LimitArg, VramArg};
 use crate::output::numbers::to_f64;
 use crate::sizes::{Size, parse_duration};
 use crate::synth::{FloatType, presets};
 
+mod convert;
 mod values;
 
 /// First line of every help text: two public repositories use the name for something else.
@@ -30,6 +32,7 @@ const EXAMPLES: &str = "Examples:
   loadcheck ./model --max-host 200MiB        a gate for CI: exit code 1 when exceeded
   loadcheck plan ./model                     the peaks, predicted from the headers
   loadcheck exec -- python load_test.py      somebody else's loader, whole process tree
+  loadcheck convert ./model ./layers         one file per layer, in bounded memory
   loadcheck synth tiny-llama /tmp/m && loadcheck /tmp/m
                                              try it without a download";
 
@@ -99,6 +102,16 @@ pub(crate) enum Command {
         after_long_help = Exit::table()
     )]
     Exec(ExecArgs),
+    /// Rewrites a checkpoint as one file per layer, in bounded memory
+    #[command(
+        long_about = convert::CONVERT_ABOUT,
+        after_long_help = Exit::table(),
+        mut_arg("force", |force| force.help(convert::FORCE_HELP).long_help(convert::FORCE_LONG_HELP).hide_short_help(false))
+    )]
+    Convert(Box<ConvertArgs>),
+    /// Checks a checkpoint: headers, index, and hashes by its manifest
+    #[command(long_about = convert::VERIFY_ABOUT, after_long_help = Exit::table())]
+    Verify(VerifyArgs),
     /// Writes a checkpoint of noise, shaped like a real model
     #[command(
         long_about = "Writes a checkpoint of noise, shaped like a real model, to measure its load\n\n\
@@ -235,7 +248,7 @@ pub(crate) struct LimitArgs {
 }
 
 /// Where the result goes.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Output")]
 pub(crate) struct OutputArgs {
     /// table, plain, json, jsonl, md, csv, github

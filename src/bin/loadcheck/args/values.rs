@@ -1,7 +1,7 @@
 //! The values that flags take: their spellings, and what they mean.
 
 use clap::ValueEnum;
-use onelayer::Target;
+use onelayer::{IoMode, Target};
 use serde::{Deserialize, Serialize};
 
 /// `--io`
@@ -14,6 +14,26 @@ pub(crate) enum Io {
     Mmap,
     /// past the page cache (O_DIRECT)
     Direct,
+}
+
+impl Io {
+    /// As it is spelt.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Buffered => "buffered",
+            Self::Mmap => "mmap",
+            Self::Direct => "direct",
+        }
+    }
+
+    /// The library's.
+    pub(crate) const fn mode(self) -> IoMode {
+        match self {
+            Self::Buffered => IoMode::Buffered,
+            Self::Mmap => IoMode::Mmap,
+            Self::Direct => IoMode::Direct,
+        }
+    }
 }
 
 /// `--device`
@@ -80,6 +100,25 @@ impl std::str::FromStr for Window {
             _ if text == "all" => Ok(Self::All),
             Ok(0) | Err(_) => Err("write a number of layers, at least 1, or `all`".to_owned()),
             Ok(layers) => Ok(Self::Layers(layers)),
+        }
+    }
+}
+
+/// `--experts`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExpertsArg {
+    /// in the file of their layer
+    Together,
+    /// each in a file of its own
+    PerFile,
+}
+
+impl ExpertsArg {
+    /// As it is spelt.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Together => "together",
+            Self::PerFile => "per-file",
         }
     }
 }

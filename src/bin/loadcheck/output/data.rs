@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::listing::Layer;
-use crate::report::{CommandName, Report, Run, Synth};
+use crate::report::{CommandName, ConvertFile, Difference, Report, Run, Synth};
 
 /// Writes the whole report, indented.
 pub(crate) fn write_json(report: &Report, to: &mut dyn Write) -> io::Result<()> {
@@ -31,8 +31,8 @@ struct Line<'a, T> {
     fields: T,
 }
 
-/// Writes one object a line, each with `schema` and `type`: `run`, `limit`, `hash`, `layer`, `plan`, `synth`, and last
-/// `summary`, which has the verdict and any error.
+/// Writes one object a line, each with `schema` and `type`: `run`, `limit`, `hash`, `layer`, `plan`, `synth`, `convert`,
+/// `verification`, and last `summary`, which has the verdict and any error.
 pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     fn each<T: Serialize>(
         report: &Report,
@@ -52,6 +52,8 @@ pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Resul
     each(report, to, "layer", report.layers.iter())?;
     each(report, to, "plan", &report.plan)?;
     each(report, to, "synth", &report.synth)?;
+    each(report, to, "convert", &report.convert)?;
+    each(report, to, "verification", &report.verification)?;
     let summary = json!({
         "tool": report.tool, "command": report.command, "verdict": report.verdict, "error": report.error,
         "host": report.host, "source": report.source, "exec": report.exec, "unavailable": report.unavailable,
@@ -87,8 +89,8 @@ const RUN_COLUMNS: [&str; 24] = [
     "mismatches",
 ];
 
-/// Writes one row a run (`run`, `exec`), a layer (`plan`, `inspect`) or a checkpoint (`synth`). Empty is "not
-/// measured".
+/// Writes one row a run (`run`, `exec`), a layer (`plan`, `inspect`), a checkpoint (`synth`), a file (`convert`) or a
+/// difference (`verify`). Empty is "not measured".
 pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     type Rows<'a> = Box<dyn Iterator<Item = Vec<String>> + 'a>;
     let (header, rows): (&[&str], Rows<'_>) = match report.command {
@@ -102,6 +104,14 @@ pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
         CommandName::Synth => (
             &["model", "target", "bytes", "files", "tensors", "seconds"],
             Box::new(report.synth.iter().map(synth_row)),
+        ),
+        CommandName::Convert => (
+            &["file", "state", "layers", "tensors", "bytes"],
+            Box::new(report.convert.iter().flat_map(|convert| &convert.files).map(file_row)),
+        ),
+        CommandName::Verify => (
+            &["place", "difference"],
+            Box::new(report.verification.iter().flat_map(|found| &found.differences).map(difference_row)),
         ),
         CommandName::Unknown => return Ok(()),
     };
@@ -122,6 +132,17 @@ fn synth_row(synth: &Synth) -> Vec<String> {
     row.extend(numbers);
     row.push(synth.seconds.to_string());
     row
+}
+
+fn file_row(file: &ConvertFile) -> Vec<String> {
+    let state = json!(file.state).as_str().unwrap_or_default().to_owned();
+    let layers = super::escape::escape(&file.layers.join(" ")).into_owned();
+    let name = super::escape::escape(&file.name).into_owned();
+    vec![name, state, layers, file.tensors.to_string(), file.bytes.to_string()]
+}
+
+fn difference_row(difference: &Difference) -> Vec<String> {
+    [&difference.place, &difference.what].map(|text| super::escape::escape(text).into_owned()).into()
 }
 
 fn run_row(index: usize, run: &Run) -> Vec<String> {

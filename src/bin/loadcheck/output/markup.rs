@@ -5,7 +5,7 @@ use super::numbers::{bytes, count, growth, seconds};
 use super::terminal::Paint;
 use super::text::{device_line, exceeded_at, limit_line, limit_values, place, verified_line};
 use crate::problem::Problem;
-use crate::report::{CommandName, Report, Run};
+use crate::report::{CommandName, Convert, Report, Run, Verification};
 
 /// The report as Markdown.
 pub(crate) fn markdown(report: &Report) -> String {
@@ -22,7 +22,7 @@ pub(crate) fn markdown(report: &Report) -> String {
         text.push_str(&format!("`{}`\n\n", code(&exec.command.join(" "))));
     }
     let (header, rows) = match report.command {
-        CommandName::Run | CommandName::Exec => (
+        CommandName::Run | CommandName::Exec | CommandName::Convert => (
             "| run | host peak | over start | RSS peak | over start | at | time |\n|---:|---:|---:|---:|---:|---|---:|\n",
             report.runs.iter().enumerate().map(run_row).collect(),
         ),
@@ -30,7 +30,7 @@ pub(crate) fn markdown(report: &Report) -> String {
             "| layer | tensors | bytes |\n|---|---:|---:|\n",
             report.layers.iter().map(|layer| layer_row(&layer)).collect(),
         ),
-        CommandName::Synth | CommandName::Unknown => ("", Vec::<String>::new()),
+        CommandName::Synth | CommandName::Verify | CommandName::Unknown => ("", Vec::<String>::new()),
     };
     if !rows.is_empty() {
         text.push_str(header);
@@ -48,6 +48,8 @@ pub(crate) fn markdown(report: &Report) -> String {
             [count(synth.files, "file"), count(synth.tensors, "tensor"), bytes(Some(synth.bytes))].join(", ");
         text.push_str(&format!("`{}`: {what} in {}\n", code(&synth.target), seconds(synth.seconds)));
     }
+    report.convert.iter().for_each(|convert| text.push_str(&converted(convert)));
+    report.verification.iter().for_each(|found| text.push_str(&verified(found)));
     let facts = device_line(report).into_iter().chain(verified_line(report));
     // Columns of text are aligned by blanks, which mean nothing here.
     facts.for_each(|line| text.push_str(&format!("\n{}\n", cell(&words(&line)))));
@@ -71,6 +73,42 @@ fn run_row((index, run): (usize, &Run)) -> String {
         run.peak.at.as_ref().map(|at| format!("`{}`", code(&place(at)))).unwrap_or_default(),
         run.seconds.map(seconds).unwrap_or_default(),
     )
+}
+
+/// Where it went, and as how many files.
+fn converted(convert: &Convert) -> String {
+    let files = u64::try_from(convert.files.len()).unwrap_or(u64::MAX);
+    let sum = convert.files.iter().map(|file| file.bytes).sum();
+    let outcome = match &convert.result {
+        None => "planned",
+        Some(result) if result.complete => "complete",
+        Some(_) => "not complete",
+    };
+    format!(
+        "\n`{}`: {} ({}), {}, {outcome}\n",
+        code(&convert.target),
+        count(files, "file"),
+        cell(&convert.summary),
+        bytes(Some(sum))
+    )
+}
+
+/// What a verification compared, and every difference.
+fn verified(found: &Verification) -> String {
+    let mut text = format!(
+        "\n`{}`: {}, {}, {} compared\n",
+        code(&found.directory),
+        count(found.files, "file"),
+        count(found.tensors, "tensor"),
+        bytes(Some(found.bytes))
+    );
+    if !found.differences.is_empty() {
+        text.push_str("\n| place | difference |\n|---|---|\n");
+    }
+    for difference in &found.differences {
+        text.push_str(&format!("| `{}` | {} |\n", code(&difference.place), cell(&difference.what)));
+    }
+    text
 }
 
 /// Device memory, in a table of its own: most runs take none.

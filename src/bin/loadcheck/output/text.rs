@@ -1,10 +1,10 @@
 //! The report for people: what `table` and `plain` print. This file has the commands that measure (`run`, `exec`);
-//! [`super::described`] has those that describe.
+//! [`super::described`] has those that describe, [`super::converted`] those that write and check checkpoints.
 
 use super::grid::{Align, grid};
 use super::numbers::{bytes, container, count, grouped, growth, rate, seconds};
 use super::terminal::{Paint, Role};
-use super::{described, escape::escape};
+use super::{converted, described, escape::escape};
 use crate::args::CacheArg;
 use crate::limits::mean;
 use crate::report::{CommandName, Limit, Outcome, Params, Place, Report, Run, Source};
@@ -27,6 +27,8 @@ pub(crate) fn render(report: &Report, look: &Look) -> String {
         CommandName::Plan => described::plan(report, look),
         CommandName::Inspect => described::inspect(report, look),
         CommandName::Synth => described::synth(report),
+        CommandName::Convert => converted::convert(report, look),
+        CommandName::Verify => converted::verify(report, look),
         CommandName::Unknown => Vec::new(),
     };
     if !lines.is_empty() {
@@ -108,19 +110,7 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
     }
     lines.extend(device_line(report));
     lines.extend(cache_line(&report.runs));
-    let header = [
-        ("", Align::Left),
-        ("peak", Align::Right),
-        ("over start", Align::Right),
-        ("at", Align::Left),
-        ("", Align::Left),
-    ];
-    let is_narrow = look.width.is_some_and(|width| width < 100);
-    let rows = rows(report, is_narrow);
-    for (position, line) in grid(&header, &rows, look.width).iter().enumerate() {
-        let role = if position == 0 { Role::Dim } else { Role::Strong };
-        lines.push(if position < 2 { look.paint.paint(role, line) } else { line.clone() });
-    }
+    lines.extend(peak_table(report, look));
     lines.extend(verified_line(report));
     lines.extend(promise_lines(report, look));
     lines.extend(report.limits.iter().map(|limit| limit_line(limit, look.paint)));
@@ -132,16 +122,8 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
                 .map(|missing| format!("  {:<8}  not measured: {}", missing.metric, escape(&missing.reason))),
         );
     }
-    if let Some(run) =
-        report.runs.iter().find(|run| !matches!(run.outcome, Outcome::Completed | Outcome::Stopped))
-    {
-        let what = format!(
-            "partial: the run {} after {}",
-            outcome_verb(run.outcome),
-            run.seconds.map_or_else(|| "an unknown time".to_owned(), seconds)
-        );
-        lines.push(look.paint.paint(Role::Warning, &what));
-    } else {
+    let partial = partial_line(report, look);
+    if partial.is_none() {
         lines.extend(worst(&report.runs, |run| run.peak.host_bytes).and_then(|run| run.peak.host_bytes).map(
             |peak| {
                 let (request, limit) = container(peak);
@@ -149,7 +131,37 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
             },
         ));
     }
+    lines.extend(partial);
     lines
+}
+
+/// The highest values, as a table under a dim header.
+pub(super) fn peak_table(report: &Report, look: &Look) -> Vec<String> {
+    let header = [
+        ("", Align::Left),
+        ("peak", Align::Right),
+        ("over start", Align::Right),
+        ("at", Align::Left),
+        ("", Align::Left),
+    ];
+    let is_narrow = look.width.is_some_and(|width| width < 100);
+    let mut lines = grid(&header, &rows(report, is_narrow), look.width);
+    for (line, role) in lines.iter_mut().zip([Role::Dim, Role::Strong]) {
+        *line = look.paint.paint(role, line);
+    }
+    lines
+}
+
+/// That a run did not come to its end, if so.
+pub(super) fn partial_line(report: &Report, look: &Look) -> Option<String> {
+    let is_partial = |run: &&Run| !matches!(run.outcome, Outcome::Completed | Outcome::Stopped);
+    let run = report.runs.iter().find(is_partial)?;
+    let what = format!(
+        "partial: the run {} after {}",
+        outcome_verb(run.outcome),
+        run.seconds.map_or_else(|| "an unknown time".to_owned(), seconds)
+    );
+    Some(look.paint.paint(Role::Warning, &what))
 }
 
 fn outcome_verb(outcome: Outcome) -> &'static str {
@@ -209,7 +221,7 @@ fn rows(report: &Report, is_narrow: bool) -> Vec<Vec<String>> {
         let note = missing.map_or(note, |entry| format!("not measured: {}", entry.reason));
         let at = match at {
             // Before the first layer, the headers are read and the plan is made.
-            Some(at) if report.exec.is_none() && at.layer.is_none() => "headers".to_owned(),
+            Some(at) if report.command == CommandName::Run && at.layer.is_none() => "headers".to_owned(),
             at => at.map(place).unwrap_or_default(),
         };
         vec![name.to_owned(), bytes(peak), growth(peak, start), at, note]
@@ -349,7 +361,7 @@ pub(crate) fn place(place: &Place) -> String {
     }
 }
 
-fn promise_lines(report: &Report, look: &Look) -> Vec<String> {
+pub(super) fn promise_lines(report: &Report, look: &Look) -> Vec<String> {
     let broken = report.runs.iter().enumerate().filter_map(|(index, run)| {
         let promise = run.promise.as_ref().filter(|promise| !promise.kept)?;
         Some(format!(

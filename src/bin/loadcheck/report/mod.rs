@@ -6,6 +6,10 @@
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::convert::{
+    Convert, ConvertFile, ConvertMemory, ConvertParams, Converted, Difference, Duplicate, Estimate,
+    FileState, ReadFallback, SideFile, Verification,
+};
 pub(crate) use self::run::{
     CacheState, IoCounters, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring, Run,
     Samples, TensorHash, Verified, Vram,
@@ -13,6 +17,7 @@ pub(crate) use self::run::{
 use crate::listing::Listing;
 use crate::problem::Problem;
 
+mod convert;
 mod run;
 
 /// The version of the schema.
@@ -51,6 +56,12 @@ pub(crate) struct Report {
     /// `synth`: what was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) synth: Option<Synth>,
+    /// `convert`: what is planned, and what it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) convert: Option<Convert>,
+    /// `verify` and `convert --verify`: what was compared, and what differs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) verification: Option<Verification>,
     /// What could not be measured, and why.
     pub(crate) unavailable: Vec<Unavailable>,
     /// The gates.
@@ -92,6 +103,10 @@ pub(crate) enum CommandName {
     Exec,
     /// A checkpoint, made.
     Synth,
+    /// A checkpoint, rewritten.
+    Convert,
+    /// A checkpoint, checked.
+    Verify,
     /// Before it was clear what was asked for.
     Unknown,
 }
@@ -335,6 +350,8 @@ impl Report {
             plan: None,
             exec: None,
             synth: None,
+            convert: None,
+            verification: None,
             unavailable: Vec::new(),
             limits: Vec::new(),
             layers: Listing::default(),

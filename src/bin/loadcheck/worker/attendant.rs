@@ -9,11 +9,11 @@ use onelayer::load::{CancelHandle, Progress};
 use onelayer::probe::{Marker, Sampler, Summary};
 
 use super::child::tell;
-use super::measure::place_of;
 use super::protocol::{Crossing, Message, Watch};
 use super::tracker::Tracker;
 use super::vram::VramMeter;
 use crate::limits::Metric;
+use crate::measured::place_of;
 use crate::report::{Place, Point};
 
 /// How often the attendant looks at the load.

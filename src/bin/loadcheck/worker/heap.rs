@@ -6,7 +6,7 @@
 #![allow(unsafe_code, reason = "the allocator's own interface is C")]
 
 /// Gives free memory back to the system, where the allocator can be asked.
-pub(super) fn give_back() {
+pub(crate) fn give_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: malloc_trim(3) takes the allocator's own locks and touches only memory that is free.
     unsafe {

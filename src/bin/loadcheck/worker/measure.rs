@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use onelayer::checkpoint::Checkpoint;
 use onelayer::load::{LayerStream, LoadError, LoadReport, LoadedLayer, Loader};
 use onelayer::plan::MemoryTerms;
-use onelayer::probe::{Measured, Peak, ProcessMemory, Sampler, SamplerOptions, Summary};
-use onelayer::units::MIB;
+use onelayer::probe::{Sampler, SamplerOptions, Summary};
 use onelayer::{LoadPlan, Pinning, RingMode};
 
 use super::attendant::{Attendant, add_missed};
@@ -23,13 +22,10 @@ use super::verify::{Stopped, Verifier};
 use super::vram::{Counted, VramMeter};
 use crate::args::Device;
 use crate::config::{Budgets, LoadConfig};
+use crate::measured::{self, point};
 use crate::problem::{Code, Problem};
-use crate::report::{
-    self, IoCounters, Outcome, Place, Point, Promise, Ring, Run, Samples, TensorHash, Unavailable, Verified,
-};
+use crate::report::{self, IoCounters, Outcome, Place, Point, Ring, Run, Samples, TensorHash, Verified};
 
-/// What is promised beside the budget: thread stacks and the allocator's slack.
-const SLACK_BYTES: u64 = 16 * MIB;
 /// Rows of the timeline, if one is wanted.
 const TIMELINE_ROWS: usize = 4096;
 
@@ -305,10 +301,7 @@ impl Loaded {
         run.peak = self.peak(&seen.summary);
         let mut crossings = self.crossings;
         add_missed(&mut crossings, watches, &seen.summary);
-        let entries = seen.summary.unavailable.iter();
-        let mut unavailable: Vec<Unavailable> = entries
-            .map(|entry| Unavailable { metric: entry.metric.clone(), reason: entry.reason.clone() })
-            .collect();
+        let mut unavailable = measured::unavailable(&seen.summary);
         if let Some(counted) = seen.counted {
             run.baseline.vram_bytes = counted.baseline_bytes;
             run.peak.vram_bytes = counted.peak_bytes;
@@ -323,13 +316,6 @@ impl Loaded {
     /// Everything but its peaks.
     fn run(&self, config: &LoadConfig, budgets: &Budgets, seen: &Seen) -> Run {
         let summary = &seen.summary;
-        let limit_bytes =
-            budgets.host_bytes.saturating_add(SLACK_BYTES).saturating_add(self.memory.resident_host_bytes());
-        let promise = summary.rss_growth_bytes().value().map(|growth_bytes| Promise {
-            limit_bytes,
-            growth_bytes,
-            kept: growth_bytes <= limit_bytes,
-        });
         let read_bytes = self.report.read_bytes;
         let from_storage = summary.activity.read_bytes.value();
         Run {
@@ -348,7 +334,7 @@ impl Loaded {
             resident_bytes: Some(self.memory.resident_bytes()),
             resident_host_bytes: Some(self.memory.resident_host_bytes()),
             ring: Some(ring_of(&self.report, &self.memory)),
-            promise,
+            promise: measured::promise(summary, budgets.host_bytes, self.memory.resident_host_bytes()),
             samples: Some(Samples::new(summary.interval_ms, &summary.timeline, seen.keeps_timeline)),
             ..Run::default()
         }
@@ -356,33 +342,15 @@ impl Loaded {
 
     /// The highest values of host memory.
     fn peak(&self, summary: &Summary) -> report::Peak {
-        let peak = &summary.peak;
+        let peak = measured::peak(summary);
         report::Peak {
             // Sampled: what was held at the end was held, whether a sample caught it or not.
-            host_bytes: peak.host.bytes().value().max(self.after_load.host_bytes),
-            rss_bytes: peak.rss.bytes().value(),
-            anon_bytes: peak.anon.bytes().value(),
-            file_bytes: peak.file.bytes().value(),
+            host_bytes: peak.host_bytes.max(self.after_load.host_bytes),
             // The kernel may count the ring's pages too: the larger number has them once.
-            pinned_bytes: peak.pinned.bytes().value().max(Some(self.report.pinned_bytes)),
-            at: place_of(&peak.host),
-            rss_at: place_of(&peak.rss),
-            ..report::Peak::default()
+            pinned_bytes: peak.pinned_bytes.max(Some(self.report.pinned_bytes)),
+            ..peak
         }
     }
-}
-
-fn point(memory: &ProcessMemory) -> Point {
-    Point { host_bytes: memory.host_bytes.value(), rss_bytes: memory.rss_bytes.value(), vram_bytes: None }
-}
-
-pub(super) fn place_of(peak: &Measured<Peak>) -> Option<Place> {
-    let Measured::Value(peak) = peak else { return None };
-    Some(Place {
-        layer: peak.at.layer.as_deref().map(str::to_owned),
-        tensor: peak.at.tensor.as_deref().map(str::to_owned),
-        seconds: peak.at.seconds,
-    })
 }
 
 /// The ring as it was had. A driver that pins less than all of it may leave fewer slots.

@@ -23,7 +23,13 @@ mod verify;
 mod vram;
 
 pub(crate) use child::{ARGUMENT, main};
+pub(crate) use heap::give_back as give_heap_back;
 pub(crate) use parent::{Ending, carry_out};
-pub(crate) use prepare::{Planned, decide_for_plan, describe, open_checkpoint, plan_of};
+pub(crate) use prepare::{
+    Planned, context_of, decide_for_plan, describe, layer_map, open_checkpoint, plan_of,
+};
 pub(crate) use protocol::{Checked, Finished, Message, Task, Watch};
-pub(crate) use translate::checkpoint as checkpoint_problems;
+pub(crate) use translate::{
+    chain, checkpoint as checkpoint_problems, layers as layers_problem, load as load_problem, placed,
+    plan as plan_problem,
+};

@@ -10,14 +10,14 @@ use std::sync::atomic::AtomicBool;
 use onelayer::checkpoint::{Checkpoint, OpenOptions};
 use onelayer::layers::{LayerMap, Layers};
 use onelayer::load::{LoadError, Loader, LoaderBuilder};
-use onelayer::plan::{IoMode, Window};
+use onelayer::plan::Window;
 use onelayer::units::HumanBytes;
 use onelayer::{LoadPlan, Pinning};
 
 use super::child::tell;
 use super::protocol::{Checked, Message};
 use super::{device, translate};
-use crate::args::{CacheArg, Device, Io};
+use crate::args::{CacheArg, Device};
 use crate::config::{Budgets, LoadConfig};
 use crate::problem::{Code, Problem};
 use crate::report::{DtypeShare, Largest, MemoryTerm, Plan, Ring, Source};
@@ -39,7 +39,7 @@ pub(crate) fn open_checkpoint(path: &Path, opaque_dtypes: bool) -> Result<Checkp
 }
 
 /// Reads the override of the grouping, if there is one.
-pub(super) fn layer_map(path: Option<&Path>) -> Result<LayerMap, Problem> {
+pub(crate) fn layer_map(path: Option<&Path>) -> Result<LayerMap, Problem> {
     let Some(path) = path else { return Ok(LayerMap::default()) };
     let failed = |error: &dyn std::fmt::Display| {
         Problem::new(Code::LayerMap, format!("cannot use the layer rules: {error}"))
@@ -53,17 +53,12 @@ pub(super) fn layer_map(path: Option<&Path>) -> Result<LayerMap, Problem> {
 /// The loader that a configuration asks for, its device not yet open.
 pub(super) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBuilder, Problem> {
     let map_path = config.layers.as_ref().map(|path| path.0.as_path());
-    let io = match config.io {
-        Io::Buffered => IoMode::Buffered,
-        Io::Mmap => IoMode::Mmap,
-        Io::Direct => IoMode::Direct,
-    };
     let mut builder = Loader::builder(config.device.target())
         .host_budget(budgets.host_bytes)
         .device_reserve(budgets.device_reserve_bytes)
         .window(config.window.map_or(Window::All, Window::Layers))
         .prefetch(config.prefetch)
-        .io(io)
+        .io(config.io.mode())
         .hash(config.hash)
         .layer_map(layer_map(map_path)?);
     if let Some(device_budget_bytes) = budgets.device_bytes {
@@ -202,7 +197,7 @@ pub(crate) fn decide_for_plan(asked: Device) -> Result<(Device, Option<u64>, Opt
 }
 
 /// What relative sizes relate to.
-fn context_of(checkpoint: &Checkpoint, layers: &Layers) -> SizeContext {
+pub(crate) fn context_of(checkpoint: &Checkpoint, layers: &Layers) -> SizeContext {
     SizeContext {
         limit_bytes: crate::machine::memory_limit_bytes(),
         layer_bytes: layer_sizes(checkpoint, layers).map(|(_, bytes)| bytes).max(),

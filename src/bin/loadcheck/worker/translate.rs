@@ -17,7 +17,8 @@ fn split_place(message: &str, path: Option<&std::path::Path>) -> (String, Option
     (rest.to_owned(), Some(path))
 }
 
-fn placed(code: Code, message: &str, path: Option<&std::path::Path>) -> Problem {
+/// A problem at the file that its message begins with.
+pub(crate) fn placed(code: Code, message: &str, path: Option<&std::path::Path>) -> Problem {
     let (message, place) = split_place(message, path);
     Problem { place, ..Problem::new(code, message) }
 }
@@ -119,7 +120,8 @@ pub(crate) fn load(error: &LoadError, map: Option<&std::path::Path>) -> Problem 
     }
 }
 
-fn plan(error: &PlanError) -> Problem {
+/// What kept a load from being planned.
+pub(crate) fn plan(error: &PlanError) -> Problem {
     match error {
         PlanError::BudgetTooSmall { budget_bytes, smallest_bytes, detail } => {
             let human = onelayer::units::HumanBytes;
@@ -165,7 +167,7 @@ fn source(error: &SourceError) -> Problem {
 }
 
 /// An error with its causes: `reading at byte 8 failed: Input/output error`.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

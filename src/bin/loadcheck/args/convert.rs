@@ -1,0 +1,194 @@
+//! The command lines of `convert` and `verify`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Args;
+use onelayer::convert::Part;
+
+use super::values::{ExpertsArg, Io};
+use super::{OutputArgs, parse_float_type};
+use crate::sizes::Size;
+use crate::synth::FloatType;
+
+/// First line of the help of `convert`, and its examples.
+pub(super) const CONVERT_ABOUT: &str = "Rewrites a checkpoint as one file per layer, in bounded memory
+
+The target stays a plain Hugging Face checkpoint: safetensors files, the standard index, and copies of whatever lies beside
+them. Memory stays within the budget plus 16 MiB whatever the model, which is checked on every conversion. Files appear under their
+names only when they are complete and on the disk. An interrupted conversion goes on where it stopped when the same command
+is run again. The source is never changed.
+
+Examples:
+  loadcheck convert ./model ./layers --dry-run
+  loadcheck convert ./model ./layers --verify
+  loadcheck convert ./model ./bf16 --dtype bf16 --exclude '^vision_tower'
+  loadcheck convert ./layers ./whole --merge --max-shard-size 5GB
+  loadcheck convert ./model ./layers --part 1/8      on each of eight machines
+  loadcheck convert ./model ./layers --finish        once all of them are done";
+
+/// First line of the help of `verify`, and its examples.
+pub(super) const VERIFY_ABOUT: &str = "Checks a checkpoint: headers, index, and hashes by its manifest
+
+Every byte is read once where there is a manifest, as `loadcheck convert` writes it; without one, only the structure
+can be checked. With --against, every tensor is compared with that of another checkpoint. Exit code 5 if something
+differs; each difference is named.
+
+Examples:
+  loadcheck verify ./layers
+  loadcheck verify ./layers --against ./model";
+
+/// Help of `--force` where a checkpoint is written.
+pub(super) const FORCE_HELP: &str = "Replace what is in the way";
+pub(super) const FORCE_LONG_HELP: &str = "Replace what is in the way
+
+Files in TARGET that another conversion or somebody else has put there, and the output file of the report. Without it, both are \
+refused (LC0210, LC0205). Symbolic links are replaced, never followed.";
+
+/// `loadcheck convert`
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ConvertArgs {
+    /// File, directory, index, or org/name[@revision] from the cache
+    pub(crate) source: OsString,
+    /// Directory to write; may exist
+    pub(crate) target: PathBuf,
+    #[command(flatten)]
+    pub(crate) files: FileArgs,
+    #[command(flatten)]
+    pub(crate) tensors: TensorArgs,
+    #[command(flatten)]
+    pub(crate) work: WorkArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// Which tensors share a file.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Files")]
+pub(crate) struct FileArgs {
+    /// Most bytes of tensors in a file
+    ///
+    /// Neighbouring layers share a file as long as they fit; a layer that does not fit is cut between tensors. A single
+    /// tensor may be larger. With --merge, files are filled tensor by tensor. Sizes: as for --budget.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) max_shard_size: Option<Size>,
+    /// Experts of a layer: together or per-file
+    ///
+    /// `per-file` gives each expert a file of its own, behind the rest of its layer. `together` is the default.
+    #[arg(long, value_name = "HOW", hide_possible_values = true)]
+    pub(crate) experts: Option<ExpertsArg>,
+    /// The way back: one file, or a few
+    ///
+    /// Undoes the split into layers: shards of at most --max-shard-size, filled tensor by tensor, or one file without it.
+    #[arg(long, conflicts_with = "experts")]
+    pub(crate) merge: bool,
+    /// Rules that override how tensors are grouped into layers
+    ///
+    /// A TOML file with the keys stacks, not_stacks, order and [groups]; `loadcheck inspect` shows the grouping.
+    #[arg(long, value_name = "FILE.toml", hide_short_help = true)]
+    pub(crate) layers: Option<PathBuf>,
+}
+
+/// Which tensors are written, and as what.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Tensors")]
+pub(crate) struct TensorArgs {
+    /// Cast plain floats: bf16, f16 or f32
+    ///
+    /// F64, F32, F16 and BF16 tensors become this type, rounded once, to nearest even. Integers, 8-bit floats and whatever
+    /// belongs to a quantized weight stay as they are, unless a rule names them.
+    #[arg(long, value_name = "DTYPE", value_parser = parse_float_type)]
+    pub(crate) dtype: Option<FloatType>,
+    /// Casts by name, before --dtype
+    ///
+    /// A TOML file of [[rule]] tables, each with match = "REGEX" (on full names, not anchored) and dtype = "bf16", "f16", "f32"
+    /// or "keep". The first rule that matches a tensor decides about it, whatever number type it has.
+    #[arg(long, value_name = "FILE.toml")]
+    pub(crate) dtype_rules: Option<PathBuf>,
+    /// Only these: a layer's id, or a regex on names
+    ///
+    /// May be repeated: what any of them takes is taken. A PATTERN that equals the id of a layer takes that layer, any other
+    /// is a regular expression on full tensor names, not anchored.
+    #[arg(long, value_name = "PATTERN")]
+    pub(crate) select: Vec<String>,
+    /// All but these; wins over --select
+    ///
+    /// May be repeated. A PATTERN is what it is for --select.
+    #[arg(long, value_name = "PATTERN")]
+    pub(crate) exclude: Vec<String>,
+    /// Write tied weights once
+    ///
+    /// Leaves out a tensor outside of all stacks that has the same bytes as an earlier one, such as a tied output head. The
+    /// manifest lists it as an alias. Only for models whose configuration ties them: others would miss it.
+    #[arg(long)]
+    pub(crate) drop_duplicates: bool,
+}
+
+/// How the work is done.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Work")]
+pub(crate) struct WorkArgs {
+    /// Show files, bytes, memory and time; write nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Compare all tensors with the source afterwards
+    ///
+    /// Reads source and target again. One difference is exit code 5 (LC0510).
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Most host memory the conversion may hold
+    ///
+    /// Enforced, or refused with the smallest budget that works. Sizes: 512Mi, 10GiB, 10G (10^9), 1024 (bytes), 80% of
+    /// the memory limit, 2x-layer, 1.1x-largest-tensor.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    pub(crate) budget: Size,
+    /// Threads that read, and as many that write [default: by the plan]
+    ///
+    /// What is written does not depend on it.
+    #[arg(long, value_name = "N", hide_short_help = true, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub(crate) jobs: Option<u32>,
+    /// direct, buffered or mmap
+    ///
+    /// How the source is read: past the page cache (O_DIRECT); through it; by windows of a mapping. A file that cannot be read
+    /// the way that was asked for is named in the report. Files are written past the page cache wherever that is possible.
+    #[arg(
+        long,
+        value_name = "MODE",
+        default_value = "direct",
+        hide_possible_values = true,
+        hide_short_help = true
+    )]
+    pub(crate) io: Io,
+    /// Write every byte, even where the kernel could copy or share it
+    ///
+    /// Without it, stretches that stay as they are share their blocks with the source where the file system can do that.
+    #[arg(long, hide_short_help = true)]
+    pub(crate) no_kernel_copy: bool,
+    /// SHA-256 in the manifest, beside BLAKE3
+    #[arg(long)]
+    pub(crate) sha256: bool,
+    /// Only part I of N, such as 1/8, from 1
+    ///
+    /// Eight machines that share a file system run parts 1/8 to 8/8, in any order, again if one fails; then one of them runs the same
+    /// command with --finish instead. All of them give the same other options.
+    #[arg(long, value_name = "I/N")]
+    pub(crate) part: Option<Part>,
+    /// Once all parts are there: write index and manifest
+    #[arg(long, conflicts_with = "part")]
+    pub(crate) finish: bool,
+}
+
+/// `loadcheck verify`
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArgs {
+    /// File, directory, index, or org/name[@revision] from the cache
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: OsString,
+    /// Compare every tensor with that of SOURCE
+    ///
+    /// What the manifest of DIR says was cast, left out or tied is taken into account.
+    #[arg(long, value_name = "SOURCE")]
+    pub(crate) against: Option<OsString>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}

@@ -1,0 +1,91 @@
+//! `loadcheck verify`: a checkpoint against its manifest, and against what it was made of.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use onelayer::convert::{ConvertEvent, Verification};
+
+use crate::args::VerifyArgs;
+use crate::convert::beside::{Ended, OnSignal, beside};
+use crate::convert::observer::Observer;
+use crate::convert::translate::{self, Stage};
+use crate::machine;
+use crate::output::Output;
+use crate::output::terminal::Terminal;
+use crate::problem::{Code, Problem};
+use crate::report::{CommandName, Report, Source};
+use crate::signals::{Interrupts, exit_of, name_of};
+use crate::source::{self, Resolved};
+
+use super::convert::{compared, difference_problem};
+use super::{Outcome, shell_word};
+
+/// Checks.
+pub(crate) fn run(args: &VerifyArgs, output: &Output, terminal: &Terminal) -> Outcome {
+    let mut report = Report::new(CommandName::Verify);
+    report.host = Some(machine::host());
+    let mut problems = output.check();
+    let mut resolved =
+        |given: &std::ffi::OsStr| source::resolve(given).map_err(|more| problems.extend(more)).ok();
+    let directory = resolved(&args.directory);
+    let against = args.against.as_deref().map(&mut resolved);
+    let interrupts = Interrupts::listen()
+        .map_err(|error| {
+            problems.push(Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}")));
+        })
+        .ok();
+    let (Some(directory), Some(interrupts), true) = (directory, interrupts, problems.is_empty()) else {
+        return Outcome::refused(report, problems);
+    };
+    let against = against.flatten();
+    report.source = Some(Source {
+        given: directory.given.clone(),
+        resolved: Some(directory.path.display().to_string()),
+        revision: directory.revision.clone(),
+        ..Source::default()
+    });
+    verify(report, &directory, against.as_ref(), &interrupts, terminal)
+}
+
+fn verify(
+    mut report: Report,
+    directory: &Resolved,
+    against: Option<&Resolved>,
+    interrupts: &Interrupts,
+    terminal: &Terminal,
+) -> Outcome {
+    let observer = Observer::new();
+    observer.show(terminal.progress, 0);
+    let listener = observer.clone();
+    let (path, other): (PathBuf, Option<PathBuf>) =
+        (directory.path.clone(), against.map(|against| against.path.clone()));
+    let start = Instant::now();
+    let done = beside(interrupts, OnSignal::Leave, move || {
+        let mut observe = |event: &ConvertEvent<'_>| listener.hear(event);
+        Verification::default().run(&path, other.as_deref(), &mut observe)
+    });
+    let elapsed = start.elapsed();
+    observer.finish();
+    let found = match done {
+        Ok(Ended::With(found, _)) => found,
+        Ok(Ended::Left(signal)) => {
+            let message = format!("interrupted by {}", name_of(signal));
+            report.fail(vec![Problem::new(Code::Interrupted, message)]);
+            return Outcome { interrupted: Some(exit_of(signal)), ..Outcome::of(report) };
+        }
+        Err(problem) => return Outcome::refused(report, vec![problem]),
+    };
+    match found {
+        Ok(found) => {
+            let mut verification =
+                compared(directory.given.clone(), against.map(|against| against.given.clone()), &found);
+            verification.seconds = Some(elapsed.as_secs_f64());
+            report.notes.extend(found.notes);
+            report.fail(difference_problem(&verification).into_iter().collect());
+            report.verification = Some(verification);
+            let next = format!("loadcheck {} --device none", shell_word(&directory.given));
+            Outcome { next: Some(next), ..Outcome::of(report) }
+        }
+        Err(error) => Outcome::refused(report, translate::problems(&error, Stage::Running, None)),
+    }
+}

@@ -1,0 +1,136 @@
+//! Listens to a conversion: shows how far it is, and remembers which files are there, should it end early.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use onelayer::convert::ConvertEvent;
+
+use crate::output::terminal::ProgressMode;
+use crate::progress::{Files, Progress};
+use crate::report::FileState;
+
+/// What a conversion has told so far. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct Observer {
+    heard: Arc<Mutex<Heard>>,
+}
+
+/// What has been heard.
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    mode: Option<ProgressMode>,
+    progress: Option<Progress>,
+    is_verifying: bool,
+    files_total: u64,
+    /// Files of tensors that are there.
+    pub(crate) files: HashMap<String, FileState>,
+    /// Bytes of those that were written.
+    pub(crate) written_bytes: u64,
+    /// Side files that are there.
+    pub(crate) side_files: u64,
+    /// Index and manifest are there.
+    pub(crate) is_finished: bool,
+}
+
+impl Observer {
+    /// Nothing heard yet; nothing is shown before [`Self::show`].
+    pub(crate) fn new() -> Self {
+        Self { heard: Arc::default() }
+    }
+
+    /// From now on, shows how far it is, of so many files.
+    pub(crate) fn show(&self, mode: ProgressMode, files_total: u64) {
+        let mut heard = self.lock();
+        (heard.mode, heard.files_total) = (Some(mode), files_total);
+    }
+
+    /// What the library calls.
+    pub(crate) fn hear(&self, event: &ConvertEvent<'_>) {
+        self.lock().hear(event);
+    }
+
+    /// True once all is written, and is only compared.
+    pub(crate) fn is_verifying(&self) -> bool {
+        self.lock().is_verifying
+    }
+
+    /// Ends what is shown, and hands over what was heard.
+    pub(crate) fn finish(&self) -> Heard {
+        std::mem::take(&mut *self.lock())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Heard> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Heard {
+    fn hear(&mut self, event: &ConvertEvent<'_>) {
+        match *event {
+            ConvertEvent::Progress { done_bytes, total_bytes } => {
+                let files = Files { done: self.files_done(), total: self.files_total };
+                self.shown("").map(|progress| progress.update_files(done_bytes, total_bytes, files));
+            }
+            ConvertEvent::Verifying { done_bytes, total_bytes } => {
+                if !std::mem::replace(&mut self.is_verifying, true) {
+                    self.progress = None;
+                }
+                self.shown("verify").map(|progress| progress.update(done_bytes, total_bytes, ""));
+            }
+            ConvertEvent::FileKept { file, bytes } => self.file(file, bytes, FileState::Kept),
+            ConvertEvent::FilePublished { file, bytes } => {
+                self.written_bytes = self.written_bytes.saturating_add(bytes);
+                self.file(file, bytes, FileState::Written);
+            }
+            ConvertEvent::SideFile { .. } => self.side_files += 1,
+            ConvertEvent::Finished => self.is_finished = true,
+            _ => {}
+        }
+    }
+
+    fn file(&mut self, name: &str, bytes: u64, state: FileState) {
+        self.files.insert(name.to_owned(), state);
+        let is_new = state == FileState::Written;
+        self.shown("").map(|progress| progress.file(name, bytes, is_new));
+    }
+
+    fn shown(&mut self, label: &str) -> Option<&mut Progress> {
+        let mode = self.mode?;
+        Some(self.progress.get_or_insert_with(|| Progress::start(mode, label)))
+    }
+
+    fn files_done(&self) -> u64 {
+        u64::try_from(self.files.len()).unwrap_or(u64::MAX)
+    }
+
+    /// Files that were written, or kept.
+    pub(crate) fn count(&self, state: FileState) -> u64 {
+        let count = self.files.values().filter(|found| **found == state).count();
+        u64::try_from(count).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_is_remembered() {
+        let observer = Observer::new();
+        observer.show(ProgressMode::Never, 3);
+        let listener = observer.clone();
+        for event in [
+            ConvertEvent::FileKept { file: "a", bytes: 5 },
+            ConvertEvent::Progress { done_bytes: 1, total_bytes: 2 },
+            ConvertEvent::FilePublished { file: "b", bytes: 7 },
+            ConvertEvent::FilePublished { file: "c", bytes: 8 },
+            ConvertEvent::SideFile { file: "config.json", bytes: 1 },
+        ] {
+            listener.hear(&event);
+        }
+        let heard = observer.finish();
+        assert_eq!((heard.count(FileState::Kept), heard.count(FileState::Written)), (1, 2));
+        assert_eq!((heard.written_bytes, heard.side_files, heard.is_finished), (15, 1, false));
+        assert_eq!(heard.files["b"], FileState::Written);
+    }
+}

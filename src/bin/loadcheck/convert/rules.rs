@@ -1,0 +1,223 @@
+//! The file of `--dtype-rules`: which tensors become which type, by name.
+//!
+//! ```toml
+//! [[rule]]
+//! match = "norm"       # a regular expression on full names, not anchored
+//! dtype = "keep"
+//!
+//! [[rule]]
+//! match = "^vision_tower\\."
+//! dtype = "bf16"
+//! ```
+//!
+//! The first rule that matches a tensor decides about it. This file reads the text and counts what each rule decided; what a
+//! decision does to a tensor is the library's.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use onelayer::convert::Casting;
+use regex::Regex;
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::config::reason_of;
+use crate::synth::FloatType;
+
+/// Rules are written by hand; more than this is another file, given by mistake.
+pub(crate) const RULES_BYTES_MAX: u64 = 256 << 10;
+
+/// A list of rules.
+#[derive(Debug)]
+pub(crate) struct DtypeRules {
+    rules: Vec<Rule>,
+}
+
+#[derive(Debug)]
+struct Rule {
+    pattern: Regex,
+    casting: Casting,
+    /// As the file spells it.
+    dtype: String,
+    place: Place,
+    /// How often it decided.
+    decisions: AtomicU64,
+}
+
+/// A place in a file of rules. Both count from 1; columns count characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    line: usize,
+    column: usize,
+}
+
+impl Place {
+    fn of(text: &str, span: Range<usize>) -> Self {
+        let before = text.get(..span.start).unwrap_or(text);
+        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+        Self { line: 1 + before.matches('\n').count(), column: 1 + before[line_start..].chars().count() }
+    }
+}
+
+/// Why a text is no file of rules.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum RulesError {
+    /// Not TOML, or with keys or types that do not belong there.
+    #[error("line {}, column {}: {message}", place.line, place.column)]
+    Syntax {
+        /// Where.
+        place: Place,
+        /// What the parser says, in a line.
+        message: String,
+    },
+    /// A regular expression that does not compile.
+    #[error("line {}, column {}: `match` is no regular expression: {reason}", place.line, place.column)]
+    Pattern {
+        /// Where.
+        place: Place,
+        /// Why not.
+        reason: String,
+    },
+    /// A type that tensors cannot be cast to.
+    #[error("line {}, column {}: `dtype` is {found:?}; write bf16, f16, f32 or keep", place.line, place.column)]
+    Dtype {
+        /// Where.
+        place: Place,
+        /// What it says.
+        found: String,
+    },
+    /// Nothing in it.
+    #[error("holds no [[rule]]")]
+    Empty,
+}
+
+/// The file as serde sees it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    rule: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    #[serde(rename = "match")]
+    pattern: Spanned<String>,
+    dtype: Spanned<String>,
+}
+
+impl DtypeRules {
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// [`RulesError`], with line and column where there is one.
+    pub(crate) fn parse(text: &str) -> Result<Self, RulesError> {
+        let file: File = toml::from_str(text).map_err(|error| RulesError::Syntax {
+            place: Place::of(text, error.span().unwrap_or_default()),
+            message: error.message().replace('\n', ", "),
+        })?;
+        if file.rule.is_empty() {
+            return Err(RulesError::Empty);
+        }
+        let rules = file.rule.into_iter().map(|entry| Rule::read(entry, text)).collect::<Result<_, _>>()?;
+        Ok(Self { rules })
+    }
+
+    /// What becomes of the tensor with this name; `None` if no rule says.
+    pub(crate) fn decide(&self, name: &str) -> Option<Casting> {
+        let rule = self.rules.iter().find(|rule| rule.pattern.is_match(name))?;
+        rule.decisions.fetch_add(1, Ordering::Relaxed);
+        Some(rule.casting)
+    }
+
+    /// A line for each rule that has decided nothing so far.
+    pub(crate) fn idle(&self) -> impl Iterator<Item = String> {
+        let idle = self.rules.iter().filter(|rule| rule.decisions.load(Ordering::Relaxed) == 0);
+        idle.map(|rule| {
+            format!(
+                "the dtype rule in line {} ({:?}) decides about no tensor: nothing matches it, or earlier rules do",
+                rule.place.line,
+                rule.pattern.as_str()
+            )
+        })
+    }
+
+    /// A line for each rule, as the manifest lists them.
+    pub(crate) fn lines(&self) -> impl Iterator<Item = String> {
+        self.rules.iter().map(|rule| format!("rule {:?} = {}", rule.pattern.as_str(), rule.dtype))
+    }
+}
+
+impl Rule {
+    fn read(entry: Entry, text: &str) -> Result<Self, RulesError> {
+        let place = Place::of(text, entry.pattern.span());
+        let pattern = Regex::new(entry.pattern.get_ref())
+            .map_err(|error| RulesError::Pattern { place, reason: reason_of(&error) })?;
+        let dtype = entry.dtype.get_ref().clone();
+        let casting = match FloatType::ALL.into_iter().find(|float| float.short_name() == dtype) {
+            Some(float) => Casting::To(float.into()),
+            None if dtype == "keep" => Casting::Keep,
+            None => {
+                let place = Place::of(text, entry.dtype.span());
+                return Err(RulesError::Dtype { place, found: dtype });
+            }
+        };
+        Ok(Self { pattern, casting, dtype, place, decisions: AtomicU64::new(0) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onelayer::FloatType as Float;
+
+    use super::*;
+
+    fn rule(pattern: &str, dtype: &str) -> String {
+        format!("[[rule]]\nmatch = '{pattern}'\ndtype = \"{dtype}\"\n\n")
+    }
+
+    #[test]
+    fn the_first_rule_that_matches_decides() {
+        let text = [rule("norm", "keep"), rule("^model\\.", "bf16"), rule("head", "f32"), rule("h", "f16")];
+        let rules = DtypeRules::parse(&text.concat()).unwrap();
+        assert_eq!(rules.decide("model.norm.weight"), Some(Casting::Keep));
+        assert_eq!(rules.decide("model.head"), Some(Casting::To(Float::Bf16)));
+        assert_eq!(rules.decide("lm_head"), Some(Casting::To(Float::F32)), "patterns are not anchored");
+        assert_eq!(rules.decide("h"), Some(Casting::To(Float::F16)));
+        assert_eq!(rules.decide("a.model.b"), None);
+    }
+
+    #[test]
+    fn rules_that_decided_nothing_are_known() {
+        let rules = DtypeRules::parse(&[rule("a", "bf16"), rule("ab", "f16")].concat()).unwrap();
+        assert_eq!(rules.idle().count(), 2);
+        rules.decide("ab");
+        let idle: Vec<String> = rules.idle().collect();
+        assert_eq!(idle.len(), 1, "the second one is in the shadow of the first: {idle:?}");
+        assert!(idle[0].contains("line 6") && idle[0].contains("\"ab\""), "{idle:?}");
+        assert_eq!(rules.lines().collect::<Vec<_>>(), ["rule \"a\" = bf16", "rule \"ab\" = f16"]);
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_place() {
+        for (text, expected) in [
+            ("", "holds no [[rule]]"),
+            ("rule = []", "holds no [[rule]]"),
+            ("[[rules]]", "line 1, column 3: unknown field `rules`, expected `rule`"),
+            ("\n[[rule]]\nmatch = 'x'", "line 2, column 1: missing field `dtype`"),
+            ("[[rule]]\nmatch = 'x'\ndtype = 'bf16'\nto = 1", "line 4, column 1: unknown field `to`"),
+            ("[[rule]]\nmatch = 7\ndtype = 'bf16'", "line 2, column 9: invalid type: integer `7`"),
+            ("[[rule]]\nmatch = 'x'\ndtype = 'int8'", "line 3, column 9: `dtype` is \"int8\"; write bf16,"),
+            ("[[rule]]\nmatch = 'x'\ndtype = 'BF16'", "line 3, column 9: `dtype` is \"BF16\""),
+            (
+                "[[rule]]\nmatch = 'é('\ndtype = 'bf16'",
+                "line 2, column 9: `match` is no regular expression: ",
+            ),
+            ("[[rule]\n", "line 1, column "),
+        ] {
+            let message = DtypeRules::parse(text).unwrap_err().to_string();
+            assert!(message.contains(expected), "{text:?}: {message}");
+        }
+    }
+}

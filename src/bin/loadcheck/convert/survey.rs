@@ -1,0 +1,66 @@
+//! The source, looked at before it is converted: what a report says about it, what relative sizes relate to, which ids its
+//! layers have, and where its files lie. Only headers are read.
+//!
+//! It costs a second reading of the headers, and nothing stays of it but what is kept here.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use onelayer::checkpoint::Checkpoint;
+use onelayer::layers::{LayerKind, LayerMap, Layers};
+
+use crate::problem::Problem;
+use crate::report::Source;
+use crate::sizes::SizeContext;
+use crate::worker;
+
+/// What is known of a source.
+#[derive(Debug)]
+pub(crate) struct Survey {
+    /// As a report has it, without who named it.
+    pub(crate) source: Source,
+    /// What relative sizes relate to.
+    pub(crate) context: SizeContext,
+    /// The files of tensors.
+    pub(crate) shards: Vec<PathBuf>,
+    /// Each layer's id, and its stack if it is an element of one.
+    layers: HashMap<String, Option<String>>,
+}
+
+impl Survey {
+    /// Opens the source. The checkpoint itself is handed out too, for whoever still needs it.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it; `map_path` is where the layer rules are from.
+    pub(crate) fn open(
+        path: &Path,
+        map: &LayerMap,
+        map_path: Option<&Path>,
+    ) -> Result<(Self, Checkpoint), Vec<Problem>> {
+        let checkpoint = worker::open_checkpoint(path, false)?;
+        let layers = Layers::group_with(&checkpoint, map)
+            .map_err(|error| vec![worker::layers_problem(&error, map_path)])?;
+        let stack_of = |kind: &LayerKind| match kind {
+            LayerKind::Member { stack } => layers.stacks().get(*stack).map(|stack| (**stack).to_owned()),
+            _ => None,
+        };
+        let ids = layers.as_slice().iter().map(|layer| (layer.id.as_str().to_owned(), stack_of(&layer.kind)));
+        let survey = Self {
+            source: worker::describe(&checkpoint, &layers),
+            context: worker::context_of(&checkpoint, &layers),
+            shards: checkpoint.shards().iter().map(|shard| shard.path.clone()).collect(),
+            layers: ids.collect(),
+        };
+        Ok((survey, checkpoint))
+    }
+
+    /// True if a layer has this id.
+    pub(crate) fn is_layer(&self, id: &str) -> bool {
+        self.layers.contains_key(id)
+    }
+
+    /// The stack of the layer with this id.
+    pub(crate) fn stack_of(&self, id: &str) -> Option<String> {
+        self.layers.get(id).cloned().flatten()
+    }
+}

@@ -1,0 +1,58 @@
+//! What the probe measured of this very process, in the report's words. For a worker that measures a load, and for a
+//! conversion, which measures itself.
+
+use onelayer::probe::{self, Measured, ProcessMemory, Summary};
+use onelayer::units::MIB;
+
+use crate::report::{Peak, Place, Point, Promise, Report, Unavailable};
+
+/// What is promised beside the budget: thread stacks and the allocator's slack.
+pub(crate) const SLACK_BYTES: u64 = 16 * MIB;
+
+/// Memory at one moment.
+pub(crate) fn point(memory: &ProcessMemory) -> Point {
+    Point { host_bytes: memory.host_bytes.value(), rss_bytes: memory.rss_bytes.value(), vram_bytes: None }
+}
+
+/// Where a peak was.
+pub(crate) fn place_of(peak: &Measured<probe::Peak>) -> Option<Place> {
+    let Measured::Value(peak) = peak else { return None };
+    Some(Place {
+        layer: peak.at.layer.as_deref().map(str::to_owned),
+        tensor: peak.at.tensor.as_deref().map(str::to_owned),
+        seconds: peak.at.seconds,
+    })
+}
+
+/// The highest values of host memory.
+pub(crate) fn peak(summary: &Summary) -> Peak {
+    let peak = &summary.peak;
+    Peak {
+        host_bytes: peak.host.bytes().value(),
+        rss_bytes: peak.rss.bytes().value(),
+        anon_bytes: peak.anon.bytes().value(),
+        file_bytes: peak.file.bytes().value(),
+        pinned_bytes: peak.pinned.bytes().value(),
+        at: place_of(&peak.host),
+        rss_at: place_of(&peak.rss),
+        ..Peak::default()
+    }
+}
+
+/// Growth of resident memory against the budget and what stands beside it, if it was measured.
+pub(crate) fn promise(summary: &Summary, budget_bytes: u64, resident_host_bytes: u64) -> Option<Promise> {
+    let limit_bytes = budget_bytes.saturating_add(SLACK_BYTES).saturating_add(resident_host_bytes);
+    let growth_bytes = summary.rss_growth_bytes().value()?;
+    Some(Promise { limit_bytes, growth_bytes, kept: growth_bytes <= limit_bytes })
+}
+
+/// What could not be measured, and why.
+pub(crate) fn unavailable(summary: &Summary) -> Vec<Unavailable> {
+    let entries = summary.unavailable.iter();
+    entries.map(|entry| Unavailable { metric: entry.metric.clone(), reason: entry.reason.clone() }).collect()
+}
+
+/// The same, as entries of a report.
+pub(crate) fn note_unavailable(summary: &Summary, report: &mut Report) {
+    unavailable(summary).iter().for_each(|entry| report.missing(&entry.metric, &entry.reason));
+}

@@ -1,0 +1,295 @@
+//! Which tensor goes to which file, and in which order.
+//!
+//! ```text
+//! layers (execution order) -> pieces: a layer, or its base and each of its experts
+//!                          -> files: a piece each, or as many neighbours as fit; or tensor by tensor (merged)
+//!                          -> names: NAME-00001-of-00027.safetensors, counted per component of a pipeline
+//! ```
+//!
+//! Within a layer, tensors keep the order in which they are loaded (that of the source's files), but wider elements come before
+//! narrower ones: then every tensor starts at a multiple of its element, which readers that map files need. It follows from names,
+//! types and shapes alone, so that every process that converts a part of a checkpoint comes to the same result.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::Path;
+
+use super::settings::{Conversion, Experts, Grouping};
+use crate::checkpoint::{Checkpoint, TensorId};
+use crate::footprint::{Held, list_bytes};
+use crate::layers::{Layer, LayerId, Layers};
+use crate::units::to_u64;
+
+/// Digits of a number in a file's name, at least.
+const NUMBER_DIGITS_MIN: usize = 5;
+
+/// One file to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct FileShape {
+    /// Its path below the target.
+    pub(super) id: LayerId,
+    /// Which of [`FileShapes::components`].
+    pub(super) component: usize,
+    /// Its tensors, in [`FileShapes::tensors`].
+    tensors: Range<usize>,
+}
+
+/// A folder of the target that is a checkpoint of its own: the target itself, or a component of a pipeline.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Component {
+    /// What its tensors' names, and the paths of its files, begin with: `component/`, or nothing.
+    pub(super) prefix: Box<str>,
+    /// What the names of its files begin with.
+    pub(super) base_name: &'static str,
+    /// Its files.
+    pub(super) files: Range<usize>,
+}
+
+impl Component {
+    /// The path of its index; `None` if one file has everything.
+    pub(super) fn index_name(&self) -> Option<String> {
+        (self.files.len() > 1).then(|| format!("{}{}.safetensors.index.json", self.prefix, self.base_name))
+    }
+}
+
+/// All files of a conversion.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FileShapes {
+    pub(super) components: Vec<Component>,
+    pub(super) files: Vec<FileShape>,
+    /// In the order of the files, and within each as they lie there.
+    tensors: Vec<TensorId>,
+}
+
+impl FileShapes {
+    /// The tensors of a file, as they lie there.
+    pub(super) fn tensors(&self, file: &FileShape) -> &[TensorId] {
+        &self.tensors[file.tensors.clone()]
+    }
+
+    /// The layers that a file holds, or holds a part of, in execution order.
+    pub(super) fn layers<'a>(&self, file: &FileShape, layers: &'a Layers) -> Vec<&'a LayerId> {
+        let positions: BTreeSet<usize> =
+            self.tensors(file).iter().map(|&tensor| layers.position_of(tensor)).collect();
+        positions.into_iter().map(|position| &layers.as_slice()[position].id).collect()
+    }
+
+    /// Host memory that it takes, in bytes.
+    pub(super) fn held_bytes(&self) -> u64 {
+        let names: u64 = self.files.iter().map(|file| to_u64(file.id.as_str().len()) + 64).sum();
+        Held::default().list(&self.files).list(&self.components).and(list_bytes(&self.tensors)).bytes()
+            + names
+    }
+}
+
+/// What decides about files.
+pub(super) struct Rules<'a> {
+    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) layers: &'a Layers,
+    pub(super) settings: &'a Conversion,
+    /// What each tensor takes in its file: bits of an element, and bytes.
+    pub(super) size_of: &'a dyn Fn(TensorId) -> (u64, u64),
+    /// Which tensors are converted at all.
+    pub(super) is_wanted: &'a dyn Fn(TensorId) -> bool,
+}
+
+/// Decides about all files.
+pub(super) fn shape(rules: &Rules<'_>) -> FileShapes {
+    let mut shapes = FileShapes::default();
+    let mut seen = BTreeSet::new();
+    for shard in rules.checkpoint.shards() {
+        if !seen.insert(&shard.name_prefix) {
+            continue;
+        }
+        let first = shapes.files.len();
+        let number = shapes.components.len();
+        let mut cutter = Cutter { rules, shapes: &mut shapes, component: number, bytes: 0, is_open: false };
+        cutter.cut(&shard.name_prefix);
+        let files = first..shapes.files.len();
+        if files.is_empty() {
+            continue;
+        }
+        let component = Component {
+            prefix: shard.name_prefix.clone(),
+            base_name: base_name(&shard.path),
+            files: files.clone(),
+        };
+        let count = files.len();
+        for (file, number) in shapes.files[files].iter_mut().zip(1..) {
+            file.id = LayerId::new(&file_name(&component, number, count));
+        }
+        shapes.components.push(component);
+    }
+    shapes.tensors.shrink_to_fit();
+    shapes.files.shrink_to_fit();
+    shapes
+}
+
+/// What the names of the files of a checkpoint begin with: what loaders look for.
+fn base_name(path: &Path) -> &'static str {
+    const KNOWN: [&str; 2] = ["diffusion_pytorch_model", "adapter_model"];
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    KNOWN.into_iter().find(|known| name.starts_with(known)).unwrap_or("model")
+}
+
+fn file_name(component: &Component, number: usize, count: usize) -> String {
+    let Component { prefix, base_name, .. } = component;
+    if count == 1 {
+        return format!("{prefix}{base_name}.safetensors");
+    }
+    let width = count.to_string().len().max(NUMBER_DIGITS_MIN);
+    format!("{prefix}{base_name}-{number:0width$}-of-{count:0width$}.safetensors")
+}
+
+/// Cuts one component into files.
+struct Cutter<'a> {
+    rules: &'a Rules<'a>,
+    shapes: &'a mut FileShapes,
+    component: usize,
+    /// Of the last file.
+    bytes: u64,
+    /// True if the last file may take more.
+    is_open: bool,
+}
+
+impl Cutter<'_> {
+    fn cut(&mut self, prefix: &str) {
+        let checkpoint = self.rules.checkpoint;
+        for layer in self.rules.layers.as_slice() {
+            let is_here =
+                |id: &TensorId| *checkpoint.shard(checkpoint.tensor(*id).shard).name_prefix == *prefix;
+            for piece in self.pieces(layer) {
+                let mut tensors: Vec<TensorId> =
+                    piece.into_iter().filter(|id| is_here(id) && (self.rules.is_wanted)(*id)).collect();
+                self.sort(&mut tensors);
+                match self.rules.settings.grouping {
+                    Grouping::PerLayer => self.add_piece(&tensors),
+                    Grouping::Merged => tensors.chunks(1).for_each(|tensor| self.add_to_last(tensor)),
+                }
+            }
+        }
+        let first = self.shapes.files.iter().position(|file| file.component == self.component);
+        for index in first.unwrap_or(self.shapes.files.len())..self.shapes.files.len() {
+            self.align(index);
+        }
+    }
+
+    /// The parts of a layer that are kept together.
+    fn pieces(&self, layer: &Layer) -> Vec<Vec<TensorId>> {
+        if self.rules.settings.experts == Experts::Together {
+            return vec![layer.tensors.to_vec()];
+        }
+        let experts = self.experts(layer);
+        let in_experts: BTreeSet<TensorId> = experts.iter().flatten().copied().collect();
+        let base = layer.tensors.iter().copied().filter(|id| !in_experts.contains(id)).collect();
+        std::iter::once(base).chain(experts).collect()
+    }
+
+    /// The sub-units of a layer that are experts: two or more of one list that have the same tensors, of the same shapes.
+    fn experts(&self, layer: &Layer) -> Vec<Vec<TensorId>> {
+        let checkpoint = self.rules.checkpoint;
+        let list_of = |prefix: &str| prefix.rsplit_once('.').map_or("", |(list, _)| list).to_owned();
+        let form = |unit: &crate::layers::SubUnit| {
+            let tensor = |id: &TensorId| {
+                let entry = checkpoint.tensor(*id);
+                (entry.name[unit.prefix.len()..].to_owned(), entry.shape.to_vec())
+            };
+            unit.tensors.iter().map(tensor).collect::<BTreeSet<_>>()
+        };
+        let units = &layer.sub_units;
+        let mut experts = Vec::new();
+        let mut start = 0;
+        while start < units.len() {
+            let list = list_of(&units[start].prefix);
+            let end =
+                (start..units.len()).find(|&at| list_of(&units[at].prefix) != list).unwrap_or(units.len());
+            let first = form(&units[start]);
+            if end - start > 1 && units[start + 1..end].iter().all(|unit| form(unit) == first) {
+                experts.extend(units[start..end].iter().map(|unit| unit.tensors.to_vec()));
+            }
+            start = end;
+        }
+        experts
+    }
+
+    /// Wider elements first; what has no bytes last.
+    fn sort(&self, tensors: &mut [TensorId]) {
+        tensors.sort_by_key(|&id| {
+            let (element_bits, bytes) = (self.rules.size_of)(id);
+            (bytes == 0, Reverse(element_bits))
+        });
+    }
+
+    /// A file for a piece; or its place in the last one, if files may hold several.
+    fn add_piece(&mut self, tensors: &[TensorId]) {
+        if tensors.is_empty() {
+            return;
+        }
+        let bytes: u64 = tensors.iter().map(|&id| (self.rules.size_of)(id).1).sum();
+        let Some(most) = self.rules.settings.max_shard_bytes else { return self.add_file(tensors) };
+        if self.is_open && self.bytes.saturating_add(bytes) <= most {
+            return self.extend_last(tensors);
+        }
+        if bytes <= most {
+            self.add_file(tensors);
+            self.is_open = true;
+            return;
+        }
+        // Larger than any file may be: files of its own.
+        self.is_open = false;
+        for tensor in tensors.chunks(1) {
+            self.add_to_last(tensor);
+        }
+        self.is_open = false;
+    }
+
+    /// Puts one tensor into the last file if it fits, else into a new one.
+    fn add_to_last(&mut self, tensor: &[TensorId]) {
+        let bytes = (self.rules.size_of)(tensor[0]).1;
+        let most = self.rules.settings.max_shard_bytes.unwrap_or(u64::MAX);
+        if self.is_open && self.bytes.saturating_add(bytes) <= most {
+            self.extend_last(tensor);
+        } else {
+            self.add_file(tensor);
+            self.is_open = true;
+        }
+    }
+
+    fn add_file(&mut self, tensors: &[TensorId]) {
+        let start = self.shapes.tensors.len();
+        self.shapes.files.push(FileShape {
+            id: LayerId::new(""),
+            component: self.component,
+            tensors: start..start,
+        });
+        self.bytes = 0;
+        self.extend_last(tensors);
+    }
+
+    fn extend_last(&mut self, tensors: &[TensorId]) {
+        self.bytes += tensors.iter().map(|&id| (self.rules.size_of)(id).1).sum::<u64>();
+        self.shapes.tensors.extend_from_slice(tensors);
+        let file = self.shapes.files.last_mut().expect("a file was added before");
+        file.tensors.end = self.shapes.tensors.len();
+    }
+
+    /// Sorts a file of several layers as a whole, if the end of one would leave the next one beside its alignment.
+    fn align(&mut self, index: usize) {
+        let range = self.shapes.files[index].tensors.clone();
+        let mut tensors = self.shapes.tensors[range.clone()].to_vec();
+        // What has no bytes needs no alignment, and is told apart by its place at the end.
+        tensors.sort_by_key(|&id| (self.rules.size_of)(id).1 == 0);
+        let mut offset = 0_u64;
+        let mut is_aligned = true;
+        for &id in &tensors {
+            let (element_bits, bytes) = (self.rules.size_of)(id);
+            is_aligned &= bytes == 0 || offset.is_multiple_of((element_bits / 8).max(1));
+            offset = offset.saturating_add(bytes);
+        }
+        if !is_aligned {
+            self.sort(&mut tensors);
+        }
+        self.shapes.tensors[range].copy_from_slice(&tensors);
+    }
+}

@@ -1,0 +1,563 @@
+//! What earlier runs have done: a journal for each part, in a folder that goes when the target is complete.
+//!
+//! ```text
+//! TARGET/.onelayer-convert/part-1-of-8.journal      locked (flock) by the process that converts the part
+//!
+//! begun      {fingerprint, process}        hash      the first line says what is converted, the last one who does it
+//! written    {name, bytes, hash}  {entry}  hash      all bytes of a file are under its unfinished name
+//! published  {name, modified}              hash      the file is durable and has its final name
+//! ```
+//!
+//! Fields are separated by tabs, which JSON never holds. Each line ends in a hash of itself, so that what a crash left half written
+//! counts as not written. The entry is the one that the manifest gets, byte by byte. Lines are read and written in pieces: a file may
+//! have a hundred thousand tensors.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+use super::output::{Found, TargetDirectory};
+use super::{ConvertError, Part};
+use crate::units::{ByteRange, to_u64};
+
+/// The folder of the journals, in the target.
+pub(super) const WORK_FOLDER: &str = ".onelayer-convert";
+
+/// A field that is longer than this and is no entry is damage.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Hexadecimal digits of the hash at the end of a line.
+const HASH_DIGITS: usize = 16;
+
+#[derive(Serialize, Deserialize)]
+struct Begun {
+    fingerprint: String,
+    process: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Written {
+    name: String,
+    bytes: u64,
+    blake3: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Published {
+    name: String,
+    modified_ns: i128,
+}
+
+/// What the journals say about one file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Record {
+    /// The journal, by its path below the target, and where in it the entry is.
+    journal: String,
+    entry: ByteRange,
+    pub(super) bytes: u64,
+    /// BLAKE3 of the whole file, in hexadecimal digits.
+    pub(super) blake3: String,
+    /// When it was last modified, if it has its final name.
+    pub(super) published_ns: Option<i128>,
+}
+
+/// What all journals say.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Records {
+    files: BTreeMap<String, Record>,
+    /// Of every line that begins a run.
+    fingerprints: Vec<String>,
+    /// Into how many parts the conversion is cut, as the journals' names say.
+    part_counts: Vec<u32>,
+    /// Who began last.
+    process: Option<String>,
+}
+
+impl Records {
+    /// Reads all journals of a target; without any, there is nothing in it.
+    pub(super) fn read(target: &TargetDirectory) -> Result<Self, ConvertError> {
+        let mut records = Self::default();
+        for (path, part) in journals(target)? {
+            records.part_counts.push(part.of());
+            let file = target.open_file(&path)?;
+            records.read_journal(&path, file).map_err(|source| read_error(target, &path, source))?;
+        }
+        Ok(records)
+    }
+
+    /// The file's record.
+    pub(super) fn find(&self, name: &str) -> Option<&Record> {
+        self.files.get(name)
+    }
+
+    /// The names of all files that were written or published.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.files.keys().map(String::as_str)
+    }
+
+    /// True if there is no journal with a legible line.
+    pub(super) fn is_empty(&self) -> bool {
+        self.fingerprints.is_empty()
+    }
+
+    /// Into how many parts the conversion is cut, if there is a journal.
+    pub(super) fn part_count(&self) -> Option<u32> {
+        self.part_counts.first().copied()
+    }
+
+    /// Why this is another conversion than the one with that fingerprint in so many parts (or in as many as it is), if it is
+    /// one.
+    pub(super) fn differ_from(&self, fingerprint: &str, parts: Option<u32>) -> Option<String> {
+        if self.fingerprints.iter().any(|found| found != fingerprint) {
+            return Some("an unfinished conversion of another source, or with other options".to_owned());
+        }
+        let parts = parts.or(self.part_count())?;
+        let other = self.part_counts.iter().find(|&&count| count != parts)?;
+        Some(format!("a conversion in {other} parts; this one is in {parts}"))
+    }
+
+    fn read_journal(&mut self, path: &str, file: File) -> io::Result<()> {
+        let mut reader = BufReader::with_capacity(64 << 10, file);
+        let mut offset_bytes = 0;
+        while let Some(line) = Line::read(&mut reader, &mut offset_bytes)? {
+            self.take(path, line);
+        }
+        Ok(())
+    }
+
+    /// Takes note of a line; one that makes no sense is damage, and as good as none.
+    fn take(&mut self, journal: &str, line: Line) {
+        match (line.kind.as_slice(), line.entry) {
+            (b"begun", None) => {
+                let Ok(Begun { fingerprint, process }) = serde_json::from_slice(&line.head) else { return };
+                self.fingerprints.push(fingerprint);
+                self.process = Some(process);
+            }
+            (b"written", Some(entry)) => {
+                let Ok(Written { name, bytes, blake3 }) = serde_json::from_slice(&line.head) else { return };
+                let journal = journal.to_owned();
+                self.files.insert(name, Record { journal, entry, bytes, blake3, published_ns: None });
+            }
+            (b"published", None) => {
+                let Ok(Published { name, modified_ns }) = serde_json::from_slice(&line.head) else { return };
+                if let Some(record) = self.files.get_mut(&name) {
+                    record.published_ns = Some(modified_ns);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Record {
+    /// The entry, which is JSON on one line.
+    ///
+    /// # Errors
+    /// [`ConvertError::Read`].
+    pub(super) fn entry(&self, target: &TargetDirectory) -> Result<impl Read + use<>, ConvertError> {
+        let mut file = target.open_file(&self.journal)?;
+        let sought = file.seek(SeekFrom::Start(self.entry.start()));
+        sought.map_err(|source| read_error(target, &self.journal, source))?;
+        Ok(BufReader::with_capacity(64 << 10, file.take(self.entry.len_bytes())))
+    }
+}
+
+/// One line whose hash is right.
+struct Line {
+    kind: Vec<u8>,
+    head: Vec<u8>,
+    entry: Option<ByteRange>,
+}
+
+impl Line {
+    /// The next line that is whole; damaged ones are skipped. `None` at the end.
+    fn read(reader: &mut impl BufRead, offset_bytes: &mut u64) -> io::Result<Option<Self>> {
+        loop {
+            let mut fields = Fields::default();
+            if !fields.read(reader, offset_bytes)? {
+                return Ok(None);
+            }
+            if let Some(line) = fields.into_line() {
+                return Ok(Some(line));
+            }
+        }
+    }
+}
+
+/// A line while it is read.
+#[derive(Default)]
+struct Fields {
+    /// The first bytes of each field, without an entry's.
+    heads: Vec<Vec<u8>>,
+    /// Where each field is in the journal.
+    places: Vec<(u64, u64)>,
+    /// Of all fields so far but the last one, and of what the last one would add.
+    hasher: blake3::Hasher,
+    before_last: Option<blake3::Hasher>,
+    is_damaged: bool,
+}
+
+impl Fields {
+    /// Reads up to the end of the line. False at the end of the journal; a line without an end is no line.
+    fn read(&mut self, reader: &mut impl BufRead, offset_bytes: &mut u64) -> io::Result<bool> {
+        self.open(*offset_bytes);
+        loop {
+            let buffer = reader.fill_buf()?;
+            if buffer.is_empty() {
+                return Ok(false);
+            }
+            let end = buffer.iter().position(|byte| matches!(byte, b'\t' | b'\n'));
+            let taken = end.unwrap_or(buffer.len());
+            self.extend(&buffer[..taken]);
+            let separator = end.map(|at| buffer[at]);
+            let consumed = taken + usize::from(separator.is_some());
+            reader.consume(consumed);
+            *offset_bytes += to_u64(consumed);
+            match separator {
+                Some(b'\n') => return Ok(true),
+                Some(_) => self.open(*offset_bytes),
+                None => {}
+            }
+        }
+    }
+
+    fn open(&mut self, offset_bytes: u64) {
+        self.before_last = (!self.heads.is_empty()).then(|| self.hasher.clone());
+        if !self.heads.is_empty() {
+            self.hasher.update(b"\t");
+        }
+        self.heads.push(Vec::new());
+        self.places.push((offset_bytes, offset_bytes));
+    }
+
+    fn extend(&mut self, bytes: &[u8]) {
+        self.hasher.update(bytes);
+        let number = self.heads.len() - 1;
+        self.places[number].1 += to_u64(bytes.len());
+        let is_entry = number == 2;
+        let room = if is_entry { HASH_DIGITS } else { HEAD_BYTES_MAX };
+        let kept = bytes.len().min(room.saturating_sub(self.heads[number].len()));
+        self.heads[number].extend_from_slice(&bytes[..kept]);
+        self.is_damaged |= !is_entry && kept < bytes.len() || number > 3;
+    }
+
+    fn into_line(self) -> Option<Line> {
+        let expected = self.before_last?.finalize().to_hex();
+        let mut heads = self.heads;
+        let hash = heads.pop()?;
+        let is_whole = !self.is_damaged && hash == expected.as_bytes()[..HASH_DIGITS];
+        let entry = (heads.len() == 3).then(|| self.places[2]);
+        if !is_whole || heads.len() < 2 {
+            return None;
+        }
+        let entry = match entry {
+            Some((start, end)) => Some(ByteRange::new(start, end)?),
+            None => None,
+        };
+        let head = heads.swap_remove(1);
+        Some(Line { kind: heads.swap_remove(0), head, entry })
+    }
+}
+
+/// The journal of one part, locked, open for more.
+#[derive(Debug)]
+pub(super) struct Journal {
+    target: TargetDirectory,
+    path: String,
+    file: File,
+}
+
+impl Journal {
+    /// Locks the journal of a part and writes down that the part is begun.
+    ///
+    /// # Errors
+    /// [`ConvertError::Locked`] if another process has it, [`ConvertError::OtherConversion`] if something else is converted into
+    /// this target.
+    pub(super) fn begin(
+        target: &TargetDirectory,
+        part: Part,
+        fingerprint: &str,
+    ) -> Result<Self, ConvertError> {
+        let path = journal_path(part);
+        let file = lock(target, &path)?;
+        let mut journal = Self { target: target.clone(), path, file };
+        let is_new = journal.len_bytes()? == 0;
+        journal.check_alone(part, fingerprint, is_new)?;
+        journal.end_torn_line()?;
+        let process = format!("{} on {}", std::process::id(), host_name());
+        journal.append("begun", &Begun { fingerprint: fingerprint.to_owned(), process })?;
+        journal.sync()?;
+        target.sync_folder_of(&journal.path)?;
+        // Somebody may have begun another part of something else at the same moment; whoever looks last sees both.
+        journal.check_alone(part, fingerprint, is_new)?;
+        Ok(journal)
+    }
+
+    /// Refuses to go on beside another conversion. What was begun here goes then.
+    fn check_alone(&self, part: Part, fingerprint: &str, is_new: bool) -> Result<(), ConvertError> {
+        let Some(what) = Records::read(&self.target)?.differ_from(fingerprint, Some(part.of())) else {
+            return Ok(());
+        };
+        if is_new {
+            self.target.remove(&self.path)?;
+        }
+        Err(ConvertError::OtherConversion { path: self.target.path().to_owned(), what })
+    }
+
+    fn len_bytes(&self) -> Result<u64, ConvertError> {
+        let metadata = self.file.metadata().map_err(|source| self.failed("stat the journal", source))?;
+        Ok(metadata.len())
+    }
+
+    /// Writes down that all bytes of a file are under its unfinished name. `entry` writes what the manifest gets.
+    pub(super) fn written(
+        &mut self,
+        name: &str,
+        bytes: u64,
+        blake3: &str,
+        entry: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<(), ConvertError> {
+        let head = Written { name: name.to_owned(), bytes, blake3: blake3.to_owned() };
+        self.append_with("written", &head, Some(entry))?;
+        // Durable before the file gets its final name: a file without a record would be somebody else's.
+        self.sync()
+    }
+
+    /// Writes down that a file is durable and has its final name.
+    pub(super) fn published(&mut self, name: &str, modified_ns: i128) -> Result<(), ConvertError> {
+        // If a power cut loses it, the file is hashed again.
+        self.append("published", &Published { name: name.to_owned(), modified_ns })
+    }
+
+    fn append(&mut self, kind: &str, head: &impl Serialize) -> Result<(), ConvertError> {
+        self.append_with(kind, head, None::<fn(&mut dyn Write) -> io::Result<()>>)
+    }
+
+    fn append_with(
+        &mut self,
+        kind: &str,
+        head: &impl Serialize,
+        entry: Option<impl FnOnce(&mut dyn Write) -> io::Result<()>>,
+    ) -> Result<(), ConvertError> {
+        let write = || -> io::Result<()> {
+            let mut out =
+                Hashed { out: BufWriter::with_capacity(64 << 10, &self.file), hasher: blake3::Hasher::new() };
+            write!(out, "{kind}\t")?;
+            serde_json::to_writer(&mut out, head)?;
+            if let Some(entry) = entry {
+                out.write_all(b"\t")?;
+                entry(&mut out)?;
+            }
+            let hash = out.hasher.finalize().to_hex();
+            write!(out.out, "\t{}\n", &hash[..HASH_DIGITS])?;
+            out.out.flush()
+        };
+        write().map_err(|source| self.failed("write to the journal", source))
+    }
+
+    fn sync(&self) -> Result<(), ConvertError> {
+        self.file.sync_data().map_err(|source| self.failed("sync the journal", source))
+    }
+
+    /// A line that a crash has torn must not swallow the next one.
+    fn end_torn_line(&mut self) -> Result<(), ConvertError> {
+        let mend = || -> io::Result<()> {
+            let mut file = &self.file;
+            if file.metadata()?.len() == 0 {
+                return Ok(());
+            }
+            file.seek(SeekFrom::End(-1))?;
+            let mut last = [0];
+            file.read_exact(&mut last)?;
+            if last != *b"\n" { file.write_all(b"\n") } else { Ok(()) }
+        };
+        mend().map_err(|source| self.failed("mend the journal", source))
+    }
+
+    fn failed(&self, operation: &'static str, source: io::Error) -> ConvertError {
+        ConvertError::Write { path: self.target.path_of(&self.path), operation, source }
+    }
+}
+
+/// Hashes what passes through it.
+struct Hashed<W> {
+    out: W,
+    hasher: blake3::Hasher,
+}
+
+impl<W: Write> Write for Hashed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.out.write(bytes)?;
+        self.hasher.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// Locks every journal that there is, so that nobody works on any part. The locks go with what is returned.
+///
+/// # Errors
+/// [`ConvertError::Locked`] if somebody does.
+pub(super) fn lock_all(target: &TargetDirectory) -> Result<Vec<File>, ConvertError> {
+    journals(target)?.iter().map(|(path, _)| lock(target, path)).collect()
+}
+
+/// Removes the folder of the journals.
+pub(super) fn remove_all(target: &TargetDirectory) -> Result<(), ConvertError> {
+    for name in target.names_in(WORK_FOLDER)? {
+        target.remove(&format!("{WORK_FOLDER}/{name}"))?;
+    }
+    target.remove_folder(WORK_FOLDER)
+}
+
+/// Paths of all journals below the target, and their parts.
+fn journals(target: &TargetDirectory) -> Result<Vec<(String, Part)>, ConvertError> {
+    match target.find(WORK_FOLDER)? {
+        None => return Ok(Vec::new()),
+        Some(Found::Other("a directory")) => {}
+        Some(Found::Other(found)) => {
+            return Err(ConvertError::Exists { path: target.path_of(WORK_FOLDER), found });
+        }
+        Some(Found::File { .. }) => {
+            return Err(ConvertError::Exists { path: target.path_of(WORK_FOLDER), found: "a file" });
+        }
+    }
+    let part_of = |name: &str| {
+        let (number, of) = name.strip_prefix("part-")?.strip_suffix(".journal")?.split_once("-of-")?;
+        Part::new(number.parse().ok()?, of.parse().ok()?)
+    };
+    let names = target.names_in(WORK_FOLDER)?;
+    Ok(names.iter().filter_map(|name| Some((format!("{WORK_FOLDER}/{name}"), part_of(name)?))).collect())
+}
+
+fn journal_path(part: Part) -> String {
+    format!("{WORK_FOLDER}/part-{}-of-{}.journal", part.number(), part.of())
+}
+
+fn lock(target: &TargetDirectory, path: &str) -> Result<File, ConvertError> {
+    let file = target.open_appending(path)?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let mut records = Records::default();
+            let read = target.open_file(path).map(|file| records.read_journal(path, file));
+            let process = records.process.filter(|_| matches!(read, Ok(Ok(()))));
+            let process = process.unwrap_or_else(|| "that cannot be told".to_owned());
+            Err(ConvertError::Locked { path: target.path().to_owned(), process })
+        }
+        // A file system without locks has nobody else to keep out that we could know of.
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOLCK | rustix::io::Errno::NOSYS) => Ok(file),
+        Err(error) => {
+            Err(ConvertError::Write { path: target.path_of(path), operation: "lock", source: error.into() })
+        }
+    }
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+fn read_error(target: &TargetDirectory, path: &str, source: io::Error) -> ConvertError {
+    ConvertError::Read { path: target.path_of(path), operation: "read the journal", source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target() -> (tempfile::TempDir, TargetDirectory) {
+        let folder = tempfile::tempdir().unwrap();
+        let target = TargetDirectory::open(folder.path()).unwrap().unwrap();
+        (folder, target)
+    }
+
+    fn entry(text: &'static str) -> impl FnOnce(&mut dyn Write) -> io::Result<()> {
+        move |out| out.write_all(text.as_bytes())
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let (_folder, target) = target();
+        let part = Part::new(2, 3).unwrap();
+        let mut journal = Journal::begin(&target, part, "abc").unwrap();
+        journal.written("a b\t\u{e9}.safetensors", 7, "00", entry("{\"x\":1}")).unwrap();
+        journal.written("b", 8, "11", entry("{}")).unwrap();
+        journal.published("b", -5).unwrap();
+        let records = Records::read(&target).unwrap();
+        assert_eq!([Some(3), None].map(|parts| records.differ_from("abc", parts)), [None, None]);
+        assert!(records.differ_from("abd", None).is_some() && records.differ_from("abc", Some(2)).is_some());
+        let first = records.find("a b\t\u{e9}.safetensors").unwrap();
+        assert_eq!((first.bytes, first.blake3.as_str(), first.published_ns), (7, "00", None));
+        let mut copy = Vec::new();
+        first.entry(&target).unwrap().read_to_end(&mut copy).unwrap();
+        assert_eq!(copy, b"{\"x\":1}");
+        assert_eq!(records.find("b").unwrap().published_ns, Some(-5));
+    }
+
+    #[test]
+    fn one_process_at_a_time() {
+        let (_folder, target) = target();
+        let part = Part::new(1, 1).unwrap();
+        let journal = Journal::begin(&target, part, "abc").unwrap();
+        let refused = Journal::begin(&target, part, "abc").unwrap_err();
+        let own = std::process::id().to_string();
+        assert!(
+            matches!(&refused, ConvertError::Locked { process, .. } if process.contains(&own)),
+            "{refused}"
+        );
+        assert!(lock_all(&target).is_err());
+        drop(journal);
+        lock_all(&target).unwrap();
+        Journal::begin(&target, part, "abc").unwrap();
+    }
+
+    #[test]
+    fn one_conversion_at_a_time() {
+        let (_folder, target) = target();
+        let part = |number, of| Part::new(number, of).unwrap();
+        Journal::begin(&target, part(1, 3), "abc").unwrap();
+        for (part, fingerprint) in [(part(1, 1), "abc"), (part(1, 3), "abd"), (part(2, 3), "abd")] {
+            let refused = Journal::begin(&target, part, fingerprint).unwrap_err();
+            assert!(matches!(refused, ConvertError::OtherConversion { .. }), "{refused}");
+        }
+        // None of them has left anything.
+        Journal::begin(&target, part(3, 3), "abc").unwrap();
+    }
+
+    /// Cut off anywhere, the journal tells what stood before the cut, and takes more lines.
+    #[test]
+    fn a_torn_journal_loses_only_what_was_torn() {
+        let (folder, target) = target();
+        let part = Part::new(1, 1).unwrap();
+        let mut journal = Journal::begin(&target, part, "abc").unwrap();
+        journal.written("a", 1, "00", entry("{}")).unwrap();
+        let path = folder.path().join(WORK_FOLDER).join("part-1-of-1.journal");
+        let before = std::fs::read(&path).unwrap().len();
+        journal.written("b", 2, "11", entry("{\"long\":\"entry\"}")).unwrap();
+        drop(journal);
+        let whole = std::fs::read(&path).unwrap();
+        for end in 0..whole.len() {
+            std::fs::write(&path, &whole[..end]).unwrap();
+            let records = Records::read(&target).unwrap();
+            assert_eq!(records.find("a").is_some(), end >= before, "{end}");
+            assert!(records.find("b").is_none(), "{end}");
+            let mut journal = Journal::begin(&target, part, "abc").unwrap();
+            journal.written("c", 3, "22", entry("{}")).unwrap();
+            assert!(Records::read(&target).unwrap().find("c").is_some(), "{end}");
+        }
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            std::fs::write(&path, &damaged).unwrap();
+            let records = Records::read(&target).unwrap();
+            for (name, bytes) in [("a", 1), ("b", 2)] {
+                assert!(records.find(name).is_none_or(|record| record.bytes == bytes), "{at}");
+            }
+        }
+    }
+}

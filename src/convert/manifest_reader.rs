@@ -1,0 +1,370 @@
+//! Reads a manifest, file by file: a large one need not be in memory.
+//!
+//! A manifest is text that anybody may have written. Names in it become paths, so they are checked like those of an index;
+//! hashes are what they should be, or the manifest is refused with the place of the fault.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufReader};
+use std::path::Path;
+
+use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::manifest::{MANIFEST_SCHEMA, Manifest, ManifestFile, SideFileRecord};
+use super::manifest_writer::ManifestHead;
+use super::{ConvertError, digest};
+use crate::checkpoint::{OpenFault, open_regular, relative_name};
+use crate::units::HumanBytes;
+
+/// The longest manifest that is read: four million tensors.
+const MANIFEST_BYTES_MAX: u64 = 1 << 30;
+/// Bytes of a wrong text that an error shows.
+const SHOWN_CHARACTERS: usize = 80;
+
+impl Manifest {
+    /// Reads a manifest.
+    ///
+    /// # Errors
+    /// [`ConvertError::Read`] if there is none, [`ConvertError::BadManifest`] with line and column if it is not one of this
+    /// version, or names files outside its directory.
+    pub fn read(path: &Path) -> Result<Self, ConvertError> {
+        let files = RefCell::new(Vec::new());
+        let opened = OpenManifest::open(path)?.ok_or_else(|| {
+            let source = io::Error::from(io::ErrorKind::NotFound);
+            ConvertError::Read { path: path.to_owned(), operation: "open", source }
+        })?;
+        let (head, side_files) = opened.read(&mut |file| files.borrow_mut().push(file))?;
+        let ManifestHead { tool, fingerprint, source, options, aliases, left_out } = head;
+        let (schema, files) = (MANIFEST_SCHEMA.to_owned(), files.into_inner());
+        Ok(Self { schema, tool, fingerprint, source, options, aliases, left_out, files, side_files })
+    }
+}
+
+/// A manifest that is open and not read yet.
+#[derive(Debug)]
+pub(super) struct OpenManifest<'a> {
+    path: &'a Path,
+    file: File,
+}
+
+impl<'a> OpenManifest<'a> {
+    /// Opens the manifest at `path`; `None` if nothing is there.
+    ///
+    /// # Errors
+    /// [`ConvertError::Read`], and [`ConvertError::BadManifest`] for what is no file, or too long.
+    pub(super) fn open(path: &'a Path) -> Result<Option<Self>, ConvertError> {
+        let bad = |reason| ConvertError::BadManifest { path: path.to_owned(), reason };
+        match open_regular(path) {
+            Ok((_, identity)) if identity.len_bytes > MANIFEST_BYTES_MAX => Err(bad(format!(
+                "it has {}, and {} are the most that is read",
+                HumanBytes(identity.len_bytes),
+                HumanBytes(MANIFEST_BYTES_MAX)
+            ))),
+            Ok((file, _)) => Ok(Some(Self { path, file })),
+            Err(OpenFault::NotRegular(found)) => Err(bad(format!("it is a {found}"))),
+            Err(OpenFault::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(OpenFault::Io(source)) => {
+                Err(ConvertError::Read { path: path.to_owned(), operation: "open", source })
+            }
+        }
+    }
+
+    /// Reads it. `on_file` gets the entries of files one by one, in their order, and before a fault behind them is known.
+    ///
+    /// # Errors
+    /// [`ConvertError::Read`], [`ConvertError::BadManifest`].
+    pub(super) fn read(
+        self,
+        on_file: &mut dyn FnMut(ManifestFile),
+    ) -> Result<(ManifestHead, Vec<SideFileRecord>), ConvertError> {
+        let mut json = serde_json::Deserializer::from_reader(BufReader::new(self.file));
+        let read = Whole { on_file }.deserialize(&mut json).and_then(|whole| json.end().map(|()| whole));
+        read.map_err(|error| match error.io_error_kind() {
+            Some(kind) => {
+                ConvertError::Read { path: self.path.to_owned(), operation: "read", source: kind.into() }
+            }
+            None => ConvertError::BadManifest { path: self.path.to_owned(), reason: error.to_string() },
+        })
+    }
+}
+
+/// Reads the outermost object.
+struct Whole<'a> {
+    on_file: &'a mut dyn FnMut(ManifestFile),
+}
+
+impl<'de> DeserializeSeed<'de> for Whole<'_> {
+    type Value = (ManifestHead, Vec<SideFileRecord>);
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
+        json.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Whole<'_> {
+    type Value = (ManifestHead, Vec<SideFileRecord>);
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a manifest")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut names = Names::default();
+        let (mut schema, mut tool, mut source, mut options) = (None::<String>, None, None, None);
+        let mut fingerprint = None;
+        let (mut aliases, mut left_out, mut files, mut side_files) = (None, None, None, None);
+        while let Some(key) = map.next_key::<String>()? {
+            match key.as_str() {
+                "schema" => {
+                    once(&mut map, &mut schema, "schema")?;
+                    check_schema(schema.as_deref()).map_err(A::Error::custom)?;
+                }
+                "tool" => once(&mut map, &mut tool, "tool")?,
+                "fingerprint" => once(&mut map, &mut fingerprint, "fingerprint")?,
+                "source" => once(&mut map, &mut source, "source")?,
+                "options" => once(&mut map, &mut options, "options")?,
+                "aliases" => once(&mut map, &mut aliases, "aliases")?,
+                "left_out" => once(&mut map, &mut left_out, "left_out")?,
+                "files" if files.is_some() => return Err(A::Error::duplicate_field("files")),
+                "files" => {
+                    files =
+                        Some(map.next_value_seed(Files { on_file: &mut *self.on_file, names: &mut names })?);
+                }
+                "side_files" => once(&mut map, &mut side_files, "side_files")?,
+                // What a later version says beside this is not needed to check what is here.
+                _ => _ = map.next_value::<serde::de::IgnoredAny>()?,
+            }
+        }
+        let missing = A::Error::missing_field;
+        schema.ok_or_else(|| missing("schema"))?;
+        files.ok_or_else(|| missing("files"))?;
+        let side_files: Vec<SideFileRecord> = side_files.ok_or_else(|| missing("side_files"))?;
+        for file in &side_files {
+            let hashes = check_hashes([Some(&file.blake3), file.sha256.as_ref()]);
+            hashes.and_then(|()| names.add(&file.name)).map_err(A::Error::custom)?;
+        }
+        let head = ManifestHead {
+            tool: tool.ok_or_else(|| missing("tool"))?,
+            fingerprint: fingerprint.ok_or_else(|| missing("fingerprint"))?,
+            source: source.ok_or_else(|| missing("source"))?,
+            options: options.ok_or_else(|| missing("options"))?,
+            aliases: aliases.ok_or_else(|| missing("aliases"))?,
+            left_out: left_out.ok_or_else(|| missing("left_out"))?,
+        };
+        Ok((head, side_files))
+    }
+}
+
+/// Reads a value whose key may stand only once.
+fn once<'de, A: MapAccess<'de>, T: Deserialize<'de>>(
+    map: &mut A,
+    place: &mut Option<T>,
+    key: &'static str,
+) -> Result<(), A::Error> {
+    if place.is_some() {
+        return Err(A::Error::duplicate_field(key));
+    }
+    *place = Some(map.next_value()?);
+    Ok(())
+}
+
+fn check_schema(found: Option<&str>) -> Result<(), String> {
+    match found {
+        Some(found) if found != MANIFEST_SCHEMA => {
+            Err(format!("it is of {:?}, not of {MANIFEST_SCHEMA:?}", short(found)))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Reads the entries of files, one by one.
+struct Files<'a> {
+    on_file: &'a mut dyn FnMut(ManifestFile),
+    names: &'a mut Names,
+}
+
+impl<'de> DeserializeSeed<'de> for Files<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
+        json.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Files<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array of files")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<(), A::Error> {
+        while let Some(file) = array.next_element::<ManifestFile>()? {
+            check_file(&file).and_then(|()| self.names.add(&file.name)).map_err(A::Error::custom)?;
+            (self.on_file)(file);
+        }
+        Ok(())
+    }
+}
+
+/// Names of files, each of which may stand only once.
+#[derive(Default)]
+struct Names(BTreeSet<String>);
+
+impl Names {
+    fn add(&mut self, name: &str) -> Result<(), String> {
+        match relative_name(name) {
+            Err(reason) => {
+                return Err(format!("the name {:?} leads out of the directory: {reason}", short(name)));
+            }
+            Ok(rest) if rest != name => {
+                return Err(format!("the name {:?} is not in its shortest form", short(name)));
+            }
+            Ok(_) => {}
+        }
+        match self.0.insert(name.to_owned()) {
+            true => Ok(()),
+            false => Err(format!("the file {:?} stands twice", short(name))),
+        }
+    }
+}
+
+fn check_file(file: &ManifestFile) -> Result<(), String> {
+    check_hashes([Some(&file.blake3), file.sha256.as_ref()])?;
+    let mut tensor_bytes = 0_u64;
+    for tensor in &file.tensors {
+        check_hashes([Some(&tensor.blake3), tensor.sha256.as_ref()])?;
+        tensor_bytes = tensor_bytes.saturating_add(tensor.bytes);
+    }
+    match tensor_bytes > file.bytes {
+        true => Err(format!("{:?} has {} bytes, its tensors {tensor_bytes}", short(&file.name), file.bytes)),
+        false => Ok(()),
+    }
+}
+
+fn check_hashes<'a>(hashes: impl IntoIterator<Item = Option<&'a String>>) -> Result<(), String> {
+    match hashes.into_iter().flatten().find(|hash| digest::from_hex(hash).is_none()) {
+        Some(hash) => Err(format!("{:?} is not a hash of 64 lower-case hexadecimal digits", short(hash))),
+        None => Ok(()),
+    }
+}
+
+/// The start of a text that somebody else wrote.
+fn short(text: &str) -> String {
+    text.chars().take(SHOWN_CHARACTERS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest(change: impl Fn(&mut serde_json::Value)) -> serde_json::Value {
+        let hash = "0".repeat(64);
+        let mut value = serde_json::json!({
+            "schema": "onelayer-manifest/1", "tool": "test 1", "fingerprint": "f", "options": [], "aliases": [], "left_out": [],
+            "source": {"path": "model", "files": []},
+            "files": [{
+                "name": "model-00001-of-00001.safetensors", "bytes": 100, "blake3": hash, "layers": ["a"],
+                "tensors": [{"name": "a", "dtype": "U8", "shape": [3], "bytes": 3, "blake3": hash}]
+            }],
+            "side_files": [{"name": "config.json", "bytes": 3, "blake3": hash, "sha256": hash}],
+        });
+        change(&mut value);
+        value
+    }
+
+    fn read(text: &str) -> Result<Manifest, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("onelayer.manifest.json");
+        std::fs::write(&path, text).unwrap();
+        Manifest::read(&path).map_err(|error| match error {
+            ConvertError::BadManifest { reason, .. } => reason,
+            other => panic!("{other}"),
+        })
+    }
+
+    #[test]
+    fn names_hashes_and_sizes_are_checked() {
+        assert!(read(&manifest(|_| {}).to_string()).is_ok());
+        type Change = fn(&mut serde_json::Value);
+        let cases: [(Change, &str); 11] = [
+            (|value| value["files"][0]["name"] = "../x.safetensors".into(), "it has a part `..`"),
+            (|value| value["files"][0]["name"] = "/x.safetensors".into(), "it is absolute"),
+            (|value| value["side_files"][0]["name"] = "a/../../x".into(), "it has a part `..`"),
+            (|value| value["side_files"][0]["name"] = "./config.json".into(), "not in its shortest form"),
+            (|value| value["side_files"][0]["name"] = value["files"][0]["name"].clone(), "stands twice"),
+            (|value| value["files"][0]["blake3"] = "0".into(), "not a hash"),
+            (|value| value["files"][0]["tensors"][0]["blake3"] = "A".repeat(64).into(), "not a hash"),
+            (|value| value["side_files"][0]["sha256"] = "".into(), "not a hash"),
+            (|value| value["files"][0]["tensors"][0]["bytes"] = 101.into(), "has 100 bytes, its tensors 101"),
+            (|value| value["files"][0]["bytes"] = (-1).into(), "expected u64"),
+            (
+                |value| value["schema"] = "onelayer-manifest/2".into(),
+                "it is of \"onelayer-manifest/2\", not of",
+            ),
+        ];
+        for (change, expected) in cases {
+            let reason = read(&manifest(change).to_string()).unwrap_err();
+            assert!(reason.contains(expected) && reason.contains(" at line 1 column "), "{reason}");
+        }
+    }
+
+    #[test]
+    fn all_parts_are_there_once() {
+        for part in [
+            "schema",
+            "tool",
+            "fingerprint",
+            "source",
+            "options",
+            "aliases",
+            "left_out",
+            "files",
+            "side_files",
+        ] {
+            let whole = manifest(|_| {});
+            let mut less = whole.clone();
+            less.as_object_mut().unwrap().remove(part);
+            let reason = read(&less.to_string()).unwrap_err();
+            assert!(reason.contains(&format!("missing field `{part}`")), "{reason}");
+            let twice = format!("{{\"{part}\":{},{}", whole[part], &whole.to_string()[1..]);
+            let reason = read(&twice).unwrap_err();
+            assert!(reason.contains(&format!("duplicate field `{part}`")), "{reason}");
+        }
+        let more = manifest(|value| value["later"] = serde_json::json!({"a": [1, {"b": null}]}));
+        assert!(read(&more.to_string()).is_ok(), "what a later version adds is passed over");
+    }
+
+    #[test]
+    fn what_is_no_manifest_is_refused_with_its_place() {
+        let whole = manifest(|_| {}).to_string();
+        for end in [0, 1, 50, whole.len() - 1] {
+            let reason = read(&whole[..end]).unwrap_err();
+            assert!(reason.starts_with("EOF while parsing"), "{reason}");
+        }
+        for text in ["[]", "null", "{} x", "\u{feff}{}", "{\"files\":{}}", &format!("{whole}{whole}")] {
+            assert!(read(text).unwrap_err().contains(" at line 1 column "), "{text}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let error = Manifest::read(&folder.path().join("none")).unwrap_err();
+        assert!(error.to_string().ends_with("none: cannot open"), "{error}");
+        let error = Manifest::read(folder.path()).unwrap_err();
+        assert!(error.to_string().ends_with("not a manifest of this program: it is a directory"), "{error}");
+    }
+
+    #[test]
+    fn files_before_a_fault_are_known() {
+        let text = manifest(|value| value["side_files"] = 7.into()).to_string();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m");
+        std::fs::write(&path, text).unwrap();
+        let mut names = Vec::new();
+        let opened = OpenManifest::open(&path).unwrap().unwrap();
+        assert!(opened.read(&mut |file| names.push(file.name)).is_err());
+        assert_eq!(names, ["model-00001-of-00001.safetensors"]);
+        assert!(OpenManifest::open(&folder.path().join("none")).unwrap().is_none());
+    }
+}

@@ -1,0 +1,223 @@
+//! Threads that write aligned pieces of files past the page cache.
+//!
+//! ```text
+//!            buffer (full)                    pwrite                      buffer (empty), outcome
+//!  packer ---------------------> writers --------------------> file      ------------------------> packer
+//! ```
+//!
+//! A file system that refuses direct writes is written through the page cache, which is flushed and dropped behind the cursor. That
+//! is a named mode of the report.
+
+use std::fs::File;
+use std::io;
+use std::num::NonZeroU64;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use rustix::fs::{Advice, FallocateFlags, OFlags};
+use rustix::io::Errno;
+
+use super::super::{ConvertError, WriteMode};
+use super::directory::PartialFile;
+use crate::staging::{Empty, Filled, Slot};
+use crate::units::{Alignment, to_u64};
+
+/// Offsets, lengths and addresses of direct writes are multiples of this: what works wherever direct writes do, up to file systems
+/// with larger blocks, which then refuse and are written through the page cache.
+pub(super) const BLOCK: Alignment = Alignment::PAGE;
+/// Bytes that may be dirty in the page cache before they are flushed.
+const DIRTY_BYTES_MAX: u64 = 16 << 20;
+
+/// A file of tensors while it is written.
+#[derive(Debug)]
+pub(super) struct OutputFile {
+    pub(super) partial: PartialFile,
+    /// Its length when it is whole.
+    pub(super) len_bytes: u64,
+    /// Written through the page cache since the last flush.
+    dirty_bytes: AtomicU64,
+    mode: Arc<ModeCell>,
+}
+
+/// How files are written: directly until one refuses. All later ones of a conversion begin the other way.
+#[derive(Debug, Default)]
+pub(super) struct ModeCell(OnceLock<String>);
+
+impl ModeCell {
+    pub(super) fn mode(&self) -> WriteMode {
+        self.0.get().map_or(WriteMode::Direct, |reason| WriteMode::DropBehind { reason: reason.clone() })
+    }
+}
+
+impl OutputFile {
+    /// Reserves the space of a new file and makes it direct.
+    ///
+    /// # Errors
+    /// [`ConvertError::Write`], above all if there is no room.
+    pub(super) fn new(
+        partial: PartialFile,
+        len_bytes: u64,
+        mode: &Arc<ModeCell>,
+    ) -> Result<Self, ConvertError> {
+        let file = Self { partial, len_bytes, dirty_bytes: AtomicU64::new(0), mode: Arc::clone(mode) };
+        file.reserve().map_err(|source| file.failed("reserve space for the file", source))?;
+        if file.mode.0.get().is_none()
+            && let Err(error) = set_direct(file.partial.file(), true)
+        {
+            file.leave_direct(&format!("O_DIRECT was refused: {error}"))
+                .map_err(|source| file.failed("write to the file", source))?;
+        }
+        Ok(file)
+    }
+
+    /// Blocks for every byte, so that a full disk is noticed now and neighbours lie next to each other.
+    fn reserve(&self) -> io::Result<()> {
+        if self.len_bytes == 0 {
+            return Ok(());
+        }
+        let file = self.partial.file();
+        let reserved = rustix::io::retry_on_intr(|| {
+            rustix::fs::fallocate(file, FallocateFlags::empty(), 0, self.len_bytes)
+        });
+        match reserved {
+            Ok(()) => Ok(()),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => file.set_len(self.len_bytes),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    pub(super) fn failed(&self, operation: &'static str, source: io::Error) -> ConvertError {
+        ConvertError::Write { path: self.partial.full_path(), operation, source }
+    }
+
+    /// Writes a piece whose length is `len`; in `bytes` it is padded to the next multiple of [`BLOCK`].
+    fn write(&self, bytes: &[u8], len: usize, offset_bytes: u64) -> io::Result<()> {
+        let file = self.partial.file();
+        if self.mode.0.get().is_none() {
+            match file.write_all_at(bytes, offset_bytes) {
+                Err(error)
+                    if matches!(Errno::from_io_error(&error), Some(Errno::INVAL | Errno::OPNOTSUPP)) =>
+                {
+                    self.leave_direct(&format!("a direct write was refused: {error}"))?;
+                }
+                outcome => return outcome,
+            }
+        }
+        // Another thread may have found out; this descriptor may still be direct.
+        set_direct(file, false)?;
+        file.write_all_at(&bytes[..len], offset_bytes)?;
+        let dirty_bytes = self.dirty_bytes.fetch_add(to_u64(len), Ordering::Relaxed) + to_u64(len);
+        if dirty_bytes >= DIRTY_BYTES_MAX {
+            self.dirty_bytes.store(0, Ordering::Relaxed);
+            self.flush_cache()?;
+        }
+        Ok(())
+    }
+
+    fn flush_cache(&self) -> io::Result<()> {
+        rustix::fs::fdatasync(self.partial.file())?;
+        // A file system that does not heed advice keeps the pages.
+        let _ = rustix::fs::fadvise(self.partial.file(), 0, None::<NonZeroU64>, Advice::DontNeed);
+        Ok(())
+    }
+
+    fn leave_direct(&self, reason: &str) -> io::Result<()> {
+        // Two threads may be refused at once; either reason is true.
+        let _ = self.mode.0.set(reason.to_owned());
+        set_direct(self.partial.file(), false)
+    }
+
+    /// Cuts off what the last direct write had to pad.
+    pub(super) fn cut_to_length(&self) -> Result<(), ConvertError> {
+        let cut = self.partial.file().set_len(self.len_bytes);
+        cut.map_err(|source| self.failed("cut the file to its length", source))?;
+        if self.mode.0.get().is_some() {
+            self.flush_cache().map_err(|source| self.failed("sync the file", source))?;
+        }
+        Ok(())
+    }
+}
+
+fn set_direct(file: &File, is_direct: bool) -> io::Result<()> {
+    let mut flags = rustix::fs::fcntl_getfl(file)?;
+    flags.set(OFlags::DIRECT, is_direct);
+    Ok(rustix::fs::fcntl_setfl(file, flags)?)
+}
+
+/// One piece to write.
+pub(super) struct Piece {
+    pub(super) file: Arc<OutputFile>,
+    pub(super) buffer: Slot<Filled>,
+    /// Bytes of it that belong to the file.
+    pub(super) len: usize,
+    pub(super) offset_bytes: u64,
+}
+
+/// A buffer that is free again, and what became of its piece.
+pub(super) struct Written {
+    pub(super) buffer: Slot<Empty>,
+    pub(super) outcome: Result<(), ConvertError>,
+}
+
+/// The threads that write. Dropping them lets them finish what they have.
+#[derive(Debug)]
+pub(super) struct Writers {
+    pieces: Option<Sender<Piece>>,
+    written: Receiver<Written>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Writers {
+    /// Starts so many.
+    pub(super) fn start(count: u32) -> io::Result<Self> {
+        let (pieces, piece_receiver) = unbounded::<Piece>();
+        let (written_sender, written) = unbounded();
+        let mut writers = Self { pieces: Some(pieces), written, threads: Vec::new() };
+        for number in 0..count {
+            let (pieces, written) = (piece_receiver.clone(), written_sender.clone());
+            let thread = thread::Builder::new().name(format!("onelayer-write-{number}"));
+            writers.threads.push(thread.spawn(move || write_all(&pieces, &written))?);
+        }
+        Ok(writers)
+    }
+
+    /// Has a piece written.
+    pub(super) fn write(&self, piece: Piece) {
+        let pieces = self.pieces.as_ref().expect("only dropping takes it");
+        // Threads end after their channel is closed.
+        let _ = pieces.send(piece);
+    }
+
+    /// The next piece that is written.
+    ///
+    /// # Panics
+    /// If all threads have gone, which only a panic of theirs can do.
+    pub(super) fn next_written(&self) -> Written {
+        self.written.recv().expect("the threads that write end after those that want something written")
+    }
+}
+
+impl Drop for Writers {
+    fn drop(&mut self) {
+        drop(self.pieces.take());
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn write_all(pieces: &Receiver<Piece>, written: &Sender<Written>) {
+    for Piece { file, buffer, len, offset_bytes } in pieces {
+        let padded = BLOCK.up(to_u64(len)).expect("a piece fits a buffer");
+        let outcome = file.write(buffer.part(0, padded), len, offset_bytes);
+        let outcome = outcome.map_err(|source| file.failed("write to the file", source));
+        // The packer waits for every piece of a file before it lets go of it.
+        drop(file);
+        if written.send(Written { buffer: buffer.into_empty(), outcome }).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! Everything that follows from the source's headers and the settings alone: what is converted, into which files, and a fingerprint
+//! of both. Every process that converts a part comes to the same.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+use super::digest::hex;
+use super::duplicates;
+use super::files::{self, Component, FileShape, FileShapes, Rules};
+use super::header::{HEADER_BYTES_MAX, Header};
+use super::manifest::{ManifestSource, SourceFile};
+use super::output::{Headers, WriteBuffers};
+use super::reading::ReadSettings;
+use super::side_files::directory_of;
+use super::{Casting, Conversion, ConvertError, Part};
+use crate::checkpoint::{Checkpoint, DType, Shard, TensorId};
+use crate::layers::Layers;
+use crate::plan::{Cast, Group, Landing, LoadPlan, MemoryTerm, PlanLimits, ResidentKind, Window};
+use crate::source;
+use crate::units::{to_u64, to_usize};
+
+/// Stands for how files are made: a version that makes others has another one.
+const FORMAT: &str = "onelayer-convert/1";
+
+/// What is converted, into which files.
+#[derive(Debug)]
+pub(super) struct Scope {
+    pub(super) checkpoint: Checkpoint,
+    pub(super) layers: Layers,
+    pub(super) shapes: FileShapes,
+    /// Per tensor of the checkpoint.
+    casts: Vec<Option<Cast>>,
+    /// Free text of the headers, per component.
+    metadata: Vec<BTreeMap<String, String>>,
+    /// Length of each file, header included, and where its data starts.
+    pub(super) lengths: Vec<(u64, u64)>,
+    /// Tensors that are left out, each with the one that has the same bytes.
+    pub(super) aliases: Vec<(TensorId, TensorId)>,
+    /// Tensors that were not selected.
+    pub(super) left_out: Vec<TensorId>,
+    pub(super) source: ManifestSource,
+    pub(super) fingerprint: String,
+    pub(super) notes: Vec<String>,
+}
+
+impl Scope {
+    /// Decides about everything.
+    pub(super) fn new(settings: &Conversion, path: &Path) -> Result<Self, ConvertError> {
+        let checkpoint = settings.open_options.open(path)?;
+        let layers = Layers::group_with(&checkpoint, &settings.map)?;
+        let mut notes = checkpoint.notes().to_vec();
+        let casts = casts(settings, &checkpoint, &layers)?;
+        let is_selected = |id: TensorId| {
+            let select = settings.select.as_ref();
+            select.is_none_or(|select| select(&checkpoint.tensor(id), &layers.layer_of(id).id))
+        };
+        let selected: Vec<bool> = checkpoint.tensors().map(|tensor| is_selected(tensor.id)).collect();
+        let mut wanted = selected.clone();
+        let mut aliases: Vec<(TensorId, TensorId)> = Vec::new();
+        if settings.drop_duplicates {
+            let grouping = MemoryTerm { name: "layer grouping", bytes: layers.metadata_bytes() };
+            let is_selected = |id: TensorId| selected[id.index()];
+            let found =
+                duplicates::find(&checkpoint, &layers, &is_selected, settings.reading(), vec![grouping])?;
+            notes.extend(found.notes);
+            aliases = found.pairs;
+            aliases.iter().for_each(|(left, _)| wanted[left.index()] = false);
+        }
+        if !wanted.contains(&true) {
+            return Err(ConvertError::NothingSelected { tensors: to_u64(checkpoint.tensor_count()) });
+        }
+        let size_of = |id: TensorId| {
+            let (entry, cast) = (checkpoint.tensor(id), casts[id.index()]);
+            let dtype = cast.map_or(entry.dtype, |cast| cast.to().into());
+            let bytes = entry.extent.len_bytes();
+            (dtype.bits().unwrap_or(8), cast.map_or(bytes, |cast| cast.delivered_bytes(bytes)))
+        };
+        let is_wanted = |id: TensorId| wanted[id.index()];
+        let rules = Rules {
+            checkpoint: &checkpoint,
+            layers: &layers,
+            settings,
+            size_of: &size_of,
+            is_wanted: &is_wanted,
+        };
+        let shapes = files::shape(&rules);
+        let left_out =
+            checkpoint.tensors().map(|tensor| tensor.id).filter(|id| !selected[id.index()]).collect();
+        let metadata = shapes.components.iter().map(|component| metadata(&checkpoint, component, &mut notes));
+        let metadata = metadata.collect();
+        let source = identity(&checkpoint, path)?;
+        let mut scope = Self {
+            checkpoint,
+            layers,
+            shapes,
+            casts,
+            metadata,
+            lengths: Vec::new(),
+            aliases,
+            left_out,
+            source,
+            fingerprint: String::new(),
+            notes,
+        };
+        scope.measure(settings)?;
+        scope.fingerprint = scope.fingerprint(settings);
+        Ok(scope)
+    }
+
+    /// The plan of some of the files, in their order.
+    pub(super) fn plan(&self, settings: &Conversion, files: &[usize]) -> Result<LoadPlan, ConvertError> {
+        let mut limits = PlanLimits::new(settings.host_budget_bytes);
+        limits.window = Window::Layers(1);
+        limits.io = settings.io;
+        limits.readers = settings.readers();
+        limits.alignment = source::alignment(&self.checkpoint).map_err(crate::load::LoadError::from)?;
+        (limits.resident, limits.landing) = (ResidentKind::Nowhere, Landing::Packed);
+        limits.beside = self.terms(settings, files);
+        let groups = files.iter().map(|&file| {
+            let file = &self.shapes.files[file];
+            Group { id: &file.id, tensors: self.shapes.tensors(file) }
+        });
+        let cast = |id: TensorId| self.casts[id.index()];
+        let plan = LoadPlan::build_groups(&self.checkpoint, groups, &limits, cast, self.layers.peak_bytes())?;
+        Ok(plan)
+    }
+
+    /// What a conversion holds beside what a load holds.
+    fn terms(&self, settings: &Conversion, files: &[usize]) -> Vec<MemoryTerm> {
+        /// Journals, index and manifest pass through buffers.
+        const TEXT_BYTES: u64 = 256 << 10;
+        let tensors = files.iter().map(|&file| self.shapes.tensors(&self.shapes.files[file]).len());
+        // Of the file that is being written, and of the one that is being published.
+        let hashes = 2 * to_u64(tensors.max().unwrap_or(0) * size_of::<super::digest::Hashes>());
+        let lists = self.shapes.held_bytes() + to_u64(self.casts.capacity() * size_of::<Option<Cast>>());
+        let term = |name, bytes| MemoryTerm { name, bytes };
+        vec![
+            term("write buffers", settings.write_buffers().bytes()),
+            term("files", lists + TEXT_BYTES),
+            term("hashes", hashes),
+        ]
+    }
+
+    /// What the headers of some of the files are made of.
+    pub(super) fn headers(&self, files: &[usize]) -> Headers {
+        let components = self.shapes.components.iter().zip(&self.metadata);
+        Headers {
+            checkpoint: self.checkpoint.clone(),
+            components: components
+                .map(|(component, text)| (component.prefix.clone(), text.clone()))
+                .collect(),
+            component_of: files.iter().map(|&file| self.shapes.files[file].component).collect(),
+        }
+    }
+
+    /// The component of a file.
+    pub(super) fn component(&self, file: &FileShape) -> &Component {
+        &self.shapes.components[file.component]
+    }
+
+    /// Bytes of the tensors of a file.
+    pub(super) fn data_bytes(&self, file: usize) -> u64 {
+        let (bytes, data_start) = self.lengths[file];
+        bytes - data_start
+    }
+
+    /// How a tensor is cast, if it is.
+    pub(super) fn cast(&self, id: TensorId) -> Option<Cast> {
+        self.casts[id.index()]
+    }
+
+    /// Which part each file belongs to: stretches of about as many bytes.
+    pub(super) fn part_of(&self, file: usize, part_count: u32) -> u32 {
+        let total: u128 = self.lengths.iter().map(|(bytes, _)| u128::from(*bytes)).sum();
+        let before: u128 = self.lengths[..file].iter().map(|(bytes, _)| u128::from(*bytes)).sum();
+        let middle = before + u128::from(self.lengths[file].0) / 2;
+        let part = middle * u128::from(part_count) / total.max(1);
+        u32::try_from(part).unwrap_or(u32::MAX).min(part_count - 1) + 1
+    }
+
+    /// The files of a part, or all.
+    pub(super) fn files_of(&self, part: Option<Part>) -> Vec<usize> {
+        let is_in = |file: &usize| part.is_none_or(|part| self.part_of(*file, part.of()) == part.number());
+        (0..self.shapes.files.len()).filter(is_in).collect()
+    }
+
+    /// Finds out how long every file will be.
+    fn measure(&mut self, settings: &Conversion) -> Result<(), ConvertError> {
+        let all: Vec<usize> = (0..self.shapes.files.len()).collect();
+        let plan = self.plan(settings, &all)?;
+        for (planned, file) in plan.layers().iter().zip(&self.shapes.files) {
+            let component = file.component;
+            let header = Header {
+                checkpoint: &self.checkpoint,
+                name_prefix: &self.shapes.components[component].prefix,
+                metadata: &self.metadata[component],
+                placements: plan.placements(planned),
+            };
+            let data_start = header.data_start();
+            if data_start > HEADER_BYTES_MAX {
+                return Err(ConvertError::HeaderTooLong {
+                    file: file.id.to_string(),
+                    header_bytes: data_start,
+                    limit_bytes: HEADER_BYTES_MAX,
+                });
+            }
+            self.lengths.push((data_start + planned.arena_bytes, data_start));
+        }
+        Ok(())
+    }
+
+    fn fingerprint(&self, settings: &Conversion) -> String {
+        let mut hasher = blake3::Hasher::new();
+        let mut text = |text: &str| {
+            hasher.update(&to_u64(text.len()).to_le_bytes());
+            hasher.update(text.as_bytes());
+        };
+        text(FORMAT);
+        text(if settings.sha256 { "sha256" } else { "" });
+        for file in &self.source.files {
+            text(&file.name);
+            text(&format!("{} {} {}", file.bytes, file.modified_ns, file.header_blake3));
+        }
+        for (metadata, component) in self.metadata.iter().zip(&self.shapes.components) {
+            text(&component.prefix);
+            metadata.iter().for_each(|(key, value)| [key, value].into_iter().for_each(|part| text(part)));
+        }
+        for (file, (bytes, _)) in self.shapes.files.iter().zip(&self.lengths) {
+            text(file.id.as_str());
+            text(&bytes.to_string());
+            for &tensor in self.shapes.tensors(file) {
+                let entry = self.checkpoint.tensor(tensor);
+                text(entry.name);
+                text(&self.cast(tensor).map_or(entry.dtype, |cast| cast.to().into()).to_string());
+            }
+        }
+        hex(hasher.finalize().as_bytes())
+    }
+}
+
+impl Conversion {
+    /// How passes over the source read that come before or after the conversion itself.
+    pub(super) fn reading(&self) -> ReadSettings {
+        ReadSettings { host_budget_bytes: self.host_budget_bytes, io: self.io, readers: Some(self.readers()) }
+    }
+
+    /// Threads that read: direct reads wait for the disk, so a few even on a small machine.
+    fn readers(&self) -> u32 {
+        let cores = std::thread::available_parallelism()
+            .map_or(1, |cores| cores.get().try_into().unwrap_or(u32::MAX));
+        self.jobs.unwrap_or(cores.clamp(2, 8)).min(64)
+    }
+
+    /// The buffers that writes come from.
+    pub(super) fn write_buffers(&self) -> WriteBuffers {
+        const WRITERS: std::ops::RangeInclusive<u32> = 1..=4;
+        let writers = self.jobs.unwrap_or(2).clamp(*WRITERS.start(), *WRITERS.end());
+        WriteBuffers::for_budget(self.host_budget_bytes, writers)
+    }
+}
+
+/// How each tensor is cast, if it is.
+fn casts(
+    settings: &Conversion,
+    checkpoint: &Checkpoint,
+    layers: &Layers,
+) -> Result<Vec<Option<Cast>>, ConvertError> {
+    let mut casts = Vec::with_capacity(checkpoint.tensor_count());
+    for entry in checkpoint.tensors() {
+        let cast = match settings.rule.as_ref().and_then(|rule| rule(&entry)) {
+            Some(Casting::Keep) => None,
+            Some(Casting::To(to)) if entry.dtype == DType::from(to) => None,
+            Some(Casting::To(to)) => {
+                let cast = Cast::between(entry.dtype, to);
+                Some(cast.ok_or_else(|| ConvertError::CannotCast {
+                    tensor: entry.name.to_owned(),
+                    dtype: entry.dtype_name.to_owned(),
+                    wanted: to.to_string(),
+                })?)
+            }
+            None => settings
+                .dtype
+                .filter(|_| is_plain(checkpoint, layers, entry.id))
+                .and_then(|to| Cast::between(entry.dtype, to)),
+        };
+        casts.push(cast);
+    }
+    Ok(casts)
+}
+
+/// True for floats of 16 bits and more that are no part of a quantized weight.
+fn is_plain(checkpoint: &Checkpoint, layers: &Layers, tensor: TensorId) -> bool {
+    let is_float = |id: TensorId| {
+        matches!(checkpoint.tensor(id).dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F64)
+    };
+    let companions = layers.companions();
+    let weight = companions.binary_search_by_key(&tensor, |&(companion, _)| companion);
+    is_float(tensor) && weight.ok().is_none_or(|index| is_float(companions[index].1))
+}
+
+/// The free text of a component's headers: that of all its files in the source. Where they disagree, the first one counts.
+fn metadata(
+    checkpoint: &Checkpoint,
+    component: &Component,
+    notes: &mut Vec<String>,
+) -> BTreeMap<String, String> {
+    let mut text: BTreeMap<String, String> = BTreeMap::new();
+    for shard in checkpoint.shards().iter().filter(|shard| shard.name_prefix == component.prefix) {
+        for (key, value) in shard.metadata.iter() {
+            let known = text.entry(key.to_owned()).or_insert_with(|| value.to_owned());
+            if known != value {
+                notes.push(format!(
+                    "{}: its header says something else under {key:?} than the files before it",
+                    shard.path.display()
+                ));
+            }
+        }
+    }
+    text
+}
+
+/// What the source is: lengths, times and headers of its files.
+fn identity(checkpoint: &Checkpoint, path: &Path) -> Result<ManifestSource, ConvertError> {
+    let root = directory_of(path);
+    let name_of = |shard: &Shard| {
+        let below = root.as_ref().and_then(|root| shard.path.strip_prefix(root).ok());
+        let name = below.unwrap_or_else(|| Path::new(shard.path.file_name().unwrap_or_default()));
+        name.to_string_lossy().into_owned()
+    };
+    let mut files = Vec::with_capacity(checkpoint.shards().len());
+    for shard in checkpoint.shards() {
+        let header_blake3 = hash_header(shard).map_err(|source| ConvertError::Read {
+            path: shard.path.clone(),
+            operation: "read its header again",
+            source,
+        })?;
+        let (bytes, modified_ns) = (shard.identity.len_bytes, shard.identity.modified_ns);
+        files.push(SourceFile { name: name_of(shard), bytes, modified_ns, header_blake3 });
+    }
+    Ok(ManifestSource { path: path.to_string_lossy().into_owned(), files })
+}
+
+fn hash_header(shard: &Shard) -> io::Result<String> {
+    let file = File::open(&shard.path)?;
+    let mut hasher = blake3::Hasher::new();
+    let mut piece = [0; 16 << 10];
+    let mut offset = 0;
+    while offset < shard.data.start() {
+        let wanted = to_usize((shard.data.start() - offset).min(to_u64(piece.len())));
+        match file.read_at(&mut piece[..wanted], offset) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => {
+                hasher.update(&piece[..count]);
+                offset += to_u64(count);
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(hex(hasher.finalize().as_bytes()))
+}

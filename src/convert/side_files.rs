@@ -1,0 +1,575 @@
+//! What lies beside the weights: configuration, tokenizer, code, chat template. Listed, and copied as it is.
+//!
+//! Everything is a side file that is not weights, not hidden, and not made by a conversion. Folders are searched too, a few
+//! levels deep, so that the parts of a pipeline keep their configurations; folders that hold only weights vanish. Symbolic
+//! links to files are followed, since the hub's caches consist of them; those to folders are not, since they may lead
+//! anywhere. Nothing is opened that could make the search wait.
+//!
+//! The conversion lists when it is prepared, and copies before it writes its index.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs::{File, Metadata};
+use std::io::{Read as _, Write};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Advice;
+
+use super::digest::{Digest, hex};
+use super::{ConvertError, MANIFEST_NAME, SideFileRecord};
+use crate::checkpoint::{
+    Checkpoint, CheckpointError, FileIdentity, FileKind, OpenFault, open_regular, relative_name,
+};
+use crate::units::{to_u64, to_usize};
+
+/// Folders below the source that are searched, one inside the other.
+const DEPTH_MAX: usize = 8;
+/// Side files of one source, at most: more are no model, and their list would not be small.
+pub(super) const FILES_MAX: usize = 10_000;
+/// Bytes that are copied at once.
+const PIECE_BYTES: usize = 64 << 10;
+/// Bytes after which the page cache of what was copied is dropped.
+const DROPPED_BYTES: u64 = 8 << 20;
+/// Names that a note lists.
+const NAMED_MAX: usize = 4;
+
+/// Ends of names that say "weights in another format". Of some of them there are several to a model, and an index.
+const WEIGHTS: [&str; 15] = [
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".gguf",
+    ".h5",
+    ".msgpack",
+    ".npz",
+    ".onnx",
+    ".onnx_data",
+    ".onnx.data",
+    ".pb",
+    ".tflite",
+    ".ot",
+];
+
+/// One file to be copied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SideFile {
+    /// Its path below the source, and below the target.
+    pub(super) name: String,
+    /// Its path.
+    pub(super) path: PathBuf,
+    /// Its length when it was listed.
+    pub(super) bytes: u64,
+}
+
+/// What lies beside the weights of a source.
+#[derive(Debug, Default)]
+pub(super) struct SideFiles {
+    /// Sorted by name.
+    pub(super) files: Vec<SideFile>,
+    /// What is left behind that a person might miss.
+    pub(super) notes: Vec<String>,
+}
+
+impl SideFiles {
+    /// The side files of what lies at `source`: of that directory, or of the one in which that index lies. A single file of
+    /// tensors has none. What is in `target` is left out if it lies inside the source.
+    ///
+    /// # Errors
+    /// [`ConvertError::Read`] for a folder that cannot be listed, [`ConvertError::TooManySideFiles`].
+    pub(super) fn list(source: &Path, target: &Path, checkpoint: &Checkpoint) -> Result<Self, ConvertError> {
+        let Some(root) = directory_of(source) else { return Ok(Self::default()) };
+        let mut search = Search {
+            root: &root,
+            target: target.metadata().ok().map(|metadata| place(&metadata)),
+            converted: checkpoint.shards().iter().map(|shard| shard.path.as_path()).collect(),
+            files: Vec::new(),
+            weights: Left::default(),
+            special: Left::default(),
+            odd: Left::default(),
+            made: Left::default(),
+        };
+        search.folder("", 0)?;
+        let Search { mut files, weights, special, odd, made, .. } = search;
+        files.sort_by(|left, right| left.name.cmp(&right.name));
+        let notes = [
+            weights.note("not copied, since they hold weights that are not converted"),
+            special.note("not copied, since they are no regular files"),
+            odd.note("not copied, since their names cannot stand in a manifest"),
+            made.note("not copied, since other conversions made them"),
+        ];
+        Ok(Self { files, notes: notes.into_iter().flatten().collect() })
+    }
+
+    /// Bytes of all of them.
+    pub(super) fn total_bytes(&self) -> u64 {
+        self.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes))
+    }
+}
+
+/// The directory whose files go along with what lies at `source`; `None` for a file of tensors.
+pub(super) fn directory_of(source: &Path) -> Option<PathBuf> {
+    if source.is_dir() {
+        return Some(source.to_owned());
+    }
+    let name = source.file_name()?.to_string_lossy();
+    name.ends_with(".json").then(|| source.parent().unwrap_or(Path::new("")).to_owned())
+}
+
+/// Where a file is, whatever path leads there.
+fn place(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+/// Names of files that are left behind: the first few, and how many there are.
+#[derive(Debug, Default)]
+struct Left {
+    names: BTreeSet<String>,
+    count: usize,
+}
+
+impl Left {
+    fn add(&mut self, name: String) {
+        self.count += 1;
+        self.names.insert(name);
+        if self.names.len() > NAMED_MAX {
+            self.names.pop_last();
+        }
+    }
+
+    fn note(self, why: &str) -> Option<String> {
+        let more = match self.count - self.names.len() {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
+        (self.count > 0).then(|| format!("{why}: {}{more}", names.join(", ")))
+    }
+}
+
+/// A search under way.
+struct Search<'a> {
+    root: &'a Path,
+    target: Option<(u64, u64)>,
+    converted: BTreeSet<&'a Path>,
+    files: Vec<SideFile>,
+    weights: Left,
+    special: Left,
+    odd: Left,
+    made: Left,
+}
+
+impl Search<'_> {
+    /// Searches the folder `folder`, a path below the root that is empty or ends in a slash.
+    fn folder(&mut self, folder: &str, depth: usize) -> Result<(), ConvertError> {
+        let path = self.root.join(folder);
+        let failed = |source| ConvertError::Read { path: path.clone(), operation: "list", source };
+        let listed = if path.as_os_str().is_empty() { Path::new(".") } else { path.as_path() };
+        for entry in listed.read_dir().map_err(failed)? {
+            self.entry(folder, &entry.map_err(failed)?.file_name(), depth)?;
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, folder: &str, raw: &OsStr, depth: usize) -> Result<(), ConvertError> {
+        if raw.as_encoded_bytes().starts_with(b".") {
+            return Ok(());
+        }
+        let name = format!("{folder}{}", raw.to_string_lossy());
+        // A listing that is not honest must not lead out of the target.
+        let is_plain = raw.to_str().is_some_and(|text| !text.contains('/'));
+        if !is_plain || relative_name(&name) != Ok(&name) {
+            self.odd.add(name);
+            return Ok(());
+        }
+        let path = self.root.join(&name);
+        let is_link = path.is_symlink();
+        let Ok(metadata) = path.metadata() else {
+            self.unreachable(name, raw);
+            return Ok(());
+        };
+        match FileKind::of(metadata.file_type()) {
+            FileKind::Directory if is_link => self.special.add(name),
+            FileKind::Directory if Some(place(&metadata)) == self.target => {}
+            FileKind::Directory if path.join(MANIFEST_NAME).exists() => self.made.add(format!("{name}/")),
+            FileKind::Directory if depth == DEPTH_MAX => self.special.add(format!("{name}/ (too deep)")),
+            FileKind::Directory => return self.folder(&format!("{name}/"), depth + 1),
+            FileKind::Regular => return self.regular(name, raw, path, &metadata),
+            _ => self.special.add(name),
+        }
+        Ok(())
+    }
+
+    /// Takes note of a link that leads nowhere, or of a file that went away.
+    fn unreachable(&mut self, name: String, raw: &OsStr) {
+        match kind_of_name(&raw.to_string_lossy()) {
+            NameKind::Weights => self.weights.add(name),
+            NameKind::Made => {}
+            NameKind::Other => self.special.add(name),
+        }
+    }
+
+    fn regular(
+        &mut self,
+        name: String,
+        raw: &OsStr,
+        path: PathBuf,
+        metadata: &Metadata,
+    ) -> Result<(), ConvertError> {
+        match kind_of_name(&raw.to_string_lossy()) {
+            NameKind::Made => {}
+            // A file of any name may have been given as the source.
+            _ if self.converted.contains(path.as_path()) => {}
+            NameKind::Weights => self.weights.add(name),
+            NameKind::Other if self.files.len() == FILES_MAX => {
+                let (path, limit) = (self.root.to_owned(), to_u64(FILES_MAX));
+                return Err(ConvertError::TooManySideFiles { path, limit });
+            }
+            NameKind::Other => self.files.push(SideFile { name, path, bytes: metadata.len() }),
+        }
+        Ok(())
+    }
+}
+
+/// What a file is, by its name.
+#[derive(Debug, PartialEq, Eq)]
+enum NameKind {
+    /// Weights.
+    Weights,
+    /// What a conversion makes itself, or what indexes weights that are not copied.
+    Made,
+    /// Anything else.
+    Other,
+}
+
+fn kind_of_name(name: &str) -> NameKind {
+    let name = name.to_ascii_lowercase();
+    // `model.safetensors.index.json`, `pytorch_model.bin.index.fp16.json`
+    let stem = name.strip_suffix(".json").and_then(|name| Some(name.rsplit_once(".index")?.0));
+    if name == MANIFEST_NAME || stem.is_some_and(is_weights) {
+        NameKind::Made
+    } else if is_weights(&name) {
+        NameKind::Weights
+    } else {
+        NameKind::Other
+    }
+}
+
+fn is_weights(name: &str) -> bool {
+    WEIGHTS.iter().any(|end| name.ends_with(end))
+}
+
+impl SideFile {
+    /// Copies the file to `out`, whose path `out_path` is for errors. Holds 64 KiB.
+    ///
+    /// # Errors
+    /// [`ConvertError::Read`], [`ConvertError::Write`], and [`CheckpointError::FileChanged`] if the file changed meanwhile.
+    pub(super) fn copy_to(
+        &self,
+        out: &mut impl Write,
+        out_path: &Path,
+        with_sha256: bool,
+    ) -> Result<SideFileRecord, ConvertError> {
+        let failed = |operation, source| ConvertError::Read { path: self.path.clone(), operation, source };
+        let mut digest = Digest::new(with_sha256);
+        let bytes = read_pieces(&self.path, |piece| {
+            digest.update(piece);
+            out.write_all(piece).map_err(|source| ConvertError::Write {
+                path: out_path.to_owned(),
+                operation: "write",
+                source,
+            })
+        });
+        let bytes = bytes.map_err(|fault| match fault {
+            PieceFault::Io(operation, source) => failed(operation, source),
+            PieceFault::NotRegular(found) => {
+                CheckpointError::NotRegular { path: self.path.clone(), found }.into()
+            }
+            PieceFault::Changed(states) => {
+                CheckpointError::FileChanged { path: self.path.clone(), states }.into()
+            }
+            PieceFault::Consumer(error) => error,
+        })?;
+        let hashes = digest.take();
+        let sha256 = hashes.sha256.as_ref().map(hex);
+        Ok(SideFileRecord { name: self.name.clone(), bytes, blake3: hex(&hashes.blake3), sha256 })
+    }
+}
+
+/// Why a file was not read to its end.
+#[derive(Debug)]
+pub(super) enum PieceFault<E> {
+    /// The system refused.
+    Io(&'static str, std::io::Error),
+    /// There is something else than a file.
+    NotRegular(FileKind),
+    /// It changed while it was read: before and after.
+    Changed(Box<(FileIdentity, FileIdentity)>),
+    /// Whoever got the pieces failed.
+    Consumer(E),
+}
+
+/// Reads a regular file to its end, 64 KiB at a time, and drops it from the page cache behind the cursor if it is large.
+/// Returns its length.
+pub(super) fn read_pieces<E>(
+    path: &Path,
+    mut consume: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<u64, PieceFault<E>> {
+    let (mut file, was) = open_regular(path).map_err(|fault| match fault {
+        OpenFault::Io(source) => PieceFault::Io("open", source),
+        OpenFault::NotRegular(found) => PieceFault::NotRegular(found),
+    })?;
+    let mut piece = vec![0; PIECE_BYTES.min(to_usize(was.len_bytes).max(1))];
+    let (mut bytes, mut dropped) = (0, 0);
+    loop {
+        let len = match file.read(&mut piece) {
+            Ok(0) => break,
+            Ok(len) => len,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(source) => return Err(PieceFault::Io("read", source)),
+        };
+        consume(&piece[..len]).map_err(PieceFault::Consumer)?;
+        bytes += to_u64(len);
+        if bytes - dropped >= DROPPED_BYTES {
+            drop_behind(&file, dropped, bytes);
+            dropped = bytes;
+        }
+        // A file that grows as fast as it is read has no end.
+        if bytes > was.len_bytes {
+            break;
+        }
+    }
+    if dropped > 0 {
+        drop_behind(&file, dropped, bytes);
+    }
+    let now = FileIdentity::of(&file).map_err(|source| PieceFault::Io("stat", source))?;
+    if now != was || bytes != was.len_bytes {
+        return Err(PieceFault::Changed(Box::new((was, now))));
+    }
+    Ok(bytes)
+}
+
+/// An advice: what becomes of it is up to the system.
+fn drop_behind(file: &File, start: u64, end: u64) {
+    let len = std::num::NonZeroU64::new(end - start);
+    if len.is_some() {
+        let _ = rustix::fs::fadvise(file, start, len, Advice::DontNeed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::os::unix::fs::symlink;
+
+    use rustix::fs::{CWD, Mode, mkfifoat};
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// A file of one tensor without bytes.
+    const WEIGHTS_FILE: &[u8] =
+        b"\x36\0\0\0\0\0\0\0{\"t\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}} ";
+
+    /// A folder with these files, whose parts are made.
+    fn folder(files: &[&str]) -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for name in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let is_weights = name.ends_with(".safetensors");
+            fs::write(path, if is_weights { WEIGHTS_FILE } else { name.as_bytes() }).unwrap();
+        }
+        folder
+    }
+
+    fn listed(source: &Path, target: &Path) -> (Vec<String>, Vec<String>) {
+        let checkpoint = Checkpoint::open(source).unwrap();
+        let found = SideFiles::list(source, target, &checkpoint).unwrap();
+        (found.files.into_iter().map(|file| file.name).collect(), found.notes)
+    }
+
+    const NOWHERE: &str = "/nonexistent/target";
+
+    #[test]
+    fn all_that_is_no_weights_goes_along() {
+        let source = folder(&[
+            "model.safetensors",
+            "config.json",
+            "tokenizer.json",
+            "generation_config.json",
+            "README.md",
+            "modeling_x.py",
+            "chat_template.jinja",
+            "tokenizer.model",
+            "sub/folder/vocab.txt",
+            "1_Pooling/config.json",
+            "onnx/model.onnx",
+            "onnx/model.onnx_data",
+            "original/consolidated.00.pth",
+            "pytorch_model.bin",
+            "PYTORCH_MODEL-2.BIN",
+            "pytorch_model.bin.index.json",
+            "model.fp16.safetensors",
+            "model.safetensors.index.fp16.json.bak",
+            "onelayer.manifest.json",
+            ".gitattributes",
+            ".git/config",
+            ".onelayer-convert/job.json",
+            "my.index.json",
+        ]);
+        let (names, notes) = listed(source.path(), Path::new(NOWHERE));
+        let expected = [
+            "1_Pooling/config.json",
+            "README.md",
+            "chat_template.jinja",
+            "config.json",
+            "generation_config.json",
+            "model.safetensors.index.fp16.json.bak",
+            "modeling_x.py",
+            "my.index.json",
+            "sub/folder/vocab.txt",
+            "tokenizer.json",
+            "tokenizer.model",
+        ];
+        assert_eq!(names, expected);
+        let [note] = notes.as_slice() else { panic!("{notes:?}") };
+        assert_eq!(
+            note,
+            "not copied, since they hold weights that are not converted: PYTORCH_MODEL-2.BIN, \
+             model.fp16.safetensors, onnx/model.onnx, onnx/model.onnx_data and 2 more"
+        );
+    }
+
+    #[test]
+    fn a_file_of_tensors_has_no_side_files_and_an_index_has_those_of_its_folder() {
+        let source = folder(&["model-a.safetensors", "config.json"]);
+        let index = source.path().join("x.safetensors.index.json");
+        fs::write(&index, r#"{"weight_map":{"t":"model-a.safetensors"}}"#).unwrap();
+        let nowhere = Path::new(NOWHERE);
+        assert_eq!(listed(&source.path().join("model-a.safetensors"), nowhere), (vec![], vec![]));
+        let expected = (vec!["config.json".to_owned()], vec![]);
+        assert_eq!(listed(&index, nowhere), expected);
+        assert_eq!(listed(source.path(), nowhere), expected);
+    }
+
+    #[test]
+    fn parts_of_a_pipeline_keep_their_folders() {
+        let files = ["unet/model.safetensors", "unet/config.json", "scheduler/scheduler_config.json"];
+        let source = folder(&files);
+        let index = r#"{"unet":["diffusers","X"],"scheduler":["diffusers","Y"]}"#;
+        fs::write(source.path().join("model_index.json"), index).unwrap();
+        let expected = ["model_index.json", "scheduler/scheduler_config.json", "unet/config.json"];
+        assert_eq!(listed(source.path(), Path::new(NOWHERE)), (expected.map(str::to_owned).to_vec(), vec![]));
+    }
+
+    #[test]
+    fn the_target_and_other_conversions_are_left_out() {
+        let source = folder(&[
+            "model.safetensors",
+            "config.json",
+            "out/config.json",
+            "other/config.json",
+            "other/onelayer.manifest.json",
+        ]);
+        let inside = source.path().join("other/../out");
+        let (names, notes) = listed(source.path(), &inside);
+        assert_eq!(
+            (names, notes),
+            (
+                vec!["config.json".to_owned()],
+                vec!["not copied, since other conversions made them: other/".to_owned()]
+            )
+        );
+    }
+
+    #[test]
+    fn links_to_files_are_followed_and_nothing_else_is_opened() {
+        let blobs = folder(&["blob", "secret/config.json"]);
+        let source = folder(&["model.safetensors"]);
+        let at = |name: &str| source.path().join(name);
+        symlink(blobs.path().join("blob"), at("config.json")).unwrap();
+        symlink(blobs.path().join("secret"), at("folder")).unwrap();
+        symlink(blobs.path().join("none"), at("dangling.json")).unwrap();
+        symlink(source.path(), at("loop")).unwrap();
+        mkfifoat(CWD, at("fifo.json"), Mode::RWXU).unwrap();
+        symlink("/dev/zero", at("zero.json")).unwrap();
+        fs::write(at("back\\slash"), "x").unwrap();
+        fs::write(source.path().join(OsStr::from_bytes(b"not \xff text")), "x").unwrap();
+        let (names, notes) = listed(source.path(), Path::new(NOWHERE));
+        assert_eq!(names, ["config.json"]);
+        assert_eq!(
+            notes,
+            [
+                "not copied, since they are no regular files: dangling.json, fifo.json, folder, loop and 1 more",
+                "not copied, since their names cannot stand in a manifest: back\\slash, not \u{fffd} text",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_too_deep_or_too_much_is_said() {
+        let deep = "a/".repeat(DEPTH_MAX) + "kept";
+        let deeper = "b/".repeat(DEPTH_MAX + 1) + "lost";
+        let source = folder(&["model.safetensors", &deep, &deeper]);
+        let (names, notes) = listed(source.path(), Path::new(NOWHERE));
+        assert_eq!(names, [deep]);
+        assert!(notes[0].ends_with("b/b/b/b/b/b/b/b/b/ (too deep)"), "{notes:?}");
+        for number in 0..FILES_MAX {
+            fs::write(source.path().join(format!("n{number}")), "").unwrap();
+        }
+        let checkpoint = Checkpoint::open(source.path()).unwrap();
+        let error = SideFiles::list(source.path(), Path::new(NOWHERE), &checkpoint).unwrap_err();
+        assert!(matches!(error, ConvertError::TooManySideFiles { limit: 10_000, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_copy_is_hashed_and_refused_if_its_source_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("big.bin.txt");
+        let bytes: Vec<u8> =
+            (0..9_000_001_u32).map(|at| at.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
+        fs::write(&path, &bytes).unwrap();
+        let file = SideFile { name: "sub/big".to_owned(), path: path.clone(), bytes: to_u64(bytes.len()) };
+        let mut out = Vec::new();
+        let record = file.copy_to(&mut out, Path::new("target"), true).unwrap();
+        assert!(out == bytes);
+        assert_eq!((record.name.as_str(), record.bytes), ("sub/big", 9_000_001));
+        assert_eq!(record.blake3, blake3::hash(&bytes).to_hex().as_str());
+        assert_eq!(record.sha256.map(|text| text.len()), Some(64));
+
+        struct Meddler(PathBuf, usize);
+        impl Write for Meddler {
+            fn write(&mut self, piece: &[u8]) -> std::io::Result<usize> {
+                self.1 += 1;
+                if self.1 == 5 {
+                    fs::OpenOptions::new().append(true).open(&self.0).unwrap().write_all(b"x").unwrap();
+                }
+                Ok(piece.len())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let error = file.copy_to(&mut Meddler(path, 0), Path::new("target"), false).unwrap_err();
+        let ConvertError::Checkpoint(CheckpointError::FileChanged { states, .. }) = &error else {
+            panic!("{error}")
+        };
+        assert_eq!(states.1.len_bytes, 9_000_002);
+    }
+
+    #[test]
+    fn a_copy_that_cannot_be_written_names_the_target() {
+        let folder = folder(&["config.json"]);
+        let path = folder.path().join("config.json");
+        let file = SideFile { name: "config.json".to_owned(), path, bytes: 11 };
+        let error = file.copy_to(&mut &mut [0; 3][..], Path::new("/t/config.json"), false).unwrap_err();
+        assert_eq!(error.to_string(), "/t/config.json: cannot write");
+        let gone = SideFile { path: folder.path().join("gone"), ..file };
+        let error = gone.copy_to(&mut Vec::new(), Path::new("t"), false).unwrap_err();
+        assert!(error.to_string().ends_with("gone: cannot open"), "{error}");
+    }
+}
