@@ -31,6 +31,7 @@ const BLOCK_ELEMENTS: usize = 128;
 ///
 /// # Panics
 /// As [`cast_step`].
+#[cfg(test)]
 pub(crate) fn cast_slot(slot: &mut [u8], casts: impl Iterator<Item = CastOp>) -> u64 {
     casts.map(|step| cast_step(slot, &step)).sum()
 }
