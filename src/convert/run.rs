@@ -252,7 +252,8 @@ impl Run<'_> {
         let headers = prepared.scope.headers(todo);
         let files = FileSet { plan: Arc::clone(&plan), headers, directory: self.target.clone() };
         let buffers = prepared.settings.write_buffers();
-        let (backend, end) = FileBackend::start(files, buffers, prepared.settings.sha256)?;
+        let (backend, end) =
+            FileBackend::start(files, buffers, prepared.settings.kernel_copy, prepared.settings.sha256)?;
         let launch = Launch {
             checkpoint: &prepared.scope.checkpoint,
             plan: Arc::clone(&plan),
@@ -271,6 +272,7 @@ impl Run<'_> {
         self.report.read_bytes += load.read_bytes;
         self.report.fallbacks = load.fallbacks;
         self.report.write_mode = Some(end.write_mode());
+        self.report.kernel_copied = end.kernel_copied();
         outcome
     }
 

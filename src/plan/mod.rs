@@ -68,6 +68,8 @@ pub struct CopyOp {
 /// One stretch of a slot that is cast before it is copied, in place: what comes out begins where the elements began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CastOp {
+    /// The tensor.
+    pub tensor: TensorId,
     /// Where the elements start in the slot; at any byte.
     pub slot_offset_bytes: u64,
     /// How many bytes they take there: whole elements.
