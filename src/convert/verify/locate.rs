@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use super::against::Pair;
 use super::{CheckpointError, ConvertError};
 use crate::checkpoint::{Checkpoint, OpenFault, TensorEntry, open_regular};
-use crate::staging::cast::cast_in_place;
+use crate::plan::CastOp;
+use crate::staging::cast::cast_step;
 use crate::units::{to_u64, to_usize};
 
 /// Bytes of the source that are read at once: whole elements of every type that is cast.
@@ -32,7 +33,9 @@ pub(super) fn first_difference(
         let mut wanted = vec![0; to_usize(len.max(delivered))];
         expected_file.read(expected.extent.start() + read_bytes, &mut wanted[..to_usize(len)])?;
         if let Some(cast) = pair.cast {
-            cast_in_place(&mut wanted, to_usize(len), cast);
+            let tensor = pair.source;
+            let all = CastOp { tensor, slot_offset_bytes: 0, source_len_bytes: len, cast };
+            cast_step(&mut wanted, &all);
         }
         wanted.truncate(to_usize(delivered));
         let mut is = vec![0; wanted.len()];
