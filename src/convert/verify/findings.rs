@@ -1,5 +1,7 @@
 //! What a verification has found so far.
 
+use std::path::Path;
+
 use super::{CheckpointError, ConvertError, Difference, VerifyReport};
 
 /// Differences that are listed.
@@ -32,7 +34,12 @@ impl Findings {
     ///
     /// # Errors
     /// The error itself, if the system refused to read, or if nothing says that there should be a checkpoint.
-    pub(super) fn refused(&mut self, error: CheckpointError, has_manifest: bool) -> Result<(), ConvertError> {
+    pub(super) fn refused(
+        &mut self,
+        error: CheckpointError,
+        root: Option<&Path>,
+        has_manifest: bool,
+    ) -> Result<(), ConvertError> {
         let is_nothing =
             matches!(error, CheckpointError::NotFound { .. } | CheckpointError::NoWeights { .. });
         let is_damage = error.is_invalid() || error.is_missing();
@@ -43,7 +50,8 @@ impl Findings {
             let text = problem.to_string();
             // Messages begin with the path of the file.
             let (place, what) = text.split_once(": ").unwrap_or(("checkpoint", &text));
-            self.differ(place, what.to_owned());
+            let below = root.and_then(|root| Path::new(place).strip_prefix(root).ok()?.to_str());
+            self.differ(below.filter(|below| !below.is_empty()).unwrap_or(place), what.to_owned());
         }
         Ok(())
     }

@@ -124,7 +124,7 @@ impl Verification {
         let checkpoint = match self.open_options.open(directory) {
             Ok(checkpoint) => Some(checkpoint),
             Err(error) => {
-                findings.refused(error, manifest.is_some())?;
+                findings.refused(error, root.as_deref(), manifest.is_some())?;
                 None
             }
         };
