@@ -121,7 +121,9 @@ fn verified(
     report.elapsed = started.elapsed();
     if prepared.settings.verify {
         let mut observe = |event: &ConvertEvent<'_>| prepared.settings.tell(event);
-        let found = Verification::default().run(&prepared.target, Some(&prepared.source), &mut observe)?;
+        let settings = &prepared.settings;
+        let verification = Verification::with(settings.open_options.clone(), settings.reading());
+        let found = verification.run(&prepared.target, Some(&prepared.source), &mut observe)?;
         report.verification = Some(found);
     }
     Ok(report)
