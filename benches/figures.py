@@ -3,10 +3,11 @@
 
     python3 benches/figures.py DIR [--only NAME ...] [--rounds 3] [--python PYTHON] [--save]
 
-DIR gets a 17 GB checkpoint (a gemma-7b of random bytes) and a 4 GB one, made once and kept until deleted by
-hand. `--python` names an interpreter with the packages `safetensors` and `blake3`, for the comparison with the
-reference reader; without it, fixtures/reference_hashes.json (made the same way) stands in for the small
-checkpoints and the large one is skipped, aloud. `--save` writes benches/results/DATE-figures.md.
+DIR gets a 17 GB checkpoint (a gemma-7b of random bytes) and smaller ones, made once and kept until deleted by
+hand; the figures whose names begin with `convert` write up to 17 GB more, and delete it. `--python` names an interpreter
+with the packages `safetensors` and `blake3`, for the comparison with the reference reader, and `torch`, for that with another
+converter; without it, fixtures/reference_hashes.json (made the same way) stands in for the small checkpoints and the rest is
+skipped, aloud. `--save` writes benches/results/DATE-figures.md.
 
 Ratios are taken within a round, against a yardstick that ran next to it; rounds alternate, and the table shows
 median and spread. Cold means that the program checked it: no page of the files was cached when the clock started.
@@ -18,15 +19,13 @@ import json
 import os
 import pathlib
 import platform
-import statistics
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-RELEASE = ROOT / "target/release"
-LOADCHECK = RELEASE / "loadcheck"
-MIB = 1 << 20
-SLACK = 16 * MIB
+sys.dont_write_bytecode = True
+
+import conversions  # noqa: E402
+from figure_tools import LOADCHECK, MIB, RELEASE, ROOT, Group, Table, compare, files, growth, mib, run, synth  # noqa: E402
 
 
 def build():
@@ -35,50 +34,6 @@ def build():
     subprocess.run(words, cwd=ROOT, check=True)
     words = ["cargo", "test", "--release", "--no-run", "--test", "checkpoint_million"]
     subprocess.run(words, cwd=ROOT, check=True)
-
-
-def synth(folder, preset, *flags):
-    if not (folder / "config.json").exists():
-        subprocess.run([LOADCHECK, "synth", preset, folder, *flags], check=True)
-    return folder
-
-
-def run(folder, *flags, setup=None):
-    """One `loadcheck run`; its report."""
-    words = [LOADCHECK, "run", folder, "--json", "-q", *flags]
-    done = subprocess.run([str(w) for w in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=setup)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, words))}: exit {done.returncode}\n{done.stderr.decode()}")
-    return json.loads(done.stdout)
-
-
-def growth(report):
-    one = report["runs"][0]
-    return one["peak"]["rss_bytes"] - one["baseline"]["rss_bytes"]
-
-
-def mib(count):
-    return f"{count / MIB:.1f} MiB"
-
-
-def files(folder):
-    return sorted(folder.glob("*.safetensors"))
-
-
-class Table:
-    def __init__(self):
-        self.rows = []
-
-    def add(self, what, must, measured, passed):
-        self.rows.append((what, must, measured, passed))
-        print(f"{'ok  ' if passed else 'FAIL' if passed is False else 'skip'} {what}: {measured} (must: {must})", flush=True)
-
-    def markdown(self):
-        lines = ["| what | must show | measured | |", "|---|---|---|---|"]
-        for what, must, measured, passed in self.rows:
-            mark = "yes" if passed else "NO" if passed is False else "skipped"
-            lines.append(f"| {what} | {must} | {measured} | {mark} |")
-        return "\n".join(lines) + "\n"
 
 
 def watched(folder, *flags):
@@ -125,23 +80,6 @@ def small(table, big, args):
     for io in ("buffered", "mmap", "direct"):
         report = run(big, "--device", "none", "--io", io, "--budget", "8MiB")
         table.add(f"17 GB, device none, {io}, --budget 8MiB", "<= 24 MiB", f"+{mib(growth(report))}", growth(report) <= 24 * MIB)
-
-
-class Group:
-    """A memory cgroup with a limit, v1 or v2; needs the right to make one."""
-
-    def __init__(self, limit):
-        v1 = pathlib.Path("/sys/fs/cgroup/memory")
-        base, name = (v1, "memory.limit_in_bytes") if v1.exists() else (pathlib.Path("/sys/fs/cgroup"), "memory.max")
-        self.path = base / f"onelayer-figures-{os.getpid()}"
-        self.path.mkdir()
-        (self.path / name).write_text(str(limit))
-
-    def enter(self):
-        (self.path / "cgroup.procs").write_text("0" if (self.path / "memory.max").exists() else str(os.getpid()))
-
-    def remove(self):
-        self.path.rmdir()
 
 
 def reference_hashes(big, python):
@@ -192,17 +130,6 @@ def plain(folder, *flags):
 
 def rate(report):
     return report["source"]["bytes"] / report["runs"][0]["seconds"] / (1 << 30)
-
-
-def compare(rounds, ours, theirs):
-    """Interleaved rounds, the order turning: medians of both and of the ratio within a round."""
-    left, right = [], []
-    for number in range(rounds):
-        pair = [(left, ours), (right, theirs)]
-        for values, measure in pair if number % 2 == 0 else reversed(pair):
-            values.append(measure())
-    ratios = [a / b for a, b in zip(left, right)]
-    return statistics.median(left), statistics.median(right), statistics.median(ratios), min(ratios), max(ratios)
 
 
 def direct(table, big, args):
@@ -263,7 +190,7 @@ def inventories(table, big, args):
     table.add("layer grouping", ">= 95 % transformers, >= 92 % diffusers, 0 lost", "; ".join(lines), out.returncode == 0)
 
 
-FIGURES = [memory, host, small, cgroup, direct, warm, checkpoints, million, inventories]
+FIGURES = [memory, host, small, cgroup, direct, warm, checkpoints, million, inventories, *conversions.FIGURES]
 
 
 def main():

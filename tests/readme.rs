@@ -62,12 +62,12 @@ fn the_files_it_names_exist() {
 #[test]
 fn every_script_can_be_read_by_python() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut scripts = vec![root.join("benches/figures.py"), root.join("docs/make_terminal_picture.py")];
-    for entry in std::fs::read_dir(root.join("scripts/gpu_check")).unwrap() {
-        scripts.push(entry.unwrap().path());
+    let mut scripts = vec![root.join("scripts/power-cut")];
+    for folder in ["benches", "benches/peers", "docs", "scripts", "scripts/gpu_check"] {
+        let entries = std::fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        scripts.extend(entries.filter(|path| path.extension().is_some_and(|extension| extension == "py")));
     }
-    scripts.retain(|path| path.extension().is_some_and(|extension| extension == "py"));
-    assert!(scripts.len() > 8);
+    assert!(scripts.len() > 13);
     for script in scripts {
         let program = "import ast, sys; ast.parse(open(sys.argv[1]).read())";
         let output = Command::new("python3").args(["-c", program]).arg(&script).output().unwrap();

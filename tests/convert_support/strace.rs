@@ -1,0 +1,202 @@
+//! The program under strace: which system calls it makes on the paths of a folder, and what becomes of it when one of them fails
+//! or is the last thing it does.
+//!
+//! strace counts calls per thread, so "the Nth write" is each thread's own. A sweep over all N up to the highest count of any
+//! thread meets each call of a program with one thread, and nearly each of one with several.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use super::wrapped;
+use crate::cli_support::{children, eventually};
+
+/// What happens at a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Consequence {
+    /// The process is killed instead of making it.
+    Kill,
+    /// It is not made, and answers with this error.
+    Error(&'static str),
+}
+
+/// One thing that goes wrong: at the `nth` call of that name, in whichever thread gets there first.
+#[derive(Clone, Debug)]
+pub(crate) struct Fault {
+    pub(crate) call: String,
+    pub(crate) nth: u32,
+    pub(crate) consequence: Consequence,
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.consequence {
+            Consequence::Kill => write!(f, "killed at {} number {}", self.call, self.nth),
+            Consequence::Error(error) => write!(f, "{error} at {} number {}", self.call, self.nth),
+        }
+    }
+}
+
+/// Calls that were seen in a folder.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// How often each was made by the thread that made it most often.
+    pub(crate) counts: Counts,
+    /// The same for each path, which is relative to the folder, apart.
+    pub(crate) by_path: BTreeMap<String, Counts>,
+    names: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// Counts by the name of a call.
+pub(crate) type Counts = BTreeMap<String, u32>;
+
+impl Seen {
+    /// Every path that was seen.
+    pub(crate) fn paths(&self) -> Vec<&str> {
+        self.by_path.keys().map(String::as_str).collect()
+    }
+
+    /// What strace has to be told to see the calls on `paths` below `folder`: the paths for descriptors, and for texts the names as
+    /// they were given beside the descriptor of a directory.
+    fn filters(&self, paths: &[&str], folder: &Path) -> Vec<String> {
+        let mut flags = Vec::new();
+        for path in paths {
+            let whole = if path.is_empty() { folder.to_owned() } else { folder.join(path) };
+            flags.extend(["-P".to_owned(), whole.to_str().unwrap().to_owned()]);
+            for name in self.names.get(*path).into_iter().flatten() {
+                flags.extend(["-P".to_owned(), name.clone()]);
+            }
+        }
+        flags
+    }
+}
+
+/// True if strace is there and may trace; says aloud if not.
+pub(crate) fn is_there() -> bool {
+    let runs = Command::new("strace")
+        .args(["-qq", "-o", "/dev/null", "true"])
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    if !runs {
+        eprintln!("SKIPPED: strace is not there, or may not trace: no system call was made to fail");
+    }
+    runs
+}
+
+/// `command` under strace with those flags.
+fn traced(command: &Command, flags: &[String]) -> Command {
+    let words = ["strace", "-qq", "-e", "signal=none"].map(String::from);
+    wrapped(words.iter().chain(flags).map(String::as_str).chain(["--"]), command)
+}
+
+/// Starts `command` so that it stops, as by SIGSTOP, at the `nth` call of that name, and waits until it has stopped. The first
+/// value is strace, which ends as the process does; the second is the process, which goes on at SIGCONT.
+pub(crate) fn start_and_stop(command: &Command, call: &str, nth: u32) -> (Child, u32) {
+    let inject = format!("inject={call}:signal=SIGSTOP:when={nth}");
+    let flags = ["-f", "-o", "/dev/null", "-e", &format!("trace={call}"), "-e", &inject].map(String::from);
+    let strace = traced(command, &flags).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let process = eventually("a stop", || children(strace.id()).into_iter().find(|&pid| is_stopped(pid)));
+    (strace, process)
+}
+
+/// True if all threads of a process have been stopped.
+fn is_stopped(pid: u32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    threads.flatten().all(|thread| {
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+    })
+}
+
+/// Runs `command` to its end and tells what it did in and with `folder`. `scratch` is an empty folder for the logs.
+pub(crate) fn record(command: &Command, folder: &Path, scratch: &Path) -> Seen {
+    let log = scratch.join("log");
+    let flags = ["-ff", "-y", "-s", "4096", "-o", log.to_str().unwrap()].map(String::from);
+    let output = traced(command, &flags).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut seen = Seen::default();
+    for entry in fs::read_dir(scratch).unwrap() {
+        let log = entry.unwrap().path();
+        let text = fs::read(&log).unwrap();
+        let (mut of_thread, mut of_path) = (Counts::new(), BTreeMap::<String, Counts>::new());
+        for line in String::from_utf8_lossy(&text).lines() {
+            let Some((call, rest)) = line.split_once('(') else { continue };
+            let paths = paths_below(rest, folder);
+            if !paths.is_empty() {
+                *of_thread.entry(call.into()).or_default() += 1;
+            }
+            for (path, names) in paths {
+                *of_path.entry(path.clone()).or_default().entry(call.into()).or_default() += 1;
+                seen.names.entry(path).or_default().extend(names);
+            }
+        }
+        keep_highest(&mut seen.counts, of_thread);
+        for (path, counts) in of_path {
+            keep_highest(seen.by_path.entry(path).or_default(), counts);
+        }
+        fs::remove_file(log).unwrap();
+    }
+    seen
+}
+
+fn keep_highest(highest: &mut Counts, counts: Counts) {
+    for (call, count) in counts {
+        let known = highest.entry(call).or_default();
+        *known = count.max(*known);
+    }
+}
+
+/// The paths of a call that are `folder` or below it, from descriptors (`7</folder/name>`) and from texts, relative to it, with the
+/// names that they were given by.
+fn paths_below(arguments: &str, folder: &Path) -> BTreeMap<String, BTreeSet<String>> {
+    let mut found = BTreeMap::<String, BTreeSet<String>>::new();
+    let mut directory = PathBuf::new();
+    let mut rest = arguments;
+    while let Some(at) = rest.find(['<', '"']) {
+        let end = if rest.as_bytes()[at] == b'<' { '>' } else { '"' };
+        let Some(length) = rest[at + 1..].find(end) else { break };
+        let name = &rest[at + 1..at + 1 + length];
+        rest = &rest[at + length + 2..];
+        let path = if end == '>' { PathBuf::from(name) } else { directory.join(name) };
+        if let Ok(below) = path.strip_prefix(folder) {
+            let names = found.entry(below.to_str().unwrap().to_owned()).or_default();
+            if end == '"' && !name.starts_with('/') {
+                names.insert(name.to_owned());
+            }
+        }
+        if end == '>' {
+            directory = path;
+        }
+    }
+    found
+}
+
+/// Runs `command` with a fault at one of its calls on `paths` below `folder`. The second value is true if the fault was reached.
+pub(crate) fn inject(
+    command: &Command,
+    seen: &Seen,
+    paths: &[&str],
+    folder: &Path,
+    fault: &Fault,
+) -> (Output, bool) {
+    let log = folder.with_extension("strace");
+    // Not `--seccomp-bpf`: strace 6.1 forgets the signals then.
+    let mut flags: Vec<String> = ["-f", "-o", log.to_str().unwrap()].map(String::from).to_vec();
+    flags.extend(seen.filters(paths, folder));
+    let consequence = match fault.consequence {
+        Consequence::Kill => "signal=SIGKILL".into(),
+        Consequence::Error(error) => format!("error={error}"),
+    };
+    flags.extend(["-e".into(), format!("trace={}", fault.call)]);
+    flags.extend(["-e".into(), format!("inject={}:{consequence}:when={}", fault.call, fault.nth)]);
+    let output = traced(command, &flags).output().unwrap();
+    let text = fs::read(&log).unwrap();
+    fs::remove_file(log).unwrap();
+    let reached = match fault.consequence {
+        Consequence::Kill => output.status.code().is_none(),
+        Consequence::Error(_) => String::from_utf8_lossy(&text).contains("(INJECTED)"),
+    };
+    (output, reached)
+}
