@@ -388,8 +388,8 @@ mod tests {
     use super::super::for_tests::{Tensor, tensor, write_sharded};
     use super::*;
     use crate::checkpoint::DType;
-    use crate::plan::FloatType;
-    use crate::staging::cast::cast_in_place;
+    use crate::plan::{CastOp, FloatType};
+    use crate::staging::cast::cast_step;
     use crate::units::MIB;
 
     /// Files of several slots, of nothing, of nothing but a header; in an order of their own.
@@ -472,8 +472,16 @@ mod tests {
         .unwrap();
         let mut wide = shards().pop().unwrap().1.remove(2).bytes;
         let source_bytes = wide.len();
-        let cast_bytes = cast_in_place(&mut wide, source_bytes, cast);
-        wide.truncate(cast_bytes);
+        cast_step(
+            &mut wide,
+            &CastOp {
+                tensor: TensorId(0),
+                slot_offset_bytes: 0,
+                source_len_bytes: to_u64(source_bytes),
+                cast,
+            },
+        );
+        wide.truncate(to_usize(cast.delivered_bytes(to_u64(source_bytes))));
         let tiny = f32::from(shards()[0].1[1].bytes[0].cast_signed()).to_le_bytes();
         let expected =
             [("none", blake3::hash(b"")), ("tiny", blake3::hash(&tiny)), ("wide", blake3::hash(&wide))];

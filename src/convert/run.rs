@@ -269,6 +269,13 @@ impl Run<'_> {
         let load = stream.report();
         self.report.read_bytes += load.read_bytes;
         self.report.fallbacks = load.fallbacks;
+        for (tensor, elements) in stream.progress().overflowed() {
+            let (name, cast) = (prepared.scope.checkpoint.tensor(tensor).name, prepared.scope.cast(tensor));
+            let cast = cast.map_or_else(String::new, |cast| format!(", from {cast}"));
+            self.report
+                .notes
+                .push(format!("{name:?}: {elements} finite elements became infinite when cast{cast}"));
+        }
         self.report.write_mode = Some(end.write_mode());
         self.report.kernel_copied = end.kernel_copied();
         outcome
