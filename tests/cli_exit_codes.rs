@@ -151,9 +151,9 @@ fn two_is_a_file_of_layer_rules_that_is_none() {
         ("binary.toml", "invalid utf-8"),
         ("long.toml", "no numbered list has that name"),
     ] {
-        for command in ["run", "plan", "inspect"] {
+        for command in ["run model", "plan model", "inspect model", "convert model out"] {
             let start = Instant::now();
-            let output = run(place.path(), &format!("{command} model --layers {file}"));
+            let output = run(place.path(), &format!("{command} --layers {file}"));
             assert_code(&output, 2);
             let text = stderr(&output);
             assert!(text.contains("error[LC0206]") && text.contains(expected), "{command} {file}: {text}");
@@ -255,14 +255,16 @@ fn three_is_a_source_that_is_missing_or_corrupt() {
         ("text.safetensors", "LC0302", "text.safetensors"),
         ("pipe.safetensors", "LC0302", "pipe.safetensors"),
     ] {
-        for command in ["run", "plan", "inspect"] {
+        for command in ["run SOURCE", "plan SOURCE", "inspect SOURCE", "convert SOURCE out", "verify SOURCE"]
+        {
             let start = Instant::now();
-            let output = run(path, &format!("{command} {line}"));
+            let command = command.replace("SOURCE", line);
+            let output = run(path, &command);
             assert_code(&output, 3);
             let text = stderr(&output);
-            assert!(text.contains(&format!("error[{code}]")), "{command} {line}: {text}");
-            assert!(text.contains(named), "{command} {line}: {text}");
-            assert!(start.elapsed() < Duration::from_secs(5), "{command} {line} took {:?}", start.elapsed());
+            assert!(text.contains(&format!("error[{code}]")), "{command}: {text}");
+            assert!(text.contains(named), "{command}: {text}");
+            assert!(start.elapsed() < Duration::from_secs(5), "{command} took {:?}", start.elapsed());
         }
     }
     let text = stderr(&run(path, "cut.safetensors"));

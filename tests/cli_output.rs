@@ -200,6 +200,15 @@ fn json_is_one_valid_object_whatever_happens() {
         ("exec -- false", 5, "error"),
         ("synth tiny-llama made --layers 1", 0, "pass"),
         ("synth no-such-preset other", 2, "error"),
+        ("convert model split --dry-run", 0, "pass"),
+        ("convert model split --sha256 --verify", 0, "pass"),
+        ("convert model split --dtype bf16 --select lm_head", 2, "error"),
+        ("convert model half --part 1/2", 0, "pass"),
+        ("convert model half --finish", 5, "error"),
+        ("convert missing split", 3, "error"),
+        ("verify split", 0, "pass"),
+        ("verify split --against made", 5, "error"),
+        ("verify missing", 3, "error"),
         ("bad.safetensors", 3, "error"),
         ("missing --max-vram 1GiB", 3, "error"),
         ("model --device cuda:7", 4, "error"),
@@ -415,7 +424,8 @@ fn progress_goes_to_stderr_in_the_form_that_was_asked_for() {
 #[test]
 fn help_fits_a_screen_and_opens_with_what_is_measured() {
     let place = tempfile::tempdir().unwrap();
-    for command in ["", "run", "plan", "inspect", "exec", "synth", "completions", "man"] {
+    for command in ["", "run", "plan", "inspect", "exec", "convert", "verify", "synth", "completions", "man"]
+    {
         let output = loadcheck(place.path())
             .args(command.split_whitespace())
             .arg("-h")
@@ -438,7 +448,7 @@ fn help_fits_a_screen_and_opens_with_what_is_measured() {
     {
         assert!(text.contains(row), "{row:?} in {text}");
     }
-    for word in ["compare", "fit", "convert", "--tp", "uring"] {
+    for word in ["compare", "fit", "leak", "--tp", "uring"] {
         assert!(
             !text.contains(word) && !stdout(&run(place.path(), "run --help")).contains(word),
             "{word} is not offered"
@@ -456,7 +466,7 @@ fn completions_and_manual_pages_cover_every_command() {
     }
     let main = stdout(&run(place.path(), "man"));
     assert!(main.starts_with(".ie") && main.contains(".TH loadcheck 1"), "{main}");
-    for command in ["run", "plan", "inspect", "exec", "synth", "completions", "man"] {
+    for command in ["run", "plan", "inspect", "exec", "convert", "verify", "synth", "completions", "man"] {
         assert!(main.contains(&format!("loadcheck\\-{command}(1)")), "{command} is referred to");
         let page = stdout(&run(place.path(), &format!("man {command}")));
         assert!(page.contains(&format!(".TH loadcheck-{command} 1")), "{page}");

@@ -7,13 +7,26 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use onelayer::Checkpoint;
-use onelayer::convert::{Conversion, Experts, Grouping, Part};
+use onelayer::convert::{Conversion, Experts, Grouping, KernelCopy, Part};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/checkpoints").join(name)
 }
 
 const FIXTURES: [&str; 5] = ["gemma2", "gpt2", "llama", "llama_sharded", "qwen2_moe"];
+
+/// What the kernel copies is what would have been written.
+#[test]
+fn what_the_kernel_copies_is_right() {
+    let (source, folder) = (fixture("llama"), tempfile::tempdir().unwrap());
+    let path = |name: &str| folder.path().join(name);
+    convert(Conversion::new().kernel_copy(KernelCopy::Never), &source, &path("written"));
+    let always = Conversion::new().kernel_copy(KernelCopy::Always).host_budget(16 << 20);
+    let report = always.prepare(&source, path("copied")).unwrap().run().unwrap();
+    let copied_bytes = report.kernel_copied.cloned_bytes + report.kernel_copied.copied_bytes;
+    assert!(copied_bytes > report.written_bytes / 2, "{:?}", report.kernel_copied);
+    assert!(files(&path("written")) == files(&path("copied")));
+}
 
 /// Every tensor of a checkpoint, read without the library's loader.
 fn tensors(path: &Path) -> BTreeMap<String, (String, Vec<u64>, Vec<u8>)> {

@@ -64,8 +64,9 @@ impl Header<'_> {
             let name = entry.name.strip_prefix(self.name_prefix).unwrap_or(entry.name);
             out.write_all(separator.as_bytes())?;
             to_writer(&mut *out, name)?;
-            let dtype = placement.delivered_dtype(entry.dtype);
-            write!(out, ":{{\"dtype\":\"{dtype}\",\"shape\":")?;
+            out.write_all(b":{\"dtype\":")?;
+            to_writer(&mut *out, placement.delivered_dtype_name(&entry))?;
+            out.write_all(b",\"shape\":")?;
             to_writer(&mut *out, entry.shape)?;
             let start = placement.arena_offset_bytes;
             write!(out, ",\"data_offsets\":[{start},{}]}}", start + placement.len_bytes())?;

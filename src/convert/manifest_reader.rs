@@ -13,7 +13,7 @@ use std::path::Path;
 use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::manifest::{Alias, MANIFEST_SCHEMA, Manifest, ManifestFile, ManifestSource, SideFileRecord};
+use super::manifest::{MANIFEST_SCHEMA, Manifest, ManifestFile, SideFileRecord};
 use super::manifest_writer::ManifestHead;
 use super::{ConvertError, digest};
 use crate::checkpoint::{OpenFault, open_regular, relative_name};

@@ -1,7 +1,7 @@
 //! Writes a manifest piece by piece: what was made so far need not be in memory.
 //!
-//! The text is JSON that a person can read and compare: keys in a fixed order, a line for each tensor. Entries of files may
-//! come as values or as JSON that was written earlier (a journal); both give the same text.
+//! The text is JSON that a person can read and compare: keys in a fixed order, a line for each tensor. Entries of files come
+//! as JSON that was written when each was made (a journal).
 //!
 //! The conversion writes it last, into a file of a temporary name.
 
@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 
 use serde::Serialize;
 
-use super::manifest::{Alias, MANIFEST_SCHEMA, ManifestFile, ManifestSource, SideFileRecord};
+use super::manifest::{Alias, MANIFEST_SCHEMA, ManifestSource, SideFileRecord};
 
 /// What stands in a manifest before the files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,18 +59,8 @@ impl<W: Write> ManifestWriter<W> {
         Ok(Self { out, has_files: false })
     }
 
-    /// Adds the entry of a file.
-    ///
-    /// # Errors
-    /// Those of the output.
-    pub(super) fn file(&mut self, file: &ManifestFile) -> io::Result<()> {
-        self.next_file()?;
-        let mut lines = TensorLines::new(&mut self.out);
-        serde_json::to_writer(&mut lines, file)?;
-        lines.finish()
-    }
-
-    /// Adds the entry of a file that was written as JSON before, without white space between its parts.
+    /// Adds the entry of a file, a [`ManifestFile`](super::ManifestFile) that was written as JSON before, without white space
+    /// between its parts.
     ///
     /// # Errors
     /// Those of the output and of `json`; [`io::ErrorKind::InvalidData`] if it is no whole object.
@@ -209,17 +199,14 @@ mod tests {
 
     use super::*;
     use crate::convert::manifest::SourceFile;
-    use crate::convert::{Manifest, ManifestTensor};
+    use crate::convert::{Manifest, ManifestFile, ManifestTensor};
 
-    fn written(manifest: &Manifest, raw: bool) -> Vec<u8> {
+    fn written(manifest: &Manifest) -> Vec<u8> {
         let Manifest { tool, fingerprint, source, options, aliases, left_out, .. } = manifest.clone();
         let head = ManifestHead { tool, fingerprint, source, options, aliases, left_out };
         let mut writer = ManifestWriter::new(Vec::new(), &head).unwrap();
         for file in &manifest.files {
-            match raw {
-                true => writer.raw_file(serde_json::to_string(file).unwrap().as_bytes()).unwrap(),
-                false => writer.file(file).unwrap(),
-            }
+            writer.raw_file(serde_json::to_string(file).unwrap().as_bytes()).unwrap();
         }
         writer.finish(&manifest.side_files).unwrap()
     }
@@ -298,8 +285,7 @@ mod tests {
 
         #[test]
         fn what_was_written_reads_the_same(manifest in manifest()) {
-            let text = written(&manifest, false);
-            prop_assert_eq!(&text, &written(&manifest, true), "as values or as JSON");
+            let text = written(&manifest);
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("manifest.json");
             std::fs::write(&path, &text).unwrap();
@@ -309,7 +295,7 @@ mod tests {
             for file in &mut smaller.source.files {
                 file.modified_ns = i128::from(file.bytes);
             }
-            let value: serde_json::Value = serde_json::from_slice(&written(&smaller, false)).unwrap();
+            let value: serde_json::Value = serde_json::from_slice(&written(&smaller)).unwrap();
             prop_assert_eq!(value, serde_json::to_value(&smaller).unwrap());
         }
     }
@@ -354,7 +340,7 @@ mod tests {
             ],
             side_files: Vec::new(),
         };
-        let text = String::from_utf8(written(&manifest, true)).unwrap().replace(&hash, "HASH");
+        let text = String::from_utf8(written(&manifest)).unwrap().replace(&hash, "HASH");
         assert_eq!(text, EXPECTED);
     }
 

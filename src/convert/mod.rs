@@ -4,10 +4,13 @@
 //! checks the target without writing anything; the [`PreparedConversion`] can be shown, and run.
 
 mod digest;
+mod duplicates;
 mod ending;
 mod error;
 mod event;
 mod files;
+#[cfg(test)]
+mod for_tests;
 mod header;
 mod journal;
 mod manifest;
@@ -15,6 +18,7 @@ mod manifest_reader;
 mod manifest_writer;
 mod output;
 mod prepared;
+mod reading;
 mod report;
 mod run;
 mod scope;

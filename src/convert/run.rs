@@ -250,13 +250,15 @@ impl Run<'_> {
         let headers = prepared.scope.headers(todo);
         let files = FileSet { plan: Arc::clone(&plan), headers, directory: self.target.clone() };
         let buffers = prepared.settings.write_buffers();
-        let (backend, end) = FileBackend::start(files, buffers, prepared.settings.sha256)?;
+        let (backend, end) =
+            FileBackend::start(files, buffers, prepared.settings.kernel_copy, prepared.settings.sha256)?;
         let launch = Launch {
             checkpoint: &prepared.scope.checkpoint,
             plan: Arc::clone(&plan),
             prefetch: PREFETCH_LAYERS,
             hand_out: HandOut::WhenComplete,
             hash: false,
+            witness: None,
             stall_timeout: DEFAULT_STALL_TIMEOUT,
             started: Instant::now(),
         };
@@ -268,6 +270,7 @@ impl Run<'_> {
         self.report.read_bytes += load.read_bytes;
         self.report.fallbacks = load.fallbacks;
         self.report.write_mode = Some(end.write_mode());
+        self.report.kernel_copied = end.kernel_copied();
         outcome
     }
 
@@ -350,7 +353,7 @@ impl Run<'_> {
                 out.write_all(if number > 0 { b"," } else { b"" })?;
                 let tensor = ManifestTensor {
                     name: entry.name.strip_prefix(prefix).unwrap_or(entry.name).to_owned(),
-                    dtype: placement.delivered_dtype(entry.dtype).to_string(),
+                    dtype: placement.delivered_dtype_name(&entry).to_owned(),
                     cast_from: scope.cast(placement.tensor).map(|_| entry.dtype.to_string()),
                     shape: entry.shape.to_vec(),
                     bytes: placement.len_bytes(),

@@ -8,10 +8,12 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use super::digest::hex;
+use super::duplicates;
 use super::files::{self, Component, FileShape, FileShapes, Rules};
 use super::header::{HEADER_BYTES_MAX, Header};
 use super::manifest::{ManifestSource, SourceFile};
 use super::output::{Headers, WriteBuffers};
+use super::reading::ReadSettings;
 use super::side_files::directory_of;
 use super::{Casting, Conversion, ConvertError, Part};
 use crate::checkpoint::{Checkpoint, DType, Shard, TensorId};
@@ -57,13 +59,14 @@ impl Scope {
         };
         let selected: Vec<bool> = checkpoint.tensors().map(|tensor| is_selected(tensor.id)).collect();
         let mut wanted = selected.clone();
-        let mut aliases = Vec::new();
+        let mut aliases: Vec<(TensorId, TensorId)> = Vec::new();
         if settings.drop_duplicates {
-            let (found, said) = duplicates(settings, &checkpoint, &layers, path)?;
-            notes.extend(said);
-            aliases.extend(
-                found.into_iter().filter(|(left, kept)| wanted[left.index()] && wanted[kept.index()]),
-            );
+            let grouping = MemoryTerm { name: "layer grouping", bytes: layers.metadata_bytes() };
+            let is_selected = |id: TensorId| selected[id.index()];
+            let found =
+                duplicates::find(&checkpoint, &layers, &is_selected, settings.reading(), vec![grouping])?;
+            notes.extend(found.notes);
+            aliases = found.pairs;
             aliases.iter().for_each(|(left, _)| wanted[left.index()] = false);
         }
         if !wanted.contains(&true) {
@@ -239,6 +242,11 @@ impl Scope {
 }
 
 impl Conversion {
+    /// How passes over the source read that come before or after the conversion itself.
+    pub(super) fn reading(&self) -> ReadSettings {
+        ReadSettings { host_budget_bytes: self.host_budget_bytes, io: self.io, readers: Some(self.readers()) }
+    }
+
     /// Threads that read: direct reads wait for the disk, so a few even on a small machine.
     fn readers(&self) -> u32 {
         let cores = std::thread::available_parallelism()
@@ -353,14 +361,4 @@ fn hash_header(shard: &Shard) -> io::Result<String> {
         }
     }
     Ok(hex(hasher.finalize().as_bytes()))
-}
-
-#[allow(clippy::unnecessary_wraps, reason = "to be filled")]
-fn duplicates(
-    _settings: &Conversion,
-    _checkpoint: &Checkpoint,
-    _layers: &Layers,
-    _path: &Path,
-) -> Result<(Vec<(TensorId, TensorId)>, Vec<String>), ConvertError> {
-    Ok((Vec::new(), Vec::new()))
 }

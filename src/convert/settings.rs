@@ -52,6 +52,8 @@ pub enum KernelCopy {
     Auto,
     /// Every byte is written.
     Never,
+    /// Wherever the kernel does it, even if writing would be faster.
+    Always,
 }
 
 /// One of several processes that convert one checkpoint together.

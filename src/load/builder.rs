@@ -262,7 +262,7 @@ impl fmt::Debug for LoaderBuilder {
 
 /// Buffered and mapped reads are bound by copying, so a thread per core; direct reads wait for the disk, so a few in flight
 /// even on a small machine. A link to a device takes what more cores than eight can copy.
-fn default_readers(io: IoMode, target: Target) -> u32 {
+pub(crate) fn default_readers(io: IoMode, target: Target) -> u32 {
     let cores =
         thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
     let most = if matches!(target, Target::Cuda(_)) { 12 } else { 8 };

@@ -24,7 +24,7 @@ use super::layer::LayerData;
 use super::reader::{self, Done, Job, JobResult};
 use super::stream::{Delivery, Signal};
 use super::window::{Permit, PermitOffice};
-use super::{HandOut, LoadError, LoadedLayer, Progress};
+use super::{HandOut, LoadError, LoadedLayer, Progress, Witness};
 use crate::budget::Reservation;
 use crate::checkpoint::Checkpoint;
 use crate::device::{Backend, PendingCopy};
@@ -46,10 +46,19 @@ pub(super) struct Setup<B: Backend> {
     pub(super) hand_out: HandOut,
     /// Hash every tensor on the way.
     pub(super) hash: bool,
+    /// Sees every byte on the way.
+    pub(super) witness: Option<Witness>,
     /// When the load began.
     pub(super) started: Instant,
     /// What the load holds of the budget beside the ring.
     pub(super) reservations: Vec<Reservation>,
+}
+
+impl<B: Backend> Setup<B> {
+    /// True if somebody has to see the bytes in the order of the plan, and the target keeps none.
+    fn is_in_order(&self) -> bool {
+        self.hash || self.witness.is_some()
+    }
 }
 
 /// The channels of the control loop.
@@ -265,8 +274,8 @@ impl<B: Backend> Control<B> {
                     return;
                 }
                 let Some(slot) = self.setup.ring.try_take() else { return };
-                let arena = match self.setup.hash {
-                    true => None, // hashing sees the bytes first, in order
+                let arena = match self.setup.is_in_order() {
+                    true => None, // whoever hashes sees the bytes first, in order
                     false => layer.arena.clone(),
                 };
                 let job = Job { layer: index, read: self.next_read, slot, arena };
@@ -367,31 +376,36 @@ impl<B: Backend> Control<B> {
         self.jobs_running -= 1;
         match result.outcome? {
             Done::Copying(copy) => self.on_copying(result.layer, result.read, copy),
-            Done::Filled(slot) if self.setup.hash => {
+            Done::Filled(slot) if self.setup.is_in_order() => {
                 self.unhashed.insert(result.read, (result.layer, slot));
-                self.hash_in_order();
-                Ok(())
+                self.hash_in_order()
             }
             Done::Filled(slot) => self.start_copy(result.layer, result.read, slot),
         }
     }
 
-    /// Hashes the slots whose turn it is and frees them.
-    fn hash_in_order(&mut self) {
+    /// Hashes the slots whose turn it is, shows them to the witness, and frees them.
+    fn hash_in_order(&mut self) -> Result<(), LoadError> {
         while let Some((layer, slot)) = self.unhashed.remove(&self.next_hash) {
             let plan = &self.setup.plan;
             let read = plan.read(self.next_hash);
             let placements = plan.placements(&plan.layers()[layer]);
-            self.hasher.update(&self.setup.checkpoint, placements, &read, &slot);
+            if self.setup.hash {
+                self.hasher.update(&self.setup.checkpoint, placements, &read, &slot);
+            }
+            if let Some(witness) = &mut self.setup.witness {
+                witness(&read, &slot)?;
+            }
             drop(slot);
             self.count_tensor_bytes(self.next_hash);
             let open = &mut self.open[layer - self.sealed];
             open.reads_left -= 1;
-            if open.reads_left == 0 {
+            if open.reads_left == 0 && self.setup.hash {
                 open.hashes = self.hasher.finish_layer(placements);
             }
             self.next_hash += 1;
         }
+        Ok(())
     }
 
     /// Ends the threads, waits for what is in flight and gives everything back.

@@ -25,13 +25,15 @@ use crate::device::DeviceError;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::{CudaBackend, Registrar};
 use crate::device::{Backend, Device, DeviceKind, HostBackend, NoneBackend, Target};
-use crate::plan::{LoadPlan, Window};
+use crate::plan::{LoadPlan, ReadOp, Window};
 use crate::source;
-use crate::staging::{Pinner, Ring};
+use crate::staging::{Filled, Pinner, Ring, Slot};
 use crate::units::to_usize;
 
 use self::attend::Attendants;
 
+#[cfg(feature = "convert")]
+pub(crate) use self::builder::default_readers;
 pub use self::builder::{
     DEFAULT_DEVICE_RESERVE_BYTES, DEFAULT_HOST_BUDGET_BYTES, DEFAULT_PREFETCH_LAYERS, DEFAULT_STALL_TIMEOUT,
     HandOut, LoaderBuilder,
@@ -114,6 +116,7 @@ impl Loader {
             prefetch,
             hand_out: self.settings.hand_out,
             hash: self.settings.hashes_on_the_way(),
+            witness: None,
             stall_timeout: self.settings.stall_timeout,
             started,
         };
@@ -156,6 +159,10 @@ impl Loader {
     }
 }
 
+/// Sees the bytes of every read in the order of the plan, where the target keeps none: narrowed, as they would be copied. An
+/// error ends the load.
+pub(crate) type Witness = Box<dyn FnMut(&ReadOp, &Slot<Filled>) -> Result<(), LoadError> + Send>;
+
 /// What a load starts from, whatever the device.
 pub(crate) struct Launch<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
@@ -165,6 +172,8 @@ pub(crate) struct Launch<'a> {
     pub(crate) hand_out: HandOut,
     /// Hash every tensor on the way.
     pub(crate) hash: bool,
+    /// Sees every byte on the way. For targets that keep none.
+    pub(crate) witness: Option<Witness>,
     pub(crate) stall_timeout: Duration,
     /// When the load began.
     pub(crate) started: Instant,
@@ -201,6 +210,7 @@ impl Launch<'_> {
             prefetch: to_usize(u64::from(prefetch)),
             hand_out: self.hand_out,
             hash: self.hash,
+            witness: self.witness,
             started: self.started,
             reservations,
         };

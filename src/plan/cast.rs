@@ -105,6 +105,18 @@ impl Cast {
         self.to.bytes() > self.source_element_bytes()
     }
 
+    /// True if a finite number may become infinite: `to` does not reach as far.
+    #[must_use]
+    pub const fn can_overflow(self) -> bool {
+        match self.to {
+            FloatType::F32 => matches!(self.source, DType::F64),
+            FloatType::Bf16 => matches!(self.source, DType::F64 | DType::F32),
+            FloatType::F16 => {
+                !matches!(self.source, DType::F8E4M3 | DType::F8E5M2 | DType::I8 | DType::U8 | DType::I16)
+            }
+        }
+    }
+
     /// What whole elements of so many bytes become, in bytes.
     #[must_use]
     pub const fn delivered_bytes(self, source_bytes: u64) -> u64 {

@@ -20,7 +20,7 @@
 //!
 //! before it is rounded up.
 
-use super::{Cast, MoveOp, Placement};
+use super::{MoveOp, Placement};
 use crate::checkpoint::Checkpoint;
 use crate::units::{Alignment, KIB, to_usize};
 
@@ -166,16 +166,10 @@ impl Phases<'_> {
         placement.len_bytes() > self.moved_bytes_max
     }
 
-    /// True if `next` can travel in one copy with the tensor before it. What is narrowed leaves a hole behind it, and what is
-    /// widened is read alone.
+    /// True if `next` can travel in one copy with the tensor before it. What is narrowed leaves a hole behind it.
     fn continues(&self, before: &Placement, next: &Placement) -> bool {
         let shard = |placement: &Placement| self.checkpoint.tensor(placement.tensor).shard;
-        let keeps_size = |placement: &Placement| placement.len_bytes() == placement.extent.len_bytes();
-        let is_widening = next.cast.is_some_and(Cast::is_widening);
-        keeps_size(before)
-            && !is_widening
-            && before.extent.end() == next.extent.start()
-            && shard(before) == shard(next)
+        before.cast.is_none() && before.extent.end() == next.extent.start() && shard(before) == shard(next)
     }
 
     /// The segment that `rest` begins with.

@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use crate::checkpoint::{Checkpoint, DType, TensorId};
+use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
 use crate::layers::{LayerId, Layers};
 use crate::units::{ByteRange, to_u64, to_usize};
 
@@ -68,6 +68,8 @@ pub struct CopyOp {
 /// One stretch of a slot that is cast before it is copied, in place: what comes out begins where the elements began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CastOp {
+    /// The tensor.
+    pub tensor: TensorId,
     /// Where the elements start in the slot; at any byte.
     pub slot_offset_bytes: u64,
     /// How many bytes they take there: whole elements.
@@ -120,6 +122,11 @@ impl Placement {
     #[must_use]
     pub fn delivered_dtype(&self, dtype: DType) -> DType {
         self.cast.map_or(dtype, |cast| cast.to().into())
+    }
+
+    /// The name of that type, which an opaque one keeps.
+    pub(crate) fn delivered_dtype_name<'a>(&self, entry: &TensorEntry<'a>) -> &'a str {
+        self.cast.map_or(entry.dtype_name, |cast| DType::from(cast.to()).name())
     }
 }
 

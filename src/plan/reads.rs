@@ -258,6 +258,11 @@ pub(super) fn casts(request: ReadRequest, placements: &[Placement]) -> impl Iter
         let cast = placement.cast?;
         let piece = placement.extent.intersect(request.payload)?;
         let slot_offset_bytes = piece.start() - request.extent.start();
-        Some(CastOp { slot_offset_bytes, source_len_bytes: piece.len_bytes(), cast })
+        Some(CastOp {
+            tensor: placement.tensor,
+            slot_offset_bytes,
+            source_len_bytes: piece.len_bytes(),
+            cast,
+        })
     })
 }

@@ -14,11 +14,12 @@ use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
+use self::kernel_copy::{KernelCopier, Written, stretches};
 use self::packer::{Failure, Message, Packer};
 use self::writer::{ModeCell, OutputFile, Writers};
 use super::digest::Hashes;
 use super::header::Header;
-use super::{ConvertError, WriteMode};
+use super::{ConvertError, KernelCopied, KernelCopy, WriteMode};
 use crate::budget::MemoryBudget;
 use crate::checkpoint::Checkpoint;
 use crate::device::{Backend, DeviceError, PendingCopy, Resident};
@@ -28,7 +29,8 @@ use crate::staging::{Empty, Filled, Ring, Slot};
 
 pub(super) use self::directory::{Found, PartialFile, TargetDirectory};
 
-mod directory;
+pub(super) mod directory;
+mod kernel_copy;
 mod packer;
 mod writer;
 
@@ -115,6 +117,7 @@ pub(super) struct OutputEnd {
     pub(super) finished: Receiver<FinishedFile>,
     failure: Arc<Failure>,
     mode: Arc<ModeCell>,
+    copier: Arc<KernelCopier>,
 }
 
 impl OutputEnd {
@@ -126,6 +129,10 @@ impl OutputEnd {
             }
             error => ConvertError::Load(error),
         }
+    }
+
+    pub(super) fn kernel_copied(&self) -> KernelCopied {
+        self.copier.copied()
     }
 
     pub(super) fn write_mode(&self) -> WriteMode {
@@ -142,6 +149,7 @@ pub(super) struct FileBackend {
     packer: Option<JoinHandle<()>>,
     failure: Arc<Failure>,
     mode: Arc<ModeCell>,
+    copier: Arc<KernelCopier>,
 }
 
 impl FileBackend {
@@ -149,6 +157,7 @@ impl FileBackend {
     pub(super) fn start(
         files: FileSet,
         buffers: WriteBuffers,
+        kernel_copy: KernelCopy,
         with_sha256: bool,
     ) -> Result<(Self, OutputEnd), LoadError> {
         let files = Arc::new(files);
@@ -170,8 +179,14 @@ impl FileBackend {
         };
         let thread = thread::Builder::new().name("onelayer-pack".to_owned());
         let packer = thread.spawn(move || packer.run(&message_receiver)).map_err(thread_error)?;
-        let end = OutputEnd { finished, failure: Arc::clone(&failure), mode: Arc::clone(&mode) };
-        Ok((Self { files, messages: Some(messages), packer: Some(packer), failure, mode }, end))
+        let copier = Arc::new(KernelCopier::new(kernel_copy));
+        let end = OutputEnd {
+            finished,
+            failure: Arc::clone(&failure),
+            mode: Arc::clone(&mode),
+            copier: Arc::clone(&copier),
+        };
+        Ok((Self { files, messages: Some(messages), packer: Some(packer), failure, mode, copier }, end))
     }
 
     fn send(&self, message: Message) -> Result<(), DeviceError> {
@@ -179,10 +194,15 @@ impl FileBackend {
         messages.send(message).map_err(|_| DeviceError::Output)
     }
 
-    fn make(&self, index: usize, planned: &PlannedLayer) -> Result<OutputFile, ConvertError> {
+    /// Makes an unfinished file, lets the kernel copy what it can, and reserves the space of the rest.
+    fn make(&self, index: usize, planned: &PlannedLayer) -> Result<(OutputFile, Written), ConvertError> {
         let partial = self.files.directory.create_file(planned.id.as_str())?;
-        let header = self.files.headers.of(index, self.files.placements(index));
-        OutputFile::new(partial, header.data_start() + planned.arena_bytes, &self.mode)
+        let (checkpoint, placements) = (&self.files.headers.checkpoint, self.files.placements(index));
+        let data_start = self.files.headers.of(index, placements).data_start();
+        let ranges =
+            self.copier.copy(checkpoint, &stretches(checkpoint, placements, data_start), partial.file());
+        let file = OutputFile::new(partial, data_start + planned.arena_bytes, &self.mode)?;
+        Ok((file, Written::new(ranges)))
     }
 }
 
@@ -250,12 +270,12 @@ impl Backend for FileBackend {
 
     fn allocate(&self, planned: &PlannedLayer) -> Result<Arc<FileArena>, DeviceError> {
         let index = self.files.index_of(planned);
-        let file = self.make(index, planned).map_err(|error| {
+        let (file, written) = self.make(index, planned).map_err(|error| {
             self.failure.set(error);
             DeviceError::Output
         })?;
         let len_bytes = file.len_bytes;
-        self.send(Message::Begin { index, file: Arc::new(file) })?;
+        self.send(Message::Begin { index, file: Arc::new(file), written })?;
         Ok(Arc::new(FileArena { len_bytes }))
     }
 

@@ -16,6 +16,7 @@ use crossbeam_channel::{Receiver, Sender};
 use super::super::ConvertError;
 use super::super::digest::{Digest, Hashes};
 use super::super::header::Header;
+use super::kernel_copy::Written;
 use super::writer::{BLOCK, OutputFile, Piece, Writers};
 use super::{FileSet, FinishedFile};
 use crate::plan::CopyOp;
@@ -25,7 +26,7 @@ use crate::units::{to_u64, to_usize};
 /// What the packer is told.
 pub(super) enum Message {
     /// A file begins.
-    Begin { index: usize, file: Arc<OutputFile> },
+    Begin { index: usize, file: Arc<OutputFile>, written: Written },
     /// Bytes of it. The slot comes back when they are packed, or is lost with an error.
     Copy { slot: Slot<Filled>, copies: Vec<CopyOp>, done: Sender<Slot<Empty>> },
     /// All its bytes have been sent.
@@ -63,7 +64,9 @@ pub(super) struct Packer {
 struct Current {
     index: usize,
     file: Arc<OutputFile>,
-    /// Where in the file the next byte goes that is put into the buffer.
+    /// What the kernel has copied.
+    written: Written,
+    /// Where the buffer's bytes go in the file; without a buffer, where the next byte goes.
     written_bytes: u64,
     /// Place in the arena of the next byte to be packed.
     packed_bytes: u64,
@@ -101,8 +104,8 @@ impl Packer {
                     has_given_up = true;
                     Ok(())
                 }
-                Message::Begin { index, file } if !has_given_up => {
-                    self.begin(index, file).map(|begun| current = Some(begun))
+                Message::Begin { index, file, written } if !has_given_up => {
+                    self.begin(index, file, written).map(|begun| current = Some(begun))
                 }
                 Message::Copy { slot, copies, done } if !has_given_up => {
                     let current = current.as_mut().expect("a file begins before its bytes come");
@@ -132,11 +135,17 @@ impl Packer {
         }
     }
 
-    fn begin(&mut self, index: usize, file: Arc<OutputFile>) -> Result<Current, ConvertError> {
+    fn begin(
+        &mut self,
+        index: usize,
+        file: Arc<OutputFile>,
+        written: Written,
+    ) -> Result<Current, ConvertError> {
         let placements = self.files.placements(index);
         let mut current = Current {
             index,
             file,
+            written,
             written_bytes: 0,
             packed_bytes: 0,
             buffer: None,
@@ -198,8 +207,29 @@ impl Packer {
         }
     }
 
-    /// Appends bytes to the file.
+    /// Appends bytes to the file; what the kernel has copied is there already.
     fn pack(&mut self, current: &mut Current, mut bytes: &[u8]) -> Result<(), ConvertError> {
+        while !bytes.is_empty() {
+            let at = current.written_bytes + current.buffer.as_ref().map_or(0, |buffer| to_u64(buffer.len));
+            let (len_bytes, is_there) = current.written.at(at);
+            let len = usize::try_from(len_bytes).unwrap_or(usize::MAX).min(bytes.len());
+            let (now, later) = bytes.split_at(len);
+            bytes = later;
+            if !is_there {
+                self.put(current, now)?;
+                continue;
+            }
+            // Ranges that the kernel has copied begin on a block.
+            if let Some(buffer) = current.buffer.take() {
+                self.send(current, buffer);
+            }
+            current.written_bytes += to_u64(len);
+        }
+        Ok(())
+    }
+
+    /// Puts bytes into buffers, and sends those that are full.
+    fn put(&mut self, current: &mut Current, mut bytes: &[u8]) -> Result<(), ConvertError> {
         while !bytes.is_empty() {
             let mut buffer = match current.buffer.take() {
                 Some(buffer) => buffer,

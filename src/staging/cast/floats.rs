@@ -153,3 +153,26 @@ pub(super) fn f32_of_f8_e8m0(bits: u8) -> u32 {
         exponent => u32::from(exponent) << 23,
     }
 }
+
+/// True if one of them is infinite or no number.
+pub(super) fn is_any_bf16_special(elements: &[[u8; 2]]) -> bool {
+    is_any_exponent_full::<{ 1 << 7 }>(elements)
+}
+
+/// True if one of them is infinite or no number.
+pub(super) fn is_any_f16_special(elements: &[[u8; 2]]) -> bool {
+    is_any_exponent_full::<{ 1 << 10 }>(elements)
+}
+
+/// True for floats of 16 bits of which one has only ones in its exponent, whose last bit is `UNIT`.
+fn is_any_exponent_full<const UNIT: u16>(elements: &[[u8; 2]]) -> bool {
+    // One more, and such an exponent carries into the place of the sign.
+    let carry = |element: &[u8; 2]| (u16::from_le_bytes(*element) & 0x7FFF) + UNIT;
+    elements.iter().fold(0, |all, element| all | carry(element)) >> 15 == 1
+}
+
+/// True if one of them is infinite or no number.
+pub(super) fn is_any_f32_special(elements: &[[u8; 4]]) -> bool {
+    let carry = |element: &[u8; 4]| (u32::from_le_bytes(*element) & !F32_SIGN) + (1 << 23);
+    elements.iter().fold(0, |all, element| all | carry(element)) >> 31 == 1
+}

@@ -13,9 +13,12 @@
 
 use crate::checkpoint::DType;
 use crate::plan::{Cast, CastOp, FloatType};
-use crate::units::to_usize;
+use crate::units::{to_u64, to_usize};
 
 mod floats;
+#[cfg(not(loom))]
+#[cfg(test)]
+mod plans;
 #[cfg(not(loom))]
 #[cfg(test)]
 pub(crate) mod reference;
@@ -24,26 +27,32 @@ pub(crate) mod reference;
 /// what is read and what is written are two places.
 const BLOCK_ELEMENTS: usize = 128;
 
-/// Casts everything in a slot that is to be cast.
+/// Casts everything in a slot that is to be cast. Returns how many elements were finite and have become infinite.
 ///
 /// # Panics
-/// If a step is not of whole elements, or what comes out of it goes beyond the slot.
-pub(crate) fn cast_slot(slot: &mut [u8], casts: impl Iterator<Item = CastOp>) {
-    for step in casts {
-        let delivered_bytes = step.cast.delivered_bytes(step.source_len_bytes);
-        let (start, source_bytes) = (to_usize(step.slot_offset_bytes), to_usize(step.source_len_bytes));
-        let end = start + source_bytes.max(to_usize(delivered_bytes));
-        cast_in_place(&mut slot[start..end], source_bytes, step.cast);
-    }
+/// As [`cast_step`].
+pub(crate) fn cast_slot(slot: &mut [u8], casts: impl Iterator<Item = CastOp>) -> u64 {
+    casts.map(|step| cast_step(slot, &step)).sum()
 }
 
-/// Casts all elements in the first `source_bytes` of `bytes`, so that they begin there afterwards. Returns how many bytes
-/// they take then; what lies behind, up to where they ended before, is undefined.
+/// Casts one stretch of a slot. Returns how many elements of it were finite and have become infinite.
+///
+/// # Panics
+/// If the stretch is not of whole elements, or what comes out of it goes beyond the slot.
+pub(crate) fn cast_step(slot: &mut [u8], step: &CastOp) -> u64 {
+    let delivered_bytes = step.cast.delivered_bytes(step.source_len_bytes);
+    let (start, source_bytes) = (to_usize(step.slot_offset_bytes), to_usize(step.source_len_bytes));
+    let end = start + source_bytes.max(to_usize(delivered_bytes));
+    cast_in_place(&mut slot[start..end], source_bytes, step.cast)
+}
+
+/// Casts all elements in the first `source_bytes` of `bytes`, so that they begin there afterwards; what lies behind them, up to
+/// where they ended before, is undefined then. Returns how many were finite and have become infinite.
 ///
 /// # Panics
 /// If that many bytes are no whole elements, or `bytes` does not hold what comes out.
-pub(crate) fn cast_in_place(bytes: &mut [u8], source_bytes: usize, cast: Cast) -> usize {
-    let elements = Elements { bytes, source_bytes, to: cast.to() };
+fn cast_in_place(bytes: &mut [u8], source_bytes: usize, cast: Cast) -> u64 {
+    let elements = Elements { bytes, source_bytes, to: cast.to(), can_overflow: cast.can_overflow() };
     match cast.source() {
         DType::F64 => elements.cast_doubles(f64::from_le_bytes),
         DType::F32 => elements.cast_singles(u32::from_le_bytes),
@@ -69,33 +78,49 @@ struct Elements<'a> {
     bytes: &'a mut [u8],
     source_bytes: usize,
     to: FloatType,
+    can_overflow: bool,
 }
 
 impl Elements<'_> {
     /// Elements that `decode` makes the bits of a single, exactly.
-    fn cast_singles<const FROM: usize>(self, decode: impl Fn([u8; FROM]) -> u32) -> usize {
+    fn cast_singles<const FROM: usize>(self, decode: impl Fn([u8; FROM]) -> u32) -> u64 {
+        let is_finite = |element| f32::from_bits(decode(element)).is_finite();
+        let bf16 = |element| floats::bf16_of_f32(decode(element)).to_le_bytes();
+        let f16 = |element| floats::f16_of_f32(decode(element)).to_le_bytes();
         match self.to {
-            FloatType::F32 => self.each(|element| decode(element).to_le_bytes()),
-            FloatType::F16 => self.each(|element| floats::f16_of_f32(decode(element)).to_le_bytes()),
-            FloatType::Bf16 => self.each(|element| floats::bf16_of_f32(decode(element)).to_le_bytes()),
+            FloatType::Bf16 => self.each(bf16, floats::is_any_bf16_special, is_finite),
+            FloatType::F16 => self.each(f16, floats::is_any_f16_special, is_finite),
+            FloatType::F32 => self.each(|element| decode(element).to_le_bytes(), |_| false, is_finite),
         }
     }
 
     /// Elements that `decode` makes a double: exactly, or rounded to odd.
-    fn cast_doubles<const FROM: usize>(self, decode: impl Fn([u8; FROM]) -> f64) -> usize {
+    fn cast_doubles<const FROM: usize>(self, decode: impl Fn([u8; FROM]) -> f64) -> u64 {
+        let is_finite = |element| decode(element).is_finite();
         let single = |element| floats::f32_of_f64_to_odd(decode(element));
+        let bf16 = |element| floats::bf16_of_f32(single(element)).to_le_bytes();
+        let f16 = |element| floats::f16_of_f32(single(element)).to_le_bytes();
+        let f32 = |element| floats::f32_of_f64(decode(element)).to_le_bytes();
         match self.to {
-            FloatType::F32 => self.each(|element| floats::f32_of_f64(decode(element)).to_le_bytes()),
-            FloatType::F16 => self.each(|element| floats::f16_of_f32(single(element)).to_le_bytes()),
-            FloatType::Bf16 => self.each(|element| floats::bf16_of_f32(single(element)).to_le_bytes()),
+            FloatType::Bf16 => self.each(bf16, floats::is_any_bf16_special, is_finite),
+            FloatType::F16 => self.each(f16, floats::is_any_f16_special, is_finite),
+            FloatType::F32 => self.each(f32, floats::is_any_f32_special, is_finite),
         }
     }
 
-    /// Replaces every element, block by block. Returns the bytes of all.
-    fn each<const FROM: usize, const TO: usize>(self, cast: impl Fn([u8; FROM]) -> [u8; TO]) -> usize {
-        let Self { bytes, source_bytes, .. } = self;
+    /// Replaces every element, block by block. Returns how many were finite and are not any more.
+    ///
+    /// Whether a block has any such element costs a few percent; only where it may have some, they are counted.
+    fn each<const FROM: usize, const TO: usize>(
+        self,
+        cast: impl Fn([u8; FROM]) -> [u8; TO],
+        is_any_special: impl Fn(&[[u8; TO]]) -> bool,
+        is_finite: impl Fn([u8; FROM]) -> bool,
+    ) -> u64 {
+        let Self { bytes, source_bytes, can_overflow, .. } = self;
         assert!(source_bytes.is_multiple_of(FROM), "{source_bytes} bytes are no whole elements of {FROM}");
         let count = source_bytes / FROM;
+        let mut overflowed = 0;
         let mut source = [[0; FROM]; BLOCK_ELEMENTS];
         let mut target = [[0; TO]; BLOCK_ELEMENTS];
         let blocks = count.div_ceil(BLOCK_ELEMENTS);
@@ -109,16 +134,22 @@ impl Elements<'_> {
                 *target = cast(*source);
             }
             bytes[first * TO..][..len * TO].copy_from_slice(&target.as_flattened()[..len * TO]);
+            if can_overflow && is_any_special(&target) {
+                let pairs = source[..len].iter().zip(target[..len].chunks(1));
+                let lost = pairs.filter(|(source, target)| is_finite(**source) && is_any_special(target));
+                overflowed += to_u64(lost.count());
+            }
         }
-        count * TO
+        overflowed
     }
 }
 
 #[cfg(not(loom))]
 #[cfg(test)]
 mod tests {
-    use super::reference::{cast_bytes, elements, every_cast, seeded};
+    use super::reference::{cast_bytes, elements, every_cast, is_overflow, seeded};
     use super::*;
+    use crate::checkpoint::TensorId;
 
     fn cast(source: DType, to: FloatType) -> Cast {
         Cast::between(source, to).unwrap()
@@ -131,9 +162,14 @@ mod tests {
             numbers.iter().flat_map(|number| number.to_le_bytes()[..from_bytes].to_vec()).collect();
         let mut bytes = source.clone();
         bytes.resize(numbers.len() * from_bytes.max(to_bytes), 0xA5);
-        let len = cast_in_place(&mut bytes, source.len(), cast);
-        assert_eq!(len, numbers.len() * to_bytes);
-        let found: Vec<u64> = elements(&bytes[..len], to_bytes).collect();
+        let overflowed = cast_in_place(&mut bytes, source.len(), cast);
+        assert_eq!(
+            overflowed,
+            to_u64(numbers.iter().filter(|&&bits| is_overflow(bits, cast)).count()),
+            "{cast}"
+        );
+        assert_eq!(overflowed > 0, cast.can_overflow(), "{cast}: every batch has the largest numbers");
+        let found: Vec<u64> = elements(&bytes[..numbers.len() * to_bytes], to_bytes).collect();
         let expected = cast_bytes(&source, cast);
         for ((&number, &found), expected) in numbers.iter().zip(&found).zip(elements(&expected, to_bytes)) {
             assert_eq!(found, expected, "{cast} of {number:#x}: {found:#x}, not {expected:#x}");
@@ -297,6 +333,7 @@ mod tests {
                 let mut slot = vec![0xA5; end + 9];
                 slot[start..start + count * from_bytes].copy_from_slice(&bytes[..count * from_bytes]);
                 let step = CastOp {
+                    tensor: TensorId(0),
                     slot_offset_bytes: u64::try_from(start).unwrap(),
                     source_len_bytes: u64::try_from(count * from_bytes).unwrap(),
                     cast,
@@ -314,14 +351,31 @@ mod tests {
         cast_in_place(&mut [0; 6], 6, cast(DType::F32, FloatType::F16));
     }
 
+    /// Sets the exponents of the floats in a word, so that they are between 0.5 and 1: as weights are, and no infinities.
+    fn ordinary(word: u64, dtype: DType) -> u64 {
+        let (element_bits, exponent, mantissa_bits) = match dtype {
+            DType::F64 => (64, (0x7FF, 1022), 52),
+            DType::F32 => (32, (0xFF, 126), 23),
+            DType::F16 => (16, (0x1F, 14), 10),
+            DType::Bf16 => (16, (0xFF, 126), 7),
+            DType::F8E4M3 => (8, (0xF, 6), 3),
+            DType::F8E5M2 => (8, (0x1F, 14), 2),
+            _ => return word,
+        };
+        (0..64).step_by(element_bits).fold(word, |word, at| {
+            word & !(exponent.0 << mantissa_bits << at) | exponent.1 << mantissa_bits << at
+        })
+    }
+
     /// `cargo test --release --lib cast::tests::speed -- --ignored --nocapture`
     #[test]
     #[ignore = "a measurement"]
     #[allow(clippy::print_stderr, reason = "that is what it is for")]
     fn speed() {
         let mib: u32 = 4;
-        let pristine: Vec<u8> = seeded(to_usize(u64::from(mib)) << 17).flat_map(u64::to_le_bytes).collect();
         for cast in every_cast() {
+            let words = seeded(to_usize(u64::from(mib)) << 17).map(|word| ordinary(word, cast.source()));
+            let pristine: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
             // The larger side fills the buffer, as it does in a slot.
             let ratio = (cast.to().bytes() / cast.source_element_bytes()).max(1);
             let source_bytes = pristine.len() / to_usize(ratio);

@@ -121,6 +121,13 @@ pub(crate) fn cast_bits(bits: u64, cast: Cast) -> u64 {
     size | u64::from(is_negative) << (to.mantissa_bits + to.exponent_bits)
 }
 
+/// True if an element is finite before it is cast, and infinite afterwards.
+pub(crate) fn is_overflow(bits: u64, cast: Cast) -> bool {
+    let to = Format::of(cast.to().into()).unwrap();
+    let (_, number) = read(bits, cast.source());
+    matches!(number, Number::Finite(whole, power) if round(whole, power, to) == to.infinity())
+}
+
 /// The bits of elements of so many bytes each.
 pub(crate) fn elements(bytes: &[u8], element_bytes: usize) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(element_bytes).map(|element| {

@@ -77,7 +77,9 @@ pub(crate) struct FileArgs {
     /// `per-file` gives each expert a file of its own, behind the rest of its layer. `together` is the default.
     #[arg(long, value_name = "HOW", hide_possible_values = true)]
     pub(crate) experts: Option<ExpertsArg>,
-    /// The way back: one file, or shards of --max-shard-size
+    /// The way back: one file, or a few
+    ///
+    /// Undoes the split into layers: shards of at most --max-shard-size, filled tensor by tensor, or one file without it.
     #[arg(long, conflicts_with = "experts")]
     pub(crate) merge: bool,
     /// Rules that override how tensors are grouped into layers

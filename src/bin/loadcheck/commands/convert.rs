@@ -8,6 +8,7 @@
 
 use std::path::{Path, PathBuf};
 
+use onelayer::LoadPlan;
 use onelayer::convert::{ConvertError, ConvertReport, PreparedConversion, WriteMode};
 
 use crate::args::ConvertArgs;
@@ -133,15 +134,20 @@ impl Session<'_> {
         }
         let budget_bytes = settings.params.budget_bytes;
         drop(settings);
-        self.observer.show(self.terminal.progress, u64::try_from(convert.files.len()).unwrap_or(u64::MAX));
+        self.observer.show(self.terminal.progress, convert.part_files);
         self.report.convert = Some(convert);
         let (cancel, finish) = (prepared.cancel_handle(), self.args.work.finish);
-        let done = beside(&self.interrupts, OnSignal::Ask(&|| cancel.cancel()), move || {
+        let ask = || {
+            cancel.cancel();
+            // A comparison changes nothing, and cannot be cancelled.
+            !self.observer.is_verifying()
+        };
+        let done = beside(&self.interrupts, OnSignal::Ask(&ask), move || {
             if finish { prepared.finish() } else { prepared.run() }
         });
         match done {
             Ok(Ended::With(result, signal)) => self.conclude(result, signal, budget_bytes, &survey.shards),
-            Ok(Ended::Left(signal)) => self.interrupted(signal),
+            Ok(Ended::Left(signal)) => self.left(signal),
             Err(problem) => self.refused(vec![problem]),
         }
     }
@@ -191,6 +197,19 @@ impl Session<'_> {
                 self.refused(translate::problems(&error, Stage::Running, map_path))
             }
         }
+    }
+
+    /// The comparison was not waited for.
+    fn left(mut self, signal: i32) -> Outcome {
+        let heard = self.observer.finish();
+        if let Some(convert) = &mut self.report.convert {
+            note_files(convert, &heard);
+            convert.result = Some(so_far(&heard));
+        }
+        if heard.is_finished {
+            self.report.notes.push("all is written; only the comparison was not finished".to_owned());
+        }
+        self.interrupted(signal)
     }
 
     fn judge(mut self, converted: ConvertReport) -> Outcome {
@@ -294,13 +313,21 @@ fn prepare(options: &Options, source: &Path, observer: &Observer, is_well: bool)
             checkpoint: &checkpoint,
             budget_bytes: settings.params.budget_bytes,
             target: &options.args.target,
-            read_bytes: prepared.plan().aligned_read_bytes(),
+            read_bytes: prepared.plan().map_or(0, LoadPlan::aligned_read_bytes),
             write_bytes: prepared.needed_bytes(),
+            files: files_to_write(&prepared),
             free_bytes: prepared.free_bytes(),
         };
         question.answer()
     });
     Prepared { survey: None, ready: Ok(Ready { survey, settings, prepared, estimate }) }
+}
+
+/// How many files are left for this run.
+fn files_to_write(prepared: &PreparedConversion) -> u64 {
+    let files = prepared.files();
+    let left = prepared.own_files().into_iter().filter(|&index| !files[index].is_done);
+    u64::try_from(left.count()).unwrap_or(u64::MAX)
 }
 
 /// What will be done.
@@ -312,12 +339,12 @@ fn planned(
 ) -> Convert {
     let files: Vec<ConvertFile> = prepared
         .files()
-        .iter()
+        .into_iter()
         .map(|file| ConvertFile {
-            name: file.name.clone(),
+            name: file.name,
             bytes: file.file_bytes,
             tensors: file.tensors,
-            layers: file.layers.clone(),
+            layers: file.layers,
             state: if file.is_done { FileState::Kept } else { FileState::Planned },
         })
         .collect();
@@ -331,18 +358,18 @@ fn planned(
         params: settings.params.clone(),
         summary: summary(&files, &|layer| survey.stack_of(layer)),
         files,
+        part_files: u64::try_from(prepared.own_files().len()).unwrap_or(u64::MAX),
         side_files: side_files.collect(),
         duplicates: duplicates.collect(),
         needed_bytes: prepared.needed_bytes(),
         free_bytes: prepared.free_bytes(),
-        memory: memory(prepared),
+        memory: prepared.plan().map(memory),
         estimate: None,
         result: None,
     }
 }
 
-fn memory(prepared: &PreparedConversion) -> ConvertMemory {
-    let plan = prepared.plan();
+fn memory(plan: &LoadPlan) -> ConvertMemory {
     let terms = plan.memory();
     let ring = terms.ring();
     let term = |name: &str, bytes| MemoryTerm { name: name.to_owned(), bytes };

@@ -13,8 +13,8 @@ use crate::signals::Interrupts;
 pub(crate) enum OnSignal<'a> {
     /// It is left alone: the program ends before it does. For work that changes nothing.
     Leave,
-    /// It is asked to end, and waited for.
-    Ask(&'a dyn Fn()),
+    /// It is asked to end, and waited for if it says that it will.
+    Ask(&'a dyn Fn() -> bool),
 }
 
 /// How the work ended.
@@ -55,10 +55,14 @@ pub(crate) fn beside<T: Send + 'static>(
         },
         recv(interrupts.receiver()) -> signal => signal.ok(),
     };
-    match (on_signal, signal) {
-        (OnSignal::Leave, Some(signal)) => return Ok(Ended::Left(signal)),
-        (OnSignal::Ask(ask), Some(_)) => ask(),
-        (_, None) => {}
+    if let Some(signal) = signal {
+        let will_end = match on_signal {
+            OnSignal::Leave => false,
+            OnSignal::Ask(ask) => ask(),
+        };
+        if !will_end {
+            return Ok(Ended::Left(signal));
+        }
     }
     match results.recv() {
         Ok(result) => Ok(Ended::With(result, signal)),

@@ -4,6 +4,7 @@
 //! ```text
 //! one device    bytes / read speed + bytes / write speed      they take turns
 //! two devices   the larger of the two
+//! many files    files * syncs of each * time of a sync, if that is more: a file is published while the next one is written
 //! ```
 //!
 //! It knows nothing of what changes on the way: other users of the disk, caches of devices, a kernel that shares blocks
@@ -35,6 +36,12 @@ const READ_LOOK: Duration = Duration::from_millis(2);
 /// What is written, in blocks of this size.
 const WRITE_BYTES: u64 = 64 * MIB;
 const WRITE_BLOCK_BYTES: u64 = 4 * MIB;
+/// How often the sync of a few bytes is measured.
+const SYNCS: u32 = 3;
+/// Syncs until a file is published: its data, its folder, and its two lines in the journal.
+const SYNCS_OF_A_FILE: u64 = 4;
+/// What direct I/O can write on any disk.
+const SMALL_WRITE_BYTES: usize = 4096;
 
 /// What is asked.
 #[derive(Debug)]
@@ -49,6 +56,8 @@ pub(crate) struct Question<'a> {
     pub(crate) read_bytes: u64,
     /// What it will write.
     pub(crate) write_bytes: u64,
+    /// In so many files.
+    pub(crate) files: u64,
     /// What is free there.
     pub(crate) free_bytes: u64,
 }
@@ -61,6 +70,7 @@ impl Question<'_> {
             seconds: None,
             read_bytes_per_second: None,
             write_bytes_per_second: None,
+            sync_seconds: None,
             same_device: None,
         };
         let reason = self.measure(&mut estimate).err();
@@ -73,13 +83,16 @@ impl Question<'_> {
         estimate.same_device = same_device;
         let read = read_speed(self.checkpoint, self.budget_bytes)?;
         estimate.read_bytes_per_second = Some(read);
-        let write = self.write_speed(folder)?;
+        let (write, sync) = self.write_speed(folder)?;
         estimate.write_bytes_per_second = Some(write);
+        estimate.sync_seconds = Some(sync.as_secs_f64());
         let reading = to_f64(self.read_bytes) / to_f64(read.max(1));
         let writing = to_f64(self.write_bytes) / to_f64(write.max(1));
         // Where it cannot be told, they may well share one.
         let turns = same_device != Some(false);
-        estimate.seconds = Some(if turns { reading + writing } else { reading.max(writing) });
+        let moving = if turns { reading + writing } else { reading.max(writing) };
+        let publishing = to_f64(self.files.saturating_mul(SYNCS_OF_A_FILE)) * sync.as_secs_f64();
+        estimate.seconds = Some(moving.max(publishing));
         Ok(())
     }
 
@@ -89,7 +102,7 @@ impl Question<'_> {
         shards.try_fold(false, |same, shard| Some(same | (fs::metadata(&shard.path).ok()?.dev() == target)))
     }
 
-    fn write_speed(&self, folder: &Path) -> Result<u64, String> {
+    fn write_speed(&self, folder: &Path) -> Result<(u64, Duration), String> {
         if self.free_bytes < 2 * WRITE_BYTES {
             return Err("there is too little room in the target to measure how fast it is written".to_owned());
         }
@@ -140,8 +153,8 @@ fn read_speed(checkpoint: &Checkpoint, budget_bytes: u64) -> Result<u64, String>
     per_second(progress.read_bytes(), elapsed).ok_or_else(|| "nothing was read in time".to_owned())
 }
 
-/// Bytes per second that reach the disk under `folder`: random ones, synced.
-fn write_speed(folder: &Path) -> io::Result<u64> {
+/// Bytes per second that reach the disk under `folder`, random ones, synced; and how long it takes to sync a few.
+fn write_speed(folder: &Path) -> io::Result<(u64, Duration)> {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR;
     let descriptor = openat(CWD, folder, flags | OFlags::DIRECT, mode)
@@ -173,7 +186,13 @@ fn write_speed(folder: &Path) -> io::Result<u64> {
     let start = Instant::now();
     file.sync_all()?;
     elapsed += start.elapsed();
-    Ok(per_second(WRITE_BYTES, elapsed).unwrap_or(u64::MAX))
+    let start = Instant::now();
+    for _ in 0..SYNCS {
+        file.write_all(&block[..SMALL_WRITE_BYTES])?;
+        file.sync_all()?;
+    }
+    let sync = start.elapsed() / SYNCS;
+    Ok((per_second(WRITE_BYTES, elapsed).unwrap_or(u64::MAX), sync))
 }
 
 fn through_the_page_cache(file: File) -> io::Result<File> {
@@ -227,7 +246,9 @@ mod tests {
     fn writing_is_measured_and_leaves_nothing() {
         let place = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         match write_speed(place.path()) {
-            Ok(speed) => assert!(speed > 100 << 10, "{speed}"),
+            Ok((speed, sync)) => {
+                assert!(speed > 100 << 10 && sync < Duration::from_secs(10), "{speed} {sync:?}");
+            }
             Err(error) => assert!(error.to_string().contains("unnamed"), "{error}"),
         }
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);

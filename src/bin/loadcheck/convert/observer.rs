@@ -49,6 +49,11 @@ impl Observer {
         self.lock().hear(event);
     }
 
+    /// True once all is written, and is only compared.
+    pub(crate) fn is_verifying(&self) -> bool {
+        self.lock().is_verifying
+    }
+
     /// Ends what is shown, and hands over what was heard.
     pub(crate) fn finish(&self) -> Heard {
         std::mem::take(&mut *self.lock())

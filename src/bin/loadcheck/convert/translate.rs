@@ -44,6 +44,8 @@ pub(crate) fn problems(error: &ConvertError, stage: Stage, map: Option<&Path>) -
         E::NoSpace { path, .. } => placed(Code::NoSpace, &message, Some(path)),
         E::Write { path, .. } if stage == Stage::Preparing => refused(path),
         E::Write { path, source, .. } => write_failed(&message, path, source),
+        E::HeaderTooLong { file, .. } => Problem::new(Code::CannotBeMet, message).at(file),
+        E::TooManySideFiles { path, .. } => placed(Code::CannotBeMet, &message, Some(path)),
         E::Read { path, .. } => placed(Code::SourceUnreadable, &message, Some(path)),
         E::Incomplete { path, .. } => placed(Code::PartsMissing, &message, Some(path)),
         E::BadManifest { path, .. } => placed(Code::BadManifest, &message, Some(path)),
@@ -89,7 +91,12 @@ mod tests {
                 "LC0210",
                 Exit::Usage,
             ),
-            (ConvertError::Locked { path: path(), pid: "7".into() }, Stage::Running, "LC0212", Exit::Usage),
+            (
+                ConvertError::Locked { path: path(), process: "7".into() },
+                Stage::Running,
+                "LC0212",
+                Exit::Usage,
+            ),
             (
                 ConvertError::NoSpace { path: path(), needed_bytes: 9, free_bytes: 1 },
                 Stage::Running,

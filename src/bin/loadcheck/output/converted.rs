@@ -47,7 +47,10 @@ pub(crate) fn verify(report: &Report, look: &Look) -> Vec<String> {
 
 /// `target    ./layers, part 1/8`
 fn target_line(convert: &Convert) -> String {
-    let part = convert.part.as_ref().map(|part| format!(", part {part}")).unwrap_or_default();
+    let part = match &convert.part {
+        Some(part) => format!(", part {part}: {}", count(convert.part_files, "file")),
+        None => String::new(),
+    };
     format!("target    {}{part}", escape(&convert.target))
 }
 
@@ -122,16 +125,17 @@ fn dry(report: &Report, convert: &Convert, look: &Look) -> Vec<String> {
         bytes(Some(convert.free_bytes))
     ));
     lines.push(time_line(report, convert.estimate.as_ref()));
-    let memory = &convert.memory;
-    lines.push(format!(
-        "memory    {} of the budget of {} (derived); at least {}",
-        bytes(Some(memory.host_bytes)),
-        bytes(Some(convert.params.budget_bytes)),
-        bytes(Some(memory.smallest_budget_bytes))
-    ));
-    let rows: Vec<Vec<String>> =
-        memory.terms.iter().map(|term| vec![bytes(Some(term.bytes)), term.name.clone()]).collect();
-    lines.extend(grid(&[("", Align::Right), ("", Align::Left)], &rows, look.width));
+    if let Some(memory) = &convert.memory {
+        lines.push(format!(
+            "memory    {} of the budget of {} (derived); at least {}",
+            bytes(Some(memory.host_bytes)),
+            bytes(Some(convert.params.budget_bytes)),
+            bytes(Some(memory.smallest_budget_bytes))
+        ));
+        let rows: Vec<Vec<String>> =
+            memory.terms.iter().map(|term| vec![bytes(Some(term.bytes)), term.name.clone()]).collect();
+        lines.extend(grid(&[("", Align::Right), ("", Align::Left)], &rows, look.width));
+    }
     lines.push("Nothing was written: this was a dry run.".to_owned());
     lines
 }
@@ -159,8 +163,9 @@ fn time_line(report: &Report, estimate: Option<&Estimate>) -> String {
 
 /// `strategy  convert · direct, 4 readers · budget 64 MiB`
 fn strategy_line(convert: &Convert) -> String {
+    let readers = convert.memory.as_ref().map(|memory| format!(", {}", count(memory.readers, "reader")));
     let mut parts = vec![
-        format!("{}, {}", convert.params.io, count(convert.memory.readers, "reader")),
+        format!("{}{}", convert.params.io, readers.unwrap_or_default()),
         format!("budget {}", bytes(Some(convert.params.budget_bytes))),
     ];
     parts.extend(convert.params.options.iter().map(|option| escape_and_cut(option, 60).into_owned()));

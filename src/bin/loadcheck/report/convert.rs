@@ -22,6 +22,8 @@ pub(crate) struct Convert {
     pub(crate) summary: String,
     /// The files of tensors, in execution order; those of other parts too.
     pub(crate) files: Vec<ConvertFile>,
+    /// How many of them are for this part.
+    pub(crate) part_files: u64,
     /// What is copied beside them.
     pub(crate) side_files: Vec<SideFile>,
     /// Tied weights that are left out.
@@ -30,8 +32,8 @@ pub(crate) struct Convert {
     pub(crate) needed_bytes: u64,
     /// Bytes that were free in the target's file system.
     pub(crate) free_bytes: u64,
-    /// What it holds in host memory.
-    pub(crate) memory: ConvertMemory,
+    /// What it holds in host memory; `null` if all of its files are there already.
+    pub(crate) memory: Option<ConvertMemory>,
     /// `--dry-run`: how long it will take.
     pub(crate) estimate: Option<Estimate>,
     /// What it did; `null` for a dry run.
@@ -139,6 +141,8 @@ pub(crate) struct Estimate {
     pub(crate) read_bytes_per_second: Option<u64>,
     /// How fast random bytes were written where the target will be, and synced.
     pub(crate) write_bytes_per_second: Option<u64>,
+    /// How long the target takes to sync a few bytes. Each file is synced several times, while the next one is written.
+    pub(crate) sync_seconds: Option<f64>,
     /// Source and target are on one device, so that reading and writing take turns.
     pub(crate) same_device: Option<bool>,
 }

@@ -1,0 +1,530 @@
+//! Hashes what lies in the files of a checkpoint: read once, in file order, within a budget.
+//!
+//! The reads are those of a load that keeps nothing: the same plan, sources and ring, past the page cache where the file system
+//! allows it.
+//!
+//! ```text
+//! files  -> plan (a group for each) -> reads, put in order -> hash of the file: header, then data   -> Seen::File
+//!                                                         \-> hash of each tensor                   -> Seen::Tensor
+//! ```
+//!
+//! Verification hashes files; the comparison with a source, and the search for duplicates, hash a choice of tensors.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+
+use super::ConvertError;
+use super::digest::{Digest, Hashes};
+use crate::checkpoint::{Checkpoint, Shard, ShardId, TensorId};
+use crate::device::{NoneBackend, Target};
+use crate::layers::LayerId;
+use crate::load::{
+    DEFAULT_HOST_BUDGET_BYTES, DEFAULT_PREFETCH_LAYERS, DEFAULT_STALL_TIMEOUT, HandOut, Launch, LayerStream,
+    LoadError, Witness, default_readers,
+};
+use crate::plan::{
+    Cast, Group, IoMode, Landing, LoadPlan, MemoryTerm, Placement, PlanLimits, ReadRequest,
+    ResidentKind, Window,
+};
+use crate::source::{self, Fallback, Source};
+use crate::units::{ByteRange, to_u64, to_usize};
+
+/// How often progress is told.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// Results that wait to be taken, at most.
+const RESULTS_MAX: usize = 256;
+/// Bytes of a header that are read at once.
+const HEADER_PIECE_BYTES: usize = 64 << 10;
+
+/// How files are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ReadSettings {
+    pub(super) host_budget_bytes: u64,
+    pub(super) io: IoMode,
+    /// By default what the disk and the machine can use.
+    pub(super) readers: Option<u32>,
+}
+
+impl Default for ReadSettings {
+    fn default() -> Self {
+        Self { host_budget_bytes: DEFAULT_HOST_BUDGET_BYTES, io: IoMode::Direct, readers: None }
+    }
+}
+
+/// What comes out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// A file has been read to its end.
+    File(ShardId, Hashes),
+    /// A tensor has.
+    Tensor(TensorId, Hashes),
+    /// Bytes of tensors so far, as they are hashed.
+    Progress(u64),
+}
+
+/// How tensors are cast before they are hashed.
+type Casts<'a> = dyn Fn(TensorId) -> Option<Cast> + 'a;
+
+/// One pass over files.
+pub(super) struct HashPass<'a> {
+    pub(super) checkpoint: &'a Checkpoint,
+    pub(super) settings: ReadSettings,
+    /// What else is held under the same budget.
+    pub(super) beside: Vec<MemoryTerm>,
+}
+
+impl HashPass<'_> {
+    /// Hashes every file, and every tensor in it. Each file is told behind its tensors.
+    ///
+    /// # Errors
+    /// [`ConvertError::Plan`], mostly for a budget that is too small; [`ConvertError::Load`] for files that cannot be read.
+    pub(super) fn files(
+        self,
+        with_sha256: bool,
+        on_seen: &mut dyn FnMut(Seen),
+    ) -> Result<Vec<Fallback>, ConvertError> {
+        let (checkpoint, ids) = (self.checkpoint, all_ids(self.checkpoint));
+        // Headers were read when the checkpoint was opened: they are in the page cache.
+        let headers = source::open(IoMode::Buffered, checkpoint).map_err(LoadError::Source)?;
+        files_without_data(checkpoint, &ids, &*headers, with_sha256, on_seen)?;
+        let groups = groups(checkpoint, &ids, |shard| !shard.data.is_empty());
+        if groups.is_empty() {
+            return Ok(Vec::new());
+        }
+        let plan = Arc::new(self.plan(&groups, &|_| None, &ids)?);
+        let (results, seen) = bounded(RESULTS_MAX);
+        let mut hasher = FileHasher {
+            checkpoint: checkpoint.clone(),
+            headers,
+            plan: Arc::clone(&plan),
+            with_sha256,
+            results,
+            next_group: 0,
+            open: None,
+        };
+        let witness: Witness = Box::new(move |read, slot| {
+            let request = read.request;
+            let start = request.payload.start() - request.extent.start();
+            hasher.update(request, slot.part(start, request.payload.len_bytes()))
+        });
+        drop((groups, ids));
+        let stream = self.start(plan, false, Some(witness))?;
+        watch(stream, None, seen, on_seen)
+    }
+
+    /// Hashes the tensors of a list, ascending, as `casts` has them. Without SHA-256.
+    ///
+    /// # Errors
+    /// As [`Self::files`].
+    pub(super) fn tensors(
+        self,
+        tensors: &[TensorId],
+        casts: &Casts<'_>,
+        on_seen: &mut dyn FnMut(Seen),
+    ) -> Result<Vec<Fallback>, ConvertError> {
+        let groups = groups(self.checkpoint, tensors, |_| true);
+        if groups.is_empty() {
+            return Ok(Vec::new());
+        }
+        let plan = Arc::new(self.plan(&groups, casts, tensors)?);
+        let (results, seen) = bounded(RESULTS_MAX);
+        let stream = self.start(plan, true, None)?;
+        watch(stream, Some(results), seen, on_seen)
+    }
+
+    fn plan(
+        &self,
+        groups: &[(LayerId, Range<usize>)],
+        casts: &Casts<'_>,
+        ids: &[TensorId],
+    ) -> Result<LoadPlan, ConvertError> {
+        let ReadSettings { host_budget_bytes, io, readers } = self.settings;
+        let mut limits = PlanLimits::new(host_budget_bytes);
+        limits.window = Window::Layers(DEFAULT_PREFETCH_LAYERS);
+        limits.io = io;
+        limits.readers = readers.unwrap_or_else(|| default_readers(io, Target::None));
+        limits.alignment = source::alignment(self.checkpoint).map_err(LoadError::Source)?;
+        limits.resident = ResidentKind::Nowhere;
+        limits.landing = Landing::Packed;
+        limits.hash = true;
+        limits.beside.clone_from(&self.beside);
+        let grouping_bytes = to_u64(size_of_val(ids) + size_of_val(groups));
+        let groups = groups.iter().map(|(id, range)| Group { id, tensors: &ids[range.clone()] });
+        Ok(LoadPlan::build_groups(self.checkpoint, groups, &limits, casts, grouping_bytes)?)
+    }
+
+    fn start(
+        &self,
+        plan: Arc<LoadPlan>,
+        hash: bool,
+        witness: Option<Witness>,
+    ) -> Result<LayerStream, LoadError> {
+        let launch = Launch {
+            checkpoint: self.checkpoint,
+            plan,
+            prefetch: DEFAULT_PREFETCH_LAYERS,
+            hand_out: HandOut::WhenComplete,
+            hash,
+            witness,
+            stall_timeout: DEFAULT_STALL_TIMEOUT,
+            started: Instant::now(),
+        };
+        launch.start_on(NoneBackend, None)
+    }
+}
+
+/// Hashes files that have no data: nothing of them is in any read.
+fn files_without_data(
+    checkpoint: &Checkpoint,
+    ids: &[TensorId],
+    headers: &dyn Source,
+    with_sha256: bool,
+    on_seen: &mut dyn FnMut(Seen),
+) -> Result<(), LoadError> {
+    for (index, shard) in (0..).zip(checkpoint.shards()).filter(|(_, shard)| shard.data.is_empty()) {
+        let empty = Digest::new(with_sha256).take();
+        let tensors = ids.iter().filter(|id| checkpoint.tensor(**id).shard == ShardId(index));
+        tensors.for_each(|id| on_seen(Seen::Tensor(*id, empty)));
+        let mut digest = header_digest(headers, ShardId(index), shard.data.start(), with_sha256)?;
+        on_seen(Seen::File(ShardId(index), digest.take()));
+    }
+    Ok(())
+}
+
+fn all_ids(checkpoint: &Checkpoint) -> Vec<TensorId> {
+    let mut ids = Vec::with_capacity(checkpoint.tensor_count());
+    ids.extend(checkpoint.tensors().map(|tensor| tensor.id));
+    ids
+}
+
+/// A group for each file that has tensors of the list, with where they are in it.
+fn groups(
+    checkpoint: &Checkpoint,
+    ids: &[TensorId],
+    is_wanted: impl Fn(&Shard) -> bool,
+) -> Vec<(LayerId, Range<usize>)> {
+    let mut groups = Vec::new();
+    let mut start = 0;
+    for tensors in
+        ids.chunk_by(|&left, &right| checkpoint.tensor(left).shard == checkpoint.tensor(right).shard)
+    {
+        let shard = checkpoint.shard(checkpoint.tensor(tensors[0]).shard);
+        let end = start + tensors.len();
+        if is_wanted(shard) {
+            groups.push((LayerId::new(&shard.path.to_string_lossy()), start..end));
+        }
+        start = end;
+    }
+    groups
+}
+
+/// Takes what comes out of a stream until it ends. `results` is where the hashes of layers go, if they come with those.
+fn watch(
+    mut stream: LayerStream,
+    results: Option<Sender<Seen>>,
+    seen: Receiver<Seen>,
+    on_seen: &mut dyn FnMut(Seen),
+) -> Result<Vec<Fallback>, ConvertError> {
+    let progress = stream.progress();
+    let mut told_bytes = None;
+    // The channel belongs to this scope: if `on_seen` panics, nobody waits to be heard any more.
+    thread::scope(move |scope| {
+        let drained = scope.spawn(move || drain(&mut stream, results).map(|()| stream.report().fallbacks));
+        let mut due = Instant::now() + PROGRESS_INTERVAL;
+        loop {
+            match seen.recv_deadline(due) {
+                Ok(seen) => on_seen(seen),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if Instant::now() >= due {
+                due = Instant::now() + PROGRESS_INTERVAL;
+                let bytes = progress.tensor_bytes_done();
+                if told_bytes.replace(bytes) != Some(bytes) {
+                    on_seen(Seen::Progress(bytes));
+                }
+            }
+        }
+        let outcome = drained.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        on_seen(Seen::Progress(progress.tensor_bytes_done()));
+        Ok(outcome?)
+    })
+}
+
+fn drain(stream: &mut LayerStream, results: Option<Sender<Seen>>) -> Result<(), LoadError> {
+    for layer in stream {
+        let layer = layer?;
+        let Some(results) = &results else { continue };
+        for tensor in layer.tensors() {
+            let hash = tensor.hash()?.expect("this load hashes on the way");
+            let hashes = Hashes { blake3: *hash.as_bytes(), sha256: None };
+            // Whoever takes them takes all.
+            let _ = results.send(Seen::Tensor(tensor.entry().id, hashes));
+        }
+    }
+    Ok(())
+}
+
+/// Hashes files and their tensors from reads that come in file order.
+struct FileHasher {
+    checkpoint: Checkpoint,
+    headers: Box<dyn Source>,
+    plan: Arc<LoadPlan>,
+    with_sha256: bool,
+    results: Sender<Seen>,
+    /// The group of the next file.
+    next_group: usize,
+    open: Option<OpenFile>,
+}
+
+/// A file that has not been read to its end.
+struct OpenFile {
+    shard: ShardId,
+    group: usize,
+    /// How many of its tensors are complete.
+    complete: usize,
+    file: Digest,
+    tensor: Digest,
+}
+
+impl FileHasher {
+    fn update(&mut self, request: ReadRequest, bytes: &[u8]) -> Result<(), LoadError> {
+        let mut open = match self.open.take() {
+            Some(open) => open,
+            None => self.begin(request.shard)?,
+        };
+        assert_eq!(open.shard, request.shard, "a file ends before the next one begins");
+        let placements = self.plan.placements(&self.plan.layers()[open.group]);
+        let OpenFile { complete, file, tensor, .. } = &mut open;
+        let results = &self.results;
+        if self.with_sha256 {
+            // SHA-256 keeps a core busy, and there are two of them to compute.
+            thread::scope(|scope| {
+                scope.spawn(|| file.update(bytes));
+                hash_tensors(request, bytes, placements, complete, tensor, results);
+            });
+        } else {
+            file.update(bytes);
+            hash_tensors(request, bytes, placements, complete, tensor, results);
+        }
+        let is_whole = request.payload.end() == self.checkpoint.shard(request.shard).data.end();
+        if !is_whole {
+            self.open = Some(open);
+            return Ok(());
+        }
+        // Those without bytes that stand at the end.
+        for placement in &placements[open.complete..] {
+            let _ = self.results.send(Seen::Tensor(placement.tensor, open.tensor.take()));
+        }
+        let _ = self.results.send(Seen::File(open.shard, open.file.take()));
+        Ok(())
+    }
+
+    fn begin(&mut self, shard: ShardId) -> Result<OpenFile, LoadError> {
+        let group = self.next_group;
+        self.next_group += 1;
+        let header_bytes = self.checkpoint.shard(shard).data.start();
+        let file = header_digest(&*self.headers, shard, header_bytes, self.with_sha256)?;
+        Ok(OpenFile { shard, group, complete: 0, file, tensor: Digest::new(self.with_sha256) })
+    }
+}
+
+/// Hashes the bytes of a read as those of the next tensors.
+fn hash_tensors(
+    request: ReadRequest,
+    bytes: &[u8],
+    placements: &[Placement],
+    complete: &mut usize,
+    digest: &mut Digest,
+    results: &Sender<Seen>,
+) {
+    while let Some(placement) = placements.get(*complete) {
+        if let Some(piece) = placement.extent.intersect(request.payload) {
+            let start = to_usize(piece.start() - request.payload.start());
+            digest.update(&bytes[start..start + to_usize(piece.len_bytes())]);
+        }
+        if placement.extent.end() > request.payload.end() {
+            return;
+        }
+        *complete += 1;
+        // Whoever takes them takes all.
+        let _ = results.send(Seen::Tensor(placement.tensor, digest.take()));
+    }
+}
+
+/// The hash of a file's header: what stands before its data, and the start of its own hash.
+fn header_digest(
+    source: &dyn Source,
+    shard: ShardId,
+    header_bytes: u64,
+    with_sha256: bool,
+) -> Result<Digest, LoadError> {
+    let mut digest = Digest::new(with_sha256);
+    let mut buffer = vec![0; HEADER_PIECE_BYTES.min(to_usize(header_bytes))];
+    let mut start = 0;
+    while start < header_bytes {
+        let end = header_bytes.min(start + to_u64(buffer.len()));
+        let piece = ByteRange::new(start, end).expect("it begins before the end");
+        source.read(&ReadRequest { shard, extent: piece, payload: piece }, &mut buffer)?;
+        digest.update(&buffer[..to_usize(piece.len_bytes())]);
+        start = end;
+    }
+    Ok(digest)
+}
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+    use std::path::Path;
+
+    use sha2::{Digest as _, Sha256};
+
+    use super::super::for_tests::{Tensor, tensor, write_sharded};
+    use super::*;
+    use crate::checkpoint::DType;
+    use crate::plan::FloatType;
+    use crate::staging::cast::cast_in_place;
+    use crate::units::MIB;
+
+    /// Files of several slots, of nothing, of nothing but a header; in an order of their own.
+    fn shards() -> Vec<(&'static str, Vec<Tensor>)> {
+        let large = vec![
+            tensor("large", DType::U8, &[2_700_001], 1),
+            tensor("none", DType::F32, &[0], 2),
+            tensor("wide", DType::F32, &[300_000], 3),
+            tensor("last.none", DType::F64, &[2, 0], 4),
+        ];
+        let small = vec![tensor("small", DType::Bf16, &[3, 5], 5), tensor("tiny", DType::I8, &[1], 6)];
+        let empty = vec![tensor("empty", DType::F32, &[0, 3], 7)];
+        vec![("a.safetensors", small), ("b.safetensors", empty), ("c.safetensors", large)]
+    }
+
+    fn settings() -> ReadSettings {
+        ReadSettings { host_budget_bytes: 5 * MIB, ..ReadSettings::default() }
+    }
+
+    #[test]
+    fn files_and_tensors_hash_as_their_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        write_sharded(folder.path(), &shards());
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let expected: BTreeMap<String, Vec<u8>> = shards()
+            .into_iter()
+            .flat_map(|(_, list)| list)
+            .map(|tensor| (tensor.name, tensor.bytes))
+            .collect();
+        for (io, with_sha256) in [(IoMode::Direct, true), (IoMode::Buffered, false), (IoMode::Mmap, true)] {
+            let mut budget = settings();
+            (budget.io, budget.host_budget_bytes) = (io, 8 * MIB);
+            let pass = HashPass { checkpoint: &checkpoint, settings: budget, beside: Vec::new() };
+            let (mut files, mut tensors, mut progress) = (Vec::new(), Vec::new(), 0);
+            pass.files(with_sha256, &mut |seen| match seen {
+                Seen::File(shard, hashes) => files.push((shard, hashes)),
+                Seen::Tensor(id, hashes) => tensors.push((id, hashes)),
+                Seen::Progress(bytes) => {
+                    assert!(bytes >= progress);
+                    progress = bytes;
+                }
+            })
+            .unwrap();
+            assert_eq!((files.len(), tensors.len(), progress), (3, 7, checkpoint.tensor_bytes()));
+            let check = |hashes: Hashes, bytes: &[u8]| {
+                assert_eq!(hashes.blake3, *blake3::hash(bytes).as_bytes());
+                assert_eq!(hashes.sha256, with_sha256.then(|| Sha256::digest(bytes).into()));
+            };
+            for (shard, hashes) in files {
+                check(hashes, &fs::read(&checkpoint.shard(shard).path).unwrap());
+            }
+            for (id, hashes) in tensors {
+                check(hashes, &expected[checkpoint.tensor(id).name]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_choice_of_tensors_is_hashed_as_it_is_cast() {
+        let folder = tempfile::tempdir().unwrap();
+        write_sharded(folder.path(), &shards());
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let mut wanted: Vec<TensorId> =
+            ["wide", "tiny", "none"].map(|name| checkpoint.find(name).unwrap().id).to_vec();
+        wanted.sort();
+        let cast = Cast::between(DType::F32, FloatType::Bf16).unwrap();
+        let widen = Cast::between(DType::I8, FloatType::F32).unwrap();
+        let casts = |id| match checkpoint.tensor(id).name {
+            "wide" => Some(cast),
+            "tiny" => Some(widen),
+            _ => None,
+        };
+        let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
+        let mut seen = BTreeMap::new();
+        pass.tensors(&wanted, &casts, &mut |event| {
+            if let Seen::Tensor(id, hashes) = event {
+                seen.insert(checkpoint.tensor(id).name.to_owned(), hashes.blake3);
+            }
+        })
+        .unwrap();
+        let mut wide = shards().pop().unwrap().1.remove(2).bytes;
+        let source_bytes = wide.len();
+        let cast_bytes = cast_in_place(&mut wide, source_bytes, cast);
+        wide.truncate(cast_bytes);
+        let tiny = f32::from(shards()[0].1[1].bytes[0].cast_signed()).to_le_bytes();
+        let expected = [("none", blake3::hash(b"")), ("tiny", blake3::hash(&tiny)), ("wide", blake3::hash(&wide))];
+        assert_eq!(seen, expected.map(|(name, hash)| (name.to_owned(), *hash.as_bytes())).into());
+        let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
+        assert_eq!(pass.tensors(&[], &casts, &mut |seen| panic!("{seen:?}")).unwrap(), []);
+    }
+
+    #[test]
+    fn what_stands_beside_it_counts_against_the_budget() {
+        let folder = tempfile::tempdir().unwrap();
+        write_sharded(folder.path(), &shards());
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let pass = |bytes| HashPass {
+            checkpoint: &checkpoint,
+            settings: settings(),
+            beside: vec![MemoryTerm { name: "other", bytes }],
+        };
+        assert!(pass(0).files(false, &mut |_| {}).is_ok());
+        let refused = pass(MIB).files(false, &mut |_| {}).unwrap_err();
+        assert!(matches!(&refused, ConvertError::Plan(error) if error.is_over_budget()), "{refused}");
+    }
+
+    #[test]
+    fn a_file_that_changes_is_refused_and_nobody_waits() {
+        let folder = tempfile::tempdir().unwrap();
+        write_sharded(folder.path(), &shards());
+        let change = |name: &str| {
+            let path = folder.path().join(name);
+            let mut bytes = fs::read(&path).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            fs::write(path, bytes).unwrap();
+        };
+        for name in ["a.safetensors", "b.safetensors", "c.safetensors"] {
+            let checkpoint = Checkpoint::open(folder.path()).unwrap();
+            if name == "b.safetensors" {
+                let path = folder.path().join(Path::new(name));
+                fs::write(&path, fs::read(&path).unwrap()).unwrap();
+            } else {
+                change(name);
+            }
+            let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
+            let error = pass.files(false, &mut |_| {}).unwrap_err();
+            let ConvertError::Load(load) = &error else { panic!("{error}") };
+            assert!(load.is_file_changed(), "{error}");
+        }
+        // Whoever listens may fail: what runs then ends, and is not waited for.
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            pass.files(false, &mut |seen| assert!(matches!(seen, Seen::Progress(_)), "enough"))
+        }));
+        assert!(panicked.is_err());
+    }
+}
