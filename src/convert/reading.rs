@@ -27,8 +27,8 @@ use crate::load::{
     LoadError, Witness, default_readers,
 };
 use crate::plan::{
-    Cast, Group, IoMode, Landing, LoadPlan, MemoryTerm, Placement, PlanLimits, ReadRequest,
-    ResidentKind, Window,
+    Cast, Group, IoMode, Landing, LoadPlan, MemoryTerm, Placement, PlanLimits, ReadRequest, ResidentKind,
+    Window,
 };
 use crate::source::{self, Fallback, Source};
 use crate::units::{ByteRange, to_u64, to_usize};
@@ -475,7 +475,8 @@ mod tests {
         let cast_bytes = cast_in_place(&mut wide, source_bytes, cast);
         wide.truncate(cast_bytes);
         let tiny = f32::from(shards()[0].1[1].bytes[0].cast_signed()).to_le_bytes();
-        let expected = [("none", blake3::hash(b"")), ("tiny", blake3::hash(&tiny)), ("wide", blake3::hash(&wide))];
+        let expected =
+            [("none", blake3::hash(b"")), ("tiny", blake3::hash(&tiny)), ("wide", blake3::hash(&wide))];
         assert_eq!(seen, expected.map(|(name, hash)| (name.to_owned(), *hash.as_bytes())).into());
         let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
         assert_eq!(pass.tensors(&[], &casts, &mut |seen| panic!("{seen:?}")).unwrap(), []);
