@@ -1,7 +1,10 @@
 //! How far a load is: counters that any thread may read while it runs.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::checkpoint::TensorId;
 
 /// A view of a running load. Cheap to clone; the counters only grow.
 #[derive(Debug, Clone)]
@@ -16,6 +19,8 @@ struct Counters {
     read_bytes: AtomicU64,
     read_ns: AtomicU64,
     layers_done: AtomicU64,
+    /// Elements that a cast has made infinite, per tensor that has any: rare.
+    overflowed: Mutex<BTreeMap<TensorId, u64>>,
 }
 
 impl Progress {
@@ -61,6 +66,20 @@ impl Progress {
 
     pub(super) fn add_tensor_bytes(&self, bytes: u64) {
         self.counters.tensor_bytes_done.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Elements that were finite in the file and are infinite in the type that was asked for, per tensor that has any.
+    #[must_use]
+    pub fn overflowed(&self) -> Vec<(TensorId, u64)> {
+        let overflowed = self.counters.overflowed.lock().unwrap_or_else(PoisonError::into_inner);
+        overflowed.iter().map(|(&tensor, &elements)| (tensor, elements)).collect()
+    }
+
+    pub(super) fn add_overflowed(&self, tensor: TensorId, elements: u64) {
+        if elements > 0 {
+            let mut overflowed = self.counters.overflowed.lock().unwrap_or_else(PoisonError::into_inner);
+            *overflowed.entry(tensor).or_default() += elements;
+        }
     }
 
     pub(super) fn add_layer(&self) {

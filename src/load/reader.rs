@@ -88,7 +88,10 @@ impl<B: Backend> ReaderContext<B> {
         let start = Instant::now();
         let read_bytes = self.source.read(&read.request, slot.bytes_mut())?;
         self.progress.add_read(read_bytes, u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
-        cast::cast_slot(slot.bytes_mut(), self.plan.casts(&read));
+        for step in self.plan.casts(&read) {
+            let overflowed = cast::cast_step(slot.bytes_mut(), &step);
+            self.progress.add_overflowed(step.tensor, overflowed);
+        }
         let slot = slot.into_filled();
         Ok(match job.arena {
             Some(arena) => Done::Copying(self.backend.copy_async(&arena, slot, self.plan.copies(&read))?),

@@ -102,12 +102,6 @@ impl TargetDirectory {
         self.inner.path.join(name)
     }
 
-    /// Device and inode.
-    pub(in super::super) fn identity(&self) -> Result<(u64, u64), ConvertError> {
-        let stat = rustix::fs::fstat(&self.inner.root).map_err(|error| failed(self.path(), "stat", error))?;
-        Ok((stat.st_dev, stat.st_ino))
-    }
-
     /// Bytes that are free there for this user.
     pub(in super::super) fn free_bytes(&self) -> Result<u64, ConvertError> {
         let system = rustix::fs::fstatvfs(&self.inner.root);
@@ -314,11 +308,6 @@ impl PartialFile {
         }
         sync_folder(&self.folder, &path)?;
         Ok(modified_ns(&stat))
-    }
-
-    /// Leaves it as it is, for a later run.
-    pub(in super::super) fn keep(mut self) {
-        self.is_kept = true;
     }
 }
 

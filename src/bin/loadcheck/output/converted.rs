@@ -236,7 +236,10 @@ fn write_mode(result: &Converted) -> String {
 /// `verified  27 files, 219 tensors, 821 MiB in 1.2 s, 684 MiB/s: all as it should be`
 fn verified(found: &Verification, look: &Look) -> Vec<String> {
     let time = found.seconds.map(|time| {
-        let speed = rate(found.bytes, time).map(|speed| format!(", {speed}")).unwrap_or_default();
+        let speed = rate(found.bytes, time)
+            .filter(|_| found.bytes > 0)
+            .map(|speed| format!(", {speed}"))
+            .unwrap_or_default();
         format!(" in {}{speed}", seconds(time))
     });
     let facts = format!(
