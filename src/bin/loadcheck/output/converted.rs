@@ -261,6 +261,7 @@ fn verified(found: &Verification, look: &Look) -> Vec<String> {
     };
     let number = found.differences.len();
     let outcome = match number {
+        0 if found.bytes == 0 => format!("headers and index are as they should be{against}"),
         0 => format!("as it should be{against}"),
         _ => look.paint.paint(Role::Bad, &count(length(&found.differences), "difference")),
     };
