@@ -1,4 +1,5 @@
 //! Verification: what is right passes, and whatever is changed is found and named.
+#![cfg(feature = "convert")]
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,
