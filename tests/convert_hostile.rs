@@ -283,8 +283,11 @@ fn few_descriptors_are_enough_for_many_files() {
     let world = World::new(&[]);
     let source = world.path("many");
     fs::create_dir(&source).unwrap();
-    let tensor = |layer: u64| TestTensor::random(format!("model.layers.{layer}.weight"), 1001, layer);
-    let shards: Vec<_> = (0..300).map(|layer| vec![tensor((layer * 7) % 300)]).collect();
+    let tensor = |layer: u64, part: &str| {
+        TestTensor::random(format!("model.layers.{layer}.{part}.weight"), 1001, layer)
+    };
+    let layers = (0..300).map(|layer| (layer * 7) % 300);
+    let shards: Vec<_> = layers.map(|layer| vec![tensor(layer, "mlp"), tensor(layer, "norm")]).collect();
     common::write_sharded(&source, &shards);
     let target = world.path("target");
     let mut command = cli_support::loadcheck(world.directory.path());

@@ -38,14 +38,14 @@ fn the_other_commands_run_on_a_small_checkpoint() {
     let mut run = 0;
     for line in commands().filter_map(|line| line.strip_prefix("loadcheck ")) {
         let line = line
-            .replace("gemma-7b /tmp/gemma-7b", "tiny-llama model")
+            .replace("synth gemma-7b /tmp/gemma-7b", "synth tiny-llama model")
             .replace("/tmp/gemma-7b", "model")
             .replace("python load_test.py", "true");
         let output = loadcheck(folder.path(), &line);
         assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
         run += 1;
     }
-    assert!(run >= 5, "the README shows what the program does");
+    assert!(run >= 9, "the README shows what the program does");
 }
 
 #[test]

@@ -95,7 +95,7 @@ impl HashPass<'_> {
         if groups.is_empty() {
             return Ok(Vec::new());
         }
-        let plan = Arc::new(self.plan(&groups, &|_| None, &ids)?);
+        let plan = Arc::new(self.plan(&groups, &|_| None, &ids, false)?);
         let (results, seen) = bounded(RESULTS_MAX);
         let mut hasher = FileHasher {
             checkpoint: checkpoint.clone(),
@@ -130,7 +130,7 @@ impl HashPass<'_> {
         if groups.is_empty() {
             return Ok(Vec::new());
         }
-        let plan = Arc::new(self.plan(&groups, casts, tensors)?);
+        let plan = Arc::new(self.plan(&groups, casts, tensors, true)?);
         let (results, seen) = bounded(RESULTS_MAX);
         let stream = self.start(plan, true, None)?;
         watch(stream, Some(results), seen, on_seen)
@@ -141,6 +141,7 @@ impl HashPass<'_> {
         groups: &[(LayerId, Range<usize>)],
         casts: &Casts<'_>,
         ids: &[TensorId],
+        keeps_hashes: bool,
     ) -> Result<LoadPlan, ConvertError> {
         let ReadSettings { host_budget_bytes, io, readers } = self.settings;
         let mut limits = PlanLimits::new(host_budget_bytes);
@@ -150,7 +151,7 @@ impl HashPass<'_> {
         limits.alignment = source::alignment(self.checkpoint).map_err(LoadError::Source)?;
         limits.resident = ResidentKind::Nowhere;
         limits.landing = Landing::Packed;
-        limits.hash = true;
+        limits.hash = keeps_hashes;
         limits.beside.clone_from(&self.beside);
         let grouping_bytes = to_u64(size_of_val(ids) + size_of_val(groups));
         let groups = groups.iter().map(|(id, range)| Group { id, tensors: &ids[range.clone()] });
@@ -471,17 +472,9 @@ mod tests {
         })
         .unwrap();
         let mut wide = shards().pop().unwrap().1.remove(2).bytes;
-        let source_bytes = wide.len();
-        cast_step(
-            &mut wide,
-            &CastOp {
-                tensor: TensorId(0),
-                slot_offset_bytes: 0,
-                source_len_bytes: to_u64(source_bytes),
-                cast,
-            },
-        );
-        wide.truncate(to_usize(cast.delivered_bytes(to_u64(source_bytes))));
+        let source_len_bytes = to_u64(wide.len());
+        cast_step(&mut wide, &CastOp { tensor: wanted[0], slot_offset_bytes: 0, source_len_bytes, cast });
+        wide.truncate(to_usize(cast.delivered_bytes(source_len_bytes)));
         let tiny = f32::from(shards()[0].1[1].bytes[0].cast_signed()).to_le_bytes();
         let expected =
             [("none", blake3::hash(b"")), ("tiny", blake3::hash(&tiny)), ("wide", blake3::hash(&wide))];

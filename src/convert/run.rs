@@ -8,12 +8,15 @@
 //! One file is written at a time, and the one before it is being published meanwhile. So whenever a run is killed, there is at most one
 //! whose bytes are not all there; the one before it only has to be hashed.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
+use rustix::fs::Advice;
 
 use super::digest::{Digest, hex};
 use super::journal::{self, Journal, Record, Records};
@@ -24,9 +27,10 @@ use super::target::{self, FileState};
 use super::{
     ConvertError, ConvertEvent, ConvertReport, KernelCopied, MANIFEST_NAME, Part, Verification, ending,
 };
+use crate::checkpoint::{ShardId, open_regular};
 use crate::load::{DEFAULT_STALL_TIMEOUT, HandOut, Launch, LayerStream, LoadError, Progress};
-use crate::plan::LoadPlan;
-use crate::units::to_u64;
+use crate::plan::{IoMode, LoadPlan, PlannedLayer};
+use crate::units::{ByteRange, to_u64};
 
 /// How often the observer learns how far the conversion is.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -117,7 +121,9 @@ fn verified(
     report.elapsed = started.elapsed();
     if prepared.settings.verify {
         let mut observe = |event: &ConvertEvent<'_>| prepared.settings.tell(event);
-        let found = Verification::default().run(&prepared.target, Some(&prepared.source), &mut observe)?;
+        let settings = &prepared.settings;
+        let verification = Verification::with(settings.open_options.clone(), settings.reading());
+        let found = verification.run(&prepared.target, Some(&prepared.source), &mut observe)?;
         report.verification = Some(found);
     }
     Ok(report)
@@ -318,7 +324,7 @@ impl Run<'_> {
             self.write_down(plan, file, &finished)?;
             // Its place is free: the next file begins while this one is published.
             drop(layer);
-            let FinishedFile { partial, .. } = finished;
+            let FinishedFile { index, partial, .. } = finished;
             let (name, bytes) = (partial.path().to_owned(), self.prepared.scope.lengths[file].0);
             let replace =
                 self.prepared.settings.overwrite || self.prepared.state.records.find(&name).is_some();
@@ -327,8 +333,31 @@ impl Run<'_> {
             self.report.files_written += 1;
             self.report.written_bytes += bytes;
             self.prepared.settings.tell(&ConvertEvent::FilePublished { file: &name, bytes });
+            self.drop_source_pages(stream, &plan.layers()[index]);
         }
         Ok(())
+    }
+
+    /// Gives back what reading through the page cache has left there of a file's source: it would be charged to the container.
+    fn drop_source_pages(&self, stream: &LayerStream, planned: &PlannedLayer) {
+        let (plan, checkpoint) = (stream.plan(), &self.prepared.scope.checkpoint);
+        let fallbacks = stream.report().fallbacks;
+        let is_cached = |shard: ShardId| {
+            plan.io() != IoMode::Direct || fallbacks.iter().any(|fallback| fallback.shard == shard)
+        };
+        let mut ranges: BTreeMap<ShardId, ByteRange> = BTreeMap::new();
+        for placement in plan.placements(planned).iter().filter(|placement| !placement.extent.is_empty()) {
+            let shard = checkpoint.tensor(placement.tensor).shard;
+            let range = ranges.entry(shard).or_insert(placement.extent);
+            *range = range.join(placement.extent);
+        }
+        for (shard, range) in ranges.into_iter().filter(|(shard, _)| is_cached(*shard)) {
+            // Whatever cannot be opened or does not heed advice keeps its pages.
+            if let Ok((file, _)) = open_regular(&checkpoint.shard(shard).path) {
+                let len_bytes = NonZeroU64::new(range.len_bytes());
+                let _ = rustix::fs::fadvise(&file, range.start(), len_bytes, Advice::DontNeed);
+            }
+        }
     }
 
     /// Writes into the journal what the manifest gets.

@@ -34,9 +34,10 @@ const DROPPED_BYTES: u64 = 8 << 20;
 /// Names that a note lists.
 const NAMED_MAX: usize = 4;
 
-/// Ends of names that say "weights in another format". Of some of them there are several to a model, and an index.
-const WEIGHTS: [&str; 15] = [
-    ".safetensors",
+/// The end of the names of files that are read here.
+const TENSORS: &str = ".safetensors";
+/// Ends of names that say "weights in another format".
+const FOREIGN: [&str; 14] = [
     ".bin",
     ".pt",
     ".pth",
@@ -71,10 +72,14 @@ pub(super) struct SideFiles {
     pub(super) files: Vec<SideFile>,
     /// What is left behind that a person might miss.
     pub(super) notes: Vec<String>,
+    /// Indices of weights, which are not copied: a conversion makes its own. Sorted.
+    pub(super) indices: Vec<String>,
+    /// Files of tensors that are in no index, or were not chosen.
+    pub(super) other_tensors: Left,
 }
 
 impl SideFiles {
-    /// The side files of what lies at `source`: of that directory, or of the one in which that index lies. A single file of
+    /// The side files of what lies at `source`, which was opened as `checkpoint`: of that directory, or of the one in which that index lies. A single file of
     /// tensors has none. What is in `target` is left out if it lies inside the source.
     ///
     /// # Errors
@@ -85,22 +90,25 @@ impl SideFiles {
             root: &root,
             target: target.metadata().ok().map(|metadata| place(&metadata)),
             converted: checkpoint.shards().iter().map(|shard| shard.path.as_path()).collect(),
-            files: Vec::new(),
-            weights: Left::default(),
+            found: Self::default(),
+            foreign: Left::default(),
             special: Left::default(),
             odd: Left::default(),
             made: Left::default(),
         };
         search.folder("", 0)?;
-        let Search { mut files, weights, special, odd, made, .. } = search;
-        files.sort_by(|left, right| left.name.cmp(&right.name));
+        let Search { mut found, foreign, special, odd, made, .. } = search;
+        found.files.sort_by(|left, right| left.name.cmp(&right.name));
+        found.indices.sort();
         let notes = [
-            weights.note("not copied, since they hold weights that are not converted"),
+            found.other_tensors.note("not copied, since they hold tensors that are not converted"),
+            foreign.note("not copied, since they hold weights in other formats"),
             special.note("not copied, since they are no regular files"),
             odd.note("not copied, since their names cannot stand in a manifest"),
             made.note("not copied, since other conversions made them"),
         ];
-        Ok(Self { files, notes: notes.into_iter().flatten().collect() })
+        found.notes = notes.into_iter().flatten().collect();
+        Ok(found)
     }
 
     /// Bytes of all of them.
@@ -125,7 +133,7 @@ fn place(metadata: &Metadata) -> (u64, u64) {
 
 /// Names of files that are left behind: the first few, and how many there are.
 #[derive(Debug, Default)]
-struct Left {
+pub(super) struct Left {
     names: BTreeSet<String>,
     count: usize,
 }
@@ -139,13 +147,18 @@ impl Left {
         }
     }
 
-    fn note(self, why: &str) -> Option<String> {
+    fn note(&self, why: &str) -> Option<String> {
+        Some(format!("{why}: {}", self.text()?))
+    }
+
+    /// The first names, and how many there are beside them; `None` if there are none.
+    pub(super) fn text(&self) -> Option<String> {
         let more = match self.count - self.names.len() {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
         let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
-        (self.count > 0).then(|| format!("{why}: {}{more}", names.join(", ")))
+        (self.count > 0).then(|| format!("{}{more}", names.join(", ")))
     }
 }
 
@@ -154,8 +167,8 @@ struct Search<'a> {
     root: &'a Path,
     target: Option<(u64, u64)>,
     converted: BTreeSet<&'a Path>,
-    files: Vec<SideFile>,
-    weights: Left,
+    found: SideFiles,
+    foreign: Left,
     special: Left,
     odd: Left,
     made: Left,
@@ -205,8 +218,9 @@ impl Search<'_> {
     /// Takes note of a link that leads nowhere, or of a file that went away.
     fn unreachable(&mut self, name: String, raw: &OsStr) {
         match kind_of_name(&raw.to_string_lossy()) {
-            NameKind::Weights => self.weights.add(name),
-            NameKind::Made => {}
+            NameKind::Tensors => self.found.other_tensors.add(name),
+            NameKind::Foreign => self.foreign.add(name),
+            NameKind::Manifest | NameKind::Index => {}
             NameKind::Other => self.special.add(name),
         }
     }
@@ -219,15 +233,17 @@ impl Search<'_> {
         metadata: &Metadata,
     ) -> Result<(), ConvertError> {
         match kind_of_name(&raw.to_string_lossy()) {
-            NameKind::Made => {}
             // A file of any name may have been given as the source.
             _ if self.converted.contains(path.as_path()) => {}
-            NameKind::Weights => self.weights.add(name),
-            NameKind::Other if self.files.len() == FILES_MAX => {
+            NameKind::Manifest => {}
+            NameKind::Index => self.found.indices.push(name),
+            NameKind::Tensors => self.found.other_tensors.add(name),
+            NameKind::Foreign => self.foreign.add(name),
+            NameKind::Other if self.found.files.len() == FILES_MAX => {
                 let (path, limit) = (self.root.to_owned(), to_u64(FILES_MAX));
                 return Err(ConvertError::TooManySideFiles { path, limit });
             }
-            NameKind::Other => self.files.push(SideFile { name, path, bytes: metadata.len() }),
+            NameKind::Other => self.found.files.push(SideFile { name, path, bytes: metadata.len() }),
         }
         Ok(())
     }
@@ -236,29 +252,34 @@ impl Search<'_> {
 /// What a file is, by its name.
 #[derive(Debug, PartialEq, Eq)]
 enum NameKind {
-    /// Weights.
-    Weights,
-    /// What a conversion makes itself, or what indexes weights that are not copied.
-    Made,
+    /// Tensors in the format that is read here.
+    Tensors,
+    /// Weights in another format.
+    Foreign,
+    /// The index of weights in any format.
+    Index,
+    /// What a conversion says about its files.
+    Manifest,
     /// Anything else.
     Other,
 }
 
 fn kind_of_name(name: &str) -> NameKind {
     let name = name.to_ascii_lowercase();
+    let is_foreign = |name: &str| FOREIGN.iter().any(|end| name.ends_with(end));
     // `model.safetensors.index.json`, `pytorch_model.bin.index.fp16.json`
     let stem = name.strip_suffix(".json").and_then(|name| Some(name.rsplit_once(".index")?.0));
-    if name == MANIFEST_NAME || stem.is_some_and(is_weights) {
-        NameKind::Made
-    } else if is_weights(&name) {
-        NameKind::Weights
+    if name == MANIFEST_NAME {
+        NameKind::Manifest
+    } else if stem.is_some_and(|stem| stem.ends_with(TENSORS) || is_foreign(stem)) {
+        NameKind::Index
+    } else if name.ends_with(TENSORS) {
+        NameKind::Tensors
+    } else if is_foreign(&name) {
+        NameKind::Foreign
     } else {
         NameKind::Other
     }
-}
-
-fn is_weights(name: &str) -> bool {
-    WEIGHTS.iter().any(|end| name.ends_with(end))
 }
 
 impl SideFile {
@@ -436,12 +457,18 @@ mod tests {
             "tokenizer.model",
         ];
         assert_eq!(names, expected);
-        let [note] = notes.as_slice() else { panic!("{notes:?}") };
         assert_eq!(
-            note,
-            "not copied, since they hold weights that are not converted: PYTORCH_MODEL-2.BIN, \
-             model.fp16.safetensors, onnx/model.onnx, onnx/model.onnx_data and 2 more"
+            notes,
+            [
+                "not copied, since they hold tensors that are not converted: model.fp16.safetensors",
+                "not copied, since they hold weights in other formats: PYTORCH_MODEL-2.BIN, onnx/model.onnx, \
+                 onnx/model.onnx_data, original/consolidated.00.pth and 1 more",
+            ]
         );
+        let checkpoint = Checkpoint::open(source.path()).unwrap();
+        let found = SideFiles::list(source.path(), Path::new(NOWHERE), &checkpoint).unwrap();
+        assert_eq!(found.indices, ["pytorch_model.bin.index.json"]);
+        assert_eq!(found.other_tensors.text().as_deref(), Some("model.fp16.safetensors"));
     }
 
     #[test]

@@ -95,8 +95,9 @@ pub(crate) fn is_published(name: &str) -> bool {
     name.ends_with(".safetensors") && !name.rsplit('/').next().unwrap().starts_with('.')
 }
 
-/// A small decoder in two shards with side files: an embedding that takes several writes, `layers` layers, norm, head.
-pub(crate) fn write_source(folder: &Path, layers: u64) {
+/// A small decoder in two shards with side files: an embedding that takes several writes, `layers` layers, norm, and a head of
+/// `head_bytes`, which is half of the second shard or more.
+pub(crate) fn write_source(folder: &Path, layers: u64, head_bytes: usize) {
     fs::create_dir_all(folder).unwrap();
     let mut tensors = vec![TestTensor::random("model.embed_tokens.weight", (2 << 20) + 77, 1)];
     for layer in 0..layers {
@@ -113,7 +114,7 @@ pub(crate) fn write_source(folder: &Path, layers: u64) {
         }
     }
     tensors.push(TestTensor::random("model.norm.weight", 64, 2));
-    tensors.push(TestTensor::random("lm_head.weight", 50_001, 3));
+    tensors.push(TestTensor::random("lm_head.weight", head_bytes, 3));
     let second = tensors.split_off(tensors.len() / 2);
     write_sharded(folder, &[tensors, second]);
     fs::write(folder.join("config.json"), "{\"architectures\": [\"SmallForCausalLM\"]}\n").unwrap();
@@ -135,7 +136,7 @@ impl World {
         // strace shows paths as the system does: without links.
         let root = directory.path().canonicalize().unwrap();
         let source = root.join("source");
-        write_source(&source, 3);
+        write_source(&source, 3, (1 << 20) + 500_001);
         let mut flags: Vec<String> = flags.iter().map(|&flag| flag.into()).collect();
         if !flags.iter().any(|flag| flag == "--jobs") {
             flags.extend(["--jobs".into(), "1".into()]);

@@ -91,23 +91,29 @@ fn traced(command: &Command, flags: &[String]) -> Command {
     wrapped(words.iter().chain(flags).map(String::as_str).chain(["--"]), command)
 }
 
-/// Starts `command` so that it stops, as by SIGSTOP, at the `nth` call of that name, and waits until it has stopped. The first
-/// value is strace, which ends as the process does; the second is the process, which goes on at SIGCONT.
-pub(crate) fn start_and_stop(command: &Command, call: &str, nth: u32) -> (Child, u32) {
-    let inject = format!("inject={call}:signal=SIGSTOP:when={nth}");
-    let flags = ["-f", "-o", "/dev/null", "-e", &format!("trace={call}"), "-e", &inject].map(String::from);
-    let strace = traced(command, &flags).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let process = eventually("a stop", || children(strace.id()).into_iter().find(|&pid| is_stopped(pid)));
+/// Starts `command` so that it stops, as by SIGSTOP, right after the `nth` call of that name, and waits until it has stopped. The first
+/// value is strace, which ends as the process does; the second is the process, which goes on at SIGCONT. `log` must not exist.
+pub(crate) fn start_and_stop(command: &Command, call: &str, nth: u32, log: &Path) -> (Child, u32) {
+    let (trace, inject) = (format!("trace={call}"), format!("inject={call}:signal=SIGSTOP:when={nth}"));
+    let flags = ["strace", "-qq", "-f", "-o", log.to_str().unwrap(), "-e", &trace, "-e", &inject, "--"];
+    let mut strace = wrapped(flags, command);
+    let strace = strace.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let process = eventually("a stop", || {
+        let process = children(strace.id()).first().copied()?;
+        let threads = fs::read_dir(format!("/proc/{process}/task")).ok()?.count();
+        let stopped = fs::read_to_string(log).ok()?.matches("--- stopped by SIGSTOP ---").count();
+        (stopped == threads).then_some(process)
+    });
+    fs::remove_file(log).unwrap();
     (strace, process)
 }
 
-/// True if all threads of a process have been stopped.
-fn is_stopped(pid: u32) -> bool {
-    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    threads.flatten().all(|thread| {
-        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
-    })
+/// Runs `command` until the `nth` call of that name, which is not made: the process is killed.
+pub(crate) fn kill_at(command: &Command, call: &str, nth: u32) {
+    let fault = format!("inject={call}:signal=SIGKILL:when={nth}");
+    let flags = ["-f", "-o", "/dev/null", "-e", &format!("trace={call}"), "-e", &fault].map(String::from);
+    let output = traced(command, &flags).output().unwrap();
+    assert_eq!(output.status.code(), None, "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Runs `command` to its end and tells what it did in and with `folder`. `scratch` is an empty folder for the logs.
@@ -162,7 +168,8 @@ fn paths_below(arguments: &str, folder: &Path) -> BTreeMap<String, BTreeSet<Stri
         let path = if end == '>' { PathBuf::from(name) } else { directory.join(name) };
         if let Ok(below) = path.strip_prefix(folder) {
             let names = found.entry(below.to_str().unwrap().to_owned()).or_default();
-            if end == '"' && !name.starts_with('/') {
+            // The directory itself is known by its descriptor.
+            if end == '"' && !name.starts_with('/') && name != "." {
                 names.insert(name.to_owned());
             }
         }
@@ -192,7 +199,8 @@ pub(crate) fn inject(
     flags.extend(["-e".into(), format!("trace={}", fault.call)]);
     flags.extend(["-e".into(), format!("inject={}:{consequence}:when={}", fault.call, fault.nth)]);
     let output = traced(command, &flags).output().unwrap();
-    let text = fs::read(&log).unwrap();
+    let text =
+        fs::read(&log).unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
     fs::remove_file(log).unwrap();
     let reached = match fault.consequence {
         Consequence::Kill => output.status.code().is_none(),

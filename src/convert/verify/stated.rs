@@ -1,0 +1,335 @@
+//! What a manifest states, in the terms of the checkpoint that lies beside it.
+//!
+//! The manifest is read file by file: sizes, types and shapes are compared at once, and of each file and tensor only the
+//! hashes are kept until the bytes have been read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::super::digest::{Digest, Hashes, from_hex, hex};
+use super::super::manifest::{Alias, ManifestFile, ManifestTensor, SideFileRecord};
+use super::super::side_files::{PieceFault, read_pieces};
+use super::{ConvertError, Findings, OpenManifest, SideFiles};
+use crate::checkpoint::{Checkpoint, CheckpointError, DType, Shard, ShardId, TensorId};
+use crate::footprint::{Held, block_bytes};
+use crate::units::to_u64;
+
+/// Digits of a hash that a difference shows.
+const SHOWN_DIGITS: usize = 16;
+
+/// What a manifest states.
+#[derive(Debug, Default)]
+pub(super) struct Stated {
+    /// The directory of the manifest.
+    root: PathBuf,
+    /// Per file of the checkpoint.
+    files: Vec<Option<Hashes>>,
+    /// Per tensor of the checkpoint.
+    tensors: Vec<Option<StatedTensor>>,
+    /// Per tensor of the checkpoint, or empty if there are none.
+    sha256: Vec<Option<[u8; 32]>>,
+    side_files: Vec<SideFileRecord>,
+    /// Names of tensors that were not selected.
+    left_out: BTreeSet<String>,
+    /// Tensors that were left out, and those that have their bytes.
+    aliases: Vec<Alias>,
+    /// True if any hash is a SHA-256.
+    has_sha256: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct StatedTensor {
+    blake3: [u8; 32],
+    cast_from: Option<DType>,
+}
+
+impl Stated {
+    /// Reads a manifest, and compares it with the headers. `checkpoint` is `None` if it cannot be opened.
+    ///
+    /// # Errors
+    /// [`ConvertError::BadManifest`], [`ConvertError::Read`].
+    pub(super) fn read(
+        manifest: OpenManifest<'_>,
+        root: &Path,
+        checkpoint: Option<&Checkpoint>,
+        findings: &mut Findings,
+    ) -> Result<Self, ConvertError> {
+        let mut stated = Self { root: root.to_owned(), ..Self::default() };
+        let mut by_path = BTreeMap::new();
+        if let Some(checkpoint) = checkpoint {
+            by_path = checkpoint.shards().iter().map(|shard| shard.path.as_path()).zip(0..).collect();
+            stated.files = vec![None; checkpoint.shards().len()];
+            stated.tensors = vec![None; checkpoint.tensor_count()];
+        }
+        let (head, side_files) = manifest.read(&mut |file| match checkpoint {
+            Some(checkpoint) => stated.take_file(&file, &by_path, checkpoint, findings),
+            None => check_presence(&file, root, findings),
+        })?;
+        stated.side_files = side_files;
+        stated.has_sha256 |= stated.side_files.iter().any(|file| file.sha256.is_some());
+        stated.left_out = head.left_out.into_iter().collect();
+        stated.aliases = head.aliases;
+        stated.aliases.sort_by(|left, right| left.name.cmp(&right.name));
+        stated.check_side_files(root, findings)?;
+        if let Some(checkpoint) = checkpoint {
+            stated.check_coverage(checkpoint, findings);
+        }
+        Ok(stated)
+    }
+
+    /// Takes over what is stated about one file and its tensors.
+    fn take_file(
+        &mut self,
+        file: &ManifestFile,
+        by_path: &BTreeMap<&Path, usize>,
+        checkpoint: &Checkpoint,
+        findings: &mut Findings,
+    ) {
+        let path = self.root.join(&file.name);
+        let Some(&index) = by_path.get(path.as_path()) else {
+            let what = match path.exists() {
+                true => "is stated in the manifest, but does not belong to the checkpoint".to_owned(),
+                false => "is missing".to_owned(),
+            };
+            findings.differ(&file.name, what);
+            return;
+        };
+        let shard = &checkpoint.shards()[index];
+        let found_bytes = shard.identity.len_bytes;
+        if found_bytes != file.bytes {
+            findings.differ(&file.name, format!("has {found_bytes} bytes, the manifest says {}", file.bytes));
+        }
+        self.files[index] = hashes_of(&file.blake3, file.sha256.as_deref());
+        self.has_sha256 |= file.sha256.is_some();
+        for tensor in &file.tensors {
+            self.take_tensor(tensor, shard, index, checkpoint, findings);
+        }
+    }
+
+    fn take_tensor(
+        &mut self,
+        tensor: &ManifestTensor,
+        shard: &Shard,
+        index: usize,
+        checkpoint: &Checkpoint,
+        findings: &mut Findings,
+    ) {
+        let name = format!("{}{}", shard.name_prefix, tensor.name);
+        let in_file = checkpoint.find(&name).filter(|entry| entry.shard.index() == index);
+        let Some(entry) = in_file else {
+            return findings.differ(&name, format!("is not in {}, as the manifest says", self.below(shard)));
+        };
+        let found = (entry.dtype_name, entry.shape, entry.extent.len_bytes());
+        let stated = (tensor.dtype.as_str(), tensor.shape.as_slice(), tensor.bytes);
+        if found != stated {
+            let text =
+                |(dtype, shape, bytes): (&str, &[u64], u64)| format!("{dtype} {shape:?} of {bytes} bytes");
+            findings.differ(&name, format!("is {}, the manifest says {}", text(found), text(stated)));
+        }
+        let Some(hashes) = hashes_of(&tensor.blake3, tensor.sha256.as_deref()) else { return };
+        let cast_from = tensor.cast_from.as_deref().and_then(|name| name.parse().ok());
+        let id = entry.id.index();
+        self.tensors[id] = Some(StatedTensor { blake3: hashes.blake3, cast_from });
+        if let Some(sha256) = hashes.sha256 {
+            self.has_sha256 = true;
+            self.sha256.resize(self.tensors.len(), None);
+            self.sha256[id] = Some(sha256);
+        }
+    }
+
+    /// Files and tensors that nothing is stated about.
+    fn check_coverage(&self, checkpoint: &Checkpoint, findings: &mut Findings) {
+        for (shard, _) in checkpoint.shards().iter().zip(&self.files).filter(|(_, stated)| stated.is_none()) {
+            findings.differ(&self.below(shard), "is not in the manifest".to_owned());
+        }
+        for (tensor, _) in checkpoint.tensors().zip(&self.tensors).filter(|(_, stated)| stated.is_none()) {
+            if self.files[tensor.shard.index()].is_some() {
+                findings.differ(tensor.name, "is not in the manifest".to_owned());
+            }
+        }
+        for Alias { name, same_as } in &self.aliases {
+            if checkpoint.find(name).is_some() {
+                findings.differ(name, "is there, and the manifest says that it was left out".to_owned());
+            }
+            if checkpoint.find(same_as).is_none() {
+                findings.differ(same_as, format!("is missing, and {name} was left out for it"));
+            }
+        }
+    }
+
+    /// Hashes the side files.
+    fn check_side_files(&self, root: &Path, findings: &mut Findings) -> Result<(), ConvertError> {
+        for file in &self.side_files {
+            let path = root.join(&file.name);
+            let mut digest = Digest::new(file.sha256.is_some());
+            let read = read_pieces(&path, |piece| {
+                digest.update(piece);
+                Ok::<(), std::convert::Infallible>(())
+            });
+            let bytes = match read {
+                Ok(bytes) => bytes,
+                Err(PieceFault::Io("open", error)) if error.kind() == std::io::ErrorKind::NotFound => {
+                    findings.differ(&file.name, "is missing".to_owned());
+                    continue;
+                }
+                Err(PieceFault::NotRegular(found)) => {
+                    findings.differ(&file.name, format!("is a {found}, not a file"));
+                    continue;
+                }
+                Err(PieceFault::Io(operation, source)) => {
+                    return Err(ConvertError::Read { path, operation, source });
+                }
+                Err(PieceFault::Changed(states)) => {
+                    return Err(CheckpointError::FileChanged { path, states }.into());
+                }
+                Err(PieceFault::Consumer(never)) => match never {},
+            };
+            if bytes != file.bytes {
+                findings.differ(&file.name, format!("has {bytes} bytes, the manifest says {}", file.bytes));
+            } else if let Some(stated) = hashes_of(&file.blake3, file.sha256.as_deref()) {
+                compare(&file.name, &stated, &digest.take(), findings);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks for files that the manifest does not state.
+    ///
+    /// # Errors
+    /// [`ConvertError::Read`] if the directory cannot be listed.
+    pub(super) fn check_others(
+        &self,
+        directory: &Path,
+        root: &Path,
+        checkpoint: &Checkpoint,
+        findings: &mut Findings,
+    ) -> Result<(), ConvertError> {
+        let nothing = Path::new("");
+        let found = match SideFiles::list(directory, nothing, checkpoint) {
+            Err(ConvertError::TooManySideFiles { limit, .. }) => {
+                findings
+                    .note(format!("{} has more than {limit} files beside those of tensors", root.display()));
+                return Ok(());
+            }
+            found => found?,
+        };
+        let stated: BTreeSet<&str> = self.side_files.iter().map(|file| file.name.as_str()).collect();
+        for index in found.indices.iter().filter(|index| !stated.contains(index.as_str())) {
+            findings.differ(
+                index,
+                "is an index that the manifest does not know: loaders may follow it".to_owned(),
+            );
+        }
+        if let Some(names) = found.other_tensors.text() {
+            findings.differ(&names, "neither the index nor the manifest knows them".to_owned());
+        }
+        let mut extra =
+            found.files.iter().map(|file| file.name.as_str()).filter(|name| !stated.contains(name));
+        if let Some(first) = extra.next() {
+            let more = match extra.count() {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            findings.note(format!("not in the manifest: {first}{more}"));
+        }
+        Ok(())
+    }
+
+    /// Compares the hashes of a file.
+    pub(super) fn compare_file(
+        &self,
+        checkpoint: &Checkpoint,
+        shard: ShardId,
+        found: &Hashes,
+        findings: &mut Findings,
+    ) {
+        let Some(stated) = &self.files[shard.index()] else { return };
+        findings.report.files += 1;
+        compare(&self.below(checkpoint.shard(shard)), stated, found, findings);
+    }
+
+    /// The path of a file as the manifest has it.
+    fn below(&self, shard: &Shard) -> String {
+        shard.path.strip_prefix(&self.root).unwrap_or(&shard.path).to_string_lossy().into_owned()
+    }
+
+    /// Compares the hashes of a tensor; false if none are stated.
+    pub(super) fn compare_tensor(
+        &self,
+        checkpoint: &Checkpoint,
+        id: TensorId,
+        found: &Hashes,
+        findings: &mut Findings,
+    ) -> bool {
+        let Some(stated) = &self.tensors[id.index()] else { return false };
+        let sha256 = self.sha256.get(id.index()).copied().flatten();
+        compare(checkpoint.tensor(id).name, &Hashes { blake3: stated.blake3, sha256 }, found, findings);
+        true
+    }
+
+    /// The type that a tensor had before it was cast, if it was.
+    pub(super) fn cast_from(&self, id: TensorId) -> Option<DType> {
+        self.tensors[id.index()].as_ref()?.cast_from
+    }
+
+    /// True if that tensor was not selected.
+    pub(super) fn is_left_out(&self, name: &str) -> bool {
+        self.left_out.contains(name)
+    }
+
+    /// The tensor that has the bytes of one that was left out.
+    pub(super) fn same_as(&self, name: &str) -> Option<&str> {
+        let found = self.aliases.binary_search_by(|alias| alias.name.as_str().cmp(name)).ok()?;
+        Some(&self.aliases[found].same_as)
+    }
+
+    /// True if SHA-256 has to be computed.
+    pub(super) fn has_sha256(&self) -> bool {
+        self.has_sha256
+    }
+
+    /// Host memory that it takes, in bytes.
+    pub(super) fn held_bytes(&self) -> u64 {
+        let texts = self.left_out.iter().map(String::len);
+        let texts =
+            texts.chain(self.aliases.iter().flat_map(|alias| [alias.name.len(), alias.same_as.len()]));
+        // A name, its header, and its place in a tree.
+        let texts: u64 = texts.map(|len| block_bytes(to_u64(len)) + 48).sum();
+        let side_files: u64 = self.side_files.iter().map(|file| to_u64(file.name.len()) + 320).sum();
+        let lists = Held::default().list(&self.files).list(&self.tensors).list(&self.sha256);
+        lists.and(texts).and(side_files).bytes()
+    }
+}
+
+/// Compares a file that is stated with what is on the disk: all that can be said where the checkpoint cannot be opened.
+fn check_presence(file: &ManifestFile, root: &Path, findings: &mut Findings) {
+    match root.join(&file.name).metadata() {
+        Ok(metadata) if metadata.len() == file.bytes => {}
+        Ok(metadata) => {
+            let (found, stated) = (metadata.len(), file.bytes);
+            findings.differ(&file.name, format!("has {found} bytes, the manifest says {stated}"));
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            findings.differ(&file.name, "is missing".to_owned());
+        }
+        Err(error) => findings.differ(&file.name, format!("cannot be looked at: {error}")),
+    }
+}
+
+/// Hashes out of a manifest, whose reader has checked them.
+fn hashes_of(blake3: &str, sha256: Option<&str>) -> Option<Hashes> {
+    Some(Hashes { blake3: from_hex(blake3)?, sha256: sha256.and_then(from_hex) })
+}
+
+/// Notes a difference of hashes.
+fn compare(place: &str, stated: &Hashes, found: &Hashes, findings: &mut Findings) {
+    let pairs =
+        [("BLAKE3", Some(stated.blake3), Some(found.blake3)), ("SHA-256", stated.sha256, found.sha256)];
+    let differs = |stated: &Option<[u8; 32]>, found: &Option<[u8; 32]>| stated.is_some() && stated != found;
+    let first = pairs.iter().find(|(_, stated, found)| differs(stated, found));
+    if let Some((kind, Some(stated), Some(found))) = first {
+        let [found, stated] = [found, stated].map(|hash| hex(hash)[..SHOWN_DIGITS].to_owned());
+        findings
+            .differ(place, format!("has other bytes: {kind} is {found}..., the manifest says {stated}..."));
+    }
+}
