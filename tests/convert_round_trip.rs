@@ -2,6 +2,10 @@
 #![cfg(feature = "convert")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+mod common;
+#[path = "common/layouts.rs"]
+mod layouts;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -83,12 +87,16 @@ fn every_layer_gets_a_file_and_every_tensor_its_bytes() {
 
 #[test]
 fn there_and_back_and_there_again() {
-    for name in FIXTURES {
-        let (source, folder) = (fixture(name), tempfile::tempdir().unwrap());
+    let sources = tempfile::tempdir().unwrap();
+    let fixtures = FIXTURES.map(|name| (name, fixture(name)));
+    let layouts = layouts::all(sources.path()).into_iter().map(|layout| (layout.name, layout.path));
+    for (name, source) in fixtures.into_iter().chain(layouts) {
+        let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         convert(Conversion::new(), &source, &path("layers"));
         convert(Conversion::new().grouping(Grouping::Merged), &path("layers"), &path("one"));
-        assert_eq!(Checkpoint::open(path("one")).unwrap().shards().len(), 1);
+        let is_pipeline = path("one").join("model_index.json").exists();
+        assert_eq!(Checkpoint::open(path("one")).unwrap().shards().len(), if is_pipeline { 2 } else { 1 });
         let shards = Conversion::new().grouping(Grouping::Merged).max_shard_bytes(100_000);
         convert(shards, &path("one"), &path("shards"));
         convert(Conversion::new().jobs(7), &path("shards"), &path("again"));
@@ -98,6 +106,78 @@ fn there_and_back_and_there_again() {
         first.remove(Path::new("onelayer.manifest.json")).unwrap();
         again.remove(Path::new("onelayer.manifest.json")).unwrap();
         assert!(first == again, "{name}");
+    }
+}
+
+/// Every layout, read back by the format's own crate: names, types, shapes, bytes; aligned, and with an index that adds up.
+#[test]
+fn every_layout_comes_through() {
+    let (sources, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for layout in layouts::all(sources.path()) {
+        let (name, target) = (layout.name, folder.path().join("target"));
+        let report = Conversion::new().prepare(&layout.path, &target).unwrap().run().unwrap();
+        assert!(report.is_complete, "{name}");
+        let found = files(&target);
+        let mut expected = layout.tensors.clone();
+        for (path, bytes) in
+            found.iter().filter(|(path, _)| path.extension().is_some_and(|end| end == "safetensors"))
+        {
+            let (header_bytes, header) = safetensors::SafeTensors::read_metadata(bytes).unwrap();
+            assert_eq!((8 + header_bytes) % 4096, 0, "{name}");
+            for info in header.tensors().values() {
+                let element_bytes = (info.dtype.bitsize() / 8).max(1);
+                assert!(
+                    info.data_offsets.0 % element_bytes == 0 || info.data_offsets.0 == info.data_offsets.1,
+                    "{name}"
+                );
+            }
+            let component = path.parent().unwrap().to_str().unwrap();
+            let prefix = if component.is_empty() { String::new() } else { format!("{component}/") };
+            for (tensor, view) in safetensors::SafeTensors::deserialize(bytes).unwrap().tensors() {
+                let wanted = expected.remove(&format!("{prefix}{tensor}")).unwrap();
+                let dtype = serde_json::to_value(view.dtype()).unwrap();
+                let shape: Vec<u64> =
+                    view.shape().iter().map(|&elements| u64::try_from(elements).unwrap()).collect();
+                assert_eq!(
+                    (dtype.as_str().unwrap(), &shape),
+                    (wanted.dtype, &wanted.shape),
+                    "{name}: {tensor}"
+                );
+                assert!(view.data() == wanted.bytes, "{name}: {tensor}");
+            }
+        }
+        assert!(expected.is_empty(), "{name}: {:?} are lost", expected.keys());
+        for (path, bytes) in &layout.side_files {
+            assert!(found.get(Path::new(path)) == Some(bytes), "{name}: {path}");
+        }
+        check_indices(name, &found);
+        fs::remove_dir_all(&target).unwrap();
+    }
+}
+
+/// Every index lists the tensors of the files beside it, and their bytes.
+fn check_indices(name: &str, files: &BTreeMap<PathBuf, Vec<u8>>) {
+    for (path, text) in
+        files.iter().filter(|(path, _)| path.to_str().unwrap().ends_with(".safetensors.index.json"))
+    {
+        let index: serde_json::Value = serde_json::from_slice(text).unwrap();
+        let map = index["weight_map"].as_object().unwrap();
+        let (mut tensors, mut bytes) = (0, 0);
+        for (tensor, file) in map {
+            let file = &files[&path.with_file_name(file.as_str().unwrap())];
+            let parsed = safetensors::SafeTensors::deserialize(file).unwrap();
+            bytes += parsed.tensor(tensor).unwrap().data().len();
+        }
+        for file in files.iter().filter(|(other, _)| other.parent() == path.parent()) {
+            if file.0.extension().is_some_and(|end| end == "safetensors") {
+                tensors += safetensors::SafeTensors::deserialize(file.1).unwrap().len();
+            }
+        }
+        assert_eq!(
+            (map.len(), &index["metadata"]["total_size"]),
+            (tensors, &serde_json::json!(bytes)),
+            "{name}"
+        );
     }
 }
 

@@ -125,6 +125,7 @@ impl Placement {
     }
 
     /// The name of that type, which an opaque one keeps.
+    #[cfg(feature = "convert")]
     pub(crate) fn delivered_dtype_name<'a>(&self, entry: &TensorEntry<'a>) -> &'a str {
         self.cast.map_or(entry.dtype_name, |cast| DType::from(cast.to()).name())
     }
@@ -196,6 +197,7 @@ impl LoadPlan {
     ///
     /// # Errors
     /// As [`Self::build`].
+    #[cfg(feature = "convert")]
     pub(crate) fn build_groups<'a>(
         checkpoint: &Checkpoint,
         groups: impl ExactSizeIterator<Item = Group<'a>>,
