@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
+use crate::checkpoint::{Checkpoint, DType, TensorId};
 use crate::layers::{LayerId, Layers};
 use crate::units::{ByteRange, to_u64, to_usize};
 
@@ -126,7 +126,7 @@ impl Placement {
 
     /// The name of that type, which an opaque one keeps.
     #[cfg(feature = "convert")]
-    pub(crate) fn delivered_dtype_name<'a>(&self, entry: &TensorEntry<'a>) -> &'a str {
+    pub(crate) fn delivered_dtype_name<'a>(&self, entry: &crate::checkpoint::TensorEntry<'a>) -> &'a str {
         self.cast.map_or(entry.dtype_name, |cast| DType::from(cast.to()).name())
     }
 }
