@@ -228,6 +228,16 @@ fn patterns_take_layers_by_their_id_and_tensors_by_their_name() {
         serde_json::from_slice(&fs::read(place.path().join("c/onelayer.manifest.json")).unwrap()).unwrap();
     assert_eq!(manifest["options"], serde_json::json!(["--exclude model.layers"]));
     assert_eq!(manifest["left_out"].as_array().unwrap().len(), 6);
+    // As a regular expression it would take the eleventh layer too.
+    let part = |layer: u64, part| TestTensor::random(format!("model.layers.{layer}.{part}"), 100, layer);
+    let many: Vec<TestTensor> =
+        (0..11).flat_map(|layer| [part(layer, "norm.weight"), part(layer, "mlp.weight")]).collect();
+    write_file(&place.path().join("many.safetensors"), &many, 0);
+    assert_code(&run(place.path(), "convert many.safetensors one --select model.layers.1"), 0);
+    assert_eq!(
+        tensors(&place.path().join("one")).into_keys().collect::<Vec<_>>(),
+        ["model.layers.1.mlp.weight", "model.layers.1.norm.weight"]
+    );
     let output = run(place.path(), "convert model d --select lm_head --exclude embeddings");
     assert_code(&output, 0);
     assert!(

@@ -1,7 +1,12 @@
 //! The ready files of `docs/convert`, taken literally: the Slurm script and the containers of the Kubernetes jobs convert a small
 //! checkpoint part by part, with the program that was just built.
 #![cfg(feature = "cli")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::as_conversions,
+    clippy::cast_lossless,
+    reason = "a test that cannot go on panics"
+)]
 
 mod cli_support;
 mod common;

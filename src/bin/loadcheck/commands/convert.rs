@@ -143,7 +143,8 @@ impl Session<'_> {
             !self.observer.is_verifying()
         };
         let done = beside(&self.interrupts, OnSignal::Ask(&ask), move || {
-            if finish { prepared.finish() } else { prepared.run() }
+            let result = if finish { prepared.finish() } else { prepared.run() };
+            result.map_err(Box::new)
         });
         match done {
             Ok(Ended::With(result, signal)) => self.conclude(result, signal, budget_bytes, &survey.shards),
@@ -155,7 +156,7 @@ impl Session<'_> {
     /// Puts what happened into the report, and judges it.
     fn conclude(
         mut self,
-        result: Result<ConvertReport, ConvertError>,
+        result: Result<ConvertReport, Box<ConvertError>>,
         signal: Option<i32>,
         budget_bytes: u64,
         shards: &[PathBuf],
