@@ -430,7 +430,7 @@ fn progress_tells_programs_of_each_file() {
         (last["total_bytes"].as_u64(), &Value::from(5))
     );
     let plain = stderr(&run(place.path(), "convert model plain"));
-    assert!(plain.contains("loadcheck: 100 %") && plain.contains("of 5 files\n"), "{plain}");
+    assert!(plain.contains("loadcheck: 100 %") && plain.contains("/5 files\n"), "{plain}");
     assert_eq!(stderr(&run(place.path(), "convert model quiet -q")), "");
 }
 

@@ -255,8 +255,7 @@ fn three_is_a_source_that_is_missing_or_corrupt() {
         ("text.safetensors", "LC0302", "text.safetensors"),
         ("pipe.safetensors", "LC0302", "pipe.safetensors"),
     ] {
-        for command in ["run SOURCE", "plan SOURCE", "inspect SOURCE", "convert SOURCE out", "verify SOURCE"]
-        {
+        for command in ["run SOURCE", "plan SOURCE", "inspect SOURCE", "convert SOURCE out"] {
             let start = Instant::now();
             let command = command.replace("SOURCE", line);
             let output = run(path, &command);
@@ -266,6 +265,19 @@ fn three_is_a_source_that_is_missing_or_corrupt() {
             assert!(text.contains(named), "{command}: {text}");
             assert!(start.elapsed() < Duration::from_secs(5), "{command} took {:?}", start.elapsed());
         }
+    }
+    // What a comparison finds wrong with bytes is what it was asked for.
+    for (line, exit, code) in [
+        ("verify missing", 3, "LC0301"),
+        ("verify empty", 3, "LC0301"),
+        ("verify org/name", 3, "LC0304"),
+        ("verify model --against missing", 3, "LC0301"),
+        ("verify cut.safetensors", 5, "LC0510"),
+        ("verify text.safetensors", 5, "LC0510"),
+    ] {
+        let output = run(path, line);
+        assert_code(&output, exit);
+        assert!(stderr(&output).contains(&format!("error[{code}]")), "{line}: {}", stderr(&output));
     }
     let text = stderr(&run(path, "cut.safetensors"));
     assert!(text.contains("lm_head.weight") && text.contains("100 bytes short"), "{text}");

@@ -1,5 +1,10 @@
 //! The layouts that conversions are tried on are legal checkpoints, and hold what they say.
-#![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::as_conversions,
+    clippy::cast_possible_truncation,
+    reason = "a test that cannot go on panics"
+)]
 
 mod common;
 #[path = "common/layouts.rs"]

@@ -1,5 +1,12 @@
 //! Verification: what is right passes, and whatever is changed is found and named.
-#![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
+#![cfg(feature = "convert")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::as_conversions,
+    clippy::cast_possible_truncation,
+    clippy::result_large_err,
+    reason = "a test that cannot go on panics"
+)]
 
 mod common;
 #[path = "common/layouts.rs"]

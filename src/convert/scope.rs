@@ -132,6 +132,8 @@ impl Scope {
     fn terms(&self, settings: &Conversion, files: &[usize]) -> Vec<MemoryTerm> {
         /// Journals, index and manifest pass through buffers.
         const TEXT_BYTES: u64 = 256 << 10;
+        /// What is known about a file, from above: its shape, its record, its state, its name in each of them.
+        const FILE_BYTES: u64 = 768;
         let tensors = files.iter().map(|&file| self.shapes.tensors(&self.shapes.files[file]).len());
         // Of the file that is being written, and of the one that is being published.
         let hashes = 2 * to_u64(tensors.max().unwrap_or(0) * size_of::<super::digest::Hashes>());
@@ -139,7 +141,7 @@ impl Scope {
         let term = |name, bytes| MemoryTerm { name, bytes };
         vec![
             term("write buffers", settings.write_buffers().bytes()),
-            term("files", lists + TEXT_BYTES),
+            term("files", lists + to_u64(self.shapes.files.len()) * FILE_BYTES + TEXT_BYTES),
             term("hashes", hashes),
         ]
     }

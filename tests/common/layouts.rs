@@ -4,7 +4,12 @@
 //! side files. All bytes are those of a seeded generator, so that a layout is the same on every run and no two of its tensors
 //! are alike unless it says so.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
-#![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::as_conversions,
+    clippy::cast_possible_truncation,
+    reason = "a test that cannot go on panics"
+)]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -396,7 +401,7 @@ fn layers_across_shards(draft: &mut Draft) {
     tensors.push(draft.tensor("lm_head.weight", "BF16", &[48, 32]));
     let mut shards = vec![Vec::new(), Vec::new(), Vec::new()];
     for (number, tensor) in tensors.into_iter().enumerate() {
-        shards[(number + 2) / 3 % 3].push(tensor);
+        shards[number.div_ceil(3) % 3].push(tensor);
     }
     draft.sharded(&shards);
 }

@@ -117,7 +117,7 @@ impl What<'_> {
     fn text(&self) -> Cow<'_, str> {
         match self {
             Self::Layer(layer) => escape_and_cut(layer, LAYER_CHARACTERS_MAX),
-            Self::Files(files) => format!("{} of {}", grouped(files.done), count(files.total, "file")).into(),
+            Self::Files(files) => format!("{}/{}", grouped(files.done), count(files.total, "file")).into(),
         }
     }
 }
@@ -191,7 +191,7 @@ mod tests {
     fn conversions_count_files() {
         let files = What::Files(Files { done: 3, total: 27 });
         let line = plain_line("", 50 << 20, 100 << 20, files, Duration::from_secs(1));
-        assert_eq!(line, "loadcheck:  50 %  50 MiB of 100 MiB  1 s  50 MiB/s  3 of 27 files");
+        assert_eq!(line, "loadcheck:  50 %  50 MiB of 100 MiB  1 s  50 MiB/s  3/27 files");
         let line: serde_json::Value =
             serde_json::from_str(&json_line("", 1, 2, files, Duration::ZERO)).unwrap();
         assert_eq!(

@@ -1,6 +1,6 @@
 //! The files of a conversion in words: `27 files` are `24 layers of 29 MiB, model.embed_tokens, model.norm, lm_head`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::output::numbers::{bytes, count, grouped};
 use crate::report::ConvertFile;
@@ -24,6 +24,10 @@ pub(crate) fn summary(files: &[ConvertFile], stack_of: &dyn Fn(&str) -> Option<S
         }
     }
     let mut parts = stacks.parts();
+    if shared > 0 && shared == count_of(files) {
+        let layers: BTreeSet<&String> = files.iter().flat_map(|file| &file.layers).collect();
+        return count(u64::try_from(layers.len()).unwrap_or(u64::MAX), "layer");
+    }
     if shared > 0 {
         parts.push(format!("{} of several layers", count(shared, "file")));
     }
@@ -32,9 +36,13 @@ pub(crate) fn summary(files: &[ConvertFile], stack_of: &dyn Fn(&str) -> Option<S
     let shown = if hidden == 1 { alone.len() } else { alone.len() - hidden };
     parts.extend(alone.iter().take(shown).map(|layer| (*layer).clone()));
     if hidden > 1 {
-        parts.push(format!("{} more", grouped(u64::try_from(hidden).unwrap_or(u64::MAX))));
+        parts.push(format!("{} more", grouped(count_of(&alone[shown..]))));
     }
     parts.join(", ")
+}
+
+fn count_of<T>(list: &[T]) -> u64 {
+    u64::try_from(list.len()).unwrap_or(u64::MAX)
 }
 
 /// Files of single layers, by the stack of their layer, in the order in which the stacks were met.
@@ -131,6 +139,13 @@ mod tests {
         let files = [file(&["e.0"], 1 << 20), file(&["d.0"], 5 << 20), file(&["d.1"], 6 << 20)];
         assert_eq!(of(&files), "1 layer of e, 1 MiB, 2 layers of d, 5 MiB to 6 MiB");
         assert_eq!(of(&files[1..]), "2 layers of 5 MiB to 6 MiB");
+    }
+
+    #[test]
+    fn files_that_are_all_shared_are_as_many_layers() {
+        let files = [file(&["embed", "l.0", "l.1"], 9), file(&["l.1", "l.2", "head"], 9)];
+        assert_eq!(of(&files), "5 layers");
+        assert_eq!(of(&files[..1]), "3 layers");
     }
 
     #[test]

@@ -188,15 +188,7 @@ fn result_lines(convert: &Convert, result: &Converted) -> Vec<String> {
     if result.files_kept > 0 {
         lines.push(format!("kept      {} of an earlier run", count(result.files_kept, "file")));
     }
-    if result.cloned_bytes > 0 || result.kernel_copied_bytes > 0 || result.kernel_copy_reason.is_some() {
-        let reason = result.kernel_copy_reason.as_ref().map(|reason| format!("; {}", escape(reason)));
-        lines.push(format!(
-            "kernel    {} share their blocks with the source, {} were copied by the kernel{}",
-            bytes(Some(result.cloned_bytes)),
-            bytes(Some(result.kernel_copied_bytes)),
-            reason.unwrap_or_default()
-        ));
-    }
+    lines.extend(kernel_line(result));
     lines.extend(result.read_fallbacks.iter().take(3).map(|fallback| {
         format!(
             "fallback  {} was read {} instead of {}: {}",
@@ -221,6 +213,20 @@ fn result_lines(convert: &Convert, result: &Converted) -> Vec<String> {
         (false, None) => "partial   the same command goes on behind the files that are finished".to_owned(),
     });
     lines
+}
+
+/// `kernel    1.2 GiB share their blocks with the source, 3 MiB were copied by the kernel`
+fn kernel_line(result: &Converted) -> Option<String> {
+    let reason = result.kernel_copy_reason.as_deref().map(escape);
+    if result.cloned_bytes == 0 && result.kernel_copied_bytes == 0 {
+        return reason.map(|reason| format!("kernel    copied nothing: {reason}"));
+    }
+    Some(format!(
+        "kernel    {} share their blocks with the source, {} were copied by the kernel{}",
+        bytes(Some(result.cloned_bytes)),
+        bytes(Some(result.kernel_copied_bytes)),
+        reason.map(|reason| format!("; the rest not: {reason}")).unwrap_or_default()
+    ))
 }
 
 fn write_mode(result: &Converted) -> String {
@@ -255,6 +261,7 @@ fn verified(found: &Verification, look: &Look) -> Vec<String> {
     };
     let number = found.differences.len();
     let outcome = match number {
+        0 if found.bytes == 0 => format!("headers and index are as they should be{against}"),
         0 => format!("as it should be{against}"),
         _ => look.paint.paint(Role::Bad, &count(length(&found.differences), "difference")),
     };
