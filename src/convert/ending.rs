@@ -6,7 +6,7 @@ use super::digest::{Digest, hex};
 use super::files::Component;
 use super::journal::{self, Records};
 use super::manifest::{Alias, SideFileRecord};
-use super::manifest_reader::OpenManifest;
+use super::manifest_reader::{Entry, OpenManifest};
 use super::manifest_writer::{ManifestHead, ManifestWriter};
 use super::output::{PartialFile, TargetDirectory};
 use super::prepared::PreparedConversion;
@@ -67,7 +67,11 @@ pub(super) fn files_of_manifest(target: &TargetDirectory) -> Vec<String> {
     let path = target.path_of(MANIFEST_NAME);
     if let Ok(Some(manifest)) = OpenManifest::open(&path) {
         // What stands before a fault is enough to know whose files these are.
-        let _ = manifest.read(&mut |file| names.push(file.name));
+        let _ = manifest.read(&mut |entry| {
+            if let Entry::File(file) = entry {
+                names.push(file.name);
+            }
+        });
     }
     names
 }
