@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::digest::{Digest, Hashes, from_hex, hex};
 use super::super::manifest::{Alias, ManifestFile, ManifestTensor, SideFileRecord};
-use super::super::side_files::{PieceFault, read_pieces};
+use super::super::pieces::{PieceFault, read_pieces};
 use super::{ConvertError, Entry, Findings, OpenManifest, SideFiles};
 use crate::checkpoint::{Checkpoint, CheckpointError, DType, Shard, ShardId, TensorId};
 use crate::footprint::{Held, block_bytes};
