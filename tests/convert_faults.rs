@@ -278,6 +278,46 @@ fn an_error_of_any_call_is_told_and_the_next_run_goes_on() {
     found.conclude("errors", 60);
 }
 
+/// A source that cannot be read at any point: either it did not matter, or it is told, and nothing that was written is wrong.
+#[test]
+fn an_error_of_the_source_is_told_and_the_next_run_goes_on() {
+    if !strace::is_there() {
+        return;
+    }
+    let world = World::new(&[]);
+    let (place, scratch) = (world.path("place"), world.path("logs"));
+    fs::create_dir(&scratch).unwrap();
+    fs::create_dir(&place).unwrap();
+    let target = place.join(TARGET);
+    let seen = strace::record(&world.convert(&target), &world.source, &scratch);
+    assert!(seen.counts.contains_key("pread64") && seen.counts.contains_key("openat"), "{:?}", seen.counts);
+    let reading = ["openat", "open", "read", "pread64", "getdents64", "newfstatat"];
+    let faults =
+        points(&seen.counts, |call| reading.contains(&call).then(|| vec![Consequence::Error("EIO")]));
+    let (mut told, mut wrong) = (0, Vec::new());
+    for fault in &faults {
+        fs::remove_dir_all(&place).unwrap();
+        fs::create_dir(&place).unwrap();
+        let source = &world.source;
+        let (output, _) = strace::inject(&world.convert(&target), &seen, &seen.paths(), source, fault);
+        let (mut problems, published) = world.assess(&target);
+        if output.status.success() {
+            problems.extend(differences(&tree(&target), &world.golden));
+        } else {
+            told += 1;
+            let text = stderr(&output);
+            if !text.contains("error[LC") || text.contains("panicked") || output.status.code().is_none() {
+                problems.push(format!("it ends with {}: {text}", output.status));
+            }
+        }
+        problems.extend(world.resume(&target, published));
+        wrong.extend(problems.iter().map(|problem| format!("{fault}: {problem}")));
+    }
+    println!("errors of the source: {} points, {told} told, {} wrong", faults.len(), wrong.len());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(told > 20, "{told} of {}", faults.len());
+}
+
 /// File systems without direct writes, without room that can be reserved, and signals: none of it is an error, and the way it was gone
 /// instead has a name.
 #[test]

@@ -171,8 +171,8 @@ fn paths_below(arguments: &str, folder: &Path) -> BTreeMap<String, BTreeSet<Stri
         let path = if end == '>' { PathBuf::from(name) } else { directory.join(name) };
         if let Ok(below) = path.strip_prefix(folder) {
             let names = found.entry(below.to_str().unwrap().to_owned()).or_default();
-            // The directory itself is known by its descriptor.
-            if end == '"' && !name.starts_with('/') && name != "." {
+            // A descriptor that is asked about itself is known already.
+            if end == '"' && !name.starts_with('/') && !matches!(name, "" | ".") {
                 names.insert(name.to_owned());
             }
         }
