@@ -27,20 +27,10 @@ pub(super) fn end(
     target: &TargetDirectory,
     report: &mut ConvertReport,
 ) -> Result<(), ConvertError> {
+    // Looked at without the locks first: whoever asks too early must not keep a part from beginning.
+    look(prepared, target)?;
     let locks = journal::lock_all(target)?;
-    let others = [];
-    let expected = Expected {
-        scope: &prepared.scope,
-        others: &others,
-        part_count: prepared.settings.part.map(Part::of),
-        overwrite: true,
-    };
-    let state = TargetState::look(target.path(), &expected)?;
-    let is_missing = |file: &usize| state.files[*file] != FileState::Done;
-    let missing: Vec<usize> = (0..state.files.len()).filter(is_missing).collect();
-    if !missing.is_empty() {
-        return Err(incomplete(prepared, &missing));
-    }
+    let state = look(prepared, target)?;
     let mut side_files = copy_side_files(prepared, target, report)?;
     for component in &prepared.scope.shapes.components {
         side_files.extend(write_index(prepared, target, component)?);
@@ -52,6 +42,20 @@ pub(super) fn end(
     target.sync_folder_of(MANIFEST_NAME)?;
     drop(locks);
     Ok(())
+}
+
+/// What stands in the target, if every file is there.
+fn look(prepared: &PreparedConversion, target: &TargetDirectory) -> Result<TargetState, ConvertError> {
+    let expected = Expected {
+        scope: &prepared.scope,
+        others: &[],
+        part_count: prepared.settings.part.map(Part::of),
+        overwrite: true,
+    };
+    let state = TargetState::look(target.path(), &expected)?;
+    let is_missing = |file: &usize| state.files[*file] != FileState::Done;
+    let missing: Vec<usize> = (0..state.files.len()).filter(is_missing).collect();
+    if missing.is_empty() { Ok(state) } else { Err(incomplete(prepared, &missing)) }
 }
 
 /// The error that files are missing.
