@@ -21,9 +21,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use cli_support::stderr;
+use cli_support::{json, stderr};
 use convert_support::strace::{self, Consequence, Counts, Fault, Seen};
-use convert_support::{World, tree};
+use convert_support::{World, differences, tree};
 
 /// The target's name. It lies in a folder of its own, which may be named otherwise in each run.
 const TARGET: &str = "target";
@@ -142,10 +142,24 @@ fn kill_points(counts: &Counts) -> Vec<Fault> {
     points(counts, |call| CHANGING.iter().any(|(name, _)| *name == call).then_some(vec![Consequence::Kill]))
 }
 
-fn error_points(counts: &Counts, errors_max: usize) -> Vec<Fault> {
+/// The first error of each call, once.
+fn first_errors(counts: &Counts) -> Vec<Fault> {
     points(counts, |call| {
         let (_, errors) = CHANGING.iter().find(|(name, _)| *name == call)?;
-        Some(errors.iter().take(errors_max).map(|&error| Consequence::Error(error)).collect())
+        Some(vec![Consequence::Error(errors[0])])
+    })
+}
+
+/// Every error of each call, once and from then on.
+fn all_errors(counts: &Counts) -> Vec<Fault> {
+    points(counts, |call| {
+        let (_, errors) = CHANGING.iter().find(|(name, _)| *name == call)?;
+        Some(
+            errors
+                .iter()
+                .flat_map(|&error| [Consequence::Error(error), Consequence::Errors(error)])
+                .collect(),
+        )
     })
 }
 
@@ -194,7 +208,7 @@ fn disturb(
     found.reached.fetch_add(usize::from(is_reached), Ordering::Relaxed);
     let (mut wrong, published) = world.assess(&target);
     match fault.consequence {
-        Consequence::Error(error) if is_reached => {
+        Consequence::Error(error) | Consequence::Errors(error) if is_reached => {
             wrong.extend(answer(world, fault, error, &output, &target));
         }
         Consequence::Kill if is_reached => {}
@@ -217,7 +231,7 @@ fn answer(
     let mut wrong = Vec::new();
     match output.status.code() {
         Some(0) if is_bearable(&fault.call, error) => {
-            wrong.extend(convert_support::differences(&tree(target), &world.golden));
+            wrong.extend(differences(&tree(target), &world.golden));
         }
         Some(0) => wrong.push("success is reported".into()),
         Some(_) => {
@@ -260,8 +274,80 @@ fn an_error_of_any_call_is_told_and_the_next_run_goes_on() {
     let world = World::new(&[]);
     let seen = record(&world);
     let found = Found::default();
-    sweep(&world, &seen, &seen.paths(), &error_points(&seen.counts, 1), &found);
+    sweep(&world, &seen, &seen.paths(), &first_errors(&seen.counts), &found);
     found.conclude("errors", 60);
+}
+
+/// A source that cannot be read at any point: either it did not matter, or it is told, and nothing that was written is wrong.
+#[test]
+fn an_error_of_the_source_is_told_and_the_next_run_goes_on() {
+    if !strace::is_there() {
+        return;
+    }
+    let world = World::new(&[]);
+    let (place, scratch) = (world.path("place"), world.path("logs"));
+    fs::create_dir(&scratch).unwrap();
+    fs::create_dir(&place).unwrap();
+    let target = place.join(TARGET);
+    let seen = strace::record(&world.convert(&target), &world.source, &scratch);
+    assert!(seen.counts.contains_key("pread64") && seen.counts.contains_key("openat"), "{:?}", seen.counts);
+    let reading = ["openat", "open", "read", "pread64", "getdents64", "newfstatat"];
+    let faults =
+        points(&seen.counts, |call| reading.contains(&call).then(|| vec![Consequence::Error("EIO")]));
+    let (mut told, mut wrong) = (0, Vec::new());
+    for fault in &faults {
+        fs::remove_dir_all(&place).unwrap();
+        fs::create_dir(&place).unwrap();
+        let source = &world.source;
+        let (output, _) = strace::inject(&world.convert(&target), &seen, &seen.paths(), source, fault);
+        let (mut problems, published) = world.assess(&target);
+        if output.status.success() {
+            problems.extend(differences(&tree(&target), &world.golden));
+        } else {
+            told += 1;
+            let text = stderr(&output);
+            if !text.contains("error[LC") || text.contains("panicked") || output.status.code().is_none() {
+                problems.push(format!("it ends with {}: {text}", output.status));
+            }
+        }
+        problems.extend(world.resume(&target, published));
+        wrong.extend(problems.iter().map(|problem| format!("{fault}: {problem}")));
+    }
+    println!("errors of the source: {} points, {told} told, {} wrong", faults.len(), wrong.len());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(told > 20, "{told} of {}", faults.len());
+}
+
+/// File systems without direct writes, without room that can be reserved, and signals: none of it is an error, and the way it was gone
+/// instead has a name.
+#[test]
+fn what_a_file_system_cannot_do_is_done_otherwise_and_named() {
+    if !strace::is_there() {
+        return;
+    }
+    let world = World::new(&[]);
+    let seen = record(&world);
+    for (number, (call, consequence, mode)) in (0..).zip([
+        ("pwrite64", Consequence::Error("EINVAL"), "drop_behind"),
+        ("fallocate", Consequence::Errors("EOPNOTSUPP"), "direct"),
+        ("fallocate", Consequence::Errors("ENOSYS"), "direct"),
+        ("pwrite64", Consequence::Error("EINTR"), "direct"),
+        ("write", Consequence::Error("EINTR"), "direct"),
+        ("flock", Consequence::Errors("ENOLCK"), "direct"),
+    ]) {
+        let place = world.path(&format!("otherwise-{number}"));
+        fs::create_dir(&place).unwrap();
+        let target = place.join(TARGET);
+        let fault = Fault { call: call.into(), nth: 1, consequence };
+        let (output, is_reached) =
+            strace::inject(&world.convert(&target), &seen, &seen.paths(), &place, &fault);
+        assert!(output.status.success(), "{fault}: {}", stderr(&output));
+        assert!(is_reached, "{fault}");
+        assert_eq!(differences(&tree(&target), &world.golden), [""; 0], "{fault}");
+        let result = &json(&output)["convert"]["result"];
+        assert_eq!(result["write_mode"], mode, "{fault}: {result}");
+        assert_eq!(result["write_mode_reason"].is_string(), mode == "drop_behind", "{fault}: {result}");
+    }
 }
 
 /// With more threads, more files are under way at once, and one thread's calls hide another's less if paths are taken apart.
@@ -277,7 +363,7 @@ fn kills_and_every_error_on_each_path_apart() {
         let (kills, errors) = (Found::default(), Found::default());
         for (path, counts) in &seen.by_path {
             sweep(&world, &seen, &[path], &kill_points(counts), &kills);
-            sweep(&world, &seen, &[path], &error_points(counts, usize::MAX), &errors);
+            sweep(&world, &seen, &[path], &all_errors(counts), &errors);
         }
         kills.conclude(&format!("kills on each path, --jobs {jobs}"), 100);
         errors.conclude(&format!("errors on each path, --jobs {jobs}"), 300);

@@ -351,7 +351,7 @@ impl Journal {
                 entry(&mut out)?;
             }
             let hash = out.hasher.finalize().to_hex();
-            write!(out.out, "\t{}\n", &hash[..HASH_DIGITS])?;
+            writeln!(out.out, "\t{}", &hash[..HASH_DIGITS])?;
             out.out.flush()
         };
         write().map_err(|source| self.failed("write to the journal", source))

@@ -58,6 +58,7 @@ impl TargetState {
             return Ok(Self::empty(expected.scope, free_bytes));
         };
         let free_bytes = target.free_bytes()?;
+        check_for_folders(&target, expected)?;
         let records = match Records::read(&target) {
             Ok(records) => records,
             Err(_) if expected.overwrite => Records::default(),
@@ -72,7 +73,7 @@ impl TargetState {
                 return Err(ConvertError::OtherConversion { path: path.to_owned(), what });
             }
             match manifest {
-                Some(Err(error)) => return Err(error.into_error()),
+                Some(Err(error)) => return Err(error.into_error(path)),
                 Some(Ok(_)) if !is_complete => {
                     let what = "a conversion of another source, or with other options".to_owned();
                     return Err(ConvertError::OtherConversion { path: path.to_owned(), what });
@@ -109,15 +110,9 @@ impl TargetState {
                     Some(Found::File { len_bytes: found_bytes, .. }) if found_bytes == len_bytes => {
                         FileState::Done
                     }
-                    _ if expected.overwrite => {
-                        self.is_complete = false;
-                        FileState::Missing
-                    }
                     _ => {
-                        let what = format!(
-                            "this conversion, complete once, whose {name} is missing or has another length"
-                        );
-                        return Err(ConvertError::OtherConversion { path: target.path().to_owned(), what });
+                        self.no_longer_complete(target, name, expected)?;
+                        FileState::Missing
                     }
                 };
                 continue;
@@ -129,10 +124,30 @@ impl TargetState {
                 self.files[index] = state_of(record, found, len_bytes);
             }
         }
+        for index in scope.shapes.components.iter().filter_map(|component| component.index_name()) {
+            if self.is_complete && target.find(&index)?.is_none() {
+                self.no_longer_complete(target, &index, expected)?;
+            }
+        }
         if !self.is_complete && expected.overwrite && self.records.is_empty() {
             self.files.fill(FileState::Missing);
         }
         Ok(())
+    }
+
+    /// The manifest is there, and not all that it names: somebody has been at it, and what else they did cannot be known.
+    fn no_longer_complete(
+        &mut self,
+        target: &TargetDirectory,
+        name: &str,
+        expected: &Expected<'_>,
+    ) -> Result<(), ConvertError> {
+        self.is_complete = false;
+        if expected.overwrite {
+            return Ok(());
+        }
+        let what = format!("this conversion, complete once, whose {name} is missing or has another length");
+        Err(ConvertError::OtherConversion { path: target.path().to_owned(), what })
     }
 }
 
@@ -171,8 +186,15 @@ fn fingerprint_of(target: &TargetDirectory) -> Result<Option<Result<String, Ille
 struct Illegible(ConvertError);
 
 impl Illegible {
-    fn into_error(self) -> ConvertError {
-        self.0
+    /// Somebody else's file, unless the system did not let us read it.
+    fn into_error(self, target: &Path) -> ConvertError {
+        match self.0 {
+            ConvertError::BadManifest { reason, .. } => {
+                let what = format!("{MANIFEST_NAME}, which is no manifest of this program ({reason})");
+                ConvertError::OtherConversion { path: target.to_owned(), what }
+            }
+            error => error,
+        }
     }
 }
 
@@ -180,6 +202,18 @@ impl PartialEq for Illegible {
     fn eq(&self, _other: &Self) -> bool {
         false
     }
+}
+
+/// Refuses a target in which a folder has the name of a file: no file can replace it.
+fn check_for_folders(target: &TargetDirectory, expected: &Expected<'_>) -> Result<(), ConvertError> {
+    let files = expected.scope.shapes.files.iter().map(|file| file.id.as_str());
+    let others = expected.others.iter().map(String::as_str);
+    for name in files.chain(others).chain([MANIFEST_NAME]) {
+        if let Some(Found::Other(found @ "a directory")) = target.find(name)? {
+            return Err(ConvertError::Exists { path: target.path_of(name), found });
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a target in which something stands in the way that no run of this conversion has made.

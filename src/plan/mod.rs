@@ -18,7 +18,7 @@
 
 use std::ops::Range;
 
-use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
+use crate::checkpoint::{Checkpoint, DType, TensorId};
 use crate::layers::{LayerId, Layers};
 use crate::units::{ByteRange, to_u64, to_usize};
 
@@ -125,7 +125,8 @@ impl Placement {
     }
 
     /// The name of that type, which an opaque one keeps.
-    pub(crate) fn delivered_dtype_name<'a>(&self, entry: &TensorEntry<'a>) -> &'a str {
+    #[cfg(feature = "convert")]
+    pub(crate) fn delivered_dtype_name<'a>(&self, entry: &crate::checkpoint::TensorEntry<'a>) -> &'a str {
         self.cast.map_or(entry.dtype_name, |cast| DType::from(cast.to()).name())
     }
 }
@@ -196,6 +197,7 @@ impl LoadPlan {
     ///
     /// # Errors
     /// As [`Self::build`].
+    #[cfg(feature = "convert")]
     pub(crate) fn build_groups<'a>(
         checkpoint: &Checkpoint,
         groups: impl ExactSizeIterator<Item = Group<'a>>,

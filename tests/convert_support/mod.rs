@@ -147,6 +147,8 @@ impl World {
         assert!(output.status.success(), "{}", stderr(&output));
         world.golden = tree(&target);
         assert!(world.golden.contains_key(MANIFEST) && world.golden.contains_key(INDEX));
+        let is_hidden = |name: &&String| name.split('/').any(|part| part.starts_with('.'));
+        assert_eq!(world.golden.keys().find(is_hidden), None, "nothing unfinished stays");
         assert!(world.files() >= 5, "{:?}", world.golden.keys());
         world
     }

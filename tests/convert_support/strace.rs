@@ -19,6 +19,8 @@ pub(crate) enum Consequence {
     Kill,
     /// It is not made, and answers with this error.
     Error(&'static str),
+    /// The same for all later calls of that name, as on a disk that is full or gone.
+    Errors(&'static str),
 }
 
 /// One thing that goes wrong: at the `nth` call of that name, in whichever thread gets there first.
@@ -34,6 +36,7 @@ impl std::fmt::Display for Fault {
         match self.consequence {
             Consequence::Kill => write!(f, "killed at {} number {}", self.call, self.nth),
             Consequence::Error(error) => write!(f, "{error} at {} number {}", self.call, self.nth),
+            Consequence::Errors(error) => write!(f, "{error} from {} number {} on", self.call, self.nth),
         }
     }
 }
@@ -168,8 +171,8 @@ fn paths_below(arguments: &str, folder: &Path) -> BTreeMap<String, BTreeSet<Stri
         let path = if end == '>' { PathBuf::from(name) } else { directory.join(name) };
         if let Ok(below) = path.strip_prefix(folder) {
             let names = found.entry(below.to_str().unwrap().to_owned()).or_default();
-            // The directory itself is known by its descriptor.
-            if end == '"' && !name.starts_with('/') && name != "." {
+            // A descriptor that is asked about itself is known already.
+            if end == '"' && !name.starts_with('/') && !matches!(name, "" | ".") {
                 names.insert(name.to_owned());
             }
         }
@@ -193,18 +196,21 @@ pub(crate) fn inject(
     let mut flags: Vec<String> = ["-f", "-o", log.to_str().unwrap()].map(String::from).to_vec();
     flags.extend(seen.filters(paths, folder));
     let consequence = match fault.consequence {
-        Consequence::Kill => "signal=SIGKILL".into(),
-        Consequence::Error(error) => format!("error={error}"),
+        Consequence::Kill => format!("signal=SIGKILL:when={}", fault.nth),
+        Consequence::Error(error) => format!("error={error}:when={}", fault.nth),
+        Consequence::Errors(error) => format!("error={error}:when={}+", fault.nth),
     };
     flags.extend(["-e".into(), format!("trace={}", fault.call)]);
-    flags.extend(["-e".into(), format!("inject={}:{consequence}:when={}", fault.call, fault.nth)]);
+    flags.extend(["-e".into(), format!("inject={}:{consequence}", fault.call)]);
     let output = traced(command, &flags).output().unwrap();
     let text =
         fs::read(&log).unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
     fs::remove_file(log).unwrap();
     let reached = match fault.consequence {
         Consequence::Kill => output.status.code().is_none(),
-        Consequence::Error(_) => String::from_utf8_lossy(&text).contains("(INJECTED)"),
+        Consequence::Error(_) | Consequence::Errors(_) => {
+            String::from_utf8_lossy(&text).contains("(INJECTED)")
+        }
     };
     (output, reached)
 }
