@@ -1,5 +1,5 @@
-//! `loadcheck convert` and `loadcheck verify`: what is written and said, what is refused, how parts come together, and how
-//! an interruption ends. What the library does with bytes and with a crash is in `convert_*`.
+//! `loadcheck convert`: what is written and said, what is refused, how parts come together, and how an interruption ends.
+//! `verify` is in `cli_verify`; what the library does with bytes and with a crash is in `convert_*`.
 #![cfg(feature = "cli")]
 #![allow(
     clippy::unwrap_used,
@@ -18,7 +18,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cli_support::{assert_code, json, loadcheck, run, stderr, stdout, workplace};
+use cli_support::{CONVERTED_FILES as FILES, assert_code, json, loadcheck, model, run, stderr, stdout};
 use common::{TestTensor, random_bytes, write_file};
 use serde_json::Value;
 
@@ -45,23 +45,6 @@ fn tensors(folder: &Path) -> BTreeMap<String, (String, Vec<usize>, Vec<u8>)> {
     }
     found
 }
-
-/// A place with `model/`, as [`workplace`], and what lies beside its weights.
-fn model() -> tempfile::TempDir {
-    let place = workplace();
-    let folder = place.path().join("model");
-    fs::write(folder.join("config.json"), r#"{"model_type": "test"}"#).unwrap();
-    fs::write(folder.join("tokenizer.json"), "{}").unwrap();
-    place
-}
-
-const FILES: [&str; 5] = [
-    "model-00001-of-00005.safetensors",
-    "model-00002-of-00005.safetensors",
-    "model-00003-of-00005.safetensors",
-    "model-00004-of-00005.safetensors",
-    "model-00005-of-00005.safetensors",
-];
 
 #[test]
 fn a_conversion_is_a_checkpoint_and_the_report_says_what_it_took() {
@@ -228,6 +211,16 @@ fn patterns_take_layers_by_their_id_and_tensors_by_their_name() {
         serde_json::from_slice(&fs::read(place.path().join("c/onelayer.manifest.json")).unwrap()).unwrap();
     assert_eq!(manifest["options"], serde_json::json!(["--exclude model.layers"]));
     assert_eq!(manifest["left_out"].as_array().unwrap().len(), 6);
+    // As a regular expression it would take the eleventh layer too.
+    let part = |layer: u64, part| TestTensor::random(format!("model.layers.{layer}.{part}"), 100, layer);
+    let many: Vec<TestTensor> =
+        (0..11).flat_map(|layer| [part(layer, "norm.weight"), part(layer, "mlp.weight")]).collect();
+    write_file(&place.path().join("many.safetensors"), &many, 0);
+    assert_code(&run(place.path(), "convert many.safetensors one --select model.layers.1"), 0);
+    assert_eq!(
+        tensors(&place.path().join("one")).into_keys().collect::<Vec<_>>(),
+        ["model.layers.1.mlp.weight", "model.layers.1.norm.weight"]
+    );
     let output = run(place.path(), "convert model d --select lm_head --exclude embeddings");
     assert_code(&output, 0);
     assert!(
@@ -488,91 +481,6 @@ fn an_interrupt_keeps_what_is_finished_and_the_same_command_goes_on() {
         assert_eq!(tensors(&place.path().join("out")), tensors(&place.path().join("large")));
         assert!(!names(&place.path().join("out")).iter().any(|name| name.starts_with('.')));
     }
-}
-
-#[test]
-fn verify_finds_nothing_where_nothing_is_wrong() {
-    let place = model();
-    assert_code(&run(place.path(), "convert model out --sha256 --verify"), 0);
-    let output = run(place.path(), "verify out --against model");
-    assert_code(&output, 0);
-    let text = stdout(&output);
-    assert!(text.contains("verified  5 files, 8 tensors, "), "{text}");
-    assert!(text.contains(": as it should be and as in model\n"), "{text}");
-    let report = json(&run(place.path(), "verify out --json"));
-    assert_eq!((&report["command"], &report["verdict"]), (&Value::from("verify"), &Value::from("pass")));
-    let found = &report["verification"];
-    assert_eq!((found["files"].as_u64(), found["tensors"].as_u64()), (Some(5), Some(8)));
-    assert!(found["bytes"].as_u64() > Some(550 << 10) && found["against"].is_null());
-    assert!(found["differences"].as_array().unwrap().is_empty());
-    // Without a manifest there is nothing to compare the bytes with.
-    let output = run(place.path(), "verify model");
-    assert_code(&output, 0);
-    assert!(
-        stdout(&output).contains("note: ") && stdout(&output).contains("manifest"),
-        "{}",
-        stdout(&output)
-    );
-    assert_code(&run(place.path(), "verify model --against out"), 0);
-}
-
-/// Changes one byte in the middle of a file.
-fn damage(path: &Path) {
-    let mut bytes = fs::read(path).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
-    fs::write(path, bytes).unwrap();
-}
-
-#[test]
-fn verify_names_each_difference() {
-    let place = model();
-    let path = place.path();
-    assert_code(&run(path, "convert model out"), 0);
-    damage(&path.join("out").join(FILES[2]));
-    damage(&path.join("out/config.json"));
-    for line in ["verify out", "verify out --against model"] {
-        let output = run(path, line);
-        assert_code(&output, 5);
-        let text = stdout(&output);
-        assert!(text.contains("DIFFERS  ") && text.contains("model.layers.1.mlp.down.weight"), "{text}");
-        assert!(text.contains("config.json"), "{text}");
-        assert!(stderr(&output).contains("error[LC0510]: "), "{}", stderr(&output));
-    }
-    let report = json(&run(path, "verify out --json"));
-    assert_eq!(
-        (&report["verdict"], &report["error"]["code"]),
-        (&Value::from("error"), &Value::from("LC0510"))
-    );
-    let differences = report["verification"]["differences"].as_array().unwrap();
-    assert!(differences.len() >= 2, "{differences:?}");
-    let csv = stdout(&run(path, "verify out --format csv"));
-    assert_eq!(csv.lines().count(), differences.len() + 1, "{csv}");
-    assert!(csv.starts_with("place,difference\n"), "{csv}");
-    let markdown = stdout(&run(path, "verify out --format md"));
-    assert!(markdown.contains("| place | difference |"), "{markdown}");
-    fs::write(path.join("out/onelayer.manifest.json"), "{\"schema\": \"another/7\"}").unwrap();
-    let output = run(path, "verify out");
-    assert_code(&output, 3);
-    assert!(stderr(&output).contains("LC0305"), "{}", stderr(&output));
-}
-
-#[test]
-fn a_long_list_of_differences_is_cut_for_people_and_whole_for_programs() {
-    let place = tempfile::tempdir().unwrap();
-    for (folder, seed) in [("a", 0), ("b", 1000)] {
-        fs::create_dir(place.path().join(folder)).unwrap();
-        let tensors: Vec<TestTensor> =
-            (0..30).map(|number| TestTensor::random(format!("w{number:02}"), 64, seed + number)).collect();
-        write_file(&place.path().join(folder).join("model.safetensors"), &tensors, 0);
-    }
-    let output = run(place.path(), "verify a --against b");
-    assert_code(&output, 5);
-    let text = stdout(&output);
-    assert_eq!(text.lines().filter(|line| line.starts_with("DIFFERS  ")).count(), 20, "{text}");
-    assert!(text.contains("  ... and 10 more (all of them: --json)\n"), "{text}");
-    let report = json(&run(place.path(), "verify a --against b --json"));
-    assert_eq!(report["verification"]["differences"].as_array().unwrap().len(), 30);
 }
 
 #[test]

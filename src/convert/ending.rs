@@ -6,7 +6,7 @@ use super::digest::{Digest, hex};
 use super::files::Component;
 use super::journal::{self, Records};
 use super::manifest::{Alias, SideFileRecord};
-use super::manifest_reader::OpenManifest;
+use super::manifest_reader::{Entry, OpenManifest};
 use super::manifest_writer::{ManifestHead, ManifestWriter};
 use super::output::{PartialFile, TargetDirectory};
 use super::prepared::PreparedConversion;
@@ -27,20 +27,10 @@ pub(super) fn end(
     target: &TargetDirectory,
     report: &mut ConvertReport,
 ) -> Result<(), ConvertError> {
+    // Looked at without the locks first: whoever asks too early must not keep a part from beginning.
+    look(prepared, target)?;
     let locks = journal::lock_all(target)?;
-    let others = [];
-    let expected = Expected {
-        scope: &prepared.scope,
-        others: &others,
-        part_count: prepared.settings.part.map(Part::of),
-        overwrite: true,
-    };
-    let state = TargetState::look(target.path(), &expected)?;
-    let is_missing = |file: &usize| state.files[*file] != FileState::Done;
-    let missing: Vec<usize> = (0..state.files.len()).filter(is_missing).collect();
-    if !missing.is_empty() {
-        return Err(incomplete(prepared, &missing));
-    }
+    let state = look(prepared, target)?;
     let mut side_files = copy_side_files(prepared, target, report)?;
     for component in &prepared.scope.shapes.components {
         side_files.extend(write_index(prepared, target, component)?);
@@ -52,6 +42,20 @@ pub(super) fn end(
     target.sync_folder_of(MANIFEST_NAME)?;
     drop(locks);
     Ok(())
+}
+
+/// What stands in the target, if every file is there.
+fn look(prepared: &PreparedConversion, target: &TargetDirectory) -> Result<TargetState, ConvertError> {
+    let expected = Expected {
+        scope: &prepared.scope,
+        others: &[],
+        part_count: prepared.settings.part.map(Part::of),
+        overwrite: true,
+    };
+    let state = TargetState::look(target.path(), &expected)?;
+    let is_missing = |file: &usize| state.files[*file] != FileState::Done;
+    let missing: Vec<usize> = (0..state.files.len()).filter(is_missing).collect();
+    if missing.is_empty() { Ok(state) } else { Err(incomplete(prepared, &missing)) }
 }
 
 /// The error that files are missing.
@@ -67,7 +71,11 @@ pub(super) fn files_of_manifest(target: &TargetDirectory) -> Vec<String> {
     let path = target.path_of(MANIFEST_NAME);
     if let Ok(Some(manifest)) = OpenManifest::open(&path) {
         // What stands before a fault is enough to know whose files these are.
-        let _ = manifest.read(&mut |file| names.push(file.name));
+        let _ = manifest.read(&mut |entry| {
+            if let Entry::File(file) = entry {
+                names.push(file.name);
+            }
+        });
     }
     names
 }

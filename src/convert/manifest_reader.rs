@@ -1,19 +1,18 @@
-//! Reads a manifest, file by file: a large one need not be in memory.
+//! Reads a manifest piece by piece: a large one need not be in memory.
 //!
 //! A manifest is text that anybody may have written. Names in it become paths, so they are checked like those of an index;
 //! hashes are what they should be, or the manifest is refused with the place of the fault.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader};
 use std::path::Path;
 
-use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::manifest::{MANIFEST_SCHEMA, Manifest, ManifestFile, SideFileRecord};
+use super::manifest::{MANIFEST_SCHEMA, Manifest, ManifestFile, ManifestTensor, SideFileRecord};
 use super::manifest_writer::ManifestHead;
 use super::{ConvertError, digest};
 use crate::checkpoint::{OpenFault, open_regular, relative_name};
@@ -31,17 +30,32 @@ impl Manifest {
     /// [`ConvertError::Read`] if there is none, [`ConvertError::BadManifest`] with line and column if it is not one of this
     /// version, or names files outside its directory.
     pub fn read(path: &Path) -> Result<Self, ConvertError> {
-        let files = RefCell::new(Vec::new());
+        let mut files: Vec<ManifestFile> = Vec::new();
         let opened = OpenManifest::open(path)?.ok_or_else(|| {
             let source = io::Error::from(io::ErrorKind::NotFound);
             ConvertError::Read { path: path.to_owned(), operation: "open", source }
         })?;
-        let (head, side_files) = opened.read(&mut |file| files.borrow_mut().push(file))?;
+        let (head, side_files) = opened.read(&mut |entry| match entry {
+            Entry::File(file) => files.push(file),
+            Entry::Tensor(tensor) => files.last_mut().expect("it comes behind its file").tensors.push(tensor),
+        })?;
         let ManifestHead { tool, fingerprint, source, options, aliases, left_out } = head;
-        let (schema, files) = (MANIFEST_SCHEMA.to_owned(), files.into_inner());
+        let schema = MANIFEST_SCHEMA.to_owned();
         Ok(Self { schema, tool, fingerprint, source, options, aliases, left_out, files, side_files })
     }
 }
+
+/// What comes out of a manifest while it is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// A file, as if it had no tensors: they follow.
+    File(ManifestFile),
+    /// A tensor of the file before.
+    Tensor(ManifestTensor),
+}
+
+/// Takes the entries.
+type OnEntry<'a> = &'a mut dyn FnMut(Entry);
 
 /// A manifest that is open and not read yet.
 #[derive(Debug)]
@@ -72,16 +86,16 @@ impl<'a> OpenManifest<'a> {
         }
     }
 
-    /// Reads it. `on_file` gets the entries of files one by one, in their order, and before a fault behind them is known.
+    /// Reads it. `on_entry` gets files and their tensors one by one, in their order, and before a fault behind them is known.
     ///
     /// # Errors
     /// [`ConvertError::Read`], [`ConvertError::BadManifest`].
     pub(super) fn read(
         self,
-        on_file: &mut dyn FnMut(ManifestFile),
+        on_entry: OnEntry<'_>,
     ) -> Result<(ManifestHead, Vec<SideFileRecord>), ConvertError> {
         let mut json = serde_json::Deserializer::from_reader(BufReader::new(self.file));
-        let read = Whole { on_file }.deserialize(&mut json).and_then(|whole| json.end().map(|()| whole));
+        let read = Whole { on_entry }.deserialize(&mut json).and_then(|whole| json.end().map(|()| whole));
         read.map_err(|error| match error.io_error_kind() {
             Some(kind) => {
                 ConvertError::Read { path: self.path.to_owned(), operation: "read", source: kind.into() }
@@ -93,7 +107,7 @@ impl<'a> OpenManifest<'a> {
 
 /// Reads the outermost object.
 struct Whole<'a> {
-    on_file: &'a mut dyn FnMut(ManifestFile),
+    on_entry: OnEntry<'a>,
 }
 
 impl<'de> DeserializeSeed<'de> for Whole<'_> {
@@ -130,12 +144,13 @@ impl<'de> Visitor<'de> for Whole<'_> {
                 "left_out" => once(&mut map, &mut left_out, "left_out")?,
                 "files" if files.is_some() => return Err(A::Error::duplicate_field("files")),
                 "files" => {
-                    files =
-                        Some(map.next_value_seed(Files { on_file: &mut *self.on_file, names: &mut names })?);
+                    files = Some(
+                        map.next_value_seed(Files { on_entry: &mut *self.on_entry, names: &mut names })?,
+                    );
                 }
                 "side_files" => once(&mut map, &mut side_files, "side_files")?,
                 // What a later version says beside this is not needed to check what is here.
-                _ => _ = map.next_value::<serde::de::IgnoredAny>()?,
+                _ => _ = map.next_value::<IgnoredAny>()?,
             }
         }
         let missing = A::Error::missing_field;
@@ -182,7 +197,7 @@ fn check_schema(found: Option<&str>) -> Result<(), String> {
 
 /// Reads the entries of files, one by one.
 struct Files<'a> {
-    on_file: &'a mut dyn FnMut(ManifestFile),
+    on_entry: OnEntry<'a>,
     names: &'a mut Names,
 }
 
@@ -202,11 +217,103 @@ impl<'de> Visitor<'de> for Files<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<(), A::Error> {
-        while let Some(file) = array.next_element::<ManifestFile>()? {
-            check_file(&file).and_then(|()| self.names.add(&file.name)).map_err(A::Error::custom)?;
-            (self.on_file)(file);
-        }
+        let Self { on_entry, names } = self;
+        while array.next_element_seed(OneFile { on_entry: &mut *on_entry, names: &mut *names })?.is_some() {}
         Ok(())
+    }
+}
+
+/// Reads the entry of one file. What is said about itself stands before its tensors: they are too many to be kept until then.
+struct OneFile<'a> {
+    on_entry: OnEntry<'a>,
+    names: &'a mut Names,
+}
+
+impl<'de> DeserializeSeed<'de> for OneFile<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
+        json.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for OneFile<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the entry of a file")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let (mut name, mut bytes, mut blake3, mut sha256, mut layers) = (None, None, None, None, None);
+        let mut has_tensors = false;
+        while let Some(key) = map.next_key::<String>()? {
+            match key.as_str() {
+                "name" | "bytes" | "blake3" | "sha256" | "layers" | "tensors" if has_tensors => {
+                    let text = format_args!("`{key}` of a file stands behind its tensors");
+                    return Err(A::Error::custom(text));
+                }
+                "name" => once(&mut map, &mut name, "name")?,
+                "bytes" => once(&mut map, &mut bytes, "bytes")?,
+                "blake3" => once(&mut map, &mut blake3, "blake3")?,
+                "sha256" => once::<_, Option<String>>(&mut map, &mut sha256, "sha256")?,
+                "layers" => once(&mut map, &mut layers, "layers")?,
+                "tensors" => {
+                    let missing = A::Error::missing_field;
+                    let file = ManifestFile {
+                        name: name.take().ok_or_else(|| missing("name"))?,
+                        bytes: bytes.take().ok_or_else(|| missing("bytes"))?,
+                        blake3: blake3.take().ok_or_else(|| missing("blake3"))?,
+                        sha256: sha256.take().flatten(),
+                        layers: layers.take().ok_or_else(|| missing("layers"))?,
+                        tensors: Vec::new(),
+                    };
+                    has_tensors = true;
+                    let hashes = check_hashes([Some(&file.blake3), file.sha256.as_ref()]);
+                    hashes.and_then(|()| self.names.add(&file.name)).map_err(A::Error::custom)?;
+                    let (name, bytes) = (short(&file.name), file.bytes);
+                    (self.on_entry)(Entry::File(file));
+                    let tensor_bytes = map.next_value_seed(Tensors { on_entry: &mut *self.on_entry })?;
+                    if tensor_bytes > bytes {
+                        let text = format_args!("{name:?} has {bytes} bytes, its tensors {tensor_bytes}");
+                        return Err(A::Error::custom(text));
+                    }
+                }
+                _ => _ = map.next_value::<IgnoredAny>()?,
+            }
+        }
+        if has_tensors { Ok(()) } else { Err(A::Error::missing_field("tensors")) }
+    }
+}
+
+/// Reads the tensors of a file, one by one. Their bytes together come out.
+struct Tensors<'a> {
+    on_entry: OnEntry<'a>,
+}
+
+impl<'de> DeserializeSeed<'de> for Tensors<'_> {
+    type Value = u64;
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<u64, D::Error> {
+        json.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Tensors<'_> {
+    type Value = u64;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array of tensors")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<u64, A::Error> {
+        let mut bytes = 0_u64;
+        while let Some(tensor) = array.next_element::<ManifestTensor>()? {
+            check_hashes([Some(&tensor.blake3), tensor.sha256.as_ref()]).map_err(A::Error::custom)?;
+            bytes = bytes.saturating_add(tensor.bytes);
+            (self.on_entry)(Entry::Tensor(tensor));
+        }
+        Ok(bytes)
     }
 }
 
@@ -229,19 +336,6 @@ impl Names {
             true => Ok(()),
             false => Err(format!("the file {:?} stands twice", short(name))),
         }
-    }
-}
-
-fn check_file(file: &ManifestFile) -> Result<(), String> {
-    check_hashes([Some(&file.blake3), file.sha256.as_ref()])?;
-    let mut tensor_bytes = 0_u64;
-    for tensor in &file.tensors {
-        check_hashes([Some(&tensor.blake3), tensor.sha256.as_ref()])?;
-        tensor_bytes = tensor_bytes.saturating_add(tensor.bytes);
-    }
-    match tensor_bytes > file.bytes {
-        true => Err(format!("{:?} has {} bytes, its tensors {tensor_bytes}", short(&file.name), file.bytes)),
-        false => Ok(()),
     }
 }
 
@@ -339,6 +433,36 @@ mod tests {
     }
 
     #[test]
+    fn what_a_file_says_of_itself_stands_before_its_tensors() {
+        let file = manifest(|_| {})["files"][0].clone();
+        let with = |order: &[&str]| {
+            let members = order.iter().map(|&key| format!("\"{key}\":{}", file[key]));
+            let file = format!("{{{}}}", members.collect::<Vec<_>>().join(","));
+            read(
+                &manifest(|value| value["files"] = "FILES".into())
+                    .to_string()
+                    .replace("\"FILES\"", &format!("[{file}]")),
+            )
+        };
+        let sorted = ["blake3", "bytes", "layers", "name", "tensors"];
+        assert!(with(&sorted).is_ok());
+        for missing in sorted {
+            let order: Vec<&str> = sorted.into_iter().filter(|&key| key != missing).collect();
+            let reason = with(&order).unwrap_err();
+            assert!(reason.contains(&format!("missing field `{missing}`")), "{reason}");
+        }
+        let twice = |key: &'static str| [&[key], &sorted[..]].concat();
+        for key in ["blake3", "bytes", "layers", "name"] {
+            let reason = with(&twice(key)).unwrap_err();
+            assert!(reason.contains(&format!("duplicate field `{key}`")), "{reason}");
+        }
+        for key in sorted {
+            let reason = with(&[&sorted[..], &[key]].concat()).unwrap_err();
+            assert!(reason.contains(&format!("`{key}` of a file stands behind its tensors")), "{reason}");
+        }
+    }
+
+    #[test]
     fn what_is_no_manifest_is_refused_with_its_place() {
         let whole = manifest(|_| {}).to_string();
         for end in [0, 1, 50, whole.len() - 1] {
@@ -363,8 +487,12 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         let mut names = Vec::new();
         let opened = OpenManifest::open(&path).unwrap().unwrap();
-        assert!(opened.read(&mut |file| names.push(file.name)).is_err());
-        assert_eq!(names, ["model-00001-of-00001.safetensors"]);
+        let read = opened.read(&mut |entry| match entry {
+            Entry::File(file) => names.push(file.name),
+            Entry::Tensor(tensor) => names.push(tensor.name),
+        });
+        assert!(read.is_err());
+        assert_eq!(names, ["model-00001-of-00001.safetensors", "a"]);
         assert!(OpenManifest::open(&folder.path().join("none")).unwrap().is_none());
     }
 }

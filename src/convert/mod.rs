@@ -17,6 +17,7 @@ mod manifest;
 mod manifest_reader;
 mod manifest_writer;
 mod output;
+mod pieces;
 mod prepared;
 mod reading;
 mod report;

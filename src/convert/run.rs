@@ -8,7 +8,7 @@
 //! One file is written at a time, and the one before it is being published meanwhile. So whenever a run is killed, there is at most one
 //! whose bytes are not all there; the one before it only has to be hashed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -147,10 +147,10 @@ fn clear(prepared: &PreparedConversion, target: &TargetDirectory) -> Result<(), 
         }
     }
     target.sync_folder_of(MANIFEST_NAME)?;
-    let is_new = |name: &str| scope.shapes.files.iter().any(|file| file.id.as_str() == name);
+    let new: BTreeSet<&str> = scope.shapes.files.iter().map(|file| file.id.as_str()).collect();
     for name in old.names().map(str::to_owned).chain(made) {
         target.remove_partial(&name)?;
-        if !is_new(&name) {
+        if !new.contains(name.as_str()) {
             target.remove(&name)?;
         }
     }

@@ -134,10 +134,14 @@ impl Scope {
         const TEXT_BYTES: u64 = 256 << 10;
         /// What is known about a file, from above: its shape, its record, its state, its name in each of them.
         const FILE_BYTES: u64 = 768;
+        /// A tensor in the list that an index is sorted from.
+        const TENSOR_BYTES: u64 = 16;
         let tensors = files.iter().map(|&file| self.shapes.tensors(&self.shapes.files[file]).len());
         // Of the file that is being written, and of the one that is being published.
         let hashes = 2 * to_u64(tensors.max().unwrap_or(0) * size_of::<super::digest::Hashes>());
-        let lists = self.shapes.held_bytes() + to_u64(self.casts.capacity() * size_of::<Option<Cast>>());
+        let lists = self.shapes.held_bytes()
+            + to_u64(self.casts.capacity() * size_of::<Option<Cast>>())
+            + to_u64(self.checkpoint.tensor_count()) * TENSOR_BYTES;
         let term = |name, bytes| MemoryTerm { name, bytes };
         vec![
             term("write buffers", settings.write_buffers().bytes()),
@@ -174,19 +178,20 @@ impl Scope {
         self.casts[id.index()]
     }
 
-    /// Which part each file belongs to: stretches of about as many bytes.
-    pub(super) fn part_of(&self, file: usize, part_count: u32) -> u32 {
-        let total: u128 = self.lengths.iter().map(|(bytes, _)| u128::from(*bytes)).sum();
-        let before: u128 = self.lengths[..file].iter().map(|(bytes, _)| u128::from(*bytes)).sum();
-        let middle = before + u128::from(self.lengths[file].0) / 2;
-        let part = middle * u128::from(part_count) / total.max(1);
-        u32::try_from(part).unwrap_or(u32::MAX).min(part_count - 1) + 1
-    }
-
-    /// The files of a part, or all.
+    /// The files of a part, or all. Parts are stretches of about as many bytes.
     pub(super) fn files_of(&self, part: Option<Part>) -> Vec<usize> {
-        let is_in = |file: &usize| part.is_none_or(|part| self.part_of(*file, part.of()) == part.number());
-        (0..self.shapes.files.len()).filter(is_in).collect()
+        let Some(part) = part else { return (0..self.lengths.len()).collect() };
+        let total: u128 = self.lengths.iter().map(|(bytes, _)| u128::from(*bytes)).sum();
+        let (number, count) = (u128::from(part.number()), u128::from(part.of()));
+        let mut before = 0_u128;
+        let is_in = |bytes: u64| {
+            // A file belongs where its middle is.
+            let middle = before + u128::from(bytes) / 2;
+            before += u128::from(bytes);
+            middle * count / total.max(1) == number - 1
+        };
+        let files: Vec<bool> = self.lengths.iter().map(|&(bytes, _)| bytes).map(is_in).collect();
+        (0..files.len()).filter(|&file| files[file]).collect()
     }
 
     /// Finds out how long every file will be.

@@ -199,7 +199,9 @@ mod tests {
             let mut arena = vec![0; to_usize(layer.arena_bytes)];
             for read in layer.reads.clone().map(|index| plan.read(index)) {
                 source.read(&read.request, slot.bytes_mut()).unwrap();
-                cast::cast_slot(slot.bytes_mut(), plan.casts(&read));
+                for step in plan.casts(&read) {
+                    cast::cast_step(slot.bytes_mut(), &step);
+                }
                 let filled = slot.into_filled();
                 hasher.update(&checkpoint, placements, &read, &filled);
                 for copy in plan.copies(&read) {

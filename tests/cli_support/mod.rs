@@ -96,6 +96,24 @@ pub(crate) fn workplace() -> tempfile::TempDir {
     directory
 }
 
+/// A place with `model/`, as [`workplace`], and what lies beside its weights.
+pub(crate) fn model() -> tempfile::TempDir {
+    let place = workplace();
+    let folder = place.path().join("model");
+    std::fs::write(folder.join("config.json"), r#"{"model_type": "test"}"#).unwrap();
+    std::fs::write(folder.join("tokenizer.json"), "{}").unwrap();
+    place
+}
+
+/// The files of tensors that a conversion makes of [`model`].
+pub(crate) const CONVERTED_FILES: [&str; 5] = [
+    "model-00001-of-00005.safetensors",
+    "model-00002-of-00005.safetensors",
+    "model-00003-of-00005.safetensors",
+    "model-00004-of-00005.safetensors",
+    "model-00005-of-00005.safetensors",
+];
+
 /// A file of one tensor and `len_bytes`, all of them a hole: takes no room and long to read.
 pub(crate) fn write_sparse(path: &Path, len_bytes: u64) {
     let layers = 64;

@@ -22,7 +22,7 @@ use self::against::Comparison;
 use self::findings::Findings;
 use self::stated::Stated;
 use super::journal::WORK_FOLDER;
-use super::manifest_reader::OpenManifest;
+use super::manifest_reader::{Entry, OpenManifest};
 use super::reading::{HashPass, ReadSettings, Seen};
 use super::side_files::{SideFiles, directory_of};
 use super::{ConvertError, ConvertEvent, MANIFEST_NAME};

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use super::super::digest::{Digest, Hashes, from_hex, hex};
 use super::super::manifest::{Alias, ManifestFile, ManifestTensor, SideFileRecord};
-use super::super::side_files::{PieceFault, read_pieces};
-use super::{ConvertError, Findings, OpenManifest, SideFiles};
+use super::super::pieces::{PieceFault, read_pieces};
+use super::{ConvertError, Entry, Findings, OpenManifest, SideFiles};
 use crate::checkpoint::{Checkpoint, CheckpointError, DType, Shard, ShardId, TensorId};
 use crate::footprint::{Held, block_bytes};
 use crate::units::to_u64;
@@ -61,9 +61,19 @@ impl Stated {
             stated.files = vec![None; checkpoint.shards().len()];
             stated.tensors = vec![None; checkpoint.tensor_count()];
         }
-        let (head, side_files) = manifest.read(&mut |file| match checkpoint {
-            Some(checkpoint) => stated.take_file(&file, &by_path, checkpoint, findings),
-            None => check_presence(&file, root, findings),
+        // Where the file is whose tensors come.
+        let mut index = None;
+        let (head, side_files) = manifest.read(&mut |entry| match (entry, checkpoint) {
+            (Entry::File(file), Some(checkpoint)) => {
+                index = stated.take_file(&file, &by_path, checkpoint, findings);
+            }
+            (Entry::Tensor(tensor), Some(checkpoint)) => {
+                if let Some(index) = index {
+                    stated.take_tensor(&tensor, index, checkpoint, findings);
+                }
+            }
+            (Entry::File(file), None) => check_presence(&file, root, findings),
+            (Entry::Tensor(_), None) => {}
         })?;
         stated.side_files = side_files;
         stated.has_sha256 |= stated.side_files.iter().any(|file| file.sha256.is_some());
@@ -77,14 +87,14 @@ impl Stated {
         Ok(stated)
     }
 
-    /// Takes over what is stated about one file and its tensors.
+    /// Takes over what is stated about one file. Says which one of the checkpoint it is.
     fn take_file(
         &mut self,
         file: &ManifestFile,
         by_path: &BTreeMap<&Path, usize>,
         checkpoint: &Checkpoint,
         findings: &mut Findings,
-    ) {
+    ) -> Option<usize> {
         let path = self.root.join(&file.name);
         let Some(&index) = by_path.get(path.as_path()) else {
             let what = match path.exists() {
@@ -92,7 +102,7 @@ impl Stated {
                 false => "is missing".to_owned(),
             };
             findings.differ(&file.name, what);
-            return;
+            return None;
         };
         let shard = &checkpoint.shards()[index];
         let found_bytes = shard.identity.len_bytes;
@@ -101,19 +111,17 @@ impl Stated {
         }
         self.files[index] = hashes_of(&file.blake3, file.sha256.as_deref());
         self.has_sha256 |= file.sha256.is_some();
-        for tensor in &file.tensors {
-            self.take_tensor(tensor, shard, index, checkpoint, findings);
-        }
+        Some(index)
     }
 
     fn take_tensor(
         &mut self,
         tensor: &ManifestTensor,
-        shard: &Shard,
         index: usize,
         checkpoint: &Checkpoint,
         findings: &mut Findings,
     ) {
+        let shard = &checkpoint.shards()[index];
         let name = format!("{}{}", shard.name_prefix, tensor.name);
         let in_file = checkpoint.find(&name).filter(|entry| entry.shard.index() == index);
         let Some(entry) = in_file else {

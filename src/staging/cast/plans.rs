@@ -8,7 +8,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::cast_slot;
+use super::cast_step;
 use super::reference::{cast_bytes, is_overflow, seeded};
 use crate::checkpoint::{Checkpoint, DType, TensorId};
 use crate::layers::LayerId;
@@ -135,7 +135,7 @@ fn carry_out(
     let mut overflowed = 0;
     for read in layer.reads.clone().map(|index| plan.read(index)) {
         let mut slot = fill(checkpoint, &read, plan.memory().ring().slot_bytes, limits.alignment);
-        overflowed += cast_slot(&mut slot, plan.casts(&read));
+        overflowed += plan.casts(&read).map(|step| cast_step(&mut slot, &step)).sum::<u64>();
         for copy in plan.copies(&read) {
             let source = &slot[to_usize(copy.slot_offset_bytes)..][..to_usize(copy.len_bytes)];
             arena[to_usize(copy.arena_offset_bytes)..][..source.len()].copy_from_slice(source);

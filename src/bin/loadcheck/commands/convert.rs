@@ -27,12 +27,13 @@ use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
 use crate::report::{
     CommandName, Convert, ConvertFile, ConvertMemory, Converted, Difference, Duplicate, Estimate, FileState,
-    MemoryTerm, Outcome as RunOutcome, ReadFallback, Report, SideFile, Verdict, Verification,
+    MemoryTerm, Outcome as RunOutcome, ReadFallback, Report, SideFile, Verification,
 };
 use crate::signals::{Interrupts, exit_of, name_of};
 use crate::source::{self, Resolved};
 use crate::worker;
 
+use super::run::verdict;
 use super::{Outcome, shell_word};
 
 /// Converts.
@@ -143,7 +144,8 @@ impl Session<'_> {
             !self.observer.is_verifying()
         };
         let done = beside(&self.interrupts, OnSignal::Ask(&ask), move || {
-            if finish { prepared.finish() } else { prepared.run() }
+            let result = if finish { prepared.finish() } else { prepared.run() };
+            result.map_err(Box::new)
         });
         match done {
             Ok(Ended::With(result, signal)) => self.conclude(result, signal, budget_bytes, &survey.shards),
@@ -155,7 +157,7 @@ impl Session<'_> {
     /// Puts what happened into the report, and judges it.
     fn conclude(
         mut self,
-        result: Result<ConvertReport, ConvertError>,
+        result: Result<ConvertReport, Box<ConvertError>>,
         signal: Option<i32>,
         budget_bytes: u64,
         shards: &[PathBuf],
@@ -225,12 +227,7 @@ impl Session<'_> {
             self.problems.extend(difference_problem(&verification));
             self.report.verification = Some(verification);
         }
-        let is_broken = |report: &Report| {
-            report.runs.iter().any(|run| run.promise.as_ref().is_some_and(|promise| !promise.kept))
-        };
-        if is_broken(&self.report) {
-            self.report.verdict = Verdict::Fail;
-        }
+        self.report.verdict = verdict(&self.report, false);
         self.report.fail(self.problems);
         let (source, target) =
             (shell_word(&self.resolved.given), shell_word(&self.args.target.to_string_lossy()));

@@ -62,7 +62,8 @@ fn verify(
     let start = Instant::now();
     let done = beside(interrupts, OnSignal::Leave, move || {
         let mut observe = |event: &ConvertEvent<'_>| listener.hear(event);
-        Verification::default().run(&path, other.as_deref(), &mut observe)
+        let found = Verification::default().run(&path, other.as_deref(), &mut observe);
+        found.map_err(|error| translate::problems(&error, Stage::Running, None))
     });
     let elapsed = start.elapsed();
     observer.finish();
@@ -86,6 +87,6 @@ fn verify(
             let next = format!("loadcheck {} --device none", shell_word(&directory.given));
             Outcome { next: Some(next), ..Outcome::of(report) }
         }
-        Err(error) => Outcome::refused(report, translate::problems(&error, Stage::Running, None)),
+        Err(problems) => Outcome::refused(report, problems),
     }
 }

@@ -69,13 +69,17 @@ impl Heard {
         match *event {
             ConvertEvent::Progress { done_bytes, total_bytes } => {
                 let files = Files { done: self.files_done(), total: self.files_total };
-                self.shown("").map(|progress| progress.update_files(done_bytes, total_bytes, files));
+                if let Some(progress) = self.shown("") {
+                    progress.update_files(done_bytes, total_bytes, files);
+                }
             }
             ConvertEvent::Verifying { done_bytes, total_bytes } => {
                 if !std::mem::replace(&mut self.is_verifying, true) {
                     self.progress = None;
                 }
-                self.shown("verify").map(|progress| progress.update(done_bytes, total_bytes, ""));
+                if let Some(progress) = self.shown("verify") {
+                    progress.update(done_bytes, total_bytes, "");
+                }
             }
             ConvertEvent::FileKept { file, bytes } => self.file(file, bytes, FileState::Kept),
             ConvertEvent::FilePublished { file, bytes } => {
@@ -91,7 +95,9 @@ impl Heard {
     fn file(&mut self, name: &str, bytes: u64, state: FileState) {
         self.files.insert(name.to_owned(), state);
         let is_new = state == FileState::Written;
-        self.shown("").map(|progress| progress.file(name, bytes, is_new));
+        if let Some(progress) = self.shown("") {
+            progress.file(name, bytes, is_new);
+        }
     }
 
     fn shown(&mut self, label: &str) -> Option<&mut Progress> {
