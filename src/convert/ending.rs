@@ -38,10 +38,8 @@ pub(super) fn end(
     write_manifest(prepared, target, &state.records, &side_files)?;
     report.is_complete = true;
     prepared.settings.tell(&ConvertEvent::Finished);
-    journal::remove_all(target)?;
-    target.sync_folder_of(MANIFEST_NAME)?;
-    drop(locks);
-    Ok(())
+    journal::remove_all(target, locks)?;
+    target.sync_folder_of(MANIFEST_NAME)
 }
 
 /// What stands in the target, if every file is there.
@@ -72,7 +70,9 @@ pub(super) fn files_of_manifest(target: &TargetDirectory) -> Vec<String> {
     if let Ok(Some(manifest)) = OpenManifest::open(&path) {
         // What stands before a fault is enough to know whose files these are.
         let _ = manifest.read(&mut |entry| {
-            if let Entry::File(file) = entry {
+            if let Entry::File(file) = entry
+                && journal::is_file_of_tensors(&file.name)
+            {
                 names.push(file.name);
             }
         });

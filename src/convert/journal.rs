@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::output::{Found, TargetDirectory};
 use super::{ConvertError, Part};
+use crate::checkpoint::relative_name;
 use crate::units::{ByteRange, to_u64};
 
 /// The folder of the journals, in the target.
@@ -137,6 +138,9 @@ impl Records {
             }
             (b"written", Some(entry)) => {
                 let Ok(Written { name, bytes, blake3 }) = serde_json::from_slice(&line.head) else { return };
+                if !is_file_of_tensors(&name) {
+                    return;
+                }
                 let journal = journal.to_owned();
                 self.files.insert(name, Record { journal, entry, bytes, blake3, published_ns: None });
             }
@@ -407,11 +411,13 @@ pub(super) fn lock_all(target: &TargetDirectory) -> Result<Vec<File>, ConvertErr
     journals(target)?.iter().map(|(path, _)| lock(target, path)).collect()
 }
 
-/// Removes the folder of the journals.
-pub(super) fn remove_all(target: &TargetDirectory) -> Result<(), ConvertError> {
+/// Removes the journals and their folder. `locks` are those of [`lock_all`], or none.
+pub(super) fn remove_all(target: &TargetDirectory, locks: Vec<File>) -> Result<(), ConvertError> {
     for name in target.names_in(WORK_FOLDER)? {
         target.remove(&format!("{WORK_FOLDER}/{name}"))?;
     }
+    // On network file systems, a file that is open when it is removed stays in its folder under another name until it is closed.
+    drop(locks);
     target.remove_folder(WORK_FOLDER)
 }
 
@@ -433,6 +439,15 @@ fn journals(target: &TargetDirectory) -> Result<Vec<(String, Part)>, ConvertErro
     };
     let names = target.names_in(WORK_FOLDER)?;
     Ok(names.iter().filter_map(|name| Some((format!("{WORK_FOLDER}/{name}"), part_of(name)?))).collect())
+}
+
+/// True for a name that a conversion may give to a file of tensors. The hash of a line is no secret, and what is listed may be
+/// replaced and removed: nothing else is.
+pub(super) fn is_file_of_tensors(name: &str) -> bool {
+    /// Bytes of one part of a path that systems take.
+    const PART_BYTES_MAX: usize = 255;
+    let is_short = name.split('/').all(|part| part.len() <= PART_BYTES_MAX);
+    is_short && name.ends_with(".safetensors") && relative_name(name) == Ok(name)
 }
 
 fn journal_path(part: Part) -> String {
@@ -486,8 +501,8 @@ mod tests {
         let part = Part::new(2, 3).unwrap();
         let mut journal = Journal::begin(&target, part, "abc").unwrap();
         journal.written("a b\t\u{e9}.safetensors", 7, "00", entry("{\"x\":1}")).unwrap();
-        journal.written("b", 8, "11", entry("{}")).unwrap();
-        journal.published("b", -5).unwrap();
+        journal.written("b.safetensors", 8, "11", entry("{}")).unwrap();
+        journal.published("b.safetensors", -5).unwrap();
         let records = Records::read(&target).unwrap();
         assert_eq!([Some(3), None].map(|parts| records.differ_from("abc", parts)), [None, None]);
         assert!(records.differ_from("abd", None).is_some() && records.differ_from("abc", Some(2)).is_some());
@@ -496,7 +511,7 @@ mod tests {
         let mut copy = Vec::new();
         first.entry(&target).unwrap().read_to_end(&mut copy).unwrap();
         assert_eq!(copy, b"{\"x\":1}");
-        assert_eq!(records.find("b").unwrap().published_ns, Some(-5));
+        assert_eq!(records.find("b.safetensors").unwrap().published_ns, Some(-5));
     }
 
     #[test]
@@ -535,27 +550,27 @@ mod tests {
         let (folder, target) = target();
         let part = Part::new(1, 1).unwrap();
         let mut journal = Journal::begin(&target, part, "abc").unwrap();
-        journal.written("a", 1, "00", entry("{}")).unwrap();
+        journal.written("a.safetensors", 1, "00", entry("{}")).unwrap();
         let path = folder.path().join(WORK_FOLDER).join("part-1-of-1.journal");
         let before = std::fs::read(&path).unwrap().len();
-        journal.written("b", 2, "11", entry("{\"long\":\"entry\"}")).unwrap();
+        journal.written("b.safetensors", 2, "11", entry("{\"long\":\"entry\"}")).unwrap();
         drop(journal);
         let whole = std::fs::read(&path).unwrap();
         for end in 0..whole.len() {
             std::fs::write(&path, &whole[..end]).unwrap();
             let records = Records::read(&target).unwrap();
-            assert_eq!(records.find("a").is_some(), end >= before, "{end}");
-            assert!(records.find("b").is_none(), "{end}");
+            assert_eq!(records.find("a.safetensors").is_some(), end >= before, "{end}");
+            assert!(records.find("b.safetensors").is_none(), "{end}");
             let mut journal = Journal::begin(&target, part, "abc").unwrap();
-            journal.written("c", 3, "22", entry("{}")).unwrap();
-            assert!(Records::read(&target).unwrap().find("c").is_some(), "{end}");
+            journal.written("c.safetensors", 3, "22", entry("{}")).unwrap();
+            assert!(Records::read(&target).unwrap().find("c.safetensors").is_some(), "{end}");
         }
         for at in 0..whole.len() {
             let mut damaged = whole.clone();
             damaged[at] ^= 1;
             std::fs::write(&path, &damaged).unwrap();
             let records = Records::read(&target).unwrap();
-            for (name, bytes) in [("a", 1), ("b", 2)] {
+            for (name, bytes) in [("a.safetensors", 1), ("b.safetensors", 2)] {
                 assert!(records.find(name).is_none_or(|record| record.bytes == bytes), "{at}");
             }
         }

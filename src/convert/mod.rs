@@ -25,6 +25,7 @@ mod run;
 mod scope;
 mod settings;
 mod side_files;
+mod source_guard;
 mod target;
 mod verify;
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::scope::Scope;
 use super::side_files::SideFiles;
 use super::target::{self, Expected, FileState, TargetState};
-use super::{Conversion, ConvertError, ConvertReport, Part, run};
+use super::{Conversion, ConvertError, ConvertReport, MANIFEST_NAME, Part, run, source_guard};
 use crate::load::CancelHandle;
 use crate::plan::LoadPlan;
 
@@ -82,6 +82,10 @@ impl PreparedConversion {
         scope.notes.extend(side_files.notes.iter().cloned());
         let mut others: Vec<String> = side_files.files.iter().map(|file| file.name.clone()).collect();
         others.extend(scope.shapes.components.iter().filter_map(|component| component.index_name()));
+        let names: Vec<&str> = scope.shapes.files.iter().map(|file| file.id.as_str()).collect();
+        let names =
+            [&names[..], &others.iter().map(String::as_str).collect::<Vec<_>>(), &[MANIFEST_NAME]].concat();
+        source_guard::check(&source_guard::paths_of(source, &scope.checkpoint, &side_files), target, &names)?;
         let part_count = settings.part.map(Part::of);
         let expected = Expected { scope: &scope, others: &others, part_count, overwrite: settings.overwrite };
         let state = TargetState::look(target, &expected)?;

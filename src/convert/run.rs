@@ -19,6 +19,7 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 use rustix::fs::Advice;
 
 use super::digest::{Digest, hex};
+use super::files::Component;
 use super::journal::{self, Journal, Record, Records};
 use super::manifest::ManifestTensor;
 use super::output::{FileBackend, FileSet, FinishedFile, Found, OutputEnd, TargetDirectory};
@@ -26,6 +27,7 @@ use super::prepared::PreparedConversion;
 use super::target::{self, FileState};
 use super::{
     ConvertError, ConvertEvent, ConvertReport, KernelCopied, MANIFEST_NAME, Part, Verification, ending,
+    source_guard,
 };
 use crate::checkpoint::{ShardId, open_regular};
 use crate::load::{DEFAULT_STALL_TIMEOUT, HandOut, Launch, LayerStream, LoadError, Progress};
@@ -46,7 +48,7 @@ pub(super) fn convert(prepared: PreparedConversion) -> Result<ConvertReport, Con
     if prepared.state.is_complete {
         // A run that was interrupted at its very end may have left its journals.
         if let Some(target) = TargetDirectory::open(&prepared.target)? {
-            journal::remove_all(&target)?;
+            journal::remove_all(&target, Vec::new())?;
         }
         keep_all(&prepared, &mut report);
         return verified(&prepared, report, started);
@@ -76,7 +78,7 @@ pub(super) fn finish(prepared: PreparedConversion) -> Result<ConvertReport, Conv
     let mut report = empty_report(&prepared);
     let target = TargetDirectory::open(&prepared.target)?;
     match target {
-        Some(target) if prepared.state.is_complete => journal::remove_all(&target)?,
+        Some(target) if prepared.state.is_complete => journal::remove_all(&target, Vec::new())?,
         Some(target) => ending::end(&prepared, &target, &mut report)?,
         None => {
             return Err(ending::incomplete(
@@ -140,23 +142,24 @@ fn clear(prepared: &PreparedConversion, target: &TargetDirectory) -> Result<(), 
         return Ok(());
     }
     let made = ending::files_of_manifest(target);
+    let doomed: BTreeSet<&str> = old.names().chain(made.iter().map(String::as_str)).collect();
+    let indices: Vec<String> = scope.shapes.components.iter().filter_map(Component::index_name).collect();
+    let names = doomed.iter().copied().chain(indices.iter().map(String::as_str)).collect::<Vec<_>>();
+    let source = source_guard::paths_of(&prepared.source, &scope.checkpoint, &prepared.side_files);
+    source_guard::check(&source, target.path(), &names)?;
     target.remove(MANIFEST_NAME)?;
-    for component in &scope.shapes.components {
-        if let Some(index) = component.index_name() {
-            target.remove(&index)?;
-        }
+    for index in &indices {
+        target.remove(index)?;
     }
     target.sync_folder_of(MANIFEST_NAME)?;
     let new: BTreeSet<&str> = scope.shapes.files.iter().map(|file| file.id.as_str()).collect();
-    for name in old.names().map(str::to_owned).chain(made) {
-        target.remove_partial(&name)?;
-        if !new.contains(name.as_str()) {
-            target.remove(&name)?;
+    for name in doomed {
+        target.remove_partial(name)?;
+        if !new.contains(name) {
+            target.remove(name)?;
         }
     }
-    journal::remove_all(target)?;
-    drop(locks);
-    Ok(())
+    journal::remove_all(target, locks)
 }
 
 impl super::Conversion {
