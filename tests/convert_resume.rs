@@ -314,9 +314,9 @@ fn a_damaged_unfinished_file_is_never_published() {
 fn damaged_files_are_not_taken_for_right_ones() {
     let Some((world, unfinished)) = interrupted() else { return };
     let name = published(&unfinished)[1].clone();
-    for (first, names) in [
-        (unfinished, vec![name.as_str()]),
-        (world.path("golden"), vec![name.as_str(), INDEX, "config.json", MANIFEST]),
+    for (first, names, is_finished) in [
+        (unfinished, vec![name.as_str()], false),
+        (world.path("golden"), vec![name.as_str(), INDEX, "config.json", MANIFEST], true),
     ] {
         for name in names {
             for what in ["a bit", "cut", "longer", "removed"] {
@@ -341,7 +341,7 @@ fn damaged_files_are_not_taken_for_right_ones() {
                 );
                 if output.status.success() {
                     let wrong = differences(&tree(&target), &world.golden);
-                    let is_seen = wrong.is_empty() || verify(&world, &target) == Some(5);
+                    let is_seen = wrong.is_empty() || is_finished && verify(&world, &target) == Some(5);
                     assert!(is_seen, "{name}: {what}: {wrong:?}");
                 } else {
                     assert_refused(&output, "LC0");
