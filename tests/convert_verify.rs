@@ -407,11 +407,15 @@ fn a_budget_is_kept_or_refused() {
     let converted = convert("several slots", Conversion::new());
     let run = |mib: u64| {
         let verification = Verification::new().host_budget(mib << 20).open_options(OpenOptions::new());
-        verification.run(&converted.target, Some(&converted.layout.path), &mut |_| {})
+        let mut told = 0;
+        let found = verification.run(&converted.target, Some(&converted.layout.path), &mut |_| told += 1);
+        (found, told)
     };
-    assert_eq!(told(&run(5).unwrap()), [""; 0]);
-    let refused = run(4).unwrap_err();
+    assert_eq!(told(&run(5).0.unwrap()), [""; 0]);
+    let (refused, told) = run(4);
+    let refused = refused.unwrap_err();
     assert!(matches!(&refused, ConvertError::Plan(error) if error.is_over_budget()), "{refused}");
+    assert_eq!(told, 0, "before anything is read");
 }
 
 #[test]

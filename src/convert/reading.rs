@@ -116,6 +116,14 @@ impl HashPass<'_> {
         watch(stream, None, seen, on_seen)
     }
 
+    /// Refuses what [`Self::tensors`] would refuse before it reads anything.
+    ///
+    /// # Errors
+    /// As [`Self::files`].
+    pub(super) fn check_tensors(&self, tensors: &[TensorId], casts: &Casts<'_>) -> Result<(), ConvertError> {
+        self.plan(&groups(self.checkpoint, tensors, |_| true), casts, tensors, true).map(drop)
+    }
+
     /// Hashes the tensors of a list, ascending, as `casts` has them. Without SHA-256.
     ///
     /// # Errors

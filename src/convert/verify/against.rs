@@ -79,6 +79,25 @@ impl Comparison {
         Some(&self.pairs[found])
     }
 
+    /// Refuses what [`Self::run`] would refuse before it reads anything: better before the target has been read.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub(super) fn check(&self, work: &Work<'_>) -> Result<(), ConvertError> {
+        let (pass, ids) = self.pass(work);
+        match ids.is_empty() {
+            true => Ok(()),
+            false => pass.check_tensors(&ids, &|id| self.pair_of(id).and_then(|pair| pair.cast)),
+        }
+    }
+
+    /// The pass over the source, and which of its tensors it hashes.
+    fn pass(&self, work: &Work<'_>) -> (HashPass<'_>, Vec<TensorId>) {
+        let ids = self.pairs.iter().map(|pair| pair.source).collect();
+        let beside = work.memory(Some(&self.source));
+        (HashPass { checkpoint: &self.source, settings: work.reading, beside }, ids)
+    }
+
     /// Hashes the source, and compares with the hashes of the target.
     ///
     /// # Errors
@@ -89,9 +108,7 @@ impl Comparison {
         findings: &mut Findings,
         tell: &mut dyn FnMut(u64),
     ) -> Result<(), ConvertError> {
-        let ids: Vec<TensorId> = self.pairs.iter().map(|pair| pair.source).collect();
-        let beside = work.memory(Some(&self.source));
-        let pass = HashPass { checkpoint: &self.source, settings: work.reading, beside };
+        let (pass, ids) = self.pass(work);
         let casts = |id| self.pair_of(id).and_then(|pair| pair.cast);
         let mut different = Vec::new();
         let fallbacks = pass.tensors(&ids, &casts, &mut |seen| match seen {

@@ -198,6 +198,10 @@ impl Work<'_> {
         if self.stated.is_none() && self.comparison.is_none() {
             return Ok(());
         }
+        if let Some(comparison) = self.comparison {
+            self.hashes = vec![[0; 32]; self.target.tensor_count()];
+            comparison.check(self)?;
+        }
         let target_bytes = self.target.tensor_bytes();
         let source_bytes = self.comparison.map_or(0, |comparison| comparison.hashed_bytes(self.target));
         let total_bytes = target_bytes.saturating_add(source_bytes);
@@ -220,9 +224,6 @@ impl Work<'_> {
         findings: &mut Findings,
         tell: &mut dyn FnMut(u64),
     ) -> Result<(), ConvertError> {
-        if self.comparison.is_some() {
-            self.hashes = vec![[0; 32]; self.target.tensor_count()];
-        }
         let (target, stated) = (self.target, self.stated);
         let pass = HashPass { checkpoint: target, settings: self.reading, beside: self.memory(None) };
         let with_sha256 = stated.is_some_and(Stated::has_sha256);
