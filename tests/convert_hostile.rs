@@ -327,6 +327,24 @@ fn in_own_mounts(what: &str, script: &str, place: &Path, command: &Command) -> O
     Some(run(&wrapped(words, command)))
 }
 
+/// The same directory, mounted in a second place.
+#[test]
+fn a_source_that_is_bound_elsewhere_is_still_the_source() {
+    let world = World::new(&[]);
+    let before = tree(&world.source);
+    let place = world.path("place");
+    fs::create_dir_all(&place).unwrap();
+    let script = format!("mount --bind {} \"$1\" && shift && exec \"$@\"", world.source.display());
+    for flags in [&[][..], &["--force"]] {
+        let mut command = world.convert(&place);
+        command.args(flags);
+        let Some(output) = in_own_mounts("a bound directory", &script, &place, &command) else { return };
+        assert_refused(&output, "LC0210", "place");
+        assert!(stderr(&output).contains("directory of the source"), "{}", stderr(&output));
+        assert_eq!(tree(&world.source), before);
+    }
+}
+
 #[test]
 fn a_target_that_cannot_be_written_is_told_at_once() {
     let world = World::new(&[]);
