@@ -29,6 +29,8 @@ pub(super) const WORK_FOLDER: &str = ".onelayer-convert";
 
 /// A field that is longer than this and is no entry is damage.
 const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Fields of the longest line.
+const FIELDS_MAX: usize = 4;
 /// Hexadecimal digits of the hash at the end of a line.
 const HASH_DIGITS: usize = 16;
 
@@ -229,6 +231,10 @@ impl Fields {
     }
 
     fn open(&mut self, offset_bytes: u64) {
+        if self.heads.len() > FIELDS_MAX {
+            // Damage, however much of it there is; `extend` says so.
+            return;
+        }
         self.before_last = (!self.heads.is_empty()).then(|| self.hasher.clone());
         if !self.heads.is_empty() {
             self.hasher.update(b"\t");
@@ -447,6 +453,11 @@ fn journal_path(part: Part) -> String {
 fn lock(target: &TargetDirectory, path: &str) -> Result<File, ConvertError> {
     let file = target.open_appending(path)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        // Whoever ended the conversion between the opening and the locking has removed it: a lock on it would keep nobody out.
+        Ok(()) if rustix::fs::fstat(&file).is_ok_and(|stat| stat.st_nlink == 0) => {
+            let process = "that has just ended; run the command again".to_owned();
+            Err(ConvertError::Locked { path: target.path().to_owned(), process })
+        }
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => {
             let mut records = Records::default();

@@ -9,6 +9,7 @@
 //! whose bytes are not all there; the one before it only has to be hashed.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -34,6 +35,8 @@ use crate::units::{ByteRange, to_u64};
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// Bytes that are hashed at once when an earlier run's file is checked.
 const PIECE_BYTES: usize = 256 << 10;
+/// What of such a file may stay in the page cache behind the cursor.
+const CACHED_BYTES_MAX: usize = 8 << 20;
 /// Layers read ahead: as many as the ring takes. Many files are small.
 const PREFETCH_LAYERS: u32 = 64;
 
@@ -181,7 +184,7 @@ impl Run<'_> {
         let Some(record) = self.prepared.state.records.find(name) else { return Ok(false) };
         if let Some(Found::File { len_bytes, modified_ns, .. }) = self.target.find(name)?
             && len_bytes == expected_bytes
-            && self.hashes_to(&mut self.target.open_file(name)?, name, record)?
+            && self.hashes_to(&self.target.open_file(name)?, name, record)?
         {
             self.target.sync_folder_of(name)?;
             self.journal.published(name, modified_ns)?;
@@ -192,7 +195,7 @@ impl Run<'_> {
             && len_bytes == expected_bytes
         {
             let partial = self.target.open_partial(name)?;
-            if self.hashes_to(&mut partial.file(), name, record)? {
+            if self.hashes_to(partial.file(), name, record)? {
                 let modified_ns = partial.publish(true)?;
                 self.journal.published(name, modified_ns)?;
                 return Ok(true);
@@ -201,18 +204,27 @@ impl Run<'_> {
         Ok(false)
     }
 
-    fn hashes_to(&self, file: &mut impl Read, name: &str, record: &Record) -> Result<bool, ConvertError> {
+    fn hashes_to(&self, mut file: &File, name: &str, record: &Record) -> Result<bool, ConvertError> {
         let failed =
             |source| ConvertError::Read { path: self.target.path_of(name), operation: "read", source };
         let mut digest = Digest::new(false);
         let mut piece = vec![0; PIECE_BYTES];
+        let mut cached_bytes = 0;
         loop {
+            if cached_bytes >= CACHED_BYTES_MAX {
+                // A file system that does not heed advice keeps the pages.
+                let _ = rustix::fs::fadvise(file, 0, None, Advice::DontNeed);
+                cached_bytes = 0;
+            }
             if self.prepared.cancel.is_cancelled() {
                 return Err(LoadError::Cancelled.into());
             }
             match file.read(&mut piece) {
                 Ok(0) => return Ok(hex(&digest.take().blake3) == record.blake3),
-                Ok(count) => digest.update(&piece[..count]),
+                Ok(count) => {
+                    digest.update(&piece[..count]);
+                    cached_bytes += count;
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(failed(error)),
             }
