@@ -200,6 +200,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--python", type=pathlib.Path)
     parser.add_argument("--inventories", type=pathlib.Path, help="a folder of full inventories instead of the fixtures")
+    parser.add_argument("--small", action="store_true", help="convert no checkpoint of 17 GB")
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     build()

@@ -125,7 +125,10 @@ pub enum ConvertError {
         limit: u64,
     },
     /// Parts of the conversion are missing.
-    #[error("{}: {missing_count} files are missing, the first is {first}; run their parts again", path.display())]
+    #[error(
+        "{}: {missing_count} {} missing, {first} to begin with; run the parts again that make them", path.display(),
+        if *missing_count == 1 { "file is" } else { "files are" }
+    )]
     Incomplete {
         /// The target.
         path: PathBuf,

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::output::{Found, TargetDirectory};
 use super::{ConvertError, Part};
+use crate::checkpoint::relative_name;
 use crate::units::{ByteRange, to_u64};
 
 /// The folder of the journals, in the target.
@@ -137,6 +138,10 @@ impl Records {
             }
             (b"written", Some(entry)) => {
                 let Ok(Written { name, bytes, blake3 }) = serde_json::from_slice(&line.head) else { return };
+                // The hash of a line is no secret: whoever may write here must not lead us elsewhere.
+                if relative_name(&name) != Ok(&name) {
+                    return;
+                }
                 let journal = journal.to_owned();
                 self.files.insert(name, Record { journal, entry, bytes, blake3, published_ns: None });
             }
@@ -497,6 +502,17 @@ mod tests {
         first.entry(&target).unwrap().read_to_end(&mut copy).unwrap();
         assert_eq!(copy, b"{\"x\":1}");
         assert_eq!(records.find("b").unwrap().published_ns, Some(-5));
+    }
+
+    /// Names become paths that may be removed.
+    #[test]
+    fn names_that_lead_out_of_the_target_are_not_taken() {
+        let (_folder, target) = target();
+        let mut journal = Journal::begin(&target, Part::new(1, 1).unwrap(), "abc").unwrap();
+        for name in ["../up", "a/../b", "/root", "", ".", "..", "./here", "below/here"] {
+            journal.written(name, 1, "00", entry("{}")).unwrap();
+        }
+        assert_eq!(Records::read(&target).unwrap().names().collect::<Vec<_>>(), ["below/here"]);
     }
 
     #[test]
