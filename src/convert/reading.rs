@@ -529,6 +529,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_witness_that_refuses_ends_the_load() {
+        let folder = tempfile::tempdir().unwrap();
+        write_sharded(folder.path(), &shards());
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
+        let ids = all_ids(&checkpoint);
+        let plan = Arc::new(pass.plan(&groups(&checkpoint, &ids, |_| true), &|_| None, &ids, false).unwrap());
+        let mut seen = 0;
+        let witness: Witness = Box::new(move |_, _| {
+            seen += 1;
+            if seen == 3 { Err(LoadError::Cancelled) } else { Ok(()) }
+        });
+        let layers: Vec<_> = pass.start(plan, false, Some(witness)).unwrap().collect();
+        assert!(matches!(layers.last(), Some(Err(LoadError::Cancelled))), "{layers:?}");
+    }
+
     /// Whoever listens may fail: what runs then ends, however much it has to tell.
     #[test]
     fn a_listener_that_panics_ends_the_pass() {
