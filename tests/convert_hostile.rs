@@ -244,6 +244,112 @@ fn a_source_inside_the_target_stays_as_it_is() {
     }
 }
 
+/// Whatever leads to the source, `--force` does not replace or remove it.
+#[test]
+fn a_source_that_lies_in_the_target_under_a_name_of_its_own_is_refused() {
+    let world = World::new(&[]);
+    let whole = world.path("whole");
+    let merge = |source: &Path, target: &Path, flags: &[&str]| {
+        let mut command = cli_support::loadcheck(world.directory.path());
+        command.arg("convert").arg(source).arg(target).args(["-q", "--force"]).args(flags);
+        run(&command)
+    };
+    assert_code(&merge(&world.source, &whole, &["--merge"]), 0);
+    let made = tree(&whole);
+    // The whole one is reached by a link to its file, and would be replaced; or removed, as what another conversion has made.
+    let links = world.path("links");
+    fs::create_dir(&links).unwrap();
+    symlink(whole.join("model.safetensors"), links.join("model.safetensors")).unwrap();
+    for flags in [&["--merge", "--sha256"][..], &[]] {
+        assert_refused(&merge(&links, &whole, flags), "LC0210", "model.safetensors");
+        assert_eq!(tree(&whole), made, "{flags:?}");
+    }
+    // A component of a pipeline, of which the target has been the whole.
+    let pipeline = world.path("pipeline");
+    for component in ["unet", "vae"] {
+        copy_files(&whole, &pipeline.join(component), &["model.safetensors", "config.json"]);
+    }
+    fs::write(pipeline.join("model_index.json"), r#"{"unet": ["a", "b"], "vae": ["a", "b"]}"#).unwrap();
+    let target = world.path("target");
+    assert_code(&merge(&pipeline, &target, &[]), 0);
+    let made = tree(&target);
+    assert_refused(&merge(&target.join("unet"), &target, &[]), "LC0210", "unet/model-0000");
+    assert_eq!(tree(&target), made);
+    // A component that is a link into the target.
+    let linked = world.path("linked");
+    fs::create_dir(&linked).unwrap();
+    copy_files(&pipeline, &linked, &["model_index.json"]);
+    symlink(pipeline.join("vae"), linked.join("vae")).unwrap();
+    let target = world.path("second");
+    copy_files(&whole, &target.join("unet"), &["model.safetensors"]);
+    symlink(target.join("unet"), linked.join("unet")).unwrap();
+    let made = tree(&target);
+    assert_refused(&merge(&linked, &target, &["--merge"]), "LC0210", "unet/model.safetensors");
+    assert_eq!(tree(&target), made);
+    // An index whose shards lie elsewhere.
+    let index = format!(r#"{{"weight_map": {{"{}": "unet/model.safetensors"}}}}"#, "x");
+    fs::write(target.join(INDEX), index).unwrap();
+    let made = tree(&target);
+    let output = merge(&target.join(INDEX), &target, &[]);
+    assert!(!output.status.success());
+    assert_eq!(tree(&target), made);
+}
+
+fn copy_files(from: &Path, to: &Path, names: &[&str]) {
+    fs::create_dir_all(to).unwrap();
+    for name in names {
+        fs::copy(from.join(name), to.join(name)).unwrap();
+    }
+}
+
+/// A journal of another conversion, with hashes that are right, is no order to remove what it names.
+#[test]
+fn force_removes_nothing_elsewhere_because_a_journal_names_it() {
+    let world = World::new(&[]);
+    let victim = world.path("victim.safetensors");
+    fs::write(&victim, "precious").unwrap();
+    let source = world.source.file_name().unwrap().to_str().unwrap().to_owned();
+    let long = format!("{}.safetensors", "x".repeat(300));
+    let own = format!("../{source}/model.safetensors");
+    for name in [
+        "../victim.safetensors",
+        victim.to_str().unwrap(),
+        "mine/../../victim.safetensors",
+        "",
+        ".",
+        "..",
+        "mine/..",
+        "mine/",
+        "mine.txt",
+        "nul\\u0000.safetensors",
+        &long,
+        &own,
+        ".onelayer-convert",
+    ] {
+        let target = world.path("target");
+        fs::create_dir_all(target.join(".onelayer-convert")).unwrap();
+        fs::create_dir(target.join("mine")).unwrap();
+        fs::write(target.join("mine.txt"), "mine").unwrap();
+        let mut journal = String::new();
+        for line in [
+            "begun\t{\"fingerprint\":\"abc\",\"process\":\"x\"}".to_owned(),
+            format!("written\t{{\"name\":\"{name}\",\"bytes\":8,\"blake3\":\"00\"}}\t{{}}"),
+        ] {
+            let hash = blake3::hash(line.as_bytes()).to_hex();
+            journal.push_str(&format!("{line}\t{}\n", &hash[..16]));
+        }
+        fs::write(target.join(".onelayer-convert/part-1-of-1.journal"), journal).unwrap();
+        assert_refused(&run(&world.convert(&target)), "LC0210", "another source");
+        assert_code(&run(&force(world.convert(&target))), 0);
+        assert_eq!(fs::read(&victim).unwrap(), b"precious", "{name}");
+        assert_eq!(fs::read(target.join("mine.txt")).unwrap(), b"mine", "{name}");
+        fs::remove_file(target.join("mine.txt")).unwrap();
+        fs::remove_dir(target.join("mine")).unwrap();
+        assert_eq!(differences(&tree(&target), &world.golden), [""; 0], "{name}");
+        fs::remove_dir_all(&target).unwrap();
+    }
+}
+
 #[test]
 fn what_is_not_ours_in_the_target_stays() {
     let world = World::new(&[]);

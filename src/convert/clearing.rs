@@ -9,11 +9,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::files::Component;
 use super::journal::{self, Records};
 use super::manifest_reader::{Entry, OpenManifest};
 use super::output::TargetDirectory;
 use super::prepared::PreparedConversion;
-use super::{ConvertError, MANIFEST_NAME, Part};
+use super::{ConvertError, MANIFEST_NAME, Part, source_guard};
 
 /// Removes what another conversion has made. Does nothing if this one has begun.
 ///
@@ -35,9 +36,12 @@ pub(super) fn clear(prepared: &PreparedConversion, target: &TargetDirectory) -> 
         return Ok(());
     }
     let made: BTreeSet<String> = old.names().map(str::to_owned).chain(made_by_manifest(target)).collect();
-    let indices = scope.shapes.components.iter().filter_map(|component| component.index_name());
-    for index in indices {
-        target.remove(&index)?;
+    let indices: Vec<String> = scope.shapes.components.iter().filter_map(Component::index_name).collect();
+    let doomed: Vec<&str> = made.iter().chain(&indices).map(String::as_str).collect();
+    let source = source_guard::paths_of(&prepared.source, &scope.checkpoint, &prepared.side_files);
+    source_guard::check(&source, target.path(), &doomed)?;
+    for index in &indices {
+        target.remove(index)?;
     }
     let files = scope.shapes.files.iter().map(|file| file.id.as_str());
     let side_files = prepared.side_files.files.iter().map(|file| file.name.as_str());
@@ -55,9 +59,7 @@ pub(super) fn clear(prepared: &PreparedConversion, target: &TargetDirectory) -> 
     }
     target.remove(MANIFEST_NAME)?;
     target.sync_folder_of(MANIFEST_NAME)?;
-    journal::remove_all(target)?;
-    drop(locks);
-    Ok(())
+    journal::remove_all(target, locks)
 }
 
 /// The files and side files that a manifest in the target lists; none if it cannot be read.

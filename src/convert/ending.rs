@@ -1,5 +1,6 @@
 //! The end of a conversion: when every file is there, side files, then indices, then the manifest. Then the journals go.
 
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
 
 use super::digest::{Digest, hex};
@@ -33,7 +34,7 @@ pub(super) fn end(
     if state.is_complete {
         // Another run has ended it since this one was prepared.
         report.is_complete = true;
-        return tidy(target);
+        return tidy(target, locks);
     }
     let mut side_files = copy_side_files(prepared, target, report)?;
     for component in &prepared.scope.shapes.components {
@@ -43,9 +44,7 @@ pub(super) fn end(
     report.is_complete = true;
     prepared.settings.tell(&ConvertEvent::Finished);
     report.notes.extend(note_strangers(prepared, target)?);
-    tidy(target)?;
-    drop(locks);
-    Ok(())
+    tidy(target, locks)
 }
 
 /// Names weights that stand beside those of the conversion, which is there to replace files and not to remove what somebody else made.
@@ -65,8 +64,9 @@ fn note_strangers(
 }
 
 /// Removes the journals of a conversion that is complete. A run that was interrupted at its very end may have left them.
-pub(super) fn tidy(target: &TargetDirectory) -> Result<(), ConvertError> {
-    journal::remove_all(target)?;
+/// `locks` are those of its journals, or none.
+pub(super) fn tidy(target: &TargetDirectory, locks: Vec<File>) -> Result<(), ConvertError> {
+    journal::remove_all(target, locks)?;
     target.sync_folder_of(MANIFEST_NAME)
 }
 
@@ -196,7 +196,7 @@ fn write_text(
 
 /// Writes to a file through a buffer, and hashes and counts what passes.
 struct Counted<'a> {
-    out: BufWriter<&'a std::fs::File>,
+    out: BufWriter<&'a File>,
     digest: Digest,
     bytes: u64,
 }

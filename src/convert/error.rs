@@ -46,6 +46,14 @@ pub enum ConvertError {
         /// The directory.
         path: PathBuf,
     },
+    /// A file that this conversion would replace or remove belongs to the source.
+    #[error(
+        "{}: belongs to the source, and this conversion would replace or remove it; choose another target", path.display()
+    )]
+    OfSource {
+        /// The file, by its path in the target.
+        path: PathBuf,
+    },
     /// A file in the target is in the way.
     #[error("{}: {found} that this conversion did not make; remove it, or overwrite it on purpose (--force)", path.display())]
     Exists {

@@ -141,7 +141,7 @@ impl Records {
             (b"written", Some(entry)) => {
                 let Ok(Written { name, bytes, blake3 }) = serde_json::from_slice(&line.head) else { return };
                 // The hash of a line is no secret: whoever may write here must not lead us elsewhere.
-                if relative_name(&name) != Ok(&name) {
+                if !is_file_of_tensors(&name) {
                     return;
                 }
                 let journal = journal.to_owned();
@@ -418,11 +418,13 @@ pub(super) fn lock_all(target: &TargetDirectory) -> Result<Vec<File>, ConvertErr
     journals(target)?.iter().map(|(path, _)| lock(target, path)).collect()
 }
 
-/// Removes the folder of the journals.
-pub(super) fn remove_all(target: &TargetDirectory) -> Result<(), ConvertError> {
+/// Removes the journals and their folder. `locks` are those of [`lock_all`], or none.
+pub(super) fn remove_all(target: &TargetDirectory, locks: Vec<File>) -> Result<(), ConvertError> {
     for name in target.names_in(WORK_FOLDER)? {
         target.remove(&format!("{WORK_FOLDER}/{name}"))?;
     }
+    // On network file systems, a file that is open when it is removed stays in its folder under another name until it is closed.
+    drop(locks);
     target.remove_folder(WORK_FOLDER)
 }
 
@@ -444,6 +446,15 @@ fn journals(target: &TargetDirectory) -> Result<Vec<(String, Part)>, ConvertErro
     };
     let names = target.names_in(WORK_FOLDER)?;
     Ok(names.iter().filter_map(|name| Some((format!("{WORK_FOLDER}/{name}"), part_of(name)?))).collect())
+}
+
+/// True for a name that a conversion may give to a file of tensors. The hash of a line is no secret, and what is listed may be
+/// replaced and removed: nothing else is.
+pub(super) fn is_file_of_tensors(name: &str) -> bool {
+    /// Bytes of one part of a path that systems take.
+    const PART_BYTES_MAX: usize = 255;
+    let is_short = name.split('/').all(|part| part.len() <= PART_BYTES_MAX);
+    is_short && name.ends_with(".safetensors") && relative_name(name) == Ok(name)
 }
 
 fn journal_path(part: Part) -> String {
@@ -502,8 +513,8 @@ mod tests {
         let part = Part::new(2, 3).unwrap();
         let mut journal = Journal::begin(&target, part, "abc").unwrap();
         journal.written("a b\t\u{e9}.safetensors", 7, "00", entry("{\"x\":1}")).unwrap();
-        journal.written("b", 8, "11", entry("{}")).unwrap();
-        journal.published("b", -5).unwrap();
+        journal.written("b.safetensors", 8, "11", entry("{}")).unwrap();
+        journal.published("b.safetensors", -5).unwrap();
         let records = Records::read(&target).unwrap();
         assert_eq!([Some(3), None].map(|parts| records.differ_from("abc", parts)), [None, None]);
         assert!(records.differ_from("abd", None).is_some() && records.differ_from("abc", Some(2)).is_some());
@@ -512,7 +523,7 @@ mod tests {
         let mut copy = Vec::new();
         first.entry(&target).unwrap().read_to_end(&mut copy).unwrap();
         assert_eq!(copy, b"{\"x\":1}");
-        assert_eq!(records.find("b").unwrap().published_ns, Some(-5));
+        assert_eq!(records.find("b.safetensors").unwrap().published_ns, Some(-5));
     }
 
     /// Names become paths that may be removed.
@@ -520,10 +531,16 @@ mod tests {
     fn names_that_lead_out_of_the_target_are_not_taken() {
         let (_folder, target) = target();
         let mut journal = Journal::begin(&target, Part::new(1, 1).unwrap(), "abc").unwrap();
-        for name in ["../up", "a/../b", "/root", "", ".", "..", "./here", "below/here"] {
+        let wrong =
+            ["../up", "a/../b", "/root", "", ".", "..", "./here"].map(|name| format!("{name}.safetensors"));
+        let wrong = wrong.iter().map(String::as_str).chain(["", ".", "..", "config.json"]);
+        for name in wrong.chain(["below/here.safetensors"]).filter(|name| *name != ".safetensors") {
             journal.written(name, 1, "00", entry("{}")).unwrap();
         }
-        assert_eq!(Records::read(&target).unwrap().names().collect::<Vec<_>>(), ["below/here"]);
+        assert_eq!(
+            Records::read(&target).unwrap().names().collect::<Vec<_>>(),
+            ["...safetensors", "below/here.safetensors"]
+        );
     }
 
     #[test]
@@ -562,27 +579,27 @@ mod tests {
         let (folder, target) = target();
         let part = Part::new(1, 1).unwrap();
         let mut journal = Journal::begin(&target, part, "abc").unwrap();
-        journal.written("a", 1, "00", entry("{}")).unwrap();
+        journal.written("a.safetensors", 1, "00", entry("{}")).unwrap();
         let path = folder.path().join(WORK_FOLDER).join("part-1-of-1.journal");
         let before = std::fs::read(&path).unwrap().len();
-        journal.written("b", 2, "11", entry("{\"long\":\"entry\"}")).unwrap();
+        journal.written("b.safetensors", 2, "11", entry("{\"long\":\"entry\"}")).unwrap();
         drop(journal);
         let whole = std::fs::read(&path).unwrap();
         for end in 0..whole.len() {
             std::fs::write(&path, &whole[..end]).unwrap();
             let records = Records::read(&target).unwrap();
-            assert_eq!(records.find("a").is_some(), end >= before, "{end}");
-            assert!(records.find("b").is_none(), "{end}");
+            assert_eq!(records.find("a.safetensors").is_some(), end >= before, "{end}");
+            assert!(records.find("b.safetensors").is_none(), "{end}");
             let mut journal = Journal::begin(&target, part, "abc").unwrap();
-            journal.written("c", 3, "22", entry("{}")).unwrap();
-            assert!(Records::read(&target).unwrap().find("c").is_some(), "{end}");
+            journal.written("c.safetensors", 3, "22", entry("{}")).unwrap();
+            assert!(Records::read(&target).unwrap().find("c.safetensors").is_some(), "{end}");
         }
         for at in 0..whole.len() {
             let mut damaged = whole.clone();
             damaged[at] ^= 1;
             std::fs::write(&path, &damaged).unwrap();
             let records = Records::read(&target).unwrap();
-            for (name, bytes) in [("a", 1), ("b", 2)] {
+            for (name, bytes) in [("a.safetensors", 1), ("b.safetensors", 2)] {
                 assert!(records.find(name).is_none_or(|record| record.bytes == bytes), "{at}");
             }
         }

@@ -26,6 +26,7 @@ mod run;
 mod scope;
 mod settings;
 mod side_files;
+mod source_guard;
 mod target;
 mod verify;
 

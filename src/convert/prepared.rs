@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::scope::Scope;
 use super::side_files::SideFiles;
 use super::target::{self, Expected, FileState, TargetState};
-use super::{Conversion, ConvertError, ConvertReport, Part, run};
+use super::{Conversion, ConvertError, ConvertReport, MANIFEST_NAME, Part, run, source_guard};
 use crate::load::CancelHandle;
 use crate::plan::LoadPlan;
 
@@ -80,6 +80,11 @@ impl PreparedConversion {
         target::check_apart(source, &scope, target)?;
         let side_files = SideFiles::list(source, target, &scope.checkpoint)?;
         scope.notes.extend(side_files.notes.iter().cloned());
+        let others = other_names(&scope, &side_files);
+        let names = scope.shapes.files.iter().map(|file| file.id.as_str());
+        let names: Vec<&str> =
+            names.chain(others.iter().map(String::as_str)).chain([MANIFEST_NAME]).collect();
+        source_guard::check(&source_guard::paths_of(source, &scope.checkpoint, &side_files), target, &names)?;
         let state = look(&settings, target, &scope, &side_files)?;
         let mut todo = scope.files_of(settings.part);
         todo.retain(|&file| state.files[file] != FileState::Done);
@@ -200,9 +205,15 @@ fn look(
     scope: &Scope,
     side_files: &SideFiles,
 ) -> Result<TargetState, ConvertError> {
-    let mut others: Vec<String> = side_files.files.iter().map(|file| file.name.clone()).collect();
-    others.extend(scope.shapes.components.iter().filter_map(|component| component.index_name()));
+    let others = other_names(scope, side_files);
     let part_count = settings.part.map(Part::of);
     let expected = Expected { scope, others: &others, part_count, overwrite: settings.overwrite };
     TargetState::look(target, &expected)
+}
+
+/// Paths of everything that is no file of tensors, the manifest aside: side files, indices.
+fn other_names(scope: &Scope, side_files: &SideFiles) -> Vec<String> {
+    let mut names: Vec<String> = side_files.files.iter().map(|file| file.name.clone()).collect();
+    names.extend(scope.shapes.components.iter().filter_map(|component| component.index_name()));
+    names
 }

@@ -46,7 +46,7 @@ pub(super) fn convert(mut prepared: PreparedConversion) -> Result<ConvertReport,
     let mut report = empty_report(&prepared);
     if prepared.state.is_complete {
         if let Some(target) = TargetDirectory::open(&prepared.target)? {
-            ending::tidy(&target)?;
+            ending::tidy(&target, Vec::new())?;
         }
         keep_all(&prepared, &mut report);
         return verified(&prepared, report, started);
@@ -62,7 +62,7 @@ pub(super) fn convert(mut prepared: PreparedConversion) -> Result<ConvertReport,
     prepared.look_again()?;
     if prepared.state.is_complete {
         drop(journal);
-        ending::tidy(&target)?;
+        ending::tidy(&target, Vec::new())?;
         keep_all(&prepared, &mut report);
         return verified(&prepared, report, started);
     }
@@ -85,7 +85,7 @@ pub(super) fn finish(prepared: PreparedConversion) -> Result<ConvertReport, Conv
     let mut report = empty_report(&prepared);
     let target = TargetDirectory::open(&prepared.target)?;
     match target {
-        Some(target) if prepared.state.is_complete => ending::tidy(&target)?,
+        Some(target) if prepared.state.is_complete => ending::tidy(&target, Vec::new())?,
         Some(target) => ending::end(&prepared, &target, &mut report)?,
         None => {
             return Err(ending::incomplete(

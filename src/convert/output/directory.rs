@@ -21,6 +21,8 @@ use super::super::ConvertError;
 
 /// What the name of an unfinished file ends in. It begins with a dot.
 const PARTIAL_SUFFIX: &str = ".partial";
+/// Bytes of a name in a folder, at most: `NAME_MAX` of every file system in use.
+const NAME_BYTES_MAX: usize = 255;
 
 /// A directory that is written to. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -84,15 +86,17 @@ impl TargetDirectory {
         }
         let make =
             |source| ConvertError::Write { path: path.to_owned(), operation: "make the directory", source };
+        // Without a `.` at the end, which would be taken for the name of one to be made.
+        let plain: PathBuf = path.components().collect();
         let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
-        let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
-        std::fs::create_dir_all(path).map_err(make)?;
+        let missing: Vec<&Path> = plain.ancestors().take_while(is_missing).collect();
+        std::fs::create_dir_all(&plain).map_err(make)?;
         let directory = Self::open(path)?.ok_or_else(|| make(io::ErrorKind::NotFound.into()))?;
         // What was made has to be there after a power cut too.
         for folder in missing {
             let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
-            let parent = parent.unwrap_or(Path::new("."));
-            File::open(parent).and_then(|parent| parent.sync_all()).map_err(make)?;
+            let parent = File::open(parent.unwrap_or(Path::new("."))).map_err(make)?;
+            sync_folder(&OwnedFd::from(parent), path)?;
         }
         Ok(directory)
     }
@@ -256,12 +260,12 @@ impl TargetDirectory {
         self.remove(&partial_path(path))
     }
 
-    /// Removes an empty folder, if it is there.
+    /// Removes an empty folder, if it is there. One that somebody uses, or has put something into, stays.
     pub(in super::super) fn remove_folder(&self, path: &str) -> Result<(), ConvertError> {
         let mut folders = self.inner.folders.lock().unwrap_or_else(PoisonError::into_inner);
         folders.remove(path);
         match rustix::fs::unlinkat(&self.inner.root, path, AtFlags::REMOVEDIR) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST | Errno::BUSY) => Ok(()),
             Err(error) => Err(failed(&self.path_of(path), "remove the directory", error)),
         }
     }
@@ -346,8 +350,12 @@ fn sync_folder(folder: &OwnedFd, path: &Path) -> Result<(), ConvertError> {
     }
 }
 
+/// What a file is called before it has its name. A name that leaves no room for more stands there by its hash.
 fn partial_name(name: &str) -> String {
-    format!(".{name}{PARTIAL_SUFFIX}")
+    if name.len() + 1 + PARTIAL_SUFFIX.len() <= NAME_BYTES_MAX {
+        return format!(".{name}{PARTIAL_SUFFIX}");
+    }
+    format!(".{}{PARTIAL_SUFFIX}", blake3::hash(name.as_bytes()).to_hex())
 }
 
 fn partial_path(path: &str) -> String {

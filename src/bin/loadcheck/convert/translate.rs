@@ -38,7 +38,8 @@ pub(crate) fn problems(error: &ConvertError, stage: Stage, map: Option<&Path>) -
             .at("--select, --exclude")
             .help("`loadcheck inspect` lists layers and names"),
         E::CannotCast { tensor, .. } => Problem::new(Code::CannotCast, message).at(tensor),
-        E::SameDirectory { path } | E::Exists { path, .. } | E::OtherConversion { path, .. } => refused(path),
+        E::SameDirectory { path } | E::OfSource { path } => refused(path),
+        E::Exists { path, .. } | E::OtherConversion { path, .. } => refused(path),
         E::Locked { path, .. } => placed(Code::TargetLocked, &message, Some(path))
             .help("wait for it; several processes share the work with --part"),
         E::NoSpace { path, .. } => placed(Code::NoSpace, &message, Some(path)),
@@ -83,6 +84,7 @@ mod tests {
         for (error, stage, code, exit) in [
             (ConvertError::NothingSelected { tensors: 3 }, Stage::Preparing, "LC0208", Exit::Usage),
             (ConvertError::SameDirectory { path: path() }, Stage::Preparing, "LC0210", Exit::Usage),
+            (ConvertError::OfSource { path: path() }, Stage::Running, "LC0210", Exit::Usage),
             (ConvertError::Exists { path: path(), found: "a file" }, Stage::Preparing, "LC0210", Exit::Usage),
             (ConvertError::Exists { path: path(), found: "a file" }, Stage::Running, "LC0210", Exit::Usage),
             (
