@@ -273,7 +273,7 @@ fn a_source_that_lies_in_the_target_under_a_name_of_its_own_is_refused() {
     let target = world.path("target");
     assert_code(&merge(&pipeline, &target, &[]), 0);
     let made = tree(&target);
-    assert_refused(&merge(&target.join("unet"), &target, &[]), "LC0210", "unet/model-0000");
+    assert_refused(&merge(&target.join("unet"), &target, &[]), "LC0210", "target/unet/");
     assert_eq!(tree(&target), made);
     // A component that is a link into the target.
     let linked = world.path("linked");
