@@ -511,3 +511,31 @@ fn parts_may_run_at_once_and_again_and_finish_together() {
     assert_eq!(differences(&found, &expected), [""; 0]);
     assert_code(&finish(), 0);
 }
+
+/// Whatever it had removed by then, it still knows what the old conversion had made.
+#[test]
+fn a_replacement_that_is_killed_at_the_start_leaves_nothing_of_the_old_conversion() {
+    if !strace::is_there() {
+        return;
+    }
+    let world = World::new(&[]);
+    let merge = |name: &str| {
+        let mut command = world.convert(&world.path(name));
+        command.args(["--merge", "--force"]);
+        command
+    };
+    assert_code(&run(&merge("fresh")), 0);
+    let expected = tree(&world.path("fresh"));
+    assert!(!expected.contains_key(INDEX));
+    // Two calls for each file of the old conversion: its unfinished name, and its own.
+    for nth in (1..2 * u32::try_from(world.files()).unwrap()).step_by(2) {
+        let target = world.path("target");
+        let copied = Command::new("cp").arg("-a").arg(world.path("golden")).arg(&target).status().unwrap();
+        assert!(copied.success());
+        strace::kill_at(&merge("target"), "unlinkat", nth);
+        assert!(!target.join("model.safetensors").exists(), "it was killed too late to see anything");
+        assert_code(&run(&merge("target")), 0);
+        assert_eq!(differences(&tree(&target), &expected), [""; 0], "killed at removal {nth}");
+        fs::remove_dir_all(&target).unwrap();
+    }
+}

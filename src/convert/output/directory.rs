@@ -84,11 +84,16 @@ impl TargetDirectory {
         }
         let make =
             |source| ConvertError::Write { path: path.to_owned(), operation: "make the directory", source };
+        let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+        let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
         std::fs::create_dir_all(path).map_err(make)?;
         let directory = Self::open(path)?.ok_or_else(|| make(io::ErrorKind::NotFound.into()))?;
         // What was made has to be there after a power cut too.
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        File::open(parent).and_then(|parent| parent.sync_all()).map_err(make)?;
+        for folder in missing {
+            let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let parent = parent.unwrap_or(Path::new("."));
+            File::open(parent).and_then(|parent| parent.sync_all()).map_err(make)?;
+        }
         Ok(directory)
     }
 
