@@ -3,6 +3,7 @@
 //!
 //! What needs a mount of its own makes one where user namespaces are allowed, and says aloud where not.
 #![cfg(all(feature = "cli", feature = "convert"))]
+#![allow(clippy::print_stdout, reason = "a test says what it skipped and what it counted")]
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,
@@ -272,7 +273,7 @@ fn a_source_that_lies_in_the_target_under_a_name_of_its_own_is_refused() {
     let target = world.path("target");
     assert_code(&merge(&pipeline, &target, &[]), 0);
     let made = tree(&target);
-    assert_refused(&merge(&target.join("unet"), &target, &[]), "LC0210", "unet/model-0000");
+    assert_refused(&merge(&target.join("unet"), &target, &[]), "LC0210", "target/unet/");
     assert_eq!(tree(&target), made);
     // A component that is a link into the target.
     let linked = world.path("linked");
@@ -425,11 +426,29 @@ fn in_own_mounts(what: &str, script: &str, place: &Path, command: &Command) -> O
     let allowed =
         Command::new("unshare").args(["-r", "-m", "true"]).status().is_ok_and(|status| status.success());
     if !allowed {
-        eprintln!("SKIPPED: {what}: no mount namespace can be made here");
+        println!("SKIPPED: {what}: no mount namespace can be made here");
         return None;
     }
     let words = ["unshare", "-r", "-m", "sh", "-c", script, "sh", place.to_str().unwrap()];
     Some(run(&wrapped(words, command)))
+}
+
+/// The same directory, mounted in a second place.
+#[test]
+fn a_source_that_is_bound_elsewhere_is_still_the_source() {
+    let world = World::new(&[]);
+    let before = tree(&world.source);
+    let place = world.path("place");
+    fs::create_dir_all(&place).unwrap();
+    let script = format!("mount --bind {} \"$1\" && shift && exec \"$@\"", world.source.display());
+    for flags in [&[][..], &["--force"]] {
+        let mut command = world.convert(&place);
+        command.args(flags);
+        let Some(output) = in_own_mounts("a bound directory", &script, &place, &command) else { return };
+        assert_refused(&output, "LC0210", "place");
+        assert!(stderr(&output).contains("directory of the source"), "{}", stderr(&output));
+        assert_eq!(tree(&world.source), before);
+    }
 }
 
 #[test]
@@ -471,8 +490,7 @@ fn room_that_ends_on_the_way_is_told_and_the_next_run_goes_on() {
     let world = World::new(&[]);
     let (place, out) = (world.path("place"), world.path("out"));
     fs::create_dir_all(&place).unwrap();
-    let mut refused = 0;
-    for inodes in 2..20 {
+    for (refused, inodes) in (2..20).enumerate() {
         fs::create_dir_all(&out).unwrap();
         // The second run has room, and goes on where the first one stopped.
         let script = format!(
@@ -488,7 +506,6 @@ fn room_that_ends_on_the_way_is_told_and_the_next_run_goes_on() {
             assert!(refused > 5, "it was full {refused} times");
             return;
         }
-        refused += 1;
         assert_refused(&output, "LC0509", "target");
         assert!(stderr(&output).contains("No space"), "{}", stderr(&output));
         assert_eq!(world.assess(&out.join("first/target")).0, [""; 0], "{inodes}");

@@ -3,6 +3,7 @@
 //!
 //! Interruptions are made by strace, at a call that is known: which files are published by then is no accident.
 #![cfg(all(feature = "cli", feature = "convert"))]
+#![allow(clippy::print_stdout, reason = "a test says what it skipped and what it counted")]
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,
@@ -37,13 +38,14 @@ fn interrupted() -> Option<(World, PathBuf)> {
     }
     let world = World::new(&[]);
     let target = world.path("unfinished");
-    strace::kill_at(&world.convert(&target), PUBLISH, 1 + PUBLISHED as u32);
-    assert_eq!(world.assess(&target), (Vec::new(), PUBLISHED));
+    strace::kill_at(&world.convert(&target), PUBLISH, 1 + PUBLISHED);
+    let (wrong, published) = world.assess(&target);
+    assert_eq!((wrong, u32::try_from(published)), (Vec::new(), Ok(PUBLISHED)));
     Some((world, target))
 }
 
 /// Files that an interrupted conversion has published.
-const PUBLISHED: usize = 3;
+const PUBLISHED: u32 = 3;
 
 /// Stops the conversion right after it has published its `nth` file.
 fn stopped(world: &World, command: &Command, nth: u32) -> (Child, u32) {
@@ -86,12 +88,12 @@ fn what_is_published_is_kept_and_not_touched() {
         (found.ino(), found.mtime_nsec(), found.ctime_nsec())
     };
     let before: Vec<_> = published(&target).iter().map(identity).collect();
-    assert_eq!(before.len(), PUBLISHED);
+    assert_eq!(u32::try_from(before.len()), Ok(PUBLISHED));
     let output = run(&world.convert(&target));
     assert_code(&output, 0);
     let kept = json(&output)["convert"]["result"]["files_kept"].as_u64().unwrap();
     // The fourth, which had all its bytes, is published as it is.
-    assert_eq!(kept as usize, PUBLISHED + 1);
+    assert_eq!(kept, u64::from(PUBLISHED) + 1);
     let after: Vec<_> = published(&target).iter().take(before.len()).map(identity).collect();
     assert_eq!(before, after);
     assert_eq!(differences(&tree(&target), &world.golden), [""; 0]);
@@ -314,9 +316,9 @@ fn a_damaged_unfinished_file_is_never_published() {
 fn damaged_files_are_not_taken_for_right_ones() {
     let Some((world, unfinished)) = interrupted() else { return };
     let name = published(&unfinished)[1].clone();
-    for (first, names) in [
-        (unfinished, vec![name.as_str()]),
-        (world.path("golden"), vec![name.as_str(), INDEX, "config.json", MANIFEST]),
+    for (first, names, is_finished) in [
+        (unfinished, vec![name.as_str()], false),
+        (world.path("golden"), vec![name.as_str(), INDEX, "config.json", MANIFEST], true),
     ] {
         for name in names {
             for what in ["a bit", "cut", "longer", "removed"] {
@@ -341,7 +343,7 @@ fn damaged_files_are_not_taken_for_right_ones() {
                 );
                 if output.status.success() {
                     let wrong = differences(&tree(&target), &world.golden);
-                    let is_seen = wrong.is_empty() || verify(&world, &target) == Some(5);
+                    let is_seen = wrong.is_empty() || is_finished && verify(&world, &target) == Some(5);
                     assert!(is_seen, "{name}: {what}: {wrong:?}");
                 } else {
                     assert_refused(&output, "LC0");
@@ -508,4 +510,32 @@ fn parts_may_run_at_once_and_again_and_finish_together() {
     assert!(found.remove(MANIFEST).is_some() && expected.remove(MANIFEST).is_some());
     assert_eq!(differences(&found, &expected), [""; 0]);
     assert_code(&finish(), 0);
+}
+
+/// Whatever it had removed by then, it still knows what the old conversion had made.
+#[test]
+fn a_replacement_that_is_killed_at_the_start_leaves_nothing_of_the_old_conversion() {
+    if !strace::is_there() {
+        return;
+    }
+    let world = World::new(&[]);
+    let merge = |name: &str| {
+        let mut command = world.convert(&world.path(name));
+        command.args(["--merge", "--force"]);
+        command
+    };
+    assert_code(&run(&merge("fresh")), 0);
+    let expected = tree(&world.path("fresh"));
+    assert!(!expected.contains_key(INDEX));
+    // Two calls for each file of the old conversion: its unfinished name, and its own.
+    for nth in (1..2 * u32::try_from(world.files()).unwrap()).step_by(2) {
+        let target = world.path("target");
+        let copied = Command::new("cp").arg("-a").arg(world.path("golden")).arg(&target).status().unwrap();
+        assert!(copied.success());
+        strace::kill_at(&merge("target"), "unlinkat", nth);
+        assert!(!target.join("model.safetensors").exists(), "it was killed too late to see anything");
+        assert_code(&run(&merge("target")), 0);
+        assert_eq!(differences(&tree(&target), &expected), [""; 0], "killed at removal {nth}");
+        fs::remove_dir_all(&target).unwrap();
+    }
 }

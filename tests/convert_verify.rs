@@ -270,6 +270,12 @@ fn a_manifest_of_something_else_is_found() {
     let report = converted.verify();
     assert_eq!(report.differences.len(), 1);
     assert!(is_told(&report, &file.name, "the manifest says 1111111111111111..."), "{:?}", told(&report));
+    let stated = |bytes: u64| format!("\"name\":\"{}\",\"bytes\":{bytes},", file.name);
+    fs::write(converted.manifest(), text.replace(&stated(file.bytes), &stated(1_234_567))).unwrap();
+    let report = converted.verify();
+    assert_eq!(report.differences.len(), 1);
+    let what = format!("has {} bytes, the manifest says 1234567", file.bytes);
+    assert!(is_told(&report, &file.name, &what), "{:?}", told(&report));
     fs::write(converted.manifest(), text.replace(&file.name, "model-other.safetensors")).unwrap();
     let report = converted.verify();
     assert!(is_told(&report, "model-other.safetensors", "is missing"), "{:?}", told(&report));

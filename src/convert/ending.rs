@@ -1,16 +1,16 @@
 //! The end of a conversion: when every file is there, side files, then indices, then the manifest. Then the journals go.
 
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
 
 use super::digest::{Digest, hex};
 use super::files::Component;
 use super::journal::{self, Records};
 use super::manifest::{Alias, SideFileRecord};
-use super::manifest_reader::{Entry, OpenManifest};
 use super::manifest_writer::{ManifestHead, ManifestWriter};
 use super::output::{PartialFile, TargetDirectory};
 use super::prepared::PreparedConversion;
-use super::target::{Expected, FileState, TargetState};
+use super::target::{Expected, FileState, TargetState, strange_weights};
 use super::{ConvertError, ConvertEvent, ConvertReport, MANIFEST_NAME, Part};
 use crate::checkpoint::TensorId;
 use crate::units::to_u64;
@@ -31,6 +31,11 @@ pub(super) fn end(
     look(prepared, target)?;
     let locks = journal::lock_all(target)?;
     let state = look(prepared, target)?;
+    if state.is_complete {
+        // Another run has ended it since this one was prepared.
+        report.is_complete = true;
+        return tidy(target, locks);
+    }
     let mut side_files = copy_side_files(prepared, target, report)?;
     for component in &prepared.scope.shapes.components {
         side_files.extend(write_index(prepared, target, component)?);
@@ -38,6 +43,29 @@ pub(super) fn end(
     write_manifest(prepared, target, &state.records, &side_files)?;
     report.is_complete = true;
     prepared.settings.tell(&ConvertEvent::Finished);
+    report.notes.extend(note_strangers(prepared, target)?);
+    tidy(target, locks)
+}
+
+/// Names weights that stand beside those of the conversion, which is there to replace files and not to remove what somebody else made.
+fn note_strangers(
+    prepared: &PreparedConversion,
+    target: &TargetDirectory,
+) -> Result<Option<String>, ConvertError> {
+    let strange = strange_weights(target, &prepared.scope)?;
+    let Some(first) = strange.first() else { return Ok(None) };
+    let others = match strange.len() - 1 {
+        0 => String::new(),
+        others => format!(" and {others} more"),
+    };
+    Ok(Some(format!(
+        "no part of this conversion, and left alone: {first}{others}; loaders that take every file of weights will read that too"
+    )))
+}
+
+/// Removes the journals of a conversion that is complete. A run that was interrupted at its very end may have left them.
+/// `locks` are those of its journals, or none.
+pub(super) fn tidy(target: &TargetDirectory, locks: Vec<File>) -> Result<(), ConvertError> {
     journal::remove_all(target, locks)?;
     target.sync_folder_of(MANIFEST_NAME)
 }
@@ -61,23 +89,6 @@ pub(super) fn incomplete(prepared: &PreparedConversion, missing: &[usize]) -> Co
     let first = missing.first().map(|&file| prepared.scope.shapes.files[file].id.to_string());
     let first = first.unwrap_or_default();
     ConvertError::Incomplete { path: prepared.target.clone(), first, missing_count: to_u64(missing.len()) }
-}
-
-/// The files of tensors that a manifest in the target lists; none if it cannot be read.
-pub(super) fn files_of_manifest(target: &TargetDirectory) -> Vec<String> {
-    let mut names = Vec::new();
-    let path = target.path_of(MANIFEST_NAME);
-    if let Ok(Some(manifest)) = OpenManifest::open(&path) {
-        // What stands before a fault is enough to know whose files these are.
-        let _ = manifest.read(&mut |entry| {
-            if let Entry::File(file) = entry
-                && journal::is_file_of_tensors(&file.name)
-            {
-                names.push(file.name);
-            }
-        });
-    }
-    names
 }
 
 fn copy_side_files(
@@ -185,7 +196,7 @@ fn write_text(
 
 /// Writes to a file through a buffer, and hashes and counts what passes.
 struct Counted<'a> {
-    out: BufWriter<&'a std::fs::File>,
+    out: BufWriter<&'a File>,
     digest: Digest,
     bytes: u64,
 }

@@ -29,6 +29,8 @@ pub(super) const WORK_FOLDER: &str = ".onelayer-convert";
 
 /// A field that is longer than this and is no entry is damage.
 const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Fields of the longest line.
+const FIELDS_MAX: usize = 4;
 /// Hexadecimal digits of the hash at the end of a line.
 const HASH_DIGITS: usize = 16;
 
@@ -138,6 +140,7 @@ impl Records {
             }
             (b"written", Some(entry)) => {
                 let Ok(Written { name, bytes, blake3 }) = serde_json::from_slice(&line.head) else { return };
+                // The hash of a line is no secret: whoever may write here must not lead us elsewhere.
                 if !is_file_of_tensors(&name) {
                     return;
                 }
@@ -228,6 +231,10 @@ impl Fields {
     }
 
     fn open(&mut self, offset_bytes: u64) {
+        if self.heads.len() > FIELDS_MAX {
+            // Damage, however much of it there is; `extend` says so.
+            return;
+        }
         self.before_last = (!self.heads.is_empty()).then(|| self.hasher.clone());
         if !self.heads.is_empty() {
             self.hasher.update(b"\t");
@@ -457,6 +464,11 @@ fn journal_path(part: Part) -> String {
 fn lock(target: &TargetDirectory, path: &str) -> Result<File, ConvertError> {
     let file = target.open_appending(path)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        // Whoever ended the conversion between the opening and the locking has removed it: a lock on it would keep nobody out.
+        Ok(()) if rustix::fs::fstat(&file).is_ok_and(|stat| stat.st_nlink == 0) => {
+            let process = "that has just ended; run the command again".to_owned();
+            Err(ConvertError::Locked { path: target.path().to_owned(), process })
+        }
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => {
             let mut records = Records::default();
@@ -512,6 +524,26 @@ mod tests {
         first.entry(&target).unwrap().read_to_end(&mut copy).unwrap();
         assert_eq!(copy, b"{\"x\":1}");
         assert_eq!(records.find("b.safetensors").unwrap().published_ns, Some(-5));
+    }
+
+    /// Names become paths that may be removed.
+    #[test]
+    fn names_that_lead_out_of_the_target_are_not_taken() {
+        let (_folder, target) = target();
+        let mut journal = Journal::begin(&target, Part::new(1, 1).unwrap(), "abc").unwrap();
+        let wrong = [
+            "../up.safetensors",
+            "a/../b.safetensors",
+            "/root.safetensors",
+            "./here.safetensors",
+            "..",
+            "",
+            "a.json",
+        ];
+        for name in wrong.into_iter().chain(["below/here.safetensors"]) {
+            journal.written(name, 1, "00", entry("{}")).unwrap();
+        }
+        assert_eq!(Records::read(&target).unwrap().names().collect::<Vec<_>>(), ["below/here.safetensors"]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! A [`Conversion`] holds the settings. [`Conversion::prepare`] opens the source, decides which tensor goes to which file and
 //! checks the target without writing anything; the [`PreparedConversion`] can be shown, and run.
 
+mod clearing;
 mod digest;
 mod duplicates;
 mod ending;

@@ -80,15 +80,12 @@ impl PreparedConversion {
         target::check_apart(source, &scope, target)?;
         let side_files = SideFiles::list(source, target, &scope.checkpoint)?;
         scope.notes.extend(side_files.notes.iter().cloned());
-        let mut others: Vec<String> = side_files.files.iter().map(|file| file.name.clone()).collect();
-        others.extend(scope.shapes.components.iter().filter_map(|component| component.index_name()));
-        let names: Vec<&str> = scope.shapes.files.iter().map(|file| file.id.as_str()).collect();
-        let names =
-            [&names[..], &others.iter().map(String::as_str).collect::<Vec<_>>(), &[MANIFEST_NAME]].concat();
+        let others = other_names(&scope, &side_files);
+        let names = scope.shapes.files.iter().map(|file| file.id.as_str());
+        let names: Vec<&str> =
+            names.chain(others.iter().map(String::as_str)).chain([MANIFEST_NAME]).collect();
         source_guard::check(&source_guard::paths_of(source, &scope.checkpoint, &side_files), target, &names)?;
-        let part_count = settings.part.map(Part::of);
-        let expected = Expected { scope: &scope, others: &others, part_count, overwrite: settings.overwrite };
-        let state = TargetState::look(target, &expected)?;
+        let state = look(&settings, target, &scope, &side_files)?;
         let mut todo = scope.files_of(settings.part);
         todo.retain(|&file| state.files[file] != FileState::Done);
         let plan = match todo.is_empty() {
@@ -100,6 +97,12 @@ impl PreparedConversion {
         let (source, target) = (source.to_owned(), target.to_owned());
         let cancel = ConvertCancel::default();
         Ok(Self { settings, source, target, scope, side_files, state, todo, plan, needed_bytes, cancel })
+    }
+
+    /// Looks at the target again, as it is now.
+    pub(super) fn look_again(&mut self) -> Result<(), ConvertError> {
+        self.state = look(&self.settings, &self.target, &self.scope, &self.side_files)?;
+        Ok(())
     }
 
     /// The files of tensors, in execution order; all of them, also those of other parts.
@@ -193,4 +196,24 @@ impl PreparedConversion {
     pub fn finish(self) -> Result<ConvertReport, ConvertError> {
         run::finish(self)
     }
+}
+
+/// Looks at the target.
+fn look(
+    settings: &Conversion,
+    target: &Path,
+    scope: &Scope,
+    side_files: &SideFiles,
+) -> Result<TargetState, ConvertError> {
+    let others = other_names(scope, side_files);
+    let part_count = settings.part.map(Part::of);
+    let expected = Expected { scope, others: &others, part_count, overwrite: settings.overwrite };
+    TargetState::look(target, &expected)
+}
+
+/// Paths of everything that is no file of tensors, the manifest aside: side files, indices.
+fn other_names(scope: &Scope, side_files: &SideFiles) -> Vec<String> {
+    let mut names: Vec<String> = side_files.files.iter().map(|file| file.name.clone()).collect();
+    names.extend(scope.shapes.components.iter().filter_map(|component| component.index_name()));
+    names
 }

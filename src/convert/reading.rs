@@ -325,10 +325,8 @@ impl FileHasher {
             self.open = Some(open);
             return Ok(());
         }
-        // Those without bytes that stand at the end.
-        for placement in &placements[open.complete..] {
-            let _ = self.results.send(Seen::Tensor(placement.tensor, open.tensor.take()));
-        }
+        assert_eq!(open.complete, placements.len(), "every tensor of a file ends in it");
+        // Whoever takes them takes all.
         let _ = self.results.send(Seen::File(open.shard, open.file.take()));
         Ok(())
     }
@@ -529,7 +527,32 @@ mod tests {
             let ConvertError::Load(load) = &error else { panic!("{error}") };
             assert!(load.is_file_changed(), "{error}");
         }
-        // Whoever listens may fail: what runs then ends, and is not waited for.
+    }
+
+    #[test]
+    fn a_witness_that_refuses_ends_the_load() {
+        let folder = tempfile::tempdir().unwrap();
+        write_sharded(folder.path(), &shards());
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
+        let ids = all_ids(&checkpoint);
+        let plan = Arc::new(pass.plan(&groups(&checkpoint, &ids, |_| true), &|_| None, &ids, false).unwrap());
+        let mut seen = 0;
+        let witness: Witness = Box::new(move |_, _| {
+            seen += 1;
+            if seen == 3 { Err(LoadError::Cancelled) } else { Ok(()) }
+        });
+        let layers: Vec<_> = pass.start(plan, false, Some(witness)).unwrap().collect();
+        assert!(matches!(layers.last(), Some(Err(LoadError::Cancelled))), "{layers:?}");
+    }
+
+    /// Whoever listens may fail: what runs then ends, however much it has to tell.
+    #[test]
+    fn a_listener_that_panics_ends_the_pass() {
+        let folder = tempfile::tempdir().unwrap();
+        let names: Vec<String> = (0..2 * RESULTS_MAX).map(|number| format!("t{number}")).collect();
+        let tensors = names.iter().zip(0..).map(|(name, seed)| tensor(name, DType::U8, &[3], seed)).collect();
+        write_sharded(folder.path(), &[("a.safetensors", tensors)]);
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
         let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

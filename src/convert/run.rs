@@ -8,7 +8,8 @@
 //! One file is written at a time, and the one before it is being published meanwhile. So whenever a run is killed, there is at most one
 //! whose bytes are not all there; the one before it only has to be hashed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -19,16 +20,12 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 use rustix::fs::Advice;
 
 use super::digest::{Digest, hex};
-use super::files::Component;
-use super::journal::{self, Journal, Record, Records};
+use super::journal::{Journal, Record};
 use super::manifest::ManifestTensor;
 use super::output::{FileBackend, FileSet, FinishedFile, Found, OutputEnd, TargetDirectory};
 use super::prepared::PreparedConversion;
 use super::target::{self, FileState};
-use super::{
-    ConvertError, ConvertEvent, ConvertReport, KernelCopied, MANIFEST_NAME, Part, Verification, ending,
-    source_guard,
-};
+use super::{ConvertError, ConvertEvent, ConvertReport, KernelCopied, Part, Verification, clearing, ending};
 use crate::checkpoint::{ShardId, open_regular};
 use crate::load::{DEFAULT_STALL_TIMEOUT, HandOut, Launch, LayerStream, LoadError, Progress};
 use crate::plan::{IoMode, LoadPlan, PlannedLayer};
@@ -38,17 +35,18 @@ use crate::units::{ByteRange, to_u64};
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// Bytes that are hashed at once when an earlier run's file is checked.
 const PIECE_BYTES: usize = 256 << 10;
+/// What of such a file may stay in the page cache behind the cursor.
+const CACHED_BYTES_MAX: usize = 8 << 20;
 /// Layers read ahead: as many as the ring takes. Many files are small.
 const PREFETCH_LAYERS: u32 = 64;
 
 /// Converts, and ends the conversion unless it is one of several parts.
-pub(super) fn convert(prepared: PreparedConversion) -> Result<ConvertReport, ConvertError> {
+pub(super) fn convert(mut prepared: PreparedConversion) -> Result<ConvertReport, ConvertError> {
     let started = Instant::now();
     let mut report = empty_report(&prepared);
     if prepared.state.is_complete {
-        // A run that was interrupted at its very end may have left its journals.
         if let Some(target) = TargetDirectory::open(&prepared.target)? {
-            journal::remove_all(&target, Vec::new())?;
+            ending::tidy(&target, Vec::new())?;
         }
         keep_all(&prepared, &mut report);
         return verified(&prepared, report, started);
@@ -56,13 +54,22 @@ pub(super) fn convert(prepared: PreparedConversion) -> Result<ConvertReport, Con
     target::no_space(&prepared.target, prepared.needed_bytes, prepared.free_bytes())?;
     let target = TargetDirectory::create(&prepared.target)?;
     if prepared.settings.overwrite {
-        clear(&prepared, &target)?;
+        clearing::clear(&prepared, &target)?;
     }
     let part = prepared.settings.part.or_else(|| Part::new(1, 1)).expect("there is a first part of one");
     let journal = Journal::begin(&target, part, &prepared.scope.fingerprint)?;
+    // Another run may have ended since this one was prepared. From here on, nobody else works on this part.
+    prepared.look_again()?;
+    if prepared.state.is_complete {
+        drop(journal);
+        ending::tidy(&target, Vec::new())?;
+        keep_all(&prepared, &mut report);
+        return verified(&prepared, report, started);
+    }
+    let plan = prepared.plan.take();
     let mut run = Run { prepared: &prepared, target: &target, journal, report: &mut report };
     let todo = run.recover()?;
-    run.write(&todo)?;
+    run.write(&todo, plan)?;
     drop(run);
     if prepared.settings.part.is_some() {
         report.elapsed = started.elapsed();
@@ -78,7 +85,7 @@ pub(super) fn finish(prepared: PreparedConversion) -> Result<ConvertReport, Conv
     let mut report = empty_report(&prepared);
     let target = TargetDirectory::open(&prepared.target)?;
     match target {
-        Some(target) if prepared.state.is_complete => journal::remove_all(&target, Vec::new())?,
+        Some(target) if prepared.state.is_complete => ending::tidy(&target, Vec::new())?,
         Some(target) => ending::end(&prepared, &target, &mut report)?,
         None => {
             return Err(ending::incomplete(
@@ -131,37 +138,6 @@ fn verified(
     Ok(report)
 }
 
-/// Removes what another conversion has made: first what makes it look complete, then what this one does not replace.
-fn clear(prepared: &PreparedConversion, target: &TargetDirectory) -> Result<(), ConvertError> {
-    let locks = journal::lock_all(target)?;
-    let scope = &prepared.scope;
-    let part_count = Some(prepared.settings.part.map_or(1, Part::of));
-    let old = Records::read(target).unwrap_or_default();
-    let is_ours = !old.is_empty() && old.differ_from(&scope.fingerprint, part_count).is_none();
-    if is_ours {
-        return Ok(());
-    }
-    let made = ending::files_of_manifest(target);
-    let doomed: BTreeSet<&str> = old.names().chain(made.iter().map(String::as_str)).collect();
-    let indices: Vec<String> = scope.shapes.components.iter().filter_map(Component::index_name).collect();
-    let names = doomed.iter().copied().chain(indices.iter().map(String::as_str)).collect::<Vec<_>>();
-    let source = source_guard::paths_of(&prepared.source, &scope.checkpoint, &prepared.side_files);
-    source_guard::check(&source, target.path(), &names)?;
-    target.remove(MANIFEST_NAME)?;
-    for index in &indices {
-        target.remove(index)?;
-    }
-    target.sync_folder_of(MANIFEST_NAME)?;
-    let new: BTreeSet<&str> = scope.shapes.files.iter().map(|file| file.id.as_str()).collect();
-    for name in doomed {
-        target.remove_partial(name)?;
-        if !new.contains(name) {
-            target.remove(name)?;
-        }
-    }
-    journal::remove_all(target, locks)
-}
-
 impl super::Conversion {
     /// Tells the observer, if there is one.
     pub(super) fn tell(&self, event: &ConvertEvent<'_>) {
@@ -208,7 +184,7 @@ impl Run<'_> {
         let Some(record) = self.prepared.state.records.find(name) else { return Ok(false) };
         if let Some(Found::File { len_bytes, modified_ns, .. }) = self.target.find(name)?
             && len_bytes == expected_bytes
-            && self.hashes_to(&mut self.target.open_file(name)?, name, record)?
+            && self.hashes_to(&self.target.open_file(name)?, name, record)?
         {
             self.target.sync_folder_of(name)?;
             self.journal.published(name, modified_ns)?;
@@ -219,7 +195,7 @@ impl Run<'_> {
             && len_bytes == expected_bytes
         {
             let partial = self.target.open_partial(name)?;
-            if self.hashes_to(&mut partial.file(), name, record)? {
+            if self.hashes_to(partial.file(), name, record)? {
                 let modified_ns = partial.publish(true)?;
                 self.journal.published(name, modified_ns)?;
                 return Ok(true);
@@ -228,33 +204,46 @@ impl Run<'_> {
         Ok(false)
     }
 
-    fn hashes_to(&self, file: &mut impl Read, name: &str, record: &Record) -> Result<bool, ConvertError> {
+    fn hashes_to(&self, mut file: &File, name: &str, record: &Record) -> Result<bool, ConvertError> {
         let failed =
             |source| ConvertError::Read { path: self.target.path_of(name), operation: "read", source };
         let mut digest = Digest::new(false);
         let mut piece = vec![0; PIECE_BYTES];
+        let mut cached_bytes = 0;
         loop {
+            if cached_bytes >= CACHED_BYTES_MAX {
+                // A file system that does not heed advice keeps the pages.
+                let _ = rustix::fs::fadvise(file, 0, None, Advice::DontNeed);
+                cached_bytes = 0;
+            }
             if self.prepared.cancel.is_cancelled() {
                 return Err(LoadError::Cancelled.into());
             }
             match file.read(&mut piece) {
                 Ok(0) => return Ok(hex(&digest.take().blake3) == record.blake3),
-                Ok(count) => digest.update(&piece[..count]),
+                Ok(count) => {
+                    digest.update(&piece[..count]);
+                    cached_bytes += count;
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(failed(error)),
             }
         }
     }
 
-    /// Writes the files.
-    fn write(&mut self, todo: &[usize]) -> Result<(), ConvertError> {
+    /// Writes the files. `planned` is what was planned for those that seemed to be left.
+    fn write(&mut self, todo: &[usize], planned: Option<Arc<LoadPlan>>) -> Result<(), ConvertError> {
         if todo.is_empty() {
             return Ok(());
         }
         let prepared = self.prepared;
-        let plan = match &prepared.plan {
-            Some(plan) if todo == prepared.todo => Arc::clone(plan),
-            _ => Arc::new(prepared.scope.plan(&prepared.settings, todo)?),
+        let plan = match planned {
+            Some(plan) if todo == prepared.todo => plan,
+            planned => {
+                // There is room for one.
+                drop(planned);
+                Arc::new(prepared.scope.plan(&prepared.settings, todo)?)
+            }
         };
         let headers = prepared.scope.headers(todo);
         let files = FileSet { plan: Arc::clone(&plan), headers, directory: self.target.clone() };

@@ -180,8 +180,8 @@ impl Conversion {
         self
     }
 
-    /// Threads that read, and as many that write; zero counts as one. By default what the disk and the machine can use. What is
-    /// written does not depend on it.
+    /// Threads that read, at most 64, and as many that write, at most 4; zero counts as one. By default what the disk and the machine
+    /// can use. What is written does not depend on it.
     pub fn jobs(mut self, threads: u32) -> Self {
         self.jobs = Some(threads.max(1));
         self
@@ -260,7 +260,8 @@ impl Conversion {
         self
     }
 
-    /// Replaces files in the target that another conversion, or somebody else, has put there.
+    /// Replaces files in the target that another conversion, or somebody else, has put there. Whatever another conversion has made goes;
+    /// other files go only if their names are needed. A target that is complete is left as it is.
     pub fn overwrite(mut self, overwrite: bool) -> Self {
         self.overwrite = overwrite;
         self
@@ -284,7 +285,8 @@ impl Conversion {
         self
     }
 
-    /// Is told what happens, from the thread that runs the conversion.
+    /// Is told what happens, from the thread that runs the conversion. [`ConvertEvent::Progress`] comes from a thread of its own, maybe
+    /// at the same time as another event. What the observer holds up, the conversion waits for.
     pub fn observe(mut self, observer: impl Fn(&ConvertEvent<'_>) + Send + Sync + 'static) -> Self {
         self.observer = Some(Arc::new(observer));
         self

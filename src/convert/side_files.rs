@@ -500,24 +500,36 @@ mod tests {
         assert_eq!(record.blake3, blake3::hash(&bytes).to_hex().as_str());
         assert_eq!(record.sha256.map(|text| text.len()), Some(64));
 
-        struct Meddler(PathBuf, usize);
-        impl Write for Meddler {
-            fn write(&mut self, piece: &[u8]) -> std::io::Result<usize> {
-                self.1 += 1;
-                if self.1 == 5 {
-                    fs::OpenOptions::new().append(true).open(&self.0).unwrap().write_all(b"x").unwrap();
-                }
-                Ok(piece.len())
-            }
-            fn flush(&mut self) -> std::io::Result<()> {
-                Ok(())
-            }
+        for (start, len_bytes) in [(9_000_001, 9_000_002), (8_000_000, 9_000_002)] {
+            let mut meddler = Meddler { path: path.clone(), writes: 0, start };
+            let error = file.copy_to(&mut meddler, Path::new("target"), false).unwrap_err();
+            let ConvertError::Checkpoint(CheckpointError::FileChanged { states, .. }) = &error else {
+                panic!("{error}")
+            };
+            assert_eq!(states.1.len_bytes, len_bytes, "longer first, then as long as before");
         }
-        let error = file.copy_to(&mut Meddler(path, 0), Path::new("target"), false).unwrap_err();
-        let ConvertError::Checkpoint(CheckpointError::FileChanged { states, .. }) = &error else {
-            panic!("{error}")
-        };
-        assert_eq!(states.1.len_bytes, 9_000_002);
+    }
+
+    /// Changes the file that is being copied, from `start` on.
+    struct Meddler {
+        path: PathBuf,
+        writes: usize,
+        start: u64,
+    }
+
+    impl Write for Meddler {
+        fn write(&mut self, piece: &[u8]) -> std::io::Result<usize> {
+            self.writes += 1;
+            if self.writes == 5 {
+                let file = fs::OpenOptions::new().write(true).open(&self.path).unwrap();
+                std::os::unix::fs::FileExt::write_all_at(&file, b"x", self.start).unwrap();
+            }
+            Ok(piece.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
     }
 
     #[test]

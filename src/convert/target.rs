@@ -9,6 +9,7 @@ use super::journal::{Record, Records};
 use super::manifest_reader::OpenManifest;
 use super::output::{Found, TargetDirectory};
 use super::scope::Scope;
+use super::side_files::directory_of;
 use super::{ConvertError, MANIFEST_NAME};
 use crate::units::to_u64;
 
@@ -101,36 +102,21 @@ impl TargetState {
 
     fn find_files(&mut self, target: &TargetDirectory, expected: &Expected<'_>) -> Result<(), ConvertError> {
         let scope = expected.scope;
+        if self.is_complete {
+            let Some(name) = first_missing(target, scope)? else {
+                self.files.fill(FileState::Done);
+                return Ok(());
+            };
+            self.no_longer_complete(target, &name, expected)?;
+        }
         for (index, file) in scope.shapes.files.iter().enumerate() {
             let name = file.id.as_str();
-            let found = target.find(name)?;
-            let len_bytes = scope.lengths[index].0;
-            if self.is_complete {
-                self.files[index] = match found {
-                    Some(Found::File { len_bytes: found_bytes, .. }) if found_bytes == len_bytes => {
-                        FileState::Done
-                    }
-                    _ => {
-                        self.no_longer_complete(target, name, expected)?;
-                        FileState::Missing
-                    }
-                };
-                continue;
-            }
             if let Some(Found::File { allocated_bytes, .. }) = target.find_partial(name)? {
                 self.partial_bytes += allocated_bytes;
             }
             if let Some(record) = self.records.find(name) {
-                self.files[index] = state_of(record, found, len_bytes);
+                self.files[index] = state_of(record, target.find(name)?, scope.lengths[index].0);
             }
-        }
-        for index in scope.shapes.components.iter().filter_map(|component| component.index_name()) {
-            if self.is_complete && target.find(&index)?.is_none() {
-                self.no_longer_complete(target, &index, expected)?;
-            }
-        }
-        if !self.is_complete && expected.overwrite && self.records.is_empty() {
-            self.files.fill(FileState::Missing);
         }
         Ok(())
     }
@@ -149,6 +135,22 @@ impl TargetState {
         let what = format!("this conversion, complete once, whose {name} is missing or has another length");
         Err(ConvertError::OtherConversion { path: target.path().to_owned(), what })
     }
+}
+
+/// The first file or index of a conversion that is missing, or has another length.
+fn first_missing(target: &TargetDirectory, scope: &Scope) -> Result<Option<String>, ConvertError> {
+    for (file, (expected_bytes, _)) in scope.shapes.files.iter().zip(&scope.lengths) {
+        let found = target.find(file.id.as_str())?;
+        if !matches!(found, Some(Found::File { len_bytes, .. }) if len_bytes == *expected_bytes) {
+            return Ok(Some(file.id.to_string()));
+        }
+    }
+    for index in scope.shapes.components.iter().filter_map(|component| component.index_name()) {
+        if target.find(&index)?.is_none() {
+            return Ok(Some(index));
+        }
+    }
+    Ok(None)
 }
 
 fn state_of(record: &Record, found: Option<Found>, expected_bytes: u64) -> FileState {
@@ -244,18 +246,15 @@ fn check_for_strangers(
             _ => {}
         }
     }
-    match strange_weights(target, expected)?.first() {
+    match strange_weights(target, expected.scope)?.first() {
         Some(name) => refuse(name, "a file of weights"),
         None => Ok(()),
     }
 }
 
 /// Weights and indices in the folders of the conversion that it does not make: loaders would take them too.
-pub(super) fn strange_weights(
-    target: &TargetDirectory,
-    expected: &Expected<'_>,
-) -> Result<Vec<String>, ConvertError> {
-    let shapes = &expected.scope.shapes;
+pub(super) fn strange_weights(target: &TargetDirectory, scope: &Scope) -> Result<Vec<String>, ConvertError> {
+    let shapes = &scope.shapes;
     let own: BTreeSet<&str> = shapes.files.iter().map(|file| file.id.as_str()).collect();
     let indices: BTreeSet<String> =
         shapes.components.iter().filter_map(|component| component.index_name()).collect();
@@ -293,11 +292,13 @@ pub(super) fn check_apart(source: &Path, scope: &Scope, target: &Path) -> Result
     let place = |metadata: Metadata| (metadata.dev(), metadata.ino());
     let Ok(target_place) = target.metadata().map(place) else { return Ok(()) };
     let folders = scope.checkpoint.shards().iter().filter_map(|shard| shard.path.parent());
+    // An index may lie elsewhere than the files that it lists.
+    let root = directory_of(source);
     let is_target = |folder: &Path| {
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
         folder.metadata().map(place).is_ok_and(|place| place == target_place)
     };
-    if is_target(source) || folders.into_iter().any(is_target) {
+    if folders.chain(root.as_deref()).any(is_target) {
         return Err(ConvertError::SameDirectory { path: target.to_owned() });
     }
     Ok(())

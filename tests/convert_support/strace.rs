@@ -83,7 +83,7 @@ pub(crate) fn is_there() -> bool {
         .status()
         .is_ok_and(|status| status.success());
     if !runs {
-        eprintln!("SKIPPED: strace is not there, or may not trace: no system call was made to fail");
+        println!("SKIPPED: strace is not there, or may not trace: no system call was made to fail");
     }
     runs
 }
@@ -132,7 +132,7 @@ pub(crate) fn record(command: &Command, folder: &Path, scratch: &Path) -> Seen {
         let (mut of_thread, mut of_path) = (Counts::new(), BTreeMap::<String, Counts>::new());
         for line in String::from_utf8_lossy(&text).lines() {
             let Some((call, rest)) = line.split_once('(') else { continue };
-            let paths = paths_below(rest, folder);
+            let paths = paths_below(call, rest, folder);
             if !paths.is_empty() {
                 *of_thread.entry(call.into()).or_default() += 1;
             }
@@ -159,7 +159,10 @@ fn keep_highest(highest: &mut Counts, counts: Counts) {
 
 /// The paths of a call that are `folder` or below it, from descriptors (`7</folder/name>`) and from texts, relative to it, with the
 /// names that they were given by.
-fn paths_below(arguments: &str, folder: &Path) -> BTreeMap<String, BTreeSet<String>> {
+fn paths_below(call: &str, arguments: &str, folder: &Path) -> BTreeMap<String, BTreeSet<String>> {
+    // What is read and written is no name.
+    let has_bytes = ["read", "pread64", "write", "pwrite64"].contains(&call);
+    let arguments = if has_bytes { arguments.split('"').next().unwrap() } else { arguments };
     let mut found = BTreeMap::<String, BTreeSet<String>>::new();
     let mut directory = PathBuf::new();
     let mut rest = arguments;

@@ -88,14 +88,15 @@ impl TargetDirectory {
             |source| ConvertError::Write { path: path.to_owned(), operation: "make the directory", source };
         // Without a `.` at the end, which would be taken for the name of one to be made.
         let plain: PathBuf = path.components().collect();
-        let missing =
-            plain.ancestors().take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists()).count();
+        let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+        let missing: Vec<&Path> = plain.ancestors().take_while(is_missing).collect();
         std::fs::create_dir_all(&plain).map_err(make)?;
         let directory = Self::open(path)?.ok_or_else(|| make(io::ErrorKind::NotFound.into()))?;
-        // What was made has to be there after a power cut too: the target, and each folder above it that is new.
-        for parent in plain.ancestors().skip(1).take(missing) {
-            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-            sync_folder(&OwnedFd::from(File::open(parent).map_err(make)?), path)?;
+        // What was made has to be there after a power cut too.
+        for folder in missing {
+            let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+            let parent = File::open(parent.unwrap_or(Path::new("."))).map_err(make)?;
+            sync_folder(&OwnedFd::from(parent), path)?;
         }
         Ok(directory)
     }

@@ -80,3 +80,57 @@ fn open(checkpoint: &Checkpoint, tensor: &TensorEntry<'_>) -> Result<Opened, Con
         Err(OpenFault::NotRegular(found)) => Err(CheckpointError::NotRegular { path, found }.into()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::for_tests::{Tensor, tensor, write_file};
+    use super::*;
+    use crate::checkpoint::DType;
+    use crate::plan::{Cast, FloatType};
+
+    fn opened(folder: &std::path::Path, name: &str, tensor: &Tensor) -> Checkpoint {
+        let path = folder.join(name);
+        write_file(&path, std::slice::from_ref(tensor));
+        Checkpoint::open(path).unwrap()
+    }
+
+    #[test]
+    fn the_first_difference_is_found_in_every_piece_and_behind_every_cast() {
+        for (dtype, to) in [
+            (DType::F64, Some(FloatType::F32)),
+            (DType::U8, Some(FloatType::F32)),
+            (DType::F16, Some(FloatType::Bf16)),
+            (DType::Bf16, None),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let source = tensor("t", dtype, &[300, 1001], 1);
+            let cast = to.map(|to| Cast::between(dtype, to).unwrap());
+            let len = to_u64(source.bytes.len());
+            let delivered = to_usize(cast.map_or(len, |cast| cast.delivered_bytes(len)));
+            let mut bytes = source.bytes.clone();
+            bytes.resize(bytes.len().max(delivered), 0);
+            if let Some(cast) = cast {
+                let tensor = crate::checkpoint::TensorId(0);
+                cast_step(&mut bytes, &CastOp { tensor, slot_offset_bytes: 0, source_len_bytes: len, cast });
+            }
+            bytes.truncate(delivered);
+            let dtype = to.map_or(dtype, DType::from);
+            let original = opened(folder.path(), "original", &source);
+            let compare = |bytes: Vec<u8>| {
+                let target = Tensor { dtype, bytes, ..source.clone() };
+                let target = opened(folder.path(), "target", &target);
+                let [source, target_id] = [&original, &target].map(|side| side.find("t").unwrap().id);
+                first_difference(&original, &target, Pair { source, target: target_id, cast }).unwrap()
+            };
+            for at in [0, 7, delivered / 2 + 1, delivered - 1] {
+                let mut changed = bytes.clone();
+                changed[at] ^= 0x81;
+                changed[delivered - 1] ^= 0x02;
+                let found = compare(changed);
+                let start = format!("differs from the source first at its byte {at} of {delivered}: ");
+                assert!(found.starts_with(&start), "{dtype}: {found}, not {start}");
+            }
+            assert!(compare(bytes).contains("but not when both were read again"));
+        }
+    }
+}

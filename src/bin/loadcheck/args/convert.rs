@@ -43,7 +43,8 @@ pub(super) const FORCE_HELP: &str = "Replace what is in the way";
 pub(super) const FORCE_LONG_HELP: &str = "Replace what is in the way
 
 Files in TARGET that another conversion or somebody else has put there, and the output file of the report. Without it, both are \
-refused (LC0210, LC0205). Symbolic links are replaced, never followed.";
+refused (LC0210, LC0205). Whatever another conversion has made goes; other files go only if their names are needed. Symbolic links \
+are replaced, never followed.";
 
 /// `loadcheck convert`
 #[derive(Clone, Debug, Args)]
@@ -144,7 +145,7 @@ pub(crate) struct WorkArgs {
     pub(crate) budget: Size,
     /// Threads that read, and as many that write [default: by the plan]
     ///
-    /// What is written does not depend on it.
+    /// At most 64 read and 4 write. What is written does not depend on it.
     #[arg(long, value_name = "N", hide_short_help = true, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) jobs: Option<u32>,
     /// direct, buffered or mmap
