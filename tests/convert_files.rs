@@ -180,10 +180,12 @@ fn the_budget_that_a_refusal_names_works() {
     };
     write_file(&source.path().join("model.safetensors"), &(0..32_000).map(many).collect::<Vec<_>>(), 0);
     let target = source.path().join("target");
-    let prepare = |settings: Conversion, bytes| settings.host_budget(bytes).prepare(source.path(), &target);
+    let prepare = |settings: Conversion, bytes| {
+        settings.host_budget(bytes).prepare(source.path(), &target).map_err(Box::new)
+    };
     for settings in [Conversion::new, || Conversion::new().grouping(Grouping::Merged)] {
         let refused = prepare(settings(), 1).unwrap_err();
-        let ConvertError::Plan(PlanError::BudgetTooSmall { smallest_bytes, .. }) = refused else {
+        let ConvertError::Plan(PlanError::BudgetTooSmall { smallest_bytes, .. }) = *refused else {
             panic!("{refused}");
         };
         assert!(smallest_bytes > 12 * MIB, "metadata must matter: {smallest_bytes}");
