@@ -8,6 +8,7 @@ use std::path::Path;
 
 use common::{TestTensor, small_decoder, write_file, write_sharded};
 use onelayer::convert::{Casting, Conversion, ConvertError, Experts, Grouping, Part};
+use onelayer::plan::PlanError;
 use onelayer::{Checkpoint, FloatType};
 
 /// The names of the files, and the layers in each.
@@ -166,4 +167,32 @@ fn what_is_not_selected_is_left_out_and_nothing_left_is_an_error() {
     let none =
         Conversion::new().select(|_, _| false).prepare(source.path(), source.path().join("t")).unwrap_err();
     assert!(matches!(none, ConvertError::NothingSelected { .. }), "{none}");
+}
+
+/// The budget that a refusal names works, as does every larger one, however many tensors have to be remembered: buffers for writing
+/// take what is left.
+#[test]
+fn the_budget_that_a_refusal_names_works() {
+    const MIB: u64 = 1 << 20;
+    let source = tempfile::tempdir().unwrap();
+    let many = |index: u64| {
+        TestTensor::random(format!("model.layers.{}.part.{index}.weight", index / 1000), 8, index)
+    };
+    write_file(&source.path().join("model.safetensors"), &(0..32_000).map(many).collect::<Vec<_>>(), 0);
+    let target = source.path().join("target");
+    let prepare = |settings: Conversion, bytes| settings.host_budget(bytes).prepare(source.path(), &target);
+    for settings in [Conversion::new, || Conversion::new().grouping(Grouping::Merged)] {
+        let refused = prepare(settings(), 1).unwrap_err();
+        let ConvertError::Plan(PlanError::BudgetTooSmall { smallest_bytes, .. }) = refused else {
+            panic!("{refused}");
+        };
+        assert!(smallest_bytes > 12 * MIB, "metadata must matter: {smallest_bytes}");
+        let again = prepare(settings(), smallest_bytes - 1).unwrap_err();
+        assert!(again.to_string().contains(&format!("use {} MiB", smallest_bytes / MIB)), "{again}");
+        for more in [1, 2, 5] {
+            prepare(settings(), smallest_bytes + more * MIB).unwrap();
+        }
+        prepare(settings().verify(true), smallest_bytes).unwrap().run().unwrap();
+        std::fs::remove_dir_all(&target).unwrap();
+    }
 }

@@ -247,7 +247,7 @@ impl Run<'_> {
         };
         let headers = prepared.scope.headers(todo);
         let files = FileSet { plan: Arc::clone(&plan), headers, directory: self.target.clone() };
-        let buffers = prepared.settings.write_buffers();
+        let buffers = prepared.scope.buffers;
         let (backend, end) =
             FileBackend::start(files, buffers, prepared.settings.kernel_copy, prepared.settings.sha256)?;
         let launch = Launch {

@@ -37,6 +37,8 @@ pub(super) struct Scope {
     metadata: Vec<BTreeMap<String, String>>,
     /// Length of each file, header included, and where its data starts.
     pub(super) lengths: Vec<(u64, u64)>,
+    /// What is written from.
+    pub(super) buffers: WriteBuffers,
     /// Tensors that are left out, each with the one that has the same bytes.
     pub(super) aliases: Vec<(TensorId, TensorId)>,
     /// Tensors that were not selected.
@@ -99,6 +101,7 @@ impl Scope {
             casts,
             metadata,
             lengths: Vec::new(),
+            buffers: settings.write_buffers(),
             aliases,
             left_out,
             source,
@@ -118,7 +121,7 @@ impl Scope {
         limits.readers = settings.readers();
         limits.alignment = source::alignment(&self.checkpoint).map_err(crate::load::LoadError::from)?;
         (limits.resident, limits.landing) = (ResidentKind::Nowhere, Landing::Packed);
-        limits.beside = self.terms(settings, files);
+        limits.beside = self.terms(files);
         let groups = files.iter().map(|&file| {
             let file = &self.shapes.files[file];
             Group { id: &file.id, tensors: self.shapes.tensors(file) }
@@ -129,7 +132,7 @@ impl Scope {
     }
 
     /// What a conversion holds beside what a load holds.
-    fn terms(&self, settings: &Conversion, files: &[usize]) -> Vec<MemoryTerm> {
+    fn terms(&self, files: &[usize]) -> Vec<MemoryTerm> {
         /// Journals, index and manifest pass through buffers.
         const TEXT_BYTES: u64 = 256 << 10;
         /// What is known about a file, from above: its shape, its record, its state, its name in each of them.
@@ -144,7 +147,7 @@ impl Scope {
             + to_u64(self.checkpoint.tensor_count()) * TENSOR_BYTES;
         let term = |name, bytes| MemoryTerm { name, bytes };
         vec![
-            term("write buffers", settings.write_buffers().bytes()),
+            term("write buffers", self.buffers.bytes()),
             term("files", lists + to_u64(self.shapes.files.len()) * FILE_BYTES + TEXT_BYTES),
             term("hashes", hashes),
         ]
@@ -194,10 +197,23 @@ impl Scope {
         (0..files.len()).filter(|&file| files[file]).collect()
     }
 
+    /// The plan of all files, with the largest buffers that leave room for everything else: what works with one budget works with
+    /// every larger one.
+    fn plan_all(&mut self, settings: &Conversion, all: &[usize]) -> Result<LoadPlan, ConvertError> {
+        loop {
+            match (self.plan(settings, all), self.buffers.halved()) {
+                (Err(ConvertError::Plan(error)), Some(smaller)) if error.is_over_budget() => {
+                    self.buffers = smaller
+                }
+                (planned, _) => return planned,
+            }
+        }
+    }
+
     /// Finds out how long every file will be.
     fn measure(&mut self, settings: &Conversion) -> Result<(), ConvertError> {
         let all: Vec<usize> = (0..self.shapes.files.len()).collect();
-        let plan = self.plan(settings, &all)?;
+        let plan = self.plan_all(settings, &all)?;
         for (planned, file) in plan.layers().iter().zip(&self.shapes.files) {
             let component = file.component;
             let header = Header {
@@ -261,8 +277,8 @@ impl Conversion {
         self.jobs.unwrap_or(cores.clamp(2, 8)).min(64)
     }
 
-    /// The buffers that writes come from.
-    pub(super) fn write_buffers(&self) -> WriteBuffers {
+    /// The buffers that writes come from, if there is room.
+    fn write_buffers(&self) -> WriteBuffers {
         const WRITERS: std::ops::RangeInclusive<u32> = 1..=4;
         let writers = self.jobs.unwrap_or(2).clamp(*WRITERS.start(), *WRITERS.end());
         WriteBuffers::for_budget(self.host_budget_bytes, writers)

@@ -91,13 +91,21 @@ pub(super) struct WriteBuffers {
 }
 
 impl WriteBuffers {
+    /// Shorter writes cost more than they save.
+    const BUFFER_BYTES_MIN: u64 = 256 << 10;
+
     /// For a host budget: one buffer for each writer and one that is being filled, together at most a quarter of it.
     pub(super) fn for_budget(budget_bytes: u64, writers: u32) -> Self {
-        const BUFFER_BYTES_MIN: u64 = 256 << 10;
         const BUFFER_BYTES_MAX: u64 = 4 << 20;
         let most = budget_bytes / 4 / u64::from(writers + 1);
         let power = 1 << most.max(1).ilog2();
-        Self { writers, buffer_bytes: u64::clamp(power, BUFFER_BYTES_MIN, BUFFER_BYTES_MAX) }
+        Self { writers, buffer_bytes: u64::clamp(power, Self::BUFFER_BYTES_MIN, BUFFER_BYTES_MAX) }
+    }
+
+    /// Buffers of half the size, if writes of that size still serve.
+    pub(super) fn halved(self) -> Option<Self> {
+        let buffer_bytes = self.buffer_bytes / 2;
+        (buffer_bytes >= Self::BUFFER_BYTES_MIN).then_some(Self { buffer_bytes, ..self })
     }
 
     fn shape(self) -> RingShape {
