@@ -23,6 +23,7 @@ use crate::layers::{LayerId, Layers};
 use crate::units::{ByteRange, to_u64, to_usize};
 
 pub use self::cast::{Cast, FloatType};
+pub use self::decision::{CacheManners, FileSystem, IoDecision, IoGroup, IoReason, IoWays, ResidencyBy};
 pub use self::error::PlanError;
 use self::layout::Layout;
 pub use self::limits::{Landing, PlanLimits, ResidentKind, Window};
@@ -34,6 +35,7 @@ use self::reads::ReadList;
 pub use self::request::{IoMode, ReadRequest};
 
 mod cast;
+mod decision;
 mod display;
 mod error;
 #[cfg(test)]
@@ -168,6 +170,7 @@ pub struct LoadPlan {
     reads: ReadList,
     memory: MemoryTerms,
     io: IoMode,
+    decisions: Vec<IoDecision>,
     window: Window,
     dtype: Option<FloatType>,
 }
@@ -230,6 +233,7 @@ impl LoadPlan {
             reads,
             memory,
             io: limits.io,
+            decisions: limits.decisions.clone(),
             window: limits.window,
             dtype: limits.dtype,
         })
@@ -291,6 +295,13 @@ impl LoadPlan {
     #[must_use]
     pub fn io(&self) -> IoMode {
         self.io
+    }
+
+    /// How each file is read and why, in the order of the files, where that is left to the loader ([`IoMode::Auto`]); else
+    /// nothing.
+    #[must_use]
+    pub fn decisions(&self) -> &[IoDecision] {
+        &self.decisions
     }
 
     /// How many layers are resident at once.
