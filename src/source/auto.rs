@@ -168,7 +168,7 @@ impl<S: System> Auto<S> {
         match resident_bytes(&self.cached.system, by, file, request.payload) {
             None => Found::Unknown,
             Some(bytes) if bytes >= wanted_bytes => Found::Whole,
-            Some(bytes) if bytes >= wanted_bytes / 2 => Found::Most,
+            Some(bytes) if bytes >= wanted_bytes.div_ceil(2) => Found::Most,
             Some(_) => Found::Little,
         }
     }
