@@ -26,6 +26,9 @@ fn assert_golden(name: &str, text: &str) {
     settings.set_prepend_module_to_snapshot(false);
     settings.add_filter(r"first exceeded at .*", "first exceeded at <place>");
     settings.add_filter(r"(?m)^ +\S+ \w+(  (checkpoint metadata|layer grouping|plan))$", "  <bytes>$1");
+    // What holds the temporary files, and what it can do, differs from machine to machine.
+    settings.add_filter(r"(?m)^reading   .*$", "reading   <files>");
+    settings.add_filter(r"(?m)^read      .*; (\S+ x the tensors).*$", "read      <ways>; $1");
     // The system's words about a library that is none.
     settings.add_filter(r"(looked for libcuda.so, libcuda.so.1) \(.*\)", "$1 (<reason>)");
     settings.bind(|| insta::assert_snapshot!(name, lines.join("\n")));

@@ -49,6 +49,15 @@ fn cached_bytes(shard: &Shard, bytes: ByteRange) -> u64 {
     page_cache::pages_by_cachestat(&file, bytes).unwrap() * page_bytes()
 }
 
+/// As much as that, or a little less: a busy machine takes pages back at any time. Never more.
+fn assert_about(found_bytes: u64, expected_bytes: u64, context: &str) {
+    let lost_most = LEN_BYTES / 16;
+    assert!(
+        found_bytes <= expected_bytes && found_bytes + lost_most >= expected_bytes,
+        "{context}: {found_bytes} bytes, expected {expected_bytes}"
+    );
+}
+
 fn decision(system: &Faulty, shard: &Shard) -> IoDecision {
     survey_with(system, std::slice::from_ref(shard)).unwrap().decisions[0]
 }
@@ -89,7 +98,7 @@ fn a_cold_file_is_read_past_the_page_cache_and_a_warm_one_out_of_it() {
     fill_cache(&shard, range(0, LEN_BYTES));
     let warm = decision(&system, &shard);
     assert_eq!((warm.mode, warm.reason), (IoMode::Buffered, IoReason::Resident), "{warm:?}");
-    assert_eq!(warm.resident_share(), Some(1.0));
+    assert_about(warm.resident_bytes.unwrap(), LEN_BYTES, "asked");
     let ways = read_all(&system, &shard, &warm);
     assert_eq!((ways.direct_bytes, ways.buffered_bytes, ways.corrected_bytes), (0, LEN_BYTES, 0));
 }
@@ -106,11 +115,11 @@ fn a_half_warm_file_is_split_by_range() {
         return;
     }
     assert_eq!((half.mode, half.reason), (IoMode::Direct, IoReason::PartlyResident), "{half:?}");
-    assert_eq!(half.resident_bytes, Some(3 * MIB));
+    assert_about(half.resident_bytes.unwrap(), 3 * MIB, "asked");
     let ways = read_all(&system, &shard, &half);
     assert_eq!((ways.direct_bytes, ways.buffered_bytes), (5 * MIB, 3 * MIB));
     assert_eq!(ways.corrected_bytes, 0, "every read went as it was to");
-    assert_eq!(cached_bytes(&shard, range(0, LEN_BYTES)), 3 * MIB, "and the page cache is as it was");
+    assert_about(cached_bytes(&shard, range(0, LEN_BYTES)), 3 * MIB, "the page cache is as it was");
 }
 
 /// Between plan and load, or in the middle of it, somebody empties the page cache or fills it.
@@ -180,15 +189,15 @@ fn reads_through_the_page_cache_leave_it_as_they_found_it() {
                 fill_cache(&shard, was_there);
             }
             let before = cached_bytes(&shard, all);
-            assert_eq!(before, was_there.len_bytes());
+            assert_about(before, was_there.len_bytes(), "brought in");
             let decided = decision(&system, &shard);
             assert_eq!((decided.mode, decided.reason), (IoMode::Buffered, IoReason::NoDirectIo), "{name}");
             let ways = read_all(&system, &shard, &decided);
             assert_eq!((ways.direct_bytes, ways.buffered_bytes), (0, LEN_BYTES), "{name}");
-            assert_eq!(cached_bytes(&shard, all), before, "{name}, {was_there} was there");
-            assert_eq!(cached_bytes(&shard, was_there), before, "{name}: somebody's pages stay");
-            let dropped = if name == "uncached" { 0 } else { LEN_BYTES - before };
-            assert_eq!(ways.dropped_behind_bytes, dropped, "{name}");
+            assert_about(cached_bytes(&shard, all), before, name);
+            assert_about(cached_bytes(&shard, was_there), before, "somebody's pages stay");
+            let dropped = if name == "uncached" { 0 } else { LEN_BYTES - was_there.len_bytes() };
+            assert_about(ways.dropped_behind_bytes, dropped, name);
         }
     }
 }
@@ -201,7 +210,7 @@ fn plain_reads_fill_the_page_cache() {
     let source = open_with(Kernel, IoMode::Buffered, std::slice::from_ref(&shard)).unwrap();
     read_through(source.as_ref(), &shard).unwrap();
     drop(source);
-    assert_eq!(cached_bytes(&shard, range(0, LEN_BYTES)), LEN_BYTES);
+    assert_about(cached_bytes(&shard, range(0, LEN_BYTES)), LEN_BYTES, "read");
 }
 
 /// Who may be asked depends on kernel, owner and file system: each refusal leads to the next one.
