@@ -7,7 +7,8 @@
 //! ```text
 //! made of memory ------------------------------------------------> pread
 //! network, FUSE, no direct I/O, small ---------------------------> `behind`: pread that leaves no pages
-//! others: is it there? -- all, or half of it and `behind` forgets -> pread, else `behind`
+//! others: is it there? -- all of it -----------------------------> pread
+//!                      -- but for a sixteenth, `behind` forgets -> `behind`
 //!                      -- else ----------------------------------> direct; if refused, as if it had no direct I/O
 //!         nobody tells, or only mincore --> tried: two slow reads in a row, and the file is read direct from then on
 //! ```
@@ -30,6 +31,9 @@ use crate::units::{Alignment, KIB};
 
 /// Each of the two sets of descriptors, one with the flag `O_DIRECT` and one without, gets half of what a source may have.
 const OPEN_FILES_EACH: usize = OPEN_FILES_MAX / 2;
+/// What may be missing of a range that is read through the page cache nevertheless: a sixteenth. Holes are read one after the other,
+/// each with a wait of its own; with more of them the whole range comes in sooner past the page cache.
+const MISSING_MOST: u64 = 16;
 /// A read that takes more than this for each byte (less than 1 GB/s) has waited for a disk: copies are several times as fast.
 const SLOW_NS_PER_BYTE: u64 = 1;
 /// Reads in a row that have to be slow: one alone may have waited for its turn on a busy processor.
@@ -73,10 +77,10 @@ enum Kind {
 enum Found {
     /// All of it is there.
     Whole,
-    /// At least half is.
-    Most,
-    /// Less is.
-    Little,
+    /// All but a little is.
+    Nearly,
+    /// Less is, or nothing.
+    Partly,
     Unknown,
 }
 
@@ -168,8 +172,8 @@ impl<S: System> Auto<S> {
         match resident_bytes(&self.cached.system, by, file, request.payload) {
             None => Found::Unknown,
             Some(bytes) if bytes >= wanted_bytes => Found::Whole,
-            Some(bytes) if bytes >= wanted_bytes.div_ceil(2) => Found::Most,
-            Some(_) => Found::Little,
+            Some(bytes) if bytes >= wanted_bytes - wanted_bytes / MISSING_MOST => Found::Nearly,
+            Some(_) => Found::Partly,
         }
     }
 
@@ -178,8 +182,8 @@ impl<S: System> Auto<S> {
         let found = self.find(way, &file, request);
         let is_there = match found {
             Found::Whole => true,
-            Found::Most => way.behind.has_uncached_reads(),
-            Found::Little => false,
+            Found::Nearly => way.behind.has_uncached_reads(),
+            Found::Partly => false,
             Found::Unknown => true,
         };
         let is_doubted =
