@@ -156,11 +156,13 @@ pub(crate) struct LoadArgs {
     /// 1.1x-largest-tensor.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) budget: Size,
-    /// buffered, mmap or direct
+    /// auto, buffered, mmap or direct
     ///
     /// How files are read: through the page cache; by windows of a mapping that are dropped behind the cursor; past the
-    /// page cache (O_DIRECT). A file that cannot be read the way that was asked for is named in the report.
-    #[arg(long, value_name = "MODE", default_value = "buffered", hide_possible_values = true)]
+    /// page cache (O_DIRECT). `auto` takes what is in the page cache from there and reads the rest past it, leaving the page
+    /// cache as it was; the report says what was decided for each file and why. A file that cannot be read the way that was
+    /// asked for is named in the report.
+    #[arg(long, value_name = "MODE", default_value = "auto", hide_possible_values = true)]
     pub(crate) io: Io,
     /// auto, cuda:N, host or none
     ///

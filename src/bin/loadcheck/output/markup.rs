@@ -2,6 +2,7 @@
 
 use super::escape::escape;
 use super::numbers::{bytes, count, growth, seconds};
+use super::reading::{self, moved_line};
 use super::terminal::Paint;
 use super::text::{device_line, exceeded_at, limit_line, limit_values, place, verified_line};
 use crate::problem::Problem;
@@ -50,7 +51,14 @@ pub(crate) fn markdown(report: &Report) -> String {
     }
     report.convert.iter().for_each(|convert| text.push_str(&converted(convert)));
     report.verification.iter().for_each(|found| text.push_str(&verified(found)));
-    let facts = device_line(report).into_iter().chain(verified_line(report));
+    let reads = report.runs.last().map(|run| (&run.io.files, moved_line(&run.io)));
+    let (files, moved) = match (reads, &report.plan) {
+        (Some((files, moved)), _) => (files.as_slice(), moved),
+        (None, Some(plan)) => (plan.files.as_slice(), None),
+        (None, None) => (&[][..], None),
+    };
+    let reading = reading::lines(files).into_iter().chain(moved);
+    let facts = device_line(report).into_iter().chain(reading).chain(verified_line(report));
     // Columns of text are aligned by blanks, which mean nothing here.
     facts.for_each(|line| text.push_str(&format!("\n{}\n", cell(&words(&line)))));
     text.push_str(&vram(report));

@@ -24,6 +24,7 @@ pub(crate) mod escape;
 mod grid;
 mod markup;
 pub(crate) mod numbers;
+mod reading;
 pub(crate) mod terminal;
 mod text;
 

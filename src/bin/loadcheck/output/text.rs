@@ -4,7 +4,7 @@
 use super::grid::{Align, grid};
 use super::numbers::{bytes, container, count, grouped, growth, rate, seconds};
 use super::terminal::{Paint, Role};
-use super::{converted, described, escape::escape};
+use super::{converted, described, escape::escape, reading};
 use crate::args::CacheArg;
 use crate::limits::mean;
 use crate::report::{CommandName, Limit, Outcome, Params, Place, Report, Run, Source};
@@ -107,6 +107,10 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
     }
     if let Some(params) = report.runs.first().and_then(|run| run.params.as_ref()) {
         lines.push(strategy_line(params));
+    }
+    if let Some(run) = report.runs.last() {
+        lines.extend(reading::lines(&run.io.files));
+        lines.extend(reading::moved_line(&run.io));
     }
     lines.extend(device_line(report));
     lines.extend(cache_line(&report.runs));

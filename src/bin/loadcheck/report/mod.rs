@@ -10,14 +10,16 @@ pub(crate) use self::convert::{
     Convert, ConvertFile, ConvertMemory, ConvertParams, Converted, Difference, Duplicate, Estimate,
     FileState, ReadFallback, SideFile, Verification,
 };
+pub(crate) use self::reading::{FileReading, IoCounters};
 pub(crate) use self::run::{
-    CacheState, IoCounters, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring, Run,
-    Samples, TensorHash, Verified, Vram,
+    CacheState, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring, Run, Samples,
+    TensorHash, Verified, Vram,
 };
 use crate::listing::Listing;
 use crate::problem::Problem;
 
 mod convert;
+mod reading;
 mod run;
 
 /// The version of the schema.
@@ -250,6 +252,9 @@ pub(crate) struct Plan {
     pub(crate) read_bytes: u64,
     /// Of these, bytes that no tensor needs.
     pub(crate) over_read_bytes: u64,
+    /// `--io auto`: how each file is to be read. A load decides again, when it begins.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) files: Vec<FileReading>,
 }
 
 /// One term of the host budget.
