@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::compare::{Compared, ComparedPeak, Spread};
 pub(crate) use self::convert::{
     Convert, ConvertFile, ConvertMemory, ConvertParams, Converted, Difference, Duplicate, Estimate,
     FileState, ReadFallback, SideFile, Verification,
@@ -17,6 +18,7 @@ pub(crate) use self::run::{
 use crate::listing::Listing;
 use crate::problem::Problem;
 
+mod compare;
 mod convert;
 mod run;
 
@@ -47,7 +49,10 @@ pub(crate) struct Report {
     pub(crate) source: Option<Source>,
     /// One entry for each measured run.
     pub(crate) runs: Vec<Run>,
-    /// `plan` and `run`: what was predicted.
+    /// `compare`: a row for each way of loading.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) comparison: Vec<Compared>,
+    /// `plan`, `run` and `compare`, of `stream`: what was predicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) plan: Option<Plan>,
     /// `exec`: the command.
@@ -99,6 +104,8 @@ pub(crate) enum CommandName {
     Plan,
     /// A checkpoint, described.
     Inspect,
+    /// Several ways of loading, measured side by side.
+    Compare,
     /// A command, measured.
     Exec,
     /// A checkpoint, made.
@@ -347,6 +354,7 @@ impl Report {
             host: None,
             source: None,
             runs: Vec::new(),
+            comparison: Vec::new(),
             plan: None,
             exec: None,
             synth: None,

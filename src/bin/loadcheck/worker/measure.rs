@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use onelayer::checkpoint::Checkpoint;
 use onelayer::load::{LayerStream, LoadError, LoadReport, LoadedLayer, Loader};
 use onelayer::plan::MemoryTerms;
-use onelayer::probe::{Sampler, SamplerOptions, Summary};
+use onelayer::probe::{Procfs, Sampler, SamplerOptions, Summary};
 use onelayer::{LoadPlan, Pinning, RingMode};
 
 use super::attendant::{Attendant, add_missed};
@@ -101,6 +101,7 @@ struct Loaded {
     report: LoadReport,
     memory: MemoryTerms,
     elapsed: Duration,
+    cpu_seconds: Option<f64>,
     after_load: Point,
     crossings: Vec<Crossing>,
     failure: Option<Failure>,
@@ -138,6 +139,7 @@ impl Load<'_> {
             report: stream.report(),
             memory: plan.memory().clone(),
             elapsed: delivered.elapsed,
+            cpu_seconds: delivered.cpu_seconds,
             after_load: delivered.after_load,
             crossings,
             verified: verifier.filter(|_| delivered.failure.is_none()).map(Verifier::finish),
@@ -184,6 +186,8 @@ impl Load<'_> {
             }
         }
         let wall = self.start.elapsed();
+        let activity = Procfs::default().myself().activity().since(&self.sampler.baseline().activity);
+        let cpu_seconds = activity.cpu_seconds.value();
         self.sampler.marker().sample();
         let last = plan.layers().last().map_or("", |layer| layer.id.as_str());
         let vram_bytes = self.vram.and_then(|vram| vram.after_load(|| self.place(last)));
@@ -194,7 +198,7 @@ impl Load<'_> {
             failure = kept.try_for_each(|(index, layer)| compare(&mut verifier, index, layer)).err();
         }
         drop(kept);
-        Delivered { elapsed: wall.saturating_sub(compared_between), after_load, failure }
+        Delivered { elapsed: wall.saturating_sub(compared_between), cpu_seconds, after_load, failure }
     }
 
     /// Now, at a layer.
@@ -266,6 +270,7 @@ fn tell_hashes(layer: &LoadedLayer) -> Result<(), LoadError> {
 /// What the caller's side of the load saw.
 struct Delivered {
     elapsed: Duration,
+    cpu_seconds: Option<f64>,
     after_load: Point,
     failure: Option<Failure>,
 }
@@ -322,6 +327,7 @@ impl Loaded {
             strategy: "stream".to_owned(),
             params: Some(config.params(budgets, Some(u64::from(self.memory.ring().readers)))),
             seconds: Some(self.elapsed.as_secs_f64()),
+            cpu_seconds: self.cpu_seconds,
             baseline: point(&summary.baseline.memory),
             after_load: Some(self.after_load.clone()),
             after_unload: Some(seen.after_unload.clone()),
