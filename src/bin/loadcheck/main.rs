@@ -9,6 +9,7 @@
 
 mod args;
 mod commands;
+mod compare;
 mod config;
 mod convert;
 mod exec;
@@ -27,6 +28,7 @@ mod signals;
 mod sizes;
 mod small_file;
 mod source;
+mod strategies;
 mod synth;
 mod words;
 mod worker;
@@ -78,6 +80,9 @@ fn carry_out(cli: Cli) -> Exit {
         Command::Exec(args) => {
             with_output(&args.output, Some(&args.export), &|output| commands::exec::run(args, output))
         }
+        Command::Compare(args) => with_output(&args.output, Some(&args.export), &|output| {
+            commands::compare::run(args, output, &terminal)
+        }),
         Command::Synth(args) => {
             with_output(&args.output, None, &|output| commands::synth::run(args, output, &terminal))
         }

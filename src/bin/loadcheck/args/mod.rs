@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 
+pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::convert::{ConvertArgs, VerifyArgs};
 pub(crate) use self::values::{CacheArg, ColorArg, Device, ExpertsArg, FormatArg, Io, ProgressArg, Window};
 use crate::exit::Exit;
@@ -20,6 +21,7 @@ use crate::output::numbers::to_f64;
 use crate::sizes::{Size, parse_duration};
 use crate::synth::{FloatType, presets};
 
+mod compare;
 mod convert;
 mod values;
 
@@ -30,6 +32,7 @@ const EXAMPLES: &str = "Examples:
   loadcheck ./model                          what does loading this need?
   loadcheck org/name --budget 512MiB         from the local Hugging Face cache
   loadcheck ./model --max-host 200MiB        a gate for CI: exit code 1 when exceeded
+  loadcheck compare ./model                  beside mapping it and reading whole files
   loadcheck plan ./model                     the peaks, predicted from the headers
   loadcheck exec -- python load_test.py      somebody else's loader, whole process tree
   loadcheck convert ./model ./layers         one file per layer, in bounded memory
@@ -76,6 +79,9 @@ pub(crate) enum Command {
         after_long_help = Exit::table()
     )]
     Run(RunArgs),
+    /// Compares what ways of loading SOURCE cost, side by side
+    #[command(long_about = compare::COMPARE_ABOUT, after_long_help = Exit::table())]
+    Compare(Box<CompareArgs>),
     /// Predicts what a load costs, from the headers; reads no weights
     #[command(
         long_about = "Predicts what a load costs, from the headers; reads no weights\n\n\

@@ -1,10 +1,11 @@
 //! Markdown, and GitHub Actions (workflow commands on stdout, Markdown in the job summary).
 
+use super::compared;
 use super::escape::escape;
 use super::numbers::{bytes, count, growth, seconds};
 use super::reading::{self, moved_line};
 use super::terminal::Paint;
-use super::text::{device_line, exceeded_at, limit_line, limit_values, place, verified_line};
+use super::text::{Look, device_line, exceeded_at, limit_line, limit_values, place, verified_line};
 use crate::problem::Problem;
 use crate::report::{CommandName, Convert, Report, Run, Verification};
 
@@ -27,6 +28,9 @@ pub(crate) fn markdown(report: &Report) -> String {
             "| run | host peak | over start | RSS peak | over start | at | time |\n|---:|---:|---:|---:|---:|---|---:|\n",
             report.runs.iter().enumerate().map(run_row).collect(),
         ),
+        CommandName::Compare => {
+            (compared::MARKDOWN_HEADER, report.comparison.iter().map(compared::markdown_row).collect())
+        }
         CommandName::Plan | CommandName::Inspect => (
             "| layer | tensors | bytes |\n|---|---:|---:|\n",
             report.layers.iter().map(|layer| layer_row(&layer)).collect(),
@@ -175,12 +179,12 @@ fn words(line: &str) -> String {
 }
 
 /// Text inside back quotes in a table.
-fn code(text: &str) -> String {
+pub(super) fn code(text: &str) -> String {
     escape(text).replace('`', "'").replace('|', "\\|")
 }
 
 /// Text in a table.
-fn cell(text: &str) -> String {
+pub(super) fn cell(text: &str) -> String {
     escape(text).replace('|', "\\|").replace('<', "&lt;")
 }
 
@@ -208,6 +212,11 @@ pub(crate) fn github(report: &Report) -> String {
     }
     for problem in &report.errors {
         text.push_str(&annotation(problem));
+    }
+    if report.command == CommandName::Compare {
+        let look = Look { paint: Paint::NONE, width: None, verbose: false };
+        compared::table(report, &look).iter().for_each(|line| text.push_str(&format!("{line}\n")));
+        return text;
     }
     if let Some(run) = report.runs.last().filter(|_| report.limits.is_empty() && report.errors.is_empty()) {
         text.push_str(&format!("host {}  RSS {}\n", bytes(run.peak.host_bytes), bytes(run.peak.rss_bytes)));

@@ -17,6 +17,7 @@ use crate::report::Report;
 use self::terminal::{Paint, Role, Terminal};
 use self::text::Look;
 
+mod compared;
 mod converted;
 mod data;
 mod described;

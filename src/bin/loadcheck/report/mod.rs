@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::compare::{Compared, ComparedPeak, Spread};
 pub(crate) use self::convert::{
     Convert, ConvertFile, ConvertMemory, ConvertParams, Converted, Difference, Duplicate, Estimate,
     FileState, ReadFallback, SideFile, Verification,
@@ -18,6 +19,7 @@ pub(crate) use self::run::{
 use crate::listing::Listing;
 use crate::problem::Problem;
 
+mod compare;
 mod convert;
 mod reading;
 mod run;
@@ -49,7 +51,10 @@ pub(crate) struct Report {
     pub(crate) source: Option<Source>,
     /// One entry for each measured run.
     pub(crate) runs: Vec<Run>,
-    /// `plan` and `run`: what was predicted.
+    /// `compare`: a row for each way of loading.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) comparison: Vec<Compared>,
+    /// `plan`, `run` and `compare`, of `stream`: what was predicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) plan: Option<Plan>,
     /// `exec`: the command.
@@ -101,6 +106,8 @@ pub(crate) enum CommandName {
     Plan,
     /// A checkpoint, described.
     Inspect,
+    /// Several ways of loading, measured side by side.
+    Compare,
     /// A command, measured.
     Exec,
     /// A checkpoint, made.
@@ -352,6 +359,7 @@ impl Report {
             host: None,
             source: None,
             runs: Vec::new(),
+            comparison: Vec::new(),
             plan: None,
             exec: None,
             synth: None,
