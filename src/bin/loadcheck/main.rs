@@ -14,6 +14,7 @@ mod convert;
 mod exec;
 mod exit;
 mod family;
+mod fit;
 mod limits;
 mod listing;
 mod machine;
@@ -28,6 +29,7 @@ mod sizes;
 mod small_file;
 mod source;
 mod synth;
+mod template;
 mod words;
 mod worker;
 
@@ -78,6 +80,9 @@ fn carry_out(cli: Cli) -> Exit {
         Command::Exec(args) => {
             with_output(&args.output, Some(&args.export), &|output| commands::exec::run(args, output))
         }
+        Command::Fit(args) => with_output(&args.output, Some(&args.export), &|output| {
+            commands::fit::run(args, output, &terminal)
+        }),
         Command::Synth(args) => {
             with_output(&args.output, None, &|output| commands::synth::run(args, output, &terminal))
         }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Parser, Subcommand};
 
 pub(crate) use self::convert::{ConvertArgs, VerifyArgs};
+pub(crate) use self::fit::{DoctorArgs, EmitArg, FitArgs};
 pub(crate) use self::values::{CacheArg, ColorArg, Device, ExpertsArg, FormatArg, Io, ProgressArg, Window};
 use crate::exit::Exit;
 use crate::limits::{LimitArg, VramArg};
@@ -21,6 +22,7 @@ use crate::sizes::{Size, parse_duration};
 use crate::synth::{FloatType, presets};
 
 mod convert;
+mod fit;
 mod values;
 
 /// First line of every help text: two public repositories use the name for something else.
@@ -32,6 +34,7 @@ const EXAMPLES: &str = "Examples:
   loadcheck ./model --max-host 200MiB        a gate for CI: exit code 1 when exceeded
   loadcheck plan ./model                     the peaks, predicted from the headers
   loadcheck exec -- python load_test.py      somebody else's loader, whole process tree
+  loadcheck fit ./model                      the smallest memory limit that works, by trying
   loadcheck convert ./model ./layers         one file per layer, in bounded memory
   loadcheck synth tiny-llama /tmp/m && loadcheck /tmp/m
                                              try it without a download";
@@ -102,6 +105,9 @@ pub(crate) enum Command {
         after_long_help = Exit::table()
     )]
     Exec(ExecArgs),
+    /// Finds the smallest memory limit that a load works under
+    #[command(long_about = fit::FIT_ABOUT, after_long_help = Exit::table())]
+    Fit(Box<FitArgs>),
     /// Rewrites a checkpoint as one file per layer, in bounded memory
     #[command(
         long_about = convert::CONVERT_ABOUT,

@@ -10,6 +10,7 @@ pub(crate) use self::convert::{
     Convert, ConvertFile, ConvertMemory, ConvertParams, Converted, Difference, Duplicate, Estimate,
     FileState, ReadFallback, SideFile, Verification,
 };
+pub(crate) use self::fit::{Fit, Fitted, Try, TryOutcome};
 pub(crate) use self::run::{
     CacheState, IoCounters, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring, Run,
     Samples, TensorHash, Verified, Vram,
@@ -18,6 +19,7 @@ use crate::listing::Listing;
 use crate::problem::Problem;
 
 mod convert;
+mod fit;
 mod run;
 
 /// The version of the schema.
@@ -62,6 +64,9 @@ pub(crate) struct Report {
     /// `verify` and `convert --verify`: what was compared, and what differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) verification: Option<Verification>,
+    /// `fit`: every limit that was tried, and what follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fit: Option<Fit>,
     /// What could not be measured, and why.
     pub(crate) unavailable: Vec<Unavailable>,
     /// The gates.
@@ -107,6 +112,8 @@ pub(crate) enum CommandName {
     Convert,
     /// A checkpoint, checked.
     Verify,
+    /// A memory limit, searched for.
+    Fit,
     /// Before it was clear what was asked for.
     Unknown,
 }
@@ -352,6 +359,7 @@ impl Report {
             synth: None,
             convert: None,
             verification: None,
+            fit: None,
             unavailable: Vec::new(),
             limits: Vec::new(),
             layers: Listing::default(),
