@@ -7,7 +7,7 @@ use super::reading::{self, moved_line};
 use super::terminal::Paint;
 use super::text::{Look, device_line, exceeded_at, limit_line, limit_values, place, verified_line};
 use crate::problem::Problem;
-use crate::report::{CommandName, Convert, Report, Run, Verification};
+use crate::report::{CommandName, Convert, Fitted, Report, Run, Verification};
 
 /// The report as Markdown.
 pub(crate) fn markdown(report: &Report) -> String {
@@ -34,6 +34,10 @@ pub(crate) fn markdown(report: &Report) -> String {
         CommandName::Plan | CommandName::Inspect => (
             "| layer | tensors | bytes |\n|---|---:|---:|\n",
             report.layers.iter().map(|layer| layer_row(&layer)).collect(),
+        ),
+        CommandName::Fit => (
+            "| loader | smallest that works | smallest comfortable | without a limit |\n|---|---:|---:|---:|\n",
+            report.fit.iter().flat_map(|fit| &fit.loaders).map(fitted_row).collect(),
         ),
         CommandName::Synth | CommandName::Verify | CommandName::Unknown => ("", Vec::<String>::new()),
     };
@@ -84,6 +88,16 @@ fn run_row((index, run): (usize, &Run)) -> String {
         growth(run.peak.rss_bytes, run.baseline.rss_bytes),
         run.peak.at.as_ref().map(|at| format!("`{}`", code(&place(at)))).unwrap_or_default(),
         run.seconds.map(seconds).unwrap_or_default(),
+    )
+}
+
+fn fitted_row(fitted: &Fitted) -> String {
+    format!(
+        "| `{}` | {} | {} | {} |\n",
+        code(&fitted.strategy),
+        bytes(fitted.smallest_bytes),
+        bytes(fitted.comfortable_bytes),
+        fitted.unlimited_seconds.map(seconds).unwrap_or_default(),
     )
 }
 

@@ -11,6 +11,7 @@ pub(crate) use self::convert::{
     Convert, ConvertFile, ConvertMemory, ConvertParams, Converted, Difference, Duplicate, Estimate,
     FileState, ReadFallback, SideFile, Verification,
 };
+pub(crate) use self::fit::{Fit, Fitted, Try, TryOutcome};
 pub(crate) use self::reading::{FileReading, IoCounters};
 pub(crate) use self::run::{
     CacheState, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring, Run, Samples,
@@ -21,6 +22,7 @@ use crate::problem::Problem;
 
 mod compare;
 mod convert;
+mod fit;
 mod reading;
 mod run;
 
@@ -69,6 +71,9 @@ pub(crate) struct Report {
     /// `verify` and `convert --verify`: what was compared, and what differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) verification: Option<Verification>,
+    /// `fit`: every limit that was tried, and what follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fit: Option<Fit>,
     /// What could not be measured, and why.
     pub(crate) unavailable: Vec<Unavailable>,
     /// The gates.
@@ -116,6 +121,8 @@ pub(crate) enum CommandName {
     Convert,
     /// A checkpoint, checked.
     Verify,
+    /// A memory limit, searched for.
+    Fit,
     /// Before it was clear what was asked for.
     Unknown,
 }
@@ -365,6 +372,7 @@ impl Report {
             synth: None,
             convert: None,
             verification: None,
+            fit: None,
             unavailable: Vec::new(),
             limits: Vec::new(),
             layers: Listing::default(),

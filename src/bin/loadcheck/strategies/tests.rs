@@ -123,7 +123,7 @@ fn only_what_is_selected_is_read() {
         let needed = super::needed_bytes(habit, &checkpoint, &selected, true).unwrap();
         assert_eq!(needed, needed_bytes.min(arrived_bytes), "{habit:?}");
     }
-    let largest = super::needed_bytes(Habit::Pread, &checkpoint, &all(&checkpoint), false).unwrap();
+    let largest = needed_bytes(Habit::Pread, &checkpoint, &all(&checkpoint), false).unwrap();
     assert_eq!(largest, 17 << 20, "dropped at once, only one tensor is there");
 }
 
