@@ -39,7 +39,11 @@ pub use self::builder::{
     HandOut, LoaderBuilder,
 };
 pub use self::error::LoadError;
+#[cfg(all(test, feature = "convert"))]
+pub(crate) use self::hash::PARALLEL_BYTES_MIN;
 pub use self::hash::TensorHash;
+#[cfg(feature = "convert")]
+pub(crate) use self::hash::update_hash;
 pub use self::layer::{LoadedLayer, LoadedTensor};
 pub use self::progress::Progress;
 pub use self::report::LoadReport;

@@ -22,6 +22,8 @@ use crate::checkpoint::{Checkpoint, DType, TensorId};
 use crate::layers::{LayerId, Layers};
 use crate::units::{ByteRange, to_u64, to_usize};
 
+#[cfg(feature = "convert")]
+pub(crate) use self::cast::is_plain;
 pub use self::cast::{Cast, FloatType};
 pub use self::decision::{CacheManners, FileSystem, IoDecision, IoGroup, IoReason, IoWays, ResidencyBy};
 pub use self::error::PlanError;

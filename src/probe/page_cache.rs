@@ -121,6 +121,7 @@ fn pages_by_mincore(file: &File, all: ByteRange) -> Result<u64, Reason> {
 }
 
 #[cfg(test)]
+#[allow(unsafe_code, reason = "maps a file that stays as it is")]
 mod tests {
     use std::io::Write;
 

@@ -6,10 +6,12 @@
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::compare::{Compared, ComparedPeak, Spread};
 pub(crate) use self::convert::{
     Convert, ConvertFile, ConvertMemory, ConvertParams, Converted, Difference, Duplicate, Estimate,
     FileState, ReadFallback, SideFile, Verification,
 };
+pub(crate) use self::fit::{Fit, Fitted, Try, TryOutcome};
 pub(crate) use self::reading::{FileReading, IoCounters};
 pub(crate) use self::run::{
     CacheState, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring, Run, Samples,
@@ -18,7 +20,9 @@ pub(crate) use self::run::{
 use crate::listing::Listing;
 use crate::problem::Problem;
 
+mod compare;
 mod convert;
+mod fit;
 mod reading;
 mod run;
 
@@ -49,7 +53,10 @@ pub(crate) struct Report {
     pub(crate) source: Option<Source>,
     /// One entry for each measured run.
     pub(crate) runs: Vec<Run>,
-    /// `plan` and `run`: what was predicted.
+    /// `compare`: a row for each way of loading.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) comparison: Vec<Compared>,
+    /// `plan`, `run` and `compare`, of `stream`: what was predicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) plan: Option<Plan>,
     /// `exec`: the command.
@@ -64,6 +71,9 @@ pub(crate) struct Report {
     /// `verify` and `convert --verify`: what was compared, and what differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) verification: Option<Verification>,
+    /// `fit`: every limit that was tried, and what follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fit: Option<Fit>,
     /// What could not be measured, and why.
     pub(crate) unavailable: Vec<Unavailable>,
     /// The gates.
@@ -101,6 +111,8 @@ pub(crate) enum CommandName {
     Plan,
     /// A checkpoint, described.
     Inspect,
+    /// Several ways of loading, measured side by side.
+    Compare,
     /// A command, measured.
     Exec,
     /// A checkpoint, made.
@@ -109,6 +121,8 @@ pub(crate) enum CommandName {
     Convert,
     /// A checkpoint, checked.
     Verify,
+    /// A memory limit, searched for.
+    Fit,
     /// Before it was clear what was asked for.
     Unknown,
 }
@@ -352,11 +366,13 @@ impl Report {
             host: None,
             source: None,
             runs: Vec::new(),
+            comparison: Vec::new(),
             plan: None,
             exec: None,
             synth: None,
             convert: None,
             verification: None,
+            fit: None,
             unavailable: Vec::new(),
             limits: Vec::new(),
             layers: Listing::default(),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use onelayer::checkpoint::Checkpoint;
 use onelayer::load::{LayerStream, LoadError, LoadReport, LoadedLayer, Loader};
 use onelayer::plan::MemoryTerms;
-use onelayer::probe::{Sampler, SamplerOptions, Summary};
+use onelayer::probe::{Procfs, Sampler, SamplerOptions, Summary};
 use onelayer::{LoadPlan, Pinning, RingMode};
 
 use super::attendant::{Attendant, add_missed};
@@ -104,6 +104,7 @@ struct Loaded {
     report: LoadReport,
     memory: MemoryTerms,
     elapsed: Duration,
+    cpu_seconds: Option<f64>,
     after_load: Point,
     crossings: Vec<Crossing>,
     failure: Option<Failure>,
@@ -145,6 +146,7 @@ impl Load<'_> {
             report: stream.report(),
             memory: plan.memory().clone(),
             elapsed: delivered.elapsed,
+            cpu_seconds: delivered.cpu_seconds,
             after_load: delivered.after_load,
             crossings,
             verified: verifier.filter(|_| delivered.failure.is_none()).map(Verifier::finish),
@@ -193,6 +195,8 @@ impl Load<'_> {
             }
         }
         let wall = self.start.elapsed();
+        let activity = Procfs::default().myself().activity().since(&self.sampler.baseline().activity);
+        let cpu_seconds = activity.cpu_seconds.value();
         self.sampler.marker().sample();
         let last = plan.layers().last().map_or("", |layer| layer.id.as_str());
         let vram_bytes = self.vram.and_then(|vram| vram.after_load(|| self.place(last)));
@@ -203,7 +207,7 @@ impl Load<'_> {
             failure = kept.try_for_each(|(index, layer)| compare(&mut verifier, index, layer)).err();
         }
         drop(kept);
-        Delivered { elapsed: wall.saturating_sub(compared_between), after_load, failure }
+        Delivered { elapsed: wall.saturating_sub(compared_between), cpu_seconds, after_load, failure }
     }
 
     /// Now, at a layer.
@@ -275,6 +279,7 @@ fn tell_hashes(layer: &LoadedLayer) -> Result<(), LoadError> {
 /// What the caller's side of the load saw.
 struct Delivered {
     elapsed: Duration,
+    cpu_seconds: Option<f64>,
     after_load: Point,
     failure: Option<Failure>,
 }
@@ -331,6 +336,7 @@ impl Loaded {
             strategy: "stream".to_owned(),
             params: Some(config.params(budgets, Some(u64::from(self.memory.ring().readers)))),
             seconds: Some(self.elapsed.as_secs_f64()),
+            cpu_seconds: self.cpu_seconds,
             baseline: point(&summary.baseline.memory),
             after_load: Some(self.after_load.clone()),
             after_unload: Some(seen.after_unload.clone()),

@@ -13,6 +13,7 @@ mod cache;
 mod child;
 mod device;
 mod heap;
+mod imitate;
 mod measure;
 mod parent;
 mod prepare;
