@@ -5,6 +5,7 @@ use onelayer::units::HumanBytes;
 use super::summary::maps;
 use super::{Entry, What};
 use crate::args::{CacheArg, Device};
+use crate::output::numbers::count;
 use crate::report::{Compared, Outcome};
 use crate::strategies::{Habit, Strategy};
 
@@ -55,7 +56,8 @@ fn how_it_ended(row: &Compared) -> Option<String> {
         Outcome::Interrupted => "interrupted",
     };
     let reason = row.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-    let completed = if row.completed > 0 { format!(" after {} runs", row.completed) } else { String::new() };
+    let completed =
+        if row.completed > 0 { format!(" after {}", count(row.completed, "run")) } else { String::new() };
     Some(format!("{verb}{completed}{reason}"))
 }
 
@@ -64,9 +66,9 @@ fn what_it_keeps(row: &Compared, entry: &Entry, facts: &Facts) -> Option<String>
         return None;
     }
     let on_files = || {
-        let bytes =
-            row.peak.file_bytes.map_or_else(|| "all".to_owned(), |bytes| HumanBytes(bytes).to_string());
-        format!("{bytes} stay as file pages, which the kernel may drop")
+        // The code of the program is file pages as well.
+        let bytes = row.peak.file_bytes.min(facts.tensor_bytes).map(|bytes| HumanBytes(bytes).to_string());
+        format!("{} stay as file pages, which the kernel may drop", bytes.unwrap_or_else(|| "all".to_owned()))
     };
     let keeps = facts.device != Device::None;
     Some(match &entry.what {
@@ -125,7 +127,7 @@ mod tests {
         device: Device::Host,
         window: None,
         narrows: false,
-        tensor_bytes: Some(1000),
+        tensor_bytes: Some(1 << 30),
         cache: CacheArg::Cold,
     };
 
@@ -137,7 +139,7 @@ mod tests {
     }
 
     fn done() -> Compared {
-        let peak = ComparedPeak { file_bytes: Some(2 << 20), ..ComparedPeak::default() };
+        let peak = ComparedPeak { file_bytes: Some(3 << 30), ..ComparedPeak::default() };
         Compared { outcome: Outcome::Completed, runs: 3, completed: 3, peak, ..Compared::default() }
     }
 
@@ -153,9 +155,9 @@ mod tests {
             text("stream", &Facts { device: Device::Cuda(1), ..FACTS }),
             "layers are memory of cuda:1"
         );
-        assert_eq!(text("mmap", &FACTS), "2 MiB stay as file pages, which the kernel may drop");
-        assert_eq!(text("python", &FACTS), "2 MiB stay as file pages, which the kernel may drop");
-        assert_eq!(text("python", &Facts { tensor_bytes: Some(1 << 30), ..FACTS }), "");
+        assert_eq!(text("mmap", &FACTS), "1 GiB stay as file pages, which the kernel may drop");
+        assert_eq!(text("python", &FACTS), "1 GiB stay as file pages, which the kernel may drop");
+        assert_eq!(text("python", &Facts { tensor_bytes: Some(4 << 30), ..FACTS }), "");
         assert_eq!(
             text("pread", &Facts { device: Device::None, ..FACTS }),
             "one tensor at a time, then dropped"

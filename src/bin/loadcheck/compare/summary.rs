@@ -92,6 +92,9 @@ fn peak(runs: &[&Run]) -> ComparedPeak {
     }
 }
 
+/// Below so many bytes of tensors, the file pages of a command may as well be its own code.
+const TELLING_BYTES: u64 = 256 << 20;
+
 /// True if a row holds its weights as pages of files: those of a command are told by how many there are.
 pub(crate) fn maps(entry: &Entry, peak: &ComparedPeak, tensor_bytes: Option<u64>) -> bool {
     match &entry.what {
@@ -99,7 +102,7 @@ pub(crate) fn maps(entry: &Entry, peak: &ComparedPeak, tensor_bytes: Option<u64>
         What::Command(_) => peak
             .file_bytes
             .zip(tensor_bytes)
-            .is_some_and(|(file_bytes, bytes)| file_bytes >= bytes / 2 && bytes > 0),
+            .is_some_and(|(file_bytes, bytes)| bytes >= TELLING_BYTES && file_bytes >= bytes / 10 * 9),
     }
 }
 
@@ -235,15 +238,17 @@ mod tests {
     #[test]
     fn what_maps_is_no_measure_for_what_owns() {
         let runs = [
-            run("mmap", 1, 1.0, 2, 100),
+            run("mmap", 1, 1.0, 2, 1000),
             run("stream", 1, 2.0, 10, 0),
-            run("python", 1, 2.0, 5, 60),
-            run("other", 1, 2.0, 20, 3),
+            run("python", 1, 2.0, 5, 1100),
+            run("other", 1, 2.0, 20, 300),
         ];
         let entries = ["mmap", "stream", "python", "other"].map(entry);
-        let rows = summarise(&entries, &runs, Some(100 * MIB));
+        let rows = summarise(&entries, &runs, Some(1000 * MIB));
         let ratios: Vec<Option<f64>> = rows.iter().map(|row| row.host_ratio).collect();
         assert_eq!(ratios, [None, Some(1.0), None, Some(2.0)]);
+        let small = summarise(&entries, &runs, Some(100 * MIB));
+        assert_eq!(small[2].host_ratio, Some(1.0), "of a small checkpoint nobody can tell");
         assert_eq!(rows[2].command.as_deref(), Some(["python".to_owned()].as_slice()));
     }
 

@@ -5,7 +5,7 @@
 use super::escape::escape;
 use super::grid::{Align, grid};
 use super::markup::{cell, code};
-use super::numbers::{bytes, rate, seconds};
+use super::numbers::{bytes, count, rate, seconds};
 use super::terminal::Role;
 use super::text::{Look, cache_line, device_line, promise_lines, source_line, strategy_line};
 use crate::report::{Compared, Outcome, Report, Spread};
@@ -24,11 +24,18 @@ pub(super) fn table(report: &Report, look: &Look) -> Vec<String> {
     lines.extend(of_stream.map(strategy_line));
     lines.extend(device_line(report));
     for row in &report.comparison {
-        let words = row.command.as_ref().map(|words| words.join(" "));
+        let words = row.command.as_deref().map(as_typed);
         lines.extend(words.map(|words| format!("{:<8}  {}", escape(&name(row)), escape(&words))));
     }
     lines.push(rounds_line(report));
     lines.extend(cache_line(&report.runs));
+    if look.verbose {
+        let missing = report.unavailable.iter();
+        lines
+            .extend(missing.map(|missing| {
+                format!("  {:<8}  not measured: {}", missing.metric, escape(&missing.reason))
+            }));
+    }
     lines.push(String::new());
     let best = [best_by(report, |row| row.host_ratio), best_by(report, |row| row.time_ratio)];
     for (table, best) in [memory(report, look), time(report, look)].into_iter().zip(best) {
@@ -44,11 +51,11 @@ pub(super) fn table(report: &Report, look: &Look) -> Vec<String> {
     lines
 }
 
-/// `compared  5 rounds, interleaved, each run a fresh process; memory: the highest, time: the median`
+/// `compared  5 interleaved rounds, fresh processes · highest memory, median time`
 fn rounds_line(report: &Report) -> String {
     let rounds = report.comparison.iter().map(|row| row.runs).max().unwrap_or(0);
-    let rounds = if rounds == 1 { "1 round".to_owned() } else { format!("{rounds} rounds") };
-    format!("compared  {rounds}, each run a fresh process · memory: the highest · time: the median")
+    let rounds = count(rounds, if rounds == 1 { "round" } else { "interleaved round" });
+    format!("compared  {rounds}, fresh processes · highest memory, median time")
 }
 
 /// The row with the smallest ratio, if some row has one.
@@ -115,6 +122,11 @@ fn notes(report: &Report, look: &Look) -> Vec<String> {
     grid(&[("", Align::Left), ("", Align::Left)], &rows, look.width)
 }
 
+/// The words of a command as a shell would take them.
+fn as_typed(words: &[String]) -> String {
+    shlex::try_join(words.iter().map(String::as_str)).unwrap_or_else(|_| words.join(" "))
+}
+
 /// A row's name, short enough for a table.
 fn name(row: &Compared) -> String {
     if row.strategy.chars().count() <= NAME_CHARACTERS_MAX {
@@ -163,7 +175,7 @@ pub(super) const MARKDOWN_HEADER: &str = "| | host peak | RSS peak | file peak |
 pub(super) fn markdown_row(row: &Compared) -> String {
     let named = match &row.command {
         None => cell(&row.strategy),
-        Some(words) => format!("{}: `{}`", cell(&row.strategy), code(&words.join(" "))),
+        Some(words) => format!("{}: `{}`", cell(&row.strategy), code(&as_typed(words))),
     };
     let peak = &row.peak;
     let time =
@@ -212,7 +224,7 @@ pub(super) fn csv_row(row: &Compared) -> Vec<String> {
     fn number<T: ToString>(value: Option<T>) -> String {
         value.map(|value| value.to_string()).unwrap_or_default()
     }
-    let words = row.command.as_ref().map(|words| words.join(" ")).unwrap_or_default();
+    let words = row.command.as_deref().map(as_typed).unwrap_or_default();
     let peak = &row.peak;
     vec![
         escape(&row.strategy).into_owned(),
