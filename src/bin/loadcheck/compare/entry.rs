@@ -130,22 +130,17 @@ impl Template {
 fn put_in(word: &str, source: &OsStr, name: &str) -> OsString {
     let mut done = OsString::new();
     let mut rest = word;
-    while !rest.is_empty() {
-        if let Some(after) = rest.strip_prefix(SOURCE) {
-            done.push(source);
-            rest = after;
-        } else if let Some(after) = rest.strip_prefix(STRATEGY) {
-            done.push(name);
-            rest = after;
-        } else {
-            // To the next brace, this one not counted.
-            let len = rest[1..].find('{').map_or(rest.len(), |at| at + 1);
-            let len = if rest.is_char_boundary(1) { len } else { rest.find('{').unwrap_or(rest.len()) };
-            done.push(&rest[..len]);
-            rest = &rest[len..];
-        }
+    loop {
+        let places = [(rest.find(SOURCE), SOURCE), (rest.find(STRATEGY), STRATEGY)];
+        let next = places.into_iter().filter_map(|(at, placeholder)| Some((at?, placeholder))).min();
+        let Some((at, placeholder)) = next else {
+            done.push(rest);
+            return done;
+        };
+        done.push(&rest[..at]);
+        done.push(if placeholder == SOURCE { source } else { OsStr::new(name) });
+        rest = &rest[at + placeholder.len()..];
     }
-    done
 }
 
 #[cfg(test)]
