@@ -149,7 +149,8 @@ fn outcome(outcome: Outcome) -> &'static str {
 /// `4.98 to 5.40 s`; both units where they differ.
 fn extremes(spread: &Spread) -> String {
     let (min, max) = (seconds(spread.min), seconds(spread.max));
-    match (min.split_once(' '), max.split_once(' ')) {
+    match (min.rsplit_once(' '), max.rsplit_once(' ')) {
+        _ if min == max => max,
         (Some((value, unit)), Some((_, other))) if unit == other => format!("{value} to {max}"),
         _ => format!("{min} to {max}"),
     }
@@ -257,6 +258,8 @@ mod tests {
         let spread = |min, max| Spread { min, max, ..Spread::default() };
         assert_eq!(extremes(&spread(4.98, 5.4)), "4.98 to 5.40 s");
         assert_eq!(extremes(&spread(0.98, 1.02)), "980 ms to 1.02 s");
+        assert_eq!(extremes(&spread(0.0, 0.005)), "< 1 to 5 ms");
+        assert_eq!(extremes(&spread(0.0, 0.0001)), "< 1 ms");
         assert_eq!((cpu(0.0), cpu(0.45)), ("< 10 ms".to_owned(), "450 ms".to_owned()));
         assert_eq!(
             (ratio(None, 2), ratio(Some(9.06), 1), ratio(Some(250.4), 2)),

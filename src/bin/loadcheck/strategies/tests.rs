@@ -115,7 +115,7 @@ fn only_what_is_selected_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let (checkpoint, _) = checkpoint(folder.path());
     let selected: Vec<TensorId> = ["b"].map(|name| checkpoint.find(name).unwrap().id).into();
-    for (habit, arrived_bytes, needed_bytes) in [
+    for (habit, arrived_bytes, expected_bytes) in [
         (Habit::Mmap, 5000, 0),
         (Habit::Pread, 5000, 5000),
         (Habit::Direct, 5000, 5000),
@@ -124,10 +124,10 @@ fn only_what_is_selected_is_read() {
         let mut counted = Counted::default();
         load(habit, &checkpoint, &selected, true, &mut counted).unwrap();
         assert_eq!(counted.arrived_bytes, arrived_bytes, "{habit:?}");
-        let needed = super::needed_bytes(habit, &checkpoint, &selected, true).unwrap();
-        assert_eq!(needed, needed_bytes.min(arrived_bytes), "{habit:?}");
+        let found = needed_bytes(habit, &checkpoint, &selected, true).unwrap();
+        assert_eq!(found, expected_bytes.min(arrived_bytes), "{habit:?}");
     }
-    let largest = super::needed_bytes(Habit::Pread, &checkpoint, &all(&checkpoint), false).unwrap();
+    let largest = needed_bytes(Habit::Pread, &checkpoint, &all(&checkpoint), false).unwrap();
     assert_eq!(largest, 17 << 20, "dropped at once, only one tensor is there");
 }
 
