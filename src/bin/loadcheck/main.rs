@@ -15,6 +15,7 @@ mod convert;
 mod exec;
 mod exit;
 mod family;
+mod fit;
 mod limits;
 mod listing;
 mod machine;
@@ -30,6 +31,7 @@ mod small_file;
 mod source;
 mod strategies;
 mod synth;
+mod template;
 mod words;
 mod worker;
 
@@ -82,6 +84,9 @@ fn carry_out(cli: Cli) -> Exit {
         }
         Command::Compare(args) => with_output(&args.output, Some(&args.export), &|output| {
             commands::compare::run(args, output, &terminal)
+        }),
+        Command::Fit(args) => with_output(&args.output, Some(&args.export), &|output| {
+            commands::fit::run(args, output, &terminal)
         }),
         Command::Synth(args) => {
             with_output(&args.output, None, &|output| commands::synth::run(args, output, &terminal))

@@ -14,6 +14,7 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 
 pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::convert::{ConvertArgs, VerifyArgs};
+pub(crate) use self::fit::{DoctorArgs, EmitArg, FitArgs};
 pub(crate) use self::values::{CacheArg, ColorArg, Device, ExpertsArg, FormatArg, Io, ProgressArg, Window};
 use crate::exit::Exit;
 use crate::limits::{LimitArg, VramArg};
@@ -23,6 +24,7 @@ use crate::synth::{FloatType, presets};
 
 mod compare;
 mod convert;
+mod fit;
 mod values;
 
 /// First line of every help text: two public repositories use the name for something else.
@@ -35,6 +37,7 @@ const EXAMPLES: &str = "Examples:
   loadcheck compare ./model                  beside mapping it and reading whole files
   loadcheck plan ./model                     the peaks, predicted from the headers
   loadcheck exec -- python load_test.py      somebody else's loader, whole process tree
+  loadcheck fit ./model                      the smallest memory limit that works, by trying
   loadcheck convert ./model ./layers         one file per layer, in bounded memory
   loadcheck synth tiny-llama /tmp/m && loadcheck /tmp/m
                                              try it without a download";
@@ -108,6 +111,9 @@ pub(crate) enum Command {
         after_long_help = Exit::table()
     )]
     Exec(ExecArgs),
+    /// Finds the smallest memory limit that a load works under
+    #[command(long_about = fit::FIT_ABOUT, after_long_help = Exit::table())]
+    Fit(Box<FitArgs>),
     /// Rewrites a checkpoint as one file per layer, in bounded memory
     #[command(
         long_about = convert::CONVERT_ABOUT,
@@ -162,11 +168,13 @@ pub(crate) struct LoadArgs {
     /// 1.1x-largest-tensor.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) budget: Size,
-    /// buffered, mmap or direct
+    /// auto, buffered, mmap or direct
     ///
     /// How files are read: through the page cache; by windows of a mapping that are dropped behind the cursor; past the
-    /// page cache (O_DIRECT). A file that cannot be read the way that was asked for is named in the report.
-    #[arg(long, value_name = "MODE", default_value = "buffered", hide_possible_values = true)]
+    /// page cache (O_DIRECT). `auto` takes what is in the page cache from there and reads the rest past it, leaving the page
+    /// cache as it was; the report says what was decided for each file and why. A file that cannot be read the way that was
+    /// asked for is named in the report.
+    #[arg(long, value_name = "MODE", default_value = "auto", hide_possible_values = true)]
     pub(crate) io: Io,
     /// auto, cuda:N, host or none
     ///

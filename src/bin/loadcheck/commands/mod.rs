@@ -4,6 +4,7 @@ pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod describe;
 pub(crate) mod exec;
+pub(crate) mod fit;
 pub(crate) mod run;
 pub(crate) mod shell;
 pub(crate) mod synth;

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::compared;
 use crate::listing::Layer;
-use crate::report::{CommandName, ConvertFile, Difference, Report, Run, Synth};
+use crate::report::{CommandName, ConvertFile, Difference, Fitted, Report, Run, Synth, Try};
 
 /// Writes the whole report, indented.
 pub(crate) fn write_json(report: &Report, to: &mut dyn Write) -> io::Result<()> {
@@ -33,7 +33,7 @@ struct Line<'a, T> {
 }
 
 /// Writes one object a line, each with `schema` and `type`: `run`, `comparison`, `limit`, `hash`, `layer`, `plan`, `synth`, `convert`,
-/// `verification`, and last `summary`, which has the verdict and any error.
+/// `verification`, `fit` (one a loader), and last `summary`, which has the verdict and any error.
 pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     fn each<T: Serialize>(
         report: &Report,
@@ -56,6 +56,7 @@ pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Resul
     each(report, to, "synth", &report.synth)?;
     each(report, to, "convert", &report.convert)?;
     each(report, to, "verification", &report.verification)?;
+    each(report, to, "fit", report.fit.iter().flat_map(|fit| &fit.loaders))?;
     let summary = json!({
         "tool": report.tool, "command": report.command, "verdict": report.verdict, "error": report.error,
         "host": report.host, "source": report.source, "exec": report.exec, "unavailable": report.unavailable,
@@ -92,8 +93,8 @@ const RUN_COLUMNS: [&str; 25] = [
     "cpu_seconds",
 ];
 
-/// Writes one row a run (`run`, `exec`), a way of loading (`compare`), a layer (`plan`, `inspect`), a checkpoint (`synth`), a file (`convert`) or a
-/// difference (`verify`). Empty is "not measured".
+/// Writes one row a run (`run`, `exec`), a way of loading (`compare`), a layer (`plan`, `inspect`), a checkpoint (`synth`), a file (`convert`), a
+/// difference (`verify`) or a try (`fit`). Empty is "not measured".
 pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     type Rows<'a> = Box<dyn Iterator<Item = Vec<String>> + 'a>;
     let (header, rows): (&[&str], Rows<'_>) = match report.command {
@@ -119,6 +120,9 @@ pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
             &["place", "difference"],
             Box::new(report.verification.iter().flat_map(|found| &found.differences).map(difference_row)),
         ),
+        CommandName::Fit => {
+            (&TRY_COLUMNS, Box::new(report.fit.iter().flat_map(|fit| &fit.loaders).flat_map(try_rows)))
+        }
         CommandName::Unknown => return Ok(()),
     };
     let mut rows = rows.peekable();
@@ -130,6 +134,39 @@ pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
         writeln!(to, "{}", cells.join(","))?;
     }
     Ok(())
+}
+
+const TRY_COLUMNS: [&str; 10] = [
+    "strategy",
+    "limit_bytes",
+    "outcome",
+    "seconds",
+    "slowdown",
+    "peak_host_bytes",
+    "peak_cgroup_bytes",
+    "limit_hits",
+    "refault_bytes",
+    "cached_share",
+];
+
+fn try_rows(fitted: &Fitted) -> impl Iterator<Item = Vec<String>> {
+    let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
+    let float = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
+    let row = move |tried: &Try| {
+        vec![
+            super::escape::escape(&fitted.strategy).into_owned(),
+            number(tried.limit_bytes),
+            json!(tried.outcome).as_str().unwrap_or_default().to_owned(),
+            float(tried.seconds),
+            float(tried.slowdown),
+            number(tried.peak_host_bytes),
+            number(tried.peak_cgroup_bytes),
+            number(tried.limit_hits),
+            number(tried.refault_bytes),
+            float(tried.cached_share),
+        ]
+    };
+    fitted.tries.iter().map(row)
 }
 
 fn synth_row(synth: &Synth) -> Vec<String> {

@@ -3,10 +3,11 @@
 use super::compared;
 use super::escape::escape;
 use super::numbers::{bytes, count, growth, seconds};
+use super::reading::{self, moved_line};
 use super::terminal::Paint;
 use super::text::{Look, device_line, exceeded_at, limit_line, limit_values, place, verified_line};
 use crate::problem::Problem;
-use crate::report::{CommandName, Convert, Report, Run, Verification};
+use crate::report::{CommandName, Convert, Fitted, Report, Run, Verification};
 
 /// The report as Markdown.
 pub(crate) fn markdown(report: &Report) -> String {
@@ -34,6 +35,10 @@ pub(crate) fn markdown(report: &Report) -> String {
             "| layer | tensors | bytes |\n|---|---:|---:|\n",
             report.layers.iter().map(|layer| layer_row(&layer)).collect(),
         ),
+        CommandName::Fit => (
+            "| loader | smallest that works | smallest comfortable | without a limit |\n|---|---:|---:|---:|\n",
+            report.fit.iter().flat_map(|fit| &fit.loaders).map(fitted_row).collect(),
+        ),
         CommandName::Synth | CommandName::Verify | CommandName::Unknown => ("", Vec::<String>::new()),
     };
     if !rows.is_empty() {
@@ -54,7 +59,14 @@ pub(crate) fn markdown(report: &Report) -> String {
     }
     report.convert.iter().for_each(|convert| text.push_str(&converted(convert)));
     report.verification.iter().for_each(|found| text.push_str(&verified(found)));
-    let facts = device_line(report).into_iter().chain(verified_line(report));
+    let reads = report.runs.last().map(|run| (&run.io.files, moved_line(&run.io)));
+    let (files, moved) = match (reads, &report.plan) {
+        (Some((files, moved)), _) => (files.as_slice(), moved),
+        (None, Some(plan)) => (plan.files.as_slice(), None),
+        (None, None) => (&[][..], None),
+    };
+    let reading = reading::lines(files).into_iter().chain(moved);
+    let facts = device_line(report).into_iter().chain(reading).chain(verified_line(report));
     // Columns of text are aligned by blanks, which mean nothing here.
     facts.for_each(|line| text.push_str(&format!("\n{}\n", cell(&words(&line)))));
     text.push_str(&vram(report));
@@ -76,6 +88,16 @@ fn run_row((index, run): (usize, &Run)) -> String {
         growth(run.peak.rss_bytes, run.baseline.rss_bytes),
         run.peak.at.as_ref().map(|at| format!("`{}`", code(&place(at)))).unwrap_or_default(),
         run.seconds.map(seconds).unwrap_or_default(),
+    )
+}
+
+fn fitted_row(fitted: &Fitted) -> String {
+    format!(
+        "| `{}` | {} | {} | {} |\n",
+        code(&fitted.strategy),
+        bytes(fitted.smallest_bytes),
+        bytes(fitted.comfortable_bytes),
+        fitted.unlimited_seconds.map(seconds).unwrap_or_default(),
     )
 }
 

@@ -22,9 +22,11 @@ mod converted;
 mod data;
 mod described;
 pub(crate) mod escape;
+pub(crate) mod fitted;
 mod grid;
 mod markup;
 pub(crate) mod numbers;
+mod reading;
 pub(crate) mod terminal;
 mod text;
 

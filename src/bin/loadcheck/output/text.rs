@@ -4,7 +4,7 @@
 use super::grid::{Align, grid};
 use super::numbers::{bytes, container, count, grouped, growth, rate, seconds};
 use super::terminal::{Paint, Role};
-use super::{compared, converted, described, escape::escape};
+use super::{compared, converted, described, escape::escape, fitted, reading};
 use crate::args::CacheArg;
 use crate::limits::mean;
 use crate::report::{CommandName, Limit, Outcome, Params, Place, Report, Run, Source};
@@ -30,9 +30,13 @@ pub(crate) fn render(report: &Report, look: &Look) -> String {
         CommandName::Synth => described::synth(report),
         CommandName::Convert => converted::convert(report, look),
         CommandName::Verify => converted::verify(report, look),
+        CommandName::Fit => fitted::fit(report, look),
         CommandName::Unknown => Vec::new(),
     };
-    if !lines.is_empty() {
+    let is_emitted = report.fit.as_ref().is_some_and(|fit| fit.emit.is_some());
+    if !lines.is_empty() && is_emitted {
+        lines.push(String::new());
+    } else if !lines.is_empty() {
         lines.extend(report.notes.iter().map(|note| format!("note: {}", escape(note))));
         lines.push(String::new());
     }
@@ -108,6 +112,10 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
     }
     if let Some(params) = report.runs.first().and_then(|run| run.params.as_ref()) {
         lines.push(strategy_line(params));
+    }
+    if let Some(run) = report.runs.last() {
+        lines.extend(reading::lines(&run.io.files));
+        lines.extend(reading::moved_line(&run.io));
     }
     lines.extend(device_line(report));
     lines.extend(cache_line(&report.runs));

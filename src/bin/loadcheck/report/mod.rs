@@ -11,15 +11,19 @@ pub(crate) use self::convert::{
     Convert, ConvertFile, ConvertMemory, ConvertParams, Converted, Difference, Duplicate, Estimate,
     FileState, ReadFallback, SideFile, Verification,
 };
+pub(crate) use self::fit::{Fit, Fitted, Try, TryOutcome};
+pub(crate) use self::reading::{FileReading, IoCounters};
 pub(crate) use self::run::{
-    CacheState, IoCounters, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring, Run,
-    Samples, TensorHash, Verified, Vram,
+    CacheState, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring, Run, Samples,
+    TensorHash, Verified, Vram,
 };
 use crate::listing::Listing;
 use crate::problem::Problem;
 
 mod compare;
 mod convert;
+mod fit;
+mod reading;
 mod run;
 
 /// The version of the schema.
@@ -67,6 +71,9 @@ pub(crate) struct Report {
     /// `verify` and `convert --verify`: what was compared, and what differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) verification: Option<Verification>,
+    /// `fit`: every limit that was tried, and what follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fit: Option<Fit>,
     /// What could not be measured, and why.
     pub(crate) unavailable: Vec<Unavailable>,
     /// The gates.
@@ -114,6 +121,8 @@ pub(crate) enum CommandName {
     Convert,
     /// A checkpoint, checked.
     Verify,
+    /// A memory limit, searched for.
+    Fit,
     /// Before it was clear what was asked for.
     Unknown,
 }
@@ -257,6 +266,9 @@ pub(crate) struct Plan {
     pub(crate) read_bytes: u64,
     /// Of these, bytes that no tensor needs.
     pub(crate) over_read_bytes: u64,
+    /// `--io auto`: how each file is to be read. A load decides again, when it begins.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) files: Vec<FileReading>,
 }
 
 /// One term of the host budget.
@@ -360,6 +372,7 @@ impl Report {
             synth: None,
             convert: None,
             verification: None,
+            fit: None,
             unavailable: Vec::new(),
             limits: Vec::new(),
             layers: Listing::default(),

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::IoCounters;
 use crate::args::CacheArg;
 
 /// One measured run.
@@ -245,18 +246,6 @@ pub(crate) struct Place {
     pub(crate) tensor: Option<String>,
     /// Since the start of the load.
     pub(crate) seconds: f64,
-}
-
-/// What was read.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) struct IoCounters {
-    /// Bytes that were delivered from files.
-    pub(crate) read_bytes: Option<u64>,
-    /// Of these, bytes that no device had to read.
-    pub(crate) from_cache_bytes: Option<u64>,
-    /// Page faults that waited for a device.
-    pub(crate) major_faults: Option<u64>,
 }
 
 /// What the whole machine suffered during a run, others on it included.

@@ -83,6 +83,7 @@ pub(super) fn imitate(
             read_bytes: Some(read_bytes),
             from_cache_bytes: activity.read_bytes.value().map(|storage| read_bytes.saturating_sub(storage)),
             major_faults: activity.major_faults.value(),
+            ..IoCounters::default()
         },
         samples: Some(Samples::new(summary.interval_ms, &summary.timeline, interval_ms.is_some())),
         ..Run::default()

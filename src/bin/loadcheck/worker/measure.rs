@@ -16,6 +16,7 @@ use super::child::tell;
 use super::heap;
 use super::prepare;
 use super::protocol::{Crossing, Finished, Message, Watch};
+use super::reading;
 use super::tracker::Tracker;
 use super::translate;
 use super::verify::{Stopped, Verifier};
@@ -24,7 +25,9 @@ use crate::args::Device;
 use crate::config::{Budgets, LoadConfig};
 use crate::measured::{self, point};
 use crate::problem::{Code, Problem};
-use crate::report::{self, IoCounters, Outcome, Place, Point, Ring, Run, Samples, TensorHash, Verified};
+use crate::report::{
+    self, FileReading, IoCounters, Outcome, Place, Point, Ring, Run, Samples, TensorHash, Verified,
+};
 
 /// Rows of the timeline, if one is wanted.
 const TIMELINE_ROWS: usize = 4096;
@@ -106,6 +109,10 @@ struct Loaded {
     crossings: Vec<Crossing>,
     failure: Option<Failure>,
     verified: Option<Verified>,
+    /// How each file was to be read, where that was decided.
+    files: Vec<FileReading>,
+    /// Bytes of all tensors in their files.
+    wanted_bytes: u64,
     notes: Vec<String>,
 }
 
@@ -144,6 +151,8 @@ impl Load<'_> {
             crossings,
             verified: verifier.filter(|_| delivered.failure.is_none()).map(Verifier::finish),
             failure: delivered.failure,
+            files: reading::files(&checkpoint, &plan),
+            wanted_bytes: plan.source_bytes(),
             notes,
         })
     }
@@ -321,7 +330,7 @@ impl Loaded {
     /// Everything but its peaks.
     fn run(&self, config: &LoadConfig, budgets: &Budgets, seen: &Seen) -> Run {
         let summary = &seen.summary;
-        let read_bytes = self.report.read_bytes;
+        let wanted_bytes = self.failure.is_none().then_some(self.wanted_bytes);
         let from_storage = summary.activity.read_bytes.value();
         Run {
             strategy: "stream".to_owned(),
@@ -333,9 +342,8 @@ impl Loaded {
             after_unload: Some(seen.after_unload.clone()),
             verified: self.verified.clone(),
             io: IoCounters {
-                read_bytes: Some(read_bytes),
-                from_cache_bytes: from_storage.map(|storage| read_bytes.saturating_sub(storage)),
                 major_faults: summary.activity.major_faults.value(),
+                ..reading::counters(&self.report, from_storage, wanted_bytes, self.files.clone())
             },
             resident_bytes: Some(self.memory.resident_bytes()),
             resident_host_bytes: Some(self.memory.resident_host_bytes()),

@@ -18,6 +18,7 @@ mod measure;
 mod parent;
 mod prepare;
 mod protocol;
+mod reading;
 mod tracker;
 mod translate;
 mod verify;
