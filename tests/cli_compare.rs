@@ -188,8 +188,8 @@ fn names_are_put_into_a_command_that_takes_them() {
     for (words, expected) in [
         (["model", "--cmd", "a {strategy}"].as_slice(), "-s NAME"),
         (&["model", "-s", "steam"], "there is no strategy `steam`"),
-        (&["model", "--cmd", "a 'b"], "has no end"),
-        (&["model", "--cmd", ""], "no command"),
+        (&["model", "--cmd", "a 'b"], "left open"),
+        (&["model", "--cmd", ""], "holds no command"),
     ] {
         let output = compare(place.path(), words);
         assert_code(&output, 2);
