@@ -22,6 +22,7 @@ use cli_support::{
     write_sparse,
 };
 use common::{TestTensor, write_file};
+use onelayer::probe::ChildGroup;
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -303,6 +304,7 @@ fn what_memory_cannot_hold_is_refused_and_a_result() {
     for name in ["stream", "read", "pread", "direct"] {
         let row = row(&report, name);
         assert_eq!((row["outcome"].as_str(), row["runs"].as_u64()), (Some("refused"), Some(1)), "{row}");
+        assert!(row["note"].as_str().unwrap().starts_with("refused: "), "{row}");
         let reason = row["reason"].as_str().unwrap();
         assert!(reason.contains("4 TiB") && reason.contains("are available"), "{reason}");
     }
@@ -315,6 +317,88 @@ fn what_memory_cannot_hold_is_refused_and_a_result() {
     assert!(text.contains("refused: it keeps 4 TiB, and "), "{text}");
     assert!(stderr(&output).contains("LC0207"), "{}", stderr(&output));
     assert_code(&compare(place.path(), &["huge.safetensors", "-s", "stream"]), 2);
+}
+
+/// A limited control group below ours, and the words that start a command in it; `None` where there can be none.
+fn limited(limit_bytes: u64) -> Option<(ChildGroup, String)> {
+    match ChildGroup::create(Some(limit_bytes)) {
+        Ok(group) => {
+            let procs = group.directory().join("cgroup.procs");
+            Some((group, format!("echo 0 > '{}' && exec \"$@\"", procs.display())))
+        }
+        Err(error) => {
+            println!("SKIPPED: no control group can be made here: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn what_an_outer_limit_kills_is_a_result_and_what_it_cannot_hold_is_refused() {
+    let place = large();
+    let Some((group, enter)) = limited(20 * MIB) else { return };
+    // Takes memory until it is killed. A shell in between tells that with an exit code of its own.
+    let hoard = "sh -c 'x=a; while :; do x=$x$x; done'";
+    let inner = format!("sh -c \"{}; exit 7\"", hoard.replace('$', "\\$"));
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            &enter,
+            "sh",
+            env!("CARGO_BIN_EXE_loadcheck"),
+            "compare",
+            "large",
+            "--json",
+            "--runs",
+            "2",
+        ])
+        .args([
+            "-s", "stream", "-s", "pread", "--budget", "5MiB", "--device", "none", "--cmd", hoard, "--cmd",
+            &inner,
+        ])
+        .current_dir(place.path())
+        .output()
+        .unwrap();
+    assert_code(&output, 0);
+    let report = json(&output);
+    for (name, exit_code) in [("cmd1", None), ("cmd2", Some(7))] {
+        let killed = row(&report, name);
+        assert_eq!(
+            (killed["outcome"].as_str(), killed["runs"].as_u64()),
+            (Some("killed"), Some(1)),
+            "{killed}"
+        );
+        assert!(killed["reason"].as_str().unwrap().starts_with("for want of memory"), "{killed}");
+        let runs = report["runs"].as_array().unwrap();
+        let run = runs.iter().find(|run| run["strategy"] == name).unwrap();
+        assert_eq!(run["exit_code"].as_u64(), exit_code);
+    }
+    assert_eq!(
+        (row(&report, "stream")["completed"].as_u64(), row(&report, "pread")["completed"].as_u64()),
+        (Some(2), Some(2))
+    );
+    // Kept, the tensors are more than the limit.
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            &enter,
+            "sh",
+            env!("CARGO_BIN_EXE_loadcheck"),
+            "compare",
+            "large",
+            "--json",
+            "--runs",
+            "1",
+        ])
+        .args(["-s", "read", "-s", "pread", "-s", "mmap"])
+        .current_dir(place.path())
+        .output()
+        .unwrap();
+    drop(group);
+    assert_code(&output, 0);
+    let report = json(&output);
+    let outcomes: Vec<&str> = rows(&report).iter().map(|row| row["outcome"].as_str().unwrap()).collect();
+    assert_eq!(outcomes, ["refused", "refused", "completed"], "{report}");
 }
 
 #[test]
@@ -467,6 +551,7 @@ fn a_killed_worker_is_a_row() {
     assert_eq!(status, Some(5), "{report}");
     let killed = row(&report, "direct");
     assert_eq!(killed["outcome"], "killed");
+    assert_eq!(killed["reason"], "by SIGKILL before it could report");
     assert!(killed["peak"]["rss_bytes"].as_u64().unwrap() > 0, "what it told before counts: {killed}");
     assert_eq!(row(&report, "cmd")["completed"], 20, "the others go on");
 }

@@ -395,16 +395,23 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// Sorts results from failures: what was refused for want of memory, or what the kernel counted as killed for it, is a
-    /// result.
+    /// Sorts results from failures: what was refused for want of memory, or in whose group the kernel counted a process that
+    /// it killed for it, is a result. (Whoever starts that process may well end by itself, with a code of its own.)
     fn judge(mut self, oom_kills: Option<u64>) -> Self {
         let Some(problem) = self.problem.take() else { return self };
-        self.run.reason.get_or_insert_with(|| problem.message.clone());
-        let is_refused = problem.code == Code::CannotBeMet;
-        if is_refused {
+        // Of a worker: `by SIGKILL before it could report`.
+        let message = problem.message.strip_prefix("the worker was killed ").unwrap_or(&problem.message);
+        let reason = self.run.reason.take().unwrap_or_else(|| message.to_owned());
+        self.run.reason = Some(reason.clone());
+        let was_under_way = matches!(self.run.outcome, RunOutcome::Killed | RunOutcome::Failed);
+        if problem.code == Code::CannotBeMet {
             self.run.outcome = RunOutcome::Refused;
-        } else if self.run.outcome == RunOutcome::Killed && oom_kills > Some(0) {
-            self.run.reason = Some("out of memory, by the kernel".to_owned());
+        } else if was_under_way && oom_kills > Some(0) {
+            self.run.outcome = RunOutcome::Killed;
+            self.run.reason = Some(match self.run.exit_code {
+                Some(_) => format!("for want of memory, by the kernel ({reason})"),
+                None => "for want of memory, by the kernel".to_owned(),
+            });
         } else {
             self.problem = Some(problem);
         }
@@ -428,12 +435,18 @@ mod tests {
         assert_eq!(refused.run.reason.as_deref(), Some("why"));
         let killed = attempt(RunOutcome::Killed, Code::WorkerKilled).judge(Some(1));
         assert_eq!((killed.run.outcome, killed.problem), (RunOutcome::Killed, None));
-        assert_eq!(killed.run.reason.as_deref(), Some("out of memory, by the kernel"));
+        assert_eq!(killed.run.reason.as_deref(), Some("for want of memory, by the kernel"));
         for oom_kills in [None, Some(0)] {
             let killed = attempt(RunOutcome::Killed, Code::ChildFailed).judge(oom_kills);
             assert!(killed.problem.is_some(), "nobody knows who killed it");
         }
-        let failed = attempt(RunOutcome::Failed, Code::ChildFailed).judge(Some(1));
+        let mut of_shell = attempt(RunOutcome::Failed, Code::ChildFailed);
+        (of_shell.run.exit_code, of_shell.run.reason) = (Some(137), Some("exit code 137".to_owned()));
+        let of_shell = of_shell.judge(Some(1));
+        assert_eq!((of_shell.run.outcome, of_shell.problem), (RunOutcome::Killed, None));
+        let reason = of_shell.run.reason.as_deref();
+        assert_eq!(reason, Some("for want of memory, by the kernel (exit code 137)"));
+        let failed = attempt(RunOutcome::Failed, Code::ChildFailed).judge(Some(0));
         assert!(failed.problem.is_some() && failed.run.reason.as_deref() == Some("why"));
     }
 }

@@ -55,10 +55,13 @@ fn how_it_ended(row: &Compared) -> Option<String> {
         Outcome::Refused => "refused",
         Outcome::Interrupted => "interrupted",
     };
-    let reason = row.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let is_who = row.outcome == Outcome::Killed;
+    let reason =
+        row.reason.as_ref().map(|reason| if is_who { format!(" {reason}") } else { format!(": {reason}") });
+    let reason = reason.unwrap_or_default();
     let completed =
         if row.completed > 0 { format!(" after {}", count(row.completed, "run")) } else { String::new() };
-    Some(format!("{verb}{completed}{reason}"))
+    Some(if is_who { format!("{verb}{reason}{completed}") } else { format!("{verb}{completed}{reason}") })
 }
 
 fn what_it_keeps(row: &Compared, entry: &Entry, facts: &Facts) -> Option<String> {
@@ -172,7 +175,7 @@ mod tests {
             completed: 0,
             ..done()
         };
-        assert_eq!(note("read", row, &FACTS).unwrap(), "killed: by SIGKILL");
+        assert_eq!(note("read", row, &FACTS).unwrap(), "killed by SIGKILL");
         let row = Compared { cache_not_as_asked: 2, ..done() };
         assert_eq!(
             note("read", row.clone(), &FACTS).unwrap(),

@@ -5,6 +5,7 @@
 
 use super::{Entry, What};
 use crate::args::CacheArg;
+use crate::fit::median;
 use crate::output::numbers::to_f64;
 use crate::report::{CacheState, Compared, ComparedPeak, Outcome, Run, Spread};
 use crate::strategies::{Habit, Strategy};
@@ -22,9 +23,9 @@ pub(crate) fn order(entry_count: usize, round: u32) -> impl Iterator<Item = usiz
 pub(crate) fn summarise(entries: &[Entry], runs: &[Run], tensor_bytes: Option<u64>) -> Vec<Compared> {
     let of = |entry: &Entry| runs.iter().filter(|run| run.strategy == entry.name).collect::<Vec<&Run>>();
     let mut rows: Vec<Compared> = entries.iter().map(|entry| row(entry, &of(entry), tensor_bytes)).collect();
-    let median = |row: &Compared| row.seconds.as_ref().map(|seconds| seconds.median);
-    let fastest = (0..rows.len()).filter(|index| median(&rows[*index]).is_some()).min_by(|left, right| {
-        median(&rows[*left]).unwrap_or(0.0).total_cmp(&median(&rows[*right]).unwrap_or(0.0))
+    let typical = |row: &Compared| row.seconds.as_ref().map(|seconds| seconds.median);
+    let fastest = (0..rows.len()).filter(|index| typical(&rows[*index]).is_some()).min_by(|left, right| {
+        typical(&rows[*left]).unwrap_or(0.0).total_cmp(&typical(&rows[*right]).unwrap_or(0.0))
     });
     if let Some(fastest) = fastest {
         let fastest = of(&entries[fastest]);
@@ -138,24 +139,16 @@ fn time_ratio(runs: &[&Run], fastest: &[&Run]) -> Option<f64> {
 
 /// Median, extremes and the median deviation; `None` of nothing.
 fn spread(values: &[f64]) -> Option<Spread> {
-    let center = median(values)?;
+    if values.is_empty() {
+        return None;
+    }
+    let center = median(values);
     let distances: Vec<f64> = values.iter().map(|value| (value - center).abs()).collect();
     Some(Spread {
         median: center,
         min: values.iter().copied().fold(f64::INFINITY, f64::min),
         max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-        deviation: median(&distances)?,
-    })
-}
-
-fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let upper = *sorted.get(sorted.len() / 2)?;
-    Some(if sorted.len().is_multiple_of(2) {
-        f64::midpoint(sorted[sorted.len() / 2 - 1], upper)
-    } else {
-        upper
+        deviation: median(&distances),
     })
 }
 
@@ -210,7 +203,7 @@ mod tests {
         assert_eq!(spread(&[]), None);
         let expected = Spread { median: 2.0, min: 1.0, max: 9.0, deviation: 1.0 };
         assert_eq!(spread(&[9.0, 1.0, 2.0]), Some(expected));
-        assert_eq!(median(&[4.0, 1.0, 3.0, 2.0]), Some(2.5));
+        assert_eq!(spread(&[4.0, 1.0]).map(|spread| (spread.median, spread.deviation)), Some((2.5, 1.5)));
         assert_eq!((rate(3_000_000_000, 1.5), rate(1, 0.0)), (Some(2_000_000_000), None));
     }
 
