@@ -69,8 +69,7 @@ fn without_numbers(line: &str) -> String {
 #[test]
 fn compare_reads_well() {
     let place = workplace();
-    let line =
-        "compare model -s stream -s mmap -s read -s pread -s direct --readers 2 --runs 2 --window 1 -q --cmd";
+    let line = "compare model -s stream -s mmap -s read -s pread -s direct --io buffered --readers 2 --runs 2 --window 1 -q --cmd";
     let mut words: Vec<&str> = line.split(' ').collect();
     words.push("sh -c 'exit 3'");
     let output = loadcheck(place.path()).args(words).output().unwrap();
@@ -481,7 +480,7 @@ fn help_fits_a_screen_and_opens_with_what_is_measured() {
     {
         assert!(text.contains(row), "{row:?} in {text}");
     }
-    for word in ["fit", "leak", "--tp", "uring"] {
+    for word in ["leak", "--tp", "uring"] {
         assert!(
             !text.contains(word) && !stdout(&run(place.path(), "run --help")).contains(word),
             "{word} is not offered"

@@ -6,6 +6,7 @@ use super::escape::escape;
 use super::grid::{Align, grid};
 use super::markup::{cell, code};
 use super::numbers::{bytes, count, rate, seconds};
+use super::reading;
 use super::terminal::Role;
 use super::text::{Look, cache_line, device_line, promise_lines, source_line, strategy_line};
 use crate::report::{Compared, Outcome, Report, Spread};
@@ -22,6 +23,8 @@ pub(super) fn table(report: &Report, look: &Look) -> Vec<String> {
     lines.extend(report.source.as_ref().map(source_line));
     let of_stream = report.runs.iter().find_map(|run| run.params.as_ref());
     lines.extend(of_stream.map(strategy_line));
+    let reading = report.runs.iter().rfind(|run| !run.io.files.is_empty());
+    lines.extend(reading.into_iter().flat_map(|run| reading::lines(&run.io.files)));
     lines.extend(device_line(report));
     for row in &report.comparison {
         let words = row.command.as_deref().map(as_typed);
