@@ -16,7 +16,8 @@ fn commands() -> impl Iterator<Item = &'static str> {
 
 fn loadcheck(folder: &Path, arguments: &str) -> std::process::Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_loadcheck"));
-    command.args(arguments.split(' ')).current_dir(folder).output().expect("the program starts")
+    let words = shlex::split(arguments).expect("quotes are closed");
+    command.args(words).current_dir(folder).output().expect("the program starts")
 }
 
 #[test]
