@@ -11,6 +11,7 @@ mod args;
 mod commands;
 mod config;
 mod convert;
+mod doctor;
 mod exec;
 mod exit;
 mod family;
@@ -83,6 +84,9 @@ fn carry_out(cli: Cli) -> Exit {
         Command::Fit(args) => with_output(&args.output, Some(&args.export), &|output| {
             commands::fit::run(args, output, &terminal)
         }),
+        Command::Doctor(args) => {
+            with_output(&args.output, None, &|output| commands::doctor::run(args, output))
+        }
         Command::Synth(args) => {
             with_output(&args.output, None, &|output| commands::synth::run(args, output, &terminal))
         }

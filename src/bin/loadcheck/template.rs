@@ -53,7 +53,7 @@ fn filled(word: &str, places: &[(&str, &OsStr)]) -> OsString {
     while !rest.is_empty() {
         let first = places.iter().filter_map(|(name, value)| Some((rest.find(name)?, *name, *value)));
         let Some((start, name, value)) = first.min_by_key(|(start, ..)| *start) else { break };
-        bytes.extend_from_slice(rest[..start].as_bytes());
+        bytes.extend_from_slice(&rest.as_bytes()[..start]);
         bytes.extend_from_slice(value.as_bytes());
         rest = &rest[start + name.len()..];
     }
@@ -77,11 +77,10 @@ mod tests {
         assert_eq!(words("l {source}{source} {strategy}", "s", Some("t")), ["l", "ss", "t"]);
         assert_eq!(words("l {strategy}", "s", None), ["l", "{strategy}"]);
         // What is put in may look like a place.
-        assert_eq!(words("l {source} {strategy}", "{strategy}", Some("{source}")), [
-            "l",
-            "{strategy}",
-            "{source}"
-        ]);
+        assert_eq!(
+            words("l {source} {strategy}", "{strategy}", Some("{source}")),
+            ["l", "{strategy}", "{source}"]
+        );
         assert_eq!(words("l $HOME `id` ; {source}", "s", None), ["l", "$HOME", "`id`", ";", "s"]);
     }
 

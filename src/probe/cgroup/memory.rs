@@ -381,8 +381,7 @@ mod tests {
 
     const V1_STAT: &str = "cache 1\nrss 2\nhierarchical_memory_limit 900000\ntotal_cache 5000\ntotal_rss 7000\n\
         shmem 3\ntotal_shmem 100\ntotal_inactive_file 3000\ntotal_active_file 1900\ntotal_workingset_refault_file 11\n";
-    const V2_STAT: &str =
-        "anon 7000\nfile 5000\nkernel 300\nshmem 100\ninactive_file 3000\nactive_file 1900\nslab 250\nworkingset_refault_file 12\n";
+    const V2_STAT: &str = "anon 7000\nfile 5000\nkernel 300\nshmem 100\ninactive_file 3000\nactive_file 1900\nslab 250\nworkingset_refault_file 12\n";
 
     #[test]
     fn version_1_is_read_whole() {

@@ -67,7 +67,13 @@ pub(crate) struct FitArgs {
     ///
     /// Cached pages are charged to the group that read them first. With `cold`, what the load reads is charged to the limit
     /// that is tried, as in a container; with the others, some of it may not be.
-    #[arg(long, value_name = "STATE", default_value = "cold", help_heading = "Search", hide_possible_values = true)]
+    #[arg(
+        long,
+        value_name = "STATE",
+        default_value = "cold",
+        help_heading = "Search",
+        hide_possible_values = true
+    )]
     pub(crate) cache: CacheArg,
     /// Print ready lines: k8s, docker, systemd, args
     ///
@@ -133,7 +139,10 @@ mod tests {
 
     #[test]
     fn percentages() {
-        assert_eq!((parse_percent("25%"), parse_percent("0"), parse_percent("100 %")), (Ok(25), Ok(0), Ok(100)));
+        assert_eq!(
+            (parse_percent("25%"), parse_percent("0"), parse_percent("100 %")),
+            (Ok(25), Ok(0), Ok(100))
+        );
         for text in ["", "%", "-1%", "+1%", "1.5%", "1001%", "x"] {
             assert!(parse_percent(text).is_err(), "{text}");
         }

@@ -116,7 +116,8 @@ fn search_all(
     let params = report.plan.as_ref().map(|plan| plan.params.clone());
     let fit = report.fit.get_or_insert_default();
     if let Some(emit) = args.emit.filter(|_| stop.is_none()) {
-        let lines = fit.loaders.iter().flat_map(|fitted| emitted_lines(emit, fitted, args.headroom, params.as_ref()));
+        let lines =
+            fit.loaders.iter().flat_map(|fitted| emitted_lines(emit, fitted, args.headroom, params.as_ref()));
         fit.emitted = lines.collect();
     }
     if fit.loaders.iter().any(|fitted| fitted.smallest_bytes.is_none()) {
@@ -174,7 +175,8 @@ fn wanted(args: &FitArgs) -> Result<Vec<Wanted>, Vec<Problem>> {
     }
     if !names_strategy && problems.is_empty() {
         for name in args.strategies.iter().filter(|name| *name != OURS) {
-            let problem = Problem::new(Code::Usage, format!("`{name}` is no loader of ours: only `{OURS}` is"));
+            let problem =
+                Problem::new(Code::Usage, format!("`{name}` is no loader of ours: only `{OURS}` is"));
             problems.push(problem.help("names of another one's are put in for {strategy} in --cmd"));
         }
     }
@@ -183,7 +185,8 @@ fn wanted(args: &FitArgs) -> Result<Vec<Wanted>, Vec<Problem>> {
     }
     for template in templates {
         if template.names_strategy() {
-            let each = |name: &String| Wanted::Command { template: template.clone(), strategy: Some(name.clone()) };
+            let each =
+                |name: &String| Wanted::Command { template: template.clone(), strategy: Some(name.clone()) };
             wanted.extend(args.strategies.iter().map(each));
         } else {
             wanted.push(Wanted::Command { template, strategy: None });
@@ -199,9 +202,12 @@ fn range(args: &FitArgs, context: &SizeContext) -> Result<(Option<u64>, Option<u
         let size = size?;
         let resolved = size.resolve(context).map_err(|error| error.to_string());
         match resolved {
-            Ok(0) => problems.push(Problem::new(Code::Usage, "a limit is more than 0").at(format!("{flag} {size}"))),
+            Ok(0) => problems
+                .push(Problem::new(Code::Usage, "a limit is more than 0").at(format!("{flag} {size}"))),
             Ok(bytes) => return Some(bytes),
-            Err(message) => problems.push(Problem::new(Code::SizeUnresolved, message).at(format!("{flag} {size}"))),
+            Err(message) => {
+                problems.push(Problem::new(Code::SizeUnresolved, message).at(format!("{flag} {size}")))
+            }
         }
         None
     };
@@ -229,12 +235,16 @@ fn look(
     interrupts: &Interrupts,
     report: &mut Report,
 ) -> Result<SizeContext, Stop> {
-    let Some(prepared) = prepare(load, true, None, interrupts)? else { return Ok(SizeContext::default()) };
+    let prepared = prepare(load, true, None, interrupts)?;
     report.host.get_or_insert_default().gpus = prepared.gpu.into_iter().collect();
-    let checked = prepared.checked;
+    let Some(checked) = prepared.checked else { return Ok(SizeContext::default()) };
     let known = source_of(resolved);
-    report.source =
-        Some(Source { given: known.given, resolved: known.resolved, revision: known.revision, ..checked.source });
+    report.source = Some(Source {
+        given: known.given,
+        resolved: known.resolved,
+        revision: known.revision,
+        ..checked.source
+    });
     report.plan = Some(checked.plan);
     report.notes.extend(checked.notes);
     Ok(checked.context)

@@ -27,7 +27,12 @@ pub(crate) fn lines(
         EmitArg::Docker => vec![format!("--memory={allowed}m --memory-swap={allowed}m")],
         // No MemoryHigh: it slows a service down long before MemoryMax would kill it, also where all is well.
         EmitArg::Systemd => {
-            vec![comment, "[Service]".to_owned(), format!("MemoryMax={allowed}M"), "MemorySwapMax=0".to_owned()]
+            vec![
+                comment,
+                "[Service]".to_owned(),
+                format!("MemoryMax={allowed}M"),
+                "MemorySwapMax=0".to_owned(),
+            ]
         }
         EmitArg::Args => vec![arguments(fitted, headroom_percent, params)],
     }
@@ -40,7 +45,9 @@ fn arguments(fitted: &Fitted, headroom_percent: u64, params: Option<&Params>) ->
         words.push(format!("--budget={}", exact(params.budget_bytes)));
         words.push(format!("--io={}", params.io));
         words.push(format!("--device={}", params.device));
-        words.push(params.window.map_or_else(|| "--window=all".to_owned(), |window| format!("--window={window}")));
+        words.push(
+            params.window.map_or_else(|| "--window=all".to_owned(), |window| format!("--window={window}")),
+        );
         words.push(format!("--prefetch={}", params.prefetch));
         words.extend(params.dtype.as_ref().map(|dtype| format!("--dtype={dtype}")));
     }
@@ -103,7 +110,9 @@ mod tests {
         };
         assert_eq!(
             lines(EmitArg::Args, &fitted(), 0, Some(&params)),
-            ["--budget=64MiB --io=direct --device=host --window=1 --prefetch=2 --dtype=bf16 --max-host=1000MiB"]
+            [
+                "--budget=64MiB --io=direct --device=host --window=1 --prefetch=2 --dtype=bf16 --max-host=1000MiB"
+            ]
         );
         assert_eq!(exact(5000), "5000");
     }

@@ -10,12 +10,12 @@ use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::Gpu;
 use crate::signals::Interrupts;
-use crate::sizes::{Size, SizeContext};
+use crate::sizes::SizeContext;
 use crate::worker::{Checked, Ending, Finished, Message, Task, carry_out};
 
-/// What the headers said, and the device that was decided on.
+/// What the headers said, if there are any, and the device that was decided on.
 pub(crate) struct Prepared {
-    pub(crate) checked: Checked,
+    pub(crate) checked: Option<Checked>,
     pub(crate) gpu: Option<Gpu>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn prepare(
     has_source: bool,
     cache: Option<CacheArg>,
     interrupts: &Interrupts,
-) -> Result<Option<Prepared>, Stop> {
+) -> Result<Prepared, Stop> {
     let task = Task::Prepare { load: load.clone(), has_source, cache };
     let (mut checked, mut problems, mut decided) = (None, Vec::new(), None);
     let ending = carry_out(task, None, interrupts, |message| match message {
@@ -41,12 +41,12 @@ pub(crate) fn prepare(
         load.device = device;
         gpu
     });
-    match (ending, checked) {
-        (Ending::Interrupted(signal), _) => Err(Stop::Signal(signal)),
-        (Ending::Ended(_), Some(checked)) => Ok(Some(Prepared { checked, gpu })),
-        (Ending::Ended(lost), None) => {
+    match ending {
+        Ending::Interrupted(signal) => Err(Stop::Signal(signal)),
+        Ending::Ended(_) if checked.is_some() => Ok(Prepared { checked, gpu }),
+        Ending::Ended(lost) => {
             problems.extend(lost);
-            if problems.is_empty() { Ok(None) } else { Err(Stop::Problems(problems)) }
+            if problems.is_empty() { Ok(Prepared { checked, gpu }) } else { Err(Stop::Problems(problems)) }
         }
     }
 }
@@ -105,9 +105,4 @@ fn end_of(mut problems: Vec<Problem>) -> End {
         Some(problem) if problem.code.exit() == Exit::Usage => End::Refused(problem),
         Some(problem) => End::Failed(problem),
     }
-}
-
-/// True if the budget depends on the limit.
-pub(crate) fn depends_on_limit(load: &LoadConfig) -> bool {
-    matches!(load.budget, Size::PercentOfLimit(_))
 }

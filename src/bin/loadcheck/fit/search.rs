@@ -45,7 +45,8 @@ impl Range {
     /// How far the answer may be above the true one, near a limit.
     pub(crate) fn precision_bytes(&self, limit_bytes: u64) -> u64 {
         let context = SizeContext { limit_bytes: Some(limit_bytes), ..SizeContext::default() };
-        let least = if matches!(self.precision, Size::Bytes(_)) { GRAIN_BYTES_MIN } else { PRECISION_BYTES_MIN };
+        let least =
+            if matches!(self.precision, Size::Bytes(_)) { GRAIN_BYTES_MIN } else { PRECISION_BYTES_MIN };
         self.precision.resolve(&context).unwrap_or(least).max(least)
     }
 }
@@ -82,10 +83,8 @@ impl<E, F: FnMut(Option<u64>) -> Result<Tried, E>> Search<F> {
         let Some(mut hi) = self.something_that_works(self.up(self.range.hi_bytes))? else { return Ok(None) };
         let mut lo = match self.largest_failure_below(hi) {
             Some(lo) => lo,
-            None => match self.something_that_fails(&mut hi)? {
-                Some(lo) => lo,
-                None => 0,
-            },
+            // 0: nothing fails that may be tried.
+            None => self.something_that_fails(&mut hi)?.unwrap_or(0),
         };
         loop {
             while lo > 0 && hi - lo > self.range.precision_bytes(hi) {
@@ -103,7 +102,9 @@ impl<E, F: FnMut(Option<u64>) -> Result<Tried, E>> Search<F> {
         }
         // A failure that does not repeat says something, too.
         if lo > 0 {
-            while self.count(lo) < self.range.runs && self.known.get(&lo).is_none_or(|known| known.seconds.is_empty()) {
+            while self.count(lo) < self.range.runs
+                && self.known.get(&lo).is_none_or(|known| known.seconds.is_empty())
+            {
                 self.try_once(lo)?;
             }
         }
@@ -213,7 +214,9 @@ impl<E, F: FnMut(Option<u64>) -> Result<Tried, E>> Search<F> {
         }
         loop {
             let most = median(&self.unlimited) * COMFORT_PERCENT / 100.0 + COMFORT_SLACK_SECONDS;
-            let Some(known) = self.known.get(&limit).filter(|known| known.failures == 0) else { return Ok(false) };
+            let Some(known) = self.known.get(&limit).filter(|known| known.failures == 0) else {
+                return Ok(false);
+            };
             let quick = known.seconds.iter().filter(|seconds| **seconds <= most).count();
             let slow = known.seconds.len() - quick;
             let majority = usize::try_from(self.range.runs / 2 + 1).unwrap_or(usize::MAX);
@@ -400,6 +403,9 @@ mod tests {
 
     #[test]
     fn medians() {
-        assert_eq!((median(&[]), median(&[3.0]), median(&[4.0, 1.0]), median(&[9.0, 1.0, 2.0])), (0.0, 3.0, 2.5, 2.0));
+        assert_eq!(
+            (median(&[]), median(&[3.0]), median(&[4.0, 1.0]), median(&[9.0, 1.0, 2.0])),
+            (0.0, 3.0, 2.5, 2.0)
+        );
     }
 }

@@ -136,7 +136,7 @@ impl Session<'_> {
             Loader::Ours(load) => {
                 let mut load = LoadConfig::clone(load);
                 let prepared = ours::prepare(&mut load, true, Some(self.cache), self.interrupts)?;
-                Ok(prepared.and_then(|prepared| prepared.checked.cached_share))
+                Ok(prepared.checked.and_then(|checked| checked.cached_share))
             }
         }
     }

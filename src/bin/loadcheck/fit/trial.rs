@@ -151,7 +151,11 @@ mod tests {
         assert_eq!(outcome(Some(1), &End::Completed, left_alone, 0), (TryOutcome::Ok, false));
         assert_eq!(outcome(Some(1), &killed, left_alone, 1), (TryOutcome::Killed, false));
         assert_eq!(outcome(Some(1), &failed, left_alone, 1), (TryOutcome::Killed, false), "a shell says 137");
-        assert_eq!(outcome(Some(1), &End::Completed, left_alone, 1), (TryOutcome::Killed, false), "a part of it");
+        assert_eq!(
+            outcome(Some(1), &End::Completed, left_alone, 1),
+            (TryOutcome::Killed, false),
+            "a part of it"
+        );
         assert_eq!(outcome(Some(1), &killed, left_alone, 0), (TryOutcome::Failed, true), "by somebody else");
         assert_eq!(outcome(Some(1), &failed, left_alone, 0), (TryOutcome::Failed, true));
         assert_eq!(outcome(Some(1), &refused, left_alone, 0), (TryOutcome::Refused, false));

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::listing::Layer;
-use crate::report::{CommandName, ConvertFile, Difference, Fitted, Report, Run, Synth, Try};
+use crate::report::{Check, CommandName, ConvertFile, Difference, Fitted, Report, Run, Synth, Try};
 
 /// Writes the whole report, indented.
 pub(crate) fn write_json(report: &Report, to: &mut dyn Write) -> io::Result<()> {
@@ -32,7 +32,7 @@ struct Line<'a, T> {
 }
 
 /// Writes one object a line, each with `schema` and `type`: `run`, `limit`, `hash`, `layer`, `plan`, `synth`, `convert`,
-/// `verification`, `fit` (one a loader), and last `summary`, which has the verdict and any error.
+/// `verification`, `fit` (one a loader), `check`, and last `summary`, which has the verdict and any error.
 pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     fn each<T: Serialize>(
         report: &Report,
@@ -55,6 +55,7 @@ pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Resul
     each(report, to, "convert", &report.convert)?;
     each(report, to, "verification", &report.verification)?;
     each(report, to, "fit", report.fit.iter().flat_map(|fit| &fit.loaders))?;
+    each(report, to, "check", &report.doctor)?;
     let summary = json!({
         "tool": report.tool, "command": report.command, "verdict": report.verdict, "error": report.error,
         "host": report.host, "source": report.source, "exec": report.exec, "unavailable": report.unavailable,
@@ -91,7 +92,7 @@ const RUN_COLUMNS: [&str; 24] = [
 ];
 
 /// Writes one row a run (`run`, `exec`), a layer (`plan`, `inspect`), a checkpoint (`synth`), a file (`convert`) or a
-/// difference (`verify`), a try (`fit`). Empty is "not measured".
+/// difference (`verify`), a try (`fit`) or a check (`doctor`). Empty is "not measured".
 pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     type Rows<'a> = Box<dyn Iterator<Item = Vec<String>> + 'a>;
     let (header, rows): (&[&str], Rows<'_>) = match report.command {
@@ -114,7 +115,13 @@ pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
             &["place", "difference"],
             Box::new(report.verification.iter().flat_map(|found| &found.differences).map(difference_row)),
         ),
-        CommandName::Fit => (&TRY_COLUMNS, Box::new(report.fit.iter().flat_map(|fit| &fit.loaders).flat_map(try_rows))),
+        CommandName::Fit => {
+            (&TRY_COLUMNS, Box::new(report.fit.iter().flat_map(|fit| &fit.loaders).flat_map(try_rows)))
+        }
+        CommandName::Doctor => (
+            &["check", "state", "found", "consequence", "fix"],
+            Box::new(report.doctor.iter().map(check_row)),
+        ),
         CommandName::Unknown => return Ok(()),
     };
     let mut rows = rows.peekable();
@@ -159,6 +166,14 @@ fn try_rows(fitted: &Fitted) -> impl Iterator<Item = Vec<String>> {
         ]
     };
     fitted.tries.iter().map(row)
+}
+
+fn check_row(check: &Check) -> Vec<String> {
+    let state = json!(check.state).as_str().unwrap_or_default().to_owned();
+    let text =
+        |text: &Option<String>| text.as_deref().map(super::escape::escape).unwrap_or_default().into_owned();
+    let found = super::escape::escape(&check.found).into_owned();
+    vec![check.check.clone(), state, found, text(&check.consequence), text(&check.fix)]
 }
 
 fn synth_row(synth: &Synth) -> Vec<String> {

@@ -71,8 +71,11 @@ fn rows(fitted: &Fitted) -> Vec<Vec<String>> {
     limits.dedup();
     let row = |limit: &Option<u64>| {
         let tries: Vec<&Try> = fitted.tries.iter().filter(|tried| tried.limit_bytes == *limit).collect();
-        let worked: Vec<f64> =
-            tries.iter().filter(|tried| tried.outcome == TryOutcome::Ok).filter_map(|tried| tried.seconds).collect();
+        let worked: Vec<f64> = tries
+            .iter()
+            .filter(|tried| tried.outcome == TryOutcome::Ok)
+            .filter_map(|tried| tried.seconds)
+            .collect();
         let slowdowns: Vec<f64> = tries.iter().filter_map(|tried| tried.slowdown).collect();
         let most = |value: fn(&Try) -> Option<u64>| tries.iter().filter_map(|tried| value(tried)).max();
         vec![
@@ -81,7 +84,10 @@ fn rows(fitted: &Fitted) -> Vec<Vec<String>> {
             if worked.is_empty() { String::new() } else { seconds(median(&worked)) },
             if slowdowns.is_empty() { String::new() } else { format!("{:.1}x", median(&slowdowns)) },
             most(|tried| tried.peak_host_bytes).map(|peak| bytes(Some(peak))).unwrap_or_default(),
-            most(|tried| tried.refault_bytes).filter(|more| *more > 0).map(|more| bytes(Some(more))).unwrap_or_default(),
+            most(|tried| tried.refault_bytes)
+                .filter(|more| *more > 0)
+                .map(|more| bytes(Some(more)))
+                .unwrap_or_default(),
         ]
     };
     limits.iter().map(row).collect()
@@ -115,15 +121,20 @@ fn word(outcome: TryOutcome) -> &'static str {
 pub(crate) fn try_line(tried: &Try) -> String {
     let limit = tried.limit_bytes.map_or_else(|| "no limit".to_owned(), |limit| bytes(Some(limit)));
     let time = tried.seconds.filter(|_| tried.outcome == TryOutcome::Ok);
-    format!("{limit:>10}  {}{}", word(tried.outcome), time.map(|time| format!("  {}", seconds(time))).unwrap_or_default())
+    format!(
+        "{limit:>10}  {}{}",
+        word(tried.outcome),
+        time.map(|time| format!("  {}", seconds(time))).unwrap_or_default()
+    )
 }
 
 /// What was found.
 fn answers(fitted: &Fitted, paint: Paint) -> Vec<String> {
     let mut lines = Vec::new();
-    let interrupted = fitted.tries.last().is_some_and(|tried| {
-        matches!(tried.outcome, TryOutcome::Failed | TryOutcome::Interrupted)
-    });
+    let interrupted = fitted
+        .tries
+        .last()
+        .is_some_and(|tried| matches!(tried.outcome, TryOutcome::Failed | TryOutcome::Interrupted));
     match (fitted.smallest_bytes, fitted.comfortable_bytes) {
         (None, _) if interrupted || fitted.hi_bytes.is_none() => {
             lines.push(paint.paint(Role::Warning, "partial: the search did not come to its end"));
@@ -156,8 +167,12 @@ fn answers(fitted: &Fitted, paint: Paint) -> Vec<String> {
 
 /// What is known of smaller limits.
 fn below(fitted: &Fitted, smallest: u64) -> String {
-    let failed = fitted.tries.iter().filter(|tried| tried.outcome != TryOutcome::Ok && tried.limit_bytes < Some(smallest));
-    match failed.filter_map(|tried| Some((tried.limit_bytes?, tried.outcome))).max_by_key(|(limit, _)| *limit) {
+    let failed = fitted
+        .tries
+        .iter()
+        .filter(|tried| tried.outcome != TryOutcome::Ok && tried.limit_bytes < Some(smallest));
+    match failed.filter_map(|tried| Some((tried.limit_bytes?, tried.outcome))).max_by_key(|(limit, _)| *limit)
+    {
         Some((limit, outcome)) => format!("   {} is not enough: {}", bytes(Some(limit)), word(outcome)),
         None => "   nothing smaller was tried".to_owned(),
     }

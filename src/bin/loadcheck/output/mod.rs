@@ -21,6 +21,7 @@ mod converted;
 mod data;
 mod described;
 pub(crate) mod escape;
+mod examined;
 pub(crate) mod fitted;
 mod grid;
 mod markup;
