@@ -9,6 +9,7 @@
 
 mod args;
 mod commands;
+mod compare;
 mod config;
 mod convert;
 mod doctor;
@@ -29,6 +30,7 @@ mod signals;
 mod sizes;
 mod small_file;
 mod source;
+mod strategies;
 mod synth;
 mod template;
 mod words;
@@ -81,6 +83,9 @@ fn carry_out(cli: Cli) -> Exit {
         Command::Exec(args) => {
             with_output(&args.output, Some(&args.export), &|output| commands::exec::run(args, output))
         }
+        Command::Compare(args) => with_output(&args.output, Some(&args.export), &|output| {
+            commands::compare::run(args, output, &terminal)
+        }),
         Command::Fit(args) => with_output(&args.output, Some(&args.export), &|output| {
             commands::fit::run(args, output, &terminal)
         }),

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 use serde_json::json;
 
+use super::compared;
 use crate::listing::Layer;
 use crate::report::{Check, CommandName, ConvertFile, Difference, Fitted, Report, Run, Synth, Try};
 
@@ -31,7 +32,7 @@ struct Line<'a, T> {
     fields: T,
 }
 
-/// Writes one object a line, each with `schema` and `type`: `run`, `limit`, `hash`, `layer`, `plan`, `synth`, `convert`,
+/// Writes one object a line, each with `schema` and `type`: `run`, `comparison`, `limit`, `hash`, `layer`, `plan`, `synth`, `convert`,
 /// `verification`, `fit` (one a loader), `check`, and last `summary`, which has the verdict and any error.
 pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     fn each<T: Serialize>(
@@ -47,6 +48,7 @@ pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Resul
         Ok(())
     }
     each(report, to, "run", &report.runs)?;
+    each(report, to, "comparison", &report.comparison)?;
     each(report, to, "limit", &report.limits)?;
     each(report, to, "hash", &report.hashes)?;
     each(report, to, "layer", report.layers.iter())?;
@@ -64,7 +66,7 @@ pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Resul
     each(report, to, "summary", [summary])
 }
 
-const RUN_COLUMNS: [&str; 24] = [
+const RUN_COLUMNS: [&str; 25] = [
     "run",
     "strategy",
     "outcome",
@@ -89,15 +91,19 @@ const RUN_COLUMNS: [&str; 24] = [
     "peak_vram_bytes",
     "vram_method",
     "mismatches",
+    "cpu_seconds",
 ];
 
-/// Writes one row a run (`run`, `exec`), a layer (`plan`, `inspect`), a checkpoint (`synth`), a file (`convert`) or a
+/// Writes one row a run (`run`, `exec`), a way of loading (`compare`), a layer (`plan`, `inspect`), a checkpoint (`synth`), a file (`convert`), a
 /// difference (`verify`), a try (`fit`) or a check (`doctor`). Empty is "not measured".
 pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     type Rows<'a> = Box<dyn Iterator<Item = Vec<String>> + 'a>;
     let (header, rows): (&[&str], Rows<'_>) = match report.command {
         CommandName::Run | CommandName::Exec => {
             (&RUN_COLUMNS, Box::new(report.runs.iter().enumerate().map(|(index, run)| run_row(index, run))))
+        }
+        CommandName::Compare => {
+            (&compared::CSV_COLUMNS, Box::new(report.comparison.iter().map(compared::csv_row)))
         }
         CommandName::Plan | CommandName::Inspect => (
             &["layer", "stack", "tensors", "bytes"],
@@ -226,6 +232,7 @@ fn run_row(index: usize, run: &Run) -> Vec<String> {
         number(run.peak.vram_bytes),
         run.peak.vram_method.clone().unwrap_or_default(),
         number(run.verified.as_ref().map(|verified| verified.mismatches)),
+        run.cpu_seconds.map(|seconds| seconds.to_string()).unwrap_or_default(),
     ]
 }
 

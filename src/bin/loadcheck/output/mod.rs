@@ -17,6 +17,7 @@ use crate::report::Report;
 use self::terminal::{Paint, Role, Terminal};
 use self::text::Look;
 
+mod compared;
 mod converted;
 mod data;
 mod described;
@@ -26,6 +27,7 @@ pub(crate) mod fitted;
 mod grid;
 mod markup;
 pub(crate) mod numbers;
+mod reading;
 pub(crate) mod terminal;
 mod text;
 

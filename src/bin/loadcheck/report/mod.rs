@@ -6,22 +6,26 @@
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::compare::{Compared, ComparedPeak, Spread};
 pub(crate) use self::convert::{
     Convert, ConvertFile, ConvertMemory, ConvertParams, Converted, Difference, Duplicate, Estimate,
     FileState, ReadFallback, SideFile, Verification,
 };
 pub(crate) use self::doctor::{Check, State};
 pub(crate) use self::fit::{Fit, Fitted, Try, TryOutcome};
+pub(crate) use self::reading::{FileReading, IoCounters};
 pub(crate) use self::run::{
-    CacheState, IoCounters, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring, Run,
-    Samples, TensorHash, Verified, Vram,
+    CacheState, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring, Run, Samples,
+    TensorHash, Verified, Vram,
 };
 use crate::listing::Listing;
 use crate::problem::Problem;
 
+mod compare;
 mod convert;
 mod doctor;
 mod fit;
+mod reading;
 mod run;
 
 /// The version of the schema.
@@ -51,7 +55,10 @@ pub(crate) struct Report {
     pub(crate) source: Option<Source>,
     /// One entry for each measured run.
     pub(crate) runs: Vec<Run>,
-    /// `plan` and `run`: what was predicted.
+    /// `compare`: a row for each way of loading.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) comparison: Vec<Compared>,
+    /// `plan`, `run` and `compare`, of `stream`: what was predicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) plan: Option<Plan>,
     /// `exec`: the command.
@@ -109,6 +116,8 @@ pub(crate) enum CommandName {
     Plan,
     /// A checkpoint, described.
     Inspect,
+    /// Several ways of loading, measured side by side.
+    Compare,
     /// A command, measured.
     Exec,
     /// A checkpoint, made.
@@ -264,6 +273,9 @@ pub(crate) struct Plan {
     pub(crate) read_bytes: u64,
     /// Of these, bytes that no tensor needs.
     pub(crate) over_read_bytes: u64,
+    /// `--io auto`: how each file is to be read. A load decides again, when it begins.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) files: Vec<FileReading>,
 }
 
 /// One term of the host budget.
@@ -361,6 +373,7 @@ impl Report {
             host: None,
             source: None,
             runs: Vec::new(),
+            comparison: Vec::new(),
             plan: None,
             exec: None,
             synth: None,
