@@ -301,7 +301,7 @@ fn slips_are_refused_before_anything_runs() {
         &["--cmd", "load 'x"],
         &["--cmd", ""],
         &["--cmd", "load {strategy}"],
-        &["-s", "load_file"],
+        &["-s", "steam"],
         &["--cmd", "load {source}", "-s", "load_file"],
     ] {
         let output = fit(place.path(), flags);

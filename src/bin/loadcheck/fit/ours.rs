@@ -1,4 +1,5 @@
-//! Our own loader under a limit: a fresh worker, as `run` starts it, in a group.
+//! Our own loader under a limit, or a habit of others that we imitate: a fresh worker, as `run` and `compare` start it, in a
+//! group.
 
 use onelayer::probe::ChildGroup;
 
@@ -11,6 +12,7 @@ use crate::progress::Progress;
 use crate::report::Gpu;
 use crate::signals::Interrupts;
 use crate::sizes::SizeContext;
+use crate::strategies::Strategy;
 use crate::worker::{Checked, Ending, Finished, Message, Task, carry_out};
 
 /// What the headers said, if there are any, and the device that was decided on.
@@ -54,6 +56,7 @@ pub(crate) fn prepare(
 /// Loads once in `group`. Sizes that are shares of the memory limit mean that of the group.
 pub(crate) fn run(
     load: &LoadConfig,
+    strategy: Strategy,
     context: &SizeContext,
     group: &ChildGroup,
     interrupts: &Interrupts,
@@ -71,7 +74,10 @@ pub(crate) fn run(
     };
     let mut settled = load.clone();
     settled.settle(&budgets);
-    let task = Task::Measure { load: settled, budgets, watches: Vec::new(), interval_ms: None };
+    let task = match strategy {
+        Strategy::Stream => Task::Measure { load: settled, budgets, watches: Vec::new(), interval_ms: None },
+        Strategy::Habit(habit) => Task::Imitate { load: settled, habit, interval_ms: None },
+    };
     let (mut finished, mut problems, mut seconds, mut peak_host_bytes) = (None, Vec::new(), None, None);
     let ending = carry_out(task, Some(group), interrupts, |message| match message {
         Message::Progress { done_bytes, total_bytes, layer, peak, seconds: now } => {

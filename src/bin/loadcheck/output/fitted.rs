@@ -37,15 +37,20 @@ fn lines(report: &Report, fit: &Fit, look: &Look) -> Vec<String> {
         Some(CacheArg::Warm) => "cache     warm before each run, charged to nobody who is limited".to_owned(),
         Some(CacheArg::Asis) => "cache     as it was before each run".to_owned(),
     });
-    fit.loaders.iter().for_each(|fitted| lines.extend(loader(fitted, look)));
+    let is_alone = fit.loaders.len() == 1;
+    fit.loaders.iter().for_each(|fitted| lines.extend(loader(fitted, is_alone, look)));
     lines
 }
 
 /// One loader: its limits, and its answers.
-fn loader(fitted: &Fitted, look: &Look) -> Vec<String> {
+fn loader(fitted: &Fitted, is_alone: bool, look: &Look) -> Vec<String> {
     let mut lines = Vec::new();
-    if let Some(command) = &fitted.command {
-        lines.push(format!("loader    {}: {}", escape(&fitted.strategy), escape(&command.join(" "))));
+    match &fitted.command {
+        Some(command) => {
+            lines.push(format!("loader    {}: {}", escape(&fitted.strategy), escape(&command.join(" "))));
+        }
+        None if !is_alone => lines.push(format!("loader    {}", escape(&fitted.strategy))),
+        None => {}
     }
     let header = [
         ("limit", Align::Right),
