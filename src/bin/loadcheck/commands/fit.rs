@@ -115,6 +115,14 @@ fn search_all(
         }
     }
     let params = report.plan.as_ref().map(|plan| plan.params.clone());
+    let has_command = report.fit.iter().flat_map(|fit| &fit.loaders).any(|fitted| fitted.command.is_some());
+    if has_command {
+        report.notes.push(
+            "pages of programs and libraries that somebody else has read before are charged to nobody who is tried here; in a \
+             container they may be, and can be taken back"
+                .to_owned(),
+        );
+    }
     let fit = report.fit.get_or_insert_default();
     if let Some(emit) = args.emit.filter(|_| stop.is_none()) {
         let lines =

@@ -21,7 +21,11 @@ pub(super) fn fit(report: &Report, look: &Look) -> Vec<String> {
 /// The log, for stderr, where stdout has something else.
 pub(crate) fn log(report: &Report, terminal: &Terminal) -> Vec<String> {
     let look = Look { paint: terminal.stderr_paint, width: None, verbose: terminal.verbose };
-    report.fit.as_ref().map(|fit| lines(report, fit, &look)).unwrap_or_default()
+    let mut all = report.fit.as_ref().map(|fit| lines(report, fit, &look)).unwrap_or_default();
+    if !all.is_empty() {
+        all.extend(report.notes.iter().map(|note| format!("note: {}", escape(note))));
+    }
+    all
 }
 
 fn lines(report: &Report, fit: &Fit, look: &Look) -> Vec<String> {
