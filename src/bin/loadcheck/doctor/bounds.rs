@@ -191,6 +191,7 @@ mod tests {
     #[test]
     fn locked_memory() {
         assert!(has_ipc_lock("Name:\tx\nCapEff:\t000001ffffffffff\n"));
+        assert!(has_ipc_lock("CapEff:\t0000000000004000\n"));
         assert!(!has_ipc_lock("CapEff:\t00000000a80425fb\n") && !has_ipc_lock(""));
         assert_eq!(judge_memlock(None, false).state, State::Ok);
         assert_eq!(judge_memlock(Some(8 * MIB), true).state, State::Ok);

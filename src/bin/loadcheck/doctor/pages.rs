@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(judge(madvise, madvise, "1\n", Some(4 * MIB)).state, State::Ok);
         assert_eq!(judge(madvise, madvise, "1\n", Some(0)).state, State::Limited);
         let check = judge(never, madvise, "1\n", Some(0));
-        assert!(check.fix.unwrap().contains("echo madvise"));
+        assert!(check.fix.unwrap().contains("hugepage/enabled"));
         assert_eq!(judge("", "", "", Some(0)).state, State::Missing);
         assert_eq!(judge(madvise, madvise, "0\n", None).state, State::Limited);
     }
