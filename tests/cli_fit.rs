@@ -21,6 +21,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use cli_support::{assert_code, children, eventually, is_alive, json, loadcheck, stderr, stdout, workplace};
+use common::{TestTensor, write_file};
 use onelayer::probe::{ChildGroup, Procfs};
 use serde_json::Value;
 
@@ -162,15 +163,15 @@ fn the_table_names_every_limit_and_both_answers() {
     }
     let place = workplace();
     let command = "dd if=/dev/zero of=/dev/null bs=40M count=1 status=none";
-    let flags = ["--cmd", command, "--lo", "16Mi", "--hi", "80Mi", "--runs", "2", "--precision", "16MiB"];
+    let flags = ["--cmd", command, "--lo", "32Mi", "--hi", "64Mi", "--runs", "2", "--precision", "16MiB"];
     let output = fit(place.path(), &flags);
     assert_code(&output, 0);
     let text = stdout(&output);
     assert!(text.contains("loader    command: dd if=/dev/zero"), "{text}");
     assert!(text.contains("  32 MiB  killed by the limit (2 runs)"), "{text}");
-    assert!(text.contains("  48 MiB  ok ("), "{text}");
+    assert!(text.contains("  45 MiB  ok ("), "{text}");
     assert!(
-        text.contains("smallest that works   48 MiB   32 MiB is not enough: killed by the limit"),
+        text.contains("smallest that works   45 MiB   32 MiB is not enough: killed by the limit"),
         "{text}"
     );
     assert!(text.contains("smallest comfortable"), "{text}");
@@ -180,7 +181,7 @@ fn the_table_names_every_limit_and_both_answers() {
     assert!(text.lines().any(|line| line.starts_with("command,33554432,killed,")), "{text}");
     assert_eq!(stderr(&output), "", "-q is quiet");
     let output = fit(place.path(), &[&flags[..], &["--format", "md"]].concat());
-    assert!(stdout(&output).contains("| `command` | 48 MiB | "), "{}", stdout(&output));
+    assert!(stdout(&output).contains("| `command` | 45 MiB | "), "{}", stdout(&output));
 }
 
 #[test]
@@ -392,4 +393,34 @@ fn an_interrupt_keeps_what_was_found_and_leaves_no_group() {
     );
     assert!(!family.iter().any(|pid| is_alive(*pid)), "nothing stays");
     assert_eq!(leftovers(child.id()), [""; 0]);
+}
+
+#[test]
+fn habits_of_other_loaders_are_really_tried() {
+    if !can_try_limits() {
+        return;
+    }
+    // One that keeps what it reads, in memory that cannot be taken back, and one whose pages can.
+    let place = tempfile::tempdir().unwrap();
+    fs::create_dir(place.path().join("model")).unwrap();
+    let tensors: Vec<TestTensor> = (0..4)
+        .map(|layer| TestTensor::random(format!("model.layers.{layer}.weight"), 12 << 20, layer))
+        .collect();
+    write_file(&place.path().join("model/model.safetensors"), &tensors, 0);
+    let flags = ["--json", "-s", "mmap", "-s", "read", "--lo", "24Mi", "--hi", "96Mi", "--runs", "1"];
+    let output = fit(place.path(), &flags);
+    assert_code(&output, 0);
+    let report = json(&output);
+    let loaders = report["fit"]["loaders"].as_array().unwrap();
+    assert_eq!(
+        (loaders[0]["strategy"].as_str(), loaders[1]["strategy"].as_str()),
+        (Some("mmap"), Some("read"))
+    );
+    assert_eq!(bytes(&loaders[0]["smallest_bytes"]), 24 * MIB, "mapped pages go and come back");
+    assert!((48 * MIB..64 * MIB).contains(&bytes(&loaders[1]["smallest_bytes"])), "{}", loaders[1]);
+    let outcomes =
+        loaders[1]["tries"].as_array().unwrap().iter().map(|tried| tried["outcome"].as_str().unwrap());
+    let outcomes: Vec<&str> = outcomes.collect();
+    assert!(outcomes.contains(&"killed") && !outcomes.contains(&"refused"), "{outcomes:?}");
+    assert!(report["plan"].is_null(), "nothing of ours was planned");
 }

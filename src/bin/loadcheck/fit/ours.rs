@@ -76,7 +76,11 @@ pub(crate) fn run(
     settled.settle(&budgets);
     let task = match strategy {
         Strategy::Stream => Task::Measure { load: settled, budgets, watches: Vec::new(), interval_ms: None },
-        Strategy::Habit(habit) => Task::Imitate { load: settled, habit, interval_ms: None },
+        // Under a limit of ours, the kernel is to decide; the machine itself is not to run out of memory.
+        Strategy::Habit(habit) => {
+            let refuses = group.limit_bytes().is_none();
+            Task::Imitate { load: settled, habit, refuses, interval_ms: None }
+        }
     };
     let (mut finished, mut problems, mut seconds, mut peak_host_bytes) = (None, Vec::new(), None, None);
     let ending = carry_out(task, Some(group), interrupts, |message| match message {

@@ -258,9 +258,10 @@ impl<E, F: FnMut(Option<u64>) -> Result<Tried, E>> Search<F> {
         (limit / self.grain() * self.grain()).max(self.grain())
     }
 
-    /// The middle, if there is one.
+    /// The middle, if there is one: as many times `lo` as `hi` is of it, since what matters is a share of the answer.
     fn between(&self, lo: u64, hi: u64) -> Option<u64> {
-        let middle = self.down(lo + (hi - lo) / 2);
+        let product = u128::from(lo) * u128::from(hi);
+        let middle = self.down(u64::try_from(product.isqrt()).unwrap_or(lo)).max(lo + self.grain());
         (middle > lo && middle < hi).then_some(middle)
     }
 }
