@@ -5,7 +5,8 @@
     clippy::unwrap_used,
     clippy::as_conversions,
     clippy::cast_lossless,
-    reason = "a test that cannot go on panics"
+    clippy::print_stdout,
+    reason = "a test that cannot go on panics, one that cannot begin says so"
 )]
 
 mod cli_support;
@@ -243,6 +244,8 @@ fn json_is_one_valid_object_whatever_happens() {
         ("verify split", 0, "pass"),
         ("verify split --against made", 5, "error"),
         ("verify missing", 3, "error"),
+        ("doctor model", 0, "pass"),
+        ("fit missing --lo 2GiB --hi 1GiB", 3, "error"),
         ("bad.safetensors", 3, "error"),
         ("missing --max-vram 1GiB", 3, "error"),
         ("model --device cuda:7", 4, "error"),
@@ -271,6 +274,23 @@ fn json_is_one_valid_object_whatever_happens() {
         let problems = check_schema(&report, &schema, &schema, "$");
         assert!(problems.is_empty(), "{line}: {problems:?}");
     }
+}
+
+#[test]
+fn a_search_for_a_limit_is_of_the_schema() {
+    if let Err(error) = onelayer::probe::ChildGroup::create(Some(1 << 30)) {
+        println!("skipped: {error}");
+        return;
+    }
+    let place = workplace();
+    let schema: Value =
+        serde_json::from_slice(&fs::read(repository("docs/loadcheck.schema.json")).unwrap()).unwrap();
+    let output = run(place.path(), "fit model --window 1 --runs 1 --emit k8s --json");
+    assert_code(&output, 0);
+    let report = json(&output);
+    assert!(report["fit"]["loaders"][0]["tries"].as_array().unwrap().len() > 2);
+    let problems = check_schema(&report, &schema, &schema, "$");
+    assert!(problems.is_empty(), "{problems:?}");
 }
 
 /// Holds a value against a JSON schema, as far as the published one goes: `$ref`, `anyOf`, `oneOf`, `const`, `enum`,

@@ -225,7 +225,7 @@ impl Session<'_> {
             Strategy::Stream => {
                 Task::Measure { load, budgets: checked.budgets, watches: Vec::new(), interval_ms }
             }
-            Strategy::Habit(habit) => Task::Imitate { load, habit, interval_ms },
+            Strategy::Habit(habit) => Task::Imitate { load, habit, refuses: true, interval_ms },
         };
         let group = self.group();
         let mut progress = Progress::start(self.terminal.progress, label);

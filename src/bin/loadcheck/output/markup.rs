@@ -7,7 +7,7 @@ use super::reading::{self, moved_line};
 use super::terminal::Paint;
 use super::text::{Look, device_line, exceeded_at, limit_line, limit_values, place, verified_line};
 use crate::problem::Problem;
-use crate::report::{CommandName, Convert, Fitted, Report, Run, Verification};
+use crate::report::{Check, CommandName, Convert, Fitted, Report, Run, Verification};
 
 /// The report as Markdown.
 pub(crate) fn markdown(report: &Report) -> String {
@@ -38,6 +38,10 @@ pub(crate) fn markdown(report: &Report) -> String {
         CommandName::Fit => (
             "| loader | smallest that works | smallest comfortable | without a limit |\n|---|---:|---:|---:|\n",
             report.fit.iter().flat_map(|fit| &fit.loaders).map(fitted_row).collect(),
+        ),
+        CommandName::Doctor => (
+            "| | check | found | consequence | fix |\n|---|---|---|---|---|\n",
+            report.doctor.iter().map(check_row).collect(),
         ),
         CommandName::Synth | CommandName::Verify | CommandName::Unknown => ("", Vec::<String>::new()),
     };
@@ -91,6 +95,13 @@ fn run_row((index, run): (usize, &Run)) -> String {
         run.peak.at.as_ref().map(|at| format!("`{}`", code(&place(at)))).unwrap_or_default(),
         run.seconds.map(seconds).unwrap_or_default(),
     )
+}
+
+fn check_row(check: &Check) -> String {
+    let text = |text: &Option<String>| text.as_deref().map(cell).unwrap_or_default();
+    let fix = check.fix.as_deref().map(|fix| format!("`{}`", code(fix))).unwrap_or_default();
+    let state = super::examined::word(check.state);
+    format!("| {state} | {} | {} | {} | {fix} |\n", check.check, cell(&check.found), text(&check.consequence))
 }
 
 fn fitted_row(fitted: &Fitted) -> String {
