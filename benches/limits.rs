@@ -384,9 +384,11 @@ fn parse() -> Option<Options> {
             ("--pilot-mib", _) => options.pilot_bytes = number() * MIB,
             ("--only", "cold") => options.only = Some(State::Cold),
             ("--only", "warm") => options.only = Some(State::Warm),
-            ("--io", "buffered") => options.io = Some(IoMode::Buffered),
-            ("--io", "direct") => options.io = Some(IoMode::Direct),
-            ("--io", "mmap") => options.io = Some(IoMode::Mmap),
+            ("--io", name) => {
+                let modes = [IoMode::Auto, IoMode::Buffered, IoMode::Direct, IoMode::Mmap];
+                let found = modes.into_iter().find(|mode| mode.to_string() == name);
+                options.io = Some(found.unwrap_or_else(|| panic!("--io {name}: no such mode")));
+            }
             _ => panic!("unknown option {word} {value}"),
         }
     }

@@ -2,7 +2,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program")]
 //! One load in a process of its own, for the comparison in `benches/peers`: there somebody else measures.
 //!
-//! `one_load host-all|host-1|none|crate-to-vec SOURCE [--io buffered|direct|mmap] [--budget-mib N]`
+//! `one_load host-all|host-1|none|crate-to-vec SOURCE [--io auto|buffered|direct|mmap] [--budget-mib N]`
 //!
 //! `host-all` ends with every tensor in memory that it owns, `host-1` streams with one layer resident at a time, `none` reads every byte
 //! and keeps none. `crate-to-vec` uses nothing of this library: the crates `safetensors` and `memmap2`, and a vector for
@@ -59,9 +59,11 @@ fn parse() -> Outcome<Options> {
     while let Ok(word) = next("") {
         let value = next("an option needs a value")?;
         match (word.as_str(), value.as_str()) {
-            ("--io", "buffered") => options.io = Some(IoMode::Buffered),
-            ("--io", "direct") => options.io = Some(IoMode::Direct),
-            ("--io", "mmap") => options.io = Some(IoMode::Mmap),
+            ("--io", name) => {
+                let modes = [IoMode::Auto, IoMode::Buffered, IoMode::Direct, IoMode::Mmap];
+                let found = modes.into_iter().find(|mode| mode.to_string() == name);
+                options.io = Some(found.ok_or_else(|| format!("--io {name}: no such mode"))?);
+            }
             ("--budget-mib", number) => options.budget_mib = number.parse()?,
             _ => return Err(format!("{word} {value}: no such option").into()),
         }
