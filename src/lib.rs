@@ -106,6 +106,13 @@ pub mod convert;
 
 pub mod probe;
 
+/// For `benches/ring.rs` alone: no part of the interface.
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub mod for_benches {
+    pub use crate::staging::for_benches::{Slots, Taken};
+}
+
 pub use self::checkpoint::{Checkpoint, CheckpointError, DType, OpenOptions, TensorEntry};
 pub use self::layers::{LayerId, LayerMap, Layers};
 pub use self::plan::{FloatType, IoDecision, IoMode, LoadPlan, PlanError, Window};
