@@ -25,6 +25,7 @@ import sys
 sys.dont_write_bytecode = True
 
 import conversions  # noqa: E402
+import speed  # noqa: E402
 from figure_tools import LOADCHECK, MIB, RELEASE, ROOT, Group, Table, compare, files, growth, mib, run, synth  # noqa: E402
 
 
@@ -190,7 +191,7 @@ def inventories(table, big, args):
     table.add("layer grouping", ">= 95 % transformers, >= 92 % diffusers, 0 lost", "; ".join(lines), out.returncode == 0)
 
 
-FIGURES = [memory, host, small, cgroup, direct, warm, checkpoints, million, inventories, *conversions.FIGURES]
+FIGURES = [memory, host, small, cgroup, direct, warm, checkpoints, million, inventories, *speed.FIGURES, *conversions.FIGURES]
 
 
 def main():
@@ -206,7 +207,7 @@ def main():
     build()
     args.directory.mkdir(parents=True, exist_ok=True)
     chosen = [f for f in FIGURES if not args.only or f.__name__ in args.only]
-    large = {memory, host, small, cgroup, direct}
+    large = {memory, host, small, cgroup, direct, *speed.LARGE}
     big = synth(args.directory / "gemma-7b", "gemma-7b") if large & set(chosen) else None
     table = Table()
     for figure in chosen:

@@ -5,8 +5,7 @@ use std::fmt::Write as _;
 use blake3::Hasher;
 use sha2::{Digest as _, Sha256};
 
-/// From here on a piece is worth splitting over several cores.
-const PARALLEL_BYTES_MIN: usize = 256 << 10;
+use crate::load::update_hash;
 
 /// The hashes of one file or tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,11 +31,7 @@ impl Digest {
 
     /// Adds what comes next.
     pub(super) fn update(&mut self, piece: &[u8]) {
-        if piece.len() >= PARALLEL_BYTES_MIN {
-            self.blake3.update_rayon(piece);
-        } else {
-            self.blake3.update(piece);
-        }
+        update_hash(&mut self.blake3, piece);
         if let Some(sha256) = &mut self.sha256 {
             sha256.update(piece);
         }
@@ -76,6 +71,7 @@ pub(super) fn from_hex(text: &str) -> Option<[u8; 32]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::PARALLEL_BYTES_MIN;
 
     // The published results for an empty input.
     const EMPTY_BLAKE3: &str = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262";

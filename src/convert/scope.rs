@@ -18,7 +18,7 @@ use super::side_files::directory_of;
 use super::{Casting, Conversion, ConvertError, Part};
 use crate::checkpoint::{Checkpoint, DType, Shard, TensorId};
 use crate::layers::Layers;
-use crate::plan::{Cast, Group, Landing, LoadPlan, MemoryTerm, PlanLimits, ResidentKind, Window};
+use crate::plan::{Cast, Group, Landing, LoadPlan, MemoryTerm, PlanLimits, ResidentKind, Window, is_plain};
 use crate::source;
 use crate::units::{to_u64, to_usize};
 
@@ -312,16 +312,6 @@ fn casts(
         casts.push(cast);
     }
     Ok(casts)
-}
-
-/// True for floats of 16 bits and more that are no part of a quantized weight.
-fn is_plain(checkpoint: &Checkpoint, layers: &Layers, tensor: TensorId) -> bool {
-    let is_float = |id: TensorId| {
-        matches!(checkpoint.tensor(id).dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F64)
-    };
-    let companions = layers.companions();
-    let weight = companions.binary_search_by_key(&tensor, |&(companion, _)| companion);
-    is_float(tensor) && weight.ok().is_none_or(|index| is_float(companions[index].1))
 }
 
 /// The free text of a component's headers: that of all its files in the source. Where they disagree, the first one counts.

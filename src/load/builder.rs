@@ -10,8 +10,10 @@ use super::{LoadError, Loader};
 use crate::checkpoint::{Checkpoint, TensorEntry};
 use crate::device::{Device, Target};
 use crate::layers::{LayerMap, Layers};
-use crate::plan::{FloatType, IoMode, Landing, LoadPlan, PlanLimits, ResidentKind, Window};
-use crate::source;
+use crate::plan::{
+    FloatType, IoDecision, IoMode, IoReason, Landing, LoadPlan, PlanLimits, ResidentKind, Window,
+};
+use crate::source::{self, SourceError};
 use crate::units::MIB;
 
 /// Host budget unless the caller says otherwise: enough for every disk and link that was measured.
@@ -22,6 +24,9 @@ pub const DEFAULT_PREFETCH_LAYERS: u32 = 2;
 pub const DEFAULT_STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Device memory that stays free, unless the caller says otherwise: what a driver takes for its own bookkeeping.
 pub const DEFAULT_DEVICE_RESERVE_BYTES: u64 = 64 * MIB;
+
+/// Reads that a network has under way at once.
+const NETWORK_READERS: u32 = 8;
 
 /// Decides which tensors are loaded.
 type Select = dyn Fn(&TensorEntry<'_>) -> bool + Send + Sync;
@@ -92,7 +97,7 @@ impl LoaderBuilder {
             device_reserve_bytes: DEFAULT_DEVICE_RESERVE_BYTES,
             window: Window::Layers(2),
             prefetch: DEFAULT_PREFETCH_LAYERS,
-            io: IoMode::Buffered,
+            io: IoMode::Auto,
             readers: None,
             hash: false,
             hand_out: HandOut::WhenComplete,
@@ -139,14 +144,16 @@ impl LoaderBuilder {
         self
     }
 
-    /// How files are read. Buffered by default.
+    /// How files are read. By default ([`IoMode::Auto`]) as the page cache, the file system and the size of each file suggest.
     pub fn io(mut self, mode: IoMode) -> Self {
         self.io = mode;
         self
     }
 
     /// Reader threads; zero counts as one. By default what the mode can use on this machine: a thread per core for
-    /// buffered and mapped reads, at most 8, or 12 for a CUDA device, and 4 to 8 for direct ones. A small budget may get fewer.
+    /// buffered and mapped reads, at most 8, or 12 for a CUDA device, 4 to 8 for direct ones, and 8 for a network; with
+    /// [`IoMode::Auto`], what most of the bytes need. Cores are those that affinity and the CPU quota of the control group
+    /// leave. A small budget may get fewer.
     pub fn readers(mut self, threads: u32) -> Self {
         self.readers = Some(threads.max(1));
         self
@@ -224,9 +231,7 @@ impl LoaderBuilder {
         limits.hash = self.hashes_on_the_way();
         limits.device_budget_bytes = self.device_budget_bytes;
         limits.window = window;
-        limits.io = self.io;
-        limits.readers = self.readers.unwrap_or_else(|| default_readers(self.io, self.target));
-        limits.alignment = source::alignment(checkpoint)?;
+        decide_io(&mut limits, checkpoint, self.io, self.readers, self.target)?;
         limits.dtype = self.dtype;
         (limits.resident, limits.landing) = match self.target {
             Target::Host => (ResidentKind::Host, Landing::Exact),
@@ -260,14 +265,54 @@ impl fmt::Debug for LoaderBuilder {
     }
 }
 
+/// Puts into the limits of a plan how the files are read: looks at each of them.
+pub(crate) fn decide_io(
+    limits: &mut PlanLimits,
+    checkpoint: &Checkpoint,
+    io: IoMode,
+    readers: Option<u32>,
+    target: Target,
+) -> Result<(), SourceError> {
+    limits.io = io;
+    if io == IoMode::Auto {
+        let survey = source::survey(checkpoint)?;
+        (limits.alignment, limits.decisions) = (survey.alignment, survey.decisions);
+    } else {
+        limits.alignment = source::alignment(checkpoint)?;
+    }
+    limits.readers = readers.unwrap_or_else(|| default_readers(io, &limits.decisions, target));
+    Ok(())
+}
+
+/// How many threads read, unless the caller says otherwise.
+///
 /// Buffered and mapped reads are bound by copying, so a thread per core; direct reads wait for the disk, so a few in flight
-/// even on a small machine. A link to a device takes what more cores than eight can copy.
-pub(crate) fn default_readers(io: IoMode, target: Target) -> u32 {
+/// even on a small machine. A network answers late whatever the number of cores. A link to a device takes what more cores
+/// than eight can copy. Where each file has a decision of its own, most of the bytes decide.
+///
+/// Cores are those that this process may use: [`thread::available_parallelism`] counts its affinity, and the CPU quotas of
+/// its control group and of those above, versions 1 and 2.
+fn default_readers(io: IoMode, decisions: &[IoDecision], target: Target) -> u32 {
     let cores =
         thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
     let most = if matches!(target, Target::Cuda(_)) { 12 } else { 8 };
+    let copying = cores.clamp(1, most);
+    let waiting = cores.clamp(4, 8);
+    let bytes_of = |is_meant: &dyn Fn(&&IoDecision) -> bool| -> u64 {
+        decisions.iter().filter(is_meant).map(|decision| decision.file_bytes).sum()
+    };
     match io {
-        IoMode::Mmap | IoMode::Buffered => cores.clamp(1, most),
-        IoMode::Direct => cores.clamp(4, 8),
+        IoMode::Mmap | IoMode::Buffered => copying,
+        IoMode::Direct => waiting,
+        IoMode::Auto => {
+            let all_bytes = bytes_of(&|_| true);
+            if bytes_of(&|decision| decision.reason == IoReason::Network) > all_bytes / 2 {
+                NETWORK_READERS
+            } else if bytes_of(&|decision| decision.mode == IoMode::Direct) > all_bytes / 2 {
+                waiting
+            } else {
+                copying
+            }
+        }
     }
 }

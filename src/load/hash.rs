@@ -12,7 +12,7 @@ use crate::plan::{Placement, ReadOp};
 use crate::staging::{Filled, Slot};
 
 /// From here on a tensor's bytes are worth splitting over several cores.
-const PARALLEL_BYTES_MIN: usize = 256 << 10;
+pub(crate) const PARALLEL_BYTES_MIN: usize = 256 << 10;
 
 /// BLAKE3 of a tensor's bytes. Shown as 64 hexadecimal digits, as `b3sum` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,7 +66,7 @@ impl LayerHasher {
             let Some(piece) = piece else { return };
             // What is cast begins where its elements began, and it is hashed as it is delivered.
             let len_bytes = placement.delivered_bytes(piece.len_bytes());
-            update(&mut self.open, slot.part(piece.start() - request.extent.start(), len_bytes));
+            update_hash(&mut self.open, slot.part(piece.start() - request.extent.start(), len_bytes));
             if placement.extent.end() > request.payload.end() {
                 return;
             }
@@ -104,7 +104,7 @@ pub(super) struct PieceHasher(Hasher);
 
 impl PieceHasher {
     pub(super) fn update(&mut self, piece: &[u8]) {
-        update(&mut self.0, piece);
+        update_hash(&mut self.0, piece);
     }
 
     pub(super) fn finish(&self) -> TensorHash {
@@ -112,7 +112,8 @@ impl PieceHasher {
     }
 }
 
-fn update(hasher: &mut Hasher, bytes: &[u8]) {
+/// Adds what comes next.
+pub(crate) fn update_hash(hasher: &mut Hasher, bytes: &[u8]) {
     if bytes.len() >= PARALLEL_BYTES_MIN {
         hasher.update_rayon(bytes);
     } else {

@@ -33,13 +33,17 @@ use crate::units::to_usize;
 use self::attend::Attendants;
 
 #[cfg(feature = "convert")]
-pub(crate) use self::builder::default_readers;
+pub(crate) use self::builder::decide_io;
 pub use self::builder::{
     DEFAULT_DEVICE_RESERVE_BYTES, DEFAULT_HOST_BUDGET_BYTES, DEFAULT_PREFETCH_LAYERS, DEFAULT_STALL_TIMEOUT,
     HandOut, LoaderBuilder,
 };
 pub use self::error::LoadError;
+#[cfg(all(test, feature = "convert"))]
+pub(crate) use self::hash::PARALLEL_BYTES_MIN;
 pub use self::hash::TensorHash;
+#[cfg(feature = "convert")]
+pub(crate) use self::hash::update_hash;
 pub use self::layer::{LoadedLayer, LoadedTensor};
 pub use self::progress::Progress;
 pub use self::report::LoadReport;
@@ -200,7 +204,7 @@ impl Launch<'_> {
             reservations.push(budget.reserve(term.name, term.bytes)?);
         }
         let ring = Ring::new(memory.ring(), reservations.remove(0), pinner)?;
-        let source = Arc::from(source::open(plan.io(), checkpoint)?);
+        let source = Arc::from(source::open_planned(&plan, checkpoint)?);
         let setup = control::Setup {
             checkpoint: checkpoint.clone(),
             plan,

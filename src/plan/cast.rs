@@ -143,14 +143,16 @@ pub(super) fn narrowing_of(
     tensor: TensorId,
     wanted: FloatType,
 ) -> Option<Cast> {
-    let dtype = checkpoint.tensor(tensor).dtype;
-    let cast = Cast::between(dtype, wanted).filter(|cast| is_plain_float(dtype) && cast.is_narrowing())?;
-    let companions = layers.companions();
-    let weight = companions.binary_search_by_key(&tensor, |&(companion, _)| companion);
-    let weight = weight.ok().map(|index| checkpoint.tensor(companions[index].1).dtype);
-    weight.is_none_or(is_plain_float).then_some(cast)
+    let cast = Cast::between(checkpoint.tensor(tensor).dtype, wanted).filter(|cast| cast.is_narrowing())?;
+    is_plain(checkpoint, layers, tensor).then_some(cast)
 }
 
-const fn is_plain_float(dtype: DType) -> bool {
-    matches!(dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F64)
+/// True for floats of 16 bits and more that are no part of a quantized weight.
+pub(crate) fn is_plain(checkpoint: &Checkpoint, layers: &Layers, tensor: TensorId) -> bool {
+    let is_float = |id: TensorId| {
+        matches!(checkpoint.tensor(id).dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F64)
+    };
+    let companions = layers.companions();
+    let weight = companions.binary_search_by_key(&tensor, |&(companion, _)| companion);
+    is_float(tensor) && weight.ok().is_none_or(|index| is_float(companions[index].1))
 }

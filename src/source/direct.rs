@@ -15,7 +15,8 @@ use crate::units::{Alignment, to_u64, to_usize};
 use super::fallback::Fallbacks;
 use super::files::FileSet;
 use super::system::{DirectSupport, System};
-use super::{Fallback, IoMode, ReadRequest, Sealed, Source, SourceError, buffered};
+use super::tally::Tally;
+use super::{Fallback, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError, buffered};
 
 /// See the [module](self).
 pub(super) struct Direct<S> {
@@ -25,15 +26,14 @@ pub(super) struct Direct<S> {
     block: Alignment,
     /// What every file accepts as an address.
     memory: Alignment,
+    tally: Tally,
 }
 
 impl<S: System> Direct<S> {
     /// Opens every file once, so that one that is gone or changed, or whose file system knows no direct I/O,
     /// is found before any byte is read.
     pub(super) fn open(system: S, shards: &[Shard]) -> Result<Self, SourceError> {
-        let files = FileSet::new(system, shards);
-        let fallbacks = Fallbacks::new(IoMode::Direct, files.len());
-        let mut source = Self { files, fallbacks, block: Alignment::PAGE, memory: Alignment::ONE };
+        let mut source = Self::unopened(FileSet::new(system, shards), Alignment::ONE, Alignment::PAGE);
         let (mut block, mut memory) = (source.block, source.memory);
         for shard in source.files.shards_from_last() {
             source.files.acquire(shard, |file| {
@@ -43,6 +43,18 @@ impl<S: System> Direct<S> {
         }
         (source.memory, source.block) = (memory, block);
         Ok(source)
+    }
+
+    /// The same on files that somebody else has looked at, none of them open here yet. `memory` and `block` are the largest
+    /// alignments that those files report which will be read.
+    pub(super) fn unopened(files: FileSet<S>, memory: Alignment, block: Alignment) -> Self {
+        let fallbacks = Fallbacks::new(IoMode::Direct, files.len());
+        Self { files, fallbacks, block, memory, tally: Tally::default() }
+    }
+
+    /// True if this file was refused, at once or at some read.
+    pub(super) fn has_fallen_back(&self, shard: ShardId) -> bool {
+        self.fallbacks.contains(shard)
     }
 
     /// Makes a freshly opened file direct, or records why it is not. Returns the alignment it needs for
@@ -101,7 +113,8 @@ impl<S: System> Direct<S> {
             .system
             .set_direct(file, false)
             .map_err(|source| self.read_error(request, request.payload.start(), source))?;
-        buffered::read_payload(&self.files, file, request, request.payload_of(buffer))
+        let target = request.payload_of(buffer);
+        Ok(self.tally.buffered(buffered::read_payload(&self.files, file, request, target)?))
     }
 
     /// Gives up direct I/O on this file and reads the request buffered.
@@ -141,7 +154,7 @@ impl<S: System> Source for Direct<S> {
         let outcome = read_extent(&self.files.system, &file, request, self.block, buffer);
         self.files.verify(request.shard, &file)?;
         match outcome {
-            Outcome::Filled { moved_bytes } => Ok(moved_bytes),
+            Outcome::Filled { moved_bytes } => Ok(self.tally.direct(moved_bytes)),
             Outcome::Stuck { offset_bytes } => {
                 let reason = format!("a direct read ended inside a block at byte {offset_bytes}");
                 self.fall_back(&file, request, buffer, reason)
@@ -158,6 +171,10 @@ impl<S: System> Source for Direct<S> {
 
     fn fallbacks(&self) -> Vec<Fallback> {
         self.fallbacks.list()
+    }
+
+    fn ways(&self) -> IoWays {
+        self.tally.ways()
     }
 }
 
