@@ -4,6 +4,8 @@
     reason = "calls what is compiled for more than the baseline; each block says why it may"
 )]
 
+use std::ops::Range;
+
 use super::level::Level;
 use crate::units::to_u64;
 
@@ -18,6 +20,8 @@ pub(super) type Block<const BYTES: usize> = [[u8; BYTES]; BLOCK_ELEMENTS];
 pub(super) struct Elements<'a> {
     pub(super) level: Level,
     pub(super) bytes: &'a mut [u8],
+    /// Where the elements begin in `bytes`; what comes of them begins at its front.
+    pub(super) source_start: usize,
     pub(super) source_bytes: usize,
     pub(super) can_overflow: bool,
 }
@@ -49,15 +53,16 @@ impl Elements<'_> {
         cast_block: impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
         is_lost: impl Fn([u8; FROM], [u8; TO]) -> bool,
     ) -> u64 {
-        let Self { level, bytes, source_bytes, .. } = self;
+        let Self { level, bytes, source_start, source_bytes, .. } = self;
+        let source = source_start..source_start + source_bytes;
         match level {
-            Level::Baseline => baseline(bytes, source_bytes, cast_block, is_lost),
+            Level::Baseline => baseline(bytes, source, cast_block, is_lost),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: whoever has this level is on a machine that has what it stands for.
-            Level::Avx2(_) => unsafe { avx2(bytes, source_bytes, cast_block, is_lost) },
+            Level::Avx2(_) => unsafe { avx2(bytes, source, cast_block, is_lost) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            Level::Avx512(_) => unsafe { avx512(bytes, source_bytes, cast_block, is_lost) },
+            Level::Avx512(_) => unsafe { avx512(bytes, source, cast_block, is_lost) },
         }
     }
 }
@@ -66,11 +71,11 @@ impl Elements<'_> {
 #[inline(never)]
 fn baseline<const FROM: usize, const TO: usize>(
     bytes: &mut [u8],
-    source_bytes: usize,
+    source: Range<usize>,
     cast_block: impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
     is_lost: impl Fn([u8; FROM], [u8; TO]) -> bool,
 ) -> u64 {
-    replace(bytes, source_bytes, cast_block, is_lost)
+    replace(bytes, source, cast_block, is_lost)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -78,11 +83,11 @@ fn baseline<const FROM: usize, const TO: usize>(
 #[target_feature(enable = "avx2")]
 fn avx2<const FROM: usize, const TO: usize>(
     bytes: &mut [u8],
-    source_bytes: usize,
+    source: Range<usize>,
     cast_block: impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
     is_lost: impl Fn([u8; FROM], [u8; TO]) -> bool,
 ) -> u64 {
-    replace(bytes, source_bytes, cast_block, is_lost)
+    replace(bytes, source, cast_block, is_lost)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -90,11 +95,11 @@ fn avx2<const FROM: usize, const TO: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn avx512<const FROM: usize, const TO: usize>(
     bytes: &mut [u8],
-    source_bytes: usize,
+    source: Range<usize>,
     cast_block: impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
     is_lost: impl Fn([u8; FROM], [u8; TO]) -> bool,
 ) -> u64 {
-    replace(bytes, source_bytes, cast_block, is_lost)
+    replace(bytes, source, cast_block, is_lost)
 }
 
 /// The loop itself: from the front, or from the back if elements grow. What a block writes lies only where blocks were that
@@ -102,25 +107,26 @@ fn avx512<const FROM: usize, const TO: usize>(
 #[inline(always)]
 fn replace<const FROM: usize, const TO: usize>(
     bytes: &mut [u8],
-    source_bytes: usize,
+    source: Range<usize>,
     cast_block: impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
     is_lost: impl Fn([u8; FROM], [u8; TO]) -> bool,
 ) -> u64 {
-    assert!(source_bytes.is_multiple_of(FROM), "{source_bytes} bytes are no whole elements of {FROM}");
-    let count = source_bytes / FROM;
+    assert!(source.len().is_multiple_of(FROM), "{} bytes are no whole elements of {FROM}", source.len());
+    let (start, count) = (source.start, source.len() / FROM);
+    assert!(TO <= FROM || start == 0, "what grows is cast from the back");
     let whole_end = count - count % BLOCK_ELEMENTS;
     let blocks = (0..whole_end).step_by(BLOCK_ELEMENTS);
     let mut overflowed = 0;
     if TO > FROM {
-        overflowed += replace_block(bytes, whole_end, count - whole_end, &cast_block, &is_lost);
+        overflowed += replace_block(bytes, start, whole_end, count - whole_end, &cast_block, &is_lost);
         for first in blocks.rev() {
-            overflowed += replace_block(bytes, first, BLOCK_ELEMENTS, &cast_block, &is_lost);
+            overflowed += replace_block(bytes, start, first, BLOCK_ELEMENTS, &cast_block, &is_lost);
         }
     } else {
         for first in blocks {
-            overflowed += replace_block(bytes, first, BLOCK_ELEMENTS, &cast_block, &is_lost);
+            overflowed += replace_block(bytes, start, first, BLOCK_ELEMENTS, &cast_block, &is_lost);
         }
-        overflowed += replace_block(bytes, whole_end, count - whole_end, &cast_block, &is_lost);
+        overflowed += replace_block(bytes, start, whole_end, count - whole_end, &cast_block, &is_lost);
     }
     overflowed
 }
@@ -130,6 +136,7 @@ fn replace<const FROM: usize, const TO: usize>(
 #[inline(always)]
 fn replace_block<const FROM: usize, const TO: usize>(
     bytes: &mut [u8],
+    start: usize,
     first: usize,
     len: usize,
     cast_block: &impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
@@ -137,7 +144,7 @@ fn replace_block<const FROM: usize, const TO: usize>(
 ) -> u64 {
     let mut source = [[0; FROM]; BLOCK_ELEMENTS];
     let mut target = [[0; TO]; BLOCK_ELEMENTS];
-    source.as_flattened_mut()[..len * FROM].copy_from_slice(&bytes[first * FROM..][..len * FROM]);
+    source.as_flattened_mut()[..len * FROM].copy_from_slice(&bytes[start + first * FROM..][..len * FROM]);
     let may_have_lost = cast_block(&source, &mut target);
     bytes[first * TO..][..len * TO].copy_from_slice(&target.as_flattened()[..len * TO]);
     if !may_have_lost {

@@ -18,11 +18,13 @@ use crate::plan::{Cast, CastOp, FloatType};
 use crate::units::to_usize;
 
 use self::blocks::Elements;
-pub(crate) use self::level::Level;
+use self::level::Level;
+pub(crate) use self::pieces::Casting;
 
 mod blocks;
 mod floats;
 mod level;
+mod pieces;
 #[cfg(not(loom))]
 #[cfg(test)]
 mod plans;
@@ -44,16 +46,43 @@ fn cast_step_with(level: Level, slot: &mut [u8], step: &CastOp) -> u64 {
     let delivered_bytes = step.cast.delivered_bytes(step.source_len_bytes);
     let (start, source_bytes) = (to_usize(step.slot_offset_bytes), to_usize(step.source_len_bytes));
     let end = start + source_bytes.max(to_usize(delivered_bytes));
-    cast_in_place(level, &mut slot[start..end], source_bytes, step.cast)
+    cast_in_place(level, &mut slot[start..end], 0, source_bytes, step.cast)
 }
 
-/// Casts all elements in the first `source_bytes` of `bytes`, so that they begin there afterwards; what lies behind them, up to
-/// where they ended before, is undefined then. Returns how many were finite and have become infinite.
+/// Casts the elements between two places of one stretch, of which those before have been cast, to where they belong behind
+/// them. Returns as [`cast_step`] does.
+///
+/// # Panics
+/// If the places are not between elements of the stretch, or the cast is a widening one.
+fn cast_part(slot: &mut [u8], step: &CastOp, start_bytes: u64, end_bytes: u64) -> u64 {
+    assert!(!step.cast.is_widening() && start_bytes <= end_bytes && end_bytes <= step.source_len_bytes);
+    let target = step.slot_offset_bytes + step.cast.delivered_bytes(start_bytes);
+    let source = step.slot_offset_bytes + start_bytes;
+    let end = step.slot_offset_bytes + end_bytes;
+    let bytes = &mut slot[to_usize(target)..to_usize(end)];
+    cast_in_place(
+        Level::detected(),
+        bytes,
+        to_usize(source - target),
+        to_usize(end_bytes - start_bytes),
+        step.cast,
+    )
+}
+
+/// Casts all elements in the `source_bytes` from `source_start` on of `bytes`, so that they begin at its front afterwards; what
+/// lies behind them, up to where they ended before, is undefined then. Only what does not grow may start behind the front.
+/// Returns how many were finite and have become infinite.
 ///
 /// # Panics
 /// If that many bytes are no whole elements, or `bytes` does not hold what comes out.
-fn cast_in_place(level: Level, bytes: &mut [u8], source_bytes: usize, cast: Cast) -> u64 {
-    let elements = Elements { level, bytes, source_bytes, can_overflow: cast.can_overflow() };
+fn cast_in_place(
+    level: Level,
+    bytes: &mut [u8],
+    source_start: usize,
+    source_bytes: usize,
+    cast: Cast,
+) -> u64 {
+    let elements = Elements { level, bytes, source_start, source_bytes, can_overflow: cast.can_overflow() };
     let to = cast.to();
     match cast.source() {
         DType::F64 => doubles(elements, to, f64::from_le_bytes),
@@ -145,7 +174,7 @@ mod tests {
             numbers.iter().flat_map(|number| number.to_le_bytes()[..from_bytes].to_vec()).collect();
         let mut bytes = source.clone();
         bytes.resize(numbers.len() * from_bytes.max(to_bytes), 0xA5);
-        let overflowed = cast_in_place(level, &mut bytes, source.len(), cast);
+        let overflowed = cast_in_place(level, &mut bytes, 0, source.len(), cast);
         assert_eq!(
             overflowed,
             to_u64(numbers.iter().filter(|&&bits| is_overflow(bits, cast)).count()),
@@ -335,7 +364,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "no whole elements")]
     fn half_an_element_is_refused() {
-        cast_in_place(Level::Baseline, &mut [0; 6], 6, cast(DType::F32, FloatType::F16));
+        cast_in_place(Level::Baseline, &mut [0; 6], 0, 6, cast(DType::F32, FloatType::F16));
     }
 
     /// Sets the exponents of the floats in a word, so that they are between 0.5 and 1: as weights are, and no infinities.
@@ -374,7 +403,7 @@ mod tests {
                         bytes.copy_from_slice(&pristine);
                         let start = std::time::Instant::now();
                         let bytes = std::hint::black_box(&mut bytes);
-                        std::hint::black_box(cast_in_place(level, bytes, source_bytes, cast));
+                        std::hint::black_box(cast_in_place(level, bytes, 0, source_bytes, cast));
                         start.elapsed()
                     });
                     let best = best.min().unwrap();
