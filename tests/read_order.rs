@@ -80,14 +80,33 @@ fn layers_end_up_in_execution_order_with_the_right_bytes() {
 #[test]
 fn streams_in_the_order_of_files_hand_out_every_layer() {
     let folder = tempfile::tempdir().unwrap();
-    let (checkpoint, _) = by_kind(folder.path());
+    let (_, mut tensors) = by_kind(folder.path());
+    for tensor in &mut tensors {
+        // Three and a half pieces each, ordinary numbers.
+        tensor.bytes =
+            (0..450_000_u32).flat_map(|i| f32::from_bits(0x3F00_0000 | i << 3).to_le_bytes()).collect();
+        (tensor.dtype, tensor.shape) = ("F32", vec![450_000]);
+    }
+    let path = folder.path().join("model.safetensors");
+    write_file(&path, &tensors, 0);
+    let checkpoint = Checkpoint::open(path).unwrap();
     for target in [Target::None, Target::Host] {
         let loader = Loader::builder(target).window(Window::All).prefetch(0).dtype(FloatType::Bf16);
         let loader = loader.read_order(ReadOrder::Files).build().unwrap();
         let mut stream = loader.stream(&checkpoint).unwrap();
-        let mut found: Vec<usize> = stream.by_ref().map(|layer| layer.unwrap().index()).collect();
+        let mut found = Vec::new();
+        for layer in stream.by_ref() {
+            let layer = layer.unwrap();
+            found.push(layer.index());
+            for tensor in layer.tensors().filter(|_| target == Target::Host) {
+                let narrow =
+                    |i: u32| half::bf16::from_f32(f32::from_bits(0x3F00_0000 | i << 3)).to_le_bytes();
+                let expected: Vec<u8> = (0..450_000).flat_map(narrow).collect();
+                assert!(tensor.as_bytes().unwrap() == expected, "{}", tensor.name());
+            }
+        }
         found.sort_unstable();
         assert_eq!(found, [0, 1, 2, 3, 4, 5]);
-        assert_eq!(stream.report().tensor_bytes, checkpoint.tensors().map(|t| t.extent.len_bytes()).sum());
+        assert_eq!(stream.report().tensor_bytes, tensors.len() as u64 * 900_000);
     }
 }

@@ -261,9 +261,9 @@ impl<B: Backend> Control<B> {
         Ok(())
     }
 
-    /// Remembers a layer that can be sealed now, where it need not wait for those before it. To be called once, when it has
-    /// got the last thing it needs: its arena, which layers with reads never get last, or the copy of its last read.
+    /// Remembers a layer that has become whole, where it need not wait for those before it.
     fn note_whole(&mut self, index: usize) {
+        // The copies that wait for an arena start with it: then both, the last copy and the arena, find the layer whole.
         let is_first = !self.whole.contains(&index);
         if self.setup.plan.order() == ReadOrder::Files
             && is_first
