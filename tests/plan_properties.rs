@@ -71,8 +71,23 @@ fn check_order(checkpoint: &Checkpoint, by_layer: &LoadPlan, by_file: &LoadPlan)
     let mut expected: Vec<_> = by_file.reads().map(|read| place(&read)).collect();
     expected.sort();
     let found: Vec<_> = by_file.reads_in_order().map(|read| place(&read)).collect();
-    assert_eq!(found, expected);
-    assert!(by_file.jumps() <= by_layer.jumps() || by_file.reads().len() != by_layer.reads().len());
+    // A stretch that reads through a hole goes on behind what lies in the hole: that comes after it.
+    if found.is_sorted() {
+        assert!(by_file.jumps() <= by_layer.jumps() || by_file.reads().len() != by_layer.reads().len());
+    }
+    let mut sorted = found.clone();
+    sorted.sort();
+    assert_eq!(sorted, expected, "each read once");
+    let mut starts: Vec<_> = by_file
+        .layers()
+        .iter()
+        .filter_map(|layer| layer.reads.clone().map(|index| place(&by_file.read(index))).min())
+        .collect();
+    starts.sort();
+    assert!(
+        found.iter().filter(|place| starts.contains(place)).is_sorted(),
+        "first reads as the file has them"
+    );
     for plan in [by_layer, by_file] {
         let arrived: Vec<_> = plan.arrivals().filter(|(_, place)| place.len_bytes() > 0).collect();
         let mut ids: Vec<_> = arrived.iter().map(|(_, place)| place.tensor).collect();

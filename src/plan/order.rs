@@ -8,6 +8,8 @@
 //! layers     | q.0 | k.0 | q.1 | k.1 | q.2 | k.2 |     a jump after each
 //! files      | q.0 | q.1 | q.2 | k.0 | k.1 | k.2 |     none, and every layer is open at once
 //! ```
+//!
+//! A run that reads through a small hole goes on behind it; the run of another layer that lies in the hole comes next, a step back.
 
 use std::fmt;
 
