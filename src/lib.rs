@@ -115,7 +115,7 @@ pub mod for_benches {
 
 pub use self::checkpoint::{Checkpoint, CheckpointError, DType, OpenOptions, TensorEntry};
 pub use self::layers::{LayerId, LayerMap, Layers};
-pub use self::plan::{FloatType, IoDecision, IoMode, LoadPlan, PlanError, Window};
+pub use self::plan::{FloatType, IoDecision, IoMode, LoadPlan, PlanError, ReadOrder, Window};
 pub use self::source::SourceError;
 pub use self::staging::{Pinning, RingMode, StagingError};
 // In the order of the flow, as above.

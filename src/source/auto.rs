@@ -18,13 +18,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::behind::Behind;
-use super::buffered::{advise_sequential, read_payload};
+use super::buffered::{advise_sequential, read_payload, read_payload_in_pieces};
 use super::direct::Direct;
 use super::files::{FileSet, OPEN_FILES_MAX};
 use super::survey::{advise_random, resident_bytes};
 use super::system::{DirectSupport, System};
 use super::tally::Tally;
-use super::{Fallback, IoDecision, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError};
+use super::{Each, Fallback, IoDecision, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError};
 use crate::checkpoint::{Shard, ShardId};
 use crate::plan::{CacheManners, IoReason, ResidencyBy};
 use crate::units::{Alignment, KIB};
@@ -177,7 +177,27 @@ impl<S: System> Auto<S> {
         }
     }
 
-    fn read_asked(&self, way: &Way, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
+    /// Reads what is in the page cache, which is what comes in pieces, and what follows it at once.
+    fn read_resident(
+        &self,
+        file: &File,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+        each: Option<&mut Each<'_>>,
+    ) -> Result<u64, SourceError> {
+        Ok(self.tally.buffered(match each {
+            Some(each) => read_payload_in_pieces(&self.cached, file, request, buffer, each)?,
+            None => read_payload(&self.cached, file, request, request.payload_of(buffer))?,
+        }))
+    }
+
+    fn read_asked(
+        &self,
+        way: &Way,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+        mut each: Option<&mut Each<'_>>,
+    ) -> Result<u64, SourceError> {
         let file = self.cached.acquire(request.shard, |file| way.kind.advise(file))?;
         let found = self.find(way, &file, request);
         let is_there = match found {
@@ -193,13 +213,13 @@ impl<S: System> Auto<S> {
             // A thread holds one descriptor at a time: so none waits for another that waits for it.
             drop(file);
             let moved = self.direct.read(request, buffer)?;
+            show_all(request, buffer, each);
             self.note_correction(way, IoMode::Direct, moved);
             return Ok(moved);
         }
         let started = Instant::now();
         let moved = if found == Found::Whole {
-            let target = request.payload_of(buffer);
-            self.tally.buffered(read_payload(&self.cached, &file, request, target)?)
+            self.read_resident(&file, request, buffer, each.take())?
         } else {
             way.behind.read(&self.cached, &file, request, buffer, &self.tally)?
         };
@@ -207,13 +227,46 @@ impl<S: System> Auto<S> {
             way.time(moved, started);
         }
         self.note_correction(way, IoMode::Buffered, moved);
+        // Timed without what is done with the bytes.
+        show_all(request, buffer, each);
         Ok(moved)
+    }
+
+    fn read_with(
+        &self,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+        each: Option<&mut Each<'_>>,
+    ) -> Result<u64, SourceError> {
+        request.check(buffer);
+        self.cached.check_end(request)?;
+        let way = self.way(request.shard);
+        match way.kind {
+            Kind::Asked(_) => self.read_asked(way, request, buffer, each),
+            Kind::Memory => {
+                let file = self.cached.acquire(request.shard, |_| {})?;
+                self.read_resident(&file, request, buffer, each)
+            }
+            Kind::Behind => {
+                let file = self.cached.acquire(request.shard, advise_sequential)?;
+                let moved = way.behind.read(&self.cached, &file, request, buffer, &self.tally)?;
+                show_all(request, buffer, each);
+                Ok(moved)
+            }
+        }
     }
 
     fn note_correction(&self, way: &Way, mode: IoMode, bytes: u64) {
         if way.planned.is_some_and(|planned| planned != mode) {
             self.tally.corrected(bytes);
         }
+    }
+}
+
+/// Shows a payload that has arrived at once.
+fn show_all(request: &ReadRequest, buffer: &mut [u8], each: Option<&mut Each<'_>>) {
+    if let Some(each) = each {
+        each(buffer, request.payload.len_bytes());
     }
 }
 
@@ -225,21 +278,16 @@ impl<S: System> Source for Auto<S> {
     }
 
     fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
-        request.check(buffer);
-        self.cached.check_end(request)?;
-        let way = self.way(request.shard);
-        match way.kind {
-            Kind::Asked(_) => self.read_asked(way, request, buffer),
-            Kind::Memory => {
-                let file = self.cached.acquire(request.shard, |_| {})?;
-                let target = request.payload_of(buffer);
-                Ok(self.tally.buffered(read_payload(&self.cached, &file, request, target)?))
-            }
-            Kind::Behind => {
-                let file = self.cached.acquire(request.shard, advise_sequential)?;
-                way.behind.read(&self.cached, &file, request, buffer, &self.tally)
-            }
-        }
+        self.read_with(request, buffer, None)
+    }
+
+    fn read_in_pieces(
+        &self,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+        each: &mut Each<'_>,
+    ) -> Result<u64, SourceError> {
+        self.read_with(request, buffer, Some(each))
     }
 
     fn fallbacks(&self) -> Vec<Fallback> {

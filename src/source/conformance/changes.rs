@@ -86,6 +86,31 @@ fn assert_found(
     }
 }
 
+/// Somebody writes when the first piece has been seen: the read says so at its end.
+#[test]
+fn a_change_between_two_pieces_is_found() {
+    for change in [Change::RewriteSameSize, Change::Append, Change::ReplaceByRename, Change::Remove] {
+        on_all(|variant| {
+            let folder = Folder::new();
+            let shard = folder.shard("a.safetensors", 1_500_000);
+            let source = variant.open(std::slice::from_ref(&shard));
+            let mut is_changed = false;
+            let request = request(0, range(3, 1_499_999));
+            let read = source.read_in_pieces(&request, Buffer::new(2 << 20).bytes(), &mut |_, arrived| {
+                if arrived < request.payload.len_bytes() {
+                    apply(change, &shard.path);
+                    is_changed = true;
+                }
+            });
+            match is_changed {
+                true => assert_changed(read, &shard, &format!("{}, {change:?}", variant.name)),
+                // All of it at once, and vouched for before it was shown.
+                false => assert_ne!(variant.mode, IoMode::Buffered),
+            }
+        });
+    }
+}
+
 #[test]
 fn a_change_between_check_and_open_is_found_when_opening() {
     let folder = Folder::new();

@@ -40,6 +40,34 @@ fn all_sizes_and_offsets_arrive_exactly() {
     });
 }
 
+/// Whoever looks at pieces sees each byte once, in order, and may change it at once.
+#[test]
+fn pieces_arrive_in_order_and_are_what_the_whole_is() {
+    let folder = Folder::new();
+    let shards = [folder.shard("a.safetensors", 1_500_000)];
+    on_all(|variant| {
+        let source = variant.open(&shards);
+        for payload in [range(0, 0), range(5, 6), range(4095, 600_000), range(3, 1_500_000)] {
+            let request = request(0, payload);
+            let mut buffer = Buffer::new(2 << 20);
+            let start = to_usize(payload.start() - request.extent.start());
+            let (mut seen, mut calls) = (Vec::new(), 0);
+            let moved = source.read_in_pieces(&request, buffer.bytes(), &mut |buffer, arrived| {
+                let new = &mut buffer[start + seen.len()..start + to_usize(arrived)];
+                seen.extend_from_slice(new);
+                new.fill(POISON);
+                calls += 1;
+            });
+            assert!(moved.unwrap() >= payload.len_bytes());
+            assert!(seen == expected_bytes(payload), "{}: {payload}", variant.name);
+            assert!(buffer.payload(&request).iter().all(|&byte| byte == POISON), "nothing is read twice");
+            if variant.mode == IoMode::Buffered && payload.len_bytes() > 0 {
+                assert_eq!(calls, payload.len_bytes().div_ceil(512 * KIB), "{payload}");
+            }
+        }
+    });
+}
+
 /// Each file that fell back is named once, with a reason, and no other is.
 fn check_fallbacks(variant: &Variant, fallbacks: &[Fallback], lens: &[u64]) {
     let from = variant.falls_back_from_bytes.unwrap_or(u64::MAX);
