@@ -2,6 +2,7 @@
 //! is looked at before every run; what fails is a row.
 #![cfg(feature = "cli")]
 #![allow(
+    clippy::print_stdout,
     clippy::unwrap_used,
     clippy::as_conversions,
     clippy::cast_lossless,

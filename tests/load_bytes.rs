@@ -186,7 +186,7 @@ fn decisions_are_in_the_plan_and_ways_in_the_report() {
         let files = if io == IoMode::Auto { checkpoint.shards().len() } else { 0 };
         assert_eq!(plan.decisions().len(), files, "{io}");
         assert_eq!(plan.to_string().contains(" on "), files > 0, "{plan}");
-        assert!((&mut stream).all(|layer| layer.is_ok()));
+        assert!(stream.all(|layer| layer.is_ok()));
         let report = stream.report();
         let ways = report.ways;
         let sum = ways.direct_bytes + ways.buffered_bytes + ways.mapped_bytes;

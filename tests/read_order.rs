@@ -17,7 +17,7 @@ fn by_kind(folder: &std::path::Path) -> (Checkpoint, Vec<TestTensor>) {
             (0..LAYERS).map(move |layer| {
                 TestTensor::random(
                     format!("model.layers.{layer}.{name}"),
-                    300_000 + kind as usize,
+                    300_000 + usize::try_from(kind).unwrap(),
                     10 * kind + layer,
                 )
             })

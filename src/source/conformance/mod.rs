@@ -146,7 +146,7 @@ fn all_pages(bytes: ByteRange) -> u64 {
 
 /// Of every other stretch of 64 KiB nothing is there.
 fn every_other(bytes: ByteRange) -> u64 {
-    if bytes.start() / (64 * KIB) % 2 == 0 { all_pages(bytes) } else { 0 }
+    if (bytes.start() / (64 * KIB)).is_multiple_of(2) { all_pages(bytes) } else { 0 }
 }
 
 /// The source that chooses, made to choose each of its ways.
