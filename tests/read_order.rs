@@ -13,12 +13,12 @@ const KINDS: [&str; 3] = ["mlp.up_proj.weight", "self_attn.k_proj.weight", "self
 fn by_kind(folder: &std::path::Path) -> (Checkpoint, Vec<TestTensor>) {
     let tensors: Vec<TestTensor> = (0..)
         .zip(KINDS)
-        .flat_map(|(kind, name)| {
+        .flat_map(|(kind, name): (u32, _)| {
             (0..LAYERS).map(move |layer| {
                 TestTensor::random(
                     format!("model.layers.{layer}.{name}"),
                     300_000 + usize::try_from(kind).unwrap(),
-                    10 * kind + layer,
+                    10 * u64::from(kind) + layer,
                 )
             })
         })
