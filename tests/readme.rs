@@ -41,6 +41,7 @@ fn the_other_commands_run_on_a_small_checkpoint() {
         let line = line
             .replace("synth gemma-7b /tmp/gemma-7b", "synth tiny-llama model")
             .replace("/tmp/gemma-7b", "model")
+            .replace("/tmp/mistral-4-layers", "model")
             .replace("python load_test.py", "true");
         let output = loadcheck(folder.path(), &line);
         assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));

@@ -24,15 +24,12 @@ use crate::report::{CacheState, CommandName, Outcome as RunOutcome, Report, Run}
 use crate::signals::{Interrupts, exit_of, name_of};
 use crate::source::{self, Resolved};
 use crate::strategies::Strategy;
-use crate::worker::{Checked, Ending, Task, carry_out};
+use crate::worker::{Checked, Ending, NOT_AS_ASKED, Task, carry_out};
 
 use super::exec::{Asked, Measured};
 use super::run::verdict;
 use super::worker_run::{Heard, Stop, prepare};
 use super::{Outcome, shell_word};
-
-/// Notes about the page cache that are kept: each run may have its own.
-const CACHE_NOTES_MAX: usize = 4;
 
 /// Compares.
 pub(crate) fn run(args: &CompareArgs, output: &Output, terminal: &Terminal) -> Outcome {
@@ -209,8 +206,9 @@ impl Session<'_> {
             return Ok(None);
         }
         let checked = self.prepare_headers(true, Some(self.args.cache))?;
-        for note in checked.notes {
-            if self.report.notes.len() < CACHE_NOTES_MAX && !self.report.notes.contains(&note) {
+        // Its row says how many runs did not begin as asked; here is what else there may be to say, once.
+        for note in checked.notes.into_iter().filter(|note| !note.starts_with(NOT_AS_ASKED)) {
+            if !self.report.notes.contains(&note) {
                 self.report.notes.push(note);
             }
         }

@@ -11,6 +11,8 @@ use onelayer::probe::{drop_cache, residency};
 use crate::args::CacheArg;
 use crate::output::numbers::to_f64;
 
+/// What a note about a state that was not reached begins with.
+pub(crate) const NOT_AS_ASKED: &str = "asked for a";
 /// Enough to keep a disk busy while the pages that were read stay in the cache.
 const BLOCK_BYTES: usize = 4 << 20;
 
@@ -43,10 +45,9 @@ pub(super) fn bring_about(
     let share = if file_bytes == 0 { 0.0 } else { to_f64(cached_bytes) / to_f64(file_bytes) };
     match state {
         CacheArg::Cold if cached_bytes > 0 => notes
-            .push(format!("asked for a cold cache, {:.1} % of the source is still cached", share * 100.0)),
-        CacheArg::Warm if cached_bytes < file_bytes => {
-            notes.push(format!("asked for a warm cache, only {:.1} % of the source is cached", share * 100.0))
-        }
+            .push(format!("{NOT_AS_ASKED} cold cache, {:.1} % of the source is still cached", share * 100.0)),
+        CacheArg::Warm if cached_bytes < file_bytes => notes
+            .push(format!("{NOT_AS_ASKED} warm cache, only {:.1} % of the source is cached", share * 100.0)),
         _ => {}
     }
     Some(share)

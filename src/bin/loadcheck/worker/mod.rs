@@ -24,6 +24,7 @@ mod translate;
 mod verify;
 mod vram;
 
+pub(crate) use cache::NOT_AS_ASKED;
 pub(crate) use child::{ARGUMENT, main};
 pub(crate) use heap::give_back as give_heap_back;
 pub(crate) use parent::{Ending, carry_out};
