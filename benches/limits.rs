@@ -72,9 +72,15 @@ enum Contestant {
     Ours(Target),
 }
 
+/// What is measured against what.
+struct Kind {
+    title: &'static str,
+    target: Target,
+    shapes: Vec<Shape>,
+}
+
 /// Limits of one kind, ours that is held against them, and all rates in GiB/s by round.
 struct Contest {
-    title: &'static str,
     state: State,
     /// Everything is in memory at the end.
     keeps: bool,
@@ -102,7 +108,8 @@ fn main() {
     println!("memcpy alone: {}", memory(&options));
     for state in [State::Cold, State::Warm] {
         if options.only.is_none_or(|only| only == state) {
-            for mut contest in contests(&options, state, buffer.bytes()) {
+            for kind in kinds(&options, state) {
+                let mut contest = Contest::pilot(&options, state, kind, buffer.bytes());
                 contest.run(&options, buffer.bytes());
                 contest.report();
             }
@@ -125,30 +132,34 @@ fn check_copies(target: &mut [u8]) {
     }
 }
 
-/// The shapes of each kind in a state, and what they are for.
-fn kinds(options: &Options, state: State) -> Vec<(&'static str, Target, Vec<Shape>)> {
-    let fits = options.file_bytes < available_bytes() / 3;
-    let mut kinds = Vec::new();
-    match state {
-        State::Cold => {
-            kinds.push(("cold, read and dropped", Target::None, direct_shapes(true)));
-            if fits {
-                kinds.push(("cold, everything kept in fresh memory", Target::Host, direct_shapes(false)));
-            }
-        }
+/// What there is to measure in a state, and the shapes that its limit is chosen from.
+fn kinds(options: &Options, state: State) -> Vec<Kind> {
+    let threads = options.threads;
+    let mut kinds = match state {
+        State::Cold => vec![
+            Kind { title: "cold, read and dropped", target: Target::None, shapes: direct_shapes(true) },
+            Kind {
+                title: "cold, all kept in fresh memory",
+                target: Target::Host,
+                shapes: direct_shapes(false),
+            },
+        ],
         State::Warm => {
-            let copies = |buffer: fn(usize, usize) -> Option<usize>| copy_shapes(options.threads, buffer);
-            kinds.push((
-                "warm, against a ring of 64 MiB used in turn",
-                Target::None,
-                copies(|_, _| Some(RING_BYTES)),
-            ));
-            let hot = copies(|threads, block_bytes| Some(threads * block_bytes));
-            kinds.push(("warm, against hot memory", Target::None, hot));
-            if fits {
-                kinds.push(("warm, everything kept in fresh memory", Target::Host, copies(|_, _| None)));
-            }
+            let blocks = [256 << 10, MIB, 4 * MIB];
+            let turns = copy_shapes(threads, &blocks, |_, _| Some(RING_BYTES));
+            let hot = copy_shapes(threads, &blocks, |threads, block_bytes| Some(threads * block_bytes));
+            // Fresh memory costs more than what blocks differ by.
+            let fresh = copy_shapes(threads, &blocks[2..], |_, _| None);
+            vec![
+                Kind { title: "warm, against a ring of 64 MiB in turn", target: Target::None, shapes: turns },
+                Kind { title: "warm, against hot memory", target: Target::None, shapes: hot },
+                Kind { title: "warm, all kept in fresh memory", target: Target::Host, shapes: fresh },
+            ]
         }
+    };
+    if options.file_bytes >= available_bytes() / 3 {
+        println!("{state:?}, all kept in fresh memory: left out, there is too little of it");
+        kinds.retain(|kind| kind.target != Target::Host);
     }
     kinds
 }
@@ -164,13 +175,17 @@ fn direct_shapes(dropped: bool) -> Vec<Shape> {
     shapes
 }
 
-fn copy_shapes(most_threads: usize, buffer: fn(usize, usize) -> Option<usize>) -> Vec<Shape> {
+fn copy_shapes(
+    most_threads: usize,
+    blocks: &[usize],
+    buffer: fn(usize, usize) -> Option<usize>,
+) -> Vec<Shape> {
     let mut ways = vec![Way::Pread, Way::MapCopy];
     ways.extend(StreamCopy::available().into_iter().map(Way::MapStream));
     let mut shapes = Vec::new();
     for way in ways {
         for threads in [most_threads.div_ceil(2), most_threads, most_threads * 2] {
-            for block_bytes in [256 << 10, MIB, 4 * MIB] {
+            for &block_bytes in blocks {
                 let buffer_bytes = buffer(threads, block_bytes);
                 shapes.push(Shape { way, threads, block_bytes, buffer_bytes });
             }
@@ -179,18 +194,16 @@ fn copy_shapes(most_threads: usize, buffer: fn(usize, usize) -> Option<usize>) -
     shapes
 }
 
-/// Lets every shape of a kind read a part of the files, twice, and keeps the fastest.
-fn contests(options: &Options, state: State, buffer: &mut [u8]) -> Vec<Contest> {
-    let mut found = Vec::new();
-    for (title, target, shapes) in kinds(options, state) {
+impl Contest {
+    /// Lets every shape of a kind read a part of the files, twice, and keeps the fastest.
+    fn pilot(options: &Options, state: State, kind: Kind, buffer: &mut [u8]) -> Self {
+        let Kind { title, target, shapes } = kind;
+        let keeps = target == Target::Host;
         let mut tried = Vec::new();
         for shape in shapes {
             let mut best: f64 = 0.0;
             for _ in 0..2 {
-                prepare(options, state);
-                if shape.buffer_bytes.is_none() {
-                    back_memory(options.pilot_bytes);
-                }
+                prepare(options, state, keeps.then_some(options.pilot_bytes));
                 best = best.max(rate(|| plain(&shape, options, options.pilot_bytes, buffer)));
             }
             tried.push((best, shape));
@@ -198,23 +211,17 @@ fn contests(options: &Options, state: State, buffer: &mut [u8]) -> Vec<Contest> 
         tried.sort_by(|(a, _), (b, _)| b.total_cmp(a));
         let finalists = tried.iter().take(FINALISTS).map(|(_, shape)| Contestant::Plain(*shape));
         let contestants: Vec<_> = finalists.chain([Contestant::Ours(target)]).collect();
-        println!("pilot, {title}: {} shapes, {:.2} GiB/s {}", tried.len(), tried[0].0, tried[0].1);
+        println!("{title}: {} shapes in the pilot", tried.len());
         let rates = vec![Vec::new(); contestants.len()];
-        found.push(Contest { title, state, keeps: target == Target::Host, contestants, rates });
+        Self { state, keeps, contestants, rates }
     }
-    found
-}
 
-impl Contest {
     fn run(&mut self, options: &Options, buffer: &mut [u8]) {
         let count = self.contestants.len();
         for round in 0..options.rounds {
             for turn in 0..count {
                 let index = (round + turn) % count;
-                prepare(options, self.state);
-                if self.keeps {
-                    back_memory(options.file_bytes);
-                }
+                prepare(options, self.state, self.keeps.then_some(options.file_bytes));
                 let rate = match self.contestants[index] {
                     Contestant::Plain(shape) => rate(|| plain(&shape, options, usize::MAX, buffer)),
                     Contestant::Ours(target) => rate(|| ours(options, target)),
@@ -230,7 +237,6 @@ impl Contest {
             .max_by(|a, b| median(&self.rates[*a]).total_cmp(&median(&self.rates[*b])))
             .expect("a pilot lets some through");
         let limit = &self.rates[fastest];
-        println!("{}", self.title);
         for (contestant, rates) in self.contestants.iter().zip(&self.rates) {
             let name = match contestant {
                 Contestant::Plain(shape) => shape.to_string(),
@@ -290,8 +296,15 @@ fn ours(options: &Options, target: Target) -> (usize, Model) {
     (usize::try_from(bytes).expect("64 bits"), model)
 }
 
-/// Brings the files into a state, and checks it.
-fn prepare(options: &Options, state: State) {
+/// Brings the files into a state, and checks it; and makes memory ready for what is kept.
+fn prepare(options: &Options, state: State, kept_bytes: Option<usize>) {
+    reach(options, state);
+    if let Some(bytes) = kept_bytes {
+        back_memory(bytes);
+    }
+}
+
+fn reach(options: &Options, state: State) {
     for attempt in 0.. {
         if state == State::Cold {
             options.files.iter().for_each(|path| residency::drop_pages(path).expect("advice"));
