@@ -177,6 +177,7 @@ impl HashPass<'_> {
             plan,
             prefetch: DEFAULT_PREFETCH_LAYERS,
             hand_out: HandOut::WhenComplete,
+            adapts: false,
             hash,
             witness,
             stall_timeout: DEFAULT_STALL_TIMEOUT,

@@ -255,6 +255,7 @@ impl Run<'_> {
             plan: Arc::clone(&plan),
             prefetch: PREFETCH_LAYERS,
             hand_out: HandOut::WhenComplete,
+            adapts: false,
             hash: false,
             witness: None,
             stall_timeout: DEFAULT_STALL_TIMEOUT,

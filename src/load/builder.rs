@@ -218,6 +218,11 @@ impl LoaderBuilder {
         self.hash && self.target == Target::None
     }
 
+    /// True if the load finds out by itself how many reads in flight are best.
+    pub(super) fn adapts(&self) -> bool {
+        self.readers.is_none() && self.io == IoMode::Direct
+    }
+
     pub(super) fn plan_window(&self, checkpoint: &Checkpoint, window: Window) -> Result<LoadPlan, LoadError> {
         let layers = Layers::group_with(checkpoint, &self.map)?;
         let mut limits = PlanLimits::new(self.host_budget_bytes);

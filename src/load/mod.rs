@@ -53,7 +53,9 @@ mod attend;
 mod borrowed;
 mod builder;
 mod control;
+mod depth;
 mod error;
+mod gate;
 mod hash;
 mod layer;
 mod on_device;
@@ -119,6 +121,7 @@ impl Loader {
             plan,
             prefetch,
             hand_out: self.settings.hand_out,
+            adapts: self.settings.adapts(),
             hash: self.settings.hashes_on_the_way(),
             witness: None,
             stall_timeout: self.settings.stall_timeout,
@@ -174,6 +177,8 @@ pub(crate) struct Launch<'a> {
     /// Layers read ahead of the one the caller has or waits for.
     pub(crate) prefetch: u32,
     pub(crate) hand_out: HandOut,
+    /// Find out how many reads in flight are best, up to the readers there are.
+    pub(crate) adapts: bool,
     /// Hash every tensor on the way.
     pub(crate) hash: bool,
     /// Sees every byte on the way. For targets that keep none.
@@ -213,6 +218,7 @@ impl Launch<'_> {
             backend,
             prefetch: to_usize(u64::from(prefetch)),
             hand_out: self.hand_out,
+            adapts: self.adapts,
             hash: self.hash,
             witness: self.witness,
             started: self.started,

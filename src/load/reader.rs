@@ -1,4 +1,7 @@
-//! Reader threads: a slot and a read come in, a filled slot or a copy in flight goes out.
+//! Reader threads: a read and a claim on a slot come in, a filled slot or a copy in flight goes out.
+//!
+//! A reader takes its slot when it begins to read. So jobs can wait for readers, and no reader for the control loop,
+//! while only as many slots are in use as reads are in flight: a few that stay in the cache.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,11 +11,12 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 
+use super::gate::Gate;
 use super::{LoadError, Progress};
 use crate::device::Backend;
 use crate::plan::LoadPlan;
 use crate::source::Source;
-use crate::staging::{Empty, Filled, Slot, cast};
+use crate::staging::{Claim, Filled, Slot, cast};
 use crate::units::to_usize;
 
 /// One read to do.
@@ -21,8 +25,8 @@ pub(super) struct Job<B: Backend> {
     pub(super) layer: usize,
     /// Index of the read.
     pub(super) read: u32,
-    /// Where the bytes go.
-    pub(super) slot: Slot<Empty>,
+    /// Where the bytes will go.
+    pub(super) claim: Claim,
     /// Where they go next, if the layer has its arena by now: then the copy starts on the reader's own core, while the
     /// bytes are in its cache.
     pub(super) arena: Option<Arc<B::Arena>>,
@@ -49,6 +53,8 @@ pub(super) struct ReaderContext<B: Backend> {
     pub(super) source: Arc<dyn Source>,
     pub(super) backend: Arc<B>,
     pub(super) progress: Progress,
+    /// How many of the readers may read.
+    pub(super) gate: Arc<Gate>,
 }
 
 /// Starts `count` readers. They end when the job channel closes.
@@ -62,14 +68,21 @@ pub(super) fn spawn<B: Backend>(
     for number in 0..count {
         let (context, jobs, results) = (Arc::clone(context), jobs.clone(), results.clone());
         let thread = thread::Builder::new().name(format!("onelayer-read-{number}"));
-        let thread = thread.spawn(move || read_all(&context, &jobs, &results));
+        let thread = thread.spawn(move || read_all(number, &context, &jobs, &results));
         threads.push(thread.map_err(|source| LoadError::Thread { source })?);
     }
     Ok(threads)
 }
 
-fn read_all<B: Backend>(context: &ReaderContext<B>, jobs: &Receiver<Job<B>>, results: &Sender<JobResult<B>>) {
-    for job in jobs {
+fn read_all<B: Backend>(
+    number: u32,
+    context: &ReaderContext<B>,
+    jobs: &Receiver<Job<B>>,
+    results: &Sender<JobResult<B>>,
+) {
+    loop {
+        context.gate.wait_for_turn(number);
+        let Ok(job) = jobs.recv() else { return };
         let (layer, read) = (job.layer, job.read);
         // A panic must become an error of this load: without it the control loop would wait for the result for ever.
         // Unwinding drops the slot, and with it anything the job held.
@@ -84,7 +97,7 @@ fn read_all<B: Backend>(context: &ReaderContext<B>, jobs: &Receiver<Job<B>>, res
 impl<B: Backend> ReaderContext<B> {
     fn run(&self, job: Job<B>) -> Result<Done<B>, LoadError> {
         let read = self.plan.read(job.read);
-        let mut slot = job.slot;
+        let mut slot = job.claim.take();
         let start = Instant::now();
         let read_bytes = self.source.read(&read.request, slot.bytes_mut())?;
         self.progress.add_read(read_bytes, u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));

@@ -318,6 +318,7 @@ fn start_with(faults: DeviceFaults, source_faults: &SourceFaults, window: u32, h
         backend,
         prefetch: 2,
         hand_out,
+        adapts: false,
         hash: false,
         witness: None,
         started: std::time::Instant::now(),

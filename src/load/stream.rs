@@ -11,6 +11,8 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use super::attend::Attendants;
 use super::control::{Control, Setup, Wires};
+use super::depth::{Depth, READS_LEAST};
+use super::gate::GateKeeper;
 use super::reader::{self, ReaderContext};
 use super::window::{Full, PermitOffice};
 use super::{LoadError, LoadReport, LoadedLayer, Progress};
@@ -83,16 +85,23 @@ pub(super) fn start<B: Backend>(
     let (result_sender, results) = unbounded();
     let (signals, signal_receiver) = unbounded();
     let (delivery_sender, deliveries) = unbounded();
+    let readers_most = plan.memory().ring().readers;
+    let depth = match setup.adapts {
+        true => Depth::adaptive(READS_LEAST, readers_most),
+        false => Depth::fixed(readers_most),
+    };
+    let keeper = GateKeeper::new(depth.limit());
     let context = Arc::new(ReaderContext {
         plan: Arc::clone(&plan),
         source: Arc::clone(&source),
         backend: Arc::clone(&setup.backend),
         progress: progress.clone(),
+        gate: keeper.gate(),
     });
     let window = plan.window().over(plan.layers().len());
     let office = PermitOffice::new(window, plan.memory().device_budget_bytes(), signals.clone());
-    // If one cannot be started, those that run see the closed channel of jobs and end.
-    let readers = reader::spawn(plan.memory().ring().readers, &context, &job_receiver, &result_sender)?;
+    // If one cannot be started, those that run see the open gate and the closed channel of jobs and end.
+    let readers = reader::spawn(readers_most, &context, &job_receiver, &result_sender)?;
     drop((result_sender, context));
     let wires = Wires {
         jobs: job_sender,
@@ -101,6 +110,8 @@ pub(super) fn start<B: Backend>(
         signals: signal_receiver,
         deliveries: delivery_sender,
         attendants,
+        depth,
+        keeper,
     };
     let control = Control::new(setup, wires, Arc::clone(&office), progress.clone());
     let control = thread::Builder::new()
