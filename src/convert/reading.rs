@@ -178,6 +178,7 @@ impl HashPass<'_> {
             prefetch: DEFAULT_PREFETCH_LAYERS,
             hand_out: HandOut::WhenComplete,
             adapts: false,
+            queues: 0,
             hash,
             witness,
             stall_timeout: DEFAULT_STALL_TIMEOUT,

@@ -256,6 +256,7 @@ impl Run<'_> {
             prefetch: PREFETCH_LAYERS,
             hand_out: HandOut::WhenComplete,
             adapts: false,
+            queues: 0,
             hash: false,
             witness: None,
             stall_timeout: DEFAULT_STALL_TIMEOUT,

@@ -23,6 +23,9 @@ pub const DEFAULT_STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Device memory that stays free, unless the caller says otherwise: what a driver takes for its own bookkeeping.
 pub const DEFAULT_DEVICE_RESERVE_BYTES: u64 = 64 * MIB;
 
+/// Most direct reads in flight unless the caller says otherwise: what arrays of flash disks want, at 2 MiB each.
+const DIRECT_READS_MAX: u32 = 16;
+
 /// Decides which tensors are loaded.
 type Select = dyn Fn(&TensorEntry<'_>) -> bool + Send + Sync;
 
@@ -145,8 +148,9 @@ impl LoaderBuilder {
         self
     }
 
-    /// Reader threads; zero counts as one. By default what the mode can use on this machine: a thread per core for
-    /// buffered and mapped reads, at most 8, or 12 for a CUDA device, and 4 to 8 for direct ones. A small budget may get fewer.
+    /// Reads in flight; zero counts as one. By default what the mode can use on this machine: one for each core for
+    /// buffered and mapped reads, at most 8, or 12 for a CUDA device; direct reads find out while they run, up to 16. A small
+    /// budget may get fewer. Each is a thread, unless reads go through queues ([`IoMode::Uring`]).
     pub fn readers(mut self, threads: u32) -> Self {
         self.readers = Some(threads.max(1));
         self
@@ -220,7 +224,16 @@ impl LoaderBuilder {
 
     /// True if the load finds out by itself how many reads in flight are best.
     pub(super) fn adapts(&self) -> bool {
-        self.readers.is_none() && self.io == IoMode::Direct
+        self.readers.is_none() && matches!(self.io, IoMode::Direct | IoMode::Uring)
+    }
+
+    /// Threads with a queue of reads each, if reads go through queues. One keeps any disk busy; where bytes are cast or
+    /// copied on the way, that is a thread's work too, and every core shall take part.
+    pub(super) fn queues(&self) -> u32 {
+        match self.io {
+            IoMode::Uring if self.target == Target::Host || self.dtype.is_some() => cores().clamp(1, 8),
+            _ => 1,
+        }
     }
 
     pub(super) fn plan_window(&self, checkpoint: &Checkpoint, window: Window) -> Result<LoadPlan, LoadError> {
@@ -265,14 +278,16 @@ impl fmt::Debug for LoaderBuilder {
     }
 }
 
-/// Buffered and mapped reads are bound by copying, so a thread per core; direct reads wait for the disk, so a few in flight
-/// even on a small machine. A link to a device takes what more cores than eight can copy.
+/// Buffered and mapped reads are bound by copying, so a thread per core; a link to a device takes what more cores than eight
+/// can copy. Direct reads wait for the disk: as many as any disk wants, of which the load finds out how many it uses.
 pub(crate) fn default_readers(io: IoMode, target: Target) -> u32 {
-    let cores =
-        thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
     let most = if matches!(target, Target::Cuda(_)) { 12 } else { 8 };
     match io {
-        IoMode::Mmap | IoMode::Buffered => cores.clamp(1, most),
-        IoMode::Direct => cores.clamp(4, 8),
+        IoMode::Mmap | IoMode::Buffered => cores().clamp(1, most),
+        IoMode::Direct | IoMode::Uring => DIRECT_READS_MAX,
     }
+}
+
+fn cores() -> u32 {
+    thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX))
 }

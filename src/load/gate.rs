@@ -21,6 +21,11 @@ impl Gate {
         drop(self.changed.wait_while(self.lock(), is_closed).unwrap_or_else(PoisonError::into_inner));
     }
 
+    /// How many may read.
+    pub(super) fn limit(&self) -> u32 {
+        *self.lock()
+    }
+
     fn set(&self, limit: u32) {
         *self.lock() = limit;
         self.changed.notify_all();

@@ -60,6 +60,7 @@ mod hash;
 mod layer;
 mod on_device;
 mod progress;
+mod queued;
 mod reader;
 mod report;
 #[cfg(not(loom))]
@@ -122,6 +123,7 @@ impl Loader {
             prefetch,
             hand_out: self.settings.hand_out,
             adapts: self.settings.adapts(),
+            queues: self.settings.queues(),
             hash: self.settings.hashes_on_the_way(),
             witness: None,
             stall_timeout: self.settings.stall_timeout,
@@ -179,6 +181,8 @@ pub(crate) struct Launch<'a> {
     pub(crate) hand_out: HandOut,
     /// Find out how many reads in flight are best, up to the readers there are.
     pub(crate) adapts: bool,
+    /// Threads with a queue of reads each, if reads go through queues.
+    pub(crate) queues: u32,
     /// Hash every tensor on the way.
     pub(crate) hash: bool,
     /// Sees every byte on the way. For targets that keep none.
@@ -219,6 +223,7 @@ impl Launch<'_> {
             prefetch: to_usize(u64::from(prefetch)),
             hand_out: self.hand_out,
             adapts: self.adapts,
+            queues: self.queues,
             hash: self.hash,
             witness: self.witness,
             started: self.started,

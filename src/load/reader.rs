@@ -1,4 +1,5 @@
-//! Reader threads: a read and a claim on a slot come in, a filled slot or a copy in flight goes out.
+//! Reader threads: a read and a claim on a slot come in, a filled slot or a copy in flight goes out. Here they have one
+//! read at a time; [`queued`](super::queued) has those with many.
 //!
 //! A reader takes its slot when it begins to read. So jobs can wait for readers, and no reader for the control loop,
 //! while only as many slots are in use as reads are in flight: a few that stay in the cache.
@@ -12,12 +13,12 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender};
 
 use super::gate::Gate;
+use super::queued::read_queued;
 use super::{LoadError, Progress};
 use crate::device::Backend;
-use crate::plan::LoadPlan;
-use crate::source::Source;
-use crate::staging::{Claim, Filled, Slot, cast};
-use crate::units::to_usize;
+use crate::plan::{LoadPlan, ReadOp};
+use crate::source::{ReadQueue, Source};
+use crate::staging::{Claim, Empty, Filled, Slot, cast};
 
 /// One read to do.
 pub(super) struct Job<B: Backend> {
@@ -57,19 +58,42 @@ pub(super) struct ReaderContext<B: Backend> {
     pub(super) gate: Arc<Gate>,
 }
 
-/// Starts `count` readers. They end when the job channel closes.
+/// What readers read with.
+pub(super) enum Ways {
+    /// Each has one read at a time; so many readers.
+    OneByOne { readers: u32 },
+    /// Each has a queue of its own.
+    Queued(Vec<ReadQueue<Slot<Empty>>>),
+}
+
+/// Starts readers. They end when the job channel closes.
 pub(super) fn spawn<B: Backend>(
-    count: u32,
+    ways: Ways,
     context: &Arc<ReaderContext<B>>,
     jobs: &Receiver<Job<B>>,
     results: &Sender<JobResult<B>>,
 ) -> Result<Vec<JoinHandle<()>>, LoadError> {
-    let mut threads = Vec::with_capacity(to_usize(u64::from(count)));
-    for number in 0..count {
-        let (context, jobs, results) = (Arc::clone(context), jobs.clone(), results.clone());
-        let thread = thread::Builder::new().name(format!("onelayer-read-{number}"));
-        let thread = thread.spawn(move || read_all(number, &context, &jobs, &results));
+    let mut threads = Vec::new();
+    let mut start = |number: u32, work: Box<dyn FnOnce() + Send>| {
+        let thread = thread::Builder::new().name(format!("onelayer-read-{number}")).spawn(work);
         threads.push(thread.map_err(|source| LoadError::Thread { source })?);
+        Ok::<(), LoadError>(())
+    };
+    let ends = || (Arc::clone(context), jobs.clone(), results.clone());
+    match ways {
+        Ways::OneByOne { readers } => {
+            for number in 0..readers {
+                let (context, jobs, results) = ends();
+                start(number, Box::new(move || read_all(number, &context, &jobs, &results)))?;
+            }
+        }
+        Ways::Queued(queues) => {
+            let count = queues.len();
+            for (number, queue) in (0..).zip(queues) {
+                let (context, jobs, results) = ends();
+                start(number, Box::new(move || read_queued(count, queue, &context, &jobs, &results)))?;
+            }
+        }
     }
     Ok(threads)
 }
@@ -101,13 +125,23 @@ impl<B: Backend> ReaderContext<B> {
         let start = Instant::now();
         let read_bytes = self.source.read(&read.request, slot.bytes_mut())?;
         self.progress.add_read(read_bytes, u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
-        for step in self.plan.casts(&read) {
+        self.deliver(&read, slot, job.arena)
+    }
+
+    /// What comes after the bytes: they are cast, and copied if there is an arena.
+    pub(super) fn deliver(
+        &self,
+        read: &ReadOp,
+        mut slot: Slot<Empty>,
+        arena: Option<Arc<B::Arena>>,
+    ) -> Result<Done<B>, LoadError> {
+        for step in self.plan.casts(read) {
             let overflowed = cast::cast_step(slot.bytes_mut(), &step);
             self.progress.add_overflowed(step.tensor, overflowed);
         }
         let slot = slot.into_filled();
-        Ok(match job.arena {
-            Some(arena) => Done::Copying(self.backend.copy_async(&arena, slot, self.plan.copies(&read))?),
+        Ok(match arena {
+            Some(arena) => Done::Copying(self.backend.copy_async(&arena, slot, self.plan.copies(read))?),
             None => Done::Filled(slot),
         })
     }

@@ -319,6 +319,7 @@ fn start_with(faults: DeviceFaults, source_faults: &SourceFaults, window: u32, h
         prefetch: 2,
         hand_out,
         adapts: false,
+        queues: 0,
         hash: false,
         witness: None,
         started: std::time::Instant::now(),

@@ -38,6 +38,17 @@ pub(super) trait System: Send + Sync {
     /// One `pread`.
     fn read_at(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize>;
 
+    /// Whether a queue may make its next read. Where tests refuse it.
+    fn may_queue(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// What becomes of the answer to a read that a queue has made into `buffer`. Where tests shorten it.
+    fn answered(&self, buffer: &mut [u8], answer: io::Result<usize>) -> io::Result<usize> {
+        let _ = buffer;
+        answer
+    }
+
     /// Sets or clears `O_DIRECT` on an open file.
     fn set_direct(&self, file: &File, direct: bool) -> io::Result<()>;
 

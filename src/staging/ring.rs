@@ -10,6 +10,7 @@ use super::memory::{AnonymousMemory, RingMode};
 use super::pin::{PinnedRing, Pinner, Pinning};
 use crate::budget::Reservation;
 use crate::plan::RingShape;
+use crate::source::ReadBuffer;
 use crate::units::{HumanBytes, to_usize};
 
 /// What can go wrong with staging memory.
@@ -160,6 +161,19 @@ impl<State> Slot<State> {
         // SAFETY: `this` is never used again nor dropped, so the `Arc` is moved, not duplicated.
         let ring = unsafe { std::ptr::read(&raw const this.ring) };
         Slot { ring, index: this.index, state: PhantomData }
+    }
+}
+
+// SAFETY: a slot is the only owner of its part of the ring (the free list gave its number to it alone), that part does not
+// move while any slot keeps the ring, and a number means the same part for as long as there is the ring: a
+// queue is given slots of one ring.
+unsafe impl ReadBuffer for Slot<Empty> {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        Slot::bytes_mut(self)
+    }
+
+    fn number(&self) -> Option<u32> {
+        Some(self.index)
     }
 }
 
