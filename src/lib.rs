@@ -64,7 +64,7 @@
 //! | [`checkpoint`] | files on disk → a checked description: tensors, dtypes, shapes, extents |
 //! | [`layers`] | tensor names and shapes → layers in execution order |
 //! | [`plan`] | checkpoint + layers + limits → reads and copies, every term of the peak |
-//! | [`source`] | file bytes → a buffer: mapped windows, `pread`, direct I/O |
+//! | [`source`] | file bytes → a buffer: mapped windows, `pread`, direct I/O, or what suits each |
 //! | `staging` | the ring: N slots of S bytes; the slot is the permit |
 //! | [`device`] | where layers live: allocate, copy from a slot, free |
 //! | [`load`] | the control loop that sees source, ring and device together |
@@ -78,6 +78,10 @@
 pub mod units;
 
 mod footprint;
+
+mod file_system;
+
+mod page_cache;
 
 pub mod budget;
 
@@ -104,7 +108,7 @@ pub mod probe;
 
 pub use self::checkpoint::{Checkpoint, CheckpointError, DType, OpenOptions, TensorEntry};
 pub use self::layers::{LayerId, LayerMap, Layers};
-pub use self::plan::{FloatType, IoMode, LoadPlan, PlanError, Window};
+pub use self::plan::{FloatType, IoDecision, IoMode, LoadPlan, PlanError, Window};
 pub use self::source::SourceError;
 pub use self::staging::{Pinning, RingMode, StagingError};
 // In the order of the flow, as above.

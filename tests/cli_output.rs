@@ -362,7 +362,7 @@ fn lines_and_rows_can_be_parsed() {
     assert_eq!(kinds.last().map(String::as_str), Some("summary"));
     let text = stdout(&run(place.path(), "model --runs 2 --format csv"));
     let widths: Vec<usize> = text.lines().map(|line| line.split(',').count()).collect();
-    assert_eq!(widths, [24, 24, 24]);
+    assert_eq!(widths, [25, 25, 25]);
 }
 
 #[test]

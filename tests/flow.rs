@@ -8,9 +8,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The stages from top to bottom. `error` types belong to their stage.
-const FLOW: [&str; 12] = [
+const FLOW: [&str; 14] = [
     "units",
     "footprint",
+    "file_system",
+    "page_cache",
     "budget",
     "checkpoint",
     "layers",

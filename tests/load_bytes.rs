@@ -6,7 +6,7 @@ mod common;
 use common::{TestTensor, small_decoder, write_file, write_sharded};
 use onelayer::{Checkpoint, IoMode, Loader, Target, Window};
 
-const MODES: [IoMode; 3] = [IoMode::Buffered, IoMode::Mmap, IoMode::Direct];
+const MODES: [IoMode; 4] = [IoMode::Buffered, IoMode::Mmap, IoMode::Direct, IoMode::Uring];
 
 /// The tensors as the reference reader sees them: name and bytes, sorted by name.
 fn reference(folder: &std::path::Path) -> Vec<(String, Vec<u8>)> {

@@ -138,3 +138,18 @@ fn reading_more_than_the_limit_is_harmless_because_page_cache_can_go() {
     assert!(known(memory.peak_bytes) > 24 * MIB, "page cache is charged: {:?}", memory.peak_bytes);
     assert!(known(memory.file_bytes) > 24 * MIB, "{:?}", memory.file_bytes);
 }
+
+#[test]
+fn a_group_can_be_emptied() {
+    let Some(group) = group_or_skip(None) else { return };
+    let mut command = Command::new("sh");
+    // A shell that starts another one again and again.
+    command.args(["-c", "while :; do sleep 60 & sleep 0.005; done"]);
+    group.place(&mut command).unwrap();
+    let mut child = command.spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert!(group.pids().unwrap().len() > 2, "{:?}", group.pids());
+    group.kill().unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    group.remove().unwrap();
+}

@@ -24,7 +24,7 @@ use crate::device::{NoneBackend, Target};
 use crate::layers::LayerId;
 use crate::load::{
     DEFAULT_HOST_BUDGET_BYTES, DEFAULT_PREFETCH_LAYERS, DEFAULT_STALL_TIMEOUT, HandOut, Launch, LayerStream,
-    LoadError, Witness, default_readers,
+    LoadError, Witness, decide_io, is_mostly_direct,
 };
 use crate::plan::{
     Cast, Group, IoMode, Landing, LoadPlan, MemoryTerm, Placement, PlanLimits, ReadRequest, ResidentKind,
@@ -154,9 +154,7 @@ impl HashPass<'_> {
         let ReadSettings { host_budget_bytes, io, readers } = self.settings;
         let mut limits = PlanLimits::new(host_budget_bytes);
         limits.window = Window::Layers(DEFAULT_PREFETCH_LAYERS);
-        limits.io = io;
-        limits.readers = readers.unwrap_or_else(|| default_readers(io, Target::None));
-        limits.alignment = source::alignment(self.checkpoint).map_err(LoadError::Source)?;
+        decide_io(&mut limits, self.checkpoint, io, readers, Target::None).map_err(LoadError::Source)?;
         limits.resident = ResidentKind::Nowhere;
         limits.landing = Landing::Packed;
         limits.hash = keeps_hashes;
@@ -172,12 +170,13 @@ impl HashPass<'_> {
         hash: bool,
         witness: Option<Witness>,
     ) -> Result<LayerStream, LoadError> {
+        let adapts = self.settings.readers.is_none() && is_mostly_direct(plan.io(), plan.decisions());
         let launch = Launch {
             checkpoint: self.checkpoint,
             plan,
             prefetch: DEFAULT_PREFETCH_LAYERS,
             hand_out: HandOut::WhenComplete,
-            adapts: false,
+            adapts,
             queues: 0,
             hash,
             witness,

@@ -336,8 +336,11 @@ impl Run<'_> {
     fn drop_source_pages(&self, stream: &LayerStream, planned: &PlannedLayer) {
         let (plan, checkpoint) = (stream.plan(), &self.prepared.scope.checkpoint);
         let fallbacks = stream.report().fallbacks;
-        let is_cached = |shard: ShardId| {
-            plan.io() != IoMode::Direct || fallbacks.iter().any(|fallback| fallback.shard == shard)
+        let is_cached = |shard: ShardId| match plan.io() {
+            // It has manners of its own, and knows what was there before.
+            IoMode::Auto => false,
+            IoMode::Direct | IoMode::Uring => fallbacks.iter().any(|fallback| fallback.shard == shard),
+            IoMode::Buffered | IoMode::Mmap => true,
         };
         let mut ranges: BTreeMap<ShardId, ByteRange> = BTreeMap::new();
         for placement in plan.placements(planned).iter().filter(|placement| !placement.extent.is_empty()) {

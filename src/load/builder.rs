@@ -10,8 +10,10 @@ use super::{LoadError, Loader};
 use crate::checkpoint::{Checkpoint, TensorEntry};
 use crate::device::{Device, Target};
 use crate::layers::{LayerMap, Layers};
-use crate::plan::{FloatType, IoMode, Landing, LoadPlan, PlanLimits, ResidentKind, Window};
-use crate::source;
+use crate::plan::{
+    FloatType, IoDecision, IoMode, IoReason, Landing, LoadPlan, PlanLimits, ResidentKind, Window,
+};
+use crate::source::{self, SourceError};
 use crate::units::MIB;
 
 /// Host budget unless the caller says otherwise: enough for every disk and link that was measured.
@@ -25,6 +27,8 @@ pub const DEFAULT_DEVICE_RESERVE_BYTES: u64 = 64 * MIB;
 
 /// Most direct reads in flight unless the caller says otherwise: what arrays of flash disks want, at 2 MiB each.
 const DIRECT_READS_MAX: u32 = 16;
+/// Reads that a network has under way at once.
+const NETWORK_READERS: u32 = 8;
 
 /// Decides which tensors are loaded.
 type Select = dyn Fn(&TensorEntry<'_>) -> bool + Send + Sync;
@@ -95,7 +99,7 @@ impl LoaderBuilder {
             device_reserve_bytes: DEFAULT_DEVICE_RESERVE_BYTES,
             window: Window::Layers(2),
             prefetch: DEFAULT_PREFETCH_LAYERS,
-            io: IoMode::Buffered,
+            io: IoMode::Auto,
             readers: None,
             hash: false,
             hand_out: HandOut::WhenComplete,
@@ -142,15 +146,16 @@ impl LoaderBuilder {
         self
     }
 
-    /// How files are read. Buffered by default.
+    /// How files are read. By default ([`IoMode::Auto`]) as the page cache, the file system and the size of each file suggest.
     pub fn io(mut self, mode: IoMode) -> Self {
         self.io = mode;
         self
     }
 
     /// Reads in flight; zero counts as one. By default what the mode can use on this machine: one for each core for
-    /// buffered and mapped reads, at most 8, or 12 for a CUDA device; direct reads find out while they run, up to 16. A small
-    /// budget may get fewer. Each is a thread, unless reads go through queues ([`IoMode::Uring`]).
+    /// buffered and mapped reads, at most 8, or 12 for a CUDA device; 8 for a network; direct reads find out while they run, up
+    /// to 16; with [`IoMode::Auto`], what most of the bytes need. Cores are those that affinity and the CPU quota of the control
+    /// group leave. A small budget may get fewer. Each is a thread, unless reads go through queues ([`IoMode::Uring`]).
     pub fn readers(mut self, threads: u32) -> Self {
         self.readers = Some(threads.max(1));
         self
@@ -223,8 +228,8 @@ impl LoaderBuilder {
     }
 
     /// True if the load finds out by itself how many reads in flight are best.
-    pub(super) fn adapts(&self) -> bool {
-        self.readers.is_none() && matches!(self.io, IoMode::Direct | IoMode::Uring)
+    pub(super) fn adapts(&self, plan: &LoadPlan) -> bool {
+        self.readers.is_none() && is_mostly_direct(plan.io(), plan.decisions())
     }
 
     /// Threads with a queue of reads each, if reads go through queues. One keeps any disk busy; where bytes are cast or
@@ -242,9 +247,7 @@ impl LoaderBuilder {
         limits.hash = self.hashes_on_the_way();
         limits.device_budget_bytes = self.device_budget_bytes;
         limits.window = window;
-        limits.io = self.io;
-        limits.readers = self.readers.unwrap_or_else(|| default_readers(self.io, self.target));
-        limits.alignment = source::alignment(checkpoint)?;
+        decide_io(&mut limits, checkpoint, self.io, self.readers, self.target)?;
         limits.dtype = self.dtype;
         (limits.resident, limits.landing) = match self.target {
             Target::Host => (ResidentKind::Host, Landing::Exact),
@@ -278,14 +281,61 @@ impl fmt::Debug for LoaderBuilder {
     }
 }
 
-/// Buffered and mapped reads are bound by copying, so a thread per core; a link to a device takes what more cores than eight
-/// can copy. Direct reads wait for the disk: as many as any disk wants, of which the load finds out how many it uses.
-pub(crate) fn default_readers(io: IoMode, target: Target) -> u32 {
-    let most = if matches!(target, Target::Cuda(_)) { 12 } else { 8 };
-    match io {
-        IoMode::Mmap | IoMode::Buffered => cores().clamp(1, most),
-        IoMode::Direct | IoMode::Uring => DIRECT_READS_MAX,
+/// Puts into the limits of a plan how the files are read: looks at each of them.
+pub(crate) fn decide_io(
+    limits: &mut PlanLimits,
+    checkpoint: &Checkpoint,
+    io: IoMode,
+    readers: Option<u32>,
+    target: Target,
+) -> Result<(), SourceError> {
+    limits.io = io;
+    if io == IoMode::Auto {
+        let survey = source::survey(checkpoint)?;
+        (limits.alignment, limits.decisions) = (survey.alignment, survey.decisions);
+    } else {
+        limits.alignment = source::alignment(checkpoint)?;
     }
+    limits.readers = readers.unwrap_or_else(|| default_readers(io, &limits.decisions, target));
+    Ok(())
+}
+
+/// How many threads read, unless the caller says otherwise.
+///
+/// Buffered and mapped reads are bound by copying, so a thread per core. Direct reads wait for the disk: as many as any disk
+/// wants, of which the load finds out how many it uses. A network answers late whatever the number of cores. A link to a device takes what more cores
+/// than eight can copy. Where each file has a decision of its own, most of the bytes decide.
+///
+/// Cores are those that this process may use: [`thread::available_parallelism`] counts its affinity, and the CPU quotas of
+/// its control group and of those above, versions 1 and 2.
+fn default_readers(io: IoMode, decisions: &[IoDecision], target: Target) -> u32 {
+    let most = if matches!(target, Target::Cuda(_)) { 12 } else { 8 };
+    let copying = cores().clamp(1, most);
+    match io {
+        IoMode::Mmap | IoMode::Buffered => copying,
+        IoMode::Direct | IoMode::Uring => DIRECT_READS_MAX,
+        IoMode::Auto if is_most(decisions, |decision| decision.reason == IoReason::Network) => {
+            NETWORK_READERS
+        }
+        IoMode::Auto if is_mostly_direct(io, decisions) => DIRECT_READS_MAX,
+        IoMode::Auto => copying,
+    }
+}
+
+/// True if most of the bytes are to be read direct.
+pub(crate) fn is_mostly_direct(io: IoMode, decisions: &[IoDecision]) -> bool {
+    match io {
+        IoMode::Direct | IoMode::Uring => true,
+        IoMode::Mmap | IoMode::Buffered => false,
+        IoMode::Auto => is_most(decisions, |decision| decision.mode == IoMode::Direct),
+    }
+}
+
+/// True if the files that are meant have more than half of the bytes.
+fn is_most(decisions: &[IoDecision], is_meant: impl Fn(&IoDecision) -> bool) -> bool {
+    let bytes = |decision: &IoDecision| decision.file_bytes;
+    let meant_bytes: u64 = decisions.iter().filter(|decision| is_meant(decision)).map(bytes).sum();
+    meant_bytes > decisions.iter().map(bytes).sum::<u64>() / 2
 }
 
 fn cores() -> u32 {

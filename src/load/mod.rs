@@ -32,12 +32,12 @@ use crate::units::to_usize;
 
 use self::attend::Attendants;
 
-#[cfg(feature = "convert")]
-pub(crate) use self::builder::default_readers;
 pub use self::builder::{
     DEFAULT_DEVICE_RESERVE_BYTES, DEFAULT_HOST_BUDGET_BYTES, DEFAULT_PREFETCH_LAYERS, DEFAULT_STALL_TIMEOUT,
     HandOut, LoaderBuilder,
 };
+#[cfg(feature = "convert")]
+pub(crate) use self::builder::{decide_io, is_mostly_direct};
 pub use self::error::LoadError;
 #[cfg(all(test, feature = "convert"))]
 pub(crate) use self::hash::PARALLEL_BYTES_MIN;
@@ -117,12 +117,13 @@ impl Loader {
         let started = Instant::now();
         let plan = Arc::new(self.settings.plan_window(checkpoint, window)?);
         let resident_bytes = plan.memory().resident_bytes();
+        let adapts = self.settings.adapts(&plan);
         let launch = Launch {
             checkpoint,
             plan,
             prefetch,
             hand_out: self.settings.hand_out,
-            adapts: self.settings.adapts(),
+            adapts,
             queues: self.settings.queues(),
             hash: self.settings.hashes_on_the_way(),
             witness: None,
@@ -213,7 +214,7 @@ impl Launch<'_> {
             reservations.push(budget.reserve(term.name, term.bytes)?);
         }
         let ring = Ring::new(memory.ring(), reservations.remove(0), pinner)?;
-        let source = Arc::from(source::open(plan.io(), checkpoint)?);
+        let source = Arc::from(source::open_planned(&plan, checkpoint)?);
         let setup = control::Setup {
             checkpoint: checkpoint.clone(),
             plan,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::plan::IoWays;
 use crate::source::{Fallback, Queueing};
 use crate::staging::{Pinning, RingMode};
 
@@ -20,6 +21,8 @@ pub struct LoadReport {
     pub tensor_bytes: u64,
     /// Bytes moved from files, over-read included.
     pub read_bytes: u64,
+    /// Of these, bytes by the way they were read, and how many went another way than the plan said.
+    pub ways: IoWays,
     /// Time all readers together spent reading.
     pub reading: Duration,
     /// Time the caller spent waiting for layers, in the stream's `next`.

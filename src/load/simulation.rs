@@ -14,7 +14,7 @@ use crate::checkpoint::Checkpoint;
 use crate::device::{Backend, DeviceError, PendingCopy, Resident};
 use crate::layers::Layers;
 use crate::plan::{Copies, CopyOp, LoadPlan, MoveOp, PlanLimits, PlannedLayer, Window};
-use crate::source::{self, Fallback, IoMode, ReadRequest, Source, SourceError};
+use crate::source::{self, Fallback, IoMode, IoWays, ReadRequest, Source, SourceError};
 use crate::staging::{Empty, Filled, Ring, Slot};
 use crate::units::{to_u64, to_usize};
 
@@ -250,6 +250,10 @@ impl Source for FaultySource {
 
     fn fallbacks(&self) -> Vec<Fallback> {
         self.inner.fallbacks()
+    }
+
+    fn ways(&self) -> IoWays {
+        self.inner.ways()
     }
 }
 

@@ -221,6 +221,7 @@ impl LayerStream {
             layers: to_u64(self.taken),
             tensor_bytes: self.progress.tensor_bytes_done(),
             read_bytes: self.progress.read_bytes(),
+            ways: self.source.ways(),
             reading: Duration::from_nanos(self.progress.read_ns()),
             caller_waited: self.caller_waited,
             ring_mode: self.ring_mode,

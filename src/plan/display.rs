@@ -1,11 +1,11 @@
 //! The plan as text: terms of the peak, then a line per layer; with `{:#}` also every read, copy and move.
 //!
 //! The text is stable: the same checkpoint and limits give the same bytes on every machine, so that plans can be
-//! compared and pinned. Layer names are printed as they are; a program that prints to a terminal escapes them.
+//! compared and pinned. (Decisions on how to read are limits, too: what the page cache holds is in them.) Layer names are printed as they are; a program that prints to a terminal escapes them.
 
 use std::fmt;
 
-use super::{Cast, LoadPlan, Placement, PlannedLayer, ResidentKind};
+use super::{Cast, IoGroup, LoadPlan, Placement, PlannedLayer, ResidentKind};
 use crate::units::HumanBytes;
 
 impl fmt::Display for LoadPlan {
@@ -37,6 +37,7 @@ impl fmt::Display for LoadPlan {
             )?;
         }
         writeln!(f, "reading  {} by {} threads, window {}", self.io, ring.readers, self.window)?;
+        self.fmt_decisions(f)?;
         writeln!(
             f,
             "budget   {} (smallest {})",
@@ -64,6 +65,14 @@ impl fmt::Display for LoadPlan {
 }
 
 impl LoadPlan {
+    /// One line for all files that are read alike.
+    fn fmt_decisions(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for group in IoGroup::of(&self.decisions) {
+            writeln!(f, "  {group}")?;
+        }
+        Ok(())
+    }
+
     fn fmt_layer(&self, f: &mut fmt::Formatter<'_>, layer: &PlannedLayer) -> fmt::Result {
         writeln!(
             f,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{FloatType, IoMode, MemoryTerm};
+use super::{FloatType, IoDecision, IoMode, MemoryTerm};
 use crate::units::Alignment;
 
 /// How many layers are resident at once: filled, handed out and not yet dropped.
@@ -72,6 +72,8 @@ pub struct PlanLimits {
     pub window: Window,
     /// How files are read.
     pub io: IoMode,
+    /// How each file is read, for [`IoMode::Auto`].
+    pub decisions: Vec<IoDecision>,
     /// Reader threads wanted; a small budget may get fewer.
     pub readers: u32,
     /// What reads are phased to; at least [`Alignment::PAGE`].
@@ -97,6 +99,7 @@ impl PlanLimits {
             device_budget_bytes: None,
             window: Window::All,
             io: IoMode::Buffered,
+            decisions: Vec::new(),
             readers: 2,
             alignment: Alignment::PAGE,
             resident: ResidentKind::Host,

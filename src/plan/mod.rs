@@ -25,6 +25,7 @@ use crate::units::{ByteRange, to_u64, to_usize};
 #[cfg(feature = "convert")]
 pub(crate) use self::cast::is_plain;
 pub use self::cast::{Cast, FloatType};
+pub use self::decision::{CacheManners, FileSystem, IoDecision, IoGroup, IoReason, IoWays, ResidencyBy};
 pub use self::error::PlanError;
 use self::layout::Layout;
 pub use self::limits::{Landing, PlanLimits, ResidentKind, Window};
@@ -36,6 +37,7 @@ use self::reads::ReadList;
 pub use self::request::{IoMode, ReadRequest};
 
 mod cast;
+mod decision;
 mod display;
 mod error;
 #[cfg(test)]
@@ -170,6 +172,7 @@ pub struct LoadPlan {
     reads: ReadList,
     memory: MemoryTerms,
     io: IoMode,
+    decisions: Vec<IoDecision>,
     window: Window,
     dtype: Option<FloatType>,
 }
@@ -232,6 +235,7 @@ impl LoadPlan {
             reads,
             memory,
             io: limits.io,
+            decisions: limits.decisions.clone(),
             window: limits.window,
             dtype: limits.dtype,
         })
@@ -293,6 +297,13 @@ impl LoadPlan {
     #[must_use]
     pub fn io(&self) -> IoMode {
         self.io
+    }
+
+    /// How each file is read and why, in the order of the files, where that is left to the loader ([`IoMode::Auto`]); else
+    /// nothing.
+    #[must_use]
+    pub fn decisions(&self) -> &[IoDecision] {
+        &self.decisions
     }
 
     /// How many layers are resident at once.

@@ -9,6 +9,9 @@ use crate::units::ByteRange;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum IoMode {
+    /// For each file, and for each read of a file that is partly in the page cache, the fastest of the others that leaves
+    /// the page cache as it was: see [`IoDecision`](super::IoDecision).
+    Auto,
     /// Windows of a read-only mapping, copied out by the kernel and dropped behind the cursor.
     Mmap,
     /// `pread` through the page cache.
@@ -35,6 +38,7 @@ pub struct ReadRequest {
 impl fmt::Display for IoMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
+            Self::Auto => "auto",
             Self::Mmap => "mmap",
             Self::Buffered => "buffered",
             Self::Direct => "direct",
@@ -50,6 +54,6 @@ impl fmt::Display for IoMode {
 pub(crate) fn window_bytes(mode: IoMode, readers: u64, read_bytes_max: u64) -> u64 {
     match mode {
         IoMode::Mmap => readers.saturating_mul(read_bytes_max),
-        IoMode::Buffered | IoMode::Direct | IoMode::Uring => 0,
+        IoMode::Auto | IoMode::Buffered | IoMode::Direct | IoMode::Uring => 0,
     }
 }

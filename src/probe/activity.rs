@@ -58,6 +58,8 @@ pub(crate) struct Stat {
     pub(crate) minor_faults: u64,
     pub(crate) major_faults: u64,
     pub(crate) cpu_ticks: u64,
+    /// Of children that were waited for, and of theirs.
+    pub(crate) waited_cpu_ticks: u64,
     /// Ticks between boot and the process's start. With the id, it names a process for good.
     pub(crate) start_ticks: u64,
 }
@@ -79,6 +81,7 @@ impl Stat {
             minor_faults: number(10)?,
             major_faults: number(12)?,
             cpu_ticks: number(14)?.checked_add(number(15)?)?,
+            waited_cpu_ticks: number(16)?.checked_add(number(17)?)?,
             start_ticks: number(22)?,
         })
     }
@@ -91,6 +94,14 @@ impl Stat {
 impl Process {
     pub(crate) fn stat(&self) -> Result<Stat, Reason> {
         Stat::parse(&self.read(&STAT)?).ok_or(Reason::Malformed { file: STAT.pattern, field: "starttime" })
+    }
+
+    /// Seconds of CPU in user and kernel mode that its children took, and theirs, as far as each was waited for.
+    ///
+    /// Processes that still run are not in it, nor those whose parent has the kernel forget them (`SIGCHLD` ignored).
+    #[must_use]
+    pub fn waited_cpu_seconds(&self) -> Measured<f64> {
+        Measured::from(self.stat().map(|stat| stat.waited_cpu_ticks)).map(ticks_to_seconds)
     }
 
     /// What it did since it started.
@@ -140,11 +151,12 @@ mod tests {
 
     #[test]
     fn a_name_full_of_parentheses_does_not_shift_the_fields() {
-        let text = b"42 (a) R 7 (b\n) S 1 42 42 0 -1 4194560 100 0 3 0 5 6 0 0 20 0 1 0 987 1000 2 18446744073709551615";
+        let text = b"42 (a) R 7 (b\n) S 1 42 42 0 -1 4194560 100 0 3 0 5 6 7 8 20 0 1 0 987 1000 2 18446744073709551615";
         let stat = Stat::parse(text).unwrap();
         assert_eq!(&*stat.name, "a) R 7 (b\n");
         assert_eq!((stat.state, stat.parent_pid), (b'S', 1));
         assert_eq!((stat.minor_faults, stat.major_faults, stat.cpu_ticks), (100, 3, 11));
+        assert_eq!(stat.waited_cpu_ticks, 15);
         assert_eq!(stat.start_ticks, 987);
         assert_eq!(Stat::parse(b"42 (cut) S 1 42"), None);
     }
@@ -163,6 +175,17 @@ mod tests {
         let call_bytes = done.read_call_bytes.value().expect("/proc/self/io is readable here");
         assert!(call_bytes >= 3 << 20, "{call_bytes}");
         assert!(done.minor_faults.value().unwrap() > 0);
+    }
+
+    #[test]
+    fn children_count_once_they_were_waited_for() {
+        let myself = Procfs::default().myself();
+        let before = myself.waited_cpu_seconds().value().expect("/proc/self/stat is readable here");
+        // A grandchild that computes: what it took arrives here by way of its parent.
+        let script = "(i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done); :";
+        assert!(std::process::Command::new("sh").args(["-c", script]).status().unwrap().success());
+        let took = myself.waited_cpu_seconds().value().unwrap() - before;
+        assert!(took > 0.0, "{took}");
     }
 
     #[test]

@@ -44,10 +44,11 @@ mod snapshot;
 mod timeline;
 mod tree;
 
+pub use crate::file_system::FileSystem;
 pub use activity::Activity;
 pub use cgroup::{CgroupVersion, ChildGroup, CpuGroup, GroupMemory, MemoryGroup};
 pub use error::ProbeError;
-pub use host::{FileSystem, Host};
+pub use host::Host;
 pub use measured::{Measured, Reason, Unavailable};
 pub use memory::{PeakReset, ProcessMemory};
 pub use nvml::{GpuMemory, NvmlError};

@@ -1,34 +1,22 @@
 //! How much of a file is in the page cache, and getting it out: what `cold` and `warm` stand on.
 //!
-//! Residency comes from `cachestat` (kernel 6.5; asks by descriptor, maps nothing) and else from `mincore` on
-//! a mapping. Neither is believed blindly:
-//!
-//! * on an overlay file system `cachestat` looks at the upper inode, which never holds pages, and answers 0
-//!   (observed on 6.18): there `mincore` is used, whose mapping belongs to the real file;
-//! * `mincore` answers "all resident" to callers that neither own the file nor may write to it (since 5.2): to
-//!   them it is unavailable;
-//! * direct-access (DAX) and FUSE files in direct mode have no page cache; 0 is true for them.
+//! Residency comes from `cachestat` where that tells the truth, and else from `mincore`, to whom that tells the truth: see
+//! [`crate::page_cache`]. Direct-access (DAX) and FUSE files in direct mode have no page cache; 0 is true for them.
 //!
 //! `POSIX_FADV_DONTNEED` skips pages that are dirty, locked or mapped by somebody, and says nothing about it.
 //! So dirty pages are written first and what is left is counted afterwards.
-#![allow(unsafe_code, reason = "cachestat and mincore have no safe wrapper; mincore needs a mapping")]
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use memmap2::MmapOptions;
-use rustix::fs::{Access, Advice, AtFlags, Mode, OFlags};
+use rustix::fs::{Advice, Mode, OFlags};
 use serde::Serialize;
 
-use super::host::FileSystem;
 use super::{Measured, ProbeError, Reason};
-use crate::units::{MIB, to_u64, to_usize};
-
-/// `cachestat(2)`: the same number on every architecture that shares the common table.
-#[cfg(not(any(target_arch = "mips", target_arch = "mips64")))]
-const CACHESTAT: libc::c_long = 451;
+use crate::file_system::FileSystem;
+use crate::page_cache::{self, page_bytes};
+use crate::units::ByteRange;
 
 /// Where a residency comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -75,7 +63,7 @@ impl CacheDrop {
 pub fn residency(path: &Path) -> Measured<Residency> {
     open(path)
         .map_err(|error| Reason::unreadable("the file", &error))
-        .and_then(|file| residency_of(&file, path))
+        .and_then(|file| residency_of(&file))
         .into()
 }
 
@@ -91,12 +79,12 @@ pub fn drop_cache(path: &Path) -> Result<CacheDrop, ProbeError> {
         move |source: io::Error| ProbeError::PageCache { action, path, source }
     };
     let file = open(path).map_err(failed("open"))?;
-    let before: Measured<Residency> = residency_of(&file, path).into();
+    let before: Measured<Residency> = residency_of(&file).into();
     // A descriptor opened for reading may be synced as well.
     rustix::fs::fdatasync(&file).map_err(|errno| failed("flush")(errno.into()))?;
     rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)
         .map_err(|errno| failed("drop the cached pages of")(errno.into()))?;
-    Ok(CacheDrop { before, after: residency_of(&file, path).into() })
+    Ok(CacheDrop { before, after: residency_of(&file).into() })
 }
 
 /// Never waits: a pipe without a writer is opened at once, and then refused for what it is.
@@ -105,109 +93,42 @@ fn open(path: &Path) -> io::Result<File> {
     Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
-fn residency_of(file: &File, path: &Path) -> Result<Residency, Reason> {
+fn residency_of(file: &File) -> Result<Residency, Reason> {
     let metadata = file.metadata().map_err(|error| Reason::unreadable("the file", &error))?;
     if !metadata.is_file() {
         return Err(Reason::NotHere("only regular files have a page cache of their own"));
     }
     let file_bytes = metadata.len();
     let is_overlay = FileSystem::of_file(file).is_ok_and(|kind| kind.is_overlay());
-    let (pages, method) = if is_overlay {
-        (resident_pages_by_mincore(file, path, file_bytes)?, ResidencyMethod::Mincore)
-    } else {
-        match resident_pages_by_cachestat(file) {
-            Ok(pages) => (pages, ResidencyMethod::Cachestat),
-            Err(_) => (resident_pages_by_mincore(file, path, file_bytes)?, ResidencyMethod::Mincore),
-        }
+    let all = ByteRange::with_len(0, file_bytes).expect("a range that begins at zero");
+    let counted = if is_overlay { None } else { page_cache::pages_by_cachestat(file, all).ok() };
+    let (pages, method) = match counted {
+        Some(pages) => (pages, ResidencyMethod::Cachestat),
+        None => (pages_by_mincore(file, all)?, ResidencyMethod::Mincore),
     };
     let resident_bytes = pages.saturating_mul(page_bytes()).min(file_bytes);
     Ok(Residency { file_bytes, resident_bytes, method })
 }
 
-fn page_bytes() -> u64 {
-    to_u64(rustix::param::page_size())
-}
-
-/// `struct cachestat_range` and `struct cachestat` of `linux/mman.h`.
-#[repr(C)]
-struct CachestatRange {
-    offset: u64,
-    len: u64,
-}
-
-#[repr(C)]
-#[derive(Default)]
-struct Cachestat {
-    cached: u64,
-    dirty: u64,
-    writeback: u64,
-    evicted: u64,
-    recently_evicted: u64,
-}
-
-#[cfg(not(any(target_arch = "mips", target_arch = "mips64")))]
-fn resident_pages_by_cachestat(file: &File) -> io::Result<u64> {
-    // A length of 0 means to the end of the file.
-    let range = CachestatRange { offset: 0, len: 0 };
-    let mut counts = Cachestat::default();
-    let no_flags: libc::c_uint = 0;
-    // SAFETY: cachestat(fd, range, counts, flags): both structures live across the call and have the kernel's
-    // layout; the kernel reads the first and writes only within the second.
-    let status =
-        unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, no_flags) };
-    if status == 0 { Ok(counts.cached) } else { Err(io::Error::last_os_error()) }
-}
-
-#[cfg(any(target_arch = "mips", target_arch = "mips64"))]
-fn resident_pages_by_cachestat(_: &File) -> io::Result<u64> {
-    Err(io::Error::from_raw_os_error(libc::ENOSYS))
-}
-
-/// Asks for 256 MiB at a time: a vector of 64 Ki bytes with small pages.
-const MINCORE_WINDOW_BYTES: u64 = 256 * MIB;
-
-fn resident_pages_by_mincore(file: &File, path: &Path, file_bytes: u64) -> Result<u64, Reason> {
-    let owner =
-        rustix::fs::fstat(file).map_err(|errno| Reason::unreadable("the file", &errno.into()))?.st_uid;
-    let me = rustix::process::geteuid();
-    let may_write =
-        || rustix::fs::accessat(rustix::fs::CWD, path, Access::WRITE_OK, AtFlags::EACCESS).is_ok();
-    if !me.is_root() && me.as_raw() != owner && !may_write() {
+fn pages_by_mincore(file: &File, all: ByteRange) -> Result<u64, Reason> {
+    let unreadable = |what: &'static str| move |error: io::Error| Reason::unreadable(what, &error);
+    if !page_cache::may_tell(file).map_err(unreadable("the file"))? {
         return Err(Reason::NotHere(
             "the kernel tells residency only to those who own the file or may write to it",
         ));
     }
-    let window_bytes = MINCORE_WINDOW_BYTES.next_multiple_of(page_bytes());
-    let mut flags =
-        vec![0_u8; to_usize((window_bytes / page_bytes()).min(file_bytes.div_ceil(page_bytes())))];
-    let (mut offset, mut pages) = (0, 0_u64);
-    while offset < file_bytes {
-        let len = window_bytes.min(file_bytes - offset);
-        let unmappable = |error: io::Error| Reason::unreadable("the mapping of the file", &error);
-        // The mapping is never read, only asked about, so a file that changes meanwhile cannot break it.
-        let map = MmapOptions::new()
-            .offset(offset)
-            .len(to_usize(len))
-            .map_raw_read_only(file)
-            .map_err(unmappable)?;
-        let count = to_usize(len.div_ceil(page_bytes()));
-        // SAFETY: the address is the start of a mapping of `map.len()` bytes that lives across the call, and
-        // the vector has a byte for each of its pages, which is all that mincore writes.
-        let status =
-            unsafe { libc::mincore(map.as_mut_ptr().cast(), map.len(), flags[..count].as_mut_ptr()) };
-        if status != 0 {
-            return Err(unmappable(io::Error::last_os_error()));
-        }
-        pages += to_u64(flags[..count].iter().filter(|flag| **flag & 1 == 1).count());
-        offset += len;
-    }
-    Ok(pages)
+    page_cache::pages_by_mincore(file, all).map_err(unreadable("the mapping of the file"))
 }
 
 #[cfg(test)]
+#[allow(unsafe_code, reason = "maps a file that stays as it is")]
 mod tests {
-    use super::*;
     use std::io::Write;
+
+    use memmap2::MmapOptions;
+
+    use super::*;
+    use crate::units::MIB;
 
     fn file_of(mib: usize) -> tempfile::NamedTempFile {
         let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -264,9 +185,10 @@ mod tests {
         rustix::fs::fadvise(file.as_file(), 0, None, Advice::Random).unwrap();
         rustix::io::pread(file.as_file(), &mut part, 1 << 20).unwrap();
         let file_bytes = file.as_file().metadata().unwrap().len();
-        let by_mincore = resident_pages_by_mincore(file.as_file(), file.path(), file_bytes).unwrap();
+        let all = ByteRange::new(0, file_bytes).unwrap();
+        let by_mincore = page_cache::pages_by_mincore(file.as_file(), all).unwrap();
         assert!((1..file_bytes / page_bytes()).contains(&by_mincore), "{by_mincore}");
-        match resident_pages_by_cachestat(file.as_file()) {
+        match page_cache::pages_by_cachestat(file.as_file(), all) {
             Ok(by_cachestat) => assert_eq!(by_cachestat, by_mincore),
             Err(error) => println!("SKIPPED: no cachestat here ({error})"),
         }

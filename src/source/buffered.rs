@@ -10,17 +10,19 @@ use crate::units::to_u64;
 
 use super::files::FileSet;
 use super::system::System;
-use super::{Fallback, IoMode, ReadRequest, Sealed, Source, SourceError};
+use super::tally::Tally;
+use super::{Fallback, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError};
 
 /// See the [module](self).
 pub(super) struct Buffered<S> {
     files: FileSet<S>,
+    tally: Tally,
 }
 
 impl<S: System> Buffered<S> {
     /// Opens every file once, so that one that is gone or changed is found before any byte is read.
     pub(super) fn open(system: S, shards: &[Shard]) -> Result<Self, SourceError> {
-        let source = Self { files: FileSet::new(system, shards) };
+        let source = Self { files: FileSet::new(system, shards), tally: Tally::default() };
         for shard in source.files.shards_from_last() {
             source.files.acquire(shard, advise_sequential)?;
         }
@@ -39,11 +41,15 @@ impl<S: System> Source for Buffered<S> {
         let target = request.payload_of(buffer);
         self.files.check_end(request)?;
         let file = self.files.acquire(request.shard, advise_sequential)?;
-        read_payload(&self.files, &file, request, target)
+        Ok(self.tally.buffered(read_payload(&self.files, &file, request, target)?))
     }
 
     fn fallbacks(&self) -> Vec<Fallback> {
         Vec::new()
+    }
+
+    fn ways(&self) -> IoWays {
+        self.tally.ways()
     }
 }
 
@@ -60,7 +66,20 @@ pub(super) fn read_payload<S: System>(
     request: &ReadRequest,
     target: &mut [u8],
 ) -> Result<u64, SourceError> {
-    let filled = read_full(&files.system, file, target, request.payload.start());
+    let system = &files.system;
+    read_payload_with(files, file, request, target, |rest, offset| system.read_at(file, rest, offset))
+}
+
+/// [`read_payload`] with another call in the place of `pread`: it is given what is left to fill, and where that begins in the
+/// file.
+pub(super) fn read_payload_with<S: System>(
+    files: &FileSet<S>,
+    file: &File,
+    request: &ReadRequest,
+    target: &mut [u8],
+    read: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
+) -> Result<u64, SourceError> {
+    let filled = read_full(target, request.payload.start(), read);
     // A file that changed explains an error and an early end better than they explain themselves.
     files.verify(request.shard, file)?;
     match filled {
@@ -80,15 +99,14 @@ pub(super) fn read_payload<S: System>(
 
 /// Reads until `target` is full or the file ends; returns how far it came. Interruptions are retried,
 /// anything else ends the read with the bytes that had arrived.
-fn read_full<S: System>(
-    system: &S,
-    file: &File,
+fn read_full(
     target: &mut [u8],
     offset_bytes: u64,
+    mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
 ) -> Result<usize, (usize, io::Error)> {
     let mut filled = 0;
     while filled < target.len() {
-        match system.read_at(file, &mut target[filled..], offset_bytes + to_u64(filled)) {
+        match read(&mut target[filled..], offset_bytes + to_u64(filled)) {
             Ok(0) => break,
             Ok(count) => filled += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

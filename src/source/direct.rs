@@ -17,7 +17,8 @@ use super::fallback::Fallbacks;
 use super::files::{FileSet, OpenFile};
 use super::queue::{Begun, Queueable};
 use super::system::{DirectSupport, System};
-use super::{Fallback, IoMode, ReadRequest, Sealed, Source, SourceError, buffered};
+use super::tally::Tally;
+use super::{Fallback, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError, buffered};
 
 /// See the [module](self).
 pub(super) struct Direct<S> {
@@ -29,6 +30,7 @@ pub(super) struct Direct<S> {
     block: Alignment,
     /// What every file accepts as an address.
     memory: Alignment,
+    tally: Tally,
 }
 
 impl<S: System> Direct<S> {
@@ -36,8 +38,7 @@ impl<S: System> Direct<S> {
     /// is found before any byte is read.
     pub(super) fn open(system: S, mode: IoMode, shards: &[Shard]) -> Result<Self, SourceError> {
         let files = FileSet::new(system, shards);
-        let fallbacks = Fallbacks::new(mode, files.len());
-        let mut source = Self { mode, files, fallbacks, block: Alignment::PAGE, memory: Alignment::ONE };
+        let mut source = Self::unopened(mode, files, Alignment::ONE, Alignment::PAGE);
         let (mut block, mut memory) = (source.block, source.memory);
         for shard in source.files.shards_from_last() {
             source.files.acquire(shard, |file| {
@@ -47,6 +48,18 @@ impl<S: System> Direct<S> {
         }
         (source.memory, source.block) = (memory, block);
         Ok(source)
+    }
+
+    /// The same on files that somebody else has looked at, none of them open here yet. `memory` and `block` are the largest
+    /// alignments that those files report which will be read.
+    pub(super) fn unopened(mode: IoMode, files: FileSet<S>, memory: Alignment, block: Alignment) -> Self {
+        let fallbacks = Fallbacks::new(mode, files.len());
+        Self { mode, files, fallbacks, block, memory, tally: Tally::default() }
+    }
+
+    /// True if this file was refused, at once or at some read.
+    pub(super) fn has_fallen_back(&self, shard: ShardId) -> bool {
+        self.fallbacks.contains(shard)
     }
 
     /// Makes a freshly opened file direct, or records why it is not. Returns the alignment it needs for
@@ -105,7 +118,8 @@ impl<S: System> Direct<S> {
             .system
             .set_direct(file, false)
             .map_err(|source| self.read_error(request, request.payload.start(), source))?;
-        buffered::read_payload(&self.files, file, request, request.payload_of(buffer))
+        let target = request.payload_of(buffer);
+        Ok(self.tally.buffered(buffered::read_payload(&self.files, file, request, target)?))
     }
 
     /// Gives up direct I/O on this file and reads the request buffered.
@@ -159,6 +173,10 @@ impl<S: System> Source for Direct<S> {
     fn queueable(&self) -> Option<&dyn Queueable> {
         (self.mode == IoMode::Uring).then_some(self)
     }
+
+    fn ways(&self) -> IoWays {
+        self.tally.ways()
+    }
 }
 
 impl<S: System> Queueable for Direct<S> {
@@ -181,10 +199,6 @@ impl<S: System> Queueable for Direct<S> {
         self.files.system.read_at(file, buffer, offset_bytes)
     }
 
-    fn may_queue(&self) -> io::Result<()> {
-        self.files.system.may_queue()
-    }
-
     fn answered(&self, buffer: &mut [u8], answer: io::Result<usize>) -> io::Result<usize> {
         self.files.system.answered(buffer, answer)
     }
@@ -198,7 +212,7 @@ impl<S: System> Queueable for Direct<S> {
     ) -> Result<u64, SourceError> {
         self.files.verify(request.shard, file)?;
         match outcome {
-            Outcome::Filled { moved_bytes } => Ok(moved_bytes),
+            Outcome::Filled { moved_bytes } => Ok(self.tally.direct(moved_bytes)),
             Outcome::Stuck { offset_bytes } => {
                 let reason = format!("a direct read ended inside a block at byte {offset_bytes}");
                 self.fall_back(file, request, buffer, reason)

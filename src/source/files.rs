@@ -28,6 +28,8 @@ pub(super) struct FileSet<S> {
     pub(super) system: S,
     entries: Box<[Entry]>,
     table: Arc<Table>,
+    /// Most descriptors at once.
+    open_files_max: usize,
     /// Counts openings; what "recently" is measured in. It stands still while every file is found open, so
     /// the common case writes nothing shared.
     openings: AtomicU64,
@@ -107,6 +109,11 @@ impl Table {
 impl<S: System> FileSet<S> {
     /// A set in which nothing is open yet.
     pub(super) fn new(system: S, shards: &[Shard]) -> Self {
+        Self::with_most(system, shards, OPEN_FILES_MAX)
+    }
+
+    /// The same with another limit than [`OPEN_FILES_MAX`], for a source that has more than one set.
+    pub(super) fn with_most(system: S, shards: &[Shard], open_files_max: usize) -> Self {
         let entry = |shard: &Shard| Entry {
             path: shard.path.clone(),
             identity: shard.identity,
@@ -117,6 +124,7 @@ impl<S: System> FileSet<S> {
             system,
             entries: shards.iter().map(entry).collect(),
             table: Arc::default(),
+            open_files_max,
             openings: AtomicU64::new(0),
         }
     }
@@ -201,7 +209,7 @@ impl<S: System> FileSet<S> {
     /// would have to wait and must not.
     fn permit(&self, may_wait: bool) -> Option<Permit> {
         let mut state = self.table.lock();
-        while state.permits >= OPEN_FILES_MAX {
+        while state.permits >= self.open_files_max {
             if let Some(evicted) = self.take_oldest(&mut state) {
                 let seen = state.changes;
                 // Closing locks the table, so it happens outside.

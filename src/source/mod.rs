@@ -1,4 +1,4 @@
-//! File bytes -> a caller's buffer: mmap windows, pread, direct I/O.
+//! File bytes -> a caller's buffer: mmap windows, pread, direct I/O, or whichever of them suits each read.
 //!
 //! Every source refuses to deliver bytes of a file that is no longer the one that was checked: after the
 //! bytes of a read have arrived, the open file's device, inode, length and times are compared with those
@@ -14,12 +14,19 @@
 //! ```text
 //! ReadRequest -> FileSet (<= 16 descriptors) -> buffered | direct | mapped | queue -> FileSet::verify -> buffer
 //! ```
+//!
+//! [`IoMode::Auto`] is made of the others: [`survey`] looks at each file before a load is planned, and `auto` asks again at
+//! each read.
 
+use std::fs::File;
 use std::path::Path;
 
 use crate::checkpoint::{Checkpoint, Shard, ShardId};
+use crate::page_cache;
+use crate::plan::LoadPlan;
 use crate::units::{Alignment, to_u64, to_usize};
 
+use self::auto::Auto;
 use self::buffered::Buffered;
 use self::direct::Direct;
 use self::mapped::Mapped;
@@ -29,8 +36,11 @@ use self::system::{DirectSupport, Kernel, System};
 pub use self::error::SourceError;
 pub use self::queue::Queueing;
 pub(crate) use self::queue::{QueueingCell, ReadBuffer, ReadQueue};
-pub use crate::plan::{IoMode, ReadRequest};
+pub use self::survey::{Survey, survey};
+pub use crate::plan::{IoDecision, IoMode, IoWays, ReadRequest};
 
+mod auto;
+mod behind;
 mod buffered;
 #[cfg(test)]
 mod conformance;
@@ -41,7 +51,9 @@ mod fallback;
 mod files;
 mod mapped;
 mod queue;
+mod survey;
 mod system;
+mod tally;
 mod window;
 
 impl ReadRequest {
@@ -120,6 +132,9 @@ pub trait Source: Sealed + Send + Sync {
     fn queueable(&self) -> Option<&dyn Queueable> {
         None
     }
+
+    /// Bytes by the way they were read, so far.
+    fn ways(&self) -> IoWays;
 }
 
 /// The alignment that reads need: the largest that any file's file system reports for direct I/O, and at least
@@ -136,18 +151,21 @@ fn alignment_of<'a, S: System>(
     system: &S,
     paths: impl Iterator<Item = &'a Path>,
 ) -> Result<Alignment, SourceError> {
-    let page = Alignment::new(to_u64(rustix::param::page_size())).expect("pages are powers of two");
-    let mut largest = Alignment::PAGE.max(page);
+    let mut largest = alignment_least();
     for path in paths {
         let (file, _) = system.open(path).map_err(|fault| SourceError::from_open(path, fault))?;
-        let support = system
-            .direct_support(&file)
-            .map_err(|source| SourceError::Status { path: path.to_owned(), source })?;
-        if let DirectSupport::Aligned { memory, offset } = support {
-            largest = largest.max(memory).max(offset);
-        }
+        largest = largest.max(direct_support(system, &file, path)?.alignment());
     }
     Ok(largest)
+}
+
+fn alignment_least() -> Alignment {
+    let page = Alignment::new(page_cache::page_bytes()).expect("pages are powers of two");
+    Alignment::PAGE.max(page)
+}
+
+fn direct_support<S: System>(system: &S, file: &File, path: &Path) -> Result<DirectSupport, SourceError> {
+    system.direct_support(file).map_err(|source| SourceError::Status { path: path.to_owned(), source })
 }
 
 /// Opens a source on the files of a checkpoint. Every file is opened once, the first
@@ -161,17 +179,31 @@ pub fn open(mode: IoMode, checkpoint: &Checkpoint) -> Result<Box<dyn Source>, So
     open_shards(mode, checkpoint.shards())
 }
 
+/// [`open`] as a plan was made: with its decisions, where it has them.
+pub(crate) fn open_planned(plan: &LoadPlan, checkpoint: &Checkpoint) -> Result<Box<dyn Source>, SourceError> {
+    match (plan.io(), plan.decisions()) {
+        (IoMode::Auto, decisions) if decisions.len() == checkpoint.shards().len() => {
+            Ok(Box::new(Auto::open(Kernel, checkpoint.shards(), decisions)?))
+        }
+        (mode, _) => open(mode, checkpoint),
+    }
+}
+
 /// [`open`] on a list of files.
 pub(crate) fn open_shards(mode: IoMode, shards: &[Shard]) -> Result<Box<dyn Source>, SourceError> {
     open_with(Kernel, mode, shards)
 }
 
-fn open_with<S: System + 'static>(
+fn open_with<S: System + Clone + 'static>(
     system: S,
     mode: IoMode,
     shards: &[Shard],
 ) -> Result<Box<dyn Source>, SourceError> {
     Ok(match mode {
+        IoMode::Auto => {
+            let survey = survey::survey_with(&system, shards)?;
+            Box::new(Auto::open(system, shards, &survey.decisions)?)
+        }
         IoMode::Mmap => Box::new(Mapped::open(system, shards)?),
         IoMode::Buffered => Box::new(Buffered::open(system, shards)?),
         IoMode::Direct | IoMode::Uring => Box::new(Direct::open(system, mode, shards)?),

@@ -4,13 +4,17 @@
 //! [`Kernel`] is the only implementation outside tests. Nothing here retries, loops or interprets.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
+use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, OFlags, Statx, StatxFlags};
+use rustix::fs::{Advice, AtFlags, OFlags, Statx, StatxFlags};
+use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::checkpoint::{FileIdentity, OpenFault, open_regular};
+use crate::file_system::FileSystem;
+use crate::page_cache;
 use crate::units::{Alignment, ByteRange};
 
 use super::window::Window;
@@ -27,6 +31,16 @@ pub(super) enum DirectSupport {
     Unknown,
 }
 
+impl DirectSupport {
+    /// What reads are aligned to, for addresses and for offsets; one byte where nothing is said.
+    pub(super) fn alignment(self) -> Alignment {
+        match self {
+            Self::Aligned { memory, offset } => memory.max(offset),
+            Self::None | Self::Unknown => Alignment::ONE,
+        }
+    }
+}
+
 /// The system calls of this stage.
 pub(super) trait System: Send + Sync {
     /// Opens a regular file for reading.
@@ -38,12 +52,7 @@ pub(super) trait System: Send + Sync {
     /// One `pread`.
     fn read_at(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize>;
 
-    /// Whether a queue may make its next read. Where tests refuse it.
-    fn may_queue(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// What becomes of the answer to a read that a queue has made into `buffer`. Where tests shorten it.
+    /// What becomes of the answer to a read that a queue has made into `buffer`. Where tests put their faults.
     fn answered(&self, buffer: &mut [u8], answer: io::Result<usize>) -> io::Result<usize> {
         let _ = buffer;
         answer
@@ -60,7 +69,29 @@ pub(super) trait System: Send + Sync {
 
     /// Copies out of a window once; see [`Window::copy_out`].
     fn copy_out(&self, window: &Window, position: usize, target: &mut [u8]) -> io::Result<usize>;
+
+    /// What holds the file.
+    fn file_system(&self, file: &File) -> io::Result<FileSystem>;
+
+    /// Pages of these bytes that are in the page cache, by `cachestat`.
+    fn pages_by_cachestat(&self, file: &File, bytes: ByteRange) -> io::Result<u64>;
+
+    /// The same by `mincore`; `EPERM` if that would not tell this process the truth.
+    fn pages_by_mincore(&self, file: &File, bytes: ByteRange) -> io::Result<u64>;
+
+    /// True if this byte can be read without waiting; see [`page_cache::is_byte_at_hand`].
+    fn is_byte_at_hand(&self, file: &File, offset_bytes: u64) -> io::Result<bool>;
+
+    /// One `pread` whose new pages the kernel forgets when it is over (`RWF_DONTCACHE`, Linux 6.14). `EOPNOTSUPP` where kernel
+    /// or file system do not know it.
+    fn read_uncached(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize>;
+
+    /// Drops whole pages of these bytes from the page cache, unless somebody uses them.
+    fn drop_pages(&self, file: &File, bytes: ByteRange) -> io::Result<()>;
 }
+
+/// `RWF_DONTCACHE` of `linux/fs.h`.
+const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 
 /// The real system.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,7 +120,7 @@ impl System for Kernel {
         let status = match rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
             Ok(status) => status,
             // A kernel or a sandbox without statx does not report either.
-            Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM) => return Ok(DirectSupport::Unknown),
+            Err(Errno::NOSYS | Errno::PERM) => return Ok(DirectSupport::Unknown),
             Err(error) => return Err(error.into()),
         };
         Ok(support_of(&status))
@@ -101,6 +132,38 @@ impl System for Kernel {
 
     fn copy_out(&self, window: &Window, position: usize, target: &mut [u8]) -> io::Result<usize> {
         window.copy_out(position, target)
+    }
+
+    fn file_system(&self, file: &File) -> io::Result<FileSystem> {
+        FileSystem::holding(file)
+    }
+
+    fn pages_by_cachestat(&self, file: &File, bytes: ByteRange) -> io::Result<u64> {
+        page_cache::pages_by_cachestat(file, bytes)
+    }
+
+    fn pages_by_mincore(&self, file: &File, bytes: ByteRange) -> io::Result<u64> {
+        if !page_cache::may_tell(file)? {
+            return Err(Errno::PERM.into());
+        }
+        page_cache::pages_by_mincore(file, bytes)
+    }
+
+    fn is_byte_at_hand(&self, file: &File, offset_bytes: u64) -> io::Result<bool> {
+        page_cache::is_byte_at_hand(file, offset_bytes)
+    }
+
+    fn read_uncached(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        let mut buffers = [IoSliceMut::new(buffer)];
+        Ok(rustix::io::preadv2(file, &mut buffers, offset_bytes, DONTCACHE)?)
+    }
+
+    fn drop_pages(&self, file: &File, bytes: ByteRange) -> io::Result<()> {
+        // No length would mean to the end of the file.
+        match NonZeroU64::new(bytes.len_bytes()) {
+            None => Ok(()),
+            len_bytes => Ok(rustix::fs::fadvise(file, bytes.start(), len_bytes, Advice::DontNeed)?),
+        }
     }
 }
 

@@ -255,15 +255,20 @@ impl Child {
                 break;
             }
         }
-        // New ones may be born between the list and the kill.
-        for _ in 0..10 {
-            if !send_all(Signal::KILL) {
-                break;
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
+        end_descendants();
         let last = self.exit.recv_timeout(Duration::from_millis(200)).ok().flatten();
         (status.or(last), interrupted)
+    }
+}
+
+/// Kills every descendant.
+pub(crate) fn end_descendants() {
+    // New ones may be born between the list and the kill.
+    for _ in 0..10 {
+        if !send_all(Signal::KILL) {
+            break;
+        }
+        thread::sleep(Duration::from_millis(10));
     }
 }
 

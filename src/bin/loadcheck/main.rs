@@ -9,11 +9,13 @@
 
 mod args;
 mod commands;
+mod compare;
 mod config;
 mod convert;
 mod exec;
 mod exit;
 mod family;
+mod fit;
 mod limits;
 mod listing;
 mod machine;
@@ -27,7 +29,9 @@ mod signals;
 mod sizes;
 mod small_file;
 mod source;
+mod strategies;
 mod synth;
+mod template;
 mod words;
 mod worker;
 
@@ -78,6 +82,12 @@ fn carry_out(cli: Cli) -> Exit {
         Command::Exec(args) => {
             with_output(&args.output, Some(&args.export), &|output| commands::exec::run(args, output))
         }
+        Command::Compare(args) => with_output(&args.output, Some(&args.export), &|output| {
+            commands::compare::run(args, output, &terminal)
+        }),
+        Command::Fit(args) => with_output(&args.output, Some(&args.export), &|output| {
+            commands::fit::run(args, output, &terminal)
+        }),
         Command::Synth(args) => {
             with_output(&args.output, None, &|output| commands::synth::run(args, output, &terminal))
         }

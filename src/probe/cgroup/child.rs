@@ -27,6 +27,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use super::{CgroupVersion, GroupMemory, MemoryGroup};
 use crate::probe::{ProbeError, Procfs};
 
@@ -119,7 +121,13 @@ impl ChildGroup {
                 path,
                 source,
             }),
+        }?;
+        if self.group.version() == CgroupVersion::V2 {
+            // A program that loses one of its processes goes as a whole, as under a container's runtime. Older than 4.19,
+            // or refused: then it is killed one by one.
+            let _ = write_existing(&self.directory().join("memory.oom.group"), "1");
         }
+        Ok(())
     }
 
     /// Its directory.
@@ -155,6 +163,25 @@ impl ChildGroup {
     /// [`ProbeError::Group`] if the kernel refuses, such as for a process that has ended.
     pub fn add(&self, pid: u32) -> Result<(), ProbeError> {
         move_process(pid, self.directory())
+    }
+
+    /// Kills every process in it, also those that are born meanwhile.
+    ///
+    /// # Errors
+    /// [`ProbeError::Group`] if the list cannot be read.
+    pub fn kill(&self) -> Result<(), ProbeError> {
+        let start = std::time::Instant::now();
+        loop {
+            let pids = self.pids()?;
+            let living = pids.iter().filter_map(|pid| Pid::from_raw(i32::try_from(*pid).ok()?));
+            // One that has just ended is as good. A process of a namespace that cannot be seen here has the number 0 and
+            // is left out.
+            let killed = living.filter(|pid| kill_process(*pid, Signal::KILL).is_ok()).count();
+            if killed == 0 || start.elapsed() >= REMOVE_PATIENCE {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Makes `command` enter the group before it runs anything of its own.

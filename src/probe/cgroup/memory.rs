@@ -11,6 +11,7 @@
 //! | `kernel_bytes` | `memory.kmem.usage_in_bytes` | `kernel` of `memory.stat` (since 5.18) |
 //! | `limit_hit_count` | `memory.failcnt` (not for a limit on memory and swap together) | `max` of `memory.events` |
 //! | `oom_kill_count` | `oom_kill` of `memory.oom_control` (since 4.13) | `oom_kill` of `memory.events` |
+//! | `file_refault_count` | `total_workingset_refault_file` of `memory.stat` | `workingset_refault_file` (since 5.9) |
 //!
 //! Usage and peak include the page cache, which grows up to whatever limit is set, and count since the group
 //! was made: neither says what a program needs. Limits apply through every ancestor, so the smallest one
@@ -70,6 +71,8 @@ pub struct GroupMemory {
     pub limit_hit_count: Measured<u64>,
     /// How many processes were killed for it.
     pub oom_kill_count: Measured<u64>,
+    /// Pages of files that were read again after the kernel had taken them back: what a tight limit costs.
+    pub file_refault_count: Measured<u64>,
 }
 
 impl GroupMemory {
@@ -85,6 +88,7 @@ impl GroupMemory {
             ("kernel_bytes", self.kernel_bytes),
             ("limit_hit_count", self.limit_hit_count),
             ("oom_kill_count", self.oom_kill_count),
+            ("file_refault_count", self.file_refault_count),
         ] {
             list.note(prefix, name, &measured);
         }
@@ -163,6 +167,7 @@ impl MemoryGroup {
                 }
             },
             oom_kill_count: keyed_number(&read_text(directory, names.events), names.events, "oom_kill"),
+            file_refault_count: from_stat(names.file_refaults),
         }
     }
 
@@ -244,6 +249,7 @@ impl MemoryGroup {
             kernel_bytes: missing,
             limit_hit_count: missing,
             oom_kill_count: missing,
+            file_refault_count: missing,
         }
     }
 }
@@ -259,6 +265,7 @@ struct Names {
     shmem: &'static str,
     active_file: &'static str,
     inactive_file: &'static str,
+    file_refaults: &'static str,
 }
 
 impl Names {
@@ -274,6 +281,7 @@ impl Names {
                 shmem: "total_shmem",
                 active_file: "total_active_file",
                 inactive_file: "total_inactive_file",
+                file_refaults: "total_workingset_refault_file",
             },
             CgroupVersion::V2 => Self {
                 usage: "memory.current",
@@ -285,6 +293,7 @@ impl Names {
                 shmem: "shmem",
                 active_file: "active_file",
                 inactive_file: "inactive_file",
+                file_refaults: "workingset_refault_file",
             },
         }
     }
@@ -371,9 +380,8 @@ mod tests {
     }
 
     const V1_STAT: &str = "cache 1\nrss 2\nhierarchical_memory_limit 900000\ntotal_cache 5000\ntotal_rss 7000\n\
-        shmem 3\ntotal_shmem 100\ntotal_inactive_file 3000\ntotal_active_file 1900\n";
-    const V2_STAT: &str =
-        "anon 7000\nfile 5000\nkernel 300\nshmem 100\ninactive_file 3000\nactive_file 1900\nslab 250\n";
+        shmem 3\ntotal_shmem 100\ntotal_inactive_file 3000\ntotal_active_file 1900\ntotal_workingset_refault_file 11\n";
+    const V2_STAT: &str = "anon 7000\nfile 5000\nkernel 300\nshmem 100\ninactive_file 3000\nactive_file 1900\nslab 250\nworkingset_refault_file 12\n";
 
     #[test]
     fn version_1_is_read_whole() {
@@ -399,6 +407,7 @@ mod tests {
         assert_eq!(memory.inactive_file_bytes.plus(memory.active_file_bytes), Measured::Value(4900));
         assert_eq!(memory.limit_hit_count, Measured::Value(4));
         assert_eq!(memory.oom_kill_count, Measured::Value(2));
+        assert_eq!(memory.file_refault_count, Measured::Value(11));
         let reason = Reason::FieldMissing { file: DIRECTORY, field: "memory.kmem.usage_in_bytes" };
         assert_eq!(memory.kernel_bytes, Measured::Unavailable(reason));
     }
@@ -420,6 +429,7 @@ mod tests {
         assert_eq!(memory.peak_bytes, Measured::Value(23456));
         assert_eq!((memory.limit_hit_count, memory.oom_kill_count), (Measured::Value(4), Measured::Value(2)));
         assert_eq!(memory.kernel_bytes, Measured::Value(300));
+        assert_eq!(memory.file_refault_count, Measured::Value(12));
     }
 
     #[test]

@@ -4,12 +4,14 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 
+use super::range;
 use crate::checkpoint::{FileIdentity, OpenFault};
+use crate::file_system::FileSystem;
 use crate::source::system::{DirectSupport, Kernel, System};
 use crate::source::window::Window;
 use crate::units::{ByteRange, to_u64};
@@ -19,16 +21,26 @@ use crate::units::{ByteRange, to_u64};
 pub(super) enum Call {
     Open,
     Identity,
-    ReadAt { direct: bool },
+    ReadAt {
+        direct: bool,
+    },
+    /// A read of a queue is over, and nobody has looked at its answer.
+    Answered,
     SetDirect(bool),
     Map,
     CopyOut,
+    FileSystem,
+    Cachestat,
+    Mincore,
+    ByteAtHand,
+    ReadUncached,
+    DropPages,
 }
 
 impl Call {
     /// True for the calls that move bytes.
     pub(super) fn moves_bytes(self) -> bool {
-        matches!(self, Self::ReadAt { .. } | Self::CopyOut)
+        matches!(self, Self::ReadAt { .. } | Self::Answered | Self::CopyOut | Self::ReadUncached)
     }
 }
 
@@ -44,6 +56,12 @@ pub(super) struct Faulty {
     pub(super) interrupt_every: Option<u64>,
     /// What is said about direct I/O instead of the truth.
     pub(super) support: Option<DirectSupport>,
+    /// What holds every file, instead of the truth.
+    pub(super) file_system: Option<FileSystem>,
+    /// How many pages of some bytes are in the page cache, instead of the truth.
+    pub(super) resident: Option<fn(ByteRange) -> u64>,
+    /// What was dropped from the page cache.
+    pub(super) dropped: Arc<Mutex<Vec<ByteRange>>>,
     /// Refusals that belong to the way of reading under test.
     pub(super) refuse: Option<Arc<Hook>>,
     /// What a single test does.
@@ -106,6 +124,13 @@ impl System for Faulty {
         Ok(count.min(allowed))
     }
 
+    fn answered(&self, buffer: &mut [u8], answer: io::Result<usize>) -> io::Result<usize> {
+        self.before(Call::Answered)?;
+        let allowed = self.allowed(buffer.len())?;
+        buffer[allowed..].fill(0xEE);
+        Ok(answer?.min(allowed))
+    }
+
     fn set_direct(&self, file: &File, direct: bool) -> io::Result<()> {
         self.before(Call::SetDirect(direct))?;
         Kernel.set_direct(file, direct)
@@ -127,5 +152,45 @@ impl System for Faulty {
         self.before(Call::CopyOut)?;
         let allowed = self.allowed(target.len())?;
         Kernel.copy_out(window, position, &mut target[..allowed])
+    }
+    fn file_system(&self, file: &File) -> io::Result<FileSystem> {
+        self.before(Call::FileSystem)?;
+        self.file_system.map_or_else(|| Kernel.file_system(file), Ok)
+    }
+
+    fn pages_by_cachestat(&self, file: &File, bytes: ByteRange) -> io::Result<u64> {
+        self.before(Call::Cachestat)?;
+        match self.resident {
+            Some(resident) => Ok(resident(bytes)),
+            None => Kernel.pages_by_cachestat(file, bytes),
+        }
+    }
+
+    fn pages_by_mincore(&self, file: &File, bytes: ByteRange) -> io::Result<u64> {
+        self.before(Call::Mincore)?;
+        match self.resident {
+            Some(resident) => Ok(resident(bytes)),
+            None => Kernel.pages_by_mincore(file, bytes),
+        }
+    }
+
+    fn is_byte_at_hand(&self, file: &File, offset_bytes: u64) -> io::Result<bool> {
+        self.before(Call::ByteAtHand)?;
+        match self.resident {
+            Some(resident) => Ok(resident(range(offset_bytes, offset_bytes + 1)) > 0),
+            None => Kernel.is_byte_at_hand(file, offset_bytes),
+        }
+    }
+
+    fn read_uncached(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        self.before(Call::ReadUncached)?;
+        let allowed = self.allowed(buffer.len())?;
+        Kernel.read_uncached(file, &mut buffer[..allowed], offset_bytes)
+    }
+
+    fn drop_pages(&self, file: &File, bytes: ByteRange) -> io::Result<()> {
+        self.before(Call::DropPages)?;
+        self.dropped.lock().unwrap().push(bytes);
+        Kernel.drop_pages(file, bytes)
     }
 }

@@ -127,9 +127,6 @@ pub(super) trait Queueable: Send + Sync {
     /// One `pread`, for what the queue would not do.
     fn read_at(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize>;
 
-    /// See [`System::may_queue`](super::system::System::may_queue).
-    fn may_queue(&self) -> io::Result<()>;
-
     /// See [`System::answered`](super::system::System::answered).
     fn answered(&self, buffer: &mut [u8], answer: io::Result<usize>) -> io::Result<usize>;
 
@@ -231,10 +228,10 @@ impl<B: ReadBuffer> ReadQueue<B> {
             let source = queueable(&*self.source);
             let Next::Read(piece) = flight.extent.next() else { unreachable!("something was asked for") };
             let part = part_of(&mut buffer, &flight.request, piece.position_bytes);
-            let answer = match landed.answer {
+            let answer = match source.answered(part, landed.answer) {
                 // The kernel would not do it in a queue, or not now: nothing is wrong with the read itself.
                 Err(error) if is_put_off(&error) => source.read_at(&file, part, piece.offset_bytes),
-                answer => source.answered(part, answer),
+                answer => answer,
             };
             match flight.extent.on_answer(answer) {
                 Next::Read(_) => self.fly(buffer, file, flight),
@@ -262,27 +259,15 @@ impl<B: ReadBuffer> ReadQueue<B> {
     }
 
     /// Queues the next piece of a read, or finishes it where there is none.
-    fn fly(&mut self, mut buffer: B, file: Arc<OpenFile>, mut flight: Flight) {
-        loop {
-            let piece = match flight.extent.next() {
-                Next::Read(piece) => piece,
-                Next::Over(outcome) => return self.finish(buffer, &file, flight, outcome),
-            };
-            match queueable(&*self.source).may_queue() {
-                Ok(()) => {
-                    let fits = self.ring.register(&mut buffer);
-                    if let Err(reason) = fits {
-                        self.queueing.note(Queueing::Unregistered { reason });
-                    }
-                    self.ring.push(buffer, file, piece, flight);
-                    return;
+    fn fly(&mut self, mut buffer: B, file: Arc<OpenFile>, flight: Flight) {
+        match flight.extent.next() {
+            Next::Read(piece) => {
+                if let Err(reason) = self.ring.register(&mut buffer) {
+                    self.queueing.note(Queueing::Unregistered { reason });
                 }
-                Err(error) => {
-                    if let Next::Over(outcome) = flight.extent.on_answer(Err(error)) {
-                        return self.finish(buffer, &file, flight, outcome);
-                    }
-                }
+                self.ring.push(buffer, file, piece, flight);
             }
+            Next::Over(outcome) => self.finish(buffer, &file, flight, outcome),
         }
     }
 

@@ -148,9 +148,10 @@ pub(crate) struct WorkArgs {
     /// At most 64 read and 4 write. What is written does not depend on it.
     #[arg(long, value_name = "N", hide_short_help = true, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) jobs: Option<u32>,
-    /// direct, buffered or mmap
+    /// direct, buffered, mmap or auto
     ///
-    /// How the source is read: past the page cache (O_DIRECT); through it; by windows of a mapping. A file that cannot be read
+    /// How the source is read: past the page cache (O_DIRECT); through it; by windows of a mapping; whichever of the first two suits each
+    /// read. A file that cannot be read
     /// the way that was asked for is named in the report. Files are written past the page cache wherever that is possible.
     #[arg(
         long,

@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 
+pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::convert::{ConvertArgs, VerifyArgs};
+pub(crate) use self::fit::{DoctorArgs, EmitArg, FitArgs};
 pub(crate) use self::values::{CacheArg, ColorArg, Device, ExpertsArg, FormatArg, Io, ProgressArg, Window};
 use crate::exit::Exit;
 use crate::limits::{LimitArg, VramArg};
@@ -20,7 +22,9 @@ use crate::output::numbers::to_f64;
 use crate::sizes::{Size, parse_duration};
 use crate::synth::{FloatType, presets};
 
+mod compare;
 mod convert;
+mod fit;
 mod values;
 
 /// First line of every help text: two public repositories use the name for something else.
@@ -30,8 +34,10 @@ const EXAMPLES: &str = "Examples:
   loadcheck ./model                          what does loading this need?
   loadcheck org/name --budget 512MiB         from the local Hugging Face cache
   loadcheck ./model --max-host 200MiB        a gate for CI: exit code 1 when exceeded
+  loadcheck compare ./model                  beside mapping it and reading whole files
   loadcheck plan ./model                     the peaks, predicted from the headers
   loadcheck exec -- python load_test.py      somebody else's loader, whole process tree
+  loadcheck fit ./model                      the smallest memory limit that works, by trying
   loadcheck convert ./model ./layers         one file per layer, in bounded memory
   loadcheck synth tiny-llama /tmp/m && loadcheck /tmp/m
                                              try it without a download";
@@ -76,6 +82,9 @@ pub(crate) enum Command {
         after_long_help = Exit::table()
     )]
     Run(RunArgs),
+    /// Compares what ways of loading SOURCE cost, side by side
+    #[command(long_about = compare::COMPARE_ABOUT, after_long_help = Exit::table())]
+    Compare(Box<CompareArgs>),
     /// Predicts what a load costs, from the headers; reads no weights
     #[command(
         long_about = "Predicts what a load costs, from the headers; reads no weights\n\n\
@@ -102,6 +111,9 @@ pub(crate) enum Command {
         after_long_help = Exit::table()
     )]
     Exec(ExecArgs),
+    /// Finds the smallest memory limit that a load works under
+    #[command(long_about = fit::FIT_ABOUT, after_long_help = Exit::table())]
+    Fit(Box<FitArgs>),
     /// Rewrites a checkpoint as one file per layer, in bounded memory
     #[command(
         long_about = convert::CONVERT_ABOUT,
@@ -156,11 +168,13 @@ pub(crate) struct LoadArgs {
     /// 1.1x-largest-tensor.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) budget: Size,
-    /// buffered, mmap or direct
+    /// auto, buffered, mmap or direct
     ///
     /// How files are read: through the page cache; by windows of a mapping that are dropped behind the cursor; past the
-    /// page cache (O_DIRECT). A file that cannot be read the way that was asked for is named in the report.
-    #[arg(long, value_name = "MODE", default_value = "buffered", hide_possible_values = true)]
+    /// page cache (O_DIRECT). `auto` takes what is in the page cache from there and reads the rest past it, leaving the page
+    /// cache as it was; the report says what was decided for each file and why. A file that cannot be read the way that was
+    /// asked for is named in the report.
+    #[arg(long, value_name = "MODE", default_value = "auto", hide_possible_values = true)]
     pub(crate) io: Io,
     /// auto, cuda:N, host or none
     ///

@@ -8,30 +8,38 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Io {
+    /// for each file and each read, what suits it
+    Auto,
     /// pread through the page cache
     Buffered,
     /// windows of a mapping, dropped behind the cursor
     Mmap,
     /// past the page cache (O_DIRECT)
     Direct,
+    /// the same, by a queue of the kernel's (io_uring)
+    Uring,
 }
 
 impl Io {
     /// As it is spelt.
     pub(crate) const fn name(self) -> &'static str {
         match self {
+            Self::Auto => "auto",
             Self::Buffered => "buffered",
             Self::Mmap => "mmap",
             Self::Direct => "direct",
+            Self::Uring => "uring",
         }
     }
 
     /// The library's.
     pub(crate) const fn mode(self) -> IoMode {
         match self {
+            Self::Auto => IoMode::Auto,
             Self::Buffered => IoMode::Buffered,
             Self::Mmap => IoMode::Mmap,
             Self::Direct => IoMode::Direct,
+            Self::Uring => IoMode::Uring,
         }
     }
 }

@@ -1,8 +1,9 @@
 //! `loadcheck exec -- CMD`: measures somebody else's process tree, holds it against the same limits.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
-use onelayer::probe::{ChildGroup, TreeOptions, TreeSampler, TreeSummary};
+use onelayer::probe::{ChildGroup, Procfs, TreeOptions, TreeSampler, TreeSummary};
 
 use rustix::process::{Pid, set_child_subreaper};
 
@@ -49,7 +50,16 @@ pub(crate) fn run(args: &ExecArgs, output: &Output) -> Outcome {
     if !problems.is_empty() {
         return Outcome::refused(report, problems);
     }
-    match Measured::take(args, line, output.owns_stdout(), &mut report) {
+    let asked = Asked {
+        command: &args.command,
+        line,
+        stdout_is_ours: output.owns_stdout(),
+        interval_ms: args.export.timeline,
+    };
+    let measured = Interrupts::listen()
+        .map_err(|error| Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}")))
+        .and_then(|interrupts| Measured::take(asked, &interrupts, &mut report));
+    match measured {
         Ok(measured) => measured.judge(args, &gates, &context, report),
         Err(problem) => Outcome::refused(report, vec![problem]),
     }
@@ -60,26 +70,42 @@ fn count(processes: usize) -> String {
     if processes == 1 { "1 process".to_owned() } else { format!("{processes} processes") }
 }
 
+/// What is to be measured.
+pub(super) struct Asked<'a> {
+    /// The program and its arguments.
+    pub(super) command: &'a [OsString],
+    /// Measuring ends, and the command with it, when a line like this is seen.
+    pub(super) line: Option<regex::bytes::Regex>,
+    /// What it prints goes to stderr.
+    pub(super) stdout_is_ours: bool,
+    /// Distance of the samples; `None` is the default.
+    pub(super) interval_ms: Option<u64>,
+}
+
 /// A command that has ended, and what it cost.
-struct Measured {
-    ended: Ended,
+pub(super) struct Measured {
+    /// How it ended.
+    pub(super) ended: Ended,
     summary: Option<TreeSummary>,
     cgroup_bytes: Option<u64>,
-    oom_kills: u64,
+    /// Processes that the kernel killed for want of memory; `None` if nobody counted.
+    pub(super) oom_kills: Option<u64>,
     seconds: f64,
+    cpu_seconds: Option<f64>,
     pressure: Pressure,
     awaited_line: bool,
 }
 
 impl Measured {
-    fn take(
-        args: &ExecArgs,
-        line: Option<regex::bytes::Regex>,
-        stdout_is_ours: bool,
+    /// Runs the command and measures it.
+    ///
+    /// # Errors
+    /// [`Code::CannotStart`]; nothing was measured then.
+    pub(super) fn take(
+        asked: Asked<'_>,
+        interrupts: &Interrupts,
         report: &mut Report,
     ) -> Result<Self, Problem> {
-        let interrupts = Interrupts::listen()
-            .map_err(|error| Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}")))?;
         // A group of its own gives the kernel's own peak and sees processes that live too short to be sampled.
         let group = ChildGroup::create(None)
             .map_err(|error| report.missing("peak.cgroup_bytes", &error.to_string()))
@@ -90,10 +116,12 @@ impl Measured {
         // Whoever is orphaned before the sampler looks is to come to us, too.
         let _ = set_child_subreaper(Pid::from_raw(1));
         let before = pressure::Counters::now();
-        let awaited_line = line.is_some();
-        let watch = line.map(LineWatch::new);
-        let mut child = Child::start(&args.command, watch, stdout_is_ours, group.as_ref())?;
-        let interval_ms = args.export.timeline;
+        let awaited_line = asked.line.is_some();
+        let watch = asked.line.map(LineWatch::new);
+        let myself = Procfs::default().myself();
+        let waited_before = myself.waited_cpu_seconds();
+        let mut child = Child::start(asked.command, watch, asked.stdout_is_ours, group.as_ref())?;
+        let interval_ms = asked.interval_ms;
         let mut options = TreeOptions { adopt_orphans: true, ..TreeOptions::default() };
         options.timeline_rows = if interval_ms.is_some() { TIMELINE_ROWS } else { TIMELINE_ROWS_MIN };
         options.group = group.as_ref().map(|group| group.directory().to_owned());
@@ -107,21 +135,21 @@ impl Measured {
                 }
             })
             .ok();
-        let event = child.wait(&interrupts);
+        let event = child.wait(interrupts);
         let pressure = before.until_now();
         let seconds = child.elapsed().as_secs_f64();
         let summary = sampler.and_then(|sampler| sampler.finish().ok());
         let memory = group.as_ref().map(ChildGroup::memory);
-        let ended = child.end(event, &interrupts);
+        let ended = child.end(event, interrupts);
+        let cpu_seconds =
+            myself.waited_cpu_seconds().combine(waited_before, |now, then| (now - then).max(0.0));
         Ok(Self {
             ended,
             summary,
             cgroup_bytes: memory.and_then(|memory| memory.peak_bytes.value()),
-            oom_kills: group
-                .map(|group| group.memory())
-                .and_then(|memory| memory.oom_kill_count.value())
-                .unwrap_or(0),
+            oom_kills: group.map(|group| group.memory()).and_then(|memory| memory.oom_kill_count.value()),
             seconds,
+            cpu_seconds: cpu_seconds.value(),
             pressure,
             awaited_line,
         })
@@ -129,19 +157,13 @@ impl Measured {
 
     fn judge(self, args: &ExecArgs, gates: &[Gate], context: &SizeContext, mut report: Report) -> Outcome {
         let run = self.run(args.export.timeline.is_some());
+        self.note_missing(&mut report);
         if let Some(exec) = &mut report.exec {
             exec.exit_code = self.ended.exit_code;
             exec.signal = self.ended.signal;
             exec.line_seen = self.awaited_line.then_some(self.ended.line_seen);
             exec.processes = self.summary.as_ref().map(|summary| u64::from(summary.process_count_peak));
         }
-        for entry in self.summary.iter().flat_map(|summary| &summary.unavailable) {
-            report.missing(&entry.metric, &entry.reason);
-        }
-        report.missing("peak.pinned_bytes", "only the driver knows what another program has pinned");
-        report.missing("peak.vram_bytes", "no device memory is measured by this version");
-        pressure::note_missing(&self.pressure, &mut report);
-        report.missing("io", "what a process tree reads is not counted by this version");
         if self.ended.left_behind > 0 {
             report.notes.push(format!("{} of the command still run", count(self.ended.left_behind)));
         }
@@ -156,7 +178,19 @@ impl Measured {
         Outcome { report, interrupted: self.ended.interrupted.map(exit_of), next: None }
     }
 
-    fn run(&self, keeps_timeline: bool) -> Run {
+    /// What could not be measured, and why.
+    pub(super) fn note_missing(&self, report: &mut Report) {
+        for entry in self.summary.iter().flat_map(|summary| &summary.unavailable) {
+            report.missing(&entry.metric, &entry.reason);
+        }
+        report.missing("peak.pinned_bytes", "only the driver knows what another program has pinned");
+        report.missing("peak.vram_bytes", "no device memory is measured by this version");
+        pressure::note_missing(&self.pressure, report);
+        report.missing("io", "what a process tree reads is not counted by this version");
+    }
+
+    /// What it cost, as a report has it.
+    pub(super) fn run(&self, keeps_timeline: bool) -> Run {
         let outcome = match &self.ended {
             ended if ended.interrupted.is_some() => RunOutcome::Interrupted,
             ended if ended.line_seen => RunOutcome::Stopped,
@@ -168,6 +202,7 @@ impl Measured {
             strategy: "exec".to_owned(),
             outcome,
             seconds: Some(self.seconds),
+            cpu_seconds: self.cpu_seconds,
             baseline: Point::default(),
             pressure: self.pressure.clone(),
             ..Run::default()
@@ -209,7 +244,7 @@ impl Measured {
     }
 
     /// Why the command counts as failed, if it does.
-    fn failure(&self) -> Option<Problem> {
+    pub(super) fn failure(&self) -> Option<Problem> {
         let failed = |message: String| Problem::new(Code::ChildFailed, message);
         match &self.ended {
             Ended { interrupted: Some(signal), .. } => {
@@ -218,7 +253,7 @@ impl Measured {
             Ended { line_seen: true, .. } => None,
             Ended { signal: Some(signal), .. } => {
                 let problem = failed(format!("the command was killed by {}", name_of(*signal)));
-                Some(if self.oom_kills > 0 {
+                Some(if self.oom_kills > Some(0) {
                     problem.help("the kernel's out-of-memory killer ended it: the memory limit of its container was reached")
                 } else {
                     problem

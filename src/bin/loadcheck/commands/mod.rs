@@ -1,12 +1,15 @@
 //! One file a command: configuration -> library call -> report. What they share is here.
 
+pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod describe;
 pub(crate) mod exec;
+pub(crate) mod fit;
 pub(crate) mod run;
 pub(crate) mod shell;
 pub(crate) mod synth;
 pub(crate) mod verify;
+mod worker_run;
 
 use crate::exit::Exit;
 use crate::output::escape::is_harmful;

@@ -12,13 +12,12 @@ use crate::output::terminal::Terminal;
 use crate::pressure;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
-use crate::report::{
-    CacheState, CommandName, Outcome as RunOutcome, Place, Point, Report, Run, TensorHash, Verdict,
-};
+use crate::report::{CacheState, CommandName, Place, Report, Run, Verdict};
 use crate::signals::{Interrupts, exit_of, name_of};
 use crate::source::{self, Resolved};
-use crate::worker::{Checked, Ending, Finished, Message, Task, Watch, carry_out};
+use crate::worker::{Checked, Ending, Task, Watch, carry_out};
 
+use super::worker_run::{Heard, Stop, prepare};
 use super::{Outcome, shell_word};
 
 /// Measures.
@@ -68,12 +67,6 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
     session.judge(&gates, &checked, &resolved)
 }
 
-/// Why the runs ended early.
-enum Stop {
-    Problems(Vec<Problem>),
-    Signal(i32),
-}
-
 /// A `run` in progress.
 struct Session<'a> {
     args: &'a RunArgs,
@@ -84,42 +77,10 @@ struct Session<'a> {
     crossings: Vec<(Watch, Place)>,
 }
 
-/// What a worker has told so far about the load it is measuring.
-#[derive(Default)]
-struct Heard {
-    baseline: Point,
-    peak: Point,
-    seconds: Option<f64>,
-    layer: Option<String>,
-    hashes: Vec<TensorHash>,
-    finished: Option<Box<Finished>>,
-    problems: Vec<Problem>,
-}
-
 impl Session<'_> {
     /// Decides on the device, reads the headers, and brings the page cache into the state that is wanted.
     fn prepare(&mut self, has_source: bool, cache: Option<CacheArg>) -> Result<Checked, Stop> {
-        let task = Task::Prepare { load: self.config.clone(), has_source, cache };
-        let (mut checked, mut problems, mut decided) = (None, Vec::new(), None);
-        let ending = carry_out(task, None, &self.interrupts, |message| match message {
-            Message::Checked(answer) => checked = Some(*answer),
-            Message::Error(found) => problems = found,
-            Message::Decided { device, gpu } => decided = Some((device, gpu)),
-            _ => {}
-        });
-        // Whatever is wrong otherwise; the runs take the device that was decided on.
-        if let Some((device, gpu)) = decided {
-            self.config.device = device;
-            self.report.host.get_or_insert_default().gpus = gpu.into_iter().collect();
-        }
-        match (ending, checked) {
-            (Ending::Interrupted(signal), _) => Err(Stop::Signal(signal)),
-            (Ending::Ended(_), Some(checked)) => Ok(checked),
-            (Ending::Ended(lost), None) => {
-                problems.extend(lost);
-                Err(Stop::Problems(problems))
-            }
-        }
+        prepare(&mut self.config, &mut self.report, &self.interrupts, has_source, cache)
     }
 
     fn note_source(&mut self, checked: &Checked, resolved: &Resolved) {
@@ -229,45 +190,27 @@ impl Session<'_> {
     }
 
     /// What is known of a run: the worker's own report, or what it told before it was gone.
-    fn settle(&mut self, heard: Heard, ending: &Ending, checked: &Checked) -> (Run, Vec<Problem>) {
-        let mut problems = heard.problems;
+    fn settle(&mut self, mut heard: Heard, ending: &Ending, checked: &Checked) -> (Run, Vec<Problem>) {
+        let mut problems = std::mem::take(&mut heard.problems);
         if let Ending::Ended(lost) = ending {
             problems.extend(lost.iter().cloned());
         }
-        if let Some(finished) = heard.finished {
-            for entry in &finished.unavailable {
-                self.report.missing(&entry.metric, &entry.reason);
-            }
-            for note in finished.notes {
-                if !self.report.notes.contains(&note) {
-                    self.report.notes.push(note);
-                }
-            }
-            self.crossings
-                .extend(finished.crossings.into_iter().map(|crossing| (crossing.watch, crossing.place)));
-            problems.extend(finished.problem);
-            return (finished.run, problems);
+        let Some(finished) = heard.finished.take() else {
+            let run = heard.partial(ending, &problems, "stream", Some(checked.plan.params.clone()));
+            return (run, problems);
+        };
+        for entry in &finished.unavailable {
+            self.report.missing(&entry.metric, &entry.reason);
         }
-        let outcome = match ending {
-            Ending::Interrupted(_) => RunOutcome::Interrupted,
-            Ending::Ended(_) if problems.iter().any(|problem| problem.code == Code::WorkerKilled) => {
-                RunOutcome::Killed
+        for note in finished.notes {
+            if !self.report.notes.contains(&note) {
+                self.report.notes.push(note);
             }
-            Ending::Ended(_) => RunOutcome::Failed,
-        };
-        let mut run = Run {
-            strategy: "stream".to_owned(),
-            params: Some(checked.plan.params.clone()),
-            outcome,
-            seconds: heard.seconds,
-            baseline: heard.baseline,
-            ..Run::default()
-        };
-        run.peak.host_bytes = heard.peak.host_bytes;
-        run.peak.rss_bytes = heard.peak.rss_bytes;
-        let seconds = heard.seconds.unwrap_or_default();
-        run.peak.at = heard.layer.map(|layer| Place { layer: Some(layer), tensor: None, seconds });
-        (run, problems)
+        }
+        self.crossings
+            .extend(finished.crossings.into_iter().map(|crossing| (crossing.watch, crossing.place)));
+        problems.extend(finished.problem);
+        (finished.run, problems)
     }
 
     /// Ends early, with what is known.
@@ -304,24 +247,6 @@ impl Session<'_> {
         report.fail(problems);
         let next = next(report, resolved);
         Outcome { report: self.report, interrupted: None, next }
-    }
-}
-
-impl Heard {
-    fn hear(&mut self, message: Message, progress: &mut Progress) {
-        match message {
-            Message::Started { baseline } => self.baseline = baseline,
-            Message::Progress { done_bytes, total_bytes, layer, peak, seconds } => {
-                progress.update(done_bytes, total_bytes, &layer);
-                self.peak = peak;
-                self.seconds = Some(seconds);
-                self.layer = Some(layer);
-            }
-            Message::Hash(hash) => self.hashes.push(hash),
-            Message::Done(finished) => self.finished = Some(finished),
-            Message::Error(problems) => self.problems = problems,
-            Message::Checked(_) | Message::Decided { .. } => {}
-        }
     }
 }
 

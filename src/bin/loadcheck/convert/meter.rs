@@ -67,8 +67,8 @@ impl Meter {
             after_unload: Some(after_unload),
             io: IoCounters {
                 read_bytes: facts.read_bytes,
-                from_cache_bytes: None,
                 major_faults: summary.activity.major_faults.value(),
+                ..IoCounters::default()
             },
             pressure,
             promise: facts.budget_bytes.and_then(|bytes| measured::promise(&summary, bytes, 0)),

@@ -5,8 +5,9 @@ use std::io::{self, Write};
 use serde::Serialize;
 use serde_json::json;
 
+use super::compared;
 use crate::listing::Layer;
-use crate::report::{CommandName, ConvertFile, Difference, Report, Run, Synth};
+use crate::report::{CommandName, ConvertFile, Difference, Fitted, Report, Run, Synth, Try};
 
 /// Writes the whole report, indented.
 pub(crate) fn write_json(report: &Report, to: &mut dyn Write) -> io::Result<()> {
@@ -31,8 +32,8 @@ struct Line<'a, T> {
     fields: T,
 }
 
-/// Writes one object a line, each with `schema` and `type`: `run`, `limit`, `hash`, `layer`, `plan`, `synth`, `convert`,
-/// `verification`, and last `summary`, which has the verdict and any error.
+/// Writes one object a line, each with `schema` and `type`: `run`, `comparison`, `limit`, `hash`, `layer`, `plan`, `synth`, `convert`,
+/// `verification`, `fit` (one a loader), and last `summary`, which has the verdict and any error.
 pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     fn each<T: Serialize>(
         report: &Report,
@@ -47,6 +48,7 @@ pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Resul
         Ok(())
     }
     each(report, to, "run", &report.runs)?;
+    each(report, to, "comparison", &report.comparison)?;
     each(report, to, "limit", &report.limits)?;
     each(report, to, "hash", &report.hashes)?;
     each(report, to, "layer", report.layers.iter())?;
@@ -54,6 +56,7 @@ pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Resul
     each(report, to, "synth", &report.synth)?;
     each(report, to, "convert", &report.convert)?;
     each(report, to, "verification", &report.verification)?;
+    each(report, to, "fit", report.fit.iter().flat_map(|fit| &fit.loaders))?;
     let summary = json!({
         "tool": report.tool, "command": report.command, "verdict": report.verdict, "error": report.error,
         "host": report.host, "source": report.source, "exec": report.exec, "unavailable": report.unavailable,
@@ -62,7 +65,7 @@ pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Resul
     each(report, to, "summary", [summary])
 }
 
-const RUN_COLUMNS: [&str; 24] = [
+const RUN_COLUMNS: [&str; 25] = [
     "run",
     "strategy",
     "outcome",
@@ -87,15 +90,19 @@ const RUN_COLUMNS: [&str; 24] = [
     "peak_vram_bytes",
     "vram_method",
     "mismatches",
+    "cpu_seconds",
 ];
 
-/// Writes one row a run (`run`, `exec`), a layer (`plan`, `inspect`), a checkpoint (`synth`), a file (`convert`) or a
-/// difference (`verify`). Empty is "not measured".
+/// Writes one row a run (`run`, `exec`), a way of loading (`compare`), a layer (`plan`, `inspect`), a checkpoint (`synth`), a file (`convert`), a
+/// difference (`verify`) or a try (`fit`). Empty is "not measured".
 pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     type Rows<'a> = Box<dyn Iterator<Item = Vec<String>> + 'a>;
     let (header, rows): (&[&str], Rows<'_>) = match report.command {
         CommandName::Run | CommandName::Exec => {
             (&RUN_COLUMNS, Box::new(report.runs.iter().enumerate().map(|(index, run)| run_row(index, run))))
+        }
+        CommandName::Compare => {
+            (&compared::CSV_COLUMNS, Box::new(report.comparison.iter().map(compared::csv_row)))
         }
         CommandName::Plan | CommandName::Inspect => (
             &["layer", "stack", "tensors", "bytes"],
@@ -113,6 +120,9 @@ pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
             &["place", "difference"],
             Box::new(report.verification.iter().flat_map(|found| &found.differences).map(difference_row)),
         ),
+        CommandName::Fit => {
+            (&TRY_COLUMNS, Box::new(report.fit.iter().flat_map(|fit| &fit.loaders).flat_map(try_rows)))
+        }
         CommandName::Unknown => return Ok(()),
     };
     let mut rows = rows.peekable();
@@ -124,6 +134,39 @@ pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
         writeln!(to, "{}", cells.join(","))?;
     }
     Ok(())
+}
+
+const TRY_COLUMNS: [&str; 10] = [
+    "strategy",
+    "limit_bytes",
+    "outcome",
+    "seconds",
+    "slowdown",
+    "peak_host_bytes",
+    "peak_cgroup_bytes",
+    "limit_hits",
+    "refault_bytes",
+    "cached_share",
+];
+
+fn try_rows(fitted: &Fitted) -> impl Iterator<Item = Vec<String>> {
+    let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
+    let float = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
+    let row = move |tried: &Try| {
+        vec![
+            super::escape::escape(&fitted.strategy).into_owned(),
+            number(tried.limit_bytes),
+            json!(tried.outcome).as_str().unwrap_or_default().to_owned(),
+            float(tried.seconds),
+            float(tried.slowdown),
+            number(tried.peak_host_bytes),
+            number(tried.peak_cgroup_bytes),
+            number(tried.limit_hits),
+            number(tried.refault_bytes),
+            float(tried.cached_share),
+        ]
+    };
+    fitted.tries.iter().map(row)
 }
 
 fn synth_row(synth: &Synth) -> Vec<String> {
@@ -176,6 +219,7 @@ fn run_row(index: usize, run: &Run) -> Vec<String> {
         number(run.peak.vram_bytes),
         run.peak.vram_method.clone().unwrap_or_default(),
         number(run.verified.as_ref().map(|verified| verified.mismatches)),
+        run.cpu_seconds.map(|seconds| seconds.to_string()).unwrap_or_default(),
     ]
 }
 

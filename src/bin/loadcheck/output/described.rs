@@ -1,10 +1,10 @@
 //! Text of the commands that describe: `plan` (derived numbers), `inspect` (headers), `synth` (what was written).
 
-use super::escape::escape;
 use super::grid::{Align, grid};
 use super::numbers::{bytes, count, grouped, rate, seconds};
 use super::terminal::Role;
 use super::text::{Look, source_line, strategy_line};
+use super::{escape::escape, reading};
 use crate::listing::{Layer, Listing, Tensor};
 use crate::report::Report;
 
@@ -14,7 +14,9 @@ const LINES_MAX: usize = 40;
 /// `loadcheck plan`
 pub(crate) fn plan(report: &Report, look: &Look) -> Vec<String> {
     let (Some(plan), Some(source)) = (&report.plan, &report.source) else { return Vec::new() };
-    let mut lines = vec![source_line(source), strategy_line(&plan.params), String::new()];
+    let mut lines = vec![source_line(source), strategy_line(&plan.params)];
+    lines.extend(reading::lines(&plan.files));
+    lines.push(String::new());
     lines
         .push(look.paint.paint(Role::Strong, "host memory, derived from the headers (nothing was measured)"));
     let mut rows: Vec<Vec<String>> =

@@ -1,11 +1,13 @@
 //! Markdown, and GitHub Actions (workflow commands on stdout, Markdown in the job summary).
 
+use super::compared;
 use super::escape::escape;
 use super::numbers::{bytes, count, growth, seconds};
+use super::reading::{self, moved_line};
 use super::terminal::Paint;
-use super::text::{device_line, exceeded_at, limit_line, limit_values, place, verified_line};
+use super::text::{Look, device_line, exceeded_at, limit_line, limit_values, place, verified_line};
 use crate::problem::Problem;
-use crate::report::{CommandName, Convert, Report, Run, Verification};
+use crate::report::{CommandName, Convert, Fitted, Report, Run, Verification};
 
 /// The report as Markdown.
 pub(crate) fn markdown(report: &Report) -> String {
@@ -26,9 +28,16 @@ pub(crate) fn markdown(report: &Report) -> String {
             "| run | host peak | over start | RSS peak | over start | at | time |\n|---:|---:|---:|---:|---:|---|---:|\n",
             report.runs.iter().enumerate().map(run_row).collect(),
         ),
+        CommandName::Compare => {
+            (compared::MARKDOWN_HEADER, report.comparison.iter().map(compared::markdown_row).collect())
+        }
         CommandName::Plan | CommandName::Inspect => (
             "| layer | tensors | bytes |\n|---|---:|---:|\n",
             report.layers.iter().map(|layer| layer_row(&layer)).collect(),
+        ),
+        CommandName::Fit => (
+            "| loader | smallest that works | smallest comfortable | without a limit |\n|---|---:|---:|---:|\n",
+            report.fit.iter().flat_map(|fit| &fit.loaders).map(fitted_row).collect(),
         ),
         CommandName::Synth | CommandName::Verify | CommandName::Unknown => ("", Vec::<String>::new()),
     };
@@ -50,7 +59,14 @@ pub(crate) fn markdown(report: &Report) -> String {
     }
     report.convert.iter().for_each(|convert| text.push_str(&converted(convert)));
     report.verification.iter().for_each(|found| text.push_str(&verified(found)));
-    let facts = device_line(report).into_iter().chain(verified_line(report));
+    let reads = report.runs.last().map(|run| (&run.io.files, moved_line(&run.io)));
+    let (files, moved) = match (reads, &report.plan) {
+        (Some((files, moved)), _) => (files.as_slice(), moved),
+        (None, Some(plan)) => (plan.files.as_slice(), None),
+        (None, None) => (&[][..], None),
+    };
+    let reading = reading::lines(files).into_iter().chain(moved);
+    let facts = device_line(report).into_iter().chain(reading).chain(verified_line(report));
     // Columns of text are aligned by blanks, which mean nothing here.
     facts.for_each(|line| text.push_str(&format!("\n{}\n", cell(&words(&line)))));
     text.push_str(&vram(report));
@@ -72,6 +88,16 @@ fn run_row((index, run): (usize, &Run)) -> String {
         growth(run.peak.rss_bytes, run.baseline.rss_bytes),
         run.peak.at.as_ref().map(|at| format!("`{}`", code(&place(at)))).unwrap_or_default(),
         run.seconds.map(seconds).unwrap_or_default(),
+    )
+}
+
+fn fitted_row(fitted: &Fitted) -> String {
+    format!(
+        "| `{}` | {} | {} | {} |\n",
+        code(&fitted.strategy),
+        bytes(fitted.smallest_bytes),
+        bytes(fitted.comfortable_bytes),
+        fitted.unlimited_seconds.map(seconds).unwrap_or_default(),
     )
 }
 
@@ -167,12 +193,12 @@ fn words(line: &str) -> String {
 }
 
 /// Text inside back quotes in a table.
-fn code(text: &str) -> String {
+pub(super) fn code(text: &str) -> String {
     escape(text).replace('`', "'").replace('|', "\\|")
 }
 
 /// Text in a table.
-fn cell(text: &str) -> String {
+pub(super) fn cell(text: &str) -> String {
     escape(text).replace('|', "\\|").replace('<', "&lt;")
 }
 
@@ -200,6 +226,11 @@ pub(crate) fn github(report: &Report) -> String {
     }
     for problem in &report.errors {
         text.push_str(&annotation(problem));
+    }
+    if report.command == CommandName::Compare {
+        let look = Look { paint: Paint::NONE, width: None, verbose: false };
+        compared::table(report, &look).iter().for_each(|line| text.push_str(&format!("{line}\n")));
+        return text;
     }
     if let Some(run) = report.runs.last().filter(|_| report.limits.is_empty() && report.errors.is_empty()) {
         text.push_str(&format!("host {}  RSS {}\n", bytes(run.peak.host_bytes), bytes(run.peak.rss_bytes)));

@@ -17,13 +17,16 @@ use crate::report::Report;
 use self::terminal::{Paint, Role, Terminal};
 use self::text::Look;
 
+mod compared;
 mod converted;
 mod data;
 mod described;
 pub(crate) mod escape;
+pub(crate) mod fitted;
 mod grid;
 mod markup;
 pub(crate) mod numbers;
+mod reading;
 pub(crate) mod terminal;
 mod text;
 

@@ -4,7 +4,7 @@
 use super::grid::{Align, grid};
 use super::numbers::{bytes, container, count, grouped, growth, rate, seconds};
 use super::terminal::{Paint, Role};
-use super::{converted, described, escape::escape};
+use super::{compared, converted, described, escape::escape, fitted, reading};
 use crate::args::CacheArg;
 use crate::limits::mean;
 use crate::report::{CommandName, Limit, Outcome, Params, Place, Report, Run, Source};
@@ -24,14 +24,19 @@ pub(crate) struct Look {
 pub(crate) fn render(report: &Report, look: &Look) -> String {
     let mut lines = match report.command {
         CommandName::Run | CommandName::Exec => measured(report, look),
+        CommandName::Compare => compared::table(report, look),
         CommandName::Plan => described::plan(report, look),
         CommandName::Inspect => described::inspect(report, look),
         CommandName::Synth => described::synth(report),
         CommandName::Convert => converted::convert(report, look),
         CommandName::Verify => converted::verify(report, look),
+        CommandName::Fit => fitted::fit(report, look),
         CommandName::Unknown => Vec::new(),
     };
-    if !lines.is_empty() {
+    let is_emitted = report.fit.as_ref().is_some_and(|fit| fit.emit.is_some());
+    if !lines.is_empty() && is_emitted {
+        lines.push(String::new());
+    } else if !lines.is_empty() {
         lines.extend(report.notes.iter().map(|note| format!("note: {}", escape(note))));
         lines.push(String::new());
     }
@@ -108,6 +113,10 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
     if let Some(params) = report.runs.first().and_then(|run| run.params.as_ref()) {
         lines.push(strategy_line(params));
     }
+    if let Some(run) = report.runs.last() {
+        lines.extend(reading::lines(&run.io.files));
+        lines.extend(reading::moved_line(&run.io));
+    }
     lines.extend(device_line(report));
     lines.extend(cache_line(&report.runs));
     lines.extend(peak_table(report, look));
@@ -170,6 +179,7 @@ fn outcome_verb(outcome: Outcome) -> &'static str {
         Outcome::Stopped => "was stopped",
         Outcome::Failed => "failed",
         Outcome::Killed => "was killed",
+        Outcome::Refused => "was refused",
         Outcome::Interrupted => "was interrupted",
     }
 }
@@ -192,7 +202,7 @@ fn how_it_ended(report: &Report) -> String {
 }
 
 /// `cache     cold before each run (checked: 0 % cached)`
-fn cache_line(runs: &[Run]) -> Option<String> {
+pub(super) fn cache_line(runs: &[Run]) -> Option<String> {
     let name = match runs.first()?.cache.asked {
         CacheArg::Cold => "cold",
         CacheArg::Warm => "warm",

@@ -6,18 +6,24 @@
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::compare::{Compared, ComparedPeak, Spread};
 pub(crate) use self::convert::{
     Convert, ConvertFile, ConvertMemory, ConvertParams, Converted, Difference, Duplicate, Estimate,
     FileState, ReadFallback, SideFile, Verification,
 };
+pub(crate) use self::fit::{Fit, Fitted, Try, TryOutcome};
+pub(crate) use self::reading::{FileReading, IoCounters};
 pub(crate) use self::run::{
-    CacheState, IoCounters, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring, Run,
-    Samples, TensorHash, Verified, Vram,
+    CacheState, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring, Run, Samples,
+    TensorHash, Verified, Vram,
 };
 use crate::listing::Listing;
 use crate::problem::Problem;
 
+mod compare;
 mod convert;
+mod fit;
+mod reading;
 mod run;
 
 /// The version of the schema.
@@ -47,7 +53,10 @@ pub(crate) struct Report {
     pub(crate) source: Option<Source>,
     /// One entry for each measured run.
     pub(crate) runs: Vec<Run>,
-    /// `plan` and `run`: what was predicted.
+    /// `compare`: a row for each way of loading.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) comparison: Vec<Compared>,
+    /// `plan`, `run` and `compare`, of `stream`: what was predicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) plan: Option<Plan>,
     /// `exec`: the command.
@@ -62,6 +71,9 @@ pub(crate) struct Report {
     /// `verify` and `convert --verify`: what was compared, and what differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) verification: Option<Verification>,
+    /// `fit`: every limit that was tried, and what follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fit: Option<Fit>,
     /// What could not be measured, and why.
     pub(crate) unavailable: Vec<Unavailable>,
     /// The gates.
@@ -99,6 +111,8 @@ pub(crate) enum CommandName {
     Plan,
     /// A checkpoint, described.
     Inspect,
+    /// Several ways of loading, measured side by side.
+    Compare,
     /// A command, measured.
     Exec,
     /// A checkpoint, made.
@@ -107,6 +121,8 @@ pub(crate) enum CommandName {
     Convert,
     /// A checkpoint, checked.
     Verify,
+    /// A memory limit, searched for.
+    Fit,
     /// Before it was clear what was asked for.
     Unknown,
 }
@@ -250,6 +266,9 @@ pub(crate) struct Plan {
     pub(crate) read_bytes: u64,
     /// Of these, bytes that no tensor needs.
     pub(crate) over_read_bytes: u64,
+    /// `--io auto`: how each file is to be read. A load decides again, when it begins.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) files: Vec<FileReading>,
 }
 
 /// One term of the host budget.
@@ -347,11 +366,13 @@ impl Report {
             host: None,
             source: None,
             runs: Vec::new(),
+            comparison: Vec::new(),
             plan: None,
             exec: None,
             synth: None,
             convert: None,
             verification: None,
+            fit: None,
             unavailable: Vec::new(),
             limits: Vec::new(),
             layers: Listing::default(),

@@ -2,20 +2,36 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::IoCounters;
 use crate::args::CacheArg;
 
 /// One measured run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Run {
-    /// `stream` is ours; `exec` is somebody else's command.
+    /// `stream` is ours; `exec` is somebody else's command; in a comparison, the name of its row.
     pub(crate) strategy: String,
+    /// The round of a comparison, from 1; warm-ups that failed are in round 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) round: Option<u64>,
     /// What it ran with; `null` for `exec`.
     pub(crate) params: Option<Params>,
     /// How it ended.
     pub(crate) outcome: Outcome,
+    /// Why it did not come to its end, in a comparison.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reason: Option<String>,
+    /// The exit code of a compared command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) exit_code: Option<i32>,
+    /// The signal that ended a compared command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) signal: Option<i32>,
     /// Wall time of the load. What `--verify` took is left out.
     pub(crate) seconds: Option<f64>,
+    /// CPU time in user and kernel mode until everything was loaded, all threads. Of a command: of all its processes,
+    /// until they ended. What `--verify` took between layers is in it; in steps of 10 ms on most machines.
+    pub(crate) cpu_seconds: Option<f64>,
     /// State of the page cache before the run, as far as it was brought about and checked.
     pub(crate) cache: CacheState,
     /// Before the source was opened.
@@ -61,6 +77,8 @@ pub(crate) enum Outcome {
     Failed,
     /// It was killed.
     Killed,
+    /// It was not begun: memory could not have held it.
+    Refused,
     /// Ctrl-C or SIGTERM.
     Interrupted,
 }
@@ -228,18 +246,6 @@ pub(crate) struct Place {
     pub(crate) tensor: Option<String>,
     /// Since the start of the load.
     pub(crate) seconds: f64,
-}
-
-/// What was read.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) struct IoCounters {
-    /// Bytes that were delivered from files.
-    pub(crate) read_bytes: Option<u64>,
-    /// Of these, bytes that no device had to read.
-    pub(crate) from_cache_bytes: Option<u64>,
-    /// Page faults that waited for a device.
-    pub(crate) major_faults: Option<u64>,
 }
 
 /// What the whole machine suffered during a run, others on it included.

@@ -9,7 +9,7 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::protocol::{Job, Message, Task};
-use super::{measure, prepare};
+use super::{imitate, measure, prepare};
 use crate::exit::Exit;
 
 /// The hidden first argument that makes this program a worker.
@@ -51,6 +51,12 @@ pub(crate) fn main() -> ExitCode {
         }
         Task::Measure { load, budgets, watches, interval_ms } => {
             match measure::measure(&load, &budgets, &watches, interval_ms, &cancel) {
+                Ok(finished) => Message::Done(Box::new(finished)),
+                Err(problems) => Message::Error(problems),
+            }
+        }
+        Task::Imitate { load, habit, interval_ms } => {
+            match imitate::imitate(&load, habit, interval_ms, &cancel) {
                 Ok(finished) => Message::Done(Box::new(finished)),
                 Err(problems) => Message::Error(problems),
             }

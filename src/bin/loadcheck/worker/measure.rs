@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use onelayer::checkpoint::Checkpoint;
 use onelayer::load::{LayerStream, LoadError, LoadReport, LoadedLayer, Loader};
 use onelayer::plan::MemoryTerms;
-use onelayer::probe::{Sampler, SamplerOptions, Summary};
+use onelayer::probe::{Procfs, Sampler, SamplerOptions, Summary};
+use onelayer::source::Queueing;
 use onelayer::{LoadPlan, Pinning, RingMode};
 
 use super::attendant::{Attendant, add_missed};
@@ -16,6 +17,7 @@ use super::child::tell;
 use super::heap;
 use super::prepare;
 use super::protocol::{Crossing, Finished, Message, Watch};
+use super::reading;
 use super::tracker::Tracker;
 use super::translate;
 use super::verify::{Stopped, Verifier};
@@ -24,7 +26,9 @@ use crate::args::Device;
 use crate::config::{Budgets, LoadConfig};
 use crate::measured::{self, point};
 use crate::problem::{Code, Problem};
-use crate::report::{self, IoCounters, Outcome, Place, Point, Ring, Run, Samples, TensorHash, Verified};
+use crate::report::{
+    self, FileReading, IoCounters, Outcome, Place, Point, Ring, Run, Samples, TensorHash, Verified,
+};
 
 /// Rows of the timeline, if one is wanted.
 const TIMELINE_ROWS: usize = 4096;
@@ -101,10 +105,15 @@ struct Loaded {
     report: LoadReport,
     memory: MemoryTerms,
     elapsed: Duration,
+    cpu_seconds: Option<f64>,
     after_load: Point,
     crossings: Vec<Crossing>,
     failure: Option<Failure>,
     verified: Option<Verified>,
+    /// How each file was to be read, where that was decided.
+    files: Vec<FileReading>,
+    /// Bytes of all tensors in their files.
+    wanted_bytes: u64,
     notes: Vec<String>,
 }
 
@@ -132,16 +141,20 @@ impl Load<'_> {
         })?;
         let mut notes = fallback_notes(&checkpoint, &stream.report());
         notes.extend(pinning_note(&stream.report()));
+        notes.extend(queueing_note(&stream.report()));
         let spent = verifier.as_ref().map(Verifier::spent).filter(|_| self.config.window.is_some());
         notes.extend(spent.map(verified_between));
         Ok(Loaded {
             report: stream.report(),
             memory: plan.memory().clone(),
             elapsed: delivered.elapsed,
+            cpu_seconds: delivered.cpu_seconds,
             after_load: delivered.after_load,
             crossings,
             verified: verifier.filter(|_| delivered.failure.is_none()).map(Verifier::finish),
             failure: delivered.failure,
+            files: reading::files(&checkpoint, &plan),
+            wanted_bytes: plan.source_bytes(),
             notes,
         })
     }
@@ -184,6 +197,8 @@ impl Load<'_> {
             }
         }
         let wall = self.start.elapsed();
+        let activity = Procfs::default().myself().activity().since(&self.sampler.baseline().activity);
+        let cpu_seconds = activity.cpu_seconds.value();
         self.sampler.marker().sample();
         let last = plan.layers().last().map_or("", |layer| layer.id.as_str());
         let vram_bytes = self.vram.and_then(|vram| vram.after_load(|| self.place(last)));
@@ -194,7 +209,7 @@ impl Load<'_> {
             failure = kept.try_for_each(|(index, layer)| compare(&mut verifier, index, layer)).err();
         }
         drop(kept);
-        Delivered { elapsed: wall.saturating_sub(compared_between), after_load, failure }
+        Delivered { elapsed: wall.saturating_sub(compared_between), cpu_seconds, after_load, failure }
     }
 
     /// Now, at a layer.
@@ -266,6 +281,7 @@ fn tell_hashes(layer: &LoadedLayer) -> Result<(), LoadError> {
 /// What the caller's side of the load saw.
 struct Delivered {
     elapsed: Duration,
+    cpu_seconds: Option<f64>,
     after_load: Point,
     failure: Option<Failure>,
 }
@@ -316,20 +332,20 @@ impl Loaded {
     /// Everything but its peaks.
     fn run(&self, config: &LoadConfig, budgets: &Budgets, seen: &Seen) -> Run {
         let summary = &seen.summary;
-        let read_bytes = self.report.read_bytes;
+        let wanted_bytes = self.failure.is_none().then_some(self.wanted_bytes);
         let from_storage = summary.activity.read_bytes.value();
         Run {
             strategy: "stream".to_owned(),
             params: Some(config.params(budgets, Some(u64::from(self.memory.ring().readers)))),
             seconds: Some(self.elapsed.as_secs_f64()),
+            cpu_seconds: self.cpu_seconds,
             baseline: point(&summary.baseline.memory),
             after_load: Some(self.after_load.clone()),
             after_unload: Some(seen.after_unload.clone()),
             verified: self.verified.clone(),
             io: IoCounters {
-                read_bytes: Some(read_bytes),
-                from_cache_bytes: from_storage.map(|storage| read_bytes.saturating_sub(storage)),
                 major_faults: summary.activity.major_faults.value(),
+                ..reading::counters(&self.report, from_storage, wanted_bytes, self.files.clone())
             },
             resident_bytes: Some(self.memory.resident_bytes()),
             resident_host_bytes: Some(self.memory.resident_host_bytes()),
@@ -383,6 +399,15 @@ fn pinning_note(report: &LoadReport) -> Option<String> {
             format!("only {slots} slots of the ring could be pinned, the rest was left out: {reason}")
         }
         _ => format!("the ring could not be pinned, so copies to the device are slower: {reason}"),
+    })
+}
+
+/// What became of a queue that is not as it should be.
+fn queueing_note(report: &LoadReport) -> Option<String> {
+    let reason = report.queueing.reason()?;
+    Some(match &report.queueing {
+        Queueing::Refused { .. } => format!("reads went through no queue, but direct, one by one: {reason}"),
+        _ => format!("reads went through a queue that does not know the ring: {reason}"),
     })
 }
 

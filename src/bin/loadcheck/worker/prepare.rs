@@ -16,7 +16,7 @@ use onelayer::{LoadPlan, Pinning};
 
 use super::child::tell;
 use super::protocol::{Checked, Message};
-use super::{device, translate};
+use super::{device, reading, translate};
 use crate::args::{CacheArg, Device};
 use crate::config::{Budgets, LoadConfig};
 use crate::problem::{Code, Problem};
@@ -180,7 +180,7 @@ pub(crate) fn plan_of(
         .map_err(one)?
         .plan(checkpoint)
         .map_err(|error: LoadError| one(translate::load(&error, map_path)))?;
-    let plan = derived(&plan, config, &budgets);
+    let plan = derived(checkpoint, &plan, config, &budgets);
     Ok(Planned { layers, plan, context, budgets })
 }
 
@@ -214,7 +214,7 @@ fn layer_sizes<'a>(checkpoint: &'a Checkpoint, layers: &'a Layers) -> impl Itera
 }
 
 /// The plan as a report has it.
-fn derived(plan: &LoadPlan, config: &LoadConfig, budgets: &Budgets) -> Plan {
+fn derived(checkpoint: &Checkpoint, plan: &LoadPlan, config: &LoadConfig, budgets: &Budgets) -> Plan {
     let memory = plan.memory();
     let ring = memory.ring();
     let is_pinned = config.device.has_own_memory();
@@ -241,6 +241,7 @@ fn derived(plan: &LoadPlan, config: &LoadConfig, budgets: &Budgets) -> Plan {
         reads: count(plan.reads().len()),
         read_bytes: plan.aligned_read_bytes(),
         over_read_bytes: plan.over_read_bytes(),
+        files: reading::files(checkpoint, plan),
     }
 }
 

@@ -8,6 +8,7 @@ use crate::limits::Metric;
 use crate::problem::Problem;
 use crate::report::{Gpu, Place, Plan, Point, Run, Source, TensorHash, Unavailable};
 use crate::sizes::SizeContext;
+use crate::strategies::Habit;
 
 /// What the worker is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -18,7 +19,7 @@ pub(crate) struct Job {
     pub(crate) task: Task,
 }
 
-/// The two tasks.
+/// The three tasks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Task {
@@ -39,6 +40,15 @@ pub(crate) enum Task {
         budgets: Budgets,
         /// Limits to notice.
         watches: Vec<Watch>,
+        /// Distance of the samples; `None` is the default.
+        interval_ms: Option<u64>,
+    },
+    /// Load by somebody else's habit, and measure it.
+    Imitate {
+        /// What to load; how is the habit's.
+        load: LoadConfig,
+        /// The habit.
+        habit: Habit,
         /// Distance of the samples; `None` is the default.
         interval_ms: Option<u64>,
     },
@@ -95,7 +105,7 @@ pub(crate) enum Message {
     Hash(TensorHash),
     /// `Prepare` is done.
     Checked(Box<Checked>),
-    /// `Measure` is done, perhaps partly.
+    /// `Measure` or `Imitate` is done, perhaps partly.
     Done(Box<Finished>),
     /// It could not be done.
     Error(Vec<Problem>),

@@ -1,0 +1,424 @@
+//! `loadcheck compare`: several ways of loading one checkpoint, in interleaved rounds, each run in a fresh process.
+//!
+//! ```text
+//! for each round: for each row, another one first: page cache -> run, measured -> Run
+//! all runs -> summary (compare/) -> report
+//! ```
+//!
+//! A row that does not complete is not run again; the others go on. Being refused for want of memory, or killed by the kernel
+//! for it, is a result; any other failure is a problem and decides the exit code.
+
+use onelayer::probe::ChildGroup;
+
+use crate::args::{CacheArg, CompareArgs, Device};
+use crate::compare::{Entry, Facts, What, add_notes, cpu_note, entries, order, summarise};
+use crate::config::LoadConfig;
+use crate::exec;
+use crate::machine;
+use crate::output::Output;
+use crate::output::terminal::Terminal;
+use crate::pressure;
+use crate::problem::{Code, Problem};
+use crate::progress::Progress;
+use crate::report::{CacheState, CommandName, Outcome as RunOutcome, Report, Run};
+use crate::signals::{Interrupts, exit_of, name_of};
+use crate::source::{self, Resolved};
+use crate::strategies::Strategy;
+use crate::worker::{Checked, Ending, Task, carry_out};
+
+use super::exec::{Asked, Measured};
+use super::run::verdict;
+use super::worker_run::{Heard, Stop, prepare};
+use super::{Outcome, shell_word};
+
+/// Notes about the page cache that are kept: each run may have its own.
+const CACHE_NOTES_MAX: usize = 4;
+
+/// Compares.
+pub(crate) fn run(args: &CompareArgs, output: &Output, terminal: &Terminal) -> Outcome {
+    let mut report = Report::new(CommandName::Compare);
+    report.host = Some(machine::host());
+    let mut problems = output.check();
+    let resolved = source::resolve(&args.load.source).map_err(|more| problems.extend(more)).ok();
+    let path = resolved.as_ref().map(|resolved| resolved.path.clone()).unwrap_or_default();
+    let entries = entries(&args.strategies, &args.commands, &path).map_err(|more| problems.extend(more));
+    let (config, more) = LoadConfig::new(&args.load, path);
+    problems.extend(more);
+    let interrupts = match Interrupts::listen() {
+        Ok(interrupts) => interrupts,
+        Err(error) => {
+            problems.push(Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}")));
+            return Outcome::refused(report, problems);
+        }
+    };
+    let entries = entries.unwrap_or_default();
+    let headers = LoadConfig { device: Device::None, ..config.clone() };
+    let rows = entries.iter().map(|_| Row::default()).collect();
+    let mut session =
+        Session { args, terminal, config, headers, interrupts, report, entries, rows, failures: Vec::new() };
+    // Headers are looked at even if something is wrong already: all problems come in one go.
+    let prepared = session.prepare(resolved.is_some());
+    let (checked, resolved) = match (prepared, resolved) {
+        (Ok(checked), Some(resolved)) if problems.is_empty() => (checked, resolved),
+        (Err(Stop::Signal(signal)), _) => return session.stopped(signal, None),
+        (Err(Stop::Problems(more)), _) => {
+            problems.extend(more);
+            problems.extend(session.config.below_floor(&problems));
+            return Outcome::refused(session.report, problems);
+        }
+        (Ok(_), _) => return Outcome::refused(session.report, problems),
+    };
+    session.note_source(&checked, &resolved);
+    match session.measure_all(&checked) {
+        Ok(()) => session.conclude(&checked, &resolved),
+        Err(Stop::Signal(signal)) => session.stopped(signal, Some(&checked)),
+        Err(Stop::Problems(more)) => {
+            session.failures.extend(more);
+            session.conclude(&checked, &resolved)
+        }
+    }
+}
+
+/// What is known of a row while it is measured.
+#[derive(Default)]
+struct Row {
+    /// It did not complete, and is not run again.
+    is_over: bool,
+}
+
+/// A `compare` in progress.
+struct Session<'a> {
+    args: &'a CompareArgs,
+    terminal: &'a Terminal,
+    /// As it was asked for, the device decided: how `stream` loads.
+    config: LoadConfig,
+    /// The same without a device: to look at headers and page cache.
+    headers: LoadConfig,
+    interrupts: Interrupts,
+    report: Report,
+    entries: Vec<Entry>,
+    rows: Vec<Row>,
+    failures: Vec<Problem>,
+}
+
+impl Session<'_> {
+    fn has_stream(&self) -> bool {
+        self.entries.iter().any(|entry| entry.what == What::Strategy(Strategy::Stream))
+    }
+
+    /// Reads the headers, and decides on the device if `stream` needs one. What memory cannot hold is refused: that of `stream`
+    /// is known here.
+    fn prepare(&mut self, has_source: bool) -> Result<Checked, Stop> {
+        if !self.has_stream() {
+            return self.prepare_headers(has_source, None);
+        }
+        let prepared = prepare(&mut self.config, &mut self.report, &self.interrupts, has_source, None);
+        match prepared {
+            Ok(checked) => {
+                self.config.settle(&checked.budgets);
+                Ok(checked)
+            }
+            Err(Stop::Problems(problems))
+                if !problems.is_empty()
+                    && problems.iter().all(|problem| problem.code == Code::CannotBeMet)
+                    && self.entries.len() > 1 =>
+            {
+                let checked = self.prepare_headers(has_source, None)?;
+                let reason = problems.into_iter().next().map(|problem| problem.message);
+                for index in 0..self.entries.len() {
+                    if self.entries[index].what == What::Strategy(Strategy::Stream) {
+                        let outcome = RunOutcome::Refused;
+                        let run = Run { outcome, reason: reason.clone(), ..Run::default() };
+                        self.push(index, 1, run);
+                    }
+                }
+                Ok(checked)
+            }
+            Err(stop) => Err(stop),
+        }
+    }
+
+    fn prepare_headers(&mut self, has_source: bool, cache: Option<CacheArg>) -> Result<Checked, Stop> {
+        prepare(&mut self.headers, &mut self.report, &self.interrupts, has_source, cache)
+    }
+
+    fn note_source(&mut self, checked: &Checked, resolved: &Resolved) {
+        let mut source = checked.source.clone();
+        source.given = resolved.given.clone();
+        source.resolved = Some(resolved.path.display().to_string());
+        source.revision = resolved.revision.clone();
+        self.report.source = Some(source);
+        let is_refused = self.report.runs.iter().any(|run| run.outcome == RunOutcome::Refused);
+        self.report.plan = (self.has_stream() && !is_refused).then(|| checked.plan.clone());
+        self.report.notes.extend(checked.notes.iter().cloned());
+        if !self.config.device.has_own_memory() {
+            self.report.missing("peak.vram_bytes", "the load takes no device memory");
+        }
+    }
+
+    fn measure_all(&mut self, checked: &Checked) -> Result<(), Stop> {
+        let (warmup, runs) = (self.args.warmup, self.args.runs);
+        let warmups = (0..warmup).map(|number| (0, number, format!("warm-up {} of {warmup}", number + 1)));
+        let counted = (0..runs).map(|number| (number + 1, number, format!("round {} of {runs}", number + 1)));
+        for (round, number, label) in warmups.chain(counted) {
+            for index in order(self.entries.len(), number) {
+                if !self.rows[index].is_over {
+                    self.measure_one(index, round, &label, checked)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One run of one row. A warm-up leaves no trace in the report unless it fails.
+    fn measure_one(&mut self, index: usize, round: u32, label: &str, checked: &Checked) -> Result<(), Stop> {
+        let cache = CacheState { asked: self.args.cache, cached_share: self.prepare_cache()? };
+        let entry = self.entries[index].clone();
+        let label = format!("{label}, {}", entry.name);
+        let attempt = match &entry.what {
+            What::Strategy(strategy) => self.by_worker(*strategy, &label, checked),
+            What::Command(words) => self.by_command(words),
+        };
+        self.interrupts.forget_leftovers();
+        let Attempt { mut run, problem, signal } = attempt;
+        run.cache = cache;
+        if let Some(problem) = problem {
+            let place = match &problem.place {
+                Some(place) => format!("{}: {place}", entry.name),
+                None => entry.name.clone(),
+            };
+            self.failures.push(Problem { place: Some(place), ..problem });
+        }
+        if round > 0 || run.outcome != RunOutcome::Completed {
+            self.push(index, round, run);
+        }
+        signal.map_or(Ok(()), |signal| Err(Stop::Signal(signal)))
+    }
+
+    fn push(&mut self, index: usize, round: u32, run: Run) {
+        self.rows[index].is_over |= run.outcome != RunOutcome::Completed;
+        let strategy = self.entries[index].name.clone();
+        self.report.runs.push(Run { strategy, round: Some(u64::from(round)), ..run });
+    }
+
+    fn prepare_cache(&mut self) -> Result<Option<f64>, Stop> {
+        if self.args.cache == CacheArg::Asis {
+            return Ok(None);
+        }
+        let checked = self.prepare_headers(true, Some(self.args.cache))?;
+        for note in checked.notes {
+            if self.report.notes.len() < CACHE_NOTES_MAX && !self.report.notes.contains(&note) {
+                self.report.notes.push(note);
+            }
+        }
+        Ok(checked.cached_share)
+    }
+
+    /// A way of loading of this program's, in a worker.
+    fn by_worker(&mut self, strategy: Strategy, label: &str, checked: &Checked) -> Attempt {
+        let interval_ms = self.args.export.timeline;
+        let load = self.config.clone();
+        let task = match strategy {
+            Strategy::Stream => {
+                Task::Measure { load, budgets: checked.budgets, watches: Vec::new(), interval_ms }
+            }
+            Strategy::Habit(habit) => Task::Imitate { load, habit, interval_ms },
+        };
+        let group = self.group();
+        let mut progress = Progress::start(self.terminal.progress, label);
+        let mut heard = Heard::default();
+        let before = pressure::Counters::now();
+        let ending =
+            carry_out(task, group.as_ref(), &self.interrupts, |message| heard.hear(message, &mut progress));
+        let pressure = before.until_now();
+        drop(progress);
+        let memory = group.map(|group| group.memory());
+        let mut attempt = self.settle(heard, &ending, strategy, checked);
+        pressure::note_missing(&pressure, &mut self.report);
+        attempt.run.pressure = pressure;
+        attempt.run.peak.cgroup_bytes = memory.and_then(|memory| memory.peak_bytes.value());
+        if let Some(reason) = memory.and_then(|memory| memory.peak_bytes.reason()) {
+            self.report.missing("peak.cgroup_bytes", &reason.to_string());
+        }
+        attempt.judge(memory.and_then(|memory| memory.oom_kill_count.value()))
+    }
+
+    /// What became of a worker.
+    fn settle(
+        &mut self,
+        mut heard: Heard,
+        ending: &Ending,
+        strategy: Strategy,
+        checked: &Checked,
+    ) -> Attempt {
+        let mut problems = std::mem::take(&mut heard.problems);
+        let signal = match ending {
+            Ending::Interrupted(signal) => Some(*signal),
+            Ending::Ended(lost) => {
+                problems.extend(lost.iter().cloned());
+                None
+            }
+        };
+        let run = match heard.finished.take() {
+            Some(finished) => {
+                for entry in &finished.unavailable {
+                    self.report.missing(&entry.metric, &entry.reason);
+                }
+                for note in finished.notes {
+                    if !self.report.notes.contains(&note) {
+                        self.report.notes.push(note);
+                    }
+                }
+                problems.extend(finished.problem);
+                finished.run
+            }
+            None => {
+                let is_ours = strategy == Strategy::Stream;
+                heard.partial(ending, &problems, "", is_ours.then(|| checked.plan.params.clone()))
+            }
+        };
+        Attempt { run, problem: problems.into_iter().next(), signal }
+    }
+
+    /// Somebody else's command, its whole process tree.
+    fn by_command(&mut self, words: &[std::ffi::OsString]) -> Attempt {
+        let interval_ms = self.args.export.timeline;
+        // Data is on stdout, whatever the format: what the command prints goes elsewhere.
+        let asked = Asked { command: words, line: None, stdout_is_ours: true, interval_ms };
+        let measured = match Measured::take(asked, &self.interrupts, &mut self.report) {
+            Ok(measured) => measured,
+            Err(problem) => {
+                return Attempt { run: Run::default(), problem: Some(problem), signal: None }.judge(None);
+            }
+        };
+        // Whoever it left behind would be in the next run's way.
+        exec::end_descendants();
+        measured.note_missing(&mut self.report);
+        let ended = &measured.ended;
+        let mut run = measured.run(interval_ms.is_some());
+        (run.exit_code, run.signal) = (ended.exit_code, ended.signal);
+        let signal = ended.interrupted;
+        let problem = measured.failure().filter(|_| signal.is_none());
+        Attempt { run, problem, signal }.judge(measured.oom_kills)
+    }
+
+    /// A control group for one run, where there can be one: its peak is the run's alone.
+    fn group(&mut self) -> Option<ChildGroup> {
+        match ChildGroup::create(None) {
+            Ok(group) => {
+                self.interrupts.remember_leftover(group.directory());
+                Some(group)
+            }
+            Err(error) => {
+                self.report.missing("peak.cgroup_bytes", &error.to_string());
+                None
+            }
+        }
+    }
+
+    /// The rows, from all runs so far.
+    fn sum_up(&mut self, checked: &Checked) {
+        let tensor_bytes = Some(checked.plan.tensor_bytes);
+        let facts = Facts {
+            device: self.config.device,
+            window: self.config.window,
+            narrows: self.config.dtype.is_some(),
+            tensor_bytes,
+            cache: self.args.cache,
+        };
+        let mut rows = summarise(&self.entries, &self.report.runs, tensor_bytes);
+        add_notes(&mut rows, &self.entries, &facts);
+        self.report.notes.extend(cpu_note(&rows, &self.entries, &facts));
+        if rows.iter().any(|row| row.command.is_some() && row.completed > 0) {
+            self.report
+                .notes
+                .push("the time of a command is that of the whole program, its start included".to_owned());
+        }
+        self.report.comparison = rows;
+    }
+
+    /// Ends early, with what is known.
+    fn stopped(mut self, signal: i32, checked: Option<&Checked>) -> Outcome {
+        if let Some(checked) = checked {
+            self.sum_up(checked);
+        }
+        let mut problems = self.failures;
+        problems.push(Problem::new(Code::Interrupted, format!("interrupted by {}", name_of(signal))));
+        self.report.fail(problems);
+        Outcome { report: self.report, interrupted: Some(exit_of(signal)), next: None }
+    }
+
+    /// Sums up, and decides how it ended.
+    fn conclude(mut self, checked: &Checked, resolved: &Resolved) -> Outcome {
+        self.sum_up(checked);
+        let rows = &self.report.comparison;
+        let mut problems = self.failures;
+        if problems.is_empty() && rows.iter().all(|row| row.completed == 0) {
+            let is_killed = rows.iter().any(|row| row.outcome == RunOutcome::Killed);
+            let code = if is_killed { Code::WorkerKilled } else { Code::CannotBeMet };
+            problems.push(
+                Problem::new(code, "memory holds none of the ways that were compared")
+                    .help("--device none keeps nothing, --window 1 one layer at a time"),
+            );
+        }
+        self.report.verdict = verdict(&self.report, false);
+        self.report.fail(problems);
+        let source = shell_word(&resolved.given);
+        let next = Some(format!(
+            "loadcheck compare {source} --cache cold --export-markdown compare.md   (for a page)"
+        ));
+        let next = next.filter(|_| self.args.export.export_markdown.is_none());
+        Outcome { report: self.report, interrupted: None, next }
+    }
+}
+
+/// A run that is over, and what is wrong with it.
+struct Attempt {
+    run: Run,
+    problem: Option<Problem>,
+    signal: Option<i32>,
+}
+
+impl Attempt {
+    /// Sorts results from failures: what was refused for want of memory, or what the kernel counted as killed for it, is a
+    /// result.
+    fn judge(mut self, oom_kills: Option<u64>) -> Self {
+        let Some(problem) = self.problem.take() else { return self };
+        self.run.reason = Some(problem.message.clone());
+        let is_refused = problem.code == Code::CannotBeMet;
+        if is_refused {
+            self.run.outcome = RunOutcome::Refused;
+        } else if self.run.outcome == RunOutcome::Killed && oom_kills > Some(0) {
+            self.run.reason = Some("out of memory, by the kernel".to_owned());
+        } else {
+            self.problem = Some(problem);
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attempt(outcome: RunOutcome, code: Code) -> Attempt {
+        let run = Run { outcome, ..Run::default() };
+        Attempt { run, problem: Some(Problem::new(code, "why")), signal: None }
+    }
+
+    #[test]
+    fn want_of_memory_is_a_result_and_nothing_else_is() {
+        let refused = attempt(RunOutcome::Failed, Code::CannotBeMet).judge(None);
+        assert_eq!((refused.run.outcome, refused.problem), (RunOutcome::Refused, None));
+        assert_eq!(refused.run.reason.as_deref(), Some("why"));
+        let killed = attempt(RunOutcome::Killed, Code::WorkerKilled).judge(Some(1));
+        assert_eq!((killed.run.outcome, killed.problem), (RunOutcome::Killed, None));
+        assert_eq!(killed.run.reason.as_deref(), Some("out of memory, by the kernel"));
+        for oom_kills in [None, Some(0)] {
+            let killed = attempt(RunOutcome::Killed, Code::ChildFailed).judge(oom_kills);
+            assert!(killed.problem.is_some(), "nobody knows who killed it");
+        }
+        let failed = attempt(RunOutcome::Failed, Code::ChildFailed).judge(Some(1));
+        assert!(failed.problem.is_some() && failed.run.reason.as_deref() == Some("why"));
+    }
+}

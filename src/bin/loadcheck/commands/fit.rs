@@ -1,0 +1,278 @@
+//! `loadcheck fit`: the smallest memory limit under which a load really works, found by running it under limits.
+
+use std::ffi::OsString;
+
+use onelayer::probe::ChildGroup;
+use onelayer::units::HumanBytes;
+use rustix::process::{Pid, set_child_subreaper};
+
+use crate::args::FitArgs;
+use crate::config::LoadConfig;
+use crate::fit::{Loader, Session, Stop, emitted_lines, no_group, prepare};
+use crate::machine;
+use crate::output::Output;
+use crate::output::fitted::log;
+use crate::output::terminal::Terminal;
+use crate::output::to_stderr;
+use crate::problem::{Code, Problem};
+use crate::report::{CommandName, Fit, Fitted, Report, Source, Verdict};
+use crate::signals::{Interrupts, exit_of, name_of};
+use crate::sizes::{Size, SizeContext};
+use crate::source::{self, Resolved};
+use crate::template::CommandTemplate;
+
+use super::{Outcome, shell_word};
+
+/// What ours is called among other loaders.
+const OURS: &str = "stream";
+
+/// A loader that is still to be prepared.
+enum Wanted {
+    Ours,
+    Command { template: CommandTemplate, strategy: Option<String> },
+}
+
+/// Searches.
+pub(crate) fn run(args: &FitArgs, output: &Output, terminal: &Terminal) -> Outcome {
+    let mut report = Report::new(CommandName::Fit);
+    report.host = Some(machine::host());
+    report.fit = Some(Fit {
+        cache: Some(args.cache),
+        runs: u64::from(args.runs),
+        emit: args.emit.map(|emit| emit.name().to_owned()),
+        headroom_percent: args.emit.map(|_| args.headroom),
+        ..Fit::default()
+    });
+    let mut problems = output.check();
+    let resolved = source::resolve(&args.load.source).map_err(|more| problems.extend(more)).ok();
+    let path = resolved.as_ref().map(|resolved| resolved.path.clone()).unwrap_or_default();
+    let (mut load, more) = LoadConfig::new(&args.load, path.clone());
+    problems.extend(more);
+    let wanted = wanted(args).unwrap_or_else(|more| {
+        problems.extend(more);
+        Vec::new()
+    });
+    problems.extend(ChildGroup::create(Some(1 << 30)).err().map(|error| no_group(&error)));
+    let interrupts = match Interrupts::listen() {
+        Ok(interrupts) => interrupts,
+        Err(error) => {
+            problems.push(Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}")));
+            return Outcome::refused(report, problems);
+        }
+    };
+    let mut context = SizeContext { limit_bytes: machine::memory_limit_bytes(), ..SizeContext::default() };
+    if let Some(resolved) = &resolved {
+        report.source = Some(source_of(resolved));
+        if wanted.is_empty() || wanted.iter().any(|wanted| matches!(wanted, Wanted::Ours)) {
+            match look(&mut load, resolved, &interrupts, &mut report) {
+                Ok(known) => context = known,
+                Err(Stop::Problems(more)) => problems.extend(more),
+                Err(Stop::Signal(signal)) => return stopped(report, Stop::Signal(signal), problems),
+            }
+        }
+    }
+    let range = range(args, &context).unwrap_or_else(|more| {
+        problems.extend(more);
+        (None, None)
+    });
+    if !problems.is_empty() {
+        return Outcome::refused(report, problems);
+    }
+    let session = Session {
+        terminal,
+        interrupts: &interrupts,
+        source: path,
+        context,
+        cache: args.cache,
+        lo: range.0,
+        hi: range.1,
+        ceiling_bytes: context.limit_bytes.unwrap_or(u64::MAX / 2),
+        precision: args.precision,
+        runs: args.runs,
+        max_slowdown: args.max_slowdown,
+    };
+    search_all(args, &session, &load, wanted, report, output)
+}
+
+/// Searches for one loader after the other.
+fn search_all(
+    args: &FitArgs,
+    session: &Session<'_>,
+    load: &LoadConfig,
+    wanted: Vec<Wanted>,
+    mut report: Report,
+    output: &Output,
+) -> Outcome {
+    let mut stop = None;
+    for wanted in wanted {
+        let (loader, mut fitted) = begin(wanted, session, load);
+        let ended = session.search(&loader, &mut fitted);
+        report.fit.get_or_insert_default().loaders.push(fitted);
+        if let Err(early) = ended {
+            stop = Some(early);
+            break;
+        }
+    }
+    let params = report.plan.as_ref().map(|plan| plan.params.clone());
+    let fit = report.fit.get_or_insert_default();
+    if let Some(emit) = args.emit.filter(|_| stop.is_none()) {
+        let lines =
+            fit.loaders.iter().flat_map(|fitted| emitted_lines(emit, fitted, args.headroom, params.as_ref()));
+        fit.emitted = lines.collect();
+    }
+    if fit.loaders.iter().any(|fitted| fitted.smallest_bytes.is_none()) {
+        report.verdict = Verdict::Fail;
+    }
+    if args.emit.is_some() && !output.format.is_machine() {
+        // On stdout there are only the lines.
+        log(&report, session.terminal).iter().for_each(|line| to_stderr(line));
+    }
+    if let Some(stop) = stop {
+        return stopped(report, stop, Vec::new());
+    }
+    let next = args.emit.is_none().then(|| next(&args.load.source));
+    Outcome { report, interrupted: None, next }
+}
+
+/// A loader that can be started, and its empty page of the report.
+fn begin(wanted: Wanted, session: &Session<'_>, load: &LoadConfig) -> (Loader, Fitted) {
+    match wanted {
+        Wanted::Ours => {
+            let fitted = Fitted { strategy: OURS.to_owned(), ..Fitted::default() };
+            (Loader::Ours(Box::new(load.clone())), fitted)
+        }
+        Wanted::Command { template, strategy } => {
+            // Orphans of the command come to us, so that they can be stopped with it.
+            let _ = set_child_subreaper(Pid::from_raw(1));
+            let words = template.words(&session.source, strategy.as_deref());
+            let text = |word: &OsString| word.to_string_lossy().into_owned();
+            let fitted = Fitted {
+                strategy: strategy.unwrap_or_else(|| "command".to_owned()),
+                command: Some(words.iter().map(text).collect()),
+                ..Fitted::default()
+            };
+            (Loader::Command(words), fitted)
+        }
+    }
+}
+
+/// Whom to search for.
+fn wanted(args: &FitArgs) -> Result<Vec<Wanted>, Vec<Problem>> {
+    let (mut wanted, mut problems, mut names_strategy) = (Vec::new(), Vec::new(), false);
+    let mut templates = Vec::new();
+    for text in &args.cmd {
+        match CommandTemplate::parse(text) {
+            Ok(template) => {
+                names_strategy |= template.names_strategy();
+                templates.push(template);
+            }
+            Err(problem) => problems.push(problem),
+        }
+    }
+    if names_strategy && args.strategies.is_empty() {
+        let problem = Problem::new(Code::Usage, "--cmd has {strategy}, and there is no -s NAME to put there");
+        problems.push(problem.help("-s load_file -s copy runs it twice"));
+    }
+    if !names_strategy && problems.is_empty() {
+        for name in args.strategies.iter().filter(|name| *name != OURS) {
+            let problem =
+                Problem::new(Code::Usage, format!("`{name}` is no loader of ours: only `{OURS}` is"));
+            problems.push(problem.help("names of another one's are put in for {strategy} in --cmd"));
+        }
+    }
+    if args.cmd.is_empty() || (!names_strategy && args.strategies.iter().any(|name| name == OURS)) {
+        wanted.push(Wanted::Ours);
+    }
+    for template in templates {
+        if template.names_strategy() {
+            let each =
+                |name: &String| Wanted::Command { template: template.clone(), strategy: Some(name.clone()) };
+            wanted.extend(args.strategies.iter().map(each));
+        } else {
+            wanted.push(Wanted::Command { template, strategy: None });
+        }
+    }
+    if problems.is_empty() { Ok(wanted) } else { Err(problems) }
+}
+
+/// The limits that were stated, in bytes.
+fn range(args: &FitArgs, context: &SizeContext) -> Result<(Option<u64>, Option<u64>), Vec<Problem>> {
+    let mut problems = Vec::new();
+    let mut resolve = |flag: &str, size: Option<Size>| {
+        let size = size?;
+        let resolved = size.resolve(context).map_err(|error| error.to_string());
+        match resolved {
+            Ok(0) => problems
+                .push(Problem::new(Code::Usage, "a limit is more than 0").at(format!("{flag} {size}"))),
+            Ok(bytes) => return Some(bytes),
+            Err(message) => {
+                problems.push(Problem::new(Code::SizeUnresolved, message).at(format!("{flag} {size}")))
+            }
+        }
+        None
+    };
+    let (lo, hi) = (resolve("--lo", args.lo), resolve("--hi", args.hi));
+    if let (Some(lo), Some(hi)) = (lo, hi)
+        && lo > hi
+    {
+        let (lo, hi) = (HumanBytes(lo), HumanBytes(hi));
+        problems.push(Problem::new(Code::Usage, format!("--lo {lo} is more than --hi {hi}")));
+    }
+    if let (Some(lo), Some(here)) = (lo, context.limit_bytes)
+        && lo > here
+    {
+        let (lo, here) = (HumanBytes(lo), HumanBytes(here));
+        let message = format!("--lo {lo} is more than the {here} that there are here");
+        problems.push(Problem::new(Code::CannotBeMet, message));
+    }
+    if problems.is_empty() { Ok((lo, hi)) } else { Err(problems) }
+}
+
+/// Device and headers, as `run` looks at them.
+fn look(
+    load: &mut LoadConfig,
+    resolved: &Resolved,
+    interrupts: &Interrupts,
+    report: &mut Report,
+) -> Result<SizeContext, Stop> {
+    let Some(prepared) = prepare(load, true, None, interrupts)? else { return Ok(SizeContext::default()) };
+    report.host.get_or_insert_default().gpus = prepared.gpu.into_iter().collect();
+    let checked = prepared.checked;
+    let known = source_of(resolved);
+    report.source = Some(Source {
+        given: known.given,
+        resolved: known.resolved,
+        revision: known.revision,
+        ..checked.source
+    });
+    report.plan = Some(checked.plan);
+    report.notes.extend(checked.notes);
+    Ok(checked.context)
+}
+
+fn source_of(resolved: &Resolved) -> Source {
+    Source {
+        given: resolved.given.clone(),
+        resolved: Some(resolved.path.display().to_string()),
+        revision: resolved.revision.clone(),
+        ..Source::default()
+    }
+}
+
+/// Ends early, with what is known.
+fn stopped(mut report: Report, stop: Stop, mut problems: Vec<Problem>) -> Outcome {
+    let mut interrupted = None;
+    match stop {
+        Stop::Problems(more) => problems.extend(more),
+        Stop::Signal(signal) => {
+            interrupted = Some(exit_of(signal));
+            problems.push(Problem::new(Code::Interrupted, format!("interrupted by {}", name_of(signal))));
+        }
+    }
+    report.fail(problems);
+    Outcome { report, interrupted, next: None }
+}
+
+fn next(source: &OsString) -> String {
+    format!("loadcheck fit {} --emit k8s   (ready lines)", shell_word(&source.to_string_lossy()))
+}

@@ -1,0 +1,220 @@
+//! The rows of a comparison, from `-s` and `--cmd`.
+//!
+//! A template is split into words as a POSIX shell splits them, and never run by one; `{source}` and `{strategy}` are put in
+//! afterwards, so that a name with blanks or quotes stays one word. Other braces are the command's own.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use crate::problem::{Code, Problem};
+use crate::strategies::Strategy;
+
+const SOURCE: &str = "{source}";
+const STRATEGY: &str = "{strategy}";
+/// What is compared if nothing is named.
+const STRATEGIES_DEFAULT: [&str; 3] = ["stream", "mmap", "read"];
+
+/// A row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// What it is called, once in a comparison.
+    pub(crate) name: String,
+    /// What is run.
+    pub(crate) what: What,
+}
+
+/// What a row runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// A way of loading of this program's.
+    Strategy(Strategy),
+    /// A command, its words.
+    Command(Vec<OsString>),
+}
+
+/// The rows that are asked for: strategies, then commands, each in the order of the command line.
+///
+/// With `{strategy}` in a template the names of `-s` are free text for it; else they are names of ours.
+///
+/// # Errors
+/// Everything that is wrong with them.
+pub(crate) fn entries(
+    names: &[String],
+    templates: &[String],
+    source: &Path,
+) -> Result<Vec<Entry>, Vec<Problem>> {
+    let mut problems = Vec::new();
+    let templates: Vec<Template> = templates
+        .iter()
+        .filter_map(|text| Template::parse(text).map_err(|problem| problems.push(problem)).ok())
+        .collect();
+    let takes_names = templates.iter().filter(|template| template.takes_name).count();
+    if takes_names > 0 && names.is_empty() {
+        problems.push(
+            Problem::new(Code::Usage, format!("--cmd has {STRATEGY}, and nothing is there to put in"))
+                .help("-s NAME, once for each row"),
+        );
+    }
+    let mut entries = Vec::new();
+    if takes_names == 0 {
+        let all = STRATEGIES_DEFAULT.map(str::to_owned);
+        let names = if names.is_empty() { all.as_slice() } else { names };
+        for name in names {
+            match Strategy::parse(name) {
+                Some(strategy) => entries.push(Entry { name: name.clone(), what: What::Strategy(strategy) }),
+                None => problems.push(unknown(name)),
+            }
+        }
+    }
+    let count = templates.len();
+    for (index, template) in templates.iter().enumerate() {
+        let own_name = if count == 1 { "cmd".to_owned() } else { format!("cmd{}", index + 1) };
+        if !template.takes_name {
+            entries.push(Entry { name: own_name, what: What::Command(template.words(source, "")) });
+            continue;
+        }
+        for name in names {
+            let what = What::Command(template.words(source, name));
+            let name = if takes_names == 1 { name.clone() } else { format!("{name} ({own_name})") };
+            entries.push(Entry { name, what });
+        }
+    }
+    make_unique(&mut entries);
+    if problems.is_empty() { Ok(entries) } else { Err(problems) }
+}
+
+fn unknown(name: &str) -> Problem {
+    let known: Vec<&str> = Strategy::ALL.iter().map(|(_, name)| *name).collect();
+    Problem::new(Code::Usage, format!("there is no strategy `{name}`"))
+        .at("--strategy")
+        .help(format!("there are {}; with {STRATEGY} in --cmd a name is free text", known.join(", ")))
+}
+
+/// The second of a name is called `name #2`: the same thing twice shows how much the machine varies.
+fn make_unique(entries: &mut [Entry]) {
+    for index in 0..entries.len() {
+        let (before, rest) = entries.split_at_mut(index);
+        let entry = &mut rest[0];
+        let plain = entry.name.clone();
+        let mut number = 2_u32;
+        while before.iter().any(|other| other.name == entry.name) {
+            entry.name = format!("{plain} #{number}");
+            number += 1;
+        }
+    }
+}
+
+/// The words of a `--cmd`.
+struct Template {
+    words: Vec<String>,
+    takes_name: bool,
+}
+
+impl Template {
+    fn parse(text: &str) -> Result<Self, Problem> {
+        let wrong = |message: &str| Problem::new(Code::Usage, message.to_owned()).at(format!("--cmd {text}"));
+        let words = shlex::split(text).ok_or_else(|| wrong("a quote or a backslash has no end"))?;
+        if words.is_empty() {
+            return Err(wrong("there is no command in it"));
+        }
+        let takes_name = words.iter().any(|word| word.contains(STRATEGY));
+        Ok(Self { words, takes_name })
+    }
+
+    fn words(&self, source: &Path, name: &str) -> Vec<OsString> {
+        self.words.iter().map(|word| put_in(word, source.as_os_str(), name)).collect()
+    }
+}
+
+/// One word with its placeholders replaced. What was put in is not looked at again.
+fn put_in(word: &str, source: &OsStr, name: &str) -> OsString {
+    let mut done = OsString::new();
+    let mut rest = word;
+    while !rest.is_empty() {
+        if let Some(after) = rest.strip_prefix(SOURCE) {
+            done.push(source);
+            rest = after;
+        } else if let Some(after) = rest.strip_prefix(STRATEGY) {
+            done.push(name);
+            rest = after;
+        } else {
+            // To the next brace, this one not counted.
+            let len = rest[1..].find('{').map_or(rest.len(), |at| at + 1);
+            let len = if rest.is_char_boundary(1) { len } else { rest.find('{').unwrap_or(rest.len()) };
+            done.push(&rest[..len]);
+            rest = &rest[len..];
+        }
+    }
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::strategies::Habit;
+
+    fn rows(names: &[&str], templates: &[&str]) -> Result<Vec<(String, Vec<String>)>, Vec<Problem>> {
+        let own = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<String>>();
+        let entries = entries(&own(names), &own(templates), Path::new("a b/model"))?;
+        Ok(entries
+            .into_iter()
+            .map(|entry| match entry.what {
+                What::Strategy(strategy) => (entry.name, vec![format!("<{}>", strategy.name())]),
+                What::Command(words) => {
+                    (entry.name, words.into_iter().map(|word| word.into_string().unwrap()).collect())
+                }
+            })
+            .collect())
+    }
+
+    fn row(name: &str, words: &[&str]) -> (String, Vec<String>) {
+        (name.to_owned(), words.iter().map(|word| (*word).to_owned()).collect())
+    }
+
+    #[test]
+    fn three_ways_are_compared_if_nothing_is_named() {
+        let ours = [row("stream", &["<stream>"]), row("mmap", &["<mmap>"]), row("read", &["<read>"])];
+        assert_eq!(rows(&[], &[]).unwrap(), ours);
+        let with_command = [ours.as_slice(), &[row("cmd", &["cat", "a b/model"])]].concat();
+        assert_eq!(rows(&[], &["cat {source}"]).unwrap(), with_command);
+    }
+
+    #[test]
+    fn names_are_free_text_where_a_template_takes_them() {
+        let found =
+            rows(&["load_file", "it's"], &["py -c 'x = {}' {strategy}.py {source}/{strategy}"]).unwrap();
+        assert_eq!(
+            found,
+            [
+                row("load_file", &["py", "-c", "x = {}", "load_file.py", "a b/model/load_file"]),
+                row("it's", &["py", "-c", "x = {}", "it's.py", "a b/model/it's"]),
+            ]
+        );
+        let found = rows(&["x"], &["a {strategy}", "b", "c {strategy}"]).unwrap();
+        let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["x (cmd1)", "cmd2", "x (cmd3)"]);
+    }
+
+    #[test]
+    fn words_are_split_before_anything_is_put_in() {
+        let found = rows(&["{source} $(x)"], &[r#"a "b {strategy}" c\ d 'ü{'{"k":1}é{source}"#]).unwrap();
+        assert_eq!(found[0].1, ["a", "b {source} $(x)", "c d", "ü{{k:1}éa b/model"]);
+    }
+
+    #[test]
+    fn the_same_twice_is_two_rows() {
+        let found = rows(&["mmap", "mmap", "stream", "mmap"], &[]).unwrap();
+        let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["mmap", "mmap #2", "stream", "mmap #3"]);
+        assert_eq!(Strategy::parse("mmap"), Some(Strategy::Habit(Habit::Mmap)));
+    }
+
+    #[test]
+    fn everything_wrong_is_said_at_once() {
+        let problems = rows(&["steam"], &["a 'b", "", "   "]).unwrap_err();
+        assert_eq!(problems.len(), 4, "{problems:?}");
+        assert!(problems.iter().all(|problem| problem.code == Code::Usage));
+        let problems = rows(&[], &["a {strategy}"]).unwrap_err();
+        assert!(problems[0].help.as_deref().unwrap().contains("-s NAME"), "{problems:?}");
+    }
+}

@@ -1,0 +1,15 @@
+//! What `compare` compares, in which order, and what the runs of it say together.
+//!
+//! ```text
+//! -s, --cmd -> entries (one row each) -> order of a round -> runs (commands/compare.rs) -> summary -> report
+//! ```
+//!
+//! Nothing here starts a process or prints.
+
+mod entry;
+mod notes;
+mod summary;
+
+pub(crate) use self::entry::{Entry, What, entries};
+pub(crate) use self::notes::{Facts, add_notes, cpu_note};
+pub(crate) use self::summary::{order, summarise};

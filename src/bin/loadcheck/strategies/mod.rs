@@ -1,0 +1,222 @@
+//! How others load: the habits that `compare` puts beside our own way, on the same files.
+//!
+//! Modest code on purpose. Each habit is what a loader of its kind does, with one thread and without tricks, so that the
+//! numbers are those of the habit:
+//!
+//! | habit | does | keeps |
+//! |---|---|---|
+//! | `mmap` | maps each file whole, touches every page of every tensor | the mappings |
+//! | `read` | reads each file whole into memory | the files |
+//! | `pread` | reads one tensor at a time into memory of its own | the tensors, unless all is dropped |
+//! | `direct` | the same past the page cache | the same |
+//!
+//! Every byte of every selected tensor has been in memory when a habit is done; with `read`, what stands between them as
+//! well. What is kept stays until the [`Held`] is dropped. A worker calls [`load`] and measures.
+
+use std::path::{Path, PathBuf};
+
+use onelayer::checkpoint::{Checkpoint, TensorId};
+use serde::{Deserialize, Serialize};
+
+mod direct;
+mod mapped;
+mod owned;
+
+pub(crate) use self::mapped::Mapping;
+pub(crate) use self::owned::Owned;
+
+/// A way of loading that is not ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Habit {
+    /// Map everything and keep it.
+    Mmap,
+    /// Read whole files.
+    Read,
+    /// Read tensor by tensor.
+    Pread,
+    /// Read tensor by tensor, past the page cache.
+    Direct,
+}
+
+/// A way of loading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Strategy {
+    /// Ours.
+    Stream,
+    /// That of others.
+    Habit(Habit),
+}
+
+impl Strategy {
+    /// All of them, as they are spelt.
+    pub(crate) const ALL: [(Self, &'static str); 5] = [
+        (Self::Stream, "stream"),
+        (Self::Habit(Habit::Mmap), "mmap"),
+        (Self::Habit(Habit::Read), "read"),
+        (Self::Habit(Habit::Pread), "pread"),
+        (Self::Habit(Habit::Direct), "direct"),
+    ];
+
+    /// The one of that name.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, known)| *known == name).map(|(strategy, _)| *strategy)
+    }
+
+    /// Its name.
+    pub(crate) fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(strategy, _)| *strategy == self).map_or("", |(_, name)| name)
+    }
+}
+
+/// What a load still holds when it is done.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    mappings: Vec<Mapping>,
+    owned: Vec<Owned>,
+}
+
+/// Why a load ended early.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum Stop {
+    /// It was asked to.
+    #[error("cancelled")]
+    Cancelled,
+    /// A file could not be opened, mapped or read.
+    #[error("cannot {action}: {source}")]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A file is shorter than its header says.
+    #[error("the file ends before byte {end_bytes} that its header promises")]
+    EndOfFile {
+        /// Which file.
+        path: PathBuf,
+        /// Where the tensor ends.
+        end_bytes: u64,
+    },
+    /// There is no memory for a tensor or a file.
+    #[error("cannot get {len_bytes} bytes of memory: {source}")]
+    Memory {
+        /// How much was asked for.
+        len_bytes: u64,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+}
+
+impl Stop {
+    /// The file it is about.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::File { path, .. } | Self::EndOfFile { path, .. } => Some(path),
+            Self::Cancelled | Self::Memory { .. } => None,
+        }
+    }
+}
+
+/// Who is told how far a load is, and may stop it.
+pub(crate) trait Follow {
+    /// A file or a tensor begins.
+    fn enter(&mut self, name: &str);
+
+    /// So many more bytes have arrived.
+    ///
+    /// # Errors
+    /// [`Stop::Cancelled`] if the load is to end.
+    fn arrived(&mut self, len_bytes: u64) -> Result<(), Stop>;
+
+    /// Something was done in another way than the habit says.
+    fn note(&mut self, note: String);
+}
+
+/// Loads `tensors` (sorted as the checkpoint has them) by a habit.
+///
+/// With `keeps`, `pread` and `direct` keep every tensor; the other two always keep what they have.
+///
+/// # Errors
+/// [`Stop`]; what was held is given back then.
+pub(crate) fn load(
+    habit: Habit,
+    checkpoint: &Checkpoint,
+    tensors: &[TensorId],
+    keeps: bool,
+    follow: &mut dyn Follow,
+) -> Result<Held, Stop> {
+    let mut held = Held::default();
+    for of_shard in tensors.chunk_by(|left, right| same_shard(checkpoint, *left, *right)) {
+        let shard = checkpoint.shard(checkpoint.tensor(of_shard[0]).shard);
+        let path = shard.path.as_path();
+        match habit {
+            Habit::Mmap => {
+                let mapping = Mapping::of_file(path)?;
+                for tensor in of_shard {
+                    let tensor = checkpoint.tensor(*tensor);
+                    follow.enter(tensor.name);
+                    mapping.touch(tensor.extent, path, follow)?;
+                }
+                held.mappings.push(mapping);
+            }
+            Habit::Read => {
+                follow.enter(&path.file_name().unwrap_or_default().to_string_lossy());
+                held.owned.push(owned::file(path, follow)?);
+            }
+            Habit::Pread | Habit::Direct => {
+                let mut reader = direct::Reader::open(path, habit == Habit::Direct, follow)?;
+                for tensor in of_shard {
+                    let tensor = checkpoint.tensor(*tensor);
+                    follow.enter(tensor.name);
+                    let owned = reader.tensor(tensor.extent, follow)?;
+                    if keeps {
+                        held.owned.push(owned);
+                    }
+                }
+            }
+        }
+    }
+    Ok(held)
+}
+
+fn same_shard(checkpoint: &Checkpoint, left: TensorId, right: TensorId) -> bool {
+    checkpoint.tensor(left).shard == checkpoint.tensor(right).shard
+}
+
+/// Bytes of host memory that a habit takes for `tensors`, beside what the kernel can take back.
+///
+/// # Errors
+/// [`Stop::File`] if a file cannot be looked up.
+pub(crate) fn needed_bytes(
+    habit: Habit,
+    checkpoint: &Checkpoint,
+    tensors: &[TensorId],
+    keeps: bool,
+) -> Result<u64, Stop> {
+    let sizes = tensors.iter().map(|tensor| checkpoint.tensor(*tensor).extent.len_bytes());
+    match habit {
+        Habit::Mmap => Ok(0),
+        Habit::Pread | Habit::Direct if keeps => Ok(sizes.fold(0, u64::saturating_add)),
+        Habit::Pread | Habit::Direct => Ok(sizes.max().unwrap_or(0)),
+        Habit::Read => {
+            let mut total_bytes = 0_u64;
+            for of_shard in tensors.chunk_by(|left, right| same_shard(checkpoint, *left, *right)) {
+                let path = checkpoint.shard(checkpoint.tensor(of_shard[0]).shard).path.as_path();
+                let metadata = std::fs::metadata(path).map_err(|source| failed("look up", path, source))?;
+                total_bytes = total_bytes.saturating_add(metadata.len());
+            }
+            Ok(total_bytes)
+        }
+    }
+}
+
+fn failed(action: &'static str, path: &Path, source: std::io::Error) -> Stop {
+    Stop::File { action, path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,267 @@
+//! The way that suits each read: out of the page cache what is there, past it what is not.
+//!
+//! What a file is read with follows from its [`IoDecision`]. A file on a local disk that takes direct I/O is asked about at
+//! each read, just before it: so a file that is partly in the page cache is split by range, and a decision that was wrong, or
+//! has become wrong meanwhile, is corrected while the load runs. Asking costs microseconds where reading costs hundreds.
+//!
+//! ```text
+//! made of memory ------------------------------------------------> pread
+//! network, FUSE, no direct I/O, small ---------------------------> `behind`: pread that leaves no pages
+//! others: is it there? -- all, or half of it and `behind` forgets -> pread, else `behind`
+//!                      -- else ----------------------------------> direct; if refused, as if it had no direct I/O
+//!         nobody tells, or only mincore --> tried: two slow reads in a row, and the file is read direct from then on
+//! ```
+
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::behind::Behind;
+use super::buffered::{advise_sequential, read_payload};
+use super::direct::Direct;
+use super::files::{FileSet, OPEN_FILES_MAX};
+use super::survey::{advise_random, resident_bytes};
+use super::system::{DirectSupport, System};
+use super::tally::Tally;
+use super::{Fallback, IoDecision, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError};
+use crate::checkpoint::{Shard, ShardId};
+use crate::plan::{CacheManners, IoReason, ResidencyBy};
+use crate::units::{Alignment, KIB};
+
+/// Each of the two sets of descriptors, one with the flag `O_DIRECT` and one without, gets half of what a source may have.
+const OPEN_FILES_EACH: usize = OPEN_FILES_MAX / 2;
+/// A read that takes more than this for each byte (less than 1 GB/s) has waited for a disk: copies are several times as fast.
+const SLOW_NS_PER_BYTE: u64 = 1;
+/// Reads in a row that have to be slow: one alone may have waited for its turn on a busy processor.
+const SLOW_READS: u64 = 2;
+/// Shorter reads say nothing about speed.
+const TIMED_BYTES_MIN: u64 = 256 * KIB;
+
+/// See the [module](self).
+pub(super) struct Auto<S: System> {
+    /// Descriptors without `O_DIRECT`.
+    cached: FileSet<S>,
+    direct: Direct<S>,
+    ways: Box<[Way]>,
+    tally: Tally,
+}
+
+/// How one file is read.
+struct Way {
+    kind: Kind,
+    /// The way of every read, as far as it was planned: of a file that is partly resident it was not.
+    planned: Option<IoMode>,
+    behind: Behind,
+    /// Slow reads in a row.
+    slow_reads: AtomicU64,
+    /// Read direct whatever anybody tells: it was tried.
+    is_slow: AtomicBool,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    /// The page cache is the file.
+    Memory,
+    /// Always through the page cache, leaving nothing there.
+    Behind,
+    /// As it comes. `None`: nobody tells.
+    Asked(Option<ResidencyBy>),
+}
+
+/// What is known of a range just before it is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    /// All of it is there.
+    Whole,
+    /// At least half is.
+    Most,
+    /// Less is.
+    Little,
+    Unknown,
+}
+
+impl Way {
+    fn new<S: System>(system: &S, file: &File, decision: &IoDecision) -> Self {
+        let kind = match decision.reason {
+            IoReason::Memory => Kind::Memory,
+            IoReason::Small | IoReason::Network | IoReason::Program | IoReason::NoDirectIo => Kind::Behind,
+            IoReason::Cold | IoReason::Resident | IoReason::PartlyResident | IoReason::ResidencyUnknown => {
+                Kind::Asked(decision.residency_by)
+            }
+        };
+        kind.advise(file);
+        let behind = match kind {
+            Kind::Behind => Behind::of(system, file, decision.residency_by, decision.file_bytes),
+            Kind::Memory | Kind::Asked(_) => Behind::default(),
+        };
+        if matches!(decision.manners, CacheManners::DroppedBehind | CacheManners::Kept) {
+            behind.refuse();
+        }
+        Self {
+            kind,
+            planned: (decision.reason != IoReason::PartlyResident).then_some(decision.mode),
+            behind,
+            slow_reads: AtomicU64::new(0),
+            is_slow: AtomicBool::new(false),
+        }
+    }
+
+    /// Notes how long a read through the page cache took that was not known to be there.
+    fn time(&self, bytes: u64, started: Instant) {
+        if bytes < TIMED_BYTES_MIN {
+            return;
+        }
+        let most_ns = u128::from(bytes) * u128::from(SLOW_NS_PER_BYTE);
+        if started.elapsed().as_nanos() <= most_ns {
+            self.slow_reads.store(0, Ordering::Relaxed);
+        } else if self.slow_reads.fetch_add(1, Ordering::Relaxed) + 1 >= SLOW_READS {
+            self.is_slow.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Kind {
+    fn advise(self, file: &File) {
+        match self {
+            Self::Memory => {}
+            Self::Behind => advise_sequential(file),
+            Self::Asked(_) => advise_random(file),
+        }
+    }
+}
+
+impl<S: System + Clone> Auto<S> {
+    /// Opens every file once, so that one that is gone or changed is found before any byte is read. `decisions` has one for
+    /// each file.
+    pub(super) fn open(system: S, shards: &[Shard], decisions: &[IoDecision]) -> Result<Self, SourceError> {
+        assert_eq!(shards.len(), decisions.len(), "each file has a decision");
+        let cached = FileSet::with_most(system.clone(), shards, OPEN_FILES_EACH);
+        let (mut memory, mut block) = (Alignment::ONE, Alignment::PAGE);
+        let mut ways = Vec::with_capacity(shards.len());
+        for shard in cached.shards_from_last() {
+            cached.acquire(shard, |file| {
+                let way = Way::new(&system, file, &decisions[shard.index()]);
+                if let (Kind::Asked(_), Ok(DirectSupport::Aligned { memory: address, offset })) =
+                    (way.kind, system.direct_support(file))
+                {
+                    (memory, block) = (memory.max(address), block.max(offset));
+                }
+                ways.push(way);
+            })?;
+        }
+        ways.reverse();
+        let direct_files = FileSet::with_most(system, shards, OPEN_FILES_EACH);
+        let direct = Direct::unopened(IoMode::Direct, direct_files, memory, block);
+        Ok(Self { cached, direct, ways: ways.into(), tally: Tally::default() })
+    }
+}
+
+impl<S: System> Auto<S> {
+    fn way(&self, shard: ShardId) -> &Way {
+        &self.ways[shard.index()]
+    }
+
+    /// What of the payload is there, as far as the one who is asked tells.
+    fn find(&self, way: &Way, file: &File, request: &ReadRequest) -> Found {
+        let Kind::Asked(Some(by)) = way.kind else { return Found::Unknown };
+        let wanted_bytes = request.payload.len_bytes();
+        match resident_bytes(&self.cached.system, by, file, request.payload) {
+            None => Found::Unknown,
+            Some(bytes) if bytes >= wanted_bytes => Found::Whole,
+            Some(bytes) if bytes >= wanted_bytes / 2 => Found::Most,
+            Some(_) => Found::Little,
+        }
+    }
+
+    fn read_asked(&self, way: &Way, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
+        let file = self.cached.acquire(request.shard, |file| way.kind.advise(file))?;
+        let found = self.find(way, &file, request);
+        let is_there = match found {
+            Found::Whole => true,
+            Found::Most => way.behind.has_uncached_reads(),
+            Found::Little => false,
+            Found::Unknown => true,
+        };
+        let is_doubted =
+            found == Found::Unknown || matches!(way.kind, Kind::Asked(Some(ResidencyBy::Mincore)));
+        let goes_direct = !is_there || (is_doubted && way.is_slow.load(Ordering::Relaxed));
+        if goes_direct && !self.direct.has_fallen_back(request.shard) {
+            // A thread holds one descriptor at a time: so none waits for another that waits for it.
+            drop(file);
+            let moved = self.direct.read(request, buffer)?;
+            self.note_correction(way, IoMode::Direct, moved);
+            return Ok(moved);
+        }
+        let started = Instant::now();
+        let moved = if found == Found::Whole {
+            let target = request.payload_of(buffer);
+            self.tally.buffered(read_payload(&self.cached, &file, request, target)?)
+        } else {
+            way.behind.read(&self.cached, &file, request, buffer, &self.tally)?
+        };
+        if is_doubted {
+            way.time(moved, started);
+        }
+        self.note_correction(way, IoMode::Buffered, moved);
+        Ok(moved)
+    }
+
+    fn note_correction(&self, way: &Way, mode: IoMode, bytes: u64) {
+        if way.planned.is_some_and(|planned| planned != mode) {
+            self.tally.corrected(bytes);
+        }
+    }
+}
+
+impl<S: System> Sealed for Auto<S> {}
+
+impl<S: System> Source for Auto<S> {
+    fn mode(&self) -> IoMode {
+        IoMode::Auto
+    }
+
+    fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
+        request.check(buffer);
+        self.cached.check_end(request)?;
+        let way = self.way(request.shard);
+        match way.kind {
+            Kind::Asked(_) => self.read_asked(way, request, buffer),
+            Kind::Memory => {
+                let file = self.cached.acquire(request.shard, |_| {})?;
+                let target = request.payload_of(buffer);
+                Ok(self.tally.buffered(read_payload(&self.cached, &file, request, target)?))
+            }
+            Kind::Behind => {
+                let file = self.cached.acquire(request.shard, advise_sequential)?;
+                way.behind.read(&self.cached, &file, request, buffer, &self.tally)
+            }
+        }
+    }
+
+    fn fallbacks(&self) -> Vec<Fallback> {
+        self.direct.fallbacks()
+    }
+
+    fn ways(&self) -> IoWays {
+        let (direct, own) = (self.direct.ways(), self.tally.ways());
+        IoWays {
+            direct_bytes: direct.direct_bytes,
+            buffered_bytes: direct.buffered_bytes + own.buffered_bytes,
+            ..own
+        }
+    }
+}
+
+impl<S: System> Drop for Auto<S> {
+    /// Nothing is read any more: what reading ahead has brought in for nobody goes, too.
+    fn drop(&mut self) {
+        for shard in self.cached.shards_from_last() {
+            let behind = &self.way(shard).behind;
+            if behind.has_rest()
+                && let Ok(file) = self.cached.acquire(shard, |_| {})
+            {
+                behind.drop_rest(&self.cached.system, &file);
+            }
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! What the system says of each file before a load is planned, and what follows from it: how the file is to be read.
+//!
+//! Nothing is measured here and hardly anything read: a handful of system calls for each file. What is decided may be wrong
+//! by the time a range is read; `auto` asks again.
+//!
+//! ```text
+//! statfs, statx, O_DIRECT --+
+//! cachestat on samples -----+--> Facts --decide--> IoDecision
+//!   else mincore, else reads of single bytes that must not wait, else nobody
+//! ```
+
+use std::fs::File;
+
+use rustix::fs::Advice;
+
+use super::system::{DirectSupport, System};
+use super::{IoDecision, IoMode, SourceError, alignment_least, direct_support};
+use crate::checkpoint::{Checkpoint, Shard, ShardId};
+use crate::file_system::FileSystem;
+use crate::page_cache::page_bytes;
+use crate::plan::{CacheManners, IoReason, ResidencyBy};
+use crate::units::{Alignment, ByteRange, MIB};
+
+use super::system::Kernel;
+
+/// A file up to this size is read by one or two reads: there is nothing to choose.
+const SMALL_FILE_BYTES: u64 = 4 * MIB;
+/// Files up to this size are asked about as a whole, larger ones by samples.
+const ASKED_WHOLE_BYTES: u64 = 64 * MIB;
+/// How many samples there are of a larger file, and how large each is.
+const SAMPLES: u64 = 64;
+const SAMPLE_BYTES: u64 = MIB;
+/// Single bytes that are tried to estimate a range.
+const BYTES_TRIED: u64 = 8;
+
+/// What [`survey`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Survey {
+    /// As [`alignment`](super::alignment).
+    pub alignment: Alignment,
+    /// How each file is to be read, in the order of the files.
+    pub decisions: Vec<IoDecision>,
+}
+
+/// Looks at each file of a checkpoint and decides how it is to be read.
+///
+/// # Errors
+/// As [`alignment`](super::alignment). What the system does not tell is no error: it decides, too.
+pub fn survey(checkpoint: &Checkpoint) -> Result<Survey, SourceError> {
+    survey_with(&Kernel, checkpoint.shards())
+}
+
+pub(super) fn survey_with<S: System>(system: &S, shards: &[Shard]) -> Result<Survey, SourceError> {
+    let mut survey = Survey { alignment: alignment_least(), decisions: Vec::with_capacity(shards.len()) };
+    for (index, shard) in (0..).zip(shards) {
+        let path = &shard.path;
+        let (file, identity) = system.open(path).map_err(|fault| SourceError::from_open(path, fault))?;
+        let support = direct_support(system, &file, path)?;
+        survey.alignment = survey.alignment.max(support.alignment());
+        let facts = Facts::gather(system, &file, identity.len_bytes, support);
+        survey.decisions.push(decide(ShardId(index), &facts));
+    }
+    Ok(survey)
+}
+
+/// What is known of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Facts {
+    file_bytes: u64,
+    file_system: Option<FileSystem>,
+    /// Direct I/O was not refused.
+    has_direct_io: bool,
+    /// What of it is in the page cache, and who told.
+    resident: Option<(ResidencyBy, u64)>,
+    /// The kernel forgets pages when it is asked to.
+    has_uncached_reads: bool,
+}
+
+impl Facts {
+    fn gather<S: System>(system: &S, file: &File, file_bytes: u64, support: DirectSupport) -> Self {
+        let file_system = system.file_system(file).ok();
+        let mut facts = Self {
+            file_bytes,
+            file_system,
+            has_direct_io: support != DirectSupport::None && can_be_direct(system, file),
+            resident: None,
+            has_uncached_reads: false,
+        };
+        if file_system.is_some_and(FileSystem::is_memory) {
+            return facts;
+        }
+        advise_random(file);
+        let all = ByteRange::with_len(0, file_bytes).expect("a range that begins at zero");
+        let by = who_tells(system, file, file_system);
+        facts.resident = by.and_then(|by| Some((by, resident_in_samples(system, by, file, all)?)));
+        facts.has_uncached_reads = file_bytes > 0 && system.read_uncached(file, &mut [0], 0).is_ok();
+        facts
+    }
+}
+
+/// Some file systems say nothing about direct I/O and refuse the flag.
+fn can_be_direct<S: System>(system: &S, file: &File) -> bool {
+    let accepts = system.set_direct(file, true).is_ok();
+    // Off again: a single byte cannot be read direct.
+    accepts && system.set_direct(file, false).is_ok()
+}
+
+/// Tells the kernel not to read ahead: what is read here, or asked about, is in the page cache or is not wanted there.
+pub(super) fn advise_random(file: &File) {
+    let _ = rustix::fs::fadvise(file, 0, None, Advice::Random);
+}
+
+/// The first of those that may be asked about this file and answer.
+fn who_tells<S: System>(system: &S, file: &File, held_by: Option<FileSystem>) -> Option<ResidencyBy> {
+    let first = ByteRange::new(0, 1)?;
+    let is_overlay = held_by.is_some_and(FileSystem::is_overlay);
+    if !is_overlay && system.pages_by_cachestat(file, first).is_ok() {
+        Some(ResidencyBy::Cachestat)
+    } else if system.pages_by_mincore(file, first).is_ok() {
+        Some(ResidencyBy::Mincore)
+    } else {
+        system.is_byte_at_hand(file, 0).ok().map(|_| ResidencyBy::ReadNowait)
+    }
+}
+
+/// How many of these bytes are in the page cache, never more than there are; `None` if the one who is asked does not tell any
+/// more. The bytes must lie inside the file.
+pub(super) fn resident_bytes<S: System>(
+    system: &S,
+    by: ResidencyBy,
+    file: &File,
+    bytes: ByteRange,
+) -> Option<u64> {
+    let pages = match by {
+        ResidencyBy::Cachestat => system.pages_by_cachestat(file, bytes),
+        ResidencyBy::Mincore => system.pages_by_mincore(file, bytes),
+        ResidencyBy::ReadNowait => return resident_by_bytes(system, file, bytes),
+    };
+    Some(pages.ok()?.saturating_mul(page_bytes()).min(bytes.len_bytes()))
+}
+
+/// The estimate from single bytes, spread evenly, the first and the last among them.
+fn resident_by_bytes<S: System>(system: &S, file: &File, bytes: ByteRange) -> Option<u64> {
+    let last = bytes.len_bytes().checked_sub(1)?;
+    let mut at_hand = 0;
+    for turn in 0..BYTES_TRIED {
+        let offset_bytes = bytes.start() + last / (BYTES_TRIED - 1) * turn;
+        at_hand += u64::from(system.is_byte_at_hand(file, offset_bytes).ok()?);
+    }
+    // Not the product first: it could overflow.
+    Some(if at_hand == BYTES_TRIED { bytes.len_bytes() } else { bytes.len_bytes() / BYTES_TRIED * at_hand })
+}
+
+fn resident_in_samples<S: System>(system: &S, by: ResidencyBy, file: &File, all: ByteRange) -> Option<u64> {
+    if all.is_empty() {
+        return Some(0);
+    }
+    if all.len_bytes() <= ASKED_WHOLE_BYTES {
+        return resident_bytes(system, by, file, all);
+    }
+    let stride_bytes = all.len_bytes() / SAMPLES;
+    let mut resident = 0;
+    for sample in 0..SAMPLES {
+        let start = (sample * stride_bytes).next_multiple_of(page_bytes());
+        let asked = ByteRange::with_len(start, SAMPLE_BYTES)?.intersect(all)?;
+        resident += resident_bytes(system, by, file, asked)?;
+    }
+    let asked_bytes = u128::from(SAMPLES * SAMPLE_BYTES);
+    let scaled = u128::from(all.len_bytes()) * u128::from(resident) / asked_bytes;
+    Some(u64::try_from(scaled).unwrap_or(u64::MAX).min(all.len_bytes()))
+}
+
+/// The decision, from the facts alone.
+fn decide(shard: ShardId, facts: &Facts) -> IoDecision {
+    let (mode, reason) = mode_and_reason(facts);
+    let tells_exactly = matches!(facts.resident, Some((ResidencyBy::Cachestat | ResidencyBy::Mincore, _)));
+    let manners = match reason {
+        IoReason::Memory | IoReason::Cold | IoReason::Resident => CacheManners::Untouched,
+        _ if facts.has_uncached_reads => CacheManners::Uncached,
+        // What it reads through the page cache is there whole: see `auto`.
+        IoReason::PartlyResident => CacheManners::Untouched,
+        IoReason::ResidencyUnknown => CacheManners::Kept,
+        _ if tells_exactly => CacheManners::DroppedBehind,
+        _ => CacheManners::Kept,
+    };
+    IoDecision {
+        shard,
+        mode,
+        reason,
+        file_bytes: facts.file_bytes,
+        resident_bytes: facts.resident.map(|(_, bytes)| bytes),
+        residency_by: facts.resident.map(|(by, _)| by),
+        file_system: facts.file_system,
+        manners,
+    }
+}
+
+fn mode_and_reason(facts: &Facts) -> (IoMode, IoReason) {
+    let is = |question: fn(FileSystem) -> bool| facts.file_system.is_some_and(question);
+    if is(FileSystem::is_memory) {
+        (IoMode::Buffered, IoReason::Memory)
+    } else if is(FileSystem::is_network) {
+        (IoMode::Buffered, IoReason::Network)
+    } else if is(FileSystem::is_program) {
+        (IoMode::Buffered, IoReason::Program)
+    } else if !facts.has_direct_io {
+        (IoMode::Buffered, IoReason::NoDirectIo)
+    } else if facts.file_bytes <= SMALL_FILE_BYTES {
+        (IoMode::Buffered, IoReason::Small)
+    } else {
+        match facts.resident {
+            None => (IoMode::Buffered, IoReason::ResidencyUnknown),
+            Some((_, bytes)) => by_residency(bytes, facts.file_bytes),
+        }
+    }
+}
+
+/// Up to a twentieth is as good as nothing, and all but a twentieth as good as all: samples tell no more.
+fn by_residency(resident_bytes: u64, file_bytes: u64) -> (IoMode, IoReason) {
+    let twentieth = file_bytes / 20;
+    if resident_bytes <= twentieth {
+        (IoMode::Direct, IoReason::Cold)
+    } else if resident_bytes >= file_bytes - twentieth {
+        (IoMode::Buffered, IoReason::Resident)
+    } else if resident_bytes >= file_bytes / 2 {
+        (IoMode::Buffered, IoReason::PartlyResident)
+    } else {
+        (IoMode::Direct, IoReason::PartlyResident)
+    }
+}
