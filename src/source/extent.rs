@@ -26,6 +26,7 @@ pub(super) enum Outcome {
 pub(super) struct Piece {
     /// Where in the buffer.
     pub(super) position_bytes: u64,
+    #[cfg_attr(not(feature = "uring"), expect(dead_code, reason = "only a queue needs to be told"))]
     pub(super) len_bytes: u64,
     /// Where in the file.
     pub(super) offset_bytes: u64,

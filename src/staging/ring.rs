@@ -71,6 +71,7 @@ impl Ring {
     }
 
     /// An empty slot, if one is free.
+    #[cfg(any(test, feature = "convert"))]
     pub(crate) fn try_take(self: &Arc<Self>) -> Option<Slot<Empty>> {
         self.try_claim().map(Claim::take)
     }

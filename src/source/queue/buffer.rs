@@ -12,5 +12,6 @@ pub(crate) unsafe trait ReadBuffer: Send {
     fn bytes_mut(&mut self) -> &mut [u8];
 
     /// Which of several it is, from 0; `None` if it has no number, and then the kernel looks it up for each read.
+    #[cfg_attr(not(feature = "uring"), expect(dead_code, reason = "only the kernel's table has numbers"))]
     fn number(&self) -> Option<u32>;
 }
