@@ -7,7 +7,7 @@ use common::{TestTensor, small_decoder, write_file, write_sharded};
 use onelayer::plan::IoReason;
 use onelayer::{Checkpoint, IoMode, Loader, Target, Window};
 
-const MODES: [IoMode; 4] = [IoMode::Auto, IoMode::Buffered, IoMode::Mmap, IoMode::Direct];
+const MODES: [IoMode; 5] = [IoMode::Auto, IoMode::Buffered, IoMode::Mmap, IoMode::Direct, IoMode::Uring];
 
 /// The tensors as the reference reader sees them: name and bytes, sorted by name.
 fn reference(folder: &std::path::Path) -> Vec<(String, Vec<u8>)> {

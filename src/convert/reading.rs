@@ -24,7 +24,7 @@ use crate::device::{NoneBackend, Target};
 use crate::layers::LayerId;
 use crate::load::{
     DEFAULT_HOST_BUDGET_BYTES, DEFAULT_PREFETCH_LAYERS, DEFAULT_STALL_TIMEOUT, HandOut, Launch, LayerStream,
-    LoadError, Witness, decide_io,
+    LoadError, Witness, decide_io, is_mostly_direct,
 };
 use crate::plan::{
     Cast, Group, IoMode, Landing, LoadPlan, MemoryTerm, Placement, PlanLimits, ReadRequest, ResidentKind,
@@ -170,11 +170,14 @@ impl HashPass<'_> {
         hash: bool,
         witness: Option<Witness>,
     ) -> Result<LayerStream, LoadError> {
+        let adapts = self.settings.readers.is_none() && is_mostly_direct(plan.io(), plan.decisions());
         let launch = Launch {
             checkpoint: self.checkpoint,
             plan,
             prefetch: DEFAULT_PREFETCH_LAYERS,
             hand_out: HandOut::WhenComplete,
+            adapts,
+            queues: 0,
             hash,
             witness,
             stall_timeout: DEFAULT_STALL_TIMEOUT,

@@ -255,6 +255,8 @@ impl Run<'_> {
             plan: Arc::clone(&plan),
             prefetch: PREFETCH_LAYERS,
             hand_out: HandOut::WhenComplete,
+            adapts: false,
+            queues: 0,
             hash: false,
             witness: None,
             stall_timeout: DEFAULT_STALL_TIMEOUT,
@@ -337,7 +339,7 @@ impl Run<'_> {
         let is_cached = |shard: ShardId| match plan.io() {
             // It has manners of its own, and knows what was there before.
             IoMode::Auto => false,
-            IoMode::Direct => fallbacks.iter().any(|fallback| fallback.shard == shard),
+            IoMode::Direct | IoMode::Uring => fallbacks.iter().any(|fallback| fallback.shard == shard),
             IoMode::Buffered | IoMode::Mmap => true,
         };
         let mut ranges: BTreeMap<ShardId, ByteRange> = BTreeMap::new();

@@ -25,6 +25,8 @@ pub const DEFAULT_STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Device memory that stays free, unless the caller says otherwise: what a driver takes for its own bookkeeping.
 pub const DEFAULT_DEVICE_RESERVE_BYTES: u64 = 64 * MIB;
 
+/// Most direct reads in flight unless the caller says otherwise: what arrays of flash disks want, at 2 MiB each.
+const DIRECT_READS_MAX: u32 = 16;
 /// Reads that a network has under way at once.
 const NETWORK_READERS: u32 = 8;
 
@@ -161,10 +163,10 @@ impl LoaderBuilder {
         self
     }
 
-    /// Reader threads; zero counts as one. By default what the mode can use on this machine: a thread per core for
-    /// buffered and mapped reads, at most 8, or 12 for a CUDA device, 4 to 8 for direct ones, and 8 for a network; with
-    /// [`IoMode::Auto`], what most of the bytes need. Cores are those that affinity and the CPU quota of the control group
-    /// leave. A small budget may get fewer.
+    /// Reads in flight; zero counts as one. By default what the mode can use on this machine: one for each core for
+    /// buffered and mapped reads, at most 8, or 12 for a CUDA device; 8 for a network; direct reads find out while they run, up
+    /// to 16; with [`IoMode::Auto`], what most of the bytes need. Cores are those that affinity and the CPU quota of the control
+    /// group leave. A small budget may get fewer. Each is a thread, unless reads go through queues ([`IoMode::Uring`]).
     pub fn readers(mut self, threads: u32) -> Self {
         self.readers = Some(threads.max(1));
         self
@@ -236,6 +238,20 @@ impl LoaderBuilder {
         self.hash && self.target == Target::None
     }
 
+    /// True if the load finds out by itself how many reads in flight are best.
+    pub(super) fn adapts(&self, plan: &LoadPlan) -> bool {
+        self.readers.is_none() && is_mostly_direct(plan.io(), plan.decisions())
+    }
+
+    /// Threads with a queue of reads each, if reads go through queues. One keeps any disk busy; where bytes are cast or
+    /// copied on the way, that is a thread's work too, and every core shall take part.
+    pub(super) fn queues(&self) -> u32 {
+        match self.io {
+            IoMode::Uring if self.target == Target::Host || self.dtype.is_some() => cores().clamp(1, 8),
+            _ => 1,
+        }
+    }
+
     pub(super) fn plan_window(
         &self,
         checkpoint: &Checkpoint,
@@ -303,33 +319,42 @@ pub(crate) fn decide_io(
 
 /// How many threads read, unless the caller says otherwise.
 ///
-/// Buffered and mapped reads are bound by copying, so a thread per core; direct reads wait for the disk, so a few in flight
-/// even on a small machine. A network answers late whatever the number of cores. A link to a device takes what more cores
+/// Buffered and mapped reads are bound by copying, so a thread per core. Direct reads wait for the disk: as many as any disk
+/// wants, of which the load finds out how many it uses. A network answers late whatever the number of cores. A link to a device takes what more cores
 /// than eight can copy. Where each file has a decision of its own, most of the bytes decide.
 ///
 /// Cores are those that this process may use: [`thread::available_parallelism`] counts its affinity, and the CPU quotas of
 /// its control group and of those above, versions 1 and 2.
 fn default_readers(io: IoMode, decisions: &[IoDecision], target: Target) -> u32 {
-    let cores =
-        thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
     let most = if matches!(target, Target::Cuda(_)) { 12 } else { 8 };
-    let copying = cores.clamp(1, most);
-    let waiting = cores.clamp(4, 8);
-    let bytes_of = |is_meant: &dyn Fn(&&IoDecision) -> bool| -> u64 {
-        decisions.iter().filter(is_meant).map(|decision| decision.file_bytes).sum()
-    };
+    let copying = cores().clamp(1, most);
     match io {
         IoMode::Mmap | IoMode::Buffered => copying,
-        IoMode::Direct => waiting,
-        IoMode::Auto => {
-            let all_bytes = bytes_of(&|_| true);
-            if bytes_of(&|decision| decision.reason == IoReason::Network) > all_bytes / 2 {
-                NETWORK_READERS
-            } else if bytes_of(&|decision| decision.mode == IoMode::Direct) > all_bytes / 2 {
-                waiting
-            } else {
-                copying
-            }
+        IoMode::Direct | IoMode::Uring => DIRECT_READS_MAX,
+        IoMode::Auto if is_most(decisions, |decision| decision.reason == IoReason::Network) => {
+            NETWORK_READERS
         }
+        IoMode::Auto if is_mostly_direct(io, decisions) => DIRECT_READS_MAX,
+        IoMode::Auto => copying,
     }
+}
+
+/// True if most of the bytes are to be read direct.
+pub(crate) fn is_mostly_direct(io: IoMode, decisions: &[IoDecision]) -> bool {
+    match io {
+        IoMode::Direct | IoMode::Uring => true,
+        IoMode::Mmap | IoMode::Buffered => false,
+        IoMode::Auto => is_most(decisions, |decision| decision.mode == IoMode::Direct),
+    }
+}
+
+/// True if the files that are meant have more than half of the bytes.
+fn is_most(decisions: &[IoDecision], is_meant: impl Fn(&IoDecision) -> bool) -> bool {
+    let bytes = |decision: &IoDecision| decision.file_bytes;
+    let meant_bytes: u64 = decisions.iter().filter(|decision| is_meant(decision)).map(bytes).sum();
+    meant_bytes > decisions.iter().map(bytes).sum::<u64>() / 2
+}
+
+fn cores() -> u32 {
+    thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX))
 }

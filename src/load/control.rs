@@ -7,7 +7,7 @@
 //!         sealed --(every byte in its place, or at once if the caller wants it so)--> handed out
 //! ```
 //!
-//! Reads are issued strictly in the plan's order and each takes a slot first, so the oldest read always has one. In the order
+//! Reads are issued strictly in the plan's order and each claims a slot first, so the oldest read always has one. In the order
 //! of layers, every slot that waits for an arena belongs to the oldest layers without one. Therefore the load moves on
 //! whenever the caller drops a layer, however small the ring is.
 //!
@@ -25,6 +25,8 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender, never, select};
 
 use super::attend::{Attendants, Notice, Wait};
+use super::depth::{Depth, Observation};
+use super::gate::GateKeeper;
 use super::hash::{LayerHasher, TensorHash};
 use super::layer::LayerData;
 use super::reader::{self, Done, Job, JobResult};
@@ -37,7 +39,7 @@ use crate::device::{Backend, PendingCopy};
 use crate::plan::{IssuePlace, LoadPlan, ReadOrder, Turn};
 use crate::source::Source;
 use crate::staging::{Filled, Ring, Slot};
-use crate::units::to_usize;
+use crate::units::{to_u64, to_usize};
 
 /// What a load is made of, before its threads run.
 pub(super) struct Setup<B: Backend> {
@@ -50,6 +52,10 @@ pub(super) struct Setup<B: Backend> {
     pub(super) prefetch: usize,
     /// When the caller gets a layer.
     pub(super) hand_out: HandOut,
+    /// Find out how many reads in flight are best, up to the readers there are.
+    pub(super) adapts: bool,
+    /// Threads with a queue of reads each, if reads go through queues.
+    pub(super) queues: u32,
     /// Hash every tensor on the way.
     pub(super) hash: bool,
     /// Sees every byte on the way.
@@ -77,6 +83,10 @@ pub(super) struct Wires<B: Backend> {
     pub(super) deliveries: Sender<Delivery>,
     /// Who waits for the device, if it is one to wait for.
     pub(super) attendants: Option<Attendants<B>>,
+    /// How many reads may be in flight.
+    pub(super) depth: Depth,
+    /// Who tells the readers.
+    pub(super) keeper: GateKeeper,
 }
 
 /// The control loop of one load.
@@ -102,11 +112,10 @@ pub(super) struct Control<B: Backend> {
     wanted: usize,
     /// Where the next read to issue is.
     next_read: IssuePlace,
+    /// Reads that have been issued.
+    issued: u64,
     /// Reads that the readers have or will take next.
     jobs_running: usize,
-    /// Two for each reader, so that none waits for this loop. Not more: then a load that is not held up by its caller
-    /// goes round few slots, and those stay in the cache.
-    jobs_most: usize,
     /// Copies and layers that the attendants wait for.
     waits_running: usize,
     /// Filled slots that wait for an earlier read to be hashed.
@@ -145,7 +154,6 @@ impl<B: Backend> Control<B> {
     ) -> Self {
         let plan = &setup.plan;
         let ring = plan.memory().ring();
-        let jobs_most = 2 * to_usize(u64::from(ring.readers));
         // A layer that is read ahead of the window holds a slot at least, so that more cannot be ahead. The memory
         // of open layers, a term of the plan, counts on this.
         let window = plan.window().over(plan.layers().len());
@@ -165,8 +173,8 @@ impl<B: Backend> Control<B> {
             prefetch,
             wanted: 0,
             next_read: IssuePlace::default(),
+            issued: 0,
             jobs_running: 0,
-            jobs_most,
             waits_running: 0,
             unhashed: BTreeMap::new(),
             next_hash: 0,
@@ -192,6 +200,7 @@ impl<B: Backend> Control<B> {
             self.open_layers();
             self.place_layers()?;
             self.issue_reads()?;
+            self.adapt_depth();
             // Sealing a layer opens another: only when there was none is there nothing left to do but wait.
             if !self.seal_next()? {
                 self.wait()?;
@@ -309,13 +318,35 @@ impl<B: Backend> Control<B> {
         self.progress.add_tensor_bytes(plan.copies(&plan.read(read)).map(|copy| copy.len_bytes).sum());
     }
 
+    /// Tells the depth how far reading is, and the readers how many of them may read from now on.
+    fn adapt_depth(&mut self) {
+        let depth = &mut self.wires.depth;
+        if depth.is_fixed() {
+            return;
+        }
+        let now_ns = u64::try_from(self.setup.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let is_starved = self.jobs_running < to_usize(u64::from(depth.limit()));
+        let limit_before = depth.limit();
+        depth.observe(Observation {
+            now_ns,
+            read_bytes: self.progress.read_bytes(),
+            reads: self.issued.saturating_sub(to_u64(self.jobs_running)),
+            is_starved,
+        });
+        if depth.limit() != limit_before {
+            self.wires.keeper.set(depth.limit());
+        }
+    }
+
     /// Issues reads of open layers while there are free slots.
     fn issue_reads(&mut self) -> Result<(), LoadError> {
+        // Two for each read in flight, so that no reader waits for this loop.
+        let jobs_most = 2 * to_usize(u64::from(self.wires.depth.limit()));
         while let Some(Turn { layer: index, read }) = self.setup.plan.turn(self.next_read) {
-            if index >= self.sealed + self.open.len() || self.jobs_running == self.jobs_most {
+            if index >= self.sealed + self.open.len() || self.jobs_running >= jobs_most {
                 return Ok(());
             }
-            let Some(slot) = self.setup.ring.try_take() else { return Ok(()) };
+            let Some(claim) = self.setup.ring.try_claim() else { return Ok(()) };
             if self.setup.plan.order() == ReadOrder::Files && self.open[index - self.sealed].permit.is_none()
             {
                 let is_placed = self.place(index)?;
@@ -325,9 +356,10 @@ impl<B: Backend> Control<B> {
                 true => None, // whoever hashes sees the bytes first, in order
                 false => self.open[index - self.sealed].arena.clone(),
             };
-            let job = Job { layer: index, read, slot, arena };
+            let job = Job { layer: index, read, claim, arena };
             self.wires.jobs.send(job).expect("a receiver of the jobs is kept here");
             self.jobs_running += 1;
+            self.issued += 1;
             self.next_read = self.setup.plan.behind(self.next_read);
         }
         Ok(())
@@ -468,8 +500,10 @@ impl<B: Backend> Control<B> {
     /// Ends the threads, waits for what is in flight and gives everything back.
     fn wind_down(self) {
         let Self { setup, wires, notices, open, unhashed, .. } = self;
-        let Wires { jobs, jobs_not_begun, results, attendants, .. } = wires;
+        let Wires { jobs, jobs_not_begun, results, attendants, keeper, .. } = wires;
         drop(jobs);
+        // Readers that wait for their turn see that there is nothing left to do.
+        drop(keeper);
         // What no reader has begun is not read any more: a caller that cancels waits only for the reads in flight.
         for job in jobs_not_begun {
             drop(job);
@@ -491,7 +525,6 @@ mod tests {
     use super::*;
     use crate::device::HostBackend;
     use crate::plan::LAYER_STATE_BYTES;
-    use crate::units::to_u64;
 
     #[test]
     fn a_layer_costs_what_the_plan_counts() {

@@ -70,6 +70,12 @@ pub enum LoadError {
         /// The panic's message.
         message: String,
     },
+    /// The system would not wait for the reads that it has in a queue.
+    #[error("cannot wait for queued reads; direct reads without a queue need none")]
+    Queue {
+        /// The system's answer.
+        source: std::io::Error,
+    },
     /// A thread could not be started.
     #[error("cannot start a loader thread")]
     Thread {

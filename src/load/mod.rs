@@ -32,12 +32,12 @@ use crate::units::to_usize;
 
 use self::attend::Attendants;
 
-#[cfg(feature = "convert")]
-pub(crate) use self::builder::decide_io;
 pub use self::builder::{
     DEFAULT_DEVICE_RESERVE_BYTES, DEFAULT_HOST_BUDGET_BYTES, DEFAULT_PREFETCH_LAYERS, DEFAULT_STALL_TIMEOUT,
     HandOut, LoaderBuilder,
 };
+#[cfg(feature = "convert")]
+pub(crate) use self::builder::{decide_io, is_mostly_direct};
 pub use self::error::LoadError;
 #[cfg(all(test, feature = "convert"))]
 pub(crate) use self::hash::PARALLEL_BYTES_MIN;
@@ -53,11 +53,14 @@ mod attend;
 mod borrowed;
 mod builder;
 mod control;
+mod depth;
 mod error;
+mod gate;
 mod hash;
 mod layer;
 mod on_device;
 mod progress;
+mod queued;
 mod reader;
 mod report;
 #[cfg(not(loom))]
@@ -116,11 +119,14 @@ impl Loader {
         let started = Instant::now();
         let plan = Arc::new(self.settings.plan_window(checkpoint, window, order)?);
         let resident_bytes = plan.memory().resident_bytes();
+        let adapts = self.settings.adapts(&plan);
         let launch = Launch {
             checkpoint,
             plan,
             prefetch,
             hand_out: self.settings.hand_out,
+            adapts,
+            queues: self.settings.queues(),
             hash: self.settings.hashes_on_the_way(),
             witness: None,
             stall_timeout: self.settings.stall_timeout,
@@ -176,6 +182,10 @@ pub(crate) struct Launch<'a> {
     /// Layers read ahead of the one the caller has or waits for.
     pub(crate) prefetch: u32,
     pub(crate) hand_out: HandOut,
+    /// Find out how many reads in flight are best, up to the readers there are.
+    pub(crate) adapts: bool,
+    /// Threads with a queue of reads each, if reads go through queues.
+    pub(crate) queues: u32,
     /// Hash every tensor on the way.
     pub(crate) hash: bool,
     /// Sees every byte on the way. For targets that keep none.
@@ -215,6 +225,8 @@ impl Launch<'_> {
             backend,
             prefetch: to_usize(u64::from(prefetch)),
             hand_out: self.hand_out,
+            adapts: self.adapts,
+            queues: self.queues,
             hash: self.hash,
             witness: self.witness,
             started: self.started,

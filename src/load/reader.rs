@@ -1,4 +1,8 @@
-//! Reader threads: a slot and a read come in, a filled slot or a copy in flight goes out.
+//! Reader threads: a read and a claim on a slot come in, a filled slot or a copy in flight goes out. Here they have one
+//! read at a time; [`queued`](super::queued) has those with many.
+//!
+//! A reader takes its slot when it begins to read. So jobs can wait for readers, and no reader for the control loop,
+//! while only as many slots are in use as reads are in flight: a few that stay in the cache.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,13 +12,14 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
+use super::gate::Gate;
+use super::queued::read_queued;
 use super::{LoadError, Progress};
 use crate::device::Backend;
-use crate::plan::LoadPlan;
-use crate::source::Source;
+use crate::plan::{LoadPlan, ReadOp};
+use crate::source::{ReadQueue, Source};
 use crate::staging::cast::Casting;
-use crate::staging::{Empty, Filled, Slot};
-use crate::units::to_usize;
+use crate::staging::{Claim, Empty, Filled, Slot};
 
 /// One read to do.
 pub(super) struct Job<B: Backend> {
@@ -22,8 +27,8 @@ pub(super) struct Job<B: Backend> {
     pub(super) layer: usize,
     /// Index of the read.
     pub(super) read: u32,
-    /// Where the bytes go.
-    pub(super) slot: Slot<Empty>,
+    /// Where the bytes will go.
+    pub(super) claim: Claim,
     /// Where they go next, if the layer has its arena by now: then the copy starts on the reader's own core, while the
     /// bytes are in its cache.
     pub(super) arena: Option<Arc<B::Arena>>,
@@ -50,27 +55,59 @@ pub(super) struct ReaderContext<B: Backend> {
     pub(super) source: Arc<dyn Source>,
     pub(super) backend: Arc<B>,
     pub(super) progress: Progress,
+    /// How many of the readers may read.
+    pub(super) gate: Arc<Gate>,
 }
 
-/// Starts `count` readers. They end when the job channel closes.
+/// What readers read with.
+pub(super) enum Ways {
+    /// Each has one read at a time; so many readers.
+    OneByOne { readers: u32 },
+    /// Each has a queue of its own.
+    Queued(Vec<ReadQueue<Slot<Empty>>>),
+}
+
+/// Starts readers. They end when the job channel closes.
 pub(super) fn spawn<B: Backend>(
-    count: u32,
+    ways: Ways,
     context: &Arc<ReaderContext<B>>,
     jobs: &Receiver<Job<B>>,
     results: &Sender<JobResult<B>>,
 ) -> Result<Vec<JoinHandle<()>>, LoadError> {
-    let mut threads = Vec::with_capacity(to_usize(u64::from(count)));
-    for number in 0..count {
-        let (context, jobs, results) = (Arc::clone(context), jobs.clone(), results.clone());
-        let thread = thread::Builder::new().name(format!("onelayer-read-{number}"));
-        let thread = thread.spawn(move || read_all(&context, &jobs, &results));
+    let mut threads = Vec::new();
+    let mut start = |number: u32, work: Box<dyn FnOnce() + Send>| {
+        let thread = thread::Builder::new().name(format!("onelayer-read-{number}")).spawn(work);
         threads.push(thread.map_err(|source| LoadError::Thread { source })?);
+        Ok::<(), LoadError>(())
+    };
+    let ends = || (Arc::clone(context), jobs.clone(), results.clone());
+    match ways {
+        Ways::OneByOne { readers } => {
+            for number in 0..readers {
+                let (context, jobs, results) = ends();
+                start(number, Box::new(move || read_all(number, &context, &jobs, &results)))?;
+            }
+        }
+        Ways::Queued(queues) => {
+            let count = queues.len();
+            for (number, queue) in (0..).zip(queues) {
+                let (context, jobs, results) = ends();
+                start(number, Box::new(move || read_queued(count, queue, &context, &jobs, &results)))?;
+            }
+        }
     }
     Ok(threads)
 }
 
-fn read_all<B: Backend>(context: &ReaderContext<B>, jobs: &Receiver<Job<B>>, results: &Sender<JobResult<B>>) {
-    for job in jobs {
+fn read_all<B: Backend>(
+    number: u32,
+    context: &ReaderContext<B>,
+    jobs: &Receiver<Job<B>>,
+    results: &Sender<JobResult<B>>,
+) {
+    loop {
+        context.gate.wait_for_turn(number);
+        let Ok(job) = jobs.recv() else { return };
         let (layer, read) = (job.layer, job.read);
         // A panic must become an error of this load: without it the control loop would wait for the result for ever.
         // Unwinding drops the slot, and with it anything the job held.
@@ -85,7 +122,7 @@ fn read_all<B: Backend>(context: &ReaderContext<B>, jobs: &Receiver<Job<B>>, res
 impl<B: Backend> ReaderContext<B> {
     fn run(&self, job: Job<B>) -> Result<Done<B>, LoadError> {
         let read = self.plan.read(job.read);
-        let mut slot = job.slot;
+        let mut slot = job.claim.take();
         let start = Instant::now();
         let mut casting = Casting::new(self.plan.casts(&read));
         let mut casting_time = Duration::ZERO;
@@ -103,9 +140,34 @@ impl<B: Backend> ReaderContext<B> {
         };
         let reading_ns = start.elapsed().saturating_sub(casting_time).as_nanos();
         self.progress.add_read(read_bytes, u64::try_from(reading_ns).unwrap_or(u64::MAX));
+        self.hand_on(&read, slot, job.arena)
+    }
+
+    /// What comes after bytes that arrived at once: they are cast, and copied if there is an arena.
+    pub(super) fn deliver(
+        &self,
+        read: &ReadOp,
+        mut slot: Slot<Empty>,
+        arena: Option<Arc<B::Arena>>,
+    ) -> Result<Done<B>, LoadError> {
+        let payload_end = read.request.payload.end() - read.request.extent.start();
+        let mut casting = Casting::new(self.plan.casts(read));
+        casting.advance(slot.bytes_mut(), payload_end, |step, overflowed| {
+            self.progress.add_overflowed(step.tensor, overflowed);
+        });
+        self.hand_on(read, slot, arena)
+    }
+
+    /// Copies what is in the slot, if there is an arena.
+    fn hand_on(
+        &self,
+        read: &ReadOp,
+        slot: Slot<Empty>,
+        arena: Option<Arc<B::Arena>>,
+    ) -> Result<Done<B>, LoadError> {
         let slot = slot.into_filled();
-        Ok(match job.arena {
-            Some(arena) => Done::Copying(self.backend.copy_async(&arena, slot, self.plan.copies(&read))?),
+        Ok(match arena {
+            Some(arena) => Done::Copying(self.backend.copy_async(&arena, slot, self.plan.copies(read))?),
             None => Done::Filled(slot),
         })
     }

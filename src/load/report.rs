@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::plan::IoWays;
-use crate::source::Fallback;
+use crate::source::{Fallback, Queueing};
 use crate::staging::{Pinning, RingMode};
 
 /// What a load did. Memory is measured by the [`probe`](crate::probe), not claimed here.
@@ -33,6 +33,8 @@ pub struct LoadReport {
     pub pinning: Pinning,
     /// Bytes of the ring that are pinned.
     pub pinned_bytes: u64,
+    /// How reads were queued with the kernel.
+    pub queueing: Queueing,
     /// Files that were not read the way that was asked for.
     pub fallbacks: Vec<Fallback>,
 }

@@ -341,6 +341,8 @@ fn start_on(
         backend,
         prefetch: 2,
         hand_out,
+        adapts: false,
+        queues: 0,
         hash: false,
         witness: None,
         started: std::time::Instant::now(),

@@ -11,12 +11,14 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use super::attend::Attendants;
 use super::control::{Control, Setup, Wires};
-use super::reader::{self, ReaderContext};
+use super::depth::{Depth, READS_LEAST};
+use super::gate::GateKeeper;
+use super::reader::{self, ReaderContext, Ways};
 use super::window::{Full, PermitOffice};
 use super::{LoadError, LoadReport, LoadedLayer, Progress};
 use crate::device::Backend;
 use crate::plan::LoadPlan;
-use crate::source::Source;
+use crate::source::{QueueingCell, ReadQueue, Source};
 use crate::staging::{Pinning, RingMode};
 use crate::units::to_u64;
 
@@ -53,6 +55,7 @@ pub struct LayerStream {
     ring_mode: RingMode,
     pinning: Pinning,
     pinned_bytes: u64,
+    queueing: QueueingCell,
     deliveries: Receiver<Delivery>,
     signals: Sender<Signal>,
     office: Arc<PermitOffice>,
@@ -84,16 +87,25 @@ pub(super) fn start<B: Backend>(
     let (result_sender, results) = unbounded();
     let (signals, signal_receiver) = unbounded();
     let (delivery_sender, deliveries) = unbounded();
+    let readers_most = plan.memory().ring().readers;
+    let depth = match setup.adapts {
+        true => Depth::adaptive(READS_LEAST, readers_most),
+        false => Depth::fixed(readers_most),
+    };
+    let keeper = GateKeeper::new(depth.limit());
+    let queueing = QueueingCell::default();
     let context = Arc::new(ReaderContext {
         plan: Arc::clone(&plan),
         source: Arc::clone(&source),
         backend: Arc::clone(&setup.backend),
         progress: progress.clone(),
+        gate: keeper.gate(),
     });
     let window = plan.window().over(plan.layers().len());
     let office = PermitOffice::new(window, plan.memory().device_budget_bytes(), signals.clone());
-    // If one cannot be started, those that run see the closed channel of jobs and end.
-    let readers = reader::spawn(plan.memory().ring().readers, &context, &job_receiver, &result_sender)?;
+    // If one cannot be started, those that run see the open gate and the closed channel of jobs and end.
+    let ways = ways(&setup, &queueing);
+    let readers = reader::spawn(ways, &context, &job_receiver, &result_sender)?;
     drop((result_sender, context));
     let wires = Wires {
         jobs: job_sender,
@@ -102,6 +114,8 @@ pub(super) fn start<B: Backend>(
         signals: signal_receiver,
         deliveries: delivery_sender,
         attendants,
+        depth,
+        keeper,
     };
     let control = Control::new(setup, wires, Arc::clone(&office), progress.clone());
     let control = thread::Builder::new()
@@ -120,6 +134,7 @@ pub(super) fn start<B: Backend>(
         ring_mode,
         pinning,
         pinned_bytes,
+        queueing,
         deliveries,
         signals,
         office,
@@ -133,6 +148,15 @@ pub(super) fn start<B: Backend>(
         elapsed: None,
         caller_waited: Duration::ZERO,
     })
+}
+
+/// Queues if reads go through them and the kernel grants all that are wanted, else a thread for each read in flight.
+fn ways<B: Backend>(setup: &Setup<B>, queueing: &QueueingCell) -> Ways {
+    let ring = setup.plan.memory().ring();
+    let count = setup.queues.clamp(1, ring.readers);
+    let queue = |_| ReadQueue::new(&setup.source, ring.readers.div_ceil(count), ring.slots, queueing);
+    let queues: Option<Vec<_>> = (0..count).map(queue).collect();
+    queues.map_or(Ways::OneByOne { readers: ring.readers }, Ways::Queued)
 }
 
 impl Iterator for LayerStream {
@@ -204,6 +228,7 @@ impl LayerStream {
             ring_mode: self.ring_mode,
             pinning: self.pinning.clone(),
             pinned_bytes: self.pinned_bytes,
+            queueing: self.queueing.get(),
             fallbacks: self.source.fallbacks(),
         }
     }

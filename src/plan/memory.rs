@@ -15,6 +15,9 @@ const SLOT_BYTES_MIN: u64 = MIB;
 const SLOT_BLOCKS_MIN: u64 = 8;
 /// Larger slots gain nothing: from here on reads and copies run at the speed of the link.
 const SLOT_BYTES_MAX: u64 = 4 * MIB;
+/// The same where there is no link: a disk runs at its speed from here on, and the less memory is in use at once, the more
+/// of it stays in the cache.
+const SLOT_BYTES_MAX_UNLINKED: u64 = 2 * MIB;
 /// How many slots the ring should have before its slots are made larger: one for each reader, and these for copies in
 /// flight, but never fewer or more than so many.
 const SLOTS_WANTED_FOR_COPIES: u32 = 4;
@@ -224,13 +227,21 @@ impl Needs {
     }
 }
 
+/// How large slots may be.
+fn slot_bytes_most(limits: &PlanLimits) -> u64 {
+    match (limits.resident, limits.io) {
+        (ResidentKind::Device, _) | (_, IoMode::Buffered | IoMode::Mmap) => SLOT_BYTES_MAX,
+        (_, IoMode::Auto | IoMode::Direct | IoMode::Uring) => SLOT_BYTES_MAX_UNLINKED,
+    }
+}
+
 /// The ring for a budget: slots as large as useful while there are enough of them, then as many as fit.
 fn largest_ring(
     limits: &PlanLimits,
     slot_bytes_min: u64,
     fits: impl Fn(RingShape) -> bool,
 ) -> Option<RingShape> {
-    let mut slot_bytes = SLOT_BYTES_MAX.max(slot_bytes_min);
+    let mut slot_bytes = slot_bytes_most(limits).max(slot_bytes_min);
     loop {
         let smallest = slot_bytes == slot_bytes_min;
         let wanted = limits.readers.saturating_add(SLOTS_WANTED_FOR_COPIES);

@@ -18,6 +18,9 @@ pub enum IoMode {
     Buffered,
     /// `pread` past the page cache (`O_DIRECT`).
     Direct,
+    /// The same, by queues of reads (io_uring) in place of a thread for each read in flight. Where the kernel refuses
+    /// queues, as [`Self::Direct`]; [`LoadReport::queueing`](crate::LoadReport::queueing) tells.
+    Uring,
 }
 
 /// One read, as the plan lists it.
@@ -39,6 +42,7 @@ impl fmt::Display for IoMode {
             Self::Mmap => "mmap",
             Self::Buffered => "buffered",
             Self::Direct => "direct",
+            Self::Uring => "uring",
         })
     }
 }
@@ -50,6 +54,6 @@ impl fmt::Display for IoMode {
 pub(crate) fn window_bytes(mode: IoMode, readers: u64, read_bytes_max: u64) -> u64 {
     match mode {
         IoMode::Mmap => readers.saturating_mul(read_bytes_max),
-        IoMode::Auto | IoMode::Buffered | IoMode::Direct => 0,
+        IoMode::Auto | IoMode::Buffered | IoMode::Direct | IoMode::Uring => 0,
     }
 }

@@ -155,7 +155,7 @@ impl<S: System + Clone> Auto<S> {
         }
         ways.reverse();
         let direct_files = FileSet::with_most(system, shards, OPEN_FILES_EACH);
-        let direct = Direct::unopened(direct_files, memory, block);
+        let direct = Direct::unopened(IoMode::Direct, direct_files, memory, block);
         Ok(Self { cached, direct, ways: ways.into(), tally: Tally::default() })
     }
 }

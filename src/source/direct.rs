@@ -12,14 +12,18 @@ use rustix::io::Errno;
 use crate::checkpoint::{Shard, ShardId};
 use crate::units::{Alignment, to_u64, to_usize};
 
+use super::extent::{ExtentRead, Next, Outcome};
 use super::fallback::Fallbacks;
-use super::files::FileSet;
+use super::files::{FileSet, OpenFile};
+use super::queue::{Begun, Queueable};
 use super::system::{DirectSupport, System};
 use super::tally::Tally;
 use super::{Fallback, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError, buffered};
 
 /// See the [module](self).
 pub(super) struct Direct<S> {
+    /// What was asked for: [`IoMode::Uring`] is the same, but for the queues that its reads go through.
+    mode: IoMode,
     files: FileSet<S>,
     fallbacks: Fallbacks,
     /// What every file accepts as a multiple for offsets and lengths.
@@ -32,8 +36,9 @@ pub(super) struct Direct<S> {
 impl<S: System> Direct<S> {
     /// Opens every file once, so that one that is gone or changed, or whose file system knows no direct I/O,
     /// is found before any byte is read.
-    pub(super) fn open(system: S, shards: &[Shard]) -> Result<Self, SourceError> {
-        let mut source = Self::unopened(FileSet::new(system, shards), Alignment::ONE, Alignment::PAGE);
+    pub(super) fn open(system: S, mode: IoMode, shards: &[Shard]) -> Result<Self, SourceError> {
+        let files = FileSet::new(system, shards);
+        let mut source = Self::unopened(mode, files, Alignment::ONE, Alignment::PAGE);
         let (mut block, mut memory) = (source.block, source.memory);
         for shard in source.files.shards_from_last() {
             source.files.acquire(shard, |file| {
@@ -47,9 +52,9 @@ impl<S: System> Direct<S> {
 
     /// The same on files that somebody else has looked at, none of them open here yet. `memory` and `block` are the largest
     /// alignments that those files report which will be read.
-    pub(super) fn unopened(files: FileSet<S>, memory: Alignment, block: Alignment) -> Self {
-        let fallbacks = Fallbacks::new(IoMode::Direct, files.len());
-        Self { files, fallbacks, block, memory, tally: Tally::default() }
+    pub(super) fn unopened(mode: IoMode, files: FileSet<S>, memory: Alignment, block: Alignment) -> Self {
+        let fallbacks = Fallbacks::new(mode, files.len());
+        Self { mode, files, fallbacks, block, memory, tally: Tally::default() }
     }
 
     /// True if this file was refused, at once or at some read.
@@ -139,33 +144,25 @@ impl<S: System> Sealed for Direct<S> {}
 
 impl<S: System> Source for Direct<S> {
     fn mode(&self) -> IoMode {
-        IoMode::Direct
+        self.mode
     }
 
     fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
-        self.check(request, buffer);
-        self.files.check_end(request)?;
-        let file = self.files.acquire(request.shard, |file| {
-            self.prepare(request.shard, file);
-        })?;
-        if self.fallbacks.contains(request.shard) {
-            return self.read_buffered(&file, request, buffer);
-        }
-        let outcome = read_extent(&self.files.system, &file, request, self.block, buffer);
-        self.files.verify(request.shard, &file)?;
-        match outcome {
-            Outcome::Filled { moved_bytes } => Ok(self.tally.direct(moved_bytes)),
-            Outcome::Stuck { offset_bytes } => {
-                let reason = format!("a direct read ended inside a block at byte {offset_bytes}");
-                self.fall_back(&file, request, buffer, reason)
-            }
-            Outcome::Failed { offset_bytes, error } => match Errno::from_io_error(&error) {
-                Some(Errno::INVAL | Errno::OPNOTSUPP) => {
-                    let reason = format!("a direct read at byte {offset_bytes} was refused: {error}");
-                    self.fall_back(&file, request, buffer, reason)
+        let (file, mut extent) = match self.begin(request, buffer, true)? {
+            Begun::Read(file, extent) => (file, extent),
+            Begun::Done { moved_bytes } => return Ok(moved_bytes),
+            Begun::Busy => unreachable!("it was to wait for a descriptor"),
+        };
+        let target = &mut buffer[..to_usize(request.extent.len_bytes())];
+        let mut next = extent.next();
+        loop {
+            match next {
+                Next::Read(piece) => {
+                    let target = &mut target[to_usize(piece.position_bytes)..];
+                    next = extent.on_answer(self.files.system.read_at(&file, target, piece.offset_bytes));
                 }
-                _ => Err(self.read_error(request, offset_bytes, error)),
-            },
+                Next::Over(outcome) => return self.finish(outcome, &file, request, buffer),
+            }
         }
     }
 
@@ -173,49 +170,60 @@ impl<S: System> Source for Direct<S> {
         self.fallbacks.list()
     }
 
+    fn queueable(&self) -> Option<&dyn Queueable> {
+        (self.mode == IoMode::Uring).then_some(self)
+    }
+
     fn ways(&self) -> IoWays {
         self.tally.ways()
     }
 }
 
-/// How direct reading of one extent ended.
-enum Outcome {
-    /// The payload has arrived.
-    Filled { moved_bytes: u64 },
-    /// No more bytes come although the payload is not complete. Past the end of the file this is right; a
-    /// buffered read tells.
-    Stuck { offset_bytes: u64 },
-    /// The system refused.
-    Failed { offset_bytes: u64, error: io::Error },
-}
+impl<S: System> Queueable for Direct<S> {
+    fn begin(&self, request: &ReadRequest, buffer: &mut [u8], may_wait: bool) -> Result<Begun, SourceError> {
+        self.check(request, buffer);
+        self.files.check_end(request)?;
+        let prepare = |file: &File| {
+            self.prepare(request.shard, file);
+        };
+        let Some(file) = self.files.acquire_if(request.shard, may_wait, prepare)? else {
+            return Ok(Begun::Busy);
+        };
+        if self.fallbacks.contains(request.shard) {
+            return Ok(Begun::Done { moved_bytes: self.read_buffered(&file, request, buffer)? });
+        }
+        Ok(Begun::Read(file, ExtentRead::new(request, self.block)))
+    }
 
-/// Reads the extent until the payload is covered. A read that stops inside a block (at the end of the file,
-/// or where a file system splits a request) goes on from the start of that block, since only blocks can be
-/// asked for.
-fn read_extent<S: System>(
-    system: &S,
-    file: &File,
-    request: &ReadRequest,
-    block: Alignment,
-    buffer: &mut [u8],
-) -> Outcome {
-    let start = request.extent.start();
-    let target = &mut buffer[..to_usize(request.extent.len_bytes())];
-    // An empty payload is covered by no byte, wherever in the extent it lies.
-    let needed = if request.payload.is_empty() { 0 } else { request.payload.end() - start };
-    let (mut filled, mut moved_bytes) = (0, 0);
-    while filled < needed {
-        let from = block.down(filled);
-        let offset_bytes = start + from;
-        match system.read_at(file, &mut target[to_usize(from)..], offset_bytes) {
-            Ok(count) if from + to_u64(count) > filled => {
-                filled = from + to_u64(count);
-                moved_bytes += to_u64(count);
+    fn read_at(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        self.files.system.read_at(file, buffer, offset_bytes)
+    }
+
+    fn answered(&self, buffer: &mut [u8], answer: io::Result<usize>) -> io::Result<usize> {
+        self.files.system.answered(buffer, answer)
+    }
+
+    fn finish(
+        &self,
+        outcome: Outcome,
+        file: &OpenFile,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+    ) -> Result<u64, SourceError> {
+        self.files.verify(request.shard, file)?;
+        match outcome {
+            Outcome::Filled { moved_bytes } => Ok(self.tally.direct(moved_bytes)),
+            Outcome::Stuck { offset_bytes } => {
+                let reason = format!("a direct read ended inside a block at byte {offset_bytes}");
+                self.fall_back(file, request, buffer, reason)
             }
-            Ok(_) => return Outcome::Stuck { offset_bytes: start + filled },
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Outcome::Failed { offset_bytes, error },
+            Outcome::Failed { offset_bytes, error } => match Errno::from_io_error(&error) {
+                Some(Errno::INVAL | Errno::OPNOTSUPP) => {
+                    let reason = format!("a direct read at byte {offset_bytes} was refused: {error}");
+                    self.fall_back(file, request, buffer, reason)
+                }
+                _ => Err(self.read_error(request, offset_bytes, error)),
+            },
         }
     }
-    Outcome::Filled { moved_bytes }
 }

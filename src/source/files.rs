@@ -165,6 +165,17 @@ impl<S: System> FileSet<S> {
         shard: ShardId,
         prepare: impl FnOnce(&File),
     ) -> Result<Arc<OpenFile>, SourceError> {
+        Ok(self.acquire_if(shard, true, prepare)?.expect("it was to wait"))
+    }
+
+    /// The same, but `None` if it would have to wait for another reader and must not: a thread that has files already
+    /// would keep those from others that wait, too.
+    pub(super) fn acquire_if(
+        &self,
+        shard: ShardId,
+        may_wait: bool,
+        prepare: impl FnOnce(&File),
+    ) -> Result<Option<Arc<OpenFile>>, SourceError> {
         let entry = &self.entries[shard.index()];
         let found = entry.slot.read().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(file) = found {
@@ -172,14 +183,14 @@ impl<S: System> FileSet<S> {
             if entry.last_used.load(Ordering::Relaxed) != now {
                 entry.last_used.store(now, Ordering::Relaxed);
             }
-            return Ok(file);
+            return Ok(Some(file));
         }
-        let permit = self.permit();
+        let Some(permit) = self.permit(may_wait) else { return Ok(None) };
         let (file, identity) =
             self.system.open(&entry.path).map_err(|fault| SourceError::from_open(&entry.path, fault))?;
         entry.compare(identity)?;
         prepare(&file);
-        Ok(self.insert(shard.index(), OpenFile { file, _permit: permit }))
+        Ok(Some(self.insert(shard.index(), OpenFile { file, _permit: permit })))
     }
 
     /// Compares the open file with the one that was checked. Called after bytes have been moved: every
@@ -194,8 +205,9 @@ impl<S: System> FileSet<S> {
         entry.compare(now)
     }
 
-    /// Takes the right to open one more file; evicts the least recently used one where there is none left.
-    fn permit(&self) -> Permit {
+    /// Takes the right to open one more file; evicts the least recently used one where there is none left. `None` if it
+    /// would have to wait and must not.
+    fn permit(&self, may_wait: bool) -> Option<Permit> {
         let mut state = self.table.lock();
         while state.permits >= self.open_files_max {
             if let Some(evicted) = self.take_oldest(&mut state) {
@@ -210,12 +222,15 @@ impl<S: System> FileSet<S> {
                     continue;
                 }
             }
+            if !may_wait {
+                return None;
+            }
             // Either the evicted file is still being read, or every file is just being opened. Both end in
             // a notification: a permit that comes back, or a slot that is filled and can be evicted.
             state = self.table.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.permits += 1;
-        Permit(Arc::clone(&self.table))
+        Some(Permit(Arc::clone(&self.table)))
     }
 
     fn take_oldest(&self, state: &mut TableState) -> Option<Arc<OpenFile>> {

@@ -8,10 +8,11 @@
 //! and one that changes the file within the same tick of the file system's clock as the check itself (before
 //! Linux 6.13, a few milliseconds). On network file systems the status is as fresh as their cache of attributes.
 //!
-//! The control loop's reader threads call [`Source::read`]; nothing here knows about rings or layers.
+//! The control loop's reader threads call [`Source::read`], or hand their buffers to a queue of reads; nothing here knows
+//! about rings or layers.
 //!
 //! ```text
-//! ReadRequest -> FileSet (<= 16 descriptors) -> buffered | direct | mapped -> FileSet::verify -> buffer
+//! ReadRequest -> FileSet (<= 16 descriptors) -> buffered | direct | mapped | queue -> FileSet::verify -> buffer
 //! ```
 //!
 //! [`IoMode::Auto`] is made of the others: [`survey`] looks at each file before a load is planned, and `auto` asks again at
@@ -29,9 +30,12 @@ use self::auto::Auto;
 use self::buffered::Buffered;
 use self::direct::Direct;
 use self::mapped::Mapped;
+use self::queue::Queueable;
 use self::system::{DirectSupport, Kernel, System};
 
 pub use self::error::SourceError;
+pub use self::queue::Queueing;
+pub(crate) use self::queue::{QueueingCell, ReadBuffer, ReadQueue};
 pub use self::survey::{Survey, survey};
 pub use crate::plan::{IoDecision, IoMode, IoWays, ReadRequest};
 
@@ -42,9 +46,11 @@ mod buffered;
 mod conformance;
 mod direct;
 mod error;
+mod extent;
 mod fallback;
 mod files;
 mod mapped;
+mod queue;
 mod survey;
 mod system;
 mod tally;
@@ -141,6 +147,13 @@ pub trait Source: Sealed + Send + Sync {
     /// Files that are read in another way than asked for, so far.
     fn fallbacks(&self) -> Vec<Fallback>;
 
+    /// What a queue needs, if reads were asked to go through one.
+    #[doc(hidden)]
+    #[allow(private_interfaces, reason = "only this crate implements sources, and asks")]
+    fn queueable(&self) -> Option<&dyn Queueable> {
+        None
+    }
+
     /// Bytes by the way they were read, so far.
     fn ways(&self) -> IoWays;
 }
@@ -214,6 +227,6 @@ fn open_with<S: System + Clone + 'static>(
         }
         IoMode::Mmap => Box::new(Mapped::open(system, shards)?),
         IoMode::Buffered => Box::new(Buffered::open(system, shards)?),
-        IoMode::Direct => Box::new(Direct::open(system, shards)?),
+        IoMode::Direct | IoMode::Uring => Box::new(Direct::open(system, mode, shards)?),
     })
 }

@@ -1,48 +1,76 @@
 //! Which slots are free. The only part of the ring that threads contend for, kept alone so that every
 //! interleaving of it can be explored (`RUSTFLAGS="--cfg loom" cargo test --lib free_list`).
+//!
+//! A slot may be claimed before it is taken: a claim promises that there will be one, and not which. So whoever waits
+//! in a queue holds no memory, and when its turn comes it gets the slot that was given back last.
 
 #[cfg(loom)]
 use loom::sync::Mutex;
 #[cfg(not(loom))]
 use std::sync::Mutex;
 
-/// The indices of the free slots. Last given, first taken: that slot is the warmest in the cache.
+/// The free slots and the claims on them.
 #[derive(Debug)]
 pub(super) struct FreeList {
-    free: Mutex<Vec<u32>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Last given, first taken: that slot is the warmest in the cache.
+    free: Vec<u32>,
+    /// Claims that have not been taken or given up; never more than there are free slots.
+    claims: usize,
 }
 
 impl FreeList {
     /// A list of `slots` free slots, `0..slots`.
     pub(super) fn new(slots: u32) -> Self {
-        Self { free: Mutex::new((0..slots).rev().collect()) }
+        Self { state: Mutex::new(State { free: (0..slots).rev().collect(), claims: 0 }) }
     }
 
-    /// Takes a free slot, if there is one. Never blocks for longer than another thread's push or pop.
-    pub(super) fn try_take(&self) -> Option<u32> {
-        self.lock().pop()
+    /// Claims a slot, if there is a free one that nobody has claimed. Never blocks for longer than another thread's push
+    /// or pop; nor does anything else here.
+    pub(super) fn try_claim(&self) -> bool {
+        let mut state = self.lock();
+        let is_left = state.claims < state.free.len();
+        state.claims += usize::from(is_left);
+        is_left
+    }
+
+    /// Takes the slot that was claimed. The caller must have a claim, and has it no more.
+    pub(super) fn take_claimed(&self) -> u32 {
+        let mut state = self.lock();
+        state.claims -= 1;
+        state.free.pop().expect("there is a free slot for every claim")
+    }
+
+    /// Gives a claim up. The caller must have one.
+    pub(super) fn give_up_claim(&self) {
+        self.lock().claims -= 1;
     }
 
     /// Gives a slot back. The caller must be its only owner. Never allocates: the list holds every index.
     pub(super) fn give(&self, index: u32) {
-        self.lock().push(index);
+        self.lock().free.push(index);
     }
 
-    /// How many slots are free.
+    /// How many slots are free and not claimed.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.lock().len()
+        let state = self.lock();
+        state.free.len() - state.claims
     }
 
     #[cfg(not(loom))]
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<u32>> {
-        // A push or pop cannot be left half done, so a panic in another owner does not spoil the list.
-        self.free.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        // No update can be left half done, so a panic in another owner does not spoil the list.
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     #[cfg(loom)]
-    fn lock(&self) -> loom::sync::MutexGuard<'_, Vec<u32>> {
-        self.free.lock().expect("no thread of a loom model panics while it holds the list")
+    fn lock(&self) -> loom::sync::MutexGuard<'_, State> {
+        self.state.lock().expect("no thread of a loom model panics while it holds the list")
     }
 }
 
@@ -54,11 +82,27 @@ mod tests {
     #[test]
     fn exhaust_fail_release_succeed() {
         let list = FreeList::new(2);
-        let (first, second) = (list.try_take().unwrap(), list.try_take().unwrap());
+        let take = || list.try_claim().then(|| list.take_claimed());
+        let (first, second) = (take().unwrap(), take().unwrap());
         assert_ne!(first, second);
-        assert_eq!((list.try_take(), list.len()), (None, 0));
+        assert_eq!((take(), list.len()), (None, 0));
         list.give(first);
-        assert_eq!(list.try_take(), Some(first));
+        assert_eq!(take(), Some(first));
+    }
+
+    #[test]
+    fn a_claim_gets_the_slot_that_was_given_last() {
+        let list = FreeList::new(3);
+        assert!(list.try_claim());
+        let taken = list.take_claimed();
+        assert!(list.try_claim() && list.try_claim());
+        assert!(!list.try_claim(), "two are free and both are claimed");
+        list.give(taken);
+        assert_eq!(list.len(), 1);
+        assert_eq!(list.take_claimed(), taken);
+        list.give_up_claim();
+        assert_eq!(list.len(), 2);
+        assert!(list.try_claim() && list.try_claim() && !list.try_claim());
     }
 }
 
@@ -87,16 +131,46 @@ mod models {
                 thread.join().expect("the thread does not panic");
             }
             assert_eq!(list.len(), 2);
-            assert_ne!(list.try_take(), list.try_take());
+            assert!(list.try_claim() && list.try_claim());
+            assert_ne!(list.take_claimed(), list.take_claimed());
+        });
+    }
+
+    /// One thread claims for another, as a control loop does for its readers, while a third takes slots too: whoever has
+    /// a claim finds a slot.
+    #[test]
+    fn free_list_keeps_its_claims() {
+        loom::model(|| {
+            let list = Arc::new(FreeList::new(2));
+            let owners = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
+            let (has_claim, gives_up) = (list.try_claim(), list.try_claim());
+            assert!(has_claim && gives_up);
+            let reader = {
+                let (list, owners) = (Arc::clone(&list), Arc::clone(&owners));
+                loom::thread::spawn(move || use_claimed(&list, &owners))
+            };
+            let other = {
+                let (list, owners) = (Arc::clone(&list), Arc::clone(&owners));
+                loom::thread::spawn(move || use_slots(&list, &owners))
+            };
+            list.give_up_claim();
+            reader.join().expect("the thread does not panic");
+            other.join().expect("the thread does not panic");
+            assert_eq!(list.len(), 2);
         });
     }
 
     fn use_slots(list: &FreeList, owners: &[AtomicU32; 2]) {
-        if let Some(index) = list.try_take() {
-            let owner = &owners[usize::try_from(index).expect("an index of two")];
-            assert_eq!(owner.fetch_add(1, Ordering::Relaxed), 0, "slot {index} has two owners");
-            owner.fetch_sub(1, Ordering::Relaxed);
-            list.give(index);
+        if list.try_claim() {
+            use_claimed(list, owners);
         }
+    }
+
+    fn use_claimed(list: &FreeList, owners: &[AtomicU32; 2]) {
+        let index = list.take_claimed();
+        let owner = &owners[usize::try_from(index).expect("an index of two")];
+        assert_eq!(owner.fetch_add(1, Ordering::Relaxed), 0, "slot {index} has two owners");
+        owner.fetch_sub(1, Ordering::Relaxed);
+        list.give(index);
     }
 }

@@ -1,7 +1,7 @@
 //! The ring: N slots of S bytes, allocated once. The slot is the permit.
 //!
 //! ```text
-//!            take            fill            copy issued        copy complete
+//!       claim, take          fill            copy issued        copy complete
 //! free list ------> Empty ---------> Filled ------------> in flight ---------> free list
 //!                     |                |                      |
 //!                     +------ drop ----+---- drop (waits) ----+--> free list
@@ -17,7 +17,7 @@ pub use self::pin::Pinning;
 #[cfg(feature = "cuda")]
 pub(crate) use self::pin::{PinRefused, Pinned};
 pub use self::ring::StagingError;
-pub(crate) use self::ring::{Empty, Filled, Ring, Slot};
+pub(crate) use self::ring::{Claim, Empty, Filled, Ring, Slot};
 
 pub(crate) mod cast;
 #[cfg(not(loom))]

@@ -10,6 +10,7 @@ use super::memory::{AnonymousMemory, RingMode};
 use super::pin::{PinnedRing, Pinner, Pinning};
 use crate::budget::Reservation;
 use crate::plan::RingShape;
+use crate::source::ReadBuffer;
 use crate::units::{HumanBytes, to_usize};
 
 /// What can go wrong with staging memory.
@@ -64,10 +65,15 @@ impl Ring {
         Ok(Arc::new(Self { free, pinned, memory, shape, _reservation: reservation }))
     }
 
+    /// A claim on an empty slot, if one is free that nobody has claimed.
+    pub(crate) fn try_claim(self: &Arc<Self>) -> Option<Claim> {
+        self.free.try_claim().then(|| Claim { ring: Some(Arc::clone(self)) })
+    }
+
     /// An empty slot, if one is free.
+    #[cfg(any(test, feature = "convert"))]
     pub(crate) fn try_take(self: &Arc<Self>) -> Option<Slot<Empty>> {
-        let index = self.free.try_take()?;
-        Some(Slot { ring: Arc::clone(self), index, state: PhantomData })
+        self.try_claim().map(Claim::take)
     }
 
     pub(crate) fn mode(&self) -> RingMode {
@@ -106,6 +112,31 @@ impl Drop for Ring {
     }
 }
 
+/// The right to a slot that is free, whichever that is when it is taken: the one that was given back last, which is the
+/// warmest in the cache. Dropping it gives the right up.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    /// `None` once the slot is taken.
+    ring: Option<Arc<Ring>>,
+}
+
+impl Claim {
+    /// The slot.
+    pub(crate) fn take(mut self) -> Slot<Empty> {
+        let ring = self.ring.take().expect("only taking the slot uses a claim up");
+        let index = ring.free.take_claimed();
+        Slot { ring, index, state: PhantomData }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Some(ring) = &self.ring {
+            ring.free.give_up_claim();
+        }
+    }
+}
+
 /// Exclusive ownership of one slot of the ring; dropping it gives the slot back.
 #[derive(Debug)]
 pub(crate) struct Slot<State> {
@@ -131,6 +162,19 @@ impl<State> Slot<State> {
         // SAFETY: `this` is never used again nor dropped, so the `Arc` is moved, not duplicated.
         let ring = unsafe { std::ptr::read(&raw const this.ring) };
         Slot { ring, index: this.index, state: PhantomData }
+    }
+}
+
+// SAFETY: a slot is the only owner of its part of the ring (the free list gave its number to it alone), that part does not
+// move while any slot keeps the ring, and a number means the same part for as long as there is the ring: a
+// queue is given slots of one ring.
+unsafe impl ReadBuffer for Slot<Empty> {
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        Slot::bytes_mut(self)
+    }
+
+    fn number(&self) -> Option<u32> {
+        Some(self.index)
     }
 }
 
@@ -246,6 +290,24 @@ mod tests {
         let entry = maps.lines().skip_while(|line| !holds_start(line));
         let flags = entry.take_while(|line| holds_start(line) || !line.contains('-')).last();
         assert!(flags.is_some_and(|flags| flags.split(' ').any(|flag| flag == "dc")), "{flags:?}");
+    }
+
+    #[test]
+    fn a_claim_is_a_slot_or_is_given_up() {
+        let (budget, ring) = ring(2);
+        let (first, second) = (ring.try_claim().unwrap(), ring.try_claim().unwrap());
+        assert!(ring.try_claim().is_none() && ring.try_take().is_none());
+        drop(first);
+        assert_eq!(ring.free_slots(), 1);
+        let third = ring.try_take().unwrap();
+        assert!(ring.try_take().is_none());
+        let second = second.take();
+        drop(third);
+        assert_eq!(ring.free_slots(), 1);
+        drop(ring);
+        assert!(budget.used_bytes() > 0);
+        drop(second);
+        assert_eq!(budget.used_bytes(), 0);
     }
 
     #[test]

@@ -21,7 +21,11 @@ use crate::units::{ByteRange, to_u64};
 pub(super) enum Call {
     Open,
     Identity,
-    ReadAt { direct: bool },
+    ReadAt {
+        direct: bool,
+    },
+    /// A read of a queue is over, and nobody has looked at its answer.
+    Answered,
     SetDirect(bool),
     Map,
     CopyOut,
@@ -36,7 +40,7 @@ pub(super) enum Call {
 impl Call {
     /// True for the calls that move bytes.
     pub(super) fn moves_bytes(self) -> bool {
-        matches!(self, Self::ReadAt { .. } | Self::CopyOut | Self::ReadUncached)
+        matches!(self, Self::ReadAt { .. } | Self::Answered | Self::CopyOut | Self::ReadUncached)
     }
 }
 
@@ -118,6 +122,13 @@ impl System for Faulty {
         let count = Kernel.read_at(file, buffer, offset_bytes)?;
         buffer[allowed..].fill(0xEE);
         Ok(count.min(allowed))
+    }
+
+    fn answered(&self, buffer: &mut [u8], answer: io::Result<usize>) -> io::Result<usize> {
+        self.before(Call::Answered)?;
+        let allowed = self.allowed(buffer.len())?;
+        buffer[allowed..].fill(0xEE);
+        Ok(answer?.min(allowed))
     }
 
     fn set_direct(&self, file: &File, direct: bool) -> io::Result<()> {

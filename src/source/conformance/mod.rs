@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use tempfile::TempDir;
 
 use self::faults::{Call, Faulty};
+use self::queued::Queued;
 use super::auto::Auto;
 use super::survey::survey_with;
 use super::system::{DirectSupport, Kernel, System};
@@ -27,6 +28,7 @@ mod choices;
 mod exact;
 mod faults;
 mod limits;
+mod queued;
 
 /// One way of reading.
 #[derive(Clone)]
@@ -43,7 +45,11 @@ struct Variant {
 impl Variant {
     fn open(&self, shards: &[Shard]) -> Box<dyn Source> {
         let Some((mode, reason)) = self.decided else {
-            return open_with(self.system.clone(), self.mode, shards).unwrap();
+            let source = open_with(self.system.clone(), self.mode, shards).unwrap();
+            return match self.mode {
+                IoMode::Uring => Box::new(Queued::new(source, !self.name.contains("not registered"))),
+                _ => source,
+            };
         };
         let mut decisions = survey_with(&self.system, shards).unwrap().decisions;
         for decision in &mut decisions {
@@ -72,13 +78,13 @@ fn refusing(refused: fn(Call) -> bool, errno: Errno) -> Faulty {
 
 /// Every source, as it is, under short counts and interruptions, and with everything refused that can be.
 fn variants() -> Vec<Variant> {
-    use IoMode::{Buffered, Direct, Mmap};
+    use IoMode::{Buffered, Direct, Mmap, Uring};
     let plain = Faulty::default;
     let odd = || Faulty { short_bytes: &[1, 7, 4095, 4097, 100_000], ..plain() };
     let blocks = || Faulty { short_bytes: &[4096, 12_288, 8192], ..plain() };
     let interrupted = || Faulty { interrupt_every: Some(3), short_bytes: &[65_536], ..plain() };
     let support = |support| Faulty { support: Some(support), ..plain() };
-    let is_direct = |call| matches!(call, Call::ReadAt { direct: true });
+    let is_direct = |call| matches!(call, Call::ReadAt { direct: true } | Call::Answered);
     let coarse = Alignment::new(64 * KIB).unwrap();
     let variant = |name, mode, system, falls_back_from_bytes| Variant {
         name,
@@ -131,6 +137,18 @@ fn variants() -> Vec<Variant> {
             Some(1),
         ),
     ];
+    // The same ways as direct reads have, with the reads in a queue.
+    let is_like_queued = |name: &str| name == "direct" || name.starts_with("direct, ");
+    let mut queued: Vec<Variant> = if queued::refusal().is_some() { Vec::new() } else { variants.clone() };
+    queued.retain(|variant| is_like_queued(variant.name));
+    for variant in &mut queued {
+        variant.mode = Uring;
+        variant.name = variant.name.replace("direct", "queued").leak();
+    }
+    if !queued.is_empty() {
+        queued.push(variant("queued, buffers not registered", Uring, plain(), None));
+    }
+    variants.extend(queued);
     variants.extend(auto_variants());
     variants
 }

@@ -16,6 +16,8 @@ pub(crate) enum Io {
     Mmap,
     /// past the page cache (O_DIRECT)
     Direct,
+    /// the same, by a queue of the kernel's (io_uring)
+    Uring,
 }
 
 impl Io {
@@ -26,6 +28,7 @@ impl Io {
             Self::Buffered => "buffered",
             Self::Mmap => "mmap",
             Self::Direct => "direct",
+            Self::Uring => "uring",
         }
     }
 
@@ -36,6 +39,7 @@ impl Io {
             Self::Buffered => IoMode::Buffered,
             Self::Mmap => IoMode::Mmap,
             Self::Direct => IoMode::Direct,
+            Self::Uring => IoMode::Uring,
         }
     }
 }

@@ -9,6 +9,7 @@ use onelayer::checkpoint::Checkpoint;
 use onelayer::load::{LayerStream, LoadError, LoadReport, LoadedLayer, Loader};
 use onelayer::plan::MemoryTerms;
 use onelayer::probe::{Procfs, Sampler, SamplerOptions, Summary};
+use onelayer::source::Queueing;
 use onelayer::{LoadPlan, Pinning, RingMode};
 
 use super::attendant::{Attendant, add_missed};
@@ -140,6 +141,7 @@ impl Load<'_> {
         })?;
         let mut notes = fallback_notes(&checkpoint, &stream.report());
         notes.extend(pinning_note(&stream.report()));
+        notes.extend(queueing_note(&stream.report()));
         let spent = verifier.as_ref().map(Verifier::spent).filter(|_| self.config.window.is_some());
         notes.extend(spent.map(verified_between));
         Ok(Loaded {
@@ -398,6 +400,15 @@ fn pinning_note(report: &LoadReport) -> Option<String> {
             format!("only {slots} slots of the ring could be pinned, the rest was left out: {reason}")
         }
         _ => format!("the ring could not be pinned, so copies to the device are slower: {reason}"),
+    })
+}
+
+/// What became of a queue that is not as it should be.
+fn queueing_note(report: &LoadReport) -> Option<String> {
+    let reason = report.queueing.reason()?;
+    Some(match &report.queueing {
+        Queueing::Refused { .. } => format!("reads went through no queue, but direct, one by one: {reason}"),
+        _ => format!("reads went through a queue that does not know the ring: {reason}"),
     })
 }
 

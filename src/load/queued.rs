@@ -1,0 +1,128 @@
+//! Reader threads with a queue of reads each: as many in flight as the gate lets through, and a hand on those that are over.
+//!
+//! ```text
+//! jobs --> claim becomes a slot --> ReadQueue (the kernel's while in flight) --> cast, copy --> results
+//! ```
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam_channel::{Receiver, Sender, TryRecvError};
+
+use super::LoadError;
+use super::reader::{Job, JobResult, ReaderContext, panic_message};
+use crate::device::Backend;
+use crate::source::ReadQueue;
+use crate::staging::{Empty, Slot};
+use crate::units::to_usize;
+
+/// A job whose read is in the queue.
+struct Queued<B: Backend> {
+    layer: usize,
+    read: u32,
+    arena: Option<Arc<B::Arena>>,
+    start: Instant,
+}
+
+/// One of `count` such threads.
+struct QueuedReader<'a, B: Backend> {
+    queue: ReadQueue<Slot<Empty>>,
+    /// By tag.
+    jobs: Vec<Option<Queued<B>>>,
+    context: &'a ReaderContext<B>,
+    results: &'a Sender<JobResult<B>>,
+}
+
+/// Reads until the job channel closes. What is in flight then is waited for.
+pub(super) fn read_queued<B: Backend>(
+    count: usize,
+    queue: ReadQueue<Slot<Empty>>,
+    context: &ReaderContext<B>,
+    jobs: &Receiver<Job<B>>,
+    results: &Sender<JobResult<B>>,
+) {
+    let mut reader = QueuedReader { queue, jobs: Vec::new(), context, results };
+    loop {
+        let share = to_usize(u64::from(context.gate.limit())).div_ceil(count);
+        while reader.queue.len() < share.max(1) {
+            // With nothing to wait for but jobs, waits for those.
+            let job = match reader.queue.len() {
+                0 => jobs.recv().map_err(|_| TryRecvError::Disconnected),
+                _ => jobs.try_recv(),
+            };
+            match job {
+                Ok(job) => reader.submit(job),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return,
+            }
+        }
+        if reader.hand_on_next().is_err() {
+            return;
+        }
+    }
+}
+
+/// Nobody wants results any more, or there will be none.
+struct Ended;
+
+impl<B: Backend> QueuedReader<'_, B> {
+    fn submit(&mut self, job: Job<B>) {
+        let Job { layer, read, claim, arena } = job;
+        let request = self.context.plan.read(read).request;
+        let tag = self.jobs.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.jobs.push(None);
+            self.jobs.len() - 1
+        });
+        let queue = &mut self.queue;
+        let submitted = catch_unwind(AssertUnwindSafe(|| queue.submit(tag, request, claim.take())));
+        match submitted {
+            Ok(()) => self.jobs[tag] = Some(Queued { layer, read, arena, start: Instant::now() }),
+            Err(panic) => {
+                let outcome = Err(LoadError::Panicked { message: panic_message(&*panic) });
+                // Whoever has gone does not want to know.
+                let _ = self.results.send(JobResult { layer, read, outcome });
+            }
+        }
+    }
+
+    /// Waits for a read and hands on what came of it.
+    fn hand_on_next(&mut self) -> Result<(), Ended> {
+        let (queue, context) = (&mut self.queue, self.context);
+        let finished = match catch_unwind(AssertUnwindSafe(|| queue.next())) {
+            Ok(Ok(Some(finished))) => finished,
+            // A read that panicked in the queue was the only one.
+            Ok(Ok(None)) => return Ok(()),
+            Ok(Err(source)) => return self.fail_all(|| LoadError::Queue { source: copy_of(&source) }),
+            Err(panic) => {
+                let message = panic_message(&*panic);
+                return self.fail_all(|| LoadError::Panicked { message: message.clone() });
+            }
+        };
+        let Queued { layer, read, arena, start } =
+            self.jobs[finished.tag].take().expect("a tag is a job's until it is over");
+        let work = || {
+            let read_bytes = finished.outcome?;
+            let read_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            context.progress.add_read(read_bytes, read_ns);
+            context.deliver(&context.plan.read(read), finished.buffer, arena)
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(work))
+            .unwrap_or_else(|panic| Err(LoadError::Panicked { message: panic_message(&*panic) }));
+        self.results.send(JobResult { layer, read, outcome }).map_err(|_| Ended)
+    }
+
+    /// Nothing more comes out of the queue: every job of it has failed.
+    fn fail_all(&mut self, error: impl Fn() -> LoadError) -> Result<(), Ended> {
+        for Queued { layer, read, .. } in self.jobs.drain(..).flatten() {
+            let _ = self.results.send(JobResult { layer, read, outcome: Err(error()) });
+        }
+        Err(Ended)
+    }
+}
+
+/// Errors of the system cannot be cloned.
+fn copy_of(error: &io::Error) -> io::Error {
+    error.raw_os_error().map_or_else(|| io::Error::from(error.kind()), io::Error::from_raw_os_error)
+}

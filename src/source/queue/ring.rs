@@ -1,0 +1,189 @@
+//! The ring that program and kernel share, as safe calls: what is pushed is owned here until its answer has come.
+//!
+//! A buffer is registered when it is first used and not before: the ring of a load has more slots than a fast
+//! load uses, and registering one would touch all of its pages.
+#![allow(
+    unsafe_code,
+    reason = "the kernel writes to memory by address; each block says why that memory is ours"
+)]
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use io_uring::types::Fd;
+use io_uring::{IoUring, opcode, squeue};
+
+use crate::units::to_usize;
+
+use super::super::extent::Piece;
+use super::super::files::OpenFile;
+use super::ReadBuffer;
+
+/// Most bytes of one read: what the kernel takes, rounded down to any block.
+const READ_BYTES_MAX: u32 = 1 << 30;
+/// How often waiting is tried again while the kernel has no memory for it.
+const TRIES_MAX: u32 = 1000;
+
+/// A queue of the kernel's.
+pub(super) struct KernelRing<B: ReadBuffer, T> {
+    io: IoUring,
+    /// By tag: what the kernel may write to, with the file that it reads.
+    flights: ManuallyDrop<Vec<Option<Flight<B, T>>>>,
+    in_flight: usize,
+    /// By number of the buffer: whether the kernel knows it.
+    registered: Vec<bool>,
+    /// It takes no more.
+    is_refused: bool,
+}
+
+struct Flight<B, T> {
+    buffer: B,
+    file: Arc<OpenFile>,
+    rest: T,
+}
+
+/// A read that is over.
+pub(super) struct Landed<B, T> {
+    pub(super) buffer: B,
+    pub(super) file: Arc<OpenFile>,
+    pub(super) rest: T,
+    pub(super) answer: io::Result<usize>,
+}
+
+impl<B: ReadBuffer, T> KernelRing<B, T> {
+    /// A queue for so many reads, with a table for so many buffers. Says why if the kernel refuses.
+    pub(super) fn new(reads_most: u32, buffer_count: u32) -> Result<Self, String> {
+        let entries = reads_most.max(1);
+        // Answers are fetched here anyway: no need to interrupt this thread for them. Kernels before 5.19 do not know that.
+        let io = IoUring::builder()
+            .setup_coop_taskrun()
+            .dontfork()
+            .build(entries)
+            .or_else(|_| IoUring::builder().dontfork().build(entries))
+            .map_err(|error| format!("io_uring_setup was refused: {error}"))?;
+        let has_table = io.submitter().register_buffers_sparse(buffer_count).is_ok();
+        let registered = vec![false; if has_table { to_usize(u64::from(buffer_count)) } else { 0 }];
+        let mut flights = Vec::new();
+        flights.resize_with(to_usize(u64::from(entries)), || None);
+        Ok(Self { io, flights: ManuallyDrop::new(flights), in_flight: 0, registered, is_refused: false })
+    }
+
+    /// Reads that have been pushed and have not landed.
+    pub(super) fn len(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Makes a buffer known to the kernel, unless it is. Says why if it refuses: the first time.
+    pub(super) fn register(&mut self, buffer: &mut B) -> Result<(), String> {
+        let Some(number) = buffer.number().filter(|_| !self.is_refused) else { return Ok(()) };
+        let refused = match self.registered.get(to_usize(u64::from(number))) {
+            Some(true) => return Ok(()),
+            Some(false) => self.tell(number, buffer.bytes_mut()).err().map(|error| error.to_string()),
+            None => Some("the kernel has no table of buffers (before Linux 5.19)".to_owned()),
+        };
+        match refused {
+            None => {
+                self.registered[to_usize(u64::from(number))] = true;
+                Ok(())
+            }
+            Some(reason) => {
+                self.is_refused = true;
+                Err(format!("buffers could not be registered: {reason}"))
+            }
+        }
+    }
+
+    fn tell(&self, number: u32, bytes: &mut [u8]) -> io::Result<()> {
+        let part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        // SAFETY: the kernel takes its own reference on each page of these bytes, and writes to them only for a read that
+        // names them; `push` names them for a buffer that has the same bytes, is owned here and so exists (the
+        // promise of `ReadBuffer`). A page that outlives its mapping is nobody's.
+        unsafe { self.io.submitter().register_buffers_update(number, &[part], None) }
+    }
+
+    /// Begins a read with the next call of [`Self::wait`].
+    ///
+    /// # Panics
+    /// If there are as many as were asked for, or the piece lies outside the buffer.
+    pub(super) fn push(&mut self, mut buffer: B, file: Arc<OpenFile>, piece: Piece, rest: T) {
+        let tag = self.flights.iter().position(Option::is_none).expect("no more reads than were asked for");
+        let entry = self.entry(&mut buffer, &file, piece, tag);
+        self.flights[tag] = Some(Flight { buffer, file, rest });
+        // SAFETY: the entry names memory of a buffer and a descriptor of a file that are owned by `flights` until the answer
+        // has come; `flights` is dropped only when nothing is in flight.
+        let pushed = unsafe { self.io.submission().push(&entry) };
+        pushed.expect("the queue has an entry for each flight");
+        self.in_flight += 1;
+    }
+
+    fn entry(&self, buffer: &mut B, file: &OpenFile, piece: Piece, tag: usize) -> squeue::Entry {
+        let known = |number: &u32| self.registered.get(to_usize(u64::from(*number))).copied() == Some(true);
+        let number = buffer.number().filter(known).and_then(|number| u16::try_from(number).ok());
+        let start = to_usize(piece.position_bytes);
+        let part = &mut buffer.bytes_mut()[start..start + to_usize(piece.len_bytes)];
+        let len = u32::try_from(part.len()).unwrap_or(READ_BYTES_MAX).min(READ_BYTES_MAX);
+        let (fd, start) = (Fd(file.as_raw_fd()), part.as_mut_ptr());
+        let entry = match number {
+            Some(number) => opcode::ReadFixed::new(fd, start, len, number).offset(piece.offset_bytes).build(),
+            None => opcode::Read::new(fd, start, len).offset(piece.offset_bytes).build(),
+        };
+        entry.user_data(u64::try_from(tag).unwrap_or(u64::MAX))
+    }
+
+    /// Begins what was pushed and waits for the next answer. `None` if nothing is in flight.
+    pub(super) fn wait(&mut self) -> io::Result<Option<Landed<B, T>>> {
+        let mut tries = 0;
+        while self.in_flight > 0 {
+            if let Some(landed) = self.take_landed() {
+                if !self.io.submission().is_empty() {
+                    // What it says is said again when it is waited for.
+                    let _ = self.io.submit();
+                }
+                return Ok(Some(landed));
+            }
+            match self.io.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_for_now(&error) && tries < TRIES_MAX => {
+                    tries += 1;
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    fn take_landed(&mut self) -> Option<Landed<B, T>> {
+        let entry = self.io.completion().next()?;
+        let tag = usize::try_from(entry.user_data()).expect("a tag of ours");
+        let Flight { buffer, file, rest } = self.flights[tag].take().expect("each flight has one answer");
+        self.in_flight -= 1;
+        let result = entry.result();
+        // Negative results are error numbers.
+        let answer =
+            usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(result.saturating_neg()));
+        Some(Landed { buffer, file, rest, answer })
+    }
+}
+
+/// True for what the kernel says when it is short of something at this moment.
+fn is_for_now(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_io_error(error), Some(Errno::AGAIN | Errno::BUSY))
+}
+
+impl<B: ReadBuffer, T> Drop for KernelRing<B, T> {
+    fn drop(&mut self) {
+        while let Ok(Some(landed)) = self.wait() {
+            drop(landed);
+        }
+        if self.in_flight == 0 {
+            // SAFETY: not used after this. Nothing is in flight, so the kernel writes to no buffer of it.
+            unsafe { ManuallyDrop::drop(&mut self.flights) };
+        }
+        // Otherwise nobody knows whether the kernel still writes: they are leaked, which is sound.
+    }
+}
