@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use cli_support::{assert_code, children, eventually, is_alive, json, loadcheck, stderr, stdout, workplace};
 use common::{TestTensor, write_file};
-use onelayer::probe::{ChildGroup, Procfs};
+use onelayer::probe::{ChildGroup, Procfs, residency};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -116,12 +116,10 @@ fn our_own_load_is_tried_in_fresh_processes_and_nothing_stays() {
     assert!((MIB..64 * MIB).contains(&smallest), "{loader}");
     let tries = loader["tries"].as_array().unwrap();
     assert!(tries.iter().any(|tried| tried["outcome"] == "killed"), "{loader}");
-    // Cold, so that what is read is charged to the group.
-    assert!(
-        tries.iter().all(|tried| tried["cached_share"].as_f64().is_none_or(|share| share < 0.01)),
-        "{loader}"
-    );
-    assert!(tries.iter().any(|tried| tried["peak_cgroup_bytes"].as_u64() > Some(600 << 10)), "{loader}");
+    // Cold before each, so that what is read is charged to the group; unchecked only where nobody can tell.
+    let can_tell = residency(&place.path().join("model/model.safetensors")).value().is_some();
+    let is_cold = |tried: &Value| tried["cached_share"].as_f64().map_or(!can_tell, |share| share < 0.01);
+    assert!(tries.iter().all(is_cold), "{loader}");
     assert!(log.contains("no limit  ok") && log.contains("killed by the limit"), "{log}");
     assert_eq!(report["source"]["tensors"], 8);
 }
