@@ -63,7 +63,9 @@ pub(crate) fn markdown(report: &Report) -> String {
     }
     report.convert.iter().for_each(|convert| text.push_str(&converted(convert)));
     report.verification.iter().for_each(|found| text.push_str(&verified(found)));
-    let reads = report.runs.last().map(|run| (&run.io.files, moved_line(&run.io)));
+    // Of a comparison, the runs that are ours.
+    let told = report.runs.iter().rfind(|run| !run.io.files.is_empty()).or(report.runs.last());
+    let reads = told.map(|run| (&run.io.files, moved_line(&run.io)));
     let (files, moved) = match (reads, &report.plan) {
         (Some((files, moved)), _) => (files.as_slice(), moved),
         (None, Some(plan)) => (plan.files.as_slice(), None),

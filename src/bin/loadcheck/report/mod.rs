@@ -273,6 +273,10 @@ pub(crate) struct Plan {
     pub(crate) read_bytes: u64,
     /// Of these, bytes that no tensor needs.
     pub(crate) over_read_bytes: u64,
+    /// In which order reads are issued: `layers`, one after the other, or `files`, as these have them.
+    pub(crate) order: String,
+    /// Reads that do not begin where the one before them ended.
+    pub(crate) jumps: u64,
     /// `--io auto`: how each file is to be read. A load decides again, when it begins.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) files: Vec<FileReading>,
