@@ -1,5 +1,6 @@
 //! The README's words, taken literally: its commands run, its Rust compiles (as a documentation test), its files exist.
 #![cfg(feature = "cli")]
+#![allow(clippy::print_stdout, reason = "a test that cannot do all of it says so")]
 
 use std::path::Path;
 use std::process::Command;
@@ -37,12 +38,18 @@ fn the_first_command_runs_as_it_stands() {
 fn the_other_commands_run_on_a_small_checkpoint() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut run = 0;
+    let can_try_limits = onelayer::probe::ChildGroup::create(Some(1 << 30))
+        .map_err(|error| println!("`loadcheck fit` is skipped: {error}"))
+        .is_ok();
     for line in commands().filter_map(|line| line.strip_prefix("loadcheck ")) {
         let line = line
             .replace("synth gemma-7b /tmp/gemma-7b", "synth tiny-llama model")
             .replace("/tmp/gemma-7b", "model")
             .replace("/tmp/mistral-4-layers", "model")
             .replace("python load_test.py", "true");
+        if line.starts_with("fit ") && !can_try_limits {
+            continue;
+        }
         let output = loadcheck(folder.path(), &line);
         assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
         run += 1;

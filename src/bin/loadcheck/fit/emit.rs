@@ -53,7 +53,9 @@ fn arguments(fitted: &Fitted, headroom_percent: u64, params: Option<&Params>) ->
         words.push(format!("--prefetch={}", params.prefetch));
         words.extend(params.dtype.as_ref().map(|dtype| format!("--dtype={dtype}")));
     }
-    if let Some(host_bytes) = fitted.unlimited_host_bytes {
+    // Sampled, so the highest of all runs: a short load is not seen the same in each.
+    let sampled = fitted.tries.iter().filter_map(|tried| tried.peak_host_bytes);
+    if let Some(host_bytes) = sampled.chain(fitted.unlimited_host_bytes).max() {
         words.push(format!("--max-host={}MiB", mebibytes(host_bytes, headroom_percent)));
     }
     words.join(" ")
