@@ -8,7 +8,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
@@ -18,7 +18,8 @@ use super::{LoadError, Progress};
 use crate::device::Backend;
 use crate::plan::{LoadPlan, ReadOp};
 use crate::source::{ReadQueue, Source};
-use crate::staging::{Claim, Empty, Filled, Slot, cast};
+use crate::staging::cast::Casting;
+use crate::staging::{Claim, Empty, Filled, Slot};
 
 /// One read to do.
 pub(super) struct Job<B: Backend> {
@@ -123,22 +124,46 @@ impl<B: Backend> ReaderContext<B> {
         let read = self.plan.read(job.read);
         let mut slot = job.claim.take();
         let start = Instant::now();
-        let read_bytes = self.source.read(&read.request, slot.bytes_mut())?;
-        self.progress.add_read(read_bytes, u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
-        self.deliver(&read, slot, job.arena)
+        let mut casting = Casting::new(self.plan.casts(&read));
+        let mut casting_time = Duration::ZERO;
+        let read_bytes = if casting.is_needed() {
+            let payload_start = read.request.payload.start() - read.request.extent.start();
+            self.source.read_in_pieces(&read.request, slot.bytes_mut(), &mut |slot, arrived_bytes| {
+                let start = Instant::now();
+                casting.advance(slot, payload_start + arrived_bytes, |step, overflowed| {
+                    self.progress.add_overflowed(step.tensor, overflowed);
+                });
+                casting_time += start.elapsed();
+            })?
+        } else {
+            self.source.read(&read.request, slot.bytes_mut())?
+        };
+        let reading_ns = start.elapsed().saturating_sub(casting_time).as_nanos();
+        self.progress.add_read(read_bytes, u64::try_from(reading_ns).unwrap_or(u64::MAX));
+        self.start_copy(&read, slot, job.arena)
     }
 
-    /// What comes after the bytes: they are cast, and copied if there is an arena.
+    /// What comes after a read that was not cast on the way: it is cast as a whole, and copied if there is an arena.
     pub(super) fn deliver(
         &self,
         read: &ReadOp,
         mut slot: Slot<Empty>,
         arena: Option<Arc<B::Arena>>,
     ) -> Result<Done<B>, LoadError> {
-        for step in self.plan.casts(read) {
-            let overflowed = cast::cast_step(slot.bytes_mut(), &step);
+        let arrived_bytes = read.request.payload.end() - read.request.extent.start();
+        Casting::new(self.plan.casts(read)).advance(slot.bytes_mut(), arrived_bytes, |step, overflowed| {
             self.progress.add_overflowed(step.tensor, overflowed);
-        }
+        });
+        self.start_copy(read, slot, arena)
+    }
+
+    /// Starts the copy, if there is an arena.
+    fn start_copy(
+        &self,
+        read: &ReadOp,
+        slot: Slot<Empty>,
+        arena: Option<Arc<B::Arena>>,
+    ) -> Result<Done<B>, LoadError> {
         let slot = slot.into_filled();
         Ok(match arena {
             Some(arena) => Done::Copying(self.backend.copy_async(&arena, slot, self.plan.copies(read))?),

@@ -20,6 +20,8 @@ pub use self::ring::StagingError;
 pub(crate) use self::ring::{Claim, Empty, Filled, Ring, Slot};
 
 pub(crate) mod cast;
+#[cfg(not(loom))]
+pub(crate) mod for_benches;
 mod free_list;
 pub(crate) mod memory;
 mod pin;

@@ -1,0 +1,396 @@
+#![allow(unsafe_code, reason = "asks mincore what is cached; copies out of mappings")]
+#![allow(
+    missing_docs,
+    clippy::as_conversions,
+    clippy::cast_precision_loss,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a bench"
+)]
+//! Ours against the limits of the machine, measured in the same run, on the files of one checkpoint.
+//!
+//! `cargo bench --bench limits -- DIR [--rounds N] [--only cold|warm] [--io IO] [--threads N] [--pilot-mib N]`
+//!
+//! Cold: the fastest plain direct reader. Warm: the fastest plain copy out of the page cache, into a ring of 64 MiB that is used in
+//! turn, into hot memory, and into fresh memory that keeps everything, each the fastest of many shapes. A pilot chooses three shapes
+//! for each kind; these run in turns with ours, each round beginning with another; the limit is the shape with the highest median. Ratios
+//! are taken within rounds: median, least and most. A/A is the limit against itself in the round before: what a ratio may
+//! differ by for no reason.
+//!
+//! Cold means that `mincore` found less than 1 % of the files cached, warm that it found 99 %.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use memmap2::{Advice, MmapMut};
+use onelayer::{Checkpoint, IoMode, Loader, Model, Target};
+
+use self::plain::HugeBuffer;
+use self::stream_copy::StreamCopy;
+use self::ways::{Shape, Way};
+
+#[path = "support/plain.rs"]
+#[allow(dead_code, reason = "not all of it is used by every bench")]
+mod plain;
+#[path = "support/residency.rs"]
+mod residency;
+#[path = "support/stream_copy.rs"]
+mod stream_copy;
+#[path = "support/ways.rs"]
+mod ways;
+
+const MIB: usize = 1 << 20;
+const RING_BYTES: usize = 64 * MIB;
+const GIB: f64 = (1u64 << 30) as f64;
+/// Shapes of each kind that the pilot lets through.
+const FINALISTS: usize = 3;
+
+struct Options {
+    source: PathBuf,
+    files: Vec<PathBuf>,
+    file_bytes: usize,
+    rounds: usize,
+    only: Option<State>,
+    io: Option<IoMode>,
+    threads: usize,
+    pilot_bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    Cold,
+    Warm,
+}
+
+/// What the rounds compare.
+#[derive(Clone, Copy)]
+enum Contestant {
+    Plain(Shape),
+    /// The device that it loads to.
+    Ours(Target),
+}
+
+/// Limits of one kind, ours that is held against them, and all rates in GiB/s by round.
+struct Contest {
+    title: &'static str,
+    state: State,
+    /// Everything is in memory at the end.
+    keeps: bool,
+    contestants: Vec<Contestant>,
+    rates: Vec<Vec<f64>>,
+}
+
+fn main() {
+    let Some(options) = parse() else {
+        eprintln!(
+            "usage: cargo bench --bench limits -- DIR [--rounds N] [--only cold|warm] [--io IO] [--threads N]"
+        );
+        return;
+    };
+    let mut buffer = HugeBuffer::new(RING_BYTES).expect("memory for a ring");
+    check_copies(buffer.bytes());
+    println!(
+        "{}: {:.1} GiB in {} files, {} threads, {} rounds",
+        options.source.display(),
+        options.file_bytes as f64 / GIB,
+        options.files.len(),
+        options.threads,
+        options.rounds
+    );
+    println!("memcpy alone: {}", memory(&options));
+    for state in [State::Cold, State::Warm] {
+        if options.only.is_none_or(|only| only == state) {
+            for mut contest in contests(&options, state, buffer.bytes()) {
+                contest.run(&options, buffer.bytes());
+                contest.report();
+            }
+        }
+    }
+}
+
+/// A limit that copies wrongly is no limit.
+fn check_copies(target: &mut [u8]) {
+    let source: Vec<u8> =
+        (0..10_007_u32).map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
+    for copy in StreamCopy::available() {
+        for (from, to, len) in [(0, 0, 8192), (1, 0, 10_006), (3, 64, 255), (5, 1, 777)] {
+            target[..source.len() + 64].fill(0);
+            // SAFETY: source and buffer hold so many bytes from there, apart from each other; what the processor lacks is not available.
+            unsafe { copy.copy(source[from..].as_ptr(), target[to..].as_mut_ptr(), len) };
+            assert_eq!(target[to..][..len], source[from..][..len], "{}", copy.name());
+            assert_eq!(target[to + len], 0, "{}", copy.name());
+        }
+    }
+}
+
+/// The shapes of each kind in a state, and what they are for.
+fn kinds(options: &Options, state: State) -> Vec<(&'static str, Target, Vec<Shape>)> {
+    let fits = options.file_bytes < available_bytes() / 3;
+    let mut kinds = Vec::new();
+    match state {
+        State::Cold => {
+            kinds.push(("cold, read and dropped", Target::None, direct_shapes(true)));
+            if fits {
+                kinds.push(("cold, everything kept in fresh memory", Target::Host, direct_shapes(false)));
+            }
+        }
+        State::Warm => {
+            let copies = |buffer: fn(usize, usize) -> Option<usize>| copy_shapes(options.threads, buffer);
+            kinds.push((
+                "warm, against a ring of 64 MiB used in turn",
+                Target::None,
+                copies(|_, _| Some(RING_BYTES)),
+            ));
+            let hot = copies(|threads, block_bytes| Some(threads * block_bytes));
+            kinds.push(("warm, against hot memory", Target::None, hot));
+            if fits {
+                kinds.push(("warm, everything kept in fresh memory", Target::Host, copies(|_, _| None)));
+            }
+        }
+    }
+    kinds
+}
+
+fn direct_shapes(dropped: bool) -> Vec<Shape> {
+    let mut shapes = Vec::new();
+    for threads in [1, 2, 4] {
+        for block_bytes in [2 * MIB, 4 * MIB] {
+            let buffer_bytes = dropped.then_some(threads * block_bytes);
+            shapes.push(Shape { way: Way::Direct, threads, block_bytes, buffer_bytes });
+        }
+    }
+    shapes
+}
+
+fn copy_shapes(most_threads: usize, buffer: fn(usize, usize) -> Option<usize>) -> Vec<Shape> {
+    let mut ways = vec![Way::Pread, Way::MapCopy];
+    ways.extend(StreamCopy::available().into_iter().map(Way::MapStream));
+    let mut shapes = Vec::new();
+    for way in ways {
+        for threads in [most_threads.div_ceil(2), most_threads, most_threads * 2] {
+            for block_bytes in [256 << 10, MIB, 4 * MIB] {
+                let buffer_bytes = buffer(threads, block_bytes);
+                shapes.push(Shape { way, threads, block_bytes, buffer_bytes });
+            }
+        }
+    }
+    shapes
+}
+
+/// Lets every shape of a kind read a part of the files, twice, and keeps the fastest.
+fn contests(options: &Options, state: State, buffer: &mut [u8]) -> Vec<Contest> {
+    let mut found = Vec::new();
+    for (title, target, shapes) in kinds(options, state) {
+        let mut tried = Vec::new();
+        for shape in shapes {
+            let mut best: f64 = 0.0;
+            for _ in 0..2 {
+                prepare(options, state);
+                if shape.buffer_bytes.is_none() {
+                    back_memory(options.pilot_bytes);
+                }
+                best = best.max(rate(|| plain(&shape, options, options.pilot_bytes, buffer)));
+            }
+            tried.push((best, shape));
+        }
+        tried.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        let finalists = tried.iter().take(FINALISTS).map(|(_, shape)| Contestant::Plain(*shape));
+        let contestants: Vec<_> = finalists.chain([Contestant::Ours(target)]).collect();
+        println!("pilot, {title}: {} shapes, {:.2} GiB/s {}", tried.len(), tried[0].0, tried[0].1);
+        let rates = vec![Vec::new(); contestants.len()];
+        found.push(Contest { title, state, keeps: target == Target::Host, contestants, rates });
+    }
+    found
+}
+
+impl Contest {
+    fn run(&mut self, options: &Options, buffer: &mut [u8]) {
+        let count = self.contestants.len();
+        for round in 0..options.rounds {
+            for turn in 0..count {
+                let index = (round + turn) % count;
+                prepare(options, self.state);
+                if self.keeps {
+                    back_memory(options.file_bytes);
+                }
+                let rate = match self.contestants[index] {
+                    Contestant::Plain(shape) => rate(|| plain(&shape, options, usize::MAX, buffer)),
+                    Contestant::Ours(target) => rate(|| ours(options, target)),
+                };
+                self.rates[index].push(rate);
+            }
+        }
+    }
+
+    fn report(&self) {
+        let plain = self.contestants.len() - 1;
+        let fastest = (0..plain)
+            .max_by(|a, b| median(&self.rates[*a]).total_cmp(&median(&self.rates[*b])))
+            .expect("a pilot lets some through");
+        let limit = &self.rates[fastest];
+        println!("{}", self.title);
+        for (contestant, rates) in self.contestants.iter().zip(&self.rates) {
+            let name = match contestant {
+                Contestant::Plain(shape) => shape.to_string(),
+                Contestant::Ours(target) => format!("onelayer, {target:?}"),
+            };
+            println!("  {:6.2} GiB/s  {name}", median(rates));
+        }
+        let ratios: Vec<f64> =
+            self.rates[plain].iter().zip(limit).map(|(ours, limit)| ours / limit).collect();
+        println!("  ours / limit: {}", Spread(&ratios));
+        let itself: Vec<f64> = limit.windows(2).map(|pair| pair[1] / pair[0]).collect();
+        if !itself.is_empty() {
+            println!("  limit / itself: {}", Spread(&itself));
+        }
+    }
+}
+
+/// Prints a median with the least and the greatest value.
+struct Spread<'a>(&'a [f64]);
+
+impl std::fmt::Display for Spread<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let least = self.0.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = self.0.iter().copied().fold(0.0, f64::max);
+        write!(f, "{:.3} ({least:.3} to {most:.3})", median(self.0))
+    }
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+/// GiB per second of what returns the bytes that it moved. Giving back what it holds comes after the clock.
+fn rate<T>(work: impl FnOnce() -> (usize, T)) -> f64 {
+    let start = Instant::now();
+    let (bytes, held) = work();
+    let seconds = start.elapsed().as_secs_f64();
+    drop(held);
+    bytes as f64 / seconds / GIB
+}
+
+fn plain(shape: &Shape, options: &Options, most_bytes: usize, buffer: &mut [u8]) -> (usize, Option<MmapMut>) {
+    shape.run(&options.files, most_bytes, buffer).expect("every way reads these files")
+}
+
+/// A whole load, from opening the checkpoint to the last byte.
+fn ours(options: &Options, target: Target) -> (usize, Model) {
+    let checkpoint = Checkpoint::open(&options.source).expect("a checkpoint");
+    let mut builder = Loader::builder(target);
+    if let Some(io) = options.io {
+        builder = builder.io(io);
+    }
+    let model = builder.build().expect("a loader").load(&checkpoint).expect("a load");
+    let bytes = model.report().tensor_bytes;
+    (usize::try_from(bytes).expect("64 bits"), model)
+}
+
+/// Brings the files into a state, and checks it.
+fn prepare(options: &Options, state: State) {
+    for attempt in 0.. {
+        if state == State::Cold {
+            options.files.iter().for_each(|path| residency::drop_pages(path).expect("advice"));
+        }
+        let cached = options.files.iter().map(|path| residency::cached_bytes(path).expect("mincore"));
+        let share = cached.sum::<usize>() as f64 / options.file_bytes as f64;
+        if (state == State::Cold && share < 0.01) || (state == State::Warm && share > 0.99) {
+            return;
+        }
+        assert!(attempt < 5, "{state:?} was asked for, {:.0} % of the files is cached", share * 100.0);
+        if state == State::Warm {
+            options.files.iter().for_each(|path| read_in(path).expect("a file"));
+        }
+    }
+}
+
+/// Touches memory and gives it back: the host of a virtual machine takes pages away that are free for some seconds, and the next one to
+/// touch them would pay for that.
+fn back_memory(bytes: usize) {
+    let mut memory = MmapMut::map_anon(bytes + bytes / 8).expect("memory");
+    memory.advise(Advice::HugePage).expect("advice");
+    if memory.advise(Advice::PopulateWrite).is_err() {
+        memory.fill(1);
+    }
+}
+
+/// Reads a file from its beginning in large blocks, which lets the kernel use large pages for it.
+fn read_in(path: &Path) -> io::Result<()> {
+    let mut block = vec![0; 8 * MIB];
+    let mut file = File::open(path)?;
+    while file.read(&mut block)? > 0 {}
+    Ok(())
+}
+
+/// What copying costs where no file is involved: from memory of 256 MiB into the ring's size, by all threads.
+fn memory(options: &Options) -> String {
+    let mut source = HugeBuffer::new(256 * MIB).expect("memory");
+    let mut target = HugeBuffer::new(RING_BYTES).expect("memory");
+    let rates: Vec<f64> = (0..5)
+        .map(|_| {
+            let (source, target) = (&*source.bytes(), target.bytes());
+            rate(|| {
+                let part = source.len() / options.threads;
+                let room = target.len() / options.threads;
+                std::thread::scope(|scope| {
+                    for (source, target) in source.chunks(part).zip(target.chunks_mut(room)) {
+                        scope.spawn(move || {
+                            source
+                                .chunks(target.len())
+                                .for_each(|piece| target[..piece.len()].copy_from_slice(piece))
+                        });
+                    }
+                });
+                (source.len(), ())
+            })
+        })
+        .collect();
+    format!("{:.2} GiB/s with {} threads", median(&rates), options.threads)
+}
+
+fn available_bytes() -> usize {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<usize>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+fn parse() -> Option<Options> {
+    let mut words = std::env::args().skip(1).filter(|word| word != "--bench");
+    let source = PathBuf::from(words.next()?);
+    let checkpoint = Checkpoint::open(&source).expect("a checkpoint");
+    let files: Vec<PathBuf> = checkpoint.shards().iter().map(|shard| shard.path.clone()).collect();
+    let lens = files.iter().map(|path| path.metadata().expect("a file").len());
+    let mut options = Options {
+        source,
+        file_bytes: usize::try_from(lens.sum::<u64>()).expect("64 bits"),
+        files,
+        rounds: 7,
+        only: None,
+        io: None,
+        threads: std::thread::available_parallelism().map_or(1, usize::from),
+        pilot_bytes: 1 << 30,
+    };
+    while let Some(word) = words.next() {
+        let value = words.next().unwrap_or_else(|| panic!("{word} needs a value"));
+        let number = || value.parse::<usize>().expect("a number");
+        match (word.as_str(), value.as_str()) {
+            ("--rounds", _) => options.rounds = number().max(1),
+            ("--threads", _) => options.threads = number().max(1),
+            ("--pilot-mib", _) => options.pilot_bytes = number() * MIB,
+            ("--only", "cold") => options.only = Some(State::Cold),
+            ("--only", "warm") => options.only = Some(State::Warm),
+            ("--io", name) => {
+                let modes = [IoMode::Auto, IoMode::Buffered, IoMode::Direct, IoMode::Mmap];
+                let found = modes.into_iter().find(|mode| mode.to_string() == name);
+                options.io = Some(found.unwrap_or_else(|| panic!("--io {name}: no such mode")));
+            }
+            _ => panic!("unknown option {word} {value}"),
+        }
+    }
+    Some(options)
+}
