@@ -39,7 +39,7 @@ use crate::device::{Backend, PendingCopy};
 use crate::plan::{IssuePlace, LoadPlan, ReadOrder, Turn};
 use crate::source::Source;
 use crate::staging::{Filled, Ring, Slot};
-use crate::units::{to_u64, to_usize};
+use crate::units::to_usize;
 
 /// What a load is made of, before its threads run.
 pub(super) struct Setup<B: Backend> {
@@ -112,8 +112,8 @@ pub(super) struct Control<B: Backend> {
     wanted: usize,
     /// Where the next read to issue is.
     next_read: IssuePlace,
-    /// Reads that have been issued.
-    issued: u64,
+    /// Reads that are over.
+    reads_done: u64,
     /// Reads that the readers have or will take next.
     jobs_running: usize,
     /// Copies and layers that the attendants wait for.
@@ -173,7 +173,7 @@ impl<B: Backend> Control<B> {
             prefetch,
             wanted: 0,
             next_read: IssuePlace::default(),
-            issued: 0,
+            reads_done: 0,
             jobs_running: 0,
             waits_running: 0,
             unhashed: BTreeMap::new(),
@@ -330,7 +330,7 @@ impl<B: Backend> Control<B> {
         depth.observe(Observation {
             now_ns,
             read_bytes: self.progress.read_bytes(),
-            reads: self.issued.saturating_sub(to_u64(self.jobs_running)),
+            reads: self.reads_done,
             is_starved,
         });
         if depth.limit() != limit_before {
@@ -359,7 +359,6 @@ impl<B: Backend> Control<B> {
             let job = Job { layer: index, read, claim, arena };
             self.wires.jobs.send(job).expect("a receiver of the jobs is kept here");
             self.jobs_running += 1;
-            self.issued += 1;
             self.next_read = self.setup.plan.behind(self.next_read);
         }
         Ok(())
@@ -463,6 +462,7 @@ impl<B: Backend> Control<B> {
 
     fn on_result(&mut self, result: JobResult<B>) -> Result<(), LoadError> {
         self.jobs_running -= 1;
+        self.reads_done += 1;
         match result.outcome? {
             Done::Copying(copy) => self.on_copying(result.layer, result.read, copy),
             Done::Filled(slot) if self.setup.is_in_order() => {
@@ -525,6 +525,7 @@ mod tests {
     use super::*;
     use crate::device::HostBackend;
     use crate::plan::LAYER_STATE_BYTES;
+    use crate::units::to_u64;
 
     #[test]
     fn a_layer_costs_what_the_plan_counts() {

@@ -140,26 +140,25 @@ impl<B: Backend> ReaderContext<B> {
         };
         let reading_ns = start.elapsed().saturating_sub(casting_time).as_nanos();
         self.progress.add_read(read_bytes, u64::try_from(reading_ns).unwrap_or(u64::MAX));
-        self.hand_on(&read, slot, job.arena)
+        self.start_copy(&read, slot, job.arena)
     }
 
-    /// What comes after bytes that arrived at once: they are cast, and copied if there is an arena.
+    /// What comes after a read that was not cast on the way: it is cast as a whole, and copied if there is an arena.
     pub(super) fn deliver(
         &self,
         read: &ReadOp,
         mut slot: Slot<Empty>,
         arena: Option<Arc<B::Arena>>,
     ) -> Result<Done<B>, LoadError> {
-        let payload_end = read.request.payload.end() - read.request.extent.start();
-        let mut casting = Casting::new(self.plan.casts(read));
-        casting.advance(slot.bytes_mut(), payload_end, |step, overflowed| {
+        let arrived_bytes = read.request.payload.end() - read.request.extent.start();
+        Casting::new(self.plan.casts(read)).advance(slot.bytes_mut(), arrived_bytes, |step, overflowed| {
             self.progress.add_overflowed(step.tensor, overflowed);
         });
-        self.hand_on(read, slot, arena)
+        self.start_copy(read, slot, arena)
     }
 
-    /// Copies what is in the slot, if there is an arena.
-    fn hand_on(
+    /// Starts the copy, if there is an arena.
+    fn start_copy(
         &self,
         read: &ReadOp,
         slot: Slot<Empty>,
