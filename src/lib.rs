@@ -49,7 +49,7 @@
 //! # What is not
 //!
 //! - The 16 MiB are for what no budget counts: thread stacks, the allocator's slack, the threads of `rayon`'s global pool
-//!   if hashes are asked for. The page cache is the kernel's; [`IoMode::Direct`] leaves none.
+//!   if hashes are asked for. The page cache is the kernel's; [`IoMode::Auto`] and [`IoMode::Direct`] leave it as it was.
 //! - A program that changes a file through a shared writable mapping, or within one tick of the file system's clock, can
 //!   escape detection: see [`source`].
 //! - Linux only, 64-bit. A `fork` in the middle of a load gets neither ring nor layers.
@@ -115,7 +115,7 @@ pub mod for_benches {
 
 pub use self::checkpoint::{Checkpoint, CheckpointError, DType, OpenOptions, TensorEntry};
 pub use self::layers::{LayerId, LayerMap, Layers};
-pub use self::plan::{FloatType, IoDecision, IoMode, LoadPlan, PlanError, Window};
+pub use self::plan::{FloatType, IoDecision, IoMode, LoadPlan, PlanError, ReadOrder, Window};
 pub use self::source::SourceError;
 pub use self::staging::{Pinning, RingMode, StagingError};
 // In the order of the flow, as above.

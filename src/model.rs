@@ -5,7 +5,7 @@ use std::fmt;
 use crate::checkpoint::Checkpoint;
 use crate::layers::LayerId;
 use crate::load::{LoadError, LoadReport, LoadedLayer, LoadedTensor, Loader};
-use crate::plan::Window;
+use crate::plan::{ReadOrder, Window};
 
 impl Loader {
     /// Loads every layer and keeps it.
@@ -16,7 +16,8 @@ impl Loader {
         self.load_observed(checkpoint, |_| {})
     }
 
-    /// Loads every layer and keeps it; `observe` sees each one as it becomes resident.
+    /// Loads every layer and keeps it; `observe` sees each one as it becomes resident: in whatever order they do, since the files
+    /// are read as they lie ([`ReadOrder::Files`]).
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -25,12 +26,14 @@ impl Loader {
         checkpoint: &Checkpoint,
         mut observe: impl FnMut(&LoadedLayer),
     ) -> Result<Model, LoadError> {
-        let mut stream = self.start(checkpoint, Window::All, u32::MAX)?;
-        let mut layers = Vec::with_capacity(stream.plan().layers().len());
+        let mut stream = self.start(checkpoint, Window::All, u32::MAX, ReadOrder::Files)?;
+        let mut layers = Vec::new();
+        layers.resize_with(stream.plan().layers().len(), || None);
         for layer in &mut stream {
             let layer = layer?;
             observe(&layer);
-            layers.push(Some(layer));
+            let index = layer.index();
+            layers[index] = Some(layer);
         }
         let ids = stream.plan().layers().iter().map(|layer| layer.id.clone()).collect();
         Ok(Model { checkpoint: checkpoint.clone(), ids, layers, report: stream.report() })

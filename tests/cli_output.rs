@@ -5,7 +5,8 @@
     clippy::unwrap_used,
     clippy::as_conversions,
     clippy::cast_lossless,
-    reason = "a test that cannot go on panics"
+    clippy::print_stdout,
+    reason = "a test that cannot go on panics, one that cannot begin says so"
 )]
 
 mod cli_support;
@@ -26,6 +27,9 @@ fn assert_golden(name: &str, text: &str) {
     settings.set_prepend_module_to_snapshot(false);
     settings.add_filter(r"first exceeded at .*", "first exceeded at <place>");
     settings.add_filter(r"(?m)^ +\S+ \w+(  (checkpoint metadata|layer grouping|plan))$", "  <bytes>$1");
+    // What holds the temporary files, and what it can do, differs from machine to machine.
+    settings.add_filter(r"(?m)^reading   .*$", "reading   <files>");
+    settings.add_filter(r"(?m)^read      .*; (\S+ x the tensors).*$", "read      <ways>; $1");
     // The system's words about a library that is none.
     settings.add_filter(r"(looked for libcuda.so, libcuda.so.1) \(.*\)", "$1 (<reason>)");
     settings.bind(|| insta::assert_snapshot!(name, lines.join("\n")));
@@ -52,6 +56,32 @@ fn run_reads_well() {
     let output = run(place.path(), "model --readers 2 --window 1 --max-host 1KiB --max-peak-rss 1GiB -q");
     assert_code(&output, 1);
     assert_golden("run", &stdout(&output));
+}
+
+/// A row of measured numbers becomes its name; blanks differ with the numbers.
+fn without_numbers(line: &str) -> String {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    match words[..] {
+        [name, first, _, ..] if line.starts_with("  ") && !line.contains("file pages, which") => {
+            let is_measured = first.starts_with(|c: char| c.is_ascii_digit() || c == '<' || c == '-');
+            if is_measured { format!("{name} <measured>") } else { words.join(" ") }
+        }
+        _ => words.join(" "),
+    }
+}
+
+#[test]
+fn compare_reads_well() {
+    let place = workplace();
+    let line = "compare model -s stream -s mmap -s read -s pread -s direct --io buffered --readers 2 --runs 2 --window 1 -q --cmd";
+    let mut words: Vec<&str> = line.split(' ').collect();
+    words.push("sh -c 'exit 3'");
+    let output = loadcheck(place.path()).args(words).output().unwrap();
+    assert_code(&output, 5);
+    let text = stdout(&output);
+    let mut tables = text.lines().filter(|line| line.starts_with("  "));
+    assert!(tables.all(|line| line.chars().count() <= 80), "{text}");
+    assert_golden("compare", &text.lines().map(without_numbers).collect::<Vec<_>>().join("\n"));
 }
 
 #[test]
@@ -197,6 +227,11 @@ fn json_is_one_valid_object_whatever_happens() {
         ("plan model", 0, "pass"),
         ("inspect model", 0, "pass"),
         ("exec -- true", 0, "pass"),
+        ("compare model --runs 2 --cmd true --timeline 10", 0, "pass"),
+        ("compare model -s stream -s pread -s direct --runs 1 --device none --cache cold", 0, "pass"),
+        ("compare model --runs 1 --cmd false", 5, "error"),
+        ("compare model --runs 1 --cmd no-such-program", 2, "error"),
+        ("compare model -s steam", 2, "error"),
         ("exec -- false", 5, "error"),
         ("synth tiny-llama made --layers 1", 0, "pass"),
         ("synth no-such-preset other", 2, "error"),
@@ -209,6 +244,8 @@ fn json_is_one_valid_object_whatever_happens() {
         ("verify split", 0, "pass"),
         ("verify split --against made", 5, "error"),
         ("verify missing", 3, "error"),
+        ("doctor model", 0, "pass"),
+        ("fit missing --lo 2GiB --hi 1GiB", 3, "error"),
         ("bad.safetensors", 3, "error"),
         ("missing --max-vram 1GiB", 3, "error"),
         ("model --device cuda:7", 4, "error"),
@@ -237,6 +274,23 @@ fn json_is_one_valid_object_whatever_happens() {
         let problems = check_schema(&report, &schema, &schema, "$");
         assert!(problems.is_empty(), "{line}: {problems:?}");
     }
+}
+
+#[test]
+fn a_search_for_a_limit_is_of_the_schema() {
+    if let Err(error) = onelayer::probe::ChildGroup::create(Some(1 << 30)) {
+        println!("skipped: {error}");
+        return;
+    }
+    let place = workplace();
+    let schema: Value =
+        serde_json::from_slice(&fs::read(repository("docs/loadcheck.schema.json")).unwrap()).unwrap();
+    let output = run(place.path(), "fit model --window 1 --runs 1 --emit k8s --json");
+    assert_code(&output, 0);
+    let report = json(&output);
+    assert!(report["fit"]["loaders"][0]["tries"].as_array().unwrap().len() > 2);
+    let problems = check_schema(&report, &schema, &schema, "$");
+    assert!(problems.is_empty(), "{problems:?}");
 }
 
 /// Holds a value against a JSON schema, as far as the published one goes: `$ref`, `anyOf`, `oneOf`, `const`, `enum`,
@@ -424,7 +478,8 @@ fn progress_goes_to_stderr_in_the_form_that_was_asked_for() {
 #[test]
 fn help_fits_a_screen_and_opens_with_what_is_measured() {
     let place = tempfile::tempdir().unwrap();
-    for command in ["", "run", "plan", "inspect", "exec", "convert", "verify", "synth", "completions", "man"]
+    for command in
+        ["", "run", "compare", "plan", "inspect", "exec", "convert", "verify", "synth", "completions", "man"]
     {
         let output = loadcheck(place.path())
             .args(command.split_whitespace())
@@ -448,7 +503,7 @@ fn help_fits_a_screen_and_opens_with_what_is_measured() {
     {
         assert!(text.contains(row), "{row:?} in {text}");
     }
-    for word in ["compare", "fit", "leak", "--tp", "uring"] {
+    for word in ["leak", "--tp", "uring"] {
         assert!(
             !text.contains(word) && !stdout(&run(place.path(), "run --help")).contains(word),
             "{word} is not offered"
@@ -466,7 +521,9 @@ fn completions_and_manual_pages_cover_every_command() {
     }
     let main = stdout(&run(place.path(), "man"));
     assert!(main.starts_with(".ie") && main.contains(".TH loadcheck 1"), "{main}");
-    for command in ["run", "plan", "inspect", "exec", "convert", "verify", "synth", "completions", "man"] {
+    for command in
+        ["run", "compare", "plan", "inspect", "exec", "convert", "verify", "synth", "completions", "man"]
+    {
         assert!(main.contains(&format!("loadcheck\\-{command}(1)")), "{command} is referred to");
         let page = stdout(&run(place.path(), &format!("man {command}")));
         assert!(page.contains(&format!(".TH loadcheck-{command} 1")), "{page}");

@@ -4,9 +4,10 @@
 mod common;
 
 use common::{TestTensor, small_decoder, write_file, write_sharded};
+use onelayer::plan::IoReason;
 use onelayer::{Checkpoint, IoMode, Loader, Target, Window};
 
-const MODES: [IoMode; 3] = [IoMode::Buffered, IoMode::Mmap, IoMode::Direct];
+const MODES: [IoMode; 4] = [IoMode::Auto, IoMode::Buffered, IoMode::Mmap, IoMode::Direct];
 
 /// The tensors as the reference reader sees them: name and bytes, sorted by name.
 fn reference(folder: &std::path::Path) -> Vec<(String, Vec<u8>)> {
@@ -141,4 +142,55 @@ fn a_selection_loads_nothing_else() {
     assert_eq!(model.layers().map(|layer| layer.id().to_string()).collect::<Vec<_>>(), ["model.layers.1"]);
     let refused = select("nowhere").load(&checkpoint).unwrap_err().to_string();
     assert!(refused.contains("none of the 18 tensors"), "{refused}");
+}
+
+/// Files in memory, where there is nothing beside the page cache and direct I/O has nothing to go past.
+#[test]
+fn files_on_tmpfs_arrive_and_nothing_is_read_direct() {
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {
+        println!("SKIPPED: no /dev/shm to write to");
+        return;
+    };
+    write_sharded(folder.path(), &small_decoder(4, 3_000_000));
+    let expected = reference(folder.path());
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let loader = Loader::builder(Target::Host).window(Window::All).build().unwrap();
+    let plan = loader.plan(&checkpoint).unwrap();
+    if !plan.decisions()[0].file_system.is_some_and(|kind| kind.is_memory()) {
+        println!("SKIPPED: /dev/shm is no tmpfs here");
+        return;
+    }
+    assert!(plan.decisions().iter().all(|decision| decision.reason == IoReason::Memory), "{plan}");
+    let mut stream = loader.stream(&checkpoint).unwrap();
+    let mut found = Vec::new();
+    for layer in &mut stream {
+        let layer = layer.unwrap();
+        found.extend(layer.tensors().map(|t| (t.name().to_owned(), t.as_bytes().unwrap().to_vec())));
+    }
+    found.sort();
+    assert!(found == expected);
+    let report = stream.report();
+    assert_eq!((report.ways.direct_bytes, report.ways.buffered_bytes), (0, report.read_bytes));
+}
+
+/// The plan says what was decided for each file, and the report what was done.
+#[test]
+fn decisions_are_in_the_plan_and_ways_in_the_report() {
+    let folder = tempfile::tempdir().unwrap();
+    write_sharded(folder.path(), &small_decoder(4, 3_000_000));
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    for io in MODES {
+        let loader = Loader::builder(Target::None).io(io).build().unwrap();
+        let mut stream = loader.stream(&checkpoint).unwrap();
+        let plan = std::sync::Arc::clone(stream.plan());
+        let files = if io == IoMode::Auto { checkpoint.shards().len() } else { 0 };
+        assert_eq!(plan.decisions().len(), files, "{io}");
+        assert_eq!(plan.to_string().contains(" on "), files > 0, "{plan}");
+        assert!(stream.all(|layer| layer.is_ok()));
+        let report = stream.report();
+        let ways = report.ways;
+        let sum = ways.direct_bytes + ways.buffered_bytes + ways.mapped_bytes;
+        assert_eq!(sum, report.read_bytes, "{io}: {ways:?}");
+        assert!(sum >= plan.source_bytes(), "{io}: {ways:?}");
+    }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use common::{small_decoder, write_sharded};
 use onelayer::{Checkpoint, IoMode, LoadError, Loader, Target, Window};
 
-const MODES: [IoMode; 3] = [IoMode::Buffered, IoMode::Mmap, IoMode::Direct];
+const MODES: [IoMode; 4] = [IoMode::Auto, IoMode::Buffered, IoMode::Mmap, IoMode::Direct];
 
 fn checkpoint(layers: usize, unit: usize) -> (tempfile::TempDir, Checkpoint) {
     let folder = tempfile::tempdir().unwrap();

@@ -54,6 +54,7 @@ fn measured_child() {
     let io = match words.next().unwrap() {
         "mmap" => IoMode::Mmap,
         "direct" => IoMode::Direct,
+        "auto" => IoMode::Auto,
         _ => IoMode::Buffered,
     };
     let target = if words.next() == Some("none") { Target::None } else { Target::Host };
@@ -123,7 +124,7 @@ fn measure(
 fn peak_memory_is_the_budget_whatever_the_model() {
     let folder = tempfile::tempdir().unwrap();
     write_checkpoint(folder.path());
-    for io in ["buffered", "mmap", "direct"] {
+    for io in ["auto", "buffered", "mmap", "direct"] {
         for (target, budget_mib, window) in [("none", 64, 2), ("none", 8, 1), ("host", 16, 1), ("host", 8, 0)]
         {
             let (peak, stayed, resident) = measure(folder.path(), io, target, budget_mib * MIB, window);

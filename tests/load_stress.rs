@@ -69,7 +69,8 @@ fn scattered(folder: &std::path::Path) -> HashMap<String, blake3::Hash> {
 
 fn settings(random: &mut Random) -> LoaderBuilder {
     let target = if random.one_in(3) { Target::None } else { Target::Host };
-    let io = [IoMode::Buffered, IoMode::Mmap, IoMode::Direct][usize::try_from(random.below(3)).unwrap()];
+    let modes = [IoMode::Auto, IoMode::Buffered, IoMode::Mmap, IoMode::Direct];
+    let io = modes[usize::try_from(random.below(4)).unwrap()];
     let window = if random.one_in(4) { Window::All } else { Window::Layers(1 + random.number(32)) };
     // The smallest budget for mapped windows, up to one with a large ring.
     let budget_mib = 6 + if random.one_in(2) { 0 } else { random.below(60) };

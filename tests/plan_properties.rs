@@ -7,7 +7,7 @@ mod common;
 use common::{TestTensor, write_sharded};
 use onelayer::plan::{LoadPlan, PlanError, PlanLimits};
 use onelayer::units::{Alignment, MIB};
-use onelayer::{Checkpoint, IoMode, Layers, Window};
+use onelayer::{Checkpoint, IoMode, Layers, ReadOrder, Window};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -60,6 +60,44 @@ fn checkpoint(folder: &std::path::Path, shards: &[Vec<usize>]) -> Checkpoint {
         .collect();
     write_sharded(folder, &shards);
     Checkpoint::open(folder).unwrap()
+}
+
+/// The order of the files is that of the layers, sorted: the same reads, each once.
+fn check_order(checkpoint: &Checkpoint, by_layer: &LoadPlan, by_file: &LoadPlan) {
+    let place = |read: &onelayer::plan::ReadOp| (read.request.shard, read.request.payload.start());
+    assert_eq!(by_layer.order(), ReadOrder::Layers);
+    assert!(by_layer.reads_in_order().eq(by_layer.reads()));
+    // With a few bytes more for the plan, a slot fewer: the same cuts nevertheless.
+    let mut expected: Vec<_> = by_file.reads().map(|read| place(&read)).collect();
+    expected.sort();
+    let found: Vec<_> = by_file.reads_in_order().map(|read| place(&read)).collect();
+    // A stretch that reads through a hole goes on behind what lies in the hole: that comes after it.
+    if found.is_sorted() {
+        assert!(by_file.jumps() <= by_layer.jumps() || by_file.reads().len() != by_layer.reads().len());
+    }
+    let mut sorted = found.clone();
+    sorted.sort();
+    assert_eq!(sorted, expected, "each read once");
+    let mut starts: Vec<_> = by_file
+        .layers()
+        .iter()
+        .filter_map(|layer| layer.reads.clone().map(|index| place(&by_file.read(index))).min())
+        .collect();
+    starts.sort();
+    assert!(
+        found.iter().filter(|place| starts.contains(place)).is_sorted(),
+        "first reads as the file has them"
+    );
+    for plan in [by_layer, by_file] {
+        let arrived: Vec<_> = plan.arrivals().filter(|(_, place)| place.len_bytes() > 0).collect();
+        let mut ids: Vec<_> = arrived.iter().map(|(_, place)| place.tensor).collect();
+        ids.sort();
+        let with_bytes = checkpoint.tensors().filter(|tensor| !tensor.extent.is_empty());
+        assert!(ids.into_iter().eq(with_bytes.map(|tensor| tensor.id)), "each tensor once");
+        for (layer, place) in arrived {
+            assert!(plan.placements(&plan.layers()[layer]).contains(place));
+        }
+    }
 }
 
 fn check(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits) {
@@ -149,6 +187,13 @@ proptest! {
                 // The same input gives the same plan, to the letter.
                 let again = LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true).unwrap();
                 prop_assert_eq!(format!("{again:#}"), format!("{plan:#}"));
+                plan_limits.order = ReadOrder::Files;
+                match LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true) {
+                    Ok(by_file) if limits.window == 0 => check_order(&checkpoint, &plan, &by_file),
+                    Ok(by_file) => prop_assert_eq!(by_file, plan),
+                    // The permutation takes a few bytes.
+                    Err(error) => prop_assert!(error.is_over_budget()),
+                }
             }
             Err(PlanError::BudgetTooSmall { smallest_bytes, .. }) => {
                 prop_assert!(smallest_bytes > limits.budget_bytes);

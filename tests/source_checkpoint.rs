@@ -17,7 +17,7 @@ use onelayer::units::ByteRange;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 
-const MODES: [IoMode; 3] = [IoMode::Mmap, IoMode::Buffered, IoMode::Direct];
+const MODES: [IoMode; 4] = [IoMode::Auto, IoMode::Mmap, IoMode::Buffered, IoMode::Direct];
 const READ_BYTES: u64 = 64 << 10;
 
 /// Two shards without an index; the first tensor of the second needs several reads.

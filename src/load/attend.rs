@@ -47,8 +47,8 @@ pub(super) struct Attendants<B: Backend> {
     allocations_not_begun: Receiver<usize>,
     notices: Receiver<Notice<B>>,
     threads: Vec<JoinHandle<()>>,
-    /// Layers whose arenas have been asked for: those before this one.
-    asked: usize,
+    /// The layer whose arena was asked for ahead.
+    ahead: Option<usize>,
 }
 
 /// What the threads are asked for.
@@ -71,7 +71,7 @@ impl<B: Backend> Attendants<B> {
             allocations_not_begun: allocation_receiver.clone(),
             notices,
             threads: Vec::with_capacity(2),
-            asked: 0,
+            ahead: None,
         };
         let (backend, plan, sender) = (Arc::clone(backend), Arc::clone(plan), notice_sender.clone());
         // If one cannot be started, the other sees its channel closed and ends.
@@ -93,10 +93,16 @@ impl<B: Backend> Attendants<B> {
         self.notices.clone()
     }
 
-    /// Asks for the arena of a layer, unless that was done before. Layers are asked for in their order.
+    /// Asks for the arena of the layer that will be the first to need one.
+    pub(super) fn allocate_ahead(&mut self, layer: usize) {
+        self.allocate(layer);
+        self.ahead = Some(layer);
+    }
+
+    /// Asks for the arena of a layer, unless that was done ahead. Each layer is asked for once, in the order in which they
+    /// need theirs.
     pub(super) fn allocate(&mut self, layer: usize) {
-        if layer >= self.asked {
-            self.asked = layer + 1;
+        if self.ahead.take_if(|ahead| *ahead == layer).is_none() {
             self.requests().allocations.send(layer).expect("a receiver of the allocations is kept here");
         }
     }

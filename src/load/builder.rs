@@ -11,7 +11,7 @@ use crate::checkpoint::{Checkpoint, TensorEntry};
 use crate::device::{Device, Target};
 use crate::layers::{LayerMap, Layers};
 use crate::plan::{
-    FloatType, IoDecision, IoMode, IoReason, Landing, LoadPlan, PlanLimits, ResidentKind, Window,
+    FloatType, IoDecision, IoMode, IoReason, Landing, LoadPlan, PlanLimits, ReadOrder, ResidentKind, Window,
 };
 use crate::source::{self, SourceError};
 use crate::units::MIB;
@@ -77,6 +77,7 @@ pub struct LoaderBuilder {
     pub(super) device_reserve_bytes: u64,
     pub(super) window: Window,
     pub(super) prefetch: u32,
+    pub(super) order: ReadOrder,
     io: IoMode,
     readers: Option<u32>,
     hash: bool,
@@ -97,6 +98,7 @@ impl LoaderBuilder {
             device_reserve_bytes: DEFAULT_DEVICE_RESERVE_BYTES,
             window: Window::Layers(2),
             prefetch: DEFAULT_PREFETCH_LAYERS,
+            order: ReadOrder::Layers,
             io: IoMode::Auto,
             readers: None,
             hash: false,
@@ -141,6 +143,15 @@ impl LoaderBuilder {
     /// it is asked for. What lies beyond the window waits in the ring.
     pub fn prefetch(mut self, layers: u32) -> Self {
         self.prefetch = layers;
+        self
+    }
+
+    /// In which order reads are issued. One layer after the other by default; [`Loader::load`], which keeps everything, always
+    /// reads as the files have it. [`Loader::stream`] does so on demand, with a window of [`Window::All`]: every layer is begun then
+    /// whatever [`Self::prefetch`] says, and they come as they are complete, not in execution order. Hashing on the way
+    /// needs the order of layers.
+    pub fn read_order(mut self, order: ReadOrder) -> Self {
+        self.order = order;
         self
     }
 
@@ -204,7 +215,7 @@ impl LoaderBuilder {
     /// # Errors
     /// As [`Loader::plan`].
     pub fn plan(&self, checkpoint: &Checkpoint) -> Result<LoadPlan, LoadError> {
-        self.plan_window(checkpoint, self.window)
+        self.plan_window(checkpoint, self.window, self.order)
     }
 
     /// A loader with these settings. Opens the device.
@@ -225,12 +236,17 @@ impl LoaderBuilder {
         self.hash && self.target == Target::None
     }
 
-    pub(super) fn plan_window(&self, checkpoint: &Checkpoint, window: Window) -> Result<LoadPlan, LoadError> {
+    pub(super) fn plan_window(
+        &self,
+        checkpoint: &Checkpoint,
+        window: Window,
+        order: ReadOrder,
+    ) -> Result<LoadPlan, LoadError> {
         let layers = Layers::group_with(checkpoint, &self.map)?;
         let mut limits = PlanLimits::new(self.host_budget_bytes);
         limits.hash = self.hashes_on_the_way();
         limits.device_budget_bytes = self.device_budget_bytes;
-        limits.window = window;
+        (limits.window, limits.order) = (window, order);
         decide_io(&mut limits, checkpoint, self.io, self.readers, self.target)?;
         limits.dtype = self.dtype;
         (limits.resident, limits.landing) = match self.target {
@@ -252,6 +268,7 @@ impl fmt::Debug for LoaderBuilder {
             .field("device_reserve_bytes", &self.device_reserve_bytes)
             .field("window", &self.window)
             .field("prefetch", &self.prefetch)
+            .field("order", &self.order)
             .field("io", &self.io)
             .field("readers", &self.readers)
             .field("hash", &self.hash)

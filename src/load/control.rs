@@ -7,9 +7,15 @@
 //!         sealed --(every byte in its place, or at once if the caller wants it so)--> handed out
 //! ```
 //!
-//! Reads are issued strictly in plan order and each takes a slot first, so the oldest read always has one;
-//! every slot that waits for an arena belongs to the oldest layers without one. Therefore the load moves on
+//! Reads are issued strictly in the plan's order and each takes a slot first, so the oldest read always has one. In the order
+//! of layers, every slot that waits for an arena belongs to the oldest layers without one. Therefore the load moves on
 //! whenever the caller drops a layer, however small the ring is.
+//!
+//! In the order of files all layers are open from the beginning, and any of them may be the next that is sealed. A layer is given
+//! its place and asks for its arena no later than its first read is issued. The window has a place for every layer, and
+//! the device budget bytes for all, or there is no such plan: so no arena waits for the caller, none for another, and none for a
+//! slot. Hence every slot that waits for an arena gets it, whatever the caller does and in whatever order arenas come; it is
+//! copied and free again; and the next read has it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,7 +34,7 @@ use super::{HandOut, LoadError, LoadedLayer, Progress, Witness};
 use crate::budget::Reservation;
 use crate::checkpoint::Checkpoint;
 use crate::device::{Backend, PendingCopy};
-use crate::plan::LoadPlan;
+use crate::plan::{IssuePlace, LoadPlan, ReadOrder, Turn};
 use crate::source::Source;
 use crate::staging::{Filled, Ring, Slot};
 use crate::units::to_usize;
@@ -80,10 +86,12 @@ pub(super) struct Control<B: Backend> {
     notices: Receiver<Notice<B>>,
     office: Arc<PermitOffice>,
     progress: Progress,
-    /// Layers that are open and not sealed, in order; the first has index `sealed`.
+    /// Layers that are open, in order, from the first one that is not sealed, which has index `sealed`.
     open: VecDeque<OpenLayer<B>>,
-    /// Layers whose copies are all queued.
+    /// Layers whose copies are all queued, as are those of all layers before them.
     sealed: usize,
+    /// Layers that can be sealed, if they may be in any order.
+    whole: VecDeque<usize>,
     /// Layers that are on their way to the caller, or there.
     handed_out: usize,
     /// Layers that have a place in the window, or had one.
@@ -92,8 +100,8 @@ pub(super) struct Control<B: Backend> {
     prefetch: usize,
     /// Layers the caller asked for so far.
     wanted: usize,
-    /// The next read to issue.
-    next_read: u32,
+    /// Where the next read to issue is.
+    next_read: IssuePlace,
     /// Reads that the readers have or will take next.
     jobs_running: usize,
     /// Two for each reader, so that none waits for this loop. Not more: then a load that is not held up by its caller
@@ -119,6 +127,13 @@ struct OpenLayer<B: Backend> {
     parked: Vec<(u32, Slot<Filled>)>,
     /// Complete with the last read, if the load hashes.
     hashes: Vec<TensorHash>,
+    is_sealed: bool,
+}
+
+impl<B: Backend> OpenLayer<B> {
+    fn is_whole(&self) -> bool {
+        self.reads_left == 0 && self.arena.is_some()
+    }
 }
 
 impl<B: Backend> Control<B> {
@@ -144,11 +159,12 @@ impl<B: Backend> Control<B> {
             progress,
             open: VecDeque::new(),
             sealed: 0,
+            whole: VecDeque::new(),
             handed_out: 0,
             placed: 0,
             prefetch,
             wanted: 0,
-            next_read: 0,
+            next_read: IssuePlace::default(),
             jobs_running: 0,
             jobs_most,
             waits_running: 0,
@@ -175,9 +191,9 @@ impl<B: Backend> Control<B> {
         while self.sealed < self.setup.plan.layers().len() || self.waits_running > 0 {
             self.open_layers();
             self.place_layers()?;
-            self.issue_reads();
+            self.issue_reads()?;
             // Sealing a layer opens another: only when there was none is there nothing left to do but wait.
-            if !self.seal_oldest()? {
+            if !self.seal_next()? {
                 self.wait()?;
             }
         }
@@ -187,7 +203,10 @@ impl<B: Backend> Control<B> {
     /// Opens the layers that may be read: those up to `prefetch` beyond the last one the caller asked for.
     fn open_layers(&mut self) {
         let plan = &self.setup.plan;
-        let end = self.wanted.saturating_add(self.prefetch).min(plan.layers().len());
+        let end = match plan.order() {
+            ReadOrder::Layers => self.wanted.saturating_add(self.prefetch).min(plan.layers().len()),
+            ReadOrder::Files => plan.layers().len(),
+        };
         for index in self.sealed + self.open.len()..end {
             let layer = &plan.layers()[index];
             self.open.push_back(OpenLayer {
@@ -196,27 +215,39 @@ impl<B: Backend> Control<B> {
                 reads_left: layer.reads.end - layer.reads.start,
                 parked: Vec::new(),
                 hashes: Vec::new(),
+                is_sealed: false,
             });
         }
     }
 
-    /// Gives the oldest open layers without a place one each, as far as the window allows, and asks for their arenas.
+    /// Gives open layers without a place one each, as far as the window allows: the oldest, or those without reads, where the
+    /// others are given theirs with their first read.
     fn place_layers(&mut self) -> Result<(), LoadError> {
+        let plan = Arc::clone(&self.setup.plan);
         while self.placed < self.sealed + self.open.len() {
-            let index = self.placed;
-            let layer = &self.setup.plan.layers()[index];
-            let Some(permit) = self.office.try_issue(index, layer.arena_bytes) else { return Ok(()) };
-            self.placed += 1;
-            self.open[index - self.sealed].permit = Some(Arc::new(permit));
-            match &mut self.wires.attendants {
-                Some(attendants) => attendants.allocate(index),
-                None => {
-                    let arena = self.setup.backend.allocate(layer)?;
-                    self.on_arena(index, arena)?;
-                }
+            let waits_for_read =
+                plan.order() == ReadOrder::Files && !plan.layers()[self.placed].reads.is_empty();
+            if !waits_for_read && !self.place(self.placed)? {
+                return Ok(());
             }
+            self.placed += 1;
         }
         Ok(())
+    }
+
+    /// Gives an open layer a place, if the window allows, and asks for its arena.
+    fn place(&mut self, index: usize) -> Result<bool, LoadError> {
+        let layer = &self.setup.plan.layers()[index];
+        let Some(permit) = self.office.try_issue(index, layer.arena_bytes) else { return Ok(false) };
+        self.open[index - self.sealed].permit = Some(Arc::new(permit));
+        match &mut self.wires.attendants {
+            Some(attendants) => attendants.allocate(index),
+            None => {
+                let arena = self.setup.backend.allocate(layer)?;
+                self.on_arena(index, arena)?;
+            }
+        }
+        Ok(true)
     }
 
     /// Starts the copies that waited for the arena.
@@ -226,7 +257,20 @@ impl<B: Backend> Control<B> {
         for (read, slot) in std::mem::take(&mut layer.parked) {
             self.start_copy(index, read, slot)?;
         }
+        self.note_whole(index);
         Ok(())
+    }
+
+    /// Remembers a layer that has become whole, where it need not wait for those before it.
+    fn note_whole(&mut self, index: usize) {
+        // The copies that wait for an arena start with it: then both, the last copy and the arena, find the layer whole.
+        let is_first = !self.whole.contains(&index);
+        if self.setup.plan.order() == ReadOrder::Files
+            && is_first
+            && self.open[index - self.sealed].is_whole()
+        {
+            self.whole.push_back(index);
+        }
     }
 
     /// Starts the copy of a filled slot, or parks it until there is an arena.
@@ -256,6 +300,7 @@ impl<B: Backend> Control<B> {
                 self.count_tensor_bytes(read);
             }
         }
+        self.note_whole(index);
         Ok(())
     }
 
@@ -265,41 +310,53 @@ impl<B: Backend> Control<B> {
     }
 
     /// Issues reads of open layers while there are free slots.
-    fn issue_reads(&mut self) {
-        let plan = &self.setup.plan;
-        for (index, layer) in (self.sealed..).zip(&self.open) {
-            let reads = &plan.layers()[index].reads;
-            while reads.contains(&self.next_read) {
-                if self.jobs_running == self.jobs_most {
-                    return;
-                }
-                let Some(slot) = self.setup.ring.try_take() else { return };
-                let arena = match self.setup.is_in_order() {
-                    true => None, // whoever hashes sees the bytes first, in order
-                    false => layer.arena.clone(),
-                };
-                let job = Job { layer: index, read: self.next_read, slot, arena };
-                self.wires.jobs.send(job).expect("a receiver of the jobs is kept here");
-                self.jobs_running += 1;
-                self.next_read += 1;
+    fn issue_reads(&mut self) -> Result<(), LoadError> {
+        while let Some(Turn { layer: index, read }) = self.setup.plan.turn(self.next_read) {
+            if index >= self.sealed + self.open.len() || self.jobs_running == self.jobs_most {
+                return Ok(());
             }
+            let Some(slot) = self.setup.ring.try_take() else { return Ok(()) };
+            if self.setup.plan.order() == ReadOrder::Files && self.open[index - self.sealed].permit.is_none()
+            {
+                let is_placed = self.place(index)?;
+                assert!(is_placed, "a window of all layers has a place for each");
+            }
+            let arena = match self.setup.is_in_order() {
+                true => None, // whoever hashes sees the bytes first, in order
+                false => self.open[index - self.sealed].arena.clone(),
+            };
+            let job = Job { layer: index, read, slot, arena };
+            self.wires.jobs.send(job).expect("a receiver of the jobs is kept here");
+            self.jobs_running += 1;
+            self.next_read = self.setup.plan.behind(self.next_read);
+        }
+        Ok(())
+    }
+
+    /// The open layer that can be sealed next.
+    fn next_whole(&mut self) -> Option<usize> {
+        match self.setup.plan.order() {
+            ReadOrder::Layers => self.open.front().is_some_and(OpenLayer::is_whole).then_some(self.sealed),
+            ReadOrder::Files => self.whole.pop_front(),
         }
     }
 
-    /// Seals the oldest layer if all its copies are queued, and hands it out or has it waited for. True if it did.
-    fn seal_oldest(&mut self) -> Result<bool, LoadError> {
-        let is_whole = self.open.front().is_some_and(|layer| layer.reads_left == 0 && layer.arena.is_some());
-        if !is_whole {
-            return Ok(false);
+    /// Seals a layer if all its copies are queued, and hands it out or has it waited for. True if it did.
+    fn seal_next(&mut self) -> Result<bool, LoadError> {
+        let Some(index) = self.next_whole() else { return Ok(false) };
+        let layer = &mut self.open[index - self.sealed];
+        layer.is_sealed = true;
+        let (arena, permit, hashes) =
+            (layer.arena.take(), layer.permit.take(), std::mem::take(&mut layer.hashes));
+        while self.open.front().is_some_and(|layer| layer.is_sealed) {
+            self.open.pop_front();
+            self.sealed += 1;
         }
-        let layer = self.open.pop_front().expect("a whole layer is open");
-        let index = self.sealed;
-        self.sealed += 1;
         let plan = &self.setup.plan;
         let planned = &plan.layers()[index];
-        let arena = layer.arena.expect("a whole layer has an arena");
+        let arena = arena.expect("a whole layer has an arena");
         let resident = self.setup.backend.seal(arena, plan.moves(planned))?;
-        let mut hashes = layer.hashes;
+        let mut hashes = hashes;
         if self.setup.hash && hashes.is_empty() {
             // A layer without bytes has no read to hash.
             hashes = LayerHasher::default().finish_layer(plan.placements(planned));
@@ -310,7 +367,7 @@ impl<B: Backend> Control<B> {
             index,
             hashes,
             resident: Box::new(resident),
-            _permit: layer.permit.expect("a layer with an arena has a place"),
+            _permit: permit.expect("a layer with an arena has a place"),
         };
         let layer = LoadedLayer { data: Arc::new(data) };
         match &self.wires.attendants {

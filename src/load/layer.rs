@@ -56,6 +56,12 @@ impl LoadedLayer {
         &self.data.planned().id
     }
 
+    /// Its place in execution order, from 0: that of its entry in [`LoadPlan::layers`].
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.data.index
+    }
+
     /// Bytes of its tensors.
     #[must_use]
     pub fn tensor_bytes(&self) -> u64 {

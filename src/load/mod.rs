@@ -25,7 +25,7 @@ use crate::device::DeviceError;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::{CudaBackend, Registrar};
 use crate::device::{Backend, Device, DeviceKind, HostBackend, NoneBackend, Target};
-use crate::plan::{LoadPlan, ReadOp, Window};
+use crate::plan::{LoadPlan, ReadOp, ReadOrder, Window};
 use crate::source;
 use crate::staging::{Filled, Pinner, Ring, Slot};
 use crate::units::to_usize;
@@ -86,7 +86,7 @@ impl Loader {
     }
 
     /// What [`Self::stream`] would do: every read, every copy, every term of the peak. Reads no tensor bytes. For what
-    /// [`Self::load`] would do, plan with [`Window::All`].
+    /// [`Self::load`] would do, plan with [`Window::All`] and [`ReadOrder::Files`].
     ///
     /// # Errors
     /// [`LoadError::Plan`] if the budget cannot work, [`LoadError::Layers`] if the grouping fails,
@@ -95,14 +95,15 @@ impl Loader {
         self.settings.plan(checkpoint)
     }
 
-    /// Streams the layers in execution order, at most a window of them resident. The threads end with the stream.
+    /// Streams the layers in execution order (unless [another one](LoaderBuilder::read_order) was asked for), at most a window of
+    /// them resident. The threads end with the stream.
     ///
     /// # Errors
     /// Whatever [`Self::plan`] refuses; [`LoadError::Device`] if the layers do not fit what is free on the device, or if it
     /// fails; [`LoadError::Staging`], [`LoadError::Source`], [`LoadError::Thread`] if the ring, the files or the threads
     /// cannot be had.
     pub fn stream(&self, checkpoint: &Checkpoint) -> Result<LayerStream, LoadError> {
-        self.start(checkpoint, self.settings.window, self.settings.prefetch)
+        self.start(checkpoint, self.settings.window, self.settings.prefetch, self.settings.order)
     }
 
     pub(crate) fn start(
@@ -110,9 +111,10 @@ impl Loader {
         checkpoint: &Checkpoint,
         window: Window,
         prefetch: u32,
+        order: ReadOrder,
     ) -> Result<LayerStream, LoadError> {
         let started = Instant::now();
-        let plan = Arc::new(self.settings.plan_window(checkpoint, window)?);
+        let plan = Arc::new(self.settings.plan_window(checkpoint, window, order)?);
         let resident_bytes = plan.memory().resident_bytes();
         let launch = Launch {
             checkpoint,
@@ -195,7 +197,7 @@ impl Launch<'_> {
         let mut attendants = Attendants::start(&backend, &plan)?;
         // The first arena is allocated while the ring is pinned; there is room for it in every window.
         if let Some(attendants) = attendants.as_mut().filter(|_| prefetch > 0 && !plan.layers().is_empty()) {
-            attendants.allocate(0);
+            attendants.allocate_ahead(plan.first_layer());
         }
         let memory = plan.memory();
         let budget = MemoryBudget::new(memory.budget_bytes());

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 
@@ -12,7 +12,8 @@ use super::{LoadError, Progress};
 use crate::device::Backend;
 use crate::plan::LoadPlan;
 use crate::source::Source;
-use crate::staging::{Empty, Filled, Slot, cast};
+use crate::staging::cast::Casting;
+use crate::staging::{Empty, Filled, Slot};
 use crate::units::to_usize;
 
 /// One read to do.
@@ -86,12 +87,22 @@ impl<B: Backend> ReaderContext<B> {
         let read = self.plan.read(job.read);
         let mut slot = job.slot;
         let start = Instant::now();
-        let read_bytes = self.source.read(&read.request, slot.bytes_mut())?;
-        self.progress.add_read(read_bytes, u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
-        for step in self.plan.casts(&read) {
-            let overflowed = cast::cast_step(slot.bytes_mut(), &step);
-            self.progress.add_overflowed(step.tensor, overflowed);
-        }
+        let mut casting = Casting::new(self.plan.casts(&read));
+        let mut casting_time = Duration::ZERO;
+        let read_bytes = if casting.is_needed() {
+            let payload_start = read.request.payload.start() - read.request.extent.start();
+            self.source.read_in_pieces(&read.request, slot.bytes_mut(), &mut |slot, arrived_bytes| {
+                let start = Instant::now();
+                casting.advance(slot, payload_start + arrived_bytes, |step, overflowed| {
+                    self.progress.add_overflowed(step.tensor, overflowed);
+                });
+                casting_time += start.elapsed();
+            })?
+        } else {
+            self.source.read(&read.request, slot.bytes_mut())?
+        };
+        let reading_ns = start.elapsed().saturating_sub(casting_time).as_nanos();
+        self.progress.add_read(read_bytes, u64::try_from(reading_ns).unwrap_or(u64::MAX));
         let slot = slot.into_filled();
         Ok(match job.arena {
             Some(arena) => Done::Copying(self.backend.copy_async(&arena, slot, self.plan.copies(&read))?),

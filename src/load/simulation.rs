@@ -18,6 +18,8 @@ use crate::source::{self, Fallback, IoMode, IoWays, ReadRequest, Source, SourceE
 use crate::staging::{Empty, Filled, Ring, Slot};
 use crate::units::{to_u64, to_usize};
 
+mod any_order;
+
 /// What a device may do to the loader.
 #[derive(Clone, Copy, Debug, Default)]
 struct DeviceFaults {
@@ -52,6 +54,8 @@ struct LateBackend {
     faults: DeviceFaults,
     allocations: AtomicU64,
     copies: AtomicU64,
+    /// Arenas come late, each by another time that follows from this; at once if zero.
+    arena_delay_seed: u64,
     ledger: Arc<Ledger>,
 }
 
@@ -149,9 +153,12 @@ impl Backend for LateBackend {
     const IS_ASYNCHRONOUS: bool = true;
 
     fn allocate(&self, layer: &PlannedLayer) -> Result<Arc<LateArena>, DeviceError> {
-        if self.faults.allocate_at == Some(self.allocations.fetch_add(1, Ordering::SeqCst)) {
+        let number = self.allocations.fetch_add(1, Ordering::SeqCst);
+        if self.faults.allocate_at == Some(number) {
             return Err(self.faults.strike());
         }
+        let mixed = self.arena_delay_seed.wrapping_mul(number + 0x9E37_79B9_7F4A_7C15);
+        std::thread::sleep(Duration::from_micros((mixed >> 40) % 4000));
         self.ledger.live_arenas.fetch_add(1, Ordering::SeqCst);
         Ok(Arc::new(LateArena {
             bytes: Mutex::new(vec![0xA5; to_usize(layer.arena_bytes)]),
@@ -300,11 +307,23 @@ fn start(faults: DeviceFaults, source_faults: &SourceFaults, window: u32) -> Run
 fn start_with(faults: DeviceFaults, source_faults: &SourceFaults, window: u32, hand_out: HandOut) -> Run {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = checkpoint(folder.path());
-    let layers = Layers::group(&checkpoint).unwrap();
     let mut limits = PlanLimits::new(6 << 20);
     limits.window = Window::Layers(window);
     limits.readers = 3;
-    let plan = Arc::new(LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap());
+    let backend = LateBackend { faults, ..LateBackend::default() };
+    start_on(folder, checkpoint, &limits, backend, source_faults, hand_out)
+}
+
+fn start_on(
+    folder: tempfile::TempDir,
+    checkpoint: Checkpoint,
+    limits: &PlanLimits,
+    backend: LateBackend,
+    source_faults: &SourceFaults,
+    hand_out: HandOut,
+) -> Run {
+    let layers = Layers::group(&checkpoint).unwrap();
+    let plan = Arc::new(LoadPlan::build(&checkpoint, &layers, limits, |_| true).unwrap());
     let budget = crate::budget::MemoryBudget::new(limits.host_budget_bytes);
     let ring =
         Ring::new(plan.memory().ring(), budget.reserve("ring", plan.memory().ring().bytes()).unwrap(), None)
@@ -312,7 +331,7 @@ fn start_with(faults: DeviceFaults, source_faults: &SourceFaults, window: u32, h
     let inner = source::open(IoMode::Buffered, &checkpoint).unwrap();
     let reads = Arc::new(AtomicU64::new(0));
     let source = Arc::new(FaultySource { inner, reads: Arc::clone(&reads), faults: source_faults.clone() });
-    let backend = Arc::new(LateBackend { faults, ..LateBackend::default() });
+    let backend = Arc::new(backend);
     let ledger = Arc::clone(&backend.ledger);
     let setup = Setup {
         checkpoint: checkpoint.clone(),

@@ -36,7 +36,8 @@ pub(super) enum Delivery {
     Failed(LoadError),
 }
 
-/// A running load: yields the layers in execution order. Ends after the last layer or the first error.
+/// A running load: yields the layers in execution order, or as they are complete in that
+/// [of files](crate::plan::ReadOrder::Files). Ends after the last layer or the first error.
 ///
 /// Each layer is owned, may go to another thread, and frees its memory and its place in the window when it and the
 /// tensors taken from it are dropped. A caller that holds so many that the next one cannot become resident gets

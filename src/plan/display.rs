@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use super::{Cast, IoGroup, LoadPlan, Placement, PlannedLayer, ResidentKind};
+use super::{Cast, IoGroup, LoadPlan, Placement, PlannedLayer, ReadOrder, ResidentKind};
 use crate::units::HumanBytes;
 
 impl fmt::Display for LoadPlan {
@@ -37,6 +37,9 @@ impl fmt::Display for LoadPlan {
             )?;
         }
         writeln!(f, "reading  {} by {} threads, window {}", self.io, ring.readers, self.window)?;
+        if self.order == ReadOrder::Files {
+            writeln!(f, "order    as the files have them, {} jumps", self.jumps())?;
+        }
         self.fmt_decisions(f)?;
         writeln!(
             f,

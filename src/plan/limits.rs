@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{FloatType, IoDecision, IoMode, MemoryTerm};
+use super::{FloatType, IoDecision, IoMode, MemoryTerm, ReadOrder};
 use crate::units::Alignment;
 
 /// How many layers are resident at once: filled, handed out and not yet dropped.
@@ -74,6 +74,9 @@ pub struct PlanLimits {
     pub io: IoMode,
     /// How each file is read, for [`IoMode::Auto`].
     pub decisions: Vec<IoDecision>,
+    /// In which order reads are issued. [`ReadOrder::Files`] needs a window of all layers, and nobody who hashes on the way;
+    /// where that is not so, it is one layer after the other.
+    pub order: ReadOrder,
     /// Reader threads wanted; a small budget may get fewer.
     pub readers: u32,
     /// What reads are phased to; at least [`Alignment::PAGE`].
@@ -91,6 +94,16 @@ pub struct PlanLimits {
 }
 
 impl PlanLimits {
+    /// The order that can be had.
+    pub(super) fn order_had(&self) -> ReadOrder {
+        // What is kept nowhere is not summed, so a bound on it may refuse some layers while others are held.
+        let has_room = self.resident != ResidentKind::Nowhere || self.device_budget_bytes.is_none();
+        match self.window {
+            Window::All if has_room && !self.hash => self.order,
+            _ => ReadOrder::Layers,
+        }
+    }
+
     /// Limits for a host budget, buffered reads by two threads, everything resident on the host.
     #[must_use]
     pub fn new(host_budget_bytes: u64) -> Self {
@@ -100,6 +113,7 @@ impl PlanLimits {
             window: Window::All,
             io: IoMode::Buffered,
             decisions: Vec::new(),
+            order: ReadOrder::Layers,
             readers: 2,
             alignment: Alignment::PAGE,
             resident: ResidentKind::Host,

@@ -4,7 +4,6 @@ use crate::checkpoint::Checkpoint;
 use crate::units::{Alignment, HumanBytes, MIB, to_u64};
 
 use super::layout::Layout;
-use super::reads::Run;
 use super::request;
 use super::{IoMode, MoveOp, Placement, PlanError, PlanLimits, PlannedLayer, ResidentKind};
 
@@ -147,7 +146,7 @@ impl MemoryTerms {
         checkpoint: &Checkpoint,
         grouping_bytes: u64,
         layout: &Layout,
-        run_count: u64,
+        run_bytes: u64,
         limits: &PlanLimits,
     ) -> Result<Self, PlanError> {
         let resident_bytes = resident_bytes(layout, limits)?;
@@ -155,7 +154,7 @@ impl MemoryTerms {
             MemoryTerm { name: "checkpoint metadata", bytes: checkpoint.metadata_bytes() },
             // At its highest, not what is kept: the rest goes back to the allocator, which may not give it back to the system.
             MemoryTerm { name: "layer grouping", bytes: grouping_bytes },
-            MemoryTerm { name: "plan", bytes: plan_bytes(layout, run_count) },
+            MemoryTerm { name: "plan", bytes: plan_bytes(layout, run_bytes) },
             MemoryTerm { name: "loader state", bytes: state_bytes(checkpoint, layout, limits) },
         ];
         if limits.hash {
@@ -289,11 +288,11 @@ fn state_bytes(checkpoint: &Checkpoint, layout: &Layout, limits: &PlanLimits) ->
     to_u64(layers) * LAYER_STATE_BYTES + to_u64(checkpoint.shards().len()) * FILE_STATE_BYTES
 }
 
-/// Host memory of the plan itself: a place for each tensor, the runs, the layers.
-fn plan_bytes(layout: &Layout, run_count: u64) -> u64 {
+/// Host memory of the plan itself: a place for each tensor, the runs and their order, the layers.
+fn plan_bytes(layout: &Layout, run_bytes: u64) -> u64 {
     [
         (to_u64(layout.placements.capacity()), size_of::<Placement>()),
-        (run_count, size_of::<Run>()),
+        (run_bytes, 1),
         (to_u64(layout.layers.capacity()), size_of::<PlannedLayer>()),
         (to_u64(layout.moves.capacity()), size_of::<MoveOp>()),
     ]

@@ -32,6 +32,8 @@ pub use self::limits::{Landing, PlanLimits, ResidentKind, Window};
 #[cfg(test)]
 pub(crate) use self::memory::LAYER_STATE_BYTES;
 pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerm, MemoryTerms, RingShape};
+pub use self::order::ReadOrder;
+pub(crate) use self::order::{IssuePlace, Turn};
 pub use self::reads::Copies;
 use self::reads::ReadList;
 pub use self::request::{IoMode, ReadRequest};
@@ -46,6 +48,7 @@ mod landing;
 mod layout;
 mod limits;
 mod memory;
+mod order;
 mod reads;
 pub(crate) mod request;
 
@@ -174,6 +177,7 @@ pub struct LoadPlan {
     io: IoMode,
     decisions: Vec<IoDecision>,
     window: Window,
+    order: ReadOrder,
     dtype: Option<FloatType>,
 }
 
@@ -224,9 +228,12 @@ impl LoadPlan {
             return Err(PlanError::NothingSelected { tensors: to_u64(checkpoint.tensor_count()) });
         }
         let runs = reads::join(checkpoint, &layout);
-        let memory = MemoryTerms::settle(checkpoint, grouping_bytes, &layout, to_u64(runs.len()), limits)?;
+        let order = order::permutation(&runs, limits.order_had());
+        // Both lists are as long as they are large.
+        let run_bytes = to_u64(size_of_val(&*runs)) + to_u64(size_of_val(&*order));
+        let memory = MemoryTerms::settle(checkpoint, grouping_bytes, &layout, run_bytes, limits)?;
         let slot_bytes = memory.ring().slot_bytes;
-        let reads = ReadList::number(runs, &mut layout, slot_bytes, limits.alignment)?;
+        let reads = ReadList::number(runs, order, &mut layout, slot_bytes, limits.alignment)?;
         let Layout { layers, placements, moves } = layout;
         Ok(Self {
             layers,
@@ -237,6 +244,7 @@ impl LoadPlan {
             io: limits.io,
             decisions: limits.decisions.clone(),
             window: limits.window,
+            order: limits.order_had(),
             dtype: limits.dtype,
         })
     }
@@ -247,7 +255,7 @@ impl LoadPlan {
         &self.layers
     }
 
-    /// All reads, in the order they are issued.
+    /// All reads, layer by layer. [`Self::reads_in_order`] has them as they are issued.
     pub fn reads(&self) -> impl ExactSizeIterator<Item = ReadOp> {
         (0..self.reads.count()).map(|index| self.read(index))
     }

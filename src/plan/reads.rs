@@ -70,6 +70,8 @@ pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout) -> Vec<Run> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReadList {
     runs: Vec<Run>,
+    /// Indices of the runs in the order in which they are read; empty if that is theirs.
+    order: Vec<u32>,
     cuts: Cuts,
     count: u32,
 }
@@ -87,6 +89,7 @@ impl ReadList {
     /// Numbers the reads of all runs and tells each layer which are its own.
     pub(super) fn number(
         mut runs: Vec<Run>,
+        order: Vec<u32>,
         layout: &mut Layout,
         slot_bytes: u64,
         alignment: Alignment,
@@ -106,11 +109,35 @@ impl ReadList {
             }
             layer.reads = first..count;
         }
-        Ok(Self { runs, cuts, count })
+        Ok(Self { runs, order, cuts, count })
     }
 
     pub(super) fn count(&self) -> u32 {
         self.count
+    }
+
+    pub(super) fn run_count(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Index of the run at a place of the order; `None` behind the last one.
+    fn run_at(&self, place: usize) -> Option<usize> {
+        match self.order.is_empty() {
+            true => Some(place).filter(|&place| place < self.runs.len()),
+            false => self.order.get(place).map(|&index| to_usize(u64::from(index))),
+        }
+    }
+
+    /// The reads of the run at a place of the order; `None` behind the last one.
+    pub(super) fn reads_at(&self, place: usize) -> Option<Range<u32>> {
+        let index = self.run_at(place)?;
+        let end = self.runs.get(index + 1).map_or(self.count, |next| next.first_read);
+        Some(self.runs[index].first_read..end)
+    }
+
+    /// The tensors of the run at a place of the order.
+    pub(super) fn placements_at(&self, place: usize) -> Range<u32> {
+        self.run_at(place).map_or(0..0, |index| self.runs[index].placements.clone())
     }
 
     /// One read. `placements` are all of the plan.
@@ -138,6 +165,14 @@ impl ReadList {
 }
 
 impl Run {
+    pub(super) fn shard(&self) -> ShardId {
+        self.shard
+    }
+
+    pub(super) fn bytes(&self) -> ByteRange {
+        self.bytes
+    }
+
     /// What all of it is widened by. `placements` are all of the plan.
     fn widening(&self, placements: &[Placement]) -> Option<Cast> {
         widening(&placements[to_usize(u64::from(self.placements.start))])

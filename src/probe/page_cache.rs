@@ -195,6 +195,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(unsafe_code, reason = "a mapping of a file is what this test is about")]
     fn pages_that_somebody_maps_stay_and_are_reported() {
         let file = file_of(2);
         if !is_on_disk(&file) {

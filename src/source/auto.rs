@@ -7,7 +7,8 @@
 //! ```text
 //! made of memory ------------------------------------------------> pread
 //! network, FUSE, no direct I/O, small ---------------------------> `behind`: pread that leaves no pages
-//! others: is it there? -- all, or half of it and `behind` forgets -> pread, else `behind`
+//! others: is it there? -- all of it -----------------------------> pread
+//!                      -- but for a sixteenth, `behind` forgets -> `behind`
 //!                      -- else ----------------------------------> direct; if refused, as if it had no direct I/O
 //!         nobody tells, or only mincore --> tried: two slow reads in a row, and the file is read direct from then on
 //! ```
@@ -17,19 +18,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use super::behind::Behind;
-use super::buffered::{advise_sequential, read_payload};
+use super::buffered::{advise_sequential, read_payload, read_payload_in_pieces};
 use super::direct::Direct;
 use super::files::{FileSet, OPEN_FILES_MAX};
 use super::survey::{advise_random, resident_bytes};
 use super::system::{DirectSupport, System};
 use super::tally::Tally;
-use super::{Fallback, IoDecision, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError};
+use super::{Each, Fallback, IoDecision, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError};
 use crate::checkpoint::{Shard, ShardId};
 use crate::plan::{CacheManners, IoReason, ResidencyBy};
 use crate::units::{Alignment, KIB};
 
 /// Each of the two sets of descriptors, one with the flag `O_DIRECT` and one without, gets half of what a source may have.
 const OPEN_FILES_EACH: usize = OPEN_FILES_MAX / 2;
+/// What may be missing of a range that is read through the page cache nevertheless: a sixteenth. Holes are read one after the other,
+/// each with a wait of its own; with more of them the whole range comes in sooner past the page cache.
+const MISSING_MOST: u64 = 16;
 /// A read that takes more than this for each byte (less than 1 GB/s) has waited for a disk: copies are several times as fast.
 const SLOW_NS_PER_BYTE: u64 = 1;
 /// Reads in a row that have to be slow: one alone may have waited for its turn on a busy processor.
@@ -73,10 +77,10 @@ enum Kind {
 enum Found {
     /// All of it is there.
     Whole,
-    /// At least half is.
-    Most,
-    /// Less is.
-    Little,
+    /// All but a little is.
+    Nearly,
+    /// Less is, or nothing.
+    Partly,
     Unknown,
 }
 
@@ -168,18 +172,38 @@ impl<S: System> Auto<S> {
         match resident_bytes(&self.cached.system, by, file, request.payload) {
             None => Found::Unknown,
             Some(bytes) if bytes >= wanted_bytes => Found::Whole,
-            Some(bytes) if bytes >= wanted_bytes / 2 => Found::Most,
-            Some(_) => Found::Little,
+            Some(bytes) if bytes >= wanted_bytes - wanted_bytes / MISSING_MOST => Found::Nearly,
+            Some(_) => Found::Partly,
         }
     }
 
-    fn read_asked(&self, way: &Way, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
+    /// Reads what is in the page cache, which is what comes in pieces, and what follows it at once.
+    fn read_resident(
+        &self,
+        file: &File,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+        each: Option<&mut Each<'_>>,
+    ) -> Result<u64, SourceError> {
+        Ok(self.tally.buffered(match each {
+            Some(each) => read_payload_in_pieces(&self.cached, file, request, buffer, each)?,
+            None => read_payload(&self.cached, file, request, request.payload_of(buffer))?,
+        }))
+    }
+
+    fn read_asked(
+        &self,
+        way: &Way,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+        mut each: Option<&mut Each<'_>>,
+    ) -> Result<u64, SourceError> {
         let file = self.cached.acquire(request.shard, |file| way.kind.advise(file))?;
         let found = self.find(way, &file, request);
         let is_there = match found {
             Found::Whole => true,
-            Found::Most => way.behind.has_uncached_reads(),
-            Found::Little => false,
+            Found::Nearly => way.behind.has_uncached_reads(),
+            Found::Partly => false,
             Found::Unknown => true,
         };
         let is_doubted =
@@ -189,13 +213,13 @@ impl<S: System> Auto<S> {
             // A thread holds one descriptor at a time: so none waits for another that waits for it.
             drop(file);
             let moved = self.direct.read(request, buffer)?;
+            show_all(request, buffer, each);
             self.note_correction(way, IoMode::Direct, moved);
             return Ok(moved);
         }
         let started = Instant::now();
         let moved = if found == Found::Whole {
-            let target = request.payload_of(buffer);
-            self.tally.buffered(read_payload(&self.cached, &file, request, target)?)
+            self.read_resident(&file, request, buffer, each.take())?
         } else {
             way.behind.read(&self.cached, &file, request, buffer, &self.tally)?
         };
@@ -203,13 +227,46 @@ impl<S: System> Auto<S> {
             way.time(moved, started);
         }
         self.note_correction(way, IoMode::Buffered, moved);
+        // Timed without what is done with the bytes.
+        show_all(request, buffer, each);
         Ok(moved)
+    }
+
+    fn read_with(
+        &self,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+        each: Option<&mut Each<'_>>,
+    ) -> Result<u64, SourceError> {
+        request.check(buffer);
+        self.cached.check_end(request)?;
+        let way = self.way(request.shard);
+        match way.kind {
+            Kind::Asked(_) => self.read_asked(way, request, buffer, each),
+            Kind::Memory => {
+                let file = self.cached.acquire(request.shard, |_| {})?;
+                self.read_resident(&file, request, buffer, each)
+            }
+            Kind::Behind => {
+                let file = self.cached.acquire(request.shard, advise_sequential)?;
+                let moved = way.behind.read(&self.cached, &file, request, buffer, &self.tally)?;
+                show_all(request, buffer, each);
+                Ok(moved)
+            }
+        }
     }
 
     fn note_correction(&self, way: &Way, mode: IoMode, bytes: u64) {
         if way.planned.is_some_and(|planned| planned != mode) {
             self.tally.corrected(bytes);
         }
+    }
+}
+
+/// Shows a payload that has arrived at once.
+fn show_all(request: &ReadRequest, buffer: &mut [u8], each: Option<&mut Each<'_>>) {
+    if let Some(each) = each {
+        each(buffer, request.payload.len_bytes());
     }
 }
 
@@ -221,21 +278,16 @@ impl<S: System> Source for Auto<S> {
     }
 
     fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
-        request.check(buffer);
-        self.cached.check_end(request)?;
-        let way = self.way(request.shard);
-        match way.kind {
-            Kind::Asked(_) => self.read_asked(way, request, buffer),
-            Kind::Memory => {
-                let file = self.cached.acquire(request.shard, |_| {})?;
-                let target = request.payload_of(buffer);
-                Ok(self.tally.buffered(read_payload(&self.cached, &file, request, target)?))
-            }
-            Kind::Behind => {
-                let file = self.cached.acquire(request.shard, advise_sequential)?;
-                way.behind.read(&self.cached, &file, request, buffer, &self.tally)
-            }
-        }
+        self.read_with(request, buffer, None)
+    }
+
+    fn read_in_pieces(
+        &self,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+        each: &mut Each<'_>,
+    ) -> Result<u64, SourceError> {
+        self.read_with(request, buffer, Some(each))
     }
 
     fn fallbacks(&self) -> Vec<Fallback> {

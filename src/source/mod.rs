@@ -100,6 +100,9 @@ mod sealed {
 }
 pub(crate) use self::sealed::Sealed;
 
+/// Who sees a payload as it arrives: the buffer, and how many bytes of the payload are in it.
+pub type Each<'a> = dyn FnMut(&mut [u8], u64) + 'a;
+
 /// A way of reading. Shared by all reader threads. Made by [`open`]; not to be implemented elsewhere.
 pub trait Source: Sealed + Send + Sync {
     /// What was asked for.
@@ -116,6 +119,24 @@ pub trait Source: Sealed + Send + Sync {
     /// If the payload is not inside the extent, the extent is not inside the buffer, the shard is another
     /// checkpoint's, or, for direct I/O, extent or buffer are not aligned.
     fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError>;
+
+    /// [`Self::read`], with somebody who sees the payload as it arrives: `each` is given the buffer, and how many bytes of the
+    /// payload are in it. It may change those. What comes out of the page cache comes in pieces that are still in the core's own
+    /// cache then; everything else at once. Only a read that succeeds vouches for the bytes that were seen.
+    ///
+    /// # Errors
+    /// # Panics
+    /// As [`Self::read`].
+    fn read_in_pieces(
+        &self,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+        each: &mut Each<'_>,
+    ) -> Result<u64, SourceError> {
+        let moved = self.read(request, buffer)?;
+        each(buffer, request.payload.len_bytes());
+        Ok(moved)
+    }
 
     /// Files that are read in another way than asked for, so far.
     fn fallbacks(&self) -> Vec<Fallback>;

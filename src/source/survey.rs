@@ -229,3 +229,75 @@ fn by_residency(resident_bytes: u64, file_bytes: u64) -> (IoMode, IoReason) {
         (IoMode::Direct, IoReason::PartlyResident)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXT4: i64 = 0xEF53;
+
+    fn facts() -> Facts {
+        Facts {
+            file_bytes: 1000 * MIB,
+            file_system: Some(FileSystem::from_raw(EXT4)),
+            has_direct_io: true,
+            resident: Some((ResidencyBy::Cachestat, 0)),
+            has_uncached_reads: true,
+        }
+    }
+
+    fn held_by(magic: i64) -> Facts {
+        Facts { file_system: Some(FileSystem::from_raw(magic)), ..facts() }
+    }
+
+    fn resident(mib: u64) -> Facts {
+        Facts { resident: Some((ResidencyBy::Cachestat, mib * MIB)), ..facts() }
+    }
+
+    #[test]
+    fn every_kind_of_file_has_its_way() {
+        use CacheManners::{DroppedBehind, Kept, Uncached, Untouched};
+        use IoMode::{Buffered, Direct};
+        let old = |facts: Facts| Facts { has_uncached_reads: false, ..facts };
+        let estimated = |facts: Facts| Facts { resident: Some((ResidencyBy::ReadNowait, 0)), ..facts };
+        let refused = Facts { has_direct_io: false, ..facts() };
+        let unknown = Facts { resident: None, ..facts() };
+        let small = Facts { file_bytes: SMALL_FILE_BYTES, ..facts() };
+        let nameless = Facts { file_system: None, ..facts() };
+        for (facts, mode, reason, manners) in [
+            (facts(), Direct, IoReason::Cold, Untouched),
+            (nameless, Direct, IoReason::Cold, Untouched),
+            (resident(50), Direct, IoReason::Cold, Untouched),
+            (resident(51), Direct, IoReason::PartlyResident, Uncached),
+            (resident(499), Direct, IoReason::PartlyResident, Uncached),
+            (resident(500), Buffered, IoReason::PartlyResident, Uncached),
+            (old(resident(500)), Buffered, IoReason::PartlyResident, Untouched),
+            (resident(949), Buffered, IoReason::PartlyResident, Uncached),
+            (resident(950), Buffered, IoReason::Resident, Untouched),
+            (resident(1000), Buffered, IoReason::Resident, Untouched),
+            (unknown, Buffered, IoReason::ResidencyUnknown, Uncached),
+            (old(unknown), Buffered, IoReason::ResidencyUnknown, Kept),
+            (small, Buffered, IoReason::Small, Uncached),
+            (old(small), Buffered, IoReason::Small, DroppedBehind),
+            (refused, Buffered, IoReason::NoDirectIo, Uncached),
+            (old(refused), Buffered, IoReason::NoDirectIo, DroppedBehind),
+            (old(estimated(refused)), Buffered, IoReason::NoDirectIo, Kept),
+            (held_by(0x0102_1994), Buffered, IoReason::Memory, Untouched),
+            (held_by(0x6969), Buffered, IoReason::Network, Uncached),
+            (old(held_by(0x6969)), Buffered, IoReason::Network, DroppedBehind),
+            (old(held_by(0x6573_5546)), Buffered, IoReason::Program, DroppedBehind),
+            (held_by(0x794C_7630), Direct, IoReason::Cold, Untouched),
+        ] {
+            let decided = decide(ShardId(3), &facts);
+            assert_eq!((decided.mode, decided.reason, decided.manners), (mode, reason, manners), "{facts:?}");
+            assert_eq!((decided.shard, decided.file_bytes), (ShardId(3), facts.file_bytes));
+        }
+    }
+
+    #[test]
+    fn an_empty_file_is_small() {
+        let empty = Facts { file_bytes: 0, ..facts() };
+        assert_eq!(decide(ShardId(0), &empty).reason, IoReason::Small);
+        assert_eq!(decide(ShardId(0), &empty).resident_share(), Some(0.0));
+    }
+}

@@ -51,7 +51,7 @@ fn random_load(case: &Case, own: &Own<'_>, dice: &mut Dice) -> Result<(), LoadEr
         .readers(1 + dice.below(4) as u32)
         .stall_timeout(Duration::from_secs(20))
         .layer_map(one_stack())
-        .io(dice.of(&[IoMode::Buffered, IoMode::Mmap, IoMode::Direct]));
+        .io(dice.of(&[IoMode::Auto, IoMode::Buffered, IoMode::Mmap, IoMode::Direct]));
     if let Some(dtype) = dtype {
         builder = builder.dtype(dtype);
     }

@@ -12,6 +12,7 @@ mod commands;
 mod compare;
 mod config;
 mod convert;
+mod doctor;
 mod exec;
 mod exit;
 mod family;
@@ -88,6 +89,9 @@ fn carry_out(cli: Cli) -> Exit {
         Command::Fit(args) => with_output(&args.output, Some(&args.export), &|output| {
             commands::fit::run(args, output, &terminal)
         }),
+        Command::Doctor(args) => {
+            with_output(&args.output, None, &|output| commands::doctor::run(args, output))
+        }
         Command::Synth(args) => {
             with_output(&args.output, None, &|output| commands::synth::run(args, output, &terminal))
         }

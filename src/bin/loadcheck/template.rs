@@ -53,7 +53,7 @@ fn filled(word: &str, places: &[(&str, &OsStr)]) -> OsString {
     while !rest.is_empty() {
         let first = places.iter().filter_map(|(name, value)| Some((rest.find(name)?, *name, *value)));
         let Some((start, name, value)) = first.min_by_key(|(start, ..)| *start) else { break };
-        bytes.extend_from_slice(rest[..start].as_bytes());
+        bytes.extend_from_slice(&rest.as_bytes()[..start]);
         bytes.extend_from_slice(value.as_bytes());
         rest = &rest[start + name.len()..];
     }

@@ -69,13 +69,55 @@ fn assert_changed(result: Result<u64, SourceError>, shard: &Shard, context: &str
     }
 }
 
+/// A source that chooses opens a file once more when it first reads it direct, by its path: what has been removed by then is not
+/// there.
+fn assert_found(
+    variant: &Variant,
+    change: Change,
+    result: Result<u64, SourceError>,
+    shard: &Shard,
+    context: &str,
+) {
+    match (&result, change) {
+        (Err(SourceError::Open { path, source }), Change::Remove) if variant.mode == IoMode::Auto => {
+            assert_eq!((path, source.kind()), (&shard.path, std::io::ErrorKind::NotFound), "{context}");
+        }
+        _ => assert_changed(result, shard, context),
+    }
+}
+
+/// Somebody writes when the first piece has been seen: the read says so at its end.
+#[test]
+fn a_change_between_two_pieces_is_found() {
+    for change in [Change::RewriteSameSize, Change::Append, Change::ReplaceByRename, Change::Remove] {
+        on_all(|variant| {
+            let folder = Folder::new();
+            let shard = folder.shard("a.safetensors", 1_500_000);
+            let source = variant.open(std::slice::from_ref(&shard));
+            let mut is_changed = false;
+            let request = request(0, range(3, 1_499_999));
+            let read = source.read_in_pieces(&request, Buffer::new(2 << 20).bytes(), &mut |_, arrived| {
+                if arrived < request.payload.len_bytes() {
+                    apply(change, &shard.path);
+                    is_changed = true;
+                }
+            });
+            match is_changed {
+                true => assert_changed(read, &shard, &format!("{}, {change:?}", variant.name)),
+                // All of it at once, and vouched for before it was shown.
+                false => assert_ne!(variant.mode, IoMode::Buffered),
+            }
+        });
+    }
+}
+
 #[test]
 fn a_change_between_check_and_open_is_found_when_opening() {
     let folder = Folder::new();
     for (index, change) in CHANGES.into_iter().enumerate() {
         let shard = folder.shard(&format!("{index}.safetensors"), LEN_BYTES);
         apply(change, &shard.path);
-        for mode in [IoMode::Buffered, IoMode::Direct, IoMode::Mmap] {
+        for mode in [IoMode::Auto, IoMode::Buffered, IoMode::Direct, IoMode::Mmap] {
             match open_with(Kernel, mode, std::slice::from_ref(&shard)).map(|_| ()) {
                 Err(SourceError::Open { path, source }) if matches!(change, Change::Remove) => {
                     assert_eq!((path, source.kind()), (shard.path.clone(), std::io::ErrorKind::NotFound));
@@ -102,7 +144,8 @@ fn a_change_between_open_and_read_or_two_reads_is_found() {
                 apply(change, &shard.path);
                 let context = format!("{}, {change:?} after {reads_before} reads", variant.name);
                 for payload in [range(0, 100), range(9000, LEN_BYTES), range(5, 5)] {
-                    assert_changed(source.read(&request(0, payload), buffer.bytes()), &shard, &context);
+                    let result = source.read(&request(0, payload), buffer.bytes());
+                    assert_found(variant, change, result, &shard, &context);
                 }
             }
         }
@@ -149,7 +192,7 @@ fn a_change_before_any_call_of_a_read_is_found() {
                     break;
                 }
                 let context = format!("{}, {change:?} before call {position}", variant.name);
-                assert_changed(result, &shard, &context);
+                assert_found(&variant, change, result, &shard, &context);
             }
         }
     });
@@ -159,7 +202,7 @@ fn a_change_before_any_call_of_a_read_is_found() {
 #[test]
 fn a_replaced_file_is_found_when_it_is_opened_again() {
     let folder = Folder::new();
-    for mode in [IoMode::Buffered, IoMode::Direct, IoMode::Mmap] {
+    for mode in [IoMode::Auto, IoMode::Buffered, IoMode::Direct, IoMode::Mmap] {
         for change in [Change::ReplaceByRename, Change::Remove] {
             let shards: Vec<Shard> =
                 (0..20).map(|index| folder.shard(&format!("{index}"), LEN_BYTES)).collect();
@@ -209,7 +252,7 @@ fn a_truncating_thread_never_kills_or_feeds_zeros() {
     let expected = expected_bytes(range(0, RACE_LEN_BYTES));
     let path = folder.path("race.safetensors");
     let mut caught_during_a_read = 0;
-    for mode in [IoMode::Mmap, IoMode::Buffered, IoMode::Direct] {
+    for mode in [IoMode::Auto, IoMode::Mmap, IoMode::Buffered, IoMode::Direct] {
         for race in 0..RACES {
             std::fs::write(&path, &expected).unwrap();
             let shard = check(&path);

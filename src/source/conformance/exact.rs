@@ -24,7 +24,7 @@ fn all_sizes_and_offsets_arrive_exactly() {
                     let extent_len = to_usize(request.extent.len_bytes());
                     buffer.bytes()[extent_len..][..4096].fill(POISON);
                     let moved_bytes = read_and_compare(source.as_ref(), &request, &mut buffer).unwrap();
-                    if variant.mode != IoMode::Direct {
+                    if !matches!(variant.mode, IoMode::Direct | IoMode::Auto) {
                         assert_eq!(moved_bytes, end - start);
                     }
                     assert!(
@@ -40,6 +40,34 @@ fn all_sizes_and_offsets_arrive_exactly() {
     });
 }
 
+/// Whoever looks at pieces sees each byte once, in order, and may change it at once.
+#[test]
+fn pieces_arrive_in_order_and_are_what_the_whole_is() {
+    let folder = Folder::new();
+    let shards = [folder.shard("a.safetensors", 1_500_000)];
+    on_all(|variant| {
+        let source = variant.open(&shards);
+        for payload in [range(0, 0), range(5, 6), range(4095, 600_000), range(3, 1_500_000)] {
+            let request = request(0, payload);
+            let mut buffer = Buffer::new(2 << 20);
+            let start = to_usize(payload.start() - request.extent.start());
+            let (mut seen, mut calls) = (Vec::new(), 0);
+            let moved = source.read_in_pieces(&request, buffer.bytes(), &mut |buffer, arrived| {
+                let new = &mut buffer[start + seen.len()..start + to_usize(arrived)];
+                seen.extend_from_slice(new);
+                new.fill(POISON);
+                calls += 1;
+            });
+            assert!(moved.unwrap() >= payload.len_bytes());
+            assert!(seen == expected_bytes(payload), "{}: {payload}", variant.name);
+            assert!(buffer.payload(&request).iter().all(|&byte| byte == POISON), "nothing is read twice");
+            if variant.mode == IoMode::Buffered && payload.len_bytes() > 0 {
+                assert_eq!(calls, payload.len_bytes().div_ceil(512 * KIB), "{payload}");
+            }
+        }
+    });
+}
+
 /// Each file that fell back is named once, with a reason, and no other is.
 fn check_fallbacks(variant: &Variant, fallbacks: &[Fallback], lens: &[u64]) {
     let from = variant.falls_back_from_bytes.unwrap_or(u64::MAX);
@@ -47,7 +75,9 @@ fn check_fallbacks(variant: &Variant, fallbacks: &[Fallback], lens: &[u64]) {
     let found: Vec<usize> = fallbacks.iter().map(|fallback| fallback.shard.index()).collect();
     assert_eq!(found, expected, "{}: {fallbacks:?}", variant.name);
     for fallback in fallbacks {
-        assert_eq!((fallback.from, fallback.to), (variant.mode, IoMode::Buffered));
+        // A source that chooses did not ask for what was refused to it, but chose it.
+        let asked = if variant.mode == IoMode::Auto { IoMode::Direct } else { variant.mode };
+        assert_eq!((fallback.from, fallback.to), (asked, IoMode::Buffered));
         assert!(!fallback.reason.is_empty());
     }
 }
@@ -111,7 +141,7 @@ fn a_read_of_more_than_2_gib_arrives() {
     write_at(&file, tail);
     let shards = [check(&path)];
     let request = request(0, payload);
-    for mode in [IoMode::Buffered, IoMode::Direct, IoMode::Mmap] {
+    for mode in [IoMode::Auto, IoMode::Buffered, IoMode::Direct, IoMode::Mmap] {
         let source = open_with(Kernel, mode, &shards).unwrap();
         let mut buffer = Buffer::new(request.extent.len_bytes());
         source.read(&request, buffer.bytes()).unwrap();

@@ -12,12 +12,18 @@ use rustix::io::Errno;
 use tempfile::TempDir;
 
 use self::faults::{Call, Faulty};
+use super::auto::Auto;
+use super::survey::survey_with;
 use super::system::{DirectSupport, Kernel, System};
 use super::{IoMode, ReadRequest, Source, open_with};
 use crate::checkpoint::{Shard, ShardId};
+use crate::file_system::FileSystem;
+use crate::page_cache::page_bytes;
+use crate::plan::IoReason;
 use crate::units::{Alignment, ByteRange, KIB, MIB, to_u64, to_usize};
 
 mod changes;
+mod choices;
 mod exact;
 mod faults;
 mod limits;
@@ -30,11 +36,25 @@ struct Variant {
     system: Faulty,
     /// Whether files of at least this size end up buffered; `None`: never.
     falls_back_from_bytes: Option<u64>,
+    /// What was decided for every file, instead of what follows from the truth: test files are small.
+    decided: Option<(IoMode, IoReason)>,
 }
 
 impl Variant {
     fn open(&self, shards: &[Shard]) -> Box<dyn Source> {
-        open_with(self.system.clone(), self.mode, shards).unwrap()
+        let Some((mode, reason)) = self.decided else {
+            return open_with(self.system.clone(), self.mode, shards).unwrap();
+        };
+        let mut decisions = survey_with(&self.system, shards).unwrap().decisions;
+        for decision in &mut decisions {
+            (decision.mode, decision.reason) = (mode, reason);
+        }
+        Box::new(Auto::open(self.system.clone(), shards, &decisions).unwrap())
+    }
+
+    fn decided(mut self, mode: IoMode, reason: IoReason) -> Self {
+        self.decided = Some((mode, reason));
+        self
     }
 
     /// The same way of reading with something happening before calls.
@@ -60,9 +80,14 @@ fn variants() -> Vec<Variant> {
     let support = |support| Faulty { support: Some(support), ..plain() };
     let is_direct = |call| matches!(call, Call::ReadAt { direct: true });
     let coarse = Alignment::new(64 * KIB).unwrap();
-    let variant =
-        |name, mode, system, falls_back_from_bytes| Variant { name, mode, system, falls_back_from_bytes };
-    vec![
+    let variant = |name, mode, system, falls_back_from_bytes| Variant {
+        name,
+        mode,
+        system,
+        falls_back_from_bytes,
+        decided: None,
+    };
+    let mut variants = vec![
         variant("buffered", Buffered, plain(), None),
         variant("buffered, short", Buffered, odd(), None),
         variant("buffered, interrupted", Buffered, interrupted(), None),
@@ -105,6 +130,75 @@ fn variants() -> Vec<Variant> {
             refusing(|call| call == Call::CopyOut, Errno::FAULT),
             Some(1),
         ),
+    ];
+    variants.extend(auto_variants());
+    variants
+}
+
+/// A file system on a disk, whatever holds the test files.
+fn on_disk() -> Faulty {
+    Faulty { file_system: Some(FileSystem::from_raw(0xEF53)), ..Faulty::default() }
+}
+
+fn all_pages(bytes: ByteRange) -> u64 {
+    bytes.len_bytes().div_ceil(page_bytes())
+}
+
+/// Of every other stretch of 64 KiB nothing is there.
+fn every_other(bytes: ByteRange) -> u64 {
+    if (bytes.start() / (64 * KIB)).is_multiple_of(2) { all_pages(bytes) } else { 0 }
+}
+
+/// The source that chooses, made to choose each of its ways.
+fn auto_variants() -> Vec<Variant> {
+    use IoMode::{Auto, Buffered, Direct};
+    let variant = |name, system, falls_back_from_bytes| Variant {
+        name,
+        mode: Auto,
+        system,
+        falls_back_from_bytes,
+        decided: None,
+    };
+    let with = |resident: fn(ByteRange) -> u64| Faulty { resident: Some(resident), ..on_disk() };
+    let held_by = |magic: i64| Faulty { file_system: Some(FileSystem::from_raw(magic)), ..Faulty::default() };
+    let no_pages: fn(ByteRange) -> u64 = |_| 0;
+    let refusing_direct = Faulty {
+        refuse: refusing(|call| matches!(call, Call::ReadAt { direct: true }), Errno::INVAL).refuse,
+        ..with(no_pages)
+    };
+    vec![
+        variant("auto", Faulty::default(), None),
+        variant("auto, small", Faulty { short_bytes: &[1, 7, 4095, 100_000], ..on_disk() }, None),
+        variant(
+            "auto, pages are not forgotten",
+            Faulty {
+                file_system: Some(FileSystem::from_raw(0xEF53)),
+                ..refusing(|call| call == Call::ReadUncached, Errno::OPNOTSUPP)
+            },
+            None,
+        ),
+        variant("auto, network", Faulty { interrupt_every: Some(3), ..held_by(0x6969) }, None),
+        variant("auto, memory", held_by(0x0102_1994), None),
+        variant("auto, cold", Faulty { short_bytes: &[4096, 12_288], ..with(no_pages) }, None)
+            .decided(Direct, IoReason::Cold),
+        variant("auto, resident", with(all_pages), None).decided(Buffered, IoReason::Resident),
+        variant("auto, partly resident", Faulty { interrupt_every: Some(5), ..with(every_other) }, None)
+            .decided(Direct, IoReason::PartlyResident),
+        variant("auto, wrongly cold", with(all_pages), None).decided(Direct, IoReason::Cold),
+        variant("auto, wrongly resident", with(no_pages), None).decided(Buffered, IoReason::Resident),
+        variant(
+            "auto, nobody tells",
+            Faulty {
+                file_system: Some(FileSystem::from_raw(0xEF53)),
+                ..refusing(
+                    |call| matches!(call, Call::Cachestat | Call::Mincore | Call::ByteAtHand),
+                    Errno::PERM,
+                )
+            },
+            None,
+        )
+        .decided(Buffered, IoReason::ResidencyUnknown),
+        variant("auto, direct read refused", refusing_direct, Some(1)).decided(Direct, IoReason::Cold),
     ]
 }
 

@@ -10,6 +10,8 @@
 //! I64 U64, rounded to odd                      ->  double, the same
 //! ```
 //!
+//! All are inlined whatever the compiler thinks of it: they are compiled for the instruction set of the loop around them.
+//!
 //! Rounding to odd is towards zero, and what is not exact gets a last bit of one. That bit tells a second rounding, to a
 //! format with at least two bits less, on which side of a tie the number was. So both together round as one would.
 //! (S. Boldo, G. Melquiond: Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd, IEEE
@@ -21,18 +23,21 @@ const F32_INFINITY: u32 = 0xFF << 23;
 const F32_QUIET: u32 = 1 << 22;
 
 /// The low half of a word.
+#[inline(always)]
 fn low_half(word: u32) -> u16 {
     let [low, high, ..] = word.to_le_bytes();
     u16::from_le_bytes([low, high])
 }
 
 /// The low half of a double word.
+#[inline(always)]
 fn low_word(bits: u64) -> u32 {
     let [a, b, c, d, ..] = bits.to_le_bytes();
     u32::from_le_bytes([a, b, c, d])
 }
 
 /// Single precision to bfloat16, which is its upper half.
+#[inline(always)]
 pub(super) fn bf16_of_f32(bits: u32) -> u16 {
     let is_odd = (bits >> 16) & 1;
     // Half a unit, less the tie that goes down to even. A carry out of the mantissa is the next power of two, or infinity.
@@ -42,6 +47,7 @@ pub(super) fn bf16_of_f32(bits: u32) -> u16 {
 }
 
 /// Single to half precision: 5 bits of exponent biased by 15, 10 of mantissa.
+#[inline(always)]
 pub(super) fn f16_of_f32(bits: u32) -> u16 {
     /// The smallest number that is normal in half precision, 2^-14, and 2^16, which is beyond all of them.
     const NORMAL_MIN: u32 = (127 - 14) << 23;
@@ -64,6 +70,7 @@ pub(super) fn f16_of_f32(bits: u32) -> u16 {
 }
 
 /// Double to single precision.
+#[inline(always)]
 pub(super) fn f32_of_f64(number: f64) -> u32 {
     let bits = number.to_bits();
     let [sign_and_exponent, payload] = [bits >> 32, bits >> 29].map(low_word);
@@ -76,6 +83,7 @@ pub(super) fn f32_of_f64(number: f64) -> u32 {
 }
 
 /// Double to single precision, rounded to odd.
+#[inline(always)]
 pub(super) fn f32_of_f64_to_odd(number: f64) -> u32 {
     let nearest = f32_of_f64(number);
     let back = f64::from(f32::from_bits(nearest));
@@ -86,6 +94,7 @@ pub(super) fn f32_of_f64_to_odd(number: f64) -> u32 {
 }
 
 /// An integer as a double, rounded to odd, to 42 bits at least.
+#[inline(always)]
 pub(super) fn f64_of_u64_to_odd(number: u64) -> f64 {
     /// Of 64 bits, a double has no room for so many.
     const EXCESS: u32 = 64 - 53;
@@ -97,18 +106,21 @@ pub(super) fn f64_of_u64_to_odd(number: u64) -> f64 {
 }
 
 /// The same for one that may be negative.
+#[inline(always)]
 pub(super) fn f64_of_i64_to_odd(number: i64) -> f64 {
     let size = f64_of_u64_to_odd(number.unsigned_abs());
     if number < 0 { -size } else { size }
 }
 
 /// bfloat16 to single precision.
+#[inline(always)]
 pub(super) fn f32_of_bf16(bits: u16) -> u32 {
     let bits = u32::from(bits) << 16;
     if bits & !F32_SIGN > F32_INFINITY { bits | F32_QUIET } else { bits }
 }
 
 /// The sizes of finite floats whose mantissa has `MANTISSA` bits and whose exponent is biased by `BIAS`, as singles.
+#[inline(always)]
 fn f32_of_small<const MANTISSA: u32, const BIAS: u32>(size: u32) -> u32 {
     let placed = size << (23 - MANTISSA);
     // Subnormals have the exponent of the smallest normal number, and no leading one: it is put there and taken away.
@@ -119,6 +131,7 @@ fn f32_of_small<const MANTISSA: u32, const BIAS: u32>(size: u32) -> u32 {
 }
 
 /// Half to single precision.
+#[inline(always)]
 pub(super) fn f32_of_f16(bits: u16) -> u32 {
     const INFINITY: u32 = 0x1F << 10;
     let sign = u32::from(bits & 0x8000) << 16;
@@ -129,6 +142,7 @@ pub(super) fn f32_of_f16(bits: u16) -> u32 {
 }
 
 /// `F8_E5M2` to single precision: the upper half of half precision.
+#[inline(always)]
 pub(super) fn f32_of_f8_e5m2(bits: u8) -> u32 {
     f32_of_f16(u16::from(bits) << 8)
 }
@@ -136,6 +150,7 @@ pub(super) fn f32_of_f8_e5m2(bits: u8) -> u32 {
 /// `F8_E4M3` to single precision. It has no infinity, and the NaN is where the largest number would be.
 ///
 /// (P. Micikevicius et al.: FP8 Formats for Deep Learning, 2022, table 1.)
+#[inline(always)]
 pub(super) fn f32_of_f8_e4m3(bits: u8) -> u32 {
     const NAN: u32 = 0x7F;
     let sign = u32::from(bits & 0x80) << 24;
@@ -146,6 +161,7 @@ pub(super) fn f32_of_f8_e4m3(bits: u8) -> u32 {
 /// `F8_E8M0` to single precision: an exponent without sign and mantissa.
 ///
 /// (OCP Microscaling Formats Specification 1.0, section 5.4.1.)
+#[inline(always)]
 pub(super) fn f32_of_f8_e8m0(bits: u8) -> u32 {
     match bits {
         0 => 1 << 22, // half of the smallest normal number
@@ -155,16 +171,19 @@ pub(super) fn f32_of_f8_e8m0(bits: u8) -> u32 {
 }
 
 /// True if one of them is infinite or no number.
+#[inline(always)]
 pub(super) fn is_any_bf16_special(elements: &[[u8; 2]]) -> bool {
     is_any_exponent_full::<{ 1 << 7 }>(elements)
 }
 
 /// True if one of them is infinite or no number.
+#[inline(always)]
 pub(super) fn is_any_f16_special(elements: &[[u8; 2]]) -> bool {
     is_any_exponent_full::<{ 1 << 10 }>(elements)
 }
 
 /// True for floats of 16 bits of which one has only ones in its exponent, whose last bit is `UNIT`.
+#[inline(always)]
 fn is_any_exponent_full<const UNIT: u16>(elements: &[[u8; 2]]) -> bool {
     // One more, and such an exponent carries into the place of the sign.
     let carry = |element: &[u8; 2]| (u16::from_le_bytes(*element) & 0x7FFF) + UNIT;
@@ -172,6 +191,7 @@ fn is_any_exponent_full<const UNIT: u16>(elements: &[[u8; 2]]) -> bool {
 }
 
 /// True if one of them is infinite or no number.
+#[inline(always)]
 pub(super) fn is_any_f32_special(elements: &[[u8; 4]]) -> bool {
     let carry = |element: &[u8; 4]| (u32::from_le_bytes(*element) & !F32_SIGN) + (1 << 23);
     elements.iter().fold(0, |all, element| all | carry(element)) >> 31 == 1

@@ -33,7 +33,10 @@ pub(crate) struct FitArgs {
     /// put there. May be repeated.
     #[arg(long, value_name = "COMMAND", help_heading = "Loader")]
     pub(crate) cmd: Vec<String>,
-    /// What is put in for {strategy}; or stream: ours
+    /// stream, mmap, read, pread, direct; or for {strategy}
+    ///
+    /// stream is ours, the others are habits of other loaders. With {strategy} in --cmd, any text. May be repeated.
+    /// [default: stream]
     #[arg(short, long = "strategy", value_name = "NAME", help_heading = "Loader")]
     pub(crate) strategies: Vec<String>,
     /// Smallest limit to try

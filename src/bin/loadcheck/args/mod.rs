@@ -124,6 +124,9 @@ pub(crate) enum Command {
     /// Checks a checkpoint: headers, index, and hashes by its manifest
     #[command(long_about = convert::VERIFY_ABOUT, after_long_help = Exit::table())]
     Verify(VerifyArgs),
+    /// Shows what can be measured and used here
+    #[command(long_about = fit::DOCTOR_ABOUT, after_long_help = Exit::table())]
+    Doctor(DoctorArgs),
     /// Writes a checkpoint of noise, shaped like a real model
     #[command(
         long_about = "Writes a checkpoint of noise, shaped like a real model, to measure its load\n\n\
@@ -491,7 +494,16 @@ impl LoadArgs {
     /// How `inspect` looks at a source: with the defaults, and a budget that is never too small.
     pub(crate) fn of_inspect(args: &InspectArgs) -> Self {
         Self {
-            source: args.source.clone(),
+            layers: args.layers.clone(),
+            opaque_dtypes: args.opaque_dtypes,
+            ..Self::looking_at(args.source.clone())
+        }
+    }
+
+    /// The defaults for a look that loads nothing.
+    pub(crate) fn looking_at(source: OsString) -> Self {
+        Self {
+            source,
             budget: Size::Bytes(u64::MAX),
             io: Io::Buffered,
             device: Device::Host,
@@ -502,8 +514,8 @@ impl LoadArgs {
             prefetch: 2,
             readers: None,
             select: None,
-            layers: args.layers.clone(),
-            opaque_dtypes: args.opaque_dtypes,
+            layers: None,
+            opaque_dtypes: false,
         }
     }
 }

@@ -53,9 +53,18 @@ pub(crate) fn run(args: &CompareArgs, output: &Output, terminal: &Terminal) -> O
     };
     let entries = entries.unwrap_or_default();
     let headers = LoadConfig { device: Device::None, ..config.clone() };
-    let rows = entries.iter().map(|_| Row::default()).collect();
-    let mut session =
-        Session { args, terminal, config, headers, interrupts, report, entries, rows, failures: Vec::new() };
+    let is_over = vec![false; entries.len()];
+    let mut session = Session {
+        args,
+        terminal,
+        config,
+        headers,
+        interrupts,
+        report,
+        entries,
+        is_over,
+        failures: Vec::new(),
+    };
     // Headers are looked at even if something is wrong already: all problems come in one go.
     let prepared = session.prepare(resolved.is_some());
     let (checked, resolved) = match (prepared, resolved) {
@@ -79,13 +88,6 @@ pub(crate) fn run(args: &CompareArgs, output: &Output, terminal: &Terminal) -> O
     }
 }
 
-/// What is known of a row while it is measured.
-#[derive(Default)]
-struct Row {
-    /// It did not complete, and is not run again.
-    is_over: bool,
-}
-
 /// A `compare` in progress.
 struct Session<'a> {
     args: &'a CompareArgs,
@@ -97,7 +99,8 @@ struct Session<'a> {
     interrupts: Interrupts,
     report: Report,
     entries: Vec<Entry>,
-    rows: Vec<Row>,
+    /// The rows that did not complete, and are not run again.
+    is_over: Vec<bool>,
     failures: Vec<Problem>,
 }
 
@@ -162,7 +165,7 @@ impl Session<'_> {
         let counted = (0..runs).map(|number| (number + 1, number, format!("round {} of {runs}", number + 1)));
         for (round, number, label) in warmups.chain(counted) {
             for index in order(self.entries.len(), number) {
-                if !self.rows[index].is_over {
+                if !self.is_over[index] {
                     self.measure_one(index, round, &label, checked)?;
                 }
             }
@@ -196,7 +199,7 @@ impl Session<'_> {
     }
 
     fn push(&mut self, index: usize, round: u32, run: Run) {
-        self.rows[index].is_over |= run.outcome != RunOutcome::Completed;
+        self.is_over[index] |= run.outcome != RunOutcome::Completed;
         let strategy = self.entries[index].name.clone();
         self.report.runs.push(Run { strategy, round: Some(u64::from(round)), ..run });
     }
@@ -222,7 +225,7 @@ impl Session<'_> {
             Strategy::Stream => {
                 Task::Measure { load, budgets: checked.budgets, watches: Vec::new(), interval_ms }
             }
-            Strategy::Habit(habit) => Task::Imitate { load, habit, interval_ms },
+            Strategy::Habit(habit) => Task::Imitate { load, habit, refuses: true, interval_ms },
         };
         let group = self.group();
         let mut progress = Progress::start(self.terminal.progress, label);
@@ -297,6 +300,11 @@ impl Session<'_> {
         let ended = &measured.ended;
         let mut run = measured.run(interval_ms.is_some());
         (run.exit_code, run.signal) = (ended.exit_code, ended.signal);
+        run.reason = match (ended.exit_code, ended.signal) {
+            (Some(0), _) | (None, None) => None,
+            (Some(code), _) => Some(format!("exit code {code}")),
+            (None, Some(signal)) => Some(format!("by {}", name_of(signal))),
+        };
         let signal = ended.interrupted;
         let problem = measured.failure().filter(|_| signal.is_none());
         Attempt { run, problem, signal }.judge(measured.oom_kills)
@@ -329,10 +337,17 @@ impl Session<'_> {
         let mut rows = summarise(&self.entries, &self.report.runs, tensor_bytes);
         add_notes(&mut rows, &self.entries, &facts);
         self.report.notes.extend(cpu_note(&rows, &self.entries, &facts));
+        let notes = &mut self.report.notes;
         if rows.iter().any(|row| row.command.is_some() && row.completed > 0) {
-            self.report
-                .notes
-                .push("the time of a command is that of the whole program, its start included".to_owned());
+            notes.push("the time of a command is that of the whole program, its start included".to_owned());
+            if self.config.select.is_some() {
+                notes.push("a command loads what it loads: --select is not for it".to_owned());
+            }
+        }
+        if self.config.device.has_own_memory() && rows.len() > 1 {
+            notes.push(
+                "only `stream` loads to the device; the others of ours end in memory of the host".to_owned(),
+            );
         }
         self.report.comparison = rows;
     }
@@ -380,16 +395,23 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// Sorts results from failures: what was refused for want of memory, or what the kernel counted as killed for it, is a
-    /// result.
+    /// Sorts results from failures: what was refused for want of memory, or in whose group the kernel counted a process that
+    /// it killed for it, is a result. (Whoever starts that process may well end by itself, with a code of its own.)
     fn judge(mut self, oom_kills: Option<u64>) -> Self {
         let Some(problem) = self.problem.take() else { return self };
-        self.run.reason = Some(problem.message.clone());
-        let is_refused = problem.code == Code::CannotBeMet;
-        if is_refused {
+        // Of a worker: `by SIGKILL before it could report`.
+        let message = problem.message.strip_prefix("the worker was killed ").unwrap_or(&problem.message);
+        let reason = self.run.reason.take().unwrap_or_else(|| message.to_owned());
+        self.run.reason = Some(reason.clone());
+        let was_under_way = matches!(self.run.outcome, RunOutcome::Killed | RunOutcome::Failed);
+        if problem.code == Code::CannotBeMet {
             self.run.outcome = RunOutcome::Refused;
-        } else if self.run.outcome == RunOutcome::Killed && oom_kills > Some(0) {
-            self.run.reason = Some("out of memory, by the kernel".to_owned());
+        } else if was_under_way && oom_kills > Some(0) {
+            self.run.outcome = RunOutcome::Killed;
+            self.run.reason = Some(match self.run.exit_code {
+                Some(_) => format!("for want of memory, by the kernel ({reason})"),
+                None => "for want of memory, by the kernel".to_owned(),
+            });
         } else {
             self.problem = Some(problem);
         }
@@ -413,12 +435,18 @@ mod tests {
         assert_eq!(refused.run.reason.as_deref(), Some("why"));
         let killed = attempt(RunOutcome::Killed, Code::WorkerKilled).judge(Some(1));
         assert_eq!((killed.run.outcome, killed.problem), (RunOutcome::Killed, None));
-        assert_eq!(killed.run.reason.as_deref(), Some("out of memory, by the kernel"));
+        assert_eq!(killed.run.reason.as_deref(), Some("for want of memory, by the kernel"));
         for oom_kills in [None, Some(0)] {
             let killed = attempt(RunOutcome::Killed, Code::ChildFailed).judge(oom_kills);
             assert!(killed.problem.is_some(), "nobody knows who killed it");
         }
-        let failed = attempt(RunOutcome::Failed, Code::ChildFailed).judge(Some(1));
+        let mut of_shell = attempt(RunOutcome::Failed, Code::ChildFailed);
+        (of_shell.run.exit_code, of_shell.run.reason) = (Some(137), Some("exit code 137".to_owned()));
+        let of_shell = of_shell.judge(Some(1));
+        assert_eq!((of_shell.run.outcome, of_shell.problem), (RunOutcome::Killed, None));
+        let reason = of_shell.run.reason.as_deref();
+        assert_eq!(reason, Some("for want of memory, by the kernel (exit code 137)"));
+        let failed = attempt(RunOutcome::Failed, Code::ChildFailed).judge(Some(0));
         assert!(failed.problem.is_some() && failed.run.reason.as_deref() == Some("why"));
     }
 }

@@ -6,7 +6,7 @@ use onelayer::probe::ChildGroup;
 use onelayer::units::HumanBytes;
 use rustix::process::{Pid, set_child_subreaper};
 
-use crate::args::FitArgs;
+use crate::args::{Device, FitArgs};
 use crate::config::LoadConfig;
 use crate::fit::{Loader, Session, Stop, emitted_lines, no_group, prepare};
 use crate::machine;
@@ -19,16 +19,15 @@ use crate::report::{CommandName, Fit, Fitted, Report, Source, Verdict};
 use crate::signals::{Interrupts, exit_of, name_of};
 use crate::sizes::{Size, SizeContext};
 use crate::source::{self, Resolved};
+use crate::strategies::Strategy;
 use crate::template::CommandTemplate;
 
 use super::{Outcome, shell_word};
 
-/// What ours is called among other loaders.
-const OURS: &str = "stream";
-
 /// A loader that is still to be prepared.
+#[derive(Debug, PartialEq)]
 enum Wanted {
-    Ours,
+    Ours(Strategy),
     Command { template: CommandTemplate, strategy: Option<String> },
 }
 
@@ -63,8 +62,10 @@ pub(crate) fn run(args: &FitArgs, output: &Output, terminal: &Terminal) -> Outco
     let mut context = SizeContext { limit_bytes: machine::memory_limit_bytes(), ..SizeContext::default() };
     if let Some(resolved) = &resolved {
         report.source = Some(source_of(resolved));
-        if wanted.is_empty() || wanted.iter().any(|wanted| matches!(wanted, Wanted::Ours)) {
-            match look(&mut load, resolved, &interrupts, &mut report) {
+        // A command may load what is no checkpoint of ours.
+        if wanted.is_empty() || wanted.iter().any(|wanted| matches!(wanted, Wanted::Ours(_))) {
+            let has_stream = wanted.is_empty() || wanted.contains(&Wanted::Ours(Strategy::Stream));
+            match look(&mut load, has_stream, resolved, &interrupts, &mut report) {
                 Ok(known) => context = known,
                 Err(Stop::Problems(more)) => problems.extend(more),
                 Err(Stop::Signal(signal)) => return stopped(report, Stop::Signal(signal), problems),
@@ -114,6 +115,14 @@ fn search_all(
         }
     }
     let params = report.plan.as_ref().map(|plan| plan.params.clone());
+    let has_command = report.fit.iter().flat_map(|fit| &fit.loaders).any(|fitted| fitted.command.is_some());
+    if has_command {
+        report.notes.push(
+            "pages of programs and libraries that somebody else has read before are charged to nobody who is tried here; in a \
+             container they may be, and can be taken back"
+                .to_owned(),
+        );
+    }
     let fit = report.fit.get_or_insert_default();
     if let Some(emit) = args.emit.filter(|_| stop.is_none()) {
         let lines =
@@ -137,9 +146,9 @@ fn search_all(
 /// A loader that can be started, and its empty page of the report.
 fn begin(wanted: Wanted, session: &Session<'_>, load: &LoadConfig) -> (Loader, Fitted) {
     match wanted {
-        Wanted::Ours => {
-            let fitted = Fitted { strategy: OURS.to_owned(), ..Fitted::default() };
-            (Loader::Ours(Box::new(load.clone())), fitted)
+        Wanted::Ours(strategy) => {
+            let fitted = Fitted { strategy: strategy.name().to_owned(), ..Fitted::default() };
+            (Loader::Ours { load: Box::new(load.clone()), strategy }, fitted)
         }
         Wanted::Command { template, strategy } => {
             // Orphans of the command come to us, so that they can be stopped with it.
@@ -173,15 +182,14 @@ fn wanted(args: &FitArgs) -> Result<Vec<Wanted>, Vec<Problem>> {
         let problem = Problem::new(Code::Usage, "--cmd has {strategy}, and there is no -s NAME to put there");
         problems.push(problem.help("-s load_file -s copy runs it twice"));
     }
-    if !names_strategy && problems.is_empty() {
-        for name in args.strategies.iter().filter(|name| *name != OURS) {
-            let problem =
-                Problem::new(Code::Usage, format!("`{name}` is no loader of ours: only `{OURS}` is"));
-            problems.push(problem.help("names of another one's are put in for {strategy} in --cmd"));
-        }
+    if args.cmd.is_empty() && args.strategies.is_empty() {
+        wanted.push(Wanted::Ours(Strategy::Stream));
     }
-    if args.cmd.is_empty() || (!names_strategy && args.strategies.iter().any(|name| name == OURS)) {
-        wanted.push(Wanted::Ours);
+    for name in args.strategies.iter().filter(|_| !names_strategy) {
+        match Strategy::parse(name) {
+            Some(strategy) => wanted.push(Wanted::Ours(strategy)),
+            None => problems.push(unknown(name)),
+        }
     }
     for template in templates {
         if template.names_strategy() {
@@ -193,6 +201,14 @@ fn wanted(args: &FitArgs) -> Result<Vec<Wanted>, Vec<Problem>> {
         }
     }
     if problems.is_empty() { Ok(wanted) } else { Err(problems) }
+}
+
+/// A name that is neither ours nor anybody else's.
+fn unknown(name: &str) -> Problem {
+    let known: Vec<&str> = Strategy::ALL.iter().map(|(_, known)| *known).collect();
+    Problem::new(Code::Usage, format!("there is no strategy `{name}`"))
+        .at("--strategy")
+        .help(format!("there are {}; with {{strategy}} in --cmd a name is free text", known.join(", ")))
 }
 
 /// The limits that were stated, in bytes.
@@ -231,13 +247,16 @@ fn range(args: &FitArgs, context: &SizeContext) -> Result<(Option<u64>, Option<u
 /// Device and headers, as `run` looks at them.
 fn look(
     load: &mut LoadConfig,
+    has_stream: bool,
     resolved: &Resolved,
     interrupts: &Interrupts,
     report: &mut Report,
 ) -> Result<SizeContext, Stop> {
-    let Some(prepared) = prepare(load, true, None, interrupts)? else { return Ok(SizeContext::default()) };
+    // Only our own way needs a device.
+    let mut headers = LoadConfig { device: Device::None, ..load.clone() };
+    let prepared = prepare(if has_stream { load } else { &mut headers }, true, None, interrupts)?;
     report.host.get_or_insert_default().gpus = prepared.gpu.into_iter().collect();
-    let checked = prepared.checked;
+    let Some(checked) = prepared.checked else { return Ok(SizeContext::default()) };
     let known = source_of(resolved);
     report.source = Some(Source {
         given: known.given,
@@ -245,7 +264,7 @@ fn look(
         revision: known.revision,
         ..checked.source
     });
-    report.plan = Some(checked.plan);
+    report.plan = has_stream.then_some(checked.plan);
     report.notes.extend(checked.notes);
     Ok(checked.context)
 }

@@ -3,6 +3,7 @@
 pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod describe;
+pub(crate) mod doctor;
 pub(crate) mod exec;
 pub(crate) mod fit;
 pub(crate) mod run;

@@ -1,15 +1,14 @@
 //! The rows of a comparison, from `-s` and `--cmd`.
 //!
-//! A template is split into words as a POSIX shell splits them, and never run by one; `{source}` and `{strategy}` are put in
-//! afterwards, so that a name with blanks or quotes stays one word. Other braces are the command's own.
+//! What `-s` names is one of our strategies, or free text for a template that takes it.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::Path;
 
 use crate::problem::{Code, Problem};
 use crate::strategies::Strategy;
+use crate::template::CommandTemplate;
 
-const SOURCE: &str = "{source}";
 const STRATEGY: &str = "{strategy}";
 /// What is compared if nothing is named.
 const STRATEGIES_DEFAULT: [&str; 3] = ["stream", "mmap", "read"];
@@ -44,11 +43,11 @@ pub(crate) fn entries(
     source: &Path,
 ) -> Result<Vec<Entry>, Vec<Problem>> {
     let mut problems = Vec::new();
-    let templates: Vec<Template> = templates
+    let templates: Vec<CommandTemplate> = templates
         .iter()
-        .filter_map(|text| Template::parse(text).map_err(|problem| problems.push(problem)).ok())
+        .filter_map(|text| CommandTemplate::parse(text).map_err(|problem| problems.push(problem)).ok())
         .collect();
-    let takes_names = templates.iter().filter(|template| template.takes_name).count();
+    let takes_names = templates.iter().filter(|template| template.names_strategy()).count();
     if takes_names > 0 && names.is_empty() {
         problems.push(
             Problem::new(Code::Usage, format!("--cmd has {STRATEGY}, and nothing is there to put in"))
@@ -69,12 +68,12 @@ pub(crate) fn entries(
     let count = templates.len();
     for (index, template) in templates.iter().enumerate() {
         let own_name = if count == 1 { "cmd".to_owned() } else { format!("cmd{}", index + 1) };
-        if !template.takes_name {
-            entries.push(Entry { name: own_name, what: What::Command(template.words(source, "")) });
+        if !template.names_strategy() {
+            entries.push(Entry { name: own_name, what: What::Command(template.words(source, None)) });
             continue;
         }
         for name in names {
-            let what = What::Command(template.words(source, name));
+            let what = What::Command(template.words(source, Some(name)));
             let name = if takes_names == 1 { name.clone() } else { format!("{name} ({own_name})") };
             entries.push(Entry { name, what });
         }
@@ -102,50 +101,6 @@ fn make_unique(entries: &mut [Entry]) {
             number += 1;
         }
     }
-}
-
-/// The words of a `--cmd`.
-struct Template {
-    words: Vec<String>,
-    takes_name: bool,
-}
-
-impl Template {
-    fn parse(text: &str) -> Result<Self, Problem> {
-        let wrong = |message: &str| Problem::new(Code::Usage, message.to_owned()).at(format!("--cmd {text}"));
-        let words = shlex::split(text).ok_or_else(|| wrong("a quote or a backslash has no end"))?;
-        if words.is_empty() {
-            return Err(wrong("there is no command in it"));
-        }
-        let takes_name = words.iter().any(|word| word.contains(STRATEGY));
-        Ok(Self { words, takes_name })
-    }
-
-    fn words(&self, source: &Path, name: &str) -> Vec<OsString> {
-        self.words.iter().map(|word| put_in(word, source.as_os_str(), name)).collect()
-    }
-}
-
-/// One word with its placeholders replaced. What was put in is not looked at again.
-fn put_in(word: &str, source: &OsStr, name: &str) -> OsString {
-    let mut done = OsString::new();
-    let mut rest = word;
-    while !rest.is_empty() {
-        if let Some(after) = rest.strip_prefix(SOURCE) {
-            done.push(source);
-            rest = after;
-        } else if let Some(after) = rest.strip_prefix(STRATEGY) {
-            done.push(name);
-            rest = after;
-        } else {
-            // To the next brace, this one not counted.
-            let len = rest[1..].find('{').map_or(rest.len(), |at| at + 1);
-            let len = if rest.is_char_boundary(1) { len } else { rest.find('{').unwrap_or(rest.len()) };
-            done.push(&rest[..len]);
-            rest = &rest[len..];
-        }
-    }
-    done
 }
 
 #[cfg(test)]

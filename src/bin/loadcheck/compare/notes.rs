@@ -5,6 +5,7 @@ use onelayer::units::HumanBytes;
 use super::summary::maps;
 use super::{Entry, What};
 use crate::args::{CacheArg, Device};
+use crate::output::numbers::count;
 use crate::report::{Compared, Outcome};
 use crate::strategies::{Habit, Strategy};
 
@@ -54,9 +55,13 @@ fn how_it_ended(row: &Compared) -> Option<String> {
         Outcome::Refused => "refused",
         Outcome::Interrupted => "interrupted",
     };
-    let reason = row.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-    let completed = if row.completed > 0 { format!(" after {} runs", row.completed) } else { String::new() };
-    Some(format!("{verb}{completed}{reason}"))
+    let is_who = row.outcome == Outcome::Killed;
+    let reason =
+        row.reason.as_ref().map(|reason| if is_who { format!(" {reason}") } else { format!(": {reason}") });
+    let reason = reason.unwrap_or_default();
+    let completed =
+        if row.completed > 0 { format!(" after {}", count(row.completed, "run")) } else { String::new() };
+    Some(if is_who { format!("{verb}{reason}{completed}") } else { format!("{verb}{completed}{reason}") })
 }
 
 fn what_it_keeps(row: &Compared, entry: &Entry, facts: &Facts) -> Option<String> {
@@ -64,9 +69,9 @@ fn what_it_keeps(row: &Compared, entry: &Entry, facts: &Facts) -> Option<String>
         return None;
     }
     let on_files = || {
-        let bytes =
-            row.peak.file_bytes.map_or_else(|| "all".to_owned(), |bytes| HumanBytes(bytes).to_string());
-        format!("{bytes} stay as file pages, which the kernel may drop")
+        // The code of the program is file pages as well.
+        let bytes = row.peak.file_bytes.min(facts.tensor_bytes).map(|bytes| HumanBytes(bytes).to_string());
+        format!("{} stay as file pages, which the kernel may drop", bytes.unwrap_or_else(|| "all".to_owned()))
     };
     let keeps = facts.device != Device::None;
     Some(match &entry.what {
@@ -125,7 +130,7 @@ mod tests {
         device: Device::Host,
         window: None,
         narrows: false,
-        tensor_bytes: Some(1000),
+        tensor_bytes: Some(1 << 30),
         cache: CacheArg::Cold,
     };
 
@@ -137,7 +142,7 @@ mod tests {
     }
 
     fn done() -> Compared {
-        let peak = ComparedPeak { file_bytes: Some(2 << 20), ..ComparedPeak::default() };
+        let peak = ComparedPeak { file_bytes: Some(3 << 30), ..ComparedPeak::default() };
         Compared { outcome: Outcome::Completed, runs: 3, completed: 3, peak, ..Compared::default() }
     }
 
@@ -153,9 +158,9 @@ mod tests {
             text("stream", &Facts { device: Device::Cuda(1), ..FACTS }),
             "layers are memory of cuda:1"
         );
-        assert_eq!(text("mmap", &FACTS), "2 MiB stay as file pages, which the kernel may drop");
-        assert_eq!(text("python", &FACTS), "2 MiB stay as file pages, which the kernel may drop");
-        assert_eq!(text("python", &Facts { tensor_bytes: Some(1 << 30), ..FACTS }), "");
+        assert_eq!(text("mmap", &FACTS), "1 GiB stay as file pages, which the kernel may drop");
+        assert_eq!(text("python", &FACTS), "1 GiB stay as file pages, which the kernel may drop");
+        assert_eq!(text("python", &Facts { tensor_bytes: Some(4 << 30), ..FACTS }), "");
         assert_eq!(
             text("pread", &Facts { device: Device::None, ..FACTS }),
             "one tensor at a time, then dropped"
@@ -170,7 +175,7 @@ mod tests {
             completed: 0,
             ..done()
         };
-        assert_eq!(note("read", row, &FACTS).unwrap(), "killed: by SIGKILL");
+        assert_eq!(note("read", row, &FACTS).unwrap(), "killed by SIGKILL");
         let row = Compared { cache_not_as_asked: 2, ..done() };
         assert_eq!(
             note("read", row.clone(), &FACTS).unwrap(),

@@ -7,6 +7,7 @@ use onelayer::units::MIB;
 
 use crate::args::EmitArg;
 use crate::report::{Fitted, Params};
+use crate::strategies::Strategy;
 
 /// The lines for one loader; none if no limit works.
 pub(crate) fn lines(
@@ -41,7 +42,8 @@ pub(crate) fn lines(
 /// Flags for `loadcheck run`, or of another loader for `loadcheck exec`: the load as it was run, and a gate.
 fn arguments(fitted: &Fitted, headroom_percent: u64, params: Option<&Params>) -> String {
     let mut words = Vec::new();
-    if let Some(params) = params.filter(|_| fitted.command.is_none()) {
+    let is_ours = fitted.command.is_none() && fitted.strategy == Strategy::Stream.name();
+    if let Some(params) = params.filter(|_| is_ours) {
         words.push(format!("--budget={}", exact(params.budget_bytes)));
         words.push(format!("--io={}", params.io));
         words.push(format!("--device={}", params.device));
@@ -95,6 +97,7 @@ mod tests {
 
     #[test]
     fn our_own_flags_are_those_of_the_load() {
+        let ours = Fitted { strategy: "stream".to_owned(), ..fitted() };
         let params = Params {
             budget_bytes: 64 * MIB,
             prefetch: 2,
@@ -109,11 +112,12 @@ mod tests {
             device_reserve_bytes: None,
         };
         assert_eq!(
-            lines(EmitArg::Args, &fitted(), 0, Some(&params)),
+            lines(EmitArg::Args, &ours, 0, Some(&params)),
             [
                 "--budget=64MiB --io=direct --device=host --window=1 --prefetch=2 --dtype=bf16 --max-host=1000MiB"
             ]
         );
+        assert_eq!(lines(EmitArg::Args, &fitted(), 0, Some(&params)), ["--max-host=1000MiB"], "another's");
         assert_eq!(exact(5000), "5000");
     }
 

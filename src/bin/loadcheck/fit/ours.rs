@@ -1,4 +1,5 @@
-//! Our own loader under a limit: a fresh worker, as `run` starts it, in a group.
+//! Our own loader under a limit, or a habit of others that we imitate: a fresh worker, as `run` and `compare` start it, in a
+//! group.
 
 use onelayer::probe::ChildGroup;
 
@@ -10,12 +11,13 @@ use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::Gpu;
 use crate::signals::Interrupts;
-use crate::sizes::{Size, SizeContext};
+use crate::sizes::SizeContext;
+use crate::strategies::Strategy;
 use crate::worker::{Checked, Ending, Finished, Message, Task, carry_out};
 
-/// What the headers said, and the device that was decided on.
+/// What the headers said, if there are any, and the device that was decided on.
 pub(crate) struct Prepared {
-    pub(crate) checked: Checked,
+    pub(crate) checked: Option<Checked>,
     pub(crate) gpu: Option<Gpu>,
 }
 
@@ -28,7 +30,7 @@ pub(crate) fn prepare(
     has_source: bool,
     cache: Option<CacheArg>,
     interrupts: &Interrupts,
-) -> Result<Option<Prepared>, Stop> {
+) -> Result<Prepared, Stop> {
     let task = Task::Prepare { load: load.clone(), has_source, cache };
     let (mut checked, mut problems, mut decided) = (None, Vec::new(), None);
     let ending = carry_out(task, None, interrupts, |message| match message {
@@ -41,12 +43,12 @@ pub(crate) fn prepare(
         load.device = device;
         gpu
     });
-    match (ending, checked) {
-        (Ending::Interrupted(signal), _) => Err(Stop::Signal(signal)),
-        (Ending::Ended(_), Some(checked)) => Ok(Some(Prepared { checked, gpu })),
-        (Ending::Ended(lost), None) => {
+    match ending {
+        Ending::Interrupted(signal) => Err(Stop::Signal(signal)),
+        Ending::Ended(_) if checked.is_some() => Ok(Prepared { checked, gpu }),
+        Ending::Ended(lost) => {
             problems.extend(lost);
-            if problems.is_empty() { Ok(None) } else { Err(Stop::Problems(problems)) }
+            if problems.is_empty() { Ok(Prepared { checked, gpu }) } else { Err(Stop::Problems(problems)) }
         }
     }
 }
@@ -54,6 +56,7 @@ pub(crate) fn prepare(
 /// Loads once in `group`. Sizes that are shares of the memory limit mean that of the group.
 pub(crate) fn run(
     load: &LoadConfig,
+    strategy: Strategy,
     context: &SizeContext,
     group: &ChildGroup,
     interrupts: &Interrupts,
@@ -71,7 +74,14 @@ pub(crate) fn run(
     };
     let mut settled = load.clone();
     settled.settle(&budgets);
-    let task = Task::Measure { load: settled, budgets, watches: Vec::new(), interval_ms: None };
+    let task = match strategy {
+        Strategy::Stream => Task::Measure { load: settled, budgets, watches: Vec::new(), interval_ms: None },
+        // Under a limit of ours, the kernel is to decide; the machine itself is not to run out of memory.
+        Strategy::Habit(habit) => {
+            let refuses = group.limit_bytes().is_none();
+            Task::Imitate { load: settled, habit, refuses, interval_ms: None }
+        }
+    };
     let (mut finished, mut problems, mut seconds, mut peak_host_bytes) = (None, Vec::new(), None, None);
     let ending = carry_out(task, Some(group), interrupts, |message| match message {
         Message::Progress { done_bytes, total_bytes, layer, peak, seconds: now } => {
@@ -105,9 +115,4 @@ fn end_of(mut problems: Vec<Problem>) -> End {
         Some(problem) if problem.code.exit() == Exit::Usage => End::Refused(problem),
         Some(problem) => End::Failed(problem),
     }
-}
-
-/// True if the budget depends on the limit.
-pub(crate) fn depends_on_limit(load: &LoadConfig) -> bool {
-    matches!(load.budget, Size::PercentOfLimit(_))
 }

@@ -83,10 +83,8 @@ impl<E, F: FnMut(Option<u64>) -> Result<Tried, E>> Search<F> {
         let Some(mut hi) = self.something_that_works(self.up(self.range.hi_bytes))? else { return Ok(None) };
         let mut lo = match self.largest_failure_below(hi) {
             Some(lo) => lo,
-            None => match self.something_that_fails(&mut hi)? {
-                Some(lo) => lo,
-                None => 0,
-            },
+            // 0: nothing fails that may be tried.
+            None => self.something_that_fails(&mut hi)?.unwrap_or(0),
         };
         loop {
             while lo > 0 && hi - lo > self.range.precision_bytes(hi) {
@@ -260,9 +258,10 @@ impl<E, F: FnMut(Option<u64>) -> Result<Tried, E>> Search<F> {
         (limit / self.grain() * self.grain()).max(self.grain())
     }
 
-    /// The middle, if there is one.
+    /// The middle, if there is one: as many times `lo` as `hi` is of it, since what matters is a share of the answer.
     fn between(&self, lo: u64, hi: u64) -> Option<u64> {
-        let middle = self.down(lo + (hi - lo) / 2);
+        let product = u128::from(lo) * u128::from(hi);
+        let middle = self.down(u64::try_from(product.isqrt()).unwrap_or(lo)).max(lo + self.grain());
         (middle > lo && middle < hi).then_some(middle)
     }
 }

@@ -7,15 +7,16 @@ use std::time::Duration;
 use super::search::{Range, Search, Tried, median};
 use super::trial::{Ran, Stop, try_once};
 use super::{command, ours};
-use crate::args::CacheArg;
+use crate::args::{CacheArg, Device};
 use crate::config::LoadConfig;
-use crate::output::fitted::try_line;
+use crate::output::fitted::{limit_text, try_line};
 use crate::output::terminal::{ProgressMode, Terminal};
 use crate::output::to_stderr;
 use crate::progress::Progress;
 use crate::report::{Fitted, Try, TryOutcome};
 use crate::signals::Interrupts;
 use crate::sizes::{Size, SizeContext};
+use crate::strategies::Strategy;
 
 /// Time that every run may take, however quick it is without a limit.
 const GIVE_UP_SECONDS_MIN: f64 = 5.0;
@@ -27,8 +28,8 @@ const SHAKEN_COUNT_MAX: u32 = 5;
 /// Who loads.
 #[derive(Clone, Debug)]
 pub(crate) enum Loader {
-    /// We do.
-    Ours(Box<LoadConfig>),
+    /// We do, in our way or by somebody else's habit.
+    Ours { load: Box<LoadConfig>, strategy: Strategy },
     /// A command does.
     Command(Vec<OsString>),
 }
@@ -112,9 +113,9 @@ impl Session<'_> {
         let cached_share = self.bring_about(loader)?;
         let load = |group: &_| -> Ran {
             match loader {
-                Loader::Ours(load) => {
+                Loader::Ours { load, strategy } => {
                     let progress = Progress::start(self.bar(), &label(limit));
-                    ours::run(load, &self.context, group, self.interrupts, cached_share, progress)
+                    ours::run(load, *strategy, &self.context, group, self.interrupts, cached_share, progress)
                 }
                 Loader::Command(words) => command::run(words, group, self.interrupts, cached_share),
             }
@@ -133,10 +134,11 @@ impl Session<'_> {
         }
         match loader {
             Loader::Command(_) => Ok(command::bring_about(&self.source, self.cache)?),
-            Loader::Ours(load) => {
-                let mut load = LoadConfig::clone(load);
+            Loader::Ours { load, .. } => {
+                // No device is needed for that.
+                let mut load = LoadConfig { device: Device::None, ..LoadConfig::clone(load) };
                 let prepared = ours::prepare(&mut load, true, Some(self.cache), self.interrupts)?;
-                Ok(prepared.and_then(|prepared| prepared.checked.cached_share))
+                Ok(prepared.checked.and_then(|checked| checked.cached_share))
             }
         }
     }
@@ -173,7 +175,7 @@ where
 
 /// How a run under a limit is called.
 fn label(limit: Option<u64>) -> String {
-    limit.map_or_else(|| "no limit".to_owned(), |limit| onelayer::units::HumanBytes(limit).to_string())
+    limit.map_or_else(|| "no limit".to_owned(), limit_text)
 }
 
 /// What all runs without a limit say about those with one.

@@ -84,6 +84,10 @@ fn judge(limit_bytes: Option<u64>, ran: Ran, guard: Guarded, memory: &GroupMemor
         End::Killed(_) if is_limited && was_at_limit => (TryOutcome::Killed, None),
         End::Completed => (TryOutcome::Ok, None),
         End::Refused(_) if is_limited => (TryOutcome::Refused, None),
+        End::Killed(problem) if was_at_limit => {
+            let help = "it does not even work without a limit of ours: a limit further out, or the machine's memory, is too small";
+            (TryOutcome::Failed, Some(problem.help(help).into()))
+        }
         End::Refused(problem) | End::Failed(problem) | End::Killed(problem) => {
             (TryOutcome::Failed, Some(problem.into()))
         }

@@ -5,7 +5,8 @@
 use super::escape::escape;
 use super::grid::{Align, grid};
 use super::markup::{cell, code};
-use super::numbers::{bytes, rate, seconds};
+use super::numbers::{bytes, count, rate, seconds};
+use super::reading;
 use super::terminal::Role;
 use super::text::{Look, cache_line, device_line, promise_lines, source_line, strategy_line};
 use crate::report::{Compared, Outcome, Report, Spread};
@@ -22,13 +23,22 @@ pub(super) fn table(report: &Report, look: &Look) -> Vec<String> {
     lines.extend(report.source.as_ref().map(source_line));
     let of_stream = report.runs.iter().find_map(|run| run.params.as_ref());
     lines.extend(of_stream.map(strategy_line));
+    let reading = report.runs.iter().rfind(|run| !run.io.files.is_empty());
+    lines.extend(reading.into_iter().flat_map(|run| reading::lines(&run.io.files)));
     lines.extend(device_line(report));
     for row in &report.comparison {
-        let words = row.command.as_ref().map(|words| words.join(" "));
+        let words = row.command.as_deref().map(as_typed);
         lines.extend(words.map(|words| format!("{:<8}  {}", escape(&name(row)), escape(&words))));
     }
     lines.push(rounds_line(report));
     lines.extend(cache_line(&report.runs));
+    if look.verbose {
+        let missing = report.unavailable.iter();
+        lines
+            .extend(missing.map(|missing| {
+                format!("  {:<8}  not measured: {}", missing.metric, escape(&missing.reason))
+            }));
+    }
     lines.push(String::new());
     let best = [best_by(report, |row| row.host_ratio), best_by(report, |row| row.time_ratio)];
     for (table, best) in [memory(report, look), time(report, look)].into_iter().zip(best) {
@@ -44,11 +54,11 @@ pub(super) fn table(report: &Report, look: &Look) -> Vec<String> {
     lines
 }
 
-/// `compared  5 rounds, interleaved, each run a fresh process; memory: the highest, time: the median`
+/// `compared  5 interleaved rounds, fresh processes · highest memory, median time`
 fn rounds_line(report: &Report) -> String {
     let rounds = report.comparison.iter().map(|row| row.runs).max().unwrap_or(0);
-    let rounds = if rounds == 1 { "1 round".to_owned() } else { format!("{rounds} rounds") };
-    format!("compared  {rounds}, each run a fresh process · memory: the highest · time: the median")
+    let rounds = count(rounds, if rounds == 1 { "round" } else { "interleaved round" });
+    format!("compared  {rounds}, fresh processes · highest memory, median time")
 }
 
 /// The row with the smallest ratio, if some row has one.
@@ -115,6 +125,11 @@ fn notes(report: &Report, look: &Look) -> Vec<String> {
     grid(&[("", Align::Left), ("", Align::Left)], &rows, look.width)
 }
 
+/// The words of a command as a shell would take them.
+fn as_typed(words: &[String]) -> String {
+    shlex::try_join(words.iter().map(String::as_str)).unwrap_or_else(|_| words.join(" "))
+}
+
 /// A row's name, short enough for a table.
 fn name(row: &Compared) -> String {
     if row.strategy.chars().count() <= NAME_CHARACTERS_MAX {
@@ -137,7 +152,8 @@ fn outcome(outcome: Outcome) -> &'static str {
 /// `4.98 to 5.40 s`; both units where they differ.
 fn extremes(spread: &Spread) -> String {
     let (min, max) = (seconds(spread.min), seconds(spread.max));
-    match (min.split_once(' '), max.split_once(' ')) {
+    match (min.rsplit_once(' '), max.rsplit_once(' ')) {
+        _ if min == max => max,
         (Some((value, unit)), Some((_, other))) if unit == other => format!("{value} to {max}"),
         _ => format!("{min} to {max}"),
     }
@@ -163,7 +179,7 @@ pub(super) const MARKDOWN_HEADER: &str = "| | host peak | RSS peak | file peak |
 pub(super) fn markdown_row(row: &Compared) -> String {
     let named = match &row.command {
         None => cell(&row.strategy),
-        Some(words) => format!("{}: `{}`", cell(&row.strategy), code(&words.join(" "))),
+        Some(words) => format!("{}: `{}`", cell(&row.strategy), code(&as_typed(words))),
     };
     let peak = &row.peak;
     let time =
@@ -212,7 +228,7 @@ pub(super) fn csv_row(row: &Compared) -> Vec<String> {
     fn number<T: ToString>(value: Option<T>) -> String {
         value.map(|value| value.to_string()).unwrap_or_default()
     }
-    let words = row.command.as_ref().map(|words| words.join(" ")).unwrap_or_default();
+    let words = row.command.as_deref().map(as_typed).unwrap_or_default();
     let peak = &row.peak;
     vec![
         escape(&row.strategy).into_owned(),
@@ -245,6 +261,8 @@ mod tests {
         let spread = |min, max| Spread { min, max, ..Spread::default() };
         assert_eq!(extremes(&spread(4.98, 5.4)), "4.98 to 5.40 s");
         assert_eq!(extremes(&spread(0.98, 1.02)), "980 ms to 1.02 s");
+        assert_eq!(extremes(&spread(0.0, 0.005)), "< 1 to 5 ms");
+        assert_eq!(extremes(&spread(0.0, 0.0001)), "< 1 ms");
         assert_eq!((cpu(0.0), cpu(0.45)), ("< 10 ms".to_owned(), "450 ms".to_owned()));
         assert_eq!(
             (ratio(None, 2), ratio(Some(9.06), 1), ratio(Some(250.4), 2)),

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::compared;
 use crate::listing::Layer;
-use crate::report::{CommandName, ConvertFile, Difference, Fitted, Report, Run, Synth, Try};
+use crate::report::{Check, CommandName, ConvertFile, Difference, Fitted, Report, Run, Synth, Try};
 
 /// Writes the whole report, indented.
 pub(crate) fn write_json(report: &Report, to: &mut dyn Write) -> io::Result<()> {
@@ -33,7 +33,7 @@ struct Line<'a, T> {
 }
 
 /// Writes one object a line, each with `schema` and `type`: `run`, `comparison`, `limit`, `hash`, `layer`, `plan`, `synth`, `convert`,
-/// `verification`, `fit` (one a loader), and last `summary`, which has the verdict and any error.
+/// `verification`, `fit` (one a loader), `check`, and last `summary`, which has the verdict and any error.
 pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     fn each<T: Serialize>(
         report: &Report,
@@ -57,6 +57,7 @@ pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Resul
     each(report, to, "convert", &report.convert)?;
     each(report, to, "verification", &report.verification)?;
     each(report, to, "fit", report.fit.iter().flat_map(|fit| &fit.loaders))?;
+    each(report, to, "check", &report.doctor)?;
     let summary = json!({
         "tool": report.tool, "command": report.command, "verdict": report.verdict, "error": report.error,
         "host": report.host, "source": report.source, "exec": report.exec, "unavailable": report.unavailable,
@@ -94,7 +95,7 @@ const RUN_COLUMNS: [&str; 25] = [
 ];
 
 /// Writes one row a run (`run`, `exec`), a way of loading (`compare`), a layer (`plan`, `inspect`), a checkpoint (`synth`), a file (`convert`), a
-/// difference (`verify`) or a try (`fit`). Empty is "not measured".
+/// difference (`verify`), a try (`fit`) or a check (`doctor`). Empty is "not measured".
 pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     type Rows<'a> = Box<dyn Iterator<Item = Vec<String>> + 'a>;
     let (header, rows): (&[&str], Rows<'_>) = match report.command {
@@ -123,6 +124,10 @@ pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
         CommandName::Fit => {
             (&TRY_COLUMNS, Box::new(report.fit.iter().flat_map(|fit| &fit.loaders).flat_map(try_rows)))
         }
+        CommandName::Doctor => (
+            &["check", "state", "found", "consequence", "fix"],
+            Box::new(report.doctor.iter().map(check_row)),
+        ),
         CommandName::Unknown => return Ok(()),
     };
     let mut rows = rows.peekable();
@@ -167,6 +172,14 @@ fn try_rows(fitted: &Fitted) -> impl Iterator<Item = Vec<String>> {
         ]
     };
     fitted.tries.iter().map(row)
+}
+
+fn check_row(check: &Check) -> Vec<String> {
+    let state = json!(check.state).as_str().unwrap_or_default().to_owned();
+    let text =
+        |text: &Option<String>| text.as_deref().map(super::escape::escape).unwrap_or_default().into_owned();
+    let found = super::escape::escape(&check.found).into_owned();
+    vec![check.check.clone(), state, found, text(&check.consequence), text(&check.fix)]
 }
 
 fn synth_row(synth: &Synth) -> Vec<String> {

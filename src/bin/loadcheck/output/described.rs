@@ -40,10 +40,12 @@ pub(crate) fn plan(report: &Report, look: &Look) -> Vec<String> {
         lines.push(format!("smallest budget: {} (derived)", bytes(Some(smallest))));
     }
     lines.push(format!(
-        "{}, {} in all; {} over-read (derived)",
+        "{}, {} in all; {} over-read; {} in the order of {} (derived)",
         count(plan.reads, "read"),
         bytes(Some(plan.read_bytes)),
-        bytes(Some(plan.over_read_bytes))
+        bytes(Some(plan.over_read_bytes)),
+        count(plan.jumps, "jump"),
+        plan.order
     ));
     lines.push(String::new());
     lines.extend(layer_lines(&report.layers, look));

@@ -1,8 +1,10 @@
 //! Text of `fit`: every limit that was tried, largest first, and what follows.
 
+use onelayer::units::MIB;
+
 use super::escape::escape;
 use super::grid::{Align, grid};
-use super::numbers::{bytes, seconds};
+use super::numbers::{bytes, grouped, seconds, to_f64};
 use super::terminal::{Paint, Role, Terminal};
 use super::text::{Look, device_line, source_line, strategy_line};
 use crate::args::CacheArg;
@@ -21,7 +23,11 @@ pub(super) fn fit(report: &Report, look: &Look) -> Vec<String> {
 /// The log, for stderr, where stdout has something else.
 pub(crate) fn log(report: &Report, terminal: &Terminal) -> Vec<String> {
     let look = Look { paint: terminal.stderr_paint, width: None, verbose: terminal.verbose };
-    report.fit.as_ref().map(|fit| lines(report, fit, &look)).unwrap_or_default()
+    let mut all = report.fit.as_ref().map(|fit| lines(report, fit, &look)).unwrap_or_default();
+    if !all.is_empty() {
+        all.extend(report.notes.iter().map(|note| format!("note: {}", escape(note))));
+    }
+    all
 }
 
 fn lines(report: &Report, fit: &Fit, look: &Look) -> Vec<String> {
@@ -37,15 +43,20 @@ fn lines(report: &Report, fit: &Fit, look: &Look) -> Vec<String> {
         Some(CacheArg::Warm) => "cache     warm before each run, charged to nobody who is limited".to_owned(),
         Some(CacheArg::Asis) => "cache     as it was before each run".to_owned(),
     });
-    fit.loaders.iter().for_each(|fitted| lines.extend(loader(fitted, look)));
+    let is_alone = fit.loaders.len() == 1;
+    fit.loaders.iter().for_each(|fitted| lines.extend(loader(fitted, is_alone, look)));
     lines
 }
 
 /// One loader: its limits, and its answers.
-fn loader(fitted: &Fitted, look: &Look) -> Vec<String> {
+fn loader(fitted: &Fitted, is_alone: bool, look: &Look) -> Vec<String> {
     let mut lines = Vec::new();
-    if let Some(command) = &fitted.command {
-        lines.push(format!("loader    {}: {}", escape(&fitted.strategy), escape(&command.join(" "))));
+    match &fitted.command {
+        Some(command) => {
+            lines.push(format!("loader    {}: {}", escape(&fitted.strategy), escape(&command.join(" "))));
+        }
+        None if !is_alone => lines.push(format!("loader    {}", escape(&fitted.strategy))),
+        None => {}
     }
     let header = [
         ("limit", Align::Right),
@@ -79,7 +90,7 @@ fn rows(fitted: &Fitted) -> Vec<Vec<String>> {
         let slowdowns: Vec<f64> = tries.iter().filter_map(|tried| tried.slowdown).collect();
         let most = |value: fn(&Try) -> Option<u64>| tries.iter().filter_map(|tried| value(tried)).max();
         vec![
-            limit.map_or_else(|| "none".to_owned(), |limit| bytes(Some(limit))),
+            limit.map_or_else(|| "none".to_owned(), limit_text),
             outcomes(&tries),
             if worked.is_empty() { String::new() } else { seconds(median(&worked)) },
             if slowdowns.is_empty() { String::new() } else { format!("{:.1}x", median(&slowdowns)) },
@@ -119,7 +130,7 @@ fn word(outcome: TryOutcome) -> &'static str {
 
 /// One run in one line, as it happens: `420 MiB  ok  1.20 s`.
 pub(crate) fn try_line(tried: &Try) -> String {
-    let limit = tried.limit_bytes.map_or_else(|| "no limit".to_owned(), |limit| bytes(Some(limit)));
+    let limit = tried.limit_bytes.map_or_else(|| "no limit".to_owned(), limit_text);
     let time = tried.seconds.filter(|_| tried.outcome == TryOutcome::Ok);
     format!(
         "{limit:>10}  {}{}",
@@ -141,16 +152,19 @@ fn answers(fitted: &Fitted, paint: Paint) -> Vec<String> {
         }
         (None, _) => {
             let most = fitted.tries.iter().filter_map(|tried| tried.limit_bytes).max();
-            let text = format!("no limit up to {} works", bytes(most.or(fitted.hi_bytes)));
+            let text = format!(
+                "no limit up to {} works",
+                most.or(fitted.hi_bytes).map(limit_text).unwrap_or_default()
+            );
             lines.push(paint.paint(Role::Bad, &text));
         }
         (Some(smallest), comfortable) => {
-            let size = bytes(Some(smallest));
+            let size = limit_text(smallest);
             let below = below(fitted, smallest);
             lines.push(format!("smallest that works   {}{below}", paint.paint(Role::Strong, &size)));
             lines.push(match comfortable {
                 Some(comfortable) => {
-                    let size = paint.paint(Role::Strong, &bytes(Some(comfortable)));
+                    let size = paint.paint(Role::Strong, &limit_text(comfortable));
                     format!("smallest comfortable  {size}   at most 1.1x the time without a limit")
                 }
                 None => "smallest comfortable  -   slower than 1.1x wherever it was tried".to_owned(),
@@ -158,11 +172,20 @@ fn answers(fitted: &Fitted, paint: Paint) -> Vec<String> {
         }
     }
     if !fitted.flaky_bytes.is_empty() {
-        let limits: Vec<String> = fitted.flaky_bytes.iter().map(|limit| bytes(Some(*limit))).collect();
+        let limits: Vec<String> = fitted.flaky_bytes.iter().map(|limit| limit_text(*limit)).collect();
         let text = format!("flaky     {}: worked in some runs and not in others", limits.join(", "));
         lines.push(paint.paint(Role::Warning, &text));
     }
     lines
+}
+
+/// A limit to the mebibyte: neighbours have to differ.
+pub(crate) fn limit_text(limit_bytes: u64) -> String {
+    if limit_bytes.is_multiple_of(MIB) {
+        format!("{} MiB", grouped(limit_bytes / MIB))
+    } else {
+        format!("{:.2} MiB", to_f64(limit_bytes) / to_f64(MIB))
+    }
 }
 
 /// What is known of smaller limits.
@@ -173,7 +196,32 @@ fn below(fitted: &Fitted, smallest: u64) -> String {
         .filter(|tried| tried.outcome != TryOutcome::Ok && tried.limit_bytes < Some(smallest));
     match failed.filter_map(|tried| Some((tried.limit_bytes?, tried.outcome))).max_by_key(|(limit, _)| *limit)
     {
-        Some((limit, outcome)) => format!("   {} is not enough: {}", bytes(Some(limit)), word(outcome)),
+        Some((limit, outcome)) => format!("   {} is not enough: {}", limit_text(limit), word(outcome)),
         None => "   nothing smaller was tried".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbouring_limits_differ() {
+        assert_eq!(
+            (limit_text(2418 * MIB), limit_text(35 * MIB)),
+            ("2 418 MiB".to_owned(), "35 MiB".to_owned())
+        );
+        assert_eq!(limit_text(35 * MIB + (64 << 10)), "35.06 MiB");
+    }
+
+    #[test]
+    fn runs_at_a_limit_are_one_line() {
+        let tried = |outcome| Try { outcome, ..Try::default() };
+        let (ok, killed, slow) =
+            (tried(TryOutcome::Ok), tried(TryOutcome::Killed), tried(TryOutcome::TooSlow));
+        assert_eq!(outcomes(&[&ok]), "ok");
+        assert_eq!(outcomes(&[&ok, &ok]), "ok (2 runs)");
+        assert_eq!(outcomes(&[&killed, &killed]), "killed by the limit (2 runs)");
+        assert_eq!(outcomes(&[&ok, &slow, &ok]), "flaky: 2 of 3 ok, else stopped: too slow");
     }
 }

@@ -7,7 +7,7 @@ use super::reading::{self, moved_line};
 use super::terminal::Paint;
 use super::text::{Look, device_line, exceeded_at, limit_line, limit_values, place, verified_line};
 use crate::problem::Problem;
-use crate::report::{CommandName, Convert, Fitted, Report, Run, Verification};
+use crate::report::{Check, CommandName, Convert, Fitted, Report, Run, Verification};
 
 /// The report as Markdown.
 pub(crate) fn markdown(report: &Report) -> String {
@@ -39,6 +39,10 @@ pub(crate) fn markdown(report: &Report) -> String {
             "| loader | smallest that works | smallest comfortable | without a limit |\n|---|---:|---:|---:|\n",
             report.fit.iter().flat_map(|fit| &fit.loaders).map(fitted_row).collect(),
         ),
+        CommandName::Doctor => (
+            "| | check | found | consequence | fix |\n|---|---|---|---|---|\n",
+            report.doctor.iter().map(check_row).collect(),
+        ),
         CommandName::Synth | CommandName::Verify | CommandName::Unknown => ("", Vec::<String>::new()),
     };
     if !rows.is_empty() {
@@ -59,7 +63,9 @@ pub(crate) fn markdown(report: &Report) -> String {
     }
     report.convert.iter().for_each(|convert| text.push_str(&converted(convert)));
     report.verification.iter().for_each(|found| text.push_str(&verified(found)));
-    let reads = report.runs.last().map(|run| (&run.io.files, moved_line(&run.io)));
+    // Of a comparison, the runs that are ours.
+    let told = report.runs.iter().rfind(|run| !run.io.files.is_empty()).or(report.runs.last());
+    let reads = told.map(|run| (&run.io.files, moved_line(&run.io)));
     let (files, moved) = match (reads, &report.plan) {
         (Some((files, moved)), _) => (files.as_slice(), moved),
         (None, Some(plan)) => (plan.files.as_slice(), None),
@@ -89,6 +95,13 @@ fn run_row((index, run): (usize, &Run)) -> String {
         run.peak.at.as_ref().map(|at| format!("`{}`", code(&place(at)))).unwrap_or_default(),
         run.seconds.map(seconds).unwrap_or_default(),
     )
+}
+
+fn check_row(check: &Check) -> String {
+    let text = |text: &Option<String>| text.as_deref().map(cell).unwrap_or_default();
+    let fix = check.fix.as_deref().map(|fix| format!("`{}`", code(fix))).unwrap_or_default();
+    let state = super::examined::word(check.state);
+    format!("| {state} | {} | {} | {} | {fix} |\n", check.check, cell(&check.found), text(&check.consequence))
 }
 
 fn fitted_row(fitted: &Fitted) -> String {

@@ -22,6 +22,7 @@ mod converted;
 mod data;
 mod described;
 pub(crate) mod escape;
+mod examined;
 pub(crate) mod fitted;
 mod grid;
 mod markup;

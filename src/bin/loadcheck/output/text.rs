@@ -4,7 +4,7 @@
 use super::grid::{Align, grid};
 use super::numbers::{bytes, container, count, grouped, growth, rate, seconds};
 use super::terminal::{Paint, Role};
-use super::{compared, converted, described, escape::escape, fitted, reading};
+use super::{compared, converted, described, escape::escape, examined, fitted, reading};
 use crate::args::CacheArg;
 use crate::limits::mean;
 use crate::report::{CommandName, Limit, Outcome, Params, Place, Report, Run, Source};
@@ -31,16 +31,36 @@ pub(crate) fn render(report: &Report, look: &Look) -> String {
         CommandName::Convert => converted::convert(report, look),
         CommandName::Verify => converted::verify(report, look),
         CommandName::Fit => fitted::fit(report, look),
+        CommandName::Doctor => examined::doctor(report, look),
         CommandName::Unknown => Vec::new(),
     };
     let is_emitted = report.fit.as_ref().is_some_and(|fit| fit.emit.is_some());
     if !lines.is_empty() && is_emitted {
         lines.push(String::new());
     } else if !lines.is_empty() {
-        lines.extend(report.notes.iter().map(|note| format!("note: {}", escape(note))));
+        lines.extend(report.notes.iter().map(|note| wrapped(&format!("note: {}", escape(note)), look.width)));
         lines.push(String::new());
     }
     lines.join("\n")
+}
+
+/// Text, broken between words where a line would be wider than the terminal; the rest is indented.
+fn wrapped(text: &str, width: Option<u16>) -> String {
+    let Some(width) = width.map(usize::from) else { return text.to_owned() };
+    let (mut done, mut column) = (String::with_capacity(text.len()), 0);
+    for word in text.split(' ') {
+        let len = word.chars().count();
+        if column > 0 && column + 1 + len > width {
+            done.push_str("\n      ");
+            column = 6;
+        } else if column > 0 {
+            done.push(' ');
+            column += 1;
+        }
+        done.push_str(word);
+        column += len;
+    }
+    done
 }
 
 /// `source   ./model (4 files, 291 tensors, 15 GiB BF16)`
@@ -412,5 +432,24 @@ pub(crate) fn exceeded_at(at: &Place) -> String {
     match (&at.layer, &at.tensor) {
         (Some(layer), Some(tensor)) => format!("{layer}, `{tensor}`"),
         _ => place(at),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_break_between_words_inside_the_width() {
+        let text = "note: pages of files may be taken back while they are clean";
+        assert_eq!(wrapped(text, None), text);
+        let lines = wrapped(text, Some(24));
+        assert!(lines.lines().all(|line| line.len() <= 24), "{lines}");
+        assert_eq!(lines.split_whitespace().collect::<Vec<_>>().join(" "), text);
+        assert!(
+            lines.lines().nth(1).is_some_and(|line| line.starts_with("      ") && line.len() > 6),
+            "{lines}"
+        );
+        assert_eq!(wrapped("note: averylongword", Some(8)), "note:\n      averylongword");
     }
 }

@@ -29,7 +29,8 @@ pub(crate) struct Fit {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Fitted {
-    /// `stream` is ours; of a command, what was put in for `{strategy}`, or `command`.
+    /// `stream` is ours, `mmap`, `read`, `pread` and `direct` are habits of others; of a command, what was put in for
+    /// `{strategy}`, or `command`.
     pub(crate) strategy: String,
     /// The command; `null` for ours.
     pub(crate) command: Option<Vec<String>>,

@@ -11,6 +11,7 @@ pub(crate) use self::convert::{
     Convert, ConvertFile, ConvertMemory, ConvertParams, Converted, Difference, Duplicate, Estimate,
     FileState, ReadFallback, SideFile, Verification,
 };
+pub(crate) use self::doctor::{Check, State};
 pub(crate) use self::fit::{Fit, Fitted, Try, TryOutcome};
 pub(crate) use self::reading::{FileReading, IoCounters};
 pub(crate) use self::run::{
@@ -22,6 +23,7 @@ use crate::problem::Problem;
 
 mod compare;
 mod convert;
+mod doctor;
 mod fit;
 mod reading;
 mod run;
@@ -74,6 +76,9 @@ pub(crate) struct Report {
     /// `fit`: every limit that was tried, and what follows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fit: Option<Fit>,
+    /// `doctor`: what was tried.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) doctor: Vec<Check>,
     /// What could not be measured, and why.
     pub(crate) unavailable: Vec<Unavailable>,
     /// The gates.
@@ -123,6 +128,8 @@ pub(crate) enum CommandName {
     Verify,
     /// A memory limit, searched for.
     Fit,
+    /// A machine, examined.
+    Doctor,
     /// Before it was clear what was asked for.
     Unknown,
 }
@@ -266,6 +273,10 @@ pub(crate) struct Plan {
     pub(crate) read_bytes: u64,
     /// Of these, bytes that no tensor needs.
     pub(crate) over_read_bytes: u64,
+    /// In which order reads are issued: `layers`, one after the other, or `files`, as these have them.
+    pub(crate) order: String,
+    /// Reads that do not begin where the one before them ended.
+    pub(crate) jumps: u64,
     /// `--io auto`: how each file is to be read. A load decides again, when it begins.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) files: Vec<FileReading>,
@@ -373,6 +384,7 @@ impl Report {
             convert: None,
             verification: None,
             fit: None,
+            doctor: Vec::new(),
             unavailable: Vec::new(),
             limits: Vec::new(),
             layers: Listing::default(),

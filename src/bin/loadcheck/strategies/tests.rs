@@ -37,13 +37,15 @@ impl Follow for Counted {
 /// Bytes that depend on where they are.
 fn noise(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let step = |state: &mut u64| {
-        *state ^= *state << 13;
-        *state ^= *state >> 7;
-        *state ^= *state << 17;
-        u8::try_from(*state >> 56).unwrap()
-    };
-    (0..len).map(|_| step(&mut state)).collect()
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend(state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
 }
 
 /// Two files: tensors that begin and end anywhere, one larger than a chunk, one without bytes.
@@ -51,8 +53,10 @@ fn checkpoint(folder: &Path) -> (Checkpoint, Vec<(String, Vec<u8>)>) {
     let sizes = [("a", 17 << 20), ("b", 5000), ("c", 0), ("d", 4096), ("e", 1)];
     let mut tensors = Vec::new();
     for (index, names) in [&sizes[..2], &sizes[2..]].into_iter().enumerate() {
-        let bytes: Vec<(String, Vec<u8>)> =
-            names.iter().map(|(name, len)| ((*name).to_owned(), noise(*len, *len as u64 + 3))).collect();
+        let bytes: Vec<(String, Vec<u8>)> = names
+            .iter()
+            .map(|(name, len)| ((*name).to_owned(), noise(*len, u64::try_from(*len).unwrap() + 3)))
+            .collect();
         let views = bytes.iter().map(|(name, bytes)| {
             (name.clone(), TensorView::new(Dtype::U8, vec![bytes.len()], bytes).unwrap())
         });
@@ -71,7 +75,7 @@ const HABITS: [Habit; 4] = [Habit::Mmap, Habit::Read, Habit::Pread, Habit::Direc
 
 #[test]
 fn owned_tensors_have_the_bytes_of_their_files() {
-    let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR").to_owned() + "/target").unwrap();
+    let folder = tempfile::tempdir_in(Path::new(env!("CARGO_MANIFEST_DIR")).join("target")).unwrap();
     let (checkpoint, tensors) = checkpoint(folder.path());
     for habit in [Habit::Pread, Habit::Direct] {
         let mut counted = Counted::default();
@@ -111,7 +115,7 @@ fn only_what_is_selected_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let (checkpoint, _) = checkpoint(folder.path());
     let selected: Vec<TensorId> = ["b"].map(|name| checkpoint.find(name).unwrap().id).into();
-    for (habit, arrived_bytes, needed_bytes) in [
+    for (habit, arrived_bytes, expected_bytes) in [
         (Habit::Mmap, 5000, 0),
         (Habit::Pread, 5000, 5000),
         (Habit::Direct, 5000, 5000),
@@ -120,8 +124,8 @@ fn only_what_is_selected_is_read() {
         let mut counted = Counted::default();
         load(habit, &checkpoint, &selected, true, &mut counted).unwrap();
         assert_eq!(counted.arrived_bytes, arrived_bytes, "{habit:?}");
-        let needed = super::needed_bytes(habit, &checkpoint, &selected, true).unwrap();
-        assert_eq!(needed, needed_bytes.min(arrived_bytes), "{habit:?}");
+        let found = needed_bytes(habit, &checkpoint, &selected, true).unwrap();
+        assert_eq!(found, expected_bytes.min(arrived_bytes), "{habit:?}");
     }
     let largest = needed_bytes(Habit::Pread, &checkpoint, &all(&checkpoint), false).unwrap();
     assert_eq!(largest, 17 << 20, "dropped at once, only one tensor is there");

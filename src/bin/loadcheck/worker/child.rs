@@ -55,8 +55,8 @@ pub(crate) fn main() -> ExitCode {
                 Err(problems) => Message::Error(problems),
             }
         }
-        Task::Imitate { load, habit, interval_ms } => {
-            match imitate::imitate(&load, habit, interval_ms, &cancel) {
+        Task::Imitate { load, habit, refuses, interval_ms } => {
+            match imitate::imitate(&load, habit, refuses, interval_ms, &cancel) {
                 Ok(finished) => Message::Done(Box::new(finished)),
                 Err(problems) => Message::Error(problems),
             }

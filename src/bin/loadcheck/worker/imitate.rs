@@ -26,11 +26,12 @@ const TELL_INTERVAL: Duration = Duration::from_millis(100);
 /// Loads and measures.
 ///
 /// # Errors
-/// Whatever kept the load from starting; [`Code::CannotBeMet`] if memory cannot hold what the habit keeps. A load that
+/// Whatever kept the load from starting; [`Code::CannotBeMet`] if it `refuses` what memory cannot hold, and that is so. A load that
 /// started and failed is a [`Finished`] with a problem in it.
 pub(super) fn imitate(
     config: &LoadConfig,
     habit: Habit,
+    refuses: bool,
     interval_ms: Option<u64>,
     cancel: &AtomicBool,
 ) -> Result<Finished, Vec<Problem>> {
@@ -53,7 +54,9 @@ pub(super) fn imitate(
     let keeps = config.device != Device::None;
     let needed_bytes =
         strategies::needed_bytes(habit, &checkpoint, &tensors, keeps).map_err(|stop| vec![problem(&stop)])?;
-    fits(needed_bytes)?;
+    if refuses {
+        fits(needed_bytes)?;
+    }
     let mut follower =
         Follower::new(&sampler, cancel, start, total_bytes(&checkpoint, &tensors, needed_bytes, habit));
     let loaded = strategies::load(habit, &checkpoint, &tensors, keeps, &mut follower);

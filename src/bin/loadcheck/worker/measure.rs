@@ -174,11 +174,12 @@ impl Load<'_> {
         };
         let mut kept = Vec::new();
         let mut failure = None;
-        for (index, layer) in stream.by_ref().enumerate() {
+        for layer in stream.by_ref() {
             let taken = layer.map_err(|error| self.failure(&error)).and_then(|layer| {
                 if self.config.hash {
                     tell_hashes(&layer).map_err(|error| self.failure(&error))?;
                 }
+                let index = layer.index();
                 if keep {
                     kept.push(layer);
                 } else {
@@ -203,8 +204,8 @@ impl Load<'_> {
         let after_load = Point { vram_bytes, ..point(&self.sampler.snapshot().memory) };
         let compared_between = verifier.as_ref().map_or(Duration::ZERO, |verifier| verifier.spent());
         if failure.is_none() {
-            let mut kept = kept.iter().enumerate();
-            failure = kept.try_for_each(|(index, layer)| compare(&mut verifier, index, layer)).err();
+            kept.sort_by_key(LoadedLayer::index);
+            failure = kept.iter().try_for_each(|layer| compare(&mut verifier, layer.index(), layer)).err();
         }
         drop(kept);
         Delivered { elapsed: wall.saturating_sub(compared_between), cpu_seconds, after_load, failure }

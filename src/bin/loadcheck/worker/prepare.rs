@@ -12,7 +12,7 @@ use onelayer::layers::{LayerMap, Layers};
 use onelayer::load::{LoadError, Loader, LoaderBuilder};
 use onelayer::plan::Window;
 use onelayer::units::HumanBytes;
-use onelayer::{LoadPlan, Pinning};
+use onelayer::{LoadPlan, Pinning, ReadOrder};
 
 use super::child::tell;
 use super::protocol::{Checked, Message};
@@ -57,6 +57,8 @@ pub(super) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBu
         .host_budget(budgets.host_bytes)
         .device_reserve(budgets.device_reserve_bytes)
         .window(config.window.map_or(Window::All, Window::Layers))
+        // Whoever keeps everything does not mind in which order it comes.
+        .read_order(ReadOrder::Files)
         .prefetch(config.prefetch)
         .io(config.io.mode())
         .hash(config.hash)
@@ -241,6 +243,8 @@ fn derived(checkpoint: &Checkpoint, plan: &LoadPlan, config: &LoadConfig, budget
         reads: count(plan.reads().len()),
         read_bytes: plan.aligned_read_bytes(),
         over_read_bytes: plan.over_read_bytes(),
+        order: plan.order().to_string(),
+        jumps: plan.jumps(),
         files: reading::files(checkpoint, plan),
     }
 }

@@ -49,6 +49,8 @@ pub(crate) enum Task {
         load: LoadConfig,
         /// The habit.
         habit: Habit,
+        /// Refuse what memory cannot hold. Without it, the kernel decides.
+        refuses: bool,
         /// Distance of the samples; `None` is the default.
         interval_ms: Option<u64>,
     },

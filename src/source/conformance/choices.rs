@@ -1,0 +1,296 @@
+//! What the source that chooses chooses: what is said beforehand, what is done at each read, and what is left behind.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustix::fs::Advice;
+
+use super::*;
+use crate::page_cache;
+use crate::plan::{CacheManners, IoDecision, IoWays, ResidencyBy};
+use crate::source::SourceError;
+
+const LEN_BYTES: u64 = 8 * MIB;
+const READ_BYTES: u64 = MIB;
+
+/// A test file on a disk with a page cache that this process may ask about and empty, or nothing, said aloud.
+fn disk_file(folder: &Folder, len_bytes: u64) -> Option<Shard> {
+    let shard = folder.shard("on_disk.safetensors", len_bytes);
+    let file = File::open(&shard.path).unwrap();
+    let all = range(0, len_bytes);
+    if Kernel.file_system(&file).unwrap().is_memory() || Kernel.pages_by_cachestat(&file, all).is_err() {
+        println!("SKIPPED: test files live in memory here, or the kernel does not tell what is cached");
+        return None;
+    }
+    empty_cache(&shard);
+    if cached_bytes(&shard, all) > 0 {
+        println!("SKIPPED: the page cache is not to be emptied here");
+        return None;
+    }
+    Some(shard)
+}
+
+fn empty_cache(shard: &Shard) {
+    let file = File::open(&shard.path).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+}
+
+/// Brings in these bytes and nothing else.
+fn fill_cache(shard: &Shard, bytes: ByteRange) {
+    let file = File::open(&shard.path).unwrap();
+    rustix::fs::fadvise(&file, 0, None, Advice::Random).unwrap();
+    let mut buffer = vec![0; to_usize(bytes.len_bytes())];
+    file.read_exact_at(&mut buffer, bytes.start()).unwrap();
+}
+
+fn cached_bytes(shard: &Shard, bytes: ByteRange) -> u64 {
+    let file = File::open(&shard.path).unwrap();
+    page_cache::pages_by_cachestat(&file, bytes).unwrap() * page_bytes()
+}
+
+/// As much as that, or a little less: a busy machine takes pages back at any time. Never more.
+fn assert_about(found_bytes: u64, expected_bytes: u64, context: &str) {
+    let lost_most = LEN_BYTES / 16;
+    assert!(
+        found_bytes <= expected_bytes && found_bytes + lost_most >= expected_bytes,
+        "{context}: {found_bytes} bytes, expected {expected_bytes}"
+    );
+}
+
+fn decision(system: &Faulty, shard: &Shard) -> IoDecision {
+    survey_with(system, std::slice::from_ref(shard)).unwrap().decisions[0]
+}
+
+/// Opens as was decided, reads everything in steps, compares all bytes; what went which way.
+fn read_all(system: &Faulty, shard: &Shard, decision: &IoDecision) -> IoWays {
+    let source =
+        Auto::open(system.clone(), std::slice::from_ref(shard), std::slice::from_ref(decision)).unwrap();
+    read_through(&source, shard).unwrap();
+    source.ways()
+}
+
+fn read_through(source: &dyn Source, shard: &Shard) -> Result<(), SourceError> {
+    let mut buffer = Buffer::new(READ_BYTES);
+    for start in (0..shard.identity.len_bytes).step_by(to_usize(READ_BYTES)) {
+        let end = shard.identity.len_bytes.min(start + READ_BYTES);
+        read_and_compare(source, &request(0, range(start, end)), &mut buffer)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_cold_file_is_read_past_the_page_cache_and_a_warm_one_out_of_it() {
+    let folder = Folder::new();
+    let Some(shard) = disk_file(&folder, LEN_BYTES) else { return };
+    let system = Faulty::default();
+    let cold = decision(&system, &shard);
+    if cold.reason == IoReason::NoDirectIo {
+        println!("SKIPPED: no direct I/O here");
+        return;
+    }
+    assert_eq!((cold.mode, cold.reason), (IoMode::Direct, IoReason::Cold), "{cold:?}");
+    assert_eq!((cold.resident_bytes, cold.manners), (Some(0), CacheManners::Untouched));
+    let ways = read_all(&system, &shard, &cold);
+    assert_eq!((ways.direct_bytes, ways.buffered_bytes, ways.corrected_bytes), (LEN_BYTES, 0, 0));
+    assert_eq!(cached_bytes(&shard, range(0, LEN_BYTES)), 0, "nothing was left in the page cache");
+
+    fill_cache(&shard, range(0, LEN_BYTES));
+    let warm = decision(&system, &shard);
+    assert_eq!((warm.mode, warm.reason), (IoMode::Buffered, IoReason::Resident), "{warm:?}");
+    assert_about(warm.resident_bytes.unwrap(), LEN_BYTES, "asked");
+    let ways = read_all(&system, &shard, &warm);
+    assert_eq!((ways.direct_bytes, ways.buffered_bytes, ways.corrected_bytes), (0, LEN_BYTES, 0));
+}
+
+#[test]
+fn a_half_warm_file_is_split_by_range() {
+    let folder = Folder::new();
+    let Some(shard) = disk_file(&folder, LEN_BYTES) else { return };
+    let system = Faulty::default();
+    fill_cache(&shard, range(2 * MIB, 5 * MIB));
+    let half = decision(&system, &shard);
+    if half.reason == IoReason::NoDirectIo {
+        println!("SKIPPED: no direct I/O here");
+        return;
+    }
+    assert_eq!((half.mode, half.reason), (IoMode::Direct, IoReason::PartlyResident), "{half:?}");
+    assert_about(half.resident_bytes.unwrap(), 3 * MIB, "asked");
+    let ways = read_all(&system, &shard, &half);
+    assert_eq!((ways.direct_bytes, ways.buffered_bytes), (5 * MIB, 3 * MIB));
+    assert_eq!(ways.corrected_bytes, 0, "every read went as it was to");
+    assert_about(cached_bytes(&shard, range(0, LEN_BYTES)), 3 * MIB, "the page cache is as it was");
+}
+
+/// Between plan and load, or in the middle of it, somebody empties the page cache or fills it.
+#[test]
+fn a_wrong_guess_is_corrected_at_the_next_read() {
+    let folder = Folder::new();
+    let Some(shard) = disk_file(&folder, LEN_BYTES) else { return };
+    let system = Faulty::default();
+    let cold = decision(&system, &shard);
+    if cold.reason == IoReason::NoDirectIo {
+        println!("SKIPPED: no direct I/O here");
+        return;
+    }
+    fill_cache(&shard, range(0, LEN_BYTES));
+    let warm = decision(&system, &shard);
+
+    let ways = read_all(&system, &shard, &cold);
+    assert_eq!(
+        (ways.buffered_bytes, ways.corrected_bytes),
+        (LEN_BYTES, LEN_BYTES),
+        "cold on paper, warm in fact"
+    );
+
+    empty_cache(&shard);
+    let ways = read_all(&system, &shard, &warm);
+    assert_eq!(
+        (ways.direct_bytes, ways.corrected_bytes),
+        (LEN_BYTES, LEN_BYTES),
+        "warm on paper, cold in fact"
+    );
+
+    fill_cache(&shard, range(0, LEN_BYTES));
+    let source = Auto::open(system, std::slice::from_ref(&shard), &[warm]).unwrap();
+    let mut buffer = Buffer::new(READ_BYTES);
+    for (turn, start) in (0..LEN_BYTES).step_by(to_usize(READ_BYTES)).enumerate() {
+        if turn == 3 {
+            empty_cache(&shard);
+        }
+        read_and_compare(&source, &request(0, range(start, start + READ_BYTES)), &mut buffer).unwrap();
+    }
+    let ways = source.ways();
+    assert_eq!((ways.buffered_bytes, ways.direct_bytes), (3 * MIB, 5 * MIB));
+    assert_eq!(ways.corrected_bytes, 5 * MIB);
+}
+
+/// Where direct I/O is no choice, a cold file is read through the page cache, and leaves nothing there; what was there stays.
+#[test]
+fn reads_through_the_page_cache_leave_it_as_they_found_it() {
+    let folder = Folder::new();
+    let Some(shard) = disk_file(&folder, LEN_BYTES) else { return };
+    let all = range(0, LEN_BYTES);
+    let plain = || Faulty { support: Some(DirectSupport::None), ..Faulty::default() };
+    let refusing = || Faulty {
+        support: Some(DirectSupport::None),
+        ..refusing(|call| call == Call::ReadUncached, Errno::OPNOTSUPP)
+    };
+    let mut systems = vec![("dropped behind", refusing())];
+    if decision(&plain(), &shard).manners == CacheManners::Uncached {
+        systems.push(("uncached", plain()));
+    } else {
+        println!("SKIPPED: RWF_DONTCACHE is not known here");
+    }
+    for (name, system) in systems {
+        for was_there in [range(0, 0), range(2 * MIB, 4 * MIB)] {
+            empty_cache(&shard);
+            if !was_there.is_empty() {
+                fill_cache(&shard, was_there);
+            }
+            let before = cached_bytes(&shard, all);
+            assert_about(before, was_there.len_bytes(), "brought in");
+            let decided = decision(&system, &shard);
+            assert_eq!((decided.mode, decided.reason), (IoMode::Buffered, IoReason::NoDirectIo), "{name}");
+            let ways = read_all(&system, &shard, &decided);
+            assert_eq!((ways.direct_bytes, ways.buffered_bytes), (0, LEN_BYTES), "{name}");
+            assert_about(cached_bytes(&shard, all), before, name);
+            assert_about(cached_bytes(&shard, was_there), before, "somebody's pages stay");
+            let dropped = if name == "uncached" { 0 } else { LEN_BYTES - was_there.len_bytes() };
+            assert_about(ways.dropped_behind_bytes, dropped, name);
+        }
+    }
+}
+
+/// Without that care, the pages would stay: the test above does not pass by itself.
+#[test]
+fn plain_reads_fill_the_page_cache() {
+    let folder = Folder::new();
+    let Some(shard) = disk_file(&folder, LEN_BYTES) else { return };
+    let source = open_with(Kernel, IoMode::Buffered, std::slice::from_ref(&shard)).unwrap();
+    read_through(source.as_ref(), &shard).unwrap();
+    drop(source);
+    assert_about(cached_bytes(&shard, range(0, LEN_BYTES)), LEN_BYTES, "read");
+}
+
+/// Who may be asked depends on kernel, owner and file system: each refusal leads to the next one.
+#[test]
+fn those_who_refuse_to_tell_are_passed_over() {
+    let folder = Folder::new();
+    let shard = folder.shard("a.safetensors", LEN_BYTES);
+    let told_by = |system: Faulty| {
+        let decided = decision(&Faulty { resident: Some(all_pages), ..system }, &shard);
+        (decided.residency_by, decided.reason)
+    };
+    let refuse = |refused: fn(Call) -> bool, errno| Faulty {
+        file_system: Some(FileSystem::from_raw(0xEF53)),
+        support: Some(DirectSupport::Unknown),
+        ..refusing(refused, errno)
+    };
+    let resident = IoReason::Resident;
+    assert_eq!(told_by(refuse(|_| false, Errno::PERM)), (Some(ResidencyBy::Cachestat), resident));
+    for errno in [Errno::NOSYS, Errno::PERM] {
+        let no_cachestat = refuse(|call| call == Call::Cachestat, errno);
+        assert_eq!(told_by(no_cachestat), (Some(ResidencyBy::Mincore), resident));
+        // A foreign owner's file: both keep to themselves what is there.
+        let neither = refuse(|call| matches!(call, Call::Cachestat | Call::Mincore), errno);
+        assert_eq!(told_by(neither), (Some(ResidencyBy::ReadNowait), resident));
+        let nobody = refuse(|call| matches!(call, Call::Cachestat | Call::Mincore | Call::ByteAtHand), errno);
+        assert_eq!(told_by(nobody), (None, IoReason::ResidencyUnknown));
+    }
+    // cachestat answers for the wrong inode there.
+    let overlay =
+        Faulty { file_system: Some(FileSystem::from_raw(0x794C_7630)), ..refuse(|_| false, Errno::PERM) };
+    let decided = decision(&Faulty { resident: Some(all_pages), ..overlay }, &shard);
+    assert_ne!(decided.residency_by, Some(ResidencyBy::Cachestat));
+}
+
+/// Nobody tells, and reads are slow: after two of them the file is read direct, but one slow read alone changes nothing.
+#[test]
+fn a_file_that_is_slow_out_of_the_page_cache_is_read_past_it() {
+    let folder = Folder::new();
+    let shard = folder.shard("a.safetensors", LEN_BYTES);
+    let slow_from = |first_slow: u64, slow_every: u64| {
+        let reads = AtomicU64::new(0);
+        let hook = move |call: Call, _| {
+            if matches!(call, Call::ReadUncached | Call::ReadAt { direct: false }) {
+                let turn = reads.fetch_add(1, Ordering::SeqCst);
+                if turn >= first_slow && (turn - first_slow).is_multiple_of(slow_every) {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            }
+            None
+        };
+        let mut system =
+            refusing(|call| matches!(call, Call::Cachestat | Call::Mincore | Call::ByteAtHand), Errno::PERM);
+        system.file_system = Some(FileSystem::from_raw(0xEF53));
+        system.support = Some(DirectSupport::Unknown);
+        let decided = decision(&system, &shard);
+        assert_eq!((decided.mode, decided.reason), (IoMode::Buffered, IoReason::ResidencyUnknown));
+        system.hook = Some(Arc::new(hook));
+        read_all(&system, &shard, &decided)
+    };
+    let ways = slow_from(1, 1);
+    assert!(ways.buffered_bytes <= 3 * MIB && ways.direct_bytes >= 5 * MIB, "{ways:?}");
+    assert_eq!(ways.corrected_bytes, ways.direct_bytes);
+    assert_eq!(slow_from(u64::MAX, 1).direct_bytes + slow_from(3, 1000).direct_bytes, 0);
+}
+
+/// Direct reads that are refused go through the page cache, which is left as it was nevertheless.
+#[test]
+fn a_refused_direct_read_is_named_and_leaves_no_pages() {
+    let folder = Folder::new();
+    let Some(shard) = disk_file(&folder, LEN_BYTES) else { return };
+    let system = refusing(|call| matches!(call, Call::ReadAt { direct: true }), Errno::INVAL);
+    let decided = decision(&system, &shard);
+    if decided.reason == IoReason::NoDirectIo {
+        println!("SKIPPED: no direct I/O here");
+        return;
+    }
+    let source = Auto::open(system, std::slice::from_ref(&shard), &[decided]).unwrap();
+    read_through(&source, &shard).unwrap();
+    let fallbacks = source.fallbacks();
+    assert_eq!(fallbacks.len(), 1);
+    assert_eq!((fallbacks[0].from, fallbacks[0].to), (IoMode::Direct, IoMode::Buffered));
+    assert_eq!(source.ways().buffered_bytes, LEN_BYTES);
+}

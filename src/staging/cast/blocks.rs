@@ -1,0 +1,155 @@
+//! All elements of a stretch, block by block, compiled once for each [`Level`].
+#![allow(
+    unsafe_code,
+    reason = "calls what is compiled for more than the baseline; each block says why it may"
+)]
+
+use std::ops::Range;
+
+use super::level::Level;
+use crate::units::to_u64;
+
+/// Elements that are taken out of the slot at once: a block stays in registers or in the first-level cache, and the compiler
+/// knows that what is read and what is written are two places.
+pub(super) const BLOCK_ELEMENTS: usize = 128;
+
+/// As many elements of so many bytes each.
+pub(super) type Block<const BYTES: usize> = [[u8; BYTES]; BLOCK_ELEMENTS];
+
+/// What is cast, and with which instructions.
+pub(super) struct Elements<'a> {
+    pub(super) level: Level,
+    pub(super) bytes: &'a mut [u8],
+    /// Where the elements begin in `bytes`; what comes of them begins at its front.
+    pub(super) source_start: usize,
+    pub(super) source_bytes: usize,
+    pub(super) can_overflow: bool,
+}
+
+impl Elements<'_> {
+    /// Replaces every element. Returns how many were finite and are not any more.
+    ///
+    /// Only where a block has an infinity or no number in it afterwards, each of its elements is looked at.
+    pub(super) fn each<const FROM: usize, const TO: usize>(
+        self,
+        cast: impl Fn([u8; FROM]) -> [u8; TO],
+        is_any_special: impl Fn(&[[u8; TO]]) -> bool,
+        is_finite: impl Fn([u8; FROM]) -> bool,
+    ) -> u64 {
+        let can_overflow = self.can_overflow;
+        let cast_block = |source: &Block<FROM>, target: &mut Block<TO>| {
+            for (target, source) in target.iter_mut().zip(source) {
+                *target = cast(*source);
+            }
+            can_overflow && is_any_special(target)
+        };
+        let is_lost = |source: [u8; FROM], target: [u8; TO]| is_finite(source) && is_any_special(&[target]);
+        self.each_block(cast_block, is_lost)
+    }
+
+    /// Replaces every block. `cast_block` says whether it may have an element for which `is_lost` is true; those are counted.
+    pub(super) fn each_block<const FROM: usize, const TO: usize>(
+        self,
+        cast_block: impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
+        is_lost: impl Fn([u8; FROM], [u8; TO]) -> bool,
+    ) -> u64 {
+        let Self { level, bytes, source_start, source_bytes, .. } = self;
+        let source = source_start..source_start + source_bytes;
+        match level {
+            Level::Baseline => baseline(bytes, source, cast_block, is_lost),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: whoever has this level is on a machine that has what it stands for.
+            Level::Avx2(_) => unsafe { avx2(bytes, source, cast_block, is_lost) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Level::Avx512(_) => unsafe { avx512(bytes, source, cast_block, is_lost) },
+        }
+    }
+}
+
+// Functions of their own: within a match over all types the compiler makes loops of them that take a third longer.
+#[inline(never)]
+fn baseline<const FROM: usize, const TO: usize>(
+    bytes: &mut [u8],
+    source: Range<usize>,
+    cast_block: impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
+    is_lost: impl Fn([u8; FROM], [u8; TO]) -> bool,
+) -> u64 {
+    replace(bytes, source, cast_block, is_lost)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+#[target_feature(enable = "avx2")]
+fn avx2<const FROM: usize, const TO: usize>(
+    bytes: &mut [u8],
+    source: Range<usize>,
+    cast_block: impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
+    is_lost: impl Fn([u8; FROM], [u8; TO]) -> bool,
+) -> u64 {
+    replace(bytes, source, cast_block, is_lost)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn avx512<const FROM: usize, const TO: usize>(
+    bytes: &mut [u8],
+    source: Range<usize>,
+    cast_block: impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
+    is_lost: impl Fn([u8; FROM], [u8; TO]) -> bool,
+) -> u64 {
+    replace(bytes, source, cast_block, is_lost)
+}
+
+/// The loop itself: from the front, or from the back if elements grow. What a block writes lies only where blocks were that
+/// have been read.
+#[inline(always)]
+fn replace<const FROM: usize, const TO: usize>(
+    bytes: &mut [u8],
+    source: Range<usize>,
+    cast_block: impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
+    is_lost: impl Fn([u8; FROM], [u8; TO]) -> bool,
+) -> u64 {
+    assert!(source.len().is_multiple_of(FROM), "{} bytes are no whole elements of {FROM}", source.len());
+    let (start, count) = (source.start, source.len() / FROM);
+    assert!(TO <= FROM || start == 0, "what grows is cast from the back");
+    let whole_end = count - count % BLOCK_ELEMENTS;
+    let blocks = (0..whole_end).step_by(BLOCK_ELEMENTS);
+    let mut overflowed = 0;
+    if TO > FROM {
+        overflowed += replace_block(bytes, start, whole_end, count - whole_end, &cast_block, &is_lost);
+        for first in blocks.rev() {
+            overflowed += replace_block(bytes, start, first, BLOCK_ELEMENTS, &cast_block, &is_lost);
+        }
+    } else {
+        for first in blocks {
+            overflowed += replace_block(bytes, start, first, BLOCK_ELEMENTS, &cast_block, &is_lost);
+        }
+        overflowed += replace_block(bytes, start, whole_end, count - whole_end, &cast_block, &is_lost);
+    }
+    overflowed
+}
+
+/// One block, or the elements that are left over. That the compiler knows how many there are in a block is what makes its
+/// loops those of vectors.
+#[inline(always)]
+fn replace_block<const FROM: usize, const TO: usize>(
+    bytes: &mut [u8],
+    start: usize,
+    first: usize,
+    len: usize,
+    cast_block: &impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
+    is_lost: &impl Fn([u8; FROM], [u8; TO]) -> bool,
+) -> u64 {
+    let mut source = [[0; FROM]; BLOCK_ELEMENTS];
+    let mut target = [[0; TO]; BLOCK_ELEMENTS];
+    source.as_flattened_mut()[..len * FROM].copy_from_slice(&bytes[start + first * FROM..][..len * FROM]);
+    let may_have_lost = cast_block(&source, &mut target);
+    bytes[first * TO..][..len * TO].copy_from_slice(&target.as_flattened()[..len * TO]);
+    if !may_have_lost {
+        return 0;
+    }
+    let pairs = source[..len].iter().zip(&target[..len]);
+    to_u64(pairs.filter(|(source, target)| is_lost(**source, **target)).count())
+}

@@ -1,0 +1,73 @@
+//! Instruction sets that the loops of casts are compiled for, and which of them this machine has.
+//!
+//! The crate is compiled for the oldest processors of its kind. Newer ones cast a block in a fraction of the time, so each
+//! loop exists once for each level here. On other architectures than x86-64 there is one level: what the compiler may use
+//! there anyhow (on 64-bit Arm that includes its vectors).
+
+use std::fmt;
+
+/// An instruction set. Made only for machines that have it: whoever holds one may run what is compiled for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Level {
+    /// What every processor of this architecture has.
+    Baseline,
+    /// Vectors of 256 bits.
+    #[cfg(target_arch = "x86_64")]
+    Avx2(HasAvx2),
+    /// Vectors of 512 bits, of bytes and words too.
+    #[cfg(target_arch = "x86_64")]
+    Avx512(HasAvx512),
+}
+
+/// Proof that this machine has AVX2.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HasAvx2(());
+
+/// Proof that this machine has AVX-512 F, BW, DQ and VL, as all have that have one of the last three.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HasAvx512(());
+
+impl Level {
+    /// The best one of this machine. Asks the processor once and remembers.
+    pub(crate) fn detected() -> Self {
+        Self::avx512().or_else(Self::avx2).unwrap_or(Self::Baseline)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn avx2() -> Option<Self> {
+        std::arch::is_x86_feature_detected!("avx2").then_some(Self::Avx2(HasAvx2(())))
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn avx512() -> Option<Self> {
+        let has_all = std::arch::is_x86_feature_detected!("avx512f")
+            && std::arch::is_x86_feature_detected!("avx512bw")
+            && std::arch::is_x86_feature_detected!("avx512dq")
+            && std::arch::is_x86_feature_detected!("avx512vl");
+        has_all.then_some(Self::Avx512(HasAvx512(())))
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) fn avx2() -> Option<Self> {
+        None
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) fn avx512() -> Option<Self> {
+        None
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Baseline => "baseline",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(_) => "avx512",
+        })
+    }
+}

@@ -1,0 +1,119 @@
+//! Casts what of a read has arrived so far: each piece while it is in the core's own cache.
+//!
+//! ```text
+//! slot   |..|narrow|. . .|arrived, not yet cast|to come       |
+//!           ^      ^     ^ `done_bytes`        ^ `arrived_bytes`
+//! ```
+
+use super::{cast_part, cast_step};
+use crate::plan::CastOp;
+
+/// The casts of one read, from front to back.
+pub(crate) struct Casting<I> {
+    rest: I,
+    open: Option<CastOp>,
+    /// Bytes of the open one that have been cast.
+    done_bytes: u64,
+}
+
+impl<I: Iterator<Item = CastOp>> Casting<I> {
+    pub(crate) fn new(mut casts: I) -> Self {
+        let open = casts.next();
+        Self { rest: casts, open, done_bytes: 0 }
+    }
+
+    /// True if there is something to cast.
+    pub(crate) fn is_needed(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Casts every whole element that ends at or before `arrived_bytes` of the slot and has not been cast. `count` is told of
+    /// elements that became infinite.
+    pub(crate) fn advance(
+        &mut self,
+        slot: &mut [u8],
+        arrived_bytes: u64,
+        mut count: impl FnMut(&CastOp, u64),
+    ) {
+        while let Some(step) = self.open {
+            let element_bytes = step.cast.source_element_bytes();
+            let there_bytes = arrived_bytes.saturating_sub(step.slot_offset_bytes).min(step.source_len_bytes);
+            let is_last = there_bytes == step.source_len_bytes;
+            if step.cast.is_widening() {
+                // From the back, so all of it has to be there.
+                if !is_last {
+                    return;
+                }
+                count(&step, cast_step(slot, &step));
+            } else {
+                let end_bytes = there_bytes - there_bytes % element_bytes;
+                if end_bytes > self.done_bytes {
+                    count(&step, cast_part(slot, &step, self.done_bytes, end_bytes));
+                    self.done_bytes = end_bytes;
+                }
+                if !is_last {
+                    return;
+                }
+            }
+            (self.open, self.done_bytes) = (self.rest.next(), 0);
+        }
+    }
+}
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests {
+    use super::super::reference::{cast_bytes, elements, every_cast, is_overflow, seeded};
+    use super::*;
+    use crate::checkpoint::TensorId;
+    use crate::plan::Cast;
+    use crate::units::{to_u64, to_usize};
+
+    fn step(cast: Cast, slot_offset_bytes: u64, elements: u64) -> CastOp {
+        let source_len_bytes = elements * cast.source_element_bytes();
+        CastOp { tensor: TensorId(0), slot_offset_bytes, source_len_bytes, cast }
+    }
+
+    /// Two stretches with something between them, arriving in pieces that end anywhere.
+    #[test]
+    fn pieces_give_what_the_whole_gives() {
+        let random: Vec<u8> = seeded(2000).flat_map(u64::to_le_bytes).collect();
+        for cast in every_cast() {
+            let first = step(cast, 3, 700);
+            let second_start = 3 + 700 * cast.source_element_bytes().max(cast.to().bytes()) + 11;
+            let steps = [first, step(cast, second_start, 300)];
+            let end = to_usize(second_start + 300 * cast.source_element_bytes().max(cast.to().bytes()));
+            for piece in [1, 7, 100, 513, 1000, 5000, 100_000] {
+                let mut slot = vec![0xA5; end + 5];
+                let mut casting = Casting::new(steps.into_iter());
+                assert!(casting.is_needed());
+                let (mut arrived, mut overflowed) = (0, 0);
+                while arrived < end {
+                    let next = (arrived + piece).min(end);
+                    // Nothing but elements arrives: what is widened has a read of its own.
+                    for step in steps {
+                        let source = step.slot_offset_bytes..step.slot_offset_bytes + step.source_len_bytes;
+                        let new = arrived.max(to_usize(source.start))..next.min(to_usize(source.end));
+                        if !new.is_empty() {
+                            slot[new.clone()].copy_from_slice(&random[new]);
+                        }
+                    }
+                    casting.advance(&mut slot, to_u64(next), |_, count| overflowed += count);
+                    arrived = next;
+                }
+                assert!(!casting.is_needed(), "{cast}");
+                let mut expected_overflows = 0;
+                for step in steps {
+                    let (start, len) = (to_usize(step.slot_offset_bytes), to_usize(step.source_len_bytes));
+                    let expected = cast_bytes(&random[start..start + len], cast);
+                    assert!(slot[start..start + expected.len()] == expected, "{cast} in pieces of {piece}");
+                    let source = elements(&random[start..start + len], to_usize(cast.source_element_bytes()));
+                    expected_overflows +=
+                        to_u64(source.filter(|&bits| cast.can_overflow() && is_overflow(bits, cast)).count());
+                }
+                assert_eq!(overflowed, expected_overflows, "{cast} in pieces of {piece}");
+                assert!(slot[end..].iter().all(|&byte| byte == 0xA5));
+            }
+        }
+    }
+}
