@@ -398,7 +398,7 @@ fn parse() -> Option<Options> {
             ("--only", "cold") => options.only = Some(State::Cold),
             ("--only", "warm") => options.only = Some(State::Warm),
             ("--io", name) => {
-                let modes = [IoMode::Auto, IoMode::Buffered, IoMode::Direct, IoMode::Mmap];
+                let modes = [IoMode::Auto, IoMode::Buffered, IoMode::Direct, IoMode::Mmap, IoMode::Uring];
                 let found = modes.into_iter().find(|mode| mode.to_string() == name);
                 options.io = Some(found.unwrap_or_else(|| panic!("--io {name}: no such mode")));
             }

@@ -60,7 +60,7 @@ fn parse() -> Outcome<Options> {
         let value = next("an option needs a value")?;
         match (word.as_str(), value.as_str()) {
             ("--io", name) => {
-                let modes = [IoMode::Auto, IoMode::Buffered, IoMode::Direct, IoMode::Mmap];
+                let modes = [IoMode::Auto, IoMode::Buffered, IoMode::Direct, IoMode::Mmap, IoMode::Uring];
                 let found = modes.into_iter().find(|mode| mode.to_string() == name);
                 options.io = Some(found.ok_or_else(|| format!("--io {name}: no such mode"))?);
             }

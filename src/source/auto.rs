@@ -27,13 +27,15 @@ use super::tally::Tally;
 use super::{Each, Fallback, IoDecision, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError};
 use crate::checkpoint::{Shard, ShardId};
 use crate::plan::{CacheManners, IoReason, ResidencyBy};
-use crate::units::{Alignment, KIB};
+use crate::units::{Alignment, ByteRange, KIB, MIB};
 
 /// Each of the two sets of descriptors, one with the flag `O_DIRECT` and one without, gets half of what a source may have.
 const OPEN_FILES_EACH: usize = OPEN_FILES_MAX / 2;
 /// What may be missing of a range that is read through the page cache nevertheless: a sixteenth. Holes are read one after the other,
 /// each with a wait of its own; with more of them the whole range comes in sooner past the page cache.
 const MISSING_MOST: u64 = 16;
+/// How far the kernel reads ahead at most, where it was told to read far.
+const READ_AHEAD_BYTES: u64 = 8 * MIB;
 /// A read that takes more than this for each byte (less than 1 GB/s) has waited for a disk: copies are several times as fast.
 const SLOW_NS_PER_BYTE: u64 = 1;
 /// Reads in a row that have to be slow: one alone may have waited for its turn on a busy processor.
@@ -169,11 +171,14 @@ impl<S: System> Auto<S> {
     fn find(&self, way: &Way, file: &File, request: &ReadRequest) -> Found {
         let Kind::Asked(Some(by)) = way.kind else { return Found::Unknown };
         let wanted_bytes = request.payload.len_bytes();
-        match resident_bytes(&self.cached.system, by, file, request.payload) {
+        let resident = resident_bytes(&self.cached.system, by, file, request.payload);
+        match resident {
             None => Found::Unknown,
+            // Nothing is asked twice of a range that is cold.
+            Some(bytes) if bytes < wanted_bytes - wanted_bytes / MISSING_MOST => Found::Partly,
+            Some(_) if self.sets_off_reading_ahead(by, file, request) => Found::Partly,
             Some(bytes) if bytes >= wanted_bytes => Found::Whole,
-            Some(bytes) if bytes >= wanted_bytes - wanted_bytes / MISSING_MOST => Found::Nearly,
-            Some(_) => Found::Partly,
+            Some(_) => Found::Nearly,
         }
     }
 
@@ -189,6 +194,19 @@ impl<S: System> Auto<S> {
             Some(each) => read_payload_in_pieces(&self.cached, file, request, buffer, each)?,
             None => read_payload(&self.cached, file, request, request.payload_of(buffer))?,
         }))
+    }
+
+    /// True if what comes behind the range is missing. Pages that were once read ahead carry a mark; whoever reads one has the
+    /// kernel read on from the next page that is missing, if that is near, whatever was advised. Those pages would be found
+    /// at the next reads, which would find the next mark: a cold file would be read through the page cache to its end.
+    fn sets_off_reading_ahead(&self, by: ResidencyBy, file: &File, request: &ReadRequest) -> bool {
+        let start = request.payload.end();
+        let end = self.cached.len_bytes(request.shard).min(start.saturating_add(READ_AHEAD_BYTES));
+        let Some(behind) = ByteRange::new(start, end).filter(|behind| !behind.is_empty()) else {
+            return false;
+        };
+        let resident = resident_bytes(&self.cached.system, by, file, behind);
+        resident.is_none_or(|bytes| bytes < behind.len_bytes() - behind.len_bytes() / MISSING_MOST)
     }
 
     fn read_asked(

@@ -141,6 +141,11 @@ impl<S: System> FileSet<S> {
             .map(|index| ShardId(u32::try_from(index).expect("a checkpoint numbers its shards with a u32")))
     }
 
+    /// The length of a shard when it was checked, in bytes.
+    pub(super) fn len_bytes(&self, shard: ShardId) -> u64 {
+        self.entries[shard.index()].identity.len_bytes
+    }
+
     /// The path of a shard.
     pub(super) fn path(&self, shard: ShardId) -> &Path {
         &self.entries[shard.index()].path

@@ -103,23 +103,36 @@ fn a_cold_file_is_read_past_the_page_cache_and_a_warm_one_out_of_it() {
     assert_eq!((ways.direct_bytes, ways.buffered_bytes, ways.corrected_bytes), (0, LEN_BYTES, 0));
 }
 
+/// What is there is read from there, but for its end, where reading would have the kernel read on: a file that is warm in
+/// front would come in to its end.
 #[test]
 fn a_half_warm_file_is_split_by_range() {
     let folder = Folder::new();
-    let Some(shard) = disk_file(&folder, LEN_BYTES) else { return };
+    let len_bytes = 24 * MIB;
+    let Some(shard) = disk_file(&folder, len_bytes) else { return };
     let system = Faulty::default();
-    fill_cache(&shard, range(2 * MIB, 5 * MIB));
-    let half = decision(&system, &shard);
-    if half.reason == IoReason::NoDirectIo {
-        println!("SKIPPED: no direct I/O here");
-        return;
+    for (there, buffered_bytes) in [(range(12 * MIB, len_bytes), 12 * MIB), (range(0, 12 * MIB), 4 * MIB)] {
+        empty_cache(&shard);
+        // As others read it: with marks of what was read ahead.
+        let file = File::open(&shard.path).unwrap();
+        for start in (there.start()..there.end()).step_by(to_usize(READ_BYTES)) {
+            file.read_exact_at(&mut vec![0; to_usize(READ_BYTES)], start).unwrap();
+        }
+        let absent = if there.start() == 0 { range(there.end(), len_bytes) } else { range(0, there.start()) };
+        Kernel.drop_pages(&file, absent).unwrap();
+        let half = decision(&system, &shard);
+        if half.reason == IoReason::NoDirectIo {
+            println!("SKIPPED: no direct I/O here");
+            return;
+        }
+        assert_eq!(half.reason, IoReason::PartlyResident, "{half:?}");
+        let before = cached_bytes(&shard, range(0, len_bytes));
+        let ways = read_all(&system, &shard, &half);
+        assert_about(ways.buffered_bytes, buffered_bytes, "out of the page cache");
+        assert_eq!(ways.direct_bytes + ways.buffered_bytes, len_bytes);
+        assert_eq!(ways.corrected_bytes, 0, "every read went as it was to");
+        assert_about(cached_bytes(&shard, range(0, len_bytes)), before, "the page cache is as it was");
     }
-    assert_eq!((half.mode, half.reason), (IoMode::Direct, IoReason::PartlyResident), "{half:?}");
-    assert_about(half.resident_bytes.unwrap(), 3 * MIB, "asked");
-    let ways = read_all(&system, &shard, &half);
-    assert_eq!((ways.direct_bytes, ways.buffered_bytes), (5 * MIB, 3 * MIB));
-    assert_eq!(ways.corrected_bytes, 0, "every read went as it was to");
-    assert_about(cached_bytes(&shard, range(0, LEN_BYTES)), 3 * MIB, "the page cache is as it was");
 }
 
 /// Between plan and load, or in the middle of it, somebody empties the page cache or fills it.
