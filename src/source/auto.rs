@@ -34,8 +34,8 @@ const OPEN_FILES_EACH: usize = OPEN_FILES_MAX / 2;
 /// What may be missing of a range that is read through the page cache nevertheless: a sixteenth. Holes are read one after the other,
 /// each with a wait of its own; with more of them the whole range comes in sooner past the page cache.
 const MISSING_MOST: u64 = 16;
-/// How far the kernel reads ahead at most, where it was told to read far.
-const READ_AHEAD_BYTES: u64 = 8 * MIB;
+/// How far behind a mark the kernel reads on: two windows of reading ahead, of up to 8 MiB where it was told to read far.
+const READ_AHEAD_BYTES: u64 = 16 * MIB;
 /// A read that takes more than this for each byte (less than 1 GB/s) has waited for a disk: copies are several times as fast.
 const SLOW_NS_PER_BYTE: u64 = 1;
 /// Reads in a row that have to be slow: one alone may have waited for its turn on a busy processor.

@@ -108,10 +108,10 @@ fn a_cold_file_is_read_past_the_page_cache_and_a_warm_one_out_of_it() {
 #[test]
 fn a_half_warm_file_is_split_by_range() {
     let folder = Folder::new();
-    let len_bytes = 24 * MIB;
+    let len_bytes = 40 * MIB;
     let Some(shard) = disk_file(&folder, len_bytes) else { return };
     let system = Faulty::default();
-    for (there, buffered_bytes) in [(range(12 * MIB, len_bytes), 12 * MIB), (range(0, 12 * MIB), 4 * MIB)] {
+    for (there, buffered_bytes) in [(range(20 * MIB, len_bytes), 20 * MIB), (range(0, 20 * MIB), 4 * MIB)] {
         empty_cache(&shard);
         // As others read it: with marks of what was read ahead.
         let file = File::open(&shard.path).unwrap();
