@@ -206,7 +206,7 @@ impl<S: System> Auto<S> {
             return false;
         };
         let resident = resident_bytes(&self.cached.system, by, file, behind);
-        resident.is_none_or(|bytes| bytes < behind.len_bytes() - behind.len_bytes() / MISSING_MOST)
+        resident.is_none_or(|bytes| bytes < behind.len_bytes() - behind.len_bytes() / (4 * MISSING_MOST))
     }
 
     fn read_asked(
