@@ -15,6 +15,7 @@
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::behind::Behind;
@@ -36,6 +37,8 @@ const OPEN_FILES_EACH: usize = OPEN_FILES_MAX / 2;
 const MISSING_MOST: u64 = 16;
 /// How far behind a mark the kernel reads on: two windows of reading ahead, of up to 8 MiB where it was told to read far.
 const READ_AHEAD_BYTES: u64 = 16 * MIB;
+/// What lies behind a range is asked about this far at once, and remembered: so most reads ask about their own range alone.
+const ASKED_AHEAD_BYTES: u64 = 8 * READ_AHEAD_BYTES;
 /// A read that takes more than this for each byte (less than 1 GB/s) has waited for a disk: copies are several times as fast.
 const SLOW_NS_PER_BYTE: u64 = 1;
 /// Reads in a row that have to be slow: one alone may have waited for its turn on a busy processor.
@@ -58,6 +61,8 @@ struct Way {
     /// The way of every read, as far as it was planned: of a file that is partly resident it was not.
     planned: Option<IoMode>,
     behind: Behind,
+    /// A stretch that was there when it was asked about.
+    known_behind: Mutex<ByteRange>,
     /// Slow reads in a row.
     slow_reads: AtomicU64,
     /// Read direct whatever anybody tells: it was tried.
@@ -107,9 +112,15 @@ impl Way {
             kind,
             planned: (decision.reason != IoReason::PartlyResident).then_some(decision.mode),
             behind,
+            known_behind: Mutex::default(),
             slow_reads: AtomicU64::new(0),
             is_slow: AtomicBool::new(false),
         }
+    }
+
+    fn known_behind(&self) -> MutexGuard<'_, ByteRange> {
+        // Two numbers are written at once, so a panic in another reader does not spoil them.
+        self.known_behind.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes how long a read through the page cache took that was not known to be there.
@@ -176,7 +187,7 @@ impl<S: System> Auto<S> {
             None => Found::Unknown,
             // Nothing is asked twice of a range that is cold.
             Some(bytes) if bytes < wanted_bytes - wanted_bytes / MISSING_MOST => Found::Partly,
-            Some(_) if self.sets_off_reading_ahead(by, file, request) => Found::Partly,
+            Some(_) if self.sets_off_reading_ahead(way, by, file, request) => Found::Partly,
             Some(bytes) if bytes >= wanted_bytes => Found::Whole,
             Some(_) => Found::Nearly,
         }
@@ -199,14 +210,25 @@ impl<S: System> Auto<S> {
     /// True if what comes behind the range is missing. Pages that were once read ahead carry a mark; whoever reads one has the
     /// kernel read on from the next page that is missing, if that is near, whatever was advised. Those pages would be found
     /// at the next reads, which would find the next mark: a cold file would be read through the page cache to its end.
-    fn sets_off_reading_ahead(&self, by: ResidencyBy, file: &File, request: &ReadRequest) -> bool {
+    fn sets_off_reading_ahead(&self, way: &Way, by: ResidencyBy, file: &File, request: &ReadRequest) -> bool {
         let start = request.payload.end();
-        let end = self.cached.len_bytes(request.shard).min(start.saturating_add(READ_AHEAD_BYTES));
-        let Some(behind) = ByteRange::new(start, end).filter(|behind| !behind.is_empty()) else {
+        let file_end = self.cached.len_bytes(request.shard);
+        let behind = |len_bytes: u64| ByteRange::new(start, file_end.min(start.saturating_add(len_bytes)));
+        let Some(needed) = behind(READ_AHEAD_BYTES).filter(|needed| !needed.is_empty()) else { return false };
+        if way.known_behind().contains(needed) {
             return false;
+        }
+        let is_there = |range: &ByteRange| {
+            let resident = resident_bytes(&self.cached.system, by, file, *range);
+            resident.is_some_and(|bytes| bytes >= range.len_bytes() - needed.len_bytes() / (4 * MISSING_MOST))
         };
-        let resident = resident_bytes(&self.cached.system, by, file, behind);
-        resident.is_none_or(|bytes| bytes < behind.len_bytes() - behind.len_bytes() / (4 * MISSING_MOST))
+        match [ASKED_AHEAD_BYTES, READ_AHEAD_BYTES].into_iter().filter_map(behind).find(is_there) {
+            Some(range) => {
+                *way.known_behind() = range;
+                false
+            }
+            None => true,
+        }
     }
 
     fn read_asked(
