@@ -24,11 +24,11 @@ use crate::device::{NoneBackend, Target};
 use crate::layers::LayerId;
 use crate::load::{
     DEFAULT_HOST_BUDGET_BYTES, DEFAULT_PREFETCH_LAYERS, DEFAULT_STALL_TIMEOUT, HandOut, Launch, LayerStream,
-    LoadError, Witness, decide_io, is_mostly_direct,
+    LoadError, Witness, decide_io,
 };
 use crate::plan::{
     Cast, Group, IoMode, Landing, LoadPlan, MemoryTerm, Placement, PlanLimits, ReadRequest, ResidentKind,
-    Window,
+    Window, is_mostly_direct,
 };
 use crate::source::{self, Fallback, Source};
 use crate::units::{ByteRange, to_u64, to_usize};

@@ -12,6 +12,7 @@ use crate::device::{Device, Target};
 use crate::layers::{LayerMap, Layers};
 use crate::plan::{
     FloatType, IoDecision, IoMode, IoReason, Landing, LoadPlan, PlanLimits, ReadOrder, ResidentKind, Window,
+    is_most, is_mostly_direct,
 };
 use crate::source::{self, SourceError};
 use crate::units::MIB;
@@ -337,22 +338,6 @@ fn default_readers(io: IoMode, decisions: &[IoDecision], target: Target) -> u32 
         IoMode::Auto if is_mostly_direct(io, decisions) => DIRECT_READS_MAX,
         IoMode::Auto => copying,
     }
-}
-
-/// True if most of the bytes are to be read direct.
-pub(crate) fn is_mostly_direct(io: IoMode, decisions: &[IoDecision]) -> bool {
-    match io {
-        IoMode::Direct | IoMode::Uring => true,
-        IoMode::Mmap | IoMode::Buffered => false,
-        IoMode::Auto => is_most(decisions, |decision| decision.mode == IoMode::Direct),
-    }
-}
-
-/// True if the files that are meant have more than half of the bytes.
-fn is_most(decisions: &[IoDecision], is_meant: impl Fn(&IoDecision) -> bool) -> bool {
-    let bytes = |decision: &IoDecision| decision.file_bytes;
-    let meant_bytes: u64 = decisions.iter().filter(|decision| is_meant(decision)).map(bytes).sum();
-    meant_bytes > decisions.iter().map(bytes).sum::<u64>() / 2
 }
 
 fn cores() -> u32 {

@@ -313,6 +313,13 @@ impl<B: Backend> Control<B> {
         Ok(())
     }
 
+    /// Takes note of a copy that is over.
+    fn on_copied(&mut self, index: usize, read: u32) {
+        self.open[index - self.sealed].reads_left -= 1;
+        self.count_tensor_bytes(read);
+        self.note_whole(index);
+    }
+
     fn count_tensor_bytes(&self, read: u32) {
         let plan = &self.setup.plan;
         self.progress.add_tensor_bytes(plan.copies(&plan.read(read)).map(|copy| copy.len_bytes).sum());
@@ -465,6 +472,10 @@ impl<B: Backend> Control<B> {
         self.reads_done += 1;
         match result.outcome? {
             Done::Copying(copy) => self.on_copying(result.layer, result.read, copy),
+            Done::Copied => {
+                self.on_copied(result.layer, result.read);
+                Ok(())
+            }
             Done::Filled(slot) if self.setup.is_in_order() => {
                 self.unhashed.insert(result.read, (result.layer, slot));
                 self.hash_in_order()

@@ -32,12 +32,12 @@ use crate::units::to_usize;
 
 use self::attend::Attendants;
 
+#[cfg(feature = "convert")]
+pub(crate) use self::builder::decide_io;
 pub use self::builder::{
     DEFAULT_DEVICE_RESERVE_BYTES, DEFAULT_HOST_BUDGET_BYTES, DEFAULT_PREFETCH_LAYERS, DEFAULT_STALL_TIMEOUT,
     HandOut, LoaderBuilder,
 };
-#[cfg(feature = "convert")]
-pub(crate) use self::builder::{decide_io, is_mostly_direct};
 pub use self::error::LoadError;
 #[cfg(all(test, feature = "convert"))]
 pub(crate) use self::hash::PARALLEL_BYTES_MIN;

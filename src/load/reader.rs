@@ -15,7 +15,7 @@ use crossbeam_channel::{Receiver, Sender};
 use super::gate::Gate;
 use super::queued::read_queued;
 use super::{LoadError, Progress};
-use crate::device::Backend;
+use crate::device::{Backend, PendingCopy as _};
 use crate::plan::{LoadPlan, ReadOp};
 use crate::source::{ReadQueue, Source};
 use crate::staging::cast::Casting;
@@ -45,8 +45,10 @@ pub(super) struct JobResult<B: Backend> {
 pub(super) enum Done<B: Backend> {
     /// The bytes are in the slot and wait for an arena.
     Filled(Slot<Filled>),
-    /// The copy has been started.
+    /// The copy has been started, on a device that copies by itself.
     Copying(B::Pending),
+    /// The bytes are in their arena, and the slot is free.
+    Copied,
 }
 
 /// What all readers of a load share.
@@ -165,10 +167,15 @@ impl<B: Backend> ReaderContext<B> {
         arena: Option<Arc<B::Arena>>,
     ) -> Result<Done<B>, LoadError> {
         let slot = slot.into_filled();
-        Ok(match arena {
-            Some(arena) => Done::Copying(self.backend.copy_async(&arena, slot, self.plan.copies(read))?),
-            None => Done::Filled(slot),
-        })
+        let Some(arena) = arena else { return Ok(Done::Filled(slot)) };
+        let copy = self.backend.copy_async(&arena, slot, self.plan.copies(read))?;
+        if B::IS_ASYNCHRONOUS {
+            return Ok(Done::Copying(copy));
+        }
+        // It is over already. The slot is free before this thread takes its next one, which then is this one, still in the
+        // cache: as many slots are in use as there are reads in flight.
+        drop(copy.wait()?);
+        Ok(Done::Copied)
     }
 }
 

@@ -237,3 +237,19 @@ pub struct IoWays {
     /// Bytes of the page cache that were dropped behind reads, whole pages; what the kernel forgets by itself is not counted.
     pub dropped_behind_bytes: u64,
 }
+
+/// True if most of the bytes are to be read direct.
+pub(crate) fn is_mostly_direct(io: IoMode, decisions: &[IoDecision]) -> bool {
+    match io {
+        IoMode::Direct | IoMode::Uring => true,
+        IoMode::Mmap | IoMode::Buffered => false,
+        IoMode::Auto => is_most(decisions, |decision| decision.mode == IoMode::Direct),
+    }
+}
+
+/// True if the files that are meant have more than half of the bytes.
+pub(crate) fn is_most(decisions: &[IoDecision], is_meant: impl Fn(&IoDecision) -> bool) -> bool {
+    let bytes = |decision: &IoDecision| decision.file_bytes;
+    let meant_bytes: u64 = decisions.iter().filter(|decision| is_meant(decision)).map(bytes).sum();
+    meant_bytes > decisions.iter().map(bytes).sum::<u64>() / 2
+}

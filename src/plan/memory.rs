@@ -3,6 +3,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::units::{Alignment, HumanBytes, MIB, to_u64};
 
+use super::decision::is_mostly_direct;
 use super::layout::Layout;
 use super::request;
 use super::{IoMode, MoveOp, Placement, PlanError, PlanLimits, PlannedLayer, ResidentKind};
@@ -229,9 +230,11 @@ impl Needs {
 
 /// How large slots may be.
 fn slot_bytes_most(limits: &PlanLimits) -> u64 {
-    match (limits.resident, limits.io) {
-        (ResidentKind::Device, _) | (_, IoMode::Buffered | IoMode::Mmap) => SLOT_BYTES_MAX,
-        (_, IoMode::Auto | IoMode::Direct | IoMode::Uring) => SLOT_BYTES_MAX_UNLINKED,
+    let has_link = limits.resident == ResidentKind::Device;
+    if has_link || !is_mostly_direct(limits.io, &limits.decisions) {
+        SLOT_BYTES_MAX
+    } else {
+        SLOT_BYTES_MAX_UNLINKED
     }
 }
 

@@ -26,6 +26,7 @@ use crate::units::{ByteRange, to_u64, to_usize};
 pub(crate) use self::cast::is_plain;
 pub use self::cast::{Cast, FloatType};
 pub use self::decision::{CacheManners, FileSystem, IoDecision, IoGroup, IoReason, IoWays, ResidencyBy};
+pub(crate) use self::decision::{is_most, is_mostly_direct};
 pub use self::error::PlanError;
 use self::layout::Layout;
 pub use self::limits::{Landing, PlanLimits, ResidentKind, Window};

@@ -66,6 +66,9 @@ pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout) -> Vec<Run> {
     runs
 }
 
+/// One more read is little from here on.
+const LONG_RUN_READS: u64 = 8;
+
 /// The reads of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReadList {
@@ -150,7 +153,7 @@ impl ReadList {
         let Cuts { alignment, splits_elements, .. } = self.cuts;
         let stride_bytes = self.cuts.stride_bytes(run, placements);
         // Neither sum nor product overflows: all lie below the aligned end of the run, which fits.
-        let start = alignment.down(run.bytes.start()) + u64::from(index - run.first_read) * stride_bytes;
+        let start = self.cuts.base(run, stride_bytes) + u64::from(index - run.first_read) * stride_bytes;
         let end = start.checked_add(stride_bytes).unwrap_or(run.bytes.end());
         let cut = |at: u64| match splits_elements {
             true => start_of_element(&placements[index_range(&run.placements)], at),
@@ -205,7 +208,20 @@ impl Cuts {
     /// How many reads a run takes; `None` if there are too many, or if its aligned end does not fit.
     fn reads_in(&self, run: &Run, placements: &[Placement]) -> Option<u32> {
         let aligned = run.bytes.align_outward(self.alignment)?;
-        u32::try_from(aligned.len_bytes().div_ceil(self.stride_bytes(run, placements))).ok()
+        let stride_bytes = self.stride_bytes(run, placements);
+        u32::try_from((aligned.end() - self.base(run, stride_bytes)).div_ceil(stride_bytes)).ok()
+    }
+
+    /// From where the reads of a run are counted. Those of a long run lie on multiples of their length in the file, as its
+    /// blocks on a disk mostly do: its first read is shorter then. A short run could become two reads for it.
+    fn base(&self, run: &Run, stride_bytes: u64) -> u64 {
+        let start = run.bytes.start();
+        let is_long = run.bytes.len_bytes() / stride_bytes >= LONG_RUN_READS;
+        if is_long && stride_bytes == self.slot_bytes && self.alignment.divides(stride_bytes) {
+            start - start % stride_bytes
+        } else {
+            self.alignment.down(start)
+        }
     }
 }
 

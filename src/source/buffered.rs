@@ -52,7 +52,8 @@ impl<S: System> Source for Buffered<S> {
     ) -> Result<u64, SourceError> {
         self.files.check_end(request)?;
         let file = self.files.acquire(request.shard, advise_sequential)?;
-        Ok(self.tally.buffered(read_payload_in_pieces(&self.files, &file, request, buffer, each)?))
+        let read = |rest: &mut [u8], offset| self.files.system.read_at(&file, rest, offset);
+        Ok(self.tally.buffered(read_payload_in_pieces(&self.files, &file, request, buffer, each, read)?))
     }
 
     fn fallbacks(&self) -> Vec<Fallback> {
@@ -85,22 +86,21 @@ pub(super) fn read_payload<S: System>(
 /// little beside them.
 const PIECE_BYTES: usize = 512 << 10;
 
-/// [`read_payload`] piece by piece. The file is proved to be the one that was checked once, after the last of them.
+/// [`read_payload_with`] piece by piece. The file is proved to be the one that was checked once, after the last of them.
 pub(super) fn read_payload_in_pieces<S: System>(
     files: &FileSet<S>,
     file: &File,
     request: &ReadRequest,
     buffer: &mut [u8],
     each: &mut Each<'_>,
+    mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
 ) -> Result<u64, SourceError> {
-    let system = &files.system;
     let (start, len) = (request.payload.start(), request.payload_of(buffer).len());
     let (mut filled, mut outcome) = (0, Ok(()));
     while filled < len {
         let end = (filled + PIECE_BYTES).min(len);
         let target = &mut request.payload_of(buffer)[filled..end];
-        let read = |rest: &mut [u8], offset| system.read_at(file, rest, offset);
-        match read_full(target, start + to_u64(filled), read) {
+        match read_full(target, start + to_u64(filled), &mut read) {
             Ok(count) => filled += count,
             Err((count, error)) => {
                 filled += count;

@@ -82,6 +82,10 @@ pub(super) trait System: Send + Sync {
     /// True if this byte can be read without waiting; see [`page_cache::is_byte_at_hand`].
     fn is_byte_at_hand(&self, file: &File, offset_bytes: u64) -> io::Result<bool>;
 
+    /// One `pread` of what is in the page cache (`RWF_NOWAIT`): up to the first page that is not, or `EAGAIN` if that is the first
+    /// one. `EOPNOTSUPP` where kernel or file system do not know it.
+    fn read_at_hand(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize>;
+
     /// One `pread` whose new pages the kernel forgets when it is over (`RWF_DONTCACHE`, Linux 6.14). `EOPNOTSUPP` where kernel
     /// or file system do not know it.
     fn read_uncached(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize>;
@@ -156,6 +160,11 @@ impl System for Kernel {
     fn read_uncached(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
         let mut buffers = [IoSliceMut::new(buffer)];
         Ok(rustix::io::preadv2(file, &mut buffers, offset_bytes, DONTCACHE)?)
+    }
+
+    fn read_at_hand(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        let mut buffers = [IoSliceMut::new(buffer)];
+        Ok(rustix::io::preadv2(file, &mut buffers, offset_bytes, ReadWriteFlags::NOWAIT)?)
     }
 
     fn drop_pages(&self, file: &File, bytes: ByteRange) -> io::Result<()> {

@@ -33,6 +33,7 @@ pub(super) enum Call {
     Cachestat,
     Mincore,
     ByteAtHand,
+    ReadAtHand,
     ReadUncached,
     DropPages,
 }
@@ -179,6 +180,20 @@ impl System for Faulty {
         match self.resident {
             Some(resident) => Ok(resident(range(offset_bytes, offset_bytes + 1)) > 0),
             None => Kernel.is_byte_at_hand(file, offset_bytes),
+        }
+    }
+
+    fn read_at_hand(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        self.before(Call::ReadAtHand)?;
+        let allowed = self.allowed(buffer.len())?;
+        let bytes = range(offset_bytes, offset_bytes + to_u64(allowed));
+        if self.resident.is_some_and(|resident| resident(bytes) < super::all_pages(bytes)) {
+            return Err(Errno::AGAIN.into());
+        }
+        // What a test says is there need not be.
+        match self.resident {
+            Some(_) => Kernel.read_at(file, &mut buffer[..allowed], offset_bytes),
+            None => Kernel.read_at_hand(file, &mut buffer[..allowed], offset_bytes),
         }
     }
 
