@@ -66,7 +66,11 @@ class Group:
         base, name = (v1, "memory.limit_in_bytes") if v1.exists() else (pathlib.Path("/sys/fs/cgroup"), "memory.max")
         self.path = base / f"onelayer-figures-{os.getpid()}"
         self.path.mkdir()
-        (self.path / name).write_text(str(limit))
+        try:
+            (self.path / name).write_text(str(limit))
+        except OSError:  # version 2 without the controller
+            self.path.rmdir()
+            raise
 
     def enter(self):
         (self.path / "cgroup.procs").write_text("0" if (self.path / "memory.max").exists() else str(os.getpid()))

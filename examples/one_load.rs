@@ -2,7 +2,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program")]
 //! One load in a process of its own, for the comparison in `benches/peers`: there somebody else measures.
 //!
-//! `one_load host-all|host-1|none|crate-to-vec SOURCE [--io auto|buffered|direct|mmap] [--budget-mib N]`
+//! `one_load host-all|host-1|none|crate-to-vec SOURCE [--io auto|buffered|direct|mmap|uring] [--budget-mib N]`
 //!
 //! `host-all` ends with every tensor in memory that it owns, `host-1` streams with one layer resident at a time, `none` reads every byte
 //! and keeps none. `crate-to-vec` uses nothing of this library: the crates `safetensors` and `memmap2`, and a vector for

@@ -14,7 +14,7 @@ use std::io::Read as _;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use cli_support::{assert_code, children, eventually, is_alive, json, loadcheck, stderr, stdout};
+use cli_support::{assert_code, children, eventually, is_alive, json, loadcheck, stderr, stdout, workplace};
 
 const MIB: u64 = 1 << 20;
 
@@ -208,4 +208,50 @@ fn processes_of_another_namespace_are_not_taken_for_those_of_the_command() {
         .collect();
     assert!(reasons.iter().any(|reason| reason.contains("another namespace")), "{reasons:?}");
     assert!(report["notes"].is_null(), "nobody of the command still runs: {}", report["notes"]);
+}
+
+#[test]
+fn processes_that_were_there_before_are_left_alone() {
+    let place = workplace();
+    // A shell that becomes the program: its children become the program's.
+    let script = "sleep 67 >/dev/null 2>&1 & echo $! > pid; exec \"$0\" \"$@\"";
+    for words in [
+        &["exec", "--json", "--until-line", "go", "--", "sh", "-c", "echo go; sleep 68"][..],
+        &["exec", "--json", "--", "true"],
+        &["compare", "model", "-s", "mmap", "--cmd", "true", "--runs", "1", "--json"],
+    ] {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script, env!("CARGO_BIN_EXE_loadcheck")]).args(words).current_dir(place.path());
+        let start = Instant::now();
+        let output = shell.stdin(Stdio::null()).output().unwrap();
+        let pid: u32 = std::fs::read_to_string(place.path().join("pid")).unwrap().trim().parse().unwrap();
+        let is_left_alone = is_alive(pid);
+        let _ = Command::new("kill").arg(pid.to_string()).status();
+        assert_code(&output, 0);
+        assert!(is_left_alone, "{words:?}");
+        assert!(start.elapsed() < Duration::from_secs(4), "nobody waits for it: {:?}", start.elapsed());
+        assert!(!json(&output)["notes"].to_string().contains("still run"), "{}", json(&output)["notes"]);
+    }
+}
+
+#[test]
+fn a_command_that_is_run_again_and_again_reads_nothing() {
+    let place = workplace();
+    for (words, expected) in [
+        (&["exec", "--", "sh", "-c", "cat >> log"][..], "text"),
+        (&["compare", "model", "--cmd", "sh -c 'cat >> log'", "-s", "mmap", "--runs", "2"], ""),
+    ] {
+        let mut child = loadcheck(place.path())
+            .args(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"text").unwrap();
+        assert!(child.wait().unwrap().success());
+        let log = std::fs::read_to_string(place.path().join("log")).unwrap();
+        std::fs::remove_file(place.path().join("log")).unwrap();
+        assert_eq!(log, expected, "{words:?}");
+    }
 }

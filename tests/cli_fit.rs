@@ -187,6 +187,20 @@ fn the_table_names_every_limit_and_both_answers() {
 }
 
 #[test]
+fn names_are_escaped_while_it_runs_too() {
+    if !can_try_limits() {
+        return;
+    }
+    let place = workplace();
+    let flags =
+        ["--cmd", "true {strategy}", "-s", "a\nb\u{1b}[2J", "--lo", "64Mi", "--hi", "64Mi", "--runs", "1"];
+    let output = fit(place.path(), &[&flags[..], &["--emit", "k8s"]].concat());
+    assert_code(&output, 0);
+    let text = stdout(&output) + &stderr(&output);
+    assert!(text.contains("a\\u{a}b\\u{1b}[2J") && !text.contains('\u{1b}'), "{text}");
+}
+
+#[test]
 fn a_part_that_is_killed_counts_whatever_the_rest_says() {
     if !can_try_limits() {
         return;

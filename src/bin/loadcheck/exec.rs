@@ -124,7 +124,8 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts `words`. With `stdout_is_ours`, what it prints goes to stderr.
+    /// Starts `words`. With `stdout_is_ours`, what it prints goes to stderr. Without `reads_stdin`, there is nothing on its
+    /// stdin: of several runs, the first would take it all.
     ///
     /// # Errors
     /// [`Code::CannotStart`] if there is no such program or it cannot be run.
@@ -132,6 +133,7 @@ impl Child {
         words: &[OsString],
         watch: Option<LineWatch>,
         stdout_is_ours: bool,
+        reads_stdin: bool,
         group: Option<&ChildGroup>,
     ) -> Result<Self, Problem> {
         let (program, arguments) = words.split_first().expect("the parser asks for at least one word");
@@ -141,6 +143,9 @@ impl Child {
         };
         let mut command = Command::new(program);
         command.args(arguments);
+        if !reads_stdin {
+            command.stdin(Stdio::null());
+        }
         if watch.is_some() {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         } else if stdout_is_ours {

@@ -1,39 +1,65 @@
 //! The living processes that descend from this one: whom to stop, and who was left behind.
+//!
+//! A shell may have started others before it became this program (`server & exec loadcheck ...`, as entry points of
+//! containers do). They are children of this process and none of its business: [`remember_strangers`] notes who was there
+//! before. What such a process starts later, and leaves behind as an orphan, cannot be told from ours.
+
+use std::sync::OnceLock;
 
 use onelayer::probe::Procfs;
 use rustix::process::Pid;
 
-/// Every living process that descends from this one. Orphans among them have this one as their parent, since it
-/// is their reaper.
+/// A process: its id, which is used again, and its start in ticks since the machine's.
+type Identity = (u32, u64);
+
+/// Who descended from this process before it started anybody.
+static STRANGERS: OnceLock<Vec<Identity>> = OnceLock::new();
+
+/// Whoever descends from this process now is not ours to stop. Only the first call counts: it comes before any child of ours.
+pub(crate) fn remember_strangers() {
+    STRANGERS.get_or_init(|| family(&[]));
+}
+
+/// Every living process that descends from this one and was not there before. Orphans among them have this one as their
+/// parent, since it is their reaper.
 pub(crate) fn descendants() -> Vec<Pid> {
+    let family = family(STRANGERS.get().map_or(&[], Vec::as_slice));
+    family.into_iter().filter_map(|(pid, _)| Pid::from_raw(i32::try_from(pid).ok()?)).collect()
+}
+
+/// Descendants, without those strangers and whoever descends from them. Parents come before their children.
+fn family(strangers: &[Identity]) -> Vec<Identity> {
     if !Procfs::default().is_of_this_namespace() {
         // The numbers are not ours: whoever is called like a child is none.
         return Vec::new();
     }
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let parents: Vec<(u32, u32)> = entries
+    let living: Vec<(Identity, u32)> = entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter_map(|pid: u32| Some((pid, living_parent_of(pid)?)))
+        .filter_map(living)
+        .filter(|(identity, _)| !strangers.contains(identity))
         .collect();
-    let mut family = vec![std::process::id()];
+    let mut found: Vec<Identity> = Vec::new();
+    let mut parent = Some(std::process::id());
     let mut next = 0;
-    while next < family.len() {
-        let parent = family[next];
-        family.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(pid, _)| *pid));
+    while let Some(pid) = parent {
+        found.extend(living.iter().filter(|(_, of)| *of == pid).map(|(identity, _)| *identity));
+        parent = found.get(next).map(|(pid, _)| *pid);
         next += 1;
     }
-    family.into_iter().skip(1).filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?)).collect()
+    found
 }
 
-/// The parent of a process, unless it is a zombie: field 4 of its `stat`, after the name, which may hold anything.
-fn living_parent_of(pid: u32) -> Option<u32> {
+/// A process and its parent, unless it is a zombie: fields 3, 4 and 22 of its `stat`, after the name, which may hold anything.
+fn living(pid: u32) -> Option<(Identity, u32)> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     let after_name = text.iter().rposition(|byte| *byte == b')')? + 1;
     let mut fields = std::str::from_utf8(&text[after_name..]).ok()?.split_ascii_whitespace();
     let state = fields.next()?;
     let parent = fields.next()?.parse().ok()?;
-    (!matches!(state, "Z" | "X")).then_some(parent)
+    let start_ticks = fields.nth(17)?.parse().ok()?;
+    (!matches!(state, "Z" | "X")).then_some(((pid, start_ticks), parent))
 }
 
 #[cfg(test)]
@@ -56,5 +82,20 @@ mod tests {
         });
         assert!(gone, "a killed child that is not waited for is a zombie, not a living process");
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn whoever_was_there_before_is_left_out() {
+        let mut before = Command::new("sleep").arg("30").spawn().unwrap();
+        let strangers = family(&[]);
+        let mut after = Command::new("sleep").arg("30").spawn().unwrap();
+        let found: Vec<u32> = family(&strangers).into_iter().map(|(pid, _)| pid).collect();
+        let all: Vec<u32> = family(&[]).into_iter().map(|(pid, _)| pid).collect();
+        for child in [&mut before, &mut after] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert!(found.contains(&after.id()) && !found.contains(&before.id()), "{found:?}");
+        assert!(all.contains(&after.id()) && all.contains(&before.id()), "{all:?}");
     }
 }

@@ -16,7 +16,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::exit::Exit;
-use crate::family::descendants;
+use crate::family::{descendants, remember_strangers};
 
 /// How long the program may go on writing its report after a signal that came too late for the measurement.
 const LAST_WORDS_PATIENCE: Duration = Duration::from_millis(500);
@@ -34,6 +34,8 @@ impl Interrupts {
     /// # Errors
     /// If the system refuses handlers or a thread.
     pub(crate) fn listen() -> io::Result<Self> {
+        // A signal stops what this program has started, and nobody else.
+        remember_strangers();
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let (sender, receiver) = bounded(8);
         let leftovers: Arc<Mutex<Vec<PathBuf>>> = Arc::default();

@@ -17,7 +17,7 @@ is the highest of all runs, time the median.
   pread    reads one tensor at a time into memory of its own; kept, unless --device none
   direct   the same past the page cache
 
-The others than stream end in memory of the host, whatever --device says. A way that fails or is killed is a row that says so, and is \
+The others than stream have one thread and no tricks, and end in memory of the host, whatever --device says. A way that fails or is killed is a row that says so, and is \
 not run again; the others go on. What memory cannot hold is refused before it begins, and a row too.
 
 Exit code 5 if a row failed, 2 if a command cannot be started. A row that was refused, or that the kernel killed for want of memory, \

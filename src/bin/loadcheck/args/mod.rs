@@ -171,10 +171,10 @@ pub(crate) struct LoadArgs {
     /// 1.1x-largest-tensor.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) budget: Size,
-    /// auto, buffered, mmap or direct
+    /// auto, buffered, mmap, direct or uring
     ///
     /// How files are read: through the page cache; by windows of a mapping that are dropped behind the cursor; past the
-    /// page cache (O_DIRECT). `auto` takes what is in the page cache from there and reads the rest past it, leaving the page
+    /// page cache (O_DIRECT), one by one or in a queue of the kernel's (io_uring). `auto` takes what is in the page cache from there and reads the rest past it, leaving the page
     /// cache as it was; the report says what was decided for each file and why. A file that cannot be read the way that was
     /// asked for is named in the report.
     #[arg(long, value_name = "MODE", default_value = "auto", hide_possible_values = true)]
@@ -533,5 +533,17 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_way_of_reading_is_in_the_help() {
+        use clap::ValueEnum as _;
+        let command = Cli::command();
+        let run = command.find_subcommand("run").unwrap();
+        let io = run.get_arguments().find(|argument| argument.get_id() == "io").unwrap();
+        let help = io.get_help().unwrap().to_string();
+        for mode in Io::value_variants() {
+            assert!(help.contains(mode.name()), "{help}");
+        }
     }
 }

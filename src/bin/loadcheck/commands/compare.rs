@@ -285,7 +285,8 @@ impl Session<'_> {
     fn by_command(&mut self, words: &[std::ffi::OsString]) -> Attempt {
         let interval_ms = self.args.export.timeline;
         // Data is on stdout, whatever the format: what the command prints goes elsewhere.
-        let asked = Asked { command: words, line: None, stdout_is_ours: true, interval_ms };
+        let asked =
+            Asked { command: words, line: None, stdout_is_ours: true, reads_stdin: false, interval_ms };
         let measured = match Measured::take(asked, &self.interrupts, &mut self.report) {
             Ok(measured) => measured,
             Err(problem) => {

@@ -54,6 +54,7 @@ pub(crate) fn run(args: &ExecArgs, output: &Output) -> Outcome {
         command: &args.command,
         line,
         stdout_is_ours: output.owns_stdout(),
+        reads_stdin: true,
         interval_ms: args.export.timeline,
     };
     let measured = Interrupts::listen()
@@ -78,6 +79,8 @@ pub(super) struct Asked<'a> {
     pub(super) line: Option<regex::bytes::Regex>,
     /// What it prints goes to stderr.
     pub(super) stdout_is_ours: bool,
+    /// It has our stdin.
+    pub(super) reads_stdin: bool,
     /// Distance of the samples; `None` is the default.
     pub(super) interval_ms: Option<u64>,
 }
@@ -120,7 +123,8 @@ impl Measured {
         let watch = asked.line.map(LineWatch::new);
         let myself = Procfs::default().myself();
         let waited_before = myself.waited_cpu_seconds();
-        let mut child = Child::start(asked.command, watch, asked.stdout_is_ours, group.as_ref())?;
+        let mut child =
+            Child::start(asked.command, watch, asked.stdout_is_ours, asked.reads_stdin, group.as_ref())?;
         let interval_ms = asked.interval_ms;
         let mut options = TreeOptions { adopt_orphans: true, ..TreeOptions::default() };
         options.timeline_rows = if interval_ms.is_some() { TIMELINE_ROWS } else { TIMELINE_ROWS_MIN };

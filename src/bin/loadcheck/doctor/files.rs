@@ -54,6 +54,10 @@ const FIX_PATH: &str = "loadcheck doctor PATH, with a checkpoint or a folder tha
 fn tried(path: &Path) -> io::Result<Tried> {
     let existing = if path.is_dir() { largest(path)? } else { Some(path.to_owned()) };
     if let Some(path) = existing {
+        if !fs::metadata(&path)?.is_file() {
+            // Opening a pipe would wait for whoever writes to it.
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a regular file nor a folder"));
+        }
         let file = File::open(&path)?;
         let name = path.display().to_string();
         return Ok(Tried { file, path, name });
@@ -199,6 +203,8 @@ mod tests {
         fs::write(place.path().join("large"), [1; 9000]).unwrap();
         assert!(tried(place.path()).unwrap().name.ends_with("large"));
         assert!(tried(&place.path().join("gone")).is_err());
+        rustix::fs::mkfifoat(rustix::fs::CWD, place.path().join("pipe"), Mode::RUSR | Mode::WUSR).unwrap();
+        assert!(tried(&place.path().join("pipe")).is_err(), "and does not wait for a writer");
         let checks = files(&place.path().join("gone"));
         assert!(checks.iter().all(|check| check.state == State::Missing));
     }

@@ -15,6 +15,8 @@ use crate::signals::{Interrupts, name_of};
 
 /// Enough to keep a disk busy.
 const BLOCK_BYTES: usize = 4 << 20;
+/// How deep the weights of a pipeline lie, and then some.
+const FOLDERS_DEEP_MAX: u32 = 4;
 
 /// Runs `words` once in `group`. What the command prints goes to stderr.
 pub(crate) fn run(
@@ -23,7 +25,7 @@ pub(crate) fn run(
     interrupts: &Interrupts,
     cached_share: Option<f64>,
 ) -> Ran {
-    let mut child = match Child::start(words, None, true, Some(group)) {
+    let mut child = match Child::start(words, None, true, false, Some(group)) {
         Ok(child) => child,
         Err(problem) => {
             return Ran { end: End::Failed(problem), seconds: None, peak_host_bytes: None, cached_share };
@@ -104,14 +106,23 @@ fn files_of(source: &Path) -> std::io::Result<Vec<PathBuf>> {
         return Ok(vec![source.to_owned()]);
     }
     let mut files = Vec::new();
+    add_files(directory, FOLDERS_DEEP_MAX, &mut files)?;
+    Ok(files)
+}
+
+/// The files of a folder and of the folders in it, as a pipeline has them.
+fn add_files(directory: &Path, deep: u32, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
     for entry in fs::read_dir(directory)? {
-        let path = entry?.path();
-        // Links lead to the files of a cache.
+        let entry = entry?;
+        let path = entry.path();
+        // Links lead to the files of a cache; those to folders may lead back here.
         if path.is_file() {
             files.push(path);
+        } else if deep > 0 && entry.file_type()?.is_dir() {
+            add_files(&path, deep - 1, files)?;
         }
     }
-    Ok(files)
+    Ok(())
 }
 
 fn read_through(path: &Path) -> std::io::Result<()> {
@@ -142,9 +153,11 @@ mod tests {
         for name in ["a.safetensors", "b.bin", "model.safetensors.index.json"] {
             fs::write(place.path().join(name), [1; 5000]).unwrap();
         }
-        fs::create_dir(place.path().join("sub")).unwrap();
-        assert_eq!(files_of(place.path()).unwrap().len(), 3);
-        assert_eq!(files_of(&place.path().join("model.safetensors.index.json")).unwrap().len(), 3);
+        fs::create_dir(place.path().join("unet")).unwrap();
+        fs::write(place.path().join("unet/weights.safetensors"), [1; 5000]).unwrap();
+        std::os::unix::fs::symlink(".", place.path().join("unet/back")).unwrap();
+        assert_eq!(files_of(place.path()).unwrap().len(), 4, "those of a pipeline's parts too");
+        assert_eq!(files_of(&place.path().join("model.safetensors.index.json")).unwrap().len(), 4);
         assert_eq!(files_of(&place.path().join("b.bin")).unwrap().len(), 1);
         let share = bring_about(place.path(), CacheArg::Warm).unwrap();
         assert!(share.is_none_or(|share| share > 0.99), "{share:?}");

@@ -9,6 +9,7 @@ use super::trial::{Ran, Stop, try_once};
 use super::{command, ours};
 use crate::args::{CacheArg, Device};
 use crate::config::LoadConfig;
+use crate::output::escape::escape;
 use crate::output::fitted::{limit_text, try_line};
 use crate::output::terminal::{ProgressMode, Terminal};
 use crate::output::to_stderr;
@@ -56,7 +57,7 @@ impl Session<'_> {
     /// # Errors
     /// Why it ended early.
     pub(crate) fn search(&self, loader: &Loader, fitted: &mut Fitted) -> Result<(), Stop> {
-        self.tell(&format!("{}:", fitted.strategy));
+        self.tell(&format!("{}:", escape(&fitted.strategy)));
         let mut unlimited = Vec::new();
         for _ in 0..self.runs {
             unlimited.extend(self.run(loader, None, None, fitted)?);

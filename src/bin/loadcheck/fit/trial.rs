@@ -80,7 +80,7 @@ fn judge(limit_bytes: Option<u64>, ran: Ran, guard: Guarded, memory: &GroupMemor
         End::Interrupted(signal) => (TryOutcome::Interrupted, Some(Stop::Signal(signal))),
         // Whatever it says: a part of it is gone, and it was the limit.
         _ if is_limited && kills > Some(0) => (TryOutcome::Killed, None),
-        End::Killed(_) if guard == Guarded::TooSlow => (TryOutcome::TooSlow, None),
+        End::Killed(_) | End::Failed(_) if guard == Guarded::TooSlow => (TryOutcome::TooSlow, None),
         End::Killed(_) if is_limited && was_at_limit => (TryOutcome::Killed, None),
         End::Completed => (TryOutcome::Ok, None),
         End::Refused(_) if is_limited => (TryOutcome::Refused, None),
@@ -164,6 +164,11 @@ mod tests {
         assert_eq!(outcome(Some(1), &failed, left_alone, 0), (TryOutcome::Failed, true));
         assert_eq!(outcome(Some(1), &refused, left_alone, 0), (TryOutcome::Refused, false));
         assert_eq!(outcome(Some(1), &killed, Guarded::TooSlow, 0), (TryOutcome::TooSlow, false));
+        assert_eq!(
+            outcome(Some(1), &failed, Guarded::TooSlow, 0),
+            (TryOutcome::TooSlow, false),
+            "a parent may say that its child was killed before it is itself"
+        );
         assert_eq!(outcome(None, &killed, left_alone, 1), (TryOutcome::Failed, true), "the machine was full");
         assert_eq!(outcome(None, &refused, left_alone, 0), (TryOutcome::Failed, true));
         let interrupted = End::Interrupted(2);

@@ -6,7 +6,7 @@ use super::escape::escape;
 use super::grid::{Align, grid};
 use super::numbers::{bytes, grouped, seconds, to_f64};
 use super::terminal::{Paint, Role, Terminal};
-use super::text::{Look, device_line, source_line, strategy_line};
+use super::text::{Look, cache_text, device_line, source_line, strategy_line};
 use crate::args::CacheArg;
 use crate::fit::median;
 use crate::report::{Fit, Fitted, Report, Try, TryOutcome};
@@ -38,11 +38,11 @@ fn lines(report: &Report, fit: &Fit, look: &Look) -> Vec<String> {
     let has_ours = fit.loaders.iter().any(|fitted| fitted.command.is_none());
     lines.extend(report.plan.as_ref().filter(|_| has_ours).map(|plan| strategy_line(&plan.params)));
     lines.extend(device_line(report));
-    lines.push(match fit.cache {
-        Some(CacheArg::Cold) | None => "cache     cold before each run".to_owned(),
-        Some(CacheArg::Warm) => "cache     warm before each run, charged to nobody who is limited".to_owned(),
-        Some(CacheArg::Asis) => "cache     as it was before each run".to_owned(),
-    });
+    let asked = fit.cache.unwrap_or(CacheArg::Cold);
+    let shares = fit.loaders.iter().flat_map(|fitted| &fitted.tries).map(|tried| tried.cached_share);
+    let found = cache_text(asked, shares).unwrap_or_else(|| "as it was before each run".to_owned());
+    let charge = if asked == CacheArg::Warm { ", charged to nobody who is limited" } else { "" };
+    lines.push(format!("cache     {found}{charge}"));
     let is_alone = fit.loaders.len() == 1;
     fit.loaders.iter().for_each(|fitted| lines.extend(loader(fitted, is_alone, look)));
     lines
@@ -223,5 +223,19 @@ mod tests {
         assert_eq!(outcomes(&[&ok, &ok]), "ok (2 runs)");
         assert_eq!(outcomes(&[&killed, &killed]), "killed by the limit (2 runs)");
         assert_eq!(outcomes(&[&ok, &slow, &ok]), "flaky: 2 of 3 ok, else stopped: too slow");
+    }
+
+    #[test]
+    fn the_state_of_the_page_cache_is_what_was_found() {
+        let tried = |cached_share| Try {
+            outcome: TryOutcome::Ok,
+            cached_share: Some(cached_share),
+            ..Try::default()
+        };
+        let loader = Fitted { tries: vec![tried(0.0), tried(0.5)], ..Fitted::default() };
+        let mut report = Report::new(crate::report::CommandName::Fit);
+        report.fit = Some(Fit { cache: Some(CacheArg::Cold), loaders: vec![loader], ..Fit::default() });
+        let text = fit(&report, &Look { paint: Paint::NONE, width: None, verbose: false }).join("\n");
+        assert!(text.contains("cache     cold before each run (checked: 50 % cached)"), "{text}");
     }
 }

@@ -2,12 +2,13 @@
 
 use super::compared;
 use super::escape::escape;
+use super::fitted::limit_text;
 use super::numbers::{bytes, count, growth, seconds};
 use super::reading::{self, moved_line};
 use super::terminal::Paint;
-use super::text::{Look, device_line, exceeded_at, limit_line, limit_values, place, verified_line};
+use super::text::{Look, device_line, exceeded_at, limit_line, limit_values, place, render, verified_line};
 use crate::problem::Problem;
-use crate::report::{Check, CommandName, Convert, Fitted, Report, Run, Verification};
+use crate::report::{Check, CommandName, Convert, Fit, Fitted, Report, Run, Verification};
 
 /// The report as Markdown.
 pub(crate) fn markdown(report: &Report) -> String {
@@ -23,28 +24,7 @@ pub(crate) fn markdown(report: &Report) -> String {
     if let Some(exec) = &report.exec {
         text.push_str(&format!("`{}`\n\n", code(&exec.command.join(" "))));
     }
-    let (header, rows) = match report.command {
-        CommandName::Run | CommandName::Exec | CommandName::Convert => (
-            "| run | host peak | over start | RSS peak | over start | at | time |\n|---:|---:|---:|---:|---:|---|---:|\n",
-            report.runs.iter().enumerate().map(run_row).collect(),
-        ),
-        CommandName::Compare => {
-            (compared::MARKDOWN_HEADER, report.comparison.iter().map(compared::markdown_row).collect())
-        }
-        CommandName::Plan | CommandName::Inspect => (
-            "| layer | tensors | bytes |\n|---|---:|---:|\n",
-            report.layers.iter().map(|layer| layer_row(&layer)).collect(),
-        ),
-        CommandName::Fit => (
-            "| loader | smallest that works | smallest comfortable | without a limit |\n|---|---:|---:|---:|\n",
-            report.fit.iter().flat_map(|fit| &fit.loaders).map(fitted_row).collect(),
-        ),
-        CommandName::Doctor => (
-            "| | check | found | consequence | fix |\n|---|---|---|---|---|\n",
-            report.doctor.iter().map(check_row).collect(),
-        ),
-        CommandName::Synth | CommandName::Verify | CommandName::Unknown => ("", Vec::<String>::new()),
-    };
+    let (header, rows) = table(report);
     if !rows.is_empty() {
         text.push_str(header);
         rows.iter().for_each(|row| text.push_str(row));
@@ -61,6 +41,7 @@ pub(crate) fn markdown(report: &Report) -> String {
             [count(synth.files, "file"), count(synth.tensors, "tensor"), bytes(Some(synth.bytes))].join(", ");
         text.push_str(&format!("`{}`: {what} in {}\n", code(&synth.target), seconds(synth.seconds)));
     }
+    report.fit.iter().for_each(|fit| text.push_str(&emitted(fit)));
     report.convert.iter().for_each(|convert| text.push_str(&converted(convert)));
     report.verification.iter().for_each(|found| text.push_str(&verified(found)));
     // Of a comparison, the runs that are ours.
@@ -84,6 +65,42 @@ pub(crate) fn markdown(report: &Report) -> String {
     text
 }
 
+/// The command's table: its head, and its rows.
+fn table(report: &Report) -> (&'static str, Vec<String>) {
+    match report.command {
+        CommandName::Run | CommandName::Exec | CommandName::Convert => (
+            "| run | host peak | over start | RSS peak | over start | at | time |\n|---:|---:|---:|---:|---:|---|---:|\n",
+            report.runs.iter().enumerate().map(run_row).collect(),
+        ),
+        CommandName::Compare => {
+            (compared::MARKDOWN_HEADER, report.comparison.iter().map(compared::markdown_row).collect())
+        }
+        CommandName::Plan | CommandName::Inspect => (
+            "| layer | tensors | bytes |\n|---|---:|---:|\n",
+            report.layers.iter().map(|layer| layer_row(&layer)).collect(),
+        ),
+        CommandName::Fit => (
+            "| loader | smallest that works | smallest comfortable | without a limit |\n|---|---:|---:|---:|\n",
+            report.fit.iter().flat_map(|fit| &fit.loaders).map(fitted_row).collect(),
+        ),
+        CommandName::Doctor => (
+            "| | check | found | consequence | fix |\n|---|---|---|---|---|\n",
+            report.doctor.iter().map(check_row).collect(),
+        ),
+        CommandName::Synth | CommandName::Verify | CommandName::Unknown => ("", Vec::<String>::new()),
+    }
+}
+
+/// `--emit`: the lines that were asked for.
+fn emitted(fit: &Fit) -> String {
+    if fit.emitted.is_empty() {
+        return String::new();
+    }
+    let lines: String =
+        fit.emitted.iter().map(|line| format!("{}\n", escape(line).replace('`', "'"))).collect();
+    format!("\n```\n{lines}```\n")
+}
+
 fn run_row((index, run): (usize, &Run)) -> String {
     format!(
         "| {} | {} | {} | {} | {} | {} | {} |\n",
@@ -105,11 +122,13 @@ fn check_row(check: &Check) -> String {
 }
 
 fn fitted_row(fitted: &Fitted) -> String {
+    // Neighbours differ, and a limit that is rounded down does not work.
+    let limit = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), limit_text);
     format!(
         "| `{}` | {} | {} | {} |\n",
         code(&fitted.strategy),
-        bytes(fitted.smallest_bytes),
-        bytes(fitted.comfortable_bytes),
+        limit(fitted.smallest_bytes),
+        limit(fitted.comfortable_bytes),
         fitted.unlimited_seconds.map(seconds).unwrap_or_default(),
     )
 }
@@ -240,9 +259,9 @@ pub(crate) fn github(report: &Report) -> String {
     for problem in &report.errors {
         text.push_str(&annotation(problem));
     }
-    if report.command == CommandName::Compare {
+    if matches!(report.command, CommandName::Compare | CommandName::Fit | CommandName::Doctor) {
         let look = Look { paint: Paint::NONE, width: None, verbose: false };
-        compared::table(report, &look).iter().for_each(|line| text.push_str(&format!("{line}\n")));
+        text.push_str(&render(report, &look));
         return text;
     }
     if let Some(run) = report.runs.last().filter(|_| report.limits.is_empty() && report.errors.is_empty()) {
@@ -294,5 +313,24 @@ mod tests {
         assert!(text.starts_with("PASS  rss"), "{text}");
         assert!(text.contains("\n::error title=loadcheck: rss over its limit::FAIL  rss"), "{text}");
         assert!(markdown(&report).contains("| **FAIL** | rss | 2 B | 1 B |"));
+    }
+
+    #[test]
+    fn limits_and_the_lines_that_were_asked_for_are_on_the_page() {
+        let mut report = Report::new(CommandName::Fit);
+        let fitted = Fitted {
+            strategy: "stream".to_owned(),
+            smallest_bytes: Some(1377 << 20),
+            tries: vec![crate::report::Try::default()],
+            ..Fitted::default()
+        };
+        report.fit = Some(Fit { loaders: vec![fitted], ..Fit::default() });
+        assert!(github(&report).contains("smallest that works   1 377 MiB"), "{}", github(&report));
+        report.fit.as_mut().unwrap().emit = Some("docker".to_owned());
+        report.fit.as_mut().unwrap().emitted = vec!["--memory=1722m".to_owned()];
+        let page = markdown(&report);
+        assert!(page.contains("| `stream` | 1 377 MiB | - |"), "{page}");
+        assert!(page.contains("\n```\n--memory=1722m\n```\n"), "{page}");
+        assert_eq!(github(&report), "--memory=1722m\n");
     }
 }

@@ -221,19 +221,28 @@ fn how_it_ended(report: &Report) -> String {
     text
 }
 
-/// `cache     cold before each run (checked: 0 % cached)`
+/// `cache     cold before each run (checked: 0 % cached)`. Runs that were refused were not begun.
 pub(super) fn cache_line(runs: &[Run]) -> Option<String> {
-    let name = match runs.first()?.cache.asked {
-        CacheArg::Cold => "cold",
-        CacheArg::Warm => "warm",
+    let begun: Vec<&Run> = runs.iter().filter(|run| run.outcome != Outcome::Refused).collect();
+    let asked = begun.first()?.cache.asked;
+    let text = cache_text(asked, begun.iter().map(|run| run.cache.cached_share))?;
+    Some(format!("cache     {text}"))
+}
+
+/// `cold before each run (checked: 0 % cached)`: the share of the run that began least as it was asked to.
+pub(super) fn cache_text(asked: CacheArg, shares: impl Iterator<Item = Option<f64>>) -> Option<String> {
+    let (name, worse): (&str, fn(f64, f64) -> f64) = match asked {
+        CacheArg::Cold => ("cold", f64::max),
+        CacheArg::Warm => ("warm", f64::min),
         CacheArg::Asis => return None,
     };
-    let shares = runs.iter().map(|run| run.cache.cached_share).collect::<Option<Vec<f64>>>();
-    let check = shares.map_or_else(
-        || "unchecked".to_owned(),
-        |shares| format!("checked: {:.0} % cached", 100.0 * mean(&shares)),
-    );
-    Some(format!("cache     {name} before each run ({check})"))
+    let worst = shares.collect::<Option<Vec<f64>>>().and_then(|shares| shares.into_iter().reduce(worse));
+    let check = match worst {
+        None => "unchecked".to_owned(),
+        Some(share) if share > 0.0 && share < 0.01 => "checked: < 1 % cached".to_owned(),
+        Some(share) => format!("checked: {:.0} % cached", (100.0 * share).floor()),
+    };
+    Some(format!("{name} before each run ({check})"))
 }
 
 /// The run in which a metric was highest.
@@ -438,6 +447,30 @@ pub(crate) fn exceeded_at(at: &Place) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::CacheState;
+
+    #[test]
+    fn the_run_that_began_least_as_asked_is_told() {
+        let run = |cached_share| Run {
+            outcome: Outcome::Completed,
+            cache: CacheState { asked: CacheArg::Cold, cached_share },
+            ..Run::default()
+        };
+        let refused = || Run { outcome: Outcome::Refused, ..Run::default() };
+        assert_eq!(
+            cache_line(&[refused(), run(Some(0.0)), run(Some(0.5))]).unwrap(),
+            "cache     cold before each run (checked: 50 % cached)"
+        );
+        assert_eq!(cache_line(&[refused()]), None);
+        let text = |asked, shares: &[Option<f64>]| cache_text(asked, shares.iter().copied()).unwrap();
+        assert_eq!(
+            text(CacheArg::Warm, &[Some(1.0), Some(0.996)]),
+            "warm before each run (checked: 99 % cached)"
+        );
+        assert_eq!(text(CacheArg::Cold, &[Some(0.0001)]), "cold before each run (checked: < 1 % cached)");
+        assert_eq!(text(CacheArg::Cold, &[Some(0.0), None]), "cold before each run (unchecked)");
+        assert_eq!(text(CacheArg::Cold, &[]), "cold before each run (unchecked)");
+    }
 
     #[test]
     fn notes_break_between_words_inside_the_width() {

@@ -75,7 +75,10 @@ const HABITS: [Habit; 4] = [Habit::Mmap, Habit::Read, Habit::Pread, Habit::Direc
 
 #[test]
 fn owned_tensors_have_the_bytes_of_their_files() {
-    let folder = tempfile::tempdir_in(Path::new(env!("CARGO_MANIFEST_DIR")).join("target")).unwrap();
+    // Where nobody keeps what is built elsewhere, this folder need not be there.
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
+    std::fs::create_dir_all(&target).unwrap();
+    let folder = tempfile::tempdir_in(target).unwrap();
     let (checkpoint, tensors) = checkpoint(folder.path());
     for habit in [Habit::Pread, Habit::Direct] {
         let mut counted = Counted::default();
