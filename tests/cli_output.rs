@@ -503,7 +503,7 @@ fn help_fits_a_screen_and_opens_with_what_is_measured() {
     {
         assert!(text.contains(row), "{row:?} in {text}");
     }
-    for word in ["leak", "--tp", "uring"] {
+    for word in ["leak", "--tp"] {
         assert!(
             !text.contains(word) && !stdout(&run(place.path(), "run --help")).contains(word),
             "{word} is not offered"
