@@ -19,6 +19,7 @@ use crate::staging::{Empty, Filled, Ring, Slot};
 use crate::units::{to_u64, to_usize};
 
 mod any_order;
+#[cfg(feature = "uring")]
 mod corners;
 
 /// What a device may do to the loader.
