@@ -75,7 +75,9 @@ const HABITS: [Habit; 4] = [Habit::Mmap, Habit::Read, Habit::Pread, Habit::Direc
 
 #[test]
 fn owned_tensors_have_the_bytes_of_their_files() {
-    let folder = tempfile::tempdir_in(Path::new(env!("CARGO_MANIFEST_DIR")).join("target")).unwrap();
+    // Beside the test itself: on a disk, which temporary folders need not be.
+    let test = std::env::current_exe().unwrap();
+    let folder = tempfile::tempdir_in(test.parent().unwrap()).unwrap();
     let (checkpoint, tensors) = checkpoint(folder.path());
     for habit in [Habit::Pread, Habit::Direct] {
         let mut counted = Counted::default();
