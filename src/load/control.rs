@@ -513,12 +513,12 @@ impl<B: Backend> Control<B> {
         let Self { setup, wires, notices, open, unhashed, .. } = self;
         let Wires { jobs, jobs_not_begun, results, attendants, keeper, .. } = wires;
         drop(jobs);
-        // Readers that wait for their turn see that there is nothing left to do.
-        drop(keeper);
         // What no reader has begun is not read any more: a caller that cancels waits only for the reads in flight.
         for job in jobs_not_begun {
             drop(job);
         }
+        // Readers that wait for their turn see that there is nothing left to do; before, they would have taken what was left.
+        drop(keeper);
         // Readers finish the job they have and then see the closed channel; until they have gone, slots are theirs.
         for result in results {
             drop(result);

@@ -99,24 +99,13 @@ struct Trial {
     wins: u32,
     losses: u32,
     spoilt: u32,
-    /// Time spent with the best number, and with the other one.
-    here_ns: u64,
+    /// Time spent with the other number.
     there_ns: u64,
 }
 
 impl Trial {
     fn new(other: u32) -> Self {
-        Self {
-            other,
-            windows: 0,
-            window: None,
-            first_rate: None,
-            wins: 0,
-            losses: 0,
-            spoilt: 0,
-            here_ns: 0,
-            there_ns: 0,
-        }
+        Self { other, windows: 0, window: None, first_rate: None, wins: 0, losses: 0, spoilt: 0, there_ns: 0 }
     }
 
     /// Whether the window is one of the other number. Here, there, there, here and so on: a disk that becomes slower or
@@ -133,7 +122,7 @@ impl Trial {
     /// Takes note of a window.
     fn on_window(&mut self, measured: Measured, direction: Direction) {
         let is_there = self.is_there();
-        *(if is_there { &mut self.there_ns } else { &mut self.here_ns }) += measured.busy_ns;
+        self.there_ns += if is_there { measured.busy_ns } else { 0 };
         let Some(rate) = measured.rate else {
             self.spoilt += 1;
             return;

@@ -46,7 +46,8 @@ pub(super) fn read_queued<B: Backend>(
     let mut reader = QueuedReader { queue, jobs: Vec::new(), context, results };
     loop {
         let share = to_usize(u64::from(context.gate.limit())).div_ceil(count);
-        while reader.queue.len() < share.max(1) {
+        // Once the load has ended the gate is open to all, for more than the queue was made for.
+        while reader.queue.len() < share.max(1) && reader.queue.has_room() {
             // With nothing to wait for but jobs, waits for those.
             let job = match reader.queue.len() {
                 0 => jobs.recv().map_err(|_| TryRecvError::Disconnected),

@@ -19,6 +19,8 @@ use crate::staging::{Empty, Filled, Ring, Slot};
 use crate::units::{to_u64, to_usize};
 
 mod any_order;
+#[cfg(feature = "uring")]
+mod corners;
 
 /// What a device may do to the loader.
 #[derive(Clone, Copy, Debug, Default)]
@@ -348,7 +350,10 @@ fn start_on(
         started: std::time::Instant::now(),
         reservations: Vec::new(),
     };
-    let attendants = Attendants::start(&setup.backend, &setup.plan).unwrap();
+    let mut attendants = Attendants::start(&setup.backend, &setup.plan).unwrap();
+    if let Some(attendants) = &mut attendants {
+        attendants.allocate_ahead(setup.plan.first_layer());
+    }
     Run {
         checkpoint,
         ledger,

@@ -89,9 +89,13 @@ impl LoadPlan {
         }
     }
 
-    /// The layer of the first read, or the first layer.
+    /// The layer that is the first to need an arena: that of the first read if files come first, else the first one, even if
+    /// it has no bytes.
     pub(crate) fn first_layer(&self) -> usize {
-        self.turn(IssuePlace::default()).map_or(0, |turn| turn.layer)
+        match self.order {
+            ReadOrder::Layers => 0,
+            ReadOrder::Files => self.turn(IssuePlace::default()).map_or(0, |turn| turn.layer),
+        }
     }
 
     /// All reads, in the order in which they are issued.

@@ -11,14 +11,14 @@
 //! others: is it there? -- all of it -----------------------------> pread
 //!                      -- but for a sixteenth, `behind` forgets -> `behind`
 //!                      -- else ----------------------------------> direct; if refused, as if it had no direct I/O
-//!         nobody tells, or only mincore --> tried: two slow reads in a row, and the file is read direct from then on
+//!         nobody tells, mincore, an estimate --> tried: two slow reads in a row, and the file is read direct from then on
 //! ```
 
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::behind::Behind;
 use super::buffered::{advise_sequential, read_payload_in_pieces, read_payload_with};
@@ -116,7 +116,11 @@ impl Way {
             kind,
             planned: (decision.reason != IoReason::PartlyResident).then_some(decision.mode),
             behind,
-            is_trusted: AtomicBool::new(decision.reason == IoReason::Resident),
+            // With a page missing anywhere, reading could set off reading ahead behind a mark.
+            is_trusted: AtomicBool::new(
+                decision.reason == IoReason::Resident
+                    && decision.resident_share().is_some_and(|share| share >= 1.0),
+            ),
             known_behind: Mutex::default(),
             slow_reads: AtomicU64::new(0),
             is_slow: AtomicBool::new(false),
@@ -129,12 +133,12 @@ impl Way {
     }
 
     /// Notes how long a read through the page cache took that was not known to be there.
-    fn time(&self, bytes: u64, started: Instant) {
+    fn time(&self, bytes: u64, took: Duration) {
         if bytes < TIMED_BYTES_MIN {
             return;
         }
         let most_ns = u128::from(bytes) * u128::from(SLOW_NS_PER_BYTE);
-        if started.elapsed().as_nanos() <= most_ns {
+        if took.as_nanos() <= most_ns {
             self.slow_reads.store(0, Ordering::Relaxed);
         } else if self.slow_reads.fetch_add(1, Ordering::Relaxed) + 1 >= SLOW_READS {
             self.is_slow.store(true, Ordering::Relaxed);
@@ -270,8 +274,8 @@ impl<S: System> Auto<S> {
             Found::Partly => false,
             Found::Unknown => true,
         };
-        let is_doubted =
-            found == Found::Unknown || matches!(way.kind, Kind::Asked(Some(ResidencyBy::Mincore)));
+        let is_doubted = found == Found::Unknown
+            || matches!(way.kind, Kind::Asked(Some(ResidencyBy::Mincore | ResidencyBy::ReadNowait)));
         let goes_direct = !is_there || (is_doubted && way.is_slow.load(Ordering::Relaxed));
         if goes_direct && !self.direct.has_fallen_back(request.shard) {
             // A thread holds one descriptor at a time: so none waits for another that waits for it.
@@ -281,14 +285,16 @@ impl<S: System> Auto<S> {
             self.note_correction(way, IoMode::Direct, moved);
             return Ok(moved);
         }
-        let started = Instant::now();
+        let (started, mut elsewhere) = (Instant::now(), Duration::ZERO);
         let moved = if found == Found::Whole {
-            self.read_resident(way, &file, request, buffer, each.take())?
+            let mut timed = each.take().map(|each| timed(each, &mut elsewhere));
+            let each = timed.as_mut().map(|each| -> &mut Each<'_> { each });
+            self.read_resident(way, &file, request, buffer, each)?
         } else {
             way.behind.read(&self.cached, &file, request, buffer, &self.tally)?
         };
         if is_doubted {
-            way.time(moved, started);
+            way.time(moved, started.elapsed().saturating_sub(elsewhere));
         }
         self.note_correction(way, IoMode::Buffered, moved);
         // Timed without what is done with the bytes.
@@ -324,6 +330,15 @@ impl<S: System> Auto<S> {
         if way.planned.is_some_and(|planned| planned != mode) {
             self.tally.corrected(bytes);
         }
+    }
+}
+
+/// The same, with the time that it takes added up.
+fn timed<'a>(each: &'a mut Each<'_>, took: &'a mut Duration) -> impl FnMut(&mut [u8], u64) {
+    move |buffer, arrived_bytes| {
+        let started = Instant::now();
+        each(buffer, arrived_bytes);
+        *took += started.elapsed();
     }
 }
 

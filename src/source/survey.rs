@@ -140,13 +140,17 @@ pub(super) fn resident_bytes<S: System>(
     Some(pages.ok()?.saturating_mul(page_bytes()).min(bytes.len_bytes()))
 }
 
-/// The estimate from single bytes, spread evenly, the first and the last among them.
+/// The estimate from single bytes, spread evenly from the first one on, up to one that is missing: each of those has the
+/// kernel bring its page in.
 fn resident_by_bytes<S: System>(system: &S, file: &File, bytes: ByteRange) -> Option<u64> {
     let last = bytes.len_bytes().checked_sub(1)?;
     let mut at_hand = 0;
     for turn in 0..BYTES_TRIED {
         let offset_bytes = bytes.start() + last / (BYTES_TRIED - 1) * turn;
-        at_hand += u64::from(system.is_byte_at_hand(file, offset_bytes).ok()?);
+        if !system.is_byte_at_hand(file, offset_bytes).ok()? {
+            break;
+        }
+        at_hand += 1;
     }
     // Not the product first: it could overflow.
     Some(if at_hand == BYTES_TRIED { bytes.len_bytes() } else { bytes.len_bytes() / BYTES_TRIED * at_hand })

@@ -41,7 +41,10 @@ pub(super) enum Call {
 impl Call {
     /// True for the calls that move bytes.
     pub(super) fn moves_bytes(self) -> bool {
-        matches!(self, Self::ReadAt { .. } | Self::Answered | Self::CopyOut | Self::ReadUncached)
+        matches!(
+            self,
+            Self::ReadAt { .. } | Self::Answered | Self::CopyOut | Self::ReadAtHand | Self::ReadUncached
+        )
     }
 }
 

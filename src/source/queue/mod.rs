@@ -169,6 +169,7 @@ pub(crate) struct ReadQueue<B: ReadBuffer> {
     ring: KernelRing<B, Flight>,
     waiting: VecDeque<Waiting<B>>,
     finished: VecDeque<Finished<B>>,
+    reads_most: usize,
     queueing: QueueingCell,
 }
 
@@ -195,6 +196,7 @@ impl<B: ReadBuffer> ReadQueue<B> {
             ring,
             waiting: VecDeque::new(),
             finished: VecDeque::new(),
+            reads_most: to_usize(u64::from(reads_most.max(1))),
             queueing: queueing.clone(),
         })
     }
@@ -204,10 +206,15 @@ impl<B: ReadBuffer> ReadQueue<B> {
         self.waiting.len() + self.ring.len() + self.finished.len()
     }
 
+    /// True if another read may be submitted.
+    pub(crate) fn has_room(&self) -> bool {
+        self.len() < self.reads_most
+    }
+
     /// Reads one request into the buffer, which is this queue's until [`Self::next`] returns it under this tag.
     ///
     /// # Panics
-    /// As [`Source::read`]; the buffer is dropped then, and not in flight.
+    /// As [`Source::read`], and if there is no [room](Self::has_room); the buffer is dropped then, and not in flight.
     pub(crate) fn submit(&mut self, tag: usize, request: ReadRequest, buffer: B) {
         self.waiting.push_back(Waiting { tag, request, buffer });
         self.begin_waiting();

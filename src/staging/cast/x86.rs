@@ -27,8 +27,9 @@ pub(super) fn bf16_of_f32(elements: Elements<'_>) -> u64 {
             |source, target| unsafe { block_avx512(source, target) } && cast_again(source, target),
             is_lost,
         ),
-        _ => elements.each_block(
-            // SAFETY: as above, and the caller has a level above the baseline, of which this is the lowest.
+        Level::Baseline => unreachable!("the baseline has casts of its own"),
+        Level::Avx2(_) => elements.each_block(
+            // SAFETY: as above.
             |source, target| unsafe { block_avx2(source, target) } && cast_again(source, target),
             is_lost,
         ),

@@ -75,10 +75,9 @@ const HABITS: [Habit; 4] = [Habit::Mmap, Habit::Read, Habit::Pread, Habit::Direc
 
 #[test]
 fn owned_tensors_have_the_bytes_of_their_files() {
-    // Where nobody keeps what is built elsewhere, this folder need not be there.
-    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("target");
-    std::fs::create_dir_all(&target).unwrap();
-    let folder = tempfile::tempdir_in(target).unwrap();
+    // Beside the test itself: on a disk, which temporary folders need not be.
+    let test = std::env::current_exe().unwrap();
+    let folder = tempfile::tempdir_in(test.parent().unwrap()).unwrap();
     let (checkpoint, tensors) = checkpoint(folder.path());
     for habit in [Habit::Pread, Habit::Direct] {
         let mut counted = Counted::default();

@@ -57,8 +57,8 @@ pub(super) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBu
         .host_budget(budgets.host_bytes)
         .device_reserve(budgets.device_reserve_bytes)
         .window(config.window.map_or(Window::All, Window::Layers))
-        // Whoever keeps everything does not mind in which order it comes.
-        .read_order(ReadOrder::Files)
+        // Whoever keeps everything does not mind in which order it comes; a list of hashes has one.
+        .read_order(if config.hash { ReadOrder::Layers } else { ReadOrder::Files })
         .prefetch(config.prefetch)
         .io(config.io.mode())
         .hash(config.hash)

@@ -1,0 +1,49 @@
+//! What only few loads meet: a queue when the gate opens to all.
+
+use super::*;
+
+/// When a load ends, the gate opens to all while jobs may still be there. A queue takes no more than it was made for.
+#[test]
+fn a_queue_takes_no_more_than_it_was_made_for() {
+    use super::super::Progress;
+    use super::super::gate::GateKeeper;
+    use super::super::queued::read_queued;
+    use super::super::reader::{Job, ReaderContext};
+    use crate::device::NoneBackend;
+    use crate::source::{QueueingCell, ReadQueue};
+
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = checkpoint(folder.path());
+    let mut limits = PlanLimits::new(6 << 20);
+    limits.alignment = source::alignment(&checkpoint).unwrap();
+    let layers = Layers::group(&checkpoint).unwrap();
+    let plan = Arc::new(LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap());
+    let shape = plan.memory().ring();
+    let budget = crate::budget::MemoryBudget::new(limits.host_budget_bytes);
+    let ring = Ring::new(shape, budget.reserve("ring", shape.bytes()).unwrap(), None).unwrap();
+    let source: Arc<dyn Source> = Arc::from(source::open(IoMode::Uring, &checkpoint).unwrap());
+    let queueing = QueueingCell::default();
+    let Some(queue) = ReadQueue::new(&source, 1, shape.slots, &queueing) else {
+        println!("SKIPPED: {}", queueing.get());
+        return;
+    };
+    let (jobs, job_receiver) = crossbeam_channel::unbounded();
+    let (result_sender, results) = crossbeam_channel::unbounded();
+    for read in 0..3 {
+        let claim = ring.try_claim().unwrap();
+        jobs.send(Job::<NoneBackend> { layer: 0, read, claim, arena: None }).unwrap();
+    }
+    drop(jobs);
+    let keeper = GateKeeper::new(u32::MAX);
+    let context = ReaderContext {
+        plan,
+        source,
+        backend: Arc::new(NoneBackend),
+        progress: Progress::new(0),
+        gate: keeper.gate(),
+    };
+    read_queued(1, queue, &context, &job_receiver, &result_sender);
+    drop(result_sender);
+    let outcomes = results.iter().map(|result| result.outcome.map(drop).map_err(|error| error.to_string()));
+    assert_eq!(outcomes.collect::<Vec<_>>(), [Ok(()), Ok(()), Ok(())]);
+}
