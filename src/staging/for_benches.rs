@@ -36,7 +36,7 @@ impl Slots {
     /// A free slot, if there is one.
     #[must_use]
     pub fn take(&self) -> Option<Taken> {
-        self.ring.try_take().map(|slot| Taken { slot })
+        self.ring.try_claim().map(|claim| Taken { slot: claim.take() })
     }
 }
 
