@@ -29,9 +29,17 @@ def began_as_asked(report):
     return found["asked"] == "asis" or share is not None and (share < 0.01 if found["asked"] == "cold" else share > 0.99)
 
 
+def measured(*words, **options):
+    """The report of a run that began as asked: where somebody takes pages away meanwhile, it is run again."""
+    for _ in range(5):
+        report = run(*words, **options)
+        if began_as_asked(report):
+            return report
+    raise RuntimeError(f"five runs did not begin as asked: {report['runs'][0]['cache']}")
+
+
 def rate(report):
     """Bytes of the source per second of the load, in GB/s."""
-    assert began_as_asked(report), report["runs"][0]["cache"]
     return report["source"]["bytes"] / report["runs"][0]["seconds"] / GB
 
 
@@ -101,7 +109,7 @@ def speed_cold(table, big, args):
         # The two fastest of the pilot again, in turns: a pilot of one pass each finds luck as well as speed.
         best = max(fastest, key=lambda way: statistics.median(fio_rate(big, way, memory) for _ in range(3)))
         theirs = lambda: fio_rate(big, best, memory)
-        ours = lambda: rate(run(big, "--device", "none", "--io", "auto", "--cache", "cold"))
+        ours = lambda: rate(measured(big, "--device", "none", "--io", "auto", "--cache", "cold"))
         rounds = max(args.rounds, 7)
         a, b, ratio, low, high = compare(rounds, ours, theirs)
         *_, same, same_low, same_high = compare(rounds, theirs, theirs)
@@ -153,7 +161,7 @@ def prepare_half(source):
 def auto_against_fixed(table, source, state, prepare, rounds):
     def measure(io):
         prepare()
-        return rate(run(source, "--device", "none", "--io", io, "--cache", "asis"))
+        return rate(measured(source, "--device", "none", "--io", io, "--cache", "asis"))
 
     usable = list(SOURCES)
     rates = {io: [] for io in ("auto", *usable)}
@@ -197,11 +205,11 @@ def speed_cgroup(table, big, args):
 
     def within():
         cache.prepare(files(big), "cold")
-        return rate(run(big, "--device", "none", "--io", "auto", "--cache", "asis", setup=group.enter))
+        return rate(measured(big, "--device", "none", "--io", "auto", "--cache", "asis", setup=group.enter))
 
     def without():
         cache.prepare(files(big), "cold")
-        return rate(run(big, "--device", "none", "--io", "auto", "--cache", "asis"))
+        return rate(measured(big, "--device", "none", "--io", "auto", "--cache", "asis"))
 
     try:
         a, b, ratio, low, high = compare(max(args.rounds, 5), within, without)
@@ -237,8 +245,7 @@ def speed_page_cache(table, big, args):
 def speed_cpu(table, big, args):
     spent = []
     for _ in range(max(args.rounds, 3)):
-        report = run(big, "--device", "none", "--io", "auto", "--cache", "cold")
-        assert began_as_asked(report), report["runs"][0]["cache"]
+        report = measured(big, "--device", "none", "--io", "auto", "--cache", "cold")
         spent.append(report["runs"][0]["cpu_seconds"] / (report["source"]["bytes"] / GB))
     table.add("CPU seconds per GB, 17 GB cold, device none, auto", "<= 0.10", f"{statistics.median(spent):.3f} ({min(spent):.3f} to {max(spent):.3f})", statistics.median(spent) <= 0.10)
 
@@ -271,7 +278,7 @@ def speed_small_tensors(table, big, args):
             folder.mkdir(parents=True, exist_ok=True)
             write_tensors(folder / "model.safetensors", sizes)
         for state in ("cold", "warm"):
-            small, large = (lambda folder=folder: rate(run(folder, "--device", "none", "--io", "auto", "--cache", state)) for folder in folders)
+            small, large = (lambda folder=folder: rate(measured(folder, "--device", "none", "--io", "auto", "--cache", state)) for folder in folders)
             a, b, ratio, low, high = compare(max(args.rounds, 9), small, large)
             table.add(f"20,000 tensors of 64 KiB against the same bytes in 20 tensors, {state}", ">= 0.90", f"{ratio:.2f} ({low:.2f} to {high:.2f}); {a:.2f} against {b:.2f} GB/s", ratio >= 0.90)
     finally:
@@ -283,7 +290,7 @@ def speed_cast(table, big, args):
     source = synth(args.directory / "f32", "mistral-7b", "--layers", "4", "--dtype", "f32")
     try:
         common = ("--device", "none", "--io", "auto", "--cache", "warm")
-        a, b, ratio, low, high = compare(max(args.rounds, 9), lambda: rate(run(source, *common, "--dtype", "bf16")), lambda: rate(run(source, *common)))
+        a, b, ratio, low, high = compare(max(args.rounds, 9), lambda: rate(measured(source, *common, "--dtype", "bf16")), lambda: rate(measured(source, *common)))
         table.add("f32 -> bf16 while streaming 4 GB warm, against the same without it (bytes read per second)", ">= 0.85", f"{ratio:.2f} ({low:.2f} to {high:.2f}); {a:.1f} against {b:.1f} GB/s", ratio >= 0.85)
     finally:
         shutil.rmtree(source, ignore_errors=True)

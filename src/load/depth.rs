@@ -1,7 +1,7 @@
 //! How many reads should be in flight: found out while loading, from nothing but bytes and time.
 //!
-//! The best number depends on the machine and is not written anywhere: a virtual disk is fastest with two, since then
-//! few slots are in use and stay in the cache; an array of flash disks wants as many as there are. So it begins with few and
+//! The best number depends on the machine and is not written anywhere: a virtual disk is fastest with one or two, since then
+//! few slots are in use and stay in the cache; an array of flash disks wants as many as there are. So it begins with one and
 //! tries twice as many, and twice as many again, for as long as that pays.
 //!
 //! ```text
@@ -17,8 +17,9 @@ use self::window::{Measured, Window};
 
 mod window;
 
-/// The fewest reads in flight that are tried: with one alone, the disk would wait whenever a read is handed on.
-pub(super) const READS_LEAST: u32 = 2;
+/// The fewest reads in flight that are tried. A reader takes its next read from a queue, so that a disk hardly waits even for
+/// one alone.
+pub(super) const READS_LEAST: u32 = 1;
 /// More in flight must gain so much: memory that is in use costs everybody's cache.
 const GAIN_PERCENT_MIN: u64 = 5;
 /// A first, short pair decides alone if one number is better by so much.
@@ -254,7 +255,7 @@ mod tests {
         700_000 * u64::from(reads.min(16))
     }
 
-    /// Best with two; the more memory is in use, the slower.
+    /// Best with one; the more memory is in use, the slower.
     fn virtual_disk(reads: u32) -> u64 {
         2_800_000 - 60_000 * u64::from(reads)
     }
@@ -320,12 +321,12 @@ mod tests {
 
     #[test]
     fn a_fixed_number_stays() {
-        for depth in [Depth::fixed(5), Depth::adaptive(2, 1), Depth::adaptive(9, 2)] {
+        for depth in [Depth::fixed(5), Depth::adaptive(2, 1), Depth::adaptive(9, 1)] {
             let limit = depth.limit();
             assert!(depth.is_fixed() && (1..=5).contains(&limit));
             assert_eq!(Simulation::new(depth, 0, 1).run(flash, 1000).depth.limit(), limit);
         }
-        assert_eq!(Depth::adaptive(9, 2).limit(), 2);
+        assert_eq!(Depth::adaptive(9, 1).limit(), 1);
     }
 
     #[test]
@@ -344,26 +345,26 @@ mod tests {
     fn stays_with_few_where_few_are_best() {
         let mut simulation = Simulation::new(adaptive(), 0, 1);
         simulation.run(virtual_disk, 6_000);
-        assert_eq!(simulation.depth.best, 2);
-        let away_ns: u64 = simulation.ns_with[3..].iter().sum();
-        assert!(away_ns > 0 && away_ns < 6_000_000_000 * 4 / 100, "{away_ns}");
+        assert_eq!(simulation.depth.best, 1);
+        let away_ns: u64 = simulation.ns_with[2..].iter().sum();
+        assert!(away_ns > 0 && away_ns < 6_000_000_000 * 5 / 100, "{away_ns}");
         assert!(simulation.yield_permille(virtual_disk) >= 995);
     }
 
     #[test]
     fn comes_down_from_a_start_that_was_too_high() {
         let mut simulation = Simulation::new(Depth::adaptive(16, 32), 0, 1);
-        simulation.run(virtual_disk, 1_500);
-        assert_eq!(simulation.depth.best, 2, "{:?}", simulation.ns_with);
+        simulation.run(virtual_disk, 2_000);
+        assert_eq!(simulation.depth.best, 1, "{:?}", simulation.ns_with);
         let mut simulation = Simulation::new(Depth::adaptive(24, 32), 0, 1);
         simulation.run(flat, 5_000);
-        assert_eq!(simulation.depth.best, 2, "as few as serve: {:?}", simulation.ns_with);
+        assert_eq!(simulation.depth.best, 1, "as few as serve: {:?}", simulation.ns_with);
     }
 
     #[test]
     fn notices_that_the_disk_has_changed() {
         let mut simulation = Simulation::new(adaptive(), 0, 1);
-        assert_eq!(simulation.run(virtual_disk, 3_000).depth.best, 2);
+        assert_eq!(simulation.run(virtual_disk, 3_000).depth.best, 1);
         assert_eq!(simulation.run(flash, 6_000).depth.best, 16);
     }
 
@@ -385,7 +386,8 @@ mod tests {
             }
         }
         println!("lowest yields, in parts of a thousand: {lowest:?}");
-        assert!(lowest[0] >= 850 && lowest[1] >= 950 && lowest[2] >= 970, "{lowest:?}");
+        // The second disk is slower by 6.5 % with four than with one: noise may lead as far as that for a while.
+        assert!(lowest[0] >= 850 && lowest[1] >= 925 && lowest[2] >= 970, "{lowest:?}");
     }
 
     /// A trial in which readers were mostly idle decides nothing, and does not go on for ever.
@@ -402,9 +404,9 @@ mod tests {
             now.is_starved = turn % 2 == 1;
             let before = depth.limit();
             depth.observe(now);
-            assert_eq!(depth.best, 2);
-            tried += u64::from(before == 2 && depth.limit() != 2);
-            there_ns += if depth.limit() == 2 { 0 } else { 2_500_000 };
+            assert_eq!(depth.best, 1);
+            tried += u64::from(before == 1 && depth.limit() != 1);
+            there_ns += if depth.limit() == 1 { 0 } else { 2_500_000 };
         }
         assert_eq!((tried, there_ns), (0, 0), "the first window of every trial was spoilt");
     }

@@ -67,6 +67,8 @@ struct Way {
     is_trusted: AtomicBool,
     /// A stretch that was there when it was asked about.
     known_behind: Mutex<ByteRange>,
+    /// Up to here it is not asked about far ahead: something was missing there.
+    asked_near_until: AtomicU64,
     /// Slow reads in a row.
     slow_reads: AtomicU64,
     /// Read direct whatever anybody tells: it was tried.
@@ -105,10 +107,10 @@ impl Way {
             }
         };
         kind.advise(file);
-        let behind = match kind {
-            Kind::Behind => Behind::of(system, file, decision.residency_by, decision.file_bytes),
-            Kind::Memory | Kind::Asked(_) => Behind::default(),
-        };
+        let behind = Behind::new(decision.residency_by);
+        if matches!(kind, Kind::Behind) {
+            behind.look(system, file, decision.file_bytes);
+        }
         if matches!(decision.manners, CacheManners::DroppedBehind | CacheManners::Kept) {
             behind.refuse();
         }
@@ -122,6 +124,7 @@ impl Way {
                     && decision.resident_share().is_some_and(|share| share >= 1.0),
             ),
             known_behind: Mutex::default(),
+            asked_near_until: AtomicU64::new(0),
             slow_reads: AtomicU64::new(0),
             is_slow: AtomicBool::new(false),
         }
@@ -247,13 +250,20 @@ impl<S: System> Auto<S> {
             let resident = resident_bytes(&self.cached.system, by, file, *range);
             resident.is_some_and(|bytes| bytes >= range.len_bytes() - needed.len_bytes() / (4 * MISSING_MOST))
         };
-        match [ASKED_AHEAD_BYTES, READ_AHEAD_BYTES].into_iter().filter_map(behind).find(is_there) {
-            Some(range) => {
-                *way.known_behind() = range;
-                false
+        let far = behind(ASKED_AHEAD_BYTES).filter(|_| start >= way.asked_near_until.load(Ordering::Relaxed));
+        if let Some(far) = far {
+            if is_there(&far) {
+                *way.known_behind() = far;
+                return false;
             }
-            None => true,
+            // The same hole would be found at each of the next reads.
+            way.asked_near_until.store(far.end(), Ordering::Relaxed);
         }
+        if is_there(&needed) {
+            *way.known_behind() = needed;
+            return false;
+        }
+        true
     }
 
     fn read_asked(
@@ -263,7 +273,7 @@ impl<S: System> Auto<S> {
         buffer: &mut [u8],
         mut each: Option<&mut Each<'_>>,
     ) -> Result<u64, SourceError> {
-        let file = self.cached.acquire(request.shard, |file| way.kind.advise(file))?;
+        let mut file = self.cached.acquire(request.shard, |file| way.kind.advise(file))?;
         if way.is_trusted.load(Ordering::Relaxed) {
             return self.read_resident(way, &file, request, buffer, each);
         }
@@ -280,10 +290,12 @@ impl<S: System> Auto<S> {
         if goes_direct && !self.direct.has_fallen_back(request.shard) {
             // A thread holds one descriptor at a time: so none waits for another that waits for it.
             drop(file);
-            let moved = self.direct.read(request, buffer)?;
-            show_all(request, buffer, each);
-            self.note_correction(way, IoMode::Direct, moved);
-            return Ok(moved);
+            if let Some(moved) = self.direct.read_or_refuse(request, buffer)? {
+                show_all(request, buffer, each);
+                self.note_correction(way, IoMode::Direct, moved);
+                return Ok(moved);
+            }
+            file = self.cached.acquire(request.shard, |file| way.kind.advise(file))?;
         }
         let (started, mut elsewhere) = (Instant::now(), Duration::ZERO);
         let moved = if found == Found::Whole {

@@ -1,7 +1,7 @@
 //! Reads through the page cache that leave it as they found it, where direct I/O is no choice.
 //!
 //! The kernel is asked to forget by itself (`RWF_DONTCACHE`). Where it does not know how, what has been read is dropped behind
-//! the read, but only from runs of which nothing was in the page cache when the file was opened: other pages are somebody's.
+//! the read, but only from runs of which nothing was in the page cache before the first such read: other pages are somebody's.
 //! (Somebody who brings pages into such a run while the load goes on loses them, too.) What the kernel has read ahead, and
 //! nobody has read, goes when the source does.
 //!
@@ -11,6 +11,7 @@
 //! ```
 
 use std::fs::File;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
@@ -34,21 +35,30 @@ const BLOCK: Alignment = Alignment::HUGE_PAGE;
 pub(super) struct Behind {
     /// The kernel has refused to forget, or is known to.
     is_refused: AtomicBool,
-    /// Nothing of these was in the page cache.
-    absent: Vec<ByteRange>,
+    /// Who tells what is in the page cache.
+    by: Option<ResidencyBy>,
+    /// Nothing of these was in the page cache when somebody looked.
+    absent: OnceLock<Vec<ByteRange>>,
     is_touched: AtomicBool,
 }
 
 impl Behind {
-    /// Looks at an open file as it is found. Without somebody who tells exactly what is there, nothing is ever dropped.
-    pub(super) fn of<S: System>(system: &S, file: &File, by: Option<ResidencyBy>, file_bytes: u64) -> Self {
-        let mut absent = Vec::new();
-        let all = ByteRange::new(0, file_bytes).filter(|all| !all.is_empty());
-        if let (Some(by @ (ResidencyBy::Cachestat | ResidencyBy::Mincore)), Some(all)) = (by, all) {
-            collect_absent(system, by, file, all, &mut absent);
-            absent.shrink_to_fit();
-        }
-        Self { absent, ..Self::default() }
+    /// For a file that `by` may be asked about.
+    pub(super) fn new(by: Option<ResidencyBy>) -> Self {
+        Self { by, ..Self::default() }
+    }
+
+    /// Looks at an open file as it is found, once. Without somebody who tells exactly what is there, nothing is ever dropped.
+    pub(super) fn look<S: System>(&self, system: &S, file: &File, file_bytes: u64) -> &[ByteRange] {
+        self.absent.get_or_init(|| {
+            let mut absent = Vec::new();
+            let all = ByteRange::new(0, file_bytes).filter(|all| !all.is_empty());
+            if let (Some(by @ (ResidencyBy::Cachestat | ResidencyBy::Mincore)), Some(all)) = (self.by, all) {
+                collect_absent(system, by, file, all, &mut absent);
+                absent.shrink_to_fit();
+            }
+            absent
+        })
     }
 
     /// The kernel is known not to forget.
@@ -79,6 +89,7 @@ impl Behind {
                     other => return other,
                 }
             }
+            self.look(&files.system, file, files.len_bytes(request.shard));
             files.system.read_at(file, rest, offset_bytes)
         };
         let moved = read_payload_with(files, file, request, target, read)?;
@@ -90,7 +101,7 @@ impl Behind {
 
     /// Drops what of these bytes was not there before.
     fn drop_pages<S: System>(&self, system: &S, file: &File, bytes: ByteRange, tally: &Tally) {
-        for run in self.absent.iter().filter_map(|run| run.intersect(bytes)) {
+        for run in self.absent.get().into_iter().flatten().filter_map(|run| run.intersect(bytes)) {
             // A hint that is not heeded costs page cache, not bytes.
             if system.drop_pages(file, run).is_ok() {
                 tally.dropped_behind(run.len_bytes());
@@ -101,14 +112,14 @@ impl Behind {
     /// Drops what is left of the runs once nothing is read any more: pages that were read ahead and never wanted, and those that
     /// two reads shared.
     pub(super) fn drop_rest<S: System>(&self, system: &S, file: &File) {
-        for run in &self.absent {
+        for run in self.absent.get().into_iter().flatten() {
             let _ = system.drop_pages(file, *run);
         }
     }
 
     /// True if [`drop_rest`](Self::drop_rest) has something to do.
     pub(super) fn has_rest(&self) -> bool {
-        self.is_touched.load(Ordering::Relaxed) && !self.absent.is_empty()
+        self.is_touched.load(Ordering::Relaxed) && self.absent.get().is_some_and(|absent| !absent.is_empty())
     }
 }
 

@@ -57,6 +57,26 @@ impl<S: System> Direct<S> {
         Self { mode, files, fallbacks, block, memory, tally: Tally::default() }
     }
 
+    /// Reads past the page cache, or returns `None` if this file is refused, at once or at some read: then nothing of the request
+    /// has been read through the page cache.
+    pub(super) fn read_or_refuse(
+        &self,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+    ) -> Result<Option<u64>, SourceError> {
+        self.check(request, buffer);
+        self.files.check_end(request)?;
+        let file = self.files.acquire(request.shard, |file| {
+            self.prepare(request.shard, file);
+        })?;
+        if self.fallbacks.contains(request.shard) {
+            return Ok(None);
+        }
+        let outcome = self.read_extent(&file, ExtentRead::new(request, self.block), request, buffer);
+        self.files.verify(request.shard, &file)?;
+        self.settle(outcome, request)
+    }
+
     /// True if this file was refused, at once or at some read.
     pub(super) fn has_fallen_back(&self, shard: ShardId) -> bool {
         self.fallbacks.contains(shard)
@@ -122,17 +142,43 @@ impl<S: System> Direct<S> {
         Ok(self.tally.buffered(buffered::read_payload(&self.files, file, request, target)?))
     }
 
-    /// Gives up direct I/O on this file and reads the request buffered.
-    fn fall_back(
+    /// Reads one piece of the extent after the other.
+    fn read_extent(
         &self,
         file: &File,
+        mut extent: ExtentRead,
         request: &ReadRequest,
         buffer: &mut [u8],
-        reason: String,
-    ) -> Result<u64, SourceError> {
+    ) -> Outcome {
+        let target = &mut buffer[..to_usize(request.extent.len_bytes())];
+        let mut next = extent.next();
+        loop {
+            match next {
+                Next::Read(piece) => {
+                    let target = &mut target[to_usize(piece.position_bytes)..];
+                    next = extent.on_answer(self.files.system.read_at(file, target, piece.offset_bytes));
+                }
+                Next::Over(outcome) => return outcome,
+            }
+        }
+    }
+
+    /// The bytes that were moved; or `None`, and direct I/O is given up on this file.
+    fn settle(&self, outcome: Outcome, request: &ReadRequest) -> Result<Option<u64>, SourceError> {
+        let reason = match outcome {
+            Outcome::Filled { moved_bytes } => return Ok(Some(self.tally.direct(moved_bytes))),
+            Outcome::Stuck { offset_bytes } => {
+                format!("a direct read ended inside a block at byte {offset_bytes}")
+            }
+            Outcome::Failed { offset_bytes, error } => match Errno::from_io_error(&error) {
+                Some(Errno::INVAL | Errno::OPNOTSUPP) => {
+                    format!("a direct read at byte {offset_bytes} was refused: {error}")
+                }
+                _ => return Err(self.read_error(request, offset_bytes, error)),
+            },
+        };
         self.fallbacks.record(request.shard, reason);
-        buffered::advise_sequential(file);
-        self.read_buffered(file, request, buffer)
+        Ok(None)
     }
 
     fn read_error(&self, request: &ReadRequest, offset_bytes: u64, source: io::Error) -> SourceError {
@@ -148,22 +194,13 @@ impl<S: System> Source for Direct<S> {
     }
 
     fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
-        let (file, mut extent) = match self.begin(request, buffer, true)? {
+        let (file, extent) = match self.begin(request, buffer, true)? {
             Begun::Read(file, extent) => (file, extent),
             Begun::Done { moved_bytes } => return Ok(moved_bytes),
             Begun::Busy => unreachable!("it was to wait for a descriptor"),
         };
-        let target = &mut buffer[..to_usize(request.extent.len_bytes())];
-        let mut next = extent.next();
-        loop {
-            match next {
-                Next::Read(piece) => {
-                    let target = &mut target[to_usize(piece.position_bytes)..];
-                    next = extent.on_answer(self.files.system.read_at(&file, target, piece.offset_bytes));
-                }
-                Next::Over(outcome) => return self.finish(outcome, &file, request, buffer),
-            }
-        }
+        let outcome = self.read_extent(&file, extent, request, buffer);
+        self.finish(outcome, &file, request, buffer)
     }
 
     fn fallbacks(&self) -> Vec<Fallback> {
@@ -211,19 +248,10 @@ impl<S: System> Queueable for Direct<S> {
         buffer: &mut [u8],
     ) -> Result<u64, SourceError> {
         self.files.verify(request.shard, file)?;
-        match outcome {
-            Outcome::Filled { moved_bytes } => Ok(self.tally.direct(moved_bytes)),
-            Outcome::Stuck { offset_bytes } => {
-                let reason = format!("a direct read ended inside a block at byte {offset_bytes}");
-                self.fall_back(file, request, buffer, reason)
-            }
-            Outcome::Failed { offset_bytes, error } => match Errno::from_io_error(&error) {
-                Some(Errno::INVAL | Errno::OPNOTSUPP) => {
-                    let reason = format!("a direct read at byte {offset_bytes} was refused: {error}");
-                    self.fall_back(file, request, buffer, reason)
-                }
-                _ => Err(self.read_error(request, offset_bytes, error)),
-            },
+        if let Some(moved_bytes) = self.settle(outcome, request)? {
+            return Ok(moved_bytes);
         }
+        buffered::advise_sequential(file);
+        self.read_buffered(file, request, buffer)
     }
 }

@@ -13,6 +13,7 @@ mod compare;
 mod config;
 mod convert;
 mod doctor;
+mod entries;
 mod exec;
 mod exit;
 mod family;

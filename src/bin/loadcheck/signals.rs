@@ -17,6 +17,7 @@ use signal_hook::iterator::Signals;
 
 use crate::exit::Exit;
 use crate::family::{descendants, remember_strangers};
+use crate::problem::{Code, Problem};
 
 /// How long the program may go on writing its report after a signal that came too late for the measurement.
 const LAST_WORDS_PATIENCE: Duration = Duration::from_millis(500);
@@ -32,8 +33,13 @@ impl Interrupts {
     /// Begins to listen. From here on the default action of these signals is off.
     ///
     /// # Errors
-    /// If the system refuses handlers or a thread.
-    pub(crate) fn listen() -> io::Result<Self> {
+    /// [`Code::LoadFailed`] if the system refuses handlers or a thread.
+    pub(crate) fn listen() -> Result<Self, Problem> {
+        Self::begin()
+            .map_err(|error| Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}")))
+    }
+
+    fn begin() -> io::Result<Self> {
         // A signal stops what this program has started, and nobody else.
         remember_strangers();
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
@@ -96,6 +102,11 @@ fn leave_at_once(leftovers: &Mutex<Vec<PathBuf>>) {
 /// The exit code that belongs to a signal.
 pub(crate) fn exit_of(signal: i32) -> Exit {
     if signal == SIGINT { Exit::Interrupted } else { Exit::Terminated }
+}
+
+/// What to say of a command that a signal has ended.
+pub(crate) fn interrupted(signal: i32) -> Problem {
+    Problem::new(Code::Interrupted, format!("interrupted by {}", name_of(signal)))
 }
 
 /// The name of a signal.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use onelayer::checkpoint::{CacheVariables, HubCache};
 
 use crate::problem::{Code, Problem};
+use crate::report::Source;
 use crate::worker;
 
 /// A source that was found.
@@ -21,6 +22,18 @@ pub(crate) struct Resolved {
     pub(crate) path: PathBuf,
     /// The commit, for a repository in the local cache.
     pub(crate) revision: Option<String>,
+}
+
+impl Resolved {
+    /// `source`, with what it is called and where it was found.
+    pub(crate) fn named(&self, source: Source) -> Source {
+        Source {
+            given: self.given.clone(),
+            resolved: Some(self.path.display().to_string()),
+            revision: self.revision.clone(),
+            ..source
+        }
+    }
 }
 
 /// Finds what `given` means.

@@ -32,8 +32,8 @@ pub(super) struct KernelRing<B: ReadBuffer, T> {
     /// By tag: what the kernel may write to, with the file that it reads.
     flights: ManuallyDrop<Vec<Option<Flight<B, T>>>>,
     in_flight: usize,
-    /// By number of the buffer: whether the kernel knows it.
-    registered: Vec<bool>,
+    /// By number of the buffer: whether the kernel knows it. Or why it has no table of them.
+    registered: Result<Vec<bool>, String>,
     /// It takes no more.
     is_refused: bool,
 }
@@ -63,8 +63,9 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
             .build(entries)
             .or_else(|_| IoUring::builder().dontfork().build(entries))
             .map_err(|error| format!("io_uring_setup was refused: {error}"))?;
-        let has_table = io.submitter().register_buffers_sparse(buffer_count).is_ok();
-        let registered = vec![false; if has_table { to_usize(u64::from(buffer_count)) } else { 0 }];
+        // The kernel has such tables since Linux 5.19.
+        let table = io.submitter().register_buffers_sparse(buffer_count).map_err(|error| error.to_string());
+        let registered = table.map(|()| vec![false; to_usize(u64::from(buffer_count))]);
         let mut flights = Vec::new();
         flights.resize_with(to_usize(u64::from(entries)), || None);
         Ok(Self { io, flights: ManuallyDrop::new(flights), in_flight: 0, registered, is_refused: false })
@@ -78,19 +79,21 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
     /// Makes a buffer known to the kernel, unless it is. Says why if it refuses: the first time.
     pub(super) fn register(&mut self, buffer: &mut B) -> Result<(), String> {
         let Some(number) = buffer.number().filter(|_| !self.is_refused) else { return Ok(()) };
-        let refused = match self.registered.get(to_usize(u64::from(number))) {
-            Some(true) => return Ok(()),
-            Some(false) => self.tell(number, buffer.bytes_mut()).err().map(|error| error.to_string()),
-            None => Some("the kernel has no table of buffers (before Linux 5.19)".to_owned()),
+        let place = to_usize(u64::from(number));
+        let known = self.registered.as_ref().map(|known| known[place]).map_err(String::clone);
+        let registered = match known {
+            Ok(true) => return Ok(()),
+            Ok(false) => self.tell(number, buffer.bytes_mut()).map_err(|error| error.to_string()),
+            Err(reason) => Err(reason),
         };
-        match refused {
-            None => {
-                self.registered[to_usize(u64::from(number))] = true;
+        match (registered, &mut self.registered) {
+            (Ok(()), Ok(known)) => {
+                known[place] = true;
                 Ok(())
             }
-            Some(reason) => {
+            (registered, _) => {
                 self.is_refused = true;
-                Err(format!("buffers could not be registered: {reason}"))
+                registered.map_err(|reason| format!("buffers could not be registered: {reason}"))
             }
         }
     }
@@ -119,7 +122,8 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
     }
 
     fn entry(&self, buffer: &mut B, file: &OpenFile, piece: Piece, tag: usize) -> squeue::Entry {
-        let known = |number: &u32| self.registered.get(to_usize(u64::from(*number))).copied() == Some(true);
+        let known =
+            |number: &u32| self.registered.as_ref().is_ok_and(|known| known[to_usize(u64::from(*number))]);
         let number = buffer.number().filter(known).and_then(|number| u16::try_from(number).ok());
         let start = to_usize(piece.position_bytes);
         let part = &mut buffer.bytes_mut()[start..start + to_usize(piece.len_bytes)];

@@ -8,28 +8,29 @@
 //! A row that does not complete is not run again; the others go on. Being refused for want of memory, or killed by the kernel
 //! for it, is a result; any other failure is a problem and decides the exit code.
 
-use onelayer::probe::ChildGroup;
-
 use crate::args::{CacheArg, CompareArgs, Device};
-use crate::compare::{Entry, Facts, What, add_notes, cpu_note, entries, order, summarise};
+use crate::compare::{Facts, add_notes, cpu_note, order, summarise};
 use crate::config::LoadConfig;
+use crate::entries::{Entry, What, entries};
 use crate::exec;
 use crate::machine;
 use crate::output::Output;
 use crate::output::terminal::Terminal;
-use crate::pressure;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{CacheState, CommandName, Outcome as RunOutcome, Report, Run};
-use crate::signals::{Interrupts, exit_of, name_of};
+use crate::signals::{Interrupts, exit_of, interrupted, name_of};
 use crate::source::{self, Resolved};
-use crate::strategies::Strategy;
-use crate::worker::{Checked, Ending, NOT_AS_ASKED, Task, carry_out};
+use crate::strategies::{Habit, Strategy};
+use crate::worker::{Checked, NOT_AS_ASKED, Stop, Task};
 
 use super::exec::{Asked, Measured};
 use super::run::verdict;
-use super::worker_run::{Heard, Stop, prepare};
+use super::worker_run::{Settled, measure, prepare};
 use super::{Outcome, shell_word};
+
+/// What is compared if nothing is named.
+const USUAL: [Strategy; 3] = [Strategy::Stream, Strategy::Habit(Habit::Mmap), Strategy::Habit(Habit::Read)];
 
 /// Compares.
 pub(crate) fn run(args: &CompareArgs, output: &Output, terminal: &Terminal) -> Outcome {
@@ -38,13 +39,14 @@ pub(crate) fn run(args: &CompareArgs, output: &Output, terminal: &Terminal) -> O
     let mut problems = output.check();
     let resolved = source::resolve(&args.load.source).map_err(|more| problems.extend(more)).ok();
     let path = resolved.as_ref().map(|resolved| resolved.path.clone()).unwrap_or_default();
-    let entries = entries(&args.strategies, &args.commands, &path).map_err(|more| problems.extend(more));
+    let entries =
+        entries(&args.strategies, &USUAL, &args.commands, &path).map_err(|more| problems.extend(more));
     let (config, more) = LoadConfig::new(&args.load, path);
     problems.extend(more);
     let interrupts = match Interrupts::listen() {
         Ok(interrupts) => interrupts,
-        Err(error) => {
-            problems.push(Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}")));
+        Err(problem) => {
+            problems.push(problem);
             return Outcome::refused(report, problems);
         }
     };
@@ -143,11 +145,7 @@ impl Session<'_> {
     }
 
     fn note_source(&mut self, checked: &Checked, resolved: &Resolved) {
-        let mut source = checked.source.clone();
-        source.given = resolved.given.clone();
-        source.resolved = Some(resolved.path.display().to_string());
-        source.revision = resolved.revision.clone();
-        self.report.source = Some(source);
+        self.report.source = Some(resolved.named(checked.source.clone()));
         let is_refused = self.report.runs.iter().any(|run| run.outcome == RunOutcome::Refused);
         self.report.plan = (self.has_stream() && !is_refused).then(|| checked.plan.clone());
         self.report.notes.extend(checked.notes.iter().cloned());
@@ -208,9 +206,7 @@ impl Session<'_> {
         let checked = self.prepare_headers(true, Some(self.args.cache))?;
         // Its row says how many runs did not begin as asked; here is what else there may be to say, once.
         for note in checked.notes.into_iter().filter(|note| !note.starts_with(NOT_AS_ASKED)) {
-            if !self.report.notes.contains(&note) {
-                self.report.notes.push(note);
-            }
+            self.report.note(note);
         }
         Ok(checked.cached_share)
     }
@@ -225,60 +221,11 @@ impl Session<'_> {
             }
             Strategy::Habit(habit) => Task::Imitate { load, habit, refuses: true, interval_ms },
         };
-        let group = self.group();
-        let mut progress = Progress::start(self.terminal.progress, label);
-        let mut heard = Heard::default();
-        let before = pressure::Counters::now();
-        let ending =
-            carry_out(task, group.as_ref(), &self.interrupts, |message| heard.hear(message, &mut progress));
-        let pressure = before.until_now();
-        drop(progress);
-        let memory = group.map(|group| group.memory());
-        let mut attempt = self.settle(heard, &ending, strategy, checked);
-        pressure::note_missing(&pressure, &mut self.report);
-        attempt.run.pressure = pressure;
-        attempt.run.peak.cgroup_bytes = memory.and_then(|memory| memory.peak_bytes.value());
-        if let Some(reason) = memory.and_then(|memory| memory.peak_bytes.reason()) {
-            self.report.missing("peak.cgroup_bytes", &reason.to_string());
-        }
-        attempt.judge(memory.and_then(|memory| memory.oom_kill_count.value()))
-    }
-
-    /// What became of a worker.
-    fn settle(
-        &mut self,
-        mut heard: Heard,
-        ending: &Ending,
-        strategy: Strategy,
-        checked: &Checked,
-    ) -> Attempt {
-        let mut problems = std::mem::take(&mut heard.problems);
-        let signal = match ending {
-            Ending::Interrupted(signal) => Some(*signal),
-            Ending::Ended(lost) => {
-                problems.extend(lost.iter().cloned());
-                None
-            }
-        };
-        let run = match heard.finished.take() {
-            Some(finished) => {
-                for entry in &finished.unavailable {
-                    self.report.missing(&entry.metric, &entry.reason);
-                }
-                for note in finished.notes {
-                    if !self.report.notes.contains(&note) {
-                        self.report.notes.push(note);
-                    }
-                }
-                problems.extend(finished.problem);
-                finished.run
-            }
-            None => {
-                let is_ours = strategy == Strategy::Stream;
-                heard.partial(ending, &problems, "", is_ours.then(|| checked.plan.params.clone()))
-            }
-        };
-        Attempt { run, problem: problems.into_iter().next(), signal }
+        let params = (strategy == Strategy::Stream).then(|| checked.plan.params.clone());
+        let progress = Progress::start(self.terminal.progress, label);
+        let Settled { run, problems, signal, oom_kills, .. } =
+            measure(task, ("", params), progress, &self.interrupts, &mut self.report);
+        Attempt { run, problem: problems.into_iter().next(), signal }.judge(oom_kills)
     }
 
     /// Somebody else's command, its whole process tree.
@@ -307,20 +254,6 @@ impl Session<'_> {
         let signal = ended.interrupted;
         let problem = measured.failure().filter(|_| signal.is_none());
         Attempt { run, problem, signal }.judge(measured.oom_kills)
-    }
-
-    /// A control group for one run, where there can be one: its peak is the run's alone.
-    fn group(&mut self) -> Option<ChildGroup> {
-        match ChildGroup::create(None) {
-            Ok(group) => {
-                self.interrupts.remember_leftover(group.directory());
-                Some(group)
-            }
-            Err(error) => {
-                self.report.missing("peak.cgroup_bytes", &error.to_string());
-                None
-            }
-        }
     }
 
     /// The rows, from all runs so far.
@@ -357,7 +290,7 @@ impl Session<'_> {
             self.sum_up(checked);
         }
         let mut problems = self.failures;
-        problems.push(Problem::new(Code::Interrupted, format!("interrupted by {}", name_of(signal))));
+        problems.push(interrupted(signal));
         self.report.fail(problems);
         Outcome { report: self.report, interrupted: Some(exit_of(signal)), next: None }
     }

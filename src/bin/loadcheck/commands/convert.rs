@@ -29,7 +29,7 @@ use crate::report::{
     CommandName, Convert, ConvertFile, ConvertMemory, Converted, Difference, Duplicate, Estimate, FileState,
     MemoryTerm, Outcome as RunOutcome, ReadFallback, Report, SideFile, Verification,
 };
-use crate::signals::{Interrupts, exit_of, name_of};
+use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::source::{self, Resolved};
 use crate::worker;
 
@@ -44,11 +44,7 @@ pub(crate) fn run(args: &ConvertArgs, output: &Output, terminal: &Terminal) -> O
     let (options, more) = Options::read(args);
     problems.extend(more);
     let resolved = source::resolve(&args.source).map_err(|more| problems.extend(more)).ok();
-    let interrupts = Interrupts::listen()
-        .map_err(|error| {
-            problems.push(Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}")));
-        })
-        .ok();
+    let interrupts = Interrupts::listen().map_err(|problem| problems.push(problem)).ok();
     let (Some(resolved), Some(interrupts)) = (resolved, interrupts) else {
         problems.extend(below_floor(args.work.budget, &problems));
         return Outcome::refused(report, problems);
@@ -272,8 +268,7 @@ impl Session<'_> {
 
     /// Ends because somebody asked for it.
     fn interrupted(mut self, signal: i32) -> Outcome {
-        let problem = Problem::new(Code::Interrupted, format!("interrupted by {}", name_of(signal)))
-            .help("the same command goes on behind the files that are finished");
+        let problem = interrupted(signal).help("the same command goes on behind the files that are finished");
         self.problems.push(problem);
         self.report.fail(self.problems);
         Outcome { report: self.report, interrupted: Some(exit_of(signal)), next: None }

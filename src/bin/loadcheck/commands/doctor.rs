@@ -6,9 +6,8 @@ use crate::args::DoctorArgs;
 use crate::doctor::{ask_driver, examine, gpu_of};
 use crate::machine;
 use crate::output::Output;
-use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Report};
-use crate::signals::{Interrupts, exit_of, name_of};
+use crate::signals::{Interrupts, exit_of, interrupted};
 
 use super::Outcome;
 
@@ -22,16 +21,12 @@ pub(crate) fn run(args: &DoctorArgs, output: &Output) -> Outcome {
     }
     let interrupts = match Interrupts::listen() {
         Ok(interrupts) => interrupts,
-        Err(error) => {
-            let problem = Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}"));
-            return Outcome::refused(report, vec![problem]);
-        }
+        Err(problem) => return Outcome::refused(report, vec![problem]),
     };
     let driver = match ask_driver(&interrupts) {
         Ok(driver) => driver,
         Err(signal) => {
-            let message = format!("interrupted by {}", name_of(signal));
-            report.fail(vec![Problem::new(Code::Interrupted, message)]);
+            report.fail(vec![interrupted(signal)]);
             return Outcome { interrupted: Some(exit_of(signal)), ..Outcome::of(report) };
         }
     };

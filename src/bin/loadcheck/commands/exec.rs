@@ -16,10 +16,11 @@ use crate::output::Output;
 use crate::pressure;
 use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Exec, Outcome as RunOutcome, Place, Point, Pressure, Report, Run, Samples};
-use crate::signals::{Interrupts, exit_of, name_of};
+use crate::signals::{Interrupts, exit_of, interrupted, name_of};
 use crate::sizes::SizeContext;
 
 use super::Outcome;
+use super::group::own_group;
 use super::run::verdict;
 
 /// Rows of the timeline, if one is wanted.
@@ -57,9 +58,8 @@ pub(crate) fn run(args: &ExecArgs, output: &Output) -> Outcome {
         reads_stdin: true,
         interval_ms: args.export.timeline,
     };
-    let measured = Interrupts::listen()
-        .map_err(|error| Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}")))
-        .and_then(|interrupts| Measured::take(asked, &interrupts, &mut report));
+    let measured =
+        Interrupts::listen().and_then(|interrupts| Measured::take(asked, &interrupts, &mut report));
     match measured {
         Ok(measured) => measured.judge(args, &gates, &context, report),
         Err(problem) => Outcome::refused(report, vec![problem]),
@@ -110,12 +110,7 @@ impl Measured {
         report: &mut Report,
     ) -> Result<Self, Problem> {
         // A group of its own gives the kernel's own peak and sees processes that live too short to be sampled.
-        let group = ChildGroup::create(None)
-            .map_err(|error| report.missing("peak.cgroup_bytes", &error.to_string()))
-            .ok();
-        if let Some(group) = &group {
-            interrupts.remember_leftover(group.directory());
-        }
+        let group = own_group(interrupts, report);
         // Whoever is orphaned before the sampler looks is to come to us, too.
         let _ = set_child_subreaper(Pid::from_raw(1));
         let before = pressure::Counters::now();
@@ -251,9 +246,7 @@ impl Measured {
     pub(super) fn failure(&self) -> Option<Problem> {
         let failed = |message: String| Problem::new(Code::ChildFailed, message);
         match &self.ended {
-            Ended { interrupted: Some(signal), .. } => {
-                Some(Problem::new(Code::Interrupted, format!("interrupted by {}", name_of(*signal))))
-            }
+            Ended { interrupted: Some(signal), .. } => Some(interrupted(*signal)),
             Ended { line_seen: true, .. } => None,
             Ended { signal: Some(signal), .. } => {
                 let problem = failed(format!("the command was killed by {}", name_of(*signal)));

@@ -8,7 +8,8 @@ use rustix::process::{Pid, set_child_subreaper};
 
 use crate::args::{Device, FitArgs};
 use crate::config::LoadConfig;
-use crate::fit::{Loader, Session, Stop, emitted_lines, no_group, prepare};
+use crate::entries::{Entry, What, entries};
+use crate::fit::{Loader, Session, emitted_lines, no_group};
 use crate::machine;
 use crate::output::Output;
 use crate::output::fitted::log;
@@ -16,20 +17,14 @@ use crate::output::terminal::Terminal;
 use crate::output::to_stderr;
 use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Fit, Fitted, Report, Source, Verdict};
-use crate::signals::{Interrupts, exit_of, name_of};
+use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::sizes::{Size, SizeContext};
 use crate::source::{self, Resolved};
 use crate::strategies::Strategy;
-use crate::template::CommandTemplate;
+use crate::worker::Stop;
 
+use super::worker_run::prepare;
 use super::{Outcome, shell_word};
-
-/// A loader that is still to be prepared.
-#[derive(Debug, PartialEq)]
-enum Wanted {
-    Ours(Strategy),
-    Command { template: CommandTemplate, strategy: Option<String> },
-}
 
 /// Searches.
 pub(crate) fn run(args: &FitArgs, output: &Output, terminal: &Terminal) -> Outcome {
@@ -47,24 +42,28 @@ pub(crate) fn run(args: &FitArgs, output: &Output, terminal: &Terminal) -> Outco
     let path = resolved.as_ref().map(|resolved| resolved.path.clone()).unwrap_or_default();
     let (mut load, more) = LoadConfig::new(&args.load, path.clone());
     problems.extend(more);
-    let wanted = wanted(args).unwrap_or_else(|more| {
+    // Only our own loader, if nothing is named.
+    let usual: &[Strategy] = if args.cmd.is_empty() { &[Strategy::Stream] } else { &[] };
+    let entries = entries(&args.strategies, usual, &args.cmd, &path).unwrap_or_else(|more| {
         problems.extend(more);
         Vec::new()
     });
     problems.extend(ChildGroup::create(Some(1 << 30)).err().map(|error| no_group(&error)));
     let interrupts = match Interrupts::listen() {
         Ok(interrupts) => interrupts,
-        Err(error) => {
-            problems.push(Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}")));
+        Err(problem) => {
+            problems.push(problem);
             return Outcome::refused(report, problems);
         }
     };
     let mut context = SizeContext { limit_bytes: machine::memory_limit_bytes(), ..SizeContext::default() };
     if let Some(resolved) = &resolved {
-        report.source = Some(source_of(resolved));
+        report.source = Some(resolved.named(Source::default()));
         // A command may load what is no checkpoint of ours.
-        if wanted.is_empty() || wanted.iter().any(|wanted| matches!(wanted, Wanted::Ours(_))) {
-            let has_stream = wanted.is_empty() || wanted.contains(&Wanted::Ours(Strategy::Stream));
+        let has =
+            |wanted: fn(&What) -> bool| entries.is_empty() || entries.iter().any(|entry| wanted(&entry.what));
+        if has(|what| matches!(what, What::Strategy(_))) {
+            let has_stream = has(|what| *what == What::Strategy(Strategy::Stream));
             match look(&mut load, has_stream, resolved, &interrupts, &mut report) {
                 Ok(known) => context = known,
                 Err(Stop::Problems(more)) => problems.extend(more),
@@ -92,7 +91,7 @@ pub(crate) fn run(args: &FitArgs, output: &Output, terminal: &Terminal) -> Outco
         runs: args.runs,
         max_slowdown: args.max_slowdown,
     };
-    search_all(args, &session, &load, wanted, report, output)
+    search_all(args, &session, &load, entries, report, output)
 }
 
 /// Searches for one loader after the other.
@@ -100,13 +99,13 @@ fn search_all(
     args: &FitArgs,
     session: &Session<'_>,
     load: &LoadConfig,
-    wanted: Vec<Wanted>,
+    entries: Vec<Entry>,
     mut report: Report,
     output: &Output,
 ) -> Outcome {
     let mut stop = None;
-    for wanted in wanted {
-        let (loader, mut fitted) = begin(wanted, session, load);
+    for entry in entries {
+        let (loader, mut fitted) = begin(entry, load);
         let ended = session.search(&loader, &mut fitted);
         report.fit.get_or_insert_default().loaders.push(fitted);
         if let Err(early) = ended {
@@ -144,71 +143,18 @@ fn search_all(
 }
 
 /// A loader that can be started, and its empty page of the report.
-fn begin(wanted: Wanted, session: &Session<'_>, load: &LoadConfig) -> (Loader, Fitted) {
-    match wanted {
-        Wanted::Ours(strategy) => {
-            let fitted = Fitted { strategy: strategy.name().to_owned(), ..Fitted::default() };
-            (Loader::Ours { load: Box::new(load.clone()), strategy }, fitted)
-        }
-        Wanted::Command { template, strategy } => {
+fn begin(entry: Entry, load: &LoadConfig) -> (Loader, Fitted) {
+    let fitted = Fitted { strategy: entry.name, ..Fitted::default() };
+    match entry.what {
+        What::Strategy(strategy) => (Loader::Ours { load: Box::new(load.clone()), strategy }, fitted),
+        What::Command(words) => {
             // Orphans of the command come to us, so that they can be stopped with it.
             let _ = set_child_subreaper(Pid::from_raw(1));
-            let words = template.words(&session.source, strategy.as_deref());
             let text = |word: &OsString| word.to_string_lossy().into_owned();
-            let fitted = Fitted {
-                strategy: strategy.unwrap_or_else(|| "command".to_owned()),
-                command: Some(words.iter().map(text).collect()),
-                ..Fitted::default()
-            };
-            (Loader::Command(words), fitted)
+            let command = Some(words.iter().map(text).collect());
+            (Loader::Command(words), Fitted { command, ..fitted })
         }
     }
-}
-
-/// Whom to search for.
-fn wanted(args: &FitArgs) -> Result<Vec<Wanted>, Vec<Problem>> {
-    let (mut wanted, mut problems, mut names_strategy) = (Vec::new(), Vec::new(), false);
-    let mut templates = Vec::new();
-    for text in &args.cmd {
-        match CommandTemplate::parse(text) {
-            Ok(template) => {
-                names_strategy |= template.names_strategy();
-                templates.push(template);
-            }
-            Err(problem) => problems.push(problem),
-        }
-    }
-    if names_strategy && args.strategies.is_empty() {
-        let problem = Problem::new(Code::Usage, "--cmd has {strategy}, and there is no -s NAME to put there");
-        problems.push(problem.help("-s load_file -s copy runs it twice"));
-    }
-    if args.cmd.is_empty() && args.strategies.is_empty() {
-        wanted.push(Wanted::Ours(Strategy::Stream));
-    }
-    for name in args.strategies.iter().filter(|_| !names_strategy) {
-        match Strategy::parse(name) {
-            Some(strategy) => wanted.push(Wanted::Ours(strategy)),
-            None => problems.push(unknown(name)),
-        }
-    }
-    for template in templates {
-        if template.names_strategy() {
-            let each =
-                |name: &String| Wanted::Command { template: template.clone(), strategy: Some(name.clone()) };
-            wanted.extend(args.strategies.iter().map(each));
-        } else {
-            wanted.push(Wanted::Command { template, strategy: None });
-        }
-    }
-    if problems.is_empty() { Ok(wanted) } else { Err(problems) }
-}
-
-/// A name that is neither ours nor anybody else's.
-fn unknown(name: &str) -> Problem {
-    let known: Vec<&str> = Strategy::ALL.iter().map(|(_, known)| *known).collect();
-    Problem::new(Code::Usage, format!("there is no strategy `{name}`"))
-        .at("--strategy")
-        .help(format!("there are {}; with {{strategy}} in --cmd a name is free text", known.join(", ")))
 }
 
 /// The limits that were stated, in bytes.
@@ -254,42 +200,25 @@ fn look(
 ) -> Result<SizeContext, Stop> {
     // Only our own way needs a device.
     let mut headers = LoadConfig { device: Device::None, ..load.clone() };
-    let prepared = prepare(if has_stream { load } else { &mut headers }, true, None, interrupts)?;
-    report.host.get_or_insert_default().gpus = prepared.gpu.into_iter().collect();
-    let Some(checked) = prepared.checked else { return Ok(SizeContext::default()) };
-    let known = source_of(resolved);
-    report.source = Some(Source {
-        given: known.given,
-        resolved: known.resolved,
-        revision: known.revision,
-        ..checked.source
-    });
+    let checked = prepare(if has_stream { load } else { &mut headers }, report, interrupts, true, None)?;
+    report.source = Some(resolved.named(checked.source));
     report.plan = has_stream.then_some(checked.plan);
     report.notes.extend(checked.notes);
     Ok(checked.context)
 }
 
-fn source_of(resolved: &Resolved) -> Source {
-    Source {
-        given: resolved.given.clone(),
-        resolved: Some(resolved.path.display().to_string()),
-        revision: resolved.revision.clone(),
-        ..Source::default()
-    }
-}
-
 /// Ends early, with what is known.
 fn stopped(mut report: Report, stop: Stop, mut problems: Vec<Problem>) -> Outcome {
-    let mut interrupted = None;
+    let mut exit = None;
     match stop {
         Stop::Problems(more) => problems.extend(more),
         Stop::Signal(signal) => {
-            interrupted = Some(exit_of(signal));
-            problems.push(Problem::new(Code::Interrupted, format!("interrupted by {}", name_of(signal))));
+            exit = Some(exit_of(signal));
+            problems.push(interrupted(signal));
         }
     }
     report.fail(problems);
-    Outcome { report, interrupted, next: None }
+    Outcome { report, interrupted: exit, next: None }
 }
 
 fn next(source: &OsString) -> String {

@@ -6,6 +6,7 @@ pub(crate) mod describe;
 pub(crate) mod doctor;
 pub(crate) mod exec;
 pub(crate) mod fit;
+mod group;
 pub(crate) mod run;
 pub(crate) mod shell;
 pub(crate) mod synth;

@@ -1,7 +1,5 @@
 //! `loadcheck run`: measures a load in fresh worker processes, holds it against its limits and its promise.
 
-use onelayer::probe::ChildGroup;
-
 use crate::args::{CacheArg, Device, RunArgs};
 use crate::config::LoadConfig;
 use crate::limits::{self, Gate, Metric};
@@ -9,15 +7,14 @@ use crate::machine;
 use crate::output::Output;
 use crate::output::numbers::container;
 use crate::output::terminal::Terminal;
-use crate::pressure;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
-use crate::report::{CacheState, CommandName, Place, Report, Run, Verdict};
-use crate::signals::{Interrupts, exit_of, name_of};
+use crate::report::{CacheState, CommandName, Place, Report, Verdict};
+use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::source::{self, Resolved};
-use crate::worker::{Checked, Ending, Task, Watch, carry_out};
+use crate::worker::{Checked, Stop, Task, Watch};
 
-use super::worker_run::{Heard, Stop, prepare};
+use super::worker_run::{Settled, measure, prepare};
 use super::{Outcome, shell_word};
 
 /// Measures.
@@ -40,8 +37,8 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
     problems.extend(nothing_to_verify(&config));
     let interrupts = match Interrupts::listen() {
         Ok(interrupts) => interrupts,
-        Err(error) => {
-            problems.push(Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}")));
+        Err(problem) => {
+            problems.push(problem);
             return Outcome::refused(report, problems);
         }
     };
@@ -84,11 +81,7 @@ impl Session<'_> {
     }
 
     fn note_source(&mut self, checked: &Checked, resolved: &Resolved) {
-        let mut source = checked.source.clone();
-        source.given = resolved.given.clone();
-        source.resolved = Some(resolved.path.display().to_string());
-        source.revision = resolved.revision.clone();
-        self.report.source = Some(source);
+        self.report.source = Some(resolved.named(checked.source.clone()));
         self.report.plan = Some(checked.plan.clone());
         self.report.notes.extend(checked.notes.iter().cloned());
         if !self.config.device.has_own_memory() {
@@ -123,27 +116,14 @@ impl Session<'_> {
             watches: watches.to_vec(),
             interval_ms: self.args.export.timeline,
         };
-        let mut progress = Progress::start(self.terminal.progress, label);
-        let mut heard = Heard::default();
-        let group = self.group();
-        let before = pressure::Counters::now();
-        let ending =
-            carry_out(task, group.as_ref(), &self.interrupts, |message| heard.hear(message, &mut progress));
-        let pressure = before.until_now();
-        drop(progress);
-        let cgroup = group.map(|group| group.memory());
-        self.interrupts.forget_leftovers();
-        let first_run = self.report.runs.is_empty();
-        let hashes = std::mem::take(&mut heard.hashes);
-        let (mut run, mut problems) = self.settle(heard, &ending, checked);
+        let progress = Progress::start(self.terminal.progress, label);
+        let stream = ("stream", Some(checked.plan.params.clone()));
+        let Settled { mut run, mut problems, signal, crossings, hashes, .. } =
+            measure(task, stream, progress, &self.interrupts, &mut self.report);
+        self.crossings.extend(crossings.into_iter().map(|crossing| (crossing.watch, crossing.place)));
         run.cache = cache;
-        pressure::note_missing(&pressure, &mut self.report);
-        run.pressure = pressure;
-        run.peak.cgroup_bytes = cgroup.and_then(|memory| memory.peak_bytes.value());
-        if let Some(reason) = cgroup.and_then(|memory| memory.peak_bytes.reason()) {
-            self.report.missing("peak.cgroup_bytes", &reason.to_string());
-        }
-        let is_whole = problems.is_empty() && matches!(ending, Ending::Ended(_));
+        let first_run = self.report.runs.is_empty();
+        let is_whole = problems.is_empty() && signal.is_none();
         if counts || !is_whole {
             self.report.runs.push(run);
             if first_run {
@@ -155,24 +135,10 @@ impl Session<'_> {
                 ));
             }
         }
-        match ending {
-            Ending::Interrupted(signal) => Err(Stop::Signal(signal)),
-            Ending::Ended(_) if !problems.is_empty() => Err(Stop::Problems(problems)),
-            Ending::Ended(_) => Ok(()),
-        }
-    }
-
-    /// A control group for one run, where there can be one: its peak is the run's alone.
-    fn group(&mut self) -> Option<ChildGroup> {
-        match ChildGroup::create(None) {
-            Ok(group) => {
-                self.interrupts.remember_leftover(group.directory());
-                Some(group)
-            }
-            Err(error) => {
-                self.report.missing("peak.cgroup_bytes", &error.to_string());
-                None
-            }
+        match signal {
+            Some(signal) => Err(Stop::Signal(signal)),
+            None if !problems.is_empty() => Err(Stop::Problems(problems)),
+            None => Ok(()),
         }
     }
 
@@ -181,53 +147,25 @@ impl Session<'_> {
             return Ok(None);
         }
         let checked = self.prepare(true, Some(self.args.cache))?;
-        for note in checked.notes {
-            if !self.report.notes.contains(&note) {
-                self.report.notes.push(note);
-            }
-        }
+        checked.notes.into_iter().for_each(|note| self.report.note(note));
         Ok(checked.cached_share)
-    }
-
-    /// What is known of a run: the worker's own report, or what it told before it was gone.
-    fn settle(&mut self, mut heard: Heard, ending: &Ending, checked: &Checked) -> (Run, Vec<Problem>) {
-        let mut problems = std::mem::take(&mut heard.problems);
-        if let Ending::Ended(lost) = ending {
-            problems.extend(lost.iter().cloned());
-        }
-        let Some(finished) = heard.finished.take() else {
-            let run = heard.partial(ending, &problems, "stream", Some(checked.plan.params.clone()));
-            return (run, problems);
-        };
-        for entry in &finished.unavailable {
-            self.report.missing(&entry.metric, &entry.reason);
-        }
-        for note in finished.notes {
-            if !self.report.notes.contains(&note) {
-                self.report.notes.push(note);
-            }
-        }
-        self.crossings
-            .extend(finished.crossings.into_iter().map(|crossing| (crossing.watch, crossing.place)));
-        problems.extend(finished.problem);
-        (finished.run, problems)
     }
 
     /// Ends early, with what is known.
     fn stop(mut self, stop: Stop, mut problems: Vec<Problem>) -> Outcome {
-        let mut interrupted = None;
+        let mut exit = None;
         match stop {
             Stop::Problems(more) => {
                 problems.extend(more);
                 problems.extend(self.config.below_floor(&problems));
             }
             Stop::Signal(signal) => {
-                interrupted = Some(exit_of(signal));
-                problems.push(Problem::new(Code::Interrupted, format!("interrupted by {}", name_of(signal))));
+                exit = Some(exit_of(signal));
+                problems.push(interrupted(signal));
             }
         }
         self.report.fail(problems);
-        Outcome { report: self.report, interrupted, next: None }
+        Outcome { report: self.report, interrupted: exit, next: None }
     }
 
     /// Holds the runs against limits and promise.
@@ -299,7 +237,7 @@ fn next(report: &Report, resolved: &Resolved) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Limit, Promise};
+    use crate::report::{Limit, Promise, Run};
 
     fn limit(passed: bool, inside_spread: bool) -> Limit {
         Limit {

@@ -11,7 +11,7 @@ use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{CommandName, Report, Synth};
-use crate::signals::{Interrupts, exit_of, name_of};
+use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::sizes::SizeContext;
 use crate::synth::{self, SynthError, SynthRequest};
 
@@ -34,10 +34,7 @@ pub(crate) fn run(args: &SynthArgs, output: &Output, terminal: &Terminal) -> Out
     }
     let interrupts = match Interrupts::listen() {
         Ok(interrupts) => interrupts,
-        Err(error) => {
-            let problem = Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}"));
-            return Outcome::refused(report, vec![problem]);
-        }
+        Err(problem) => return Outcome::refused(report, vec![problem]),
     };
     let (made, signal) = make(&request, &interrupts, terminal);
     match made {
@@ -57,15 +54,12 @@ pub(crate) fn run(args: &SynthArgs, output: &Output, terminal: &Terminal) -> Out
         }
         Err(error) => {
             let signal = signal.filter(|_| error.is_interrupted());
-            let interrupted = signal.map(exit_of);
             let problem = match signal {
-                Some(signal) => {
-                    Problem::new(Code::Interrupted, format!("interrupted by {}", name_of(signal)))
-                }
+                Some(signal) => interrupted(signal),
                 None => translate(&error),
             };
             report.fail(vec![problem]);
-            Outcome { interrupted, ..Outcome::of(report) }
+            Outcome { interrupted: signal.map(exit_of), ..Outcome::of(report) }
         }
     }
 }

@@ -12,9 +12,8 @@ use crate::convert::translate::{self, Stage};
 use crate::machine;
 use crate::output::Output;
 use crate::output::terminal::Terminal;
-use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Report, Source};
-use crate::signals::{Interrupts, exit_of, name_of};
+use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::source::{self, Resolved};
 
 use super::convert::{compared, difference_problem};
@@ -29,21 +28,12 @@ pub(crate) fn run(args: &VerifyArgs, output: &Output, terminal: &Terminal) -> Ou
         |given: &std::ffi::OsStr| source::resolve(given).map_err(|more| problems.extend(more)).ok();
     let directory = resolved(&args.directory);
     let against = args.against.as_deref().map(&mut resolved);
-    let interrupts = Interrupts::listen()
-        .map_err(|error| {
-            problems.push(Problem::new(Code::LoadFailed, format!("cannot handle signals: {error}")));
-        })
-        .ok();
+    let interrupts = Interrupts::listen().map_err(|problem| problems.push(problem)).ok();
     let (Some(directory), Some(interrupts), true) = (directory, interrupts, problems.is_empty()) else {
         return Outcome::refused(report, problems);
     };
     let against = against.flatten();
-    report.source = Some(Source {
-        given: directory.given.clone(),
-        resolved: Some(directory.path.display().to_string()),
-        revision: directory.revision.clone(),
-        ..Source::default()
-    });
+    report.source = Some(directory.named(Source::default()));
     verify(report, &directory, against.as_ref(), &interrupts, terminal)
 }
 
@@ -70,8 +60,7 @@ fn verify(
     let found = match done {
         Ok(Ended::With(found, _)) => found,
         Ok(Ended::Left(signal)) => {
-            let message = format!("interrupted by {}", name_of(signal));
-            report.fail(vec![Problem::new(Code::Interrupted, message)]);
+            report.fail(vec![interrupted(signal)]);
             return Outcome { interrupted: Some(exit_of(signal)), ..Outcome::of(report) };
         }
         Err(problem) => return Outcome::refused(report, vec![problem]),

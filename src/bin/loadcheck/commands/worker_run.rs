@@ -1,20 +1,16 @@
 //! What the commands share that load in a worker: how they prepare, listen, and settle what became of it.
 
+use onelayer::probe::GroupMemory;
+
+use super::group::own_group;
 use crate::args::CacheArg;
 use crate::config::LoadConfig;
+use crate::pressure;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{Outcome as RunOutcome, Params, Place, Point, Report, Run, TensorHash};
 use crate::signals::Interrupts;
-use crate::worker::{Checked, Ending, Finished, Message, Task, carry_out};
-
-/// Why the runs ended early.
-pub(super) enum Stop {
-    /// Something is wrong.
-    Problems(Vec<Problem>),
-    /// This signal came.
-    Signal(i32),
-}
+use crate::worker::{Checked, Crossing, Ending, Finished, Message, Stop, Task, ask_to_prepare, carry_out};
 
 /// Decides on the device, reads the headers, and brings the page cache into the state that is wanted.
 ///
@@ -29,46 +25,77 @@ pub(super) fn prepare(
     has_source: bool,
     cache: Option<CacheArg>,
 ) -> Result<Checked, Stop> {
-    let task = Task::Prepare { load: config.clone(), has_source, cache };
-    let (mut checked, mut problems, mut decided) = (None, Vec::new(), None);
-    let ending = carry_out(task, None, interrupts, |message| match message {
-        Message::Checked(answer) => checked = Some(*answer),
-        Message::Error(found) => problems = found,
-        Message::Decided { device, gpu } => decided = Some((device, gpu)),
-        _ => {}
-    });
-    if let Some((device, gpu)) = decided {
-        config.device = device;
-        report.host.get_or_insert_default().gpus = gpu.into_iter().collect();
+    let preparation = ask_to_prepare(config, has_source, cache, interrupts);
+    if let Some(gpus) = preparation.gpus {
+        report.host.get_or_insert_default().gpus = gpus;
     }
-    match (ending, checked) {
-        (Ending::Interrupted(signal), _) => Err(Stop::Signal(signal)),
-        (Ending::Ended(_), Some(checked)) => Ok(checked),
-        (Ending::Ended(lost), None) => {
-            problems.extend(lost);
-            Err(Stop::Problems(problems))
+    preparation.checked
+}
+
+/// A load that is over: the worker's own report, or what it told before it was gone.
+pub(super) struct Settled {
+    pub(super) run: Run,
+    /// What is wrong with it.
+    pub(super) problems: Vec<Problem>,
+    /// Why it ended early, if somebody asked for it.
+    pub(super) signal: Option<i32>,
+    /// The limits that were exceeded, and where first.
+    pub(super) crossings: Vec<Crossing>,
+    /// The hashes of the tensors, in the order of delivery.
+    pub(super) hashes: Vec<TensorHash>,
+    /// Processes that the kernel killed for want of memory; `None` if nobody counted.
+    pub(super) oom_kills: Option<u64>,
+}
+
+/// Loads once: a fresh process, a control group of its own where there can be one. What could not be measured is noted in
+/// `report`.
+///
+/// A run that did not get as far as a report of its own is called `strategy`, and ran with `params`.
+pub(super) fn measure(
+    task: Task,
+    (strategy, params): (&str, Option<Params>),
+    mut progress: Progress,
+    interrupts: &Interrupts,
+    report: &mut Report,
+) -> Settled {
+    let mut heard = Heard::default();
+    let group = own_group(interrupts, report);
+    let before = pressure::Counters::now();
+    let ending = carry_out(task, group.as_ref(), interrupts, |message| heard.hear(message, &mut progress));
+    let pressure = before.until_now();
+    drop(progress);
+    let memory = group.map(|group| group.memory());
+    interrupts.forget_leftovers();
+    let mut settled = heard.settle(ending, strategy, params, report);
+    pressure::note_missing(&pressure, report);
+    settled.run.pressure = pressure;
+    if let Some(GroupMemory { peak_bytes, oom_kill_count, .. }) = memory {
+        settled.run.peak.cgroup_bytes = peak_bytes.value();
+        settled.oom_kills = oom_kill_count.value();
+        if let Some(reason) = peak_bytes.reason() {
+            report.missing("peak.cgroup_bytes", &reason.to_string());
         }
     }
+    settled
 }
 
 /// What a worker has told so far about the load it is measuring.
 #[derive(Default)]
-pub(super) struct Heard {
+struct Heard {
     baseline: Point,
     peak: Point,
     seconds: Option<f64>,
     layer: Option<String>,
-    /// The hashes of the tensors, in the order of delivery.
-    pub(super) hashes: Vec<TensorHash>,
+    hashes: Vec<TensorHash>,
     /// Its own report, once it is done.
-    pub(super) finished: Option<Box<Finished>>,
+    finished: Option<Box<Finished>>,
     /// Why it could not be done.
-    pub(super) problems: Vec<Problem>,
+    problems: Vec<Problem>,
 }
 
 impl Heard {
     /// Takes a message in.
-    pub(super) fn hear(&mut self, message: Message, progress: &mut Progress) {
+    fn hear(&mut self, message: Message, progress: &mut Progress) {
         match message {
             Message::Started { baseline } => self.baseline = baseline,
             Message::Progress { done_bytes, total_bytes, layer, peak, seconds } => {
@@ -84,20 +111,50 @@ impl Heard {
         }
     }
 
+    /// What is known of a run that is over.
+    fn settle(
+        mut self,
+        ending: Ending,
+        strategy: &str,
+        params: Option<Params>,
+        report: &mut Report,
+    ) -> Settled {
+        let mut problems = std::mem::take(&mut self.problems);
+        let hashes = std::mem::take(&mut self.hashes);
+        let signal = match ending {
+            Ending::Interrupted(signal) => Some(signal),
+            Ending::Ended(lost) => {
+                problems.extend(lost);
+                None
+            }
+        };
+        let (run, crossings) = match self.finished.take() {
+            Some(finished) => {
+                for entry in &finished.unavailable {
+                    report.missing(&entry.metric, &entry.reason);
+                }
+                finished.notes.into_iter().for_each(|note| report.note(note));
+                problems.extend(finished.problem);
+                (finished.run, finished.crossings)
+            }
+            None => (self.partial(signal.is_some(), &problems, strategy, params), Vec::new()),
+        };
+        Settled { run, problems, signal, crossings, hashes, oom_kills: None }
+    }
+
     /// The run of a worker that is gone without a report: what it told before.
-    pub(super) fn partial(
+    fn partial(
         self,
-        ending: &Ending,
+        is_interrupted: bool,
         problems: &[Problem],
         strategy: &str,
         params: Option<Params>,
     ) -> Run {
-        let outcome = match ending {
-            Ending::Interrupted(_) => RunOutcome::Interrupted,
-            Ending::Ended(_) if problems.iter().any(|problem| problem.code == Code::WorkerKilled) => {
-                RunOutcome::Killed
-            }
-            Ending::Ended(_) => RunOutcome::Failed,
+        let is_killed = problems.iter().any(|problem| problem.code == Code::WorkerKilled);
+        let outcome = match (is_interrupted, is_killed) {
+            (true, _) => RunOutcome::Interrupted,
+            (false, true) => RunOutcome::Killed,
+            (false, false) => RunOutcome::Failed,
         };
         let seconds = self.seconds;
         let mut run = Run {

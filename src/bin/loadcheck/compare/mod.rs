@@ -6,10 +6,8 @@
 //!
 //! Nothing here starts a process or prints.
 
-mod entry;
 mod notes;
 mod summary;
 
-pub(crate) use self::entry::{Entry, What, entries};
 pub(crate) use self::notes::{Facts, add_notes, cpu_note};
 pub(crate) use self::summary::{order, summarise};

@@ -3,8 +3,8 @@
 use onelayer::units::HumanBytes;
 
 use super::summary::maps;
-use super::{Entry, What};
 use crate::args::{CacheArg, Device};
+use crate::entries::{Entry, What};
 use crate::output::numbers::count;
 use crate::report::{Compared, Outcome};
 use crate::strategies::{Habit, Strategy};
@@ -135,7 +135,7 @@ mod tests {
     };
 
     fn note(name: &str, row: Compared, facts: &Facts) -> Option<String> {
-        let what = Strategy::parse(name).map_or_else(|| What::Command(vec![]), What::Strategy);
+        let what = Strategy::parse(name).map_or_else(|_| What::Command(vec![]), What::Strategy);
         let mut rows = [row];
         add_notes(&mut rows, &[Entry { name: name.to_owned(), what }], facts);
         rows[0].note.clone()

@@ -3,8 +3,8 @@
 //! Memory is the maximum over the runs, time the median. Times are compared within a round and not across: what slows the
 //! machine for a while slows all rows of a round.
 
-use super::{Entry, What};
 use crate::args::CacheArg;
+use crate::entries::{Entry, What};
 use crate::fit::median;
 use crate::output::numbers::to_f64;
 use crate::report::{CacheState, Compared, ComparedPeak, Outcome, Run, Spread};
@@ -170,7 +170,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn entry(name: &str) -> Entry {
-        let what = Strategy::parse(name).map_or_else(|| What::Command(vec![name.into()]), What::Strategy);
+        let what = Strategy::parse(name).map_or_else(|_| What::Command(vec![name.into()]), What::Strategy);
         Entry { name: name.to_owned(), what }
     }
 

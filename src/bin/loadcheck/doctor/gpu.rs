@@ -6,10 +6,10 @@ use onelayer::probe::{GpuMemory, NvmlError};
 
 use crate::args::{Device, LoadArgs};
 use crate::config::LoadConfig;
-use crate::fit::{Stop, prepare};
 use crate::output::numbers::bytes;
 use crate::report::{Check, Gpu};
 use crate::signals::Interrupts;
+use crate::worker::{Stop, ask_to_prepare};
 
 /// The first CUDA device, or why there is none.
 pub(crate) type Driver = Result<Gpu, String>;
@@ -18,15 +18,18 @@ pub(crate) type Driver = Result<Gpu, String>;
 pub(super) fn ask(interrupts: &Interrupts) -> Result<Driver, i32> {
     let args = LoadArgs { device: Device::Cuda(0), ..LoadArgs::looking_at("".into()) };
     let (mut load, _) = LoadConfig::new(&args, PathBuf::new());
-    match prepare(&mut load, false, None, interrupts) {
-        Ok(prepared) => Ok(prepared.gpu.ok_or_else(|| "the driver shows no device".to_owned())),
-        Err(Stop::Signal(signal)) => Err(signal),
-        Err(Stop::Problems(problems)) => {
-            let message = problems.into_iter().next().map(|problem| problem.message).unwrap_or_default();
-            let message = message.strip_prefix("cannot use --device cuda:0: ").unwrap_or(&message);
-            Ok(Err(message.to_owned()))
-        }
+    let preparation = ask_to_prepare(&mut load, false, None, interrupts);
+    if let Some(gpus) = preparation.gpus {
+        return Ok(gpus.into_iter().next().ok_or_else(|| "the driver shows no device".to_owned()));
     }
+    let problems = match preparation.checked {
+        Err(Stop::Signal(signal)) => return Err(signal),
+        Err(Stop::Problems(problems)) => problems,
+        Ok(_) => Vec::new(),
+    };
+    let message = problems.into_iter().next().map(|problem| problem.message).unwrap_or_default();
+    let message = message.strip_prefix("cannot use --device cuda:0: ").unwrap_or(&message);
+    Ok(Err(message.to_owned()))
 }
 
 /// The driver.

@@ -14,7 +14,6 @@ mod session;
 mod trial;
 
 pub(crate) use self::emit::lines as emitted_lines;
-pub(crate) use self::ours::prepare;
 pub(crate) use self::search::median;
 pub(crate) use self::session::{Loader, Session};
-pub(crate) use self::trial::{Stop, no_group};
+pub(crate) use self::trial::no_group;

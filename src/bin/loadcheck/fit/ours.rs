@@ -3,55 +3,15 @@
 
 use onelayer::probe::ChildGroup;
 
-use super::trial::{End, Ran, Stop};
-use crate::args::CacheArg;
+use super::trial::{End, Ran};
 use crate::config::LoadConfig;
 use crate::exit::Exit;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
-use crate::report::Gpu;
 use crate::signals::Interrupts;
 use crate::sizes::SizeContext;
 use crate::strategies::Strategy;
-use crate::worker::{Checked, Ending, Finished, Message, Task, carry_out};
-
-/// What the headers said, if there are any, and the device that was decided on.
-pub(crate) struct Prepared {
-    pub(crate) checked: Option<Checked>,
-    pub(crate) gpu: Option<Gpu>,
-}
-
-/// Decides on the device, reads the headers, and brings the page cache into the state that is wanted.
-///
-/// # Errors
-/// What is wrong with source or device, or the signal that came.
-pub(crate) fn prepare(
-    load: &mut LoadConfig,
-    has_source: bool,
-    cache: Option<CacheArg>,
-    interrupts: &Interrupts,
-) -> Result<Prepared, Stop> {
-    let task = Task::Prepare { load: load.clone(), has_source, cache };
-    let (mut checked, mut problems, mut decided) = (None, Vec::new(), None);
-    let ending = carry_out(task, None, interrupts, |message| match message {
-        Message::Checked(answer) => checked = Some(*answer),
-        Message::Error(found) => problems = found,
-        Message::Decided { device, gpu } => decided = Some((device, gpu)),
-        _ => {}
-    });
-    let gpu = decided.and_then(|(device, gpu)| {
-        load.device = device;
-        gpu
-    });
-    match ending {
-        Ending::Interrupted(signal) => Err(Stop::Signal(signal)),
-        Ending::Ended(_) if checked.is_some() => Ok(Prepared { checked, gpu }),
-        Ending::Ended(lost) => {
-            problems.extend(lost);
-            if problems.is_empty() { Ok(Prepared { checked, gpu }) } else { Err(Stop::Problems(problems)) }
-        }
-    }
-}
+use crate::worker::{Ending, Finished, Message, Task, carry_out};
 
 /// Loads once in `group`. Sizes that are shares of the memory limit mean that of the group.
 pub(crate) fn run(

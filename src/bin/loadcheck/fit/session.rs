@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::search::{Range, Search, Tried, median};
-use super::trial::{Ran, Stop, try_once};
+use super::trial::{Ran, try_once};
 use super::{command, ours};
 use crate::args::{CacheArg, Device};
 use crate::config::LoadConfig;
@@ -18,6 +18,7 @@ use crate::report::{Fitted, Try, TryOutcome};
 use crate::signals::Interrupts;
 use crate::sizes::{Size, SizeContext};
 use crate::strategies::Strategy;
+use crate::worker::{Stop, ask_to_prepare};
 
 /// Time that every run may take, however quick it is without a limit.
 const GIVE_UP_SECONDS_MIN: f64 = 5.0;
@@ -138,8 +139,8 @@ impl Session<'_> {
             Loader::Ours { load, .. } => {
                 // No device is needed for that.
                 let mut load = LoadConfig { device: Device::None, ..LoadConfig::clone(load) };
-                let prepared = ours::prepare(&mut load, true, Some(self.cache), self.interrupts)?;
-                Ok(prepared.checked.and_then(|checked| checked.cached_share))
+                let prepared = ask_to_prepare(&mut load, true, Some(self.cache), self.interrupts);
+                Ok(prepared.checked?.cached_share)
             }
         }
     }

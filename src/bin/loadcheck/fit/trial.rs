@@ -9,6 +9,7 @@ use super::guard::{Guarded, guarded};
 use crate::problem::{Code, Problem};
 use crate::report::{Try, TryOutcome};
 use crate::signals::Interrupts;
+use crate::worker::Stop;
 
 /// How a loader ended, as it told itself or as its parent saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,21 +33,6 @@ pub(super) struct Ran {
     pub(super) seconds: Option<f64>,
     pub(super) peak_host_bytes: Option<u64>,
     pub(super) cached_share: Option<f64>,
-}
-
-/// Why the search cannot go on.
-#[derive(Clone, Debug)]
-pub(crate) enum Stop {
-    /// These problems.
-    Problems(Vec<Problem>),
-    /// This signal.
-    Signal(i32),
-}
-
-impl From<Problem> for Stop {
-    fn from(problem: Problem) -> Self {
-        Self::Problems(vec![problem])
-    }
 }
 
 /// Runs `load` in a group with that limit. What comes back is a try, and why the search has to end, if it has to.

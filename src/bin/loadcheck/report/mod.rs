@@ -404,6 +404,13 @@ impl Report {
         self.errors = problems;
     }
 
+    /// Adds a note, once.
+    pub(crate) fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
     /// Notes that `metric` was not measured, once.
     pub(crate) fn missing(&mut self, metric: &str, reason: &str) {
         if !self.unavailable.iter().any(|entry| entry.metric == metric) {

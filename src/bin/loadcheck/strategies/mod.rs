@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 use onelayer::checkpoint::{Checkpoint, TensorId};
 use serde::{Deserialize, Serialize};
 
+use crate::problem::{Code, Problem};
+
 mod direct;
 mod mapped;
 mod owned;
@@ -59,8 +61,17 @@ impl Strategy {
     ];
 
     /// The one of that name.
-    pub(crate) fn parse(name: &str) -> Option<Self> {
-        Self::ALL.iter().find(|(_, known)| *known == name).map(|(strategy, _)| *strategy)
+    ///
+    /// # Errors
+    /// There is none: [`Code::Usage`].
+    pub(crate) fn parse(name: &str) -> Result<Self, Problem> {
+        let found = Self::ALL.iter().find(|(_, known)| *known == name);
+        found.map(|(strategy, _)| *strategy).ok_or_else(|| {
+            let known = Self::ALL.map(|(_, known)| known).join(", ");
+            Problem::new(Code::Usage, format!("there is no strategy `{name}`"))
+                .at("--strategy")
+                .help(format!("there are {known}; with {{strategy}} in --cmd a name is free text"))
+        })
     }
 
     /// Its name.

@@ -1,4 +1,4 @@
-//! The rows of a comparison, from `-s` and `--cmd`.
+//! Whom `compare` and `fit` measure, from `-s` and `--cmd`.
 //!
 //! What `-s` names is one of our strategies, or free text for a template that takes it.
 
@@ -10,19 +10,17 @@ use crate::strategies::Strategy;
 use crate::template::CommandTemplate;
 
 const STRATEGY: &str = "{strategy}";
-/// What is compared if nothing is named.
-const STRATEGIES_DEFAULT: [&str; 3] = ["stream", "mmap", "read"];
 
-/// A row.
+/// One that is measured: a row of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// What it is called, once in a comparison.
+    /// What it is called, once in a table.
     pub(crate) name: String,
     /// What is run.
     pub(crate) what: What,
 }
 
-/// What a row runs.
+/// What is run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     /// A way of loading of this program's.
@@ -33,12 +31,14 @@ pub(crate) enum What {
 
 /// The rows that are asked for: strategies, then commands, each in the order of the command line.
 ///
-/// With `{strategy}` in a template the names of `-s` are free text for it; else they are names of ours.
+/// With `{strategy}` in a template the names of `-s` are free text for it; else they are names of ours, and those of `usual` if
+/// none is given.
 ///
 /// # Errors
 /// Everything that is wrong with them.
 pub(crate) fn entries(
     names: &[String],
+    usual: &[Strategy],
     templates: &[String],
     source: &Path,
 ) -> Result<Vec<Entry>, Vec<Problem>> {
@@ -56,12 +56,11 @@ pub(crate) fn entries(
     }
     let mut entries = Vec::new();
     if takes_names == 0 {
-        let all = STRATEGIES_DEFAULT.map(str::to_owned);
-        let names = if names.is_empty() { all.as_slice() } else { names };
-        for name in names {
+        let usual: Vec<String> = usual.iter().map(|strategy| strategy.name().to_owned()).collect();
+        for name in if names.is_empty() { &usual } else { names } {
             match Strategy::parse(name) {
-                Some(strategy) => entries.push(Entry { name: name.clone(), what: What::Strategy(strategy) }),
-                None => problems.push(unknown(name)),
+                Ok(strategy) => entries.push(Entry { name: name.clone(), what: What::Strategy(strategy) }),
+                Err(problem) => problems.push(problem),
             }
         }
     }
@@ -80,13 +79,6 @@ pub(crate) fn entries(
     }
     make_unique(&mut entries);
     if problems.is_empty() { Ok(entries) } else { Err(problems) }
-}
-
-fn unknown(name: &str) -> Problem {
-    let known: Vec<&str> = Strategy::ALL.iter().map(|(_, name)| *name).collect();
-    Problem::new(Code::Usage, format!("there is no strategy `{name}`"))
-        .at("--strategy")
-        .help(format!("there are {}; with {STRATEGY} in --cmd a name is free text", known.join(", ")))
 }
 
 /// The second of a name is called `name #2`: the same thing twice shows how much the machine varies.
@@ -110,7 +102,8 @@ mod tests {
 
     fn rows(names: &[&str], templates: &[&str]) -> Result<Vec<(String, Vec<String>)>, Vec<Problem>> {
         let own = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<String>>();
-        let entries = entries(&own(names), &own(templates), Path::new("a b/model"))?;
+        let usual = [Strategy::Stream, Strategy::Habit(Habit::Mmap)];
+        let entries = entries(&own(names), &usual, &own(templates), Path::new("a b/model"))?;
         Ok(entries
             .into_iter()
             .map(|entry| match entry.what {
@@ -127,8 +120,8 @@ mod tests {
     }
 
     #[test]
-    fn three_ways_are_compared_if_nothing_is_named() {
-        let ours = [row("stream", &["<stream>"]), row("mmap", &["<mmap>"]), row("read", &["<read>"])];
+    fn the_usual_ways_are_measured_if_nothing_is_named() {
+        let ours = [row("stream", &["<stream>"]), row("mmap", &["<mmap>"])];
         assert_eq!(rows(&[], &[]).unwrap(), ours);
         let with_command = [ours.as_slice(), &[row("cmd", &["cat", "a b/model"])]].concat();
         assert_eq!(rows(&[], &["cat {source}"]).unwrap(), with_command);
@@ -161,7 +154,7 @@ mod tests {
         let found = rows(&["mmap", "mmap", "stream", "mmap"], &[]).unwrap();
         let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["mmap", "mmap #2", "stream", "mmap #3"]);
-        assert_eq!(Strategy::parse("mmap"), Some(Strategy::Habit(Habit::Mmap)));
+        assert_eq!(Strategy::parse("mmap"), Ok(Strategy::Habit(Habit::Mmap)));
     }
 
     #[test]
