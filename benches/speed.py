@@ -163,19 +163,26 @@ def auto_against_fixed(table, source, state, prepare, rounds):
         prepare()
         return rate(measured(source, "--device", "none", "--io", io, "--cache", "asis"))
 
+    def pace(io):
+        return statistics.median(rates[io])
+
+    # A few rounds of all, then as many more of those that come near the best: that is what the disk's spread hides.
     usable = list(SOURCES)
     rates = {io: [] for io in ("auto", *usable)}
-    for number in range(rounds):
+    for number in range(3 * rounds):
+        if number == 4:
+            fastest = max(map(pace, usable))
+            usable = [io for io in usable if pace(io) > 0.8 * fastest]
         order = ["auto", *usable]
         for io in order[number % len(order):] + order[: number % len(order)]:
             rates[io].append(measure(io))
-    best = max(usable, key=lambda io: statistics.median(rates[io]))
+    best = max(usable, key=pace)
     ratios = [a / b for a, b in zip(rates["auto"], rates[best])]
     ratio = statistics.median(ratios)
-    others = ", ".join(f"{io} {statistics.median(rates[io]):.2f}" for io in usable)
+    others = ", ".join(f"{io} {pace(io):.2f}" for io in SOURCES)
     table.add(
         f"auto against the best fixed source, {state}", ">= 0.97",
-        f"{ratio:.2f} ({spread(ratios)}) of {best}; auto {statistics.median(rates['auto']):.2f}, {others} GB/s; {rounds} rounds", ratio >= 0.97,
+        f"{ratio:.2f} ({spread(ratios)}) of {best}; auto {pace('auto'):.2f}, {others} GB/s; {3 * rounds} rounds", ratio >= 0.97,
     )
 
 
@@ -187,7 +194,8 @@ def speed_auto(table, big, args):
     memory = pathlib.Path("/dev/shm/onelayer-figures")
     try:
         small = synth(memory, "mistral-7b", "--layers", "3")
-        auto_against_fixed(table, small, "1.8 GB on tmpfs", lambda: None, rounds)
+        # Loads of a tenth of a second each: it takes more of them.
+        auto_against_fixed(table, small, "1.8 GB on tmpfs", lambda: None, 3 * rounds)
     finally:
         shutil.rmtree(memory, ignore_errors=True)
 

@@ -27,7 +27,7 @@ use super::files::{FileSet, OPEN_FILES_MAX};
 use super::survey::{advise_random, resident_bytes};
 use super::system::{DirectSupport, System};
 use super::tally::Tally;
-use super::{Each, Fallback, IoDecision, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError};
+use super::{Arrival, Each, Fallback, IoDecision, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError};
 use crate::checkpoint::{Shard, ShardId};
 use crate::plan::{CacheManners, IoReason, ResidencyBy};
 use crate::units::{Alignment, ByteRange, KIB, MIB};
@@ -346,18 +346,19 @@ impl<S: System> Auto<S> {
 }
 
 /// The same, with the time that it takes added up.
-fn timed<'a>(each: &'a mut Each<'_>, took: &'a mut Duration) -> impl FnMut(&mut [u8], u64) {
-    move |buffer, arrived_bytes| {
+fn timed<'a>(each: &'a mut Each<'_>, took: &'a mut Duration) -> impl FnMut(&mut [u8], Arrival) -> u64 {
+    move |buffer, arrival| {
         let started = Instant::now();
-        each(buffer, arrived_bytes);
+        let next_position_bytes = each(buffer, arrival);
         *took += started.elapsed();
+        next_position_bytes
     }
 }
 
 /// Shows a payload that has arrived at once.
 fn show_all(request: &ReadRequest, buffer: &mut [u8], each: Option<&mut Each<'_>>) {
     if let Some(each) = each {
-        each(buffer, request.payload.len_bytes());
+        each(buffer, Arrival::whole(request));
     }
 }
 

@@ -6,12 +6,12 @@ use std::io;
 use rustix::fs::Advice;
 
 use crate::checkpoint::Shard;
-use crate::units::to_u64;
+use crate::units::{to_u64, to_usize};
 
 use super::files::FileSet;
 use super::system::System;
 use super::tally::Tally;
-use super::{Each, Fallback, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError};
+use super::{Arrival, Each, Fallback, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError};
 
 /// See the [module](self).
 pub(super) struct Buffered<S> {
@@ -97,9 +97,10 @@ pub(super) fn read_payload_in_pieces<S: System>(
 ) -> Result<u64, SourceError> {
     let (start, len) = (request.payload.start(), request.payload_of(buffer).len());
     let (mut filled, mut outcome) = (0, Ok(()));
+    let mut position_bytes = start - request.extent.start();
     while filled < len {
-        let end = (filled + PIECE_BYTES).min(len);
-        let target = &mut request.payload_of(buffer)[filled..end];
+        let (begin, end) = (filled, (filled + PIECE_BYTES).min(len));
+        let target = &mut buffer[to_usize(position_bytes)..][..end - begin];
         match read_full(target, start + to_u64(filled), &mut read) {
             Ok(count) => filled += count,
             Err((count, error)) => {
@@ -110,7 +111,8 @@ pub(super) fn read_payload_in_pieces<S: System>(
         if filled < end {
             break;
         }
-        each(buffer, to_u64(filled));
+        let (start_bytes, len_bytes) = (to_u64(begin), to_u64(end - begin));
+        position_bytes = each(buffer, Arrival { position_bytes, start_bytes, len_bytes });
     }
     finish(files, file, request, outcome.map(|()| filled).map_err(|error| (filled, error)))
 }

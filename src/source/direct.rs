@@ -217,6 +217,12 @@ impl<S: System> Source for Direct<S> {
 }
 
 impl<S: System> Queueable for Direct<S> {
+    fn refusal(&self) -> Option<String> {
+        let refused = self.fallbacks.list();
+        let is_none_left = refused.len() == self.files.len();
+        refused.into_iter().next().filter(|_| is_none_left).map(|fallback| fallback.reason)
+    }
+
     fn begin(&self, request: &ReadRequest, buffer: &mut [u8], may_wait: bool) -> Result<Begun, SourceError> {
         self.check(request, buffer);
         self.files.check_end(request)?;

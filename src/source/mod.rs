@@ -106,8 +106,41 @@ mod sealed {
 }
 pub(crate) use self::sealed::Sealed;
 
-/// Who sees a payload as it arrives: the buffer, and how many bytes of the payload are in it.
-pub type Each<'a> = dyn FnMut(&mut [u8], u64) + 'a;
+/// Who sees a payload as it arrives: the buffer, and what of it is new. Returns where in the buffer the next part is to go:
+/// [behind this one](Arrival::next_position_bytes), or in front of that, where nothing lies that is wanted any more.
+pub type Each<'a> = dyn FnMut(&mut [u8], Arrival) -> u64 + 'a;
+
+/// A part of a payload that has just arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Arrival {
+    /// Where it lies in the buffer.
+    pub position_bytes: u64,
+    /// What of the payload came before it.
+    pub start_bytes: u64,
+    /// Its size.
+    pub len_bytes: u64,
+}
+
+impl Arrival {
+    /// A payload that arrives at once, where its request says.
+    fn whole(request: &ReadRequest) -> Self {
+        let position_bytes = request.payload.start() - request.extent.start();
+        Self { position_bytes, start_bytes: 0, len_bytes: request.payload.len_bytes() }
+    }
+
+    /// Where the next part lies in the payload.
+    #[must_use]
+    pub const fn end_bytes(&self) -> u64 {
+        self.start_bytes + self.len_bytes
+    }
+
+    /// Where the next part goes, if all stays where it is.
+    #[must_use]
+    pub const fn next_position_bytes(&self) -> u64 {
+        self.position_bytes + self.len_bytes
+    }
+}
 
 /// A way of reading. Shared by all reader threads. Made by [`open`]; not to be implemented elsewhere.
 pub trait Source: Sealed + Send + Sync {
@@ -126,9 +159,9 @@ pub trait Source: Sealed + Send + Sync {
     /// checkpoint's, or, for direct I/O, extent or buffer are not aligned.
     fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError>;
 
-    /// [`Self::read`], with somebody who sees the payload as it arrives: `each` is given the buffer, and how many bytes of the
-    /// payload are in it. It may change those. What comes out of the page cache comes in pieces that are still in the core's own
-    /// cache then; everything else at once. Only a read that succeeds vouches for the bytes that were seen.
+    /// [`Self::read`], with somebody who sees the payload as it arrives, may change it, and says where the rest goes. What comes
+    /// out of the page cache comes in pieces that are still in the core's own cache then; everything else at once. Only a read
+    /// that succeeds vouches for the bytes that were seen.
     ///
     /// # Errors
     /// # Panics
@@ -140,7 +173,7 @@ pub trait Source: Sealed + Send + Sync {
         each: &mut Each<'_>,
     ) -> Result<u64, SourceError> {
         let moved = self.read(request, buffer)?;
-        each(buffer, request.payload.len_bytes());
+        each(buffer, Arrival::whole(request));
         Ok(moved)
     }
 

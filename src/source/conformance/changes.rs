@@ -96,11 +96,12 @@ fn a_change_between_two_pieces_is_found() {
             let source = variant.open(std::slice::from_ref(&shard));
             let mut is_changed = false;
             let request = request(0, range(3, 1_499_999));
-            let read = source.read_in_pieces(&request, Buffer::new(2 << 20).bytes(), &mut |_, arrived| {
-                if !is_changed && arrived < request.payload.len_bytes() {
+            let read = source.read_in_pieces(&request, Buffer::new(2 << 20).bytes(), &mut |_, arrival| {
+                if !is_changed && arrival.end_bytes() < request.payload.len_bytes() {
                     apply(change, &shard.path);
                     is_changed = true;
                 }
+                arrival.next_position_bytes()
             });
             match is_changed {
                 true => assert_changed(read, &shard, &format!("{}, {change:?}", variant.name)),

@@ -8,7 +8,7 @@ use rustix::fs::Advice;
 use super::*;
 use crate::page_cache;
 use crate::plan::{CacheManners, IoDecision, IoWays, ResidencyBy};
-use crate::source::SourceError;
+use crate::source::{Arrival, SourceError};
 
 const LEN_BYTES: u64 = 8 * MIB;
 const READ_BYTES: u64 = MIB;
@@ -350,7 +350,10 @@ fn what_is_done_with_the_bytes_is_not_timed() {
         let mut buffer = Buffer::new(READ_BYTES);
         for start in (0..LEN_BYTES).step_by(to_usize(READ_BYTES)) {
             let request = request(0, range(start, start + READ_BYTES));
-            let mut each = |_: &mut [u8], _| std::thread::sleep(Duration::from_millis(3));
+            let mut each = |_: &mut [u8], arrival: Arrival| {
+                std::thread::sleep(Duration::from_millis(3));
+                arrival.next_position_bytes()
+            };
             source.read_in_pieces(&request, buffer.bytes(), &mut each).unwrap();
         }
         source.ways().direct_bytes

@@ -50,19 +50,25 @@ fn pieces_arrive_in_order_and_are_what_the_whole_is() {
         for payload in [range(0, 0), range(5, 6), range(4095, 600_000), range(3, 1_500_000)] {
             let request = request(0, payload);
             let mut buffer = Buffer::new(2 << 20);
-            let start = to_usize(payload.start() - request.extent.start());
-            let (mut seen, mut calls) = (Vec::new(), 0);
-            let moved = source.read_in_pieces(&request, buffer.bytes(), &mut |buffer, arrived| {
-                let new = &mut buffer[start + seen.len()..start + to_usize(arrived)];
-                seen.extend_from_slice(new);
-                new.fill(POISON);
-                calls += 1;
-            });
-            assert!(moved.unwrap() >= payload.len_bytes());
-            assert!(seen == expected_bytes(payload), "{}: {payload}", variant.name);
-            assert!(buffer.payload(&request).iter().all(|&byte| byte == POISON), "nothing is read twice");
-            if variant.mode == IoMode::Buffered && payload.len_bytes() > 0 {
-                assert_eq!(calls, payload.len_bytes().div_ceil(512 * KIB), "{payload}");
+            let start = payload.start() - request.extent.start();
+            for stays in [true, false] {
+                let (mut seen, mut calls) = (Vec::new(), 0);
+                let moved = source.read_in_pieces(&request, buffer.bytes(), &mut |buffer, arrival| {
+                    assert_eq!(arrival.start_bytes, to_u64(seen.len()), "one behind the other");
+                    let behind = if stays { arrival.start_bytes } else { 0 };
+                    assert_eq!(arrival.position_bytes, start + behind, "where it was told to go");
+                    let new = &mut buffer[to_usize(arrival.position_bytes)..][..to_usize(arrival.len_bytes)];
+                    seen.extend_from_slice(new);
+                    new.fill(POISON);
+                    calls += 1;
+                    if stays { arrival.next_position_bytes() } else { start }
+                });
+                assert!(moved.unwrap() >= payload.len_bytes());
+                assert!(seen == expected_bytes(payload), "{}: {payload}", variant.name);
+                assert!(buffer.payload(&request).iter().all(|&byte| byte == POISON), "nothing is read twice");
+                if variant.mode == IoMode::Buffered && payload.len_bytes() > 0 {
+                    assert_eq!(calls, payload.len_bytes().div_ceil(512 * KIB), "{payload}");
+                }
             }
         }
     });

@@ -32,7 +32,10 @@ impl Source for Queued {
         /// What is looked at behind the extent.
         const BEHIND: usize = 4096;
         let queueing = QueueingCell::default();
-        let mut queue = ReadQueue::new(&self.inner, 1, 1, &queueing).expect("the test asked for queues");
+        let Some(mut queue) = ReadQueue::new(&self.inner, 1, 1, &queueing) else {
+            assert!(!self.inner.fallbacks().is_empty(), "refused without need: {}", queueing.get());
+            return self.inner.read(request, buffer);
+        };
         let len = buffer.len().min(to_usize(request.extent.len_bytes()) + BEHIND);
         queue.submit(7, *request, Owned::new(to_u64(len), self.is_registered.then_some(0)));
         let mut finished = queue.next().unwrap().unwrap();
@@ -99,6 +102,18 @@ pub(super) fn refusal() -> Option<String> {
     let queue = ReadQueue::<Owned>::new(&source, 1, 1, &queueing);
     let reason = queue.is_none().then(|| queueing.get().to_string());
     reason.inspect(|reason| println!("SKIPPED: {reason}"))
+}
+
+/// Its one thread would read them one after the other.
+#[test]
+fn there_is_no_queue_where_no_file_takes_direct_reads() {
+    let folder = Folder::new();
+    let shards = [folder.shard("a", 9000), folder.shard("b", 9000)];
+    let system = Faulty { support: Some(DirectSupport::None), ..Faulty::default() };
+    let source = Arc::from(open_with(system, IoMode::Uring, &shards).unwrap());
+    let queueing = QueueingCell::default();
+    assert!(ReadQueue::<Owned>::new(&source, 8, 8, &queueing).is_none());
+    assert_eq!(queueing.get().reason(), Some("its file system has no direct i/o"));
 }
 
 #[test]

@@ -121,6 +121,9 @@ pub(super) enum Begun {
 
 /// A source whose reads may go through a queue: all of a direct read but the system calls that move bytes.
 pub(super) trait Queueable: Send + Sync {
+    /// Why no read would go through a queue, if none would.
+    fn refusal(&self) -> Option<String>;
+
     /// Checks the request and opens its file.
     fn begin(&self, request: &ReadRequest, buffer: &mut [u8], may_wait: bool) -> Result<Begun, SourceError>;
 
@@ -182,8 +185,9 @@ impl<B: ReadBuffer> ReadQueue<B> {
         buffer_count: u32,
         queueing: &QueueingCell,
     ) -> Option<Self> {
-        source.queueable()?;
-        let ring = match KernelRing::new(reads_most, buffer_count) {
+        let refusal = source.queueable()?.refusal();
+        // A queue reads on one thread what cannot be queued: many do that sooner.
+        let ring = match refusal.map_or_else(|| KernelRing::new(reads_most, buffer_count), Err) {
             Ok(ring) => ring,
             Err(reason) => {
                 queueing.note(Queueing::Refused { reason });

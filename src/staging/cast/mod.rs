@@ -19,7 +19,7 @@ use crate::units::to_usize;
 
 use self::blocks::Elements;
 use self::level::Level;
-pub(crate) use self::pieces::Casting;
+pub(crate) use self::pieces::{Casting, Narrowing};
 
 mod blocks;
 mod floats;
@@ -50,23 +50,17 @@ fn cast_step_with(level: Level, slot: &mut [u8], step: &CastOp) -> u64 {
 }
 
 /// Casts the elements between two places of one stretch, of which those before have been cast, to where they belong behind
-/// them. Returns as [`cast_step`] does.
+/// them. They lie at `source` in the slot. Returns as [`cast_step`] does.
 ///
 /// # Panics
-/// If the places are not between elements of the stretch, or the cast is a widening one.
-fn cast_part(slot: &mut [u8], step: &CastOp, start_bytes: u64, end_bytes: u64) -> u64 {
+/// If the places are not between elements of the stretch, if they lie in front of where they belong, or the cast is a
+/// widening one.
+fn cast_part(slot: &mut [u8], step: &CastOp, source: u64, start_bytes: u64, end_bytes: u64) -> u64 {
     assert!(!step.cast.is_widening() && start_bytes <= end_bytes && end_bytes <= step.source_len_bytes);
     let target = step.slot_offset_bytes + step.cast.delivered_bytes(start_bytes);
-    let source = step.slot_offset_bytes + start_bytes;
-    let end = step.slot_offset_bytes + end_bytes;
-    let bytes = &mut slot[to_usize(target)..to_usize(end)];
-    cast_in_place(
-        Level::detected(),
-        bytes,
-        to_usize(source - target),
-        to_usize(end_bytes - start_bytes),
-        step.cast,
-    )
+    let len_bytes = end_bytes - start_bytes;
+    let bytes = &mut slot[to_usize(target)..to_usize(source + len_bytes)];
+    cast_in_place(Level::detected(), bytes, to_usize(source - target), to_usize(len_bytes), step.cast)
 }
 
 /// Casts all elements in the `source_bytes` from `source_start` on of `bytes`, so that they begin at its front afterwards; what

@@ -4,8 +4,18 @@
 //! slot   |..|narrow|. . .|arrived, not yet cast|to come       |
 //!           ^      ^     ^ `done_bytes`        ^ `arrived_bytes`
 //! ```
+//!
+//! Where all of a read is narrowed, each piece is read to where what comes of it belongs, over what is left of the piece before:
+//!
+//! ```text
+//! slot   |narrow|narrow|piece, just read|
+//! next   |narrow|narrow|narrow  |piece, just read|
+//! ```
+//!
+//! So no more of the slot is written than is delivered, and most of what is written is in the core's cache.
 
 use super::{cast_part, cast_step};
+use crate::checkpoint::TensorId;
 use crate::plan::CastOp;
 
 /// The casts of one read, from front to back.
@@ -48,7 +58,8 @@ impl<I: Iterator<Item = CastOp>> Casting<I> {
             } else {
                 let end_bytes = there_bytes - there_bytes % element_bytes;
                 if end_bytes > self.done_bytes {
-                    count(&step, cast_part(slot, &step, self.done_bytes, end_bytes));
+                    let source = step.slot_offset_bytes + self.done_bytes;
+                    count(&step, cast_part(slot, &step, source, self.done_bytes, end_bytes));
                     self.done_bytes = end_bytes;
                 }
                 if !is_last {
@@ -60,18 +71,85 @@ impl<I: Iterator<Item = CastOp>> Casting<I> {
     }
 }
 
+/// A read, all of which is one stretch that is narrowed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Narrowing(CastOp);
+
+impl Narrowing {
+    /// The casts of a read, if they are one of all its payload, which lies at `payload_position_bytes` of the slot.
+    pub(crate) fn of(
+        mut casts: impl Iterator<Item = CastOp>,
+        payload_position_bytes: u64,
+        payload_len_bytes: u64,
+    ) -> Option<Self> {
+        let step = casts.next()?;
+        let is_all =
+            step.slot_offset_bytes == payload_position_bytes && step.source_len_bytes == payload_len_bytes;
+        (is_all && !step.cast.is_widening()).then_some(Self(step))
+    }
+
+    /// Casts a part of the payload, of which `start_bytes` came before, and which lies where the last call said. Returns where the
+    /// next part goes, and how many elements became infinite.
+    pub(crate) fn advance(
+        &self,
+        slot: &mut [u8],
+        position_bytes: u64,
+        start_bytes: u64,
+        len_bytes: u64,
+    ) -> (u64, u64) {
+        let (step, end_bytes) = (&self.0, start_bytes + len_bytes);
+        let overflowed = cast_part(slot, step, position_bytes, start_bytes, end_bytes);
+        (step.slot_offset_bytes + step.cast.delivered_bytes(end_bytes), overflowed)
+    }
+
+    /// What is cast.
+    pub(crate) fn tensor(&self) -> TensorId {
+        self.0.tensor
+    }
+}
+
 #[cfg(not(loom))]
 #[cfg(test)]
 mod tests {
     use super::super::reference::{cast_bytes, elements, every_cast, is_overflow, seeded};
     use super::*;
-    use crate::checkpoint::TensorId;
     use crate::plan::Cast;
     use crate::units::{to_u64, to_usize};
 
     fn step(cast: Cast, slot_offset_bytes: u64, elements: u64) -> CastOp {
         let source_len_bytes = elements * cast.source_element_bytes();
         CastOp { tensor: TensorId(0), slot_offset_bytes, source_len_bytes, cast }
+    }
+
+    /// Each piece is read to where what comes of it belongs.
+    #[test]
+    fn pieces_over_one_another_give_what_the_whole_gives() {
+        let random: Vec<u8> = seeded(1000).flat_map(u64::to_le_bytes).collect();
+        for cast in every_cast() {
+            let step = step(cast, 24, 1000);
+            let narrowing = |position, len| Narrowing::of([step].into_iter(), position, len);
+            let len_bytes = step.source_len_bytes;
+            assert!(narrowing(16, len_bytes).is_none() && narrowing(24, len_bytes + 8).is_none());
+            let Some(narrowing) = narrowing(24, len_bytes) else {
+                assert!(cast.is_widening());
+                continue;
+            };
+            let expected = cast_bytes(&random[..to_usize(len_bytes)], cast);
+            for piece in [8, 512, 1000, 100_000] {
+                let mut slot = vec![0xA5; to_usize(24 + len_bytes) + 5];
+                let (mut position, mut start) = (24, 0);
+                while start < len_bytes {
+                    let len = piece.min(len_bytes - start);
+                    let arrived = &random[to_usize(start)..to_usize(start + len)];
+                    slot[to_usize(position)..to_usize(position + len)].copy_from_slice(arrived);
+                    (position, _) = narrowing.advance(&mut slot, position, start, len);
+                    start += len;
+                }
+                assert_eq!(position, 24 + to_u64(expected.len()), "{cast}");
+                assert!(slot[24..][..expected.len()] == expected, "{cast} in pieces of {piece}");
+                assert!(slot[..24].iter().chain(&slot[to_usize(24 + len_bytes)..]).all(|&byte| byte == 0xA5));
+            }
+        }
     }
 
     /// Two stretches with something between them, arriving in pieces that end anywhere.

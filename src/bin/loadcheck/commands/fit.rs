@@ -48,6 +48,11 @@ pub(crate) fn run(args: &FitArgs, output: &Output, terminal: &Terminal) -> Outco
         problems.extend(more);
         Vec::new()
     });
+    problems.extend(args.export.timeline.map(|_| {
+        Problem::new(Code::Usage, "fit keeps what each run came to, no timelines")
+            .at("--timeline")
+            .help("loadcheck run --timeline, inside the limit that was found")
+    }));
     problems.extend(ChildGroup::create(Some(1 << 30)).err().map(|error| no_group(&error)));
     let interrupts = match Interrupts::listen() {
         Ok(interrupts) => interrupts,
@@ -124,8 +129,8 @@ fn search_all(
     }
     let fit = report.fit.get_or_insert_default();
     if let Some(emit) = args.emit.filter(|_| stop.is_none()) {
-        let lines =
-            fit.loaders.iter().flat_map(|fitted| emitted_lines(emit, fitted, args.headroom, params.as_ref()));
+        let ours = params.as_ref().map(|params| (params, load));
+        let lines = fit.loaders.iter().flat_map(|fitted| emitted_lines(emit, fitted, args.headroom, ours));
         fit.emitted = lines.collect();
     }
     if fit.loaders.iter().any(|fitted| fitted.smallest_bytes.is_none()) {

@@ -6,6 +6,8 @@
 use onelayer::units::MIB;
 
 use crate::args::EmitArg;
+use crate::commands::shell_word;
+use crate::config::LoadConfig;
 use crate::report::{Fitted, Params};
 use crate::strategies::Strategy;
 
@@ -14,7 +16,7 @@ pub(crate) fn lines(
     emit: EmitArg,
     fitted: &Fitted,
     headroom_percent: u64,
-    params: Option<&Params>,
+    ours: Option<(&Params, &LoadConfig)>,
 ) -> Vec<String> {
     let Some(needed_bytes) = fitted.comfortable_bytes.or(fitted.smallest_bytes) else { return Vec::new() };
     let needed = mebibytes(needed_bytes, 0);
@@ -35,15 +37,15 @@ pub(crate) fn lines(
                 "MemorySwapMax=0".to_owned(),
             ]
         }
-        EmitArg::Args => vec![arguments(fitted, headroom_percent, params)],
+        EmitArg::Args => vec![arguments(fitted, headroom_percent, ours)],
     }
 }
 
 /// Flags for `loadcheck run`, or of another loader for `loadcheck exec`: the load as it was run, and a gate.
-fn arguments(fitted: &Fitted, headroom_percent: u64, params: Option<&Params>) -> String {
+fn arguments(fitted: &Fitted, headroom_percent: u64, ours: Option<(&Params, &LoadConfig)>) -> String {
     let mut words = Vec::new();
     let is_ours = fitted.command.is_none() && fitted.strategy == Strategy::Stream.name();
-    if let Some(params) = params.filter(|_| is_ours) {
+    if let Some((params, load)) = ours.filter(|_| is_ours) {
         words.push(format!("--budget={}", exact(params.budget_bytes)));
         words.push(format!("--io={}", params.io));
         words.push(format!("--device={}", params.device));
@@ -52,6 +54,12 @@ fn arguments(fitted: &Fitted, headroom_percent: u64, params: Option<&Params>) ->
         );
         words.push(format!("--prefetch={}", params.prefetch));
         words.extend(params.dtype.as_ref().map(|dtype| format!("--dtype={dtype}")));
+        words.extend(params.device_budget_bytes.map(|bytes| format!("--device-budget={}", exact(bytes))));
+        words.extend(load.readers.map(|readers| format!("--readers={readers}")));
+        // In quotes where a shell needs them: they are for pasting, and mean nothing to `$(...)`.
+        words.extend(load.select.as_ref().map(|select| shell_word(&format!("--select={select}"))));
+        let layers = load.layers.as_ref().map(|path| path.0.display());
+        words.extend(layers.map(|path| shell_word(&format!("--layers={path}"))));
     }
     // Sampled, so the highest of all runs: a short load is not seen the same in each.
     let sampled = fitted.tries.iter().filter_map(|tried| tried.peak_host_bytes);
@@ -75,6 +83,7 @@ fn exact(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::LoadArgs;
 
     fn fitted() -> Fitted {
         Fitted {
@@ -113,13 +122,22 @@ mod tests {
             device_budget_bytes: None,
             device_reserve_bytes: None,
         };
-        assert_eq!(
-            lines(EmitArg::Args, &ours, 0, Some(&params)),
-            [
-                "--budget=64MiB --io=direct --device=host --window=1 --prefetch=2 --dtype=bf16 --max-host=1000MiB"
-            ]
+        let (load, _) = LoadConfig::new(&LoadArgs::looking_at("model".into()), "model".into());
+        let of_ours = |params: &Params, load: &LoadConfig| {
+            lines(EmitArg::Args, &ours, 0, Some((params, load))).concat()
+        };
+        let common = "--budget=64MiB --io=direct --device=host --window=1 --prefetch=2 --dtype=bf16";
+        assert_eq!(of_ours(&params, &load), format!("{common} --max-host=1000MiB"));
+        let others = lines(EmitArg::Args, &fitted(), 0, Some((&params, &load)));
+        assert_eq!(others, ["--max-host=1000MiB"], "another's");
+        let (params, load) = (
+            Params { device_budget_bytes: Some(MIB + 1), ..params },
+            LoadConfig { readers: Some(3), select: Some("a b$".to_owned()), ..load },
         );
-        assert_eq!(lines(EmitArg::Args, &fitted(), 0, Some(&params)), ["--max-host=1000MiB"], "another's");
+        assert_eq!(
+            of_ours(&params, &load),
+            format!("{common} --device-budget=1048577 --readers=3 '--select=a b$' --max-host=1000MiB")
+        );
         assert_eq!(exact(5000), "5000");
     }
 
