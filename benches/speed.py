@@ -265,7 +265,8 @@ def write_tensors(path, sizes):
     """A checkpoint of U8 tensors of random bytes, one after the other."""
     header, offset = {}, 0
     for number, size in enumerate(sizes):
-        header[f"model.layers.{number * 32 // len(sizes)}.weight_{number:05}"] = {"dtype": "U8", "shape": [size], "data_offsets": [offset, offset + size]}
+        # Named as those that are so many and so small: experts.
+        header[f"model.layers.{number * 32 // len(sizes)}.mlp.experts.{number}.up_proj.weight"] = {"dtype": "U8", "shape": [size], "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % 4096)

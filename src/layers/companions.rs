@@ -181,14 +181,24 @@ fn stem(name: &str) -> Option<Stem<'_>> {
     if let Some(base) = stripped(name, &MODULE_SUFFIXES) {
         return Some(Stem::Module(base));
     }
-    if let Some(at) = name.rfind(STATE_INFIX) {
+    if let Some(at) = last_state_infix(name) {
         return Some(Stem::Tensor(&name[..at]));
     }
     stripped(name, &TENSOR_SUFFIXES).map(Stem::Tensor)
 }
 
+/// As `str::rfind`, whose preparations take longer than a look at each byte of a name.
+fn last_state_infix(name: &str) -> Option<usize> {
+    let bytes = name.as_bytes();
+    let begins =
+        |at: &usize| bytes[*at..].starts_with(b".q") && bytes[*at..].starts_with(STATE_INFIX.as_bytes());
+    (0..bytes.len()).rev().find(begins)
+}
+
 fn stripped<'n>(name: &'n str, suffixes: &[&str]) -> Option<&'n str> {
-    suffixes.iter().find_map(|suffix| name.strip_suffix(suffix))
+    // Most names end in no letter that a suffix ends in: that is told sooner than by comparing them with each.
+    let may_end = |suffix: &&&str| suffix.as_bytes().last() == name.as_bytes().last();
+    suffixes.iter().filter(may_end).find_map(|suffix| name.strip_suffix(suffix))
 }
 
 #[cfg(test)]
