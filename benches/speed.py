@@ -266,7 +266,7 @@ def write_tensors(path, sizes):
     header, offset = {}, 0
     for number, size in enumerate(sizes):
         # Named as those that are so many and so small: experts.
-        header[f"model.layers.{number * 32 // len(sizes)}.mlp.experts.{number}.up_proj.weight"] = {"dtype": "U8", "shape": [size], "data_offsets": [offset, offset + size]}
+        header[f"model.layers.{number * 32 // len(sizes)}.mlp.experts.{number % (-(-len(sizes) // 32))}.up_proj.weight"] = {"dtype": "U8", "shape": [size], "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % 4096)

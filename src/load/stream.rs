@@ -17,7 +17,7 @@ use super::reader::{self, ReaderContext, Ways};
 use super::window::{Full, PermitOffice};
 use super::{LoadError, LoadReport, LoadedLayer, Progress};
 use crate::device::Backend;
-use crate::plan::LoadPlan;
+use crate::plan::{LoadPlan, ResidentKind};
 use crate::source::{QueueingCell, ReadQueue, Source};
 use crate::staging::{Pinning, RingMode};
 use crate::units::to_u64;
@@ -88,8 +88,13 @@ pub(super) fn start<B: Backend>(
     let (signals, signal_receiver) = unbounded();
     let (delivery_sender, deliveries) = unbounded();
     let readers_most = plan.memory().ring().readers;
+    // Readers that copy into an arena leave the disk alone meanwhile: there, two take turns.
+    let reads_at_first = match plan.memory().resident_kind() {
+        ResidentKind::Host => 2 * READS_LEAST,
+        ResidentKind::Device | ResidentKind::Nowhere => READS_LEAST,
+    };
     let depth = match setup.adapts {
-        true => Depth::adaptive(READS_LEAST, readers_most),
+        true => Depth::adaptive(reads_at_first, readers_most),
         false => Depth::fixed(readers_most),
     };
     let keeper = GateKeeper::new(depth.limit());
