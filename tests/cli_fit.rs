@@ -74,7 +74,8 @@ fn what_a_command_needs_is_found_within_the_precision() {
         assert!((4 * MIB..6 * MIB).contains(&precision), "{precision}");
         // Beside the buffer there are the program itself and the kernel's share, a few MiB.
         assert!((need_mib * MIB..need_mib * MIB + precision + 4 * MIB).contains(&smallest), "{smallest}");
-        assert!(bytes(&loader["comfortable_bytes"]) >= smallest || loader["comfortable_bytes"].is_null());
+        // On a busy machine no limit may come near the time without one.
+        assert!(loader["comfortable_bytes"].as_u64().is_none_or(|comfortable| comfortable >= smallest));
         let tries = loader["tries"].as_array().unwrap();
         let at =
             |wanted: u64| tries.iter().filter(move |tried| tried["limit_bytes"].as_u64() == Some(wanted));
@@ -169,7 +170,7 @@ fn the_table_names_every_limit_and_both_answers() {
     let output = fit(place.path(), &flags);
     assert_code(&output, 0);
     let text = stdout(&output);
-    assert!(text.contains("loader    command: dd if=/dev/zero"), "{text}");
+    assert!(text.contains("loader    cmd: dd if=/dev/zero"), "{text}");
     assert!(text.contains("  32 MiB  killed by the limit (2 runs)"), "{text}");
     assert!(text.contains("  45 MiB  ok ("), "{text}");
     assert!(
@@ -180,10 +181,10 @@ fn the_table_names_every_limit_and_both_answers() {
     let output = fit(place.path(), &[&flags[..], &["--format", "csv", "-q"]].concat());
     let text = stdout(&output);
     assert!(text.starts_with("strategy,limit_bytes,outcome,"), "{text}");
-    assert!(text.lines().any(|line| line.starts_with("command,33554432,killed,")), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("cmd,33554432,killed,")), "{text}");
     assert_eq!(stderr(&output), "", "-q is quiet");
     let output = fit(place.path(), &[&flags[..], &["--format", "md"]].concat());
-    assert!(stdout(&output).contains("| `command` | 45 MiB | "), "{}", stdout(&output));
+    assert!(stdout(&output).contains("| `cmd` | 45 MiB | "), "{}", stdout(&output));
 }
 
 #[test]

@@ -249,7 +249,7 @@ fn what_is_known_about_many_tensors_is_given_back_too() {
 fn an_interrupted_synth_leaves_nothing() {
     let place = tempfile::tempdir().unwrap();
     let mut child = loadcheck(place.path())
-        .args(["synth", "llama-3-8b", "made", "--json", "--progress", "json"])
+        .args(["synth", "llama-3-8b", "made", "--layers", "8", "--json", "--progress", "json"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

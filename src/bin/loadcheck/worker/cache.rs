@@ -16,6 +16,10 @@ pub(crate) const NOT_AS_ASKED: &str = "asked for a";
 /// Enough to keep a disk busy while the pages that were read stay in the cache.
 const BLOCK_BYTES: usize = 4 << 20;
 
+/// How often a state is brought about that is not there afterwards: a machine that gives memory back to its host takes pages away at
+/// any moment.
+const TRIES: u32 = 3;
+
 /// Makes the files of a checkpoint cold or warm; returns the share of their pages that is cached afterwards, or
 /// `None` where the kernel does not tell. What did not work becomes a note.
 pub(super) fn bring_about(
@@ -24,24 +28,27 @@ pub(super) fn bring_about(
     cancel: &AtomicBool,
     notes: &mut Vec<String>,
 ) -> Option<f64> {
-    for shard in checkpoint.shards() {
-        let done = match state {
-            CacheArg::Cold => drop_cache(&shard.path).map(|_| ()).map_err(|error| error.to_string()),
-            CacheArg::Warm => warm(&shard.path, cancel).map_err(|error| {
-                format!("cannot warm the page cache with {}: {error}", shard.path.display())
-            }),
-            CacheArg::Asis => Ok(()),
+    let mut tries = 0;
+    let (cached_bytes, file_bytes) = loop {
+        let failures = apply(checkpoint, state, cancel);
+        tries += 1;
+        let (cached_bytes, file_bytes) = match cached(checkpoint) {
+            Some(found) => found,
+            None => {
+                notes.extend(failures);
+                return None;
+            }
         };
-        if let Err(message) = done {
-            notes.push(message);
+        let is_reached = match state {
+            CacheArg::Cold => cached_bytes == 0,
+            CacheArg::Warm => cached_bytes >= file_bytes,
+            CacheArg::Asis => true,
+        };
+        if is_reached || tries == TRIES || !failures.is_empty() || cancel.load(Ordering::Relaxed) {
+            notes.extend(failures);
+            break (cached_bytes, file_bytes);
         }
-    }
-    let (mut cached_bytes, mut file_bytes) = (0_u64, 0_u64);
-    for shard in checkpoint.shards() {
-        let residency = residency(&shard.path).value()?;
-        cached_bytes = cached_bytes.saturating_add(residency.resident_bytes);
-        file_bytes = file_bytes.saturating_add(residency.file_bytes);
-    }
+    };
     let share = if file_bytes == 0 { 0.0 } else { to_f64(cached_bytes) / to_f64(file_bytes) };
     match state {
         CacheArg::Cold if cached_bytes > 0 => notes
@@ -51,6 +58,33 @@ pub(super) fn bring_about(
         _ => {}
     }
     Some(share)
+}
+
+/// Drops the files' pages or reads them in; what of that did not work.
+fn apply(checkpoint: &Checkpoint, state: CacheArg, cancel: &AtomicBool) -> Vec<String> {
+    let mut failures = Vec::new();
+    for shard in checkpoint.shards() {
+        let done = match state {
+            CacheArg::Cold => drop_cache(&shard.path).map(|_| ()).map_err(|error| error.to_string()),
+            CacheArg::Warm => warm(&shard.path, cancel).map_err(|error| {
+                format!("cannot warm the page cache with {}: {error}", shard.path.display())
+            }),
+            CacheArg::Asis => Ok(()),
+        };
+        failures.extend(done.err());
+    }
+    failures
+}
+
+/// Bytes that are cached, and bytes in all; `None` where the kernel does not tell.
+fn cached(checkpoint: &Checkpoint) -> Option<(u64, u64)> {
+    let (mut cached_bytes, mut file_bytes) = (0_u64, 0_u64);
+    for shard in checkpoint.shards() {
+        let residency = residency(&shard.path).value()?;
+        cached_bytes = cached_bytes.saturating_add(residency.resident_bytes);
+        file_bytes = file_bytes.saturating_add(residency.file_bytes);
+    }
+    Some((cached_bytes, file_bytes))
 }
 
 /// Reads a file and throws the bytes away.
