@@ -335,6 +335,12 @@ fn limited(limit_bytes: u64) -> Option<(ChildGroup, String)> {
     }
 }
 
+/// Compares in a process that `enter` has put into a group.
+fn compare_inside(enter: &str, place: &Path, flags: &[&str]) -> Output {
+    let program = ["-c", enter, "sh", env!("CARGO_BIN_EXE_loadcheck"), "compare", "large", "--json"];
+    Command::new("sh").args(program).args(flags).current_dir(place).output().unwrap()
+}
+
 #[test]
 fn what_an_outer_limit_kills_is_a_result_and_what_it_cannot_hold_is_refused() {
     let place = large();
@@ -342,25 +348,14 @@ fn what_an_outer_limit_kills_is_a_result_and_what_it_cannot_hold_is_refused() {
     // Takes memory until it is killed. A shell in between tells that with an exit code of its own.
     let hoard = "sh -c 'x=a; while :; do x=$x$x; done'";
     let inner = format!("sh -c \"{}; exit 7\"", hoard.replace('$', "\\$"));
-    let output = Command::new("sh")
-        .args([
-            "-c",
-            &enter,
-            "sh",
-            env!("CARGO_BIN_EXE_loadcheck"),
-            "compare",
-            "large",
-            "--json",
-            "--runs",
-            "2",
-        ])
-        .args([
-            "-s", "stream", "-s", "pread", "--budget", "5MiB", "--device", "none", "--cmd", hoard, "--cmd",
-            &inner,
-        ])
-        .current_dir(place.path())
-        .output()
-        .unwrap();
+    let output = compare_inside(
+        &enter,
+        place.path(),
+        &[
+            "--runs", "2", "-s", "stream", "-s", "pread", "--budget", "5MiB", "--device", "none", "--cmd",
+            hoard, "--cmd", &inner,
+        ],
+    );
     assert_code(&output, 0);
     let report = json(&output);
     for (name, exit_code) in [("cmd1", None), ("cmd2", Some(7))] {
@@ -380,22 +375,8 @@ fn what_an_outer_limit_kills_is_a_result_and_what_it_cannot_hold_is_refused() {
         (Some(2), Some(2))
     );
     // Kept, the tensors are more than the limit.
-    let output = Command::new("sh")
-        .args([
-            "-c",
-            &enter,
-            "sh",
-            env!("CARGO_BIN_EXE_loadcheck"),
-            "compare",
-            "large",
-            "--json",
-            "--runs",
-            "1",
-        ])
-        .args(["-s", "read", "-s", "pread", "-s", "mmap"])
-        .current_dir(place.path())
-        .output()
-        .unwrap();
+    let flags = ["--runs", "1", "-s", "read", "-s", "pread", "-s", "mmap"];
+    let output = compare_inside(&enter, place.path(), &flags);
     drop(group);
     assert_code(&output, 0);
     let report = json(&output);

@@ -58,8 +58,12 @@ fn pages_below_an_overlay_are_seen_and_dropped() {
     };
     let path = overlay.file();
     assert_eq!(FileSystem::of(&path).unwrap().name(), Some("overlayfs"));
-    assert_eq!(std::fs::read(&path).unwrap().len(), 2 << 20);
-    let warm = residency(&path).value().unwrap();
-    assert_eq!((warm.resident_bytes, warm.method), (2 << 20, ResidencyMethod::Mincore));
+    let warm = || {
+        assert_eq!(std::fs::read(&path).unwrap().len(), 2 << 20);
+        let warm = residency(&path).value().unwrap();
+        (warm.resident_bytes, warm.method)
+    };
+    // A machine short of memory takes pages back at any time.
+    assert!((0..20).any(|_| warm() == (2 << 20, ResidencyMethod::Mincore)), "{:?}", warm());
     assert_eq!(drop_cache(&path).unwrap().is_cold(), Some(true));
 }

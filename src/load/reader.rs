@@ -16,8 +16,8 @@ use super::gate::Gate;
 use super::queued::read_queued;
 use super::{LoadError, Progress};
 use crate::device::{Backend, PendingCopy as _};
-use crate::plan::{LoadPlan, ReadOp};
-use crate::source::{Arrival, ReadQueue, Source};
+use crate::plan::{CastOp, LoadPlan, ReadOp};
+use crate::source::{ReadQueue, Source};
 use crate::staging::cast::{Casting, Narrowing};
 use crate::staging::{Claim, Empty, Filled, Slot};
 
@@ -132,14 +132,13 @@ impl<B: Backend> ReaderContext<B> {
             let payload_start = read.request.payload.start() - read.request.extent.start();
             let narrowing =
                 Narrowing::of(self.plan.casts(&read), payload_start, read.request.payload.len_bytes());
+            let count = |step: &CastOp, overflowed| self.progress.add_overflowed(step.tensor, overflowed);
             self.source.read_in_pieces(&read.request, slot.bytes_mut(), &mut |slot, arrival| {
                 let start = Instant::now();
                 let next_position_bytes = match narrowing {
-                    Some(narrowing) => self.narrow(narrowing, slot, arrival),
+                    Some(narrowing) => narrowing.advance(slot, arrival, count),
                     None => {
-                        casting.advance(slot, payload_start + arrival.end_bytes(), |step, overflowed| {
-                            self.progress.add_overflowed(step.tensor, overflowed);
-                        });
+                        casting.advance(slot, payload_start + arrival.end_bytes(), count);
                         arrival.next_position_bytes()
                     }
                 };
@@ -152,14 +151,6 @@ impl<B: Backend> ReaderContext<B> {
         let reading_ns = start.elapsed().saturating_sub(casting_time).as_nanos();
         self.progress.add_read(read_bytes, u64::try_from(reading_ns).unwrap_or(u64::MAX));
         self.start_copy(&read, slot, job.arena)
-    }
-
-    fn narrow(&self, narrowing: Narrowing, slot: &mut [u8], arrival: Arrival) -> u64 {
-        let Arrival { position_bytes, start_bytes, len_bytes, .. } = arrival;
-        let (next_position_bytes, overflowed) =
-            narrowing.advance(slot, position_bytes, start_bytes, len_bytes);
-        self.progress.add_overflowed(narrowing.tensor(), overflowed);
-        next_position_bytes
     }
 
     /// What comes after a read that was not cast on the way: it is cast as a whole, and copied if there is an arena.

@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 
@@ -64,17 +65,8 @@ impl<S: System> Direct<S> {
         request: &ReadRequest,
         buffer: &mut [u8],
     ) -> Result<Option<u64>, SourceError> {
-        self.check(request, buffer);
-        self.files.check_end(request)?;
-        let file = self.files.acquire(request.shard, |file| {
-            self.prepare(request.shard, file);
-        })?;
-        if self.fallbacks.contains(request.shard) {
-            return Ok(None);
-        }
-        let outcome = self.read_extent(&file, ExtentRead::new(request, self.block), request, buffer);
-        self.files.verify(request.shard, &file)?;
-        self.settle(outcome, request)
+        let file = self.wait_for(request, buffer)?;
+        self.read_direct(&file, request, buffer)
     }
 
     /// True if this file was refused, at once or at some read.
@@ -142,15 +134,36 @@ impl<S: System> Direct<S> {
         Ok(self.tally.buffered(buffered::read_payload(&self.files, file, request, target)?))
     }
 
-    /// Reads one piece of the extent after the other.
-    fn read_extent(
+    /// Checks the request and opens its file; `None` if it would have to wait for a descriptor and must not.
+    fn admit(
         &self,
-        file: &File,
-        mut extent: ExtentRead,
+        request: &ReadRequest,
+        buffer: &[u8],
+        may_wait: bool,
+    ) -> Result<Option<Arc<OpenFile>>, SourceError> {
+        self.check(request, buffer);
+        self.files.check_end(request)?;
+        self.files.acquire_if(request.shard, may_wait, |file| {
+            self.prepare(request.shard, file);
+        })
+    }
+
+    fn wait_for(&self, request: &ReadRequest, buffer: &[u8]) -> Result<Arc<OpenFile>, SourceError> {
+        Ok(self.admit(request, buffer, true)?.expect("it was to wait for a descriptor"))
+    }
+
+    /// Reads one piece of the extent after the other. `None` if the file is refused.
+    fn read_direct(
+        &self,
+        file: &OpenFile,
         request: &ReadRequest,
         buffer: &mut [u8],
-    ) -> Outcome {
+    ) -> Result<Option<u64>, SourceError> {
+        if self.fallbacks.contains(request.shard) {
+            return Ok(None);
+        }
         let target = &mut buffer[..to_usize(request.extent.len_bytes())];
+        let mut extent = ExtentRead::new(request, self.block);
         let mut next = extent.next();
         loop {
             match next {
@@ -158,13 +171,19 @@ impl<S: System> Direct<S> {
                     let target = &mut target[to_usize(piece.position_bytes)..];
                     next = extent.on_answer(self.files.system.read_at(file, target, piece.offset_bytes));
                 }
-                Next::Over(outcome) => return outcome,
+                Next::Over(outcome) => return self.settle(outcome, file, request),
             }
         }
     }
 
-    /// The bytes that were moved; or `None`, and direct I/O is given up on this file.
-    fn settle(&self, outcome: Outcome, request: &ReadRequest) -> Result<Option<u64>, SourceError> {
+    /// The bytes that were moved, of the file that was checked; or `None`, and direct I/O is given up on this file.
+    fn settle(
+        &self,
+        outcome: Outcome,
+        file: &OpenFile,
+        request: &ReadRequest,
+    ) -> Result<Option<u64>, SourceError> {
+        self.files.verify(request.shard, file)?;
         let reason = match outcome {
             Outcome::Filled { moved_bytes } => return Ok(Some(self.tally.direct(moved_bytes))),
             Outcome::Stuck { offset_bytes } => {
@@ -178,6 +197,7 @@ impl<S: System> Direct<S> {
             },
         };
         self.fallbacks.record(request.shard, reason);
+        buffered::advise_sequential(file);
         Ok(None)
     }
 
@@ -194,13 +214,11 @@ impl<S: System> Source for Direct<S> {
     }
 
     fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
-        let (file, extent) = match self.begin(request, buffer, true)? {
-            Begun::Read(file, extent) => (file, extent),
-            Begun::Done { moved_bytes } => return Ok(moved_bytes),
-            Begun::Busy => unreachable!("it was to wait for a descriptor"),
-        };
-        let outcome = self.read_extent(&file, extent, request, buffer);
-        self.finish(outcome, &file, request, buffer)
+        let file = self.wait_for(request, buffer)?;
+        match self.read_direct(&file, request, buffer)? {
+            Some(moved_bytes) => Ok(moved_bytes),
+            None => self.read_buffered(&file, request, buffer),
+        }
     }
 
     fn fallbacks(&self) -> Vec<Fallback> {
@@ -224,14 +242,7 @@ impl<S: System> Queueable for Direct<S> {
     }
 
     fn begin(&self, request: &ReadRequest, buffer: &mut [u8], may_wait: bool) -> Result<Begun, SourceError> {
-        self.check(request, buffer);
-        self.files.check_end(request)?;
-        let prepare = |file: &File| {
-            self.prepare(request.shard, file);
-        };
-        let Some(file) = self.files.acquire_if(request.shard, may_wait, prepare)? else {
-            return Ok(Begun::Busy);
-        };
+        let Some(file) = self.admit(request, buffer, may_wait)? else { return Ok(Begun::Busy) };
         if self.fallbacks.contains(request.shard) {
             return Ok(Begun::Done { moved_bytes: self.read_buffered(&file, request, buffer)? });
         }
@@ -253,11 +264,9 @@ impl<S: System> Queueable for Direct<S> {
         request: &ReadRequest,
         buffer: &mut [u8],
     ) -> Result<u64, SourceError> {
-        self.files.verify(request.shard, file)?;
-        if let Some(moved_bytes) = self.settle(outcome, request)? {
-            return Ok(moved_bytes);
+        match self.settle(outcome, file, request)? {
+            Some(moved_bytes) => Ok(moved_bytes),
+            None => self.read_buffered(file, request, buffer),
         }
-        buffered::advise_sequential(file);
-        self.read_buffered(file, request, buffer)
     }
 }

@@ -56,8 +56,14 @@ pub(crate) fn entries(
     }
     let mut entries = Vec::new();
     if takes_names == 0 {
-        let usual: Vec<String> = usual.iter().map(|strategy| strategy.name().to_owned()).collect();
-        for name in if names.is_empty() { &usual } else { names } {
+        if names.is_empty() {
+            let entry = |&strategy: &Strategy| Entry {
+                name: strategy.name().to_owned(),
+                what: What::Strategy(strategy),
+            };
+            entries.extend(usual.iter().map(entry));
+        }
+        for name in names {
             match Strategy::parse(name) {
                 Ok(strategy) => entries.push(Entry { name: name.clone(), what: What::Strategy(strategy) }),
                 Err(problem) => problems.push(problem),

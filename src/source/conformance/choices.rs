@@ -49,6 +49,24 @@ fn cached_bytes(shard: &Shard, bytes: ByteRange) -> u64 {
     page_cache::pages_by_cachestat(&file, bytes).unwrap() * page_bytes()
 }
 
+/// A machine short of memory takes pages back at any time, and nothing that is said of them holds then. `trial` is repeated
+/// until what it brought into the page cache was there before its check and after it; it checks nothing if it was not.
+fn undisturbed(mut trial: impl FnMut() -> Peace) {
+    if !(0..20).any(|_| trial() == Peace::Kept) {
+        println!("SKIPPED: pages are taken back again and again here");
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Peace {
+    Kept,
+    Disturbed,
+}
+
+fn is_cached(shard: &Shard, bytes: ByteRange) -> bool {
+    cached_bytes(shard, bytes) >= bytes.len_bytes()
+}
+
 /// As much as that, or a little less: a busy machine takes pages back at any time. Never more.
 fn assert_about(found_bytes: u64, expected_bytes: u64, context: &str) {
     let lost_most = LEN_BYTES / 16;
@@ -95,12 +113,18 @@ fn a_cold_file_is_read_past_the_page_cache_and_a_warm_one_out_of_it() {
     assert_eq!((ways.direct_bytes, ways.buffered_bytes, ways.corrected_bytes), (LEN_BYTES, 0, 0));
     assert_eq!(cached_bytes(&shard, range(0, LEN_BYTES)), 0, "nothing was left in the page cache");
 
-    fill_cache(&shard, range(0, LEN_BYTES));
-    let warm = decision(&system, &shard);
-    assert_eq!((warm.mode, warm.reason), (IoMode::Buffered, IoReason::Resident), "{warm:?}");
-    assert_about(warm.resident_bytes.unwrap(), LEN_BYTES, "asked");
-    let ways = read_all(&system, &shard, &warm);
-    assert_eq!((ways.direct_bytes, ways.buffered_bytes, ways.corrected_bytes), (0, LEN_BYTES, 0));
+    let all = range(0, LEN_BYTES);
+    undisturbed(|| {
+        fill_cache(&shard, all);
+        let warm = decision(&system, &shard);
+        let ways = read_all(&system, &shard, &warm);
+        if warm.resident_bytes != Some(LEN_BYTES) || !is_cached(&shard, all) {
+            return Peace::Disturbed;
+        }
+        assert_eq!((warm.mode, warm.reason), (IoMode::Buffered, IoReason::Resident), "{warm:?}");
+        assert_eq!((ways.direct_bytes, ways.buffered_bytes, ways.corrected_bytes), (0, LEN_BYTES, 0));
+        Peace::Kept
+    });
 }
 
 /// What is there is read from there, but for its end, where reading would have the kernel read on: a file that is warm in
@@ -111,34 +135,52 @@ fn a_half_warm_file_is_split_by_range() {
     let len_bytes = 40 * MIB;
     let Some(shard) = disk_file(&folder, len_bytes) else { return };
     let system = Faulty::default();
-    for (there, buffered_bytes) in [(range(20 * MIB, len_bytes), 20 * MIB), (range(0, 20 * MIB), 4 * MIB)] {
-        empty_cache(&shard);
-        // As others read it: with marks of what was read ahead.
-        let file = File::open(&shard.path).unwrap();
-        for start in (there.start()..there.end()).step_by(to_usize(READ_BYTES)) {
-            file.read_exact_at(&mut vec![0; to_usize(READ_BYTES)], start).unwrap();
-        }
-        let absent = if there.start() == 0 { range(there.end(), len_bytes) } else { range(0, there.start()) };
-        // What is still on its way is not dropped.
-        for _ in 0..100 {
-            Kernel.drop_pages(&file, absent).unwrap();
-            if cached_bytes(&shard, absent) == 0 {
-                break;
+    for (there, absent, buffered_bytes) in [
+        (range(20 * MIB, len_bytes), range(0, 20 * MIB), 20 * MIB),
+        (range(0, 20 * MIB), range(20 * MIB, len_bytes), 4 * MIB),
+    ] {
+        undisturbed(|| {
+            empty_cache(&shard);
+            read_as_others_do(&shard, there);
+            drop_all(&shard, absent);
+            let before = cached_bytes(&shard, range(0, len_bytes));
+            let half = decision(&system, &shard);
+            if half.reason == IoReason::NoDirectIo {
+                println!("SKIPPED: no direct I/O here");
+                return Peace::Kept;
             }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let half = decision(&system, &shard);
-        if half.reason == IoReason::NoDirectIo {
-            println!("SKIPPED: no direct I/O here");
+            let ways = read_all(&system, &shard, &half);
+            if before != there.len_bytes() || !is_cached(&shard, there) {
+                return Peace::Disturbed;
+            }
+            assert_eq!(half.reason, IoReason::PartlyResident, "{half:?}");
+            assert_eq!(ways.buffered_bytes, buffered_bytes, "out of the page cache");
+            assert_eq!(ways.direct_bytes + ways.buffered_bytes, len_bytes);
+            assert_eq!(ways.corrected_bytes, 0, "every read went as it was to");
+            assert_eq!(cached_bytes(&shard, absent), 0, "the page cache is as it was");
+            Peace::Kept
+        });
+    }
+}
+
+/// With marks of what was read ahead.
+fn read_as_others_do(shard: &Shard, bytes: ByteRange) {
+    let file = File::open(&shard.path).unwrap();
+    let mut buffer = vec![0; to_usize(READ_BYTES)];
+    for start in (bytes.start()..bytes.end()).step_by(to_usize(READ_BYTES)) {
+        file.read_exact_at(&mut buffer, start).unwrap();
+    }
+}
+
+/// What is still on its way is not dropped, so it is tried again.
+fn drop_all(shard: &Shard, bytes: ByteRange) {
+    let file = File::open(&shard.path).unwrap();
+    for _ in 0..100 {
+        Kernel.drop_pages(&file, bytes).unwrap();
+        if cached_bytes(shard, bytes) == 0 {
             return;
         }
-        assert_eq!(half.reason, IoReason::PartlyResident, "{half:?}");
-        let before = cached_bytes(&shard, range(0, len_bytes));
-        let ways = read_all(&system, &shard, &half);
-        assert_about(ways.buffered_bytes, buffered_bytes, "out of the page cache");
-        assert_eq!(ways.direct_bytes + ways.buffered_bytes, len_bytes);
-        assert_eq!(ways.corrected_bytes, 0, "every read went as it was to");
-        assert_about(cached_bytes(&shard, range(0, len_bytes)), before, "the page cache is as it was");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -153,36 +195,45 @@ fn a_wrong_guess_is_corrected_at_the_next_read() {
         println!("SKIPPED: no direct I/O here");
         return;
     }
-    fill_cache(&shard, range(0, LEN_BYTES));
-    let warm = decision(&system, &shard);
-
-    let ways = read_all(&system, &shard, &cold);
-    assert_eq!(
-        (ways.buffered_bytes, ways.corrected_bytes),
-        (LEN_BYTES, LEN_BYTES),
-        "cold on paper, warm in fact"
-    );
-
-    empty_cache(&shard);
-    let ways = read_all(&system, &shard, &warm);
-    assert_eq!(
-        (ways.direct_bytes, ways.corrected_bytes),
-        (LEN_BYTES - READ_BYTES, LEN_BYTES - READ_BYTES),
-        "warm on paper, cold in fact: noticed by the read that would have had to wait"
-    );
-
-    fill_cache(&shard, range(0, LEN_BYTES));
-    let source = Auto::open(system, std::slice::from_ref(&shard), &[warm]).unwrap();
-    let mut buffer = Buffer::new(READ_BYTES);
-    for (turn, start) in (0..LEN_BYTES).step_by(to_usize(READ_BYTES)).enumerate() {
-        if turn == 3 {
-            empty_cache(&shard);
+    let all = range(0, LEN_BYTES);
+    undisturbed(|| {
+        fill_cache(&shard, all);
+        let warm = decision(&system, &shard);
+        let on_paper_cold = read_all(&system, &shard, &cold);
+        if warm.resident_bytes != Some(LEN_BYTES) || !is_cached(&shard, all) {
+            return Peace::Disturbed;
         }
-        read_and_compare(&source, &request(0, range(start, start + READ_BYTES)), &mut buffer).unwrap();
-    }
-    let ways = source.ways();
-    assert_eq!((ways.buffered_bytes, ways.direct_bytes), (4 * MIB, 4 * MIB));
-    assert_eq!(ways.corrected_bytes, 4 * MIB);
+        assert_eq!(
+            (on_paper_cold.buffered_bytes, on_paper_cold.corrected_bytes),
+            (LEN_BYTES, LEN_BYTES),
+            "cold on paper, warm in fact"
+        );
+
+        empty_cache(&shard);
+        let on_paper_warm = read_all(&system, &shard, &warm);
+        assert_eq!(
+            (on_paper_warm.direct_bytes, on_paper_warm.corrected_bytes),
+            (LEN_BYTES - READ_BYTES, LEN_BYTES - READ_BYTES),
+            "warm on paper, cold in fact: noticed by the read that would have had to wait"
+        );
+
+        fill_cache(&shard, all);
+        let source = Auto::open(system.clone(), std::slice::from_ref(&shard), &[warm]).unwrap();
+        let mut buffer = Buffer::new(READ_BYTES);
+        for (turn, start) in (0..LEN_BYTES).step_by(to_usize(READ_BYTES)).enumerate() {
+            if turn == 3 {
+                if !is_cached(&shard, all) {
+                    return Peace::Disturbed;
+                }
+                empty_cache(&shard);
+            }
+            read_and_compare(&source, &request(0, range(start, start + READ_BYTES)), &mut buffer).unwrap();
+        }
+        let ways = source.ways();
+        assert_eq!((ways.buffered_bytes, ways.direct_bytes), (4 * MIB, 4 * MIB));
+        assert_eq!(ways.corrected_bytes, 4 * MIB);
+        Peace::Kept
+    });
 }
 
 /// Where direct I/O is no choice, a cold file is read through the page cache, and leaves nothing there; what was there stays.
@@ -204,20 +255,28 @@ fn reads_through_the_page_cache_leave_it_as_they_found_it() {
     }
     for (name, system) in systems {
         for was_there in [range(0, 0), range(2 * MIB, 4 * MIB)] {
-            empty_cache(&shard);
-            if !was_there.is_empty() {
-                fill_cache(&shard, was_there);
-            }
-            let before = cached_bytes(&shard, all);
-            assert_about(before, was_there.len_bytes(), "brought in");
-            let decided = decision(&system, &shard);
-            assert_eq!((decided.mode, decided.reason), (IoMode::Buffered, IoReason::NoDirectIo), "{name}");
-            let ways = read_all(&system, &shard, &decided);
-            assert_eq!((ways.direct_bytes, ways.buffered_bytes), (0, LEN_BYTES), "{name}");
-            assert_about(cached_bytes(&shard, all), before, name);
-            assert_about(cached_bytes(&shard, was_there), before, "somebody's pages stay");
-            let dropped = if name == "uncached" { 0 } else { LEN_BYTES - was_there.len_bytes() };
-            assert_about(ways.dropped_behind_bytes, dropped, name);
+            undisturbed(|| {
+                empty_cache(&shard);
+                if !was_there.is_empty() {
+                    fill_cache(&shard, was_there);
+                }
+                let before = cached_bytes(&shard, all);
+                let decided = decision(&system, &shard);
+                let ways = read_all(&system, &shard, &decided);
+                if before != was_there.len_bytes() || !is_cached(&shard, was_there) {
+                    return Peace::Disturbed;
+                }
+                assert_eq!(
+                    (decided.mode, decided.reason),
+                    (IoMode::Buffered, IoReason::NoDirectIo),
+                    "{name}"
+                );
+                assert_eq!((ways.direct_bytes, ways.buffered_bytes), (0, LEN_BYTES), "{name}");
+                assert_eq!(cached_bytes(&shard, all), before, "{name}: nothing came, somebody's pages stay");
+                let dropped = if name == "uncached" { 0 } else { LEN_BYTES - was_there.len_bytes() };
+                assert_about(ways.dropped_behind_bytes, dropped, name);
+                Peace::Kept
+            });
         }
     }
 }
@@ -228,9 +287,11 @@ fn plain_reads_fill_the_page_cache() {
     let folder = Folder::new();
     let Some(shard) = disk_file(&folder, LEN_BYTES) else { return };
     let source = open_with(Kernel, IoMode::Buffered, std::slice::from_ref(&shard)).unwrap();
-    read_through(source.as_ref(), &shard).unwrap();
-    drop(source);
-    assert_about(cached_bytes(&shard, range(0, LEN_BYTES)), LEN_BYTES, "read");
+    let fills = || {
+        read_through(source.as_ref(), &shard).unwrap();
+        is_cached(&shard, range(0, LEN_BYTES))
+    };
+    assert!((0..20).any(|_| fills()), "it stays");
 }
 
 /// Who may be asked depends on kernel, owner and file system: each refusal leads to the next one.
@@ -288,6 +349,8 @@ fn a_file_that_is_slow_out_of_the_page_cache_is_read_past_it() {
         let decided = decision(&system, &shard);
         assert_eq!((decided.mode, decided.reason), (IoMode::Buffered, IoReason::ResidencyUnknown));
         system.hook = Some(Arc::new(hook));
+        // Nothing but what is planted is to be slow.
+        fill_cache(&shard, range(0, LEN_BYTES));
         read_all(&system, &shard, &decided)
     };
     let ways = slow_from(1, 1);

@@ -7,20 +7,12 @@ use std::sync::Arc;
 
 use super::super::extent::Piece;
 use super::super::files::OpenFile;
-use super::ReadBuffer;
+use super::{Landed, ReadBuffer};
 
 /// Not to be had.
 pub(super) struct KernelRing<B, T> {
     never: Infallible,
     kinds: PhantomData<(B, T)>,
-}
-
-/// A read that is over.
-pub(super) struct Landed<B, T> {
-    pub(super) buffer: B,
-    pub(super) file: Arc<OpenFile>,
-    pub(super) rest: T,
-    pub(super) answer: io::Result<usize>,
 }
 
 impl<B: ReadBuffer, T> KernelRing<B, T> {

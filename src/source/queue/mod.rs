@@ -166,6 +166,14 @@ pub(crate) struct Finished<B> {
     pub(crate) outcome: Result<u64, SourceError>,
 }
 
+/// What the kernel has read, with what was given to it.
+struct Landed<B, T> {
+    buffer: B,
+    file: Arc<OpenFile>,
+    rest: T,
+    answer: io::Result<usize>,
+}
+
 /// A queue of reads with the kernel. Dropping it waits for what is in flight.
 pub(crate) struct ReadQueue<B: ReadBuffer> {
     source: Arc<dyn Source>,

@@ -19,7 +19,7 @@ use crate::units::to_usize;
 
 use super::super::extent::Piece;
 use super::super::files::OpenFile;
-use super::ReadBuffer;
+use super::{Landed, ReadBuffer};
 
 /// Most bytes of one read: what the kernel takes, rounded down to any block.
 const READ_BYTES_MAX: u32 = 1 << 30;
@@ -42,14 +42,6 @@ struct Flight<B, T> {
     buffer: B,
     file: Arc<OpenFile>,
     rest: T,
-}
-
-/// A read that is over.
-pub(super) struct Landed<B, T> {
-    pub(super) buffer: B,
-    pub(super) file: Arc<OpenFile>,
-    pub(super) rest: T,
-    pub(super) answer: io::Result<usize>,
 }
 
 impl<B: ReadBuffer, T> KernelRing<B, T> {

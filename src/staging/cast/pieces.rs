@@ -15,8 +15,8 @@
 //! So no more of the slot is written than is delivered, and most of what is written is in the core's cache.
 
 use super::{cast_part, cast_step};
-use crate::checkpoint::TensorId;
 use crate::plan::CastOp;
+use crate::source::Arrival;
 
 /// The casts of one read, from front to back.
 pub(crate) struct Casting<I> {
@@ -88,23 +88,12 @@ impl Narrowing {
         (is_all && !step.cast.is_widening()).then_some(Self(step))
     }
 
-    /// Casts a part of the payload, of which `start_bytes` came before, and which lies where the last call said. Returns where the
-    /// next part goes, and how many elements became infinite.
-    pub(crate) fn advance(
-        &self,
-        slot: &mut [u8],
-        position_bytes: u64,
-        start_bytes: u64,
-        len_bytes: u64,
-    ) -> (u64, u64) {
-        let (step, end_bytes) = (&self.0, start_bytes + len_bytes);
-        let overflowed = cast_part(slot, step, position_bytes, start_bytes, end_bytes);
-        (step.slot_offset_bytes + step.cast.delivered_bytes(end_bytes), overflowed)
-    }
-
-    /// What is cast.
-    pub(crate) fn tensor(&self) -> TensorId {
-        self.0.tensor
+    /// Casts a part of the payload, which lies where the last call said. Returns where the next part goes. `count` is told of
+    /// elements that became infinite.
+    pub(crate) fn advance(&self, slot: &mut [u8], arrival: Arrival, count: impl FnOnce(&CastOp, u64)) -> u64 {
+        let (step, end_bytes) = (&self.0, arrival.end_bytes());
+        count(step, cast_part(slot, step, arrival.position_bytes, arrival.start_bytes, end_bytes));
+        step.slot_offset_bytes + step.cast.delivered_bytes(end_bytes)
     }
 }
 
@@ -113,6 +102,7 @@ impl Narrowing {
 mod tests {
     use super::super::reference::{cast_bytes, elements, every_cast, is_overflow, seeded};
     use super::*;
+    use crate::checkpoint::TensorId;
     use crate::plan::Cast;
     use crate::units::{to_u64, to_usize};
 
@@ -142,7 +132,8 @@ mod tests {
                     let len = piece.min(len_bytes - start);
                     let arrived = &random[to_usize(start)..to_usize(start + len)];
                     slot[to_usize(position)..to_usize(position + len)].copy_from_slice(arrived);
-                    (position, _) = narrowing.advance(&mut slot, position, start, len);
+                    let arrival = Arrival { position_bytes: position, start_bytes: start, len_bytes: len };
+                    position = narrowing.advance(&mut slot, arrival, |_, _| {});
                     start += len;
                 }
                 assert_eq!(position, 24 + to_u64(expected.len()), "{cast}");

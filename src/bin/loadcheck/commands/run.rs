@@ -23,13 +23,7 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
     report.host = Some(machine::host());
     let gates = args.limits.gates();
     let mut problems = output.check();
-    let resolved = match source::resolve(&args.load.source) {
-        Ok(resolved) => Some(resolved),
-        Err(more) => {
-            problems.extend(more);
-            None
-        }
-    };
+    let resolved = source::resolve(&args.load.source).map_err(|more| problems.extend(more)).ok();
     let path = resolved.as_ref().map(|resolved| resolved.path.clone()).unwrap_or_default();
     let (config, more) = LoadConfig::new(&args.load, path);
     let config = LoadConfig { hash: args.hash, verify: args.verify, ..config };

@@ -32,19 +32,17 @@ pub(super) fn bring_about(
     let (cached_bytes, file_bytes) = loop {
         let failures = apply(checkpoint, state, cancel);
         tries += 1;
-        let (cached_bytes, file_bytes) = match cached(checkpoint) {
-            Some(found) => found,
-            None => {
-                notes.extend(failures);
-                return None;
-            }
+        let Some((cached_bytes, file_bytes)) = cached(checkpoint) else {
+            notes.extend(failures);
+            return None;
         };
-        let is_reached = match state {
-            CacheArg::Cold => cached_bytes == 0,
-            CacheArg::Warm => cached_bytes >= file_bytes,
-            CacheArg::Asis => true,
+        let may_help = match state {
+            CacheArg::Cold => cached_bytes > 0,
+            // Where more is missing, memory does not hold the files.
+            CacheArg::Warm => cached_bytes < file_bytes && cached_bytes >= file_bytes - file_bytes / 10,
+            CacheArg::Asis => false,
         };
-        if is_reached || tries == TRIES || !failures.is_empty() || cancel.load(Ordering::Relaxed) {
+        if !may_help || tries == TRIES || !failures.is_empty() || cancel.load(Ordering::Relaxed) {
             notes.extend(failures);
             break (cached_bytes, file_bytes);
         }
