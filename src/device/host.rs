@@ -6,10 +6,12 @@
 
 use std::sync::Arc;
 
+use super::ahead::{Toucher, Touching};
 use super::idle::IdleArenas;
 use super::none::CompletedCopy;
 use super::{Backend, DeviceError, Resident};
 use crate::plan::{Copies, MoveOp, PlannedLayer};
+use crate::staging::copy::copy_past_cache;
 use crate::staging::memory::AnonymousMemory;
 use crate::staging::{Filled, Slot};
 use crate::units::to_usize;
@@ -18,31 +20,43 @@ use crate::units::to_usize;
 #[derive(Debug)]
 pub(crate) struct HostBackend {
     pool: Arc<IdleArenas<AnonymousMemory>>,
+    /// Touches fresh arenas ahead of the readers.
+    toucher: Option<Toucher>,
 }
 
 impl HostBackend {
     /// A backend that frees the arenas of dropped layers at once.
     pub(crate) fn new() -> Self {
-        Self { pool: Arc::new(IdleArenas::closed()) }
+        Self { pool: Arc::new(IdleArenas::closed()), toucher: None }
     }
 
     /// A backend that uses the arenas of dropped layers again until it is trimmed. All its arenas together, in use or
     /// not, hold at most `resident_bytes_max`, or what the layers in use hold if that is more.
     pub(crate) fn recycling(resident_bytes_max: u64) -> Self {
-        Self { pool: Arc::new(IdleArenas::open(resident_bytes_max)) }
+        Self { pool: Arc::new(IdleArenas::open(resident_bytes_max)), toucher: None }
+    }
+
+    /// The same, with a thread that touches fresh arenas ahead of the readers: for readers that wait for a disk.
+    pub(crate) fn touching_ahead(self) -> Self {
+        Self { toucher: Toucher::start(), ..self }
     }
 
     fn arena(&self, len_bytes: u64) -> Result<Arc<HostArena>, DeviceError> {
         let failed = |source| DeviceError::HostAllocation { bytes: len_bytes, source };
         let recycled = self.pool.take(len_bytes).memory;
         // From here on the arena's drop gives back what the pool has counted, whatever fails below.
-        let mut arena = HostArena { len_bytes, memory: recycled, pool: Arc::clone(&self.pool) };
+        let mut arena =
+            HostArena { len_bytes, memory: recycled, touching: None, pool: Arc::clone(&self.pool) };
         match &arena.memory {
             // What the last layer touched beyond this one's end would count as resident.
             // SAFETY: an arena that was idle has no other owner, so nothing refers to its bytes.
             Some(memory) => unsafe { memory.release_from(len_bytes) }.map_err(failed)?,
             None if len_bytes == 0 => {}
-            None => arena.memory = Some(AnonymousMemory::new(len_bytes).map_err(failed)?),
+            None => {
+                let memory = AnonymousMemory::new(len_bytes).map_err(failed)?;
+                arena.touching = self.toucher.as_ref().and_then(|toucher| toucher.touch(&memory, len_bytes));
+                arena.memory = Some(memory);
+            }
         }
         Ok(Arc::new(arena))
     }
@@ -54,11 +68,14 @@ pub(crate) struct HostArena {
     len_bytes: u64,
     /// `None` for a layer without bytes, and while being made or dropped.
     memory: Option<AnonymousMemory>,
+    /// Over before the memory is anybody else's.
+    touching: Option<Touching>,
     pool: Arc<IdleArenas<AnonymousMemory>>,
 }
 
 impl Drop for HostArena {
     fn drop(&mut self) {
+        drop(self.touching.take());
         self.pool.give(self.memory.take(), self.len_bytes);
     }
 }
@@ -112,15 +129,16 @@ impl Backend for HostBackend {
             // exactly one read, and the loader copies each read once; so no two copies touch the same bytes. Nothing
             // reads an arena before it is complete: see `HostResident`.
             let target = unsafe { memory.part_mut(copy.arena_offset_bytes, copy.len_bytes) };
-            target.copy_from_slice(source);
+            copy_past_cache(target, source);
         }
         Ok(CompletedCopy(slot))
     }
 
     fn seal(&self, arena: Arc<HostArena>, moves: &[MoveOp]) -> Result<HostResident, DeviceError> {
         assert!(moves.is_empty(), "on the host every tensor lands in its place");
-        let arena =
+        let mut arena =
             Arc::into_inner(arena).expect("copies are over when they return, so that none shares the arena");
+        drop(arena.touching.take());
         Ok(HostResident(arena))
     }
 
@@ -138,7 +156,11 @@ mod tests {
     use crate::device::PendingCopy;
     use crate::plan::{Placement, RingShape};
     use crate::staging::Ring;
+    #[cfg(not(miri))]
+    use crate::units::to_u64;
     use crate::units::{ByteRange, KIB, MIB};
+    #[cfg(not(miri))]
+    use std::time::{Duration, Instant};
 
     fn address(arena: &HostArena) -> Option<usize> {
         // SAFETY: nothing writes to the arenas of these tests.
@@ -200,6 +222,55 @@ mod tests {
         let backend = HostBackend::new();
         drop(backend.arena(2 * MIB).unwrap());
         assert_eq!(backend.pool.idle_bytes(), 0);
+    }
+
+    #[test]
+    #[cfg(not(miri))] // miri knows no madvise
+    fn an_arena_is_touched_ahead_and_given_back_meanwhile() {
+        let backend = HostBackend::new().touching_ahead();
+        let arena = backend.arena(64 * MIB).unwrap();
+        let page = page_size();
+        // SAFETY: nothing writes to the arena.
+        let last = unsafe { arena.memory.as_ref().unwrap().part(64 * MIB - page, page) };
+        let is_resident = || {
+            let mut there = 0_u8;
+            // SAFETY: one page of a live mapping, and one byte for it.
+            let answer =
+                unsafe { libc::mincore(last.as_ptr().cast_mut().cast(), to_usize(page), &raw mut there) };
+            assert_eq!(answer, 0);
+            there & 1 == 1
+        };
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !is_resident() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(is_resident() || !knows_how_to_touch(), "nobody else has touched it");
+        drop(arena);
+        // Unmapped while it is touched, handed over while it is touched, dropped with the backend.
+        for turn in 0..40 {
+            let arena = backend.arena(8 * MIB).unwrap();
+            match turn % 2 {
+                0 => drop(arena),
+                _ => drop(backend.seal(arena, &[]).unwrap()),
+            }
+        }
+        let _late = backend.arena(64 * MIB).unwrap();
+        drop(backend);
+    }
+
+    #[cfg(not(miri))]
+    fn page_size() -> u64 {
+        to_u64(rustix::param::page_size())
+    }
+
+    /// Linux 5.14 and later.
+    #[cfg(not(miri))]
+    fn knows_how_to_touch() -> bool {
+        let memory = AnonymousMemory::new(page_size()).unwrap();
+        let start = memory.pointer_to(0, page_size());
+        let advice = rustix::mm::Advice::LinuxPopulateWrite;
+        // SAFETY: one page of a live private mapping, whose contents stay.
+        unsafe { rustix::mm::madvise(start.as_ptr().cast(), to_usize(page_size()), advice) }.is_ok()
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub(crate) use self::open::DeviceKind;
 pub use self::open::{Device, DeviceInfo, DeviceMemoryInfo};
 use crate::plan::PlannedLayer;
 
+mod ahead;
 mod backend;
 mod code;
 #[cfg(not(loom))]

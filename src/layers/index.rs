@@ -3,9 +3,9 @@
 //! A map from `&str` takes 25 bytes a bucket, and while it grows half as much again; with a million layers that was the
 //! largest part of what grouping held. Here a bucket takes 5 bytes, and the caller tells the text of a position.
 
-use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
+use foldhash::quality::RandomState;
 use hashbrown::HashTable;
 
 use crate::footprint::block_bytes;

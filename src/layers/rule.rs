@@ -4,9 +4,9 @@
 //! the outermost inwards. No name is compared with any word. docs/layers.md tells the rule in prose and gives
 //! its scores; `grouping` calls this file and assigns the tensors.
 
-use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
+use foldhash::quality::RandomState;
 use hashbrown::HashTable;
 
 use super::index::TextIndex;
@@ -276,7 +276,8 @@ struct Measure<'a> {
     module_of: TextIndex,
     modules: Vec<Module<'a>>,
     indexless_of: HashTable<u32>,
-    indexless_state: RandomState,
+    /// Keyed at random: names and shapes come from strangers.
+    state: RandomState,
     indexless: Vec<Indexless>,
     /// Indexless suffixes of each child, one child after the other.
     child_suffixes: Vec<u32>,
@@ -409,9 +410,9 @@ impl<'a> Measure<'a> {
     }
 
     fn indexless(&mut self, hash: u64) -> u32 {
-        let Self { indexless_of, indexless, indexless_state, .. } = self;
+        let Self { indexless_of, indexless, state, .. } = self;
         // Hashed once more: names come from strangers, and this hash is no secret.
-        let keyed = |hash: u64| indexless_state.hash_one(hash);
+        let keyed = |hash: u64| state.hash_one(hash);
         if let Some(&at) = indexless_of.find(keyed(hash), |&at| indexless[slot(at)].hash == hash) {
             return at;
         }
@@ -430,7 +431,8 @@ impl<'a> Measure<'a> {
 
     /// Counts the shape of one more child for a suffix.
     fn vote(&mut self, suffix: u32, shape: Option<&[u64]>) {
-        let key = shape_key(shape);
+        // A number that tells shapes apart.
+        let key = self.state.hash_one(shape);
         let known = self.votes(suffix).find(|&at| self.votes[slot(at)].shape == key);
         if let Some(at) = known {
             self.votes[slot(at)].children += 1;
@@ -490,14 +492,6 @@ impl<'a> Measure<'a> {
         }
         thousandths(agreed, shared)
     }
-}
-
-/// A number that tells shapes apart.
-fn shape_key(shape: Option<&[u64]>) -> u64 {
-    use std::hash::{DefaultHasher, Hash, Hasher};
-    let mut hasher = DefaultHasher::new();
-    shape.hash(&mut hasher);
-    hasher.finish()
 }
 
 fn element_count(shape: Option<&[u64]>) -> u64 {

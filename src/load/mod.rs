@@ -25,7 +25,7 @@ use crate::device::DeviceError;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::{CudaBackend, Registrar};
 use crate::device::{Backend, Device, DeviceKind, HostBackend, NoneBackend, Target};
-use crate::plan::{LoadPlan, ReadOp, ReadOrder, Window};
+use crate::plan::{LoadPlan, ReadOp, ReadOrder, Window, is_mostly_direct};
 use crate::source;
 use crate::staging::{Filled, Pinner, Ring, Slot};
 use crate::units::to_usize;
@@ -119,6 +119,7 @@ impl Loader {
         let started = Instant::now();
         let plan = Arc::new(self.settings.plan_window(checkpoint, window, order)?);
         let resident_bytes = plan.memory().resident_bytes();
+        let waits_for_disk = is_mostly_direct(plan.io(), plan.decisions());
         let adapts = self.settings.adapts(&plan);
         let launch = Launch {
             checkpoint,
@@ -138,6 +139,7 @@ impl Loader {
                     Window::All => HostBackend::new(),
                     Window::Layers(_) => HostBackend::recycling(resident_bytes),
                 };
+                let backend = if waits_for_disk { backend.touching_ahead() } else { backend };
                 launch.start_on(backend, None)
             }
             DeviceKind::None => launch.start_on(NoneBackend, None),

@@ -88,9 +88,9 @@ pub(super) fn start<B: Backend>(
     let (signals, signal_receiver) = unbounded();
     let (delivery_sender, deliveries) = unbounded();
     let readers_most = plan.memory().ring().readers;
-    // Readers that copy into an arena leave the disk alone meanwhile: there, two take turns.
+    // Readers that copy into an arena leave the disk alone meanwhile, and copies come in bursts: more take turns.
     let reads_at_first = match plan.memory().resident_kind() {
-        ResidentKind::Host => 2 * READS_LEAST,
+        ResidentKind::Host => 8 * READS_LEAST,
         ResidentKind::Device | ResidentKind::Nowhere => READS_LEAST,
     };
     let depth = match setup.adapts {

@@ -20,6 +20,7 @@ pub use self::ring::StagingError;
 pub(crate) use self::ring::{Claim, Empty, Filled, Ring, Slot};
 
 pub(crate) mod cast;
+pub(crate) mod copy;
 #[cfg(not(loom))]
 pub(crate) mod for_benches;
 mod free_list;
