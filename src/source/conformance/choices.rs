@@ -33,7 +33,19 @@ fn disk_file(folder: &Folder, len_bytes: u64) -> Option<Shard> {
 fn empty_cache(shard: &Shard) {
     let file = File::open(&shard.path).unwrap();
     file.sync_all().unwrap();
-    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+    drop_all(shard, range(0, shard.identity.len_bytes));
+}
+
+/// What is on its way, or held by somebody at that moment, is not dropped: so it is tried again.
+fn drop_all(shard: &Shard, bytes: ByteRange) {
+    let file = File::open(&shard.path).unwrap();
+    for _ in 0..100 {
+        Kernel.drop_pages(&file, bytes).unwrap();
+        if cached_bytes(shard, bytes) == 0 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Brings in these bytes and nothing else.
@@ -169,18 +181,6 @@ fn read_as_others_do(shard: &Shard, bytes: ByteRange) {
     let mut buffer = vec![0; to_usize(READ_BYTES)];
     for start in (bytes.start()..bytes.end()).step_by(to_usize(READ_BYTES)) {
         file.read_exact_at(&mut buffer, start).unwrap();
-    }
-}
-
-/// What is still on its way is not dropped, so it is tried again.
-fn drop_all(shard: &Shard, bytes: ByteRange) {
-    let file = File::open(&shard.path).unwrap();
-    for _ in 0..100 {
-        Kernel.drop_pages(&file, bytes).unwrap();
-        if cached_bytes(shard, bytes) == 0 {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
