@@ -503,12 +503,9 @@ fn help_fits_a_screen_and_opens_with_what_is_measured() {
     {
         assert!(text.contains(row), "{row:?} in {text}");
     }
-    for word in ["leak", "--tp"] {
-        assert!(
-            !text.contains(word) && !stdout(&run(place.path(), "run --help")).contains(word),
-            "{word} is not offered"
-        );
-    }
+    let of_run = stdout(&run(place.path(), "run --help"));
+    assert!(!text.contains("leak") && !of_run.contains("leak"), "it is not offered");
+    assert!(of_run.contains("--tp <RANK/WORLD>"), "{of_run}");
 }
 
 #[test]
@@ -565,13 +562,18 @@ fn the_page_cache_is_brought_into_the_state_that_was_asked_for() {
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     write_file(&place.path().join("m.safetensors"), &[TestTensor::random("w", 4 << 20, 1)], 0);
     for (state, expected) in [("cold", 0.0), ("warm", 1.0), ("cold", 0.0)] {
-        let report = json(&run(place.path(), &format!("m.safetensors --cache {state} --json --io buffered")));
-        let cache = &report["runs"][0]["cache"];
-        assert_eq!(cache["asked"], state);
-        match cache["cached_share"].as_f64() {
-            // A machine short of memory takes pages back at any time.
-            Some(share) => assert!((share - expected).abs() < 0.1, "{state}: {share}"),
-            None => eprintln!("this kernel does not tell what is cached: unchecked"),
-        }
+        let is_reached = || {
+            let report =
+                json(&run(place.path(), &format!("m.safetensors --cache {state} --json --io buffered")));
+            let cache = &report["runs"][0]["cache"];
+            assert_eq!(cache["asked"], state);
+            let Some(share) = cache["cached_share"].as_f64() else {
+                eprintln!("this kernel does not tell what is cached: unchecked");
+                return true;
+            };
+            (share - expected).abs() < 0.01
+        };
+        // A machine short of memory takes pages back at any time.
+        assert!((0..5).any(|_| is_reached()), "{state}");
     }
 }

@@ -166,7 +166,7 @@ fn the_worker_is_no_command_for_people() {
         loadcheck(place.path()).arg("__worker").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let job = r#"{"parent_pid":1,"task":{"prepare":{"load":{"path":"model","budget":{"Bytes":67108864},"io":"buffered",
         "device_budget":null,"device_reserve":{"Bytes":0},"device":"none","dtype":null,"window":null,"prefetch":2,
-        "readers":null,"select":null,"hash":false,"verify":false,"layers":null,"opaque_dtypes":false},
+        "readers":null,"select":null,"ranks":{"tp":null,"tp_rule":[]},"hash":false,"verify":false,"layers":null,"opaque_dtypes":false},
         "has_source":true,"cache":null}}}"#;
     child.stdin.take().unwrap().write_all(job.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
@@ -223,10 +223,15 @@ fn memory_is_given_back() {
     let place = workplace();
     let report = json(&run(place.path(), "model --json"));
     let run = &report["runs"][0];
+    let bytes = |point: &str, kind: &str| run[point][kind].as_u64().unwrap();
+    assert!(bytes("after_unload", "rss_bytes") <= bytes("baseline", "rss_bytes") + (4 << 20), "{run}");
     // Not RSS: beside a model this small, pages of the program itself count that come in meanwhile.
-    let host = |point: &str| run[point]["host_bytes"].as_u64().unwrap();
-    assert!(host("after_unload") <= host("baseline") + (4 << 20), "{run}");
-    assert!(host("after_load") > host("after_unload"), "{run}");
+    assert!(bytes("after_load", "host_bytes") > bytes("after_unload", "host_bytes"), "{run}");
+    // Ours, as the list of allocations has it: the layers and the ring, and then nothing.
+    let ours = |point: &str| run[point]["split"]["ours_host_bytes"].as_u64().unwrap();
+    assert!(ours("after_load") >= run["resident_bytes"].as_u64().unwrap(), "{run}");
+    assert_eq!(ours("after_unload"), 0, "{run}");
+    assert_eq!(run["after_unload"]["split"]["other_host_bytes"], run["after_unload"]["host_bytes"]);
 }
 
 #[test]

@@ -22,7 +22,7 @@ use common::{TestTensor, random_bytes, write_file};
 use cuda_case::{Case, loader, runs_clean};
 use driver::Engine;
 use onelayer::load::LoadError;
-use onelayer::{After, Checkpoint, DeviceRegion, HandOut, Window};
+use onelayer::{After, Checkpoint, DeviceRegion, HandOut, Target, Window};
 
 #[test]
 fn layers_are_not_freed_under_the_kernels_that_read_them() {
@@ -69,8 +69,11 @@ fn scenario_engine() {
             if way % 2 == 0 {
                 engine.wait_event(stream, layer.ready_event().unwrap());
             } else {
+                let first = layer.tensors().next().unwrap();
+                assert_eq!(first.target(), Target::Cuda(0));
+                assert_eq!(first.host_pointer(), None);
                 // SAFETY: a live stream of the primary context.
-                unsafe { layer.let_wait(stream) }.unwrap();
+                unsafe { first.let_wait(stream) }.unwrap();
             }
             for tensor in layer.tensors() {
                 let len = case.bytes(tensor.name()).len();

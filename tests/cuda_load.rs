@@ -5,6 +5,7 @@
 //! has seen no misuse and nothing was left behind.
 #![allow(clippy::print_stdout, reason = "a scenario tells its parent")]
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
+#![allow(clippy::cast_possible_truncation, reason = "lengths of small test files")]
 
 mod common;
 #[path = "common/cuda_case.rs"]
@@ -17,7 +18,7 @@ use cuda_case::{Case, free_bytes, loader, runs_clean};
 use cuda_sim::{MODES, SimRun, driver_without};
 use onelayer::load::LoadError;
 use onelayer::plan::FloatType;
-use onelayer::{Checkpoint, Device, HandOut, Target, Window};
+use onelayer::{Checkpoint, Device, HandOut, Loader, LoaderBuilder, Rank, SplitRules, Target, Window};
 
 #[test]
 fn loads_and_unloads_ten_times() {
@@ -44,6 +45,11 @@ fn loads_that_are_given_up_leave_nothing() {
 #[test]
 fn narrows_on_the_way() {
     runs_clean("scenario_narrowing", 1..2, |run| run);
+}
+
+#[test]
+fn parts_of_one_rank_land_in_their_places() {
+    runs_clean("scenario_parts", 1..3, |run| run);
 }
 
 /// A thousand loads, each under another schedule.
@@ -133,7 +139,7 @@ fn scenario_load_unload() {
         drop(tensor);
         assert_eq!(model.report().pinning, onelayer::Pinning::Whole);
         let receipt = model.unload_all();
-        assert_eq!(receipt.returned_bytes, receipt.asked_bytes);
+        assert!(receipt.is_complete(), "{receipt}");
         assert_eq!(free_bytes(&loader), before, "all of it came back");
     }
 }
@@ -255,6 +261,46 @@ fn scenario_pinning() {
     let model = loader.load(&case.checkpoint).unwrap();
     model.layers().for_each(|layer| case.check_layer(layer));
     println!("pinning: {} {}", model.report().pinning.name(), model.report().pinned_bytes);
+}
+
+/// Columns, rows and wholes of odd phases, as they are and narrowed: what the host has of the same parts.
+#[test]
+#[ignore = "scenario"]
+fn scenario_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensor = |name: &str, dtype, bytes: usize, shape: &[u64], seed| TestTensor {
+        name: format!("layers.{name}"),
+        dtype,
+        shape: shape.to_vec(),
+        bytes: random_bytes(shape.iter().product::<u64>() as usize * bytes, seed),
+    };
+    let tensors = [
+        tensor("0.odd.weight", "U8", 1, &[333], 1),
+        tensor("0.o_proj.weight", "BF16", 2, &[700, 1100], 2),
+        tensor("0.small.o_proj.weight", "U8", 1, &[7, 26], 3),
+        tensor("0.q_proj.weight", "F32", 4, &[600, 333], 4),
+        tensor("0.down_proj.weight", "F32", 4, &[333, 600], 5),
+        tensor("1.down_proj.weight", "U8", 1, &[6, 400_000], 6),
+        tensor("1.q_proj.bias", "BF16", 2, &[26], 7),
+    ];
+    write_file(&folder.path().join("model.safetensors"), &tensors, 5);
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    for dtype in [None, Some(FloatType::Bf16)] {
+        let part = |builder: LoaderBuilder| {
+            let builder = builder.shard(Rank::new(1, 2).unwrap(), SplitRules::common());
+            dtype.map_or_else(|| builder.clone(), |dtype| builder.clone().dtype(dtype))
+        };
+        let expected = part(Loader::builder(Target::Host)).build().unwrap().load(&checkpoint).unwrap();
+        let model = loader(0, part).load(&checkpoint).unwrap();
+        for entry in checkpoint.tensors() {
+            let (on_device, on_host) =
+                (model.tensor(entry.name).unwrap(), expected.tensor(entry.name).unwrap());
+            let mut found = vec![0; on_host.len_bytes() as usize];
+            assert!(on_device.read(0, &mut found).unwrap());
+            assert!(found == on_host.as_bytes().unwrap(), "{}", entry.name);
+            assert_eq!((on_device.shape(), on_device.part()), (on_host.shape(), on_host.part()));
+        }
+    }
 }
 
 /// Floats of several widths, of odd counts and phases, narrowed on the way.

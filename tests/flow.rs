@@ -8,15 +8,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The stages from top to bottom. `error` types belong to their stage.
-const FLOW: [&str; 14] = [
+const FLOW: [&str; 18] = [
     "units",
     "footprint",
     "file_system",
     "page_cache",
     "budget",
     "checkpoint",
+    "slices",
     "layers",
+    "live",
+    "ranks",
     "plan",
+    "fit",
     "source",
     "staging",
     "device",

@@ -92,7 +92,8 @@ fn a_model_finds_tensors_by_name_and_gives_them_back() {
     let kept = model.tensor("model.layers.1.mlp.up_proj.weight").unwrap();
     let resident = model.resident_bytes();
     let receipt = model.unload(&id).unwrap();
-    assert_eq!((receipt.returned_bytes, receipt.holders), (0, 1));
+    assert_eq!((receipt.returned_bytes, receipt.held_bytes), (0, receipt.asked_bytes));
+    assert_eq!(receipt.holders[0].tensor, kept.name());
     assert!(receipt.asked_bytes > 0 && kept.as_bytes().is_some());
     assert_eq!(model.unload(&id).unwrap().asked_bytes, 0, "a second unload is harmless");
     assert!(model.layer(&id).unwrap_err().to_string().contains("no layer named"));

@@ -4,12 +4,13 @@
 use std::error::Error;
 use std::fmt::Debug;
 
+use onelayer::live;
 use onelayer::probe::{Measured, ProbeError, Sampler, TreeSampler};
 use onelayer::{
-    CancelHandle, Checkpoint, CheckpointError, CudaCode, Device, DeviceError, DeviceRegion, LayerId,
-    LayerMap, LayerStream, Layers, LoadError, LoadPlan, LoadReport, LoadedLayer, LoadedTensor, Loader,
-    LoaderBuilder, Model, OpenOptions, PlanError, Progress, Receipt, SourceError, StagingError, Target,
-    TensorHash,
+    Awaited, CancelHandle, Checkpoint, CheckpointError, CudaCode, Device, DeviceError, DeviceRegion, Holder,
+    LayerId, LayerMap, LayerStream, Layers, LoadError, LoadPlan, LoadReport, LoadedLayer, LoadedTensor,
+    Loader, LoaderBuilder, Model, OpenOptions, PlanError, Progress, Receipt, SourceError, StagingError,
+    Target, TensorHash, TensorReader,
 };
 
 fn is_shared<T: Send + Sync + Debug + 'static>() {}
@@ -31,14 +32,20 @@ fn types_may_cross_threads() {
     is_shared::<Loader>();
     is_shared::<LoaderBuilder>();
     is_shared::<LayerStream>();
+    is_shared::<Awaited>();
     is_shared::<CancelHandle>();
     is_shared::<Progress>();
     is_shared::<LoadReport>();
     is_shared::<LoadedLayer>();
     is_shared::<LoadedTensor>();
     is_shared::<TensorHash>();
+    is_shared::<TensorReader>();
     is_shared::<Model>();
+    is_shared::<Holder>();
     is_shared::<Receipt>();
+    is_shared::<live::Snapshot>();
+    is_shared::<live::Allocation>();
+    is_shared::<live::Difference>();
     is_shared::<Sampler>();
     is_shared::<TreeSampler>();
     is_shared::<Measured<u64>>();
@@ -54,6 +61,8 @@ fn handles_are_cloned() {
     is_cloned::<LoadedTensor>();
     is_cloned::<CancelHandle>();
     is_cloned::<Progress>();
+    is_cloned::<live::Snapshot>();
+    is_cloned::<TensorReader>();
 }
 
 #[test]
@@ -62,6 +71,7 @@ fn errors_fit_into_a_boxed_error() {
     is_error::<onelayer::layers::LayersError>();
     is_error::<PlanError>();
     is_error::<SourceError>();
+    is_error::<onelayer::SliceError>();
     is_error::<StagingError>();
     is_error::<DeviceError>();
     is_error::<LoadError>();

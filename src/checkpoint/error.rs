@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::error_text::{Listed, Others, PartOf, Quoted};
 use super::{FileIdentity, FileKind};
@@ -447,6 +447,69 @@ impl CheckpointError {
         }
     }
 
+    /// The file or directory that is at fault, if there is one: of several problems that of the first.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Io { path, .. }
+            | Self::NotFound { path }
+            | Self::DanglingLink { path, .. }
+            | Self::NotRegular { path, .. }
+            | Self::NoWeights { path, .. }
+            | Self::NotSafetensors { path, .. }
+            | Self::HeaderExceedsFile { path, .. }
+            | Self::OverLimit { path, .. }
+            | Self::TooMany { path, .. }
+            | Self::Syntax { path, .. }
+            | Self::DuplicateKey { path, .. }
+            | Self::MissingField { path, .. }
+            | Self::UnknownDType { path, .. }
+            | Self::SizeOverflow { path, .. }
+            | Self::PartialByte { path, .. }
+            | Self::ReversedOffsets { path, .. }
+            | Self::SizeMismatch { path, .. }
+            | Self::Hole { path, .. }
+            | Self::Overlap { path, .. }
+            | Self::Truncated { path, .. }
+            | Self::TrailingBytes { path, .. }
+            | Self::FileChanged { path, .. }
+            | Self::NotAnIndex { path, .. }
+            | Self::UnsafeName { path, .. }
+            | Self::MissingShards { path, .. }
+            | Self::MissingTensor { path, .. }
+            | Self::UnindexedTensor { path, .. }
+            | Self::WrongShard { path, .. }
+            | Self::DuplicateTensor { path, .. }
+            | Self::NotCached { path, .. } => Some(path),
+            Self::InvalidRepository { .. } => None,
+            Self::Several { problems } => problems.first().and_then(Self::path),
+        }
+    }
+
+    /// The tensor that is at fault, if it is one: of several problems that of the first.
+    #[must_use]
+    pub fn tensor(&self) -> Option<&str> {
+        match self {
+            Self::MissingField { tensor, .. }
+            | Self::UnknownDType { tensor, .. }
+            | Self::SizeOverflow { tensor, .. }
+            | Self::PartialByte { tensor, .. }
+            | Self::ReversedOffsets { tensor, .. }
+            | Self::SizeMismatch { tensor, .. }
+            | Self::Hole { tensor, .. }
+            | Self::Overlap { tensor, .. }
+            | Self::Truncated { tensor, .. }
+            | Self::MissingTensor { tensor, .. }
+            | Self::UnindexedTensor { tensor, .. }
+            | Self::WrongShard { tensor, .. }
+            | Self::DuplicateTensor { tensor, .. }
+            | Self::Syntax { place: Place::Tensor(tensor), .. }
+            | Self::DuplicateKey { place: Place::Tensor(tensor), .. } => Some(tensor),
+            Self::Several { problems } => problems.first().and_then(Self::tensor),
+            _ => None,
+        }
+    }
+
     /// The single problems, most basic first: those of [`CheckpointError::Several`], or this one.
     #[must_use]
     pub fn problems(&self) -> &[Self] {
@@ -530,5 +593,26 @@ mod tests {
         assert!(!mixed.is_missing() && mixed.is_invalid());
         assert_eq!(mixed.problems().len(), 2);
         assert!(mixed.to_string().ends_with("(and 1 more)"), "{mixed}");
+    }
+
+    #[test]
+    fn the_file_and_the_tensor_at_fault_can_be_asked_for() {
+        let truncated = || CheckpointError::Truncated {
+            path: "a".into(),
+            tensor: "t".to_owned(),
+            expected_bytes: 2,
+            found_bytes: 1,
+        };
+        let missing = || CheckpointError::NotFound { path: "b".into() };
+        let parts = |error: &CheckpointError| {
+            let path = error.path().map(|path| path.display().to_string());
+            (path, error.tensor().map(ToOwned::to_owned))
+        };
+        assert_eq!(parts(&truncated()), (Some("a".to_owned()), Some("t".to_owned())));
+        assert_eq!(parts(&missing()), (Some("b".to_owned()), None));
+        let several = CheckpointError::Several { problems: vec![truncated(), missing()] };
+        assert_eq!(parts(&several), parts(&truncated()));
+        let nowhere = CheckpointError::InvalidRepository { found: String::new(), reason: "" };
+        assert_eq!(parts(&nowhere), (None, None));
     }
 }

@@ -28,7 +28,7 @@ use std::path::Path;
 
 use super::error::{CheckpointError, Place};
 use super::error_text::{kept, shape_text};
-use super::json::{JsonFault, JsonReader};
+use super::json::{Cursor, JsonFault, JsonReader};
 use super::keys::OpenKeys;
 use super::metadata::FileMetadata;
 use super::tensor::{Record, Span, TensorTable};
@@ -69,6 +69,11 @@ impl<R: Read> HeaderParser<'_, R> {
             let name_start = self.table.names.len();
             self.table.names.push_str(self.prefix);
             let key_start = self.table.names.len();
+            if let Some(fields) = self.usual_entry(&mut first) {
+                let name = self.name_from(name_start)?;
+                self.add(name, fields)?;
+                continue;
+            }
             let more = self.json.next_key(&mut first, &mut self.table.names);
             if !more.map_err(|fault| self.fault(fault, Place::Header))? {
                 self.table.names.truncate(name_start);
@@ -82,12 +87,18 @@ impl<R: Read> HeaderParser<'_, R> {
                 }
                 continue;
             }
-            let name = Span::tail(name_start, self.table.names.len());
-            let name = name.ok_or_else(|| self.too_many("bytes of tensor names"))?;
-            self.tensor(name, name_start, &mut keys)?;
+            let name = self.name_from(name_start)?;
+            let fields = self.tensor(name, &mut keys)?;
+            self.add(name, fields)?;
         }
         self.json.finish().map_err(|fault| self.fault(fault, Place::Header))?;
         Ok(metadata.unwrap_or_default())
+    }
+
+    /// The name that ends the table's names.
+    fn name_from(&self, start: usize) -> Result<Span, CheckpointError> {
+        let name = Span::tail(start, self.table.names.len());
+        name.ok_or_else(|| self.too_many("bytes of tensor names"))
     }
 
     fn metadata(&mut self) -> Result<FileMetadata, CheckpointError> {
@@ -110,26 +121,55 @@ impl<R: Read> HeaderParser<'_, R> {
         Ok(())
     }
 
+    /// Reads the next entry of the header if it is a tensor's and spelled as nearly all are; else nothing. Its name is
+    /// appended to the names.
+    fn usual_entry(&mut self, first: &mut bool) -> Option<Fields> {
+        let TensorTable { records, names, dims, .. } = &mut *self.table;
+        let mut cursor = self.json.cursor();
+        if !*first {
+            cursor.token(b',')?;
+        }
+        let name = std::str::from_utf8(cursor.string()?).ok().filter(|&name| name != METADATA_KEY)?;
+        cursor.token(b':')?;
+        // Neighbours mostly share their dtype.
+        let before = records.last().map_or(DType::Bf16, |record| record.dtype);
+        let dims_start = dims.len();
+        let fields = usual_fields(&mut cursor, before, dims);
+        if fields.is_none() {
+            dims.truncate(dims_start);
+            return fields;
+        }
+        names.push_str(name);
+        let place = cursor.place();
+        self.json.advance_to(place);
+        *first = false;
+        fields
+    }
+
     /// Reads one tensor's object; its name ends the table's names.
-    fn tensor(&mut self, name: Span, name_start: usize, keys: &mut OpenKeys) -> Result<(), CheckpointError> {
-        let name_end = self.table.names.len();
+    fn tensor(&mut self, name: Span, keys: &mut OpenKeys) -> Result<Fields, CheckpointError> {
         keys.open(true);
         let mut fields = Fields::default();
         let outcome =
             self.fields(&mut fields, keys).and_then(|()| keys.close().map_err(FieldFault::duplicate));
-        let tensor = |table: &TensorTable| kept(&table.names[name_start..name_end]);
+        let tensor = |table: &TensorTable| kept(table.spelled(name));
         match outcome {
-            Ok(()) => {}
+            Ok(()) => Ok(fields),
             Err(FieldFault::Json(fault)) => {
                 let place = Place::Tensor(tensor(self.table));
-                return Err(self.fault(fault, place));
+                Err(self.fault(fault, place))
             }
             Err(FieldFault::UnknownDType(UnknownDType { found })) => {
                 let (path, found) = (self.path.to_owned(), kept(&found));
-                return Err(CheckpointError::UnknownDType { path, tensor: tensor(self.table), found });
+                Err(CheckpointError::UnknownDType { path, tensor: tensor(self.table), found })
             }
-            Err(FieldFault::TooMany(what)) => return Err(self.too_many(what)),
+            Err(FieldFault::TooMany(what)) => Err(self.too_many(what)),
         }
+    }
+
+    /// Adds a tensor with these fields to the table.
+    fn add(&mut self, name: Span, fields: Fields) -> Result<(), CheckpointError> {
+        let tensor = |table: &TensorTable| kept(table.spelled(name));
         let missing = |field, table| CheckpointError::MissingField {
             path: self.path.to_owned(),
             tensor: tensor(table),
@@ -265,6 +305,32 @@ impl<R: Read> HeaderParser<'_, R> {
     fn fault(&self, fault: JsonFault, place: Place) -> CheckpointError {
         fault.at(self.path, place)
     }
+}
+
+/// A tensor's object with the three fields in the order in which they mostly stand. The shape is appended to `dims`, of which
+/// the caller takes off again what belongs to no tensor.
+fn usual_fields(cursor: &mut Cursor<'_>, before: DType, dims: &mut Vec<u64>) -> Option<Fields> {
+    cursor.token(b'{')?;
+    cursor.key(b"\"dtype\"")?;
+    let name = cursor.string()?;
+    let is_called = |dtype: &DType| dtype.name().as_bytes() == name;
+    // The name of an opaque one is in the table and not in the type.
+    let known = Some(before).filter(|dtype| *dtype != DType::Opaque && is_called(dtype));
+    let dtype = known.or_else(|| DType::ALL.into_iter().find(is_called))?;
+    cursor.token(b',')?;
+    cursor.key(b"\"shape\"")?;
+    let start = dims.len();
+    cursor.array(dims)?;
+    let shape = Span::tail(start, dims.len())?;
+    cursor.token(b',')?;
+    cursor.key(b"\"data_offsets\"")?;
+    cursor.token(b'[')?;
+    let offset = cursor.unsigned()?;
+    cursor.token(b',')?;
+    let end = cursor.unsigned()?;
+    cursor.token(b']')?;
+    cursor.token(b'}')?;
+    Some(Fields { dtype: Some((dtype, 0)), shape: Some(shape), offsets: Some((offset, end)) })
 }
 
 /// Bits of a tensor, or `None` if the product of its non-zero dimensions does not fit in 64 bits of bits.

@@ -13,6 +13,7 @@ use rustix::fs::OFlags;
 
 /// What identifies the state of a file: a change in any field means that the file was touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct FileIdentity {
     /// Device number.
     pub device: u64,

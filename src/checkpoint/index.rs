@@ -18,6 +18,8 @@ use super::keys::OpenKeys;
 use super::options::OpenOptions;
 use super::path_rule;
 use super::tensor::Span;
+use super::text_sort::sort_by_text;
+use crate::footprint::{block_bytes, list_bytes};
 use crate::units::{ByteRange, to_u64};
 
 /// Files of one checkpoint, at most. The largest seen have a few hundred; a hostile index could list millions,
@@ -71,6 +73,11 @@ impl WeightMap {
         self.entries.iter().map(|entry| (self.spelled(entry.tensor), self.spelled(entry.file)))
     }
 
+    /// Memory held, in bytes.
+    pub(super) fn heap_bytes(&self) -> u64 {
+        block_bytes(to_u64(self.text.capacity())) + list_bytes(&self.entries) + list_bytes(&self.files)
+    }
+
     fn spelled(&self, span: Span) -> &str {
         &self.text[span.range()]
     }
@@ -82,7 +89,7 @@ impl WeightMap {
     fn finish(&mut self) -> Result<(), String> {
         let text = &self.text;
         let spelled = |span: Span| &text[span.range()];
-        self.entries.sort_unstable_by(|left, right| spelled(left.tensor).cmp(spelled(right.tensor)));
+        sort_by_text(&mut self.entries, |entry| spelled(entry.tensor).as_bytes());
         for pair in self.entries.windows(2) {
             if spelled(pair[0].tensor) == spelled(pair[1].tensor) {
                 return Err(spelled(pair[0].tensor).to_owned());

@@ -11,6 +11,10 @@ use super::json_fault::describe;
 use super::keys::OpenKeys;
 use crate::units::to_u64;
 
+pub(super) use self::plain::Cursor;
+
+mod plain;
+
 /// Levels of nesting that are followed; the reference stops at the same depth.
 pub(super) const DEPTH_MAX: u32 = 127;
 
@@ -206,9 +210,8 @@ impl<R: Read> JsonReader<R> {
         let start_offset = self.offset();
         let rest = &self.buffer[self.next..self.filled];
         // Nearly every string lies whole in the buffer and has no escapes.
-        if let Some(end) = rest.iter().position(|&byte| is_string_mark(byte))
-            && rest[end] == b'"'
-        {
+        let end = plain::plain_len(rest);
+        if rest.get(end) == Some(&b'"') {
             text.push_str(checked_utf8(&rest[..end], start_offset)?);
             self.next += end + 1;
             return Ok(());
@@ -216,7 +219,7 @@ impl<R: Read> JsonReader<R> {
         self.scratch.clear();
         loop {
             let rest = &self.buffer[self.next..self.filled];
-            let plain = rest.iter().position(|&byte| is_string_mark(byte)).unwrap_or(rest.len());
+            let plain = plain::plain_len(rest);
             self.scratch.extend_from_slice(&rest[..plain]);
             self.next += plain;
             match self.peek()? {
@@ -439,12 +442,6 @@ impl<R: Read> JsonReader<R> {
             Some(_) => Err(self.unexpected("nothing but whitespace after the closing brace")),
         }
     }
-}
-
-/// True for bytes that end a run of plain bytes in a string.
-#[inline]
-fn is_string_mark(byte: u8) -> bool {
-    byte == b'"' || byte == b'\\' || byte < 0x20
 }
 
 fn checked_utf8(bytes: &[u8], start_offset: u64) -> Result<&str, JsonFault> {

@@ -2,6 +2,7 @@
 //!
 //! Flat: one text and one list for all levels, so that a hostile value costs a small multiple of its length.
 
+use super::text_sort::sort_by_text;
 use crate::units::to_usize;
 
 /// Keys of all open objects. See the module's text.
@@ -85,12 +86,11 @@ impl OpenKeys {
     pub(super) fn close(&mut self) -> Result<(), String> {
         let Some(level) = self.levels.pop() else { return Ok(()) };
         let text = &self.text;
-        let spelled =
-            |&(start, end): &(u32, u32)| &text[to_usize(u64::from(start))..to_usize(u64::from(end))];
+        let spelled = |(start, end): (u32, u32)| &text[to_usize(u64::from(start))..to_usize(u64::from(end))];
         let keys = &mut self.keys[level.key_count..];
-        keys.sort_unstable_by(|left, right| spelled(left).cmp(spelled(right)));
-        if let Some(pair) = keys.windows(2).find(|pair| spelled(&pair[0]) == spelled(&pair[1])) {
-            return Err(spelled(&pair[0]).to_owned());
+        sort_by_text(keys, |key| spelled(key).as_bytes());
+        if let Some(pair) = keys.windows(2).find(|pair| spelled(pair[0]) == spelled(pair[1])) {
+            return Err(spelled(pair[0]).to_owned());
         }
         self.keys.truncate(level.key_count);
         self.text.truncate(level.text_len);

@@ -17,6 +17,7 @@ pub use self::options::OpenOptions;
 #[allow(unused_imports, reason = "used by the converter, which can be left out")]
 pub(crate) use self::path_rule::relative as relative_name;
 pub use self::tensor::{Shard, ShardId, TensorEntry, TensorId};
+pub(crate) use self::text_sort::agreed_len;
 
 mod dtype;
 mod error;
@@ -36,9 +37,10 @@ mod pipeline;
 mod select;
 mod set;
 mod tensor;
+mod text_sort;
 
 use self::tensor::{TensorTable, text_bytes};
-use crate::units::to_u64;
+use crate::units::{ByteRange, to_u64};
 
 /// A checked description of a checkpoint: what lies where in which file. Cheap to clone, `Send + Sync`.
 #[derive(Debug, Clone)]
@@ -52,6 +54,7 @@ struct Inner {
     shards: Vec<Shard>,
     notes: Vec<String>,
     tensor_bytes: u64,
+    opening_bytes: u64,
 }
 
 impl Checkpoint {
@@ -91,6 +94,11 @@ impl Checkpoint {
         self.inner.table.iter()
     }
 
+    /// True if both are clones of one.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// Number of tensors.
     #[must_use]
     pub fn tensor_count(&self) -> usize {
@@ -114,6 +122,16 @@ impl Checkpoint {
     /// A tensor's shape alone.
     pub(crate) fn shape_of(&self, id: TensorId) -> &[u64] {
         self.inner.table.shape(self.inner.table.records[id.index()].shape)
+    }
+
+    /// A tensor's bytes in its file alone.
+    pub(crate) fn extent_of(&self, id: TensorId) -> ByteRange {
+        self.inner.table.extent_of(id)
+    }
+
+    /// A tensor's file alone.
+    pub(crate) fn shard_of(&self, id: TensorId) -> ShardId {
+        self.inner.table.shard_of(id)
     }
 
     /// The tensor of that name.
@@ -151,6 +169,12 @@ impl Checkpoint {
         let lists = self.inner.shards.capacity() * size_of::<Shard>()
             + self.inner.notes.capacity() * size_of::<String>();
         self.inner.table.heap_bytes() + shards + notes + to_u64(lists)
+    }
+
+    /// The most host memory that opening held at once, in bytes: the description before what is left over was given back,
+    /// and what led to it. It is free again.
+    pub(crate) fn opening_bytes(&self) -> u64 {
+        self.inner.opening_bytes
     }
 
     /// Choices made while opening that a person should know: "index wins over model.safetensors", ...

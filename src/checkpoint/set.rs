@@ -16,6 +16,7 @@ use super::pipeline;
 use super::select::{self, Choice, LISTED_MAX};
 use super::tensor::{Mark, Shard, TensorTable};
 use super::{Checkpoint, Inner};
+use crate::footprint::{Held, Meter};
 use crate::units::to_u64;
 
 /// Problems that are collected before the search for more is given up.
@@ -25,7 +26,10 @@ const PROBLEMS_MAX: usize = 32;
 pub(super) fn open(path: &Path, options: &OpenOptions) -> Result<Checkpoint, CheckpointError> {
     let mut notes = Vec::new();
     let parts = parts(path, options, &mut notes)?;
-    let mut set = Set { options, table: TensorTable::default(), shards: Vec::new(), notes };
+    let mut meter = Meter::default();
+    let maps = parts.iter().filter_map(|part| part.index.as_ref());
+    meter.keep(Held::default().and(maps.map(|(_, map)| map.heap_bytes()).sum()));
+    let mut set = Set { options, table: TensorTable::default(), shards: Vec::new(), notes, meter };
     let mut problems = Vec::new();
     for part in &parts {
         match set.add(part) {
@@ -200,6 +204,7 @@ struct Set<'a> {
     table: TensorTable,
     shards: Vec<Shard>,
     notes: Vec<String>,
+    meter: Meter,
 }
 
 impl Set<'_> {
@@ -217,8 +222,12 @@ impl Set<'_> {
             }
         }
         report(problems)?;
+        self.meter.note(self.table.held());
         self.table.merge_names(mark);
-        report(self.duplicates(mark).into_iter().collect())?;
+        // Within one file they were found.
+        if part.files.len() > 1 {
+            report(self.duplicates(mark).into_iter().collect())?;
+        }
         if let Some((path, map)) = &part.index {
             let comparison = Comparison { set: self, path, map, prefix: &part.prefix, mark, first_shard };
             report(comparison.run())?;
@@ -272,8 +281,9 @@ impl Set<'_> {
             limit: u64::MAX,
         })?;
         self.shards.shrink_to_fit();
-        let Self { table, shards, notes, .. } = self;
-        Ok(Checkpoint { inner: Arc::new(Inner { table, shards, notes, tensor_bytes }) })
+        let Self { table, shards, notes, meter, .. } = self;
+        let opening_bytes = meter.peak_bytes();
+        Ok(Checkpoint { inner: Arc::new(Inner { table, shards, notes, tensor_bytes, opening_bytes }) })
     }
 }
 

@@ -6,7 +6,9 @@
 use std::path::PathBuf;
 
 use super::metadata::FileMetadata;
+use super::text_sort::sort_by_text;
 use super::{DType, FileIdentity};
+use crate::footprint::{Held, block_bytes};
 use crate::units::{ByteRange, to_u64, to_usize};
 
 /// Index of a file in its checkpoint.
@@ -99,6 +101,12 @@ pub(super) struct Record {
     pub(super) dtype: DType,
 }
 
+impl Record {
+    fn extent(&self) -> ByteRange {
+        ByteRange::new(self.start, self.end).expect("the parser refuses reversed offsets")
+    }
+}
+
 /// A part of one of the table's arrays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Span {
@@ -161,6 +169,8 @@ pub(crate) struct TensorTable {
     by_name: Vec<u32>,
     /// The id after the last of each file.
     file_ends: Vec<u32>,
+    /// The most that sorting names held beside the table.
+    sorting_bytes: u64,
 }
 
 impl TensorTable {
@@ -180,10 +190,22 @@ impl TensorTable {
     }
 
     pub(crate) fn entry(&self, id: TensorId) -> TensorEntry<'_> {
-        let shard = self.file_ends.partition_point(|&end| end <= id.0);
-        let shard =
-            ShardId(u32::try_from(shard).expect("a set has at most 65536 files per part and 256 parts"));
-        self.describe(id, shard, &self.records[id.index()])
+        self.describe(id, self.shard_of(id), &self.records[id.index()])
+    }
+
+    /// The file of a tensor alone.
+    pub(crate) fn shard_of(&self, id: TensorId) -> ShardId {
+        // Most checkpoints of very many tensors are one file.
+        let shard = match self.file_ends[..] {
+            [_] => 0,
+            _ => self.file_ends.partition_point(|&end| end <= id.0),
+        };
+        ShardId(u32::try_from(shard).expect("a set has at most 65536 files per part and 256 parts"))
+    }
+
+    /// The bytes of a tensor alone.
+    pub(crate) fn extent_of(&self, id: TensorId) -> ByteRange {
+        self.records[id.index()].extent()
     }
 
     fn describe<'a>(&'a self, id: TensorId, shard: ShardId, record: &Record) -> TensorEntry<'a> {
@@ -201,7 +223,7 @@ impl TensorTable {
             dtype_name,
             shape: self.shape(record.shape),
             shard,
-            extent: ByteRange::new(record.start, record.end).expect("the parser refuses reversed offsets"),
+            extent: record.extent(),
         }
     }
 
@@ -235,6 +257,13 @@ impl TensorTable {
             + to_u64(self.opaque_names.capacity() * size_of::<Span>())
             + to_u64(self.by_name.capacity() * size_of::<u32>())
             + to_u64(self.file_ends.capacity() * size_of::<u32>())
+    }
+
+    /// What the arrays take while they grow, and sorting with them.
+    pub(super) fn held(&self) -> Held {
+        let lists = Held::default().grown_list(&self.records).grown_list(&self.dims);
+        let named = lists.grown(block_bytes(to_u64(self.names.capacity()))).grown_list(&self.by_name);
+        named.grown_list(&self.opaque_names).grown_list(&self.file_ends).and(self.sorting_bytes)
     }
 
     /// Where the arrays end now.
@@ -274,10 +303,12 @@ impl TensorTable {
         let name_of = |id: u32| name(&records[to_usize(u64::from(id))]);
         self.by_name.extend(file_start..file_end);
         let by_name = &mut self.by_name[mark.by_name..];
-        by_name.sort_unstable_by(|&left, &right| name_of(left).cmp(name_of(right)));
+        let sorting_bytes =
+            sort_by_text(by_name, |id| &names.as_bytes()[records[to_usize(u64::from(id))].name.range()]);
         if let Some(pair) = by_name.windows(2).find(|pair| name_of(pair[0]) == name_of(pair[1])) {
             return Err(LayoutFault::Duplicate(name_of(pair[0]).to_owned()));
         }
+        self.sorting_bytes = self.sorting_bytes.max(sorting_bytes);
         self.check_coverage(mark.records, data)?;
         for record in &mut self.records[mark.records..] {
             // No overflow: the coverage check has shown that both lie inside the file.

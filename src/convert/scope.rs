@@ -18,7 +18,10 @@ use super::side_files::directory_of;
 use super::{Casting, Conversion, ConvertError, Part};
 use crate::checkpoint::{Checkpoint, DType, Shard, TensorId};
 use crate::layers::Layers;
-use crate::plan::{Cast, Group, Landing, LoadPlan, MemoryTerm, PlanLimits, ResidentKind, Window, is_plain};
+use crate::plan::{
+    Cast, Group, Landing, LoadPlan, MemoryTerm, PlanLimits, ResidentKind, Window, grouping_peak_bytes,
+    is_plain,
+};
 use crate::source;
 use crate::units::{to_u64, to_usize};
 
@@ -127,7 +130,13 @@ impl Scope {
             Group { id: &file.id, tensors: self.shapes.tensors(file) }
         });
         let cast = |id: TensorId| self.casts[id.index()];
-        let plan = LoadPlan::build_groups(&self.checkpoint, groups, &limits, cast, self.layers.peak_bytes())?;
+        let plan = LoadPlan::build_groups(
+            &self.checkpoint,
+            groups,
+            &limits,
+            cast,
+            grouping_peak_bytes(&self.checkpoint, &self.layers),
+        )?;
         Ok(plan)
     }
 

@@ -5,11 +5,15 @@
 //! ```
 #![allow(unsafe_code, reason = "handles of the caller's are promises; each says which")]
 
+use std::io;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::DeviceError;
+use super::{DeviceError, Target};
+use crate::live::Entry;
 use crate::plan::{Copies, MoveOp, PlannedLayer};
 use crate::staging::{Empty, Filled, Slot};
+use crate::units::{MIB, to_usize};
 
 /// A kind of device. Shared by the threads of a load.
 pub(crate) trait Backend: Send + Sync + 'static {
@@ -61,13 +65,101 @@ pub enum After {
     Stream(u64),
 }
 
-/// Memory of one layer on a device. Once it is ready, nothing writes to it any more. Dropping it frees it.
+/// What became of memory that was given up.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "host memory goes back to the system at once"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Freed {
+    /// The system or the driver has taken it back, and said so.
+    Returned,
+    /// Its pool has it, and gives it back to the device as far as it can when it is [settled](Home::settle).
+    ToPool,
+    /// The device frees it once what somebody named is over.
+    Queued,
+    /// The load that it belongs to uses it again, and gives it back at its end.
+    Recycled,
+    /// It is the caller's, and the caller has it again.
+    Lent,
+    /// It was refused, or somebody still uses it, or nobody can say.
+    Unconfirmed,
+}
+
+/// Where arenas come from and go back to. Lives longer than they do.
+pub(crate) trait Home: Send + Sync {
+    /// Bytes that its pool has taken from the device, used or not, as the driver says. `None` without a pool, or without an answer.
+    fn pool_bytes(&self) -> Option<u64>;
+
+    /// Waits until what was freed so far is free, and gives back what the pool does not use. False if either was refused.
+    fn settle(&self) -> bool;
+
+    /// An arena for the layer with bytes that it had before: `fill` writes them, from an offset on and from the front to the back, at
+    /// most [`REFILLED_BYTES_MAX`] at a time.
+    fn refill(
+        self: Arc<Self>,
+        layer: &PlannedLayer,
+        fill: &mut Fill<'_>,
+    ) -> Result<Box<dyn Resident>, Unfilled>;
+}
+
+/// Bytes of an arena that are refilled at once.
+pub(crate) const REFILLED_BYTES_MAX: u64 = MIB;
+
+/// Writes the bytes of an arena from an offset on.
+pub(crate) type Fill<'a> = dyn FnMut(u64, &mut [u8]) -> io::Result<()> + 'a;
+
+/// Why an arena could not be refilled.
+#[derive(Debug)]
+pub(crate) enum Unfilled {
+    /// The device has refused.
+    Device(DeviceError),
+    /// There are no bytes to fill it with.
+    Bytes(io::Error),
+}
+
+impl From<DeviceError> for Unfilled {
+    fn from(error: DeviceError) -> Self {
+        Self::Device(error)
+    }
+}
+
+/// The pieces of an arena in which it is refilled: where each starts, and how long it is.
+pub(crate) fn refill_pieces(len_bytes: u64) -> impl Iterator<Item = (u64, u64)> {
+    let starts = (0..len_bytes).step_by(to_usize(REFILLED_BYTES_MAX));
+    starts.map(move |start| (start, REFILLED_BYTES_MAX.min(len_bytes - start)))
+}
+
+/// Memory of one layer on a device. Once it is ready, nothing of ours writes to it any more. Dropping it frees it.
 pub(crate) trait Resident: Send + Sync {
+    /// Where it lies.
+    fn target(&self) -> Target {
+        Target::None
+    }
+
     /// Bytes that it takes on the device.
     fn len_bytes(&self) -> u64;
 
+    /// Gives the memory up, as dropping does, and says what became of it. What went [to the pool](Freed::ToPool) is to be settled.
+    fn free(self: Box<Self>) -> Freed {
+        drop(self);
+        Freed::Unconfirmed
+    }
+
+    /// Where it came from, if that wants to be settled.
+    fn home(&self) -> Option<Arc<dyn Home>> {
+        None
+    }
+
+    /// Its entry in the list of what is allocated, if its memory is ours.
+    fn live(&self) -> Option<&Entry> {
+        None
+    }
+
     /// The bytes, where the host can read them.
     fn host_bytes(&self) -> Option<&[u8]>;
+
+    /// Where it starts in the host's memory, if it is there and has bytes. Others may write through the pointer.
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        None
+    }
 
     /// Where it starts in the device's address space, if it has one. From now on others may use the memory.
     fn device_address(&self) -> Option<u64> {

@@ -41,7 +41,13 @@ pub(crate) fn start_copy<B: Backend>(
         *byte = pattern(number, offset);
     }
     let extent = ByteRange::with_len(0, place.len_bytes()).unwrap();
-    let placement = Placement { tensor: TensorId(0), extent, arena_offset_bytes: place.start(), cast: None };
+    let placement = Placement {
+        tensor: TensorId(0),
+        extent,
+        arena_offset_bytes: place.start(),
+        cast: None,
+        gather: None,
+    };
     backend.copy_async(arena, slot.into_filled(), Copies::of_one_tensor(&placement)).unwrap()
 }
 

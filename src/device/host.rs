@@ -4,12 +4,14 @@
 //! else (arenas, windows, recycling, freeing) behaves as on a device with memory of its own.
 #![allow(unsafe_code, reason = "reader threads write disjoint parts of one arena; each block says why")]
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::ahead::{Toucher, Touching};
 use super::idle::IdleArenas;
 use super::none::CompletedCopy;
-use super::{Backend, DeviceError, Resident};
+use super::{Backend, DeviceError, Fill, Freed, Home, Resident, Target, Unfilled, refill_pieces};
+use crate::live::{Entry, MemoryUse};
 use crate::plan::{Copies, MoveOp, PlannedLayer};
 use crate::staging::copy::copy_past_cache;
 use crate::staging::memory::AnonymousMemory;
@@ -42,23 +44,7 @@ impl HostBackend {
     }
 
     fn arena(&self, len_bytes: u64) -> Result<Arc<HostArena>, DeviceError> {
-        let failed = |source| DeviceError::HostAllocation { bytes: len_bytes, source };
-        let recycled = self.pool.take(len_bytes).memory;
-        // From here on the arena's drop gives back what the pool has counted, whatever fails below.
-        let mut arena =
-            HostArena { len_bytes, memory: recycled, touching: None, pool: Arc::clone(&self.pool) };
-        match &arena.memory {
-            // What the last layer touched beyond this one's end would count as resident.
-            // SAFETY: an arena that was idle has no other owner, so nothing refers to its bytes.
-            Some(memory) => unsafe { memory.release_from(len_bytes) }.map_err(failed)?,
-            None if len_bytes == 0 => {}
-            None => {
-                let memory = AnonymousMemory::new(len_bytes).map_err(failed)?;
-                arena.touching = self.toucher.as_ref().and_then(|toucher| toucher.touch(&memory, len_bytes));
-                arena.memory = Some(memory);
-            }
-        }
-        Ok(Arc::new(arena))
+        HostArena::new(&self.pool, self.toucher.as_ref(), len_bytes).map(Arc::new)
     }
 }
 
@@ -70,13 +56,82 @@ pub(crate) struct HostArena {
     memory: Option<AnonymousMemory>,
     /// Over before the memory is anybody else's.
     touching: Option<Touching>,
-    pool: Arc<IdleArenas<AnonymousMemory>>,
+    /// `None` once it was given up.
+    pool: Option<Arc<IdleArenas<AnonymousMemory>>>,
+}
+
+impl HostArena {
+    fn new(
+        pool: &Arc<IdleArenas<AnonymousMemory>>,
+        toucher: Option<&Toucher>,
+        len_bytes: u64,
+    ) -> Result<Self, DeviceError> {
+        let failed = |source| DeviceError::HostAllocation { bytes: len_bytes, source };
+        let recycled = pool.take(len_bytes).memory;
+        // From here on the arena's drop gives back what the pool has counted, whatever fails below.
+        let mut arena = Self { len_bytes, memory: recycled, touching: None, pool: Some(Arc::clone(pool)) };
+        match &arena.memory {
+            // What the last layer touched beyond this one's end would count as resident.
+            Some(memory) => {
+                memory.live().note(MemoryUse::Filling, None);
+                // SAFETY: an arena that was idle has no other owner, so nothing refers to its bytes.
+                unsafe { memory.release_from(len_bytes) }.map_err(failed)?;
+            }
+            None if len_bytes == 0 => {}
+            None => {
+                let memory = AnonymousMemory::new(len_bytes).map_err(failed)?;
+                memory.live().note(MemoryUse::Filling, None);
+                arena.touching = toucher.and_then(|toucher| toucher.touch(&memory, len_bytes));
+                arena.memory = Some(memory);
+            }
+        }
+        Ok(arena)
+    }
+
+    fn give_up(&mut self) -> Freed {
+        drop(self.touching.take());
+        let Some(pool) = self.pool.take() else { return Freed::Unconfirmed };
+        if let Some(memory) = &self.memory {
+            memory.live().note(MemoryUse::Idle, None);
+        }
+        let had_memory = self.memory.is_some();
+        match pool.give(self.memory.take(), self.len_bytes).map(AnonymousMemory::unmap) {
+            Some(Ok(())) => Freed::Returned,
+            Some(Err(_)) => Freed::Unconfirmed,
+            None if had_memory => Freed::Recycled,
+            None => Freed::Returned,
+        }
+    }
 }
 
 impl Drop for HostArena {
     fn drop(&mut self) {
-        drop(self.touching.take());
-        self.pool.give(self.memory.take(), self.len_bytes);
+        self.give_up();
+    }
+}
+
+impl Home for IdleArenas<AnonymousMemory> {
+    fn pool_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    fn settle(&self) -> bool {
+        true
+    }
+
+    fn refill(
+        self: Arc<Self>,
+        layer: &PlannedLayer,
+        fill: &mut Fill<'_>,
+    ) -> Result<Box<dyn Resident>, Unfilled> {
+        let arena = HostArena::new(&self, None, layer.arena_bytes)?;
+        for (offset_bytes, len_bytes) in refill_pieces(layer.arena_bytes) {
+            let memory = arena.memory.as_ref().expect("an arena with bytes has memory");
+            // SAFETY: the arena was made here and nobody else has it.
+            let target = unsafe { memory.part_mut(offset_bytes, len_bytes) };
+            fill(offset_bytes, target).map_err(Unfilled::Bytes)?;
+        }
+        Ok(Box::new(HostResident(arena)))
     }
 }
 
@@ -85,8 +140,26 @@ impl Drop for HostArena {
 pub(crate) struct HostResident(HostArena);
 
 impl Resident for HostResident {
+    fn target(&self) -> Target {
+        Target::Host
+    }
+
     fn len_bytes(&self) -> u64 {
         self.0.len_bytes
+    }
+
+    fn free(self: Box<Self>) -> Freed {
+        let mut arena = self.0;
+        arena.give_up()
+    }
+
+    fn home(&self) -> Option<Arc<dyn Home>> {
+        let pool = Arc::clone(self.0.pool.as_ref()?);
+        Some(pool)
+    }
+
+    fn live(&self) -> Option<&Entry> {
+        self.0.memory.as_ref().map(AnonymousMemory::live)
     }
 
     fn host_bytes(&self) -> Option<&[u8]> {
@@ -94,6 +167,10 @@ impl Resident for HostResident {
         // SAFETY: this was made from an arena that had no other owner, and writing to an arena takes an `Arc` of it; so
         // no copy is under way and none can start.
         Some(unsafe { memory.part(0, self.0.len_bytes) })
+    }
+
+    fn host_address(&self) -> Option<NonNull<u8>> {
+        self.0.memory.as_ref().map(|memory| memory.pointer_to(0, self.0.len_bytes))
     }
 
     fn read(&self, offset_bytes: u64, target: &mut [u8]) -> Result<bool, DeviceError> {
@@ -154,10 +231,10 @@ mod tests {
     use crate::budget::MemoryBudget;
     use crate::checkpoint::TensorId;
     use crate::device::PendingCopy;
+    #[cfg(not(miri))]
+    use crate::page_cache::page_bytes;
     use crate::plan::{Placement, RingShape};
     use crate::staging::Ring;
-    #[cfg(not(miri))]
-    use crate::units::to_u64;
     use crate::units::{ByteRange, KIB, MIB};
     #[cfg(not(miri))]
     use std::time::{Duration, Instant};
@@ -205,6 +282,7 @@ mod tests {
                         extent,
                         arena_offset_bytes: part * 8 * KIB,
                         cast: None,
+                        gather: None,
                     };
                     let copies = Copies::of_one_tensor(&place);
                     drop(backend.copy_async(arena, slot.into_filled(), copies).unwrap().wait().unwrap());
@@ -229,17 +307,7 @@ mod tests {
     fn an_arena_is_touched_ahead_and_given_back_meanwhile() {
         let backend = HostBackend::new().touching_ahead();
         let arena = backend.arena(64 * MIB).unwrap();
-        let page = page_size();
-        // SAFETY: nothing writes to the arena.
-        let last = unsafe { arena.memory.as_ref().unwrap().part(64 * MIB - page, page) };
-        let is_resident = || {
-            let mut there = 0_u8;
-            // SAFETY: one page of a live mapping, and one byte for it.
-            let answer =
-                unsafe { libc::mincore(last.as_ptr().cast_mut().cast(), to_usize(page), &raw mut there) };
-            assert_eq!(answer, 0);
-            there & 1 == 1
-        };
+        let is_resident = || arena.memory.as_ref().unwrap().resident_bytes() == 64 * MIB;
         let deadline = Instant::now() + Duration::from_secs(20);
         while !is_resident() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
@@ -258,19 +326,14 @@ mod tests {
         drop(backend);
     }
 
-    #[cfg(not(miri))]
-    fn page_size() -> u64 {
-        to_u64(rustix::param::page_size())
-    }
-
     /// Linux 5.14 and later.
     #[cfg(not(miri))]
     fn knows_how_to_touch() -> bool {
-        let memory = AnonymousMemory::new(page_size()).unwrap();
-        let start = memory.pointer_to(0, page_size());
+        let memory = AnonymousMemory::new(page_bytes()).unwrap();
+        let start = memory.pointer_to(0, page_bytes());
         let advice = rustix::mm::Advice::LinuxPopulateWrite;
         // SAFETY: one page of a live private mapping, whose contents stay.
-        unsafe { rustix::mm::madvise(start.as_ptr().cast(), to_usize(page_size()), advice) }.is_ok()
+        unsafe { rustix::mm::madvise(start.as_ptr().cast(), to_usize(page_bytes()), advice) }.is_ok()
     }
 
     #[test]

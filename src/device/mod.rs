@@ -7,7 +7,10 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use self::backend::After;
-pub(crate) use self::backend::{Backend, PendingCopy, Resident};
+use self::backend::refill_pieces;
+pub(crate) use self::backend::{
+    Backend, Fill, Freed, Home, PendingCopy, REFILLED_BYTES_MAX, Resident, Unfilled,
+};
 pub use self::code::CudaCode;
 pub use self::error::DeviceError;
 pub(crate) use self::host::HostBackend;

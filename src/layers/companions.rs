@@ -41,6 +41,11 @@ const TENSOR_PAYLOADS: [&str; 3] = ["_packed", "_blocks", ".qdata"];
 const MODULE_SUFFIXES: [&str; 5] = [".scales", ".biases", ".qzeros", ".g_idx", ".SCB"];
 const MODULE_PAYLOADS: [&str; 2] = [".weight", ".qweight"];
 
+const TENSOR_ENDINGS: [[u8; 2]; TENSOR_SUFFIXES.len()] = endings(TENSOR_SUFFIXES);
+const TENSOR_PAYLOAD_ENDINGS: [[u8; 2]; TENSOR_PAYLOADS.len()] = endings(TENSOR_PAYLOADS);
+const MODULE_ENDINGS: [[u8; 2]; MODULE_SUFFIXES.len()] = endings(MODULE_SUFFIXES);
+const MODULE_PAYLOAD_ENDINGS: [[u8; 2]; MODULE_PAYLOADS.len()] = endings(MODULE_PAYLOADS);
+
 /// "Not a companion".
 const NO_HOST: u32 = u32::MAX;
 
@@ -90,8 +95,10 @@ impl Companions {
         }
         for tensor in names.tensors() {
             let name = names.name(tensor);
-            let packed = stripped(name, &TENSOR_PAYLOADS).map(|base| (Stem::Tensor(base), false));
-            let module = stripped(name, &MODULE_PAYLOADS).map(|base| (Stem::Module(base), false));
+            let packed = stripped(name, &TENSOR_PAYLOADS, &TENSOR_PAYLOAD_ENDINGS)
+                .map(|base| (Stem::Tensor(base), false));
+            let module = stripped(name, &MODULE_PAYLOADS, &MODULE_PAYLOAD_ENDINGS)
+                .map(|base| (Stem::Module(base), false));
             for (stem, is_exact) in [Some((Stem::Tensor(name), true)), packed, module].into_iter().flatten() {
                 if let Some(host) = candidates.host_mut(names, stem)
                     && (is_exact || *host == NO_HOST)
@@ -178,27 +185,46 @@ fn resolve(names: Names<'_>, mut candidates: Vec<Candidate>, meter: &mut Meter) 
 }
 
 fn stem(name: &str) -> Option<Stem<'_>> {
-    if let Some(base) = stripped(name, &MODULE_SUFFIXES) {
+    if let Some(base) = stripped(name, &MODULE_SUFFIXES, &MODULE_ENDINGS) {
         return Some(Stem::Module(base));
     }
     if let Some(at) = last_state_infix(name) {
         return Some(Stem::Tensor(&name[..at]));
     }
-    stripped(name, &TENSOR_SUFFIXES).map(Stem::Tensor)
+    stripped(name, &TENSOR_SUFFIXES, &TENSOR_ENDINGS).map(Stem::Tensor)
 }
 
 /// As `str::rfind`, whose preparations take longer than a look at each byte of a name.
 fn last_state_infix(name: &str) -> Option<usize> {
     let bytes = name.as_bytes();
+    let has_q = |part: &[u8]| part.iter().fold(false, |has, &byte| has | (byte == b'q'));
+    let (words, rest) = bytes.as_chunks::<8>();
+    if !has_q(rest) && !words.iter().any(|word| has_q(word)) {
+        return None;
+    }
     let begins =
         |at: &usize| bytes[*at..].starts_with(b".q") && bytes[*at..].starts_with(STATE_INFIX.as_bytes());
     (0..bytes.len()).rev().find(begins)
 }
 
-fn stripped<'n>(name: &'n str, suffixes: &[&str]) -> Option<&'n str> {
-    // Most names end in no letter that a suffix ends in: that is told sooner than by comparing them with each.
-    let may_end = |suffix: &&&str| suffix.as_bytes().last() == name.as_bytes().last();
-    suffixes.iter().filter(may_end).find_map(|suffix| name.strip_suffix(suffix))
+/// What every suffix of a group ends in: most names end in something else, which is told sooner than by comparing them with
+/// each suffix.
+const fn endings<const COUNT: usize>(suffixes: [&str; COUNT]) -> [[u8; 2]; COUNT] {
+    let mut endings = [[0; 2]; COUNT];
+    let mut at = 0;
+    while at < COUNT {
+        endings[at] = *suffixes[at].as_bytes().last_chunk().expect("every suffix is longer");
+        at += 1;
+    }
+    endings
+}
+
+fn stripped<'n>(name: &'n str, suffixes: &[&str], endings: &[[u8; 2]]) -> Option<&'n str> {
+    let ending = name.as_bytes().last_chunk()?;
+    if !endings.contains(ending) {
+        return None;
+    }
+    suffixes.iter().find_map(|suffix| name.strip_suffix(suffix))
 }
 
 #[cfg(test)]

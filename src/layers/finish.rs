@@ -3,7 +3,7 @@
 //! First everything is appended to the arrays and only spans are noted; then, when the arrays are whole, the layers are
 //! made from the spans. The last step of the grouping.
 
-use super::grouping::{Basis, Drafts};
+use super::grouping::{Basis, Drafts, SubUnits};
 use super::lists::{index32, slot};
 use super::rule::Verdict;
 use super::shared::{Drawn, Shared, Span};
@@ -15,8 +15,13 @@ use crate::footprint::{Held, Meter, items_bytes, list_bytes};
 const NONE: u32 = u32::MAX;
 
 /// Makes the layers in this order; they are in the meter afterwards.
-pub(super) fn finish(drafts: Drafts<'_>, ordered: &[u32], meter: &mut Meter) -> Result<Layers, LayersError> {
-    let mut drawing = Drawing::new(&drafts);
+pub(super) fn finish(
+    drafts: Drafts<'_>,
+    ordered: &[u32],
+    sub_units: SubUnits,
+    meter: &mut Meter,
+) -> Result<Layers, LayersError> {
+    let mut drawing = Drawing::new(&drafts, sub_units);
     for &draft in ordered {
         let full = || LayersError::TooMuchText { limit_bytes: u64::from(u32::MAX) };
         drawing.add(&drafts, draft).ok_or_else(full)?;
@@ -99,6 +104,7 @@ impl UnitSpan {
 
 /// The shared arrays while they grow, and where everything is in them.
 struct Drawing {
+    sub_units: SubUnits,
     drawn: Drawn,
     layers: Vec<LayerSpan>,
     units: Vec<UnitSpan>,
@@ -112,8 +118,9 @@ struct Drawing {
 }
 
 impl Drawing {
-    fn new(drafts: &Drafts<'_>) -> Self {
+    fn new(drafts: &Drafts<'_>, sub_units: SubUnits) -> Self {
         Self {
+            sub_units,
             drawn: Drawn::with_capacity(drafts.of_tensor.len()),
             layers: Vec::with_capacity(drafts.list.len()),
             units: Vec::new(),
@@ -132,7 +139,9 @@ impl Drawing {
         let tensors = self.drawn.ids(drafts.tensors(draft).iter().map(|&tensor| TensorId(tensor)));
         if let Some(list) = basis.stack(entry) {
             self.add_stack(basis, list)?;
-            self.add_sub_units(basis, drafts.tensors(draft))?;
+            if self.sub_units == SubUnits::Named {
+                self.add_sub_units(basis, drafts.tensors(draft))?;
+            }
         }
         self.layers.push(LayerSpan { id, tensors, unit_end: index32(self.units.len()) });
         Some(())
@@ -162,16 +171,24 @@ impl Drawing {
         }
         self.inside.sort_unstable();
         self.inner_lists.clear();
-        self.inner_lists.extend(self.inside.iter().map(|&(child, _)| lists.child(child).list));
+        for list in self.inside.iter().map(|&(child, _)| lists.child(child).list) {
+            if self.inner_lists.last() != Some(&list) {
+                self.inner_lists.push(list);
+            }
+        }
         self.inner_lists.sort_unstable();
         self.inner_lists.dedup();
         self.inner_lists.sort_unstable_by(|&left, &right| {
             names::compare_natural(lists.path(left), lists.path(right)).then(left.cmp(&right))
         });
+        let mut next = 0;
         for &child in self.inner_lists.iter().flat_map(|&list| lists.children(list)) {
-            let start = self.inside.partition_point(|&(other, _)| other < child);
+            // Children are mostly numbered in the order in which they stand in their list.
+            let is_next = self.inside.get(next).is_some_and(|&(other, _)| other == child);
+            let start = if is_next { next } else { self.inside.partition_point(|&(other, _)| other < child) };
             let own = self.inside[start..].iter().take_while(|&&(other, _)| other == child);
             let tensors = self.drawn.ids(own.map(|&(_, tensor)| TensorId(tensor)));
+            next = start + tensors.len();
             if !tensors.is_empty() {
                 let prefix = self.drawn.text(lists.child_path(child))?;
                 self.units.push(UnitSpan { prefix, tensors });

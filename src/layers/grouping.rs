@@ -22,8 +22,20 @@ const NONE: u32 = u32::MAX;
 /// Most tensors that can be grouped: positions in the flat arrays (several per tensor) are 32 bits wide.
 const TENSORS_MAX: u64 = 1 << 28;
 
+/// Whether layers name their sub-units. Among very many experts that takes as long as all the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SubUnits {
+    Named,
+    LeftOut,
+}
+
 /// Groups `names`.
-pub(super) fn group(names: Names<'_>, map: &LayerMap, rule: &Rule) -> Result<Layers, LayersError> {
+pub(super) fn group(
+    names: Names<'_>,
+    map: &LayerMap,
+    rule: &Rule,
+    sub_units: SubUnits,
+) -> Result<Layers, LayersError> {
     let found = to_u64(names.count());
     if found > TENSORS_MAX {
         return Err(LayersError::TooManyTensors { found, limit: TENSORS_MAX });
@@ -38,7 +50,7 @@ pub(super) fn group(names: Names<'_>, map: &LayerMap, rule: &Rule) -> Result<Lay
     let basis = Basis { names, map, lists: &lists, verdicts: &verdicts, companions: &companions };
     let drafts = Drafts::assign(basis, &claims, &mut meter)?;
     let ordered = drafts.ordered(&mut meter)?;
-    let mut layers = finish::finish(drafts, &ordered, &mut meter)?;
+    let mut layers = finish::finish(drafts, &ordered, sub_units, &mut meter)?;
     check_complete(names.count(), &layers, &mut meter)?;
     layers.peak_bytes = meter.peak_bytes();
     Ok(layers)

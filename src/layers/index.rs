@@ -7,6 +7,7 @@ use std::hash::BuildHasher;
 
 use foldhash::quality::RandomState;
 use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 
 use crate::footprint::block_bytes;
 use crate::units::to_u64;
@@ -32,6 +33,24 @@ impl TextIndex {
         table.insert_unique(hash(&position), position, hash);
     }
 
+    /// The position of `text`, or `None` and adds it as that of `position`. `text_of` must know those that were inserted before.
+    pub(super) fn find_or_insert<'t>(
+        &mut self,
+        text: &str,
+        position: u32,
+        text_of: impl Fn(u32) -> &'t str,
+    ) -> Option<u32> {
+        let Self { table, state } = self;
+        let is_it = |at: &u32| text_of(*at) == text;
+        match table.entry(state.hash_one(text), is_it, |at| state.hash_one(text_of(*at))) {
+            Entry::Occupied(known) => Some(*known.get()),
+            Entry::Vacant(room) => {
+                room.insert(position);
+                None
+            }
+        }
+    }
+
     /// What the table takes.
     pub(super) fn bytes(&self) -> u64 {
         block_bytes(to_u64(self.table.allocation_size()))
@@ -51,8 +70,10 @@ mod tests {
             assert_eq!(index.find(text_of(position), text_of), None);
             index.insert(position, text_of);
         }
+        assert_eq!(index.find_or_insert(text_of(7), 900, text_of), Some(7));
+        assert_eq!(index.find_or_insert(text_of(900), 900, text_of), None);
         for position in 0..1000 {
-            assert_eq!(index.find(text_of(position), text_of), (position < 900).then_some(position));
+            assert_eq!(index.find(text_of(position), text_of), (position <= 900).then_some(position));
         }
         assert!(index.bytes() >= 4 * 900 && index.bytes() < 20 * 900, "{}", index.bytes());
     }

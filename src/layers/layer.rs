@@ -1,6 +1,6 @@
 //! Layers and the set of them.
 
-use super::grouping;
+use super::grouping::{self, SubUnits};
 use super::lists::slot;
 use super::named::Names;
 use super::{Confidence, LayerId, LayerMap, LayersError, Prefix, Rule, TensorIds};
@@ -30,6 +30,7 @@ pub enum LayerKind {
 
 /// A part of a layer that can be told apart, such as one expert.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SubUnit {
     /// Full prefix, such as `model.layers.0.mlp.experts.7`.
     pub prefix: Prefix,
@@ -84,8 +85,21 @@ impl Layers {
     /// # Errors
     /// As [`group`](Self::group), and if the override names what the checkpoint does not have, or contradicts itself.
     pub fn group_with(checkpoint: &Checkpoint, map: &LayerMap) -> Result<Self, LayersError> {
-        let layers = grouping::group(Names::Opened(checkpoint), map, &Rule::default())?;
-        let bytes_of = |tensor: &TensorId| checkpoint.tensor(*tensor).extent.len_bytes();
+        Self::of_checkpoint(checkpoint, map, SubUnits::Named)
+    }
+
+    /// As [`group_with`](Self::group_with), for a caller who takes layers as a whole: none of them has a sub-unit.
+    pub(crate) fn group_whole(checkpoint: &Checkpoint, map: &LayerMap) -> Result<Self, LayersError> {
+        Self::of_checkpoint(checkpoint, map, SubUnits::LeftOut)
+    }
+
+    fn of_checkpoint(
+        checkpoint: &Checkpoint,
+        map: &LayerMap,
+        sub_units: SubUnits,
+    ) -> Result<Self, LayersError> {
+        let layers = grouping::group(Names::Opened(checkpoint), map, &Rule::default(), sub_units)?;
+        let bytes_of = |tensor: &TensorId| checkpoint.extent_of(*tensor).len_bytes();
         let found = layers.layers.iter().flat_map(|layer| layer.tensors.iter()).map(bytes_of).sum();
         let expected = checkpoint.tensor_bytes();
         if found != expected {
@@ -107,7 +121,7 @@ impl Layers {
     /// # Errors
     /// As [`from_names`](Self::from_names).
     pub fn from_names_by(names: &[NamedShape<'_>], map: &LayerMap, rule: &Rule) -> Result<Self, LayersError> {
-        grouping::group(Names::Listed(names), map, rule)
+        grouping::group(Names::Listed(names), map, rule, SubUnits::Named)
     }
 
     /// The layers, in execution order.

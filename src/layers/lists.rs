@@ -4,11 +4,13 @@
 //! `model.layers.7.mlp.experts.`. Everything is kept as offsets into the names, in flat arrays: 4 bytes per tensor
 //! and list it lies in, about 20 per child. Which list is a stack is not decided here but in `rule`.
 
+use std::cmp::Ordering;
 use std::ops::Range;
 
 use super::index::TextIndex;
 use super::named::Names;
 use super::names;
+use crate::checkpoint::agreed_len;
 use crate::footprint::{Held, Meter};
 
 /// How many numbered components of one name are looked at, from the left: enough for the experts of the blocks of
@@ -28,6 +30,10 @@ pub(super) struct List {
     pub(super) parent: u32,
     /// Number of lists around it.
     pub(super) level: u8,
+    /// Its children were found in natural order: the last of them has the highest index.
+    is_ascending: bool,
+    /// The child found last.
+    last: u32,
 }
 
 /// One element of a list.
@@ -63,15 +69,9 @@ impl<'a> Lists<'a> {
         let mut builder = Builder::new(names);
         let mut level_starts = Vec::with_capacity(names.count() + 1);
         level_starts.push(0);
-        let mut previous = "";
-        let mut previous_levels = 0..0;
         for tensor in names.tensors() {
-            let start = builder.levels.len();
             if takes_part(tensor) {
-                let name = names.name(tensor);
-                builder.add(name, tensor, previous, previous_levels);
-                previous = name;
-                previous_levels = start..builder.levels.len();
+                builder.add(names.name(tensor), tensor);
             }
             level_starts.push(index32(builder.levels.len()));
         }
@@ -110,13 +110,9 @@ impl<'a> Lists<'a> {
     /// Brings the children of every list into natural order.
     fn sort_members(&mut self) {
         let Self { names, lists, children, members, member_starts, .. } = self;
-        let index = |child: u32| {
-            let entry = &children[slot(child)];
-            let prefix_len = slot(lists[slot(entry.list)].prefix_len);
-            &names.name(entry.sample)[prefix_len..slot(entry.path_len)]
-        };
-        for list in 0..lists.len() {
-            members[span(member_starts, list)]
+        let index = |child: u32| index_of(*names, lists, &children[slot(child)]);
+        for (at, _) in lists.iter().enumerate().filter(|(_, list)| !list.is_ascending) {
+            members[span(member_starts, at)]
                 .sort_unstable_by(|&left, &right| names::compare_indices(index(left), index(right)));
         }
     }
@@ -168,8 +164,7 @@ impl<'a> Lists<'a> {
 
     /// The full prefix of a child: `model.layers.7`.
     pub(super) fn child_path(&self, child: u32) -> &'a str {
-        let entry = self.child(child);
-        &self.names.name(entry.sample)[..slot(entry.path_len)]
+        self.child(child).path(self.names)
     }
 
     /// Children of a list in natural order.
@@ -198,70 +193,139 @@ impl<'a> Lists<'a> {
     }
 }
 
+impl Child {
+    /// The full prefix: `model.layers.7`.
+    fn path<'a>(&self, names: Names<'a>) -> &'a str {
+        &names.name(self.sample)[..slot(self.path_len)]
+    }
+}
+
+/// The digits of a child.
+fn index_of<'a>(names: Names<'a>, lists: &[List], child: &Child) -> &'a [u8] {
+    let prefix_len = slot(lists[slot(child.list)].prefix_len);
+    &names.name(child.sample).as_bytes()[prefix_len..slot(child.path_len)]
+}
+
+/// A numbered component of the name at hand, from byte `start` to byte `end`.
+#[derive(Clone, Copy)]
+struct Level {
+    start: usize,
+    end: usize,
+    child: u32,
+}
+
 struct Builder<'a> {
     names: Names<'a>,
     lists: Vec<List>,
     children: Vec<Child>,
     levels: Vec<u32>,
     list_of_prefix: TextIndex,
+    /// Empty until a child has to be looked for.
     child_of_path: TextIndex,
+    is_indexed: bool,
+    /// The last name that was added, and the levels that it is in.
+    previous: &'a str,
+    open: Vec<Level>,
 }
 
 impl<'a> Builder<'a> {
     fn new(names: Names<'a>) -> Self {
-        let (list_of_prefix, child_of_path) = (TextIndex::default(), TextIndex::default());
-        let (lists, children, levels) = (Vec::new(), Vec::new(), Vec::new());
-        Self { names, lists, children, levels, list_of_prefix, child_of_path }
+        Self {
+            names,
+            lists: Vec::new(),
+            children: Vec::new(),
+            levels: Vec::new(),
+            list_of_prefix: TextIndex::default(),
+            child_of_path: TextIndex::default(),
+            is_indexed: false,
+            previous: "",
+            open: Vec::with_capacity(LEVELS_MAX),
+        }
     }
 
     /// Notes the children that `name` is below. Neighbours in a file mostly share them, so those of the
     /// previous name are taken over as far as the names agree.
-    fn add(&mut self, name: &'a str, tensor: u32, previous: &str, previous_levels: Range<usize>) {
-        let agreed = name.bytes().zip(previous.bytes()).take_while(|(left, right)| left == right).count();
-        let mut parent = NO_CHILD;
-        for (level, (start, end)) in names::numbered(name).take(LEVELS_MAX).enumerate() {
-            let reusable = (end < agreed).then(|| previous_levels.clone().nth(level)).flatten();
-            let child = match reusable {
-                Some(at) => self.levels[at],
-                None => self.child(name, tensor, start, end, parent, level),
+    fn add(&mut self, name: &'a str, tensor: u32) {
+        let agreed = agreed_len(name.as_bytes(), self.previous.as_bytes());
+        let kept = self.open.iter().take_while(|level| level.end < agreed).count();
+        // What is before it agrees, so whatever begins there is an element of the same list.
+        let sibling = self.open.get(kept).filter(|level| level.start <= agreed).copied();
+        self.open.truncate(kept);
+        self.previous = name;
+        let dot = name.as_bytes()[..agreed].iter().rposition(|&byte| byte == b'.');
+        let from = dot.map_or_else(|| names::body_start(name), |dot| dot + 1);
+        for (start, end) in names::numbered(name, from).take(LEVELS_MAX - kept) {
+            let list = match sibling.filter(|sibling| sibling.start == start) {
+                Some(sibling) => self.children[slot(sibling.child)].list,
+                None => self.list(name, tensor, start),
             };
-            self.levels.push(child);
-            parent = child;
+            let child = self.child(name, tensor, list, end);
+            self.open.push(Level { start, end, child });
+        }
+        self.levels.extend(self.open.iter().map(|level| level.child));
+    }
+
+    /// The child of a list whose index ends at byte `end` of `name`.
+    fn child(&mut self, name: &str, sample: u32, list: u32, end: usize) -> u32 {
+        let next = index32(self.children.len());
+        let &List { last, is_ascending, prefix_len, .. } = &self.lists[slot(list)];
+        let order = self.children.get(slot(last)).map(|last| {
+            let index = &name.as_bytes()[slot(prefix_len)..end];
+            names::compare_indices(index, index_of(self.names, &self.lists, last))
+        });
+        if order == Some(Ordering::Equal) {
+            return last;
+        }
+        // Behind all of them, so it cannot be one of them.
+        let is_new = is_ascending && order != Some(Ordering::Less);
+        if !is_new {
+            self.index_all();
+        }
+        if let Some(known) = self.find_or_note(&name[..end], next) {
+            return known;
+        }
+        self.children.push(Child { list, sample, path_len: index32(end) });
+        let list = &mut self.lists[slot(list)];
+        (list.last, list.is_ascending) = (next, is_new);
+        next
+    }
+
+    /// From now on children can be looked for.
+    fn index_all(&mut self) {
+        if std::mem::replace(&mut self.is_indexed, true) {
+            return;
+        }
+        let Self { names, children, child_of_path, .. } = self;
+        for child in 0..index32(children.len()) {
+            child_of_path.insert(child, |child| children[slot(child)].path(*names));
         }
     }
 
-    fn child(
-        &mut self,
-        name: &'a str,
-        sample: u32,
-        start: usize,
-        end: usize,
-        parent: u32,
-        level: usize,
-    ) -> u32 {
-        let Self { names, lists, children, .. } = self;
-        let path_of = |children: &[Child], child: u32| {
-            let entry = &children[slot(child)];
-            &names.name(entry.sample)[..slot(entry.path_len)]
-        };
-        let prefix_of = |lists: &[List], list: u32| {
+    /// The child of that path, or `None`, and it will be `next`. Looks only if children can be looked for.
+    fn find_or_note(&mut self, path: &str, next: u32) -> Option<u32> {
+        let Self { names, children, child_of_path, .. } = self;
+        if !self.is_indexed {
+            return None;
+        }
+        child_of_path.find_or_insert(path, next, |child| children[slot(child)].path(*names))
+    }
+
+    /// The list whose prefix is the first `prefix_len` bytes of `name`, around the levels that are open.
+    fn list(&mut self, name: &str, sample: u32, prefix_len: usize) -> u32 {
+        let Self { names, lists, .. } = self;
+        let prefix_of = |list: u32| {
             let entry = &lists[slot(list)];
             &names.name(entry.sample)[..slot(entry.prefix_len)]
         };
-        if let Some(child) = self.child_of_path.find(&name[..end], |child| path_of(children, child)) {
-            return child;
+        let next = index32(lists.len());
+        if let Some(list) = self.list_of_prefix.find_or_insert(&name[..prefix_len], next, prefix_of) {
+            return list;
         }
-        let known = self.list_of_prefix.find(&name[..start], |list| prefix_of(lists, list));
-        let list = known.unwrap_or(index32(lists.len()));
-        if known.is_none() {
-            let level = u8::try_from(level).expect("LEVELS_MAX fits in a byte");
-            lists.push(List { sample, prefix_len: index32(start), parent, level });
-            self.list_of_prefix.insert(list, |list| prefix_of(lists, list));
-        }
-        let child = index32(children.len());
-        children.push(Child { list, sample, path_len: index32(end) });
-        self.child_of_path.insert(child, |child| path_of(children, child));
-        child
+        let parent = self.open.last().map_or(NO_CHILD, |level| level.child);
+        let level = u8::try_from(self.open.len()).expect("LEVELS_MAX fits in a byte");
+        let (is_ascending, last) = (true, NO_CHILD);
+        self.lists.push(List { sample, prefix_len: index32(prefix_len), parent, level, is_ascending, last });
+        next
     }
 
     fn held(&self) -> Held {
@@ -336,6 +400,35 @@ mod tests {
         assert_eq!(lists.child_path(lists.list(2).parent), "m.10");
         assert_eq!(lists.around(4), [0_u32; 0]);
         assert_eq!(lists.suffix(lists.children(0)[0], 1), "e.0.w");
+    }
+
+    #[test]
+    fn children_are_found_again_in_whatever_order_they_come() {
+        let indices = ["2", "10", "10", "2", "3", "010", "10", "11", "9", "2", "12", "0", "12", "010"];
+        let texts: Vec<String> =
+            indices.iter().enumerate().map(|(at, index)| format!("x.{at}.h.{index}.w{at}")).collect();
+        let mixed: Vec<String> =
+            indices.iter().enumerate().map(|(at, index)| format!("h.{index}.w{at}")).collect();
+        for texts in [mixed, texts] {
+            let entries = named(&texts.iter().map(String::as_str).collect::<Vec<_>>());
+            let lists = found(&entries);
+            for tensor in 0..index32(texts.len()) {
+                let children = lists.around(tensor);
+                let name = &texts[slot(tensor)];
+                for &child in children {
+                    assert!(name.starts_with(&format!("{}.", lists.child_path(child))), "{name}");
+                    assert!(lists.tensors(child).contains(&tensor));
+                }
+                assert_eq!(children.len(), name.split('.').filter(|part| part.parse::<u8>().is_ok()).count());
+            }
+            let paths: Vec<_> = lists.children(0).iter().map(|&child| lists.child_path(child)).collect();
+            let mut distinct = paths.clone();
+            distinct.dedup();
+            assert_eq!(paths, distinct, "each once");
+            if paths[0].starts_with('h') {
+                assert_eq!(paths, ["h.0", "h.2", "h.3", "h.9", "h.10", "h.010", "h.11", "h.12"]);
+            }
+        }
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl<'a> Names<'a> {
     /// The file of a tensor; 0 where files are unknown.
     pub(super) fn shard(self, tensor: u32) -> u32 {
         match self {
-            Self::Opened(checkpoint) => checkpoint.tensor(TensorId(tensor)).shard.0,
+            Self::Opened(checkpoint) => checkpoint.shard_of(TensorId(tensor)).0,
             Self::Listed(_) => 0,
         }
     }

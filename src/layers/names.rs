@@ -5,6 +5,8 @@
 
 use std::cmp::Ordering;
 
+use crate::checkpoint::agreed_len;
+
 /// Where the dotted part of a name starts: behind `component/` in a pipeline, else at 0.
 ///
 /// Only a first part without a dot is a component, so that a stray `/` inside a module name changes nothing.
@@ -16,13 +18,19 @@ pub(super) fn body_start(name: &str) -> usize {
 }
 
 /// True if `component` is an index: ASCII digits only, at least one.
-pub(super) fn is_index(component: &str) -> bool {
-    !component.is_empty() && component.bytes().all(|byte| byte.is_ascii_digit())
+fn is_index(component: &[u8]) -> bool {
+    !component.is_empty() && component.iter().all(u8::is_ascii_digit)
 }
 
-/// Byte ranges of the numbered components of `name`, from the left.
-pub(super) fn numbered(name: &str) -> impl Iterator<Item = (usize, usize)> + '_ {
-    components(name, body_start(name)).filter(|&(start, end)| is_index(&name[start..end]))
+/// Byte ranges of the numbered components of `name` from byte `start` on, where a component begins.
+pub(super) fn numbered(name: &str, start: usize) -> impl Iterator<Item = (usize, usize)> + '_ {
+    let mut next = start;
+    let components = name.as_bytes()[start..].split(|&byte| byte == b'.');
+    components.filter_map(move |component| {
+        let start = next;
+        next += component.len() + 1;
+        is_index(component).then(|| (start, start + component.len()))
+    })
 }
 
 /// Byte ranges of the components of `name` from byte `start` on.
@@ -54,7 +62,7 @@ pub(super) fn indexless_hash(suffix: &str) -> u64 {
     suffix.split('.').fold(0xcbf2_9ce4_8422_2325, |hash, component| {
         // Neither byte occurs in UTF-8, so that no component can imitate an index or an end.
         let index: &[u8] = b"\xff";
-        let bytes = if is_index(component) { index } else { component.as_bytes() };
+        let bytes = if is_index(component.as_bytes()) { index } else { component.as_bytes() };
         mix(bytes.iter().fold(hash, |hash, &byte| mix(hash, byte)), 0xfe)
     })
 }
@@ -66,10 +74,11 @@ pub(super) fn path_of_prefix(prefix: &str) -> &str {
 
 /// Compares two indices by value, then by spelling, so that `9 < 10` and `01` stays apart from `1`.
 /// No integer is built: an index may have a thousand digits.
-pub(super) fn compare_indices(left: &str, right: &str) -> Ordering {
-    let (left_value, right_value) = (left.trim_start_matches('0'), right.trim_start_matches('0'));
-    (left_value.len().cmp(&right_value.len()))
-        .then_with(|| left_value.cmp(right_value))
+pub(super) fn compare_indices(left: &[u8], right: &[u8]) -> Ordering {
+    let significant = |digits: &[u8]| digits.len() - digits.iter().take_while(|&&byte| byte == b'0').count();
+    let (left_length, right_length) = (significant(left), significant(right));
+    (left_length.cmp(&right_length))
+        .then_with(|| left[left.len() - left_length..].cmp(&right[right.len() - right_length..]))
         .then_with(|| left.len().cmp(&right.len()))
 }
 
@@ -82,7 +91,7 @@ pub(super) fn compare_natural(left: &str, right: &str) -> Ordering {
             let (left_digits, right_digits) = (&left_rest[..left_run], &right_rest[..right_run]);
             left_rest = &left_rest[left_run..];
             right_rest = &right_rest[right_run..];
-            compare_digits(left_digits, right_digits)
+            compare_indices(left_digits, right_digits)
         } else {
             match (left_rest.split_first(), right_rest.split_first()) {
                 (Some((left_byte, left_tail)), Some((right_byte, right_tail))) => {
@@ -103,18 +112,10 @@ fn digit_run(bytes: &[u8]) -> usize {
     bytes.iter().take_while(|byte| byte.is_ascii_digit()).count()
 }
 
-fn compare_digits(left: &[u8], right: &[u8]) -> Ordering {
-    let significant = |digits: &[u8]| digits.len() - digits.iter().take_while(|&&byte| byte == b'0').count();
-    let (left_length, right_length) = (significant(left), significant(right));
-    (left_length.cmp(&right_length))
-        .then_with(|| left[left.len() - left_length..].cmp(&right[right.len() - right_length..]))
-        .then_with(|| left.len().cmp(&right.len()))
-}
-
 /// How many bytes of `left` and `right` agree, cut back to whole components: the length of the deepest
 /// common container, or 0. Equal texts share all their bytes.
 pub(super) fn common_container(left: &str, right: &str) -> usize {
-    let agreed = left.bytes().zip(right.bytes()).take_while(|(left, right)| left == right).count();
+    let agreed = agreed_len(left.as_bytes(), right.as_bytes());
     let at_boundary = |text: &str| text.len() == agreed || text.as_bytes()[agreed] == b'.';
     if at_boundary(left) && at_boundary(right) {
         return agreed;
@@ -136,7 +137,8 @@ mod tests {
 
     #[test]
     fn indices_are_whole_components_of_ascii_digits() {
-        let indices = |name| numbered(name).map(|(start, end)| &name[start..end]).collect::<Vec<_>>();
+        let indices =
+            |name| numbered(name, body_start(name)).map(|(start, end)| &name[start..end]).collect::<Vec<_>>();
         assert_eq!(indices("a.0.norm1.12.1b.٣.x"), ["0", "12"]);
         assert_eq!(indices("vae/0.weight"), ["0"]);
         assert_eq!(indices("..0..1."), ["0", "1"]);
@@ -150,10 +152,10 @@ mod tests {
         assert_eq!(compare_natural("a", "a1"), Ordering::Less);
         assert_eq!(compare_natural("a01", "a1"), Ordering::Greater);
         assert_eq!(compare_natural(&big, "10"), Ordering::Greater);
-        assert_eq!(compare_indices("9", "10"), Ordering::Less);
-        assert_eq!(compare_indices("1", "01"), Ordering::Less);
-        assert_eq!(compare_indices("0", "00"), Ordering::Less);
-        assert_eq!(compare_indices("7", "7"), Ordering::Equal);
+        assert_eq!(compare_indices(b"9", b"10"), Ordering::Less);
+        assert_eq!(compare_indices(b"1", b"01"), Ordering::Less);
+        assert_eq!(compare_indices(b"0", b"00"), Ordering::Less);
+        assert_eq!(compare_indices(b"7", b"7"), Ordering::Equal);
     }
 
     #[test]

@@ -233,7 +233,8 @@ struct Suffix<'a> {
 
 /// A shape of a suffix, and how many children have it.
 struct Vote {
-    shape: u64,
+    /// The first tensor that has it.
+    sample: u32,
     children: u32,
     /// The next shape of the same suffix, or [`NO_VOTE`].
     next: u32,
@@ -272,11 +273,13 @@ const OUTSIDE_BLOCKS: usize = 2;
 struct Measure<'a> {
     suffix_of: TextIndex,
     suffixes: Vec<Suffix<'a>>,
+    /// Those of the child before in the order of its tensors; up to the tensor at hand, those of the child at hand.
+    sequence: Vec<u32>,
     votes: Vec<Vote>,
     module_of: TextIndex,
     modules: Vec<Module<'a>>,
     indexless_of: HashTable<u32>,
-    /// Keyed at random: names and shapes come from strangers.
+    /// Keyed at random: names come from strangers.
     state: RandomState,
     indexless: Vec<Indexless>,
     /// Indexless suffixes of each child, one child after the other.
@@ -311,7 +314,8 @@ impl<'a> Measure<'a> {
     fn held(&self) -> Held {
         let named =
             Held::default().grown_list(&self.suffixes).grown_list(&self.votes).grown_list(&self.modules);
-        let counted = named.grown_list(&self.indexless).grown_list(&self.child_suffixes);
+        let counted =
+            named.grown_list(&self.indexless).grown_list(&self.child_suffixes).grown_list(&self.sequence);
         (counted.grown_list(&self.child_ends).grown(self.suffix_of.bytes()).grown(self.module_of.bytes()))
             .grown(block_bytes(to_u64(self.indexless_of.allocation_size())))
             // The modules of one child, and the slack of blocks this small.
@@ -323,14 +327,14 @@ impl<'a> Measure<'a> {
         let mut touched = Vec::new();
         let mut names = [0_u64; 3];
         let mut elements = [0_u64; 3];
-        for &tensor in lists.tensors(child) {
+        for (place, &tensor) in lists.tensors(child).iter().enumerate() {
             let shape = lists.shape(tensor);
             self.shaped &= shape.is_some();
-            let suffix = self.suffix(lists.suffix(child, tensor));
+            let suffix = self.suffix_at(place, lists.suffix(child, tensor));
             let entry = &mut self.suffixes[slot(suffix)];
             let (indexless, module) = (entry.indexless, entry.module);
             entry.children += 1;
-            self.vote(suffix, shape);
+            self.vote(lists, suffix, tensor);
             let state = &mut self.modules[slot(module)];
             if state.child != number {
                 *state = Module { child: number, rank_max: 0, ..*state };
@@ -389,6 +393,22 @@ impl<'a> Measure<'a> {
         self.matrices += u32::from(matrices >= 2);
     }
 
+    /// The suffix of that tensor of a child. Children mostly have the same ones in the same order.
+    fn suffix_at(&mut self, place: usize, text: &'a str) -> u32 {
+        match self.sequence.get(place) {
+            Some(&suffix) if self.suffixes[slot(suffix)].text == text => suffix,
+            Some(_) => {
+                self.sequence[place] = self.suffix(text);
+                self.sequence[place]
+            }
+            None => {
+                let suffix = self.suffix(text);
+                self.sequence.push(suffix);
+                suffix
+            }
+        }
+    }
+
     fn suffix(&mut self, text: &'a str) -> u32 {
         let Self { suffix_of, suffixes, module_of, modules, .. } = self;
         if let Some(suffix) = suffix_of.find(text, |at| suffixes[slot(at)].text) {
@@ -429,17 +449,16 @@ impl<'a> Measure<'a> {
         std::iter::successors(first, move |&at| known(self.votes[slot(at)].next))
     }
 
-    /// Counts the shape of one more child for a suffix.
-    fn vote(&mut self, suffix: u32, shape: Option<&[u64]>) {
-        // A number that tells shapes apart.
-        let key = self.state.hash_one(shape);
-        let known = self.votes(suffix).find(|&at| self.votes[slot(at)].shape == key);
+    /// Counts the shape of a tensor of one more child for a suffix.
+    fn vote(&mut self, lists: &Lists<'_>, suffix: u32, tensor: u32) {
+        let shape = lists.shape(tensor);
+        let known = self.votes(suffix).find(|&at| lists.shape(self.votes[slot(at)].sample) == shape);
         if let Some(at) = known {
             self.votes[slot(at)].children += 1;
         } else if self.votes(suffix).count() < VOTES_MAX {
             let entry = &mut self.suffixes[slot(suffix)];
             let next = std::mem::replace(&mut entry.votes, index32(self.votes.len()));
-            self.votes.push(Vote { shape: key, children: 1, next });
+            self.votes.push(Vote { sample: tensor, children: 1, next });
         }
     }
 

@@ -14,6 +14,7 @@ use crate::plan::{
     FloatType, IoDecision, IoMode, IoReason, Landing, LoadPlan, PlanLimits, ReadOrder, ResidentKind, Window,
     is_most, is_mostly_direct,
 };
+use crate::ranks::{Rank, Share, SplitRules};
 use crate::source::{self, SourceError};
 use crate::units::MIB;
 
@@ -90,6 +91,8 @@ pub struct LoaderBuilder {
     pub(super) borrowed: Borrowed,
     map: LayerMap,
     select: Option<Arc<Select>>,
+    shard: Option<(Rank, SplitRules)>,
+    share: Option<Rank>,
 }
 
 impl LoaderBuilder {
@@ -111,6 +114,8 @@ impl LoaderBuilder {
             borrowed: Borrowed::default(),
             map: LayerMap::default(),
             select: None,
+            shard: None,
+            share: None,
         }
     }
 
@@ -213,6 +218,22 @@ impl LoaderBuilder {
         self
     }
 
+    /// Loads what one of several ranks has of each tensor: for tensor parallelism. Only that is read, as far as it lies together:
+    /// ranges of the outermost dimension are read as they are; of an inner one, gaps of up to 128 KiB between what is wanted
+    /// are read through. [`LoadPlan::over_read_bytes`] tells what that costs. [`LoadedTensor::shape`](super::LoadedTensor::shape) is
+    /// that of the part.
+    pub fn shard(mut self, rank: Rank, rules: SplitRules) -> Self {
+        self.shard = Some((rank, rules));
+        self
+    }
+
+    /// Loads whole tensors, those that are one rank's of several to read, so that each byte is read once in all: see [`Share`], which
+    /// tells every rank which tensors those are. With [`Self::select`], the selected ones are divided.
+    pub fn share(mut self, rank: Rank) -> Self {
+        self.share = Some(rank);
+        self
+    }
+
     /// What a load with these settings would do, as [`Loader::plan`]; the device need not be there.
     ///
     /// # Errors
@@ -259,20 +280,33 @@ impl LoaderBuilder {
         window: Window,
         order: ReadOrder,
     ) -> Result<LoadPlan, LoadError> {
-        let layers = Layers::group_with(checkpoint, &self.map)?;
+        let layers = Layers::group_whole(checkpoint, &self.map)?;
         let mut limits = PlanLimits::new(self.host_budget_bytes);
         limits.hash = self.hashes_on_the_way();
         limits.device_budget_bytes = self.device_budget_bytes;
         (limits.window, limits.order) = (window, order);
         decide_io(&mut limits, checkpoint, self.io, self.readers, self.target)?;
         limits.dtype = self.dtype;
+        if self.share.is_some() {
+            limits.hole_bytes_max = 0;
+        }
         (limits.resident, limits.landing) = match self.target {
             Target::Host => (ResidentKind::Host, Landing::Exact),
             Target::Cuda(_) => (ResidentKind::Device, Landing::InPhase),
             Target::None => (ResidentKind::Nowhere, Landing::Exact),
         };
-        let select = |tensor| self.select.as_ref().is_none_or(|select| select(&checkpoint.tensor(tensor)));
-        Ok(LoadPlan::build(checkpoint, &layers, &limits, select)?)
+        let is_selected =
+            |tensor| self.select.as_ref().is_none_or(|select| select(&checkpoint.tensor(tensor)));
+        let share =
+            self.share.map(|rank| (rank, Share::divide(checkpoint, &layers, rank.world(), is_selected)));
+        let select = |tensor| match &share {
+            Some((rank, share)) => share.is_of(*rank, tensor),
+            None => is_selected(tensor),
+        };
+        Ok(match &self.shard {
+            Some((rank, rules)) => LoadPlan::build_shard(checkpoint, &layers, &limits, *rank, rules, select)?,
+            None => LoadPlan::build(checkpoint, &layers, &limits, select)?,
+        })
     }
 }
 
@@ -295,6 +329,8 @@ impl fmt::Debug for LoaderBuilder {
             .field("stall_timeout", &self.stall_timeout)
             .field("map", &self.map)
             .field("selects", &self.select.is_some())
+            .field("shard", &self.shard)
+            .field("share", &self.share)
             .finish()
     }
 }
@@ -326,7 +362,7 @@ pub(crate) fn decide_io(
 ///
 /// Cores are those that this process may use: [`thread::available_parallelism`] counts its affinity, and the CPU quotas of
 /// its control group and of those above, versions 1 and 2.
-fn default_readers(io: IoMode, decisions: &[IoDecision], target: Target) -> u32 {
+pub(super) fn default_readers(io: IoMode, decisions: &[IoDecision], target: Target) -> u32 {
     let most = if matches!(target, Target::Cuda(_)) { 12 } else { 8 };
     let copying = cores().clamp(1, most);
     match io {

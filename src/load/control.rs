@@ -29,6 +29,7 @@ use super::depth::{Depth, Observation};
 use super::gate::GateKeeper;
 use super::hash::{LayerHasher, TensorHash};
 use super::layer::LayerData;
+use super::owners::Owners;
 use super::reader::{self, Done, Job, JobResult};
 use super::stream::{Delivery, Signal};
 use super::window::{Permit, PermitOffice};
@@ -404,10 +405,11 @@ impl<B: Backend> Control<B> {
             plan: Arc::clone(plan),
             index,
             hashes,
+            owners: Owners::default(),
             resident: Box::new(resident),
-            _permit: permit.expect("a layer with an arena has a place"),
+            _permit: Some(permit.expect("a layer with an arena has a place")),
         };
-        let layer = LoadedLayer { data: Arc::new(data) };
+        let layer = LoadedLayer::new(data);
         match &self.wires.attendants {
             Some(attendants) if self.setup.hand_out == HandOut::WhenComplete => {
                 self.waits_running += 1;

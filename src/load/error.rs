@@ -1,11 +1,13 @@
 //! What can end a load.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::budget::BudgetError;
 use crate::device::DeviceError;
 use crate::layers::{LayerId, LayersError};
 use crate::plan::PlanError;
+use crate::slices::SliceError;
 use crate::source::SourceError;
 use crate::staging::StagingError;
 use crate::units::HumanBytes;
@@ -23,6 +25,9 @@ pub enum LoadError {
     /// The terms of the plan exceed the budget: a fault of the plan itself.
     #[error(transparent)]
     Budget(#[from] BudgetError),
+    /// A part of a tensor that there is not.
+    #[error(transparent)]
+    Slice(#[from] SliceError),
     /// The ring cannot be had.
     #[error(transparent)]
     Staging(#[from] StagingError),
@@ -82,10 +87,34 @@ pub enum LoadError {
         /// The system's answer.
         source: std::io::Error,
     },
+    /// A layer cannot be parked or restored: memory, a folder or a disk refuses.
+    #[error("cannot park layer {layer} in {}", path.display())]
+    Park {
+        /// The layer.
+        layer: LayerId,
+        /// The folder of its file, or `host memory`.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A layer of another checkpoint cannot take the place of one of this model.
+    #[error(
+        "layer {layer} is not alike in the other checkpoint: tensor {tensor:?} is {found} there and {expected} here"
+    )]
+    NotAlike {
+        /// The layer.
+        layer: LayerId,
+        /// The first tensor that differs.
+        tensor: String,
+        /// What the model has.
+        expected: String,
+        /// What the other checkpoint has.
+        found: String,
+    },
     /// No such layer or tensor in the model.
     #[error("the model has no {kind} named {name:?}{}", nearest.as_ref().map_or(String::new(), |near| format!("; did you mean {near:?}?")))]
     NotFound {
-        /// `layer` or `tensor`.
+        /// `layer`, `layer below`, `component` or `tensor`.
         kind: &'static str,
         /// What was asked for.
         name: String,

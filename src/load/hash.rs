@@ -64,8 +64,8 @@ impl LayerHasher {
             let shard = checkpoint.tensor(placement.tensor).shard;
             let piece = placement.extent.intersect(request.payload).filter(|_| shard == request.shard);
             let Some(piece) = piece else { return };
-            // What is cast begins where its elements began, and it is hashed as it is delivered.
-            let len_bytes = placement.delivered_bytes(piece.len_bytes());
+            // What is gathered or cast begins where its bytes began, and it is hashed as it is delivered.
+            let len_bytes = placement.delivered_bytes_in(piece);
             update_hash(&mut self.open, slot.part(piece.start() - request.extent.start(), len_bytes));
             if placement.extent.end() > request.payload.end() {
                 return;

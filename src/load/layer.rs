@@ -1,15 +1,19 @@
 //! A layer that was handed out, and its tensors: owned, `Send`, freed by the last owner.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use super::LoadError;
 use super::hash::{self, TensorHash};
+use super::owners::Owners;
 use super::window::Permit;
+use super::{Holder, LoadError, Receipt};
 use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
-use crate::device::Resident;
+use crate::device::{Freed, Home, Resident};
 use crate::layers::LayerId;
+use crate::live::{Describe, Entry, LiveTensor};
 use crate::plan::{LoadPlan, Placement, PlannedLayer};
+use crate::ranks::RankPart;
 use crate::units::{to_u64, to_usize};
 
 /// A resident layer. Dropping it, and every [`LoadedTensor`] taken from it, frees its memory and its place in the
@@ -25,9 +29,11 @@ pub(super) struct LayerData {
     pub(super) index: usize,
     /// In the order of the placements; empty unless hashed on the way.
     pub(super) hashes: Vec<TensorHash>,
+    pub(super) owners: Owners,
     // The memory goes before the permit: whoever gets the permit may allocate at once.
     pub(super) resident: Box<dyn Resident>,
-    pub(super) _permit: Arc<Permit>,
+    /// `None` for a layer that was parked meanwhile.
+    pub(super) _permit: Option<Arc<Permit>>,
 }
 
 impl LayerData {
@@ -37,6 +43,30 @@ impl LayerData {
 
     fn placements(&self) -> &[Placement] {
         self.plan.placements(self.planned())
+    }
+
+    fn holders(&self) -> Vec<Holder> {
+        let name = |place: usize| self.checkpoint.tensor(self.placements()[place].tensor).name.to_owned();
+        let held = self.owners.list().into_iter();
+        held.map(|(place, owners)| Holder { layer: self.planned().id.clone(), tensor: name(place), owners })
+            .collect()
+    }
+}
+
+impl Describe for LayerData {
+    fn tensors(&self) -> Vec<LiveTensor> {
+        let owners: HashMap<usize, usize> = self.owners.list().into_iter().collect();
+        let tensor = |(place, placement): (usize, &Placement)| {
+            let entry = self.checkpoint.tensor(placement.tensor);
+            LiveTensor {
+                name: entry.name.to_owned(),
+                dtype: placement.delivered_dtype(entry.dtype),
+                shape: self.plan.part(placement.tensor).map_or(entry.shape, |part| &part.shape).into(),
+                bytes: placement.len_bytes(),
+                owners: owners.get(&place).copied().unwrap_or(0),
+            }
+        };
+        self.placements().iter().enumerate().map(tensor).collect()
     }
 }
 
@@ -50,6 +80,22 @@ impl fmt::Debug for LayerData {
 }
 
 impl LoadedLayer {
+    /// A layer that is in its arena from now on.
+    pub(super) fn new(data: LayerData) -> Self {
+        let data = Arc::new(data);
+        if let Some(entry) = data.resident.live() {
+            let contents: Weak<LayerData> = Arc::downgrade(&data);
+            entry.note_layer(&data.planned().id, contents);
+        }
+        Self { data }
+    }
+
+    /// The number of its allocation in the [list of what is allocated](crate::live), if the memory is ours.
+    #[must_use]
+    pub fn allocation_number(&self) -> Option<u64> {
+        self.data.resident.live().map(Entry::number)
+    }
+
     /// The layer's name.
     #[must_use]
     pub fn id(&self) -> &LayerId {
@@ -76,7 +122,7 @@ impl LoadedLayer {
 
     /// Its tensors, in file order.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = LoadedTensor> {
-        (0..self.data.placements().len()).map(|place| LoadedTensor { data: Arc::clone(&self.data), place })
+        (0..self.data.placements().len()).map(|place| LoadedTensor::new(&self.data, place))
     }
 
     /// The tensor of that name, if it is in this layer.
@@ -88,38 +134,73 @@ impl LoadedLayer {
     pub(crate) fn tensor_of_id(&self, id: TensorId) -> Option<LoadedTensor> {
         // Placements ascend by id: they are in file order, and so are ids.
         let place = self.data.placements().binary_search_by_key(&id, |placement| placement.tensor).ok()?;
-        Some(LoadedTensor { data: Arc::clone(&self.data), place })
+        Some(LoadedTensor::new(&self.data, place))
     }
 
-    /// Frees the layer if nobody else holds it; else says how many tensors still do.
-    pub(crate) fn into_sole_owner(self) -> Result<(), usize> {
-        let holders = Arc::strong_count(&self.data) - 1;
-        match Arc::into_inner(self.data) {
-            Some(data) => {
-                drop(data);
-                Ok(())
-            }
-            None => Err(holders),
-        }
+    /// Frees the layer, as dropping does, and says what came of it. Tensors that were taken keep its memory until they are
+    /// dropped; the receipt names them.
+    pub fn unload(self) -> Receipt {
+        Receipt::of([self])
+    }
+
+    /// True if it was loaded from that checkpoint.
+    pub(crate) fn is_of(&self, checkpoint: &Checkpoint) -> bool {
+        self.data.checkpoint.is_same(checkpoint)
+    }
+
+    /// The tensors that somebody holds.
+    #[must_use]
+    pub fn holders(&self) -> Vec<Holder> {
+        self.data.holders()
+    }
+
+    /// Where its memory came from, if that wants to be settled.
+    pub(super) fn home(&self) -> Option<Arc<dyn Home>> {
+        self.data.resident.home()
+    }
+
+    /// Frees the layer if nobody else holds it; else says which tensors do.
+    pub(super) fn give_up(self) -> Result<Freed, Vec<Holder>> {
+        let holders = self.data.holders();
+        let LayerData { resident, _permit, .. } = Arc::into_inner(self.data).ok_or(holders)?;
+        // The memory goes before the permit.
+        Ok(resident.free())
     }
 }
 
 /// A tensor of a resident layer. Keeps the whole layer's memory alive.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct LoadedTensor {
     pub(super) data: Arc<LayerData>,
     place: usize,
+}
+
+impl Clone for LoadedTensor {
+    fn clone(&self) -> Self {
+        Self::new(&self.data, self.place)
+    }
+}
+
+impl Drop for LoadedTensor {
+    fn drop(&mut self) {
+        self.data.owners.remove(self.place);
+    }
 }
 
 /// Bytes that are read back at once to be hashed.
 const HASHED_BYTES_MAX: usize = 1 << 20;
 
 impl LoadedTensor {
+    fn new(data: &Arc<LayerData>, place: usize) -> Self {
+        data.owners.add(place);
+        Self { data: Arc::clone(data), place }
+    }
+
     pub(super) fn placement(&self) -> &Placement {
         &self.data.placements()[self.place]
     }
 
-    /// Its description in the checkpoint: as it is there, not narrowed.
+    /// Its description in the checkpoint: as it is there, whole and not narrowed.
     #[must_use]
     pub fn entry(&self) -> TensorEntry<'_> {
         self.data.checkpoint.tensor(self.placement().tensor)
@@ -143,10 +224,17 @@ impl LoadedTensor {
         self.placement().len_bytes()
     }
 
-    /// Elements per dimension, outermost first; empty for a scalar.
+    /// Elements per dimension as they are delivered, outermost first; empty for a scalar.
     #[must_use]
     pub fn shape(&self) -> &[u64] {
-        self.entry().shape
+        self.part().map_or_else(|| self.entry().shape, |part| &part.shape)
+    }
+
+    /// Which part of the tensor this is, if the load is that of [one of several ranks](super::LoaderBuilder::shard) and the tensor is
+    /// divided among them.
+    #[must_use]
+    pub fn part(&self) -> Option<&RankPart> {
+        self.data.plan.part(self.placement().tensor)
     }
 
     /// Its bytes in the checkpoint's own layout (little-endian, row-major), as elements of [`Self::dtype`], if the host can

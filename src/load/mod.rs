@@ -14,7 +14,10 @@
 //!
 //! The control loop alone decides: which read gets a slot, when a layer gets its arena (the window), when it
 //! is complete. Blocking reads run on the reader threads and nowhere else.
+//!
+//! Whoever wants a tensor, or a part of one, and nothing more asks a [`TensorReader`], which needs none of this.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,9 +48,13 @@ pub use self::hash::TensorHash;
 #[cfg(feature = "convert")]
 pub(crate) use self::hash::update_hash;
 pub use self::layer::{LoadedLayer, LoadedTensor};
+pub use self::park::ParkTo;
+pub(crate) use self::park::{ParkedLayer, Parking};
 pub use self::progress::Progress;
+pub use self::receipt::{Holder, Receipt};
 pub use self::report::LoadReport;
-pub use self::stream::{CancelHandle, LayerStream};
+pub use self::stream::{Awaited, CancelHandle, LayerStream};
+pub use self::tensors::TensorReader;
 
 mod attend;
 mod borrowed;
@@ -59,14 +66,18 @@ mod gate;
 mod hash;
 mod layer;
 mod on_device;
+mod owners;
+mod park;
 mod progress;
 mod queued;
 mod reader;
+mod receipt;
 mod report;
 #[cfg(not(loom))]
 #[cfg(test)]
 mod simulation;
 mod stream;
+mod tensors;
 mod window;
 
 /// Loads checkpoints with one group of settings, onto a device that is open. Cheap to clone.
@@ -107,6 +118,19 @@ impl Loader {
     /// cannot be had.
     pub fn stream(&self, checkpoint: &Checkpoint) -> Result<LayerStream, LoadError> {
         self.start(checkpoint, self.settings.window, self.settings.prefetch, self.settings.order)
+    }
+
+    /// Loads one layer: the tensors of these names, which must be one.
+    pub(crate) fn load_one(
+        &self,
+        checkpoint: &Checkpoint,
+        names: HashSet<String>,
+    ) -> Result<LoadedLayer, LoadError> {
+        let settings = self.settings.clone().select(move |tensor| names.contains(tensor.name));
+        let loader = Self { settings, device: self.device.clone() };
+        let mut stream = loader.start(checkpoint, Window::All, u32::MAX, ReadOrder::Files)?;
+        let layer = stream.next().expect("a plan that selects something has a layer")?;
+        Ok(layer)
     }
 
     pub(crate) fn start(

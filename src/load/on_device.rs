@@ -1,9 +1,11 @@
 //! Layers and tensors as a device sees them: addresses, readiness, and when their memory may be freed.
 #![allow(unsafe_code, reason = "handles of the caller's are promises; each says which")]
 
+use std::ptr::NonNull;
+
 use super::{LoadError, LoadedLayer, LoadedTensor};
-use crate::device::{After, DeviceRegion};
-use crate::units::to_u64;
+use crate::device::{After, DeviceRegion, Target};
+use crate::units::{to_u64, to_usize};
 
 impl LoadedLayer {
     /// Its memory as a whole, on a device that has addresses: where [`LoadedTensor::device_pointer`] points into.
@@ -68,6 +70,44 @@ impl LoadedLayer {
 }
 
 impl LoadedTensor {
+    /// Where the tensor lies. In a context of the caller's, that context's device.
+    #[must_use]
+    pub fn target(&self) -> Target {
+        self.data.resident.target()
+    }
+
+    /// Waits until every byte of its layer is in its place, as [`LoadedLayer::wait_ready`].
+    ///
+    /// # Errors
+    /// [`LoadError::Device`] if a copy has failed.
+    pub fn wait_ready(&self) -> Result<(), LoadError> {
+        Ok(self.data.resident.wait_ready()?)
+    }
+
+    /// Lets what is queued in a stream from now on wait until its layer is ready, as [`LoadedLayer::let_wait`].
+    ///
+    /// # Errors
+    /// [`LoadError::Device`] if the driver refuses.
+    ///
+    /// # Safety
+    /// That of [`LoadedLayer::let_wait`].
+    pub unsafe fn let_wait(&self, stream: u64) -> Result<(), LoadError> {
+        // SAFETY: the caller's promise.
+        Ok(unsafe { self.data.resident.let_wait(stream) }?)
+    }
+
+    /// Where the tensor starts in host memory, for what is not written in Rust; `None` where the host cannot read it, and for a
+    /// tensor without bytes. A multiple of 256, valid for [`Self::len_bytes`] until the last owner of the layer is gone.
+    /// Nothing here writes to it. Whoever writes through it sees to it that nobody holds [`Self::as_bytes`] of this tensor
+    /// meanwhile.
+    #[must_use]
+    pub fn host_pointer(&self) -> Option<NonNull<u8>> {
+        let place = self.placement();
+        let start = self.data.resident.host_address().filter(|_| place.len_bytes() > 0)?;
+        // SAFETY: a plan puts every tensor inside the arena of its layer.
+        Some(unsafe { start.add(to_usize(place.arena_offset_bytes)) })
+    }
+
     /// Where the tensor starts in the device's address space (`CUdeviceptr`), a multiple of 256; `None` on targets that
     /// have no such space. Valid in the context that was loaded in, which unless the caller brought another one is the
     /// device's primary one, until the layer is dropped. Memory of a stream-ordered pool cannot be shared with other processes

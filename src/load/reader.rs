@@ -19,6 +19,7 @@ use crate::device::{Backend, PendingCopy as _};
 use crate::plan::{CastOp, LoadPlan, ReadOp};
 use crate::source::{ReadQueue, Source};
 use crate::staging::cast::{Casting, Narrowing};
+use crate::staging::gather::gather_step;
 use crate::staging::{Claim, Empty, Filled, Slot};
 
 /// One read to do.
@@ -126,6 +127,11 @@ impl<B: Backend> ReaderContext<B> {
         let read = self.plan.read(job.read);
         let mut slot = job.claim.take();
         let start = Instant::now();
+        if self.plan.gathers(&read).next().is_some() {
+            let read_bytes = self.source.read(&read.request, slot.bytes_mut())?;
+            self.add_read(read_bytes, start.elapsed());
+            return self.deliver(&read, slot, job.arena);
+        }
         let mut casting = Casting::new(self.plan.casts(&read));
         let mut casting_time = Duration::ZERO;
         let read_bytes = if casting.is_needed() {
@@ -148,12 +154,15 @@ impl<B: Backend> ReaderContext<B> {
         } else {
             self.source.read(&read.request, slot.bytes_mut())?
         };
-        let reading_ns = start.elapsed().saturating_sub(casting_time).as_nanos();
-        self.progress.add_read(read_bytes, u64::try_from(reading_ns).unwrap_or(u64::MAX));
+        self.add_read(read_bytes, start.elapsed().saturating_sub(casting_time));
         self.start_copy(&read, slot, job.arena)
     }
 
-    /// What comes after a read that was not cast on the way: it is cast as a whole, and copied if there is an arena.
+    fn add_read(&self, read_bytes: u64, took: Duration) {
+        self.progress.add_read(read_bytes, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// What comes after a read that was not cast on the way: it is gathered and cast as a whole, and copied if there is an arena.
     pub(super) fn deliver(
         &self,
         read: &ReadOp,
@@ -161,6 +170,9 @@ impl<B: Backend> ReaderContext<B> {
         arena: Option<Arc<B::Arena>>,
     ) -> Result<Done<B>, LoadError> {
         let arrived_bytes = read.request.payload.end() - read.request.extent.start();
+        for step in self.plan.gathers(read) {
+            gather_step(slot.bytes_mut(), &step);
+        }
         Casting::new(self.plan.casts(read)).advance(slot.bytes_mut(), arrived_bytes, |step, overflowed| {
             self.progress.add_overflowed(step.tensor, overflowed);
         });

@@ -63,6 +63,10 @@ pub struct LayerStream {
     cancelled: Arc<AtomicBool>,
     control: Option<JoinHandle<()>>,
     stall_timeout: Duration,
+    /// The control loop knows that the caller waits for the layer behind those taken.
+    has_asked: bool,
+    /// How long the caller has waited so far for what it itself holds back, if it does.
+    stall: Option<Stall>,
     /// Layers handed to the caller.
     taken: usize,
     started: Instant,
@@ -147,6 +151,8 @@ pub(super) fn start<B: Backend>(
         cancelled: Arc::default(),
         control: Some(control),
         stall_timeout,
+        has_asked: false,
+        stall: None,
         taken: 0,
         started,
         preparing: started.elapsed(),
@@ -164,35 +170,28 @@ fn ways<B: Backend>(setup: &Setup<B>, queueing: &QueueingCell) -> Ways {
     queues.map_or(Ways::OneByOne { readers: ring.readers }, Ways::Queued)
 }
 
+/// What came of a wait that has an end: see [`LayerStream::next_within`].
+#[derive(Debug)]
+pub enum Awaited {
+    /// The next layer.
+    Layer(LoadedLayer),
+    /// Nothing yet: ask again.
+    NotYet,
+    /// The last layer was handed out, or the stream has ended with an error before.
+    Ended,
+}
+
 impl Iterator for LayerStream {
     type Item = Result<LoadedLayer, LoadError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.control.as_ref()?;
-        let waiting = Instant::now();
-        let _ = self.signals.send(Signal::Wanted);
-        let delivery = self.next_delivery();
-        if delivery.is_some() {
-            self.caller_waited += waiting.elapsed();
-        }
-        match delivery {
-            // A layer that was ready by then is not handed out any more: a caller that cancels wants an end.
-            Some(Delivery::Layer(_)) if self.cancelled.load(Ordering::Acquire) => {
-                self.end();
-                Some(Err(LoadError::Cancelled))
+        loop {
+            match self.next_within(Duration::MAX) {
+                Ok(Awaited::Layer(layer)) => return Some(Ok(layer)),
+                Ok(Awaited::NotYet) => {}
+                Ok(Awaited::Ended) => return None,
+                Err(error) => return Some(Err(error)),
             }
-            Some(Delivery::Layer(layer)) => {
-                self.taken += 1;
-                if self.taken == self.plan.layers().len() {
-                    self.elapsed = Some(self.started.elapsed());
-                }
-                Some(Ok(layer))
-            }
-            Some(Delivery::Failed(error)) => {
-                self.end();
-                Some(Err(error))
-            }
-            None => self.end().map(Err),
         }
     }
 }
@@ -238,25 +237,96 @@ impl LayerStream {
         }
     }
 
-    /// The next delivery; `None` after the last one. A caller that holds the whole window is told so instead of waiting
-    /// for ever.
-    fn next_delivery(&self) -> Option<Delivery> {
-        let mut stalled_since: Option<Instant> = None;
-        loop {
-            let left = stalled_since.map(|since| self.stall_timeout.saturating_sub(since.elapsed()));
-            let pause = left.map_or(STALL_CHECK_INTERVAL, |left| left.min(STALL_CHECK_INTERVAL));
-            match self.deliveries.recv_timeout(pause) {
-                Ok(delivery) => return Some(delivery),
-                Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => {}
+    /// The next layer, as [`Iterator::next`] gives it, if it comes within `timeout`: for callers that have to look at
+    /// something else now and then, such as a signal. One that gets [`Awaited::NotYet`] has asked for its layer all the same,
+    /// which is read meanwhile.
+    ///
+    /// The [stall timeout](super::LoaderBuilder::stall_timeout) goes on from one call to the next. Of the time between two calls a
+    /// tenth of a second counts at most: whoever works meanwhile does not wait.
+    ///
+    /// # Errors
+    /// What ended the load; afterwards the stream is at its [end](Awaited::Ended).
+    ///
+    /// # Example
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use onelayer::{Awaited, Checkpoint, Loader, Target};
+    ///
+    /// # fn is_interrupted() -> bool { false }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/checkpoints/llama");
+    /// let mut stream = Loader::builder(Target::Host).build()?.stream(&Checkpoint::open(path)?)?;
+    /// loop {
+    ///     match stream.next_within(Duration::from_millis(100))? {
+    ///         Awaited::Layer(layer) => println!("{}", layer.id()),
+    ///         Awaited::NotYet if is_interrupted() => break, // dropping the stream ends the load
+    ///         Awaited::NotYet => {}
+    ///         Awaited::Ended => break,
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn next_within(&mut self, timeout: Duration) -> Result<Awaited, LoadError> {
+        if self.control.is_none() {
+            return Ok(Awaited::Ended);
+        }
+        if !self.has_asked {
+            let _ = self.signals.send(Signal::Wanted);
+            self.has_asked = true;
+        }
+        let waiting = Instant::now();
+        // A time that no clock reaches is no end.
+        let delivery = self.next_delivery(waiting.checked_add(timeout));
+        if !matches!(delivery, Err(RecvTimeoutError::Disconnected)) {
+            self.caller_waited += waiting.elapsed();
+        }
+        match delivery {
+            // A layer that was ready by then is not handed out any more: a caller that cancels wants an end.
+            Ok(Delivery::Layer(_)) if self.cancelled.load(Ordering::Acquire) => {
+                self.end();
+                Err(LoadError::Cancelled)
             }
-            let Some((full, held)) = self.office.stopped_by_layers_below(self.taken) else {
-                stalled_since = None;
-                continue;
-            };
-            let waited = stalled_since.get_or_insert_with(Instant::now).elapsed();
-            if waited >= self.stall_timeout {
-                return Some(Delivery::Failed(self.stalled(full, &held, waited)));
+            Ok(Delivery::Layer(layer)) => {
+                self.taken += 1;
+                (self.has_asked, self.stall) = (false, None);
+                if self.taken == self.plan.layers().len() {
+                    self.elapsed = Some(self.started.elapsed());
+                }
+                Ok(Awaited::Layer(layer))
+            }
+            Ok(Delivery::Failed(error)) => {
+                self.end();
+                Err(error)
+            }
+            Err(RecvTimeoutError::Timeout) => Ok(Awaited::NotYet),
+            Err(RecvTimeoutError::Disconnected) => self.end().map_or(Ok(Awaited::Ended), Err),
+        }
+    }
+
+    /// The next delivery until then, if there is an end to the wait; disconnected after the last one. A caller that holds the
+    /// whole window is told so instead of waiting for ever.
+    fn next_delivery(&mut self, until: Option<Instant>) -> Result<Delivery, RecvTimeoutError> {
+        loop {
+            let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
+            // Who is not known to be stalled is looked after at the interval, however short the timeout.
+            let patience = self.stall.as_ref().map(|stall| self.stall_timeout.saturating_sub(stall.waited));
+            let pause = STALL_CHECK_INTERVAL.min(patience.unwrap_or(Duration::MAX)).min(left);
+            match self.deliveries.recv_timeout(pause) {
+                Err(RecvTimeoutError::Timeout) => {}
+                delivery => return delivery,
+            }
+            if let Some((full, held)) = self.office.stopped_by_layers_below(self.taken) {
+                let waited = self.stall.get_or_insert_with(Stall::begin).go_on();
+                if waited >= self.stall_timeout {
+                    return Ok(Delivery::Failed(self.stalled(full, &held, waited)));
+                }
+            } else {
+                self.stall = None;
+            }
+            if pause == left {
+                return Err(RecvTimeoutError::Timeout);
             }
         }
     }
@@ -287,6 +357,26 @@ impl LayerStream {
 
 /// How often a waiting caller is checked for holding the whole window.
 const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A caller that waits for what only it can set free.
+struct Stall {
+    waited: Duration,
+    checked: Instant,
+}
+
+impl Stall {
+    fn begin() -> Self {
+        Self { waited: Duration::ZERO, checked: Instant::now() }
+    }
+
+    /// How long the caller has waited by now. Between two checks it may have been elsewhere.
+    fn go_on(&mut self) -> Duration {
+        let now = Instant::now();
+        let since = now.duration_since(self.checked).min(STALL_CHECK_INTERVAL);
+        (self.waited, self.checked) = (self.waited.saturating_add(since), now);
+        self.waited
+    }
+}
 
 impl fmt::Debug for LayerStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -27,6 +27,15 @@ impl fmt::Display for LoadPlan {
             let moved_bytes = self.moves.iter().map(|step| step.len_bytes).sum();
             writeln!(f, "moving   {moves} tensors, {}, on the device", HumanBytes(moved_bytes))?;
         }
+        if let Some(rank) = self.rank() {
+            let (all, parts) = (self.placements.len(), self.part_count());
+            let (wanted, gaps) = (HumanBytes(self.source_bytes()), HumanBytes(self.gap_bytes()));
+            writeln!(
+                f,
+                "rank     {rank}: {parts} tensors in part, {} whole; {wanted} wanted, {gaps} of gaps",
+                all - parts
+            )?;
+        }
         if let Some(dtype) = self.dtype {
             let narrowed = || self.placements.iter().filter(|placement| placement.cast.is_some());
             writeln!(
@@ -98,6 +107,16 @@ impl LoadPlan {
                 request.extent,
                 request.payload
             )?;
+            for step in self.gathers(&read) {
+                writeln!(
+                    f,
+                    "    gather slot+{}, {} of {} bytes, in runs of {}",
+                    step.slot_offset_bytes,
+                    step.wanted_bytes(),
+                    step.source_len_bytes,
+                    step.gather.run_bytes()
+                )?;
+            }
             for step in self.casts(&read) {
                 writeln!(
                     f,

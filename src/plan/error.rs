@@ -1,5 +1,6 @@
 //! Why a load cannot be planned.
 
+use crate::ranks::SplitError;
 use crate::units::HumanBytes;
 
 /// Why a load cannot be planned. Nothing has been read or allocated.
@@ -39,6 +40,15 @@ pub enum PlanError {
         what: &'static str,
         /// Where.
         layer: String,
+    },
+    /// A tensor cannot be divided among the ranks.
+    #[error(transparent)]
+    Split(#[from] SplitError),
+    /// The pieces of a part lie further apart than a plan counts.
+    #[error("{tensor:?} cannot be divided in that dimension: its parts are in pieces 4 GiB apart")]
+    TooFarApart {
+        /// The tensor.
+        tensor: String,
     },
     /// A selection left nothing of a checkpoint that has tensors.
     #[error("the selection matches none of the {tensors} tensors")]

@@ -4,9 +4,9 @@
 //! in the file whose sizes are multiples of 256, which is nearly all of them, thus stay neighbours in the arena and travel
 //! in one copy.
 
-use super::{Cast, Group, Landing, MoveOp, Placement, PlanError, PlannedLayer, index_range, landing};
+use super::{Cast, Gather, Group, Landing, MoveOp, Placement, PlanError, PlannedLayer, index_range, landing};
 use crate::checkpoint::{Checkpoint, TensorId};
-use crate::units::Alignment;
+use crate::units::{Alignment, ByteRange};
 
 /// All layers with their arenas laid out.
 pub(super) struct Layout {
@@ -16,13 +16,14 @@ pub(super) struct Layout {
     pub(super) moves: Vec<MoveOp>,
 }
 
-/// Lays out every group that has a selected tensor.
+/// Lays out every group that has a selected tensor. `stretch` says where in its file a tensor is, and what of that is wanted.
 pub(super) fn arrange<'a>(
     checkpoint: &Checkpoint,
     groups: impl ExactSizeIterator<Item = Group<'a>>,
     landing: Landing,
     mut select: impl FnMut(TensorId) -> bool,
     mut cast: impl FnMut(TensorId) -> Option<Cast>,
+    stretch: &mut impl FnMut(TensorId) -> Result<(ByteRange, Option<Gather>), PlanError>,
 ) -> Result<Layout, PlanError> {
     let mut layout = Layout {
         layers: Vec::with_capacity(groups.len()),
@@ -33,13 +34,13 @@ pub(super) fn arrange<'a>(
         let overflow = |what| PlanError::Overflow { what, layer: group.id.to_string() };
         let first = layout.next_index().ok_or_else(|| overflow("the tensors"))?;
         for &tensor in group.tensors.iter().filter(|&&tensor| select(tensor)) {
-            let extent = checkpoint.tensor(tensor).extent;
+            let (extent, gather) = stretch(tensor)?;
             let cast = cast(tensor);
             // Sizes of placements are known to fit from here on.
             if cast.is_some_and(|cast| cast.checked_delivered_bytes(extent.len_bytes()).is_none()) {
                 return Err(overflow("the bytes"));
             }
-            layout.placements.push(Placement { tensor, extent, arena_offset_bytes: 0, cast });
+            layout.placements.push(Placement { tensor, extent, arena_offset_bytes: 0, cast, gather });
         }
         let placements = first..layout.next_index().ok_or_else(|| overflow("the tensors"))?;
         if placements.is_empty() {

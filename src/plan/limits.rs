@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{FloatType, IoDecision, IoMode, MemoryTerm, ReadOrder};
-use crate::units::Alignment;
+use crate::units::{Alignment, KIB};
 
 /// How many layers are resident at once: filled, handed out and not yet dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,6 +87,9 @@ pub struct PlanLimits {
     pub landing: Landing,
     /// What wider floats are narrowed to on the way; nothing is if `None`.
     pub dtype: Option<FloatType>,
+    /// A hole of up to so many bytes between two wanted tensors is read through. By default what a disk moves in the time of one more
+    /// request, 64 KiB. Zero where others read what is in the holes.
+    pub hole_bytes_max: u64,
     /// Keep a hash of every tensor that is read: 32 bytes each.
     pub hash: bool,
     /// What else is held under the same budget.
@@ -119,6 +122,7 @@ impl PlanLimits {
             resident: ResidentKind::Host,
             landing: Landing::Exact,
             dtype: None,
+            hole_bytes_max: 64 * KIB,
             hash: false,
             beside: Vec::new(),
         }

@@ -1,6 +1,7 @@
 //! The peak, term by term: what the load will hold, and how the ring is cut so that it fits.
 
 use crate::checkpoint::Checkpoint;
+use crate::layers::Layers;
 use crate::units::{Alignment, HumanBytes, MIB, to_u64};
 
 use super::decision::is_mostly_direct;
@@ -84,6 +85,11 @@ pub struct MemoryTerms {
     device_budget_bytes: Option<u64>,
 }
 
+/// Most that was held before a plan is made, beside the description: by grouping, or by opening, which was over by then.
+pub(crate) fn grouping_peak_bytes(checkpoint: &Checkpoint, layers: &Layers) -> u64 {
+    layers.peak_bytes().max(checkpoint.opening_bytes().saturating_sub(checkpoint.metadata_bytes()))
+}
+
 impl MemoryTerms {
     /// What counts against the budget, the ring first.
     #[must_use]
@@ -154,8 +160,9 @@ impl MemoryTerms {
         limits: &PlanLimits,
     ) -> Result<Self, PlanError> {
         let resident_bytes = resident_bytes(layout, limits)?;
+        let metadata_bytes = checkpoint.metadata_bytes();
         let mut fixed = vec![
-            MemoryTerm { name: "checkpoint metadata", bytes: checkpoint.metadata_bytes() },
+            MemoryTerm { name: "checkpoint metadata", bytes: metadata_bytes },
             // At its highest, not what is kept: the rest goes back to the allocator, which may not give it back to the system.
             MemoryTerm { name: "layer grouping", bytes: grouping_bytes },
             MemoryTerm { name: "plan", bytes: plan_bytes(layout, run_bytes) },

@@ -9,6 +9,7 @@
 //!    -> arena layout      every tensor at a 256-byte aligned place of its layer's arena
 //!    -> runs              neighbours in the file, small gaps read through
 //!    -> reads             at most one slot each, phased to 4096 bytes
+//!    -> gathers           of what is wanted in part, if asked for: in the slot
 //!    -> casts             of what is delivered as another type, if asked for: in the slot
 //!    -> copies            slot -> arena, neighbours joined
 //!    -> moves             arena -> arena, of what could not land in its place
@@ -20,6 +21,7 @@ use std::ops::Range;
 
 use crate::checkpoint::{Checkpoint, DType, TensorId};
 use crate::layers::{LayerId, Layers};
+use crate::ranks::{Cut, Rank, RankPart, SplitRules, Splitter};
 use crate::units::{ByteRange, to_u64, to_usize};
 
 #[cfg(feature = "convert")]
@@ -28,13 +30,16 @@ pub use self::cast::{Cast, FloatType};
 pub use self::decision::{CacheManners, FileSystem, IoDecision, IoGroup, IoReason, IoWays, ResidencyBy};
 pub(crate) use self::decision::{is_most, is_mostly_direct};
 pub use self::error::PlanError;
+pub use self::gather::{Gather, GatherOp};
 use self::layout::Layout;
 pub use self::limits::{Landing, PlanLimits, ResidentKind, Window};
 #[cfg(test)]
 pub(crate) use self::memory::LAYER_STATE_BYTES;
+pub(crate) use self::memory::grouping_peak_bytes;
 pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerm, MemoryTerms, RingShape};
 pub use self::order::ReadOrder;
 pub(crate) use self::order::{IssuePlace, Turn};
+use self::parts::Parts;
 pub use self::reads::Copies;
 use self::reads::ReadList;
 pub use self::request::{IoMode, ReadRequest};
@@ -45,16 +50,19 @@ mod display;
 mod error;
 #[cfg(test)]
 mod for_tests;
+mod gather;
 mod landing;
 mod layout;
 mod limits;
 mod memory;
 mod order;
+mod parts;
 mod reads;
 pub(crate) mod request;
 
 /// One read: a stretch of one file that fits one slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ReadOp {
     /// Where the bytes are.
     pub request: ReadRequest,
@@ -64,6 +72,7 @@ pub struct ReadOp {
 
 /// One copy from a slot to the arena of the read's layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CopyOp {
     /// Where the bytes start in the slot.
     pub slot_offset_bytes: u64,
@@ -75,6 +84,7 @@ pub struct CopyOp {
 
 /// One stretch of a slot that is cast before it is copied, in place: what comes out begins where the elements began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CastOp {
     /// The tensor.
     pub tensor: TensorId,
@@ -90,6 +100,7 @@ pub struct CastOp {
 ///
 /// No move reads or overwrites what another one of its layer has written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MoveOp {
     /// Where the bytes landed.
     pub source_arena_offset_bytes: u64,
@@ -101,23 +112,48 @@ pub struct MoveOp {
 
 /// Where one tensor lies in the arena of its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Placement {
     /// The tensor.
     pub tensor: TensorId,
-    /// Where its bytes are in its file.
+    /// Where its bytes are in its file: of a part, from the first byte that is wanted to the last.
     pub extent: ByteRange,
     /// Where it starts in the arena, after the moves; a multiple of
     /// [`Alignment::TENSOR`](crate::units::Alignment::TENSOR).
     pub arena_offset_bytes: u64,
     /// What it is cast to on the way; `None` if it arrives as it is in its file.
     pub cast: Option<Cast>,
+    /// Which bytes of the extent are wanted; all of them if `None`.
+    pub gather: Option<Gather>,
 }
 
 impl Placement {
     /// Bytes it takes in the arena.
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
-        self.delivered_bytes(self.extent.len_bytes())
+        self.delivered_bytes(self.source_bytes())
+    }
+
+    /// Bytes that are wanted of its file.
+    #[must_use]
+    pub fn source_bytes(&self) -> u64 {
+        self.source_bytes_before(self.extent.end())
+    }
+
+    /// Bytes of it that lie before a place of its file, which is no place before its extent.
+    fn source_bytes_before(&self, place: u64) -> u64 {
+        let len_bytes = place - self.extent.start();
+        self.gather.map_or(len_bytes, |gather| gather.wanted_bytes(len_bytes))
+    }
+
+    /// Bytes of it in a piece of its extent.
+    fn source_bytes_in(&self, piece: ByteRange) -> u64 {
+        self.source_bytes_before(piece.end()) - self.source_bytes_before(piece.start())
+    }
+
+    /// What a piece of its extent takes in the arena, in bytes. The piece is of whole elements.
+    pub(crate) fn delivered_bytes_in(&self, piece: ByteRange) -> u64 {
+        self.delivered_bytes(self.source_bytes_in(piece))
     }
 
     /// What whole elements of so many bytes in the file take in the arena, in bytes.
@@ -180,6 +216,7 @@ pub struct LoadPlan {
     window: Window,
     order: ReadOrder,
     dtype: Option<FloatType>,
+    parts: Option<Parts>,
 }
 
 impl LoadPlan {
@@ -194,11 +231,48 @@ impl LoadPlan {
         limits: &PlanLimits,
         select: impl FnMut(TensorId) -> bool,
     ) -> Result<Self, PlanError> {
+        Self::build_for(checkpoint, layers, limits, None, select)
+    }
+
+    /// The same for one of several ranks, which has the parts of tensors that the rules give it.
+    ///
+    /// # Errors
+    /// As [`Self::build`], and [`PlanError::Split`] for a tensor that cannot be divided as a rule says.
+    pub fn build_shard(
+        checkpoint: &Checkpoint,
+        layers: &Layers,
+        limits: &PlanLimits,
+        rank: Rank,
+        rules: &SplitRules,
+        select: impl FnMut(TensorId) -> bool,
+    ) -> Result<Self, PlanError> {
+        let splitter = Splitter::new(checkpoint, layers, rank, rules);
+        Self::build_for(checkpoint, layers, limits, Some(&splitter), select)
+    }
+
+    fn build_for(
+        checkpoint: &Checkpoint,
+        layers: &Layers,
+        limits: &PlanLimits,
+        splitter: Option<&Splitter<'_>>,
+        select: impl FnMut(TensorId) -> bool,
+    ) -> Result<Self, PlanError> {
         let groups =
             layers.as_slice().iter().map(|layer| Group { id: &layer.id, tensors: layer.tensors.as_ref() });
         let narrow = |tensor| limits.dtype.and_then(|to| cast::narrowing_of(checkpoint, layers, tensor, to));
-        let layout = layout::arrange(checkpoint, groups, limits.landing, select, narrow)?;
-        Self::finish(checkpoint, layout, layers.peak_bytes(), limits)
+        let mut parts = Vec::new();
+        let mut stretch = |tensor| {
+            let whole = (checkpoint.extent_of(tensor), None);
+            let Some(splitter) = splitter else { return Ok(whole) };
+            let Some(Cut { part, bytes }) = splitter.cut(tensor)? else { return Ok(whole) };
+            let too_far = || PlanError::TooFarApart { tensor: checkpoint.name_of(tensor).to_owned() };
+            let stretch = Gather::of(whole.0.start(), bytes).ok_or_else(too_far)?;
+            parts.push((tensor, part));
+            Ok(stretch)
+        };
+        let layout = layout::arrange(checkpoint, groups, limits.landing, select, narrow, &mut stretch)?;
+        let parts = splitter.map(|splitter| Parts::new(splitter.rank(), parts));
+        Self::finish(checkpoint, layout, parts, grouping_peak_bytes(checkpoint, layers), limits)
     }
 
     /// Plans a load of groups of the caller's, each with an arena of its own. The tensors of a group keep the order in which
@@ -215,24 +289,27 @@ impl LoadPlan {
         cast: impl FnMut(TensorId) -> Option<Cast>,
         grouping_bytes: u64,
     ) -> Result<Self, PlanError> {
-        let layout = layout::arrange(checkpoint, groups, limits.landing, |_| true, cast)?;
-        Self::finish(checkpoint, layout, grouping_bytes, limits)
+        let mut whole = |tensor| Ok((checkpoint.extent_of(tensor), None));
+        let layout = layout::arrange(checkpoint, groups, limits.landing, |_| true, cast, &mut whole)?;
+        Self::finish(checkpoint, layout, None, grouping_bytes, limits)
     }
 
     fn finish(
         checkpoint: &Checkpoint,
         mut layout: Layout,
+        parts: Option<Parts>,
         grouping_bytes: u64,
         limits: &PlanLimits,
     ) -> Result<Self, PlanError> {
         if layout.placements.is_empty() && checkpoint.tensor_count() > 0 {
             return Err(PlanError::NothingSelected { tensors: to_u64(checkpoint.tensor_count()) });
         }
-        let runs = reads::join(checkpoint, &layout);
+        let runs = reads::join(checkpoint, &layout, limits.hole_bytes_max);
         let order = order::permutation(&runs, limits.order_had());
         // Both lists are as long as they are large.
-        let run_bytes = to_u64(size_of_val(&*runs)) + to_u64(size_of_val(&*order));
-        let memory = MemoryTerms::settle(checkpoint, grouping_bytes, &layout, run_bytes, limits)?;
+        let list_bytes = to_u64(size_of_val(&*runs)) + to_u64(size_of_val(&*order));
+        let list_bytes = list_bytes + parts.as_ref().map_or(0, Parts::held_bytes);
+        let memory = MemoryTerms::settle(checkpoint, grouping_bytes, &layout, list_bytes, limits)?;
         let slot_bytes = memory.ring().slot_bytes;
         let reads = ReadList::number(runs, order, &mut layout, slot_bytes, limits.alignment)?;
         let Layout { layers, placements, moves } = layout;
@@ -247,6 +324,7 @@ impl LoadPlan {
             window: limits.window,
             order: limits.order_had(),
             dtype: limits.dtype,
+            parts,
         })
     }
 
@@ -277,6 +355,11 @@ impl LoadPlan {
         let layer = self.layers.partition_point(|layer| layer.placements.end <= read.placements.start);
         let moves = self.layers.get(layer).map_or(&[][..], |layer| self.moves(layer));
         Copies::new(read.request, &self.placements[index_range(&read.placements)], moves)
+    }
+
+    /// What of one read is gathered before its casts and copies, in file order.
+    pub fn gathers(&self, read: &ReadOp) -> impl Iterator<Item = GatherOp> + Clone {
+        reads::gathers(read.request, &self.placements[index_range(&read.placements)])
     }
 
     /// What of one read is cast before its copies, in file order.
@@ -327,10 +410,28 @@ impl LoadPlan {
         self.dtype
     }
 
-    /// Bytes of all selected tensors in their files.
+    /// The rank whose parts are loaded, if it is one of several.
+    #[must_use]
+    pub fn rank(&self) -> Option<Rank> {
+        self.parts.as_ref().map(|parts| parts.rank)
+    }
+
+    /// The part of a tensor that is loaded; `None` if that is all of it.
+    #[must_use]
+    pub fn part(&self, tensor: TensorId) -> Option<&RankPart> {
+        self.parts.as_ref()?.find(tensor)
+    }
+
+    /// How many tensors are loaded in part.
+    #[must_use]
+    pub fn part_count(&self) -> usize {
+        self.parts.as_ref().map_or(0, Parts::count)
+    }
+
+    /// Bytes of all selected tensors in their files, and of their parts where that is what is loaded.
     #[must_use]
     pub fn source_bytes(&self) -> u64 {
-        self.placements.iter().map(|placement| placement.extent.len_bytes()).sum()
+        self.placements.iter().map(Placement::source_bytes).sum()
     }
 
     /// Bytes of all selected tensors, as they are delivered.
@@ -339,13 +440,19 @@ impl LoadPlan {
         self.layers.iter().map(|layer| layer.tensor_bytes).sum()
     }
 
-    /// Bytes that an aligned source reads: [`Self::source_bytes`] and what alignment and read-through gaps add.
+    /// Bytes that an aligned source reads: [`Self::source_bytes`], and what alignment and gaps that are read through add.
     #[must_use]
     pub fn aligned_read_bytes(&self) -> u64 {
         self.reads().map(|read| read.request.extent.len_bytes()).sum()
     }
 
-    /// Bytes that are read and thrown away: at most, since an unaligned source reads only payloads.
+    /// Bytes between those that are wanted which every source reads: short holes between tensors, and the gaps of gathered parts.
+    #[must_use]
+    pub fn gap_bytes(&self) -> u64 {
+        self.reads().map(|read| read.request.payload.len_bytes()).sum::<u64>() - self.source_bytes()
+    }
+
+    /// Bytes that are read and thrown away, alignment, holes and the gaps of gathered parts: at most, since an unaligned source reads only payloads.
     #[must_use]
     pub fn over_read_bytes(&self) -> u64 {
         self.aligned_read_bytes() - self.source_bytes()

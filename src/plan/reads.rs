@@ -12,15 +12,12 @@
 
 use std::ops::Range;
 
+use super::gather::stretches;
 use super::landing::landing_of;
 use super::layout::Layout;
-use super::{Cast, CastOp, CopyOp, MoveOp, Placement, PlanError, ReadOp, ReadRequest, index_range};
+use super::{Cast, CastOp, CopyOp, GatherOp, MoveOp, Placement, PlanError, ReadOp, ReadRequest, index_range};
 use crate::checkpoint::{Checkpoint, ShardId};
-use crate::units::{Alignment, ByteRange, KIB, to_usize};
-
-/// A hole between two wanted extents that is cheaper to read through than to seek over: what a disk moves in
-/// the time of one more request.
-const GAP_BYTES_MAX: u64 = 64 * KIB;
+use crate::units::{Alignment, ByteRange, to_usize};
 
 /// A stretch of one file that is wanted as a whole, and the tensors in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,30 +32,28 @@ pub(super) struct Run {
 
 /// All runs, layer by layer. A run never spans two layers: files often hold `layers.10` next to `layers.1`, and
 /// a slot that waits for a layer outside the window would never be freed.
-pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout) -> Vec<Run> {
+pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout, hole_bytes_max: u64) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for layer in &layout.layers {
         let first_run = runs.len();
         for index in layer.placements.clone() {
             let placement = &layout.placements[to_usize(u64::from(index))];
-            let extent = placement.extent;
-            if extent.is_empty() {
-                continue;
-            }
-            let shard = checkpoint.tensor(placement.tensor).shard;
-            let near = |run: &&mut Run| {
-                // Tensors of a caller's group may stand in another order than in their file.
-                let gap_bytes = extent.start().checked_sub(run.bytes.end());
-                run.shard == shard
-                    && gap_bytes.is_some_and(|bytes| bytes <= GAP_BYTES_MAX)
-                    && widening(placement).or_else(|| run.widening(&layout.placements)).is_none()
-            };
-            match runs[first_run..].last_mut().filter(near) {
-                Some(run) => {
-                    run.bytes = run.bytes.join(extent);
-                    run.placements.end = index + 1;
+            let shard = checkpoint.shard_of(placement.tensor);
+            for bytes in stretches(placement.extent, placement.gather) {
+                let near = |run: &&mut Run| {
+                    // Tensors of a caller's group may stand in another order than in their file.
+                    let hole_bytes = bytes.start().checked_sub(run.bytes.end());
+                    run.shard == shard
+                        && hole_bytes.is_some_and(|bytes| bytes <= hole_bytes_max)
+                        && widening(placement).or_else(|| run.widening(&layout.placements)).is_none()
+                };
+                match runs[first_run..].last_mut().filter(near) {
+                    Some(run) => {
+                        run.bytes = run.bytes.join(bytes);
+                        run.placements.end = index + 1;
+                    }
+                    None => runs.push(Run { shard, bytes, placements: index..index + 1, first_read: 0 }),
                 }
-                None => runs.push(Run { shard, bytes: extent, placements: index..index + 1, first_read: 0 }),
             }
         }
     }
@@ -264,13 +259,14 @@ impl<'a> Copies<'a> {
     /// The copy of one tensor's bytes in this read.
     fn copy_of(&self, placement: &Placement) -> Option<CopyOp> {
         let piece = placement.extent.intersect(self.request.payload)?;
-        let delivered = |source_bytes: u64| placement.delivered_bytes(source_bytes);
-        Some(CopyOp {
+        let before = placement.delivered_bytes(placement.source_bytes_before(piece.start()));
+        let copy = CopyOp {
             slot_offset_bytes: piece.start() - self.request.extent.start(),
-            arena_offset_bytes: landing_of(placement, self.moves)
-                + delivered(piece.start() - placement.extent.start()),
-            len_bytes: delivered(piece.len_bytes()),
-        })
+            arena_offset_bytes: landing_of(placement, self.moves) + before,
+            len_bytes: placement.delivered_bytes_in(piece),
+        };
+        // A piece may lie between two runs.
+        Some(copy).filter(|copy| copy.len_bytes > 0)
     }
 }
 
@@ -284,7 +280,7 @@ impl Iterator for Copies<'_> {
                 break;
             }
             match (&mut joined, self.copy_of(placement)) {
-                (_, None) => {} // a tensor without bytes
+                (_, None) => {} // a tensor without bytes here
                 (None, copy) => joined = copy,
                 (Some(open), Some(copy)) if open.is_continued_by(&copy) => open.len_bytes += copy.len_bytes,
                 (Some(_), Some(_)) => break,
@@ -309,11 +305,27 @@ pub(super) fn casts(request: ReadRequest, placements: &[Placement]) -> impl Iter
         let cast = placement.cast?;
         let piece = placement.extent.intersect(request.payload)?;
         let slot_offset_bytes = piece.start() - request.extent.start();
-        Some(CastOp {
-            tensor: placement.tensor,
-            slot_offset_bytes,
-            source_len_bytes: piece.len_bytes(),
-            cast,
-        })
+        let source_len_bytes = placement.source_bytes_in(piece);
+        Some(CastOp { tensor: placement.tensor, slot_offset_bytes, source_len_bytes, cast })
     })
+}
+
+/// What of a read is gathered, in file order. `placements` are those of its run.
+pub(super) fn gathers(
+    request: ReadRequest,
+    placements: &[Placement],
+) -> impl Iterator<Item = GatherOp> + Clone {
+    let behind = move |placement: &&Placement| placement.extent.start() < request.payload.end();
+    let wanted = not_before(&request, placements).iter().take_while(behind).filter_map(move |placement| {
+        let gather = placement.gather?;
+        let piece = placement.extent.intersect(request.payload)?;
+        Some(GatherOp {
+            tensor: placement.tensor,
+            slot_offset_bytes: piece.start() - request.extent.start(),
+            source_len_bytes: piece.len_bytes(),
+            phase_bytes: (piece.start() - placement.extent.start()) % gather.stride_bytes(),
+            gather,
+        })
+    });
+    wanted.filter(|step| !step.is_one_run())
 }

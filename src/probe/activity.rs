@@ -14,6 +14,7 @@ use super::{Measured, Reason};
 
 /// What a process did since it started, or between two moments.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Activity {
     /// Page faults that needed no read.
     pub minor_faults: Measured<u64>,

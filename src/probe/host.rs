@@ -12,6 +12,7 @@ use crate::file_system::FileSystem;
 
 /// The machine, as far as a report names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Host {
     /// Such as `6.18.44`.
     pub kernel: Measured<Box<str>>,

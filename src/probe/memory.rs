@@ -33,6 +33,7 @@ use crate::units::MIB;
 
 /// The memory of one process at one moment, in bytes. See the module's table for each field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct ProcessMemory {
     /// Memory the kernel cannot take back.
     pub host_bytes: Measured<u64>,

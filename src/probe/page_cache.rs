@@ -42,6 +42,7 @@ pub struct Residency {
 
 /// What [`drop_cache`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct CacheDrop {
     /// Before.
     pub before: Measured<Residency>,

@@ -17,6 +17,7 @@ pub const LABEL_BYTES_MAX: usize = 256;
 
 /// Where in a load something happened.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct At {
     /// The layer that was being loaded, if any.
     pub layer: Option<Box<str>>,
@@ -28,6 +29,7 @@ pub struct At {
 
 /// The most of one metric.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Peak {
     /// How much.
     pub bytes: u64,
@@ -59,6 +61,7 @@ pub enum RssPeakMethod {
 
 /// The peaks of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Peaks {
     /// Memory the kernel cannot take back. Sampled: the kernel keeps no mark of it.
     pub host: Measured<Peak>,

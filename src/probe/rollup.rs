@@ -14,6 +14,7 @@ use super::{Measured, Reason};
 
 /// Exact memory of one process, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct SmapsRollup {
     /// Resident memory.
     pub rss_bytes: Measured<u64>,

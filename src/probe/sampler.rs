@@ -78,6 +78,7 @@ pub enum PeakResetOutcome {
 
 /// What a run cost.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Summary {
     /// From baseline to the last sample.
     pub seconds: f64,

@@ -7,6 +7,7 @@ use super::{Activity, GroupMemory, Measured, MemoryGroup, Process, ProcessMemory
 
 /// Memory from both sources, that of the control group, and what the process did so far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct Snapshot {
     /// From `status`: what the samples in between are compared with.
     pub memory: ProcessMemory,

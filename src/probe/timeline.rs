@@ -20,6 +20,7 @@ const COLUMNS: [&str; 6] = ["seconds", "host_bytes", "rss_bytes", "anon_bytes", 
 
 /// One kept sample. `None` is a number that could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TimelineRow {
     /// Since the baseline.
     pub elapsed: Duration,

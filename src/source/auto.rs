@@ -45,6 +45,8 @@ const ASKED_AHEAD_BYTES: u64 = 8 * READ_AHEAD_BYTES;
 const SLOW_NS_PER_BYTE: u64 = 1;
 /// Reads in a row that have to be slow: one alone may have waited for its turn on a busy processor.
 const SLOW_READS: u64 = 2;
+/// Reads up to this that come without blocks go through the page cache, whatever is there.
+const SMALL_READ_BYTES: u64 = 128 * KIB;
 /// Shorter reads say nothing about speed.
 const TIMED_BYTES_MIN: u64 = 256 * KIB;
 
@@ -266,16 +268,19 @@ impl<S: System> Auto<S> {
         true
     }
 
+    /// `None`, and nothing has been read, if the bytes are to go past the page cache and `has_blocks` is false: neither the request nor
+    /// the buffer is made for that.
     fn read_asked(
         &self,
         way: &Way,
         request: &ReadRequest,
         buffer: &mut [u8],
+        has_blocks: bool,
         mut each: Option<&mut Each<'_>>,
-    ) -> Result<u64, SourceError> {
+    ) -> Result<Option<u64>, SourceError> {
         let mut file = self.cached.acquire(request.shard, |file| way.kind.advise(file))?;
         if way.is_trusted.load(Ordering::Relaxed) {
-            return self.read_resident(way, &file, request, buffer, each);
+            return self.read_resident(way, &file, request, buffer, each).map(Some);
         }
         let found = self.find(way, &file, request);
         let is_there = match found {
@@ -288,12 +293,15 @@ impl<S: System> Auto<S> {
             || matches!(way.kind, Kind::Asked(Some(ResidencyBy::Mincore | ResidencyBy::ReadNowait)));
         let goes_direct = !is_there || (is_doubted && way.is_slow.load(Ordering::Relaxed));
         if goes_direct && !self.direct.has_fallen_back(request.shard) {
+            if !has_blocks {
+                return Ok(None);
+            }
             // A thread holds one descriptor at a time: so none waits for another that waits for it.
             drop(file);
             if let Some(moved) = self.direct.read_or_refuse(request, buffer)? {
                 show_all(request, buffer, each);
                 self.note_correction(way, IoMode::Direct, moved);
-                return Ok(moved);
+                return Ok(Some(moved));
             }
             file = self.cached.acquire(request.shard, |file| way.kind.advise(file))?;
         }
@@ -311,31 +319,47 @@ impl<S: System> Auto<S> {
         self.note_correction(way, IoMode::Buffered, moved);
         // Timed without what is done with the bytes.
         show_all(request, buffer, each);
-        Ok(moved)
+        Ok(Some(moved))
     }
 
+    /// As [`Self::read_asked`], whatever the kind of the file.
     fn read_with(
         &self,
         request: &ReadRequest,
         buffer: &mut [u8],
+        has_blocks: bool,
         each: Option<&mut Each<'_>>,
-    ) -> Result<u64, SourceError> {
+    ) -> Result<Option<u64>, SourceError> {
         request.check(buffer);
         self.cached.check_end(request)?;
         let way = self.way(request.shard);
+        let is_small = !has_blocks && request.payload.len_bytes() <= SMALL_READ_BYTES;
         match way.kind {
-            Kind::Asked(_) => self.read_asked(way, request, buffer, each),
+            _ if is_small => {
+                let file = self.cached.acquire(request.shard, |file| way.kind.advise(file))?;
+                self.read_resident(way, &file, request, buffer, each).map(Some)
+            }
+            Kind::Asked(_) => self.read_asked(way, request, buffer, has_blocks, each),
             Kind::Memory => {
                 let file = self.cached.acquire(request.shard, |_| {})?;
-                self.read_resident(way, &file, request, buffer, each)
+                self.read_resident(way, &file, request, buffer, each).map(Some)
             }
             Kind::Behind => {
                 let file = self.cached.acquire(request.shard, advise_sequential)?;
                 let moved = way.behind.read(&self.cached, &file, request, buffer, &self.tally)?;
                 show_all(request, buffer, each);
-                Ok(moved)
+                Ok(Some(moved))
             }
         }
+    }
+
+    fn read_blocks(
+        &self,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+        each: Option<&mut Each<'_>>,
+    ) -> Result<u64, SourceError> {
+        Ok(self.read_with(request, buffer, true, each)?.expect("what has blocks is read"))
     }
 
     fn note_correction(&self, way: &Way, mode: IoMode, bytes: u64) {
@@ -370,7 +394,7 @@ impl<S: System> Source for Auto<S> {
     }
 
     fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
-        self.read_with(request, buffer, None)
+        self.read_blocks(request, buffer, None)
     }
 
     fn read_in_pieces(
@@ -379,7 +403,16 @@ impl<S: System> Source for Auto<S> {
         buffer: &mut [u8],
         each: &mut Each<'_>,
     ) -> Result<u64, SourceError> {
-        self.read_with(request, buffer, Some(each))
+        self.read_blocks(request, buffer, Some(each))
+    }
+
+    fn read_anywhere(
+        &self,
+        shard: ShardId,
+        payload: ByteRange,
+        target: &mut [u8],
+    ) -> Result<Option<u64>, SourceError> {
+        self.read_with(&ReadRequest::unaligned(shard, payload, target), target, false, None)
     }
 
     fn fallbacks(&self) -> Vec<Fallback> {

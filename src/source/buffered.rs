@@ -5,8 +5,8 @@ use std::io;
 
 use rustix::fs::Advice;
 
-use crate::checkpoint::Shard;
-use crate::units::{to_u64, to_usize};
+use crate::checkpoint::{Shard, ShardId};
+use crate::units::{ByteRange, to_u64, to_usize};
 
 use super::files::FileSet;
 use super::system::System;
@@ -54,6 +54,15 @@ impl<S: System> Source for Buffered<S> {
         let file = self.files.acquire(request.shard, advise_sequential)?;
         let read = |rest: &mut [u8], offset| self.files.system.read_at(&file, rest, offset);
         Ok(self.tally.buffered(read_payload_in_pieces(&self.files, &file, request, buffer, each, read)?))
+    }
+
+    fn read_anywhere(
+        &self,
+        shard: ShardId,
+        payload: ByteRange,
+        target: &mut [u8],
+    ) -> Result<Option<u64>, SourceError> {
+        self.read(&ReadRequest::unaligned(shard, payload, target), target).map(Some)
     }
 
     fn fallbacks(&self) -> Vec<Fallback> {

@@ -82,6 +82,19 @@ impl SourceError {
         }
     }
 
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Open { path, .. }
+            | Self::NotRegular { path, .. }
+            | Self::Status { path, .. }
+            | Self::Read { path, .. }
+            | Self::FileChanged { path, .. }
+            | Self::EndOfFile { path, .. } => path,
+        }
+    }
+
     /// True if the cause is a file that changed between the check and the read.
     #[must_use]
     pub fn is_file_changed(&self) -> bool {

@@ -24,7 +24,7 @@ use std::path::Path;
 use crate::checkpoint::{Checkpoint, Shard, ShardId};
 use crate::page_cache;
 use crate::plan::LoadPlan;
-use crate::units::{Alignment, to_u64, to_usize};
+use crate::units::{Alignment, ByteRange, to_u64, to_usize};
 
 use self::auto::Auto;
 use self::buffered::Buffered;
@@ -57,6 +57,15 @@ mod tally;
 mod window;
 
 impl ReadRequest {
+    /// One without blocks, into a target as long as the payload.
+    fn unaligned(shard: ShardId, payload: ByteRange, target: &[u8]) -> Self {
+        assert!(
+            payload.len_bytes() == to_u64(target.len()),
+            "the target holds the payload {payload} and no more"
+        );
+        Self { shard, extent: payload, payload }
+    }
+
     /// Asserts what the caller promised.
     fn check(&self, buffer: &[u8]) {
         assert!(
@@ -177,6 +186,26 @@ pub trait Source: Sealed + Send + Sync {
         Ok(moved)
     }
 
+    /// [`Self::read`] of a payload into memory at any address, which it fills. `None`, and nothing has been read, if the bytes are to
+    /// go past the page cache, or this source reads blocks alone: they need aligned memory.
+    ///
+    /// What is small may be read through the page cache and stay there: whoever reads small pieces often wants the next one, too.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    ///
+    /// # Panics
+    /// If the target is not as long as the payload, or the shard is another checkpoint's.
+    fn read_anywhere(
+        &self,
+        shard: ShardId,
+        payload: ByteRange,
+        target: &mut [u8],
+    ) -> Result<Option<u64>, SourceError> {
+        let _ = (shard, payload, target);
+        Ok(None)
+    }
+
     /// Files that are read in another way than asked for, so far.
     fn fallbacks(&self) -> Vec<Fallback>;
 
@@ -241,6 +270,14 @@ pub(crate) fn open_planned(plan: &LoadPlan, checkpoint: &Checkpoint) -> Result<B
         }
         (mode, _) => open(mode, checkpoint),
     }
+}
+
+/// [`open`] with what [`survey`] has found.
+pub(crate) fn open_surveyed(
+    survey: &Survey,
+    checkpoint: &Checkpoint,
+) -> Result<Box<dyn Source>, SourceError> {
+    Ok(Box::new(Auto::open(Kernel, checkpoint.shards(), &survey.decisions)?))
 }
 
 /// [`open`] on a list of files.

@@ -9,10 +9,12 @@
 #![allow(unsafe_code, reason = "hands out disjoint parts of one mapping; each block states its proof")]
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use memmap2::{Advice, MmapMut, MmapOptions};
 
+use crate::live::{Entry, MemoryKind, MemoryUse};
 use crate::units::{Alignment, to_u64, to_usize};
 
 /// How the ring's memory was obtained. A named mode of the report.
@@ -32,8 +34,10 @@ pub(crate) struct AnonymousMemory {
     start: NonNull<u8>,
     len_bytes: u64,
     mode: RingMode,
+    /// On the list for as long.
+    live: Entry,
     // Owns the memory; never read through again after `start` was taken from it.
-    _mapping: MmapMut,
+    mapping: MmapMut,
 }
 
 // SAFETY: the struct owns its mapping, which is plain memory without thread affinity.
@@ -63,11 +67,40 @@ impl AnonymousMemory {
         // SAFETY: `skip` is 0 or below `slack_bytes`, and the mapping is `len_bytes + slack_bytes` long.
         let start = unsafe { start.add(skip) };
         let mode = if is_huge && is_taken { RingMode::HugePages } else { RingMode::SmallPages };
-        Ok(Self { start, len_bytes, mode, _mapping: mapping })
+        Ok(Self {
+            start,
+            len_bytes,
+            mode,
+            live: Entry::new(MemoryKind::Host, MemoryUse::Scratch, len_bytes),
+            mapping,
+        })
+    }
+
+    /// Gives the memory back and says whether the system has taken it: dropping does the same and cannot say.
+    ///
+    /// # Errors
+    /// The system's error if it keeps the mapping, which a process with as many mappings as it may have can meet (munmap(2)).
+    /// Its memory is lost then.
+    pub(crate) fn unmap(self) -> io::Result<()> {
+        if cfg!(miri) {
+            // Miri knows no system calls of rustix.
+            drop(self.mapping);
+            return Ok(());
+        }
+        let mapping = ManuallyDrop::new(self.mapping);
+        // SAFETY: a whole mapping of this process, whose owner ends here without unmapping it again; `self` is gone, and with it
+        // every reference that was made through it.
+        unsafe { rustix::mm::munmap(mapping.as_ptr().cast_mut().cast(), mapping.len()) }?;
+        Ok(())
     }
 
     pub(crate) fn len_bytes(&self) -> u64 {
         self.len_bytes
+    }
+
+    /// Its entry in the list of what is allocated.
+    pub(crate) fn live(&self) -> &Entry {
+        &self.live
     }
 
     pub(crate) fn mode(&self) -> RingMode {
@@ -103,6 +136,18 @@ impl AnonymousMemory {
         unsafe { std::slice::from_raw_parts(start.as_ptr(), to_usize(len_bytes)) }
     }
 
+    /// Writes bytes of its owner's, from an offset on.
+    pub(crate) fn fill(&mut self, offset_bytes: u64, bytes: &[u8]) {
+        // SAFETY: borrowed for this call alone, so that nobody else refers to any of it.
+        unsafe { self.part_mut(offset_bytes, to_u64(bytes.len())) }.copy_from_slice(bytes);
+    }
+
+    /// Reads bytes of its owner's, from an offset on.
+    pub(crate) fn copy_to(&mut self, offset_bytes: u64, target: &mut [u8]) {
+        // SAFETY: borrowed for this call alone, so that nobody else refers to any of it.
+        target.copy_from_slice(unsafe { self.part_mut(offset_bytes, to_u64(target.len())) });
+    }
+
     /// Gives the pages from `keep_bytes` on back to the system; they read as zero if they are touched again.
     ///
     /// # Safety
@@ -125,6 +170,18 @@ impl AnonymousMemory {
         // caller's promise), so losing its contents is seen by nobody.
         unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, rustix::mm::Advice::LinuxDontNeed) }?;
         Ok(())
+    }
+
+    /// Bytes that are in RAM, from mincore(2).
+    #[cfg(all(test, not(miri)))]
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let page = rustix::param::page_size();
+        let mut pages = vec![0_u8; to_usize(self.len_bytes).div_ceil(page)];
+        let start = self.start.as_ptr().cast();
+        // SAFETY: the range lies in a live mapping, and there is one byte for each of its pages.
+        let answer = unsafe { libc::mincore(start, to_usize(self.len_bytes), pages.as_mut_ptr()) };
+        assert_eq!(answer, 0);
+        to_u64(pages.iter().filter(|&&byte| byte & 1 == 1).count() * page)
     }
 
     /// Where `offset_bytes` is.
@@ -157,19 +214,6 @@ fn advise(mapping: &MmapMut, advice: Advice, offset: usize, len: usize) -> io::R
 mod tests {
     use super::*;
 
-    /// Bytes of the mapping that are in RAM, from mincore(2).
-    #[cfg(not(miri))]
-    fn resident_bytes(memory: &AnonymousMemory) -> usize {
-        let page = rustix::param::page_size();
-        let mut pages = vec![0_u8; to_usize(memory.len_bytes).div_ceil(page)];
-        // SAFETY: the range lies in a live mapping, and there is one byte for each of its pages.
-        let answer = unsafe {
-            libc::mincore(memory.start.as_ptr().cast(), to_usize(memory.len_bytes), pages.as_mut_ptr())
-        };
-        assert_eq!(answer, 0);
-        pages.iter().filter(|&&byte| byte & 1 == 1).count() * page
-    }
-
     #[test]
     #[cfg(not(miri))]
     fn released_pages_leave_memory_and_read_as_zero() {
@@ -177,10 +221,10 @@ mod tests {
             let memory = AnonymousMemory::new(len_bytes).unwrap();
             // SAFETY: the only reference to the mapping, gone at the end of the statement.
             unsafe { memory.part_mut(0, len_bytes) }.fill(7);
-            assert_eq!(to_u64(resident_bytes(&memory)), len_bytes);
+            assert_eq!(memory.resident_bytes(), len_bytes);
             // SAFETY: no reference to the mapping exists.
             unsafe { memory.release_from(keep_bytes) }.unwrap();
-            assert_eq!(to_u64(resident_bytes(&memory)), keep_bytes);
+            assert_eq!(memory.resident_bytes(), keep_bytes);
             // SAFETY: nothing writes.
             let bytes = unsafe { memory.part(0, len_bytes) };
             let (kept, released) = bytes.split_at(to_usize(keep_bytes));
@@ -214,7 +258,7 @@ mod tests {
         assert_eq!(memory.mode(), RingMode::SmallPages);
         // SAFETY: the only reference to the mapping, gone at the end of the statement.
         unsafe { memory.part_mut(0, 1) }.fill(7);
-        assert_eq!(resident_bytes(&memory), rustix::param::page_size());
+        assert_eq!(memory.resident_bytes(), to_u64(rustix::param::page_size()));
     }
 
     #[test]

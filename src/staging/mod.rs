@@ -24,6 +24,7 @@ pub(crate) mod copy;
 #[cfg(not(loom))]
 pub(crate) mod for_benches;
 mod free_list;
+pub(crate) mod gather;
 pub(crate) mod memory;
 mod pin;
 mod ring;

@@ -9,6 +9,7 @@ use super::free_list::FreeList;
 use super::memory::{AnonymousMemory, RingMode};
 use super::pin::{PinnedRing, Pinner, Pinning};
 use crate::budget::Reservation;
+use crate::live::MemoryUse;
 use crate::plan::RingShape;
 use crate::source::ReadBuffer;
 use crate::units::{HumanBytes, to_usize};
@@ -21,6 +22,14 @@ pub enum StagingError {
     #[error("cannot map a ring of {}; a smaller host budget makes a smaller ring", HumanBytes(*bytes))]
     Map {
         /// Bytes of the ring.
+        bytes: u64,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The system refused memory to read a tensor by way of.
+    #[error("cannot map {} to read a tensor by way of", HumanBytes(*bytes))]
+    Piece {
+        /// Bytes that were wanted.
         bytes: u64,
         /// The system's answer.
         source: std::io::Error,
@@ -55,6 +64,7 @@ impl Ring {
         let bytes = shape.bytes();
         assert!(reservation.bytes() >= bytes, "the ring is larger than its reservation");
         let memory = AnonymousMemory::new(bytes).map_err(|source| StagingError::Map { bytes, source })?;
+        memory.live().note(MemoryUse::Ring, None);
         let pinned = match pinner {
             // SAFETY: the memory is the ring's own and is dropped after what is pinned of it.
             Some(pinner) => unsafe { PinnedRing::new(&memory, shape, pinner) },

@@ -128,10 +128,11 @@ pub(crate) fn write_sparse(path: &Path, len_bytes: u64) {
         })
         .collect();
     let header = format!("{{{}}}", entries.join(","));
+    let header_bytes = u64::try_from(header.len()).unwrap();
     let mut file = File::create(path).unwrap();
-    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(&header_bytes.to_le_bytes()).unwrap();
     file.write_all(header.as_bytes()).unwrap();
-    file.set_len(8 + header.len() as u64 + each * layers).unwrap();
+    file.set_len(8 + header_bytes + each * layers).unwrap();
 }
 
 /// The living children of a process.

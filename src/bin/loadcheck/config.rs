@@ -9,7 +9,7 @@ use onelayer::plan::{FloatType, HOST_BUDGET_FLOOR_BYTES};
 use onelayer::units::HumanBytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::args::{Device, Io, LoadArgs, Window};
+use crate::args::{Device, Io, LoadArgs, RankArgs, Window};
 use crate::problem::{Code, Problem};
 use crate::report::Params;
 use crate::sizes::{Size, SizeContext};
@@ -89,6 +89,8 @@ pub(crate) struct LoadConfig {
     pub(crate) readers: Option<u32>,
     /// Only tensors whose name matches.
     pub(crate) select: Option<String>,
+    /// Which rank's part is loaded, if it is one of several.
+    pub(crate) ranks: RankArgs,
     /// Hash every tensor.
     pub(crate) hash: bool,
     /// Read every tensor back and compare it with its file.
@@ -125,6 +127,7 @@ impl LoadConfig {
             prefetch: args.prefetch,
             readers: args.readers,
             select,
+            ranks: RankArgs::default(),
             hash: false,
             verify: false,
             layers: args.layers.clone().map(RawPath),
@@ -176,6 +179,7 @@ impl LoadConfig {
             hash: self.hash,
             verify: self.verify,
             dtype: self.dtype.map(|dtype| dtype.short_name().to_owned()),
+            tp: self.ranks.text(),
             device_budget_bytes: budgets.device_bytes,
             device_reserve_bytes: matches!(self.device.target(), Target::Cuda(_))
                 .then_some(budgets.device_reserve_bytes),

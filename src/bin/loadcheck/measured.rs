@@ -1,17 +1,33 @@
 //! What the probe measured of this very process, in the report's words. For a worker that measures a load, and for a
 //! conversion, which measures itself.
 
+use onelayer::live::{self, MemoryKind};
 use onelayer::probe::{self, Measured, ProcessMemory, Summary};
 use onelayer::units::MIB;
 
-use crate::report::{Peak, Place, Point, Promise, Report, Unavailable};
+use crate::report::{Peak, Place, Point, Promise, Report, Split, Unavailable};
 
 /// What is promised beside the budget: thread stacks and the allocator's slack.
 pub(crate) const SLACK_BYTES: u64 = 16 * MIB;
 
 /// Memory at one moment.
 pub(crate) fn point(memory: &ProcessMemory) -> Point {
-    Point { host_bytes: memory.host_bytes.value(), rss_bytes: memory.rss_bytes.value(), vram_bytes: None }
+    Point { host_bytes: memory.host_bytes.value(), rss_bytes: memory.rss_bytes.value(), ..Point::default() }
+}
+
+/// The same moment, with what our own loads have allocated told from everything else.
+pub(crate) fn split(point: Point) -> Point {
+    let live = live::snapshot();
+    let ours_host_bytes = live.bytes(MemoryKind::Host);
+    let all_bytes: u64 = live.allocations().iter().map(|one| one.bytes).sum();
+    let ours_vram_bytes = all_bytes - ours_host_bytes;
+    let split = Split {
+        ours_host_bytes,
+        other_host_bytes: point.host_bytes.map(|all| all.saturating_sub(ours_host_bytes)),
+        ours_vram_bytes,
+        other_vram_bytes: point.vram_bytes.map(|all| all.saturating_sub(ours_vram_bytes)),
+    };
+    Point { split: Some(split), ..point }
 }
 
 /// Where a peak was.

@@ -54,6 +54,9 @@ pub(crate) enum Code {
     /// A tensor cannot be cast to what was asked for.
     #[serde(rename = "LC0214")]
     CannotCast,
+    /// A device map is wrong, or does not keep the limits.
+    #[serde(rename = "LC0215")]
+    DeviceMap,
     /// There is no such file, directory or repository.
     #[serde(rename = "LC0301")]
     SourceMissing,
@@ -128,6 +131,7 @@ impl Code {
             Self::TargetLocked => "LC0212",
             Self::DtypeRules => "LC0213",
             Self::CannotCast => "LC0214",
+            Self::DeviceMap => "LC0215",
             Self::SourceMissing => "LC0301",
             Self::SourceInvalid => "LC0302",
             Self::SourceUnreadable => "LC0303",
@@ -224,6 +228,7 @@ mod tests {
             Code::TargetLocked,
             Code::DtypeRules,
             Code::CannotCast,
+            Code::DeviceMap,
             Code::SourceInvalid,
             Code::BadManifest,
             Code::NoDevice,

@@ -8,7 +8,11 @@ use cudarc::driver::sys;
 
 use super::memory::DeviceMemory;
 use super::{Event, Lane, Stream, call};
-use crate::device::{After, Backend, DeviceError, PendingCopy, Resident};
+use crate::device::{
+    After, Backend, DeviceError, Fill, Freed, Home, PendingCopy, REFILLED_BYTES_MAX, Resident, Target,
+    Unfilled, refill_pieces,
+};
+use crate::live::Entry;
 use crate::plan::{Copies, MoveOp, PlannedLayer};
 use crate::staging::{Empty, Filled, Slot};
 use crate::units::{Alignment, to_u64, to_usize};
@@ -47,6 +51,8 @@ pub(crate) struct CudaArena {
     is_ordered: AtomicBool,
     /// True once the driver has refused to say, or to note, when a use of it is over.
     is_in_doubt: AtomicBool,
+    /// True once its memory was given up.
+    is_gone: bool,
     lane: Arc<Lane>,
 }
 
@@ -62,6 +68,7 @@ impl CudaArena {
             is_exposed: AtomicBool::new(false),
             is_ordered: AtomicBool::new(false),
             is_in_doubt: AtomicBool::new(false),
+            is_gone: false,
             lane: Arc::clone(lane),
         }
     }
@@ -85,6 +92,34 @@ impl CudaArena {
         Ok(Some(arena))
     }
 
+    /// An arena for the layer, in memory of the caller's, of an earlier layer, or of the pool.
+    fn allocate(lane: &Arc<Lane>, layer: &PlannedLayer) -> Result<Self, DeviceError> {
+        if let Some(arena) = Self::in_memory_of_caller(lane, layer)? {
+            return Ok(arena);
+        }
+        let len_bytes = layer.arena_bytes;
+        let mut arena = Self::new(lane, len_bytes);
+        // From here on the arena's drop gives back what the pool counts, whatever fails below.
+        let recycled = lane.idle.take(len_bytes);
+        arena.memory = recycled.memory;
+        if len_bytes > 0 {
+            let memory = match arena.memory.take() {
+                Some(memory) => memory,
+                None => {
+                    if recycled.has_dropped {
+                        // Freed in the order of a stream, it is still taken until that has come so far.
+                        lane.memory.give_back();
+                    }
+                    lane.memory.allocate(len_bytes)?
+                }
+            };
+            let memory = arena.memory.insert(memory);
+            memory.wake()?;
+            arena.address = memory.address();
+        }
+        Ok(arena)
+    }
+
     /// True if somebody may use the memory whose end nobody knows.
     fn has_unknown_users(&self) -> bool {
         let is_exposed = self.is_exposed.load(Ordering::Acquire);
@@ -102,35 +137,93 @@ impl CudaArena {
         // Kernels of the caller's may read it, in streams that nobody told us of.
         is_filled && (!self.has_unknown_users() || self.lane.context.drain())
     }
-}
 
-impl Drop for CudaArena {
-    fn drop(&mut self) {
+    /// Frees the memory or hands it to the next layer, in the order of what uses it. What went to the pool is to be settled.
+    fn give_up(&mut self) -> Freed {
+        let was_gone = std::mem::replace(&mut self.is_gone, true);
         if self.is_callers {
-            return;
+            return Freed::Lent;
+        }
+        if was_gone {
+            return Freed::Unconfirmed;
         }
         let pool = &self.lane.idle;
         let Some(mut memory) = self.memory.take() else {
             pool.give(None, self.len_bytes);
-            return;
+            return Freed::Returned;
         };
         if !self.order_end(&memory) {
             // It is never used again, nor freed, and so it stays counted.
             std::mem::forget(memory);
-            return;
+            return Freed::Unconfirmed;
         }
-        if pool.is_open() && memory.rest().is_ok() {
+        let freed = if pool.is_open() && memory.rest().is_ok() {
             // Closed meanwhile, the pool gives it back.
-            let Some(memory) = pool.give(Some(memory), self.len_bytes) else { return };
-            drop(memory);
+            let Some(memory) = pool.give(Some(memory), self.len_bytes) else { return Freed::Recycled };
+            memory.free()
         } else {
-            drop(memory);
+            let freed = memory.free();
             pool.give(None, self.len_bytes);
+            freed
+        };
+        match freed {
+            // Nobody waits for what the caller has named.
+            Freed::ToPool if self.is_ordered.load(Ordering::Acquire) => Freed::Queued,
+            freed => freed,
         }
-        if !self.is_ordered.load(Ordering::Acquire) {
+    }
+}
+
+impl Drop for CudaArena {
+    fn drop(&mut self) {
+        if !self.is_gone && self.give_up() == Freed::ToPool {
             self.lane.memory.give_back();
         }
     }
+}
+
+impl Home for Lane {
+    fn pool_bytes(&self) -> Option<u64> {
+        self.memory.reserved_bytes()
+    }
+
+    fn settle(&self) -> bool {
+        self.memory.give_back()
+    }
+
+    fn refill(
+        self: Arc<Self>,
+        layer: &PlannedLayer,
+        fill: &mut Fill<'_>,
+    ) -> Result<Box<dyn Resident>, Unfilled> {
+        let arena = CudaArena::allocate(&self, layer)?;
+        let mut buffer = vec![0; to_usize(REFILLED_BYTES_MAX.min(layer.arena_bytes))];
+        for (offset_bytes, len_bytes) in refill_pieces(layer.arena_bytes) {
+            let piece = &mut buffer[..to_usize(len_bytes)];
+            fill(offset_bytes, piece).map_err(Unfilled::Bytes)?;
+            let copied = copy_piece(&self.copies, piece, arena.address + offset_bytes)
+                .and_then(|()| self.copies.synchronize());
+            if let Err(error) = copied {
+                if !self.copies.drain() {
+                    // Nobody knows whether the device still reads it.
+                    std::mem::forget(buffer);
+                }
+                return Err(error.into());
+            }
+        }
+        arena.ready.set(self.copies.mark()?).expect("an arena that was just made");
+        Ok(Box::new(CudaResident { arena: Arc::new(arena) }))
+    }
+}
+
+/// Queues a copy of a piece that its owner keeps until the stream has passed it, or for ever.
+fn copy_piece(stream: &Stream, piece: &[u8], address: u64) -> Result<(), DeviceError> {
+    let _entered = stream.context().enter()?;
+    // SAFETY: the source is kept for as long (the caller's promise); the target lies in an arena that the stream has allocated or
+    // waits for, and that is freed behind the copy.
+    let answer =
+        unsafe { sys::cuMemcpyHtoDAsync_v2(address, piece.as_ptr().cast(), piece.len(), stream.raw()) };
+    call("cuMemcpyHtoDAsync_v2", answer)
 }
 
 /// Breaks the ring: slots come back before their copies are over. For the test that shows that this is noticed.
@@ -188,30 +281,7 @@ impl Backend for CudaBackend {
     const IS_ASYNCHRONOUS: bool = true;
 
     fn allocate(&self, layer: &PlannedLayer) -> Result<Arc<CudaArena>, DeviceError> {
-        if let Some(arena) = CudaArena::in_memory_of_caller(&self.lane, layer)? {
-            return Ok(Arc::new(arena));
-        }
-        let len_bytes = layer.arena_bytes;
-        let mut arena = CudaArena::new(&self.lane, len_bytes);
-        // From here on the arena's drop gives back what the pool counts, whatever fails below.
-        let recycled = self.lane.idle.take(len_bytes);
-        arena.memory = recycled.memory;
-        if len_bytes > 0 {
-            let memory = match arena.memory.take() {
-                Some(memory) => memory,
-                None => {
-                    if recycled.has_dropped {
-                        // Freed in the order of a stream, it is still taken until that has come so far.
-                        self.lane.memory.give_back();
-                    }
-                    self.lane.memory.allocate(len_bytes)?
-                }
-            };
-            let memory = arena.memory.insert(memory);
-            memory.wake()?;
-            arena.address = memory.address();
-        }
-        Ok(Arc::new(arena))
+        CudaArena::allocate(&self.lane, layer).map(Arc::new)
     }
 
     fn copy_async(
@@ -312,8 +382,29 @@ impl CudaResident {
 }
 
 impl Resident for CudaResident {
+    fn target(&self) -> Target {
+        let ordinal = u32::try_from(self.arena.lane.context.device());
+        Target::Cuda(ordinal.expect("the driver counts its devices from zero"))
+    }
+
     fn len_bytes(&self) -> u64 {
         self.arena.len_bytes
+    }
+
+    fn free(self: Box<Self>) -> Freed {
+        let arena = Arc::clone(&self.arena);
+        drop(self);
+        // Else a copy under way has it, and frees it when it is over.
+        Arc::into_inner(arena).map_or(Freed::Unconfirmed, |mut arena| arena.give_up())
+    }
+
+    fn home(&self) -> Option<Arc<dyn Home>> {
+        let lane = Arc::clone(&self.arena.lane);
+        Some(lane)
+    }
+
+    fn live(&self) -> Option<&Entry> {
+        self.arena.memory.as_ref().map(DeviceMemory::live)
     }
 
     fn host_bytes(&self) -> Option<&[u8]> {

@@ -159,6 +159,7 @@ impl Context {
         Ok(value != 0)
     }
 
+    /// The device as the driver counts: what it calls a handle is its number.
     pub(super) fn device(&self) -> sys::CUdevice {
         self.device
     }

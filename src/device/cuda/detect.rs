@@ -16,7 +16,7 @@ use crate::device::{CudaCode, DeviceError};
 const LIBRARY_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 
 /// Every function of the driver that this folder calls, beside the three that are called here. A test keeps it true.
-const SYMBOLS: [&str; 33] = [
+const SYMBOLS: [&str; 34] = [
     "cuCtxGetDevice",
     "cuCtxPopCurrent_v2",
     "cuCtxPushCurrent_v2",
@@ -42,6 +42,7 @@ const SYMBOLS: [&str; 33] = [
     "cuMemHostUnregister",
     "cuMemPoolCreate",
     "cuMemPoolDestroy",
+    "cuMemPoolGetAttribute",
     "cuMemPoolTrimTo",
     "cuMemcpyDtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",

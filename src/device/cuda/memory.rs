@@ -11,7 +11,8 @@ use cudarc::driver::sys;
 
 use super::{Event, Stream, call, code_of, insist};
 use crate::device::idle::IdleMemory;
-use crate::device::{CudaCode, DeviceError};
+use crate::device::{CudaCode, DeviceError, Freed};
+use crate::live::{Entry, MemoryKind, MemoryUse};
 use crate::units::to_usize;
 
 /// Where arenas come from.
@@ -83,7 +84,14 @@ impl DevicePool {
             allocated = self.try_allocate(len_bytes);
         }
         match allocated {
-            Ok(address) => Ok(DeviceMemory { address, len_bytes, idle_from: None, pool: Arc::clone(self) }),
+            Ok(address) => Ok(DeviceMemory {
+                address,
+                len_bytes,
+                idle_from: None,
+                is_freed: false,
+                live: Entry::new(self.memory_kind(), MemoryUse::Filling, len_bytes),
+                pool: Arc::clone(self),
+            }),
             Err(CudaCode::OUT_OF_MEMORY) => {
                 let free_bytes = self.copies.context().memory().map_or(0, |memory| memory.free_bytes);
                 Err(DeviceError::DeviceAllocation { bytes: len_bytes, free_bytes })
@@ -93,6 +101,11 @@ impl DevicePool {
                 Err(DeviceError::Cuda { call, code })
             }
         }
+    }
+
+    fn memory_kind(&self) -> MemoryKind {
+        let ordinal = u32::try_from(self.copies.context().device());
+        MemoryKind::Cuda(ordinal.expect("the driver counts its devices from zero"))
     }
 
     fn try_allocate(&self, len_bytes: u64) -> Result<u64, CudaCode> {
@@ -116,14 +129,27 @@ impl DevicePool {
         &self.frees
     }
 
-    /// Waits for the frees and gives what the pool has kept back to the device.
-    pub(super) fn give_back(&self) {
-        // Whatever cannot be given back here goes with the pool.
-        let _ = self.frees.synchronize();
-        let Some(pool) = &self.raw else { return };
-        let Ok(_entered) = self.copies.context().enter() else { return };
+    /// Waits for the frees and gives what the pool has kept back to the device. False if either was refused: whatever cannot be
+    /// given back here goes with the pool.
+    pub(super) fn give_back(&self) -> bool {
+        let is_waited = self.frees.synchronize().is_ok();
+        let Some(pool) = &self.raw else { return is_waited };
+        let Ok(_entered) = self.copies.context().enter() else { return false };
         // SAFETY: the pool is alive; memory in use stays.
-        insist(|| unsafe { sys::cuMemPoolTrimTo(pool.0, 0) });
+        let is_trimmed = insist(|| unsafe { sys::cuMemPoolTrimTo(pool.0, 0) });
+        is_waited && is_trimmed
+    }
+
+    /// Bytes that the pool has taken from the device, used or not. `None` without a pool, or without an answer.
+    pub(super) fn reserved_bytes(&self) -> Option<u64> {
+        let pool = self.raw.as_ref()?;
+        let _entered = self.copies.context().enter().ok()?;
+        let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+        let mut bytes = 0_u64;
+        // SAFETY: the pool is alive; the call writes 64 bits for this attribute (driver API, `CUmemPool_attribute`).
+        let answer =
+            unsafe { sys::cuMemPoolGetAttribute(pool.0, attribute, (&raw mut bytes).cast::<c_void>()) };
+        code_of(answer).ok().map(|()| bytes)
     }
 }
 
@@ -144,6 +170,9 @@ pub(super) struct DeviceMemory {
     len_bytes: u64,
     /// While idle: what has to be over before it is used again.
     idle_from: Option<Event>,
+    is_freed: bool,
+    /// On the list for as long.
+    live: Entry,
     pool: Arc<DevicePool>,
 }
 
@@ -156,20 +185,68 @@ impl DeviceMemory {
     /// Notes what is queued in the stream of frees so far: the next user waits for it.
     pub(super) fn rest(&mut self) -> Result<(), DeviceError> {
         self.idle_from = Some(self.pool.frees.mark()?);
+        self.live.note(MemoryUse::Idle, None);
         Ok(())
     }
 
     /// Makes idle memory usable for what is queued in the stream of copies from now on.
     pub(super) fn wake(&mut self) -> Result<(), DeviceError> {
+        self.live.note(MemoryUse::Filling, None);
         match self.idle_from.take() {
             Some(event) => self.pool.copies.wait_for(&event),
             None => Ok(()),
         }
     }
 
+    /// Its entry in the list of what is allocated.
+    pub(super) fn live(&self) -> &Entry {
+        &self.live
+    }
+
     /// Lets the free come after everything that is queued in the stream of copies so far.
     pub(super) fn free_after_copies(&self) -> Result<(), DeviceError> {
         self.pool.frees.wait_for(&self.pool.copies.mark()?)
+    }
+
+    /// Frees it, as dropping does, and says what became of it.
+    pub(super) fn free(mut self) -> Freed {
+        self.release()
+    }
+
+    fn release(&mut self) -> Freed {
+        if std::mem::replace(&mut self.is_freed, true) {
+            return Freed::Unconfirmed;
+        }
+        let context = self.pool.copies.context();
+        let _entered = context.enter().or_else(|_| context.enter());
+        let freed = match &self.pool.raw {
+            // SAFETY: allocated from this pool and not used after this; the order of the stream is the promise of whoever
+            // frees it.
+            Some(_) => code_of(unsafe { sys::cuMemFreeAsync(self.address, self.pool.frees.raw()) }),
+            None => Err(CudaCode::NOT_READY),
+        };
+        match freed {
+            Ok(()) => Freed::ToPool,
+            Err(code) if code.is_fatal() => Freed::Unconfirmed,
+            Err(_) => self.free_plainly(),
+        }
+    }
+
+    /// Where the free was refused, or there are no pools: once nothing that was queued before uses it any more.
+    fn free_plainly(&self) -> Freed {
+        if !self.pool.frees.drain() {
+            // Nobody knows who still uses it: it is never freed, and its pool stays.
+            std::mem::forget(Arc::clone(&self.pool));
+            return Freed::Unconfirmed;
+        }
+        // SAFETY: allocated here, not used after this, and everything that used it is over; this function frees memory of
+        // pools too (driver API, `cuMemFree`).
+        let is_freed = insist(|| unsafe { sys::cuMemFree_v2(self.address) });
+        match (is_freed, &self.pool.raw) {
+            (false, _) => Freed::Unconfirmed,
+            (true, Some(_)) => Freed::ToPool,
+            (true, None) => Freed::Returned,
+        }
     }
 }
 
@@ -191,25 +268,6 @@ impl IdleMemory for DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        let context = self.pool.copies.context();
-        let entered = context.enter().or_else(|_| context.enter());
-        let freed = match &self.pool.raw {
-            // SAFETY: allocated from this pool and not used after this; the order of the stream is the promise of whoever
-            // drops it.
-            Some(_) => code_of(unsafe { sys::cuMemFreeAsync(self.address, self.pool.frees.raw()) }),
-            None => Err(CudaCode::NOT_READY),
-        };
-        if freed.is_err_and(|code| !code.is_fatal()) {
-            // Refused, or no pools: then plainly, once nothing that was queued before uses it any more.
-            if self.pool.frees.drain() {
-                // SAFETY: allocated here, not used after this, and everything that used it is over; this function frees memory of
-                // pools too (driver API, `cuMemFree`).
-                insist(|| unsafe { sys::cuMemFree_v2(self.address) });
-            } else {
-                // Nobody knows who still uses it: it is never freed, and its pool stays.
-                std::mem::forget(Arc::clone(&self.pool));
-            }
-        }
-        drop(entered);
+        self.release();
     }
 }

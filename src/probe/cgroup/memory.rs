@@ -43,6 +43,7 @@ pub struct MemoryGroup {
 
 /// The memory of a group, in bytes. See the module's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct GroupMemory {
     /// Which generation of control groups.
     pub version: CgroupVersion,

@@ -62,6 +62,7 @@ impl Default for TreeOptions {
 
 /// The most that a tree held of something.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct TreePeak {
     /// How much.
     pub bytes: u64,
@@ -87,6 +88,7 @@ pub enum TreeMethod {
 
 /// One process of a tree.
 #[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
 pub struct ProcessRecord {
     /// Its id.
     pub pid: u32,
@@ -109,6 +111,7 @@ pub struct ProcessRecord {
 
 /// What a tree of processes cost.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct TreeSummary {
     /// How long it was watched.
     pub seconds: f64,

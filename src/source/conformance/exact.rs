@@ -74,6 +74,43 @@ fn pieces_arrive_in_order_and_are_what_the_whole_is() {
     });
 }
 
+/// Memory at any address, and payloads at any offset: either the bytes arrive, or nothing has been read.
+#[test]
+fn memory_at_any_address_is_filled_or_left_alone() {
+    let folder = Folder::new();
+    let shards = [folder.shard("a.safetensors", 700_000)];
+    on_all(|variant| {
+        let source = variant.open(&shards);
+        let mut memory = vec![POISON; 710_000];
+        for payload in [range(0, 0), range(5, 6), range(4095, 100_000), range(3, 700_000)] {
+            for address in [0, 1, 4095] {
+                memory.fill(POISON);
+                let target = &mut memory[address..][..to_usize(payload.len_bytes())];
+                let moved = source.read_anywhere(ShardId(0), payload, target).unwrap();
+                let is_same = match moved {
+                    Some(moved) => {
+                        assert!(moved >= payload.len_bytes(), "{}", variant.name);
+                        *target == expected_bytes(payload)
+                    }
+                    None => target.iter().all(|&byte| byte == POISON),
+                };
+                assert!(is_same, "{}: {payload} at {address}, {moved:?}", variant.name);
+                let is_small = payload.len_bytes() <= 128 * KIB;
+                let always = variant.mode == IoMode::Buffered || (variant.mode == IoMode::Auto && is_small);
+                assert!(moved.is_some() || !always, "{}: {payload}", variant.name);
+                let behind = &memory[address + to_usize(payload.len_bytes())..];
+                assert!(behind.iter().all(|&byte| byte == POISON), "{}", variant.name);
+            }
+        }
+        let beyond = source.read_anywhere(ShardId(0), range(699_999, 700_001), &mut [0; 2]);
+        assert!(
+            matches!(beyond, Ok(None) | Err(SourceError::EndOfFile { .. })),
+            "{}: {beyond:?}",
+            variant.name
+        );
+    });
+}
+
 /// Each file that fell back is named once, with a reason, and no other is.
 fn check_fallbacks(variant: &Variant, fallbacks: &[Fallback], lens: &[u64]) {
     let from = variant.falls_back_from_bytes.unwrap_or(u64::MAX);

@@ -15,6 +15,8 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::convert::{ConvertArgs, VerifyArgs};
 pub(crate) use self::fit::{DoctorArgs, EmitArg, FitArgs};
+pub(crate) use self::plan::{CacheDtype, PlaceArgs, PlanArgs};
+pub(crate) use self::ranks::RankArgs;
 pub(crate) use self::values::{CacheArg, ColorArg, Device, ExpertsArg, FormatArg, Io, ProgressArg, Window};
 use crate::exit::Exit;
 use crate::limits::{LimitArg, VramArg};
@@ -25,6 +27,8 @@ use crate::synth::{FloatType, presets};
 mod compare;
 mod convert;
 mod fit;
+mod plan;
+mod ranks;
 mod values;
 
 /// First line of every help text: two public repositories use the name for something else.
@@ -85,14 +89,9 @@ pub(crate) enum Command {
     /// Compares what ways of loading SOURCE cost, side by side
     #[command(long_about = compare::COMPARE_ABOUT, after_long_help = Exit::table())]
     Compare(Box<CompareArgs>),
-    /// Predicts what a load costs, from the headers; reads no weights
-    #[command(
-        long_about = "Predicts what a load costs, from the headers; reads no weights\n\n\
-        Every number is derived, none is measured, and the output says so.\n\n\
-        Examples:\n  loadcheck plan ./model --budget 64MiB\n  loadcheck plan ./model --json | jq .plan.memory",
-        after_long_help = Exit::table()
-    )]
-    Plan(PlanArgs),
+    /// Predicts what a load costs and what fits where, from the headers; reads no weights
+    #[command(long_about = plan::PLAN_ABOUT, after_long_help = Exit::table())]
+    Plan(Box<PlanArgs>),
     /// Shows what a load has to move: layers, dtypes, largest tensors
     #[command(
         long_about = "Shows what a load has to move: layers, dtypes, largest tensors\n\n\
@@ -360,6 +359,8 @@ pub(crate) struct TerminalArgs {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) load: LoadArgs,
+    #[command(flatten)]
+    pub(crate) ranks: RankArgs,
     /// Print a BLAKE3 hash of every tensor
     ///
     /// Of the bytes as they are delivered. Hashing is part of the time that is measured.
@@ -400,15 +401,6 @@ pub(crate) struct RunArgs {
     pub(crate) output: OutputArgs,
     #[command(flatten)]
     pub(crate) export: ExportArgs,
-}
-
-/// `loadcheck plan`
-#[derive(Debug, Args)]
-pub(crate) struct PlanArgs {
-    #[command(flatten)]
-    pub(crate) load: LoadArgs,
-    #[command(flatten)]
-    pub(crate) output: OutputArgs,
 }
 
 /// `loadcheck inspect`

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::args::{InspectArgs, LoadArgs, PlanArgs};
+use crate::args::{InspectArgs, LoadArgs, PlaceArgs, PlanArgs};
 use crate::config::LoadConfig;
 use crate::listing::Listing;
 use crate::machine;
@@ -13,6 +13,7 @@ use crate::sizes::Size;
 use crate::source::{self, Resolved};
 use crate::worker::{self, Planned};
 
+use super::place::place;
 use super::{Outcome, shell_word};
 
 /// Predicts.
@@ -20,14 +21,17 @@ pub(crate) fn plan(args: &PlanArgs, output: &Output) -> Outcome {
     let mut report = Report::new(CommandName::Plan);
     report.host = Some(machine::host());
     let mut problems = output.check();
+    problems.extend(args.place.export_device_map.iter().filter_map(|path| output.check_beside(path)));
     let resolved = resolved(&args.load.source, &mut problems);
     let (config, more) = LoadConfig::new(&args.load, path_of(resolved.as_ref()));
+    let config = LoadConfig { ranks: args.ranks.clone(), ..config };
     problems.extend(more);
     let Some(resolved) = resolved else {
         problems.extend(config.below_floor(&problems));
         return Outcome::refused(report, problems);
     };
-    match describe(&config, false, &mut report, &resolved) {
+    let place = Some((&args.place, output)).filter(|(place, _)| place.is_asked() && problems.is_empty());
+    match describe(&config, &Wanted { place, for_smallest_budget: false }, &mut report, &resolved) {
         Ok(()) if problems.is_empty() => {}
         Ok(()) => return Outcome::refused(report, problems),
         Err(more) => {
@@ -50,7 +54,8 @@ pub(crate) fn inspect(args: &InspectArgs, output: &Output) -> Outcome {
     };
     let (config, more) = LoadConfig::new(&LoadArgs::of_inspect(args), resolved.path.clone());
     problems.extend(more);
-    problems.extend(describe(&config, true, &mut report, &resolved).err().unwrap_or_default());
+    let wanted = Wanted { place: None, for_smallest_budget: true };
+    problems.extend(describe(&config, &wanted, &mut report, &resolved).err().unwrap_or_default());
     if !problems.is_empty() {
         return Outcome::refused(report, problems);
     }
@@ -66,10 +71,18 @@ fn path_of(resolved: Option<&Resolved>) -> PathBuf {
     resolved.map(|resolved| resolved.path.clone()).unwrap_or_default()
 }
 
-/// Puts source, plan and layers into the report; the plan is for the configured budget, or for the smallest.
+/// What a description is to tell.
+struct Wanted<'a> {
+    /// What fits where.
+    place: Option<(&'a PlaceArgs, &'a Output)>,
+    /// The plan is for the smallest budget, not for the configured one.
+    for_smallest_budget: bool,
+}
+
+/// Puts source, plan and layers into the report.
 fn describe(
     config: &LoadConfig,
-    for_smallest_budget: bool,
+    wanted: &Wanted<'_>,
     report: &mut Report,
     resolved: &Resolved,
 ) -> Result<(), Vec<Problem>> {
@@ -78,8 +91,8 @@ fn describe(
         worker::decide_for_plan(config.device).map_err(|problem| vec![problem])?;
     let config = LoadConfig { device, ..config.clone() };
     let Planned { mut layers, mut plan, .. } = worker::plan_of(&checkpoint, &config, device_bytes)?;
-    if let Some(smallest_bytes) = plan.smallest_budget_bytes.filter(|_| for_smallest_budget) {
-        let smallest = LoadConfig { budget: Size::Bytes(smallest_bytes), ..config };
+    if let Some(smallest_bytes) = plan.smallest_budget_bytes.filter(|_| wanted.for_smallest_budget) {
+        let smallest = LoadConfig { budget: Size::Bytes(smallest_bytes), ..config.clone() };
         // A million tensors take their time, but never two groupings at once.
         drop(layers);
         Planned { layers, plan, .. } = worker::plan_of(&checkpoint, &smallest, device_bytes)?;
@@ -90,7 +103,10 @@ fn describe(
     source.revision = resolved.revision.clone();
     report.source = Some(source);
     report.plan = Some(plan);
-    report.layers = Listing::new(&checkpoint, layers);
     report.notes = note.into_iter().chain(checkpoint.notes().iter().cloned()).collect();
+    if let Some((args, output)) = wanted.place {
+        place(args, &config, (&checkpoint, &layers), output, report)?;
+    }
+    report.layers = Listing::new(&checkpoint, layers);
     Ok(())
 }

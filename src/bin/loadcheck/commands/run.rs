@@ -26,7 +26,7 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
     let resolved = source::resolve(&args.load.source).map_err(|more| problems.extend(more)).ok();
     let path = resolved.as_ref().map(|resolved| resolved.path.clone()).unwrap_or_default();
     let (config, more) = LoadConfig::new(&args.load, path);
-    let config = LoadConfig { hash: args.hash, verify: args.verify, ..config };
+    let config = LoadConfig { hash: args.hash, verify: args.verify, ranks: args.ranks.clone(), ..config };
     problems.extend(more);
     problems.extend(nothing_to_verify(&config));
     let interrupts = match Interrupts::listen() {

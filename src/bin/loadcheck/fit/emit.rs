@@ -119,6 +119,7 @@ mod tests {
             hash: false,
             verify: false,
             dtype: Some("bf16".to_owned()),
+            tp: None,
             device_budget_bytes: None,
             device_reserve_bytes: None,
         };

@@ -4,7 +4,7 @@ use super::grid::{Align, grid};
 use super::numbers::{bytes, count, grouped, rate, seconds};
 use super::terminal::Role;
 use super::text::{Look, source_line, strategy_line};
-use super::{escape::escape, reading};
+use super::{escape::escape, placed, reading};
 use crate::listing::{Layer, Listing, Tensor};
 use crate::report::Report;
 
@@ -47,8 +47,22 @@ pub(crate) fn plan(report: &Report, look: &Look) -> Vec<String> {
         count(plan.jumps, "jump"),
         plan.order
     ));
+    if let Some(rank) = &plan.rank {
+        lines.push(format!(
+            "rank {} of {}: {} in part, {} whole; {} wanted, {} of gaps (derived)",
+            rank.rank,
+            rank.world,
+            count(rank.part_tensors, "tensor"),
+            grouped(rank.whole_tensors),
+            bytes(Some(rank.wanted_bytes)),
+            bytes(Some(rank.gap_bytes)),
+        ));
+    }
     lines.push(String::new());
-    lines.extend(layer_lines(&report.layers, look));
+    match &report.placement {
+        Some(placement) => lines.extend(placed::lines(placement, look)),
+        None => lines.extend(layer_lines(&report.layers, look)),
+    }
     lines
 }
 

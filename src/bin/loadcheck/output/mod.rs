@@ -27,6 +27,7 @@ pub(crate) mod fitted;
 mod grid;
 mod markup;
 pub(crate) mod numbers;
+mod placed;
 mod reading;
 pub(crate) mod terminal;
 mod text;
@@ -131,6 +132,16 @@ impl Output {
     pub(crate) fn check(&self) -> Vec<Problem> {
         let paths = self.target.iter().chain(self.exports.iter().map(|(_, path)| path));
         paths.filter_map(|path| refusal(path, self.force)).collect()
+    }
+
+    /// The same for a file of another kind.
+    pub(crate) fn check_beside(&self, path: &Path) -> Option<Problem> {
+        refusal(path, self.force)
+    }
+
+    /// Writes a file that is no report, as reports are written: whole, and over none without `--force`.
+    pub(crate) fn write_beside(&self, path: &Path, text: &str) -> Result<(), Problem> {
+        to_file(path, |to| to.write_all(text.as_bytes()), self.force)
     }
 
     /// Writes the report everywhere it should go.
@@ -243,7 +254,7 @@ fn to_file(
     force: bool,
 ) -> Result<(), Problem> {
     let failed = |error: io::Error| {
-        Problem::new(Code::CannotWrite, format!("cannot write the report: {error}"))
+        Problem::new(Code::CannotWrite, format!("cannot write the file: {error}"))
             .at(path.display().to_string())
     };
     if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {

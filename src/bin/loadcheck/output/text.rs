@@ -99,11 +99,12 @@ pub(crate) fn strategy_line(params: &Params) -> String {
         Some(window) => format!(", window {window}, prefetch {}", params.prefetch),
     };
     format!(
-        "strategy  stream · {}{readers} · budget {} · device {}{window}{}{}{}",
+        "strategy  stream · {}{readers} · budget {} · device {}{window}{}{}{}{}",
         params.io,
         bytes(Some(params.budget_bytes)),
         params.device,
         params.dtype.as_ref().map(|dtype| format!(" · narrowed to {dtype}")).unwrap_or_default(),
+        params.tp.as_ref().map(|tp| format!(" · rank {tp}")).unwrap_or_default(),
         if params.hash { " · hash" } else { "" },
         if params.verify { " · verify" } else { "" }
     )

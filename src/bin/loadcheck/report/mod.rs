@@ -13,9 +13,10 @@ pub(crate) use self::convert::{
 };
 pub(crate) use self::doctor::{Check, State};
 pub(crate) use self::fit::{Fit, Fitted, Try, TryOutcome};
+pub(crate) use self::placement::{LargestFit, PlacedLayer, Placement, PrecisionNeed, TiedPair, TierShare};
 pub(crate) use self::reading::{FileReading, IoCounters};
 pub(crate) use self::run::{
-    CacheState, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring, Run, Samples,
+    CacheState, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring, Run, Samples, Split,
     TensorHash, Verified, Vram,
 };
 use crate::listing::Listing;
@@ -25,6 +26,7 @@ mod compare;
 mod convert;
 mod doctor;
 mod fit;
+mod placement;
 mod reading;
 mod run;
 
@@ -61,6 +63,9 @@ pub(crate) struct Report {
     /// `plan`, `run` and `compare`, of `stream`: what was predicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) plan: Option<Plan>,
+    /// `plan --vram`: which layer fits where.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) placement: Option<Placement>,
     /// `exec`: the command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) exec: Option<Exec>,
@@ -273,6 +278,9 @@ pub(crate) struct Plan {
     pub(crate) read_bytes: u64,
     /// Of these, bytes that no tensor needs.
     pub(crate) over_read_bytes: u64,
+    /// With `--tp`: what of the checkpoint is this rank's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) rank: Option<PlannedRank>,
     /// In which order reads are issued: `layers`, one after the other, or `files`, as these have them.
     pub(crate) order: String,
     /// Reads that do not begin where the one before them ended.
@@ -280,6 +288,24 @@ pub(crate) struct Plan {
     /// `--io auto`: how each file is to be read. A load decides again, when it begins.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) files: Vec<FileReading>,
+}
+
+/// What one of several ranks loads.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct PlannedRank {
+    /// Its number, from 0.
+    pub(crate) rank: u64,
+    /// How many ranks there are.
+    pub(crate) world: u64,
+    /// Tensors that it has a part of.
+    pub(crate) part_tensors: u64,
+    /// Tensors that it has whole.
+    pub(crate) whole_tensors: u64,
+    /// Bytes that it wants of the files.
+    pub(crate) wanted_bytes: u64,
+    /// Bytes between those that are read through.
+    pub(crate) gap_bytes: u64,
 }
 
 /// One term of the host budget.
@@ -379,6 +405,7 @@ impl Report {
             runs: Vec::new(),
             comparison: Vec::new(),
             plan: None,
+            placement: None,
             exec: None,
             synth: None,
             convert: None,

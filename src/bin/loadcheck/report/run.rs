@@ -105,6 +105,9 @@ pub(crate) struct Params {
     pub(crate) verify: bool,
     /// What wider floats were narrowed to; `null` if nothing was asked for.
     pub(crate) dtype: Option<String>,
+    /// The rank whose part of each tensor was loaded, of how many: `1/4`. Not there without `--tp`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tp: Option<String>,
     /// Most device memory for layers; `null` is no such limit.
     pub(crate) device_budget_bytes: Option<u64>,
     /// Device memory that has to stay free; `null` where it does not matter.
@@ -206,6 +209,23 @@ pub(crate) struct Point {
     pub(crate) rss_bytes: Option<u64>,
     /// Device memory.
     pub(crate) vram_bytes: Option<u64>,
+    /// What of it the load has allocated, and what is everything else; only of our own loads, after the load and after the unload.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) split: Option<Split>,
+}
+
+/// Memory at one moment, in ours and everything else.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Split {
+    /// Host memory of arenas, ring and scratch, as the load's own list has it, touched or not.
+    pub(crate) ours_host_bytes: u64,
+    /// `host_bytes` less that.
+    pub(crate) other_host_bytes: Option<u64>,
+    /// Device memory of arenas.
+    pub(crate) ours_vram_bytes: u64,
+    /// `vram_bytes` less that: contexts, pools, other processes.
+    pub(crate) other_vram_bytes: Option<u64>,
 }
 
 /// The highest values during a run.

@@ -84,6 +84,7 @@ impl Attendant<'_> {
                 host_bytes: peaks.host.bytes().value(),
                 rss_bytes: peaks.rss.bytes().value(),
                 vram_bytes,
+                split: None,
             },
             seconds: self.start.elapsed().as_secs_f64(),
         });

@@ -162,7 +162,7 @@ impl<'a> Follower<'a> {
             peak: Point {
                 host_bytes: peaks.host.bytes().value(),
                 rss_bytes: peaks.rss.bytes().value(),
-                vram_bytes: None,
+                ..Point::default()
             },
             seconds: self.start.elapsed().as_secs_f64(),
         });

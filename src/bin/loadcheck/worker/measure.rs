@@ -24,7 +24,7 @@ use super::verify::{Stopped, Verifier};
 use super::vram::{Counted, VramMeter};
 use crate::args::Device;
 use crate::config::{Budgets, LoadConfig};
-use crate::measured::{self, point};
+use crate::measured::{self, point, split};
 use crate::problem::{Code, Problem};
 use crate::report::{
     self, FileReading, IoCounters, Outcome, Place, Point, Ring, Run, Samples, TensorHash, Verified,
@@ -70,7 +70,7 @@ pub(super) fn measure(
     let loaded = load.carry_out(verifier)?;
     heap::give_back();
     let vram_bytes = vram.as_ref().and_then(VramMeter::after_unload);
-    let after_unload = Point { vram_bytes, ..point(&sampler.snapshot().memory) };
+    let after_unload = split(Point { vram_bytes, ..point(&sampler.snapshot().memory) });
     let keeps_timeline = interval_ms.is_some();
     let summary = sampler
         .finish()
@@ -203,7 +203,7 @@ impl Load<'_> {
         self.sampler.marker().sample();
         let last = plan.layers().last().map_or("", |layer| layer.id.as_str());
         let vram_bytes = self.vram.and_then(|vram| vram.after_load(|| self.place(last)));
-        let after_load = Point { vram_bytes, ..point(&self.sampler.snapshot().memory) };
+        let after_load = split(Point { vram_bytes, ..point(&self.sampler.snapshot().memory) });
         let compared_between = verifier.as_ref().map_or(Duration::ZERO, |verifier| verifier.spent());
         if failure.is_none() {
             kept.sort_by_key(LoadedLayer::index);

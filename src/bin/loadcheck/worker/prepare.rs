@@ -12,7 +12,7 @@ use onelayer::layers::{LayerMap, Layers};
 use onelayer::load::{LoadError, Loader, LoaderBuilder};
 use onelayer::plan::Window;
 use onelayer::units::HumanBytes;
-use onelayer::{LoadPlan, Pinning, ReadOrder};
+use onelayer::{LoadPlan, Pinning, Rank, ReadOrder};
 
 use super::child::tell;
 use super::protocol::{Checked, Message};
@@ -20,7 +20,7 @@ use super::{device, reading, translate};
 use crate::args::{CacheArg, Device};
 use crate::config::{Budgets, LoadConfig};
 use crate::problem::{Code, Problem};
-use crate::report::{DtypeShare, Largest, MemoryTerm, Plan, Ring, Source};
+use crate::report::{DtypeShare, Largest, MemoryTerm, Plan, PlannedRank, Ring, Source};
 use crate::sizes::SizeContext;
 use crate::small_file;
 
@@ -76,6 +76,9 @@ pub(super) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBu
         let select =
             regex::Regex::new(select).map_err(|error| crate::config::bad_pattern("--select", &error))?;
         builder = builder.select(move |tensor| select.is_match(tensor.name));
+    }
+    if let Some((rank, rules)) = config.ranks.shard() {
+        builder = builder.shard(rank, rules);
     }
     Ok(builder)
 }
@@ -243,9 +246,22 @@ fn derived(checkpoint: &Checkpoint, plan: &LoadPlan, config: &LoadConfig, budget
         reads: count(plan.reads().len()),
         read_bytes: plan.aligned_read_bytes(),
         over_read_bytes: plan.over_read_bytes(),
+        rank: plan.rank().map(|rank| planned_rank(plan, rank)),
         order: plan.order().to_string(),
         jumps: plan.jumps(),
         files: reading::files(checkpoint, plan),
+    }
+}
+
+fn planned_rank(plan: &LoadPlan, rank: Rank) -> PlannedRank {
+    let tensors: usize = plan.layers().iter().map(|layer| layer.placements.len()).sum();
+    PlannedRank {
+        rank: u64::from(rank.rank()),
+        world: u64::from(rank.world()),
+        part_tensors: count(plan.part_count()),
+        whole_tensors: count(tensors - plan.part_count()),
+        wanted_bytes: plan.source_bytes(),
+        gap_bytes: plan.gap_bytes(),
     }
 }
 

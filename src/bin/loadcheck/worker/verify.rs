@@ -104,13 +104,13 @@ impl Verifier {
             self.file = Some((entry.shard, File::open(path).map_err(unreadable)?));
         }
         let Some((_, file)) = &self.file else { return Ok(()) };
-        let file_bytes = entry.extent.len_bytes();
+        let file_bytes = placement.source_bytes();
         let (mut in_file, mut delivered) = (0_u64, 0_u64);
         let mut difference = None;
         while in_file < file_bytes {
             let len = self.in_file.len().min(usize::try_from(file_bytes - in_file).unwrap_or(usize::MAX));
             let piece = &mut self.in_file[..len];
-            file.read_exact_at(piece, entry.extent.start() + in_file).map_err(unreadable)?;
+            read_wanted(file, placement, in_file, piece).map_err(unreadable)?;
             let expected_len = placement.cast.map_or(len, |cast| narrow(cast, piece));
             let found = &mut self.delivered[..expected_len];
             let is_there = tensor.read(delivered, found).map_err(failed)?;
@@ -126,6 +126,24 @@ impl Verifier {
         self.verified.count(delivered, difference);
         Ok(())
     }
+}
+
+/// Reads what is wanted of a tensor's extent, from its `start`th byte on: all of it, or runs of it one by one.
+fn read_wanted(file: &File, placement: &Placement, start: u64, target: &mut [u8]) -> std::io::Result<()> {
+    let extent = placement.extent;
+    let Some(gather) = placement.gather else {
+        return file.read_exact_at(target, extent.start() + start);
+    };
+    let (mut at, mut rest) = (start, target);
+    while !rest.is_empty() {
+        let (run, in_run) = (at / gather.run_bytes(), at % gather.run_bytes());
+        let left = usize::try_from(gather.run_bytes() - in_run).unwrap_or(usize::MAX);
+        let (target, behind) = rest.split_at_mut(left.min(rest.len()));
+        file.read_exact_at(target, extent.start() + run * gather.stride_bytes() + in_run)?;
+        at += u64::try_from(target.len()).unwrap_or(u64::MAX);
+        rest = behind;
+    }
+    Ok(())
 }
 
 impl Verified {

@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""The figures of the Python package, each beside what it is compared with, on the same files in the same run.
+
+    benches/python/figures.py FOLDER [--only stream,load_file,transformers] [--rounds 5] [--markdown FILE]
+
+FOLDER is a checkpoint of transformers with one safetensors file of a few gigabytes, such as
+`loadcheck synth mistral-7b FOLDER --layers 8` writes, with its config.json. Needs the interpreter that has onelayer, torch,
+transformers and safetensors, and of this repository `cargo build --release --example one_load`. Rounds are interleaved, every run
+is a fresh process, and a cold run has the page cache of the files dropped before it.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+MIB = 1 << 20
+ALLOWANCE = 16 * MIB
+
+Run = Callable[[], dict[str, Any]]
+
+
+def drop(files: list[Path]) -> None:
+    """Takes the pages of the files out of the cache."""
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def warm(files: list[Path]) -> None:
+    for file in files:
+        with file.open("rb", buffering=0) as opened:
+            while opened.read(8 * MIB):
+                pass
+
+
+def python(*words: object) -> dict[str, Any]:
+    command = [sys.executable, str(HERE / "child.py"), *map(str, words)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+def rust(way: str, source: Path, budget_mib: int) -> dict[str, Any]:
+    """`one_load` says when it is ready and waits for a word."""
+    command = [
+        str(ROOT / "target/release/examples/one_load"),
+        way,
+        str(source),
+        "--budget-mib",
+        str(budget_mib),
+    ]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+    process.stdout.readline()
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    done = json.loads(process.stdout.readline())
+    process.communicate("end\n")
+    return {"seconds": done["seconds"], "bytes": done["bytes"]}
+
+
+def rounds(ways: dict[str, Run], files: list[Path], cache: str, count: int) -> dict[str, list[dict[str, Any]]]:
+    """Runs all ways in turn, each time from another one on."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
+    names = list(ways)
+    for number in range(count):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            (drop if cache == "cold" else warm)(files)
+            time.sleep(0.2)
+            found[name].append(ways[name]())
+    return found
+
+
+def table(title: str, found: dict[str, list[dict[str, Any]]], reference: str) -> Iterator[str]:
+    """A row for each way: the median speed, and the median of its ratios to the reference in the same round."""
+    yield f"\n### {title}\n"
+    yield "| way | GB/s, median (min to max) | speed over reference | RSS growth, most | unreclaimable growth, most |"
+    yield "|---|---:|---:|---:|---:|"
+    for name, runs in found.items():
+        speeds = [run["bytes"] / run["seconds"] / 1e9 for run in runs]
+        ratios = [other["seconds"] / run["seconds"] for run, other in zip(runs, found[reference], strict=True)]
+        speed = f"{statistics.median(speeds):.2f} ({min(speeds):.2f} to {max(speeds):.2f})"
+        yield (
+            f"| {name} | {speed} | {statistics.median(ratios):.2f} | {most(runs, 'rss_growth_bytes')} "
+            f"| {most(runs, 'host_growth_bytes')} |"
+        )
+
+
+def most(runs: list[dict[str, Any]], key: str) -> str:
+    values = [run[key] for run in runs if run.get(key) is not None]
+    return f"{max(values) / MIB:.0f} MiB" if values else "-"
+
+
+def streams(folder: Path, files: list[Path], count: int) -> Iterator[str]:
+    budget = 64
+    for device, way in (("none", "none"), ("cpu", "host-1")):
+        for cache in ("cold", "warm"):
+            ways: dict[str, Run] = {
+                "Rust": lambda way=way: rust(way, folder, budget),
+                "Python": lambda device=device: python(
+                    "stream",
+                    folder,
+                    f"device={device}",
+                    f"budget={budget}MiB",
+                    f"window={1 if device == 'cpu' else 2}",
+                ),
+            }
+            found = rounds(ways, files, cache, count)
+            yield from table(f"stream to {device}, {cache}, budget {budget} MiB", found, "Rust")
+            yield f"\nBudget and allowance: {budget + ALLOWANCE // MIB} MiB, on the CPU beside one layer."
+
+
+def load_files(files: list[Path], count: int) -> Iterator[str]:
+    for backend in ("mmap", "pread"):
+        for cache in ("cold", "warm"):
+            ways: dict[str, Run] = {
+                by: lambda by=by, backend=backend: python("load_file", files[0], f"by={by}", f"backend={backend}")
+                for by in ("safetensors", "onelayer")
+            }
+            found = rounds(ways, files, cache, count)
+            yield from table(f"load_file, {backend}, {cache}, every byte touched", found, "safetensors")
+
+
+def transformers(folder: Path, files: list[Path], count: int) -> Iterator[str]:
+    ways: dict[str, Run] = {
+        "plain": lambda: python("transformers", folder, "by=transformers"),
+        "onelayer, mapped": lambda: python("transformers", folder, "by=onelayer", "mode=mapped"),
+        "onelayer, owned": lambda: python("transformers", folder, "by=onelayer", "mode=owned"),
+    }
+    for cache in ("cold", "warm"):
+        found = rounds(ways, files, cache, count)
+        yield from table(f"transformers, {cache}, every byte touched", found, "plain")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="stream,load_file,transformers")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--markdown", type=Path)
+    arguments = parser.parse_args()
+    files = sorted(arguments.folder.glob("*.safetensors"))
+    total = sum(file.stat().st_size for file in files)
+    lines = [
+        f"{len(files)} file(s), {total / 1e9:.2f} GB, {os.cpu_count()} cores, medians of {arguments.rounds} rounds"
+    ]
+    print(lines[0])
+    makers: dict[str, Callable[[], Iterator[str]]] = {
+        "stream": lambda: streams(arguments.folder, files, arguments.rounds),
+        "load_file": lambda: load_files(files, arguments.rounds),
+        "transformers": lambda: transformers(arguments.folder, files, arguments.rounds),
+    }
+    for name in arguments.only.split(","):
+        for line in makers[name]():
+            print(line, flush=True)
+            lines.append(line)
+    if arguments.markdown:
+        arguments.markdown.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+//! Tensors that pass through staging: read, cast on the host by candle itself, put in their place on the device.
+//!
+//! ```text
+//! file -> piece as stored -> the same as a tensor -> cast, if wanted -> on the device, if it is one -> its part of the tensor
+//! ```
+//!
+//! A piece is as large as the staging allows when all of these are there at once, for every thread. Threads take the next
+//! piece each; which one is put in its place first does not matter.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use candle_core::{DType, Device, Result, Tensor};
+
+use crate::backend::Pull;
+use crate::types::Taken;
+use crate::whole::zeroed;
+
+/// Threads that work on one tensor. More hardly help: each piece is put in its place under the tensor's own lock.
+const WORKERS_MAX: usize = 4;
+/// Less staging than this is not worth a system call each.
+const STAGING_BYTES_MIN: u64 = 64 << 10;
+
+/// Reads the tensor piece by piece as elements of `dtype` on `device`.
+pub(crate) fn read(pull: &Pull<'_>, dtype: DType, device: &Device) -> Result<Tensor> {
+    let target = Tensor::zeros(pull.count, dtype, device)?;
+    let pieces = Pieces::new(pull, dtype);
+    let next = AtomicUsize::new(0);
+    let work = || -> Result<()> {
+        // A piece at a time, until there is no other: after an error of another thread too, which is at most one more each.
+        while let Some(elements) = pieces.piece(next.fetch_add(1, Ordering::Relaxed)) {
+            let start = elements.start;
+            let piece = cast(&piece(pull, elements)?, dtype)?.to_device(device)?;
+            target.slice_set(&piece, 0, start)?;
+        }
+        Ok(())
+    };
+    let stopping = || work().inspect_err(|_| next.store(pieces.count(), Ordering::Relaxed));
+    thread::scope(|scope| {
+        let others: Vec<_> = (1..pieces.workers).map(|_| scope.spawn(stopping)).collect();
+        let mine = stopping();
+        let join = |worker: thread::ScopedJoinHandle<'_, Result<()>>| {
+            worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        // All have ended before the first error is told.
+        let results: Vec<_> = others.into_iter().map(join).collect();
+        results.into_iter().fold(mine, Result::and)
+    })?;
+    target.reshape(pull.shape.clone())
+}
+
+/// How a tensor is cut.
+#[derive(Debug, PartialEq, Eq)]
+struct Pieces {
+    /// Elements of the tensor.
+    total: usize,
+    /// Elements of each piece but the last.
+    each: usize,
+    workers: usize,
+}
+
+impl Pieces {
+    fn new(pull: &Pull<'_>, dtype: DType) -> Self {
+        // Rounded up: the elements of every type here are whole bytes.
+        let stored_bytes =
+            usize::try_from(pull.len_bytes()).unwrap_or(usize::MAX).div_ceil(pull.count.max(1));
+        let taken_bytes = pull.taken.dtype().size_in_bytes();
+        // As stored, as candle takes it, and cast.
+        let element_bytes = stored_bytes + taken_bytes + dtype.size_in_bytes();
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let staging_bytes =
+            usize::try_from(pull.staging_bytes().max(STAGING_BYTES_MIN)).unwrap_or(usize::MAX);
+        Self::cut(pull.count, element_bytes, staging_bytes, cores.min(WORKERS_MAX))
+    }
+
+    /// Pieces so that all workers together stay within the staging; fewer workers where there are fewer pieces.
+    fn cut(total: usize, element_bytes: usize, staging_bytes: usize, workers: usize) -> Self {
+        let each = (staging_bytes / workers / element_bytes).max(1);
+        Self { total, each, workers: workers.min(total.div_ceil(each)).max(1) }
+    }
+
+    fn count(&self) -> usize {
+        self.total.div_ceil(self.each)
+    }
+
+    fn piece(&self, index: usize) -> Option<Range<usize>> {
+        let start = index.checked_mul(self.each).filter(|&start| start < self.total)?;
+        Some(start..self.total.min(start.saturating_add(self.each)))
+    }
+}
+
+/// Some elements of the tensor, on the host, in the type that candle takes them as.
+fn piece(pull: &Pull<'_>, elements: Range<usize>) -> Result<Tensor> {
+    let count = elements.len();
+    match pull.taken {
+        Taken::AsIs(dtype) | Taken::Opaque(dtype) => {
+            let bytes = bytes(pull, elements, dtype.size_in_bytes())?;
+            Tensor::from_raw_buffer(&bytes, dtype, &[count], &Device::Cpu)
+        }
+        Taken::WidenedU16 => {
+            let bytes = bytes(pull, elements, size_of::<u16>())?;
+            let (pairs, _) = bytes.as_chunks();
+            let widened: Vec<_> = pairs.iter().map(|&pair| u32::from(u16::from_le_bytes(pair))).collect();
+            Tensor::from_vec(widened, count, &Device::Cpu)
+        }
+    }
+}
+
+/// Candle's own cast, which for one pair of types never returns (0.11.1: it calls itself). The way round is exact.
+fn cast(piece: &Tensor, dtype: DType) -> Result<Tensor> {
+    match (piece.dtype(), dtype) {
+        (DType::F8E4M3, DType::F64) => piece.to_dtype(DType::F32)?.to_dtype(dtype),
+        _ => piece.to_dtype(dtype),
+    }
+}
+
+fn bytes(pull: &Pull<'_>, elements: Range<usize>, element_bytes: usize) -> Result<Vec<u8>> {
+    let mut bytes = zeroed::<u8>(pull, elements.len() * element_bytes)?;
+    let offset_bytes =
+        elements.start.checked_mul(element_bytes).and_then(|offset| u64::try_from(offset).ok());
+    pull.read(offset_bytes.expect("inside the tensor, whose length has 64 bits"), &mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_everything_once_and_stay_within_the_staging() {
+        for total in [0, 1, 7, 4096, 100_003] {
+            for (element_bytes, staging_bytes, workers) in
+                [(10, 4096, 1), (6, 4096, 4), (24, 1 << 20, 3), (9, 8, 2)]
+            {
+                let pieces = Pieces::cut(total, element_bytes, staging_bytes, workers);
+                let cut: Vec<_> = (0..pieces.count()).map(|index| pieces.piece(index).unwrap()).collect();
+                assert_eq!(cut.iter().flat_map(Clone::clone).count(), total);
+                assert!(cut.windows(2).all(|pair| pair[0].end == pair[1].start), "{pieces:?}");
+                assert_eq!(pieces.piece(pieces.count()), None);
+                assert!((1..=workers).contains(&pieces.workers));
+                let held_bytes = pieces.workers * pieces.each * element_bytes;
+                assert!(held_bytes <= staging_bytes || pieces.each == 1, "{pieces:?}: {held_bytes}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_index_is_no_piece() {
+        assert_eq!(Pieces::cut(10, 1, 4, 1).piece(usize::MAX), None);
+    }
+}

@@ -1,0 +1,27 @@
+//! Writes `include/onelayer.h` from the sources: `cargo run -p onelayer-capi --example header`.
+//! With `--check` it writes nothing, and fails if the header is not what it would write.
+#![allow(clippy::print_stdout, reason = "says what it did")]
+
+use std::path::Path;
+use std::{env, fs};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = package.join("include/onelayer.h");
+    let mut written = Vec::new();
+    cbindgen::generate(package)?.write(&mut written);
+    if !env::args().any(|word| word == "--check") {
+        fs::write(&path, written)?;
+        println!("wrote {}", path.display());
+        return Ok(());
+    }
+    if fs::read(&path)? != written {
+        return Err(format!(
+            "{} is not what the sources say; write it with `cargo run -p onelayer-capi --example header`",
+            path.display()
+        )
+        .into());
+    }
+    println!("{} is what the sources say", path.display());
+    Ok(())
+}

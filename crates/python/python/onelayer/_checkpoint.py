@@ -1,0 +1,283 @@
+"""Checkpoints: what is in them, and the loads that start from them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from . import _native
+from ._lazy import LazyTensor, Mode, StateDict, converter, loads_for
+from ._sizes import optional_size
+from ._sources import locate
+
+if TYPE_CHECKING:
+    from ._native import LayerStream, Plan
+
+Select = str | Collection[str] | Callable[["TensorInfo"], bool]
+"""A regular expression that names have to match somewhere, names, or a question for each tensor."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a file says about a tensor."""
+
+    name: str
+    dtype: str
+    """As files spell it: ``BF16``, ``F8_E4M3``, ..."""
+    shape: tuple[int, ...]
+    nbytes: int
+    path: str
+    """The file that holds it."""
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """A layer before it is loaded."""
+
+    name: str
+    nbytes: int
+    keys: tuple[str, ...]
+    """Names of its tensors, in file order."""
+
+
+class Checkpoint:
+    """A checked description of a checkpoint. No tensor has been read. May be shared by threads."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Opens a file, a directory, an index or a pipeline; reads headers only.
+
+        Raises ``FileNotFoundError`` if something is missing, ``CheckpointError`` if something is wrong.
+        """
+        self._native = _native.NativeCheckpoint(os.fspath(path))
+        self._path = os.fspath(path)
+
+    @property
+    def path(self) -> str:
+        """What was opened."""
+        return self._path
+
+    def keys(self) -> list[str]:
+        """Names of all tensors, by file and place in it."""
+        return self._native.names()
+
+    def __len__(self) -> int:
+        return len(self._native)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._native
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def info(self, name: str) -> TensorInfo:
+        """What its file says about a tensor. Raises ``KeyError`` if there is none of that name."""
+        dtype, shape, nbytes, path = self._native.describe(name)
+        return TensorInfo(name, dtype, tuple(shape), nbytes, os.fspath(path))
+
+    @cached_property
+    def layers(self) -> list[LayerInfo]:
+        """The layers, in the order in which a model runs them."""
+        return [LayerInfo(name, nbytes, tuple(keys)) for name, nbytes, keys in self._native.layers()]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return self._native.nbytes
+
+    @property
+    def files(self) -> list[str]:
+        """The files that hold the tensors."""
+        return [os.fspath(path) for path, _ in self._native.files()]
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The free text of the headers; where files disagree, the first one's."""
+        merged: dict[str, str] = {}
+        for _, entries in self._native.files():
+            for key, value in entries:
+                merged.setdefault(key, value)
+        return merged
+
+    @property
+    def notes(self) -> list[str]:
+        """Choices that were made while opening, such as which of two sets of files was taken."""
+        return self._native.notes
+
+    @cached_property
+    def min_budget(self) -> int:
+        """The smallest host budget that a stream to the CPU accepts, in bytes."""
+        return self.plan().min_budget
+
+    def plan(self, **stream_options: Any) -> Plan:
+        """What ``stream`` with these options would do: every term of its memory. Reads no tensor.
+
+        The device need not be there. Raises ``BudgetError`` for a budget that cannot work.
+        """
+        return self._native.plan(self._options(**stream_options))
+
+    def stream(self, **stream_options: Any) -> LayerStream:
+        """Streams the layers, in the order in which a model runs them.
+
+        Options, all by keyword:
+
+        - ``device``: ``"cpu"``, ``"cuda:0"``, a ``torch.device``, or ``"none"`` to read and drop.
+        - ``budget``: most host memory beside the layers, such as ``"512MiB"``. 64 MiB by default.
+        - ``device_budget``: most bytes of resident layers.
+        - ``window``: layers resident at once, or ``"all"``. Two by default: the one in hand and the next.
+        - ``prefetch``: layers read ahead. Two by default.
+        - ``select``: a regular expression, names, or a question for each ``TensorInfo``.
+        - ``order``: ``"execution"``, or with ``window="all"`` also ``"file"``.
+        - ``dtype``: ``"bf16"``, ``"f16"`` or ``"f32"``: wider floats are narrowed on the way.
+        - ``shard``: ``(rank, world)``: only this rank's part of each tensor, as engines cut common architectures. Only its bytes
+          are read. ``rules`` come first: a regular expression for names, and the dimension along which to cut, or ``None`` for what
+          every rank has whole.
+        - ``io``: ``"auto"``, ``"buffered"``, ``"direct"``, ``"mmap"`` or ``"uring"``; ``readers``: reads in flight.
+        - ``on_stall``: seconds until a caller that holds the whole window gets a ``StalledError``.
+
+        Raises ``BudgetError`` for a budget that cannot work and ``DeviceError`` for a device that cannot.
+        """
+        return self._native.stream(self._options(**stream_options))
+
+    def tensors(self, *, framework: Literal["pt", "np"] = "pt", **stream_options: Any) -> Iterator[tuple[str, Any]]:
+        """All tensors with their names, one after the other, as tensors of torch or arrays of numpy.
+
+        They share the memory of their layer, which is free when the last of them is. Options are those of ``stream``.
+        """
+        convert = converter(framework)
+        with self.stream(**stream_options) as stream:
+            for layer in stream:
+                with layer:
+                    leases = [(name, convert(tensor)) for name, tensor in layer.items()]
+                # From here on only what was exported holds the layer: let go of each as it is handed out.
+                leases.reverse()
+                while leases:
+                    yield leases.pop()
+
+    def state_dict(
+        self,
+        *,
+        device: object = "cpu",
+        framework: Literal["pt", "np"] = "pt",
+        mode: Mode = "owned",
+        budget: int | str | None = None,
+        select: Select | None = None,
+    ) -> StateDict:
+        """All tensors by name, none of them read yet: what ``from_pretrained(None, state_dict=...)`` of transformers takes.
+
+        Indexing a tensor reads it, ``tensor[...]`` all of it. Threads may read at the same time. Options:
+
+        - ``device``: where tensors of torch go. To any but the CPU they travel in pieces, so that the host never has one whole.
+        - ``mode``: ``"owned"`` reads tensors into memory of their own. ``"mapped"``, on the CPU, gives views of a private,
+          copy-on-write mapping: pages that nobody writes to stay the page cache's and can be taken back. A file that is
+          truncated meanwhile then ends this process.
+        - ``budget``: most host memory beside the tensors, for up to four readers at once.
+        - ``select``: as for ``stream``.
+        """
+        loads = loads_for(self, framework=framework, device=device, mode=mode, budget=optional_size(budget))
+        selected = None if select is None else self._selected(select)
+        names = [name for name in self.keys() if selected is None or name in selected]
+        described = ((name, self._native.describe(name)) for name in names)
+        return StateDict(
+            {name: LazyTensor(loads, name, dtype, tuple(shape)) for name, (dtype, shape, _, _) in described}
+        )
+
+    def _options(
+        self,
+        *,
+        device: object = "cpu",
+        budget: int | str | None = None,
+        device_budget: int | str | None = None,
+        window: int | Literal["all"] | None = None,
+        prefetch: int | None = None,
+        select: Select | None = None,
+        order: str = "execution",
+        io: str | None = None,
+        readers: int | None = None,
+        dtype: str | None = None,
+        shard: tuple[int, int] | None = None,
+        rules: Mapping[str, int | None] | None = None,
+        on_stall: float | None = None,
+    ) -> dict[str, Any]:
+        if rules and shard is None:
+            raise ValueError("rules say how tensors are cut among ranks: shard=(rank, world) is missing")
+        return {
+            "target": _target(device),
+            "budget": optional_size(budget),
+            "device_budget": optional_size(device_budget),
+            "window": _window(window),
+            "prefetch": prefetch,
+            "select": None if select is None else self._selected(select),
+            "order": order,
+            "io": io,
+            "readers": readers,
+            "dtype": dtype,
+            "shard": shard,
+            "cuts": self._cuts(rules or {}),
+            "stall_seconds": None if on_stall is None else float(on_stall),
+        }
+
+    def _cuts(self, rules: Mapping[str, int | None]) -> dict[str, int | None]:
+        """The dimension for each name that a rule matches, the first one that does."""
+        patterns = [(re.compile(pattern), axis) for pattern, axis in rules.items()]
+        matches = ((name, axis) for name in self.keys() for pattern, axis in reversed(patterns) if pattern.search(name))
+        return dict(matches)
+
+    def _selected(self, select: Select) -> set[str]:
+        if isinstance(select, str):
+            pattern = re.compile(select)
+            return {name for name in self.keys() if pattern.search(name)}
+        if callable(select):
+            return {name for name in self.keys() if select(self.info(name))}
+        names = set(select)
+        for name in names:
+            if name not in self:
+                raise KeyError(name)
+        return names
+
+    def __repr__(self) -> str:
+        return f"<onelayer.Checkpoint {self._path!r}: {len(self)} tensors, {self.nbytes} bytes>"
+
+
+def open(
+    source: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    offline: bool | None = None,
+    download: bool = False,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Checkpoint:
+    """Opens a checkpoint: a file, a directory, an index, a pipeline, or ``org/name[@revision]``.
+
+    A name is looked up in the local cache of the Hugging Face hub. ``download=True`` has the package
+    ``huggingface_hub`` fetch it first, with ``token``, unless ``offline``.
+    """
+    path = locate(
+        source,
+        revision=revision,
+        token=token,
+        offline=offline,
+        download=download,
+        cache_dir=cache_dir,
+    )
+    return Checkpoint(path)
+
+
+def _target(device: object) -> str:
+    """The name of a device, in the library's words."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        return f"cuda:{device}"
+    name = str(device)
+    return {"cpu": "host", "cpu:0": "host", "cuda": "cuda:0"}.get(name, name)
+
+
+def _window(window: int | str | None) -> int | None:
+    if window == "all":
+        return 0
+    if window is None or (isinstance(window, int) and window > 0):
+        return window
+    raise ValueError(f"window={window!r}: expected a number of layers, or 'all'")

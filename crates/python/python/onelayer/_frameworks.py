@@ -1,0 +1,87 @@
+"""Tensors as numpy arrays and torch tensors. Neither is imported before it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+    from ._native import Tensor
+
+# Names of types in files -> names of numpy's, or of the package ml_dtypes where numpy has none.
+_NUMPY = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "U16": "uint16",
+    "I16": "int16",
+    "U32": "uint32",
+    "I32": "int32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+}
+_ML_DTYPES = {
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
+# torch spells them alike, and has a type for two 4-bit floats.
+_TORCH = {**_NUMPY, **_ML_DTYPES, "F4": "float4_e2m1fn_x2"}
+
+
+def numpy_dtype(name: str) -> numpy.dtype[Any]:
+    """numpy's type of that name in files."""
+    import numpy
+
+    if name in _NUMPY:
+        return numpy.dtype(_NUMPY[name])
+    if name in _ML_DTYPES:
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise ImportError(f"numpy has no {name}: the package ml_dtypes has") from error
+        found: numpy.dtype[Any] = numpy.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
+        return found
+    raise TypeError(f"neither numpy nor ml_dtypes has {name}: see Tensor.view_bytes()")
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's type of that name in files."""
+    import torch
+
+    found: torch.dtype | None = getattr(torch, _TORCH.get(name, ""), None)
+    if found is None:
+        raise TypeError(f"this torch has no {name}: see Tensor.view_bytes()")
+    return found
+
+
+def torch_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape in elements of ``torch_dtype``: two 4-bit floats are one."""
+    return (*shape[:-1], shape[-1] // 2) if name == "F4" else tuple(shape)
+
+
+def to_numpy(tensor: Tensor) -> numpy.ndarray[Any, Any]:
+    """An array that shares the memory."""
+    import numpy
+
+    if tensor.dtype in _NUMPY:
+        return numpy.from_dlpack(tensor)
+    dtype = numpy_dtype(tensor.dtype)
+    return numpy.from_dlpack(tensor.view_bytes()).view(dtype).reshape(tensor.shape)
+
+
+def to_torch(tensor: Tensor) -> torch.Tensor:
+    """A tensor that shares the memory."""
+    import torch
+
+    return torch.from_dlpack(tensor)

@@ -1,0 +1,195 @@
+"""Tensors that are read when somebody indexes them, and who reads them: into memory of their own, through a private mapping,
+or piece by piece onto a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from ._errors import BudgetError
+from ._frameworks import to_numpy, to_torch, torch_dtype, torch_shape
+from ._slices import Ranges, is_whole, plan_index
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._checkpoint import Checkpoint
+    from ._native import NativeCheckpoint, NativeMapping, NativeReader, Tensor
+
+Mode = Literal["owned", "mapped"]
+
+# What a reader of single tensors holds at most beside the tensors: eight pieces of 2 MiB.
+_SCRATCH_BYTES = 16 << 20
+# Threads that may read at once, which is what transformers starts.
+_THREADS = 4
+_PIECE_BYTES_MIN = 1 << 20
+_PIECE_BYTES_MAX = 32 << 20
+
+
+class Loads(Protocol):
+    """Who gives tensors, whole and in part."""
+
+    def whole(self, name: str) -> Any: ...
+
+    def part(self, name: str, ranges: Ranges) -> Any: ...
+
+    def expect_all(self) -> None:
+        """Every tensor will be asked for soon. Most have nothing to prepare."""
+        return
+
+
+class OwnedLoads(Loads):
+    """Reads tensors into memory of their own."""
+
+    def __init__(self, reader: NativeReader, convert: Callable[[Tensor], Any]) -> None:
+        self._reader = reader
+        self._convert = convert
+
+    def whole(self, name: str) -> Any:
+        return self._convert(self._reader.read(name))
+
+    def part(self, name: str, ranges: Ranges) -> Any:
+        return self._convert(self._reader.read_slice(name, ranges))
+
+
+class MappedLoads(Loads):
+    """Views of private mappings: pages are the page cache's until somebody writes to them."""
+
+    def __init__(self, mapping: NativeMapping, convert: Callable[[Tensor], Any]) -> None:
+        self._mapping = mapping
+        self._convert = convert
+
+    def whole(self, name: str) -> Any:
+        return self._convert(self._mapping.view(name))
+
+    def part(self, name: str, ranges: Ranges) -> Any:
+        return self.whole(name)[tuple(slice(*span) for span in ranges)]
+
+    def expect_all(self) -> None:
+        # Whoever touches the pages would have them brought in a few at a time.
+        self._mapping.read_ahead()
+
+
+class DeviceLoads(Loads):
+    """Tensors of torch on a device, filled piece by piece: the host never has one whole."""
+
+    def __init__(self, native: NativeCheckpoint, device: torch.device, piece_bytes: int) -> None:
+        self._reader = reader = native.reader()
+        self._describe = native.describe
+        self._device = device
+        self._piece_bytes = piece_bytes
+        self._host = OwnedLoads(reader, to_torch)
+
+    def whole(self, name: str) -> Any:
+        import torch
+
+        dtype, shape, nbytes, _ = self._describe(name)
+        flat = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        for start in range(0, nbytes, self._piece_bytes):
+            length = min(self._piece_bytes, nbytes - start)
+            flat[start : start + length].copy_(to_torch(self._reader.read_part(name, start, length)))
+        return flat.view(torch_dtype(dtype)).reshape(torch_shape(dtype, shape))
+
+    def part(self, name: str, ranges: Ranges) -> Any:
+        return self._host.part(name, ranges).to(self._device)
+
+
+class LazyTensor:
+    """A tensor that is read when it is indexed: ``tensor[...]`` is all of it, ``tensor[2:5]`` reads no other rows."""
+
+    __slots__ = ("_dtype", "_loads", "_name", "_shape")
+
+    def __init__(self, loads: Loads, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        self._loads = loads
+        self._name = name
+        self._dtype = dtype
+        self._shape = shape
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> str:
+        """As files spell it."""
+        return self._dtype
+
+    def get_shape(self) -> list[int]:
+        return list(self._shape)
+
+    def get_dtype(self) -> str:
+        return self._dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        ranges, rest = plan_index(index, self._shape)
+        found = self._loads.whole(self._name) if is_whole(ranges, self._shape) else self._loads.part(self._name, ranges)
+        return found if rest is None else found[rest]
+
+    def __repr__(self) -> str:
+        return f"<onelayer.LazyTensor {self._name!r}: {self._dtype} {list(self._shape)}>"
+
+
+class StateDict(Mapping[str, LazyTensor]):
+    """All tensors by name, none of them read yet. Threads may read at the same time."""
+
+    def __init__(self, tensors: dict[str, LazyTensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> LazyTensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def copy(self) -> dict[str, LazyTensor]:
+        """A plain dictionary of the same tensors."""
+        return dict(self._tensors)
+
+
+def converter(framework: str) -> Callable[[Any], Any]:
+    """What makes arrays or tensors of ours."""
+    names = {"pt": to_torch, "torch": to_torch, "pytorch": to_torch, "np": to_numpy, "numpy": to_numpy}
+    if framework not in names:
+        raise ValueError(f"framework={framework!r}: expected 'pt' or 'np'")
+    return names[framework]
+
+
+def loads_for(checkpoint: Checkpoint, *, framework: str, device: object, mode: str, budget: int | None) -> Loads:
+    """Who loads the tensors of a checkpoint."""
+    native = checkpoint._native
+    convert = converter(framework)
+    if mode not in ("owned", "mapped"):
+        raise ValueError(f"mode={mode!r}: expected 'owned' or 'mapped'")
+    on_host = str(device) in ("cpu", "cpu:0", "host")
+    if not on_host and convert is not to_torch:
+        raise ValueError(f"device={device!r}: arrays of numpy are on the CPU")
+    if not on_host and mode == "mapped":
+        raise ValueError(f"device={device!r}: only tensors on the CPU can be mapped")
+    if mode == "mapped":
+        return MappedLoads(native.mapping(), convert)
+    piece_bytes = _piece_bytes(native.metadata_bytes, budget, on_host)
+    if on_host:
+        return OwnedLoads(native.reader(), convert)
+    import torch
+
+    target = torch.device("cuda", device) if isinstance(device, int) else torch.device(str(device))
+    return DeviceLoads(native, target, piece_bytes)
+
+
+def _piece_bytes(metadata_bytes: int, budget: int | None, on_host: bool) -> int:
+    """How much of a tensor may pass through the host at once, so that all that read together stay within the budget."""
+    if budget is None:
+        return _PIECE_BYTES_MAX // 4
+    least = metadata_bytes + _SCRATCH_BYTES + (0 if on_host else _THREADS * _PIECE_BYTES_MIN)
+    if budget < least:
+        message = f"a budget of {budget} bytes is below what reading single tensors takes: {least} bytes"
+        raise BudgetError(message, required=least, budget=budget)
+    left = (budget - metadata_bytes - _SCRATCH_BYTES) // _THREADS
+    return min(left, _PIECE_BYTES_MAX)

@@ -1,0 +1,24 @@
+"""``load_file`` of ``safetensors.torch``."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ._file import load_all
+
+if TYPE_CHECKING:
+    import torch
+
+
+def load_file(
+    filename: str | os.PathLike[str],
+    device: str | int | torch.device = "cpu",
+    *,
+    backend: str = "pread",
+) -> dict[str, torch.Tensor]:
+    """Every tensor of a file, as tensors of torch on a device.
+
+    ``backend="pread"`` gives them memory of their own, ``"mmap"`` (on the CPU) views of a private, copy-on-write mapping.
+    """
+    return load_all(filename, "pt", device, backend)

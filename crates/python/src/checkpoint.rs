@@ -1,0 +1,140 @@
+//! An opened checkpoint: what `onelayer.Checkpoint` is made of.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use onelayer::checkpoint::{CacheVariables, HubCache};
+use onelayer::layers::Layers;
+use onelayer::{Checkpoint, LoadError, Share};
+use pyo3::exceptions::PyKeyError;
+use pyo3::prelude::*;
+
+use crate::errors;
+use crate::options::Options;
+use crate::plan::Plan;
+use crate::reading::{NativeMapping, NativeReader};
+use crate::stream::LayerStream;
+
+/// A checked description of a checkpoint.
+#[pyclass(frozen, module = "onelayer._native")]
+pub(crate) struct NativeCheckpoint {
+    pub(crate) inner: Checkpoint,
+}
+
+#[pymethods]
+impl NativeCheckpoint {
+    #[new]
+    fn open(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        let inner =
+            py.detach(|| Checkpoint::open(&path)).map_err(|error| errors::of_checkpoint(py, &error))?;
+        Ok(Self { inner })
+    }
+
+    /// Names of all tensors, by file and place in it.
+    fn names(&self) -> Vec<&str> {
+        self.inner.tensors().map(|tensor| tensor.name).collect()
+    }
+
+    fn __len__(&self) -> usize {
+        self.inner.tensor_count()
+    }
+
+    fn __contains__(&self, name: &str) -> bool {
+        self.inner.find(name).is_some()
+    }
+
+    /// Type as the file spells it, shape, bytes and file of one tensor.
+    fn describe(&self, name: &str) -> PyResult<(&str, Vec<u64>, u64, PathBuf)> {
+        let tensor = self.inner.find(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
+        let path = self.inner.shard(tensor.shard).path.clone();
+        Ok((tensor.dtype_name, tensor.shape.to_vec(), tensor.extent.len_bytes(), path))
+    }
+
+    /// Name, bytes and names of the tensors of each layer, in execution order.
+    fn layers(&self, py: Python<'_>) -> PyResult<Vec<(String, u64, Vec<&str>)>> {
+        let layers = py.detach(|| Layers::group(&self.inner));
+        let layers = layers.map_err(|error| errors::of_load(py, &LoadError::Layers(error)))?;
+        let describe = |layer: &onelayer::layers::Layer| {
+            let tensors = || layer.tensors.iter().map(|&id| self.inner.tensor(id));
+            let bytes = tensors().map(|tensor| tensor.extent.len_bytes()).sum();
+            (layer.id.as_str().to_owned(), bytes, tensors().map(|tensor| tensor.name).collect())
+        };
+        Ok(layers.as_slice().iter().map(describe).collect())
+    }
+
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.inner.tensor_bytes()
+    }
+
+    /// Host memory that the description takes.
+    #[getter]
+    fn metadata_bytes(&self) -> u64 {
+        self.inner.metadata_bytes()
+    }
+
+    /// The files, and the free text of each header.
+    fn files(&self) -> Vec<(PathBuf, Vec<(&str, &str)>)> {
+        let shards = self.inner.shards().iter();
+        shards.map(|shard| (shard.path.clone(), shard.metadata.iter().collect())).collect()
+    }
+
+    /// Choices that were made while opening.
+    #[getter]
+    fn notes(&self) -> Vec<&str> {
+        self.inner.notes().iter().map(String::as_str).collect()
+    }
+
+    fn plan(&self, py: Python<'_>, options: Options) -> PyResult<Plan> {
+        let builder = options.builder()?;
+        let plan = py.detach(|| builder.plan(&self.inner)).map_err(|error| errors::of_load(py, &error))?;
+        Ok(Plan::new(&plan))
+    }
+
+    /// Which of so many ranks reads each of these tensors, so that each is read once in all.
+    fn owners(&self, py: Python<'_>, world: u32, names: HashSet<String>) -> PyResult<Vec<(&str, u32)>> {
+        let share = py.detach(|| {
+            let layers = Layers::group(&self.inner)?;
+            let is_meant = |tensor| names.contains(self.inner.tensor(tensor).name);
+            Ok(Share::divide(&self.inner, &layers, world, is_meant))
+        });
+        let share = share.map_err(|error| errors::of_load(py, &LoadError::Layers(error)))?;
+        let owned = self.inner.tensors().filter_map(|tensor| Some((tensor.name, share.owner(tensor.id)?)));
+        Ok(owned.collect())
+    }
+
+    /// A reader of single tensors.
+    fn reader(&self, py: Python<'_>) -> PyResult<NativeReader> {
+        NativeReader::open(py, &self.inner)
+    }
+
+    /// Mappings of the files; each is made when it is first needed.
+    fn mapping(&self) -> NativeMapping {
+        NativeMapping::new(&self.inner)
+    }
+
+    fn stream(&self, py: Python<'_>, options: Options) -> PyResult<LayerStream> {
+        let target = options.target()?;
+        let builder = options.builder()?;
+        let stream = py.detach(|| builder.build()?.stream(&self.inner));
+        let stream = stream.map_err(|error| errors::of_load(py, &error))?;
+        Ok(LayerStream::new(stream, target))
+    }
+}
+
+/// The directory of `org/name@revision` in the local cache of the hub, which is in `root` or where the variables of the
+/// environment say, given in the order of `CacheVariables`.
+#[pyfunction]
+pub(crate) fn locate_in_cache(
+    py: Python<'_>,
+    name: &str,
+    root: Option<PathBuf>,
+    variables: [Option<OsString>; 5],
+) -> PyResult<Option<PathBuf>> {
+    let [hf_hub_cache, huggingface_hub_cache, hf_home, xdg_cache_home, home] = variables;
+    let variables = CacheVariables { hf_hub_cache, huggingface_hub_cache, hf_home, xdg_cache_home, home };
+    let Some(root) = root.or_else(|| HubCache::locate(&variables)) else { return Ok(None) };
+    let found = py.detach(|| HubCache::new(root).resolve(name));
+    found.map(Some).map_err(|error| errors::of_checkpoint(py, &error))
+}

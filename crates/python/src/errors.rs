@@ -1,0 +1,139 @@
+//! Errors of the library as Python exceptions. The classes are Python's own (`onelayer/_errors.py`), so that users can
+//! read them; here is who becomes what.
+
+use std::error::Error;
+use std::io;
+use std::path::Path;
+
+use onelayer::{CheckpointError, DeviceError, LoadError, PlanError, SourceError};
+use pyo3::exceptions::{
+    PyFileNotFoundError, PyKeyError, PyMemoryError, PyOSError, PyRuntimeError, PyValueError,
+};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// `ENOENT` of errno.h, the same on every Linux.
+const NO_SUCH_FILE: i32 = 2;
+
+/// The exception for what is wrong with a checkpoint.
+pub(crate) fn of_checkpoint(py: Python<'_>, error: &CheckpointError) -> PyErr {
+    match error {
+        CheckpointError::Io { path, source, .. } => system(source, &chain(error), path),
+        _ if error.is_missing() => {
+            let path = error.path().map(Path::to_path_buf);
+            PyFileNotFoundError::new_err((NO_SUCH_FILE, error.to_string(), path))
+        }
+        _ => of_package(py, "CheckpointError", &chain(error), |details| {
+            details.set_item("path", error.path())?;
+            details.set_item("tensor", error.tensor())
+        }),
+    }
+}
+
+/// The exception for what ended a load.
+pub(crate) fn of_load(py: Python<'_>, error: &LoadError) -> PyErr {
+    match error {
+        LoadError::Plan(plan) => of_plan(py, plan),
+        LoadError::Source(source) => of_source(py, source),
+        LoadError::Device(device) => of_device(py, device),
+        LoadError::Stalled { held, .. } | LoadError::DeviceBudgetFull { held, .. } => {
+            let held: Vec<&str> = held.iter().map(onelayer::LayerId::as_str).collect();
+            let hint =
+                "a loop variable holds its layer until it is given the next one: `with layer:` lets go of it";
+            let message = format!("{error} ({hint})");
+            of_package(py, "StalledError", &message, |details| details.set_item("held", held))
+        }
+        LoadError::Cancelled => of_package(py, "CancelledError", &chain(error), |_| Ok(())),
+        LoadError::Layers(_) => PyValueError::new_err(chain(error)),
+        LoadError::NotFound { .. } => PyKeyError::new_err(error.to_string()),
+        LoadError::Staging(_) => PyMemoryError::new_err(chain(error)),
+        _ => PyRuntimeError::new_err(chain(error)),
+    }
+}
+
+fn of_plan(py: Python<'_>, error: &PlanError) -> PyErr {
+    let (required, budget) = match error {
+        PlanError::BudgetTooSmall { budget_bytes, smallest_bytes, .. } => (*smallest_bytes, *budget_bytes),
+        PlanError::DeviceBudgetTooSmall { needed_bytes, budget_bytes, .. } => (*needed_bytes, *budget_bytes),
+        _ => return PyValueError::new_err(chain(error)),
+    };
+    budget_error(py, &chain(error), required, budget, None)
+}
+
+/// The exception for a budget that cannot work. `tensor` is the one that does not fit, where it is a tensor's fault.
+pub(crate) fn budget_error(
+    py: Python<'_>,
+    message: &str,
+    required: u64,
+    budget: u64,
+    tensor: Option<&str>,
+) -> PyErr {
+    of_package(py, "BudgetError", message, |details| {
+        details.set_item("required", required)?;
+        details.set_item("budget", budget)?;
+        details.set_item("tensor", tensor)
+    })
+}
+
+fn of_source(py: Python<'_>, error: &SourceError) -> PyErr {
+    match error {
+        SourceError::Open { path, source }
+        | SourceError::Status { path, source }
+        | SourceError::Read { path, source, .. } => system(source, &chain(error), path),
+        // Changed, cut short, or no regular file any more: what was checked is not what is there.
+        _ => of_package(py, "CheckpointError", &chain(error), |details| {
+            details.set_item("path", error.path())?;
+            details.set_item("tensor", None::<&str>)
+        }),
+    }
+}
+
+fn of_device(py: Python<'_>, error: &DeviceError) -> PyErr {
+    if matches!(error, DeviceError::HostAllocation { .. }) {
+        return PyMemoryError::new_err(chain(error));
+    }
+    of_package(py, "DeviceError", &chain(error), |_| Ok(()))
+}
+
+/// The exception for memory that the system refused.
+pub(crate) fn of_memory(tensor: &str, bytes: u64, source: &io::Error) -> PyErr {
+    PyMemoryError::new_err(format!("tensor {tensor:?}: cannot allocate {bytes} bytes: {source}"))
+}
+
+/// `OSError` or what of its kind the number says: `FileNotFoundError`, `PermissionError`, ...
+fn system(source: &io::Error, message: &str, path: &Path) -> PyErr {
+    match source.raw_os_error() {
+        Some(number) => PyOSError::new_err((number, message.to_owned(), path.to_path_buf())),
+        None => PyOSError::new_err(message.to_owned()),
+    }
+}
+
+/// An exception of a class in `onelayer._errors`, with details as keywords.
+fn of_package(
+    py: Python<'_>,
+    class: &str,
+    message: &str,
+    describe: impl FnOnce(&Bound<'_, PyDict>) -> PyResult<()>,
+) -> PyErr {
+    let exception = || {
+        let details = PyDict::new(py);
+        describe(&details)?;
+        py.import("onelayer._errors")?.getattr(class)?.call((message,), Some(&details))
+    };
+    // A failure to make the exception is an exception too.
+    exception().map_or_else(|error| error, PyErr::from_value)
+}
+
+/// A message with what caused it, unless it says so itself.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let text = inner.to_string();
+        if !message.contains(&text) {
+            message = format!("{message}: {text}");
+        }
+        cause = inner.source();
+    }
+    message
+}

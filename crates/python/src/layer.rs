@@ -1,0 +1,135 @@
+//! A layer as Python sees it: a mapping from names to tensors, and a context manager that lets go of it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use onelayer::{LoadedLayer, LoadedTensor, Target};
+use pyo3::exceptions::{PyKeyError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyIterator, PyList};
+
+use crate::tensor::Tensor;
+
+/// A layer that may be closed. Shared with the tensors that were looked up in it.
+pub(crate) struct Held {
+    layer: Mutex<Option<LoadedLayer>>,
+    name: String,
+    pub(crate) target: Target,
+}
+
+impl Held {
+    /// A lease of one tensor: it keeps the memory, whether the layer is closed later or not.
+    pub(crate) fn lease(&self, tensor: &str) -> PyResult<LoadedTensor> {
+        let layer = self.lock();
+        let layer = layer.as_ref().ok_or_else(|| {
+            PyValueError::new_err(format!("tensor {tensor:?}: its layer {:?} was closed", self.name))
+        })?;
+        layer.tensor(tensor).ok_or_else(|| PyKeyError::new_err(tensor.to_owned()))
+    }
+
+    /// Held for moments only, and never while something waits for the interpreter.
+    fn lock(&self) -> MutexGuard<'_, Option<LoadedLayer>> {
+        self.layer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A resident layer.
+#[pyclass(frozen, mapping, module = "onelayer")]
+pub(crate) struct Layer {
+    held: Arc<Held>,
+    names: Vec<String>,
+    /// Place in execution order.
+    #[pyo3(get)]
+    index: usize,
+    /// Bytes of its tensors.
+    #[pyo3(get)]
+    nbytes: u64,
+    /// Bytes it takes where it lives.
+    #[pyo3(get)]
+    resident_bytes: u64,
+}
+
+impl Layer {
+    pub(crate) fn new(layer: LoadedLayer, target: Target) -> Self {
+        let names = layer.tensors().map(|tensor| tensor.name().to_owned()).collect();
+        let (index, nbytes) = (layer.index(), layer.tensor_bytes());
+        let (name, resident_bytes) = (layer.id().as_str().to_owned(), layer.resident_bytes());
+        let held = Arc::new(Held { layer: Mutex::new(Some(layer)), name, target });
+        Self { held, names, index, nbytes, resident_bytes }
+    }
+
+    fn tensor(&self, name: &str) -> PyResult<Tensor> {
+        Ok(Tensor::of_layer(&self.held, &self.held.lease(name)?))
+    }
+}
+
+#[pymethods]
+impl Layer {
+    #[getter]
+    fn name(&self) -> &str {
+        &self.held.name
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.held.lock().is_none()
+    }
+
+    fn __len__(&self) -> usize {
+        self.names.len()
+    }
+
+    fn __contains__(&self, name: &Bound<'_, PyAny>) -> bool {
+        // What is no text is no name.
+        name.extract::<&str>().is_ok_and(|name| self.names.iter().any(|known| known == name))
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyIterator>> {
+        PyList::new(py, &self.names)?.try_iter()
+    }
+
+    fn __getitem__(&self, name: &str) -> PyResult<Tensor> {
+        self.tensor(name)
+    }
+
+    #[pyo3(signature = (name, default=None))]
+    fn get(&self, py: Python<'_>, name: &str, default: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
+        match self.tensor(name) {
+            Ok(tensor) => Ok(Some(tensor.into_pyobject(py)?.into_any().unbind())),
+            Err(error) if error.is_instance_of::<PyKeyError>(py) => Ok(default),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.names.iter().map(String::as_str).collect()
+    }
+
+    fn values(&self) -> PyResult<Vec<Tensor>> {
+        self.names.iter().map(|name| self.tensor(name)).collect()
+    }
+
+    fn items(&self) -> PyResult<Vec<(&str, Tensor)>> {
+        self.names.iter().map(|name| Ok((name.as_str(), self.tensor(name)?))).collect()
+    }
+
+    /// Lets go of the layer. What was exported stays.
+    fn close(&self, py: Python<'_>) {
+        let layer = self.held.lock().take();
+        // Freeing a large layer takes its time, and a device may have to be waited for.
+        py.detach(|| drop(layer));
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        let Held { name, target, .. } = &*self.held;
+        format!("<onelayer.Layer {name:?}: {} tensors, {} bytes on {target}>", self.names.len(), self.nbytes)
+    }
+}

@@ -1,0 +1,121 @@
+//! What a piece of a program takes of memory while it runs, for the pytest plug-in: host memory as the kernel counts it, and
+//! that of a device as its management library does.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use onelayer::probe::{GpuMemory, Measured, Sampler, SamplerOptions};
+use onelayer::{Device, Target};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+/// Time between two looks at a device: they cost more than one at the host.
+const DEVICE_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Measures from when it is made to `finish`.
+#[pyclass(frozen, module = "onelayer._native")]
+pub(crate) struct MemoryMeter {
+    parts: Mutex<Option<Parts>>,
+}
+
+struct Parts {
+    host: Result<Sampler, String>,
+    device: Option<Result<DeviceMeter, String>>,
+}
+
+/// Most bytes above the start; a number, or why there is none.
+type Growth = (Option<u64>, Option<String>);
+
+#[pymethods]
+impl MemoryMeter {
+    /// With the device of a number too, if one is given.
+    #[new]
+    #[pyo3(signature = (device=None))]
+    fn start(py: Python<'_>, device: Option<u32>) -> Self {
+        let parts = py.detach(|| {
+            // The device first: its context is not what is measured.
+            let device = device.map(DeviceMeter::start);
+            let host = Sampler::start(&SamplerOptions::default()).map_err(|error| error.to_string());
+            Parts { host, device }
+        });
+        Self { parts: Mutex::new(Some(parts)) }
+    }
+
+    /// Growth of host memory that the kernel cannot take back, of all resident memory, and of the device's.
+    fn finish(&self, py: Python<'_>) -> PyResult<(Growth, Growth, Growth)> {
+        let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Parts { host, device } = parts.ok_or_else(|| PyValueError::new_err("measured already"))?;
+        py.detach(|| {
+            let (unreclaimable, resident) = match host {
+                Ok(sampler) => {
+                    let summary =
+                        sampler.finish().map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+                    (told(summary.host_growth_bytes()), told(summary.rss_growth_bytes()))
+                }
+                Err(reason) => ((None, Some(reason.clone())), (None, Some(reason))),
+            };
+            let device = match device {
+                None => (None, Some("no device was asked for".to_owned())),
+                Some(Err(reason)) => (None, Some(reason)),
+                Some(Ok(meter)) => meter.finish(),
+            };
+            Ok((unreclaimable, resident, device))
+        })
+    }
+}
+
+fn told(measured: Measured<u64>) -> Growth {
+    match measured {
+        Measured::Value(bytes) => (Some(bytes), None),
+        Measured::Unavailable(reason) => (None, Some(reason.to_string())),
+    }
+}
+
+/// A thread that looks at what is in use on a device, by whomever.
+struct DeviceMeter {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<u64, String>>,
+}
+
+impl DeviceMeter {
+    fn start(ordinal: u32) -> Result<Self, String> {
+        let device = Device::open(Target::Cuda(ordinal)).map_err(|error| error.to_string())?;
+        let info = device.info().map_err(|error| error.to_string())?;
+        let total_bytes = match device.memory().map_err(|error| error.to_string())? {
+            Some(memory) => memory.total_bytes,
+            None => return Err("the device has no memory of its own".to_owned()),
+        };
+        let gpu = GpuMemory::open(info.uuid.as_deref(), info.pci_bus_id.as_deref(), total_bytes)
+            .map_err(|error| error.to_string())?;
+        let before_bytes = gpu.used_bytes().map_err(|error| error.to_string())?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let watch = move || {
+            // The context stays as long as it is watched.
+            let _device = device;
+            let mut most_bytes = before_bytes;
+            loop {
+                let is_last = stopped.load(Ordering::Acquire);
+                most_bytes = most_bytes.max(gpu.used_bytes().map_err(|error| error.to_string())?);
+                if is_last {
+                    return Ok(most_bytes - before_bytes);
+                }
+                thread::park_timeout(DEVICE_INTERVAL);
+            }
+        };
+        let thread = thread::Builder::new().name("onelayer-vram".to_owned()).spawn(watch);
+        Ok(Self { stop, thread: thread.map_err(|error| error.to_string())? })
+    }
+
+    fn finish(self) -> Growth {
+        self.stop.store(true, Ordering::Release);
+        self.thread.thread().unpark();
+        match self.thread.join() {
+            Ok(Ok(bytes)) => (Some(bytes), None),
+            Ok(Err(reason)) => (None, Some(reason)),
+            Err(_) => (None, Some("the thread that watched the device panicked".to_owned())),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Settings of a load, as the Python half hands them over: complete and of the right types.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use onelayer::{
+    FloatType, HandOut, IoMode, Loader, LoaderBuilder, Rank, ReadOrder, Split, SplitRules, Target, Window,
+};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+/// A dictionary with all of these keys; `None` where the library decides.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Options {
+    target: String,
+    budget: Option<u64>,
+    device_budget: Option<u64>,
+    /// Layers; zero for all of them.
+    window: Option<u32>,
+    prefetch: Option<u32>,
+    /// Names of tensors.
+    select: Option<HashSet<String>>,
+    order: String,
+    io: Option<String>,
+    readers: Option<u32>,
+    dtype: Option<String>,
+    /// Number of this rank and of all.
+    shard: Option<(u32, u32)>,
+    /// Dimensions along which tensors are cut among the ranks, by name; `None` for one that every rank gets whole. What is
+    /// not listed goes by the table of common architectures.
+    cuts: HashMap<String, Option<usize>>,
+    stall_seconds: Option<f64>,
+}
+
+impl Options {
+    /// Where the load goes.
+    pub(crate) fn target(&self) -> PyResult<Target> {
+        self.target
+            .parse()
+            .map_err(|error| PyValueError::new_err(format!("device {:?}: {error}", self.target)))
+    }
+
+    /// A builder with these settings.
+    pub(crate) fn builder(self) -> PyResult<LoaderBuilder> {
+        // A consumer's stream waits for the copies when a tensor is exported to it: nobody else needs to.
+        let builder = Loader::builder(self.target()?).hand_out(HandOut::AtOnce);
+        let mut builder = builder.read_order(order(&self.order)?);
+        if let Some(bytes) = self.budget {
+            builder = builder.host_budget(bytes);
+        }
+        if let Some(bytes) = self.device_budget {
+            builder = builder.device_budget(bytes);
+        }
+        builder = match self.window {
+            None => builder,
+            Some(0) => builder.window(Window::All),
+            Some(layers) => builder.window(Window::Layers(layers)),
+        };
+        if let Some(layers) = self.prefetch {
+            builder = builder.prefetch(layers);
+        }
+        if let Some(names) = self.select {
+            builder = builder.select(move |tensor| names.contains(tensor.name));
+        }
+        if let Some(name) = &self.io {
+            builder = builder.io(io(name)?);
+        }
+        if let Some(threads) = self.readers {
+            builder = builder.readers(threads);
+        }
+        if let Some(name) = &self.dtype {
+            builder = builder.dtype(float(name)?);
+        }
+        if let Some((rank, world)) = self.shard {
+            let cuts = self.cuts;
+            let rules = SplitRules::common().with(move |tensor| cut(cuts.get(tensor.name)?));
+            builder = builder.shard(ranked(rank, world)?, rules);
+        }
+        if let Some(seconds) = self.stall_seconds {
+            let timeout = Duration::try_from_secs_f64(seconds)
+                .map_err(|error| PyValueError::new_err(format!("on_stall={seconds}: {error}")))?;
+            builder = builder.stall_timeout(timeout);
+        }
+        Ok(builder)
+    }
+}
+
+fn cut(axis: &Option<usize>) -> Option<Split> {
+    Some(axis.map_or(Split::Whole, |axis| Split::Even { axis, blocks: 1 }))
+}
+
+/// A rank, if there is such a one.
+pub(crate) fn ranked(rank: u32, world: u32) -> PyResult<Rank> {
+    let message = || format!("rank {rank} of {world}: expected a number from 0 to below the number of ranks");
+    Rank::new(rank, world).ok_or_else(|| PyValueError::new_err(message()))
+}
+
+fn order(name: &str) -> PyResult<ReadOrder> {
+    match name {
+        "execution" => Ok(ReadOrder::Layers),
+        "file" => Ok(ReadOrder::Files),
+        _ => Err(unknown("order", name, "execution, file")),
+    }
+}
+
+fn io(name: &str) -> PyResult<IoMode> {
+    let modes = [IoMode::Auto, IoMode::Buffered, IoMode::Direct, IoMode::Mmap, IoMode::Uring];
+    let found = modes.into_iter().find(|mode| mode.to_string() == name);
+    found.ok_or_else(|| unknown("io", name, "auto, buffered, direct, mmap, uring"))
+}
+
+fn float(name: &str) -> PyResult<FloatType> {
+    let types = [FloatType::Bf16, FloatType::F16, FloatType::F32];
+    let found = types.into_iter().find(|float| float.to_string().eq_ignore_ascii_case(name));
+    found.ok_or_else(|| unknown("dtype", name, "bf16, f16, f32"))
+}
+
+fn unknown(option: &str, found: &str, expected: &str) -> PyErr {
+    PyValueError::new_err(format!("{option}={found:?}: expected one of {expected}"))
+}

@@ -1,0 +1,176 @@
+//! Tensors one by one, for those who pull: read into memory of their own, or seen through a private mapping.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use onelayer::checkpoint::{Shard, TensorEntry};
+use onelayer::units::ByteRange;
+use onelayer::{Checkpoint, DType, TensorReader};
+use pyo3::exceptions::{PyKeyError, PyOSError};
+use pyo3::prelude::*;
+use rustix::fs::{Advice, fadvise};
+
+use crate::errors;
+use crate::memory::{FileMapping, HostMemory};
+use crate::tensor::Tensor;
+
+/// Bytes that the kernel is asked at once to read ahead: it reads no more than its own window for sequential reads, whatever is asked.
+const AHEAD_BYTES: u64 = 128 << 10;
+
+/// Reads tensors, and slices of them, into memory of their own. Shared by threads.
+#[pyclass(frozen, module = "onelayer._native")]
+pub(crate) struct NativeReader {
+    reader: TensorReader,
+}
+
+impl NativeReader {
+    pub(crate) fn open(py: Python<'_>, checkpoint: &Checkpoint) -> PyResult<Self> {
+        let reader = py.detach(|| TensorReader::open(checkpoint));
+        Ok(Self { reader: reader.map_err(|error| errors::of_load(py, &error))? })
+    }
+}
+
+#[pymethods]
+impl NativeReader {
+    /// A whole tensor.
+    fn read(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
+        let entry = find(self.reader.checkpoint(), name)?;
+        let (dtype, shape) = (entry.dtype, entry.shape.to_vec());
+        let memory = self
+            .fill(py, &entry, entry.extent.len_bytes(), |reader, target| reader.read(entry.id, 0, target))?;
+        Ok(Tensor::of_memory(name, (dtype, entry.dtype_name), shape, memory))
+    }
+
+    /// A part of a tensor: a start and an end for each dimension, the outermost first. Each must lie within the shape.
+    fn read_slice(&self, py: Python<'_>, name: &str, ranges: Vec<(u64, u64)>) -> PyResult<Tensor> {
+        let entry = find(self.reader.checkpoint(), name)?;
+        let ranges: Vec<_> = ranges.into_iter().map(|(start, end)| start..end).collect();
+        let sliced = ranges.iter().map(|range| range.end - range.start);
+        let shape = sliced.chain(entry.shape.iter().skip(ranges.len()).copied()).collect();
+        let slice_bytes = self.reader.slice_bytes(entry.id, &ranges);
+        let slice_bytes = slice_bytes.map_err(|error| errors::of_load(py, &error))?;
+        let memory = self
+            .fill(py, &entry, slice_bytes, |reader, target| reader.read_slice(entry.id, &ranges, target))?;
+        Ok(Tensor::of_memory(name, (entry.dtype, entry.dtype_name), shape, memory))
+    }
+
+    /// Some bytes of a tensor, from an offset on, as bytes.
+    fn read_part(&self, py: Python<'_>, name: &str, offset_bytes: u64, len_bytes: u64) -> PyResult<Tensor> {
+        let entry = find(self.reader.checkpoint(), name)?;
+        let memory =
+            self.fill(py, &entry, len_bytes, |reader, target| reader.read(entry.id, offset_bytes, target))?;
+        Ok(Tensor::of_memory(name, (DType::U8, DType::U8.name()), vec![len_bytes], memory))
+    }
+
+    /// Bytes that were read from files so far, over-read included.
+    #[getter]
+    fn read_bytes(&self) -> u64 {
+        let ways = self.reader.ways();
+        ways.direct_bytes + ways.buffered_bytes + ways.mapped_bytes
+    }
+}
+
+impl NativeReader {
+    /// New memory, filled without the interpreter.
+    fn fill(
+        &self,
+        py: Python<'_>,
+        entry: &TensorEntry<'_>,
+        len_bytes: u64,
+        read: impl FnOnce(&TensorReader, &mut [u8]) -> Result<(), onelayer::LoadError> + Send,
+    ) -> PyResult<HostMemory> {
+        let filled = py.detach(|| {
+            let memory = HostMemory::new(len_bytes);
+            memory.map(|mut memory| read(&self.reader, memory.bytes_mut()).map(|()| memory))
+        });
+        filled
+            .map_err(|error| errors::of_memory(entry.name, len_bytes, &error))?
+            .map_err(|error| errors::of_load(py, &error))
+    }
+}
+
+/// Private, copy-on-write mappings of the files of a checkpoint: who writes to a tensor gets pages of its own, and the file
+/// stays as it is. Pages that were not written to are the page cache's.
+///
+/// Unlike everything else here they cannot tell a file that changes: who truncates it ends this process (`SIGBUS`).
+#[pyclass(frozen, module = "onelayer._native")]
+pub(crate) struct NativeMapping {
+    checkpoint: Checkpoint,
+    files: Vec<OnceLock<Arc<FileMapping>>>,
+}
+
+impl NativeMapping {
+    pub(crate) fn new(checkpoint: &Checkpoint) -> Self {
+        let files = checkpoint.shards().iter().map(|_| OnceLock::new()).collect();
+        Self { checkpoint: checkpoint.clone(), files }
+    }
+
+    fn file(&self, tensor: &TensorEntry<'_>) -> PyResult<&Arc<FileMapping>> {
+        let cell = &self.files[tensor.shard.index()];
+        if let Some(mapping) = cell.get() {
+            return Ok(mapping);
+        }
+        let shard = self.checkpoint.shard(tensor.shard);
+        let mapping = map(shard).map_err(|error| {
+            PyOSError::new_err((error.raw_os_error(), error.to_string(), shard.path.clone()))
+        })?;
+        // Another thread may have been quicker: then this mapping goes.
+        Ok(cell.get_or_init(|| Arc::new(mapping)))
+    }
+}
+
+#[pymethods]
+impl NativeMapping {
+    /// A whole tensor: a view of its file, or where its bytes do not start at a multiple of an element's, a copy.
+    fn view(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
+        let entry = find(&self.checkpoint, name)?;
+        let memory = match py.detach(|| self.file(&entry).map(|file| file.part(entry.extent, entry.dtype)))? {
+            Ok(memory) => memory,
+            Err(error) => return Err(errors::of_memory(name, entry.extent.len_bytes(), &error)),
+        };
+        Ok(Tensor::of_memory(name, (entry.dtype, entry.dtype_name), entry.shape.to_vec(), memory))
+    }
+
+    /// Has the kernel read the files ahead, one after the other. Returns at once.
+    fn read_ahead(&self, py: Python<'_>) {
+        let shards: Vec<(std::path::PathBuf, ByteRange)> =
+            self.checkpoint.shards().iter().map(|shard| (shard.path.clone(), shard.data)).collect();
+        py.detach(|| {
+            let work = move || {
+                for (path, data) in shards {
+                    // Advice is all it is: who reads the pages finds out what is wrong with the file.
+                    let _ = File::open(path).and_then(|file| advise(&file, data));
+                }
+            };
+            let _ = thread::Builder::new().name("onelayer-ahead".to_owned()).spawn(work);
+        });
+    }
+}
+
+fn advise(file: &File, data: ByteRange) -> io::Result<()> {
+    let mut start = data.start();
+    while start < data.end() {
+        let len = AHEAD_BYTES.min(data.end() - start);
+        fadvise(file, start, std::num::NonZeroU64::new(len), Advice::WillNeed)?;
+        start += len;
+    }
+    Ok(())
+}
+
+/// Maps a file if it is the one that was checked.
+fn map(shard: &Shard) -> io::Result<FileMapping> {
+    let file = File::open(&shard.path)?;
+    let metadata = file.metadata()?;
+    let was = &shard.identity;
+    if (metadata.dev(), metadata.ino(), metadata.len()) != (was.device, was.inode, was.len_bytes) {
+        return Err(io::Error::other("changed since it was checked"));
+    }
+    FileMapping::new(&file)
+}
+
+fn find<'a>(checkpoint: &'a Checkpoint, name: &str) -> PyResult<TensorEntry<'a>> {
+    checkpoint.find(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))
+}

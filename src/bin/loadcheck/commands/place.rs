@@ -1,0 +1,238 @@
+//! `loadcheck plan --vram …`: which layer fits where, into the report. A device map comes from a file, or goes to one.
+
+use std::path::{Path, PathBuf};
+
+use onelayer::fit::{
+    CacheType, Demand, DeviceMap, FitError, FitPlan, Limits, ModelConfig, Precision, Tier, Weights, Workload,
+};
+use onelayer::{Checkpoint, Layers};
+
+use crate::args::{CacheDtype, PlaceArgs};
+use crate::config::LoadConfig;
+use crate::output::Output;
+use crate::problem::{Code, Problem};
+use crate::report::{LargestFit, PlacedLayer, Placement, PrecisionNeed, Report, TiedPair, TierShare};
+use crate::sizes::{Size, SizeContext};
+use crate::small_file::{self, SmallFileError};
+use crate::worker;
+
+/// Configurations take kilobytes.
+const CONFIG_BYTES_MAX: u64 = 16 << 20;
+/// A line for each of a million layers.
+const DEVICE_MAP_BYTES_MAX: u64 = 256 << 20;
+
+/// What the flags ask for, with what the headers tell.
+struct Asked<'a> {
+    args: &'a PlaceArgs,
+    checkpoint: &'a Checkpoint,
+    layers: &'a Layers,
+    config: Option<(PathBuf, ModelConfig)>,
+    weights: Weights,
+    limits: Limits,
+    workload: Workload,
+}
+
+/// Puts into the report what fits where, and writes the map if that is asked for.
+pub(crate) fn place(
+    args: &PlaceArgs,
+    load: &LoadConfig,
+    (checkpoint, layers): (&Checkpoint, &Layers),
+    output: &Output,
+    report: &mut Report,
+) -> Result<(), Vec<Problem>> {
+    let one = |problem| vec![problem];
+    if load.select.is_some() || load.ranks.tp.is_some() {
+        let message = "what fits where is told of whole checkpoints: leave out --select and --tp";
+        return Err(vec![Problem::new(Code::Usage, message)]);
+    }
+    let asked = Asked::new(args, load, checkpoint, layers).map_err(one)?;
+    let config = asked.config.as_ref().map(|(_, config)| config);
+    let demand = Demand::of(checkpoint, layers, config, asked.weights);
+    let plan = match &args.device_map {
+        Some(path) => asked.check(&demand, path)?,
+        None => demand.place(&asked.limits, &asked.workload).map_err(|error| one(problem(&error)))?,
+    };
+    let map = DeviceMap::of(&plan, &demand, checkpoint, layers);
+    report.placement = Some(asked.placement(&demand, &plan));
+    asked.note(&demand, report);
+    if let Some(path) = &args.export_device_map {
+        output.write_beside(path, &map.to_json()).map_err(one)?;
+    }
+    Ok(())
+}
+
+impl<'a> Asked<'a> {
+    fn new(
+        args: &'a PlaceArgs,
+        load: &LoadConfig,
+        checkpoint: &'a Checkpoint,
+        layers: &'a Layers,
+    ) -> Result<Self, Problem> {
+        let context = worker::context_of(checkpoint, layers);
+        let resolve = |flag: &str, size: Size, context: &SizeContext| {
+            let unresolved = |error: &dyn std::fmt::Display| {
+                Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("{flag} {size}"))
+            };
+            size.resolve(context).map_err(|error| unresolved(&error))
+        };
+        let on_device = context.of_device();
+        let device_bytes = args.vram.iter().map(|size| resolve("--vram", *size, &on_device));
+        let limits = Limits {
+            device_bytes: device_bytes.collect::<Result<_, _>>()?,
+            host_bytes: args.host.map(|size| resolve("--host", size, &context)).transpose()?,
+            staging_bytes: load.budgets(&context)?.host_bytes,
+        };
+        let cache_type = match args.kv_dtype {
+            CacheDtype::Bf16 | CacheDtype::F16 => CacheType::Half,
+            CacheDtype::F32 => CacheType::F32,
+            CacheDtype::Fp8 => CacheType::Fp8,
+        };
+        Ok(Self {
+            args,
+            checkpoint,
+            layers,
+            config: config_beside(&load.path.0)?,
+            weights: load.dtype.map_or(Weights::AsStored, |dtype| Weights::Narrowed(dtype.into())),
+            limits,
+            workload: Workload { context_tokens: args.context.unwrap_or(0), batch: args.batch, cache_type },
+        })
+    }
+
+    /// The plan that a map stands for.
+    fn check(&self, demand: &Demand, path: &Path) -> Result<FitPlan, Vec<Problem>> {
+        let at = |problem: Problem| problem.at(path.display().to_string());
+        let text = small_file::read(path, DEVICE_MAP_BYTES_MAX);
+        let text = text.map_err(|error| {
+            vec![at(Problem::new(Code::DeviceMap, format!("cannot read the device map: {error}")))]
+        })?;
+        let map = DeviceMap::parse(&text).map_err(|error| vec![at(problem(&error))])?;
+        let checked = demand.check(&map, self.checkpoint, self.layers, &self.limits, &self.workload);
+        checked.map_err(|errors| errors.iter().map(|error| at(problem(error))).collect())
+    }
+
+    fn placement(&self, demand: &Demand, plan: &FitPlan) -> Placement {
+        let workload = &self.workload;
+        let ties = demand.ties.iter().map(|tie| TiedPair {
+            owner: self.checkpoint.tensor(tie.owner).name.to_owned(),
+            alias: self.checkpoint.tensor(tie.alias).name.to_owned(),
+        });
+        Placement {
+            source: "derived".to_owned(),
+            origin: if self.args.device_map.is_some() { "given" } else { "found" }.to_owned(),
+            context_tokens: workload.context_tokens,
+            batch: workload.batch,
+            cache_element_bytes: workload.cache_type.bytes(),
+            config: self.config.as_ref().map(|(path, _)| path.display().to_string()),
+            model_type: self.config.as_ref().and_then(|(_, config)| config.model_type()).map(str::to_owned),
+            model_context_tokens: demand.context_max,
+            weight_bytes: demand.weight_bytes(),
+            cache_bytes: demand.cache.bytes(workload),
+            cache_unknown: match &demand.cache {
+                onelayer::fit::CacheModel::Unknown { why } => Some(why.clone()),
+                _ => None,
+            },
+            activation_estimate_bytes: demand.activation.map(|activation| activation.bytes(workload)),
+            computes_on: tier_name(plan.executor),
+            tiers: plan.uses.iter().map(tier_share).collect(),
+            layers: placed_layers(demand, plan, workload),
+            ties: ties.collect(),
+            largest: LargestFit {
+                context_tokens_on_gpus: demand.largest_context(&self.limits, workload, true),
+                context_tokens: demand.largest_context(&self.limits, workload, false),
+                batch_on_gpus: demand.largest_batch(&self.limits, workload, true),
+                batch: demand.largest_batch(&self.limits, workload, false),
+            },
+            precisions: Precision::ALL.iter().map(|precision| self.precision(*precision)).collect(),
+        }
+    }
+
+    fn precision(&self, precision: Precision) -> PrecisionNeed {
+        let config = self.config.as_ref().map(|(_, config)| config);
+        let demand = Demand::of(self.checkpoint, self.layers, config, Weights::Derived(precision));
+        let plan = demand.place(&self.limits, &self.workload);
+        PrecisionNeed {
+            precision: precision.name().to_owned(),
+            weight_bytes: demand.weight_bytes(),
+            on_gpus: plan.is_ok_and(|plan| plan.is_all_on_devices()),
+            context_tokens_on_gpus: demand.largest_context(&self.limits, &self.workload, true),
+        }
+    }
+
+    /// What is not known, or was decided without being asked.
+    fn note(&self, demand: &Demand, report: &mut Report) {
+        if let onelayer::fit::CacheModel::Unknown { why } = &demand.cache {
+            report.note(format!("no room is kept for the cache of a context: {why}"));
+        } else if self.args.context.is_none() {
+            report.note("no room is kept for a context: --context says how long it is to be".to_owned());
+        }
+        if demand.activation.is_none() && self.args.context.is_some() {
+            report.note(
+                "no room is kept for intermediate results: config.json does not tell the widths".to_owned(),
+            );
+        }
+        for tie in &demand.ties {
+            let [owner, alias] = [tie.owner, tie.alias].map(|tensor| self.checkpoint.tensor(tensor).name);
+            report.note(format!("`{alias}` is not counted: config.json says that it is `{owner}`"));
+        }
+    }
+}
+
+/// `config.json` beside the source, where there is one.
+fn config_beside(source: &Path) -> Result<Option<(PathBuf, ModelConfig)>, Problem> {
+    let folder = if source.is_dir() { source } else { source.parent().unwrap_or(Path::new("")) };
+    let path = folder.join("config.json");
+    let place = path.display().to_string();
+    let wrong = |message: String| Problem::new(Code::SourceInvalid, message).at(place.clone());
+    match small_file::read(&path, CONFIG_BYTES_MAX) {
+        Ok(text) => match ModelConfig::parse("config.json", &text) {
+            Ok(config) => Ok(Some((path, config))),
+            Err(error) => Err(wrong(error.to_string())),
+        },
+        Err(SmallFileError::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(wrong(format!("cannot read it: {error}"))),
+    }
+}
+
+fn problem(error: &FitError) -> Problem {
+    if error.is_bad_map() {
+        return Problem::new(Code::DeviceMap, error.to_string());
+    }
+    let help = "a shorter --context, a smaller --batch, --kv-dtype fp8 or --dtype bf16 takes less";
+    Problem::new(Code::CannotBeMet, error.to_string()).help(help)
+}
+
+/// As device maps spell it.
+fn tier_name(tier: Tier) -> String {
+    match tier {
+        Tier::Device(device) => device.to_string(),
+        Tier::Host => "cpu".to_owned(),
+        _ => "disk".to_owned(),
+    }
+}
+
+fn tier_share(share: &onelayer::fit::TierUse) -> TierShare {
+    TierShare {
+        tier: tier_name(share.tier),
+        limit_bytes: share.limit_bytes,
+        layers: share.layers,
+        weight_bytes: share.weight_bytes,
+        cache_bytes: share.cache_bytes,
+        activation_estimate_bytes: share.activation_bytes,
+        landing_bytes: share.landing_bytes,
+        needed_bytes: share.needed_bytes(),
+        free_bytes: share.free_bytes(),
+    }
+}
+
+fn placed_layers(demand: &Demand, plan: &FitPlan, workload: &Workload) -> Vec<PlacedLayer> {
+    let layer = |(unit, tier): (&onelayer::fit::Unit, &Tier)| PlacedLayer {
+        id: unit.id.to_string(),
+        tier: tier_name(*tier),
+        weight_bytes: unit.weight_bytes,
+        sub_unit_bytes: unit.sub_unit_bytes,
+        cache_bytes: unit.cache.map(|cache| cache.bytes(workload)),
+        attention: unit.cache.map(|cache| cache.kind.name().to_owned()),
+        window_tokens: unit.cache.and_then(|cache| cache.window_tokens),
+    };
+    demand.units.iter().zip(&plan.tiers).map(layer).collect()
+}

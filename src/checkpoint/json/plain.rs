@@ -1,0 +1,299 @@
+//! What stands whole and plain in the buffer, as nearly all of a header does, read without a look at the buffer's end for each
+//! byte.
+//!
+//! A [`Cursor`] tries; only when all that it was asked for was there, [`JsonReader::advance_to`] consumes it. Otherwise
+//! the careful reader of the parent reads the same bytes: it alone knows the whole grammar and words every error. So
+//! nothing may be taken here that it would refuse.
+
+use super::JsonReader;
+
+/// Digits that always fit in 64 bits.
+const DIGITS_MAX: usize = 19;
+
+impl<R> JsonReader<R> {
+    /// A look at what comes next.
+    #[inline]
+    pub(in super::super) fn cursor(&self) -> Cursor<'_> {
+        Cursor { bytes: &self.buffer[..self.filled], at: self.next }
+    }
+
+    /// Consumes what a cursor has read: whole values, or entries of an object.
+    #[inline]
+    pub(in super::super) fn advance_to(&mut self, place: usize) {
+        debug_assert!((self.next..=self.filled).contains(&place), "a place of this cursor's buffer");
+        self.next = place;
+    }
+}
+
+/// Reads ahead in what the buffer holds. `None` says that the careful reader has to look; the cursor is of no use then.
+pub(in super::super) struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    /// Where it is, for [`JsonReader::advance_to`].
+    #[inline]
+    pub(in super::super) fn place(&self) -> usize {
+        self.at
+    }
+
+    /// Goes behind this byte and whitespace before it.
+    #[inline]
+    pub(in super::super) fn token(&mut self, expected: u8) -> Option<()> {
+        let byte = self.peek_token()?;
+        self.at += 1;
+        (byte == expected).then_some(())
+    }
+
+    /// Goes behind a string without escapes: what is between its quotes, not yet known to be UTF-8.
+    #[inline]
+    pub(in super::super) fn string(&mut self) -> Option<&'a [u8]> {
+        self.token(b'"')?;
+        let start = self.at;
+        self.at += plain_len(&self.bytes[start..]);
+        let text = &self.bytes[start..self.at];
+        self.byte(b'"')?;
+        Some(text)
+    }
+
+    /// Goes behind this key, spelled with its quotes, and the colon.
+    #[inline]
+    pub(in super::super) fn key<const LEN: usize>(&mut self, quoted: &[u8; LEN]) -> Option<()> {
+        self.peek_token()?;
+        let found = self.bytes[self.at..].first_chunk() == Some(quoted);
+        self.at += LEN;
+        found.then_some(())?;
+        self.token(b':')
+    }
+
+    /// Goes behind an integer of few digits, without sign, fraction or exponent.
+    #[inline]
+    pub(in super::super) fn unsigned(&mut self) -> Option<u64> {
+        let first = self.peek_token()?;
+        let rest = &self.bytes[self.at..];
+        let (mut value, mut len) = match rest.first_chunk().and_then(eight_digits) {
+            Some(value) => (value, 8),
+            None => (0, 0),
+        };
+        for &byte in &rest[len..] {
+            let digit = byte.wrapping_sub(b'0');
+            if digit > 9 {
+                break;
+            }
+            if len == DIGITS_MAX {
+                return None;
+            }
+            value = value * 10 + u64::from(digit);
+            len += 1;
+        }
+        self.at += len;
+        // Whatever stands behind it in the buffer may belong to it.
+        let is_whole = !matches!(self.peek()?, b'.' | b'e' | b'E');
+        let has_plain_digits = len == 1 || (len > 1 && first != b'0');
+        (is_whole && has_plain_digits).then_some(value)
+    }
+
+    /// Goes behind an array of such integers, which are appended to `numbers`: those of a broken one too.
+    #[inline]
+    pub(in super::super) fn array(&mut self, numbers: &mut Vec<u64>) -> Option<()> {
+        self.token(b'[')?;
+        if self.peek_token()? != b']' {
+            numbers.push(self.unsigned()?);
+            while self.peek_token()? == b',' {
+                self.at += 1;
+                numbers.push(self.unsigned()?);
+            }
+        }
+        self.token(b']')
+    }
+
+    #[inline]
+    fn peek(&self) -> Option<u8> {
+        self.bytes.get(self.at).copied()
+    }
+
+    #[inline]
+    fn peek_token(&mut self) -> Option<u8> {
+        loop {
+            match self.peek()? {
+                b' ' | b'\t' | b'\n' | b'\r' => self.at += 1,
+                other => return Some(other),
+            }
+        }
+    }
+
+    #[inline]
+    fn byte(&mut self, expected: u8) -> Option<()> {
+        let byte = self.peek()?;
+        self.at += 1;
+        (byte == expected).then_some(())
+    }
+}
+
+/// The number that eight digits spell; `None` if one is none.
+///
+/// Source of the method: Daniel Lemire, "Quickly parsing eight digits"
+/// (<https://lemire.me/blog/2018/10/03/quickly-parsing-eight-digits/>).
+#[inline]
+fn eight_digits(text: &[u8; 8]) -> Option<u64> {
+    let digits = u64::from_le_bytes(*text) ^ repeated(b'0');
+    // What is more than 9 reaches the highest bit of its byte.
+    if (digits.wrapping_add(repeated(0x80 - 10)) | digits) & repeated(0x80) != 0 {
+        return None;
+    }
+    // Pairs of digits, of pairs, of fours: each is the upper half of a product.
+    let pairs = (digits.wrapping_mul((10 << 8) + 1) >> 8) & 0x00ff_00ff_00ff_00ff;
+    let fours = (pairs.wrapping_mul((100 << 16) + 1) >> 16) & 0x0000_ffff_0000_ffff;
+    Some(fours.wrapping_mul((10_000 << 32) + 1) >> 32)
+}
+
+/// How many bytes stand before the first that ends a run of plain ones in a string: a quote, a backslash, a control
+/// character.
+#[inline]
+pub(super) fn plain_len(bytes: &[u8]) -> usize {
+    let (words, rest) = bytes.as_chunks::<8>();
+    for (index, word) in words.iter().enumerate() {
+        let marks = marks(u64::from_le_bytes(*word));
+        if marks != 0 {
+            return index * 8 + usize::try_from(marks.trailing_zeros() / 8).expect("a word has 8 bytes");
+        }
+    }
+    let is_mark = |&byte: &u8| byte == b'"' || byte == b'\\' || byte < 0x20;
+    words.len() * 8 + rest.iter().position(is_mark).unwrap_or(rest.len())
+}
+
+/// The highest bit of bytes that are marks. Only the lowest one set is sure to be right: a byte above it may be one that was
+/// borrowed from.
+///
+/// Source of the formula: "Bit Twiddling Hacks", determine if a word has a byte less than n
+/// (<https://graphics.stanford.edu/~seander/bithacks.html#HasLessInWord>).
+#[inline]
+fn marks(word: u64) -> u64 {
+    let less_than = |word: u64, bound: u8| word.wrapping_sub(repeated(bound)) & !word;
+    let equal_to = |byte: u8| less_than(word ^ repeated(byte), 1);
+    (less_than(word, 0x20) | equal_to(b'"') | equal_to(b'\\')) & repeated(0x80)
+}
+
+const fn repeated(byte: u8) -> u64 {
+    u64::from_ne_bytes([byte; 8])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_mark_is_found_wherever_it_stands() {
+        for mark in 0..=u8::MAX {
+            let is_mark = mark < 0x20 || mark == b'"' || mark == b'\\';
+            for (len, at) in (0..20).flat_map(|len| (0..len).map(move |at| (len, at))) {
+                let expected = if is_mark { at } else { len };
+                for (plain, behind) in [(b'x', b'"'), (0xff, b'\\'), (b'!', 0), (0x80, 0x1f), (b'#', b'"')] {
+                    let mut text = vec![plain; len];
+                    text[at] = mark;
+                    assert_eq!(plain_len(&text), expected, "{mark} at {at} of {len}");
+                    text.push(behind);
+                    assert_eq!(plain_len(&text), expected, "{mark} at {at} of {len}, then {behind}");
+                }
+            }
+        }
+    }
+
+    /// What `take` gave of a text, and what it left.
+    fn taken<'t, T>(text: &'t str, take: impl FnOnce(&mut Cursor<'t>) -> Option<T>) -> Option<(T, &'t str)> {
+        let mut cursor = Cursor { bytes: text.as_bytes(), at: 0 };
+        let value = take(&mut cursor)?;
+        Some((value, &text[cursor.place()..]))
+    }
+
+    #[test]
+    fn numbers_are_taken_if_they_are_short_and_whole() {
+        let numbers = [
+            ("7]", Some((7, "]"))),
+            (" \n0 ,", Some((0, " ,"))),
+            ("1234567890123456789,", Some((1_234_567_890_123_456_789, ","))),
+            ("9999999999999999999,", Some((9_999_999_999_999_999_999, ","))),
+            ("10000000000000000000,", None),
+            ("99999999999999999999,", None),
+            ("01,", None),
+            ("00]", None),
+            ("-1,", None),
+            ("1.5,", None),
+            ("1e3,", None),
+            ("1E3,", None),
+            (",", None),
+            ("12", None),
+            ("", None),
+            ("  ", None),
+        ];
+        for (text, expected) in numbers {
+            assert_eq!(taken(text, Cursor::unsigned), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn eight_digits_are_what_they_spell() {
+        for number in [0_u64, 1, 9, 10, 12_345_678, 87_654_321, 90_000_009, 99_999_999] {
+            let text = format!("{number:08}");
+            assert_eq!(text.as_bytes().first_chunk().and_then(eight_digits), Some(number));
+            for (at, other) in (0..8).flat_map(|at| (0..=u8::MAX).map(move |other| (at, other))) {
+                let mut broken = text.clone().into_bytes();
+                broken[at] = other;
+                let parsed = std::str::from_utf8(&broken).ok().filter(|text| !text.starts_with('+'));
+                let known = parsed.and_then(|text| text.parse().ok());
+                assert_eq!(broken.first_chunk().and_then(eight_digits), known, "{broken:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn arrays_are_taken_whole() {
+        let arrays = [
+            ("[]}", Some((vec![], "}"))),
+            ("[ 1 , 22,3 ] ", Some((vec![1, 22, 3], " "))),
+            ("[1,]", None),
+            ("[,1]", None),
+            ("[1 2]", None),
+            ("[1,-2]", None),
+            ("[1", None),
+            ("[", None),
+        ];
+        for (text, expected) in arrays {
+            let found = taken(text, |cursor| {
+                let mut numbers = Vec::new();
+                cursor.array(&mut numbers).map(|()| numbers)
+            });
+            assert_eq!(found, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn strings_and_keys_are_taken_if_they_are_plain_and_whole() {
+        let strings = [
+            (" \"U8\",", Some((&b"U8"[..], ","))),
+            ("\"\"", Some((b"", ""))),
+            ("\"open", None),
+            ("\"a\\n\"", None),
+            ("\"a\n\"", None),
+            ("a\"", None),
+        ];
+        for (text, expected) in strings {
+            assert_eq!(taken(text, Cursor::string), expected, "{text}");
+        }
+        let keys = [
+            ("\"ab\":1", Some(((), "1"))),
+            (" \"ab\" : 1", Some(((), " 1"))),
+            ("\"abc\":1", None),
+            ("\"a\":1", None),
+            ("\"\\u0061b\":1", None),
+            ("\"ab\"", None),
+            ("\"ab\" 1", None),
+            ("\"ab", None),
+            ("}", None),
+        ];
+        for (text, expected) in keys {
+            assert_eq!(taken(text, |cursor| cursor.key(b"\"ab\"")), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! From a configuration to what each layer keeps: a table of architectures, by `model_type`.
+//!
+//! What is not in the table is unknown, whatever its keys look like: two architectures with the same keys may keep different
+//! things. The defaults are those of the configuration classes in transformers 5.23, for nested configurations that leave
+//! them out.
+
+use super::cache::{CacheKind, LayerCache};
+use super::config::{ModelConfig, Why};
+use super::recurrent;
+
+/// What the layers of an architecture are.
+#[derive(Clone, Copy, Debug)]
+enum Layers {
+    /// Attention in each.
+    Attention(Heads, Windows),
+    /// Latent attention in each.
+    Latent,
+    /// A mixture that `recurrent` knows.
+    Mixed,
+}
+
+/// Where the number of heads of keys and values comes from.
+#[derive(Clone, Copy, Debug)]
+enum Heads {
+    /// `num_key_value_heads`; without it as many as query heads.
+    Own,
+    /// The same, with defaults for the number of such heads and for the width of a head.
+    Default { kv_heads: Option<u64>, width: Option<u64> },
+    /// As many as query heads, always.
+    AsQueries,
+    /// One if `multi_query` (which is on unless it is turned off), `num_kv_heads` in Falcon's new architecture.
+    MultiQueryFlag,
+}
+
+/// Which layers look back over a part of the context only, where `layer_types` does not say.
+#[derive(Clone, Copy, Debug)]
+enum Windows {
+    /// None.
+    Never,
+    /// All of them, if `sliding_window` is set.
+    IfSet,
+    /// Those from `max_window_layers` on, if `use_sliding_window`.
+    IfUsed,
+    /// All but every n-th, n being the default of `sliding_window_pattern`; windows are `sliding_window`, by default of the
+    /// size given here.
+    Pattern { every: u64, window_tokens: u64 },
+    /// All but every n-th, in chunks of `attention_chunk_size`.
+    Chunks { every: u64 },
+}
+
+const OWN: Heads = Heads::Own;
+
+/// Architectures and what their layers are.
+const TABLE: &[(&[&str], Layers)] = &[
+    (
+        &[
+            "apertus",
+            "arcee",
+            "cohere",
+            "ernie4_5",
+            "ernie4_5_moe",
+            "glm4_moe",
+            "granite",
+            "granitemoe",
+            "llama",
+            "nemotron",
+            "olmo",
+            "olmo2",
+            "olmoe",
+            "persimmon",
+            "phi",
+            "smollm3",
+            "stablelm",
+        ],
+        Layers::Attention(OWN, Windows::Never),
+    ),
+    (
+        &["glm", "glm4"],
+        Layers::Attention(Heads::Default { kv_heads: Some(2), width: Some(128) }, Windows::Never),
+    ),
+    (
+        &["helium", "seed_oss"],
+        Layers::Attention(Heads::Default { kv_heads: None, width: Some(128) }, Windows::Never),
+    ),
+    (&["gemma"], Layers::Attention(Heads::Default { kv_heads: Some(16), width: Some(256) }, Windows::Never)),
+    (
+        &["gemma2", "vaultgemma"],
+        Layers::Attention(
+            Heads::Default { kv_heads: Some(4), width: Some(256) },
+            Windows::Pattern { every: 2, window_tokens: 4096 },
+        ),
+    ),
+    (
+        &["gemma3_text"],
+        Layers::Attention(
+            Heads::Default { kv_heads: Some(4), width: Some(256) },
+            Windows::Pattern { every: 6, window_tokens: 4096 },
+        ),
+    ),
+    (
+        &["gpt_oss"],
+        Layers::Attention(
+            Heads::Default { kv_heads: Some(8), width: Some(64) },
+            Windows::Pattern { every: 2, window_tokens: 128 },
+        ),
+    ),
+    (
+        &["cohere2", "exaone4", "olmo3"],
+        Layers::Attention(OWN, Windows::Pattern { every: 4, window_tokens: 4096 }),
+    ),
+    (
+        &["llama4_text"],
+        Layers::Attention(
+            Heads::Default { kv_heads: Some(8), width: Some(128) },
+            Windows::Chunks { every: 4 },
+        ),
+    ),
+    (
+        &["ministral3", "mistral", "mixtral"],
+        Layers::Attention(Heads::Default { kv_heads: Some(8), width: None }, Windows::IfSet),
+    ),
+    (&["phi3", "phimoe", "starcoder2"], Layers::Attention(OWN, Windows::IfSet)),
+    (
+        &["qwen2", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl", "qwen2_vl_text"],
+        Layers::Attention(OWN, Windows::IfUsed),
+    ),
+    (&["qwen3"], Layers::Attention(Heads::Default { kv_heads: None, width: Some(128) }, Windows::IfUsed)),
+    (&["qwen3_moe"], Layers::Attention(OWN, Windows::IfUsed)),
+    (
+        &["bloom", "codegen", "gpt2", "gpt_neox", "gptj", "mpt", "opt"],
+        Layers::Attention(Heads::AsQueries, Windows::Never),
+    ),
+    (
+        &["RefinedWeb", "RefinedWebModel", "falcon", "gpt_bigcode"],
+        Layers::Attention(Heads::MultiQueryFlag, Windows::Never),
+    ),
+    (&["deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2"], Layers::Latent),
+    (
+        &[
+            "bamba",
+            "falcon_h1",
+            "falcon_mamba",
+            "granitemoehybrid",
+            "jamba",
+            "lfm2",
+            "lfm2_moe",
+            "mamba",
+            "mamba2",
+            "qwen3_5_moe_text",
+            "qwen3_5_text",
+            "qwen3_next",
+            "recurrent_gemma",
+        ],
+        Layers::Mixed,
+    ),
+];
+
+/// Architectures whose head is the embedding unless their configuration says otherwise.
+const TIED: [&str; 19] = [
+    "bloom",
+    "cohere",
+    "cohere2",
+    "ernie4_5",
+    "ernie4_5_moe",
+    "falcon",
+    "falcon_mamba",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gpt2",
+    "gpt_bigcode",
+    "lfm2",
+    "mamba",
+    "mpt",
+    "opt",
+    "recurrent_gemma",
+    "smollm3",
+    "starcoder2",
+];
+
+/// True if the head of the architecture is its embedding unless the configuration says otherwise.
+pub(super) fn ties_by_default(model_type: &str) -> bool {
+    TIED.contains(&model_type)
+}
+
+/// The number of layers that keep something.
+pub(super) fn layer_count(config: &ModelConfig) -> Result<u64, Why> {
+    config.required(&["num_hidden_layers", "n_layer", "n_layers", "num_layers"])
+}
+
+/// What each layer keeps.
+pub(super) fn layers(config: &ModelConfig) -> Result<Vec<LayerCache>, Why> {
+    let model_type = config.model_type().ok_or("config.json has no `model_type`")?;
+    if config.flag("is_encoder_decoder") == Some(true) {
+        return Err("an encoder-decoder also keeps keys and values of its input, whose length is not given"
+            .to_owned());
+    }
+    let layers = TABLE.iter().find(|(names, _)| names.contains(&model_type)).map(|(_, layers)| *layers);
+    let layers = layers.ok_or_else(|| {
+        format!("what `{}` keeps of a context is not known here", model_type.escape_debug())
+    })?;
+    let count = layer_count(config)?;
+    if count > LAYERS_MAX {
+        return Err(format!("config.json has {count} layers, at most {LAYERS_MAX} are believed"));
+    }
+    match layers {
+        Layers::Attention(heads, windows) => attention(config, count, heads, windows),
+        Layers::Latent => latent(config, count),
+        Layers::Mixed => recurrent::layers(config, model_type, count),
+    }
+}
+
+/// Far above any model: it bounds what a hostile configuration can make this program allocate.
+const LAYERS_MAX: u64 = 65_536;
+
+/// Keys and values: `2 x heads of keys and values x width of a head` elements a token.
+fn attention(
+    config: &ModelConfig,
+    count: u64,
+    heads: Heads,
+    windows: Windows,
+) -> Result<Vec<LayerCache>, Why> {
+    let queries = query_heads(config)?;
+    let (kv_default, width_default) = match heads {
+        Heads::Default { kv_heads, width } => (kv_heads, width),
+        _ => (None, None),
+    };
+    let kv_heads = match heads {
+        Heads::Own | Heads::Default { .. } => {
+            config.optional(&["num_key_value_heads"])?.or(kv_default).unwrap_or(queries)
+        }
+        Heads::AsQueries => queries,
+        Heads::MultiQueryFlag => multi_query_heads(config, queries)?,
+    };
+    let width = head_width(config, queries, width_default)?;
+    let kind = CacheKind::of_heads(queries, kv_heads);
+    let full = LayerCache::attention(kind, 2 * product(&[kv_heads, width])?, None);
+    let window_of = window_of(config, windows)?;
+    (0..count).map(|layer| Ok(LayerCache { window_tokens: window_of(layer)?, ..full })).collect()
+}
+
+/// The product of a few numbers of a configuration.
+pub(super) fn product(factors: &[u64]) -> Result<u64, Why> {
+    let bounded = factors.iter().try_fold(1_u64, |product, factor| product.checked_mul(*factor));
+    // A tenth of the range: whoever adds a few of them, or doubles one, need not check again.
+    bounded
+        .filter(|product| *product < u64::MAX / 16)
+        .ok_or_else(|| "the sizes in config.json are out of all proportion".to_owned())
+}
+
+/// Heads of queries.
+pub(super) fn query_heads(config: &ModelConfig) -> Result<u64, Why> {
+    let keys = ["num_attention_heads", "n_head", "n_heads", "num_heads"];
+    match (config.optional(&keys)?, config.model_type()) {
+        // The only one whose nested configurations are found without it.
+        (None, Some("gemma3_text")) => Ok(8),
+        _ => config.required(&keys),
+    }
+}
+
+/// Width of the residual stream.
+pub(super) fn hidden_width(config: &ModelConfig) -> Result<u64, Why> {
+    config.required(&["hidden_size", "n_embd", "n_embed", "d_model"])
+}
+
+/// Width of a head of keys or values.
+pub(super) fn head_width(config: &ModelConfig, queries: u64, default: Option<u64>) -> Result<u64, Why> {
+    match config.optional(&["head_dim"])?.or(default) {
+        Some(width) => Ok(width),
+        None => Ok(hidden_width(config)? / queries),
+    }
+}
+
+fn multi_query_heads(config: &ModelConfig, queries: u64) -> Result<u64, Why> {
+    if config.flag("new_decoder_architecture") == Some(true) {
+        return Ok(config.optional(&["num_kv_heads", "n_head_kv"])?.unwrap_or(queries));
+    }
+    Ok(if config.flag("multi_query").unwrap_or(true) { 1 } else { queries })
+}
+
+/// One latent and one rotary key: `kv_lora_rank + qk_rope_head_dim` elements a token (DeepSeek-V2, section 2.1).
+fn latent(config: &ModelConfig, count: u64) -> Result<Vec<LayerCache>, Why> {
+    let latent = product(&[config.required(&["kv_lora_rank"])?])?;
+    let rotary = product(&[config.required(&["qk_rope_head_dim"])?])?;
+    let layer = LayerCache::attention(CacheKind::Latent, latent + rotary, None);
+    (0..count).map(|_| Ok(layer)).collect()
+}
+
+type WindowOf<'a> = Box<dyn Fn(u64) -> Result<Option<u64>, Why> + 'a>;
+
+/// The window of each layer: by `layer_types` where it is given, else by what the architecture does.
+fn window_of<'a>(config: &'a ModelConfig, windows: Windows) -> Result<WindowOf<'a>, Why> {
+    if let Some(types) = layer_types(config)? {
+        let window = move |layer: u64| match at(&types, layer)? {
+            "full_attention" | "attention" => Ok(None),
+            "sliding_attention" => sliding_window(config, windows).map(Some),
+            "chunked_attention" => config.required(&["attention_chunk_size"]).map(Some),
+            other => Err(format!("`layer_types` in config.json has `{}`", other.escape_debug())),
+        };
+        return Ok(Box::new(window));
+    }
+    let set = config.optional(&["sliding_window"])?.filter(|window| *window > 0);
+    Ok(match windows {
+        Windows::Never => Box::new(|_| Ok(None)),
+        Windows::IfSet => Box::new(move |_| Ok(set)),
+        Windows::IfUsed => {
+            let first = match (config.flag("use_sliding_window"), config.model_type()) {
+                (Some(true), Some("qwen2" | "qwen3")) => config.required(&["max_window_layers"])?,
+                (Some(true), _) => {
+                    return Err("which layers `use_sliding_window` is for is not known".to_owned());
+                }
+                _ => u64::MAX,
+            };
+            Box::new(move |layer| Ok(set.filter(|_| layer >= first)))
+        }
+        Windows::Pattern { every, window_tokens } => {
+            let every =
+                config.optional(&["sliding_window_pattern"])?.filter(|every| *every > 0).unwrap_or(every);
+            let window_tokens = set.unwrap_or(window_tokens);
+            Box::new(move |layer| Ok(Some(window_tokens).filter(|_| !(layer + 1).is_multiple_of(every))))
+        }
+        Windows::Chunks { every } => {
+            let chunk_tokens = config.optional(&["attention_chunk_size"])?.unwrap_or(8192);
+            Box::new(move |layer| Ok(Some(chunk_tokens).filter(|_| !(layer + 1).is_multiple_of(every))))
+        }
+    })
+}
+
+fn sliding_window(config: &ModelConfig, windows: Windows) -> Result<u64, Why> {
+    match (config.optional(&["sliding_window"])?, windows) {
+        (Some(window), _) if window > 0 => Ok(window),
+        (_, Windows::Pattern { window_tokens, .. }) => Ok(window_tokens),
+        _ => config.required(&["sliding_window"]),
+    }
+}
+
+/// The list `layer_types`, where it is given.
+pub(super) fn layer_types(config: &ModelConfig) -> Result<Option<Vec<&str>>, Why> {
+    let Some(value) = config.value("layer_types") else { return Ok(None) };
+    let texts = value.as_array().and_then(|list| list.iter().map(serde_json::Value::as_str).collect());
+    texts.map(Some).ok_or_else(|| "`layer_types` in config.json is no list of texts".to_owned())
+}
+
+/// The entry for a layer.
+pub(super) fn at<'a>(types: &[&'a str], layer: u64) -> Result<&'a str, Why> {
+    let entry = usize::try_from(layer).ok().and_then(|layer| types.get(layer));
+    entry.copied().ok_or_else(|| format!("`layer_types` in config.json has only {} entries", types.len()))
+}
+
+#[cfg(test)]
+mod tests;

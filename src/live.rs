@@ -1,0 +1,375 @@
+//! What is allocated: every mapping and every piece of device memory that this library has, process-wide.
+//!
+//! An entry is made with the memory and goes with it, so that the list cannot forget one; what the memory is used for is noted as that
+//! changes:
+//!
+//! ```text
+//! scratch --> ring
+//!         --> filling --> layer --> (idle -->) gone
+//!         --> parked --> gone
+//! ```
+//!
+//! An entry is for an allocation, not for a tensor, and costs a lock when it is made, noted and dropped. Memory of callers
+//! is not listed, nor small things that come from the allocator: names, plans, channels.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use crate::checkpoint::DType;
+use crate::layers::LayerId;
+
+/// Where memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// Host memory.
+    Host,
+    /// Memory of the CUDA device of this number.
+    Cuda(u32),
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.pad("host"),
+            Self::Cuda(ordinal) => f.pad(&format!("cuda:{ordinal}")),
+        }
+    }
+}
+
+/// What memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum MemoryUse {
+    /// The ring of a running load.
+    Ring,
+    /// Bytes on their way, apart from the ring.
+    Scratch,
+    /// The arena of a layer that is being filled, or that nobody has yet.
+    Filling,
+    /// The arena of a resident layer.
+    Layer,
+    /// A layer that waits in host memory.
+    Parked,
+    /// An arena that waits for the next layer of its stream.
+    Idle,
+}
+
+impl fmt::Display for MemoryUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ring => "ring",
+            Self::Scratch => "scratch",
+            Self::Filling => "filling",
+            Self::Layer => "layer",
+            Self::Parked => "parked",
+            Self::Idle => "idle",
+        })
+    }
+}
+
+/// One allocation.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Allocation {
+    /// Its number: no two allocations of a process have the same.
+    pub number: u64,
+    /// Where it is.
+    pub memory: MemoryKind,
+    /// What it is for.
+    pub used_for: MemoryUse,
+    /// How large it is. On the host, what of it was never touched takes no memory yet.
+    pub bytes: u64,
+    /// How long it has been there, when the list was made.
+    pub age: Duration,
+    /// The layer in it, if it is one.
+    pub layer: Option<LayerId>,
+    /// The tensors in it, in file order, if it is a resident layer.
+    pub tensors: Vec<LiveTensor>,
+}
+
+/// A tensor of a resident layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LiveTensor {
+    /// Its full name.
+    pub name: String,
+    /// Type of its elements, as delivered.
+    pub dtype: DType,
+    /// Elements per dimension, outermost first.
+    pub shape: Box<[u64]>,
+    /// Bytes of its elements.
+    pub bytes: u64,
+    /// How many [`LoadedTensor`](crate::LoadedTensor)s of it there are: whoever has one keeps the layer.
+    pub owners: usize,
+}
+
+/// What was allocated at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    allocations: Vec<Allocation>,
+}
+
+/// Tensors that are alike: of the same shape and type, in the same memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Group {
+    /// Where they are.
+    pub memory: MemoryKind,
+    /// Type of their elements.
+    pub dtype: DType,
+    /// Elements per dimension.
+    pub shape: Box<[u64]>,
+    /// How many there are.
+    pub count: usize,
+    /// Bytes of all of them.
+    pub bytes: u64,
+}
+
+/// What has changed from one snapshot to another.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Difference {
+    /// What is there now and was not.
+    pub new: Vec<Allocation>,
+    /// What was there and is not any more.
+    pub gone: Vec<Allocation>,
+}
+
+/// Everything that is allocated now.
+///
+/// # Example
+/// ```
+/// use onelayer::{Checkpoint, Loader, Target, live};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/checkpoints/llama");
+/// let mark = live::snapshot();
+/// let model = Loader::builder(Target::Host).build()?.load(&Checkpoint::open(path)?)?;
+/// for group in live::snapshot().groups() {
+///     println!("{} x {} {:?} on {}: {} bytes", group.count, group.dtype, group.shape, group.memory, group.bytes);
+/// }
+/// drop(model);
+/// assert!(live::snapshot().since(&mark).new.is_empty());
+/// # Ok(())
+/// # }
+/// ```
+#[must_use]
+pub fn snapshot() -> Snapshot {
+    snapshot_of(|_| true)
+}
+
+/// The allocations of these numbers.
+pub(crate) fn snapshot_of(is_wanted: impl Fn(u64) -> bool) -> Snapshot {
+    let now = Instant::now();
+    // Whoever describes a layer may become its last owner, and frees it: not under the lock.
+    let records: Vec<(u64, Record)> = {
+        let registry = registry();
+        registry
+            .records
+            .iter()
+            .filter(|(number, _)| is_wanted(**number))
+            .map(|(&n, record)| (n, record.clone()))
+            .collect()
+    };
+    let allocations = records.into_iter().map(|(number, record)| record.allocation(number, now)).collect();
+    Snapshot { allocations }
+}
+
+impl Snapshot {
+    /// The allocations, oldest first.
+    #[must_use]
+    pub fn allocations(&self) -> &[Allocation] {
+        &self.allocations
+    }
+
+    /// Bytes in one kind of memory.
+    #[must_use]
+    pub fn bytes(&self, memory: MemoryKind) -> u64 {
+        self.allocations.iter().filter(|one| one.memory == memory).map(|one| one.bytes).sum()
+    }
+
+    /// The tensors of resident layers, those that are alike together, largest first.
+    #[must_use]
+    pub fn groups(&self) -> Vec<Group> {
+        let mut groups = BTreeMap::<(MemoryKind, DType, &[u64]), (usize, u64)>::new();
+        for allocation in &self.allocations {
+            for tensor in &allocation.tensors {
+                let group = groups.entry((allocation.memory, tensor.dtype, &tensor.shape)).or_default();
+                *group = (group.0 + 1, group.1 + tensor.bytes);
+            }
+        }
+        let group = |((memory, dtype, shape), (count, bytes)): ((_, _, &[u64]), _)| Group {
+            memory,
+            dtype,
+            shape: shape.into(),
+            count,
+            bytes,
+        };
+        let mut groups: Vec<Group> = groups.into_iter().map(group).collect();
+        groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));
+        groups
+    }
+
+    /// What is new since an earlier snapshot, and what is gone.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Difference {
+        let not_in = |other: &Self| {
+            let known: HashSet<u64> = other.allocations.iter().map(|one| one.number).collect();
+            move |one: &&Allocation| !known.contains(&one.number)
+        };
+        Difference {
+            new: self.allocations.iter().filter(not_in(earlier)).cloned().collect(),
+            gone: earlier.allocations.iter().filter(not_in(self)).cloned().collect(),
+        }
+    }
+}
+
+/// Tells what is in the arena of a layer.
+pub(crate) trait Describe: Send + Sync {
+    /// Its tensors, in file order.
+    fn tensors(&self) -> Vec<LiveTensor>;
+}
+
+/// The entry of one allocation; dropping it takes it off the list. The memory owns it.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    number: u64,
+}
+
+#[derive(Clone)]
+struct Record {
+    memory: MemoryKind,
+    used_for: MemoryUse,
+    bytes: u64,
+    since: Instant,
+    layer: Option<LayerId>,
+    contents: Option<Weak<dyn Describe>>,
+}
+
+impl Entry {
+    /// An allocation that was just made.
+    pub(crate) fn new(memory: MemoryKind, used_for: MemoryUse, bytes: u64) -> Self {
+        let record = Record { memory, used_for, bytes, since: Instant::now(), layer: None, contents: None };
+        let mut registry = registry();
+        let number = registry.last_number + 1;
+        registry.last_number = number;
+        registry.records.insert(number, record);
+        Self { number }
+    }
+
+    /// Its number.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// From now on it is for this, and nothing else is known.
+    pub(crate) fn note(&self, used_for: MemoryUse, layer: Option<&LayerId>) {
+        self.change(|record| {
+            (record.used_for, record.layer, record.contents) = (used_for, layer.cloned(), None);
+        });
+    }
+
+    /// From now on it is the arena of a resident layer.
+    pub(crate) fn note_layer(&self, layer: &LayerId, contents: Weak<dyn Describe>) {
+        self.change(|record| {
+            record.used_for = MemoryUse::Layer;
+            (record.layer, record.contents) = (Some(layer.clone()), Some(contents));
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Record)) {
+        registry().records.get_mut(&self.number).map(change);
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        registry().records.remove(&self.number);
+    }
+}
+
+impl Record {
+    fn allocation(self, number: u64, now: Instant) -> Allocation {
+        let contents: Option<Arc<dyn Describe>> = self.contents.and_then(|contents| contents.upgrade());
+        Allocation {
+            number,
+            memory: self.memory,
+            used_for: self.used_for,
+            bytes: self.bytes,
+            age: now.saturating_duration_since(self.since),
+            layer: self.layer,
+            tensors: contents.map_or_else(Vec::new, |contents| contents.tensors()),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Registry {
+    last_number: u64,
+    records: BTreeMap<u64, Record>,
+}
+
+static REGISTRY: Mutex<Registry> = Mutex::new(Registry { last_number: 0, records: BTreeMap::new() });
+
+fn registry() -> MutexGuard<'static, Registry> {
+    // One insertion, change or removal at a time: what is there is true, so poison is ignored.
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct One;
+
+    impl Describe for One {
+        fn tensors(&self) -> Vec<LiveTensor> {
+            let tensor = |name: &str, shape: &[u64]| LiveTensor {
+                name: name.to_owned(),
+                dtype: DType::Bf16,
+                shape: shape.into(),
+                bytes: 2 * shape.iter().product::<u64>(),
+                owners: 0,
+            };
+            vec![tensor("a", &[2, 3]), tensor("b", &[4]), tensor("c", &[2, 3])]
+        }
+    }
+
+    /// Other tests of this process allocate too: only entries of this one are looked at.
+    fn snapshot_here(entries: &[&Entry]) -> Snapshot {
+        snapshot_of(|number| entries.iter().any(|entry| entry.number() == number))
+    }
+
+    #[test]
+    fn an_entry_is_listed_as_what_it_is_for_until_it_is_dropped() {
+        let entry = Entry::new(MemoryKind::Cuda(1), MemoryUse::Filling, 100);
+        let contents: Arc<dyn Describe> = Arc::new(One);
+        let id = LayerId::new("model.layers.0");
+        entry.note_layer(&id, Arc::downgrade(&contents));
+        let before = snapshot_here(&[&entry]);
+        let [one] = before.allocations() else { panic!("one entry") };
+        assert_eq!((one.memory, one.used_for, one.bytes), (MemoryKind::Cuda(1), MemoryUse::Layer, 100));
+        assert_eq!((one.layer.as_ref(), one.tensors.len()), (Some(&id), 3));
+        assert_eq!((before.bytes(MemoryKind::Cuda(1)), before.bytes(MemoryKind::Host)), (100, 0));
+        let groups: Vec<_> = before.groups().into_iter().map(|group| (group.count, group.bytes)).collect();
+        assert_eq!(groups, [(2, 24), (1, 8)]);
+
+        drop(contents);
+        assert!(snapshot_here(&[&entry]).allocations()[0].tensors.is_empty(), "nobody is there to ask");
+        entry.note(MemoryUse::Idle, None);
+        assert!(snapshot_here(&[&entry]).allocations()[0].layer.is_none());
+        let other = Entry::new(MemoryKind::Host, MemoryUse::Ring, 7);
+        let number = entry.number();
+        drop(entry);
+        let difference = snapshot_here(&[&other]).since(&before);
+        let numbers = |list: &[Allocation]| list.iter().map(|one| one.number).collect::<Vec<_>>();
+        assert_eq!(
+            (numbers(&difference.new), numbers(&difference.gone)),
+            (vec![other.number()], vec![number])
+        );
+        assert!(!snapshot().allocations().iter().any(|one| one.number == number));
+    }
+}

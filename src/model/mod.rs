@@ -1,0 +1,238 @@
+//! What is resident: layers by name, tensors by name, and the way out.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::checkpoint::Checkpoint;
+use crate::layers::LayerId;
+use crate::live::{self, Snapshot};
+use crate::load::{Holder, LoadError, LoadReport, LoadedLayer, LoadedTensor, Loader, ParkedLayer, Receipt};
+use crate::plan::{LoadPlan, ReadOrder, Window};
+
+pub use self::part::Part;
+pub use self::places::Scope;
+
+mod part;
+mod places;
+
+impl Loader {
+    /// Loads every layer and keeps it.
+    ///
+    /// # Errors
+    /// Whatever [`Loader::stream`] refuses, and the error that ended the load. Nothing stays resident then.
+    pub fn load(&self, checkpoint: &Checkpoint) -> Result<Model, LoadError> {
+        self.load_observed(checkpoint, |_| {})
+    }
+
+    /// Loads every layer and keeps it; `observe` sees each one as it becomes resident: in whatever order they do, since the files
+    /// are read as they lie ([`ReadOrder::Files`]).
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_observed(
+        &self,
+        checkpoint: &Checkpoint,
+        mut observe: impl FnMut(&LoadedLayer),
+    ) -> Result<Model, LoadError> {
+        let mut stream = self.start(checkpoint, Window::All, u32::MAX, ReadOrder::Files)?;
+        let mut layers = Vec::new();
+        layers.resize_with(stream.plan().layers().len(), || State::Unloaded);
+        for layer in &mut stream {
+            let layer = layer?;
+            observe(&layer);
+            let index = layer.index();
+            layers[index] = State::Resident(layer);
+        }
+        let ids = stream.plan().layers().iter().map(|layer| layer.id.clone()).collect();
+        let plan = Arc::clone(stream.plan());
+        Ok(Model { checkpoint: checkpoint.clone(), ids, states: layers, plan, report: stream.report() })
+    }
+}
+
+/// A resident model. Dropping it frees every layer that nobody else holds.
+#[derive(Debug)]
+pub struct Model {
+    checkpoint: Checkpoint,
+    /// In execution order, as `states` and as the layers of the plan.
+    ids: Vec<LayerId>,
+    states: Vec<State>,
+    plan: Arc<LoadPlan>,
+    report: LoadReport,
+}
+
+impl Model {
+    /// What the load did.
+    #[must_use]
+    pub fn report(&self) -> &LoadReport {
+        &self.report
+    }
+
+    /// The resident layers, in execution order.
+    pub fn layers(&self) -> impl Iterator<Item = &LoadedLayer> {
+        self.states.iter().filter_map(State::resident)
+    }
+
+    /// A resident layer.
+    ///
+    /// # Errors
+    /// [`LoadError::NotFound`] if the model never had it, or it is parked or unloaded.
+    pub fn layer(&self, id: &LayerId) -> Result<&LoadedLayer, LoadError> {
+        let layer = self.position(id).and_then(|position| self.states[position].resident());
+        layer.ok_or_else(|| self.not_found("layer", id.as_str()))
+    }
+
+    /// A tensor of a resident layer.
+    ///
+    /// # Errors
+    /// [`LoadError::NotFound`] if there is no such tensor, or its layer is parked or unloaded.
+    pub fn tensor(&self, name: &str) -> Result<LoadedTensor, LoadError> {
+        let found = self.checkpoint.find(name).map(|tensor| tensor.id);
+        let loaded = found.and_then(|id| {
+            self.layers().find_map(|layer| match layer.is_of(&self.checkpoint) {
+                true => layer.tensor_of_id(id),
+                // One that has replaced another counts its tensors as its own checkpoint does.
+                false => layer.tensor(name),
+            })
+        });
+        loaded.ok_or_else(|| LoadError::NotFound {
+            kind: "tensor",
+            name: name.to_owned(),
+            nearest: nearest(name, self.checkpoint.tensors().map(|tensor| tensor.name)),
+        })
+    }
+
+    /// Bytes that the resident layers take on the device.
+    #[must_use]
+    pub fn resident_bytes(&self) -> u64 {
+        self.layers().map(LoadedLayer::resident_bytes).sum()
+    }
+
+    /// What the resident layers have allocated: with their tensors, who holds them, where, and since when. See [`crate::live`].
+    #[must_use]
+    pub fn live(&self) -> Snapshot {
+        let numbers: HashSet<u64> = self.layers().filter_map(LoadedLayer::allocation_number).collect();
+        live::snapshot_of(|number| numbers.contains(&number))
+    }
+
+    /// Bytes of what is parked, in host memory and in files.
+    #[must_use]
+    pub fn parked_bytes(&self) -> u64 {
+        let bytes = |state: &State| match state {
+            State::Parked(layer) => layer.len_bytes(),
+            State::Resident(_) | State::Unloaded => 0,
+        };
+        self.states.iter().map(bytes).sum()
+    }
+
+    /// Frees a part of the model, resident or parked: a layer, those below a prefix, a component, all. Tensors that were taken keep their layer's
+    /// memory until they are dropped; the receipt names them. Unloading what is unloaded is harmless and gives an empty receipt.
+    ///
+    /// # Errors
+    /// [`LoadError::NotFound`] if the model never had such a part.
+    ///
+    /// # Example
+    /// ```
+    /// use onelayer::{Checkpoint, Loader, Part, Target};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/checkpoints/llama");
+    /// let mut model = Loader::builder(Target::Host).build()?.load(&Checkpoint::open(path)?)?;
+    /// let receipt = model.unload(Part::Prefix("model.layers"))?;
+    /// assert!(receipt.is_complete(), "{receipt}"); // bytes that the system has taken back, and said so
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn unload<'a>(&mut self, part: impl Into<Part<'a>>) -> Result<Receipt, LoadError> {
+        let part = part.into();
+        let places = self.places(&part)?;
+        Ok(self.unload_places(&places))
+    }
+
+    /// Frees every layer, resident or parked.
+    pub fn unload_all(&mut self) -> Receipt {
+        let places: Vec<usize> = (0..self.states.len()).collect();
+        self.unload_places(&places)
+    }
+
+    /// The tensors that somebody holds of the resident layers, in execution order: what would stay if all were unloaded.
+    #[must_use]
+    pub fn holders(&self) -> Vec<Holder> {
+        self.layers().flat_map(LoadedLayer::holders).collect()
+    }
+
+    fn unload_places(&mut self, places: &[usize]) -> Receipt {
+        let mut layers = Vec::new();
+        let mut receipt = Receipt::default();
+        for &place in places {
+            match self.states[place].take() {
+                State::Resident(layer) => layers.push(layer),
+                State::Parked(layer) => receipt = receipt.and(layer.unload()),
+                State::Unloaded => {}
+            }
+        }
+        // Together, so that a device's pool is asked once.
+        receipt.and(Receipt::of(layers))
+    }
+
+    /// The places of a part, which must have one; all of a model without layers is nothing.
+    fn places(&self, part: &Part<'_>) -> Result<Vec<usize>, LoadError> {
+        let places: Vec<usize> =
+            (0..self.ids.len()).filter(|&place| part.contains(&self.ids[place])).collect();
+        if places.is_empty() && *part != Part::All {
+            let (kind, name) = part.words();
+            return Err(self.not_found(kind, name));
+        }
+        Ok(places)
+    }
+
+    fn position(&self, id: &LayerId) -> Option<usize> {
+        self.ids.iter().position(|known| known == id)
+    }
+
+    fn not_found(&self, kind: &'static str, name: &str) -> LoadError {
+        let nearest = nearest(name, self.ids.iter().map(LayerId::as_str));
+        LoadError::NotFound { kind, name: name.to_owned(), nearest }
+    }
+}
+
+/// Where a layer is.
+#[derive(Debug, Default)]
+enum State {
+    Resident(LoadedLayer),
+    Parked(ParkedLayer),
+    #[default]
+    Unloaded,
+}
+
+impl State {
+    fn resident(&self) -> Option<&LoadedLayer> {
+        match self {
+            Self::Resident(layer) => Some(layer),
+            Self::Parked(_) | Self::Unloaded => None,
+        }
+    }
+
+    fn take(&mut self) -> Self {
+        std::mem::take(self)
+    }
+
+    fn unload(self) -> Receipt {
+        match self {
+            Self::Resident(layer) => layer.unload(),
+            Self::Parked(layer) => layer.unload(),
+            Self::Unloaded => Receipt::default(),
+        }
+    }
+}
+
+/// The known name that shares the longest beginning and end with the one that was asked for.
+fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
+    let shared = |other: &str| {
+        let front = name.bytes().zip(other.bytes()).take_while(|(left, right)| left == right).count();
+        let back =
+            name.bytes().rev().zip(other.bytes().rev()).take_while(|(left, right)| left == right).count();
+        front + back
+    };
+    let best = known.map(|other| (shared(other), other)).max_by_key(|&(score, _)| score)?;
+    (best.0 * 2 >= name.len()).then(|| best.1.to_owned())
+}

@@ -1,0 +1,230 @@
+//! Parts that move: parked and restored, replaced, and scopes at whose end a part is unloaded.
+
+use std::collections::HashSet;
+use std::ops::{Deref, DerefMut};
+
+use super::{Model, Part, State};
+use crate::checkpoint::{Checkpoint, DType};
+use crate::layers::LayerId;
+use crate::load::{LoadError, Loader, ParkTo, Parking, Receipt};
+use crate::plan::{LoadPlan, PlannedLayer};
+
+impl Model {
+    /// Copies a part of the model out of its arenas and frees them; [`Self::restore`] brings it back, bit by bit the same. The
+    /// bytes pass through 1 MiB of host memory. What is parked already, unloaded, or on the host and to be parked in its memory,
+    /// stays as it is, and so does a layer that somebody holds: the receipt names who.
+    ///
+    /// Work that still writes to the layers must be over.
+    ///
+    /// # Errors
+    /// [`LoadError::NotFound`] if the model never had such a part, [`LoadError::Park`] if memory, the folder or the disk refuses,
+    /// [`LoadError::Device`] if the bytes cannot be read back. The layer that failed and those behind it stay resident.
+    ///
+    /// # Example
+    /// ```
+    /// use onelayer::{Checkpoint, Loader, ParkTo, Part, Target};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/checkpoints/llama");
+    /// let mut model = Loader::builder(Target::Host).build()?.load(&Checkpoint::open(path)?)?;
+    /// let receipt = model.park(Part::Prefix("model.layers"), ParkTo::Folder(&std::env::temp_dir()))?;
+    /// assert_eq!(receipt.parked_bytes, receipt.returned_bytes);
+    /// model.restore(Part::All)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn park<'a>(&mut self, part: impl Into<Part<'a>>, to: ParkTo<'_>) -> Result<Receipt, LoadError> {
+        let part = part.into();
+        let mut receipt = Receipt::default();
+        for place in self.places(&part)? {
+            let state = self.states[place].take();
+            let State::Resident(layer) = state else {
+                self.states[place] = state;
+                continue;
+            };
+            let (state, parked) = match layer.park(to) {
+                Ok(Parking::Parked(layer, receipt)) => (State::Parked(layer), Ok(receipt)),
+                Ok(Parking::Stays(layer, receipt)) => (State::Resident(layer), Ok(receipt)),
+                Err((layer, error)) => (State::Resident(layer), Err(error)),
+            };
+            self.states[place] = state;
+            receipt = receipt.and(parked?);
+        }
+        Ok(receipt)
+    }
+
+    /// Brings back what is parked of a part, into arenas where it was; says how many bytes these take. What is resident stays, and
+    /// what was unloaded is not loaded again.
+    ///
+    /// # Errors
+    /// [`LoadError::NotFound`] if the model never had such a part, [`LoadError::Device`] if there is no room,
+    /// [`LoadError::Park`] if the file cannot be read. The layer that failed and those behind it stay parked.
+    pub fn restore<'a>(&mut self, part: impl Into<Part<'a>>) -> Result<u64, LoadError> {
+        let part = part.into();
+        let mut restored_bytes = 0;
+        for place in self.places(&part)? {
+            let state = self.states[place].take();
+            let State::Parked(layer) = state else {
+                self.states[place] = state;
+                continue;
+            };
+            match layer.restore() {
+                Ok(layer) => {
+                    restored_bytes += layer.resident_bytes();
+                    self.states[place] = State::Resident(layer);
+                }
+                Err(failed) => {
+                    let (layer, error) = *failed;
+                    self.states[place] = State::Parked(layer);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(restored_bytes)
+    }
+
+    /// Puts a layer of another checkpoint in the place of one of this model: of the same name, with tensors of the same names, types
+    /// and shapes. A layer that was unloaded is loaded again so. Only its tensors are read, within the budget of `loader`. The new layer is
+    /// resident before the old one is freed; where there is no room for both, unload the old one first.
+    ///
+    /// The new layer's [`index`](crate::LoadedLayer::index) is that of a plan of its own, which has one layer.
+    ///
+    /// # Errors
+    /// [`LoadError::NotFound`] if one of the two has no such layer, [`LoadError::NotAlike`] with the first tensor that differs, and whatever
+    /// [`Loader::stream`] refuses. The model is as it was then.
+    pub fn replace(
+        &mut self,
+        id: &LayerId,
+        loader: &Loader,
+        checkpoint: &Checkpoint,
+    ) -> Result<Receipt, LoadError> {
+        let place = self.places(&Part::Layer(id))?.remove(0);
+        let plan = loader.plan(checkpoint)?;
+        let found = plan.layers().iter().find(|layer| layer.id == *id);
+        let found = found.ok_or_else(|| self.not_found("layer in the other checkpoint", id.as_str()))?;
+        let wanted = tensors(&self.checkpoint, &self.plan, &self.plan.layers()[place]);
+        let given = tensors(checkpoint, &plan, found);
+        if let Some((tensor, expected, found)) = first_difference(&wanted, &given) {
+            return Err(LoadError::NotAlike { layer: id.clone(), tensor, expected, found });
+        }
+        let names: HashSet<String> = given.into_iter().map(|tensor| tensor.name).collect();
+        drop(plan);
+        let layer = loader.load_one(checkpoint, names)?;
+        let old = std::mem::replace(&mut self.states[place], State::Resident(layer));
+        Ok(old.unload())
+    }
+
+    /// A scope for a part of the model: what is parked of it is restored, and at the end, whichever way that is reached, the part
+    /// is unloaded.
+    ///
+    /// # Errors
+    /// As [`Self::restore`]. The part is unloaded then.
+    ///
+    /// # Example
+    /// ```
+    /// use onelayer::{Checkpoint, Loader, Part, Target};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/checkpoints/llama");
+    /// let mut model = Loader::builder(Target::Host).build()?.load(&Checkpoint::open(path)?)?;
+    /// {
+    ///     let scope = model.scope(Part::Prefix("model.layers"))?;
+    ///     let weight = scope.tensor("model.layers.0.mlp.up_proj.weight")?;
+    ///     assert!(weight.as_bytes().is_some());
+    /// } // by the end of a block, by `?`, by a panic
+    /// assert!(model.tensor("model.layers.0.mlp.up_proj.weight").is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn scope<'a>(&mut self, part: impl Into<Part<'a>>) -> Result<Scope<'_>, LoadError> {
+        let part = part.into();
+        let places = self.places(&part)?;
+        let scope = Scope { model: self, places };
+        scope.model.restore(part)?;
+        Ok(scope)
+    }
+}
+
+/// A part of a model that is unloaded when this is dropped; the rest of the model is used through it. Tensors that were
+/// taken from the part and outlive the scope keep their layer's memory.
+#[derive(Debug)]
+#[must_use = "a scope that is dropped has unloaded its part"]
+pub struct Scope<'m> {
+    model: &'m mut Model,
+    places: Vec<usize>,
+}
+
+impl Scope<'_> {
+    /// Ends the scope and says what came of it.
+    pub fn end(mut self) -> Receipt {
+        self.unload()
+    }
+
+    fn unload(&mut self) -> Receipt {
+        self.model.unload_places(&std::mem::take(&mut self.places))
+    }
+}
+
+impl Deref for Scope<'_> {
+    type Target = Model;
+
+    fn deref(&self) -> &Model {
+        self.model
+    }
+}
+
+impl DerefMut for Scope<'_> {
+    fn deref_mut(&mut self) -> &mut Model {
+        self.model
+    }
+}
+
+impl Drop for Scope<'_> {
+    fn drop(&mut self) {
+        self.unload();
+    }
+}
+
+/// What has to be the same of a tensor in both checkpoints.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Delivered {
+    name: String,
+    dtype: DType,
+    shape: Vec<u64>,
+}
+
+impl Delivered {
+    fn words(&self) -> String {
+        format!("{} {:?}", self.dtype, self.shape)
+    }
+}
+
+/// The tensors of a layer as they are delivered, by name.
+fn tensors(checkpoint: &Checkpoint, plan: &LoadPlan, layer: &PlannedLayer) -> Vec<Delivered> {
+    let delivered = plan.placements(layer).iter().map(|placement| {
+        let entry = checkpoint.tensor(placement.tensor);
+        let dtype = placement.delivered_dtype(entry.dtype);
+        let shape = plan.part(placement.tensor).map_or(entry.shape, |part| &part.shape);
+        Delivered { name: entry.name.to_owned(), dtype, shape: shape.to_vec() }
+    });
+    let mut delivered: Vec<Delivered> = delivered.collect();
+    delivered.sort();
+    delivered
+}
+
+/// The first tensor that is not the same in both lists, which are sorted: its name, and what it is in either.
+fn first_difference(wanted: &[Delivered], given: &[Delivered]) -> Option<(String, String, String)> {
+    let same = wanted.iter().zip(given).take_while(|(wanted, given)| wanted == given).count();
+    let absent = || "no such tensor".to_owned();
+    match (wanted.get(same), given.get(same)) {
+        (None, None) => None,
+        (Some(one), Some(other)) if one.name == other.name => {
+            Some((one.name.clone(), one.words(), other.words()))
+        }
+        (Some(one), other) if other.is_none_or(|other| one.name < other.name) => {
+            Some((one.name.clone(), one.words(), absent()))
+        }
+        (_, Some(other)) => Some((other.name.clone(), absent(), other.words())),
+        (Some(one), None) => Some((one.name.clone(), one.words(), absent())),
+    }
+}

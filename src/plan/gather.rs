@@ -1,0 +1,163 @@
+//! What is wanted of a stretch of a file where that is not all of it: runs that are equally long and equally far apart.
+//!
+//! A stretch with short gaps is read as a whole, and what is wanted of it is moved together in the slot, towards its front:
+//!
+//! ```text
+//! slot    |..|run|gap|run|gap|run|gap|..|       after the read
+//!         |..|run|run|run|.........  |..|       gathered: one copy from here on
+//! ```
+
+use std::num::NonZeroU32;
+
+use crate::checkpoint::TensorId;
+use crate::slices::Strided;
+use crate::units::{ByteRange, KIB};
+
+/// A gap between two runs up to this size is read through. Longer ones are not: each run is a read of its own.
+const GAP_BYTES_MAX: u64 = 128 * KIB;
+
+/// Runs of a stretch, the first of which begins with it. The last one ends with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gather {
+    run_bytes: NonZeroU32,
+    stride_bytes: u32,
+}
+
+impl Gather {
+    /// The stretch of a file with such runs of a tensor that begins at `start`, and the runs unless they are one. `None` for numbers
+    /// that no file has, and for runs further apart than 4 GiB.
+    pub(super) fn of(start: u64, bytes: Strided) -> Option<(ByteRange, Option<Self>)> {
+        let Strided { start_bytes, run_bytes, stride_bytes, count } = bytes;
+        let start = start.checked_add(start_bytes)?;
+        let Some(last) = count.checked_sub(1).filter(|_| run_bytes > 0) else {
+            return Some((ByteRange::with_len(start, 0)?, None));
+        };
+        let stretch = ByteRange::with_len(start, last.checked_mul(stride_bytes)?.checked_add(run_bytes)?)?;
+        if last == 0 {
+            return Some((stretch, None));
+        }
+        let run_bytes = NonZeroU32::new(u32::try_from(run_bytes).ok()?)?;
+        let stride_bytes = u32::try_from(stride_bytes).ok().filter(|&bytes| bytes >= run_bytes.get())?;
+        Some((stretch, Some(Self { run_bytes, stride_bytes })))
+    }
+
+    /// Runs of a tensor at the start of a file: for tests of what gathers them.
+    #[cfg(test)]
+    pub(crate) fn of_runs(bytes: Strided) -> Option<(ByteRange, Option<Self>)> {
+        Self::of(0, bytes)
+    }
+
+    /// Bytes of a run.
+    #[must_use]
+    pub fn run_bytes(self) -> u64 {
+        u64::from(self.run_bytes.get())
+    }
+
+    /// From the start of one run to that of the next, in bytes.
+    #[must_use]
+    pub fn stride_bytes(self) -> u64 {
+        u64::from(self.stride_bytes)
+    }
+
+    /// How many of the first `len_bytes` bytes of the stretch are wanted.
+    #[must_use]
+    pub fn wanted_bytes(self, len_bytes: u64) -> u64 {
+        let (run_bytes, stride_bytes) = (self.run_bytes(), self.stride_bytes());
+        len_bytes / stride_bytes * run_bytes + (len_bytes % stride_bytes).min(run_bytes)
+    }
+
+    /// True if the gaps are read, too.
+    fn is_read_through(self) -> bool {
+        self.stride_bytes() - self.run_bytes() <= GAP_BYTES_MAX
+    }
+}
+
+/// What of a tensor's stretch is read on its own: the whole stretch, or each of its runs.
+pub(super) fn stretches(extent: ByteRange, gather: Option<Gather>) -> impl Iterator<Item = ByteRange> {
+    let apart = gather.filter(|gather| !gather.is_read_through());
+    let (stride_bytes, len_bytes) = apart.map_or((extent.len_bytes(), extent.len_bytes()), |gather| {
+        (gather.stride_bytes(), gather.run_bytes())
+    });
+    let mut start = extent.start();
+    std::iter::from_fn(move || {
+        let stretch = ByteRange::with_len(start, len_bytes).filter(|stretch| extent.contains(*stretch))?;
+        if stretch.is_empty() {
+            return None;
+        }
+        start = start.saturating_add(stride_bytes);
+        Some(stretch)
+    })
+}
+
+/// One stretch of a slot whose wanted bytes are moved to its front, before they are cast and copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatherOp {
+    /// The tensor.
+    pub tensor: TensorId,
+    /// Where the stretch starts in the slot, and what is gathered afterwards.
+    pub slot_offset_bytes: u64,
+    /// Its bytes.
+    pub source_len_bytes: u64,
+    /// How far behind the start of a run the stretch begins; inside the run, or in the gap behind it.
+    pub phase_bytes: u64,
+    /// The runs.
+    pub gather: Gather,
+}
+
+impl GatherOp {
+    /// Bytes that are wanted.
+    #[must_use]
+    pub fn wanted_bytes(&self) -> u64 {
+        self.gather.wanted_bytes(self.phase_bytes + self.source_len_bytes)
+            - self.gather.wanted_bytes(self.phase_bytes)
+    }
+
+    /// True if the stretch is inside a run: nothing has to be moved.
+    pub(super) fn is_one_run(&self) -> bool {
+        self.phase_bytes + self.source_len_bytes <= self.gather.run_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runs(start_bytes: u64, run_bytes: u64, stride_bytes: u64, count: u64) -> Strided {
+        Strided { start_bytes, run_bytes, stride_bytes, count }
+    }
+
+    #[test]
+    fn wanted_bytes_are_those_of_the_runs() {
+        let (stretch, gather) = Gather::of(1000, runs(3, 5, 12, 4)).unwrap();
+        let gather = gather.unwrap();
+        assert_eq!((stretch.start(), stretch.len_bytes()), (1003, 41));
+        let mut wanted = 0;
+        for at in 0..stretch.len_bytes() {
+            assert_eq!(gather.wanted_bytes(at), wanted, "{at}");
+            wanted += u64::from(at % 12 < 5);
+        }
+        assert_eq!((gather.wanted_bytes(41), wanted), (20, 20));
+    }
+
+    #[test]
+    fn one_run_is_a_stretch_and_none_is_empty() {
+        assert_eq!(Gather::of(10, runs(3, 7, 7, 1)), Some((ByteRange::new(13, 20).unwrap(), None)));
+        assert_eq!(Gather::of(10, runs(3, 0, 9, 4)), Some((ByteRange::new(13, 13).unwrap(), None)));
+        assert_eq!(Gather::of(10, runs(3, 7, 1 << 32, 2)), None, "further apart than is counted");
+        assert_eq!(Gather::of(10, runs(u64::MAX, 7, 9, 2)), None);
+    }
+
+    #[test]
+    fn runs_far_apart_are_read_one_by_one() {
+        let all = |run_bytes: u64, gap_bytes: u64| {
+            let (extent, gather) = Gather::of(0, runs(0, run_bytes, run_bytes + gap_bytes, 3)).unwrap();
+            stretches(extent, gather)
+                .map(|stretch| (stretch.start(), stretch.len_bytes()))
+                .collect::<Vec<_>>()
+        };
+        let near = 128 * KIB;
+        assert_eq!(all(10, near), [(0, 30 + 2 * near)]);
+        assert_eq!(all(10, near + 1), [(0, 10), (near + 11, 10), (2 * (near + 11), 10)]);
+        assert_eq!(stretches(ByteRange::new(5, 5).unwrap(), None).count(), 0);
+    }
+}

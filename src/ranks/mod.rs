@@ -1,0 +1,353 @@
+//! What one of several ranks gets of a checkpoint: a part of every tensor, or whole tensors of its own.
+//!
+//! ```text
+//! tensor parallelism   rank 0 |q[0..h/2] |k[0..h/2] |norm|       each tensor is split, or every rank has it whole
+//!                      rank 1 |q[h/2..h] |k[h/2..h] |norm|       -> SplitRules, Split, RankPart
+//! one read in all      rank 0 |q         |           norm|       each tensor is read by one rank, which gives it to the others
+//!                      rank 1 |           k          |           -> Share
+//! ```
+//!
+//! A part is a range of one dimension, in one or several blocks of it. In the file it is one run of bytes or many that are equally
+//! long and equally far apart: what a plan can express.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::checkpoint::{Checkpoint, TensorEntry, TensorId};
+use crate::layers::Layers;
+use crate::slices::{Runs, SliceError, Strided};
+
+use self::table::Table;
+
+pub use self::share::Share;
+
+mod share;
+mod table;
+
+/// One of several ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rank {
+    rank: u32,
+    world: u32,
+}
+
+impl Rank {
+    /// Rank `rank`, from 0, of `world`; `None` if there is no such rank.
+    #[must_use]
+    pub const fn new(rank: u32, world: u32) -> Option<Self> {
+        if rank < world { Some(Self { rank, world }) } else { None }
+    }
+
+    /// Its number, from 0.
+    #[must_use]
+    pub const fn rank(self) -> u32 {
+        self.rank
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub const fn world(self) -> u32 {
+        self.world
+    }
+}
+
+impl fmt::Display for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.rank, self.world)
+    }
+}
+
+/// How a tensor is divided among the ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Split {
+    /// Not at all: every rank has all of it.
+    Whole,
+    /// Into parts of the same length, in the order of the ranks. A dimension that the ranks do not divide is an error.
+    Even {
+        /// The dimension, from 0, the outermost.
+        axis: usize,
+        /// How many tensors of the same shape lie fused behind one another in that dimension: each is divided by itself, and a rank has
+        /// its part of each, one behind the other. 1 for a tensor that is one.
+        blocks: u64,
+    },
+    /// As [`Even`](Self::Even), as if the dimension ended on a multiple: the last ranks have less, maybe nothing. So vocabularies are
+    /// divided.
+    Padded {
+        /// The dimension.
+        axis: usize,
+        /// The multiple, in elements.
+        multiple: u64,
+    },
+    /// The caller knows what this rank has.
+    Range {
+        /// The dimension.
+        axis: usize,
+        /// Its elements.
+        range: Range<u64>,
+    },
+}
+
+/// Why a tensor cannot be divided as a rule says.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SplitError {
+    /// The rule names a dimension that the tensor has not.
+    #[error("{tensor:?} has {dimensions} dimensions, a rule divides dimension {axis}")]
+    NoSuchAxis {
+        /// The tensor.
+        tensor: String,
+        /// The dimension.
+        axis: usize,
+        /// Dimensions of the tensor.
+        dimensions: usize,
+    },
+    /// The ranks do not divide the dimension.
+    #[error(
+        "dimension {axis} of {tensor:?} has {len} elements{}, which {world} ranks cannot divide evenly; give a rule for it",
+        if *blocks == 1 { String::new() } else { format!(" in {blocks} blocks") }
+    )]
+    Uneven {
+        /// The tensor.
+        tensor: String,
+        /// The dimension.
+        axis: usize,
+        /// Its elements, padding counted.
+        len: u64,
+        /// Blocks that are fused in it.
+        blocks: u64,
+        /// How many ranks there are.
+        world: u32,
+    },
+    /// A part that cannot be cut out.
+    #[error(transparent)]
+    Slice(#[from] SliceError),
+}
+
+/// The part of a tensor that a rank has: the same range of every block of one dimension.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RankPart {
+    /// The dimension that is divided, from 0, the outermost.
+    pub axis: usize,
+    /// How many blocks of the same length it is made of; mostly 1.
+    pub blocks: u64,
+    /// The elements of each block.
+    pub range: Range<u64>,
+    /// Elements of the part, per dimension, outermost first.
+    pub shape: Box<[u64]>,
+}
+
+/// Decides how one tensor is divided; `None` leaves it to other rules.
+type Rule = dyn Fn(&TensorEntry<'_>) -> Option<Split> + Send + Sync;
+
+/// How tensors are divided. Cheap to clone.
+///
+/// # Example
+/// ```
+/// use onelayer::{Checkpoint, Loader, Rank, Split, SplitRules, Target};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/checkpoints/llama");
+/// let checkpoint = Checkpoint::open(path)?;
+/// let rank = Rank::new(1, 2).expect("one of two");
+/// // As engines divide common architectures, but with every rank having the whole embedding.
+/// let rules = SplitRules::common()
+///     .with(|tensor| tensor.name.contains("embed_tokens").then_some(Split::Whole));
+/// let loader = Loader::builder(Target::Host).shard(rank, rules).build()?;
+/// for layer in loader.stream(&checkpoint)? {
+///     for tensor in layer?.tensors() {
+///         println!("{} {:?} of {:?}", tensor.name(), tensor.shape(), tensor.entry().shape);
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Default)]
+pub struct SplitRules {
+    /// The last one is asked first.
+    given: Vec<Arc<Rule>>,
+    has_table: bool,
+}
+
+impl SplitRules {
+    /// A small table of common architectures: Llama, Mistral, Qwen, Gemma, Phi-1 and 2, OPT, DeepSeek's attention, Mixtral and other
+    /// experts with names of their own, GPT-2, GPT-NeoX.
+    ///
+    /// - Queries, keys, values, `gate` and `up`, with their biases: by their outputs.
+    /// - Attention's output and `down`: by their inputs; their biases whole.
+    /// - Embedding and head: by the vocabulary, padded to a multiple of 64.
+    /// - GPT-2's layers, which have inputs first, and GPTQ's and AWQ's `qweight`: by the other dimension.
+    /// - `gate` and `up` fused into one, and GPT-2's fused queries, keys and values: each block by itself.
+    /// - Scales, zero points and other companions of a quantized weight: as their weight, where their shape says that they can;
+    ///   else whole.
+    /// - Everything else is whole: norms, routers, positions, and what the table does not know. Among that: queries, keys and
+    ///   values that are fused in other ways, and experts that are fused into one tensor.
+    ///
+    /// Names and shapes tell nothing of heads: where there are more ranks than heads of keys, an engine repeats heads, and has to
+    /// say so with a rule of its own.
+    #[must_use]
+    pub fn common() -> Self {
+        Self { given: Vec::new(), has_table: true }
+    }
+
+    /// Everything is whole that no [other rule](Self::with) divides.
+    #[must_use]
+    pub fn none() -> Self {
+        Self::default()
+    }
+
+    /// One more rule, which is asked before those there are. It may decide by anything: a list, a pattern of names.
+    #[must_use]
+    pub fn with(mut self, rule: impl Fn(&TensorEntry<'_>) -> Option<Split> + Send + Sync + 'static) -> Self {
+        self.given.push(Arc::new(rule));
+        self
+    }
+}
+
+impl fmt::Debug for SplitRules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SplitRules")
+            .field("given", &self.given.len())
+            .field("has_table", &self.has_table)
+            .finish()
+    }
+}
+
+/// What one rank has of each tensor of one checkpoint.
+pub(crate) struct Splitter<'a> {
+    checkpoint: &'a Checkpoint,
+    layers: &'a Layers,
+    rank: Rank,
+    rules: &'a SplitRules,
+}
+
+/// A part and its bytes in the tensor.
+pub(crate) struct Cut {
+    pub(crate) part: RankPart,
+    pub(crate) bytes: Strided,
+}
+
+impl<'a> Splitter<'a> {
+    pub(crate) fn new(
+        checkpoint: &'a Checkpoint,
+        layers: &'a Layers,
+        rank: Rank,
+        rules: &'a SplitRules,
+    ) -> Self {
+        Self { checkpoint, layers, rank, rules }
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// What this rank has of a tensor; `None` if that is all of it.
+    pub(crate) fn cut(&self, tensor: TensorId) -> Result<Option<Cut>, SplitError> {
+        let entry = self.checkpoint.tensor(tensor);
+        let Some(part) = part_of(&entry, &self.split_of(&entry), self.rank)? else { return Ok(None) };
+        // The divided dimension becomes two: blocks, and what is in each.
+        let block = entry.shape[part.axis] / part.blocks;
+        let (outside, inside) = (&entry.shape[..part.axis], &entry.shape[part.axis + 1..]);
+        let refined: Vec<u64> = [outside, &[part.blocks, block], inside].concat();
+        let around = outside.iter().chain([&part.blocks]).map(|&len| 0..len);
+        let ranges: Vec<Range<u64>> = around.chain([part.range.clone()]).collect();
+        let runs = Runs::of_slice(&TensorEntry { shape: &refined, ..entry }, &ranges)?;
+        let bytes = runs.strided().expect("the blocks of all rows are equally far apart");
+        Ok(Some(Cut { part, bytes }))
+    }
+
+    fn split_of(&self, entry: &TensorEntry<'_>) -> Split {
+        if let Some(split) = self.rules.given.iter().rev().find_map(|rule| rule(entry)) {
+            return split;
+        }
+        let companions = self.layers.companions();
+        match companions.binary_search_by_key(&entry.id, |&(companion, _)| companion) {
+            Ok(index) => {
+                let weight = self.checkpoint.tensor(companions[index].1);
+                follow(entry, &weight, &self.split_of_weight(&weight), self.rank)
+            }
+            Err(_) => self.split_of_weight(entry),
+        }
+    }
+
+    fn split_of_weight(&self, entry: &TensorEntry<'_>) -> Split {
+        let given = self.rules.given.iter().rev().find_map(|rule| rule(entry));
+        given.unwrap_or_else(|| match self.rules.has_table {
+            true => Table::new(self.checkpoint).split_of(entry),
+            false => Split::Whole,
+        })
+    }
+}
+
+/// How a companion is divided whose weight is: along with it, if it has the same dimension in the same or in coarser steps, and if
+/// the parts begin on such steps.
+fn follow(companion: &TensorEntry<'_>, weight: &TensorEntry<'_>, split: &Split, rank: Rank) -> Split {
+    let (Split::Even { axis, .. } | Split::Padded { axis, .. } | Split::Range { axis, .. }) = *split else {
+        return Split::Whole;
+    };
+    let is_table = ["quant_map", ".quant_state.", "nested_"].iter().any(|word| companion.name.contains(word));
+    // A list has a step for each output, or for several: it goes with the outermost dimension.
+    let is_list = companion.shape.len() == 1 && axis == 0;
+    let is_alike = companion.shape.len() == weight.shape.len() || is_list;
+    let (Some(&steps), Some(&len)) = (companion.shape.get(axis), weight.shape.get(axis)) else {
+        return Split::Whole;
+    };
+    if is_table || !is_alike || steps <= 1 {
+        return Split::Whole;
+    }
+    let is_packed = steps != len && (len.is_multiple_of(steps) || steps.is_multiple_of(len));
+    match split {
+        Split::Even { blocks, .. } if steps == len || is_packed => {
+            let parts = blocks.checked_mul(u64::from(rank.world));
+            let is_even = parts.is_some_and(|parts| steps.is_multiple_of(parts));
+            if is_even || steps == len { split.clone() } else { Split::Whole }
+        }
+        Split::Padded { .. } | Split::Range { .. } if steps == len => split.clone(),
+        _ => Split::Whole,
+    }
+}
+
+/// The part of a rank; `None` if that is all of the tensor.
+fn part_of(entry: &TensorEntry<'_>, split: &Split, rank: Rank) -> Result<Option<RankPart>, SplitError> {
+    let (axis, blocks) = match *split {
+        Split::Whole => return Ok(None),
+        Split::Even { axis, blocks } => (axis, blocks.max(1)),
+        Split::Padded { axis, .. } | Split::Range { axis, .. } => (axis, 1),
+    };
+    let tensor = || entry.name.to_owned();
+    let dimensions = entry.shape.len();
+    let Some(&len) = entry.shape.get(axis) else {
+        return Err(SplitError::NoSuchAxis { tensor: tensor(), axis, dimensions });
+    };
+    let world = u64::from(rank.world);
+    let uneven = |len| SplitError::Uneven { tensor: tensor(), axis, len, blocks, world: rank.world };
+    let even = |len: u64| match blocks.checked_mul(world) {
+        Some(parts) if len.is_multiple_of(parts) => Ok(len / parts),
+        _ => Err(uneven(len)),
+    };
+    let number = u64::from(rank.rank);
+    let range = match split {
+        Split::Range { range, .. } => range.clone(),
+        Split::Padded { multiple, .. } => {
+            let padded = len.checked_next_multiple_of((*multiple).max(1)).ok_or_else(|| uneven(len))?;
+            let each = even(padded)?;
+            (number * each).min(len)..((number + 1) * each).min(len)
+        }
+        _ => {
+            let each = even(len)?;
+            number * each..(number + 1) * each
+        }
+    };
+    if range.start > range.end || range.end > len {
+        let (start, end) = (range.start, range.end);
+        return Err(SliceError::OutOfRange { tensor: tensor(), dimension: axis, start, end, len }.into());
+    }
+    if range == (0..len) {
+        return Ok(None);
+    }
+    let mut shape: Box<[u64]> = entry.shape.into();
+    shape[axis] = blocks * (range.end - range.start);
+    Ok(Some(RankPart { axis, blocks, range, shape }))
+}

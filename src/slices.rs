@@ -1,0 +1,344 @@
+//! Parts of tensors: a range for each dimension -> runs of bytes.
+//!
+//! Tensors are row-major: a range of the outermost dimension is one run of bytes, a range of an inner one is a run for each
+//! index of the dimensions outside it. All runs of a slice are equally long, and they come in the order of the slice's own
+//! bytes:
+//!
+//! ```text
+//! tensor [4, 6], rows 1..3           |. . . . . .|x x x x x x x x x x x x|. . . . . .|     one run
+//! tensor [4, 6], columns 2..4        |. . x x . .|. . x x . .|. . x x . .|. . x x . .|     four runs
+//! ```
+//!
+//! Nothing here reads. Tensors are read in such parts by [`TensorReader`](crate::TensorReader).
+
+use std::ops::Range;
+
+use crate::checkpoint::TensorEntry;
+
+/// Why a part of a tensor cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SliceError {
+    /// More ranges than dimensions.
+    #[error("{ranges} ranges for {tensor:?}, which has {dimensions} dimensions")]
+    TooManyRanges {
+        /// The tensor.
+        tensor: String,
+        /// Ranges that were given.
+        ranges: usize,
+        /// Dimensions of the tensor.
+        dimensions: usize,
+    },
+    /// A range that is reversed, or goes beyond its dimension.
+    #[error(
+        "the range {start}..{end} is not inside dimension {dimension} of {tensor:?}, which has {len} elements"
+    )]
+    OutOfRange {
+        /// The tensor.
+        tensor: String,
+        /// The dimension, from 0, the outermost.
+        dimension: usize,
+        /// First element of the range.
+        start: u64,
+        /// One past its last element.
+        end: u64,
+        /// Elements of the dimension.
+        len: u64,
+    },
+    /// A byte would have to be cut: elements of less than 8 bits can be had in whole bytes alone.
+    #[error("a slice of {tensor:?} cuts a byte: its elements have {element_bits} bits")]
+    CutsByte {
+        /// The tensor.
+        tensor: String,
+        /// Bits of an element.
+        element_bits: u64,
+    },
+    /// Nobody knows where the elements of such a type begin: only the whole tensor can be had.
+    #[error("{tensor:?} can be had as a whole alone: the size of its elements, {dtype}, is not known")]
+    UnknownElements {
+        /// The tensor.
+        tensor: String,
+        /// Its type as the file spells it.
+        dtype: String,
+    },
+    /// Bytes beyond the end of the tensor.
+    #[error(
+        "{len_bytes} bytes from byte {offset_bytes} on go beyond the end of {tensor:?}, which has {tensor_bytes}"
+    )]
+    BeyondEnd {
+        /// The tensor.
+        tensor: String,
+        /// First byte that was wanted.
+        offset_bytes: u64,
+        /// Bytes that were wanted.
+        len_bytes: u64,
+        /// Bytes of the tensor.
+        tensor_bytes: u64,
+    },
+    /// The target is not as long as what was asked for.
+    #[error("the target has {found_bytes} bytes, the slice of {tensor:?} has {expected_bytes}")]
+    WrongTargetLength {
+        /// The tensor.
+        tensor: String,
+        /// Bytes of the slice.
+        expected_bytes: u64,
+        /// Bytes of the target.
+        found_bytes: u64,
+    },
+}
+
+/// The runs of bytes of a slice: equally long, in the order of the slice's own bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Runs {
+    /// Where the first one begins in the tensor.
+    start_bytes: u64,
+    run_bytes: u64,
+    /// How often what is inside is repeated, and how far apart; the outermost first.
+    loops: Vec<Loop>,
+}
+
+/// Runs that are equally far apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Strided {
+    /// Where the first one begins in the tensor.
+    pub(crate) start_bytes: u64,
+    pub(crate) run_bytes: u64,
+    /// From the start of one to the start of the next.
+    pub(crate) stride_bytes: u64,
+    pub(crate) count: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Loop {
+    count: u64,
+    stride_bytes: u64,
+}
+
+impl Runs {
+    /// One run: bytes as they stand.
+    pub(crate) fn contiguous(start_bytes: u64, len_bytes: u64) -> Self {
+        Self { start_bytes, run_bytes: len_bytes, loops: Vec::new() }
+    }
+
+    /// Those of a range for each of the first dimensions; of the others everything.
+    pub(crate) fn of_slice(tensor: &TensorEntry<'_>, ranges: &[Range<u64>]) -> Result<Self, SliceError> {
+        check(tensor, ranges)?;
+        let is_cut = |(range, &len): (&Range<u64>, &u64)| *range != (0..len);
+        let Some(innermost) = ranges.iter().zip(tensor.shape).rposition(is_cut) else {
+            return Ok(Self::contiguous(0, tensor.extent.len_bytes()));
+        };
+        let element_bits = tensor.dtype.bits().ok_or_else(|| SliceError::UnknownElements {
+            tensor: tensor.name.to_owned(),
+            dtype: tensor.dtype_name.to_owned(),
+        })?;
+        let ranges = &ranges[..=innermost];
+        if tensor.extent.is_empty() || ranges.iter().any(Range::is_empty) {
+            return Ok(Self::contiguous(0, 0));
+        }
+        let cuts_byte = || SliceError::CutsByte { tensor: tensor.name.to_owned(), element_bits };
+        Self::in_bits(tensor.shape, ranges, element_bits).ok_or_else(cuts_byte)
+    }
+
+    /// The same, of ranges that are inside a tensor and not empty, the last of them not whole. `None` if one of the runs is not of
+    /// whole bytes.
+    fn in_bits(shape: &[u64], ranges: &[Range<u64>], element_bits: u64) -> Option<Self> {
+        let whole_bytes = |bits: u128| bits.is_multiple_of(8).then(|| u64::try_from(bits / 8).ok()).flatten();
+        // From the inside out; no product is larger than the tensor, which has fewer than 2^67 bits.
+        let inside = shape[ranges.len()..].iter().map(|&len| u128::from(len));
+        let mut stride_bits = inside.product::<u128>() * u128::from(element_bits);
+        let (mut start_bits, mut run_bits) = (0, 0);
+        let mut loops: Vec<Loop> = Vec::new();
+        for (place, (range, &len)) in ranges.iter().zip(shape).enumerate().rev() {
+            let count = range.end - range.start;
+            start_bits += u128::from(range.start) * stride_bits;
+            if place + 1 == ranges.len() {
+                run_bits = u128::from(count) * stride_bits;
+            } else if count > 1 {
+                let stride_bytes = whole_bytes(stride_bits)?;
+                match loops.last_mut() {
+                    // What is inside is taken whole: one loop over both.
+                    Some(inner) if inner.count.checked_mul(inner.stride_bytes) == Some(stride_bytes) => {
+                        inner.count *= count;
+                    }
+                    _ => loops.push(Loop { count, stride_bytes }),
+                }
+            }
+            stride_bits *= u128::from(len);
+        }
+        loops.reverse();
+        Some(Self { start_bytes: whole_bytes(start_bits)?, run_bytes: whole_bytes(run_bits)?, loops })
+    }
+
+    /// The runs, if they are equally far apart: those of a range of one dimension are.
+    pub(crate) fn strided(&self) -> Option<Strided> {
+        let &Self { start_bytes, run_bytes, .. } = self;
+        match *self.loops {
+            [] => Some(Strided { start_bytes, run_bytes, stride_bytes: run_bytes, count: 1 }),
+            [Loop { count, stride_bytes }] => Some(Strided { start_bytes, run_bytes, stride_bytes, count }),
+            _ => None,
+        }
+    }
+
+    /// Bytes of each run.
+    pub(crate) fn run_bytes(&self) -> u64 {
+        self.run_bytes
+    }
+
+    /// How many runs there are: at least one, which may have no bytes.
+    pub(crate) fn count(&self) -> u64 {
+        self.loops.iter().map(|around| around.count).product()
+    }
+
+    /// Bytes of all runs.
+    pub(crate) fn len_bytes(&self) -> u64 {
+        self.count() * self.run_bytes
+    }
+
+    /// Where a run begins in the tensor.
+    pub(crate) fn start_of(&self, index: u64) -> u64 {
+        let mut rest = index;
+        let outward = self.loops.iter().rev();
+        self.start_bytes
+            + outward
+                .map(|around| {
+                    let turn = rest % around.count;
+                    rest /= around.count;
+                    turn * around.stride_bytes
+                })
+                .sum::<u64>()
+    }
+}
+
+/// Checks that the ranges lie in their dimensions.
+fn check(tensor: &TensorEntry<'_>, ranges: &[Range<u64>]) -> Result<(), SliceError> {
+    if ranges.len() > tensor.shape.len() {
+        return Err(SliceError::TooManyRanges {
+            tensor: tensor.name.to_owned(),
+            ranges: ranges.len(),
+            dimensions: tensor.shape.len(),
+        });
+    }
+    for (dimension, (range, &len)) in ranges.iter().zip(tensor.shape).enumerate() {
+        if range.start > range.end || range.end > len {
+            let (start, end) = (range.start, range.end);
+            return Err(SliceError::OutOfRange {
+                tensor: tensor.name.to_owned(),
+                dimension,
+                start,
+                end,
+                len,
+            });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "a range of one dimension")]
+mod tests {
+    use super::*;
+    use crate::checkpoint::{DType, ShardId, TensorId};
+    use crate::units::ByteRange;
+
+    fn tensor(dtype: DType, shape: &[u64]) -> TensorEntry<'_> {
+        let elements: u64 = shape.iter().product();
+        let extent = ByteRange::with_len(100, elements * dtype.bits().unwrap_or(8) / 8).unwrap();
+        let (id, shard) = (TensorId(0), ShardId(0));
+        TensorEntry { id, name: "w", dtype, dtype_name: dtype.name(), shape, shard, extent }
+    }
+
+    /// The bits of a slice, one element after the other, as the definition of row-major has them.
+    fn elements(shape: &[u64], ranges: &[Range<u64>]) -> Vec<u64> {
+        let Some((&len, inner)) = shape.split_first() else { return vec![0] };
+        let (range, rest) = match ranges.split_first() {
+            Some((range, rest)) => (range.clone(), rest),
+            None => (0..len, ranges),
+        };
+        let stride: u64 = inner.iter().product();
+        let inside = elements(inner, rest);
+        range.flat_map(|index| inside.iter().map(move |at| index * stride + at)).collect()
+    }
+
+    fn all_ranges(len: u64) -> impl Iterator<Item = Range<u64>> + Clone {
+        (0..=len).flat_map(move |start| (start..=len).map(move |end| start..end))
+    }
+
+    fn check_slice(dtype: DType, shape: &[u64], ranges: &[Range<u64>]) -> bool {
+        let bits = dtype.bits().unwrap();
+        let Ok(runs) = Runs::of_slice(&tensor(dtype, shape), ranges) else { return false };
+        let expected: Vec<u64> = elements(shape, ranges)
+            .into_iter()
+            .flat_map(|at| (0..bits).map(move |bit| at * bits + bit))
+            .collect();
+        let found: Vec<u64> = (0..runs.count())
+            .flat_map(|run| runs.start_of(run) * 8..(runs.start_of(run) + runs.run_bytes()) * 8)
+            .collect();
+        assert_eq!(found, expected, "{dtype} {shape:?} {ranges:?}");
+        assert_eq!(runs.len_bytes() * 8, crate::units::to_u64(expected.len()));
+        true
+    }
+
+    #[test]
+    fn every_slice_of_small_tensors() {
+        let ranges = || all_ranges(2).flat_map(|a| all_ranges(3).map(move |b| (a.clone(), b)));
+        for (a, b) in ranges() {
+            for c in all_ranges(4) {
+                assert!(check_slice(DType::Bf16, &[2, 3, 4], &[a.clone(), b.clone(), c]));
+            }
+            assert!(check_slice(DType::U8, &[2, 3, 4], &[a, b]));
+        }
+        for a in all_ranges(3) {
+            assert!(check_slice(DType::F32, &[3], std::slice::from_ref(&a)));
+            assert!(check_slice(DType::F64, &[3, 1, 1, 2], &[a]));
+        }
+        assert!(check_slice(DType::F32, &[], &[]));
+        assert!(check_slice(DType::F32, &[0, 3], &[0..0, 1..2]));
+    }
+
+    #[test]
+    fn what_is_whole_inside_is_one_loop_or_one_run() {
+        let runs = |shape: &[u64], ranges: &[Range<u64>]| {
+            let runs = Runs::of_slice(&tensor(DType::U8, shape), ranges).unwrap();
+            (runs.count(), runs.run_bytes(), runs.loops.len())
+        };
+        assert_eq!(runs(&[4, 6], &[1..3]), (1, 12, 0));
+        assert_eq!(runs(&[4, 6], &[0..4, 2..4]), (4, 2, 1));
+        assert_eq!(runs(&[4, 6], &[1..2, 2..4]), (1, 2, 0));
+        assert_eq!(runs(&[4, 5, 6], &[0..4, 0..5, 2..4]), (20, 2, 1));
+        assert_eq!(runs(&[4, 5, 6], &[0..4, 1..5, 2..4]), (16, 2, 2));
+    }
+
+    #[test]
+    fn elements_of_few_bits_come_in_whole_bytes() {
+        let (mut cut, mut whole) = (0, 0);
+        for dtype in [DType::F4, DType::F6E2M3] {
+            for (a, b) in all_ranges(4).flat_map(|a| all_ranges(8).map(move |b| (a.clone(), b))) {
+                // An odd row, too: its second one begins inside a byte.
+                for shape in [[4, 8], [4, 12]] {
+                    match check_slice(dtype, &shape, &[a.clone(), b.clone()]) {
+                        true => whole += 1,
+                        false => cut += 1,
+                    }
+                }
+            }
+        }
+        assert!(cut > 50 && whole > 50, "{cut} cut, {whole} whole");
+        let odd = tensor(DType::F4, &[2, 3]);
+        assert!(matches!(Runs::of_slice(&odd, &[1..2]), Err(SliceError::CutsByte { element_bits: 4, .. })));
+        assert!(Runs::of_slice(&odd, &[0..2]).is_ok(), "all of it is no slice");
+    }
+
+    #[test]
+    fn what_cannot_be_had_says_why() {
+        let square = tensor(DType::F32, &[4, 6]);
+        let refused = |ranges: &[Range<u64>]| Runs::of_slice(&square, ranges).unwrap_err();
+        assert!(matches!(refused(&[0..4, 0..6, 0..1]), SliceError::TooManyRanges { dimensions: 2, .. }));
+        assert!(matches!(refused(&[0..4, 5..7]), SliceError::OutOfRange { dimension: 1, len: 6, .. }));
+        #[expect(clippy::reversed_empty_ranges, reason = "what is refused")]
+        let reversed = refused(&[3..2]);
+        assert!(matches!(reversed, SliceError::OutOfRange { dimension: 0, .. }), "{reversed}");
+        let opaque = TensorEntry { dtype: DType::Opaque, dtype_name: "F3", ..tensor(DType::U8, &[4, 6]) };
+        assert!(matches!(Runs::of_slice(&opaque, &[0..1]), Err(SliceError::UnknownElements { .. })));
+        assert_eq!(Runs::of_slice(&opaque, &[0..4, 0..6]).unwrap().len_bytes(), 24);
+    }
+}
