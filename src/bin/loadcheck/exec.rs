@@ -18,7 +18,7 @@ use regex::bytes::Regex;
 use rustix::process::{Signal, getpgrp, kill_process};
 use signal_hook::consts::SIGINT;
 
-use crate::family::descendants;
+use crate::family::{self, descendants};
 use crate::problem::{Code, Problem};
 use crate::signals::Interrupts;
 
@@ -157,6 +157,7 @@ impl Child {
         }
         let start = Instant::now();
         let mut child = command.spawn().map_err(|error| cannot(&error))?;
+        family::goes_first(child.id());
         if let Some(watch) = &watch {
             let stdout = child.stdout.take().expect("stdout was asked for as a pipe");
             let stderr = child.stderr.take().expect("stderr was asked for as a pipe");

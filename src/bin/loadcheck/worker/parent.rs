@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::child::ARGUMENT;
 use super::protocol::{Job, Message, Task};
+use crate::family;
 use crate::problem::{Code, Problem};
 use crate::signals::{Interrupts, name_of};
 
@@ -89,6 +90,7 @@ fn start(task: Task, group: Option<&ChildGroup>) -> Result<(Child, Receiver<Mess
         let problem = cannot("start", &error);
         if error.kind() == io::ErrorKind::NotFound { problem.help("/proc must be mounted") } else { problem }
     })?;
+    family::goes_first(child.id());
     let job = Job { parent_pid: std::process::id(), task };
     let text = serde_json::to_vec(&job).map_err(|error| cannot("instruct", &error))?;
     let mut stdin = child.stdin.take().expect("stdin was asked for as a pipe");
