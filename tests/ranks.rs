@@ -319,6 +319,31 @@ fn columns_cost_the_gaps_between_them_unless_these_are_long() {
 }
 
 #[test]
+fn whoever_reads_through_no_hole_reads_columns_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = wide(&folder.path().join("model.safetensors"));
+    let whole = load(Loader::builder(Target::Host), &checkpoint);
+    for io in MODES {
+        let loader = |number| {
+            let loader = Loader::builder(Target::Host).io(io).host_budget(6 << 20).window(Window::Layers(1));
+            loader.read_through(0).shard(rank(number, 4), wide_rules())
+        };
+        let ranks: Vec<_> = (0..4).map(|number| load(loader(number), &checkpoint)).collect();
+        assert_eq!(check(&whole, &ranks, &format!("{io}, no hole")), 7);
+        let plan = loader(1).plan(&checkpoint).unwrap();
+        assert_eq!(plan.gap_bytes(), 0);
+        // A block at most at each end of a read, and a read for each run of columns.
+        assert!(plan.reads().len() > 300, "{}", plan.reads().len());
+        assert!(plan.over_read_bytes() <= plan.reads().len() as u64 * 2 * 4096, "{io}");
+        let mut stream = loader(1).build().unwrap().stream(&checkpoint).unwrap();
+        assert!(stream.by_ref().all(|layer| layer.is_ok()));
+        let (read_bytes, share_bytes) = (stream.report().read_bytes, plan.source_bytes());
+        let edges_bytes = if io == IoMode::Buffered { 0 } else { plan.over_read_bytes() };
+        assert!(read_bytes <= share_bytes + edges_bytes, "{io}: {read_bytes} of {share_bytes}");
+    }
+}
+
+#[test]
 fn vocabularies_are_divided_as_if_they_were_padded() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = wide(&folder.path().join("model.safetensors"));

@@ -6,7 +6,8 @@
 FOLDER is a checkpoint of transformers with one safetensors file of a few gigabytes, such as
 `loadcheck synth mistral-7b FOLDER --layers 8` writes, with its config.json. Needs the interpreter that has onelayer, torch,
 transformers and safetensors, and of this repository `cargo build --release --example one_load`. Rounds are interleaved, every run
-is a fresh process, and a cold run has the page cache of the files dropped before it.
+is a fresh process, and a cold run has the page cache of the files dropped before it. Memory is measured in further runs, since measuring
+it takes time.
 """
 
 import argparse
@@ -25,7 +26,9 @@ ROOT = HERE.parents[1]
 MIB = 1 << 20
 ALLOWANCE = 16 * MIB
 
-Run = Callable[[], dict[str, Any]]
+# A run; with words for the child, such as `memory=yes`.
+Run = Callable[..., dict[str, Any]]
+MEMORY_RUNS = 2
 
 
 def drop(files: list[Path]) -> None:
@@ -69,7 +72,7 @@ def rust(way: str, source: Path, budget_mib: int) -> dict[str, Any]:
 
 
 def rounds(ways: dict[str, Run], files: list[Path], cache: str, count: int) -> dict[str, list[dict[str, Any]]]:
-    """Runs all ways in turn, each time from another one on."""
+    """Runs all ways in turn, each time from another one on. Times alone."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
     names = list(ways)
     for number in range(count):
@@ -80,8 +83,21 @@ def rounds(ways: dict[str, Run], files: list[Path], cache: str, count: int) -> d
     return found
 
 
-def table(title: str, found: dict[str, list[dict[str, Any]]], reference: str) -> Iterator[str]:
+def memory(ways: dict[str, Run], files: list[Path], cache: str) -> dict[str, list[dict[str, Any]]]:
+    """Runs that measure memory, without their times."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
+    for _ in range(MEMORY_RUNS):
+        for name, way in ways.items():
+            (drop if cache == "cold" else warm)(files)
+            found[name].append(way("memory=yes"))
+    return found
+
+
+def table(
+    title: str, ways: dict[str, Run], reference: str, files: list[Path], cache: str, count: int
+) -> Iterator[str]:
     """A row for each way: the median speed, and the median of its ratios to the reference in the same round."""
+    found, measured = rounds(ways, files, cache, count), memory(ways, files, cache)
     yield f"\n### {title}\n"
     yield "| way | GB/s, median (min to max) | speed over reference | RSS growth, most | unreclaimable growth, most |"
     yield "|---|---:|---:|---:|---:|"
@@ -90,8 +106,8 @@ def table(title: str, found: dict[str, list[dict[str, Any]]], reference: str) ->
         ratios = [other["seconds"] / run["seconds"] for run, other in zip(runs, found[reference], strict=True)]
         speed = f"{statistics.median(speeds):.2f} ({min(speeds):.2f} to {max(speeds):.2f})"
         yield (
-            f"| {name} | {speed} | {statistics.median(ratios):.2f} | {most(runs, 'rss_growth_bytes')} "
-            f"| {most(runs, 'host_growth_bytes')} |"
+            f"| {name} | {speed} | {statistics.median(ratios):.2f} | {most(measured[name], 'rss_growth_bytes')} "
+            f"| {most(measured[name], 'host_growth_bytes')} |"
         )
 
 
@@ -105,17 +121,17 @@ def streams(folder: Path, files: list[Path], count: int) -> Iterator[str]:
     for device, way in (("none", "none"), ("cpu", "host-1")):
         for cache in ("cold", "warm"):
             ways: dict[str, Run] = {
-                "Rust": lambda way=way: rust(way, folder, budget),
-                "Python": lambda device=device: python(
+                "Rust": lambda *_, way=way: rust(way, folder, budget),
+                "Python": lambda *words, device=device: python(
                     "stream",
                     folder,
                     f"device={device}",
                     f"budget={budget}MiB",
                     f"window={1 if device == 'cpu' else 2}",
+                    *words,
                 ),
             }
-            found = rounds(ways, files, cache, count)
-            yield from table(f"stream to {device}, {cache}, budget {budget} MiB", found, "Rust")
+            yield from table(f"stream to {device}, {cache}, budget {budget} MiB", ways, "Rust", files, cache, count)
             yield f"\nBudget and allowance: {budget + ALLOWANCE // MIB} MiB, on the CPU beside one layer."
 
 
@@ -123,22 +139,22 @@ def load_files(files: list[Path], count: int) -> Iterator[str]:
     for backend in ("mmap", "pread"):
         for cache in ("cold", "warm"):
             ways: dict[str, Run] = {
-                by: lambda by=by, backend=backend: python("load_file", files[0], f"by={by}", f"backend={backend}")
+                by: lambda *words, by=by, backend=backend: python(
+                    "load_file", files[0], f"by={by}", f"backend={backend}", *words
+                )
                 for by in ("safetensors", "onelayer")
             }
-            found = rounds(ways, files, cache, count)
-            yield from table(f"load_file, {backend}, {cache}, every byte touched", found, "safetensors")
+            yield from table(f"load_file, {backend}, {cache}, every byte touched", ways, "safetensors", files, cache, count)
 
 
 def transformers(folder: Path, files: list[Path], count: int) -> Iterator[str]:
     ways: dict[str, Run] = {
-        "plain": lambda: python("transformers", folder, "by=transformers"),
-        "onelayer, mapped": lambda: python("transformers", folder, "by=onelayer", "mode=mapped"),
-        "onelayer, owned": lambda: python("transformers", folder, "by=onelayer", "mode=owned"),
+        "plain": lambda *words: python("transformers", folder, "by=transformers", *words),
+        "onelayer, mapped": lambda *words: python("transformers", folder, "by=onelayer", "mode=mapped", *words),
+        "onelayer, owned": lambda *words: python("transformers", folder, "by=onelayer", "mode=owned", *words),
     }
     for cache in ("cold", "warm"):
-        found = rounds(ways, files, cache, count)
-        yield from table(f"transformers, {cache}, every byte touched", found, "plain")
+        yield from table(f"transformers, {cache}, every byte touched", ways, "plain", files, cache, count)
 
 
 def main() -> None:

@@ -87,6 +87,7 @@ pub struct LoaderBuilder {
     hash: bool,
     pub(super) hand_out: HandOut,
     dtype: Option<FloatType>,
+    hole_bytes_max: Option<u64>,
     pub(super) stall_timeout: Duration,
     pub(super) borrowed: Borrowed,
     map: LayerMap,
@@ -110,6 +111,7 @@ impl LoaderBuilder {
             hash: false,
             hand_out: HandOut::WhenComplete,
             dtype: None,
+            hole_bytes_max: None,
             stall_timeout: DEFAULT_STALL_TIMEOUT,
             borrowed: Borrowed::default(),
             map: LayerMap::default(),
@@ -219,11 +221,21 @@ impl LoaderBuilder {
     }
 
     /// Loads what one of several ranks has of each tensor: for tensor parallelism. Only that is read, as far as it lies together:
-    /// ranges of the outermost dimension are read as they are; of an inner one, gaps of up to 128 KiB between what is wanted
-    /// are read through. [`LoadPlan::over_read_bytes`] tells what that costs. [`LoadedTensor::shape`](super::LoadedTensor::shape) is
+    /// ranges of the outermost dimension are read as they are; of an inner one, short holes between what is wanted are read
+    /// through ([`Self::read_through`]). [`LoadPlan::over_read_bytes`] tells what that costs. [`LoadedTensor::shape`](super::LoadedTensor::shape) is
     /// that of the part.
     pub fn shard(mut self, rank: Rank, rules: SplitRules) -> Self {
         self.shard = Some((rank, rules));
+        self
+    }
+
+    /// Reads through holes of up to so many bytes, 64 KiB by default: between two wanted tensors, and inside the part of a rank
+    /// ([`Self::shard`]). A disk moves that much in the time of one more request. With zero, nothing is read but what is wanted and
+    /// what alignment adds, in more and smaller requests: for storage that is paid or limited by the byte.
+    ///
+    /// With [`Self::share`] no hole is ever read.
+    pub fn read_through(mut self, hole_bytes_max: u64) -> Self {
+        self.hole_bytes_max = Some(hole_bytes_max);
         self
     }
 
@@ -289,6 +301,8 @@ impl LoaderBuilder {
         limits.dtype = self.dtype;
         if self.share.is_some() {
             limits.hole_bytes_max = 0;
+        } else if let Some(bytes) = self.hole_bytes_max {
+            limits.hole_bytes_max = bytes;
         }
         (limits.resident, limits.landing) = match self.target {
             Target::Host => (ResidentKind::Host, Landing::Exact),
@@ -325,6 +339,7 @@ impl fmt::Debug for LoaderBuilder {
             .field("hash", &self.hash)
             .field("hand_out", &self.hand_out)
             .field("dtype", &self.dtype)
+            .field("hole_bytes_max", &self.hole_bytes_max)
             .field("borrowed", &self.borrowed)
             .field("stall_timeout", &self.stall_timeout)
             .field("map", &self.map)

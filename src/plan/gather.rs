@@ -11,10 +11,7 @@ use std::num::NonZeroU32;
 
 use crate::checkpoint::TensorId;
 use crate::slices::Strided;
-use crate::units::{ByteRange, KIB};
-
-/// A gap between two runs up to this size is read through. Longer ones are not: each run is a read of its own.
-const GAP_BYTES_MAX: u64 = 128 * KIB;
+use crate::units::ByteRange;
 
 /// Runs of a stretch, the first of which begins with it. The last one ends with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,15 +63,19 @@ impl Gather {
         len_bytes / stride_bytes * run_bytes + (len_bytes % stride_bytes).min(run_bytes)
     }
 
-    /// True if the gaps are read, too.
-    fn is_read_through(self) -> bool {
-        self.stride_bytes() - self.run_bytes() <= GAP_BYTES_MAX
+    /// Bytes between two runs.
+    fn gap_bytes(self) -> u64 {
+        self.stride_bytes() - self.run_bytes()
     }
 }
 
-/// What of a tensor's stretch is read on its own: the whole stretch, or each of its runs.
-pub(super) fn stretches(extent: ByteRange, gather: Option<Gather>) -> impl Iterator<Item = ByteRange> {
-    let apart = gather.filter(|gather| !gather.is_read_through());
+/// What of a tensor's stretch is read on its own: the whole stretch, or each of its runs where longer holes than that are between.
+pub(super) fn stretches(
+    extent: ByteRange,
+    gather: Option<Gather>,
+    hole_bytes_max: u64,
+) -> impl Iterator<Item = ByteRange> {
+    let apart = gather.filter(|gather| gather.gap_bytes() > hole_bytes_max);
     let (stride_bytes, len_bytes) = apart.map_or((extent.len_bytes(), extent.len_bytes()), |gather| {
         (gather.stride_bytes(), gather.run_bytes())
     });
@@ -151,13 +152,13 @@ mod tests {
     fn runs_far_apart_are_read_one_by_one() {
         let all = |run_bytes: u64, gap_bytes: u64| {
             let (extent, gather) = Gather::of(0, runs(0, run_bytes, run_bytes + gap_bytes, 3)).unwrap();
-            stretches(extent, gather)
+            stretches(extent, gather, 1000)
                 .map(|stretch| (stretch.start(), stretch.len_bytes()))
                 .collect::<Vec<_>>()
         };
-        let near = 128 * KIB;
+        let near = 1000;
         assert_eq!(all(10, near), [(0, 30 + 2 * near)]);
         assert_eq!(all(10, near + 1), [(0, 10), (near + 11, 10), (2 * (near + 11), 10)]);
-        assert_eq!(stretches(ByteRange::new(5, 5).unwrap(), None).count(), 0);
+        assert_eq!(stretches(ByteRange::new(5, 5).unwrap(), None, 0).count(), 0);
     }
 }

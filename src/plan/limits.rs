@@ -87,8 +87,8 @@ pub struct PlanLimits {
     pub landing: Landing,
     /// What wider floats are narrowed to on the way; nothing is if `None`.
     pub dtype: Option<FloatType>,
-    /// A hole of up to so many bytes between two wanted tensors is read through. By default what a disk moves in the time of one more
-    /// request, 64 KiB. Zero where others read what is in the holes.
+    /// A hole of up to so many bytes between two wanted tensors, or inside the wanted part of one, is read through; of a longer one,
+    /// nothing is read. By default what a disk moves in the time of one more request, 64 KiB. Zero where others read what is in the holes.
     pub hole_bytes_max: u64,
     /// Keep a hash of every tensor that is read: 32 bytes each.
     pub hash: bool,

@@ -39,7 +39,7 @@ pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout, hole_bytes_max: u64
         for index in layer.placements.clone() {
             let placement = &layout.placements[to_usize(u64::from(index))];
             let shard = checkpoint.shard_of(placement.tensor);
-            for bytes in stretches(placement.extent, placement.gather) {
+            for bytes in stretches(placement.extent, placement.gather, hole_bytes_max) {
                 let near = |run: &&mut Run| {
                     // Tensors of a caller's group may stand in another order than in their file.
                     let hole_bytes = bytes.start().checked_sub(run.bytes.end());

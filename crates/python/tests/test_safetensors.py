@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from checkpoints import BITS, FIXTURES, bytes_in_file, write_checkpoint
+from onelayer._lazy import MappedLoads
 from onelayer.safetensors import SafetensorError, safe_open
 from onelayer.safetensors.numpy import load_file
 
@@ -26,6 +27,17 @@ def test_names_come_sorted_or_in_the_order_of_their_bytes(tmp_path: Path, backen
         assert file.keys() == ["a", "b", "c"]
         assert file.offset_keys() == ["b", "c", "a"]
         assert list(file.get_tensors()) == ["b", "c", "a"]
+
+
+def test_files_that_are_mapped_whole_are_read_ahead(layered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[MappedLoads] = []
+    read_ahead = MappedLoads.expect_all
+    monkeypatch.setattr(MappedLoads, "expect_all", lambda self: (asked.append(self), read_ahead(self)))
+    with safe_open(layered, "np", backend="mmap") as file:
+        file.get_tensor("model.norm.weight")
+    assert not asked, "one tensor is wanted"
+    load_file(layered, backend="mmap")
+    assert len(asked) == 1
 
 
 def test_metadata_is_the_text_of_the_header(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-//! `--tp` and `--tp-rule`: the part of one of several ranks, and how tensors are divided.
+//! `--tp`, `--tp-rule` and `--read-through`: the part of one of several ranks, how tensors are divided, and what is read between.
 
 use std::str::FromStr;
 
@@ -8,6 +8,7 @@ use regex::Regex;
 use serde::{Deserialize, Serialize};
 
 use crate::config::reason_of;
+use crate::sizes::{Size, SizeError};
 
 /// Which rank's part is loaded. Shared by `run` and `plan`.
 #[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
@@ -17,7 +18,7 @@ pub(crate) struct RankArgs {
     ///
     /// As engines divide common architectures for tensor parallelism: queries, keys, values, gate and up by their outputs,
     /// attention's output and down by their inputs, vocabularies by 64, everything else whole. Rows are read as they are; of
-    /// columns, gaps of up to 128 KiB are read through, and the plan says how much that is.
+    /// columns, short holes are read through (`--read-through`), and the plan says how much that is.
     #[arg(long, value_name = "RANK/WORLD", hide_short_help = true)]
     pub(crate) tp: Option<Tp>,
     /// Divide tensors whose name matches otherwise: REGEX=AXIS
@@ -27,6 +28,12 @@ pub(crate) struct RankArgs {
     /// repeated.
     #[arg(long, value_name = "REGEX=AXIS", requires = "tp", hide_short_help = true)]
     pub(crate) tp_rule: Vec<TpRule>,
+    /// Read through holes of up to this size: 64KiB
+    ///
+    /// Between two tensors, and inside a rank's part of one: one longer request instead of two. `0` reads only what is wanted
+    /// and what alignment adds, which takes more requests.
+    #[arg(long, value_name = "SIZE", value_parser = hole_size, hide_short_help = true)]
+    pub(crate) read_through: Option<u64>,
 }
 
 /// `--tp`
@@ -105,6 +112,15 @@ impl FromStr for TpRule {
     }
 }
 
+/// A size in bytes, nothing relative.
+fn hole_size(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(Size::Bytes(bytes)) => Ok(bytes),
+        Ok(_) => Err("write a size in bytes, such as 64KiB or 0".to_owned()),
+        Err(error) => Err(SizeError::to_string(&error)),
+    }
+}
+
 /// Digits alone: `+1` is none.
 fn number<T: FromStr>(text: &str) -> Option<T> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
@@ -162,6 +178,8 @@ mod tests {
             assert_eq!(text.parse::<TpRule>().map(String::from), Ok(text.to_owned()));
         }
         assert_eq!("x=0:1".parse::<TpRule>().map(String::from), Ok("x=0".to_owned()));
+        assert_eq!((hole_size("64KiB"), hole_size("0")), (Ok(64 << 10), Ok(0)));
+        assert!(hole_size("2x-layer").is_err() && hole_size("").is_err());
         for text in ["x", "x=", "x=a", "x=-1", "x=0:", "x=0:0", "(=0", "x=0:1:2"] {
             assert!(text.parse::<TpRule>().is_err(), "{text}");
         }

@@ -80,6 +80,9 @@ pub(super) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBu
     if let Some((rank, rules)) = config.ranks.shard() {
         builder = builder.shard(rank, rules);
     }
+    if let Some(hole_bytes_max) = config.ranks.read_through {
+        builder = builder.read_through(hole_bytes_max);
+    }
     Ok(builder)
 }
 

@@ -100,6 +100,7 @@ class safe_open:  # noqa: N801 - the name that it takes the place of
     def get_tensors(self) -> dict[str, Any]:
         """All tensors, in the order of their bytes."""
         loads = self._loads
+        loads.expect_all()
         return {name: loads.whole(name) for name in self._checkpoint}
 
     def get_slice(self, name: str) -> LazyTensor:
