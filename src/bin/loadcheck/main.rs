@@ -71,7 +71,8 @@ fn carry_out(cli: Cli) -> Exit {
         let output = Output::new(args, further, &terminal);
         commands::conclude(command(&output), &output, &terminal)
     };
-    let measured = |export, picture| Further { export: Some(export), picture: Some(picture), has_picture: true };
+    let measured =
+        |export, picture| Further { export: Some(export), picture: Some(picture), has_picture: true };
     let plain = Further::default();
     match &cli.command {
         Command::Run(args) => with_output(&args.output, measured(&args.export, &args.picture), &|output| {

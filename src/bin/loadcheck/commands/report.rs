@@ -74,8 +74,10 @@ fn refusal(report: &Report, output: &Output) -> Option<Problem> {
             "they read headers only: run the command again",
         ),
         CommandName::Run | CommandName::Compare | CommandName::Exec => {
-            let has_curve =
-                report.runs.iter().any(|run| run.samples.as_ref().is_some_and(|samples| !samples.rows.is_empty()));
+            let has_curve = report
+                .runs
+                .iter()
+                .any(|run| run.samples.as_ref().is_some_and(|samples| !samples.rows.is_empty()));
             if !output.format.is_picture() || has_curve {
                 return None;
             }

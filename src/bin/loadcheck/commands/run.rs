@@ -37,7 +37,8 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
         }
     };
     let interval_ms = output.timeline_ms(args.export.timeline);
-    let mut session = Session { args, interval_ms, terminal, config, interrupts, report, crossings: Vec::new() };
+    let mut session =
+        Session { args, interval_ms, terminal, config, interrupts, report, crossings: Vec::new() };
     // Device and headers are looked at even if something else is wrong already: all problems come in one go.
     let prepared = session.prepare(resolved.is_some(), None);
     problems.extend(limits::unmeasurable(&gates, Some(session.config.device)));

@@ -136,12 +136,12 @@ impl Output {
     pub(crate) fn new(args: &OutputArgs, further: Further<'_>, terminal: &Terminal) -> Self {
         let target = args.output.clone().filter(|target| target.as_os_str() != "-");
         let asked = if args.json { FormatArg::Json } else { args.format };
-        let reports = further.export.map(|export| {
-            [(Format::Json, &export.export_json), (Format::Markdown, &export.export_markdown)]
-        });
-        let pictures = further.picture.map(|picture| {
-            [(Format::Html, &picture.export_html), (Format::Svg, &picture.export_svg)]
-        });
+        let reports = further
+            .export
+            .map(|export| [(Format::Json, &export.export_json), (Format::Markdown, &export.export_markdown)]);
+        let pictures = further
+            .picture
+            .map(|picture| [(Format::Html, &picture.export_html), (Format::Svg, &picture.export_svg)]);
         let exports = reports.into_iter().chain(pictures).flatten();
         let exports = exports.filter_map(|(format, path)| Some((format, path.clone()?))).collect();
         Self {

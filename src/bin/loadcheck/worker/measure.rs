@@ -28,7 +28,8 @@ use crate::config::{Budgets, LoadConfig};
 use crate::measured::{self, point, split};
 use crate::problem::{Code, Problem};
 use crate::report::{
-    self, Deliveries, FileReading, IoCounters, Outcome, Place, Point, Ring, Run, Samples, TensorHash, Verified,
+    self, Deliveries, FileReading, IoCounters, Outcome, Place, Point, Ring, Run, Samples, TensorHash,
+    Verified,
 };
 
 /// Rows of the timeline, if one is wanted.

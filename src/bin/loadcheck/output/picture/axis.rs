@@ -30,8 +30,7 @@ impl Axis {
     fn with_units<const N: usize>(end: f64, units: [(&'static str, f64); N], tick_count_max: u32) -> Self {
         let (smallest, size) = units[N - 1];
         let end = if end.is_finite() && end > 0.0 { end } else { size };
-        let (unit, unit_size) =
-            units.into_iter().find(|(_, size)| end >= *size).unwrap_or((smallest, size));
+        let (unit, unit_size) = units.into_iter().find(|(_, size)| end >= *size).unwrap_or((smallest, size));
         Self { end, unit, unit_size, step: round_step(end / unit_size, tick_count_max) }
     }
 
@@ -42,7 +41,8 @@ impl Axis {
 
     /// Every tick from zero: its value, in bytes or seconds, and its text.
     pub(super) fn ticks(&self) -> impl Iterator<Item = (f64, String)> + '_ {
-        let decimals = (0..=9_usize).find(|decimals| is_whole(self.step * power_of_ten(*decimals))).unwrap_or(9);
+        let decimals =
+            (0..=9_usize).find(|decimals| is_whole(self.step * power_of_ten(*decimals))).unwrap_or(9);
         let end = self.end / self.unit_size * (1.0 + 1e-9);
         (0_u32..100)
             .map(move |index| f64::from(index) * self.step)
@@ -97,7 +97,9 @@ mod tests {
                 for axis in [Axis::bytes(end, count_max), Axis::seconds(end, count_max)] {
                     let count = axis.ticks().count();
                     assert!((1..=12).contains(&count), "{count} ticks up to {end}, {count_max} at most");
-                    assert!(axis.share(axis.end) > 0.99 && axis.share(1e308) <= 1.0 && axis.share(-5.0) == 0.0);
+                    assert!(
+                        axis.share(axis.end) > 0.99 && axis.share(1e308) <= 1.0 && axis.share(-5.0) == 0.0
+                    );
                 }
             }
         }

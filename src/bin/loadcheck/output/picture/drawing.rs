@@ -43,7 +43,7 @@ impl Shape {
                 left: 62.0,
                 plot_height: if is_single { 330.0 } else { 190.0 },
                 dots: 600,
-                cells: 200,
+                cells: 180,
                 time_ticks: 10,
             },
             Self::Narrow => Sizes {
@@ -51,7 +51,7 @@ impl Shape {
                 left: 46.0,
                 plot_height: if is_single { 250.0 } else { 160.0 },
                 dots: 300,
-                cells: 80,
+                cells: 60,
                 time_ticks: 5,
             },
         }
@@ -161,7 +161,9 @@ impl Sheet {
     fn legend(&mut self, panels: &[Panel<'_>], plots: &[Plot<'_>]) {
         let has = |edge: usize| panels.iter().any(|panel| panel.has_kind(edge));
         let any = |is: &dyn Fn(&Panel<'_>) -> bool| panels.iter().any(is);
-        let box_of = |class: &str| format!("<rect class=\"{class}\" x=\"0\" y=\"-10\" width=\"16\" height=\"11\" rx=\"2\"/>");
+        let box_of = |class: &str| {
+            format!("<rect class=\"{class}\" x=\"0\" y=\"-10\" width=\"16\" height=\"11\" rx=\"2\"/>")
+        };
         let line_of = |class: &str| format!("<path class=\"{class}\" d=\"M0-4.5h20\"/>");
         let mut entries: Vec<(String, f64, &str)> = Vec::new();
         let mut add = |is_there: bool, mark: String, width: f64, text: &'static str| {
@@ -172,9 +174,24 @@ impl Sheet {
         add(has(0), box_of("anon"), 16.0, "anonymous");
         add(has(1), box_of("shmem"), 16.0, "shared");
         add(has(2), box_of("file"), 16.0, "pages of files");
-        add(any(&|panel| panel.dots.iter().any(|dot| dot.host.is_some())), line_of("host"), 20.0, "host: what the kernel cannot take back");
-        add(any(&|panel| panel.host_peak.is_some()), "<circle class=\"peak\" cx=\"6\" cy=\"-4.5\" r=\"5\"/>".to_owned(), 12.0, "host peak");
-        add(any(&|panel| panel.rss_peak.is_some()), "<circle class=\"ring\" cx=\"6\" cy=\"-4.5\" r=\"4\"/>".to_owned(), 12.0, "RSS peak");
+        add(
+            any(&|panel| panel.dots.iter().any(|dot| dot.host.is_some())),
+            line_of("host"),
+            20.0,
+            "host: what the kernel cannot take back",
+        );
+        add(
+            any(&|panel| panel.host_peak.is_some()),
+            "<circle class=\"peak\" cx=\"6\" cy=\"-4.5\" r=\"5\"/>".to_owned(),
+            12.0,
+            "host peak",
+        );
+        add(
+            any(&|panel| panel.rss_peak.is_some()),
+            "<circle class=\"ring\" cx=\"6\" cy=\"-4.5\" r=\"4\"/>".to_owned(),
+            12.0,
+            "RSS peak",
+        );
         add(any(&|panel| panel.start_bytes().is_some()), line_of("start"), 20.0, "RSS at the start");
         add(plots.iter().any(Plot::has_limit), line_of("limit"), 20.0, "limit");
         let is_shared = plots.iter().any(|plot| plot.cells(&self.frame()).iter().any(|cell| cell.layers > 1));
@@ -215,7 +232,12 @@ impl Sheet {
             self.line("ink", TEXT, "", &line);
         }
         if panel.dots.is_empty() {
-            self.line("soft", TEXT, "", "no samples: the run ended before it could tell them, or none were kept");
+            self.line(
+                "soft",
+                TEXT,
+                "",
+                "no samples: the run ended before it could tell them, or none were kept",
+            );
             self.y += 8.0;
             return;
         }

@@ -7,8 +7,8 @@ pub(super) fn text_width(text: &str, size: f64) -> f64 {
 
 fn character_width(character: char) -> f64 {
     match character {
-        'i' | 'j' | 'l' | 't' | 'f' | 'I' | '.' | ',' | ':' | ';' | '\'' | '|' | '!' | '(' | ')' | '[' | ']' | ' '
-        | '·' | '/' => 0.38,
+        'i' | 'j' | 'l' | 't' | 'f' | 'I' | '.' | ',' | ':' | ';' | '\'' | '|' | '!' | '(' | ')' | '['
+        | ']' | ' ' | '·' | '/' => 0.38,
         'm' | 'w' | 'M' | 'W' | '%' | '@' => 0.95,
         'A'..='Z' | '+' | '=' | '<' | '>' | '_' => 0.72,
         _ if character.is_ascii() => 0.62,
@@ -66,11 +66,17 @@ impl Area {
     }
 
     fn meets(&self, other: &Self) -> bool {
-        self.left < other.right && other.left < self.right && self.top < other.bottom && other.top < self.bottom
+        self.left < other.right
+            && other.left < self.right
+            && self.top < other.bottom
+            && other.top < self.bottom
     }
 
     fn is_in(&self, frame: &Self) -> bool {
-        self.left >= frame.left && self.right <= frame.right && self.top >= frame.top && self.bottom <= frame.bottom
+        self.left >= frame.left
+            && self.right <= frame.right
+            && self.top >= frame.top
+            && self.bottom <= frame.bottom
     }
 }
 
@@ -87,7 +93,8 @@ impl Room {
 
     /// Takes the first of these places that is free, if one is.
     pub(super) fn take(&mut self, places: &[Area]) -> Option<Area> {
-        let is_free = |area: &&Area| area.is_in(&self.frame) && !self.taken.iter().any(|other| other.meets(area));
+        let is_free =
+            |area: &&Area| area.is_in(&self.frame) && !self.taken.iter().any(|other| other.meets(area));
         let found = places.iter().find(is_free).copied();
         self.taken.extend(found);
         found

@@ -23,7 +23,7 @@ mod panel;
 mod plot;
 
 /// Characters of a checkpoint's name, a command, a sentence.
-const TEXT_CHARACTERS_MAX: usize = 300;
+const TEXT_CHARACTERS_MAX: usize = 500;
 
 /// Every colour: its name, on light paper, on dark paper. Told apart with any colour vision (after Okabe and Ito); what they mean is
 /// also said by their order, by lines, and by words.
@@ -76,7 +76,9 @@ pub(crate) fn html(report: &Report) -> String {
 /// The style of the picture: colours as variables, for light and for dark paper.
 fn style() -> String {
     let mut text = String::from(":root{color-scheme:light dark");
-    COLOURS.iter().for_each(|(name, light, _)| drop(write!(text, ";--{name}:{light}")));
+    for (name, light, _) in COLOURS {
+        let _ = write!(text, ";--{name}:{light}");
+    }
     text.push_str("}\n@media (prefers-color-scheme:dark){:root{");
     let dark: Vec<String> = COLOURS.iter().map(|(name, _, dark)| format!("--{name}:{dark}")).collect();
     text.push_str(&dark.join(";"));
@@ -91,7 +93,8 @@ fn style() -> String {
 fn coloured(properties: &str) -> String {
     let property = |property: &str| match property.split_once(":@") {
         Some((name, colour)) => {
-            let light = COLOURS.iter().find(|(known, ..)| *known == colour).map_or("", |(_, light, _)| *light);
+            let light =
+                COLOURS.iter().find(|(known, ..)| *known == colour).map_or("", |(_, light, _)| *light);
             format!("{name}:{light};{name}:var(--{colour})")
         }
         None => property.to_owned(),
@@ -145,7 +148,8 @@ fn circumstances(report: &Report) -> Vec<String> {
         facts.push(format!("device {}", params.device));
         facts.push(format!("io {}", params.io));
         facts.push(format!("budget {}", bytes(Some(params.budget_bytes))));
-        facts.push(params.window.map_or_else(|| "window all".to_owned(), |window| format!("window {window}")));
+        facts
+            .push(params.window.map_or_else(|| "window all".to_owned(), |window| format!("window {window}")));
         facts.extend(params.dtype.as_ref().map(|dtype| format!("dtype {dtype}")));
     }
     if report.command != CommandName::Exec {

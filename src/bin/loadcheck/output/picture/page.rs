@@ -11,7 +11,7 @@ use crate::output::text::{device_line, exceeded_at, limit_values, place, verifie
 use crate::report::{CommandName, Place, Report, Run, Verdict};
 
 /// Notes and errors on a page, at most.
-const LINES_MAX: usize = 20;
+const LINES_MAX: usize = 10;
 
 const LAYOUT: &str = "\
 *{box-sizing:border-box}
@@ -47,7 +47,11 @@ pub(super) fn html(report: &Report) -> String {
     );
     let (class, word) = verdict(report.verdict);
     let facts: Vec<String> = circumstances(report).iter().map(|fact| xml(fact)).collect();
-    let _ = writeln!(page, "<p><span class=\"word {class}\">{word}</span><span class=\"dim\">{}</span></p>", facts.join(" · "));
+    let _ = writeln!(
+        page,
+        "<p><span class=\"word {class}\">{word}</span><span class=\"dim\">{}</span></p>",
+        facts.join(" · ")
+    );
     problems(report, &mut page);
     let (panels, said) = panels(report);
     if !panels.is_empty() {
@@ -85,12 +89,19 @@ fn captions(panels: &[Panel<'_>], said: Option<String>, page: &mut String) {
     if panels.iter().any(|panel| !panel.ends.is_empty()) {
         lines.push("Rest the pointer on the plot for the layer that was handed out there.".to_owned());
     }
-    let interval = panels.iter().find_map(|panel| panel.run.samples.as_ref()).map(|samples| samples.interval_ms);
-    lines.extend(interval.map(|ms| format!("Memory of the process, a sample every {ms} ms; the RSS peak is the kernel's own.")));
+    let interval =
+        panels.iter().find_map(|panel| panel.run.samples.as_ref()).map(|samples| samples.interval_ms);
+    lines.extend(interval.map(|ms| {
+        format!("Memory of the process, a sample every {ms} ms; the RSS peak is the kernel's own.")
+    }));
     if panels.iter().any(|panel| panel.run.peak.vram_bytes.is_some()) {
         lines.push("Device memory is not drawn: its peak is in the table.".to_owned());
     }
-    let _ = writeln!(page, "<p class=\"dim\">{}</p>", xml(&lines.join(" ")));
+    let _ = writeln!(
+        page,
+        "<p class=\"dim\">{}</p>",
+        lines.iter().map(|line| xml(line)).collect::<Vec<_>>().join(" ")
+    );
 }
 
 /// A row of numbers: its name, and how it is had of a run.
@@ -115,10 +126,17 @@ fn rows(command: CommandName) -> Vec<Row<'static>> {
         ("reached at", Box::new(|run| at(&run.peak.at))),
         ("RSS peak", Box::new(|run| of(run.peak.rss_bytes))),
         ("over the start", Box::new(|run| over(run.peak.rss_bytes, run.baseline.rss_bytes))),
-        ("promised at most", Box::new(|run| {
-            let promise = run.promise.as_ref()?;
-            Some(format!("{}, {}", bytes(Some(promise.limit_bytes)), if promise.kept { "kept" } else { "BROKEN" }))
-        })),
+        (
+            "promised at most",
+            Box::new(|run| {
+                let promise = run.promise.as_ref()?;
+                Some(format!(
+                    "{}, {}",
+                    bytes(Some(promise.limit_bytes)),
+                    if promise.kept { "kept" } else { "BROKEN" }
+                ))
+            }),
+        ),
         ("budget", Box::new(|run| of(run.params.as_ref().map(|params| params.budget_bytes)))),
         ("layers kept in host memory", Box::new(|run| of(run.resident_host_bytes.filter(|kept| *kept > 0)))),
         ("page-locked", Box::new(|run| of(run.peak.pinned_bytes.filter(|pinned| *pinned > 0)))),
@@ -128,14 +146,18 @@ fn rows(command: CommandName) -> Vec<Row<'static>> {
     if command != CommandName::Exec {
         rows.push(("speed", Box::new(|run| rate(run.io.read_bytes?, run.seconds?))));
     }
-    rows.push(("layers handed out", Box::new(|run| run.deliveries.as_ref().map(|all| all.layers.to_string()))));
+    rows.push((
+        "layers handed out",
+        Box::new(|run| run.deliveries.as_ref().map(|all| all.layers.to_string())),
+    ));
     rows
 }
 
 fn numbers(report: &Report, panels: &[Panel<'_>], page: &mut String) {
     page.push_str("<h2>Numbers</h2>\n<div class=\"scroll\"><table>\n");
     if panels.len() > 1 {
-        let headings: String = panels.iter().map(|panel| format!("<th>{}</th>", xml(&panel.heading))).collect();
+        let headings: String =
+            panels.iter().map(|panel| format!("<th>{}</th>", xml(&panel.heading))).collect();
         let _ = writeln!(page, "<tr><th></th>{headings}</tr>");
     }
     for (name, value) in rows(report.command) {
@@ -143,7 +165,9 @@ fn numbers(report: &Report, panels: &[Panel<'_>], page: &mut String) {
         if cells.iter().all(Option::is_none) {
             continue;
         }
-        let cell = |cell: &Option<String>| format!("<td>{}</td>", cell.as_deref().map_or_else(|| "-".to_owned(), xml));
+        let cell = |cell: &Option<String>| {
+            format!("<td>{}</td>", cell.as_deref().map_or_else(|| "-".to_owned(), xml))
+        };
         let cells: String = cells.iter().map(cell).collect();
         let _ = writeln!(page, "<tr><th>{name}</th>{cells}</tr>");
     }
@@ -203,7 +227,8 @@ fn notes(report: &Report, page: &mut String) {
 fn origin(report: &Report) -> String {
     let host = report.host.as_ref();
     let kernel = host.and_then(|host| host.kernel.as_ref()).map(|kernel| format!(" · kernel {kernel}"));
-    let memory = host.and_then(|host| host.ram_bytes).map(|size| format!(" · {} of memory", bytes(Some(size))));
+    let memory =
+        host.and_then(|host| host.ram_bytes).map(|size| format!(" · {} of memory", bytes(Some(size))));
     format!(
         "{} {}{}{}",
         report.tool.name,

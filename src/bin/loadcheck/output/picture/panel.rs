@@ -10,7 +10,7 @@ pub(super) const PANELS_MAX: usize = 6;
 /// As many runs of one way of loading are all drawn; of more, two.
 const RUNS_ALL_MAX: usize = 4;
 /// Characters of a name in a picture.
-pub(super) const NAME_CHARACTERS_MAX: usize = 48;
+pub(super) const NAME_CHARACTERS_MAX: usize = 40;
 
 /// One run, as it is drawn.
 pub(super) struct Panel<'a> {
@@ -80,18 +80,23 @@ pub(super) fn panels(report: &Report) -> (Vec<Panel<'_>>, Option<String>) {
         let more = rows.len().saturating_sub(PANELS_MAX);
         let many = count > rows.len();
         let said = match (many, more) {
-            (_, 1..) => Some(format!("The first {PANELS_MAX} of {} rows; of each the run with the highest host peak.", rows.len())),
+            (_, 1..) => Some(format!(
+                "The first {PANELS_MAX} of {} rows; of each the run with the highest host peak.",
+                rows.len()
+            )),
             (true, 0) => Some("Of each row, the run with the highest host peak.".to_owned()),
             (false, 0) => None,
         };
         (rows.into_iter().take(PANELS_MAX).collect(), said)
     } else if count <= RUNS_ALL_MAX {
-        let heading = |index: usize| if count == 1 { String::new() } else { format!("run {} of {count}", index + 1) };
+        let heading =
+            |index: usize| if count == 1 { String::new() } else { format!("run {} of {count}", index + 1) };
         (runs.into_iter().map(|(index, run)| (heading(index), run)).collect(), None)
     } else {
         (highest_and_median(&runs), Some(format!("Two of {count} runs are drawn.")))
     };
-    let panels: Vec<Panel<'_>> = chosen.into_iter().map(|(heading, run)| panel(report, heading, run)).collect();
+    let panels: Vec<Panel<'_>> =
+        chosen.into_iter().map(|(heading, run)| panel(report, heading, run)).collect();
     (panels, said)
 }
 
@@ -105,7 +110,9 @@ fn one_of_each<'a>(runs: &[(usize, &'a Run)]) -> Vec<(String, &'a Run)> {
             None => rows.push((run.strategy.clone(), run)),
         }
     }
-    rows.into_iter().map(|(name, run)| (escape_and_cut(&name, NAME_CHARACTERS_MAX).into_owned(), run)).collect()
+    rows.into_iter()
+        .map(|(name, run)| (escape_and_cut(&name, NAME_CHARACTERS_MAX).into_owned(), run))
+        .collect()
 }
 
 /// The run that limits are held against, and the one that took a time in the middle.
@@ -116,11 +123,13 @@ fn highest_and_median<'a>(runs: &[(usize, &'a Run)]) -> Vec<(String, &'a Run)> {
         one.seconds.unwrap_or(f64::INFINITY).total_cmp(&other.seconds.unwrap_or(f64::INFINITY))
     });
     let median = by_time[(count - 1) / 2];
-    let highest = runs.iter().copied().reduce(|one, other| {
-        if other.1.peak.host_bytes > one.1.peak.host_bytes { other } else { one }
-    });
+    let highest = runs
+        .iter()
+        .copied()
+        .reduce(|one, other| if other.1.peak.host_bytes > one.1.peak.host_bytes { other } else { one });
     let highest = highest.unwrap_or(median);
-    let heading = |(index, run): (usize, &'a Run), what: &str| (format!("run {} of {count}, {what}", index + 1), run);
+    let heading =
+        |(index, run): (usize, &'a Run), what: &str| (format!("run {} of {count}, {what}", index + 1), run);
     if highest.0 == median.0 {
         return vec![heading(highest, "the highest host peak and the median time")];
     }
@@ -136,7 +145,11 @@ fn panel<'a>(report: &Report, heading: String, run: &'a Run) -> Panel<'a> {
         };
         let at_place = at.as_ref().map(|at| {
             let layer = at.layer.is_some() || at.tensor.is_some();
-            let name = if layer { format!(", {}", escape_and_cut(&place(at), NAME_CHARACTERS_MAX)) } else { String::new() };
+            let name = if layer {
+                format!(", {}", escape_and_cut(&place(at), NAME_CHARACTERS_MAX))
+            } else {
+                String::new()
+            };
             format!(" at {}{name}", seconds(at.seconds))
         });
         Some(Mark {
@@ -184,8 +197,12 @@ fn limits(report: &Report, run: &Run) -> Vec<Line> {
     let promised = run.promise.as_ref().zip(run.baseline.rss_bytes).map(|(promise, start)| {
         let level = start.saturating_add(promise.limit_bytes);
         let budget = run.params.as_ref().map(|params| bytes(Some(params.budget_bytes)));
-        let kept = run.resident_host_bytes.filter(|kept| *kept > 0).map(|kept| format!(" + layers {}", bytes(Some(kept))));
-        let parts = budget.map(|budget| format!(" = start + budget {budget} + 16 MiB{}", kept.unwrap_or_default()));
+        let kept = run
+            .resident_host_bytes
+            .filter(|kept| *kept > 0)
+            .map(|kept| format!(" + layers {}", bytes(Some(kept))));
+        let parts =
+            budget.map(|budget| format!(" = start + budget {budget} + 16 MiB{}", kept.unwrap_or_default()));
         let short = format!("RSS limit {}", bytes(Some(level)));
         Line { bytes: to_f64(level), long: format!("{short}{}", parts.unwrap_or_default()), short }
     });

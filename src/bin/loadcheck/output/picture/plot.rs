@@ -70,8 +70,9 @@ impl Plot<'_> {
                 self.area(frame, class, edge, out);
             }
         }
-        let edge = self.paths(frame, |dot| dot.edges()[2]);
-        edge.iter().for_each(|(d, ..)| drop(writeln!(out, "<path class=\"edge\" d=\"M{d}\"/>")));
+        for (d, ..) in self.paths(frame, |dot| dot.edges()[2]) {
+            let _ = writeln!(out, "<path class=\"edge\" d=\"M{d}\"/>");
+        }
         let cells = self.cells(frame);
         self.ticks(frame, &cells, out);
         for (d, ..) in self.paths(frame, |dot| dot.host) {
@@ -225,7 +226,13 @@ impl Plot<'_> {
         let (right, bottom) = (frame.left + frame.width, frame.top + frame.height);
         let mut room = Room::new(Area { left: frame.left, right, top: frame.top - text_size, bottom });
         let level = |class: &str, y: f64, out: &mut String| {
-            let _ = writeln!(out, "<path class=\"{class}\" d=\"M{} {}H{}\"/>", number(frame.left), number(y), number(right));
+            let _ = writeln!(
+                out,
+                "<path class=\"{class}\" d=\"M{} {}H{}\"/>",
+                number(frame.left),
+                number(y),
+                number(right)
+            );
         };
         let peak = self.panel.host_peak.as_ref().zip(self.host_peak_place(frame));
         if let Some((_, (x, y))) = peak {
@@ -233,8 +240,10 @@ impl Plot<'_> {
         }
         let mut label = |class: &str, text: &str, places: &[(f64, f64)], out: &mut String| {
             let width = text_width(text, text_size);
-            let areas: Vec<Area> =
-                places.iter().map(|(left, baseline)| Area::of_text(*left, *baseline, width, text_size)).collect();
+            let areas: Vec<Area> = places
+                .iter()
+                .map(|(left, baseline)| Area::of_text(*left, *baseline, width, text_size))
+                .collect();
             let Some(found) = room.take(&areas) else { return false };
             let _ = writeln!(
                 out,
@@ -259,7 +268,8 @@ impl Plot<'_> {
         if let Some((mark, (x, y))) = peak {
             let text = &mark.value;
             let width = text_width(text, text_size);
-            let middle = (x - width / 2.0).clamp(frame.left + 2.0, (right - width - 2.0).max(frame.left + 2.0));
+            let middle =
+                (x - width / 2.0).clamp(frame.left + 2.0, (right - width - 2.0).max(frame.left + 2.0));
             let places = [
                 (middle, y - 11.0),
                 (x + 10.0, y - 3.0),
@@ -283,7 +293,9 @@ impl Plot<'_> {
     fn host_peak_place(&self, frame: &Frame) -> Option<(f64, f64)> {
         let mark = self.panel.host_peak.as_ref()?;
         let highest = |one: &Dot, other: &Dot| one.host.unwrap_or(0.0).total_cmp(&other.host.unwrap_or(0.0));
-        let seconds = mark.seconds.or_else(|| self.dots.iter().max_by(|one, other| highest(one, other)).map(|dot| dot.seconds))?;
+        let seconds = mark
+            .seconds
+            .or_else(|| self.dots.iter().max_by(|one, other| highest(one, other)).map(|dot| dot.seconds))?;
         Some((self.x(frame, seconds), self.y(frame, mark.bytes)))
     }
 
