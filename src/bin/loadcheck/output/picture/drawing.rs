@@ -2,8 +2,6 @@
 
 use std::fmt::Write as _;
 
-use onelayer::units::HumanBytes;
-
 use super::axis::Axis;
 use super::labels::{fitted, lines, text_width};
 use super::panel::{Panel, panels};
@@ -294,5 +292,5 @@ pub(super) fn number(value: f64) -> String {
 /// A number of bytes that was computed.
 pub(super) fn human(bytes: f64) -> String {
     let whole = format!("{:.0}", bytes.max(0.0));
-    HumanBytes(whole.parse().unwrap_or(u64::MAX)).to_string()
+    super::bytes(Some(whole.parse().unwrap_or(u64::MAX)))
 }

@@ -34,7 +34,8 @@ pub(super) fn fitted(text: &str, size: f64, width: f64) -> String {
     "…".to_owned()
 }
 
-/// Parts in lines that are at most `width` wide. A part that is wider than a line loses its middle.
+/// Parts in lines that are at most `width` wide. A part that is wider than a line is broken between its words, and a word that is
+/// wider loses its middle.
 pub(super) fn lines(parts: &[String], separator: &str, size: f64, width: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for part in parts.iter().filter(|part| !part.is_empty()) {
@@ -45,7 +46,12 @@ pub(super) fn lines(parts: &[String], separator: &str, size: f64, width: f64) ->
                 continue;
             }
         }
-        lines.push(fitted(part, size, width));
+        let words: Vec<String> = part.split(' ').map(str::to_owned).collect();
+        if text_width(part, size) > width && words.len() > 1 {
+            lines.extend(self::lines(&words, " ", size, width));
+        } else {
+            lines.push(fitted(part, size, width));
+        }
     }
     lines
 }

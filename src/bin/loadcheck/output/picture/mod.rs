@@ -12,7 +12,9 @@
 use std::fmt::Write as _;
 
 use super::escape::escape_and_cut;
-use super::numbers::bytes;
+use onelayer::units::{GIB, HumanBytes, MIB};
+
+use super::numbers::grouped;
 use crate::report::{CommandName, Report};
 
 mod axis;
@@ -123,6 +125,26 @@ fn xml(text: &str) -> String {
 /// Text as a picture shows it: no control characters, not too long.
 fn shown(text: &str) -> String {
     escape_and_cut(text, TEXT_CHARACTERS_MAX).into_owned()
+}
+
+/// `742 MiB`, `1 062 MiB`: of a few gibibytes a tenth is too coarse to show what is left under a limit.
+fn bytes(value: Option<u64>) -> String {
+    match value {
+        Some(value) if (GIB..100 * GIB).contains(&value) => {
+            format!("{} MiB", grouped((value + MIB / 2) / MIB))
+        }
+        Some(value) => HumanBytes(value).to_string(),
+        None => "-".to_owned(),
+    }
+}
+
+/// What `value` is above `start`, in the same words.
+fn growth(value: Option<u64>, start: Option<u64>) -> String {
+    match (value, start) {
+        (Some(value), Some(start)) if value < start => format!("-{}", bytes(Some(start - value))),
+        (Some(value), Some(start)) => bytes(Some(value - start)),
+        _ => String::new(),
+    }
 }
 
 /// What was loaded, or which command was run.

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use super::drawing::{Shape, inline};
 use super::panel::{Panel, panels};
-use super::{circumstances, style, title, xml};
-use crate::output::numbers::{bytes, growth, rate, seconds};
+use super::{bytes, circumstances, growth, style, title, xml};
+use crate::output::numbers::{rate, seconds};
 use crate::output::reading::moved_line;
 use crate::output::text::{device_line, exceeded_at, limit_values, place, verified_line};
 use crate::report::{CommandName, Place, Report, Run, Verdict};
@@ -117,7 +117,7 @@ fn rows(command: CommandName) -> Vec<Row<'static>> {
     fn at(at: &Option<Place>) -> Option<String> {
         at.as_ref().map(|at| match (&at.layer, &at.tensor) {
             (None, None) => seconds(at.seconds),
-            _ => format!("{}, {}", place(at), seconds(at.seconds)),
+            _ => format!("{}, {}", seconds(at.seconds), place(at)),
         })
     }
     let mut rows: Vec<Row<'static>> = vec![

@@ -1,7 +1,8 @@
 //! What is drawn of a report: which of its runs, and of each the curve, the layers, the peaks and the limits.
 
+use super::{bytes, growth};
 use crate::output::escape::escape_and_cut;
-use crate::output::numbers::{bytes, growth, seconds, to_f64};
+use crate::output::numbers::{seconds, to_f64};
 use crate::output::text::place;
 use crate::report::{CommandName, Place, Report, Run, Samples};
 
@@ -278,6 +279,10 @@ impl Panel<'_> {
                 _ => kept.push(*dot),
             }
         }
+        // What is left when everything was given back.
+        let last =
+            self.dots.last().filter(|last| kept.last().is_some_and(|kept| kept.seconds < last.seconds));
+        kept.extend(last);
         kept
     }
 

@@ -181,7 +181,9 @@ impl Plot<'_> {
             return;
         }
         let tall = cells.len() <= TALL_TICKS_MAX && cells.len() * 12 <= self.cell_count_max * 8;
-        let height = if tall { frame.height } else { 10.0 };
+        // No higher than what is drawn, where nothing is written.
+        let highest = (self.memory.share(self.panel.top_bytes()) * frame.height).max(10.0);
+        let height = if tall { highest } else { 10.0 };
         let bottom = frame.top + frame.height;
         let mut d = String::new();
         cells.iter().for_each(|cell| {
@@ -221,71 +223,53 @@ impl Plot<'_> {
         format!("{what}: handed out at {}{}", seconds(cell.seconds), host.unwrap_or_default())
     }
 
-    /// Start and limits, with their names where there is room.
+    /// Limits, the start and the number of the peak, with their names where there is room.
     fn levels(&self, frame: &Frame, text_size: f64, out: &mut String) {
         let (right, bottom) = (frame.left + frame.width, frame.top + frame.height);
-        let mut room = Room::new(Area { left: frame.left, right, top: frame.top - text_size, bottom });
-        let level = |class: &str, y: f64, out: &mut String| {
-            let _ = writeln!(
-                out,
-                "<path class=\"{class}\" d=\"M{} {}H{}\"/>",
-                number(frame.left),
-                number(y),
-                number(right)
-            );
-        };
+        let room = Room::new(Area { left: frame.left, right, top: frame.top - text_size, bottom });
+        let mut labels = Labels { room, text_size, out };
+        let limits: Vec<&Line> = self.panel.limits.iter().filter(|limit| self.shows(limit)).collect();
+        for limit in &limits {
+            let y = self.y(frame, limit.bytes);
+            labels.level("limit", frame, y);
+            labels.room.block(Area { left: frame.left, right, top: y - 1.5, bottom: y + 1.5 });
+        }
         let peak = self.panel.host_peak.as_ref().zip(self.host_peak_place(frame));
         if let Some((_, (x, y))) = peak {
-            room.block(Area { left: x - 6.0, right: x + 6.0, top: y - 6.0, bottom: y + 6.0 });
+            labels.room.block(Area { left: x - 6.0, right: x + 6.0, top: y - 6.0, bottom: y + 6.0 });
         }
-        let mut label = |class: &str, text: &str, places: &[(f64, f64)], out: &mut String| {
-            let width = text_width(text, text_size);
-            let areas: Vec<Area> = places
-                .iter()
-                .map(|(left, baseline)| Area::of_text(*left, *baseline, width, text_size))
-                .collect();
-            let Some(found) = room.take(&areas) else { return false };
-            let _ = writeln!(
-                out,
-                "<text class=\"{class}\" x=\"{}\" y=\"{}\" font-size=\"{text_size}\">{}</text>",
-                number(found.left),
-                number(found.top + text_size),
-                xml(text)
-            );
-            true
-        };
-        let beside = |y: f64, width: f64| {
-            let (near, far) = (frame.left + 6.0, right - 6.0 - width);
-            [(far, y - 6.0), (far, y + text_size + 3.0), (near, y - 6.0), (near, y + text_size + 3.0)]
-        };
-        for limit in self.panel.limits.iter().filter(|limit| self.shows(limit)) {
-            let y = self.y(frame, limit.bytes);
-            level("limit", y, out);
-            let _ = [&limit.long, &limit.short]
-                .into_iter()
-                .any(|text| label("warn", text, &beside(y, text_width(text, text_size)), out));
+        for limit in limits {
+            let places = |labels: &Labels<'_>, text: &str| {
+                let [far_above, far_below, near_above, near_below] =
+                    labels.beside(frame, self.y(frame, limit.bytes), text);
+                [far_above, near_above, far_below, near_below]
+            };
+            let _ = [&limit.long, &limit.short].into_iter().any(|text| {
+                let places = places(&labels, text);
+                labels.write("warn", text, &places)
+            });
         }
         if let Some((mark, (x, y))) = peak {
-            let text = &mark.value;
-            let width = text_width(text, text_size);
-            let middle =
-                (x - width / 2.0).clamp(frame.left + 2.0, (right - width - 2.0).max(frame.left + 2.0));
+            let width = text_width(&mark.value, text_size);
+            let rightmost = (right - width - 2.0).max(frame.left + 2.0);
+            let middle = (x - width / 2.0).clamp(frame.left + 2.0, rightmost);
+            let (before, after) = (x - 10.0 - width, x + 10.0);
+            let (up, down) = (y - 3.0, y + text_size);
             let places = [
                 (middle, y - 11.0),
-                (x + 10.0, y - 3.0),
-                (x - 10.0 - width, y - 3.0),
-                (x + 10.0, y + text_size),
-                (x - 10.0 - width, y + text_size),
-                (middle, y + text_size + 10.0),
+                (after, up),
+                (before, up),
+                (after, down),
+                (before, down),
+                (middle, down + 10.0),
             ];
-            label("halo", text, &places, out);
+            labels.write("halo", &mark.value, &places);
         }
         if let Some(start) = self.panel.start_bytes() {
             let (y, text) = (self.y(frame, start), format!("start {}", human(start)));
-            level("start", y, out);
-            let width = text_width(&text, text_size);
-            let [far_above, far_below, near_above, near_below] = beside(y, width);
-            label("halo", &text, &[near_above, near_below, far_above, far_below], out);
+            labels.level("start", frame, y);
+            let [far_above, far_below, near_above, near_below] = labels.beside(frame, y, &text);
+            labels.write("halo", &text, &[near_above, near_below, far_above, far_below]);
         }
     }
 
@@ -314,5 +298,45 @@ impl Plot<'_> {
                 xml(&mark.long)
             );
         }
+    }
+}
+
+/// Texts inside a plot, each where nothing else is written.
+struct Labels<'a> {
+    room: Room,
+    text_size: f64,
+    out: &'a mut String,
+}
+
+impl Labels<'_> {
+    /// A line from side to side.
+    fn level(&mut self, class: &str, frame: &Frame, y: f64) {
+        let (left, right) = (number(frame.left), number(frame.left + frame.width));
+        let _ = writeln!(self.out, "<path class=\"{class}\" d=\"M{left} {}H{right}\"/>", number(y));
+    }
+
+    /// Places for a text beside a level: at the right above and below it, at the left above and below it.
+    fn beside(&self, frame: &Frame, y: f64, text: &str) -> [(f64, f64); 4] {
+        let width = text_width(text, self.text_size);
+        let (near, far) = (frame.left + 6.0, frame.left + frame.width - 6.0 - width);
+        let (above, below) = (y - 6.0, y + self.text_size + 3.0);
+        [(far, above), (far, below), (near, above), (near, below)]
+    }
+
+    /// Writes `text` at the first of these places that is free: where it begins, and its baseline. False if none is.
+    fn write(&mut self, class: &str, text: &str, places: &[(f64, f64)]) -> bool {
+        let width = text_width(text, self.text_size);
+        let area = |(left, baseline): &(f64, f64)| Area::of_text(*left, *baseline, width, self.text_size);
+        let areas: Vec<Area> = places.iter().map(area).collect();
+        let Some(found) = self.room.take(&areas) else { return false };
+        let _ = writeln!(
+            self.out,
+            "<text class=\"{class}\" x=\"{}\" y=\"{}\" font-size=\"{}\">{}</text>",
+            number(found.left),
+            number(found.top + self.text_size),
+            self.text_size,
+            xml(text)
+        );
+        true
     }
 }
