@@ -88,11 +88,15 @@ fn nothing_is_kept_unless_it_is_asked_for() {
 #[test]
 fn a_thousand_layers_make_a_small_page() {
     let place = tempfile::tempdir().unwrap();
-    let tensors: Vec<TestTensor> =
-        (0..1000).map(|layer| TestTensor::random(format!("model.layers.{layer}.w"), 512, layer)).collect();
+    let tensors: Vec<TestTensor> = (0..2000)
+        .map(|index| {
+            let part = ["mlp.down", "norm"][usize::try_from(index % 2).unwrap()];
+            TestTensor::random(format!("model.layers.{}.{part}.weight", index / 2), 4096, index)
+        })
+        .collect();
     fs::create_dir(place.path().join("model")).unwrap();
     write_file(&place.path().join("model/model.safetensors"), &tensors, 0);
-    let output = run(place.path(), "model --timeline 1 --runs 3 --export-html r.html -o r.svg");
+    let output = run(place.path(), "model --window 1 --timeline 1 --runs 3 --export-html r.html -o r.svg");
     assert_code(&output, 0);
     assert_eq!(stdout(&output), "");
     for name in ["r.html", "r.svg"] {

@@ -117,7 +117,7 @@ fn plots<'a>(panels: &'a [Panel<'a>], sizes: &Sizes) -> Vec<Plot<'a>> {
     let count = panels.len().max(1);
     let top = panels.iter().map(Panel::top_bytes).fold(0.0, f64::max);
     // A limit far above everything would leave no room for the curve.
-    let reach = top * 2.5;
+    let reach = top * 6.0;
     let levels = panels.iter().flat_map(|panel| &panel.limits).map(|limit| limit.bytes);
     let highest = levels.filter(|level| *level <= reach).fold(top * 1.04, f64::max);
     let end = panels.iter().map(Panel::end_seconds).fold(0.0, f64::max);
@@ -246,7 +246,7 @@ impl Sheet {
             "<text class=\"soft\" x=\"{MARGIN}\" y=\"{}\" font-size=\"{TEXT}\">{name}</text>",
             number(self.y)
         );
-        self.y += 8.0;
+        self.y += 11.0;
         let frame = self.frame();
         plot.draw(&frame, TEXT, &mut self.out);
         self.y = frame.top + frame.height + TEXT * 1.5;
