@@ -21,17 +21,19 @@ pub(super) fn fitted(text: &str, size: f64, width: f64) -> String {
     if text_width(text, size) <= width {
         return text.to_owned();
     }
-    let count = text.chars().count();
-    for kept in (1..count).rev() {
+    let characters: Vec<char> = text.chars().collect();
+    let shortened = |kept: usize| {
         let tail = kept / 2;
-        let head: String = text.chars().take(kept - tail).collect();
-        let end: String = text.chars().skip(count - tail).collect();
-        let shorter = format!("{head}…{end}");
-        if text_width(&shorter, size) <= width {
-            return shorter;
-        }
+        let (head, end) = (&characters[..kept - tail], &characters[characters.len() - tail..]);
+        head.iter().chain(&['…']).chain(end).collect::<String>()
+    };
+    // More characters are wider: the most that fit are found by halving.
+    let (mut fits, mut too_wide) = (0, characters.len());
+    while too_wide - fits > 1 {
+        let middle = usize::midpoint(fits, too_wide);
+        if text_width(&shortened(middle), size) <= width { fits = middle } else { too_wide = middle }
     }
-    "…".to_owned()
+    shortened(fits)
 }
 
 /// Parts in lines that are at most `width` wide. A part that is wider than a line is broken between its words, and a word that is
