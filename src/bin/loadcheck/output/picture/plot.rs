@@ -235,7 +235,7 @@ impl Plot<'_> {
             labels.room.block(Area { left: frame.left, right, top: y - 1.5, bottom: y + 1.5 });
         }
         let peak = self.panel.host_peak.as_ref().zip(self.host_peak_place(frame));
-        if let Some((_, (x, y))) = peak {
+        for (x, y) in peak.map(|(_, place)| place).into_iter().chain(self.rss_peak_place(frame)) {
             labels.room.block(Area { left: x - 6.0, right: x + 6.0, top: y - 6.0, bottom: y + 6.0 });
         }
         for limit in limits {
@@ -283,10 +283,14 @@ impl Plot<'_> {
         Some((self.x(frame, seconds), self.y(frame, mark.bytes)))
     }
 
+    fn rss_peak_place(&self, frame: &Frame) -> Option<(f64, f64)> {
+        let mark = self.panel.rss_peak.as_ref()?;
+        Some((self.x(frame, mark.seconds?), self.y(frame, mark.bytes)))
+    }
+
     fn peaks(&self, frame: &Frame, out: &mut String) {
-        let rss = self.panel.rss_peak.as_ref().and_then(|mark| {
-            Some((mark, "ring", 4.0, (self.x(frame, mark.seconds?), self.y(frame, mark.bytes))))
-        });
+        let rss = self.panel.rss_peak.as_ref().zip(self.rss_peak_place(frame));
+        let rss = rss.map(|(mark, place)| (mark, "ring", 4.0, place));
         let host = self.panel.host_peak.as_ref().zip(self.host_peak_place(frame));
         let host = host.map(|(mark, place)| (mark, "peak", 5.0, place));
         for (mark, class, radius, (x, y)) in rss.into_iter().chain(host) {
