@@ -164,7 +164,7 @@ fn a_thousand_layers_and_the_longest_run_stay_small() {
 
 #[test]
 fn names_cannot_break_out() {
-    let hostile = "</title></svg>\"><script>alert('&')</script>\u{1b}[2J\u{202e}\u{0}\u{ffff}".repeat(50);
+    let hostile = "</title></svg>\"><script>alert('&')</script>\u{1b}[2J\u{202e}\u{0}\u{ffff}".repeat(12);
     let name = |index: u64| format!("{index}{hostile}");
     let mut found = report(vec![run(1000, 4096, &name)]);
     found.source.as_mut().unwrap().given = hostile.clone();
