@@ -478,9 +478,20 @@ fn progress_goes_to_stderr_in_the_form_that_was_asked_for() {
 #[test]
 fn help_fits_a_screen_and_opens_with_what_is_measured() {
     let place = tempfile::tempdir().unwrap();
-    for command in
-        ["", "run", "compare", "plan", "inspect", "exec", "convert", "verify", "synth", "completions", "man"]
-    {
+    for command in [
+        "",
+        "run",
+        "compare",
+        "plan",
+        "inspect",
+        "exec",
+        "convert",
+        "verify",
+        "report",
+        "synth",
+        "completions",
+        "man",
+    ] {
         let output = loadcheck(place.path())
             .args(command.split_whitespace())
             .arg("-h")
@@ -518,9 +529,19 @@ fn completions_and_manual_pages_cover_every_command() {
     }
     let main = stdout(&run(place.path(), "man"));
     assert!(main.starts_with(".ie") && main.contains(".TH loadcheck 1"), "{main}");
-    for command in
-        ["run", "compare", "plan", "inspect", "exec", "convert", "verify", "synth", "completions", "man"]
-    {
+    for command in [
+        "run",
+        "compare",
+        "plan",
+        "inspect",
+        "exec",
+        "convert",
+        "verify",
+        "report",
+        "synth",
+        "completions",
+        "man",
+    ] {
         assert!(main.contains(&format!("loadcheck\\-{command}(1)")), "{command} is referred to");
         let page = stdout(&run(place.path(), &format!("man {command}")));
         assert!(page.contains(&format!(".TH loadcheck-{command} 1")), "{page}");

@@ -46,8 +46,8 @@ use clap::{CommandFactory as _, FromArgMatches as _};
 use args::{Cli, Command, OutputArgs};
 use commands::Outcome;
 use exit::Exit;
-use output::Output;
 use output::terminal::{Paint, Terminal};
+use output::{Further, Output};
 use problem::{Code, Problem};
 use report::{CommandName, Report};
 
@@ -67,40 +67,51 @@ fn main() -> ExitCode {
 /// Does what was asked for.
 fn carry_out(cli: Cli) -> Exit {
     let terminal = Terminal::detect(&cli.terminal);
-    let with_output = |args: &OutputArgs, export, command: &dyn Fn(&Output) -> Outcome| {
-        let output = Output::new(args, export, &terminal);
+    let with_output = |args: &OutputArgs, further, command: &dyn Fn(&Output) -> Outcome| {
+        let output = Output::new(args, further, &terminal);
         commands::conclude(command(&output), &output, &terminal)
     };
+    let measured =
+        |export, picture| Further { export: Some(export), picture: Some(picture), has_picture: true };
+    let plain = Further::default();
     match &cli.command {
-        Command::Run(args) => with_output(&args.output, Some(&args.export), &|output| {
+        Command::Run(args) => with_output(&args.output, measured(&args.export, &args.picture), &|output| {
             commands::run::run(args, output, &terminal)
         }),
         Command::Plan(args) => {
-            with_output(&args.output, None, &|output| commands::describe::plan(args, output))
+            with_output(&args.output, plain, &|output| commands::describe::plan(args, output))
         }
         Command::Inspect(args) => {
-            with_output(&args.output, None, &|output| commands::describe::inspect(args, output))
+            with_output(&args.output, plain, &|output| commands::describe::inspect(args, output))
         }
-        Command::Exec(args) => {
-            with_output(&args.output, Some(&args.export), &|output| commands::exec::run(args, output))
+        Command::Exec(args) => with_output(&args.output, measured(&args.export, &args.picture), &|output| {
+            commands::exec::run(args, output)
+        }),
+        Command::Compare(args) => {
+            with_output(&args.output, measured(&args.export, &args.picture), &|output| {
+                commands::compare::run(args, output, &terminal)
+            })
         }
-        Command::Compare(args) => with_output(&args.output, Some(&args.export), &|output| {
-            commands::compare::run(args, output, &terminal)
-        }),
-        Command::Fit(args) => with_output(&args.output, Some(&args.export), &|output| {
-            commands::fit::run(args, output, &terminal)
-        }),
+        Command::Fit(args) => {
+            with_output(&args.output, Further { export: Some(&args.export), ..plain }, &|output| {
+                commands::fit::run(args, output, &terminal)
+            })
+        }
+        Command::Report(args) => {
+            let output = Output::new(&args.output, Further { has_picture: true, ..plain }, &terminal);
+            commands::report::run(args, &output, &terminal)
+        }
         Command::Doctor(args) => {
-            with_output(&args.output, None, &|output| commands::doctor::run(args, output))
+            with_output(&args.output, plain, &|output| commands::doctor::run(args, output))
         }
         Command::Synth(args) => {
-            with_output(&args.output, None, &|output| commands::synth::run(args, output, &terminal))
+            with_output(&args.output, plain, &|output| commands::synth::run(args, output, &terminal))
         }
         Command::Convert(args) => {
-            with_output(&args.output, None, &|output| commands::convert::run(args, output, &terminal))
+            with_output(&args.output, plain, &|output| commands::convert::run(args, output, &terminal))
         }
         Command::Verify(args) => {
-            with_output(&args.output, None, &|output| commands::verify::run(args, output, &terminal))
+            with_output(&args.output, plain, &|output| commands::verify::run(args, output, &terminal))
         }
         Command::Completions(args) => print(commands::shell::completions(args), terminal.stderr_paint),
         Command::Man(args) => print(commands::shell::man(args), terminal.stderr_paint),

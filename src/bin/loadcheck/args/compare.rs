@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{CacheArg, ExportArgs, LoadArgs, OutputArgs};
+use super::{CacheArg, ExportArgs, LoadArgs, OutputArgs, PictureArgs};
 
 /// First line of the help of `compare`, and its examples.
 pub(super) const COMPARE_ABOUT: &str = "Compares what ways of loading SOURCE cost, side by side
@@ -71,4 +71,6 @@ pub(crate) struct CompareArgs {
     pub(crate) output: OutputArgs,
     #[command(flatten)]
     pub(crate) export: ExportArgs,
+    #[command(flatten)]
+    pub(crate) picture: PictureArgs,
 }

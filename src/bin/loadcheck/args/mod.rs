@@ -15,6 +15,7 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::convert::{ConvertArgs, VerifyArgs};
 pub(crate) use self::fit::{DoctorArgs, EmitArg, FitArgs};
+pub(crate) use self::picture::{PictureArgs, ReportArgs};
 pub(crate) use self::plan::{CacheDtype, PlaceArgs, PlanArgs};
 pub(crate) use self::ranks::RankArgs;
 pub(crate) use self::values::{CacheArg, ColorArg, Device, ExpertsArg, FormatArg, Io, ProgressArg, Window};
@@ -27,6 +28,7 @@ use crate::synth::{FloatType, presets};
 mod compare;
 mod convert;
 mod fit;
+mod picture;
 mod plan;
 mod ranks;
 mod values;
@@ -82,7 +84,8 @@ pub(crate) enum Command {
           loadcheck ./model --budget 64MiB --window 1\n  \
           loadcheck ./model --device cuda:0 --verify\n  \
           loadcheck ./model --device none --io direct --cache cold --runs 3\n  \
-          loadcheck ./model --max-host 200MiB --json -o loadcheck.json",
+          loadcheck ./model --max-host 200MiB --json -o loadcheck.json\n  \
+          loadcheck ./model --window 1 --export-html load.html",
         after_long_help = Exit::table()
     )]
     Run(RunArgs),
@@ -123,6 +126,9 @@ pub(crate) enum Command {
     /// Checks a checkpoint: headers, index, and hashes by its manifest
     #[command(long_about = convert::VERIFY_ABOUT, after_long_help = Exit::table())]
     Verify(VerifyArgs),
+    /// Renders a saved report again; loads nothing
+    #[command(long_about = picture::REPORT_ABOUT, after_long_help = Exit::table())]
+    Report(ReportArgs),
     /// Shows what can be measured and used here
     #[command(long_about = fit::DOCTOR_ABOUT, after_long_help = Exit::table())]
     Doctor(DoctorArgs),
@@ -401,6 +407,8 @@ pub(crate) struct RunArgs {
     pub(crate) output: OutputArgs,
     #[command(flatten)]
     pub(crate) export: ExportArgs,
+    #[command(flatten)]
+    pub(crate) picture: PictureArgs,
 }
 
 /// `loadcheck inspect`
@@ -436,6 +444,8 @@ pub(crate) struct ExecArgs {
     pub(crate) output: OutputArgs,
     #[command(flatten)]
     pub(crate) export: ExportArgs,
+    #[command(flatten)]
+    pub(crate) picture: PictureArgs,
 }
 
 /// `loadcheck synth`

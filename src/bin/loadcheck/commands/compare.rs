@@ -55,6 +55,7 @@ pub(crate) fn run(args: &CompareArgs, output: &Output, terminal: &Terminal) -> O
     let is_over = vec![false; entries.len()];
     let mut session = Session {
         args,
+        interval_ms: output.timeline_ms(args.export.timeline),
         terminal,
         config,
         headers,
@@ -90,6 +91,8 @@ pub(crate) fn run(args: &CompareArgs, output: &Output, terminal: &Terminal) -> O
 /// A `compare` in progress.
 struct Session<'a> {
     args: &'a CompareArgs,
+    /// Distance of the samples that are kept; `None` keeps none.
+    interval_ms: Option<u64>,
     terminal: &'a Terminal,
     /// As it was asked for, the device decided: how `stream` loads.
     config: LoadConfig,
@@ -213,7 +216,7 @@ impl Session<'_> {
 
     /// A way of loading of this program's, in a worker.
     fn by_worker(&mut self, strategy: Strategy, label: &str, checked: &Checked) -> Attempt {
-        let interval_ms = self.args.export.timeline;
+        let interval_ms = self.interval_ms;
         let load = self.config.clone();
         let task = match strategy {
             Strategy::Stream => {
@@ -230,7 +233,7 @@ impl Session<'_> {
 
     /// Somebody else's command, its whole process tree.
     fn by_command(&mut self, words: &[std::ffi::OsString]) -> Attempt {
-        let interval_ms = self.args.export.timeline;
+        let interval_ms = self.interval_ms;
         // Data is on stdout, whatever the format: what the command prints goes elsewhere.
         let asked =
             Asked { command: words, line: None, stdout_is_ours: true, reads_stdin: false, interval_ms };
@@ -244,7 +247,7 @@ impl Session<'_> {
         exec::end_descendants();
         measured.note_missing(&mut self.report);
         let ended = &measured.ended;
-        let mut run = measured.run(interval_ms.is_some());
+        let mut run = measured.run();
         (run.exit_code, run.signal) = (ended.exit_code, ended.signal);
         run.reason = match (ended.exit_code, ended.signal) {
             (Some(0), _) | (None, None) => None,

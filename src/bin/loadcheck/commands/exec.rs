@@ -56,7 +56,7 @@ pub(crate) fn run(args: &ExecArgs, output: &Output) -> Outcome {
         line,
         stdout_is_ours: output.owns_stdout(),
         reads_stdin: true,
-        interval_ms: args.export.timeline,
+        interval_ms: output.timeline_ms(args.export.timeline),
     };
     let measured =
         Interrupts::listen().and_then(|interrupts| Measured::take(asked, &interrupts, &mut report));
@@ -97,6 +97,7 @@ pub(super) struct Measured {
     cpu_seconds: Option<f64>,
     pressure: Pressure,
     awaited_line: bool,
+    keeps_timeline: bool,
 }
 
 impl Measured {
@@ -151,11 +152,12 @@ impl Measured {
             cpu_seconds: cpu_seconds.value(),
             pressure,
             awaited_line,
+            keeps_timeline: interval_ms.is_some(),
         })
     }
 
     fn judge(self, args: &ExecArgs, gates: &[Gate], context: &SizeContext, mut report: Report) -> Outcome {
-        let run = self.run(args.export.timeline.is_some());
+        let run = self.run();
         self.note_missing(&mut report);
         if let Some(exec) = &mut report.exec {
             exec.exit_code = self.ended.exit_code;
@@ -189,7 +191,7 @@ impl Measured {
     }
 
     /// What it cost, as a report has it.
-    pub(super) fn run(&self, keeps_timeline: bool) -> Run {
+    pub(super) fn run(&self) -> Run {
         let outcome = match &self.ended {
             ended if ended.interrupted.is_some() => RunOutcome::Interrupted,
             ended if ended.line_seen => RunOutcome::Stopped,
@@ -215,7 +217,7 @@ impl Measured {
         run.peak.file_bytes = summary.file_sum.value().map(|peak| peak.bytes);
         run.peak.at = host.map(|peak| Place { seconds: peak.seconds, ..Place::default() });
         run.peak.rss_at = rss.map(|peak| Place { seconds: peak.seconds, ..Place::default() });
-        run.samples = Some(Samples::new(summary.interval_ms, &summary.timeline, keeps_timeline));
+        run.samples = Some(Samples::new(summary.interval_ms, &summary.timeline, self.keeps_timeline));
         run
     }
 

@@ -8,6 +8,7 @@ pub(crate) mod exec;
 pub(crate) mod fit;
 mod group;
 mod place;
+pub(crate) mod report;
 pub(crate) mod run;
 pub(crate) mod shell;
 pub(crate) mod synth;

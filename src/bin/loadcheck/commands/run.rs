@@ -36,7 +36,9 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
             return Outcome::refused(report, problems);
         }
     };
-    let mut session = Session { args, terminal, config, interrupts, report, crossings: Vec::new() };
+    let interval_ms = output.timeline_ms(args.export.timeline);
+    let mut session =
+        Session { args, interval_ms, terminal, config, interrupts, report, crossings: Vec::new() };
     // Device and headers are looked at even if something else is wrong already: all problems come in one go.
     let prepared = session.prepare(resolved.is_some(), None);
     problems.extend(limits::unmeasurable(&gates, Some(session.config.device)));
@@ -61,6 +63,8 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
 /// A `run` in progress.
 struct Session<'a> {
     args: &'a RunArgs,
+    /// Distance of the samples that are kept; `None` keeps none.
+    interval_ms: Option<u64>,
     terminal: &'a Terminal,
     config: LoadConfig,
     interrupts: Interrupts,
@@ -108,7 +112,7 @@ impl Session<'_> {
             load: self.config.clone(),
             budgets: checked.budgets,
             watches: watches.to_vec(),
-            interval_ms: self.args.export.timeline,
+            interval_ms: self.interval_ms,
         };
         let progress = Progress::start(self.terminal.progress, label);
         let stream = ("stream", Some(checked.plan.params.clone()));

@@ -8,9 +8,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use onelayer::probe::INTERVAL_DEFAULT;
 use rustix::fs::{Access, CWD, RenameFlags, access};
 
-use crate::args::{ExportArgs, FormatArg, OutputArgs};
+use crate::args::{ExportArgs, FormatArg, OutputArgs, PictureArgs};
 use crate::problem::{Code, Problem};
 use crate::report::Report;
 
@@ -27,6 +28,7 @@ pub(crate) mod fitted;
 mod grid;
 mod markup;
 pub(crate) mod numbers;
+mod picture;
 mod placed;
 mod reading;
 pub(crate) mod terminal;
@@ -52,10 +54,14 @@ pub(crate) enum Format {
     Csv,
     /// Workflow commands.
     Github,
+    /// Memory over time on a page.
+    Html,
+    /// The picture of that page alone.
+    Svg,
 }
 
 impl Format {
-    fn resolve(asked: FormatArg, target: Option<&Path>, terminal: &Terminal) -> Self {
+    fn resolve(asked: FormatArg, target: Option<&Path>, has_picture: bool, terminal: &Terminal) -> Self {
         match asked {
             FormatArg::Table => Self::Table,
             FormatArg::Plain => Self::Plain,
@@ -69,6 +75,8 @@ impl Format {
                 Some("jsonl") => Self::Jsonl,
                 Some("md") => Self::Markdown,
                 Some("csv") => Self::Csv,
+                Some("html") if has_picture => Self::Html,
+                Some("svg") if has_picture => Self::Svg,
                 _ if target.is_none() && terminal.stdout_is_terminal => Self::Table,
                 _ => Self::Plain,
             },
@@ -77,7 +85,12 @@ impl Format {
 
     /// True if the format is for programs: then errors are reported in it too, and hints are off.
     pub(crate) fn is_machine(self) -> bool {
-        matches!(self, Self::Json | Self::Jsonl | Self::Csv | Self::Markdown)
+        matches!(self, Self::Json | Self::Jsonl | Self::Csv | Self::Markdown | Self::Html | Self::Svg)
+    }
+
+    /// True if it shows memory over time.
+    pub(crate) fn is_picture(self) -> bool {
+        matches!(self, Self::Html | Self::Svg)
     }
 
     /// Writes the report. What programs read may be long, and is never held as a whole.
@@ -90,9 +103,22 @@ impl Format {
             Self::Plain => text::render(report, &Look { paint: Paint::NONE, width: None, ..*look }),
             Self::Markdown => markup::markdown(report),
             Self::Github => markup::github(report),
+            Self::Html => picture::html(report),
+            Self::Svg => picture::svg(report),
         };
         to.write_all(text.as_bytes())
     }
+}
+
+/// What a command offers beside `-o`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Further<'a> {
+    /// Copies of its report.
+    pub(crate) export: Option<&'a ExportArgs>,
+    /// Pictures of it.
+    pub(crate) picture: Option<&'a PictureArgs>,
+    /// The endings `.html` and `.svg` of `-o` stand for a picture.
+    pub(crate) has_picture: bool,
 }
 
 /// Where a report goes, and in which form.
@@ -106,21 +132,30 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Resolves the flags.
-    pub(crate) fn new(args: &OutputArgs, export: Option<&ExportArgs>, terminal: &Terminal) -> Self {
+    /// Resolves the flags. Only a command with `pictures` has endings that stand for one.
+    pub(crate) fn new(args: &OutputArgs, further: Further<'_>, terminal: &Terminal) -> Self {
         let target = args.output.clone().filter(|target| target.as_os_str() != "-");
         let asked = if args.json { FormatArg::Json } else { args.format };
-        let exports = export.map_or_else(Vec::new, |export| {
-            let json = export.export_json.clone().map(|path| (Format::Json, path));
-            let markdown = export.export_markdown.clone().map(|path| (Format::Markdown, path));
-            json.into_iter().chain(markdown).collect()
-        });
+        let reports = further
+            .export
+            .map(|export| [(Format::Json, &export.export_json), (Format::Markdown, &export.export_markdown)]);
+        let pictures = further
+            .picture
+            .map(|picture| [(Format::Html, &picture.export_html), (Format::Svg, &picture.export_svg)]);
+        let exports = reports.into_iter().chain(pictures).flatten();
+        let exports = exports.filter_map(|(format, path)| Some((format, path.clone()?))).collect();
         Self {
-            format: Format::resolve(asked, target.as_deref(), terminal),
+            format: Format::resolve(asked, target.as_deref(), further.has_picture, terminal),
             target,
             exports,
             force: args.force,
         }
+    }
+
+    /// The distance of samples to keep, in milliseconds, where `asked` is what `--timeline` says: a picture needs some.
+    pub(crate) fn timeline_ms(&self, asked: Option<u64>) -> Option<u64> {
+        let draws = self.format.is_picture() || self.exports.iter().any(|(format, _)| format.is_picture());
+        asked.or_else(|| draws.then(|| u64::try_from(INTERVAL_DEFAULT.as_millis()).unwrap_or(u64::MAX)))
     }
 
     /// True if stdout belongs to data for a program, so that nothing else may be written to it.

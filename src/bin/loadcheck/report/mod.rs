@@ -16,8 +16,8 @@ pub(crate) use self::fit::{Fit, Fitted, Try, TryOutcome};
 pub(crate) use self::placement::{LargestFit, PlacedLayer, Placement, PrecisionNeed, TiedPair, TierShare};
 pub(crate) use self::reading::{FileReading, IoCounters};
 pub(crate) use self::run::{
-    CacheState, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring, Run, Samples, Split,
-    TensorHash, Verified, Vram,
+    CacheState, Deliveries, Delivery, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring,
+    Run, Samples, Split, TensorHash, Verified, Vram,
 };
 use crate::listing::Listing;
 use crate::problem::Problem;
@@ -34,7 +34,7 @@ mod run;
 pub(crate) const SCHEMA: &str = "loadcheck/1";
 
 /// The whole document.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Report {
     /// Always `loadcheck/1`.
@@ -137,6 +137,25 @@ pub(crate) enum CommandName {
     Doctor,
     /// Before it was clear what was asked for.
     Unknown,
+}
+
+impl CommandName {
+    /// As on the command line.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::Plan => "plan",
+            Self::Inspect => "inspect",
+            Self::Compare => "compare",
+            Self::Exec => "exec",
+            Self::Synth => "synth",
+            Self::Convert => "convert",
+            Self::Verify => "verify",
+            Self::Fit => "fit",
+            Self::Doctor => "doctor",
+            Self::Unknown => "unknown",
+        }
+    }
 }
 
 /// How it ended.

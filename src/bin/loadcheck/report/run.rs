@@ -61,6 +61,9 @@ pub(crate) struct Run {
     pub(crate) promise: Option<Promise>,
     /// Memory over time.
     pub(crate) samples: Option<Samples>,
+    /// When layers were handed out, where a timeline was kept; nobody tells of the layers of others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) deliveries: Option<Deliveries>,
 }
 
 /// How a run ended.
@@ -298,8 +301,30 @@ pub(crate) struct Samples {
     pub(crate) interval_ms: f64,
     /// Names of the columns.
     pub(crate) columns: Vec<String>,
-    /// One row a sample; empty unless `--timeline` is given.
+    /// One row a sample; empty unless `--timeline` is given, or a picture of it is wanted.
     pub(crate) rows: Vec<Vec<Option<u64>>>,
+}
+
+/// When layers were handed out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Deliveries {
+    /// How many there were.
+    pub(crate) layers: u64,
+    /// How many layers each row stands for, one after the other; the last row for as many or fewer.
+    pub(crate) layers_per_row: u64,
+    /// In the order in which they were handed out; about a thousand rows at most.
+    pub(crate) rows: Vec<Delivery>,
+}
+
+/// The last layer of a row.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct Delivery {
+    /// Its name.
+    pub(crate) layer: String,
+    /// When it was handed out, by the clock of `samples`.
+    pub(crate) elapsed_us: u64,
 }
 
 /// A tensor's hash.

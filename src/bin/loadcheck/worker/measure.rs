@@ -14,6 +14,7 @@ use onelayer::{LoadPlan, Pinning, RingMode};
 
 use super::attendant::{Attendant, add_missed};
 use super::child::tell;
+use super::deliveries::DeliveryLog;
 use super::heap;
 use super::prepare;
 use super::protocol::{Crossing, Finished, Message, Watch};
@@ -27,7 +28,8 @@ use crate::config::{Budgets, LoadConfig};
 use crate::measured::{self, point, split};
 use crate::problem::{Code, Problem};
 use crate::report::{
-    self, FileReading, IoCounters, Outcome, Place, Point, Ring, Run, Samples, TensorHash, Verified,
+    self, Deliveries, FileReading, IoCounters, Outcome, Place, Point, Ring, Run, Samples, TensorHash,
+    Verified,
 };
 
 /// Rows of the timeline, if one is wanted.
@@ -54,8 +56,10 @@ pub(super) fn measure(
         options.interval = Duration::from_millis(interval_ms);
         options.timeline_rows = TIMELINE_ROWS;
     }
+    let log = interval_ms.map(|_| DeliveryLog::new());
     let sampler = Sampler::start(&options)
         .map_err(|error| vec![Problem::new(Code::CannotMeasure, format!("cannot measure: {error}"))])?;
+    let baseline_taken = Instant::now();
     let vram_bytes = vram.as_ref().and_then(VramMeter::baseline);
     tell(&Message::Started { baseline: Point { vram_bytes, ..point(&sampler.baseline().memory) } });
     let load = Load {
@@ -65,9 +69,10 @@ pub(super) fn measure(
         vram: vram.as_ref(),
         watches,
         cancel,
+        baseline_taken,
         start: Instant::now(),
     };
-    let loaded = load.carry_out(verifier)?;
+    let loaded = load.carry_out(verifier, log)?;
     heap::give_back();
     let vram_bytes = vram.as_ref().and_then(VramMeter::after_unload);
     let after_unload = split(Point { vram_bytes, ..point(&sampler.snapshot().memory) });
@@ -97,6 +102,8 @@ struct Load<'a> {
     vram: Option<&'a VramMeter>,
     watches: &'a [Watch],
     cancel: &'a AtomicBool,
+    /// Where the clock of the samples begins.
+    baseline_taken: Instant,
     start: Instant,
 }
 
@@ -110,6 +117,7 @@ struct Loaded {
     crossings: Vec<Crossing>,
     failure: Option<Failure>,
     verified: Option<Verified>,
+    deliveries: Option<Deliveries>,
     /// How each file was to be read, where that was decided.
     files: Vec<FileReading>,
     /// Bytes of all tensors in their files.
@@ -118,7 +126,11 @@ struct Loaded {
 }
 
 impl Load<'_> {
-    fn carry_out(&self, mut verifier: Option<Verifier>) -> Result<Loaded, Vec<Problem>> {
+    fn carry_out(
+        &self,
+        mut verifier: Option<Verifier>,
+        mut log: Option<DeliveryLog>,
+    ) -> Result<Loaded, Vec<Problem>> {
         let map_path = self.config.layers.as_ref().map(|path| path.0.as_path());
         let checkpoint = prepare::open_checkpoint(&self.config.path.0, self.config.opaque_dtypes)?;
         let mut stream =
@@ -134,7 +146,7 @@ impl Load<'_> {
                     format!("cannot start a thread beside the load: {error}"),
                 )]
             })?;
-            let delivered = self.deliver(&mut stream, &checkpoint, verifier.as_mut());
+            let delivered = self.deliver(&mut stream, &checkpoint, verifier.as_mut(), log.as_mut());
             over.store(true, Ordering::Relaxed);
             attendant.thread().unpark();
             Ok::<_, Vec<Problem>>((delivered, attendant.join().unwrap_or_default()))
@@ -153,6 +165,7 @@ impl Load<'_> {
             crossings,
             verified: verifier.filter(|_| delivered.failure.is_none()).map(Verifier::finish),
             failure: delivered.failure,
+            deliveries: log.map(|log| log.finish(|index| plan.layers()[index].id.as_str())),
             files: reading::files(&checkpoint, &plan),
             wanted_bytes: plan.source_bytes(),
             notes,
@@ -166,6 +179,7 @@ impl Load<'_> {
         stream: &mut LayerStream,
         checkpoint: &Checkpoint,
         mut verifier: Option<&mut Verifier>,
+        mut log: Option<&mut DeliveryLog>,
     ) -> Delivered {
         let keep = self.config.window.is_none() && self.config.device != Device::None;
         let plan = Arc::clone(stream.plan());
@@ -178,6 +192,9 @@ impl Load<'_> {
         let mut failure = None;
         for layer in stream.by_ref() {
             let taken = layer.map_err(|error| self.failure(&error)).and_then(|layer| {
+                if let Some(log) = &mut log {
+                    log.note(layer.index(), self.baseline_taken);
+                }
                 if self.config.hash {
                     tell_hashes(&layer).map_err(|error| self.failure(&error))?;
                 }
@@ -353,6 +370,7 @@ impl Loaded {
             ring: Some(ring_of(&self.report, &self.memory)),
             promise: measured::promise(summary, budgets.host_bytes, self.memory.resident_host_bytes()),
             samples: Some(Samples::new(summary.interval_ms, &summary.timeline, seen.keeps_timeline)),
+            deliveries: self.deliveries.clone(),
             ..Run::default()
         }
     }

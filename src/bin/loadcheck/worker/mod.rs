@@ -11,6 +11,7 @@
 mod attendant;
 mod cache;
 mod child;
+mod deliveries;
 mod device;
 mod heap;
 mod imitate;

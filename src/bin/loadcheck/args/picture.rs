@@ -1,0 +1,48 @@
+//! Pictures of a load: where they go, and saved reports that are rendered again.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::OutputArgs;
+
+/// First line of the help of `report`, what it renders, and its examples.
+pub(super) const REPORT_ABOUT: &str =
+    "Renders a saved report again; loads nothing
+
+Takes the reports of every command but `plan` and `inspect`, whose layers are read from headers again faster than from a \
+report. A picture (.html, .svg) needs a report of `run`, `compare` or `exec` that was made with --timeline, --export-html or \
+--export-svg: others hold no curve. Exit code 0 if it could be rendered, whatever the report says.
+
+Examples:
+  loadcheck ./model --timeline 5 --export-json r.json
+  loadcheck report r.json -o r.html
+  loadcheck report r.json -o r.svg
+  loadcheck report r.json -o r.md";
+
+/// Pictures of memory over time.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct PictureArgs {
+    /// Also draw memory over time, on a page that needs no network
+    ///
+    /// Memory by kind, the ends of the layers, the peak, the limits, and the numbers in a table: one file without scripts, below 300
+    /// KB. Keeps samples as --timeline does, every 5 ms unless that says otherwise.
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub(crate) export_html: Option<PathBuf>,
+    /// Also draw memory over time, as a picture
+    ///
+    /// The drawing of --export-html alone, for a page or a pull request.
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub(crate) export_svg: Option<PathBuf>,
+}
+
+/// `loadcheck report`
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// A report, as --json or --export-json writes it
+    #[arg(value_name = "REPORT.json")]
+    pub(crate) file: PathBuf,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}

@@ -1,0 +1,296 @@
+//! The picture: title, legend, and under them one plot for each run that is drawn, all at the same scale.
+
+use std::fmt::Write as _;
+
+use super::axis::Axis;
+use super::labels::{fitted, lines, text_width};
+use super::panel::{Panel, panels};
+use super::plot::{Frame, Plot};
+use super::{circumstances, style, title, xml};
+use crate::report::{Outcome, Report};
+
+/// For which screen.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    Wide,
+    Narrow,
+}
+
+/// Sizes that follow from the shape, in pixels.
+struct Sizes {
+    width: f64,
+    left: f64,
+    plot_height: f64,
+    /// Samples of all plots together.
+    dots: usize,
+    /// Cells of layers of all plots together.
+    cells: usize,
+    time_ticks: u32,
+}
+
+const MARGIN: f64 = 14.0;
+const TEXT: f64 = 12.5;
+const TITLE: f64 = 18.0;
+
+impl Shape {
+    fn sizes(self, panel_count: usize) -> Sizes {
+        let is_single = panel_count <= 1;
+        match self {
+            Self::Wide => Sizes {
+                width: 960.0,
+                left: 62.0,
+                plot_height: if is_single { 330.0 } else { 190.0 },
+                dots: 600,
+                cells: 180,
+                time_ticks: 10,
+            },
+            Self::Narrow => Sizes {
+                width: 400.0,
+                left: 46.0,
+                plot_height: if is_single { 250.0 } else { 160.0 },
+                dots: 300,
+                cells: 60,
+                time_ticks: 5,
+            },
+        }
+    }
+}
+
+/// A file of its own, with title and style.
+pub(super) fn standalone(report: &Report) -> String {
+    let (body, size) = picture(report, Shape::Wide, true);
+    let name = xml(&format!("Memory over time: {}", title(report)));
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"plot\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" \
+         role=\"img\" aria-label=\"{name}\">\n<title>{name}</title>\n<style>\n{2}</style>\n\
+         <rect class=\"paper\" width=\"100%\" height=\"100%\"/>\n{body}</svg>\n",
+        number(size.0),
+        number(size.1),
+        style()
+    )
+}
+
+/// A part of a page that has title and style.
+pub(super) fn inline(report: &Report, shape: Shape) -> String {
+    let (body, size) = picture(report, shape, false);
+    format!(
+        "<svg class=\"plot\" viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"Memory over time; the numbers are in the table\">\n\
+         {body}</svg>\n",
+        number(size.0),
+        number(size.1)
+    )
+}
+
+/// A sheet that is filled from top to bottom.
+struct Sheet {
+    out: String,
+    sizes: Sizes,
+    y: f64,
+}
+
+fn picture(report: &Report, shape: Shape, is_titled: bool) -> (String, (f64, f64)) {
+    let (panels, said) = panels(report);
+    let sizes = shape.sizes(panels.len());
+    let mut sheet = Sheet { out: String::new(), sizes, y: 6.0 };
+    if is_titled {
+        sheet.title(report);
+    }
+    let plots = plots(&panels, &sheet.sizes);
+    if panels.is_empty() {
+        let why = report.error.as_ref().map(|problem| format!(": {}", problem.message)).unwrap_or_default();
+        sheet.line("ink", TEXT, "", &format!("nothing was measured{why}"));
+    } else {
+        sheet.legend(&panels, &plots);
+        let count = plots.len();
+        for (index, plot) in plots.iter().enumerate() {
+            sheet.panel(plot, index + 1 == count);
+        }
+    }
+    if let Some(said) = said.filter(|_| is_titled) {
+        sheet.line("soft", TEXT, "", &said);
+    }
+    (sheet.out, (sheet.sizes.width, sheet.y + 8.0))
+}
+
+/// All at one scale.
+fn plots<'a>(panels: &'a [Panel<'a>], sizes: &Sizes) -> Vec<Plot<'a>> {
+    let count = panels.len().max(1);
+    let top = panels.iter().map(Panel::top_bytes).fold(0.0, f64::max);
+    // A limit far above everything would leave no room for the curve.
+    let reach = top * 6.0;
+    let levels = panels.iter().flat_map(|panel| &panel.limits).map(|limit| limit.bytes);
+    let highest = levels.filter(|level| *level <= reach).fold(top * 1.04, f64::max);
+    let end = panels.iter().map(Panel::end_seconds).fold(0.0, f64::max);
+    let plot = |panel: &'a Panel<'a>| Plot {
+        panel,
+        dots: panel.thinned(sizes.dots / count),
+        cell_count_max: sizes.cells / count,
+        memory: Axis::bytes(highest * 1.07, 6),
+        time: Axis::seconds(end, sizes.time_ticks),
+    };
+    panels.iter().map(plot).collect()
+}
+
+impl Sheet {
+    fn inner_width(&self) -> f64 {
+        self.sizes.width - 2.0 * MARGIN
+    }
+
+    /// A line of text that fits the sheet.
+    fn line(&mut self, class: &str, size: f64, attributes: &str, text: &str) {
+        self.y += size * 1.45;
+        let text = xml(&fitted(&super::shown(text), size, self.inner_width()));
+        let _ = writeln!(
+            self.out,
+            "<text class=\"{class}\" x=\"{MARGIN}\" y=\"{}\" font-size=\"{size}\"{attributes}>{text}</text>",
+            number(self.y)
+        );
+    }
+
+    fn title(&mut self, report: &Report) {
+        self.line("ink", TITLE, " font-weight=\"600\"", &title(report));
+        let facts: Vec<String> = circumstances(report).iter().map(|fact| super::shown(fact)).collect();
+        for line in lines(&facts, " · ", TEXT, self.inner_width()) {
+            self.line("soft", TEXT, "", &line);
+        }
+    }
+
+    /// What the colours and lines mean, of all that is drawn.
+    fn legend(&mut self, panels: &[Panel<'_>], plots: &[Plot<'_>]) {
+        let has = |edge: usize| panels.iter().any(|panel| panel.has_kind(edge));
+        let any = |is: &dyn Fn(&Panel<'_>) -> bool| panels.iter().any(is);
+        let box_of = |class: &str| {
+            format!("<rect class=\"{class}\" x=\"0\" y=\"-10\" width=\"16\" height=\"11\" rx=\"2\"/>")
+        };
+        let line_of = |class: &str| format!("<path class=\"{class}\" d=\"M0-4.5h20\"/>");
+        let mut entries: Vec<(String, f64, &str)> = Vec::new();
+        let mut add = |is_there: bool, mark: String, width: f64, text: &'static str| {
+            if is_there {
+                entries.push((mark, width, text));
+            }
+        };
+        add(has(0), box_of("anon"), 16.0, "anonymous");
+        add(has(1), box_of("shmem"), 16.0, "shared");
+        add(has(2), box_of("file"), 16.0, "pages of files");
+        add(
+            any(&|panel| panel.dots.iter().any(|dot| dot.host.is_some())),
+            line_of("host"),
+            20.0,
+            "host: what the kernel cannot take back",
+        );
+        add(
+            any(&|panel| panel.host_peak.is_some()),
+            "<circle class=\"peak\" cx=\"6\" cy=\"-4.5\" r=\"5\"/>".to_owned(),
+            12.0,
+            "host peak",
+        );
+        add(
+            any(&|panel| panel.rss_peak.is_some()),
+            "<circle class=\"ring\" cx=\"6\" cy=\"-4.5\" r=\"4\"/>".to_owned(),
+            12.0,
+            "RSS peak",
+        );
+        add(any(&|panel| panel.start_bytes().is_some()), line_of("start"), 20.0, "RSS at the start");
+        add(plots.iter().any(Plot::has_limit), line_of("limit"), 20.0, "limit");
+        let is_shared = plots.iter().any(|plot| plot.cells(&self.frame()).iter().any(|cell| cell.layers > 1));
+        let layers = if is_shared { "layers handed out, several to a tick" } else { "a layer handed out" };
+        let has_layers = any(&|panel| !panel.ends.is_empty());
+        add(has_layers, "<path class=\"tick\" d=\"M4-11v13\"/>".to_owned(), 8.0, layers);
+        let (mut x, step) = (MARGIN, TEXT * 1.6);
+        self.y += step + 4.0;
+        for (mark, mark_width, text) in entries {
+            let width = mark_width + 6.0 + text_width(text, TEXT);
+            if x > MARGIN && x + width > self.sizes.width - MARGIN {
+                (x, self.y) = (MARGIN, self.y + step);
+            }
+            let _ = writeln!(
+                self.out,
+                "<g transform=\"translate({} {})\">{mark}<text class=\"ink\" x=\"{}\" y=\"0\" font-size=\"{TEXT}\">{text}</text></g>",
+                number(x),
+                number(self.y),
+                number(mark_width + 6.0)
+            );
+            x += width + 16.0;
+        }
+        self.y += 6.0;
+    }
+
+    fn frame(&self) -> Frame {
+        let left = self.sizes.left;
+        Frame { left, top: self.y, width: self.sizes.width - left - MARGIN, height: self.sizes.plot_height }
+    }
+
+    fn panel(&mut self, plot: &Plot<'_>, is_last: bool) {
+        let panel = plot.panel;
+        if !panel.heading.is_empty() {
+            self.y += 4.0;
+            self.line("ink", TEXT + 1.0, " font-weight=\"600\"", &panel.heading);
+        }
+        for line in lines(&facts(plot), " · ", TEXT, self.inner_width()) {
+            self.line("ink", TEXT, "", &line);
+        }
+        if panel.dots.is_empty() {
+            self.line(
+                "soft",
+                TEXT,
+                "",
+                "no samples: the run ended before it could tell them, or none were kept",
+            );
+            self.y += 8.0;
+            return;
+        }
+        self.y += TEXT * 1.8;
+        let name = format!("memory ({})", plot.memory.unit);
+        let _ = writeln!(
+            self.out,
+            "<text class=\"soft\" x=\"{MARGIN}\" y=\"{}\" font-size=\"{TEXT}\">{name}</text>",
+            number(self.y)
+        );
+        self.y += 11.0;
+        let frame = self.frame();
+        plot.draw(&frame, TEXT, &mut self.out);
+        self.y = frame.top + frame.height + TEXT * 1.5;
+        if is_last {
+            self.y += TEXT * 1.4;
+            let _ = writeln!(
+                self.out,
+                "<text class=\"soft\" x=\"{}\" y=\"{}\" font-size=\"{TEXT}\" text-anchor=\"middle\">time since the start ({})</text>",
+                number(frame.left + frame.width / 2.0),
+                number(self.y),
+                plot.time.unit
+            );
+        }
+    }
+}
+
+/// What stands over a plot.
+fn facts(plot: &Plot<'_>) -> Vec<String> {
+    let panel = plot.panel;
+    let mut facts = Vec::new();
+    let ended = match panel.run.outcome {
+        Outcome::Completed | Outcome::Stopped => None,
+        Outcome::Failed => Some("failed"),
+        Outcome::Killed => Some("killed"),
+        Outcome::Refused => Some("not begun"),
+        Outcome::Interrupted => Some("interrupted"),
+    };
+    facts.extend(ended.map(str::to_owned));
+    facts.extend(panel.host_peak.iter().chain(&panel.rss_peak).map(|mark| mark.long.clone()));
+    if !panel.dots.is_empty() {
+        let far = panel.limits.iter().filter(|limit| !plot.shows(limit));
+        facts.extend(far.map(|limit| format!("{} (above the picture)", limit.short)));
+    }
+    facts
+}
+
+/// A coordinate, to a tenth of a pixel.
+pub(super) fn number(value: f64) -> String {
+    let text = format!("{value:.1}");
+    text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
+}
+
+/// A number of bytes that was computed.
+pub(super) fn human(bytes: f64) -> String {
+    let whole = format!("{:.0}", bytes.max(0.0));
+    super::bytes(Some(whole.parse().unwrap_or(u64::MAX)))
+}

@@ -1,0 +1,201 @@
+//! Memory over time, drawn: a picture (SVG), and a page (HTML) with that picture and the numbers.
+//!
+//! ```text
+//! Report ── panel: what to draw ── drawing: where ── svg: one picture
+//!                                              └──── page: the picture twice (wide, narrow), tables
+//! ```
+//!
+//! No scripts, no fonts, no network: what happens when the pointer rests on a layer is what `<title>` does by itself. Sizes are bounded whatever the
+//! report holds: samples share places, layers share cells, names are cut. Everything that comes from a file is escaped twice: for
+//! people (no control characters, no direction marks) and for XML.
+
+use std::fmt::Write as _;
+
+use super::escape::escape_and_cut;
+use onelayer::units::{GIB, HumanBytes, MIB};
+
+use super::numbers::grouped;
+use crate::report::{CommandName, Report};
+
+mod axis;
+mod drawing;
+mod labels;
+mod page;
+mod panel;
+mod plot;
+
+/// Characters of a checkpoint's name, a command, a sentence.
+const TEXT_CHARACTERS_MAX: usize = 500;
+
+/// Every colour: its name, on light paper, on dark paper. Told apart with any colour vision (after Okabe and Ito); what they mean is
+/// also said by their order, by lines, and by words.
+const COLOURS: [(&str, &str, &str); 12] = [
+    ("paper", "#ffffff", "#11151a"),
+    ("ink", "#1b1f24", "#e3e7ec"),
+    ("soft", "#57606a", "#9aa5b1"),
+    ("grid", "#dfe3e8", "#2a313a"),
+    ("anon", "#2f7fb8", "#2f7fb8"),
+    ("shmem", "#cc79a7", "#b8608f"),
+    ("file", "#b9def5", "#23475f"),
+    ("edge", "#4d9fd0", "#5fb0df"),
+    ("host", "#12324a", "#f4f6f8"),
+    ("limit", "#c24a00", "#ff8c3a"),
+    ("good", "#0b6e4f", "#3fc795"),
+    ("bad", "#b3261e", "#ff7b72"),
+];
+
+/// How the parts of the picture look. Colours stand before their variable too, for programs that draw SVG and know no variables.
+const LOOK: [(&str, &str); 17] = [
+    (".paper", "fill:@paper"),
+    (".ink", "fill:@ink"),
+    (".soft", "fill:@soft"),
+    (".grid", "fill:none;stroke:@grid"),
+    (".anon", "fill:@anon"),
+    (".shmem", "fill:@shmem"),
+    (".file", "fill:@file"),
+    (".edge", "fill:none;stroke:@edge"),
+    (".host", "fill:none;stroke:@host;stroke-width:1.8;stroke-linejoin:round"),
+    (".limit", "fill:none;stroke:@limit;stroke-width:1.8;stroke-dasharray:7 4"),
+    (".start", "fill:none;stroke:@soft;stroke-dasharray:2 3"),
+    (".tick", "fill:none;stroke:@ink;stroke-opacity:.38"),
+    (".peak", "fill:@host;stroke:@paper;stroke-width:1.5"),
+    (".ring", "fill:@paper;stroke:@edge;stroke-width:2"),
+    (".halo", "fill:@ink;stroke:@paper;stroke-width:3.5;stroke-linejoin:round;paint-order:stroke"),
+    (".warn", "fill:@limit;stroke:@paper;stroke-width:3.5;stroke-linejoin:round;paint-order:stroke"),
+    (".cells rect:hover", "fill:@ink;fill-opacity:.14"),
+];
+
+/// The picture alone.
+pub(crate) fn svg(report: &Report) -> String {
+    drawing::standalone(report)
+}
+
+/// The page.
+pub(crate) fn html(report: &Report) -> String {
+    page::html(report)
+}
+
+/// The style of the picture: colours as variables, for light and for dark paper.
+fn style() -> String {
+    let mut text = String::from(":root{color-scheme:light dark");
+    for (name, light, _) in COLOURS {
+        let _ = write!(text, ";--{name}:{light}");
+    }
+    text.push_str("}\n@media (prefers-color-scheme:dark){:root{");
+    let dark: Vec<String> = COLOURS.iter().map(|(name, _, dark)| format!("--{name}:{dark}")).collect();
+    text.push_str(&dark.join(";"));
+    text.push_str("}}\n.plot text{font-family:system-ui,-apple-system,\"Segoe UI\",Roboto,\"DejaVu Sans\",sans-serif}\n");
+    for (selector, properties) in LOOK {
+        let _ = writeln!(text, ".plot {selector}{{{}}}", coloured(properties));
+    }
+    text
+}
+
+/// `fill:@ink` as `fill:#1b1f24;fill:var(--ink)`.
+fn coloured(properties: &str) -> String {
+    let property = |property: &str| match property.split_once(":@") {
+        Some((name, colour)) => {
+            let light =
+                COLOURS.iter().find(|(known, ..)| *known == colour).map_or("", |(_, light, _)| *light);
+            format!("{name}:{light};{name}:var(--{colour})")
+        }
+        None => property.to_owned(),
+    };
+    properties.split(';').map(property).collect::<Vec<_>>().join(";")
+}
+
+/// Text for XML and HTML, in an element or in a quoted attribute.
+fn xml(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len() + 8);
+    for character in escape_and_cut(text, TEXT_CHARACTERS_MAX).chars() {
+        match character {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '"' => safe.push_str("&quot;"),
+            '\'' => safe.push_str("&#39;"),
+            // No characters of XML.
+            '\u{fffe}' | '\u{ffff}' => safe.extend(character.escape_unicode()),
+            other => safe.push(other),
+        }
+    }
+    safe
+}
+
+/// Text as a picture shows it: no control characters, not too long.
+fn shown(text: &str) -> String {
+    escape_and_cut(text, TEXT_CHARACTERS_MAX).into_owned()
+}
+
+/// `742 MiB`, `1 062 MiB`: of a few gibibytes a tenth is too coarse to show what is left under a limit.
+fn bytes(value: Option<u64>) -> String {
+    match value {
+        Some(value) if (GIB..100 * GIB).contains(&value) => {
+            format!("{} MiB", grouped((value + MIB / 2) / MIB))
+        }
+        Some(value) => HumanBytes(value).to_string(),
+        None => "-".to_owned(),
+    }
+}
+
+/// What `value` is above `start`, in the same words.
+fn growth(value: Option<u64>, start: Option<u64>) -> String {
+    match (value, start) {
+        (Some(value), Some(start)) if value < start => format!("-{}", bytes(Some(start - value))),
+        (Some(value), Some(start)) => bytes(Some(value - start)),
+        _ => String::new(),
+    }
+}
+
+/// What was loaded, or which command was run.
+fn title(report: &Report) -> String {
+    match (&report.source, &report.exec) {
+        (Some(source), _) => source.given.clone(),
+        (None, Some(exec)) => exec.command.join(" "),
+        (None, None) => format!("loadcheck {}", report.command.name()),
+    }
+}
+
+/// How it was loaded: each a few words.
+fn circumstances(report: &Report) -> Vec<String> {
+    let mut facts = Vec::new();
+    let size = report.source.as_ref().and_then(|source| source.bytes);
+    facts.extend(size.map(|size| bytes(Some(size))));
+    let Some(run) = report.runs.first() else { return facts };
+    let params = report.runs.iter().find_map(|run| run.params.as_ref());
+    if report.command != CommandName::Compare {
+        facts.push(run.strategy.clone());
+    }
+    if let Some(params) = params {
+        facts.push(format!("device {}", params.device));
+        facts.push(format!("io {}", params.io));
+        facts.push(format!("budget {}", bytes(Some(params.budget_bytes))));
+        facts
+            .push(params.window.map_or_else(|| "window all".to_owned(), |window| format!("window {window}")));
+        facts.extend(params.dtype.as_ref().map(|dtype| format!("dtype {dtype}")));
+    }
+    if report.command != CommandName::Exec {
+        facts.push(cache(run));
+    }
+    if report.runs.len() > 1 {
+        facts.push(format!("{} runs", report.runs.len()));
+    }
+    facts
+}
+
+/// The page cache before a run.
+fn cache(run: &crate::report::Run) -> String {
+    use crate::args::CacheArg;
+    let asked = match run.cache.asked {
+        CacheArg::Cold => "cold",
+        CacheArg::Warm => "warm",
+        CacheArg::Asis => return "cache as it was".to_owned(),
+    };
+    match run.cache.cached_share {
+        Some(share) => format!("cache {asked} ({:.0} % cached)", share * 100.0),
+        None => format!("cache {asked} (unchecked)"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,239 @@
+//! The page: the verdict, the picture for wide and for narrow screens, and the numbers as tables.
+
+use std::fmt::Write as _;
+
+use super::drawing::{Shape, inline};
+use super::panel::{Panel, panels};
+use super::{bytes, circumstances, growth, style, title, xml};
+use crate::output::numbers::{rate, seconds};
+use crate::output::reading::moved_line;
+use crate::output::text::{device_line, exceeded_at, limit_values, place, verified_line};
+use crate::report::{CommandName, Place, Report, Run, Verdict};
+
+/// Notes and errors on a page, at most.
+const LINES_MAX: usize = 10;
+
+const LAYOUT: &str = "\
+*{box-sizing:border-box}
+body{margin:0 auto;padding:18px 16px 28px;max-width:1100px;background:var(--paper);color:var(--ink);
+font:15px/1.5 system-ui,-apple-system,\"Segoe UI\",Roboto,\"DejaVu Sans\",sans-serif}
+h1{font-size:22px;line-height:1.25;margin:0 0 4px;overflow-wrap:anywhere}
+h2{font-size:16px;margin:22px 0 6px}
+p{margin:4px 0;overflow-wrap:anywhere}
+.dim,caption{color:var(--soft)}
+.word{display:inline-block;padding:0 9px;margin-right:8px;border:1.5px solid;border-radius:5px;font-weight:600}
+.pass{color:var(--good)}.fail{color:var(--bad)}.open{color:var(--limit)}
+svg{display:block;width:100%;height:auto}
+.narrow{display:none;max-width:560px}
+@media (max-width:700px){.wide{display:none}.narrow{display:block}}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;margin:4px 0;font-variant-numeric:tabular-nums}
+th,td{padding:4px 14px 4px 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--grid)}
+th{font-weight:600}
+td.n{text-align:right}
+td{overflow-wrap:anywhere}
+ul{margin:4px 0;padding-left:20px}
+";
+
+/// The whole page.
+pub(super) fn html(report: &Report) -> String {
+    let name = xml(&title(report));
+    let mut page = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<title>Memory over time: {name}</title>\n\
+         <style>\n{}{LAYOUT}</style>\n</head>\n<body>\n<h1>{name}</h1>\n",
+        style()
+    );
+    let (class, word) = verdict(report.verdict);
+    let facts: Vec<String> = circumstances(report).iter().map(|fact| xml(fact)).collect();
+    let _ = writeln!(
+        page,
+        "<p><span class=\"word {class}\">{word}</span><span class=\"dim\">{}</span></p>",
+        facts.join(" · ")
+    );
+    problems(report, &mut page);
+    let (panels, said) = panels(report);
+    if !panels.is_empty() {
+        for (class, shape) in [("wide", Shape::Wide), ("narrow", Shape::Narrow)] {
+            let _ = write!(page, "<div class=\"{class}\">\n{}</div>\n", inline(report, shape));
+        }
+        captions(&panels, said, &mut page);
+        numbers(report, &panels, &mut page);
+    }
+    limits(report, &mut page);
+    notes(report, &mut page);
+    let _ = writeln!(page, "<p class=\"dim\">{}</p>\n</body>\n</html>", xml(&origin(report)));
+    page
+}
+
+fn verdict(verdict: Verdict) -> (&'static str, &'static str) {
+    match verdict {
+        Verdict::Pass => ("pass", "PASS"),
+        Verdict::Fail => ("fail", "FAIL"),
+        Verdict::Inconclusive => ("open", "INCONCLUSIVE"),
+        Verdict::Error => ("fail", "ERROR"),
+    }
+}
+
+fn problems(report: &Report, page: &mut String) {
+    for problem in report.errors.iter().take(LINES_MAX) {
+        let place = problem.place.as_ref().map(|place| format!(" ({})", xml(place))).unwrap_or_default();
+        let code = problem.code.as_str();
+        let _ = writeln!(page, "<p class=\"fail\"><b>{code}</b> {}{place}</p>", xml(&problem.message));
+    }
+}
+
+fn captions(panels: &[Panel<'_>], said: Option<String>, page: &mut String) {
+    let mut lines: Vec<String> = said.into_iter().collect();
+    if panels.iter().any(|panel| !panel.ends.is_empty()) {
+        lines.push("Rest the pointer on the plot for the layer that was handed out there.".to_owned());
+    }
+    let interval =
+        panels.iter().find_map(|panel| panel.run.samples.as_ref()).map(|samples| samples.interval_ms);
+    lines.extend(interval.map(|ms| {
+        format!("Memory of the process, a sample every {ms} ms; the RSS peak is the kernel's own.")
+    }));
+    if panels.iter().any(|panel| panel.run.peak.vram_bytes.is_some()) {
+        lines.push("Device memory is not drawn: its peak is in the table.".to_owned());
+    }
+    let _ = writeln!(
+        page,
+        "<p class=\"dim\">{}</p>",
+        lines.iter().map(|line| xml(line)).collect::<Vec<_>>().join(" ")
+    );
+}
+
+/// A row of numbers: its name, and how it is had of a run.
+type Row<'a> = (&'static str, Box<dyn Fn(&Run) -> Option<String> + 'a>);
+
+fn rows(command: CommandName) -> Vec<Row<'static>> {
+    fn over(value: Option<u64>, start: Option<u64>) -> Option<String> {
+        value.zip(start).map(|(value, start)| growth(Some(value), Some(start)))
+    }
+    fn of(value: Option<u64>) -> Option<String> {
+        value.map(|value| bytes(Some(value)))
+    }
+    fn at(at: &Option<Place>) -> Option<String> {
+        at.as_ref().map(|at| match (&at.layer, &at.tensor) {
+            (None, None) => seconds(at.seconds),
+            _ => format!("{}, {}", seconds(at.seconds), place(at)),
+        })
+    }
+    let mut rows: Vec<Row<'static>> = vec![
+        ("host peak", Box::new(|run| of(run.peak.host_bytes))),
+        ("over the start", Box::new(|run| over(run.peak.host_bytes, run.baseline.host_bytes))),
+        ("reached at", Box::new(|run| at(&run.peak.at))),
+        ("RSS peak", Box::new(|run| of(run.peak.rss_bytes))),
+        ("over the start", Box::new(|run| over(run.peak.rss_bytes, run.baseline.rss_bytes))),
+        (
+            "promised at most",
+            Box::new(|run| {
+                let promise = run.promise.as_ref()?;
+                Some(format!(
+                    "{}, {}",
+                    bytes(Some(promise.limit_bytes)),
+                    if promise.kept { "kept" } else { "BROKEN" }
+                ))
+            }),
+        ),
+        ("budget", Box::new(|run| of(run.params.as_ref().map(|params| params.budget_bytes)))),
+        ("layers kept in host memory", Box::new(|run| of(run.resident_host_bytes.filter(|kept| *kept > 0)))),
+        ("page-locked", Box::new(|run| of(run.peak.pinned_bytes.filter(|pinned| *pinned > 0)))),
+        ("device memory, peak", Box::new(|run| of(run.peak.vram_bytes))),
+        ("time", Box::new(|run| run.seconds.map(seconds))),
+    ];
+    if command != CommandName::Exec {
+        rows.push(("speed", Box::new(|run| rate(run.io.read_bytes?, run.seconds?))));
+    }
+    rows.push((
+        "layers handed out",
+        Box::new(|run| run.deliveries.as_ref().map(|all| all.layers.to_string())),
+    ));
+    rows
+}
+
+fn numbers(report: &Report, panels: &[Panel<'_>], page: &mut String) {
+    page.push_str("<h2>Numbers</h2>\n<div class=\"scroll\"><table>\n");
+    if panels.len() > 1 {
+        let headings: String =
+            panels.iter().map(|panel| format!("<th>{}</th>", xml(&panel.heading))).collect();
+        let _ = writeln!(page, "<tr><th></th>{headings}</tr>");
+    }
+    for (name, value) in rows(report.command) {
+        let cells: Vec<Option<String>> = panels.iter().map(|panel| value(panel.run)).collect();
+        if cells.iter().all(Option::is_none) {
+            continue;
+        }
+        let cell = |cell: &Option<String>| {
+            format!("<td>{}</td>", cell.as_deref().map_or_else(|| "-".to_owned(), xml))
+        };
+        let cells: String = cells.iter().map(cell).collect();
+        let _ = writeln!(page, "<tr><th>{name}</th>{cells}</tr>");
+    }
+    page.push_str("</table></div>\n");
+    if report.runs.len() > panels.len() {
+        let highest = |value: &dyn Fn(&Run) -> Option<u64>| bytes(report.runs.iter().filter_map(value).max());
+        let text = format!(
+            "Over all {} runs: host peak at most {}, RSS peak at most {}.",
+            report.runs.len(),
+            highest(&|run| run.peak.host_bytes),
+            highest(&|run| run.peak.rss_bytes)
+        );
+        let _ = writeln!(page, "<p>{text}</p>");
+    }
+    let moved = report.runs.last().and_then(|run| moved_line(&run.io));
+    let facts = device_line(report).into_iter().chain(moved).chain(verified_line(report));
+    for fact in facts {
+        let words: Vec<&str> = fact.split_whitespace().collect();
+        let _ = writeln!(page, "<p>{}</p>", xml(&words.join(" ")));
+    }
+}
+
+fn limits(report: &Report, page: &mut String) {
+    if report.limits.is_empty() {
+        return;
+    }
+    page.push_str(
+        "<h2>Limits</h2>\n<div class=\"scroll\"><table>\n\
+         <tr><th></th><th>on</th><th>actual</th><th>limit</th><th>first exceeded at</th></tr>\n",
+    );
+    for limit in report.limits.iter().take(LINES_MAX) {
+        let (class, word) = if limit.passed { ("pass", "pass") } else { ("fail", "FAIL") };
+        let (actual, most) = limit_values(limit);
+        let at = limit.first_exceeded_at.as_ref().map(exceeded_at).unwrap_or_default();
+        let _ = writeln!(
+            page,
+            "<tr><td class=\"{class}\"><b>{word}</b></td><td>{}</td><td class=\"n\">{actual}</td><td class=\"n\">{most}</td><td>{}</td></tr>",
+            xml(&limit.metric),
+            xml(&at)
+        );
+    }
+    page.push_str("</table></div>\n");
+}
+
+fn notes(report: &Report, page: &mut String) {
+    if report.notes.is_empty() {
+        return;
+    }
+    page.push_str("<h2>Notes</h2>\n<ul>\n");
+    for note in report.notes.iter().take(LINES_MAX) {
+        let _ = writeln!(page, "<li>{}</li>", xml(note));
+    }
+    page.push_str("</ul>\n");
+}
+
+/// Which program measured, and where.
+fn origin(report: &Report) -> String {
+    let host = report.host.as_ref();
+    let kernel = host.and_then(|host| host.kernel.as_ref()).map(|kernel| format!(" · kernel {kernel}"));
+    let memory =
+        host.and_then(|host| host.ram_bytes).map(|size| format!(" · {} of memory", bytes(Some(size))));
+    format!(
+        "{} {}{}{}",
+        report.tool.name,
+        report.tool.version,
+        kernel.unwrap_or_default(),
+        memory.unwrap_or_default()
+    )
+}

@@ -1,0 +1,276 @@
+use super::*;
+use crate::report::{
+    Deliveries, Delivery, IoCounters, Limit, Outcome, Params, Peak, Place, Point, Promise, Run, Samples,
+    Source, Verdict,
+};
+
+const MIB: u64 = 1 << 20;
+
+/// Sizes are promised for whatever a report holds.
+const BYTES_MAX: usize = 300 << 10;
+
+/// A load of `layers` layers in two seconds: memory climbs to a plateau, and file pages come and go.
+fn run(layers: u64, samples: u64, name: &dyn Fn(u64) -> String) -> Run {
+    let columns = ["elapsed_us", "host_bytes", "rss_bytes", "anon_bytes", "file_bytes", "shmem_bytes"];
+    let rows = (0..samples).map(|index| {
+        let anon = (8 + 64 * index.min(samples / 4) / (samples / 4).max(1)) * MIB;
+        let (file, shmem) = ((5 + index % 7) * MIB, index / 3 % 2 * MIB);
+        let all = [2_000_000 * index / samples, anon + shmem, anon + shmem + file, anon, file, shmem];
+        all.map(Some).to_vec()
+    });
+    let deliveries = Deliveries {
+        layers,
+        layers_per_row: 1,
+        rows: (0..layers)
+            .map(|layer| Delivery {
+                layer: name(layer),
+                elapsed_us: 100_000 + 1_900_000 * layer / layers.max(1),
+            })
+            .collect(),
+    };
+    let place = |seconds| Some(Place { layer: Some(name(layers / 2)), tensor: None, seconds });
+    Run {
+        strategy: "stream".to_owned(),
+        params: Some(Params {
+            budget_bytes: 64 * MIB,
+            prefetch: 2,
+            window: Some(1),
+            io: "auto".to_owned(),
+            device: "host".to_owned(),
+            readers: Some(2),
+            hash: false,
+            verify: false,
+            dtype: None,
+            tp: None,
+            device_budget_bytes: None,
+            device_reserve_bytes: None,
+        }),
+        outcome: Outcome::Completed,
+        seconds: Some(2.0),
+        baseline: Point { host_bytes: Some(5 * MIB), rss_bytes: Some(8 * MIB), ..Point::default() },
+        peak: Peak {
+            host_bytes: Some(73 * MIB),
+            rss_bytes: Some(84 * MIB),
+            at: place(0.7),
+            rss_at: place(1.1),
+            ..Peak::default()
+        },
+        promise: Some(Promise { limit_bytes: 80 * MIB, growth_bytes: 76 * MIB, kept: true }),
+        samples: Some(Samples {
+            interval_ms: 5.0,
+            columns: columns.map(str::to_owned).to_vec(),
+            rows: rows.collect(),
+        }),
+        deliveries: Some(deliveries),
+        io: IoCounters { read_bytes: Some(800 * MIB), ..IoCounters::default() },
+        ..Run::default()
+    }
+}
+
+fn layer(index: u64) -> String {
+    format!("model.layers.{index}")
+}
+
+fn report(runs: Vec<Run>) -> Report {
+    let mut report = Report::new(CommandName::Run);
+    report.tool.version = "0.0.0".to_owned();
+    let bytes = Some(800 * MIB);
+    report.source = Some(Source { given: "models/small".to_owned(), bytes, ..Source::default() });
+    report.runs = runs;
+    report
+}
+
+/// What is wrong with it as XML: tags that do not match, characters that are none, names that broke out.
+fn check_xml(text: &str) {
+    let mut open: Vec<&str> = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.find('<') {
+        let between = &rest[..at];
+        let entities = between.split('&').skip(1);
+        for entity in entities {
+            let known = ["amp;", "lt;", "gt;", "quot;", "#39;"];
+            assert!(known.iter().any(|known| entity.starts_with(known)), "&{entity}");
+        }
+        assert!(!between.contains('>') || open.last() == Some(&"style"), "{between}");
+        let end = rest[at..].find('>').expect("tags end") + at;
+        let tag = &rest[at + 1..end];
+        assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+        rest = &rest[end + 1..];
+        if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop(), Some(name), "at {tag}");
+        } else if !tag.ends_with('/') && !tag.starts_with('!') && !tag.starts_with("meta ") {
+            open.push(tag.split_whitespace().next().unwrap());
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+    let bad = |c: char| (c.is_control() && c != '\n') || matches!(c, '\u{fffe}' | '\u{ffff}');
+    assert!(!text.contains(bad));
+}
+
+/// Holds both to what is promised of any: small, sound, and nothing in it leads elsewhere.
+fn check(report: &Report) -> (String, String) {
+    let (svg, html) = (svg(report), html(report));
+    for text in [&svg, &html] {
+        check_xml(text);
+        assert!(text.len() < BYTES_MAX, "{} bytes", text.len());
+        let elsewhere = text.replacen("xmlns=\"http://www.w3.org/2000/svg\"", "", 1).to_lowercase();
+        for word in
+            ["http", "//", "url(", "@import", "<script", "<link", "<img", "<use", "href=", "src=", "onload"]
+        {
+            assert!(!elsewhere.contains(word), "{word}");
+        }
+        for number in ["NaN", "inf ", "inf\""] {
+            assert!(!text.contains(number), "{number}");
+        }
+    }
+    (svg, html)
+}
+
+#[test]
+fn the_picture_of_a_load() {
+    let (svg, html) = check(&report(vec![run(6, 40, &layer)]));
+    insta::with_settings!({ prepend_module_to_snapshot => false, snapshot_path => "../../../../../tests/cli_output" }, {
+        insta::assert_snapshot!("timeline_svg", svg);
+    });
+    for text in [
+        "PASS",
+        "64 MiB",
+        "<th>promised at most</th><td>80 MiB, kept</td>",
+        "400 MiB/s",
+        "prefers-color-scheme",
+    ] {
+        assert!(html.contains(text), "{text}");
+    }
+    assert!(svg.contains("RSS limit 88 MiB = start + budget 64 MiB + 16 MiB"), "{svg}");
+    assert!(svg.contains("<title>model.layers.2: handed out at 733 ms, host then"), "{svg}");
+    assert!(svg.contains("host peak 73 MiB (68 MiB over start) at 700 ms, model.layers.3"), "{svg}");
+}
+
+#[test]
+fn a_thousand_layers_and_the_longest_run_stay_small() {
+    for (layers, samples, runs) in
+        [(1000, 4096, 1), (1000, 4096, 4), (1000, 4096, 40), (0, 1, 1), (1, 0, 1), (1, 3, 2)]
+    {
+        let runs = (0..runs).map(|_| run(layers, samples, &layer)).collect();
+        let (svg, html) = check(&report(runs));
+        println!("{layers} layers, {samples} samples: {} and {} bytes", svg.len(), html.len());
+    }
+    let (svg, _) = check(&report(vec![run(1000, 4096, &layer)]));
+    let cells = svg.matches("handed out at").count();
+    assert!((100..=200).contains(&cells), "{cells} cells for a thousand layers");
+    assert!(svg.contains("several to a tick"), "and the legend says so");
+    assert!(svg.contains("<title>model.layers.1 to model.layers."), "{svg}");
+}
+
+#[test]
+fn names_cannot_break_out() {
+    let hostile = "</title></svg>\"><script>alert('&')</script>\u{1b}[2J\u{202e}\u{0}\u{ffff}".repeat(12);
+    let name = |index: u64| format!("{index}{hostile}");
+    let mut found = report(vec![run(1000, 4096, &name)]);
+    found.source.as_mut().unwrap().given = hostile.clone();
+    found.tool.name = hostile.clone();
+    found.notes = vec![hostile.clone(); 1000];
+    found.limits = vec![limit(&hostile); 100];
+    found.runs[0].strategy = hostile.clone();
+    found.runs[0].params.as_mut().unwrap().io = hostile.clone();
+    let mut problem = crate::problem::Problem::new(crate::problem::Code::SourceInvalid, hostile.as_str());
+    problem.place = Some(hostile.clone());
+    found.fail(vec![problem; 100]);
+    let (svg, _) = check(&found);
+    assert!(svg.contains("&lt;"), "{svg}");
+    found.command = CommandName::Compare;
+    found.runs =
+        (0..50).map(|row| Run { strategy: format!("{row}{hostile}"), ..found.runs[0].clone() }).collect();
+    check(&found);
+}
+
+fn limit(metric: &str) -> Limit {
+    Limit {
+        metric: metric.to_owned(),
+        limit_bytes: Some(100 * MIB),
+        actual_bytes: Some(73 * MIB),
+        limit_seconds: None,
+        actual_seconds: None,
+        passed: true,
+        inside_spread: false,
+        first_exceeded_at: None,
+    }
+}
+
+#[test]
+fn numbers_that_make_no_sense_make_no_picture_that_does_not_either() {
+    let mut wild = run(3, 8, &layer);
+    let samples = wild.samples.as_mut().unwrap();
+    samples.rows[0] = vec![Some(u64::MAX); 6];
+    samples.rows[1] = vec![];
+    samples.rows[2] = vec![None; 9];
+    samples.rows[3] = vec![Some(5), None, None, Some(1), None, None];
+    wild.peak.at.as_mut().unwrap().seconds = 1e300;
+    wild.peak.host_bytes = Some(u64::MAX);
+    wild.deliveries.as_mut().unwrap().rows[0].elapsed_us = u64::MAX;
+    wild.deliveries.as_mut().unwrap().layers = 1;
+    check(&report(vec![wild.clone()]));
+    wild.samples.as_mut().unwrap().columns.clear();
+    check(&report(vec![wild]));
+    let (svg, html) = check(&report(vec![]));
+    assert!(svg.contains("nothing was measured") && !html.contains("<svg"), "{svg}");
+}
+
+#[test]
+fn limits_are_lines_where_they_can_be_and_words_where_not() {
+    let mut found = report(vec![run(6, 40, &layer)]);
+    found.limits = vec![limit("host"), Limit { limit_bytes: Some(1 << 40), ..limit("rss") }, limit("time")];
+    found.verdict = Verdict::Fail;
+    let (svg, html) = check(&found);
+    assert_eq!(svg.matches("<path class=\"limit\"").count(), 3, "the promise, --max-host, the legend: {svg}");
+    assert!(
+        svg.contains("--max-host 100 MiB") && svg.contains("--max-peak-rss 1 TiB (above the picture)"),
+        "{svg}"
+    );
+    assert!(html.contains(">FAIL<"));
+}
+
+#[test]
+fn of_many_runs_the_highest_and_the_median_are_drawn() {
+    let runs: Vec<Run> = (0..9_u32)
+        .map(|number| {
+            let mut run = run(2, 10, &layer);
+            run.seconds = Some(f64::from(number));
+            run.peak.host_bytes = Some(if number == 7 { 90 * MIB } else { 73 * MIB });
+            run
+        })
+        .collect();
+    let (svg, html) = check(&report(runs.clone()));
+    assert!(
+        svg.contains(">run 8 of 9, the highest host peak<") && svg.contains(">run 5 of 9, the median time<")
+    );
+    assert!(html.contains("Two of 9 runs are drawn.") && html.contains("host peak at most 90 MiB"));
+    let (svg, _) = check(&report(runs[..3].to_vec()));
+    assert_eq!(svg.matches(">run ").count(), 3);
+    let mut compared = report(runs);
+    compared.command = CommandName::Compare;
+    for (index, run) in compared.runs.iter_mut().enumerate() {
+        run.strategy = ["stream", "mmap", "read"][index % 3].to_owned();
+    }
+    let (svg, html) = check(&compared);
+    assert!(svg.contains(">mmap<") && html.contains("<th>stream</th><th>mmap</th><th>read</th>"), "{html}");
+    assert!(html.contains("Of each row, the run with the highest host peak."));
+}
+
+#[test]
+fn texts_that_do_not_fit_lose_their_middle_and_take_turns() {
+    use super::labels::{Area, Room, fitted, lines, text_width};
+    assert_eq!(fitted("short", 12.0, 100.0), "short");
+    let cut = fitted("a-very-long-name-of-a-checkpoint", 12.0, 100.0);
+    assert!(cut.starts_with("a-very") && cut.contains('…') && cut.ends_with("nt"), "{cut}");
+    assert!(text_width(&cut, 12.0) <= 100.0);
+    let parts = ["one".to_owned(), "two".to_owned(), String::new(), "three".to_owned()];
+    assert_eq!(lines(&parts, " · ", 10.0, 60.0), ["one · two", "three"]);
+    let frame = Area { left: 0.0, right: 100.0, top: 0.0, bottom: 100.0 };
+    let mut room = Room::new(frame);
+    let here = Area::of_text(10.0, 50.0, 40.0, 12.0);
+    let there = Area::of_text(10.0, 80.0, 40.0, 12.0);
+    assert!((room.take(&[here, there]).unwrap().top - here.top).abs() < 1e-9);
+    assert!((room.take(&[here, there]).unwrap().top - there.top).abs() < 1e-9);
+    assert!(room.take(&[here, there, Area::of_text(90.0, 20.0, 40.0, 12.0)]).is_none());
+}
