@@ -2,6 +2,7 @@
 //! the kernel enforces, with a message that names the file, and never a signal.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+#![allow(clippy::print_stdout, reason = "says what it skips")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -11,8 +12,9 @@ use std::time::{Duration, Instant};
 use onelayer::checkpoint::Checkpoint;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_loadcheck");
-/// Slowest case that is allowed. On two cores with nothing else to do the slowest takes 0.2 s, in a build without optimisation.
-const TIME_MAX: Duration = Duration::from_secs(1);
+/// Slowest case that is allowed, for a build as it is shipped and for one without optimisation. The slowest are twenty thousand layers
+/// that are listed, which take 0.3 s and some 3.
+const TIME_MAX: Duration = Duration::from_secs(if cfg!(debug_assertions) { 10 } else { 1 });
 /// Times are taken again if they were too long: somebody else may have had the processor.
 const TRIES: u32 = 3;
 /// Memory that a process may write to, in KiB, as `ulimit -d` has it: heap, mappings of its own, and the stacks of its threads.
@@ -67,7 +69,9 @@ impl Corpus {
             let halves = [left, right].map(|half| {
                 let fault_of = &fault_of;
                 scope.spawn(move || {
-                    let fault = |case: &Case| fault_of(case).map(|fault| format!("{} ({}): {fault}", case.path, case.why));
+                    let fault = |case: &Case| {
+                        fault_of(case).map(|fault| format!("{} ({}): {fault}", case.path, case.why))
+                    };
                     half.iter().filter_map(fault).collect::<Vec<_>>()
                 })
             });
@@ -110,7 +114,8 @@ fn the_library_gives_the_expected_verdict() {
                 let text = error.to_string();
                 let is_named = text.contains(path.to_str().unwrap());
                 let is_short = text.len() <= 500 + 2 * path.as_os_str().len() && !text.contains('\n');
-                (!is_named || !is_short || !(error.is_invalid() || error.is_missing() || is_io(&error))).then_some(text)
+                (!is_named || !is_short || !(error.is_invalid() || error.is_missing() || is_io(&error)))
+                    .then_some(text)
             }
         })
     });
@@ -143,7 +148,8 @@ fn fault_of(case: &Case, output: &Output) -> Option<String> {
     // Nobody's terminal is at the mercy of a name.
     let printed = [&output.stdout[..], &output.stderr[..]].concat();
     let text = String::from_utf8_lossy(&printed);
-    let is_foul = |letter: char| letter.is_control() && letter != '\n' || ('\u{202a}'..='\u{202e}').contains(&letter);
+    let is_foul =
+        |letter: char| letter.is_control() && letter != '\n' || ('\u{202a}'..='\u{202e}').contains(&letter);
     if let Some(letter) = text.chars().find(|&letter| is_foul(letter)) {
         return Some(format!("prints {letter:?}: {text:?}"));
     }
