@@ -18,6 +18,7 @@ mod exec;
 mod exit;
 mod family;
 mod fit;
+mod leak;
 mod limits;
 mod listing;
 mod machine;
@@ -89,6 +90,9 @@ fn carry_out(cli: Cli) -> Exit {
         }),
         Command::Fit(args) => with_output(&args.output, Some(&args.export), &|output| {
             commands::fit::run(args, output, &terminal)
+        }),
+        Command::Leak(args) => with_output(&args.output, Some(&args.export), &|output| {
+            commands::leak::run(args, output, &terminal)
         }),
         Command::Doctor(args) => {
             with_output(&args.output, None, &|output| commands::doctor::run(args, output))
