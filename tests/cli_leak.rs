@@ -1,6 +1,11 @@
 //! `loadcheck leak`: what does not grow passes, whatever is planted is found, and it ends as the table of exit codes says.
 #![cfg(feature = "cli")]
-#![allow(clippy::unwrap_used, clippy::as_conversions, clippy::print_stdout, reason = "a test that cannot go on panics, or says why")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::as_conversions,
+    clippy::print_stdout,
+    reason = "a test that cannot go on panics, or says why"
+)]
 
 mod cli_support;
 mod common;
@@ -79,19 +84,24 @@ fn pipeline(sizes: [(&str, usize); 2]) -> tempfile::TempDir {
 fn one_component_after_the_other_takes_the_larger_never_the_sum() {
     let place = pipeline([("text_encoder", 32 << 20), ("transformer", 48 << 20)]);
     let components = ["--component", "text_encoder", "--component", "transformer"];
-    let output =
-        leak(place.path(), &[&["pipe", "--budget", "6MiB", "--cycles", "8", "--warmup", "1"][..], &components].concat());
+    let output = leak(
+        place.path(),
+        &[&["pipe", "--budget", "6MiB", "--cycles", "8", "--warmup", "1"][..], &components].concat(),
+    );
     assert_code(&output, 0);
     let report = json(&output);
     assert_eq!(report["leak"]["loads"][0]["name"], "pipe: text_encoder");
     let promise = &report["runs"][0]["promise"];
-    let (growth, limit) = (promise["growth_bytes"].as_u64().unwrap(), promise["limit_bytes"].as_u64().unwrap());
+    let (growth, limit) =
+        (promise["growth_bytes"].as_u64().unwrap(), promise["limit_bytes"].as_u64().unwrap());
     let larger = report["leak"]["loads"][1]["resident_bytes"].as_u64().unwrap();
     assert_eq!(limit, larger + 22 * MIB, "{promise}");
     assert!(growth <= limit && limit < 80 * MIB && growth >= 48 * MIB, "{promise}");
     // Two sources are the same as two components.
-    let output =
-        leak(place.path(), &["pipe/text_encoder", "pipe/transformer", "--budget", "6MiB", "--cycles", "8", "--warmup", "0"]);
+    let output = leak(
+        place.path(),
+        &["pipe/text_encoder", "pipe/transformer", "--budget", "6MiB", "--cycles", "8", "--warmup", "0"],
+    );
     assert_code(&output, 0);
     assert_eq!(json(&output)["runs"][0]["promise"]["limit_bytes"], limit);
 }
@@ -127,7 +137,8 @@ fn a_command_that_leaves_shared_memory_behind_is_found() {
 #[test]
 fn processes_that_a_command_leaves_behind_are_found() {
     let place = workplace();
-    let output = leak(place.path(), &["model", "--cycles", "10", "--warmup", "0", "--cmd", "sh -c 'sleep 97 &'"]);
+    let output =
+        leak(place.path(), &["model", "--cycles", "10", "--warmup", "0", "--cmd", "sh -c 'sleep 97 &'"]);
     assert_code(&output, 1);
     let report = json(&output);
     assert!(leaks(&report).contains(&"host"), "{report}");
@@ -183,7 +194,10 @@ fn a_server_that_goes_on_is_measured_at_each_line() {
         assert_code(&output, i32::from(!expected.is_empty()));
         let report = json(&output);
         assert_eq!(leaks(&report), expected, "{kind}: {}", report["leak"]);
-        assert_eq!((&report["leak"]["counted"], &report["runs"][0]["outcome"]), (&27.into(), &"stopped".into()));
+        assert_eq!(
+            (&report["leak"]["counted"], &report["runs"][0]["outcome"]),
+            (&27.into(), &"stopped".into())
+        );
         if kind != "clean" {
             assert_a_mib(slope(&report, kind));
         }

@@ -73,7 +73,11 @@ pub(crate) struct LeakArgs {
     /// Growth a cycle: host, file, pinned, vram; bare: all
     ///
     /// The most that is no leak [default: 16KiB]. May be repeated. A kind that is named and cannot be measured here is exit code 4.
-    #[arg(long = "max-slope", value_name = "[KIND=]SIZE", help_heading = "Limits (exit code 1 when exceeded)")]
+    #[arg(
+        long = "max-slope",
+        value_name = "[KIND=]SIZE",
+        help_heading = "Limits (exit code 1 when exceeded)"
+    )]
     pub(crate) max_slopes: Vec<MaxSlope>,
     /// Exit code 6 when a limit lies inside a confidence
     #[arg(long, hide_short_help = true, help_heading = "Limits (exit code 1 when exceeded)")]
@@ -103,7 +107,10 @@ impl FromStr for MaxSlope {
                 Some((kind, _)) => (Some(*kind), size),
                 None => {
                     let known: Vec<&str> = Kind::ALL.iter().map(|(_, name)| *name).collect();
-                    return Err(format!("no kind of memory is called `{name}`; there are {}", known.join(", ")));
+                    return Err(format!(
+                        "no kind of memory is called `{name}`; there are {}",
+                        known.join(", ")
+                    ));
                 }
             },
         };

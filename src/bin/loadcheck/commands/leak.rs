@@ -7,6 +7,7 @@
 //! ```
 
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::process::{Pid, set_child_subreaper};
@@ -69,7 +70,9 @@ pub(crate) fn run(args: &LeakArgs, output: &Output, terminal: &Terminal) -> Outc
         },
         cycles: u64::from(args.cycles),
         warmup: u64::from(args.warmup),
-        command: command.as_ref().map(|words| words.iter().map(|word| word.to_string_lossy().into_owned()).collect()),
+        command: command
+            .as_ref()
+            .map(|words| words.iter().map(|word| word.to_string_lossy().into_owned()).collect()),
         confidence: CONFIDENCE,
         ..Leak::default()
     });
@@ -112,7 +115,7 @@ fn command(text: &str, source: Option<&Resolved>) -> Result<Vec<OsString>, Probl
         let problem = Problem::new(Code::Usage, "--cmd has {strategy}, and leak has none to put in");
         return Err(problem.help("loadcheck compare -s NAME compares strategies"));
     }
-    Ok(template.words(source.map_or(std::path::Path::new(""), |source| &source.path), None))
+    Ok(template.words(source.map_or(Path::new(""), |source| &source.path), None))
 }
 
 /// A `leak` in progress.
@@ -143,7 +146,7 @@ impl Session<'_> {
     /// # Errors
     /// A signal.
     fn prepare_all(&mut self, sources: &[Resolved], problems: &mut Vec<Problem>) -> Result<(), i32> {
-        let (mut config, more) = LoadConfig::new(&self.args.load, Default::default());
+        let (mut config, more) = LoadConfig::new(&self.args.load, PathBuf::new());
         problems.extend(more);
         let first = sources.first();
         if self.args.cmd.is_some() || sources.is_empty() {
@@ -159,7 +162,8 @@ impl Session<'_> {
         }
         for source in sources {
             for component in components(self.args) {
-                let mut load = LoadConfig { path: crate::config::RawPath(source.path.clone()), ..config.clone() };
+                let mut load =
+                    LoadConfig { path: crate::config::RawPath(source.path.clone()), ..config.clone() };
                 if let Some(name) = component {
                     load.select = Some(format!("^{}/", regex::escape(name)));
                 }
@@ -427,7 +431,8 @@ fn too_few(counted: usize, args: &LeakArgs) -> Option<Problem> {
         let message = format!("{counted} of {asked} cycles were measured, and a slope needs {POINTS_MIN}");
         let problem = Problem::new(Code::CannotMeasure, message);
         if args.each_line.is_some() {
-            problem.help("a program that writes to a pipe may hold lines back: try `python -u` or `stdbuf -oL`")
+            problem
+                .help("a program that writes to a pipe may hold lines back: try `python -u` or `stdbuf -oL`")
         } else {
             problem
         }
@@ -436,7 +441,11 @@ fn too_few(counted: usize, args: &LeakArgs) -> Option<Problem> {
 
 /// Each component that is loaded by itself; `None` is everything.
 fn components(args: &LeakArgs) -> Vec<Option<&str>> {
-    if args.components.is_empty() { vec![None] } else { args.components.iter().map(|name| Some(name.as_str())).collect() }
+    if args.components.is_empty() {
+        vec![None]
+    } else {
+        args.components.iter().map(|name| Some(name.as_str())).collect()
+    }
 }
 
 /// A component that there is none of is not a pattern that matches nothing.
@@ -445,7 +454,10 @@ fn named(problem: Problem, component: Option<&str>) -> Problem {
         Some(name) if problem.code == Code::NothingSelected => Problem {
             message: "the checkpoint has no such component, or no tensors in it".to_owned(),
             place: Some(format!("--component {name}")),
-            help: Some("`loadcheck inspect` shows the components: what comes before the first / of a layer".to_owned()),
+            help: Some(
+                "`loadcheck inspect` shows the components: what comes before the first / of a layer"
+                    .to_owned(),
+            ),
             ..problem
         },
         _ => problem,

@@ -43,14 +43,17 @@ impl Remains {
         match &self.gpu {
             None => report.missing("slope.vram", "no device memory is used: --device names none"),
             Some(Err(error)) => report.missing("slope.vram", &error.to_string()),
-            Some(Ok(_)) => report.note("vram is the whole device's: what others do there is in it".to_owned()),
+            Some(Ok(_)) => {
+                report.note("vram is the whole device's: what others do there is in it".to_owned())
+            }
         }
     }
 
     /// What is left now that a cycle's process has ended, and how many processes it left behind.
     pub(crate) fn after_end(&self) -> (Held, usize) {
         let family = family();
-        let own_bytes = family.held.host_bytes.zip(family.shared_bytes).map(|(host, shared)| host - shared.min(host));
+        let own_bytes =
+            family.held.host_bytes.zip(family.shared_bytes).map(|(host, shared)| host - shared.min(host));
         let host_bytes = own_bytes.zip(self.shared_bytes()).map(|(own, shared)| own + shared);
         let held = Held { host_bytes, rss_bytes: None, vram_bytes: self.device_bytes(), ..family.held };
         (held, family.pids.len())
@@ -104,7 +107,10 @@ mod tests {
 
     #[test]
     fn shared_memory_of_the_machine_is_read() {
-        assert_eq!(shared_of("Cached: 7 kB\nShmem:             2716 kB\nShmemHugePages: 1 kB\n"), Some(2716 << 10));
+        assert_eq!(
+            shared_of("Cached: 7 kB\nShmem:             2716 kB\nShmemHugePages: 1 kB\n"),
+            Some(2716 << 10)
+        );
         assert_eq!(shared_of("Cached: 7 kB\n"), None);
         assert!(Remains::new(None, None).shared_bytes().is_some());
     }

@@ -167,7 +167,8 @@ mod tests {
         for _ in 0..200 {
             let clean: Vec<u64> = (0..30).map(|_| 500 * MIB + noise.below(MIB / 4)).collect();
             assert!(ends(&clean).0 <= 4096.0, "{clean:?}");
-            let leaks: Vec<u64> = (0..30).map(|cycle| 500 * MIB + cycle * MIB + noise.below(4 * MIB)).collect();
+            let leaks: Vec<u64> =
+                (0..30).map(|cycle| 500 * MIB + cycle * MIB + noise.below(4 * MIB)).collect();
             let (low, high) = ends(&leaks);
             assert!(low > to_f64(MIB / 2) && high < to_f64(2 * MIB), "{low} {high}");
         }
@@ -176,7 +177,8 @@ mod tests {
     #[test]
     fn a_step_is_no_slope() {
         for at in 0..30 {
-            let points: Vec<u64> = (0..30).map(|cycle| if cycle < at { 10 * MIB } else { 74 * MIB }).collect();
+            let points: Vec<u64> =
+                (0..30).map(|cycle| if cycle < at { 10 * MIB } else { 74 * MIB }).collect();
             assert_eq!(ends(&points).0, 0.0, "a step before cycle {at}");
         }
     }

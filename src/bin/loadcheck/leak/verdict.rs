@@ -32,7 +32,8 @@ pub(crate) fn stated(args: &[MaxSlope]) -> Result<Stated, Problem> {
 
 impl Stated {
     fn of(&self, kind: Kind) -> u64 {
-        let last = |wanted: Option<Kind>| self.0.iter().rfind(|(of, _)| *of == wanted).map(|(_, bytes)| *bytes);
+        let last =
+            |wanted: Option<Kind>| self.0.iter().rfind(|(of, _)| *of == wanted).map(|(_, bytes)| *bytes);
         last(Some(kind)).or_else(|| last(None)).unwrap_or(DEFAULT_BYTES)
     }
 

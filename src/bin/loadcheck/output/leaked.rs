@@ -3,7 +3,7 @@
 use super::escape::escape;
 use super::grid::{Align, grid};
 use super::markup::cell;
-use super::numbers::{bytes, count, grouped, seconds, signed};
+use super::numbers::{bytes, grouped, seconds, signed};
 use super::terminal::Role;
 use super::text::{Look, device_line, partial_line, peak_table, promise_lines, source_line, strategy_line};
 use crate::report::{KindSlope, Leak, LeakMode, Report, SlopeVerdict};
@@ -25,9 +25,11 @@ pub(super) fn leak(report: &Report, look: &Look) -> Vec<String> {
         }
     }
     if leak.loads.len() > 1 {
-        lines.extend(leak.loads.iter().map(|load| {
-            format!("loads     {} ({})", escape(&load.name), bytes(Some(load.tensor_bytes)))
-        }));
+        lines.extend(
+            leak.loads
+                .iter()
+                .map(|load| format!("loads     {} ({})", escape(&load.name), bytes(Some(load.tensor_bytes)))),
+        );
     }
     lines.extend(report.runs.first().and_then(|run| run.params.as_ref()).map(strategy_line));
     lines.extend(device_line(report));
@@ -42,9 +44,8 @@ pub(super) fn leak(report: &Report, look: &Look) -> Vec<String> {
     lines.extend(promise_lines(report, look));
     if look.verbose {
         let missing = report.unavailable.iter();
-        lines.extend(
-            missing.map(|one| format!("  {:<8}  not measured: {}", one.metric, escape(&one.reason))),
-        );
+        lines
+            .extend(missing.map(|one| format!("  {:<8}  not measured: {}", one.metric, escape(&one.reason))));
     }
     lines.extend(partial_line(report, look));
     lines
@@ -146,14 +147,16 @@ fn verdict_lines(leak: &Leak, look: &Look) -> Vec<String> {
         lines.push(format!("{word}  nothing grows by more than {} a cycle", bytes(Some(most))));
     }
     if let Some(left) = leak.left_behind.filter(|left| *left > 0) {
-        lines.push(format!("the command left {} behind", if left == 1 { "1 process".to_owned() } else { format!("{left} processes") }));
+        lines.push(format!(
+            "the command left {} behind",
+            if left == 1 { "1 process".to_owned() } else { format!("{left} processes") }
+        ));
     }
     lines
 }
 
 /// The head of the table on a page.
-pub(super) const MARKDOWN_HEADER: &str =
-    "| memory | a cycle | 99 % confidence | limit | floor | start | end | |\n|---|---:|---:|---:|---:|---:|---:|---|\n";
+pub(super) const MARKDOWN_HEADER: &str = "| memory | a cycle | 99 % confidence | limit | floor | start | end | |\n|---|---:|---:|---:|---:|---:|---:|---|\n";
 
 /// A row of it.
 pub(super) fn markdown_row(slope: &KindSlope) -> String {

@@ -263,7 +263,10 @@ pub(crate) fn github(report: &Report) -> String {
     for problem in &report.errors {
         text.push_str(&annotation(problem));
     }
-    if matches!(report.command, CommandName::Compare | CommandName::Fit | CommandName::Leak | CommandName::Doctor) {
+    if matches!(
+        report.command,
+        CommandName::Compare | CommandName::Fit | CommandName::Leak | CommandName::Doctor
+    ) {
         let look = Look { paint: Paint::NONE, width: None, verbose: false };
         text.push_str(&render(report, &look));
         return text;

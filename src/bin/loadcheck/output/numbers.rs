@@ -107,7 +107,10 @@ mod tests {
         assert_eq!(rate(3 * GIB, 2.0).as_deref(), Some("1.50 GiB/s"));
         assert_eq!(rate(3 * MIB, 2.0).as_deref(), Some("2 MiB/s"));
         assert_eq!(rate(3, 0.0), None);
-        assert_eq!((signed(-2.0 * to_f64(MIB)), signed(-0.4), signed(1536.0)), ("-2 MiB".into(), "0 B".into(), "1.5 KiB".into()));
+        assert_eq!(
+            (signed(-2.0 * to_f64(MIB)), signed(-0.4), signed(1536.0)),
+            ("-2 MiB".into(), "0 B".into(), "1.5 KiB".into())
+        );
         assert_eq!((whole(-3.0), whole(2.6), whole(f64::MAX)), (0, 3, u64::MAX));
         assert_eq!(
             (grouped(217_054_208), grouped(12), grouped(0)),

@@ -6,8 +6,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use onelayer::load::{LoadedLayer, Loader};
 use onelayer::live::{self, MemoryUse};
+use onelayer::load::{LoadedLayer, Loader};
 use onelayer::probe::{Sampler, SamplerOptions};
 use onelayer::{LoadError, Receipt, Target};
 use serde::{Deserialize, Serialize};
@@ -46,7 +46,7 @@ pub(super) fn cycle(loads: &[CycleLoad], count: u32, cancel: &AtomicBool) -> Res
     let mut tell_point = |point: CyclePoint| tell(&Message::Cycle(point));
     let mut cycles = Cycles::begin(loads, cancel)?;
     tell(&Message::Started { baseline: Point { vram_bytes: cycles.floor.vram_bytes, ..cycles.baseline() } });
-    let ended = cycles.run(count, &mut tell_point, &mut |layer| touch(layer));
+    let ended = cycles.run(count, &mut tell_point, &mut touch);
     cycles.finish(ended)
 }
 
@@ -94,7 +94,8 @@ impl<'a> Cycles<'a> {
     /// Opens the device, and measures what is there before the first load: a driver's context is no leak of a load.
     fn begin(loads: &'a [CycleLoad], cancel: &'a AtomicBool) -> Result<Self, Vec<Problem>> {
         let open = |load: &CycleLoad| measure::open(&load.load, &load.budgets);
-        let loaders = loads.iter().map(open).collect::<Result<Vec<Loader>, Problem>>().map_err(|one| vec![one])?;
+        let loaders =
+            loads.iter().map(open).collect::<Result<Vec<Loader>, Problem>>().map_err(|one| vec![one])?;
         let vram = loaders.first().and_then(|loader| VramMeter::open(loader.device()));
         let options = SamplerOptions { timeline_rows: 0, ..SamplerOptions::default() };
         let sampler = Sampler::start(&options).map_err(cannot_measure)?;
@@ -126,7 +127,8 @@ impl<'a> Cycles<'a> {
         let mut held = Held::of(&self.sampler.snapshot().memory);
         let live = live::snapshot();
         held.live_bytes = Some(live.allocations().iter().map(|one| one.bytes).sum());
-        let is_cuda = self.loaders.first().is_some_and(|loader| matches!(loader.device().target(), Target::Cuda(_)));
+        let is_cuda =
+            self.loaders.first().is_some_and(|loader| matches!(loader.device().target(), Target::Cuda(_)));
         if is_cuda {
             // A ring of ours is page-locked; the kernel may or may not count it.
             let rings = live.allocations().iter().filter(|one| one.used_for == MemoryUse::Ring);
@@ -145,8 +147,13 @@ impl<'a> Cycles<'a> {
                 match self.load_once(index, touch) {
                     Ok(()) => {}
                     Err(Ended::Failed(problem)) => {
-                        let place = problem.place.unwrap_or_else(|| self.loads[index].load.path.0.display().to_string());
-                        return Ended::Failed(Problem { place: Some(format!("cycle {number}: {place}")), ..problem });
+                        let place = problem
+                            .place
+                            .unwrap_or_else(|| self.loads[index].load.path.0.display().to_string());
+                        return Ended::Failed(Problem {
+                            place: Some(format!("cycle {number}: {place}")),
+                            ..problem
+                        });
                     }
                     Err(ended) => return ended,
                 }
@@ -159,7 +166,8 @@ impl<'a> Cycles<'a> {
 
     /// Loads, uses and unloads one of them.
     fn load_once(&mut self, index: usize, touch: &mut Use<'_>) -> Result<(), Ended> {
-        let config = &self.loads[index].load;
+        let loads = self.loads;
+        let config = &loads[index].load;
         let map_path = config.layers.as_ref().map(|path| path.0.as_path());
         let failed = |error: LoadError| match error {
             LoadError::Cancelled => Ended::Cancelled,

@@ -2,7 +2,11 @@
 //!
 //! What a process holds is nobody else's doing only if nothing else runs in it, so each scenario is a test that is ignored, and that
 //! another one runs in a process of its own, on the simulated CUDA driver.
-#![allow(unsafe_code, clippy::print_stdout, reason = "a leak is planted with system calls; a test that skips says so")]
+#![allow(
+    unsafe_code,
+    clippy::print_stdout,
+    reason = "a leak is planted with system calls; a test that skips says so"
+)]
 
 use std::fs::File;
 use std::io::Write as _;
@@ -45,7 +49,9 @@ fn write_model(folder: &Path) {
 
 fn load_of(folder: &Path, device: &str) -> CycleLoad {
     let words = ["loadcheck", "run", folder.to_str().unwrap(), "--device", device, "--budget", "8MiB"];
-    let Command::Run(args) = Cli::try_parse_from(words).unwrap().command else { panic!("`run` was asked for") };
+    let Command::Run(args) = Cli::try_parse_from(words).unwrap().command else {
+        panic!("`run` was asked for")
+    };
     let (load, problems) = LoadConfig::new(&args.load, folder.to_owned());
     assert!(problems.is_empty());
     let budgets = Budgets { host_bytes: 8 << 20, device_bytes: None, device_reserve_bytes: 0 };
