@@ -19,8 +19,10 @@ use crate::signals::{Interrupts, name_of};
 
 /// How long a worker may take to end by itself after it was asked to.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// Where glibc's allocator looks for settings.
+/// Where glibc looks for settings.
 const ALLOCATOR_VARIABLE: &str = "GLIBC_TUNABLES";
+/// See [`frugal_allocator`].
+const FRUGAL: &str = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc.pthread.stack_cache_size=0";
 /// What a worker may print in one line: a hash, a place or a plan, never a tensor.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
@@ -128,12 +130,13 @@ fn start(task: Task, group: Option<&ChildGroup>) -> Result<(Child, Receiver<Mess
     Ok((child, messages))
 }
 
-/// Settings of glibc's allocator, with which no thread keeps what it has freed for itself: these caches grow for hundreds of cycles,
-/// more slowly each time, and would be measured as a slope. What there is already comes last, and so counts.
+/// Settings of glibc with which it keeps little of what is given back: no thread has a cache of its own, all share one arena, and
+/// the stacks of threads that have ended go. What it keeps otherwise grows for hundreds of cycles, more slowly each time, and
+/// would be measured as a slope. What there is already comes last, and so counts.
 ///
-/// Format and names: "Memory Allocation Tunables" in the GNU C Library manual. Other libraries do not look.
+/// Format and names: "Tunables" in the GNU C Library manual. Other libraries do not look.
 fn frugal_allocator(already: Option<OsString>) -> OsString {
-    let mut settings = OsString::from("glibc.malloc.tcache_count=0");
+    let mut settings = OsString::from(FRUGAL);
     if let Some(already) = already.filter(|already| !already.is_empty()) {
         settings.push(":");
         settings.push(already);
