@@ -54,7 +54,7 @@ fn loads_of_ours_leave_nothing() {
     for kind in ["host", "rss", "file", "pinned", "live"] {
         assert_ne!(slope(&report, kind)["verdict"], "leak", "{report}");
     }
-    assert_eq!(slope(&report, "live")["points_bytes"], serde_json::json!([0; 20]));
+    assert_eq!(slope(&report, "live")["points_bytes"], Value::from(vec![0; 20]));
     assert_eq!(report["limits"][0]["metric"], "slope.host");
     assert_eq!(report["runs"][0]["promise"]["kept"], true);
     let text = stdout(&run(place.path(), "leak model --cycles 8 --warmup 1 --window 1"));
