@@ -14,7 +14,8 @@ use std::mem::forget;
 use std::path::Path;
 
 use clap::Parser as _;
-use onelayer::{Checkpoint, LoaderBuilder};
+use onelayer::Checkpoint;
+use onelayer::plan::Window;
 
 use super::*;
 use crate::args::{Cli, Command};
@@ -36,7 +37,7 @@ fn write_model(folder: &Path) {
     let entry = |layer: usize| {
         let (start, end) = (layer * MIB, (layer + 1) * MIB);
         format!(
-            "\"model.layers.{layer}.weight\":{{\"dtype\":\"U8\",\"shape\":[{MIB}],\"data_offsets\":[{start},{end}]}}"
+            "\"model.layers.{layer}.mlp.weight\":{{\"dtype\":\"U8\",\"shape\":[{MIB}],\"data_offsets\":[{start},{end}]}}"
         )
     };
     let header = format!("{{{}}}", (0..4).map(entry).collect::<Vec<_>>().join(","));
@@ -192,17 +193,19 @@ fn scenario_pinned() {
     assert_a_mib(of(&found, "pinned"));
 }
 
-/// Streams that are never dropped keep their page-locked rings.
+/// A stream that is never dropped, in the middle of its load, keeps its page-locked ring.
 #[test]
 #[ignore = "scenario"]
 fn scenario_ring() {
     let found = slopes("cuda:0", |_, load| {
-        let builder: LoaderBuilder = prepare::builder(&load.load, &load.budgets).unwrap();
-        let stream = builder.build().unwrap().stream(&Checkpoint::open(&load.load.path.0).unwrap()).unwrap();
+        let builder = prepare::builder(&load.load, &load.budgets).unwrap().window(Window::Layers(1));
+        let checkpoint = Checkpoint::open(&load.load.path.0).unwrap();
+        let mut stream = builder.build().unwrap().stream(&checkpoint).unwrap();
+        forget(stream.next().unwrap().unwrap());
         forget(stream);
     });
     assert!(leaks(&found).contains(&"pinned") && leaks(&found).contains(&"live"), "{found:?}");
-    assert!(of(&found, "pinned").bytes_per_cycle >= Some(crate::output::numbers::to_f64(4 << 20)));
+    assert!(of(&found, "pinned").bytes_per_cycle >= Some(crate::output::numbers::to_f64(1 << 20)));
 }
 
 /// A tensor that is never dropped keeps its layer.
@@ -210,6 +213,7 @@ fn scenario_ring() {
 #[ignore = "scenario"]
 fn scenario_device() {
     let found = slopes("cuda:0", |layer, _| forget(layer.tensors().next().unwrap()));
-    assert_eq!(leaks(&found), ["vram", "live"], "{found:?}");
+    // Beside its device memory, such a layer keeps what its load reads back through.
+    assert!(leaks(&found).contains(&"vram") && leaks(&found).contains(&"live"), "{found:?}");
     assert!(of(&found, "vram").bytes_per_cycle >= Some(crate::output::numbers::to_f64(1 << 20)));
 }
