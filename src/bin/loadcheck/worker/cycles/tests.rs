@@ -14,8 +14,6 @@ use std::mem::forget;
 use std::path::Path;
 
 use clap::Parser as _;
-use onelayer::Checkpoint;
-use onelayer::plan::Window;
 
 use super::*;
 use crate::args::{Cli, Command};
@@ -32,7 +30,7 @@ const MIB: usize = 1 << 20;
 const WARMUP: u64 = 3;
 const COUNT: u32 = 30;
 
-/// Four layers of a MiB.
+/// Four tensors of a MiB.
 fn write_model(folder: &Path) {
     let entry = |layer: usize| {
         let (start, end) = (layer * MIB, (layer + 1) * MIB);
@@ -126,7 +124,6 @@ fn a_leak_of_mapped_file_pages_is_found() {
 #[test]
 fn a_leak_of_page_locked_memory_is_found() {
     alone("scenario_pinned");
-    alone("scenario_ring");
 }
 
 #[test]
@@ -191,21 +188,6 @@ fn scenario_pinned() {
     }
     assert_eq!(leaks(&found), ["host", "rss", "pinned"], "{found:?}");
     assert_a_mib(of(&found, "pinned"));
-}
-
-/// A stream that is never dropped, in the middle of its load, keeps its page-locked ring.
-#[test]
-#[ignore = "scenario"]
-fn scenario_ring() {
-    let found = slopes("cuda:0", |_, load| {
-        let builder = prepare::builder(&load.load, &load.budgets).unwrap().window(Window::Layers(1));
-        let checkpoint = Checkpoint::open(&load.load.path.0).unwrap();
-        let mut stream = builder.build().unwrap().stream(&checkpoint).unwrap();
-        forget(stream.next().unwrap().unwrap());
-        forget(stream);
-    });
-    assert!(leaks(&found).contains(&"pinned") && leaks(&found).contains(&"live"), "{found:?}");
-    assert!(of(&found, "pinned").bytes_per_cycle >= Some(crate::output::numbers::to_f64(1 << 20)));
 }
 
 /// A tensor that is never dropped keeps its layer.
