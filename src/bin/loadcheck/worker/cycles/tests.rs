@@ -3,6 +3,7 @@
 //! What a process holds is nobody else's doing only if nothing else runs in it, so each scenario is a test that is ignored, and that
 //! another one runs in a process of its own, on the simulated CUDA driver.
 #![allow(
+    clippy::unwrap_used,
     unsafe_code,
     clippy::print_stdout,
     reason = "a leak is planted with system calls; a test that skips says so"
