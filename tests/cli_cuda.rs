@@ -367,3 +367,33 @@ fn every_format_has_the_device_memory() {
     let summary: Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
     assert!(summary["host"]["gpus"][0]["name"].as_str().unwrap().contains("simulated"), "{summary}");
 }
+
+#[test]
+fn a_hundred_cycles_leave_the_device_as_it_was() {
+    let place = model();
+    for (line, loads) in [("leak m.safetensors", 1), ("leak m.safetensors m.safetensors", 2)] {
+        let outcome =
+            sim(place.path(), &format!("{line} --device cuda:0 --cycles 100 --max-slope vram=0 --json"))
+                .run();
+        let report = report(&outcome, 0);
+        assert_eq!(report["leak"]["loads"].as_array().unwrap().len(), loads);
+        let slopes = report["leak"]["slopes"].as_array().unwrap();
+        for kind in ["vram", "live"] {
+            let slope = slopes.iter().find(|slope| slope["kind"] == kind).unwrap();
+            let points = slope["points_bytes"].as_array().unwrap();
+            assert!(
+                points.len() == 100 && points.iter().all(|point| *point == slope["floor_bytes"]),
+                "{slope}"
+            );
+            assert_eq!(
+                (slope["bytes_per_cycle"].as_f64(), slope["low_bytes_per_cycle"].as_f64()),
+                (Some(0.0), Some(0.0))
+            );
+        }
+        assert!(
+            report["runs"][0]["peak"]["vram_bytes"].as_u64()
+                > report["runs"][0]["baseline"]["vram_bytes"].as_u64()
+        );
+        assert_eq!(report["runs"][0]["promise"]["kept"], true);
+    }
+}

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select, unbounded};
 use onelayer::probe::ChildGroup;
 use regex::bytes::Regex;
 use rustix::process::{Signal, getpgrp, kill_process};
@@ -43,6 +43,12 @@ impl LineWatch {
     /// Waits for the first line that matches.
     pub(crate) fn new(pattern: Regex) -> Self {
         let (sender, receiver) = bounded(1);
+        Self { pattern: Arc::new(pattern), sender, receiver }
+    }
+
+    /// Waits for each line that matches.
+    pub(crate) fn each(pattern: Regex) -> Self {
+        let (sender, receiver) = unbounded();
         Self { pattern: Arc::new(pattern), sender, receiver }
     }
 
@@ -81,7 +87,7 @@ impl LineWatch {
 
 fn notice(pattern: &Regex, line: &mut Vec<u8>, sender: &Sender<()>) {
     if pattern.is_match(line) {
-        // One match is enough.
+        // Where one match is enough, there is room for one.
         let _ = sender.try_send(());
     }
     line.clear();
@@ -194,12 +200,12 @@ impl Child {
         select! {
             recv(line) -> _ => Event::LineSeen,
             recv(self.exit) -> status => {
-                let status = status.unwrap_or_default();
+                let status = status.unwrap_or_default().or(self.status);
+                self.status = status;
                 // A Ctrl-C reaches the command as well; its end may be known before the signal is.
                 if !status.is_some_and(|status| status.success())
                     && let Ok(signal) = interrupts.receiver().recv_timeout(SIGNAL_DELAY)
                 {
-                    self.status = status;
                     return Event::Interrupted(signal);
                 }
                 // What it printed last may still be on its way.

@@ -18,6 +18,7 @@ mod exec;
 mod exit;
 mod family;
 mod fit;
+mod leak;
 mod limits;
 mod listing;
 mod machine;
@@ -100,6 +101,11 @@ fn carry_out(cli: Cli) -> Exit {
         Command::Report(args) => {
             let output = Output::new(&args.output, Further { has_picture: true, ..plain }, &terminal);
             commands::report::run(args, &output, &terminal)
+        }
+        Command::Leak(args) => {
+            with_output(&args.output, Further { export: Some(&args.export), ..plain }, &|output| {
+                commands::leak::run(args, output, &terminal)
+            })
         }
         Command::Doctor(args) => {
             with_output(&args.output, plain, &|output| commands::doctor::run(args, output))

@@ -57,7 +57,11 @@ pub(crate) fn peak(summary: &Summary) -> Peak {
 
 /// Growth of resident memory against the budget and what stands beside it, if it was measured.
 pub(crate) fn promise(summary: &Summary, budget_bytes: u64, resident_host_bytes: u64) -> Option<Promise> {
-    let limit_bytes = budget_bytes.saturating_add(SLACK_BYTES).saturating_add(resident_host_bytes);
+    promise_of(summary, budget_bytes.saturating_add(SLACK_BYTES).saturating_add(resident_host_bytes))
+}
+
+/// Growth of resident memory against what it may be, if it was measured.
+pub(crate) fn promise_of(summary: &Summary, limit_bytes: u64) -> Option<Promise> {
     let growth_bytes = summary.rss_growth_bytes().value()?;
     Some(Promise { limit_bytes, growth_bytes, kept: growth_bytes <= limit_bytes })
 }

@@ -15,6 +15,7 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::convert::{ConvertArgs, VerifyArgs};
 pub(crate) use self::fit::{DoctorArgs, EmitArg, FitArgs};
+pub(crate) use self::leak::{LeakArgs, MaxSlope};
 pub(crate) use self::picture::{PictureArgs, ReportArgs};
 pub(crate) use self::plan::{CacheDtype, PlaceArgs, PlanArgs};
 pub(crate) use self::ranks::RankArgs;
@@ -28,6 +29,7 @@ use crate::synth::{FloatType, presets};
 mod compare;
 mod convert;
 mod fit;
+mod leak;
 mod picture;
 mod plan;
 mod ranks;
@@ -44,6 +46,7 @@ const EXAMPLES: &str = "Examples:
   loadcheck plan ./model                     the peaks, predicted from the headers
   loadcheck exec -- python load_test.py      somebody else's loader, whole process tree
   loadcheck fit ./model                      the smallest memory limit that works, by trying
+  loadcheck leak ./model                     load, use, unload, 30 times: does memory grow?
   loadcheck convert ./model ./layers         one file per layer, in bounded memory
   loadcheck synth tiny-llama /tmp/m && loadcheck /tmp/m
                                              try it without a download";
@@ -116,6 +119,9 @@ pub(crate) enum Command {
     /// Finds the smallest memory limit that a load works under
     #[command(long_about = fit::FIT_ABOUT, after_long_help = Exit::table())]
     Fit(Box<FitArgs>),
+    /// Loads, uses and unloads SOURCE again and again: does memory grow?
+    #[command(long_about = leak::LEAK_ABOUT, after_long_help = Exit::table())]
+    Leak(Box<LeakArgs>),
     /// Rewrites a checkpoint as one file per layer, in bounded memory
     #[command(
         long_about = convert::CONVERT_ABOUT,

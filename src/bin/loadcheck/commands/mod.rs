@@ -7,6 +7,7 @@ pub(crate) mod doctor;
 pub(crate) mod exec;
 pub(crate) mod fit;
 mod group;
+pub(crate) mod leak;
 mod place;
 pub(crate) mod report;
 pub(crate) mod run;

@@ -1,10 +1,11 @@
 //! What the commands share that load in a worker: how they prepare, listen, and settle what became of it.
 
-use onelayer::probe::GroupMemory;
+use onelayer::probe::{ChildGroup, GroupMemory};
 
 use super::group::own_group;
 use crate::args::CacheArg;
 use crate::config::LoadConfig;
+use crate::leak::CyclePoint;
 use crate::pressure;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
@@ -43,6 +44,8 @@ pub(super) struct Settled {
     pub(super) crossings: Vec<Crossing>,
     /// The hashes of the tensors, in the order of delivery.
     pub(super) hashes: Vec<TensorHash>,
+    /// What was held after each cycle.
+    pub(super) points: Vec<CyclePoint>,
     /// Processes that the kernel killed for want of memory; `None` if nobody counted.
     pub(super) oom_kills: Option<u64>,
 }
@@ -53,22 +56,15 @@ pub(super) struct Settled {
 /// A run that did not get as far as a report of its own is called `strategy`, and ran with `params`.
 pub(super) fn measure(
     task: Task,
-    (strategy, params): (&str, Option<Params>),
-    mut progress: Progress,
+    named: (&str, Option<Params>),
+    progress: Progress,
     interrupts: &Interrupts,
     report: &mut Report,
 ) -> Settled {
-    let mut heard = Heard::default();
     let group = own_group(interrupts, report);
-    let before = pressure::Counters::now();
-    let ending = carry_out(task, group.as_ref(), interrupts, |message| heard.hear(message, &mut progress));
-    let pressure = before.until_now();
-    drop(progress);
+    let mut settled = measure_in(group.as_ref(), task, named, progress, interrupts, report);
     let memory = group.map(|group| group.memory());
     interrupts.forget_leftovers();
-    let mut settled = heard.settle(ending, strategy, params, report);
-    pressure::note_missing(&pressure, report);
-    settled.run.pressure = pressure;
     if let Some(GroupMemory { peak_bytes, oom_kill_count, .. }) = memory {
         settled.run.peak.cgroup_bytes = peak_bytes.value();
         settled.oom_kills = oom_kill_count.value();
@@ -76,6 +72,26 @@ pub(super) fn measure(
             report.missing("peak.cgroup_bytes", &reason.to_string());
         }
     }
+    settled
+}
+
+/// The same in a group that goes on, if there is one: its peak is nobody's alone.
+pub(super) fn measure_in(
+    group: Option<&ChildGroup>,
+    task: Task,
+    (strategy, params): (&str, Option<Params>),
+    mut progress: Progress,
+    interrupts: &Interrupts,
+    report: &mut Report,
+) -> Settled {
+    let mut heard = Heard::default();
+    let before = pressure::Counters::now();
+    let ending = carry_out(task, group, interrupts, |message| heard.hear(message, &mut progress));
+    let pressure = before.until_now();
+    drop(progress);
+    let mut settled = heard.settle(ending, strategy, params, report);
+    pressure::note_missing(&pressure, report);
+    settled.run.pressure = pressure;
     settled
 }
 
@@ -87,6 +103,7 @@ struct Heard {
     seconds: Option<f64>,
     layer: Option<String>,
     hashes: Vec<TensorHash>,
+    points: Vec<CyclePoint>,
     /// Its own report, once it is done.
     finished: Option<Box<Finished>>,
     /// Why it could not be done.
@@ -105,6 +122,7 @@ impl Heard {
                 self.layer = Some(layer);
             }
             Message::Hash(hash) => self.hashes.push(hash),
+            Message::Cycle(point) => self.points.push(point),
             Message::Done(finished) => self.finished = Some(finished),
             Message::Error(problems) => self.problems = problems,
             Message::Checked(_) | Message::Decided { .. } => {}
@@ -121,6 +139,7 @@ impl Heard {
     ) -> Settled {
         let mut problems = std::mem::take(&mut self.problems);
         let hashes = std::mem::take(&mut self.hashes);
+        let points = std::mem::take(&mut self.points);
         let signal = match ending {
             Ending::Interrupted(signal) => Some(signal),
             Ending::Ended(lost) => {
@@ -139,7 +158,7 @@ impl Heard {
             }
             None => (self.partial(signal.is_some(), &problems, strategy, params), Vec::new()),
         };
-        Settled { run, problems, signal, crossings, hashes, oom_kills: None }
+        Settled { run, problems, signal, crossings, hashes, points, oom_kills: None }
     }
 
     /// The run of a worker that is gone without a report: what it told before.

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 use serde_json::json;
 
-use super::compared;
+use super::{compared, leaked};
 use crate::listing::Layer;
 use crate::report::{Check, CommandName, ConvertFile, Difference, Fitted, Report, Run, Synth, Try};
 
@@ -33,7 +33,7 @@ struct Line<'a, T> {
 }
 
 /// Writes one object a line, each with `schema` and `type`: `run`, `comparison`, `limit`, `hash`, `layer`, `plan`, `synth`, `convert`,
-/// `verification`, `fit` (one a loader), `check`, and last `summary`, which has the verdict and any error.
+/// `verification`, `fit` (one a loader), `slope`, `check`, and last `summary`, which has the verdict and any error.
 pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     fn each<T: Serialize>(
         report: &Report,
@@ -57,6 +57,7 @@ pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Resul
     each(report, to, "convert", &report.convert)?;
     each(report, to, "verification", &report.verification)?;
     each(report, to, "fit", report.fit.iter().flat_map(|fit| &fit.loaders))?;
+    each(report, to, "slope", leaked::slopes(report))?;
     each(report, to, "check", &report.doctor)?;
     let summary = json!({
         "tool": report.tool, "command": report.command, "verdict": report.verdict, "error": report.error,
@@ -95,7 +96,7 @@ const RUN_COLUMNS: [&str; 25] = [
 ];
 
 /// Writes one row a run (`run`, `exec`), a way of loading (`compare`), a layer (`plan`, `inspect`), a checkpoint (`synth`), a file (`convert`), a
-/// difference (`verify`), a try (`fit`) or a check (`doctor`). Empty is "not measured".
+/// difference (`verify`), a try (`fit`), a slope (`leak`) or a check (`doctor`). Empty is "not measured".
 pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     type Rows<'a> = Box<dyn Iterator<Item = Vec<String>> + 'a>;
     let (header, rows): (&[&str], Rows<'_>) = match report.command {
@@ -124,6 +125,7 @@ pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
         CommandName::Fit => {
             (&TRY_COLUMNS, Box::new(report.fit.iter().flat_map(|fit| &fit.loaders).flat_map(try_rows)))
         }
+        CommandName::Leak => (&leaked::CSV_COLUMNS, Box::new(leaked::slopes(report).map(leaked::csv_row))),
         CommandName::Doctor => (
             &["check", "state", "found", "consequence", "fix"],
             Box::new(report.doctor.iter().map(check_row)),

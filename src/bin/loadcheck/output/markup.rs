@@ -3,6 +3,7 @@
 use super::compared;
 use super::escape::escape;
 use super::fitted::limit_text;
+use super::leaked;
 use super::numbers::{bytes, count, growth, seconds};
 use super::reading::{self, moved_line};
 use super::terminal::Paint;
@@ -83,6 +84,9 @@ fn table(report: &Report) -> (&'static str, Vec<String>) {
             "| loader | smallest that works | smallest comfortable | without a limit |\n|---|---:|---:|---:|\n",
             report.fit.iter().flat_map(|fit| &fit.loaders).map(fitted_row).collect(),
         ),
+        CommandName::Leak => {
+            (leaked::MARKDOWN_HEADER, leaked::slopes(report).map(leaked::markdown_row).collect())
+        }
         CommandName::Doctor => (
             "| | check | found | consequence | fix |\n|---|---|---|---|---|\n",
             report.doctor.iter().map(check_row).collect(),
@@ -259,7 +263,10 @@ pub(crate) fn github(report: &Report) -> String {
     for problem in &report.errors {
         text.push_str(&annotation(problem));
     }
-    if matches!(report.command, CommandName::Compare | CommandName::Fit | CommandName::Doctor) {
+    if matches!(
+        report.command,
+        CommandName::Compare | CommandName::Fit | CommandName::Leak | CommandName::Doctor
+    ) {
         let look = Look { paint: Paint::NONE, width: None, verbose: false };
         text.push_str(&render(report, &look));
         return text;

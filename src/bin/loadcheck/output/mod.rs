@@ -26,6 +26,7 @@ pub(crate) mod escape;
 mod examined;
 pub(crate) mod fitted;
 mod grid;
+mod leaked;
 mod markup;
 pub(crate) mod numbers;
 mod picture;

@@ -64,6 +64,23 @@ pub(crate) fn count(value: u64, noun: &str) -> String {
     format!("{} {noun}{}", grouped(value), if value == 1 { "" } else { "s" })
 }
 
+/// Bytes that may be below zero, to the nearest: `-2 MiB`.
+pub(crate) fn signed(value: f64) -> String {
+    let text = HumanBytes(whole(value.abs())).to_string();
+    if value <= -0.5 { format!("-{text}") } else { text }
+}
+
+/// The nearest whole number; what is below zero is 0.
+#[expect(
+    clippy::as_conversions,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "such a cast saturates, and what is lost are fractions of a byte"
+)]
+pub(crate) fn whole(value: f64) -> u64 {
+    value.round() as u64
+}
+
 /// For rates and percentages only: exact below 2^53.
 #[expect(
     clippy::as_conversions,
@@ -90,6 +107,11 @@ mod tests {
         assert_eq!(rate(3 * GIB, 2.0).as_deref(), Some("1.50 GiB/s"));
         assert_eq!(rate(3 * MIB, 2.0).as_deref(), Some("2 MiB/s"));
         assert_eq!(rate(3, 0.0), None);
+        assert_eq!(
+            (signed(-2.0 * to_f64(MIB)), signed(-0.4), signed(1536.0)),
+            ("-2 MiB".into(), "0 B".into(), "1.5 KiB".into())
+        );
+        assert_eq!((whole(-3.0), whole(2.6), whole(f64::MAX)), (0, 3, u64::MAX));
         assert_eq!(
             (grouped(217_054_208), grouped(12), grouped(0)),
             ("217 054 208".into(), "12".into(), "0".into())

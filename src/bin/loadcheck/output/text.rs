@@ -4,7 +4,7 @@
 use super::grid::{Align, grid};
 use super::numbers::{bytes, container, count, grouped, growth, rate, seconds};
 use super::terminal::{Paint, Role};
-use super::{compared, converted, described, escape::escape, examined, fitted, reading};
+use super::{compared, converted, described, escape::escape, examined, fitted, leaked, reading};
 use crate::args::CacheArg;
 use crate::limits::mean;
 use crate::report::{CommandName, Limit, Outcome, Params, Place, Report, Run, Source};
@@ -31,6 +31,7 @@ pub(crate) fn render(report: &Report, look: &Look) -> String {
         CommandName::Convert => converted::convert(report, look),
         CommandName::Verify => converted::verify(report, look),
         CommandName::Fit => fitted::fit(report, look),
+        CommandName::Leak => leaked::leak(report, look),
         CommandName::Doctor => examined::doctor(report, look),
         CommandName::Unknown => Vec::new(),
     };

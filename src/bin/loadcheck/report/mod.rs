@@ -13,6 +13,7 @@ pub(crate) use self::convert::{
 };
 pub(crate) use self::doctor::{Check, State};
 pub(crate) use self::fit::{Fit, Fitted, Try, TryOutcome};
+pub(crate) use self::leak::{CycledLoad, KindSlope, Leak, LeakMode, SlopeVerdict};
 pub(crate) use self::placement::{LargestFit, PlacedLayer, Placement, PrecisionNeed, TiedPair, TierShare};
 pub(crate) use self::reading::{FileReading, IoCounters};
 pub(crate) use self::run::{
@@ -26,6 +27,7 @@ mod compare;
 mod convert;
 mod doctor;
 mod fit;
+mod leak;
 mod placement;
 mod reading;
 mod run;
@@ -81,6 +83,9 @@ pub(crate) struct Report {
     /// `fit`: every limit that was tried, and what follows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fit: Option<Fit>,
+    /// `leak`: how each kind of memory grew from cycle to cycle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) leak: Option<Leak>,
     /// `doctor`: what was tried.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) doctor: Vec<Check>,
@@ -133,6 +138,8 @@ pub(crate) enum CommandName {
     Verify,
     /// A memory limit, searched for.
     Fit,
+    /// Repeated loads, measured.
+    Leak,
     /// A machine, examined.
     Doctor,
     /// Before it was clear what was asked for.
@@ -152,6 +159,7 @@ impl CommandName {
             Self::Convert => "convert",
             Self::Verify => "verify",
             Self::Fit => "fit",
+            Self::Leak => "leak",
             Self::Doctor => "doctor",
             Self::Unknown => "unknown",
         }
@@ -430,6 +438,7 @@ impl Report {
             convert: None,
             verification: None,
             fit: None,
+            leak: None,
             doctor: Vec::new(),
             unavailable: Vec::new(),
             limits: Vec::new(),

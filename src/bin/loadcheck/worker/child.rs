@@ -9,7 +9,7 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::protocol::{Job, Message, Task};
-use super::{imitate, measure, prepare};
+use super::{cycles, imitate, measure, prepare};
 use crate::exit::Exit;
 
 /// The hidden first argument that makes this program a worker.
@@ -61,6 +61,10 @@ pub(crate) fn main() -> ExitCode {
                 Err(problems) => Message::Error(problems),
             }
         }
+        Task::Cycle { loads, count } => match cycles::cycle(&loads, count, &cancel) {
+            Ok(finished) => Message::Done(Box::new(finished)),
+            Err(problems) => Message::Error(problems),
+        },
     };
     tell(&last_word);
     Exit::Ok.into()

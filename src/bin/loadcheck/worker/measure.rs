@@ -86,7 +86,7 @@ pub(super) fn measure(
 }
 
 /// The loader, its device open.
-fn open(config: &LoadConfig, budgets: &Budgets) -> Result<Loader, Problem> {
+pub(super) fn open(config: &LoadConfig, budgets: &Budgets) -> Result<Loader, Problem> {
     let map_path = config.layers.as_ref().map(|path| path.0.as_path());
     prepare::builder(config, budgets)?.build().map_err(|error| match (&error, config.device) {
         (LoadError::Device(device), Device::Cuda(ordinal)) => super::device::unusable(ordinal, device),

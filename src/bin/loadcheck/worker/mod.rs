@@ -11,6 +11,7 @@
 mod attendant;
 mod cache;
 mod child;
+mod cycles;
 mod deliveries;
 mod device;
 mod heap;
@@ -28,6 +29,7 @@ mod vram;
 
 pub(crate) use cache::NOT_AS_ASKED;
 pub(crate) use child::{ARGUMENT, main};
+pub(crate) use cycles::CycleLoad;
 pub(crate) use heap::give_back as give_heap_back;
 pub(crate) use parent::{Ending, carry_out};
 pub(crate) use preparation::{Stop, ask_to_prepare};

@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::cycles::CycleLoad;
 use crate::args::{CacheArg, Device};
 use crate::config::{Budgets, LoadConfig};
+use crate::leak::CyclePoint;
 use crate::limits::Metric;
 use crate::problem::Problem;
 use crate::report::{Gpu, Place, Plan, Point, Run, Source, TensorHash, Unavailable};
@@ -19,7 +21,7 @@ pub(crate) struct Job {
     pub(crate) task: Task,
 }
 
-/// The three tasks.
+/// The tasks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Task {
@@ -53,6 +55,13 @@ pub(crate) enum Task {
         refuses: bool,
         /// Distance of the samples; `None` is the default.
         interval_ms: Option<u64>,
+    },
+    /// Load, use and unload again and again, and measure what stays.
+    Cycle {
+        /// What each cycle loads, one after the other.
+        loads: Vec<CycleLoad>,
+        /// How many cycles.
+        count: u32,
     },
 }
 
@@ -103,11 +112,13 @@ pub(crate) enum Message {
         /// Since the start of the load.
         seconds: f64,
     },
+    /// `Cycle`: what was held after a cycle.
+    Cycle(CyclePoint),
     /// A tensor's hash.
     Hash(TensorHash),
     /// `Prepare` is done.
     Checked(Box<Checked>),
-    /// `Measure` or `Imitate` is done, perhaps partly.
+    /// `Measure`, `Imitate` or `Cycle` is done, perhaps partly.
     Done(Box<Finished>),
     /// It could not be done.
     Error(Vec<Problem>),

@@ -1,0 +1,134 @@
+//! The command line of `leak`.
+
+use std::ffi::OsString;
+use std::str::FromStr;
+
+use clap::Args;
+
+use super::{ExportArgs, LoadArgs, OutputArgs};
+use crate::leak::{Kind, POINTS_MAX, POINTS_MIN};
+use crate::sizes::{Size, SizeError};
+
+/// First line of the help of `leak`, and its examples.
+pub(super) const LEAK_ABOUT: &str = "Loads, uses and unloads SOURCE again and again: does memory grow?
+
+After each cycle, and before the first, memory is measured by kind: host (what the kernel cannot take back), rss, file (mapped \
+pages of files), pinned (page-locked), vram (the device), and live (what this library says it has allocated). For each there is a \
+slope in bytes a cycle, with its confidence of 99 %; it is a leak if the whole confidence lies above --max-slope. To use means to \
+read every byte that was delivered. Cycles to warm up are not counted: caches, allocators and drivers keep what they need.
+
+  leak A            load A, use, unload, all in one process, which measures itself
+  leak A B          A -> B -> A: a cycle loads A, unloads it, loads B, unloads it
+  --component       the same with parts of a diffusers pipeline
+  --isolate         a process for each cycle; measured is what stays on the machine after it has ended
+  --cmd             a run of the command is a cycle; measured is what stays on the machine after it has ended: shared memory, \
+processes that it left behind, device memory. Page cache is no leak.
+  --cmd --each-line a line of its output is a cycle; measured is what its processes hold then: for a server that goes on
+
+Exit code 1 for a leak, or if a load took more memory than it promised; 6 with --strict-noise if the limit lies inside a confidence.
+
+Examples:
+  loadcheck leak ./model --cycles 100
+  loadcheck leak ./pipeline --component text_encoder --component transformer
+  loadcheck leak ./model --device cuda:0 --max-slope 64KiB --max-slope vram=0
+  loadcheck leak ./model --cmd 'python load.py {source}'
+  loadcheck leak ./model --cmd './serve {source}' --each-line 'request done' --cycles 200";
+
+/// `loadcheck leak`
+#[derive(Debug, Args)]
+pub(crate) struct LeakArgs {
+    #[command(flatten)]
+    pub(crate) load: LoadArgs,
+    /// Loaded after SOURCE was unloaded, each cycle
+    #[arg(value_name = "THEN", help_heading = None::<&str>, conflicts_with = "cmd")]
+    pub(crate) then: Vec<OsString>,
+    /// Rounds of load, use, unload that count
+    #[arg(long, value_name = "N", default_value_t = 30, help_heading = "Cycles",
+          value_parser = clap::value_parser!(u32).range(i64::from(POINTS_MIN)..=i64::from(POINTS_MAX)))]
+    pub(crate) cycles: u32,
+    /// Rounds before, not counted
+    #[arg(short, long, value_name = "N", default_value_t = 3, help_heading = "Cycles",
+          value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub(crate) warmup: u32,
+    /// Only this component of a pipeline; repeatable
+    ///
+    /// As its folder is called. Several are loaded one after the other, each after the one before it was unloaded.
+    #[arg(long = "component", value_name = "NAME", help_heading = "Cycles", conflicts_with_all = ["cmd", "select"])]
+    pub(crate) components: Vec<String>,
+    /// A fresh process for each cycle
+    ///
+    /// Measured is what stays on the machine after it has ended.
+    #[arg(long, help_heading = "Cycles", conflicts_with = "cmd")]
+    pub(crate) isolate: bool,
+    /// A command that loads, such as 'python load.py {source}'
+    ///
+    /// Split into words as a shell would, but not run by a shell; {source} is put in afterwards. What it prints goes to stderr.
+    #[arg(long, value_name = "TEMPLATE", help_heading = "Cycles")]
+    pub(crate) cmd: Option<String>,
+    /// Measure --cmd at each such line of its output
+    ///
+    /// It runs once, and is stopped after the last cycle. A program that writes to a pipe may hold lines back: `python -u`.
+    #[arg(long, value_name = "REGEX", help_heading = "Cycles", requires = "cmd")]
+    pub(crate) each_line: Option<String>,
+    /// Growth a cycle: host, file, pinned, vram; bare: all
+    ///
+    /// The most that is no leak [default: 16KiB]. May be repeated. A kind that is named and cannot be measured here is exit code 4.
+    #[arg(
+        long = "max-slope",
+        value_name = "[KIND=]SIZE",
+        help_heading = "Limits (exit code 1 when exceeded)"
+    )]
+    pub(crate) max_slopes: Vec<MaxSlope>,
+    /// Exit code 6 when a limit lies inside a confidence
+    #[arg(long, hide_short_help = true, help_heading = "Limits (exit code 1 when exceeded)")]
+    pub(crate) strict_noise: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    #[command(flatten)]
+    pub(crate) export: ExportArgs,
+}
+
+/// `--max-slope [KIND=]SIZE`
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct MaxSlope {
+    /// What it is about; `None` is every kind.
+    pub(crate) kind: Option<Kind>,
+    /// The most it may grow a cycle.
+    pub(crate) size: Size,
+}
+
+impl FromStr for MaxSlope {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, size) = match text.split_once('=') {
+            None => (None, text),
+            Some((name, size)) => match Kind::ALL.iter().find(|(_, known)| *known == name) {
+                Some((kind, _)) => (Some(*kind), size),
+                None => {
+                    let known: Vec<&str> = Kind::ALL.iter().map(|(_, name)| *name).collect();
+                    return Err(format!(
+                        "no kind of memory is called `{name}`; there are {}",
+                        known.join(", ")
+                    ));
+                }
+            },
+        };
+        let size = size.parse().map_err(|error: SizeError| error.to_string())?;
+        Ok(Self { kind, size })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slopes_are_for_one_kind_or_all() {
+        let parse = |text: &str| text.parse::<MaxSlope>();
+        assert_eq!(parse("64KiB"), Ok(MaxSlope { kind: None, size: Size::Bytes(64 << 10) }));
+        assert_eq!(parse("vram=0"), Ok(MaxSlope { kind: Some(Kind::Vram), size: Size::Bytes(0) }));
+        assert!(parse("disk=1").unwrap_err().contains("host, rss"));
+        assert!(parse("host=").is_err());
+    }
+}

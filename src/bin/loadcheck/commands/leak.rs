@@ -1,0 +1,465 @@
+//! `loadcheck leak`: load, use, unload, again and again; what each kind of memory grows by from cycle to cycle.
+//!
+//! ```text
+//! in one process:     worker: floor, (load, use, unload, measure itself) x N   --points-->  slopes -> verdict
+//! --isolate, --cmd:   floor, (start, wait for its end, measure the machine) x N --points-->
+//! --each-line:        start, (line, measure its processes) x N, stop            --points-->
+//! ```
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::{Pid, set_child_subreaper};
+
+use crate::args::LeakArgs;
+use crate::config::{LoadConfig, bad_pattern};
+use crate::exec::{Child, Ended, Event, LineWatch, end_descendants};
+use crate::leak::{CONFIDENCE, CyclePoint, Held, POINTS_MIN, Remains, Stated, limits_of, slopes_of, stated};
+use crate::machine;
+use crate::measured::SLACK_BYTES;
+use crate::output::Output;
+use crate::output::terminal::Terminal;
+use crate::problem::{Code, Problem};
+use crate::progress::Progress;
+use crate::report::{
+    CommandName, CycledLoad, Leak, LeakMode, Outcome as RunOutcome, Params, Report, Run, Source,
+};
+use crate::signals::{Interrupts, exit_of, interrupted, name_of};
+use crate::source::{self, Resolved};
+use crate::template::CommandTemplate;
+use crate::worker::{Checked, CycleLoad, Stop, Task};
+
+use super::group::own_group;
+use super::run::verdict;
+use super::worker_run::{Settled, measure, measure_in, prepare};
+use super::{Outcome, shell_word};
+
+/// How long processes that end with their parent may take to be gone.
+const AFTER_END: Duration = Duration::from_millis(20);
+
+/// Looks for leaks.
+pub(crate) fn run(args: &LeakArgs, output: &Output, terminal: &Terminal) -> Outcome {
+    let mut report = Report::new(CommandName::Leak);
+    report.host = Some(machine::host());
+    let mut problems = output.check();
+    problems.extend(args.export.timeline.map(|_| {
+        Problem::new(Code::Usage, "leak keeps what was held after each cycle, no timelines")
+            .at("--timeline")
+            .help("loadcheck run --timeline, for one load")
+    }));
+    let limits = stated(&args.max_slopes).map_err(|problem| problems.push(problem)).ok();
+    let pattern = args.each_line.as_deref().map(regex::bytes::Regex::new).transpose();
+    let pattern = pattern.map_err(|error| problems.push(bad_pattern("--each-line", &error))).ok().flatten();
+    let sources = sources(args, &mut problems);
+    let command = args.cmd.as_deref().map(|text| command(text, sources.first()));
+    let command = command.transpose().map_err(|problem| problems.push(problem)).ok().flatten();
+    let interrupts = match Interrupts::listen() {
+        Ok(interrupts) => interrupts,
+        Err(problem) => {
+            problems.push(problem);
+            return Outcome::refused(report, problems);
+        }
+    };
+    report.leak = Some(Leak {
+        mode: match (args.isolate, &args.cmd, &args.each_line) {
+            (true, ..) => LeakMode::Isolated,
+            (_, None, _) => LeakMode::Process,
+            (_, Some(_), None) => LeakMode::Command,
+            (_, Some(_), Some(_)) => LeakMode::Lines,
+        },
+        cycles: u64::from(args.cycles),
+        warmup: u64::from(args.warmup),
+        command: command
+            .as_ref()
+            .map(|words| words.iter().map(|word| word.to_string_lossy().into_owned()).collect()),
+        confidence: CONFIDENCE,
+        ..Leak::default()
+    });
+    let mut session = Session {
+        args,
+        terminal,
+        interrupts,
+        report,
+        loads: Vec::new(),
+        params: None,
+        points: Vec::new(),
+        failures: Vec::new(),
+        signal: None,
+    };
+    match session.prepare_all(&sources, &mut problems) {
+        Ok(()) if problems.is_empty() => {}
+        Ok(()) => return Outcome::refused(session.report, problems),
+        Err(signal) => return session.refused_by(signal, problems),
+    }
+    let Some(limits) = limits else { return Outcome::refused(session.report, problems) };
+    match (command, pattern) {
+        (None, _) if args.isolate => session.isolated(),
+        (None, _) => session.in_one_process(),
+        (Some(words), None) => session.by_command(&words),
+        (Some(words), Some(pattern)) => session.by_lines(&words, pattern),
+    }
+    session.conclude(&limits)
+}
+
+/// SOURCE and what is loaded after it.
+fn sources(args: &LeakArgs, problems: &mut Vec<Problem>) -> Vec<Resolved> {
+    let given = std::iter::once(&args.load.source).chain(&args.then);
+    given.filter_map(|given| source::resolve(given).map_err(|more| problems.extend(more)).ok()).collect()
+}
+
+/// The words of `--cmd`.
+fn command(text: &str, source: Option<&Resolved>) -> Result<Vec<OsString>, Problem> {
+    let template = CommandTemplate::parse(text)?;
+    if template.names_strategy() {
+        let problem = Problem::new(Code::Usage, "--cmd has {strategy}, and leak has none to put in");
+        return Err(problem.help("loadcheck compare -s NAME compares strategies"));
+    }
+    Ok(template.words(source.map_or(Path::new(""), |source| &source.path), None))
+}
+
+/// A `leak` in progress.
+struct Session<'a> {
+    args: &'a LeakArgs,
+    terminal: &'a Terminal,
+    interrupts: Interrupts,
+    report: Report,
+    /// What a cycle loads; empty for a command.
+    loads: Vec<CycleLoad>,
+    /// What the first of them is loaded with.
+    params: Option<Params>,
+    /// What was held before the first cycle and after each.
+    points: Vec<CyclePoint>,
+    failures: Vec<Problem>,
+    signal: Option<i32>,
+}
+
+impl Session<'_> {
+    /// Cycles, those to warm up included.
+    fn count(&self) -> u32 {
+        self.args.warmup + self.args.cycles
+    }
+
+    /// Decides on the device and reads the headers of everything that is loaded. A command loads what it loads: of its source
+    /// only the path matters.
+    ///
+    /// # Errors
+    /// A signal.
+    fn prepare_all(&mut self, sources: &[Resolved], problems: &mut Vec<Problem>) -> Result<(), i32> {
+        let (mut config, more) = LoadConfig::new(&self.args.load, PathBuf::new());
+        problems.extend(more);
+        let first = sources.first();
+        if self.args.cmd.is_some() || sources.is_empty() {
+            self.report.source = first.map(|source| source.named(Source::default()));
+            return match prepare(&mut config, &mut self.report, &self.interrupts, false, None) {
+                Err(Stop::Signal(signal)) => Err(signal),
+                Err(Stop::Problems(more)) => {
+                    problems.extend(more);
+                    Ok(())
+                }
+                Ok(_) => Ok(()),
+            };
+        }
+        for source in sources {
+            for component in components(self.args) {
+                let mut load =
+                    LoadConfig { path: crate::config::RawPath(source.path.clone()), ..config.clone() };
+                if let Some(name) = component {
+                    load.select = Some(format!("^{}/", regex::escape(name)));
+                }
+                match prepare(&mut load, &mut self.report, &self.interrupts, true, None) {
+                    Ok(checked) => self.take(load.clone(), &checked, source, component),
+                    Err(Stop::Signal(signal)) => return Err(signal),
+                    Err(Stop::Problems(more)) => {
+                        let below = load.below_floor(&more);
+                        let more = more.into_iter().map(|problem| named(problem, component)).chain(below);
+                        more.for_each(|problem| {
+                            if !problems.contains(&problem) {
+                                problems.push(problem);
+                            }
+                        });
+                    }
+                }
+                // Decided once.
+                config.device = load.device;
+            }
+        }
+        Ok(())
+    }
+
+    /// One more thing that each cycle loads.
+    fn take(&mut self, mut load: LoadConfig, checked: &Checked, source: &Resolved, component: Option<&str>) {
+        load.settle(&checked.budgets);
+        let plan = &checked.plan;
+        let resident_host_bytes = plan.resident_host_bytes.unwrap_or(0);
+        let promised_bytes =
+            checked.budgets.host_bytes.saturating_add(SLACK_BYTES).saturating_add(resident_host_bytes);
+        let name = match component {
+            Some(component) => format!("{}: {component}", source.given),
+            None => source.given.clone(),
+        };
+        let leak = self.report.leak.get_or_insert_default();
+        leak.loads.push(CycledLoad {
+            name,
+            tensor_bytes: plan.tensor_bytes,
+            resident_bytes: plan.resident_bytes,
+            promised_bytes: Some(promised_bytes),
+        });
+        for note in &checked.notes {
+            self.report.note(note.clone());
+        }
+        if self.loads.is_empty() {
+            self.report.source = Some(source.named(checked.source.clone()));
+            self.report.plan = Some(plan.clone());
+            self.params = Some(plan.params.clone());
+        }
+        if !load.device.has_own_memory() {
+            self.report.missing("slope.vram", "the load takes no device memory");
+        }
+        let (budgets, tensor_bytes) = (checked.budgets, plan.tensor_bytes);
+        self.loads.push(CycleLoad { load, budgets, promised_bytes, tensor_bytes });
+    }
+
+    /// All cycles in one worker, which measures itself.
+    fn in_one_process(&mut self) {
+        let task = Task::Cycle { loads: self.loads.clone(), count: self.count() };
+        let progress = Progress::start(self.terminal.progress, "");
+        let named = ("stream", self.params.clone());
+        let settled = measure(task, named, progress, &self.interrupts, &mut self.report);
+        self.points.extend(&settled.points);
+        self.settle(settled);
+    }
+
+    /// A worker for each cycle; what stays on the machine after its end.
+    fn isolated(&mut self) {
+        let remains = self.remains();
+        self.points.push(CyclePoint { number: 0, held: remains.after_end().0 });
+        for number in 1..=self.count() {
+            let task = Task::Cycle { loads: self.loads.clone(), count: 1 };
+            let label = format!("cycle {number} of {}", self.count());
+            let progress = Progress::start(self.terminal.progress, &label);
+            let named = ("stream", self.params.clone());
+            let settled =
+                measure_in(remains.group(), task, named, progress, &self.interrupts, &mut self.report);
+            self.settle(settled);
+            if self.is_over() {
+                break;
+            }
+            self.points.push(CyclePoint { number: u64::from(number), held: remains.after_end().0 });
+        }
+        self.give_up(remains);
+    }
+
+    /// A run of the command for each cycle; what stays on the machine after its end.
+    fn by_command(&mut self, words: &[OsString]) {
+        let remains = self.remains();
+        let (floor, before) = remains.after_end();
+        self.points.push(CyclePoint { number: 0, held: floor });
+        for number in 1..=self.count() {
+            let ended = self.run_once(words, &remains);
+            if !self.is_completed(number, ended) {
+                break;
+            }
+            // Whoever ends with the command may still be at it.
+            std::thread::sleep(AFTER_END);
+            let (held, left) = remains.after_end();
+            self.report.leak.get_or_insert_default().left_behind =
+                Some(u64::try_from(left.saturating_sub(before)).unwrap_or(u64::MAX));
+            self.points.push(CyclePoint { number: u64::from(number), held });
+        }
+        self.give_up(remains);
+    }
+
+    fn run_once(&self, words: &[OsString], remains: &Remains) -> Result<Ended, Problem> {
+        let mut child = Child::start(words, None, true, false, remains.group())?;
+        let event = child.wait(&self.interrupts);
+        Ok(child.end(event, &self.interrupts))
+    }
+
+    /// One run of the command; what its processes hold at each line that matches.
+    fn by_lines(&mut self, words: &[OsString], pattern: regex::bytes::Regex) {
+        let mut remains = self.remains();
+        let started = Child::start(words, Some(LineWatch::each(pattern)), true, false, remains.group());
+        let mut child = match started {
+            Ok(child) => child,
+            Err(problem) => {
+                self.failures.push(problem);
+                return self.give_up(remains);
+            }
+        };
+        let mut number = 0;
+        self.push_line(number, remains.of_processes());
+        let event = loop {
+            let event = child.wait(&self.interrupts);
+            if !matches!(event, Event::LineSeen) {
+                break event;
+            }
+            number += 1;
+            self.push_line(number, remains.of_processes());
+            if number >= self.count() {
+                break event;
+            }
+        };
+        let seconds = child.elapsed().as_secs_f64();
+        let ended = child.end(event, &self.interrupts);
+        self.report.runs.push(Run {
+            strategy: "exec".to_owned(),
+            outcome: if number >= self.count() { RunOutcome::Stopped } else { RunOutcome::Completed },
+            seconds: Some(seconds),
+            exit_code: ended.exit_code,
+            signal: ended.signal,
+            ..Run::default()
+        });
+        let was_stopped = ended.line_seen;
+        if was_stopped {
+            self.signal = ended.interrupted;
+        } else if self.is_completed(number + 1, Ok(ended)) {
+            let note = format!("the command ended by itself after {number} lines");
+            self.report.note(note);
+        }
+        self.give_up(remains);
+    }
+
+    /// Of a command that is gone already nothing can be measured.
+    fn push_line(&mut self, number: u32, held: Option<Held>) {
+        self.points.extend(held.map(|held| CyclePoint { number: u64::from(number), held }));
+    }
+
+    /// Where what stays is looked for.
+    fn remains(&mut self) -> Remains {
+        // Whoever is orphaned is to come to us.
+        let _ = set_child_subreaper(Pid::from_raw(1));
+        let group = own_group(&self.interrupts, &mut self.report);
+        let gpu = self.report.host.as_ref().and_then(|host| host.gpus.first().cloned());
+        let remains = Remains::new(group, gpu.as_ref());
+        remains.note(&mut self.report);
+        let mode = self.report.leak.as_ref().map(|leak| leak.mode).unwrap_or_default();
+        if mode != LeakMode::Lines {
+            self.report.note(remains.shared_note().to_owned());
+            self.report.missing("slope.rss", "a process that has ended has no resident pages");
+        }
+        self.report.missing("slope.live", "only a load in one process has such a list");
+        remains
+    }
+
+    /// Ends whoever was left behind, and gives the group back.
+    fn give_up(&mut self, remains: Remains) {
+        end_descendants();
+        drop(remains);
+        self.interrupts.forget_leftovers();
+    }
+
+    /// Takes in what became of a worker. Of several, the run that took most is kept.
+    fn settle(&mut self, settled: Settled) {
+        let Settled { run, problems, signal, .. } = settled;
+        let run = Run { params: self.params.clone(), ..run };
+        match self.report.runs.first_mut() {
+            None => self.report.runs.push(run),
+            Some(most) => {
+                let seconds = most.seconds.zip(run.seconds).map(|(one, two)| one + two);
+                let grew = |run: &Run| run.promise.as_ref().map(|promise| promise.growth_bytes);
+                if run.outcome != RunOutcome::Completed || grew(&run) > grew(most) {
+                    *most = run;
+                }
+                most.seconds = seconds;
+            }
+        }
+        self.failures.extend(problems);
+        self.signal = self.signal.or(signal);
+    }
+
+    fn is_over(&self) -> bool {
+        self.signal.is_some() || !self.failures.is_empty()
+    }
+
+    /// True if the command came to its end and said that all is well.
+    fn is_completed(&mut self, cycle: u32, ended: Result<Ended, Problem>) -> bool {
+        let what = match ended {
+            Err(problem) => {
+                self.failures.push(problem);
+                return false;
+            }
+            Ok(Ended { interrupted: Some(signal), .. }) => {
+                self.signal = Some(signal);
+                return false;
+            }
+            Ok(Ended { exit_code: Some(0), .. }) => return true,
+            Ok(Ended { exit_code: Some(code), .. }) => format!("ended with exit code {code}"),
+            Ok(Ended { signal: Some(signal), .. }) => format!("was killed by {}", name_of(signal)),
+            Ok(_) => "ended in an unknown way".to_owned(),
+        };
+        let problem = Problem::new(Code::ChildFailed, format!("the command {what}"));
+        self.failures.push(problem.at(format!("cycle {cycle}")));
+        false
+    }
+
+    /// Before anything was measured.
+    fn refused_by(self, signal: i32, mut problems: Vec<Problem>) -> Outcome {
+        problems.push(interrupted(signal));
+        Outcome { interrupted: Some(exit_of(signal)), ..Outcome::refused(self.report, problems) }
+    }
+
+    /// Slopes, limits, and how it ended.
+    fn conclude(mut self, limits: &Stated) -> Outcome {
+        let warmup = u64::from(self.args.warmup);
+        let slopes = slopes_of(&self.points, warmup, limits);
+        let counted = self.points.iter().filter(|point| point.number > warmup).count();
+        let mut problems = std::mem::take(&mut self.failures);
+        if problems.is_empty() && self.signal.is_none() {
+            problems.extend(limits.unmeasured(&slopes, &self.report.unavailable));
+            problems.extend(too_few(counted, self.args));
+        }
+        self.report.limits = limits_of(&slopes);
+        if let Some(leak) = &mut self.report.leak {
+            leak.counted = u64::try_from(counted).unwrap_or(u64::MAX);
+            leak.slopes = slopes;
+        }
+        self.report.verdict = verdict(&self.report, self.args.strict_noise);
+        problems.extend(self.signal.map(interrupted));
+        self.report.fail(problems);
+        let source = self.report.source.as_ref().map(|source| shell_word(&source.given)).unwrap_or_default();
+        let next = format!("loadcheck leak {source} --json -o leak.json   (every point)");
+        Outcome { report: self.report, interrupted: self.signal.map(exit_of), next: Some(next) }
+    }
+}
+
+/// A verdict on fewer cycles than can have one is none.
+fn too_few(counted: usize, args: &LeakArgs) -> Option<Problem> {
+    let is_enough = u32::try_from(counted).is_ok_and(|counted| counted >= POINTS_MIN);
+    (!is_enough).then(|| {
+        let asked = args.cycles;
+        let message = format!("{counted} of {asked} cycles were measured, and a slope needs {POINTS_MIN}");
+        let problem = Problem::new(Code::CannotMeasure, message);
+        if args.each_line.is_some() {
+            problem
+                .help("a program that writes to a pipe may hold lines back: try `python -u` or `stdbuf -oL`")
+        } else {
+            problem
+        }
+    })
+}
+
+/// Each component that is loaded by itself; `None` is everything.
+fn components(args: &LeakArgs) -> Vec<Option<&str>> {
+    if args.components.is_empty() {
+        vec![None]
+    } else {
+        args.components.iter().map(|name| Some(name.as_str())).collect()
+    }
+}
+
+/// A component that there is none of is not a pattern that matches nothing.
+fn named(problem: Problem, component: Option<&str>) -> Problem {
+    match component {
+        Some(name) if problem.code == Code::NothingSelected => Problem {
+            message: "the checkpoint has no such component, or no tensors in it".to_owned(),
+            place: Some(format!("--component {name}")),
+            help: Some(
+                "`loadcheck inspect` shows the components: what comes before the first / of a layer"
+                    .to_owned(),
+            ),
+            ..problem
+        },
+        _ => problem,
+    }
+}

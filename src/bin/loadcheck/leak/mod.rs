@@ -1,0 +1,16 @@
+//! Whether memory grows from cycle to cycle: what is measured, and what follows from it.
+//!
+//! ```text
+//! held (bytes of each kind after a cycle) -> slope (robust, with its confidence) -> verdict -> report
+//! ```
+
+mod family;
+mod held;
+mod remains;
+mod slope;
+mod verdict;
+
+pub(crate) use held::{CyclePoint, Held, Kind};
+pub(crate) use remains::Remains;
+pub(crate) use slope::{CONFIDENCE, POINTS_MAX, POINTS_MIN};
+pub(crate) use verdict::{Stated, limits_of, slopes_of, stated};

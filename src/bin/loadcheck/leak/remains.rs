@@ -1,0 +1,133 @@
+//! What stays on the machine when the processes of a cycle have ended, and what those of a running command hold.
+//!
+//! What ends with a process cannot leak beyond it. What does not is looked for where it can be:
+//!
+//! | | is | read from |
+//! |---|---|---|
+//! | host | memory of processes that were left behind, and shared memory (tmpfs, System V, memfd) | `status`; the control group of all cycles, or else the whole machine's `Shmem` |
+//! | file, pinned | those of processes that were left behind | `status` |
+//! | vram | the whole device | NVML |
+//!
+//! Page cache is no leak: the kernel takes it back. Where the whole machine or device is counted, others count too; the slope is
+//! made for that, as long as they do not grow steadily themselves.
+
+use onelayer::probe::{ChildGroup, GpuMemory, NvmlError};
+
+use super::family::family;
+use super::held::Held;
+use crate::report::{Gpu, Report};
+
+/// See the head of this file.
+pub(crate) struct Remains {
+    group: Option<ChildGroup>,
+    gpu: Option<Result<GpuMemory, NvmlError>>,
+}
+
+impl Remains {
+    /// With the group that all cycles run in, if there is one, and the GPU that they use, if they do.
+    pub(crate) fn new(group: Option<ChildGroup>, gpu: Option<&Gpu>) -> Self {
+        let open = |gpu: &Gpu| {
+            let total_bytes = gpu.memory_total_bytes.unwrap_or(0);
+            GpuMemory::open(gpu.uuid.as_deref(), gpu.pci_bus_id.as_deref(), total_bytes)
+        };
+        Self { group, gpu: gpu.map(open) }
+    }
+
+    /// The group that all cycles run in.
+    pub(crate) fn group(&self) -> Option<&ChildGroup> {
+        self.group.as_ref()
+    }
+
+    /// Notes what is not measured, and what is measured of others too.
+    pub(crate) fn note(&self, report: &mut Report) {
+        match &self.gpu {
+            None => report.missing("slope.vram", "no device memory is used: --device names none"),
+            Some(Err(error)) => report.missing("slope.vram", &error.to_string()),
+            Some(Ok(_)) => {
+                report.note("vram is the whole device's: what others do there is in it".to_owned())
+            }
+        }
+    }
+
+    /// What is left now that a cycle's process has ended, and how many processes it left behind.
+    pub(crate) fn after_end(&self) -> (Held, usize) {
+        let family = family();
+        let own_bytes =
+            family.held.host_bytes.zip(family.shared_bytes).map(|(host, shared)| host - shared.min(host));
+        let host_bytes = own_bytes.zip(self.shared_bytes()).map(|(own, shared)| own + shared);
+        let held = Held { host_bytes, rss_bytes: None, vram_bytes: self.device_bytes(), ..family.held };
+        (held, family.pids.len())
+    }
+
+    /// What the processes of a command hold; `None` if none lives any more.
+    pub(crate) fn of_processes(&mut self) -> Option<Held> {
+        let family = family();
+        if family.pids.is_empty() {
+            return None;
+        }
+        let of_processes = self.gpu.as_mut().and_then(|gpu| {
+            let gpu = gpu.as_mut().ok()?;
+            // A process that does not use the device is not listed.
+            let listed: Vec<u64> = family.pids.iter().filter_map(|pid| gpu.of_process(*pid).ok()).collect();
+            (!listed.is_empty()).then(|| listed.iter().sum())
+        });
+        Some(Held { vram_bytes: of_processes.or_else(|| self.device_bytes()), ..family.held })
+    }
+
+    fn device_bytes(&self) -> Option<u64> {
+        self.gpu.as_ref()?.as_ref().ok()?.used_bytes().ok()
+    }
+
+    /// Shared memory of the group, or else of the machine.
+    fn shared_bytes(&self) -> Option<u64> {
+        match &self.group {
+            Some(group) => group.memory().shmem_bytes.value(),
+            None => shared_of(&std::fs::read_to_string("/proc/meminfo").ok()?),
+        }
+    }
+
+    /// Whose shared memory is counted, for people.
+    pub(crate) fn shared_note(&self) -> &'static str {
+        match &self.group {
+            Some(_) => "shared memory is that of the cycles' control group",
+            None => "shared memory is the whole machine's: what others do is in it",
+        }
+    }
+}
+
+/// `Shmem` of the text of `/proc/meminfo`, in bytes.
+fn shared_of(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("Shmem:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_of_the_machine_is_read() {
+        assert_eq!(
+            shared_of("Cached: 7 kB\nShmem:             2716 kB\nShmemHugePages: 1 kB\n"),
+            Some(2716 << 10)
+        );
+        assert_eq!(shared_of("Cached: 7 kB\n"), None);
+        assert!(Remains::new(None, None).shared_bytes().is_some());
+    }
+
+    /// Memory that outlives its process is found: a child that goes on, and a file in shared memory.
+    #[test]
+    fn what_is_left_behind_is_counted() {
+        let remains = Remains::new(None, None);
+        let (before, _) = remains.after_end();
+        let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
+        let found = (0..500).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            let (now, count) = remains.after_end();
+            count > 0 && now.file_bytes > before.file_bytes && now.host_bytes.is_some()
+        });
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(found);
+    }
+}
