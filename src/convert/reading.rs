@@ -180,6 +180,7 @@ impl HashPass<'_> {
             queues: 0,
             hash,
             witness,
+            hooks: Hooks::default(),
             stall_timeout: DEFAULT_STALL_TIMEOUT,
             started: Instant::now(),
         };

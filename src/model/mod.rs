@@ -34,7 +34,7 @@ impl Loader {
         checkpoint: &Checkpoint,
         mut observe: impl FnMut(&LoadedLayer),
     ) -> Result<Model, LoadError> {
-        let mut stream = self.start(checkpoint, Window::All, u32::MAX, ReadOrder::Files)?;
+        let mut stream = self.start(checkpoint, Course::of_everything(), u32::MAX)?;
         let mut layers = Vec::new();
         layers.resize_with(stream.plan().layers().len(), || State::Unloaded);
         for layer in &mut stream {
