@@ -257,7 +257,8 @@ struct Record {
 impl Entry {
     /// An allocation that was just made.
     pub(crate) fn new(memory: MemoryKind, used_for: MemoryUse, bytes: u64) -> Self {
-        let record = Record { memory, used_for, bytes, since: Instant::now(), layer: None, contents: Vec::new() };
+        let record =
+            Record { memory, used_for, bytes, since: Instant::now(), layer: None, contents: Vec::new() };
         let mut registry = registry();
         let number = registry.last_number + 1;
         registry.last_number = number;

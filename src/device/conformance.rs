@@ -148,7 +148,8 @@ fn a_layer_without_bytes_is_a_layer<B: Backend>(backend: &B, _ring: &Arc<Ring>) 
 fn arenas_are_apart_and_are_used_again<B: Backend>(backend: &B, ring: &Arc<Ring>) {
     for round in 0..5 {
         let layer = PlannedLayer::of_bytes(MIB);
-        let arenas = [backend.allocate(&layer, Place::Own).unwrap(), backend.allocate(&layer, Place::Own).unwrap()];
+        let arenas =
+            [backend.allocate(&layer, Place::Own).unwrap(), backend.allocate(&layer, Place::Own).unwrap()];
         for (number, arena) in (round..).zip(&arenas) {
             let copy = start_copy(backend, ring, arena, number, bytes(500_000, SLOT_BYTES));
             drop(copy.wait().unwrap());

@@ -85,7 +85,10 @@ pub(crate) struct HostArena {
 enum Memory {
     Own(AnonymousMemory),
     /// A part of the window, from this offset on.
-    Part { window: Arc<AnonymousMemory>, start_bytes: u64 },
+    Part {
+        window: Arc<AnonymousMemory>,
+        start_bytes: u64,
+    },
 }
 
 impl Memory {

@@ -21,7 +21,8 @@ impl Layers {
         let mut places = vec![NOWHERE; self.layers.len()];
         let mut next = 0..;
         for id in order {
-            let at = self.position_of_id(id).ok_or_else(|| wrong(id, "which the checkpoint does not have"))?;
+            let at =
+                self.position_of_id(id).ok_or_else(|| wrong(id, "which the checkpoint does not have"))?;
             if places[at] != NOWHERE {
                 return Err(wrong(id, "twice"));
             }

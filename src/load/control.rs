@@ -236,9 +236,7 @@ impl<B: Backend> Control<B> {
     fn note_whole(&mut self, turn: usize) {
         // The copies that wait for an arena start with it: then both, the last copy and the arena, find the layer whole.
         let is_first = !self.whole.contains(&turn);
-        if self.setup.plan.order() == ReadOrder::Files
-            && is_first
-            && self.open[turn - self.sealed].is_whole()
+        if self.setup.plan.order() == ReadOrder::Files && is_first && self.open[turn - self.sealed].is_whole()
         {
             self.whole.push_back(turn);
         }

@@ -81,11 +81,11 @@ mod queued;
 mod reader;
 mod receipt;
 mod report;
+mod setup;
+mod signals;
 #[cfg(not(loom))]
 #[cfg(test)]
 mod simulation;
-mod setup;
-mod signals;
 mod space;
 mod stream;
 mod tensors;
@@ -131,7 +131,8 @@ impl Loader {
     /// cannot be had.
     pub fn stream(&self, checkpoint: &Checkpoint) -> Result<LayerStream, LoadError> {
         let Self { settings, .. } = self;
-        let course = Course { window: settings.window, order: settings.order, passes: settings.engine.passes };
+        let course =
+            Course { window: settings.window, order: settings.order, passes: settings.engine.passes };
         self.start(checkpoint, course, settings.prefetch)
     }
 

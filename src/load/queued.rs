@@ -119,7 +119,13 @@ impl<B: Backend> QueuedReader<'_, B> {
     /// Nothing more comes out of the queue: every job of it has failed.
     fn fail_all(&mut self, error: impl Fn() -> LoadError) -> Result<(), Ended> {
         for Queued { turn, sequence, read, .. } in self.jobs.drain(..).flatten() {
-            let _ = self.results.send(JobResult { turn, sequence, read, work: Work::default(), outcome: Err(error()) });
+            let _ = self.results.send(JobResult {
+                turn,
+                sequence,
+                read,
+                work: Work::default(),
+                outcome: Err(error()),
+            });
         }
         Err(Ended)
     }

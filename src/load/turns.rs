@@ -24,7 +24,8 @@ pub(super) struct Turns {
 
 /// How many turns a plan has; as many as can be counted if there is no end.
 pub(super) fn turns_total(plan: &LoadPlan) -> usize {
-    let passes = plan.passes().count().map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
+    let passes =
+        plan.passes().count().map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
     plan.layers().len().saturating_mul(passes)
 }
 
@@ -76,7 +77,9 @@ impl Turns {
             match self.plan.turn(self.place) {
                 Some(turn) if self.pass == 0 || !self.plan.layers()[turn.layer].is_kept => return,
                 Some(_) => self.place = self.plan.behind(self.place),
-                None if self.goes_on && (self.pass + 1).saturating_mul(self.plan.layers().len()) < self.total => {
+                None if self.goes_on
+                    && (self.pass + 1).saturating_mul(self.plan.layers().len()) < self.total =>
+                {
                     (self.pass, self.place) = (self.pass + 1, IssuePlace::default());
                 }
                 None => return,

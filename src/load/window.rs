@@ -215,7 +215,8 @@ mod tests {
     fn a_layer_waits_for_room_in_one_piece() {
         let space = || Some(Space::new(WindowShape { bytes: 100, unit_bytes: 1 }, 4));
         let office = office(10, Some(100), space());
-        let [first, second, third] = [(0, 40), (1, 20), (2, 40)].map(|(t, len)| office.try_issue(t, len).unwrap());
+        let [first, second, third] =
+            [(0, 40), (1, 20), (2, 40)].map(|(t, len)| office.try_issue(t, len).unwrap());
         assert_eq!(second.place(), Place::InWindow { offset_bytes: 40 });
         drop((first, third));
         assert!(office.try_issue(3, 60).is_none(), "80 are free, in two pieces");

@@ -134,9 +134,8 @@ fn overflow(layer: Option<&PlannedLayer>) -> PlanError {
 }
 
 fn total<'a>(mut layers: impl Iterator<Item = &'a PlannedLayer>) -> Result<u64, PlanError> {
-    layers.try_fold(0_u64, |sum, layer| {
-        sum.checked_add(layer.arena_bytes).ok_or_else(|| overflow(Some(layer)))
-    })
+    layers
+        .try_fold(0_u64, |sum, layer| sum.checked_add(layer.arena_bytes).ok_or_else(|| overflow(Some(layer))))
 }
 
 /// Each layer has to fit the window alone.

@@ -147,7 +147,9 @@ impl CudaArena {
                 }
             };
             arena.address = memory.address();
-            let Memory::Own(memory) = arena.memory.insert(Memory::Own(memory)) else { unreachable!("just put there") };
+            let Memory::Own(memory) = arena.memory.insert(Memory::Own(memory)) else {
+                unreachable!("just put there")
+            };
             memory.wake()?;
         }
         Ok(arena)

@@ -16,6 +16,7 @@ pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::convert::{ConvertArgs, VerifyArgs};
 pub(crate) use self::fit::{DoctorArgs, EmitArg, FitArgs};
 pub(crate) use self::plan::{CacheDtype, PlaceArgs, PlanArgs};
+pub(crate) use self::passes::PassesArgs;
 pub(crate) use self::ranks::RankArgs;
 pub(crate) use self::values::{CacheArg, ColorArg, Device, ExpertsArg, FormatArg, Io, ProgressArg, Window};
 use crate::exit::Exit;
@@ -27,6 +28,7 @@ use crate::synth::{FloatType, presets};
 mod compare;
 mod convert;
 mod fit;
+mod passes;
 mod plan;
 mod ranks;
 mod values;
@@ -203,8 +205,8 @@ pub(crate) struct LoadArgs {
     /// Layers kept at once
     ///
     /// With `all` every layer stays until the end, then all are given back and memory is measured again. With a
-    /// number, each layer is dropped as soon as it was delivered.
-    #[arg(long, value_name = "N|all", default_value = "all")]
+    /// number, or a size such as 2GiB, each layer is dropped as soon as it was delivered.
+    #[arg(long, value_name = "N|SIZE|all", default_value = "all")]
     pub(crate) window: Window,
     /// Layers read ahead
     #[arg(long, value_name = "N", default_value_t = 2)]
@@ -361,6 +363,14 @@ pub(crate) struct RunArgs {
     pub(crate) load: LoadArgs,
     #[command(flatten)]
     pub(crate) ranks: RankArgs,
+    #[command(flatten)]
+    pub(crate) passes: PassesArgs,
+    /// Time that each layer is worked on
+    ///
+    /// A stand-in for an engine: with --passes each layer is held for so long before it is dropped, such as 5ms.
+    #[arg(long, value_name = "TIME", help_heading = "Load", hide_short_help = true, requires = "passes",
+          value_parser = parse_duration)]
+    pub(crate) engine_time: Option<Duration>,
     /// Print a BLAKE3 hash of every tensor
     ///
     /// Of the bytes as they are delivered. Hashing is part of the time that is measured.

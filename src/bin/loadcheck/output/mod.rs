@@ -27,6 +27,7 @@ pub(crate) mod fitted;
 mod grid;
 mod markup;
 pub(crate) mod numbers;
+mod passes;
 mod placed;
 mod reading;
 pub(crate) mod terminal;

@@ -1,6 +1,6 @@
 //! The task `Measure`: one load, watched from before the checkpoint is opened until everything is given back.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -46,7 +46,8 @@ pub(super) fn measure(
 ) -> Result<Finished, Vec<Problem>> {
     // Before the baseline: a compiled pattern is the program's, not the load's, and so is a driver's context, and what it
     // takes to count and to compare.
-    let loader = open(config, budgets).map_err(|problem| vec![problem])?;
+    let passes = Arc::new(Mutex::new(Vec::with_capacity(usize::try_from(config.passes.passes).unwrap_or(0))));
+    let loader = open(config, budgets, &passes).map_err(|problem| vec![problem])?;
     let vram = VramMeter::open(loader.device());
     let verifier = config.verify.then(Verifier::new);
     let mut options = SamplerOptions { timeline_rows: 0, ..SamplerOptions::default() };
@@ -77,16 +78,33 @@ pub(super) fn measure(
         .map_err(|error| vec![Problem::new(Code::CannotMeasure, format!("cannot measure: {error}"))])?;
     let counted = vram.as_ref().map(VramMeter::finish);
     let seen = Seen { summary, counted, after_unload, keeps_timeline };
-    Ok(loaded.finish(config, budgets, watches, seen))
+    let each = std::mem::take(&mut *note(&passes));
+    let passes = config.passes.is_asked().then(|| loaded.passes(config, each));
+    let mut finished = loaded.finish(config, budgets, watches, seen);
+    finished.run.passes = passes;
+    Ok(finished)
 }
 
 /// The loader, its device open.
-fn open(config: &LoadConfig, budgets: &Budgets) -> Result<Loader, Problem> {
+fn open(config: &LoadConfig, budgets: &Budgets, passes: &PassTimes) -> Result<Loader, Problem> {
     let map_path = config.layers.as_ref().map(|path| path.0.as_path());
-    prepare::builder(config, budgets)?.build().map_err(|error| match (&error, config.device) {
+    let mut builder = prepare::builder(config, budgets)?;
+    if config.passes.is_asked() {
+        let passes = Arc::clone(passes);
+        builder = builder.on_pass(move |pass| note(&passes).push(pass.into()));
+    }
+    builder.build().map_err(|error| match (&error, config.device) {
         (LoadError::Device(device), Device::Cuda(ordinal)) => super::device::unusable(ordinal, device),
         _ => translate::load(&error, map_path),
     })
+}
+
+/// What is heard of passes while they go on.
+type PassTimes = Arc<Mutex<Vec<report::Pass>>>;
+
+fn note(passes: &PassTimes) -> MutexGuard<'_, Vec<report::Pass>> {
+    // Whatever is in it is whole.
+    passes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A load about to happen.
@@ -142,7 +160,7 @@ impl Load<'_> {
         let mut notes = fallback_notes(&checkpoint, &stream.report());
         notes.extend(pinning_note(&stream.report()));
         notes.extend(queueing_note(&stream.report()));
-        let spent = verifier.as_ref().map(Verifier::spent).filter(|_| self.config.window.is_some());
+        let spent = verifier.as_ref().map(Verifier::spent).filter(|_| !self.config.keeps_all());
         notes.extend(spent.map(verified_between));
         Ok(Loaded {
             report: stream.report(),
@@ -159,7 +177,7 @@ impl Load<'_> {
         })
     }
 
-    /// Takes every layer; keeps them all if the window is all, else drops each at once. Compares them once all are there, or
+    /// Takes every layer; keeps them all if the window is all, else holds each as long as an engine would. Compares them once all are there, or
     /// each before it is dropped; that is not part of the time.
     fn deliver(
         &self,
@@ -167,7 +185,7 @@ impl Load<'_> {
         checkpoint: &Checkpoint,
         mut verifier: Option<&mut Verifier>,
     ) -> Delivered {
-        let keep = self.config.window.is_none() && self.config.device != Device::None;
+        let keep = self.config.keeps_all() && self.config.device != Device::None;
         let plan = Arc::clone(stream.plan());
         let compare = |verifier: &mut Option<&mut Verifier>, index: usize, layer: &LoadedLayer| {
             let Some(verifier) = verifier else { return Ok(()) };
@@ -178,7 +196,7 @@ impl Load<'_> {
         let mut failure = None;
         for layer in stream.by_ref() {
             let taken = layer.map_err(|error| self.failure(&error)).and_then(|layer| {
-                if self.config.hash {
+                if self.config.hash && layer.pass() == 0 {
                     tell_hashes(&layer).map_err(|error| self.failure(&error))?;
                 }
                 let index = layer.index();
@@ -189,6 +207,7 @@ impl Load<'_> {
                         vram.layer_end(|| self.place(layer.id().as_str()));
                     }
                     compare(&mut verifier, index, &layer)?;
+                    thread::sleep(self.config.engine_time);
                 }
                 Ok(())
             });
@@ -302,6 +321,24 @@ struct Seen {
 }
 
 impl Loaded {
+    /// What is known of passes, from those that came to their end.
+    fn passes(&self, config: &LoadConfig, each: Vec<report::Pass>) -> report::Passes {
+        let bytes_of = |name| {
+            let terms = self.memory.resident_terms().iter();
+            terms.filter(|term| term.name == name).map(|term| term.bytes).sum()
+        };
+        let waits = self.report.waits;
+        report::Passes {
+            asked: u64::from(config.passes.passes),
+            window_bytes: bytes_of("window"),
+            kept_bytes: bytes_of("kept layers"),
+            engine_seconds: config.engine_time.as_secs_f64(),
+            binds: waits.longest().map(|binding| binding.to_string()),
+            shares: report::Shares::of(&waits, self.report.elapsed.as_secs_f64()),
+            each,
+        }
+    }
+
     fn finish(self, config: &LoadConfig, budgets: &Budgets, watches: &[Watch], seen: Seen) -> Finished {
         let problem = match &self.failure {
             Some(Failure::Cancelled) => Err(()),
