@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::borrowed::Borrowed;
-use super::engine::{Course, Engine};
+use super::engine::{Engine, Route};
 use super::{LoadError, Loader};
 use crate::checkpoint::{Checkpoint, TensorEntry};
 use crate::device::{Device, Target};
@@ -242,8 +242,8 @@ impl LoaderBuilder {
     /// # Errors
     /// As [`Loader::plan`].
     pub fn plan(&self, checkpoint: &Checkpoint) -> Result<LoadPlan, LoadError> {
-        let course = Course { window: self.window, order: self.order, passes: self.engine.passes };
-        self.plan_course(checkpoint, course)
+        let route = Route { window: self.window, order: self.order, passes: self.engine.passes };
+        self.plan_route(checkpoint, route)
     }
 
     /// A loader with these settings. Opens the device.
@@ -278,12 +278,12 @@ impl LoaderBuilder {
         }
     }
 
-    pub(super) fn plan_course(&self, checkpoint: &Checkpoint, course: Course) -> Result<LoadPlan, LoadError> {
+    pub(super) fn plan_route(&self, checkpoint: &Checkpoint, route: Route) -> Result<LoadPlan, LoadError> {
         let mut layers = Layers::group_whole(checkpoint, &self.map)?;
         let mut limits = PlanLimits::new(self.host_budget_bytes);
         limits.hash = self.hashes_on_the_way();
         limits.device_budget_bytes = self.device_budget_bytes;
-        (limits.window, limits.order, limits.passes) = (course.window, course.order, course.passes);
+        (limits.window, limits.order, limits.passes) = (route.window, route.order, route.passes);
         limits.kept = self.engine.kept(&layers)?;
         decide_io(&mut limits, checkpoint, self.io, self.readers, self.target)?;
         limits.dtype = self.dtype;

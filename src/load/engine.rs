@@ -23,13 +23,13 @@ pub enum Keep {
 
 /// The way of a load through the layers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Course {
+pub(crate) struct Route {
     pub(crate) window: Window,
     pub(crate) order: ReadOrder,
     pub(crate) passes: Passes,
 }
 
-impl Course {
+impl Route {
     /// Everything, once, to stay.
     pub(crate) fn of_everything() -> Self {
         Self { window: Window::All, order: ReadOrder::Files, passes: Passes::default() }

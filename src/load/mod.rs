@@ -34,7 +34,7 @@ use crate::staging::{Filled, Pinner, Ring, Slot};
 use crate::units::to_usize;
 
 use self::attend::Attendants;
-pub(crate) use self::engine::Course;
+pub(crate) use self::engine::Route;
 
 #[cfg(feature = "convert")]
 pub(crate) use self::builder::decide_io;
@@ -131,9 +131,8 @@ impl Loader {
     /// cannot be had.
     pub fn stream(&self, checkpoint: &Checkpoint) -> Result<LayerStream, LoadError> {
         let Self { settings, .. } = self;
-        let course =
-            Course { window: settings.window, order: settings.order, passes: settings.engine.passes };
-        self.start(checkpoint, course, settings.prefetch)
+        let route = Route { window: settings.window, order: settings.order, passes: settings.engine.passes };
+        self.start(checkpoint, route, settings.prefetch)
     }
 
     /// Loads one layer: the tensors of these names, which must be one.
@@ -144,7 +143,7 @@ impl Loader {
     ) -> Result<LoadedLayer, LoadError> {
         let settings = self.settings.clone().select(move |tensor| names.contains(tensor.name));
         let loader = Self { settings, device: self.device.clone() };
-        let mut stream = loader.start(checkpoint, Course::of_everything(), u32::MAX)?;
+        let mut stream = loader.start(checkpoint, Route::of_everything(), u32::MAX)?;
         let layer = stream.next().expect("a plan that selects something has a layer")?;
         Ok(layer)
     }
@@ -152,11 +151,11 @@ impl Loader {
     pub(crate) fn start(
         &self,
         checkpoint: &Checkpoint,
-        course: Course,
+        route: Route,
         prefetch: u32,
     ) -> Result<LayerStream, LoadError> {
         let started = Instant::now();
-        let plan = Arc::new(self.settings.plan_course(checkpoint, course)?);
+        let plan = Arc::new(self.settings.plan_route(checkpoint, route)?);
         let resident_bytes = plan.memory().resident_bytes();
         let shared = plan.memory().window();
         let waits_for_disk = is_mostly_direct(plan.io(), plan.decisions());
@@ -176,7 +175,7 @@ impl Loader {
         };
         match self.device.kind() {
             DeviceKind::Host => {
-                let backend = match (shared, course.window) {
+                let backend = match (shared, route.window) {
                     (Some(shape), _) => HostBackend::with_window(shape.bytes)?,
                     (None, Window::All) => HostBackend::new(),
                     (None, Window::Layers(_) | Window::Bytes(_)) => HostBackend::recycling(resident_bytes),
@@ -190,7 +189,7 @@ impl Loader {
                 if self.settings.borrowed.destinations.is_none() {
                     self.check_room(resident_bytes)?;
                 }
-                let recycles = shared.is_none() && course.window != Window::All;
+                let recycles = shared.is_none() && route.window != Window::All;
                 let lane = self.lane(context, recycles.then_some(resident_bytes))?;
                 let slots = launch.plan.memory().ring().slots;
                 let backend = CudaBackend::new(lane, slots)?;

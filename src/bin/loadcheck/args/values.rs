@@ -110,12 +110,16 @@ impl std::str::FromStr for Window {
     fn from_str(text: &str) -> Result<Self, String> {
         match (text.parse(), text.parse()) {
             _ if text == "all" => Ok(Self::All),
-            (Ok(0), _) => Err("write a number of layers, at least 1, `all`, or a size such as 2GiB".to_owned()),
+            (Ok(0), _) => {
+                Err("write a number of layers, at least 1, `all`, or a size such as 2GiB".to_owned())
+            }
             (Ok(layers), _) => Ok(Self::Layers(layers)),
             (Err(_), Ok(Size::Bytes(bytes))) if !text.bytes().all(|byte| byte.is_ascii_digit()) => {
                 Ok(Self::Bytes(bytes))
             }
-            (Err(_), _) => Err("write a number of layers, at least 1, `all`, or a size such as 2GiB".to_owned()),
+            (Err(_), _) => {
+                Err("write a number of layers, at least 1, `all`, or a size such as 2GiB".to_owned())
+            }
         }
     }
 }

@@ -25,8 +25,14 @@ pub(super) fn lines(passes: &Passes) -> Vec<String> {
         if hidden > 0 && (LINES_MAX - 1..passes.each.len() - 1).contains(&index) {
             continue;
         }
-        let moved = rate(pass.read_bytes, pass.seconds).map(|rate| format!(", {rate} read")).unwrap_or_default();
-        lines.push(format!("  pass {:<4}{:>9}{moved}; {}", index + 1, seconds(pass.seconds), shares(&pass.shares)));
+        let moved =
+            rate(pass.read_bytes, pass.seconds).map(|rate| format!(", {rate} read")).unwrap_or_default();
+        lines.push(format!(
+            "  pass {:<4}{:>9}{moved}; {}",
+            index + 1,
+            seconds(pass.seconds),
+            shares(&pass.shares)
+        ));
     }
     if hidden > 0 {
         lines.push(format!("  {hidden} between are left out (all of them: --json)"));

@@ -142,7 +142,14 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
     lines.extend(device_line(report));
     lines.extend(cache_line(&report.runs));
     lines.extend(peak_table(report, look));
-    lines.extend(report.runs.last().and_then(|run| run.passes.as_ref()).iter().flat_map(|passes| passes::lines(passes)));
+    lines.extend(
+        report
+            .runs
+            .last()
+            .and_then(|run| run.passes.as_ref())
+            .iter()
+            .flat_map(|passes| passes::lines(passes)),
+    );
     lines.extend(verified_line(report));
     lines.extend(promise_lines(report, look));
     lines.extend(report.limits.iter().map(|limit| limit_line(limit, look.paint)));

@@ -1,7 +1,7 @@
 //! The task `Measure`: one load, watched from before the checkpoint is opened until everything is given back.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
