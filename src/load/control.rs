@@ -30,7 +30,7 @@ use super::depth::Observation;
 use super::hash::{LayerHasher, TensorHash};
 use super::layer::LayerData;
 use super::meter::{Course, Meter, Phase, SharedTotals};
-use super::open::OpenLayer;
+use super::open::{OpenLayer, Parked};
 use super::owners::Owners;
 use super::reader::{self, Done, Job, JobResult};
 use super::setup::{Setup, Wires};
@@ -62,6 +62,8 @@ pub(super) struct Control<B: Backend> {
     meter: Meter,
     /// Layers that stay, by index, once they are sealed. Empty if none do.
     kept: Vec<Option<LoadedLayer>>,
+    /// Empty lists of layers that were sealed, for those to come.
+    spare: Vec<Vec<Parked>>,
     /// Turns that have ended and were not told of: empty between two looks.
     ended: Vec<(usize, Instant)>,
     /// Layers that are open, in order, from the first one that is not sealed, whose turn is `sealed`.
@@ -122,6 +124,7 @@ impl<B: Backend> Control<B> {
             turns,
             meter,
             kept,
+            spare: Vec::new(),
             ended: Vec::new(),
             open: VecDeque::new(),
             sealed: 0,
@@ -180,7 +183,8 @@ impl<B: Backend> Control<B> {
         for turn in self.sealed + self.open.len()..end {
             let reads = &self.turns.layer(turn).reads;
             let (reads, is_there) = (reads.end - reads.start, self.turns.is_there(turn));
-            self.open.push_back(OpenLayer::new(Course::open(turn), reads, is_there));
+            let parked = self.spare.pop().unwrap_or_default();
+            self.open.push_back(OpenLayer::new(Course::open(turn), reads, is_there, parked));
         }
     }
 
@@ -225,9 +229,11 @@ impl<B: Backend> Control<B> {
     fn on_arena(&mut self, turn: usize, arena: Arc<B::Arena>) -> Result<(), LoadError> {
         let layer = &mut self.open[turn - self.sealed];
         layer.arena = Some(arena);
-        for (read, slot) in std::mem::take(&mut layer.parked) {
+        let mut parked = std::mem::take(&mut layer.parked);
+        for Parked { read, slot } in parked.drain(..) {
             self.start_copy(turn, read, slot)?;
         }
+        self.spare.push(parked);
         self.note_whole(turn);
         Ok(())
     }
@@ -246,7 +252,7 @@ impl<B: Backend> Control<B> {
     fn start_copy(&mut self, turn: usize, read: u32, slot: Slot<Filled>) -> Result<(), LoadError> {
         let layer = &mut self.open[turn - self.sealed];
         let Some(arena) = &layer.arena else {
-            layer.parked.push((read, slot));
+            layer.parked.push(Parked { read, slot });
             return Ok(());
         };
         let plan = &self.setup.plan;

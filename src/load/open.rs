@@ -8,6 +8,12 @@ use super::window::Permit;
 use crate::device::Backend;
 use crate::staging::{Filled, Slot};
 
+/// A filled slot that waits for the arena of its layer.
+pub(super) struct Parked {
+    pub(super) read: u32,
+    pub(super) slot: Slot<Filled>,
+}
+
 /// A layer on its way.
 pub(super) struct OpenLayer<B: Backend> {
     /// `None` for a layer that is kept.
@@ -16,7 +22,7 @@ pub(super) struct OpenLayer<B: Backend> {
     /// Reads whose copies have not been queued.
     pub(super) reads_left: u32,
     /// Filled slots that wait for the arena.
-    pub(super) parked: Vec<(u32, Slot<Filled>)>,
+    pub(super) parked: Vec<Parked>,
     /// Complete with the last read, if the load hashes.
     pub(super) hashes: Vec<TensorHash>,
     /// True once its arena was asked for.
@@ -29,12 +35,12 @@ pub(super) struct OpenLayer<B: Backend> {
 
 impl<B: Backend> OpenLayer<B> {
     /// A layer that may be read from now on.
-    pub(super) fn new(course: Course, reads: u32, is_there: bool) -> Self {
+    pub(super) fn new(course: Course, reads: u32, is_there: bool, parked: Vec<Parked>) -> Self {
         Self {
             permit: None,
             arena: None,
             reads_left: if is_there { 0 } else { reads },
-            parked: Vec::new(),
+            parked,
             hashes: Vec::new(),
             is_placed: false,
             is_sealed: false,

@@ -199,6 +199,11 @@ impl DeviceMemory {
         self.pool.frees.drain()
     }
 
+    /// Waits for what is queued in the stream of copies. False if that was refused.
+    pub(super) fn drain_copies(&self) -> bool {
+        self.pool.copies.drain()
+    }
+
     /// Its length.
     pub(super) fn len_bytes(&self) -> u64 {
         self.len_bytes

@@ -12,7 +12,8 @@ use crate::live::MemoryUse;
 /// The window of one stream.
 #[derive(Debug)]
 pub(super) struct DeviceWindow {
-    memory: DeviceMemory,
+    /// `None` once it was freed.
+    memory: Option<DeviceMemory>,
     /// Behind every use of what was given up so far: frees are one stream, so that the last event covers those before it.
     given_up: Mutex<Option<Event>>,
     /// True once nobody can say when a use of some part is over.
@@ -23,12 +24,12 @@ impl DeviceWindow {
     /// The window in memory that nobody has used.
     pub(super) fn new(memory: DeviceMemory) -> Self {
         memory.live().note(MemoryUse::Window, None);
-        Self { memory, given_up: Mutex::default(), is_spoilt: AtomicBool::new(false) }
+        Self { memory: Some(memory), given_up: Mutex::default(), is_spoilt: AtomicBool::new(false) }
     }
 
     /// The whole of it.
     pub(super) fn memory(&self) -> &DeviceMemory {
-        &self.memory
+        self.memory.as_ref().expect("only dropping frees it")
     }
 
     /// Where a part starts.
@@ -37,8 +38,8 @@ impl DeviceWindow {
     /// If it does not lie in the window.
     pub(super) fn address_of(&self, offset_bytes: u64, len_bytes: u64) -> u64 {
         let end = offset_bytes.checked_add(len_bytes);
-        assert!(end.is_some_and(|end| end <= self.memory.len_bytes()), "a place outside the window");
-        self.memory.address() + offset_bytes
+        assert!(end.is_some_and(|end| end <= self.memory().len_bytes()), "a place outside the window");
+        self.memory().address() + offset_bytes
     }
 
     /// Makes what was given up usable for what is queued in the stream of copies from now on.
@@ -62,10 +63,10 @@ impl DeviceWindow {
 
     /// Takes back a part whose users the stream of frees waits for.
     pub(super) fn give_up(self: Arc<Self>) -> Freed {
-        match self.memory.mark_frees() {
+        match self.memory().mark_frees() {
             Ok(event) => *self.given_up.lock().unwrap_or_else(PoisonError::into_inner) = Some(event),
             // Without the mark nobody can wait for them in the order of the device; so now.
-            Err(_) if self.memory.drain_frees() => {}
+            Err(_) if self.memory().drain_frees() => {}
             Err(_) => {
                 self.spoil();
                 // Nor can it be freed.
@@ -74,6 +75,23 @@ impl DeviceWindow {
             }
         }
         // The last part of a window that was trimmed meanwhile takes it along.
-        Arc::into_inner(self).map_or(Freed::Recycled, |window| window.memory.free())
+        Arc::into_inner(self).map_or(Freed::Recycled, |mut window| window.free())
+    }
+
+    /// Frees all of it, once nothing lies in it any more.
+    fn free(&mut self) -> Freed {
+        let Some(memory) = self.memory.take() else { return Freed::Unconfirmed };
+        // It was allocated in the order of the copies, whether any of them came or not.
+        if memory.free_after_copies().is_err() && !memory.drain_copies() {
+            std::mem::forget(memory);
+            return Freed::Unconfirmed;
+        }
+        memory.free()
+    }
+}
+
+impl Drop for DeviceWindow {
+    fn drop(&mut self) {
+        self.free();
     }
 }
