@@ -82,8 +82,13 @@ fn scenario_passes() {
             let used_bytes = before - free_bytes(&loader);
             // Each arena takes whole pages of 2 MiB from the device.
             assert!(used_bytes <= planned_bytes + (4 << 21), "{used_bytes} of {planned_bytes}");
-            if layer.pass() > 0 {
-                assert_eq!(*used.get_or_insert(used_bytes), used_bytes, "what is taken stays as it is");
+            // In the last pass what is not needed any more goes as soon as the load is over.
+            if (1..3).contains(&layer.pass()) {
+                let first = *used.get_or_insert(used_bytes);
+                assert_eq!(
+                    first, used_bytes,
+                    "{window} {prefetch} {hand_out:?}: what is taken stays as it is"
+                );
             }
         }
         assert_eq!(tensors, 4 * case.tensors.len());

@@ -8,6 +8,7 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use common::{TestTensor, write_sharded};
 use onelayer::probe::Procfs;
@@ -82,16 +83,23 @@ fn measured_child() {
     let before = procfs.memory().rss_bytes.value().unwrap();
     let checkpoint = Checkpoint::open(path).unwrap();
     let builder = Loader::builder(Target::Host).host_budget(BUDGET_BYTES).io(io).window(Window::Layers(2));
-    let loader = builder.keep(Keep::OutsideStacks).passes(Passes::Times(PASSES)).build().unwrap();
+    let loader = builder.prefetch(8).keep(Keep::OutsideStacks).passes(Passes::Times(PASSES)).build().unwrap();
     let mut stream = loader.stream(&checkpoint).unwrap();
     let resident_bytes = stream.plan().memory().resident_bytes();
+    let windows = stream.plan().memory().terms().iter().filter(|term| term.name == "mapped windows");
+    let mapped_bytes: u64 = windows.map(|term| term.bytes).sum();
     let layers = stream.plan().layers().len() as u64;
     // Reserved before anything is counted.
     let mut blocks = Vec::with_capacity(64);
     let mut peaks = Vec::with_capacity(64);
     let mut taken = 0;
     for layer in &mut stream {
-        drop(layer.unwrap());
+        let layer = layer.unwrap();
+        if taken == 2 {
+            // What is read ahead meanwhile fills the whole ring: every page of it has been touched after the first pass.
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        drop(layer);
         taken += 1;
         if taken % layers == 0 {
             blocks.push(BLOCKS.load(Ordering::Relaxed));
@@ -107,11 +115,13 @@ fn measured_child() {
         .map(|pass| (blocks[2 * pass as usize] - blocks[2 * pass as usize - 1]).to_string())
         .collect();
     let peaks: Vec<String> = peaks.iter().map(|peak| (peak - before).to_string()).collect();
-    println!("measured {resident_bytes} {} {}", of_pass.join(","), peaks.join(","));
+    println!("measured {resident_bytes} {mapped_bytes} {} {}", of_pass.join(","), peaks.join(","));
 }
 
 struct Measured {
     resident_bytes: u64,
+    /// What windows of mappings may take, of the budget.
+    mapped_bytes: u64,
     /// Of each pass but the first.
     blocks: Vec<u64>,
     /// Growth of resident memory, at its highest, after each pass.
@@ -129,10 +139,10 @@ fn measure(path: &std::path::Path, io: &str) -> Measured {
     let line =
         text.lines().find_map(|line| line.split("measured ").nth(1)).unwrap_or_else(|| panic!("{text}"));
     let mut words = line.split(' ');
-    let resident_bytes = words.next().unwrap().parse().unwrap();
+    let [resident_bytes, mapped_bytes] = [(); 2].map(|()| words.next().unwrap().parse().unwrap());
     let mut numbers =
         || words.next().unwrap().split(',').map(|word| word.parse().unwrap()).collect::<Vec<u64>>();
-    Measured { resident_bytes, blocks: numbers(), peaks: numbers() }
+    Measured { resident_bytes, mapped_bytes, blocks: numbers(), peaks: numbers() }
 }
 
 #[test]
@@ -140,7 +150,7 @@ fn twenty_passes_take_what_one_takes() {
     let folder = tempfile::tempdir().unwrap();
     write_checkpoint(folder.path());
     for io in ["buffered", "direct", "uring", "mmap", "auto"] {
-        let Measured { resident_bytes, blocks, peaks } = measure(folder.path(), io);
+        let Measured { resident_bytes, mapped_bytes, blocks, peaks } = measure(folder.path(), io);
         println!(
             "{io}: blocks of each pass {blocks:?}, peaks in KiB {:?}",
             peaks.iter().map(|p| p >> 10).collect::<Vec<_>>()
@@ -150,8 +160,8 @@ fn twenty_passes_take_what_one_takes() {
         let last = *peaks.last().unwrap();
         assert!(last <= BUDGET_BYTES + resident_bytes + SLACK_BYTES, "{io}: peak growth {last}");
         assert!(last >= resident_bytes, "{io}: a peak of {last} shows less than what is resident");
-        // The second pass may touch pages that the first did not: slots that were not needed, stacks.
-        assert!(last <= peaks[1] + MIB, "{io}: {peaks:?}");
+        // Stacks, and what the allocator rounds up; windows of a mapping that had not met at once before.
+        assert!(last <= peaks[0] + mapped_bytes + MIB, "{io}: {peaks:?}");
         // A list or a stack that grows once more, late, is no leak: nearly all passes have to be alike.
         let mut sorted = blocks.clone();
         sorted.sort_unstable();
