@@ -13,7 +13,8 @@ pub(crate) struct PassesArgs {
     /// For every token or batch, once. From the second pass on nothing is allocated; the report has the time of each pass and what
     /// binds: the disk, filling (casts and copies), the link, or the engine. Each layer is dropped as soon as it was
     /// delivered; `--window` says how many are there at once.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "N", default_value_t = 1, hide_short_help = true,
+          value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) passes: u32,
     /// Layers that stay from pass to pass
     ///

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use onelayer::checkpoint::Checkpoint;
 use onelayer::load::{LayerStream, LoadError, LoadReport, LoadedLayer, Loader};
-use onelayer::plan::MemoryTerms;
+use onelayer::plan::{MemoryTerms, Placement};
 use onelayer::probe::{Procfs, Sampler, SamplerOptions, Summary};
 use onelayer::source::Queueing;
 use onelayer::{LoadPlan, Pinning, RingMode};
@@ -130,7 +130,7 @@ struct Loaded {
     verified: Option<Verified>,
     /// How each file was to be read, where that was decided.
     files: Vec<FileReading>,
-    /// Bytes of all tensors in their files.
+    /// Bytes of all tensors in their files, as often as they were wanted.
     wanted_bytes: u64,
     notes: Vec<String>,
 }
@@ -172,7 +172,7 @@ impl Load<'_> {
             verified: verifier.filter(|_| delivered.failure.is_none()).map(Verifier::finish),
             failure: delivered.failure,
             files: reading::files(&checkpoint, &plan),
-            wanted_bytes: plan.source_bytes(),
+            wanted_bytes: wanted_bytes(&plan),
             notes,
         })
     }
@@ -267,6 +267,14 @@ impl Load<'_> {
             crossings: Vec::with_capacity(self.watches.len()),
         }
     }
+}
+
+/// Bytes that all passes want of the files: of layers that stay, once.
+fn wanted_bytes(plan: &LoadPlan) -> u64 {
+    let others = plan.layers().iter().filter(|layer| !layer.is_kept);
+    let again = others.flat_map(|layer| plan.placements(layer)).map(Placement::source_bytes).sum::<u64>();
+    let more = plan.passes().count().map_or(0, |count| count - 1);
+    plan.source_bytes().saturating_add(again.saturating_mul(more))
 }
 
 impl From<Stopped> for Failure {
