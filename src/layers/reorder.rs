@@ -90,11 +90,11 @@ mod tests {
         assert!(refused(&[ids[0].clone(), ids[0].clone()]).contains("twice"));
         assert!(refused(&[LayerId::new("nowhere")]).contains("does not have"));
         let mut layers = layers();
-        layers.reorder(&ids[1..], |tensor| layers_of_first(tensor)).unwrap();
+        layers.reorder(&ids[1..], is_not_first).unwrap();
     }
 
-    /// The first layer, an embedding, has the first tensor and no other.
-    fn layers_of_first(tensor: TensorId) -> bool {
+    /// The first layer has the first tensor and no other.
+    fn is_not_first(tensor: TensorId) -> bool {
         tensor != TensorId(0)
     }
 }

@@ -87,7 +87,7 @@ pub(crate) enum Command {
           loadcheck ./model --max-host 200MiB --json -o loadcheck.json",
         after_long_help = Exit::table()
     )]
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Compares what ways of loading SOURCE cost, side by side
     #[command(long_about = compare::COMPARE_ABOUT, after_long_help = Exit::table())]
     Compare(Box<CompareArgs>),
