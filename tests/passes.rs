@@ -107,7 +107,7 @@ fn every_layer_of_every_pass_is_right() {
 fn what_is_cast_or_hashed_is_right_in_every_pass() {
     let _alone = alone();
     let wide = |name: &str, seed| {
-        let bytes = (0..40_000_u32).flat_map(|n| (f32::from((n % 997 + seed) as u16) * 0.25).to_le_bytes());
+        let bytes = (0..40_000_u16).flat_map(|n| (f32::from(n % 997 + seed) * 0.25).to_le_bytes());
         TestTensor { name: name.to_owned(), dtype: "F32", shape: vec![40_000], bytes: bytes.collect() }
     };
     let tensors: Vec<_> = (0..4).map(|n| wide(&format!("model.layers.{n}.mlp.weight"), n)).collect();
@@ -302,7 +302,7 @@ fn a_window_of_bytes_holds_as_many_layers_as_fit() {
         let total: u64 = stream.plan().layers().iter().map(|layer| layer.arena_bytes).sum();
         assert_eq!(stream.plan().memory().resident_bytes(), window_bytes.min(total));
         let mut most = 0;
-        while let Some(layer) = stream.next() {
+        for layer in stream.by_ref() {
             let layer = layer.unwrap();
             let live = live::snapshot();
             let window = live.allocations().iter().find(|one| one.used_for == MemoryUse::Window).unwrap();

@@ -111,9 +111,8 @@ fn measured_child() {
     }
     drop((stream, checkpoint));
     // The blocks of a pass: from behind the probe of the one before it until its own end.
-    let of_pass: Vec<String> = (1..taken / layers)
-        .map(|pass| (blocks[2 * pass as usize] - blocks[2 * pass as usize - 1]).to_string())
-        .collect();
+    let of_pass: Vec<String> =
+        blocks[1..].chunks_exact(2).map(|pass| (pass[1] - pass[0]).to_string()).collect();
     let peaks: Vec<String> = peaks.iter().map(|peak| (peak - before).to_string()).collect();
     println!("measured {resident_bytes} {mapped_bytes} {} {}", of_pass.join(","), peaks.join(","));
 }

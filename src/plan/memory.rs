@@ -35,7 +35,7 @@ const _: () = assert!(SLOTS_MIN == 4, "the floor is that many slots");
 
 /// What the loader keeps for a layer that is open or resident, from above: its entry, its handle, its permit, its place in
 /// a channel. The loader's tests hold it to this.
-pub(crate) const LAYER_STATE_BYTES: u64 = 512;
+pub(crate) const LAYER_STATE_BYTES: u64 = 640;
 /// What a source keeps for a file, from above: its path, its identity, its place among the open ones, why it fell back.
 /// Not the path's true length: a plan does not depend on where its checkpoint lies.
 const FILE_STATE_BYTES: u64 = 1024;
