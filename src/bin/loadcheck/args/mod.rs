@@ -202,11 +202,11 @@ pub(crate) struct LoadArgs {
     /// F32 and F64 tensors arrive as this type, rounded to nearest even, ties to even; all others arrive as they are.
     #[arg(long, value_name = "DTYPE", value_parser = parse_float_type)]
     pub(crate) dtype: Option<FloatType>,
-    /// Layers kept at once
+    /// Layers kept at once: N, 2GiB or all
     ///
     /// With `all` every layer stays until the end, then all are given back and memory is measured again. With a
     /// number, or a size such as 2GiB, each layer is dropped as soon as it was delivered.
-    #[arg(long, value_name = "N|SIZE|all", default_value = "all")]
+    #[arg(long, value_name = "WINDOW", default_value = "all")]
     pub(crate) window: Window,
     /// Layers read ahead
     #[arg(long, value_name = "N", default_value_t = 2)]
