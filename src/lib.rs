@@ -129,7 +129,7 @@ pub mod for_benches {
 
 pub use self::checkpoint::{Checkpoint, CheckpointError, DType, OpenOptions, TensorEntry};
 pub use self::layers::{LayerId, LayerMap, Layers};
-pub use self::plan::{FloatType, IoDecision, IoMode, LoadPlan, PlanError, ReadOrder, Window};
+pub use self::plan::{FloatType, IoDecision, IoMode, LoadPlan, Passes, PlanError, ReadOrder, Window};
 pub use self::ranks::{Rank, RankPart, Share, Split, SplitError, SplitRules};
 pub use self::slices::SliceError;
 pub use self::source::SourceError;
@@ -137,7 +137,8 @@ pub use self::staging::{Pinning, RingMode, StagingError};
 // In the order of the flow, as above.
 pub use self::device::{After, CudaCode, Device, DeviceError, DeviceRegion, Target};
 pub use self::load::{
-    Awaited, CancelHandle, HandOut, Holder, LayerStream, LoadError, LoadReport, LoadedLayer, LoadedTensor,
-    Loader, LoaderBuilder, ParkTo, Progress, Receipt, TensorHash, TensorReader,
+    Awaited, Binding, CancelHandle, HandOut, Holder, Keep, LayerStream, LayerTimes, LoadError, LoadReport,
+    LoadedLayer, LoadedTensor, Loader, LoaderBuilder, ParkTo, PassReport, Progress, Receipt, TensorHash,
+    TensorReader, Waits,
 };
 pub use self::model::{Model, Part, Scope};

@@ -7,6 +7,7 @@
 //! scratch --> ring
 //!         --> filling --> layer --> (idle -->) gone
 //!         --> parked --> gone
+//!         --> window (layers come and go) --> gone
 //! ```
 //!
 //! An entry is for an allocation, not for a tensor, and costs a lock when it is made, noted and dropped. Memory of callers
@@ -14,7 +15,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::checkpoint::DType;
@@ -51,6 +52,8 @@ pub enum MemoryUse {
     Filling,
     /// The arena of a resident layer.
     Layer,
+    /// What the layers of a stream share that goes through them again and again.
+    Window,
     /// A layer that waits in host memory.
     Parked,
     /// An arena that waits for the next layer of its stream.
@@ -64,6 +67,7 @@ impl fmt::Display for MemoryUse {
             Self::Scratch => "scratch",
             Self::Filling => "filling",
             Self::Layer => "layer",
+            Self::Window => "window",
             Self::Parked => "parked",
             Self::Idle => "idle",
         })
@@ -84,9 +88,9 @@ pub struct Allocation {
     pub bytes: u64,
     /// How long it has been there, when the list was made.
     pub age: Duration,
-    /// The layer in it, if it is one.
+    /// The layer in it, if it is one; in a window the last one that came.
     pub layer: Option<LayerId>,
-    /// The tensors in it, in file order, if it is a resident layer.
+    /// The tensors in it, in file order, if it is a resident layer; in a window those of every layer there.
     pub tensors: Vec<LiveTensor>,
 }
 
@@ -246,13 +250,15 @@ struct Record {
     bytes: u64,
     since: Instant,
     layer: Option<LayerId>,
-    contents: Option<Weak<dyn Describe>>,
+    /// One, or all that lie in a window.
+    contents: Vec<Weak<dyn Describe>>,
 }
 
 impl Entry {
     /// An allocation that was just made.
     pub(crate) fn new(memory: MemoryKind, used_for: MemoryUse, bytes: u64) -> Self {
-        let record = Record { memory, used_for, bytes, since: Instant::now(), layer: None, contents: None };
+        let record =
+            Record { memory, used_for, bytes, since: Instant::now(), layer: None, contents: Vec::new() };
         let mut registry = registry();
         let number = registry.last_number + 1;
         registry.last_number = number;
@@ -268,15 +274,23 @@ impl Entry {
     /// From now on it is for this, and nothing else is known.
     pub(crate) fn note(&self, used_for: MemoryUse, layer: Option<&LayerId>) {
         self.change(|record| {
-            (record.used_for, record.layer, record.contents) = (used_for, layer.cloned(), None);
+            (record.used_for, record.layer) = (used_for, layer.cloned());
+            record.contents.clear();
         });
     }
 
-    /// From now on it is the arena of a resident layer.
+    /// From now on it is the arena of a resident layer, or a window with one more.
     pub(crate) fn note_layer(&self, layer: &LayerId, contents: Weak<dyn Describe>) {
         self.change(|record| {
-            record.used_for = MemoryUse::Layer;
-            (record.layer, record.contents) = (Some(layer.clone()), Some(contents));
+            match record.used_for {
+                MemoryUse::Window => record.contents.retain(|one| one.strong_count() > 0),
+                _ => {
+                    record.used_for = MemoryUse::Layer;
+                    record.contents.clear();
+                }
+            }
+            record.layer = Some(layer.clone());
+            record.contents.push(contents);
         });
     }
 
@@ -293,7 +307,7 @@ impl Drop for Entry {
 
 impl Record {
     fn allocation(self, number: u64, now: Instant) -> Allocation {
-        let contents: Option<Arc<dyn Describe>> = self.contents.and_then(|contents| contents.upgrade());
+        let contents = self.contents.iter().filter_map(Weak::upgrade);
         Allocation {
             number,
             memory: self.memory,
@@ -301,7 +315,7 @@ impl Record {
             bytes: self.bytes,
             age: now.saturating_duration_since(self.since),
             layer: self.layer,
-            tensors: contents.map_or_else(Vec::new, |contents| contents.tensors()),
+            tensors: contents.flat_map(|contents| contents.tensors()).collect(),
         }
     }
 }
@@ -321,6 +335,8 @@ fn registry() -> MutexGuard<'static, Registry> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     struct One;

@@ -38,6 +38,14 @@ fn layers_streams_every_layer() {
 }
 
 #[test]
+fn passes_go_on_and_say_what_binds() {
+    let text = printed(example("passes").arg(fixture("llama")));
+    assert_eq!(text.matches("  model.layers.3 (").count(), 3, "{text}");
+    assert!(text.contains("kept layers: ") && text.contains("token 2: "), "{text}");
+    assert!(text.contains("waited for disk: "), "{text}");
+}
+
+#[test]
 fn load_and_look_up_finds_and_suggests() {
     let names = ["model.norm.weight", "model.norm.wieght"];
     let text = printed(example("load_and_look_up").arg(fixture("llama")).args(names));

@@ -23,8 +23,8 @@ use crate::checkpoint::{Checkpoint, Shard, ShardId, TensorId};
 use crate::device::{NoneBackend, Target};
 use crate::layers::LayerId;
 use crate::load::{
-    DEFAULT_HOST_BUDGET_BYTES, DEFAULT_PREFETCH_LAYERS, DEFAULT_STALL_TIMEOUT, HandOut, Launch, LayerStream,
-    LoadError, Witness, decide_io,
+    DEFAULT_HOST_BUDGET_BYTES, DEFAULT_PREFETCH_LAYERS, DEFAULT_STALL_TIMEOUT, HandOut, Hooks, Launch,
+    LayerStream, LoadError, Witness, decide_io,
 };
 use crate::plan::{
     Cast, Group, IoMode, Landing, LoadPlan, MemoryTerm, Placement, PlanLimits, ReadRequest, ResidentKind,
@@ -180,6 +180,7 @@ impl HashPass<'_> {
             queues: 0,
             hash,
             witness,
+            hooks: Hooks::default(),
             stall_timeout: DEFAULT_STALL_TIMEOUT,
             started: Instant::now(),
         };

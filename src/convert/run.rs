@@ -27,7 +27,7 @@ use super::prepared::PreparedConversion;
 use super::target::{self, FileState};
 use super::{ConvertError, ConvertEvent, ConvertReport, KernelCopied, Part, Verification, clearing, ending};
 use crate::checkpoint::{ShardId, open_regular};
-use crate::load::{DEFAULT_STALL_TIMEOUT, HandOut, Launch, LayerStream, LoadError, Progress};
+use crate::load::{DEFAULT_STALL_TIMEOUT, HandOut, Hooks, Launch, LayerStream, LoadError, Progress};
 use crate::plan::{IoMode, LoadPlan, PlannedLayer};
 use crate::units::{ByteRange, to_u64};
 
@@ -259,6 +259,7 @@ impl Run<'_> {
             queues: 0,
             hash: false,
             witness: None,
+            hooks: Hooks::default(),
             stall_timeout: DEFAULT_STALL_TIMEOUT,
             started: Instant::now(),
         };

@@ -28,8 +28,8 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// thread that waits for them.
     const IS_ASYNCHRONOUS: bool;
 
-    /// Allocates the arena of a layer.
-    fn allocate(&self, layer: &PlannedLayer) -> Result<Arc<Self::Arena>, DeviceError>;
+    /// Makes the arena of a layer, at that place. A place in the window is nobody else's until the arena is gone.
+    fn allocate(&self, layer: &PlannedLayer, place: Place) -> Result<Arc<Self::Arena>, DeviceError>;
 
     /// Starts the copies of one read. The pending copy owns the slot and keeps the arena alive. On an error nothing is in
     /// flight any more when this returns.
@@ -51,8 +51,17 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// is waited for.
     fn give_up(&self) {}
 
-    /// Gives recycled arenas back to the system. Called once, when no copy is in flight.
+    /// Gives recycled arenas, and the window, back to the system. Called once, when no copy is in flight.
     fn trim(&self);
+}
+
+/// Where the arena of a layer lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In memory of its own.
+    Own,
+    /// In the window, which the backend has allocated as a whole, at this offset.
+    InWindow { offset_bytes: u64 },
 }
 
 /// What has to be over before memory is freed.

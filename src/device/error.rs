@@ -102,6 +102,9 @@ pub enum DeviceError {
         "the per-thread default stream cannot order the copies of a load: hand in a stream of your own, or none"
     )]
     PerThreadStream,
+    /// The driver has refused to say when a dropped layer's place in the window is free, so that no layer can follow it there.
+    #[error("nobody knows when a dropped layer's part of the window is free: the driver has refused to say")]
+    WindowInDoubt,
     /// A call of the driver failed.
     #[error("{call} failed: {code}")]
     Cuda {

@@ -5,12 +5,12 @@
 #![allow(unsafe_code, reason = "reader threads write disjoint parts of one arena; each block says why")]
 
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::ahead::{Toucher, Touching};
 use super::idle::IdleArenas;
 use super::none::CompletedCopy;
-use super::{Backend, DeviceError, Fill, Freed, Home, Resident, Target, Unfilled, refill_pieces};
+use super::{Backend, DeviceError, Fill, Freed, Home, Place, Resident, Target, Unfilled, refill_pieces};
 use crate::live::{Entry, MemoryUse};
 use crate::plan::{Copies, MoveOp, PlannedLayer};
 use crate::staging::copy::copy_past_cache;
@@ -22,6 +22,8 @@ use crate::units::to_usize;
 #[derive(Debug)]
 pub(crate) struct HostBackend {
     pool: Arc<IdleArenas<AnonymousMemory>>,
+    /// What layers share that come and go. `None` if each has an arena of its own, and once it was trimmed.
+    window: Mutex<Option<Arc<AnonymousMemory>>>,
     /// Touches fresh arenas ahead of the readers.
     toucher: Option<Toucher>,
 }
@@ -29,13 +31,31 @@ pub(crate) struct HostBackend {
 impl HostBackend {
     /// A backend that frees the arenas of dropped layers at once.
     pub(crate) fn new() -> Self {
-        Self { pool: Arc::new(IdleArenas::closed()), toucher: None }
+        Self { pool: Arc::new(IdleArenas::closed()), window: Mutex::default(), toucher: None }
+    }
+
+    /// A backend whose layers share a window of so many bytes, those aside that get an arena of their own.
+    pub(crate) fn with_window(bytes: u64) -> Result<Self, DeviceError> {
+        let backend = Self::new();
+        if bytes > 0 {
+            let memory = AnonymousMemory::new(bytes);
+            let memory = memory.map_err(|source| DeviceError::HostAllocation { bytes, source })?;
+            memory.live().note(MemoryUse::Window, None);
+            *backend.window() = Some(Arc::new(memory));
+        }
+        Ok(backend)
+    }
+
+    fn window(&self) -> MutexGuard<'_, Option<Arc<AnonymousMemory>>> {
+        // It is only ever assigned.
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A backend that uses the arenas of dropped layers again until it is trimmed. All its arenas together, in use or
     /// not, hold at most `resident_bytes_max`, or what the layers in use hold if that is more.
     pub(crate) fn recycling(resident_bytes_max: u64) -> Self {
-        Self { pool: Arc::new(IdleArenas::open(resident_bytes_max)), toucher: None }
+        let pool = Arc::new(IdleArenas::open(resident_bytes_max));
+        Self { pool, window: Mutex::default(), toucher: None }
     }
 
     /// The same, with a thread that touches fresh arenas ahead of the readers: for readers that wait for a disk.
@@ -53,14 +73,69 @@ impl HostBackend {
 pub(crate) struct HostArena {
     len_bytes: u64,
     /// `None` for a layer without bytes, and while being made or dropped.
-    memory: Option<AnonymousMemory>,
+    memory: Option<Memory>,
     /// Over before the memory is anybody else's.
     touching: Option<Touching>,
     /// `None` once it was given up.
     pool: Option<Arc<IdleArenas<AnonymousMemory>>>,
 }
 
+/// The memory of one arena.
+#[derive(Debug)]
+enum Memory {
+    Own(AnonymousMemory),
+    /// A part of the window, from this offset on.
+    Part {
+        window: Arc<AnonymousMemory>,
+        start_bytes: u64,
+    },
+}
+
+impl Memory {
+    /// What it lies in, and where.
+    fn parts(&self) -> (&AnonymousMemory, u64) {
+        match self {
+            Self::Own(memory) => (memory, 0),
+            Self::Part { window, start_bytes } => (window, *start_bytes),
+        }
+    }
+
+    fn live(&self) -> &Entry {
+        self.parts().0.live()
+    }
+
+    fn pointer_to(&self, offset_bytes: u64, len_bytes: u64) -> NonNull<u8> {
+        let (memory, start_bytes) = self.parts();
+        memory.pointer_to(start_bytes + offset_bytes, len_bytes)
+    }
+
+    /// # Safety
+    /// As [`AnonymousMemory::part`].
+    unsafe fn part(&self, offset_bytes: u64, len_bytes: u64) -> &[u8] {
+        let (memory, start_bytes) = self.parts();
+        // SAFETY: the caller's promise.
+        unsafe { memory.part(start_bytes + offset_bytes, len_bytes) }
+    }
+
+    /// # Safety
+    /// As [`AnonymousMemory::part_mut`].
+    #[expect(clippy::mut_from_ref, reason = "the caller proves that parts are disjoint")]
+    unsafe fn part_mut(&self, offset_bytes: u64, len_bytes: u64) -> &mut [u8] {
+        let (memory, start_bytes) = self.parts();
+        // SAFETY: the caller's promise.
+        unsafe { memory.part_mut(start_bytes + offset_bytes, len_bytes) }
+    }
+}
+
 impl HostArena {
+    /// An arena in the window, at a place that nobody else has.
+    fn in_window(window: Arc<AnonymousMemory>, start_bytes: u64, len_bytes: u64) -> Self {
+        let end = start_bytes.checked_add(len_bytes);
+        assert!(end.is_some_and(|end| end <= window.len_bytes()), "a place outside the window");
+        let memory = (len_bytes > 0).then_some(Memory::Part { window, start_bytes });
+        Self { len_bytes, memory, touching: None, pool: None }
+    }
+
     fn new(
         pool: &Arc<IdleArenas<AnonymousMemory>>,
         toucher: Option<&Toucher>,
@@ -69,20 +144,22 @@ impl HostArena {
         let failed = |source| DeviceError::HostAllocation { bytes: len_bytes, source };
         let recycled = pool.take(len_bytes).memory;
         // From here on the arena's drop gives back what the pool has counted, whatever fails below.
-        let mut arena = Self { len_bytes, memory: recycled, touching: None, pool: Some(Arc::clone(pool)) };
-        match &arena.memory {
+        let mut arena = Self { len_bytes, memory: None, touching: None, pool: Some(Arc::clone(pool)) };
+        match recycled {
             // What the last layer touched beyond this one's end would count as resident.
             Some(memory) => {
                 memory.live().note(MemoryUse::Filling, None);
                 // SAFETY: an arena that was idle has no other owner, so nothing refers to its bytes.
-                unsafe { memory.release_from(len_bytes) }.map_err(failed)?;
+                let released = unsafe { memory.release_from(len_bytes) };
+                arena.memory = Some(Memory::Own(memory));
+                released.map_err(failed)?;
             }
             None if len_bytes == 0 => {}
             None => {
                 let memory = AnonymousMemory::new(len_bytes).map_err(failed)?;
                 memory.live().note(MemoryUse::Filling, None);
                 arena.touching = toucher.and_then(|toucher| toucher.touch(&memory, len_bytes));
-                arena.memory = Some(memory);
+                arena.memory = Some(Memory::Own(memory));
             }
         }
         Ok(arena)
@@ -90,12 +167,23 @@ impl HostArena {
 
     fn give_up(&mut self) -> Freed {
         drop(self.touching.take());
+        let own = match self.memory.take() {
+            Some(Memory::Part { window, .. }) => {
+                return match Arc::into_inner(window).map(AnonymousMemory::unmap) {
+                    Some(Ok(())) => Freed::Returned,
+                    Some(Err(_)) => Freed::Unconfirmed,
+                    None => Freed::Recycled,
+                };
+            }
+            Some(Memory::Own(memory)) => Some(memory),
+            None => None,
+        };
         let Some(pool) = self.pool.take() else { return Freed::Unconfirmed };
-        if let Some(memory) = &self.memory {
+        if let Some(memory) = &own {
             memory.live().note(MemoryUse::Idle, None);
         }
-        let had_memory = self.memory.is_some();
-        match pool.give(self.memory.take(), self.len_bytes).map(AnonymousMemory::unmap) {
+        let had_memory = own.is_some();
+        match pool.give(own, self.len_bytes).map(AnonymousMemory::unmap) {
             Some(Ok(())) => Freed::Returned,
             Some(Err(_)) => Freed::Unconfirmed,
             None if had_memory => Freed::Recycled,
@@ -154,12 +242,13 @@ impl Resident for HostResident {
     }
 
     fn home(&self) -> Option<Arc<dyn Home>> {
-        let pool = Arc::clone(self.0.pool.as_ref()?);
+        // Those in a window have none: where they are parked and restored, it is to memory of their own.
+        let pool = self.0.pool.clone().unwrap_or_else(|| Arc::new(IdleArenas::closed()));
         Some(pool)
     }
 
     fn live(&self) -> Option<&Entry> {
-        self.0.memory.as_ref().map(AnonymousMemory::live)
+        self.0.memory.as_ref().map(Memory::live)
     }
 
     fn host_bytes(&self) -> Option<&[u8]> {
@@ -188,8 +277,13 @@ impl Backend for HostBackend {
 
     const IS_ASYNCHRONOUS: bool = false;
 
-    fn allocate(&self, layer: &PlannedLayer) -> Result<Arc<HostArena>, DeviceError> {
-        self.arena(layer.arena_bytes)
+    fn allocate(&self, layer: &PlannedLayer, place: Place) -> Result<Arc<HostArena>, DeviceError> {
+        match (place, &*self.window()) {
+            (Place::InWindow { offset_bytes }, Some(window)) => {
+                Ok(Arc::new(HostArena::in_window(Arc::clone(window), offset_bytes, layer.arena_bytes)))
+            }
+            (Place::Own | Place::InWindow { .. }, _) => self.arena(layer.arena_bytes),
+        }
     }
 
     fn copy_async(
@@ -221,6 +315,8 @@ impl Backend for HostBackend {
 
     fn trim(&self) {
         self.pool.close();
+        // What a layer still lies in stays until that is gone.
+        drop(self.window().take());
     }
 }
 
@@ -307,7 +403,7 @@ mod tests {
     fn an_arena_is_touched_ahead_and_given_back_meanwhile() {
         let backend = HostBackend::new().touching_ahead();
         let arena = backend.arena(64 * MIB).unwrap();
-        let is_resident = || arena.memory.as_ref().unwrap().resident_bytes() == 64 * MIB;
+        let is_resident = || arena.memory.as_ref().unwrap().parts().0.resident_bytes() == 64 * MIB;
         let deadline = Instant::now() + Duration::from_secs(20);
         while !is_resident() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));

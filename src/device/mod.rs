@@ -9,7 +9,7 @@ use std::str::FromStr;
 pub use self::backend::After;
 use self::backend::refill_pieces;
 pub(crate) use self::backend::{
-    Backend, Fill, Freed, Home, PendingCopy, REFILLED_BYTES_MAX, Resident, Unfilled,
+    Backend, Fill, Freed, Home, PendingCopy, Place, REFILLED_BYTES_MAX, Resident, Unfilled,
 };
 pub use self::code::CudaCode;
 pub use self::error::DeviceError;

@@ -77,6 +77,15 @@ pub enum LayersError {
         name: String,
     },
 
+    /// The caller's order of layers does not name every layer once.
+    #[error("the call order names layer `{layer}` {what}")]
+    CallOrder {
+        /// The layer.
+        layer: String,
+        /// What is wrong with that.
+        what: &'static str,
+    },
+
     /// The grouping lost or doubled tensors: a bug, reported instead of a wrong load.
     #[error(
         "grouping accounts for {found} {what}, but the headers hold {expected}; please report this as a bug"

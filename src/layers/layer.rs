@@ -149,9 +149,13 @@ impl Layers {
     /// The layer of that id.
     #[must_use]
     pub fn find(&self, id: &LayerId) -> Option<&Layer> {
+        Some(&self.layers[self.position_of_id(id)?])
+    }
+
+    pub(super) fn position_of_id(&self, id: &LayerId) -> Option<usize> {
         let position = |&at: &u32| self.layers[slot(at)].id.as_str();
         let at = self.by_id.binary_search_by(|at| position(at).cmp(id.as_str())).ok()?;
-        Some(&self.layers[slot(self.by_id[at])])
+        Some(slot(self.by_id[at]))
     }
 
     /// The layer that holds a tensor.

@@ -27,5 +27,6 @@ mod named;
 mod names;
 mod order;
 mod overrides;
+mod reorder;
 mod rule;
 mod shared;

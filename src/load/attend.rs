@@ -15,26 +15,27 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender};
 
+use super::channels::{Sizes, channel};
 use super::reader::panic_message;
 use super::window::Permit;
 use super::{LoadError, LoadedLayer};
-use crate::device::{Backend, PendingCopy};
+use crate::device::{Backend, PendingCopy, Place};
 use crate::plan::LoadPlan;
 
 /// What somebody waits for.
 pub(super) enum Wait<B: Backend> {
     /// Until a copy is over and its slot is free. The layer keeps its place in the window for as long: the copy keeps the
     /// arena, even if the layer was handed out at once and has been dropped.
-    Copy { read: u32, copy: B::Pending, permit: Arc<Permit> },
+    Copy { read: u32, copy: B::Pending, permit: Option<Arc<Permit>> },
     /// Until every byte of a layer is in its place.
     Ready(LoadedLayer),
 }
 
 /// What has happened meanwhile.
 pub(super) enum Notice<B: Backend> {
-    Allocated { layer: usize, arena: Result<Arc<B::Arena>, LoadError> },
+    Allocated { turn: usize, arena: Result<Arc<B::Arena>, LoadError> },
     Copied { read: u32, outcome: Result<(), LoadError> },
     Ready(Result<LoadedLayer, LoadError>),
 }
@@ -44,16 +45,22 @@ pub(super) struct Attendants<B: Backend> {
     /// `None` while being dropped.
     requests: Option<Requests<B>>,
     /// The thread's end of the allocations: to take back what it has not begun.
-    allocations_not_begun: Receiver<usize>,
+    allocations_not_begun: Receiver<Allocation>,
     notices: Receiver<Notice<B>>,
     threads: Vec<JoinHandle<()>>,
-    /// The layer whose arena was asked for ahead.
+    /// The turn whose arena was asked for ahead.
     ahead: Option<usize>,
+}
+
+/// An arena that is wanted.
+struct Allocation {
+    turn: usize,
+    place: Place,
 }
 
 /// What the threads are asked for.
 struct Requests<B: Backend> {
-    allocations: Sender<usize>,
+    allocations: Sender<Allocation>,
     waits: Sender<Wait<B>>,
 }
 
@@ -63,9 +70,10 @@ impl<B: Backend> Attendants<B> {
         if !B::IS_ASYNCHRONOUS {
             return Ok(None);
         }
-        let (allocations, allocation_receiver) = unbounded();
-        let (waits, wait_receiver) = unbounded();
-        let (notice_sender, notices) = unbounded();
+        let sizes = Sizes::of(plan);
+        let (allocations, allocation_receiver) = channel(sizes.layers);
+        let (waits, wait_receiver) = channel(sizes.waits);
+        let (notice_sender, notices) = channel(sizes.notices);
         let mut attendants = Self {
             requests: Some(Requests { allocations, waits }),
             allocations_not_begun: allocation_receiver.clone(),
@@ -94,16 +102,17 @@ impl<B: Backend> Attendants<B> {
     }
 
     /// Asks for the arena of the layer that will be the first to need one.
-    pub(super) fn allocate_ahead(&mut self, layer: usize) {
-        self.allocate(layer);
-        self.ahead = Some(layer);
+    pub(super) fn allocate_ahead(&mut self, turn: usize, place: Place) {
+        self.allocate(turn, place);
+        self.ahead = Some(turn);
     }
 
-    /// Asks for the arena of a layer, unless that was done ahead. Each layer is asked for once, in the order in which they
+    /// Asks for the arena of a layer, unless that was done ahead. Each turn is asked for once, in the order in which they
     /// need theirs.
-    pub(super) fn allocate(&mut self, layer: usize) {
-        if self.ahead.take_if(|ahead| *ahead == layer).is_none() {
-            self.requests().allocations.send(layer).expect("a receiver of the allocations is kept here");
+    pub(super) fn allocate(&mut self, turn: usize, place: Place) {
+        if self.ahead.take_if(|ahead| *ahead == turn).is_none() {
+            let allocation = Allocation { turn, place };
+            self.requests().allocations.send(allocation).expect("a receiver of the allocations is kept here");
         }
     }
 
@@ -133,12 +142,13 @@ impl<B: Backend> Drop for Attendants<B> {
 fn allocate_all<B: Backend>(
     backend: &B,
     plan: &LoadPlan,
-    allocations: &Receiver<usize>,
+    allocations: &Receiver<Allocation>,
     notices: &Sender<Notice<B>>,
 ) {
-    for layer in allocations {
-        let arena = guard(|| Ok(backend.allocate(&plan.layers()[layer])?));
-        if notices.send(Notice::Allocated { layer, arena }).is_err() {
+    for Allocation { turn, place } in allocations {
+        let layer = &plan.layers()[turn % plan.layers().len()];
+        let arena = guard(|| Ok(backend.allocate(layer, place)?));
+        if notices.send(Notice::Allocated { turn, arena }).is_err() {
             return;
         }
     }

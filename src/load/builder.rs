@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::borrowed::Borrowed;
+use super::engine::{Engine, Route};
 use super::{LoadError, Loader};
 use crate::checkpoint::{Checkpoint, TensorEntry};
 use crate::device::{Device, Target};
@@ -86,6 +87,7 @@ pub struct LoaderBuilder {
     readers: Option<u32>,
     hash: bool,
     pub(super) hand_out: HandOut,
+    pub(super) engine: Engine,
     dtype: Option<FloatType>,
     hole_bytes_max: Option<u64>,
     pub(super) stall_timeout: Duration,
@@ -110,6 +112,7 @@ impl LoaderBuilder {
             readers: None,
             hash: false,
             hand_out: HandOut::WhenComplete,
+            engine: Engine::default(),
             dtype: None,
             hole_bytes_max: None,
             stall_timeout: DEFAULT_STALL_TIMEOUT,
@@ -251,7 +254,8 @@ impl LoaderBuilder {
     /// # Errors
     /// As [`Loader::plan`].
     pub fn plan(&self, checkpoint: &Checkpoint) -> Result<LoadPlan, LoadError> {
-        self.plan_window(checkpoint, self.window, self.order)
+        let route = Route { window: self.window, order: self.order, passes: self.engine.passes };
+        self.plan_route(checkpoint, route)
     }
 
     /// A loader with these settings. Opens the device.
@@ -286,17 +290,13 @@ impl LoaderBuilder {
         }
     }
 
-    pub(super) fn plan_window(
-        &self,
-        checkpoint: &Checkpoint,
-        window: Window,
-        order: ReadOrder,
-    ) -> Result<LoadPlan, LoadError> {
-        let layers = Layers::group_whole(checkpoint, &self.map)?;
+    pub(super) fn plan_route(&self, checkpoint: &Checkpoint, route: Route) -> Result<LoadPlan, LoadError> {
+        let mut layers = Layers::group_whole(checkpoint, &self.map)?;
         let mut limits = PlanLimits::new(self.host_budget_bytes);
         limits.hash = self.hashes_on_the_way();
         limits.device_budget_bytes = self.device_budget_bytes;
-        (limits.window, limits.order) = (window, order);
+        (limits.window, limits.order, limits.passes) = (route.window, route.order, route.passes);
+        limits.kept = self.engine.kept(&layers)?;
         decide_io(&mut limits, checkpoint, self.io, self.readers, self.target)?;
         limits.dtype = self.dtype;
         if self.share.is_some() {
@@ -313,6 +313,9 @@ impl LoaderBuilder {
             |tensor| self.select.as_ref().is_none_or(|select| select(&checkpoint.tensor(tensor)));
         let share =
             self.share.map(|rank| (rank, Share::divide(checkpoint, &layers, rank.world(), is_selected)));
+        if let Some(order) = &self.engine.call_order {
+            layers.reorder(order, is_selected)?;
+        }
         let select = |tensor| match &share {
             Some((rank, share)) => share.is_of(*rank, tensor),
             None => is_selected(tensor),
@@ -338,6 +341,7 @@ impl fmt::Debug for LoaderBuilder {
             .field("readers", &self.readers)
             .field("hash", &self.hash)
             .field("hand_out", &self.hand_out)
+            .field("engine", &self.engine)
             .field("dtype", &self.dtype)
             .field("hole_bytes_max", &self.hole_bytes_max)
             .field("borrowed", &self.borrowed)

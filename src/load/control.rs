@@ -22,72 +22,32 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, Sender, never, select};
+use crossbeam_channel::{Receiver, never, select};
 
 use super::attend::{Attendants, Notice, Wait};
-use super::depth::{Depth, Observation};
-use super::gate::GateKeeper;
+use super::channels::ahead_most;
+use super::depth::Observation;
 use super::hash::{LayerHasher, TensorHash};
 use super::layer::LayerData;
+use super::meter::{Course, Meter, Phase, SharedTotals};
+use super::open::{OpenLayer, Parked};
 use super::owners::Owners;
 use super::reader::{self, Done, Job, JobResult};
-use super::stream::{Delivery, Signal};
+use super::setup::{Setup, Wires};
+use super::stream::Delivery;
+use super::turns::Turns;
 use super::window::{Permit, PermitOffice};
-use super::{HandOut, LoadError, LoadedLayer, Progress, Witness};
-use crate::budget::Reservation;
-use crate::checkpoint::Checkpoint;
-use crate::device::{Backend, PendingCopy};
-use crate::plan::{IssuePlace, LoadPlan, ReadOrder, Turn};
-use crate::source::Source;
-use crate::staging::{Filled, Ring, Slot};
-use crate::units::to_usize;
+use super::{HandOut, LoadError, LoadedLayer, Progress};
+use crate::device::{Backend, PendingCopy, Place};
+use crate::plan::{ReadOrder, Turn};
+use crate::staging::{Filled, Slot};
+use crate::units::{to_u64, to_usize};
 
-/// What a load is made of, before its threads run.
-pub(super) struct Setup<B: Backend> {
-    pub(super) checkpoint: Checkpoint,
-    pub(super) plan: Arc<LoadPlan>,
-    pub(super) ring: Arc<Ring>,
-    pub(super) source: Arc<dyn Source>,
-    pub(super) backend: Arc<B>,
-    /// Layers read ahead of the one the caller has or waits for.
-    pub(super) prefetch: usize,
-    /// When the caller gets a layer.
-    pub(super) hand_out: HandOut,
-    /// Find out how many reads in flight are best, up to the readers there are.
-    pub(super) adapts: bool,
-    /// Threads with a queue of reads each, if reads go through queues.
-    pub(super) queues: u32,
-    /// Hash every tensor on the way.
-    pub(super) hash: bool,
-    /// Sees every byte on the way.
-    pub(super) witness: Option<Witness>,
-    /// When the load began.
-    pub(super) started: Instant,
-    /// What the load holds of the budget beside the ring.
-    pub(super) reservations: Vec<Reservation>,
-}
-
-impl<B: Backend> Setup<B> {
-    /// True if somebody has to see the bytes in the order of the plan, and the target keeps none.
-    fn is_in_order(&self) -> bool {
-        self.hash || self.witness.is_some()
-    }
-}
-
-/// The channels of the control loop.
-pub(super) struct Wires<B: Backend> {
-    pub(super) jobs: Sender<Job<B>>,
-    /// The readers' end of `jobs`: to take back what none of them has begun.
-    pub(super) jobs_not_begun: Receiver<Job<B>>,
-    pub(super) results: Receiver<JobResult<B>>,
-    pub(super) signals: Receiver<Signal>,
-    pub(super) deliveries: Sender<Delivery>,
-    /// Who waits for the device, if it is one to wait for.
-    pub(super) attendants: Option<Attendants<B>>,
-    /// How many reads may be in flight.
-    pub(super) depth: Depth,
-    /// Who tells the readers.
-    pub(super) keeper: GateKeeper,
+/// What the control loop waited for.
+enum Heard<B: Backend> {
+    Result(JobResult<B>),
+    Notice(Notice<B>),
+    Bell,
 }
 
 /// The control loop of one load.
@@ -97,7 +57,16 @@ pub(super) struct Control<B: Backend> {
     notices: Receiver<Notice<B>>,
     office: Arc<PermitOffice>,
     progress: Progress,
-    /// Layers that are open, in order, from the first one that is not sealed, which has index `sealed`.
+    /// Whose turn it is, and the next read to issue.
+    turns: Turns,
+    meter: Meter,
+    /// Layers that stay, by index, once they are sealed. Empty if none do.
+    kept: Vec<Option<LoadedLayer>>,
+    /// Empty lists of layers that were sealed, for those to come.
+    spare: Vec<Vec<Parked>>,
+    /// Turns that have ended and were not told of: empty between two looks.
+    ended: Vec<(usize, Instant)>,
+    /// Layers that are open, in order, from the first one that is not sealed, whose turn is `sealed`.
     open: VecDeque<OpenLayer<B>>,
     /// Layers whose copies are all queued, as are those of all layers before them.
     sealed: usize,
@@ -111,8 +80,6 @@ pub(super) struct Control<B: Backend> {
     prefetch: usize,
     /// Layers the caller asked for so far.
     wanted: usize,
-    /// Where the next read to issue is.
-    next_read: IssuePlace,
     /// Reads that are over.
     reads_done: u64,
     /// Reads that the readers have or will take next.
@@ -120,30 +87,13 @@ pub(super) struct Control<B: Backend> {
     /// Copies and layers that the attendants wait for.
     waits_running: usize,
     /// Filled slots that wait for an earlier read to be hashed.
-    unhashed: BTreeMap<u32, (usize, Slot<Filled>)>,
-    /// The next read to hash.
-    next_hash: u32,
+    unhashed: BTreeMap<u64, (usize, u32, Slot<Filled>)>,
+    /// Reads that were issued before the next one.
+    reads_issued: u64,
+    /// Reads that were hashed: the next one is the one that was issued after so many.
+    reads_hashed: u64,
     /// Hashes the reads, and so the layers, one after the other.
     hasher: LayerHasher,
-}
-
-/// A layer on its way.
-struct OpenLayer<B: Backend> {
-    permit: Option<Arc<Permit>>,
-    arena: Option<Arc<B::Arena>>,
-    /// Reads whose copies have not been queued.
-    reads_left: u32,
-    /// Filled slots that wait for the arena.
-    parked: Vec<(u32, Slot<Filled>)>,
-    /// Complete with the last read, if the load hashes.
-    hashes: Vec<TensorHash>,
-    is_sealed: bool,
-}
-
-impl<B: Backend> OpenLayer<B> {
-    fn is_whole(&self) -> bool {
-        self.reads_left == 0 && self.arena.is_some()
-    }
 }
 
 impl<B: Backend> Control<B> {
@@ -152,13 +102,18 @@ impl<B: Backend> Control<B> {
         wires: Wires<B>,
         office: Arc<PermitOffice>,
         progress: Progress,
+        totals: SharedTotals,
     ) -> Self {
         let plan = &setup.plan;
-        let ring = plan.memory().ring();
-        // A layer that is read ahead of the window holds a slot at least, so that more cannot be ahead. The memory
-        // of open layers, a term of the plan, counts on this.
-        let window = plan.window().over(plan.layers().len());
-        let prefetch = setup.prefetch.min(window.saturating_add(to_usize(u64::from(ring.slots))));
+        let prefetch = setup.prefetch.min(ahead_most(plan));
+        let turns = Turns::new(plan);
+        let meter = Meter::new(plan, setup.hooks.clone(), setup.started, totals);
+        let keeps = plan.layers().iter().any(|layer| layer.is_kept);
+        let mut kept = Vec::new();
+        kept.resize_with(if keeps { plan.layers().len() } else { 0 }, || None);
+        if meter.follows_layers() {
+            office.note_ends();
+        }
         let notices = wires.attendants.as_ref().map_or_else(never, Attendants::notices);
         Self {
             setup,
@@ -166,6 +121,11 @@ impl<B: Backend> Control<B> {
             notices,
             office,
             progress,
+            turns,
+            meter,
+            kept,
+            spare: Vec::new(),
+            ended: Vec::new(),
             open: VecDeque::new(),
             sealed: 0,
             whole: VecDeque::new(),
@@ -173,12 +133,12 @@ impl<B: Backend> Control<B> {
             placed: 0,
             prefetch,
             wanted: 0,
-            next_read: IssuePlace::default(),
             reads_done: 0,
             jobs_running: 0,
             waits_running: 0,
             unhashed: BTreeMap::new(),
-            next_hash: 0,
+            reads_issued: 0,
+            reads_hashed: 0,
             hasher: LayerHasher::default(),
         }
     }
@@ -191,13 +151,16 @@ impl<B: Backend> Control<B> {
         if let Err(error) = outcome {
             self.setup.backend.give_up();
             // A caller that has gone does not want to know.
-            let _ = self.wires.deliveries.send(Delivery::Failed(error));
+            let _ = self.wires.deliveries.send(Delivery::Failed(Box::new(error)));
         }
+        // Nobody is left to be told of a panic in here.
+        let _ = catch_unwind(AssertUnwindSafe(|| self.tell_of_the_rest()));
         self.wind_down();
     }
 
     fn drive(&mut self) -> Result<(), LoadError> {
-        while self.sealed < self.setup.plan.layers().len() || self.waits_running > 0 {
+        while self.sealed < self.turns.total() || self.waits_running > 0 {
+            self.hear_signals()?;
             self.open_layers();
             self.place_layers()?;
             self.issue_reads()?;
@@ -214,29 +177,23 @@ impl<B: Backend> Control<B> {
     fn open_layers(&mut self) {
         let plan = &self.setup.plan;
         let end = match plan.order() {
-            ReadOrder::Layers => self.wanted.saturating_add(self.prefetch).min(plan.layers().len()),
-            ReadOrder::Files => plan.layers().len(),
+            ReadOrder::Layers => self.wanted.saturating_add(self.prefetch).min(self.turns.total()),
+            ReadOrder::Files => self.turns.total(),
         };
-        for index in self.sealed + self.open.len()..end {
-            let layer = &plan.layers()[index];
-            self.open.push_back(OpenLayer {
-                permit: None,
-                arena: None,
-                reads_left: layer.reads.end - layer.reads.start,
-                parked: Vec::new(),
-                hashes: Vec::new(),
-                is_sealed: false,
-            });
+        for turn in self.sealed + self.open.len()..end {
+            let reads = &self.turns.layer(turn).reads;
+            let (reads, is_there) = (reads.end - reads.start, self.turns.is_there(turn));
+            let parked = self.spare.pop().unwrap_or_default();
+            self.open.push_back(OpenLayer::new(Course::open(turn), reads, is_there, parked));
         }
     }
 
     /// Gives open layers without a place one each, as far as the window allows: the oldest, or those without reads, where the
     /// others are given theirs with their first read.
     fn place_layers(&mut self) -> Result<(), LoadError> {
-        let plan = Arc::clone(&self.setup.plan);
         while self.placed < self.sealed + self.open.len() {
-            let waits_for_read =
-                plan.order() == ReadOrder::Files && !plan.layers()[self.placed].reads.is_empty();
+            let waits_for_read = self.setup.plan.order() == ReadOrder::Files
+                && !self.turns.layer(self.placed).reads.is_empty();
             if !waits_for_read && !self.place(self.placed)? {
                 return Ok(());
             }
@@ -246,62 +203,72 @@ impl<B: Backend> Control<B> {
     }
 
     /// Gives an open layer a place, if the window allows, and asks for its arena.
-    fn place(&mut self, index: usize) -> Result<bool, LoadError> {
-        let layer = &self.setup.plan.layers()[index];
-        let Some(permit) = self.office.try_issue(index, layer.arena_bytes) else { return Ok(false) };
-        self.open[index - self.sealed].permit = Some(Arc::new(permit));
+    fn place(&mut self, turn: usize) -> Result<bool, LoadError> {
+        let layer = self.turns.layer(turn);
+        let open = &mut self.open[turn - self.sealed];
+        let place = if open.is_there {
+            return Ok(true);
+        } else if layer.is_kept {
+            Place::Own
+        } else {
+            let Some(permit) = self.office.try_issue(turn, layer.arena_bytes) else { return Ok(false) };
+            open.permit.insert(Arc::new(permit)).place()
+        };
+        open.is_placed = true;
         match &mut self.wires.attendants {
-            Some(attendants) => attendants.allocate(index),
+            Some(attendants) => attendants.allocate(turn, place),
             None => {
-                let arena = self.setup.backend.allocate(layer)?;
-                self.on_arena(index, arena)?;
+                let arena = self.setup.backend.allocate(layer, place)?;
+                self.on_arena(turn, arena)?;
             }
         }
         Ok(true)
     }
 
     /// Starts the copies that waited for the arena.
-    fn on_arena(&mut self, index: usize, arena: Arc<B::Arena>) -> Result<(), LoadError> {
-        let layer = &mut self.open[index - self.sealed];
+    fn on_arena(&mut self, turn: usize, arena: Arc<B::Arena>) -> Result<(), LoadError> {
+        let layer = &mut self.open[turn - self.sealed];
         layer.arena = Some(arena);
-        for (read, slot) in std::mem::take(&mut layer.parked) {
-            self.start_copy(index, read, slot)?;
+        let mut parked = std::mem::take(&mut layer.parked);
+        for Parked { read, slot } in parked.drain(..) {
+            self.start_copy(turn, read, slot)?;
         }
-        self.note_whole(index);
+        self.spare.push(parked);
+        self.note_whole(turn);
         Ok(())
     }
 
     /// Remembers a layer that has become whole, where it need not wait for those before it.
-    fn note_whole(&mut self, index: usize) {
+    fn note_whole(&mut self, turn: usize) {
         // The copies that wait for an arena start with it: then both, the last copy and the arena, find the layer whole.
-        let is_first = !self.whole.contains(&index);
-        if self.setup.plan.order() == ReadOrder::Files
-            && is_first
-            && self.open[index - self.sealed].is_whole()
+        let is_first = !self.whole.contains(&turn);
+        if self.setup.plan.order() == ReadOrder::Files && is_first && self.open[turn - self.sealed].is_whole()
         {
-            self.whole.push_back(index);
+            self.whole.push_back(turn);
         }
     }
 
     /// Starts the copy of a filled slot, or parks it until there is an arena.
-    fn start_copy(&mut self, index: usize, read: u32, slot: Slot<Filled>) -> Result<(), LoadError> {
-        let layer = &mut self.open[index - self.sealed];
+    fn start_copy(&mut self, turn: usize, read: u32, slot: Slot<Filled>) -> Result<(), LoadError> {
+        let layer = &mut self.open[turn - self.sealed];
         let Some(arena) = &layer.arena else {
-            layer.parked.push((read, slot));
+            layer.parked.push(Parked { read, slot });
             return Ok(());
         };
         let plan = &self.setup.plan;
+        let start = Instant::now();
         let copy = self.setup.backend.copy_async(arena, slot, plan.copies(&plan.read(read)))?;
-        self.on_copying(index, read, copy)
+        layer.course.work.filling += start.elapsed();
+        self.on_copying(turn, read, copy)
     }
 
     /// Takes note of a copy that is queued: it is somebody else's to wait for, or over already.
-    fn on_copying(&mut self, index: usize, read: u32, copy: B::Pending) -> Result<(), LoadError> {
-        let layer = &mut self.open[index - self.sealed];
+    fn on_copying(&mut self, turn: usize, read: u32, copy: B::Pending) -> Result<(), LoadError> {
+        let layer = &mut self.open[turn - self.sealed];
         layer.reads_left -= 1;
         match &self.wires.attendants {
             Some(attendants) => {
-                let permit = layer.permit.clone().expect("a layer with an arena has a place");
+                let permit = layer.permit.clone();
                 self.waits_running += 1;
                 attendants.wait(Wait::Copy { read, copy, permit });
             }
@@ -310,15 +277,15 @@ impl<B: Backend> Control<B> {
                 self.count_tensor_bytes(read);
             }
         }
-        self.note_whole(index);
+        self.note_whole(turn);
         Ok(())
     }
 
     /// Takes note of a copy that is over.
-    fn on_copied(&mut self, index: usize, read: u32) {
-        self.open[index - self.sealed].reads_left -= 1;
+    fn on_copied(&mut self, turn: usize, read: u32) {
+        self.open[turn - self.sealed].reads_left -= 1;
         self.count_tensor_bytes(read);
-        self.note_whole(index);
+        self.note_whole(turn);
     }
 
     fn count_tensor_bytes(&self, read: u32) {
@@ -350,24 +317,24 @@ impl<B: Backend> Control<B> {
     fn issue_reads(&mut self) -> Result<(), LoadError> {
         // Two for each read in flight, so that no reader waits for this loop.
         let jobs_most = 2 * to_usize(u64::from(self.wires.depth.limit()));
-        while let Some(Turn { layer: index, read }) = self.setup.plan.turn(self.next_read) {
-            if index >= self.sealed + self.open.len() || self.jobs_running >= jobs_most {
+        while let Some(Turn { layer: turn, read }) = self.turns.next_read() {
+            if turn >= self.sealed + self.open.len() || self.jobs_running >= jobs_most {
                 return Ok(());
             }
             let Some(claim) = self.setup.ring.try_claim() else { return Ok(()) };
-            if self.setup.plan.order() == ReadOrder::Files && self.open[index - self.sealed].permit.is_none()
-            {
-                let is_placed = self.place(index)?;
+            if self.setup.plan.order() == ReadOrder::Files && self.open[turn - self.sealed].permit.is_none() {
+                let is_placed = self.place(turn)?;
                 assert!(is_placed, "a window of all layers has a place for each");
             }
             let arena = match self.setup.is_in_order() {
                 true => None, // whoever hashes sees the bytes first, in order
-                false => self.open[index - self.sealed].arena.clone(),
+                false => self.open[turn - self.sealed].arena.clone(),
             };
-            let job = Job { layer: index, read, claim, arena };
+            let job = Job { turn, sequence: self.reads_issued, read, claim, arena };
             self.wires.jobs.send(job).expect("a receiver of the jobs is kept here");
             self.jobs_running += 1;
-            self.next_read = self.setup.plan.behind(self.next_read);
+            self.reads_issued += 1;
+            self.turns.advance();
         }
         Ok(())
     }
@@ -382,34 +349,26 @@ impl<B: Backend> Control<B> {
 
     /// Seals a layer if all its copies are queued, and hands it out or has it waited for. True if it did.
     fn seal_next(&mut self) -> Result<bool, LoadError> {
-        let Some(index) = self.next_whole() else { return Ok(false) };
-        let layer = &mut self.open[index - self.sealed];
-        layer.is_sealed = true;
+        let Some(turn) = self.next_whole() else { return Ok(false) };
+        let open = &mut self.open[turn - self.sealed];
+        open.is_sealed = true;
         let (arena, permit, hashes) =
-            (layer.arena.take(), layer.permit.take(), std::mem::take(&mut layer.hashes));
+            (open.arena.take(), open.permit.take(), std::mem::take(&mut open.hashes));
+        self.meter.on_sealed(open.course);
         while self.open.front().is_some_and(|layer| layer.is_sealed) {
             self.open.pop_front();
             self.sealed += 1;
         }
-        let plan = &self.setup.plan;
-        let planned = &plan.layers()[index];
-        let arena = arena.expect("a whole layer has an arena");
-        let resident = self.setup.backend.seal(arena, plan.moves(planned))?;
-        let mut hashes = hashes;
-        if self.setup.hash && hashes.is_empty() {
-            // A layer without bytes has no read to hash.
-            hashes = LayerHasher::default().finish_layer(plan.placements(planned));
-        }
-        let data = LayerData {
-            checkpoint: self.setup.checkpoint.clone(),
-            plan: Arc::clone(plan),
-            index,
-            hashes,
-            owners: Owners::default(),
-            resident: Box::new(resident),
-            _permit: Some(permit.expect("a layer with an arena has a place")),
+        let index = self.turns.index(turn);
+        let there = self.kept.get(index).and_then(Option::as_ref).map(LoadedLayer::share);
+        let mut layer = match there {
+            Some(layer) => layer,
+            None => {
+                let arena = arena.expect("a whole layer has an arena");
+                self.seal(index, arena, permit, hashes)?
+            }
         };
-        let layer = LoadedLayer::new(data);
+        layer.pass = to_u64(self.turns.pass(turn));
         match &self.wires.attendants {
             Some(attendants) if self.setup.hand_out == HandOut::WhenComplete => {
                 self.waits_running += 1;
@@ -420,42 +379,109 @@ impl<B: Backend> Control<B> {
         Ok(true)
     }
 
+    /// Makes a layer of an arena. One that is kept is shared from now on.
+    fn seal(
+        &mut self,
+        index: usize,
+        arena: Arc<B::Arena>,
+        permit: Option<Arc<Permit>>,
+        mut hashes: Vec<TensorHash>,
+    ) -> Result<LoadedLayer, LoadError> {
+        let plan = &self.setup.plan;
+        let planned = &plan.layers()[index];
+        let resident = self.setup.backend.seal(arena, plan.moves(planned))?;
+        if self.setup.hash && hashes.is_empty() {
+            // A layer without bytes has no read to hash.
+            hashes = LayerHasher::default().finish_layer(plan.placements(planned));
+        }
+        let layer = LoadedLayer::new(LayerData {
+            checkpoint: self.setup.checkpoint.clone(),
+            plan: Arc::clone(plan),
+            index,
+            hashes,
+            owners: Owners::default(),
+            resident: Box::new(resident),
+            _permit: permit,
+        });
+        if planned.is_kept {
+            self.kept[index] = Some(layer.share());
+        }
+        Ok(layer)
+    }
+
     fn hand_out(&mut self, layer: LoadedLayer) {
         self.handed_out += 1;
         self.progress.add_layer();
+        self.meter.on_handed_out(self.progress.read_bytes());
         // If the stream is gone, so is the layer; the next signal ends the load.
         let _ = self.wires.deliveries.send(Delivery::Layer(layer));
     }
 
     /// Waits until something has changed.
     fn wait(&mut self) -> Result<(), LoadError> {
-        select! {
+        let phase = self.phase();
+        self.meter.count(Phase::Nothing);
+        let heard = select! {
             recv(self.wires.results) -> result => {
-                self.on_result(result.expect("readers outlive the control loop"))
+                Heard::Result(result.expect("readers outlive the control loop"))
             }
             recv(self.notices) -> notice => {
-                self.on_notice(notice.expect("attendants outlive the control loop"))
+                Heard::Notice(notice.expect("attendants outlive the control loop"))
             }
-            recv(self.wires.signals) -> signal => {
-                self.on_signal(signal.expect("the office of this loop holds a sender"))
+            recv(self.wires.bell) -> ring => {
+                ring.expect("this loop holds the signals");
+                Heard::Bell
             }
+        };
+        self.meter.count(phase);
+        match heard {
+            Heard::Result(result) => self.on_result(result),
+            Heard::Notice(notice) => self.on_notice(notice),
+            Heard::Bell => Ok(()),
         }
     }
 
-    fn on_signal(&mut self, signal: Signal) -> Result<(), LoadError> {
-        match signal {
-            Signal::Wanted => self.wanted += 1,
-            Signal::Dropped => {}
-            // What is left is to wait for the copies, as after any error.
-            Signal::Cancel if self.handed_out == self.setup.plan.layers().len() => {}
-            Signal::Cancel => return Err(LoadError::Cancelled),
+    /// What is waited for now.
+    fn phase(&self) -> Phase {
+        let front = self.open.front();
+        let has_arena_coming = self.open.iter().any(OpenLayer::awaits_arena);
+        let is_idle = self.jobs_running == 0 && self.waits_running == 0 && !has_arena_coming;
+        if is_idle {
+            return Phase::EngineMoves;
         }
+        if self.wanted <= self.handed_out {
+            return Phase::Nothing;
+        }
+        // Without a read under way, it is slots that are missing, and those are on the link.
+        match front {
+            Some(layer) if layer.reads_left > 0 && self.jobs_running > 0 => Phase::Reading,
+            _ => Phase::Linking,
+        }
+    }
+
+    /// Looks at what the caller has done.
+    fn hear_signals(&mut self) -> Result<(), LoadError> {
+        let signals = &self.wires.signals;
+        self.wanted = signals.wanted();
+        // When all is handed out, what is left is to wait for the copies, as after any error.
+        if signals.is_cancelled() && self.handed_out < self.turns.total() {
+            return Err(LoadError::Cancelled);
+        }
+        self.office.take_ended(&mut self.ended);
+        self.meter.on_released(&mut self.ended);
         Ok(())
+    }
+
+    /// Tells of layers that were handed out, released or not.
+    fn tell_of_the_rest(&mut self) {
+        self.office.take_ended(&mut self.ended);
+        self.meter.on_released(&mut self.ended);
+        self.meter.on_end();
     }
 
     fn on_notice(&mut self, notice: Notice<B>) -> Result<(), LoadError> {
         match notice {
-            Notice::Allocated { layer, arena } => self.on_arena(layer, arena?)?,
+            Notice::Allocated { turn, arena } => self.on_arena(turn, arena?)?,
             Notice::Copied { read, outcome } => {
                 self.waits_running -= 1;
                 outcome?;
@@ -472,26 +498,29 @@ impl<B: Backend> Control<B> {
     fn on_result(&mut self, result: JobResult<B>) -> Result<(), LoadError> {
         self.jobs_running -= 1;
         self.reads_done += 1;
-        match result.outcome? {
-            Done::Copying(copy) => self.on_copying(result.layer, result.read, copy),
+        let JobResult { turn, sequence, read, work, outcome } = result;
+        let done = outcome?;
+        self.open[turn - self.sealed].course.work.add(work);
+        match done {
+            Done::Copying(copy) => self.on_copying(turn, read, copy),
             Done::Copied => {
-                self.on_copied(result.layer, result.read);
+                self.on_copied(turn, read);
                 Ok(())
             }
             Done::Filled(slot) if self.setup.is_in_order() => {
-                self.unhashed.insert(result.read, (result.layer, slot));
+                self.unhashed.insert(sequence, (turn, read, slot));
                 self.hash_in_order()
             }
-            Done::Filled(slot) => self.start_copy(result.layer, result.read, slot),
+            Done::Filled(slot) => self.start_copy(turn, read, slot),
         }
     }
 
     /// Hashes the slots whose turn it is, shows them to the witness, and frees them.
     fn hash_in_order(&mut self) -> Result<(), LoadError> {
-        while let Some((layer, slot)) = self.unhashed.remove(&self.next_hash) {
+        while let Some((turn, number, slot)) = self.unhashed.remove(&self.reads_hashed) {
             let plan = &self.setup.plan;
-            let read = plan.read(self.next_hash);
-            let placements = plan.placements(&plan.layers()[layer]);
+            let read = plan.read(number);
+            let placements = plan.placements(self.turns.layer(turn));
             if self.setup.hash {
                 self.hasher.update(&self.setup.checkpoint, placements, &read, &slot);
             }
@@ -499,20 +528,20 @@ impl<B: Backend> Control<B> {
                 witness(&read, &slot)?;
             }
             drop(slot);
-            self.count_tensor_bytes(self.next_hash);
-            let open = &mut self.open[layer - self.sealed];
+            self.count_tensor_bytes(number);
+            let open = &mut self.open[turn - self.sealed];
             open.reads_left -= 1;
             if open.reads_left == 0 && self.setup.hash {
                 open.hashes = self.hasher.finish_layer(placements);
             }
-            self.next_hash += 1;
+            self.reads_hashed += 1;
         }
         Ok(())
     }
 
     /// Ends the threads, waits for what is in flight and gives everything back.
     fn wind_down(self) {
-        let Self { setup, wires, notices, open, unhashed, .. } = self;
+        let Self { setup, wires, notices, open, unhashed, kept, .. } = self;
         let Wires { jobs, jobs_not_begun, results, attendants, keeper, .. } = wires;
         drop(jobs);
         // What no reader has begun is not read any more: a caller that cancels waits only for the reads in flight.
@@ -527,7 +556,7 @@ impl<B: Backend> Control<B> {
         }
         drop(notices);
         drop(attendants);
-        drop((unhashed, open));
+        drop((unhashed, open, kept));
         setup.backend.trim();
         drop(setup.reservations);
     }

@@ -66,6 +66,20 @@ pub enum LoadError {
         /// How long the stream waited.
         waited: Duration,
     },
+    /// The caller holds layers of so many bytes that the next one finds no place in a window of bytes, and waits for it.
+    #[error(
+        "the window of {} is full: the caller has held {} for {waited:?}; drop a layer before taking the next, or \
+         allow a larger window",
+        HumanBytes(*window_bytes), list(held)
+    )]
+    WindowFull {
+        /// Layers the caller holds, in the order in which they came.
+        held: Vec<LayerId>,
+        /// The window.
+        window_bytes: u64,
+        /// How long the stream waited.
+        waited: Duration,
+    },
     /// The load was cancelled.
     #[error("the load was cancelled")]
     Cancelled,
@@ -124,12 +138,17 @@ pub enum LoadError {
 }
 
 impl LoadError {
+    /// There is no layer of that name.
+    pub(super) fn no_layer(id: &LayerId) -> Self {
+        Self::NotFound { kind: "layer", name: id.to_string(), nearest: None }
+    }
+
     /// True if a larger budget would help.
     #[must_use]
     pub fn is_over_budget(&self) -> bool {
         match self {
             Self::Plan(plan) => plan.is_over_budget(),
-            Self::DeviceBudgetFull { .. } => true,
+            Self::DeviceBudgetFull { .. } | Self::WindowFull { .. } => true,
             _ => false,
         }
     }

@@ -21,6 +21,8 @@ use crate::units::{to_u64, to_usize};
 #[derive(Debug)]
 pub struct LoadedLayer {
     pub(super) data: Arc<LayerData>,
+    /// The pass it was handed out in.
+    pub(super) pass: u64,
 }
 
 pub(super) struct LayerData {
@@ -87,7 +89,18 @@ impl LoadedLayer {
             let contents: Weak<LayerData> = Arc::downgrade(&data);
             entry.note_layer(&data.planned().id, contents);
         }
-        Self { data }
+        Self { data, pass: 0 }
+    }
+
+    /// The pass in which it was handed out, from 0. See [`LoaderBuilder::passes`](super::LoaderBuilder::passes).
+    #[must_use]
+    pub fn pass(&self) -> u64 {
+        self.pass
+    }
+
+    /// The same layer for one more owner.
+    pub(super) fn share(&self) -> Self {
+        Self { data: Arc::clone(&self.data), pass: self.pass }
     }
 
     /// The number of its allocation in the [list of what is allocated](crate::live), if the memory is ours.

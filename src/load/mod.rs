@@ -27,13 +27,14 @@ use crate::checkpoint::Checkpoint;
 use crate::device::DeviceError;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::{CudaBackend, Registrar};
-use crate::device::{Backend, Device, DeviceKind, HostBackend, NoneBackend, Target};
-use crate::plan::{LoadPlan, ReadOp, ReadOrder, Window, is_mostly_direct};
+use crate::device::{Backend, Device, DeviceKind, HostBackend, NoneBackend, Place, Target};
+use crate::plan::{LoadPlan, ReadOp, Window, is_mostly_direct};
 use crate::source;
 use crate::staging::{Filled, Pinner, Ring, Slot};
 use crate::units::to_usize;
 
 use self::attend::Attendants;
+pub(crate) use self::engine::Route;
 
 #[cfg(feature = "convert")]
 pub(crate) use self::builder::decide_io;
@@ -41,6 +42,7 @@ pub use self::builder::{
     DEFAULT_DEVICE_RESERVE_BYTES, DEFAULT_HOST_BUDGET_BYTES, DEFAULT_PREFETCH_LAYERS, DEFAULT_STALL_TIMEOUT,
     HandOut, LoaderBuilder,
 };
+pub use self::engine::Keep;
 pub use self::error::LoadError;
 #[cfg(all(test, feature = "convert"))]
 pub(crate) use self::hash::PARALLEL_BYTES_MIN;
@@ -55,17 +57,23 @@ pub use self::receipt::{Holder, Receipt};
 pub use self::report::LoadReport;
 pub use self::stream::{Awaited, CancelHandle, LayerStream};
 pub use self::tensors::TensorReader;
+pub(crate) use self::times::Hooks;
+pub use self::times::{Binding, LayerTimes, PassReport, Waits};
 
 mod attend;
 mod borrowed;
 mod builder;
+mod channels;
 mod control;
 mod depth;
+mod engine;
 mod error;
 mod gate;
 mod hash;
 mod layer;
+mod meter;
 mod on_device;
+mod open;
 mod owners;
 mod park;
 mod progress;
@@ -73,11 +81,16 @@ mod queued;
 mod reader;
 mod receipt;
 mod report;
+mod setup;
+mod signals;
 #[cfg(not(loom))]
 #[cfg(test)]
 mod simulation;
+mod space;
 mod stream;
 mod tensors;
+mod times;
+mod turns;
 mod window;
 
 /// Loads checkpoints with one group of settings, onto a device that is open. Cheap to clone.
@@ -117,7 +130,9 @@ impl Loader {
     /// fails; [`LoadError::Staging`], [`LoadError::Source`], [`LoadError::Thread`] if the ring, the files or the threads
     /// cannot be had.
     pub fn stream(&self, checkpoint: &Checkpoint) -> Result<LayerStream, LoadError> {
-        self.start(checkpoint, self.settings.window, self.settings.prefetch, self.settings.order)
+        let Self { settings, .. } = self;
+        let route = Route { window: settings.window, order: settings.order, passes: settings.engine.passes };
+        self.start(checkpoint, route, settings.prefetch)
     }
 
     /// Loads one layer: the tensors of these names, which must be one.
@@ -128,7 +143,7 @@ impl Loader {
     ) -> Result<LoadedLayer, LoadError> {
         let settings = self.settings.clone().select(move |tensor| names.contains(tensor.name));
         let loader = Self { settings, device: self.device.clone() };
-        let mut stream = loader.start(checkpoint, Window::All, u32::MAX, ReadOrder::Files)?;
+        let mut stream = loader.start(checkpoint, Route::of_everything(), u32::MAX)?;
         let layer = stream.next().expect("a plan that selects something has a layer")?;
         Ok(layer)
     }
@@ -136,13 +151,13 @@ impl Loader {
     pub(crate) fn start(
         &self,
         checkpoint: &Checkpoint,
-        window: Window,
+        route: Route,
         prefetch: u32,
-        order: ReadOrder,
     ) -> Result<LayerStream, LoadError> {
         let started = Instant::now();
-        let plan = Arc::new(self.settings.plan_window(checkpoint, window, order)?);
+        let plan = Arc::new(self.settings.plan_route(checkpoint, route)?);
         let resident_bytes = plan.memory().resident_bytes();
+        let shared = plan.memory().window();
         let waits_for_disk = is_mostly_direct(plan.io(), plan.decisions());
         let adapts = self.settings.adapts(&plan);
         let launch = Launch {
@@ -154,14 +169,16 @@ impl Loader {
             queues: self.settings.queues(),
             hash: self.settings.hashes_on_the_way(),
             witness: None,
+            hooks: self.settings.engine.hooks.clone(),
             stall_timeout: self.settings.stall_timeout,
             started,
         };
         match self.device.kind() {
             DeviceKind::Host => {
-                let backend = match window {
-                    Window::All => HostBackend::new(),
-                    Window::Layers(_) => HostBackend::recycling(resident_bytes),
+                let backend = match (shared, route.window) {
+                    (Some(shape), _) => HostBackend::with_window(shape.bytes)?,
+                    (None, Window::All) => HostBackend::new(),
+                    (None, Window::Layers(_) | Window::Bytes(_)) => HostBackend::recycling(resident_bytes),
                 };
                 let backend = if waits_for_disk { backend.touching_ahead() } else { backend };
                 launch.start_on(backend, None)
@@ -172,9 +189,14 @@ impl Loader {
                 if self.settings.borrowed.destinations.is_none() {
                     self.check_room(resident_bytes)?;
                 }
-                let lane = self.lane(context, (window != Window::All).then_some(resident_bytes))?;
+                let recycles = shared.is_none() && route.window != Window::All;
+                let lane = self.lane(context, recycles.then_some(resident_bytes))?;
                 let slots = launch.plan.memory().ring().slots;
                 let backend = CudaBackend::new(lane, slots)?;
+                let backend = match shared.filter(|_| self.settings.borrowed.destinations.is_none()) {
+                    Some(shape) => backend.with_window(shape.bytes)?,
+                    None => backend,
+                };
                 launch.start_on(backend, Some(&Registrar(Arc::clone(context))))
             }
         }
@@ -216,6 +238,8 @@ pub(crate) struct Launch<'a> {
     pub(crate) hash: bool,
     /// Sees every byte on the way. For targets that keep none.
     pub(crate) witness: Option<Witness>,
+    /// Whom the caller wants told.
+    pub(crate) hooks: Hooks,
     pub(crate) stall_timeout: Duration,
     /// When the load began.
     pub(crate) started: Instant,
@@ -233,7 +257,11 @@ impl Launch<'_> {
         let mut attendants = Attendants::start(&backend, &plan)?;
         // The first arena is allocated while the ring is pinned; there is room for it in every window.
         if let Some(attendants) = attendants.as_mut().filter(|_| prefetch > 0 && !plan.layers().is_empty()) {
-            attendants.allocate_ahead(plan.first_layer());
+            let first = plan.first_layer();
+            let is_shared = plan.memory().window().is_some() && !plan.layers()[first].is_kept;
+            // Nothing else has a place in the window by then.
+            let place = if is_shared { Place::InWindow { offset_bytes: 0 } } else { Place::Own };
+            attendants.allocate_ahead(first, place);
         }
         let memory = plan.memory();
         let budget = MemoryBudget::new(memory.budget_bytes());
@@ -243,7 +271,7 @@ impl Launch<'_> {
         }
         let ring = Ring::new(memory.ring(), reservations.remove(0), pinner)?;
         let source = Arc::from(source::open_planned(&plan, checkpoint)?);
-        let setup = control::Setup {
+        let setup = setup::Setup {
             checkpoint: checkpoint.clone(),
             plan,
             ring,
@@ -255,6 +283,7 @@ impl Launch<'_> {
             queues: self.queues,
             hash: self.hash,
             witness: self.witness,
+            hooks: self.hooks,
             started: self.started,
             reservations,
         };

@@ -60,24 +60,26 @@ pub(crate) enum Parking {
     Parked(ParkedLayer, Receipt),
     /// It stays where it is: somebody holds it, it is there already, or it is nowhere.
     Stays(LoadedLayer, Receipt),
+    /// It could not be copied out, and stays where it is.
+    Failed(LoadedLayer, LoadError),
 }
 
 impl LoadedLayer {
     /// Copies the layer out and frees it.
-    pub(crate) fn park(self, to: ParkTo<'_>) -> Result<Parking, (Self, LoadError)> {
+    pub(crate) fn park(self, to: ParkTo<'_>) -> Parking {
         let is_there = to == ParkTo::Memory && self.data.resident.target() == Target::Host;
         let home = self.home().filter(|_| !is_there && self.resident_bytes() > 0);
-        let Some(home) = home else { return Ok(Parking::Stays(self, Receipt::default())) };
+        let Some(home) = home else { return Parking::Stays(self, Receipt::default()) };
         let holders = self.holders();
         if !holders.is_empty() {
             let bytes = self.resident_bytes();
             let receipt =
                 Receipt { layers: 1, asked_bytes: bytes, held_bytes: bytes, holders, ..Receipt::default() };
-            return Ok(Parking::Stays(self, receipt));
+            return Parking::Stays(self, receipt);
         }
         let bytes = match self.copy_out(to) {
             Ok(bytes) => bytes,
-            Err(error) => return Err((self, error)),
+            Err(error) => return Parking::Failed(self, error),
         };
         let data = &self.data;
         let parked = ParkedLayer {
@@ -90,7 +92,7 @@ impl LoadedLayer {
         };
         let parked_bytes = self.resident_bytes();
         let receipt = Receipt { parked_bytes, ..self.unload() };
-        Ok(Parking::Parked(parked, receipt))
+        Parking::Parked(parked, receipt)
     }
 
     fn copy_out(&self, to: ParkTo<'_>) -> Result<Parked, LoadError> {

@@ -12,6 +12,7 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
 
 use super::LoadError;
+use super::meter::Work;
 use super::reader::{Job, JobResult, ReaderContext, panic_message};
 use crate::device::Backend;
 use crate::source::ReadQueue;
@@ -20,7 +21,8 @@ use crate::units::to_usize;
 
 /// A job whose read is in the queue.
 struct Queued<B: Backend> {
-    layer: usize,
+    turn: usize,
+    sequence: u64,
     read: u32,
     arena: Option<Arc<B::Arena>>,
     start: Instant,
@@ -70,7 +72,7 @@ struct Ended;
 
 impl<B: Backend> QueuedReader<'_, B> {
     fn submit(&mut self, job: Job<B>) {
-        let Job { layer, read, claim, arena } = job;
+        let Job { turn, sequence, read, claim, arena } = job;
         let request = self.context.plan.read(read).request;
         let tag = self.jobs.iter().position(Option::is_none).unwrap_or_else(|| {
             self.jobs.push(None);
@@ -79,11 +81,11 @@ impl<B: Backend> QueuedReader<'_, B> {
         let queue = &mut self.queue;
         let submitted = catch_unwind(AssertUnwindSafe(|| queue.submit(tag, request, claim.take())));
         match submitted {
-            Ok(()) => self.jobs[tag] = Some(Queued { layer, read, arena, start: Instant::now() }),
+            Ok(()) => self.jobs[tag] = Some(Queued { turn, sequence, read, arena, start: Instant::now() }),
             Err(panic) => {
                 let outcome = Err(LoadError::Panicked { message: panic_message(&*panic) });
                 // Whoever has gone does not want to know.
-                let _ = self.results.send(JobResult { layer, read, outcome });
+                let _ = self.results.send(JobResult { turn, sequence, read, work: Work::default(), outcome });
             }
         }
     }
@@ -101,23 +103,29 @@ impl<B: Backend> QueuedReader<'_, B> {
                 return self.fail_all(|| LoadError::Panicked { message: message.clone() });
             }
         };
-        let Queued { layer, read, arena, start } =
+        let Queued { turn, sequence, read, arena, start } =
             self.jobs[finished.tag].take().expect("a tag is a job's until it is over");
-        let work = || {
+        let mut work = Work::default();
+        let deliver = || {
             let read_bytes = finished.outcome?;
-            let read_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            context.progress.add_read(read_bytes, read_ns);
-            context.deliver(&context.plan.read(read), finished.buffer, arena)
+            context.add_read(read_bytes, start.elapsed(), &mut work);
+            context.deliver(&context.plan.read(read), finished.buffer, arena, &mut work)
         };
-        let outcome = catch_unwind(AssertUnwindSafe(work))
+        let outcome = catch_unwind(AssertUnwindSafe(deliver))
             .unwrap_or_else(|panic| Err(LoadError::Panicked { message: panic_message(&*panic) }));
-        self.results.send(JobResult { layer, read, outcome }).map_err(|_| Ended)
+        self.results.send(JobResult { turn, sequence, read, work, outcome }).map_err(|_| Ended)
     }
 
     /// Nothing more comes out of the queue: every job of it has failed.
     fn fail_all(&mut self, error: impl Fn() -> LoadError) -> Result<(), Ended> {
-        for Queued { layer, read, .. } in self.jobs.drain(..).flatten() {
-            let _ = self.results.send(JobResult { layer, read, outcome: Err(error()) });
+        for Queued { turn, sequence, read, .. } in self.jobs.drain(..).flatten() {
+            let _ = self.results.send(JobResult {
+                turn,
+                sequence,
+                read,
+                work: Work::default(),
+                outcome: Err(error()),
+            });
         }
         Err(Ended)
     }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 
 use super::gate::Gate;
+use super::meter::Work;
 use super::queued::read_queued;
 use super::{LoadError, Progress};
 use crate::device::{Backend, PendingCopy as _};
@@ -24,8 +25,10 @@ use crate::staging::{Claim, Empty, Filled, Slot};
 
 /// One read to do.
 pub(super) struct Job<B: Backend> {
-    /// Index of the layer.
-    pub(super) layer: usize,
+    /// Turn of the layer.
+    pub(super) turn: usize,
+    /// How many reads were issued before it.
+    pub(super) sequence: u64,
     /// Index of the read.
     pub(super) read: u32,
     /// Where the bytes will go.
@@ -37,8 +40,11 @@ pub(super) struct Job<B: Backend> {
 
 /// What became of a job.
 pub(super) struct JobResult<B: Backend> {
-    pub(super) layer: usize,
+    pub(super) turn: usize,
+    pub(super) sequence: u64,
     pub(super) read: u32,
+    /// What the reader did for it.
+    pub(super) work: Work,
     pub(super) outcome: Result<Done<B>, LoadError>,
 }
 
@@ -111,26 +117,27 @@ fn read_all<B: Backend>(
     loop {
         context.gate.wait_for_turn(number);
         let Ok(job) = jobs.recv() else { return };
-        let (layer, read) = (job.layer, job.read);
+        let (turn, sequence, read) = (job.turn, job.sequence, job.read);
+        let mut work = Work::default();
         // A panic must become an error of this load: without it the control loop would wait for the result for ever.
         // Unwinding drops the slot, and with it anything the job held.
-        let outcome = catch_unwind(AssertUnwindSafe(|| context.run(job)))
+        let outcome = catch_unwind(AssertUnwindSafe(|| context.run(job, &mut work)))
             .unwrap_or_else(|panic| Err(LoadError::Panicked { message: panic_message(&*panic) }));
-        if results.send(JobResult { layer, read, outcome }).is_err() {
+        if results.send(JobResult { turn, sequence, read, work, outcome }).is_err() {
             return;
         }
     }
 }
 
 impl<B: Backend> ReaderContext<B> {
-    fn run(&self, job: Job<B>) -> Result<Done<B>, LoadError> {
+    fn run(&self, job: Job<B>, work: &mut Work) -> Result<Done<B>, LoadError> {
         let read = self.plan.read(job.read);
         let mut slot = job.claim.take();
         let start = Instant::now();
         if self.plan.gathers(&read).next().is_some() {
             let read_bytes = self.source.read(&read.request, slot.bytes_mut())?;
-            self.add_read(read_bytes, start.elapsed());
-            return self.deliver(&read, slot, job.arena);
+            self.add_read(read_bytes, start.elapsed(), work);
+            return self.deliver(&read, slot, job.arena, work);
         }
         let mut casting = Casting::new(self.plan.casts(&read));
         let mut casting_time = Duration::ZERO;
@@ -154,11 +161,13 @@ impl<B: Backend> ReaderContext<B> {
         } else {
             self.source.read(&read.request, slot.bytes_mut())?
         };
-        self.add_read(read_bytes, start.elapsed().saturating_sub(casting_time));
-        self.start_copy(&read, slot, job.arena)
+        self.add_read(read_bytes, start.elapsed().saturating_sub(casting_time), work);
+        work.filling += casting_time;
+        self.start_copy(&read, slot, job.arena, work)
     }
 
-    fn add_read(&self, read_bytes: u64, took: Duration) {
+    pub(super) fn add_read(&self, read_bytes: u64, took: Duration, work: &mut Work) {
+        work.reading += took;
         self.progress.add_read(read_bytes, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
@@ -168,7 +177,9 @@ impl<B: Backend> ReaderContext<B> {
         read: &ReadOp,
         mut slot: Slot<Empty>,
         arena: Option<Arc<B::Arena>>,
+        work: &mut Work,
     ) -> Result<Done<B>, LoadError> {
+        let start = Instant::now();
         let arrived_bytes = read.request.payload.end() - read.request.extent.start();
         for step in self.plan.gathers(read) {
             gather_step(slot.bytes_mut(), &step);
@@ -176,7 +187,8 @@ impl<B: Backend> ReaderContext<B> {
         Casting::new(self.plan.casts(read)).advance(slot.bytes_mut(), arrived_bytes, |step, overflowed| {
             self.progress.add_overflowed(step.tensor, overflowed);
         });
-        self.start_copy(read, slot, arena)
+        work.filling += start.elapsed();
+        self.start_copy(read, slot, arena, work)
     }
 
     /// Starts the copy, if there is an arena.
@@ -185,9 +197,11 @@ impl<B: Backend> ReaderContext<B> {
         read: &ReadOp,
         slot: Slot<Empty>,
         arena: Option<Arc<B::Arena>>,
+        work: &mut Work,
     ) -> Result<Done<B>, LoadError> {
         let slot = slot.into_filled();
         let Some(arena) = arena else { return Ok(Done::Filled(slot)) };
+        let start = Instant::now();
         let copy = self.backend.copy_async(&arena, slot, self.plan.copies(read))?;
         if B::IS_ASYNCHRONOUS {
             return Ok(Done::Copying(copy));
@@ -195,6 +209,7 @@ impl<B: Backend> ReaderContext<B> {
         // It is over already. The slot is free before this thread takes its next one, which then is this one, still in the
         // cache: as many slots are in use as there are reads in flight.
         drop(copy.wait()?);
+        work.filling += start.elapsed();
         Ok(Done::Copied)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::Waits;
 use crate::plan::IoWays;
 use crate::source::{Fallback, Queueing};
 use crate::staging::{Pinning, RingMode};
@@ -15,6 +16,10 @@ pub struct LoadReport {
     pub elapsed: Duration,
     /// From the start of the load until reading began: planning, mapping and pinning the ring, opening files and threads.
     pub preparing: Duration,
+    /// Passes whose last layer was ready for the caller.
+    pub passes: u64,
+    /// What was waited for.
+    pub waits: Waits,
     /// Layers that were handed to the caller.
     pub layers: u64,
     /// Bytes of tensors that arrived.

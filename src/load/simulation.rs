@@ -8,10 +8,10 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use super::attend::Attendants;
-use super::control::Setup;
-use super::{HandOut, LayerStream, LoadError, stream};
+use super::setup::Setup;
+use super::{HandOut, Hooks, LayerStream, LoadError, stream};
 use crate::checkpoint::Checkpoint;
-use crate::device::{Backend, DeviceError, PendingCopy, Resident};
+use crate::device::{Backend, DeviceError, PendingCopy, Place, Resident};
 use crate::layers::Layers;
 use crate::plan::{Copies, CopyOp, LoadPlan, MoveOp, PlanLimits, PlannedLayer, Window};
 use crate::source::{self, Fallback, IoMode, IoWays, ReadRequest, Source, SourceError};
@@ -154,7 +154,7 @@ impl Backend for LateBackend {
 
     const IS_ASYNCHRONOUS: bool = true;
 
-    fn allocate(&self, layer: &PlannedLayer) -> Result<Arc<LateArena>, DeviceError> {
+    fn allocate(&self, layer: &PlannedLayer, _place: Place) -> Result<Arc<LateArena>, DeviceError> {
         let number = self.allocations.fetch_add(1, Ordering::SeqCst);
         if self.faults.allocate_at == Some(number) {
             return Err(self.faults.strike());
@@ -347,12 +347,13 @@ fn start_on(
         queues: 0,
         hash: false,
         witness: None,
+        hooks: Hooks::default(),
         started: std::time::Instant::now(),
         reservations: Vec::new(),
     };
     let mut attendants = Attendants::start(&setup.backend, &setup.plan).unwrap();
     if let Some(attendants) = &mut attendants {
-        attendants.allocate_ahead(setup.plan.first_layer());
+        attendants.allocate_ahead(setup.plan.first_layer(), Place::Own);
     }
     Run {
         checkpoint,

@@ -3,43 +3,39 @@
 use std::fmt;
 use std::iter::FusedIterator;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use super::attend::Attendants;
-use super::control::{Control, Setup, Wires};
+use super::channels::{Sizes, channel};
+use super::control::Control;
 use super::depth::{Depth, READS_LEAST};
 use super::gate::GateKeeper;
+use super::meter::{SharedTotals, read_totals};
 use super::reader::{self, ReaderContext, Ways};
-use super::window::{Full, PermitOffice};
+use super::setup::{Setup, Wires};
+use super::signals::Signals;
+use super::space::Space;
+use super::turns::turns_total;
+use super::window::{Bounds, Full, PermitOffice};
 use super::{LoadError, LoadReport, LoadedLayer, Progress};
 use crate::device::Backend;
-use crate::plan::{LoadPlan, ResidentKind};
+use crate::plan::{LoadPlan, ResidentKind, Window};
 use crate::source::{QueueingCell, ReadQueue, Source};
 use crate::staging::{Pinning, RingMode};
 use crate::units::to_u64;
 
-/// What the caller's side tells the control loop.
-pub(super) enum Signal {
-    /// The caller asks for its next layer.
-    Wanted,
-    /// A layer was dropped: its place in the window is free.
-    Dropped,
-    /// The load is not wanted any more.
-    Cancel,
-}
-
 /// What the control loop hands out.
 pub(super) enum Delivery {
     Layer(LoadedLayer),
-    Failed(LoadError),
+    /// Apart, so that the channel has small places.
+    Failed(Box<LoadError>),
 }
 
 /// A running load: yields the layers in execution order, or as they are complete in that
-/// [of files](crate::plan::ReadOrder::Files). Ends after the last layer or the first error.
+/// [of files](crate::plan::ReadOrder::Files). Ends after the last layer of the last pass or the first error.
 ///
 /// Each layer is owned, may go to another thread, and frees its memory and its place in the window when it and the
 /// tensors taken from it are dropped. A caller that holds so many that the next one cannot become resident gets
@@ -57,18 +53,19 @@ pub struct LayerStream {
     pinned_bytes: u64,
     queueing: QueueingCell,
     deliveries: Receiver<Delivery>,
-    signals: Sender<Signal>,
+    signals: Arc<Signals>,
     office: Arc<PermitOffice>,
     progress: Progress,
-    cancelled: Arc<AtomicBool>,
+    totals: SharedTotals,
     control: Option<JoinHandle<()>>,
     stall_timeout: Duration,
     /// The control loop knows that the caller waits for the layer behind those taken.
     has_asked: bool,
     /// How long the caller has waited so far for what it itself holds back, if it does.
     stall: Option<Stall>,
-    /// Layers handed to the caller.
+    /// Layers handed to the caller, and how many there will be.
     taken: usize,
+    turns_total: usize,
     started: Instant,
     preparing: Duration,
     elapsed: Option<Duration>,
@@ -85,12 +82,13 @@ pub(super) fn start<B: Backend>(
     let source = Arc::clone(&setup.source);
     let ring_mode = setup.ring.mode();
     let (pinning, pinned_bytes) = (setup.ring.pinning().clone(), setup.ring.pinned_bytes());
-    let progress = Progress::new(plan.tensor_bytes());
+    let progress = Progress::new(tensor_bytes_total(&plan));
     let started = setup.started;
-    let (job_sender, job_receiver) = unbounded();
-    let (result_sender, results) = unbounded();
-    let (signals, signal_receiver) = unbounded();
-    let (delivery_sender, deliveries) = unbounded();
+    let sizes = Sizes::of(&plan);
+    let (job_sender, job_receiver) = channel(sizes.jobs);
+    let (result_sender, results) = channel(sizes.jobs);
+    let (delivery_sender, deliveries) = channel(sizes.layers);
+    let (signals, bell) = Signals::new();
     let readers_most = plan.memory().ring().readers;
     // Readers that copy into an arena leave the disk alone meanwhile, and copies come in bursts: more take turns.
     let reads_at_first = match plan.memory().resident_kind() {
@@ -110,8 +108,10 @@ pub(super) fn start<B: Backend>(
         progress: progress.clone(),
         gate: keeper.gate(),
     });
-    let window = plan.window().over(plan.layers().len());
-    let office = PermitOffice::new(window, plan.memory().device_budget_bytes(), signals.clone());
+    let bounds = Bounds::of(&plan);
+    let space = plan.memory().window().map(|shape| Space::new(shape, bounds.layers_max));
+    let office = PermitOffice::new(bounds, space, Arc::clone(&signals));
+    let totals = SharedTotals::default();
     // If one cannot be started, those that run see the open gate and the closed channel of jobs and end.
     let ways = ways(&setup, &queueing);
     let readers = reader::spawn(ways, &context, &job_receiver, &result_sender)?;
@@ -120,13 +120,14 @@ pub(super) fn start<B: Backend>(
         jobs: job_sender,
         jobs_not_begun: job_receiver,
         results,
-        signals: signal_receiver,
+        bell,
+        signals: Arc::clone(&signals),
         deliveries: delivery_sender,
         attendants,
         depth,
         keeper,
     };
-    let control = Control::new(setup, wires, Arc::clone(&office), progress.clone());
+    let control = Control::new(setup, wires, Arc::clone(&office), progress.clone(), Arc::clone(&totals));
     let control = thread::Builder::new()
         .name("onelayer-control".to_owned())
         .spawn(move || {
@@ -138,6 +139,7 @@ pub(super) fn start<B: Backend>(
         })
         .map_err(|source| LoadError::Thread { source })?;
     Ok(LayerStream {
+        turns_total: turns_total(&plan),
         plan,
         source,
         ring_mode,
@@ -148,7 +150,7 @@ pub(super) fn start<B: Backend>(
         signals,
         office,
         progress,
-        cancelled: Arc::default(),
+        totals,
         control: Some(control),
         stall_timeout,
         has_asked: false,
@@ -214,13 +216,16 @@ impl LayerStream {
     /// A handle that cancels the load from any thread.
     #[must_use]
     pub fn cancel_handle(&self) -> CancelHandle {
-        CancelHandle { cancelled: Arc::clone(&self.cancelled), signals: self.signals.clone() }
+        CancelHandle { signals: Arc::clone(&self.signals) }
     }
 
     /// What the load did so far; final once the stream has ended.
     #[must_use]
     pub fn report(&self) -> LoadReport {
+        let totals = read_totals(&self.totals);
         LoadReport {
+            passes: totals.passes,
+            waits: totals.waits,
             elapsed: self.elapsed.unwrap_or_else(|| self.started.elapsed()),
             preparing: self.preparing,
             layers: to_u64(self.taken),
@@ -273,7 +278,7 @@ impl LayerStream {
             return Ok(Awaited::Ended);
         }
         if !self.has_asked {
-            let _ = self.signals.send(Signal::Wanted);
+            self.signals.want();
             self.has_asked = true;
         }
         let waiting = Instant::now();
@@ -284,21 +289,21 @@ impl LayerStream {
         }
         match delivery {
             // A layer that was ready by then is not handed out any more: a caller that cancels wants an end.
-            Ok(Delivery::Layer(_)) if self.cancelled.load(Ordering::Acquire) => {
+            Ok(Delivery::Layer(_)) if self.signals.is_cancelled() => {
                 self.end();
                 Err(LoadError::Cancelled)
             }
             Ok(Delivery::Layer(layer)) => {
                 self.taken += 1;
                 (self.has_asked, self.stall) = (false, None);
-                if self.taken == self.plan.layers().len() {
+                if self.taken == self.turns_total {
                     self.elapsed = Some(self.started.elapsed());
                 }
                 Ok(Awaited::Layer(layer))
             }
             Ok(Delivery::Failed(error)) => {
                 self.end();
-                Err(error)
+                Err(*error)
             }
             Err(RecvTimeoutError::Timeout) => Ok(Awaited::NotYet),
             Err(RecvTimeoutError::Disconnected) => self.end().map_or(Ok(Awaited::Ended), Err),
@@ -317,10 +322,10 @@ impl LayerStream {
                 Err(RecvTimeoutError::Timeout) => {}
                 delivery => return delivery,
             }
-            if let Some((full, held)) = self.office.stopped_by_layers_below(self.taken) {
+            if let Some((full, held)) = self.office.stopped_by_turns_below(self.taken) {
                 let waited = self.stall.get_or_insert_with(Stall::begin).go_on();
                 if waited >= self.stall_timeout {
-                    return Ok(Delivery::Failed(self.stalled(full, &held, waited)));
+                    return Ok(Delivery::Failed(Box::new(self.stalled(full, &held, waited))));
                 }
             } else {
                 self.stall = None;
@@ -332,18 +337,22 @@ impl LayerStream {
     }
 
     fn stalled(&self, full: Full, held: &[usize], waited: Duration) -> LoadError {
-        let held = held.iter().map(|&index| self.plan.layers()[index].id.clone()).collect();
+        let layers = self.plan.layers();
+        let held = held.iter().map(|&turn| layers[turn % layers.len()].id.clone()).collect();
         match full {
             Full::Layers { layers_max } => LoadError::Stalled { held, window: layers_max, waited },
-            Full::Bytes { bytes_max } => {
-                LoadError::DeviceBudgetFull { held, device_budget_bytes: bytes_max, waited }
-            }
+            Full::Bytes { bytes_max } => match self.plan.window() {
+                Window::Bytes(window_bytes) => LoadError::WindowFull { held, window_bytes, waited },
+                Window::All | Window::Layers(_) => {
+                    LoadError::DeviceBudgetFull { held, device_budget_bytes: bytes_max, waited }
+                }
+            },
         }
     }
 
     /// Ends the load and waits for its threads. An error only if the control loop panicked.
     fn end(&mut self) -> Option<LoadError> {
-        let _ = self.signals.send(Signal::Cancel);
+        self.signals.cancel();
         let control = self.control.take()?;
         self.elapsed.get_or_insert_with(|| self.started.elapsed());
         let panicked = control.join().err().map(|panic| reader::panic_message(&*panic));
@@ -353,6 +362,14 @@ impl LayerStream {
         }
         panicked.map(|message| LoadError::Panicked { message })
     }
+}
+
+/// Bytes of tensors that arrive in all passes; in one of them if there is no end. What is kept arrives once.
+fn tensor_bytes_total(plan: &LoadPlan) -> u64 {
+    let others = plan.layers().iter().filter(|layer| !layer.is_kept);
+    let again_bytes: u64 = others.map(|layer| layer.tensor_bytes).sum();
+    let more_passes = plan.passes().count().map_or(0, |count| count - 1);
+    plan.tensor_bytes().saturating_add(again_bytes.saturating_mul(more_passes))
 }
 
 /// How often a waiting caller is checked for holding the whole window.
@@ -397,16 +414,14 @@ impl Drop for LayerStream {
 /// Cancels a load from any thread.
 #[derive(Debug, Clone)]
 pub struct CancelHandle {
-    cancelled: Arc<AtomicBool>,
-    signals: Sender<Signal>,
+    signals: Arc<Signals>,
 }
 
 impl CancelHandle {
     /// Cancels the load: the next layer that the caller asks for, or waits for already, is
     /// [`LoadError::Cancelled`]. Returns at once. Harmless once the last layer was handed out.
     pub fn cancel(&self) {
-        self.cancelled.store(true, Ordering::Release);
         // A load that has ended needs no cancelling.
-        let _ = self.signals.send(Signal::Cancel);
+        self.signals.cancel();
     }
 }

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use crate::checkpoint::Checkpoint;
 use crate::layers::LayerId;
 use crate::live::{self, Snapshot};
-use crate::load::{Holder, LoadError, LoadReport, LoadedLayer, LoadedTensor, Loader, ParkedLayer, Receipt};
-use crate::plan::{LoadPlan, ReadOrder, Window};
+use crate::load::{
+    Holder, LoadError, LoadReport, LoadedLayer, LoadedTensor, Loader, ParkedLayer, Receipt, Route,
+};
+use crate::plan::LoadPlan;
 
 pub use self::part::Part;
 pub use self::places::Scope;
@@ -25,7 +27,7 @@ impl Loader {
     }
 
     /// Loads every layer and keeps it; `observe` sees each one as it becomes resident: in whatever order they do, since the files
-    /// are read as they lie ([`ReadOrder::Files`]).
+    /// are read as they lie ([`ReadOrder::Files`](crate::ReadOrder::Files)).
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -34,7 +36,7 @@ impl Loader {
         checkpoint: &Checkpoint,
         mut observe: impl FnMut(&LoadedLayer),
     ) -> Result<Model, LoadError> {
-        let mut stream = self.start(checkpoint, Window::All, u32::MAX, ReadOrder::Files)?;
+        let mut stream = self.start(checkpoint, Route::of_everything(), u32::MAX)?;
         let mut layers = Vec::new();
         layers.resize_with(stream.plan().layers().len(), || State::Unloaded);
         for layer in &mut stream {

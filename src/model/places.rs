@@ -43,9 +43,9 @@ impl Model {
                 continue;
             };
             let (state, parked) = match layer.park(to) {
-                Ok(Parking::Parked(layer, receipt)) => (State::Parked(layer), Ok(receipt)),
-                Ok(Parking::Stays(layer, receipt)) => (State::Resident(layer), Ok(receipt)),
-                Err((layer, error)) => (State::Resident(layer), Err(error)),
+                Parking::Parked(layer, receipt) => (State::Parked(layer), Ok(receipt)),
+                Parking::Stays(layer, receipt) => (State::Resident(layer), Ok(receipt)),
+                Parking::Failed(layer, error) => (State::Resident(layer), Err(error)),
             };
             self.states[place] = state;
             receipt = receipt.and(parked?);

@@ -70,6 +70,12 @@ impl fmt::Display for LoadPlan {
             ResidentKind::Host | ResidentKind::Nowhere => "beside the budget",
         };
         writeln!(f, "resident {} at most, {place}", HumanBytes(memory.resident_bytes()))?;
+        if !self.passes.is_one() {
+            for term in memory.resident_terms() {
+                writeln!(f, "  {:<20} {:>9}", term.name, HumanBytes(term.bytes))?;
+            }
+            writeln!(f, "passes   {}", self.passes)?;
+        }
         for layer in &self.layers {
             self.fmt_layer(f, layer)?;
         }
@@ -89,11 +95,12 @@ impl LoadPlan {
     fn fmt_layer(&self, f: &mut fmt::Formatter<'_>, layer: &PlannedLayer) -> fmt::Result {
         writeln!(
             f,
-            "layer    {:<40} {:>9}  {} tensors, {} reads",
+            "layer    {:<40} {:>9}  {} tensors, {} reads{}",
             layer.id,
             HumanBytes(layer.tensor_bytes),
             layer.placements.len(),
             layer.reads.len(),
+            if layer.is_kept { ", kept" } else { "" },
         )?;
         if !f.alternate() {
             return Ok(());

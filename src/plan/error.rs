@@ -33,6 +33,19 @@ pub enum PlanError {
         /// What the caller allowed.
         budget_bytes: u64,
     },
+    /// A layer does not fit a window of bytes, not even alone.
+    #[error(
+        "layer {layer} takes {} and the window is {}; allow a window of {} or more, or keep the layer",
+        HumanBytes(*needed_bytes), HumanBytes(*window_bytes), HumanBytes(*needed_bytes)
+    )]
+    WindowTooSmall {
+        /// The largest layer.
+        layer: String,
+        /// What it takes.
+        needed_bytes: u64,
+        /// The window.
+        window_bytes: u64,
+    },
     /// A sum of sizes does not fit in 64 bits, or a count in 32.
     #[error("{what} of layer {layer} do not fit: the checkpoint is larger than any machine")]
     Overflow {
@@ -62,6 +75,9 @@ impl PlanError {
     /// True if a larger budget would help.
     #[must_use]
     pub fn is_over_budget(&self) -> bool {
-        matches!(self, Self::BudgetTooSmall { .. } | Self::DeviceBudgetTooSmall { .. })
+        matches!(
+            self,
+            Self::BudgetTooSmall { .. } | Self::DeviceBudgetTooSmall { .. } | Self::WindowTooSmall { .. }
+        )
     }
 }

@@ -58,7 +58,15 @@ pub(super) fn arrange<'a>(
         let id = group.id.clone();
         // Where the tensors end, until the appendix is known.
         let arena_bytes = end;
-        let planned = PlannedLayer { id, reads: 0..0, placements, moves: 0..0, tensor_bytes, arena_bytes };
+        let planned = PlannedLayer {
+            id,
+            reads: 0..0,
+            placements,
+            moves: 0..0,
+            is_kept: false,
+            tensor_bytes,
+            arena_bytes,
+        };
         layout.layers.push(planned);
     }
     if landing != Landing::Packed {

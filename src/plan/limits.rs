@@ -1,25 +1,29 @@
 //! What a plan has to respect.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
-use super::{FloatType, IoDecision, IoMode, MemoryTerm, ReadOrder};
-use crate::units::{Alignment, KIB};
+use super::{FloatType, IoDecision, IoMode, MemoryTerm, Passes, ReadOrder};
+use crate::layers::LayerId;
+use crate::units::{Alignment, HumanBytes, KIB};
 
-/// How many layers are resident at once: filled, handed out and not yet dropped.
+/// How many layers are resident at once: filled, handed out and not yet dropped. Those that are kept do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Window {
     /// All of them.
     All,
     /// At most so many; zero counts as one.
     Layers(u32),
+    /// As many as fit so many bytes, whatever their number. Each of them has to fit alone.
+    Bytes(u64),
 }
 
 impl Window {
-    /// The window over `layers` layers: at least one, at most all.
+    /// The window over `layers` layers: at least one, at most all. A window of bytes may hold all.
     #[must_use]
     pub fn over(self, layers: usize) -> usize {
         match self {
-            Self::All => layers.max(1),
+            Self::All | Self::Bytes(_) => layers.max(1),
             Self::Layers(count) => usize::try_from(count).unwrap_or(usize::MAX).clamp(1, layers.max(1)),
         }
     }
@@ -30,6 +34,7 @@ impl fmt::Display for Window {
         match self {
             Self::All => f.write_str("all"),
             Self::Layers(count) => write!(f, "{count}"),
+            Self::Bytes(bytes) => write!(f, "{}", HumanBytes(*bytes)),
         }
     }
 }
@@ -70,11 +75,15 @@ pub struct PlanLimits {
     pub device_budget_bytes: Option<u64>,
     /// Layers resident at once.
     pub window: Window,
+    /// How often the layers are streamed.
+    pub passes: Passes,
+    /// Layers that stay where they are from the first pass to the last. Matters only where there is more than one.
+    pub kept: BTreeSet<LayerId>,
     /// How files are read.
     pub io: IoMode,
     /// How each file is read, for [`IoMode::Auto`].
     pub decisions: Vec<IoDecision>,
-    /// In which order reads are issued. [`ReadOrder::Files`] needs a window of all layers, and nobody who hashes on the way;
+    /// In which order reads are issued. [`ReadOrder::Files`] needs a window of all layers, one pass, and nobody who hashes on the way;
     /// where that is not so, it is one layer after the other.
     pub order: ReadOrder,
     /// Reader threads wanted; a small budget may get fewer.
@@ -102,7 +111,7 @@ impl PlanLimits {
         // What is kept nowhere is not summed, so a bound on it may refuse some layers while others are held.
         let has_room = self.resident != ResidentKind::Nowhere || self.device_budget_bytes.is_none();
         match self.window {
-            Window::All if has_room && !self.hash => self.order,
+            Window::All if has_room && !self.hash && self.passes.is_one() => self.order,
             _ => ReadOrder::Layers,
         }
     }
@@ -114,6 +123,8 @@ impl PlanLimits {
             host_budget_bytes,
             device_budget_bytes: None,
             window: Window::All,
+            passes: Passes::default(),
+            kept: BTreeSet::new(),
             io: IoMode::Buffered,
             decisions: Vec::new(),
             order: ReadOrder::Layers,

@@ -6,6 +6,7 @@ use crate::units::{Alignment, HumanBytes, MIB, to_u64};
 
 use super::decision::is_mostly_direct;
 use super::layout::Layout;
+use super::passes::{ResidentMemory, WindowShape};
 use super::request;
 use super::{IoMode, MoveOp, Placement, PlanError, PlanLimits, PlannedLayer, ResidentKind};
 
@@ -34,7 +35,7 @@ const _: () = assert!(SLOTS_MIN == 4, "the floor is that many slots");
 
 /// What the loader keeps for a layer that is open or resident, from above: its entry, its handle, its permit, its place in
 /// a channel. The loader's tests hold it to this.
-pub(crate) const LAYER_STATE_BYTES: u64 = 512;
+pub(crate) const LAYER_STATE_BYTES: u64 = 640;
 /// What a source keeps for a file, from above: its path, its identity, its place among the open ones, why it fell back.
 /// Not the path's true length: a plan does not depend on where its checkpoint lies.
 const FILE_STATE_BYTES: u64 = 1024;
@@ -80,7 +81,7 @@ pub struct MemoryTerms {
     smallest_budget_bytes: u64,
     ring: RingShape,
     terms: Vec<MemoryTerm>,
-    resident_bytes: u64,
+    resident: ResidentMemory,
     resident_kind: ResidentKind,
     device_budget_bytes: Option<u64>,
 }
@@ -115,14 +116,15 @@ impl MemoryTerms {
         self.smallest_budget_bytes
     }
 
-    /// Most bytes of resident layers at once, wherever they live: the largest sum of neighbours in the window.
+    /// Most bytes of resident layers at once, wherever they live: in one pass the largest sum of neighbours in the window, in
+    /// several the whole window and all layers that are kept.
     ///
     /// That is for a caller who drops layers in the order in which they come. One who keeps an early layer while going
     /// on (a tied embedding, say) holds what it holds, up to the `window` largest layers, and never more than
     /// [`Self::device_budget_bytes`].
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
-        self.resident_bytes
+        self.resident.bytes
     }
 
     /// Where resident layers live.
@@ -131,11 +133,23 @@ impl MemoryTerms {
         self.resident_kind
     }
 
+    /// What [`Self::resident_bytes`] is made of: the window, and layers that are kept.
+    #[must_use]
+    pub fn resident_terms(&self) -> &[MemoryTerm] {
+        &self.resident.terms
+    }
+
+    /// The memory that layers share which come and go, where there is more than one pass.
+    #[must_use]
+    pub fn window(&self) -> Option<WindowShape> {
+        self.resident.window
+    }
+
     /// What of [`Self::resident_bytes`] is host memory: what stands beside the budget there.
     #[must_use]
     pub fn resident_host_bytes(&self) -> u64 {
         match self.resident_kind {
-            ResidentKind::Host => self.resident_bytes,
+            ResidentKind::Host => self.resident.bytes,
             ResidentKind::Device | ResidentKind::Nowhere => 0,
         }
     }
@@ -159,7 +173,7 @@ impl MemoryTerms {
         run_bytes: u64,
         limits: &PlanLimits,
     ) -> Result<Self, PlanError> {
-        let resident_bytes = resident_bytes(layout, limits)?;
+        let resident = ResidentMemory::of(layout, limits)?;
         let metadata_bytes = checkpoint.metadata_bytes();
         let mut fixed = vec![
             MemoryTerm { name: "checkpoint metadata", bytes: metadata_bytes },
@@ -202,7 +216,7 @@ impl MemoryTerms {
             smallest_budget_bytes,
             ring,
             terms,
-            resident_bytes,
+            resident,
             resident_kind: limits.resident,
             device_budget_bytes: limits.device_budget_bytes,
         })
@@ -276,36 +290,14 @@ fn largest_ring(
     }
 }
 
-/// The most bytes that `window` neighbouring layers have together.
-fn resident_bytes(layout: &Layout, limits: &PlanLimits) -> Result<u64, PlanError> {
-    if limits.resident == ResidentKind::Nowhere {
-        return Ok(0);
-    }
-    let window = limits.window.over(layout.layers.len());
-    let mut largest = (0_u64, 0_usize);
-    for (first, layers) in layout.layers.windows(window).enumerate() {
-        let sum = layers.iter().try_fold(0_u64, |sum, layer| sum.checked_add(layer.arena_bytes));
-        let Some(sum) = sum else {
-            return Err(PlanError::Overflow { what: "the bytes", layer: layers[0].id.to_string() });
-        };
-        largest = largest.max((sum, first));
-    }
-    match limits.device_budget_bytes {
-        Some(budget_bytes) if largest.0 > budget_bytes => Err(PlanError::DeviceBudgetTooSmall {
-            what: format!("a window of {window} layers from {}", layout.layers[largest.1].id),
-            needed_bytes: largest.0,
-            budget_bytes,
-        }),
-        _ => Ok(largest.0),
-    }
-}
-
 /// Host memory of the running load beside the ring: what it keeps for each file, and for each layer that is open (each of
 /// those beyond the window holds a slot) or resident.
 fn state_bytes(checkpoint: &Checkpoint, layout: &Layout, limits: &PlanLimits) -> u64 {
     let layer_count = layout.layers.len();
     let slots_max = usize::try_from(SLOTS_MAX).unwrap_or(usize::MAX);
-    let layers = limits.window.over(layer_count).saturating_add(slots_max).min(layer_count);
+    // Kept layers are resident beside the window.
+    let beside = slots_max.saturating_add(layout.layers.iter().filter(|layer| layer.is_kept).count());
+    let layers = limits.window.over(layer_count).saturating_add(beside).min(layer_count);
     to_u64(layers) * LAYER_STATE_BYTES + to_u64(checkpoint.shards().len()) * FILE_STATE_BYTES
 }
 

@@ -40,6 +40,7 @@ pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerm, MemoryTerms, RingSha
 pub use self::order::ReadOrder;
 pub(crate) use self::order::{IssuePlace, Turn};
 use self::parts::Parts;
+pub use self::passes::{Passes, WindowShape};
 pub use self::reads::Copies;
 use self::reads::ReadList;
 pub use self::request::{IoMode, ReadRequest};
@@ -57,6 +58,7 @@ mod limits;
 mod memory;
 mod order;
 mod parts;
+mod passes;
 mod reads;
 pub(crate) mod request;
 
@@ -196,6 +198,8 @@ pub struct PlannedLayer {
     pub placements: Range<u32>,
     /// Its moves.
     moves: Range<u32>,
+    /// True if it stays where it is from the first pass to the last.
+    pub is_kept: bool,
     /// Bytes of its tensors, as they are delivered.
     pub tensor_bytes: u64,
     /// Bytes of its arena: the tensors with their alignment and where they land before they are moved, rounded up to
@@ -214,6 +218,7 @@ pub struct LoadPlan {
     io: IoMode,
     decisions: Vec<IoDecision>,
     window: Window,
+    passes: Passes,
     order: ReadOrder,
     dtype: Option<FloatType>,
     parts: Option<Parts>,
@@ -301,6 +306,9 @@ impl LoadPlan {
         grouping_bytes: u64,
         limits: &PlanLimits,
     ) -> Result<Self, PlanError> {
+        for layer in layout.layers.iter_mut().filter(|_| !limits.passes.is_one()) {
+            layer.is_kept = limits.kept.contains(&layer.id);
+        }
         if layout.placements.is_empty() && checkpoint.tensor_count() > 0 {
             return Err(PlanError::NothingSelected { tensors: to_u64(checkpoint.tensor_count()) });
         }
@@ -322,6 +330,7 @@ impl LoadPlan {
             io: limits.io,
             decisions: limits.decisions.clone(),
             window: limits.window,
+            passes: limits.passes,
             order: limits.order_had(),
             dtype: limits.dtype,
             parts,
@@ -402,6 +411,12 @@ impl LoadPlan {
     #[must_use]
     pub fn window(&self) -> Window {
         self.window
+    }
+
+    /// How often the layers are streamed.
+    #[must_use]
+    pub fn passes(&self) -> Passes {
+        self.passes
     }
 
     /// What wider floats are narrowed to on the way, if they are.

@@ -129,7 +129,7 @@ fn run_stream(
     let layers_max = loader.plan(&case.checkpoint)?.window();
     let kept_max = match layers_max {
         Window::Layers(layers) => layers as usize - 1,
-        Window::All => usize::MAX,
+        Window::All | Window::Bytes(_) => usize::MAX,
     };
     let mut layers = loader.stream(&case.checkpoint)?;
     own.assert_untouched();

@@ -3,13 +3,14 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use onelayer::Target;
 use onelayer::plan::{FloatType, HOST_BUDGET_FLOOR_BYTES};
 use onelayer::units::HumanBytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::args::{Device, Io, LoadArgs, RankArgs, Window};
+use crate::args::{Device, Io, LoadArgs, PassesArgs, RankArgs, Window};
 use crate::problem::{Code, Problem};
 use crate::report::Params;
 use crate::sizes::{Size, SizeContext};
@@ -81,8 +82,14 @@ pub(crate) struct LoadConfig {
     pub(crate) device: Device,
     /// What wider floats are narrowed to.
     pub(crate) dtype: Option<synth::FloatType>,
-    /// Layers resident at once; `None` is all.
+    /// Layers resident at once; `None` is all, or as many as fit.
     pub(crate) window: Option<u32>,
+    /// Bytes of layers resident at once, if that is what is bounded.
+    pub(crate) window_bytes: Option<u64>,
+    /// How often the layers come, and which of them stay.
+    pub(crate) passes: PassesArgs,
+    /// How long each layer is held.
+    pub(crate) engine_time: Duration,
     /// Layers read ahead.
     pub(crate) prefetch: u32,
     /// Threads that read; `None` leaves it to the plan.
@@ -112,8 +119,12 @@ impl LoadConfig {
             select = None;
         }
         let window = match args.window {
-            Window::All => None,
+            Window::All | Window::Bytes(_) => None,
             Window::Layers(layers) => Some(layers),
+        };
+        let window_bytes = match args.window {
+            Window::Bytes(bytes) => Some(bytes),
+            Window::All | Window::Layers(_) => None,
         };
         let config = Self {
             path: RawPath(path),
@@ -124,6 +135,9 @@ impl LoadConfig {
             device: args.device,
             dtype: args.dtype,
             window,
+            window_bytes,
+            passes: PassesArgs::default(),
+            engine_time: Duration::ZERO,
             prefetch: args.prefetch,
             readers: args.readers,
             select,
@@ -134,6 +148,11 @@ impl LoadConfig {
             opaque_dtypes: args.opaque_dtypes,
         };
         (config, problems)
+    }
+
+    /// True if every layer stays until the end.
+    pub(crate) fn keeps_all(&self) -> bool {
+        self.window.is_none() && self.window_bytes.is_none() && !self.passes.is_asked()
     }
 
     /// [`below_floor`] of its budget.
@@ -173,6 +192,8 @@ impl LoadConfig {
             budget_bytes: budgets.host_bytes,
             prefetch: u64::from(self.prefetch),
             window: self.window.map(u64::from),
+            window_bytes: self.window_bytes,
+            passes: self.passes.is_asked().then_some(u64::from(self.passes.passes)),
             io: self.io.name().to_owned(),
             device: self.device.target().to_string(),
             readers,

@@ -2,14 +2,15 @@
 #![allow(unsafe_code, reason = "queues copies whose memory outlives them; each block says why")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use cudarc::driver::sys;
 
 use super::memory::DeviceMemory;
+use super::window::DeviceWindow;
 use super::{Event, Lane, Stream, call};
 use crate::device::{
-    After, Backend, DeviceError, Fill, Freed, Home, PendingCopy, REFILLED_BYTES_MAX, Resident, Target,
+    After, Backend, DeviceError, Fill, Freed, Home, PendingCopy, Place, REFILLED_BYTES_MAX, Resident, Target,
     Unfilled, refill_pieces,
 };
 use crate::live::Entry;
@@ -23,6 +24,8 @@ pub(crate) struct CudaBackend {
     lane: Arc<Lane>,
     /// One for each slot, recycled with it.
     slot_events: Arc<[Event]>,
+    /// What layers share that come and go. `None` if each has an arena of its own, and once it was trimmed.
+    window: Mutex<Option<Arc<DeviceWindow>>>,
 }
 
 impl CudaBackend {
@@ -30,7 +33,21 @@ impl CudaBackend {
     pub(crate) fn new(lane: Arc<Lane>, slots: u32) -> Result<Self, DeviceError> {
         let slot_events =
             (0..slots).map(|_| Event::new(&lane.context)).collect::<Result<Vec<_>, _>>()?.into();
-        Ok(Self { lane, slot_events })
+        Ok(Self { lane, slot_events, window: Mutex::default() })
+    }
+
+    /// The same with a window of so many bytes, which layers share, those aside that get an arena of their own.
+    pub(crate) fn with_window(self, bytes: u64) -> Result<Self, DeviceError> {
+        if bytes > 0 {
+            let memory = self.lane.memory.allocate(bytes)?;
+            *self.window() = Some(Arc::new(DeviceWindow::new(memory)));
+        }
+        Ok(self)
+    }
+
+    fn window(&self) -> MutexGuard<'_, Option<Arc<DeviceWindow>>> {
+        // It is only ever assigned.
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -40,7 +57,7 @@ pub(crate) struct CudaArena {
     address: u64,
     len_bytes: u64,
     /// `None` for a layer without bytes, for memory of the caller's, and while being made or dropped.
-    memory: Option<DeviceMemory>,
+    memory: Option<Memory>,
     /// True for memory of the caller's, which counts for nothing here.
     is_callers: bool,
     /// What tells that everything is in its place. Set once all copies are queued.
@@ -54,6 +71,23 @@ pub(crate) struct CudaArena {
     /// True once its memory was given up.
     is_gone: bool,
     lane: Arc<Lane>,
+}
+
+/// The memory of one arena, if it is ours.
+#[derive(Debug)]
+enum Memory {
+    Own(DeviceMemory),
+    Part(Arc<DeviceWindow>),
+}
+
+impl Memory {
+    /// What it is, or lies in.
+    fn whole(&self) -> &DeviceMemory {
+        match self {
+            Self::Own(memory) => memory,
+            Self::Part(window) => window.memory(),
+        }
+    }
 }
 
 impl CudaArena {
@@ -101,9 +135,8 @@ impl CudaArena {
         let mut arena = Self::new(lane, len_bytes);
         // From here on the arena's drop gives back what the pool counts, whatever fails below.
         let recycled = lane.idle.take(len_bytes);
-        arena.memory = recycled.memory;
         if len_bytes > 0 {
-            let memory = match arena.memory.take() {
+            let memory = match recycled.memory {
                 Some(memory) => memory,
                 None => {
                     if recycled.has_dropped {
@@ -113,9 +146,27 @@ impl CudaArena {
                     lane.memory.allocate(len_bytes)?
                 }
             };
-            let memory = arena.memory.insert(memory);
-            memory.wake()?;
             arena.address = memory.address();
+            let Memory::Own(memory) = arena.memory.insert(Memory::Own(memory)) else {
+                unreachable!("just put there")
+            };
+            memory.wake()?;
+        }
+        Ok(arena)
+    }
+
+    /// An arena in the window, at a place that nobody else has.
+    fn in_window(
+        lane: &Arc<Lane>,
+        window: &Arc<DeviceWindow>,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<Self, DeviceError> {
+        let mut arena = Self::new(lane, len_bytes);
+        if len_bytes > 0 {
+            window.wake(&lane.copies)?;
+            arena.address = window.address_of(offset_bytes, len_bytes);
+            arena.memory = Some(Memory::Part(Arc::clone(window)));
         }
         Ok(arena)
     }
@@ -148,15 +199,22 @@ impl CudaArena {
             return Freed::Unconfirmed;
         }
         let pool = &self.lane.idle;
-        let Some(mut memory) = self.memory.take() else {
+        let Some(memory) = self.memory.take() else {
             pool.give(None, self.len_bytes);
             return Freed::Returned;
         };
-        if !self.order_end(&memory) {
+        if !self.order_end(memory.whole()) {
             // It is never used again, nor freed, and so it stays counted.
+            if let Memory::Part(window) = &memory {
+                window.spoil();
+            }
             std::mem::forget(memory);
             return Freed::Unconfirmed;
         }
+        let mut memory = match memory {
+            Memory::Own(memory) => memory,
+            Memory::Part(window) => return window.give_up(),
+        };
         let freed = if pool.is_open() && memory.rest().is_ok() {
             // Closed meanwhile, the pool gives it back.
             let Some(memory) = pool.give(Some(memory), self.len_bytes) else { return Freed::Recycled };
@@ -280,8 +338,15 @@ impl Backend for CudaBackend {
 
     const IS_ASYNCHRONOUS: bool = true;
 
-    fn allocate(&self, layer: &PlannedLayer) -> Result<Arc<CudaArena>, DeviceError> {
-        CudaArena::allocate(&self.lane, layer).map(Arc::new)
+    fn allocate(&self, layer: &PlannedLayer, place: Place) -> Result<Arc<CudaArena>, DeviceError> {
+        let window = self.window().clone();
+        let arena = match (place, window) {
+            (Place::InWindow { offset_bytes }, Some(window)) => {
+                CudaArena::in_window(&self.lane, &window, offset_bytes, layer.arena_bytes)?
+            }
+            (Place::Own | Place::InWindow { .. }, _) => CudaArena::allocate(&self.lane, layer)?,
+        };
+        Ok(Arc::new(arena))
     }
 
     fn copy_async(
@@ -320,6 +385,8 @@ impl Backend for CudaBackend {
 
     fn trim(&self) {
         self.lane.idle.close();
+        // What a layer still lies in stays until that is gone.
+        drop(self.window().take());
         self.lane.memory.give_back();
     }
 }
@@ -404,7 +471,7 @@ impl Resident for CudaResident {
     }
 
     fn live(&self) -> Option<&Entry> {
-        self.arena.memory.as_ref().map(DeviceMemory::live)
+        self.arena.memory.as_ref().map(|memory| memory.whole().live())
     }
 
     fn host_bytes(&self) -> Option<&[u8]> {

@@ -189,6 +189,26 @@ impl DeviceMemory {
         Ok(())
     }
 
+    /// What is queued in the stream of frees so far.
+    pub(super) fn mark_frees(&self) -> Result<Event, DeviceError> {
+        self.pool.frees.mark()
+    }
+
+    /// Waits for what is queued in the stream of frees. False if that was refused.
+    pub(super) fn drain_frees(&self) -> bool {
+        self.pool.frees.drain()
+    }
+
+    /// Waits for what is queued in the stream of copies. False if that was refused.
+    pub(super) fn drain_copies(&self) -> bool {
+        self.pool.copies.drain()
+    }
+
+    /// Its length.
+    pub(super) fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
     /// Makes idle memory usable for what is queued in the stream of copies from now on.
     pub(super) fn wake(&mut self) -> Result<(), DeviceError> {
         self.live.note(MemoryUse::Filling, None);

@@ -5,6 +5,7 @@
 //! context   the device's primary context, or the caller's
 //! stream    streams and events
 //! memory    arenas: the stream-ordered pool, recycling, freeing in order
+//! window    one piece of memory that layers share, pass after pass
 //! pinned    the ring's memory, registered for DMA, on the device's NUMA node (numa)
 //! lane      what one load shares: its streams, its pool
 //! read_back bytes of the device, copied to the host
@@ -35,6 +36,7 @@ mod read_back;
 #[cfg(test)]
 mod simulated;
 mod stream;
+mod window;
 
 /// The driver's answer to a call as a result.
 fn call(call: &'static str, answer: CUresult) -> Result<(), DeviceError> {

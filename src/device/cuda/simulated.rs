@@ -12,7 +12,7 @@ use super::backend::SKIPS_THE_WAIT;
 use super::{Context, CudaBackend, Lane, LaneOptions, Registrar};
 use crate::budget::MemoryBudget;
 use crate::device::conformance::{self, start_copy};
-use crate::device::{Backend, PendingCopy};
+use crate::device::{Backend, PendingCopy, Place};
 use crate::plan::{PlannedLayer, RingShape};
 use crate::staging::{Pinning, Ring};
 use crate::units::{ByteRange, KIB};
@@ -115,7 +115,7 @@ fn one_schedule(context: &Arc<Context>, slots: u32) -> bool {
     let reservation = MemoryBudget::new(shape.bytes()).reserve("ring", shape.bytes()).unwrap();
     let ring = Ring::new(shape, reservation, Some(&Registrar(Arc::clone(context)))).unwrap();
     let backend = backend(context, None);
-    let arena = backend.allocate(&PlannedLayer::of_bytes(COPIES * SLOT_BYTES)).unwrap();
+    let arena = backend.allocate(&PlannedLayer::of_bytes(COPIES * SLOT_BYTES), Place::Own).unwrap();
     let place = |number| ByteRange::with_len(number * SLOT_BYTES, SLOT_BYTES).unwrap();
     let (sender, receiver) = mpsc::channel::<super::backend::CudaCopy>();
     std::thread::scope(|scope| {

@@ -31,7 +31,7 @@ fn a_queue_takes_no_more_than_it_was_made_for() {
     let (result_sender, results) = crossbeam_channel::unbounded();
     for read in 0..3 {
         let claim = ring.try_claim().unwrap();
-        jobs.send(Job::<NoneBackend> { layer: 0, read, claim, arena: None }).unwrap();
+        jobs.send(Job::<NoneBackend> { turn: 0, sequence: 0, read, claim, arena: None }).unwrap();
     }
     drop(jobs);
     let keeper = GateKeeper::new(u32::MAX);

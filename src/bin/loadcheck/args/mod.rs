@@ -16,6 +16,7 @@ pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::convert::{ConvertArgs, VerifyArgs};
 pub(crate) use self::fit::{DoctorArgs, EmitArg, FitArgs};
 pub(crate) use self::leak::{LeakArgs, MaxSlope};
+pub(crate) use self::passes::PassesArgs;
 pub(crate) use self::picture::{PictureArgs, ReportArgs};
 pub(crate) use self::plan::{CacheDtype, PlaceArgs, PlanArgs};
 pub(crate) use self::ranks::RankArgs;
@@ -30,6 +31,7 @@ mod compare;
 mod convert;
 mod fit;
 mod leak;
+mod passes;
 mod picture;
 mod plan;
 mod ranks;
@@ -91,7 +93,7 @@ pub(crate) enum Command {
           loadcheck ./model --window 1 --export-html load.html",
         after_long_help = Exit::table()
     )]
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Compares what ways of loading SOURCE cost, side by side
     #[command(long_about = compare::COMPARE_ABOUT, after_long_help = Exit::table())]
     Compare(Box<CompareArgs>),
@@ -212,11 +214,11 @@ pub(crate) struct LoadArgs {
     /// F32 and F64 tensors arrive as this type, rounded to nearest even, ties to even; all others arrive as they are.
     #[arg(long, value_name = "DTYPE", value_parser = parse_float_type)]
     pub(crate) dtype: Option<FloatType>,
-    /// Layers kept at once
+    /// Layers kept at once: N, 2GiB or all
     ///
     /// With `all` every layer stays until the end, then all are given back and memory is measured again. With a
-    /// number, each layer is dropped as soon as it was delivered.
-    #[arg(long, value_name = "N|all", default_value = "all")]
+    /// number, or a size such as 2GiB, each layer is dropped as soon as it was delivered.
+    #[arg(long, value_name = "WINDOW", default_value = "all")]
     pub(crate) window: Window,
     /// Layers read ahead
     #[arg(long, value_name = "N", default_value_t = 2)]
@@ -373,6 +375,14 @@ pub(crate) struct RunArgs {
     pub(crate) load: LoadArgs,
     #[command(flatten)]
     pub(crate) ranks: RankArgs,
+    #[command(flatten)]
+    pub(crate) passes: PassesArgs,
+    /// Time that each layer is worked on
+    ///
+    /// A stand-in for an engine: with --passes each layer is held for so long before it is dropped, such as 5ms.
+    #[arg(long, value_name = "TIME", help_heading = "Load", hide_short_help = true, requires = "passes",
+          value_parser = parse_duration)]
+    pub(crate) engine_time: Option<Duration>,
     /// Print a BLAKE3 hash of every tensor
     ///
     /// Of the bytes as they are delivered. Hashing is part of the time that is measured.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{LoadArgs, OutputArgs, RankArgs};
+use super::{LoadArgs, OutputArgs, PassesArgs, RankArgs};
 use crate::sizes::Size;
 
 pub(super) const PLAN_ABOUT: &str = "Predicts what a load costs, from the headers; reads no weights\n\n\
@@ -22,6 +22,8 @@ pub(crate) struct PlanArgs {
     pub(crate) load: LoadArgs,
     #[command(flatten)]
     pub(crate) ranks: RankArgs,
+    #[command(flatten)]
+    pub(crate) passes: PassesArgs,
     #[command(flatten)]
     pub(crate) place: PlaceArgs,
     #[command(flatten)]

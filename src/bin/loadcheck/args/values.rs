@@ -4,6 +4,8 @@ use clap::ValueEnum;
 use onelayer::{IoMode, Target};
 use serde::{Deserialize, Serialize};
 
+use crate::sizes::Size;
+
 /// `--io`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -98,16 +100,26 @@ pub(crate) enum Window {
     All,
     /// So many at once.
     Layers(u32),
+    /// As many as fit so many bytes.
+    Bytes(u64),
 }
 
 impl std::str::FromStr for Window {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse() {
+        match (text.parse(), text.parse()) {
             _ if text == "all" => Ok(Self::All),
-            Ok(0) | Err(_) => Err("write a number of layers, at least 1, or `all`".to_owned()),
-            Ok(layers) => Ok(Self::Layers(layers)),
+            (Ok(0), _) => {
+                Err("write a number of layers, at least 1, `all`, or a size such as 2GiB".to_owned())
+            }
+            (Ok(layers), _) => Ok(Self::Layers(layers)),
+            (Err(_), Ok(Size::Bytes(bytes))) if !text.bytes().all(|byte| byte.is_ascii_digit()) => {
+                Ok(Self::Bytes(bytes))
+            }
+            (Err(_), _) => {
+                Err("write a number of layers, at least 1, `all`, or a size such as 2GiB".to_owned())
+            }
         }
     }
 }
@@ -201,10 +213,11 @@ mod tests {
         assert_eq!("cuda".parse(), Ok(Device::Cuda(0)));
         assert_eq!("all".parse(), Ok(Window::All));
         assert_eq!("2".parse(), Ok(Window::Layers(2)));
+        assert_eq!("2GiB".parse(), Ok(Window::Bytes(2 << 30)));
         for text in ["gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda:0 ", ""] {
             assert!(text.parse::<Device>().is_err(), "{text}");
         }
-        for text in ["0", "-1", "some", ""] {
+        for text in ["0", "-1", "some", "", "4294967296", "50%", "2x-layer"] {
             assert!(text.parse::<Window>().is_err(), "{text}");
         }
     }

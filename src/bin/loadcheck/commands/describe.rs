@@ -24,7 +24,7 @@ pub(crate) fn plan(args: &PlanArgs, output: &Output) -> Outcome {
     problems.extend(args.place.export_device_map.iter().filter_map(|path| output.check_beside(path)));
     let resolved = resolved(&args.load.source, &mut problems);
     let (config, more) = LoadConfig::new(&args.load, path_of(resolved.as_ref()));
-    let config = LoadConfig { ranks: args.ranks.clone(), ..config };
+    let config = LoadConfig { ranks: args.ranks.clone(), passes: args.passes.clone(), ..config };
     problems.extend(more);
     let Some(resolved) = resolved else {
         problems.extend(config.below_floor(&problems));

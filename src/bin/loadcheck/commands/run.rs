@@ -27,6 +27,8 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
     let path = resolved.as_ref().map(|resolved| resolved.path.clone()).unwrap_or_default();
     let (config, more) = LoadConfig::new(&args.load, path);
     let config = LoadConfig { hash: args.hash, verify: args.verify, ranks: args.ranks.clone(), ..config };
+    let engine_time = args.engine_time.unwrap_or_default();
+    let config = LoadConfig { passes: args.passes.clone(), engine_time, ..config };
     problems.extend(more);
     problems.extend(nothing_to_verify(&config));
     let interrupts = match Interrupts::listen() {

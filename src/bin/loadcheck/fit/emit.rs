@@ -49,9 +49,11 @@ fn arguments(fitted: &Fitted, headroom_percent: u64, ours: Option<(&Params, &Loa
         words.push(format!("--budget={}", exact(params.budget_bytes)));
         words.push(format!("--io={}", params.io));
         words.push(format!("--device={}", params.device));
-        words.push(
-            params.window.map_or_else(|| "--window=all".to_owned(), |window| format!("--window={window}")),
-        );
+        words.push(match (params.window, params.window_bytes) {
+            (Some(window), _) => format!("--window={window}"),
+            (None, Some(bytes)) => format!("--window={bytes}B"),
+            (None, None) => "--window=all".to_owned(),
+        });
         words.push(format!("--prefetch={}", params.prefetch));
         words.extend(params.dtype.as_ref().map(|dtype| format!("--dtype={dtype}")));
         words.extend(params.device_budget_bytes.map(|bytes| format!("--device-budget={}", exact(bytes))));
@@ -113,6 +115,8 @@ mod tests {
             budget_bytes: 64 * MIB,
             prefetch: 2,
             window: Some(1),
+            window_bytes: None,
+            passes: None,
             io: "direct".to_owned(),
             device: "host".to_owned(),
             readers: None,

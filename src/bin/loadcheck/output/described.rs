@@ -29,6 +29,8 @@ pub(crate) fn plan(report: &Report, look: &Look) -> Vec<String> {
     if let Some(resident) = plan.resident_bytes.filter(|resident| *resident > 0) {
         let place = if plan.resident_host_bytes == Some(0) { "on the device" } else { "beside the budget" };
         lines.push(format!("resident layers, {place}: at most {} (derived)", bytes(Some(resident))));
+        lines
+            .extend(plan.resident.iter().map(|term| format!("  {}: {}", term.name, bytes(Some(term.bytes)))));
     }
     if plan.ring.pinned_bytes > 0 {
         lines.push(format!(

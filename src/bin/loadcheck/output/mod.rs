@@ -29,6 +29,7 @@ mod grid;
 mod leaked;
 mod markup;
 pub(crate) mod numbers;
+mod passes;
 mod picture;
 mod placed;
 mod reading;

@@ -4,7 +4,7 @@
 use super::grid::{Align, grid};
 use super::numbers::{bytes, container, count, grouped, growth, rate, seconds};
 use super::terminal::{Paint, Role};
-use super::{compared, converted, described, escape::escape, examined, fitted, leaked, reading};
+use super::{compared, converted, described, escape::escape, examined, fitted, leaked, passes, reading};
 use crate::args::CacheArg;
 use crate::limits::mean;
 use crate::report::{CommandName, Limit, Outcome, Params, Place, Report, Run, Source};
@@ -94,10 +94,11 @@ fn shorten(revision: &str) -> &str {
 /// `strategy  stream · buffered, 2 readers · budget 64 MiB · device host, window all`
 pub(crate) fn strategy_line(params: &Params) -> String {
     let readers = params.readers.map(|readers| format!(", {}", count(readers, "reader"))).unwrap_or_default();
-    let window = match params.window {
+    let window = match (params.window, params.window_bytes) {
         _ if params.device == "none" => String::new(),
-        None => ", window all".to_owned(),
-        Some(window) => format!(", window {window}, prefetch {}", params.prefetch),
+        (Some(window), _) => format!(", window {window}, prefetch {}", params.prefetch),
+        (None, Some(window)) => format!(", window {}, prefetch {}", bytes(Some(window)), params.prefetch),
+        (None, None) => ", window all".to_owned(),
     };
     format!(
         "strategy  stream · {}{readers} · budget {} · device {}{window}{}{}{}{}",
@@ -142,6 +143,14 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
     lines.extend(device_line(report));
     lines.extend(cache_line(&report.runs));
     lines.extend(peak_table(report, look));
+    lines.extend(
+        report
+            .runs
+            .last()
+            .and_then(|run| run.passes.as_ref())
+            .iter()
+            .flat_map(|passes| passes::lines(passes)),
+    );
     lines.extend(verified_line(report));
     lines.extend(promise_lines(report, look));
     lines.extend(report.limits.iter().map(|limit| limit_line(limit, look.paint)));

@@ -14,6 +14,7 @@ pub(crate) use self::convert::{
 pub(crate) use self::doctor::{Check, State};
 pub(crate) use self::fit::{Fit, Fitted, Try, TryOutcome};
 pub(crate) use self::leak::{CycledLoad, KindSlope, Leak, LeakMode, SlopeVerdict};
+pub(crate) use self::passes::{Pass, Passes, Shares};
 pub(crate) use self::placement::{LargestFit, PlacedLayer, Placement, PrecisionNeed, TiedPair, TierShare};
 pub(crate) use self::reading::{FileReading, IoCounters};
 pub(crate) use self::run::{
@@ -28,6 +29,7 @@ mod convert;
 mod doctor;
 mod fit;
 mod leak;
+mod passes;
 mod placement;
 mod reading;
 mod run;
@@ -297,6 +299,9 @@ pub(crate) struct Plan {
     pub(crate) resident_bytes: Option<u64>,
     /// Of these, bytes of host memory: none on a device with memory of its own.
     pub(crate) resident_host_bytes: Option<u64>,
+    /// What `resident_bytes` is made of, where the layers come more than once: the window, and layers that stay.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) resident: Vec<MemoryTerm>,
     /// Bytes of the tensors that are loaded.
     pub(crate) tensor_bytes: u64,
     /// Number of reads.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::IoCounters;
+use super::{IoCounters, Passes};
 use crate::args::CacheArg;
 
 /// One measured run.
@@ -55,6 +55,9 @@ pub(crate) struct Run {
     pub(crate) resident_bytes: Option<u64>,
     /// Of these, bytes of host memory: none on a device with memory of its own.
     pub(crate) resident_host_bytes: Option<u64>,
+    /// Pass after pass. Not there without `--passes`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) passes: Option<Passes>,
     /// The staging ring as it was had; `null` for `exec` and for a load that did not begin.
     pub(crate) ring: Option<Ring>,
     /// Growth of RSS against what was promised; `null` where nothing is promised or it could not be measured.
@@ -94,8 +97,14 @@ pub(crate) struct Params {
     pub(crate) budget_bytes: u64,
     /// Layers read ahead.
     pub(crate) prefetch: u64,
-    /// Layers resident at once; `null` is all.
+    /// Layers resident at once; `null` is all, or as many as fit `window_bytes`.
     pub(crate) window: Option<u64>,
+    /// Bytes of layers resident at once. Not there unless `--window` is a size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) window_bytes: Option<u64>,
+    /// Times through all layers. Not there where it is once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) passes: Option<u64>,
     /// How files are read.
     pub(crate) io: String,
     /// Where layers go: `host`, `none` or `cuda:N`, whatever `auto` came to.

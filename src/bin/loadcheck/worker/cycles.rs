@@ -93,7 +93,8 @@ struct Cycles<'a> {
 impl<'a> Cycles<'a> {
     /// Opens the device, and measures what is there before the first load: a driver's context is no leak of a load.
     fn begin(loads: &'a [CycleLoad], cancel: &'a AtomicBool) -> Result<Self, Vec<Problem>> {
-        let open = |load: &CycleLoad| measure::open(&load.load, &load.budgets);
+        let open =
+            |load: &CycleLoad| measure::open(&load.load, &load.budgets, &measure::PassTimes::default());
         let loaders =
             loads.iter().map(open).collect::<Result<Vec<Loader>, Problem>>().map_err(|one| vec![one])?;
         let vram = loaders.first().and_then(|loader| VramMeter::open(loader.device()));

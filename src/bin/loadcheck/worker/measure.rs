@@ -1,13 +1,13 @@
 //! The task `Measure`: one load, watched from before the checkpoint is opened until everything is given back.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use onelayer::checkpoint::Checkpoint;
 use onelayer::load::{LayerStream, LoadError, LoadReport, LoadedLayer, Loader};
-use onelayer::plan::MemoryTerms;
+use onelayer::plan::{MemoryTerms, Placement};
 use onelayer::probe::{Procfs, Sampler, SamplerOptions, Summary};
 use onelayer::source::Queueing;
 use onelayer::{LoadPlan, Pinning, RingMode};
@@ -48,7 +48,8 @@ pub(super) fn measure(
 ) -> Result<Finished, Vec<Problem>> {
     // Before the baseline: a compiled pattern is the program's, not the load's, and so is a driver's context, and what it
     // takes to count and to compare.
-    let loader = open(config, budgets).map_err(|problem| vec![problem])?;
+    let passes = Arc::new(Mutex::new(Vec::with_capacity(usize::try_from(config.passes.passes).unwrap_or(0))));
+    let loader = open(config, budgets, &passes).map_err(|problem| vec![problem])?;
     let vram = VramMeter::open(loader.device());
     let verifier = config.verify.then(Verifier::new);
     let mut options = SamplerOptions { timeline_rows: 0, ..SamplerOptions::default() };
@@ -82,16 +83,33 @@ pub(super) fn measure(
         .map_err(|error| vec![Problem::new(Code::CannotMeasure, format!("cannot measure: {error}"))])?;
     let counted = vram.as_ref().map(VramMeter::finish);
     let seen = Seen { summary, counted, after_unload, keeps_timeline };
-    Ok(loaded.finish(config, budgets, watches, seen))
+    let each = std::mem::take(&mut *note(&passes));
+    let passes = config.passes.is_asked().then(|| loaded.passes(config, each));
+    let mut finished = loaded.finish(config, budgets, watches, seen);
+    finished.run.passes = passes;
+    Ok(finished)
 }
 
 /// The loader, its device open.
-pub(super) fn open(config: &LoadConfig, budgets: &Budgets) -> Result<Loader, Problem> {
+pub(super) fn open(config: &LoadConfig, budgets: &Budgets, passes: &PassTimes) -> Result<Loader, Problem> {
     let map_path = config.layers.as_ref().map(|path| path.0.as_path());
-    prepare::builder(config, budgets)?.build().map_err(|error| match (&error, config.device) {
+    let mut builder = prepare::builder(config, budgets)?;
+    if config.passes.is_asked() {
+        let passes = Arc::clone(passes);
+        builder = builder.on_pass(move |pass| note(&passes).push(pass.into()));
+    }
+    builder.build().map_err(|error| match (&error, config.device) {
         (LoadError::Device(device), Device::Cuda(ordinal)) => super::device::unusable(ordinal, device),
         _ => translate::load(&error, map_path),
     })
+}
+
+/// What is heard of passes while they go on.
+pub(super) type PassTimes = Arc<Mutex<Vec<report::Pass>>>;
+
+fn note(passes: &PassTimes) -> MutexGuard<'_, Vec<report::Pass>> {
+    // Whatever is in it is whole.
+    passes.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A load about to happen.
@@ -120,7 +138,7 @@ struct Loaded {
     deliveries: Option<Deliveries>,
     /// How each file was to be read, where that was decided.
     files: Vec<FileReading>,
-    /// Bytes of all tensors in their files.
+    /// Bytes of all tensors in their files, as often as they were wanted.
     wanted_bytes: u64,
     notes: Vec<String>,
 }
@@ -154,7 +172,7 @@ impl Load<'_> {
         let mut notes = fallback_notes(&checkpoint, &stream.report());
         notes.extend(pinning_note(&stream.report()));
         notes.extend(queueing_note(&stream.report()));
-        let spent = verifier.as_ref().map(Verifier::spent).filter(|_| self.config.window.is_some());
+        let spent = verifier.as_ref().map(Verifier::spent).filter(|_| !self.config.keeps_all());
         notes.extend(spent.map(verified_between));
         Ok(Loaded {
             report: stream.report(),
@@ -167,12 +185,12 @@ impl Load<'_> {
             failure: delivered.failure,
             deliveries: log.map(|log| log.finish(|index| plan.layers()[index].id.as_str())),
             files: reading::files(&checkpoint, &plan),
-            wanted_bytes: plan.source_bytes(),
+            wanted_bytes: wanted_bytes(&plan),
             notes,
         })
     }
 
-    /// Takes every layer; keeps them all if the window is all, else drops each at once. Compares them once all are there, or
+    /// Takes every layer; keeps them all if the window is all, else holds each as long as an engine would. Compares them once all are there, or
     /// each before it is dropped; that is not part of the time.
     fn deliver(
         &self,
@@ -181,7 +199,7 @@ impl Load<'_> {
         mut verifier: Option<&mut Verifier>,
         mut log: Option<&mut DeliveryLog>,
     ) -> Delivered {
-        let keep = self.config.window.is_none() && self.config.device != Device::None;
+        let keep = self.config.keeps_all() && self.config.device != Device::None;
         let plan = Arc::clone(stream.plan());
         let compare = |verifier: &mut Option<&mut Verifier>, index: usize, layer: &LoadedLayer| {
             let Some(verifier) = verifier else { return Ok(()) };
@@ -195,7 +213,7 @@ impl Load<'_> {
                 if let Some(log) = &mut log {
                     log.note(layer.index(), self.baseline_taken);
                 }
-                if self.config.hash {
+                if self.config.hash && layer.pass() == 0 {
                     tell_hashes(&layer).map_err(|error| self.failure(&error))?;
                 }
                 let index = layer.index();
@@ -206,6 +224,7 @@ impl Load<'_> {
                         vram.layer_end(|| self.place(layer.id().as_str()));
                     }
                     compare(&mut verifier, index, &layer)?;
+                    thread::sleep(self.config.engine_time);
                 }
                 Ok(())
             });
@@ -267,6 +286,14 @@ impl Load<'_> {
     }
 }
 
+/// Bytes that all passes want of the files: of layers that stay, once.
+fn wanted_bytes(plan: &LoadPlan) -> u64 {
+    let others = plan.layers().iter().filter(|layer| !layer.is_kept);
+    let again = others.flat_map(|layer| plan.placements(layer)).map(Placement::source_bytes).sum::<u64>();
+    let more = plan.passes().count().map_or(0, |count| count - 1);
+    plan.source_bytes().saturating_add(again.saturating_mul(more))
+}
+
 impl From<Stopped> for Failure {
     fn from(stopped: Stopped) -> Self {
         match stopped {
@@ -319,6 +346,24 @@ struct Seen {
 }
 
 impl Loaded {
+    /// What is known of passes, from those that came to their end.
+    fn passes(&self, config: &LoadConfig, each: Vec<report::Pass>) -> report::Passes {
+        let bytes_of = |name| {
+            let terms = self.memory.resident_terms().iter();
+            terms.filter(|term| term.name == name).map(|term| term.bytes).sum()
+        };
+        let waits = self.report.waits;
+        report::Passes {
+            asked: u64::from(config.passes.passes),
+            window_bytes: bytes_of("window"),
+            kept_bytes: bytes_of("kept layers"),
+            engine_seconds: config.engine_time.as_secs_f64(),
+            binds: waits.longest().map(|binding| binding.to_string()),
+            shares: report::Shares::of(&waits, self.report.elapsed.as_secs_f64()),
+            each,
+        }
+    }
+
     fn finish(self, config: &LoadConfig, budgets: &Budgets, watches: &[Watch], seen: Seen) -> Finished {
         let problem = match &self.failure {
             Some(Failure::Cancelled) => Err(()),

@@ -12,7 +12,7 @@ use onelayer::layers::{LayerMap, Layers};
 use onelayer::load::{LoadError, Loader, LoaderBuilder};
 use onelayer::plan::Window;
 use onelayer::units::HumanBytes;
-use onelayer::{LoadPlan, Pinning, Rank, ReadOrder};
+use onelayer::{LoadPlan, Passes, Pinning, Rank, ReadOrder};
 
 use super::child::tell;
 use super::protocol::{Checked, Message};
@@ -56,7 +56,9 @@ pub(super) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBu
     let mut builder = Loader::builder(config.device.target())
         .host_budget(budgets.host_bytes)
         .device_reserve(budgets.device_reserve_bytes)
-        .window(config.window.map_or(Window::All, Window::Layers))
+        .window(window(config))
+        .passes(Passes::Times(u64::from(config.passes.passes)))
+        .keep(config.passes.keep.keep())
         // Whoever keeps everything does not mind in which order it comes; a list of hashes has one.
         .read_order(if config.hash { ReadOrder::Layers } else { ReadOrder::Files })
         .prefetch(config.prefetch)
@@ -84,6 +86,14 @@ pub(super) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBu
         builder = builder.read_through(hole_bytes_max);
     }
     Ok(builder)
+}
+
+fn window(config: &LoadConfig) -> Window {
+    match (config.window, config.window_bytes) {
+        (Some(layers), _) => Window::Layers(layers),
+        (None, Some(bytes)) => Window::Bytes(bytes),
+        (None, None) => Window::All,
+    }
 }
 
 /// The task `Prepare`: first the device, then the checkpoint, so that all problems come in one go.
@@ -134,7 +144,11 @@ pub(super) fn prepare(
 /// Refuses a load whose kept layers the device cannot hold, or the machine: the kernel would end it halfway.
 fn fits(planned: &Planned, device_free_bytes: Option<u64>) -> Result<(), Problem> {
     let plan = &planned.plan;
-    let kept = plan.params.window.map_or("all".to_owned(), |count| count.to_string());
+    let kept = match (plan.params.window, plan.params.window_bytes) {
+        (Some(count), _) => count.to_string(),
+        (None, Some(bytes)) => HumanBytes(bytes).to_string(),
+        (None, None) => "all".to_owned(),
+    };
     if let Some(free_bytes) = device_free_bytes {
         let needed_bytes = plan.resident_bytes.unwrap_or(0);
         device::fits(needed_bytes, free_bytes, planned.budgets.device_reserve_bytes, &kept)?;
@@ -245,6 +259,10 @@ fn derived(checkpoint: &Checkpoint, plan: &LoadPlan, config: &LoadConfig, budget
         smallest_budget_bytes: Some(memory.smallest_budget_bytes()),
         resident_bytes: Some(memory.resident_bytes()),
         resident_host_bytes: Some(memory.resident_host_bytes()),
+        resident: match plan.passes().is_one() {
+            true => Vec::new(),
+            false => memory.resident_terms().iter().map(|part| term(part.name, part.bytes)).collect(),
+        },
         tensor_bytes: plan.tensor_bytes(),
         reads: count(plan.reads().len()),
         read_bytes: plan.aligned_read_bytes(),

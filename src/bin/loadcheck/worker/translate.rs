@@ -115,6 +115,11 @@ pub(crate) fn load(error: &LoadError, map: Option<&std::path::Path>) -> Problem 
         LoadError::Device(error) if error.is_unavailable() => Problem::new(Code::NoDevice, error.to_string()),
         // Refused before anything was loaded; memory that runs out midway is a load that failed.
         LoadError::Device(error @ DeviceError::OutOfDeviceMemory { .. }) => device::out_of_memory(error),
+        LoadError::NotFound { kind: "layer", name, .. } => {
+            Problem::new(Code::CannotBeMet, format!("the checkpoint has no layer named `{name}`"))
+                .at("--keep")
+                .help("`loadcheck inspect` lists the layers")
+        }
         LoadError::Budget(error) => Problem::new(Code::CannotBeMet, error.to_string()),
         other => Problem::new(Code::LoadFailed, chain(other)),
     }
@@ -144,6 +149,7 @@ pub(crate) fn plan(error: &PlanError) -> Problem {
                 .at("--device-budget")
                 .help(format!("--device-budget {enough}MiB or more, or a smaller --window"))
         }
+        PlanError::WindowTooSmall { .. } => Problem::new(Code::CannotBeMet, error.to_string()).at("--window"),
         other => Problem::new(Code::CannotBeMet, other.to_string()),
     }
 }

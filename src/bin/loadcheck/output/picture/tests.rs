@@ -35,6 +35,8 @@ fn run(layers: u64, samples: u64, name: &dyn Fn(u64) -> String) -> Run {
             budget_bytes: 64 * MIB,
             prefetch: 2,
             window: Some(1),
+            window_bytes: None,
+            passes: None,
             io: "auto".to_owned(),
             device: "host".to_owned(),
             readers: Some(2),
