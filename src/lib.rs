@@ -129,7 +129,7 @@ pub mod for_benches {
 
 pub use self::checkpoint::{Checkpoint, CheckpointError, DType, OpenOptions, TensorEntry};
 pub use self::layers::{LayerId, LayerMap, Layers};
-pub use self::plan::{FloatType, IoDecision, IoMode, LoadPlan, PlanError, ReadOrder, Window};
+pub use self::plan::{FloatType, IoDecision, IoMode, LoadPlan, PlanError, Quantisation, ReadOrder, Window};
 pub use self::ranks::{Rank, RankPart, Share, Split, SplitError, SplitRules};
 pub use self::slices::SliceError;
 pub use self::source::SourceError;
@@ -138,6 +138,6 @@ pub use self::staging::{Pinning, RingMode, StagingError};
 pub use self::device::{After, CudaCode, Device, DeviceError, DeviceRegion, Target};
 pub use self::load::{
     Awaited, CancelHandle, HandOut, Holder, LayerStream, LoadError, LoadReport, LoadedLayer, LoadedTensor,
-    Loader, LoaderBuilder, ParkTo, Progress, Receipt, TensorHash, TensorReader,
+    Loader, LoaderBuilder, ParkTo, Progress, QuantisationError, Receipt, TensorHash, TensorReader,
 };
 pub use self::model::{Model, Part, Scope};

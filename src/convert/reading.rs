@@ -161,7 +161,7 @@ impl HashPass<'_> {
         limits.beside.clone_from(&self.beside);
         let grouping_bytes = to_u64(size_of_val(ids) + size_of_val(groups));
         let groups = groups.iter().map(|(id, range)| Group { id, tensors: &ids[range.clone()] });
-        Ok(LoadPlan::build_groups(self.checkpoint, groups, &limits, casts, grouping_bytes)?)
+        Ok(LoadPlan::build_groups(self.checkpoint, groups, &limits, |id| casts(id).into(), grouping_bytes)?)
     }
 
     fn start(

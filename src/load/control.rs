@@ -491,9 +491,11 @@ impl<B: Backend> Control<B> {
         while let Some((layer, slot)) = self.unhashed.remove(&self.next_hash) {
             let plan = &self.setup.plan;
             let read = plan.read(self.next_hash);
-            let placements = plan.placements(&plan.layers()[layer]);
+            let planned = &plan.layers()[layer];
+            let placements = plan.placements(planned);
             if self.setup.hash {
-                self.hasher.update(&self.setup.checkpoint, placements, &read, &slot);
+                let first = planned.placements.start;
+                self.hasher.update(&self.setup.checkpoint, (first, placements), &read, &slot);
             }
             if let Some(witness) = &mut self.setup.witness {
                 witness(&read, &slot)?;

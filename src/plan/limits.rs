@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{FloatType, IoDecision, IoMode, MemoryTerm, ReadOrder};
+use super::{FloatType, IoDecision, IoMode, MemoryTerm, Quantisation, QuantiseChoice, ReadOrder};
 use crate::units::{Alignment, KIB};
 
 /// How many layers are resident at once: filled, handed out and not yet dropped.
@@ -87,6 +87,10 @@ pub struct PlanLimits {
     pub landing: Landing,
     /// What wider floats are narrowed to on the way; nothing is if `None`.
     pub dtype: Option<FloatType>,
+    /// What weights of layers are quantised to on the way; none is if `None`. Whatever is not follows [`Self::dtype`].
+    pub quantise: Option<Quantisation>,
+    /// Which tensors are quantised, if it is not the rule that decides: weights of layers, but no routers of experts.
+    pub quantise_choice: Option<QuantiseChoice>,
     /// A hole of up to so many bytes between two wanted tensors is read through. By default what a disk moves in the time of one more
     /// request, 64 KiB. Zero where others read what is in the holes.
     pub hole_bytes_max: u64,
@@ -122,6 +126,8 @@ impl PlanLimits {
             resident: ResidentKind::Host,
             landing: Landing::Exact,
             dtype: None,
+            quantise: None,
+            quantise_choice: None,
             hole_bytes_max: 64 * KIB,
             hash: false,
             beside: Vec::new(),
