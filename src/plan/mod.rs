@@ -41,7 +41,6 @@ pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerm, MemoryTerms, RingSha
 pub use self::order::ReadOrder;
 pub(crate) use self::order::{IssuePlace, Turn};
 use self::parts::Parts;
-#[cfg(feature = "convert")]
 pub(crate) use self::quantise::quantised;
 use self::quantise::QuantisedTensors;
 pub use self::quantise::{
@@ -307,7 +306,7 @@ impl LoadPlan {
             layers.as_slice().iter().map(|layer| Group { id: &layer.id, tensors: layer.tensors.as_ref() });
         let transform = |tensor| {
             let choice = limits.quantise_choice.as_ref();
-            let quantised = limits.quantise.and_then(|to| quantise::quantised(checkpoint, layers, tensor, to, choice));
+            let quantised = limits.quantise.and_then(|to| quantised(checkpoint, layers, tensor, to, choice));
             match quantised {
                 Some(form) => Transform::Quantise(form),
                 None => limits.dtype.and_then(|to| cast::narrowing_of(checkpoint, layers, tensor, to)).into(),

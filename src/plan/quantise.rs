@@ -164,6 +164,29 @@ pub struct Quantised {
 }
 
 impl Quantised {
+    /// How a tensor would be quantised, if it can be: floats of 16 bits and more in two or three dimensions, with rows that are not
+    /// too short.
+    pub(crate) fn of(entry: &TensorEntry<'_>, to: Quantisation) -> Option<Self> {
+        let row_elements = NonZeroU32::new(u32::try_from(*entry.shape.last()?).ok()?)?;
+        let is_float = matches!(entry.dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F64);
+        let can_be = is_float
+            && matches!(entry.shape.len(), 2 | 3)
+            && u64::from(row_elements.get()) >= ROW_ELEMENTS_MIN
+            && !entry.extent.is_empty();
+        let part = QuantisedPart::ValuesWithScales;
+        can_be.then_some(Self { to, source: entry.dtype, part, row_elements })
+    }
+
+    /// The shapes of the values and of the scales of a tensor of that shape.
+    pub(crate) fn shapes(self, shape: &[u64]) -> [Box<[u64]>; 2] {
+        let (to, row_elements) = (self.to, self.row_elements());
+        [to.value_row_bytes(row_elements), to.scales_in_row(row_elements)].map(|last| {
+            let mut shape: Box<[u64]> = shape.into();
+            *shape.last_mut().expect("only tensors with rows are quantised") = last;
+            shape
+        })
+    }
+
     /// Into what.
     #[must_use]
     pub const fn to(self) -> Quantisation {
@@ -302,17 +325,12 @@ pub(crate) fn quantised(
     choice: Option<&QuantiseChoice>,
 ) -> Option<Quantised> {
     let entry = checkpoint.tensor(tensor);
-    let row_elements = NonZeroU32::new(u32::try_from(*entry.shape.last()?).ok()?)?;
-    let can_be = matches!(entry.shape.len(), 2 | 3)
-        && u64::from(row_elements.get()) >= ROW_ELEMENTS_MIN
-        && !entry.extent.is_empty()
-        && is_plain(checkpoint, layers, tensor);
+    let form = Quantised::of(&entry, to).filter(|_| is_plain(checkpoint, layers, tensor))?;
     let is_wanted = || match choice {
         Some(QuantiseChoice(choose)) => choose(&entry),
         None => is_weight(entry.name) && matches!(layers.layer_of(tensor).kind, LayerKind::Member { .. }),
     };
-    let part = QuantisedPart::ValuesWithScales;
-    (can_be && is_wanted() && !is_part_of_quantised(layers, tensor)).then_some(Quantised { to, source: entry.dtype, part, row_elements })
+    (is_wanted() && !is_part_of_quantised(layers, tensor)).then_some(form)
 }
 
 /// True for a companion, and for what has one: a name of its scales may be taken.
@@ -359,17 +377,13 @@ impl QuantisedTensors {
         let values = placements.iter().filter_map(|placement| {
             let form = placement.quantised.filter(|form| !form.is_scales())?;
             let entry = checkpoint.tensor(placement.tensor);
-            let with_last = |last| {
-                let mut shape: Box<[u64]> = entry.shape.into();
-                *shape.last_mut().expect("only tensors with rows are quantised") = last;
-                shape
-            };
+            let [value_shape, scale_shape] = form.shapes(entry.shape);
             Some(QuantisedTensor {
                 tensor: placement.tensor,
                 to: form.to,
                 scale_name: format!("{}{SCALE_SUFFIX}", entry.name).into(),
-                value_shape: with_last(form.to.value_row_bytes(form.row_elements())),
-                scale_shape: with_last(form.to.scales_in_row(form.row_elements())),
+                value_shape,
+                scale_shape,
             })
         });
         let mut list: Vec<_> = values.collect();

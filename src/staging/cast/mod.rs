@@ -20,7 +20,7 @@ use crate::units::to_usize;
 use self::blocks::Elements;
 use self::level::Level;
 pub(crate) use self::pieces::{Casting, Narrowing};
-pub(crate) use self::quantise::{Loss, NotFinite, quantise_step};
+pub(crate) use self::quantise::{Loss, quantise_step};
 
 mod blocks;
 mod floats;

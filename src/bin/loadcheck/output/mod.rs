@@ -28,6 +28,7 @@ mod grid;
 mod markup;
 pub(crate) mod numbers;
 mod placed;
+mod quantised;
 mod reading;
 pub(crate) mod terminal;
 mod text;
