@@ -136,7 +136,8 @@ fn write_index(
         (scope.checkpoint.name_of(tensor), if is_scales { SCALE_SUFFIX } else { "" })
     };
     places.sort_unstable_by(|left, right| {
-        let [left, right] = [left, right].map(|place| halves(place)).map(|(name, suffix)| name.bytes().chain(suffix.bytes()));
+        let [left, right] =
+            [left, right].map(|place| halves(place)).map(|(name, suffix)| name.bytes().chain(suffix.bytes()));
         left.cmp(right)
     });
     let below = |path: &str| path.strip_prefix(&*component.prefix).unwrap_or(path).to_owned();

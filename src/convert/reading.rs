@@ -27,8 +27,8 @@ use crate::load::{
     LoadError, Witness, decide_io,
 };
 use crate::plan::{
-    Group, IoMode, Landing, LoadPlan, MemoryTerm, Placement, PlanLimits, Quantised, ReadRequest, ResidentKind,
-    Transform, Window, is_mostly_direct,
+    Group, IoMode, Landing, LoadPlan, MemoryTerm, Placement, PlanLimits, Quantised, ReadRequest,
+    ResidentKind, Transform, Window, is_mostly_direct,
 };
 use crate::source::{self, Fallback, Source};
 use crate::units::{ByteRange, to_u64, to_usize};
@@ -122,7 +122,11 @@ impl HashPass<'_> {
     ///
     /// # Errors
     /// As [`Self::files`].
-    pub(super) fn check_tensors(&self, tensors: &[TensorId], transforms: &Transforms<'_>) -> Result<(), ConvertError> {
+    pub(super) fn check_tensors(
+        &self,
+        tensors: &[TensorId],
+        transforms: &Transforms<'_>,
+    ) -> Result<(), ConvertError> {
         self.plan(&groups(self.checkpoint, tensors, |_| true), transforms, tensors, true).map(drop)
     }
 
@@ -541,7 +545,9 @@ mod tests {
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
         let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
         let ids = all_ids(&checkpoint);
-        let plan = Arc::new(pass.plan(&groups(&checkpoint, &ids, |_| true), &|_| Transform::Keep, &ids, false).unwrap());
+        let plan = Arc::new(
+            pass.plan(&groups(&checkpoint, &ids, |_| true), &|_| Transform::Keep, &ids, false).unwrap(),
+        );
         let mut seen = 0;
         let witness: Witness = Box::new(move |_, _| {
             seen += 1;

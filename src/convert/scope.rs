@@ -19,8 +19,8 @@ use super::{Casting, Conversion, ConvertError, Part};
 use crate::checkpoint::{Checkpoint, DType, Shard, TensorId};
 use crate::layers::Layers;
 use crate::plan::{
-    Cast, Group, Landing, LoadPlan, MemoryTerm, PlanError, PlanLimits, Quantisation, ResidentKind, Transform, Window,
-    grouping_peak_bytes, is_plain, quantised,
+    Cast, Group, Landing, LoadPlan, MemoryTerm, PlanError, PlanLimits, Quantisation, ResidentKind, Transform,
+    Window, grouping_peak_bytes, is_plain, quantised,
 };
 use crate::source;
 use crate::units::{to_u64, to_usize};

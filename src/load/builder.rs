@@ -293,7 +293,9 @@ impl LoaderBuilder {
     /// copied on the way, that is a thread's work too, and every core shall take part.
     pub(super) fn queues(&self) -> u32 {
         match self.io {
-            IoMode::Uring if self.target == Target::Host || self.dtype.is_some() || self.quantise.is_some() => {
+            IoMode::Uring
+                if self.target == Target::Host || self.dtype.is_some() || self.quantise.is_some() =>
+            {
                 cores().clamp(1, 8)
             }
             _ => 1,

@@ -52,7 +52,9 @@ pub enum PlanError {
         tensor: String,
     },
     /// A tensor that is divided among ranks would have other scales on each.
-    #[error("one rank of several cannot have its parts quantised to {form}: convert the checkpoint first, with --quantise {form}")]
+    #[error(
+        "one rank of several cannot have its parts quantised to {form}: convert the checkpoint first, with --quantise {form}"
+    )]
     QuantisedShard {
         /// What was asked for.
         form: Quantisation,

@@ -169,8 +169,7 @@ impl Phases<'_> {
     /// True if `next` can travel in one copy with the tensor before it. What is gathered, narrowed or quantised leaves a hole behind it.
     fn continues(&self, before: &Placement, next: &Placement) -> bool {
         let shard = |placement: &Placement| self.checkpoint.shard_of(placement.tensor);
-        let keeps_its_size =
-            before.cast.is_none() && before.gather.is_none() && before.quantised.is_none();
+        let keeps_its_size = before.cast.is_none() && before.gather.is_none() && before.quantised.is_none();
         keeps_its_size && before.extent.end() == next.extent.start() && shard(before) == shard(next)
     }
 

@@ -190,7 +190,9 @@ impl MemoryTerms {
         let budget_bytes = limits.host_budget_bytes;
         if budget_bytes < smallest_budget_bytes {
             let mut detail = needs(smallest).describe(smallest);
-            if let Some((bytes, tensor)) = longest_row(&layout.placements).filter(|_| slot_bytes_min == row_slot_bytes) {
+            if let Some((bytes, tensor)) =
+                longest_row(&layout.placements).filter(|_| slot_bytes_min == row_slot_bytes)
+            {
                 let name = checkpoint.name_of(tensor);
                 detail.push_str(&format!(", since a row of {name:?} is {}", HumanBytes(bytes)));
             }
@@ -236,7 +238,12 @@ impl Needs {
         let window_bytes = request::window_bytes(io, u64::from(ring.readers), ring.slot_bytes);
         let scratch_bytes = scratch.bytes(ring, io);
         let parts = [ring.bytes(), window_bytes, scratch_bytes, fixed_bytes];
-        Self { window_bytes, scratch_bytes, fixed_bytes, total_bytes: parts.into_iter().fold(0, u64::saturating_add) }
+        Self {
+            window_bytes,
+            scratch_bytes,
+            fixed_bytes,
+            total_bytes: parts.into_iter().fold(0, u64::saturating_add),
+        }
     }
 
     fn describe(&self, ring: RingShape) -> String {
@@ -391,10 +398,14 @@ mod tests {
     fn a_ring_that_fits_only_with_fewer_readers_gets_them() {
         let mut limits = PlanLimits::new(6 * MIB);
         (limits.io, limits.readers) = (IoMode::Mmap, 8);
-        let fits = |ring: RingShape| Needs::of(ring, limits.io, Scratch::None, 0).total_bytes <= limits.host_budget_bytes;
+        let fits = |ring: RingShape| {
+            Needs::of(ring, limits.io, Scratch::None, 0).total_bytes <= limits.host_budget_bytes
+        };
         let ring = largest_ring(&limits, SLOT_BYTES_MIN, fits).unwrap();
         assert_eq!((ring.slots, ring.readers), (4, 2));
-        let fits = |ring: RingShape| Needs::of(ring, limits.io, Scratch::None, MIB).total_bytes <= limits.host_budget_bytes;
+        let fits = |ring: RingShape| {
+            Needs::of(ring, limits.io, Scratch::None, MIB).total_bytes <= limits.host_budget_bytes
+        };
         let ring = largest_ring(&limits, SLOT_BYTES_MIN, fits).unwrap();
         assert_eq!((ring.slots, ring.readers), (4, 1));
     }

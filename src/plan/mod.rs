@@ -41,10 +41,11 @@ pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerm, MemoryTerms, RingSha
 pub use self::order::ReadOrder;
 pub(crate) use self::order::{IssuePlace, Turn};
 use self::parts::Parts;
-pub(crate) use self::quantise::quantised;
 use self::quantise::QuantisedTensors;
+pub(crate) use self::quantise::quantised;
 pub use self::quantise::{
-    Quantisation, QuantiseChoice, QuantiseOp, Quantised, QuantisedPart, QuantisedTensor, SCALE_SUFFIX, UnknownQuantisation,
+    Quantisation, QuantiseChoice, QuantiseOp, Quantised, QuantisedPart, QuantisedTensor, SCALE_SUFFIX,
+    UnknownQuantisation,
 };
 pub use self::reads::Copies;
 use self::reads::ReadList;
@@ -312,6 +313,9 @@ impl LoadPlan {
                 None => limits.dtype.and_then(|to| cast::narrowing_of(checkpoint, layers, tensor, to)).into(),
             }
         };
+        if let (Some(form), Some(_)) = (limits.quantise, splitter) {
+            return Err(PlanError::QuantisedShard { form });
+        }
         let mut parts = Vec::new();
         let mut stretch = |tensor| {
             let whole = (checkpoint.extent_of(tensor), None);
@@ -323,7 +327,9 @@ impl LoadPlan {
             Ok(stretch)
         };
         let layout = layout::arrange(checkpoint, groups, limits, select, transform, &mut stretch)?;
-        quantise::check(limits.quantise, splitter.is_some(), layout.has_quantised())?;
+        if let Some(form) = limits.quantise.filter(|_| !layout.has_quantised()) {
+            return Err(PlanError::NothingToQuantise { form });
+        }
         let parts = splitter.map(|splitter| Parts::new(splitter.rank(), parts));
         Self::finish(checkpoint, layout, parts, grouping_peak_bytes(checkpoint, layers), limits)
     }
@@ -488,7 +494,8 @@ impl LoadPlan {
         placement: &Placement,
         entry: &crate::checkpoint::TensorEntry<'a>,
     ) -> (&'a str, &'a [u64]) {
-        let quantised = placement.quantised.and_then(|form| Some((form, self.quantised.find(placement.tensor)?)));
+        let quantised =
+            placement.quantised.and_then(|form| Some((form, self.quantised.find(placement.tensor)?)));
         match quantised {
             Some((form, tensor)) if form.is_scales() => (&tensor.scale_name, &tensor.scale_shape),
             Some((_, tensor)) => (entry.name, &tensor.value_shape),

@@ -18,8 +18,8 @@ use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use super::Placement;
 use super::cast::is_plain;
-use super::{Placement, PlanError};
 use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
 use crate::layers::{LayerKind, Layers};
 use crate::units::{ByteRange, to_u64};
@@ -31,7 +31,8 @@ pub const SCALE_SUFFIX: &str = "_scale";
 const ROW_ELEMENTS_MIN: u64 = 32;
 /// What scales take at most of the bytes that they were made of: one in so many.
 pub(super) const SCALE_SHARE: u64 = 16;
-const _: () = assert!(SCALE_SHARE * 4 <= ROW_ELEMENTS_MIN * 2, "a scale of 4 bytes for the shortest row of 16 bits");
+const _: () =
+    assert!(SCALE_SHARE * 4 <= ROW_ELEMENTS_MIN * 2, "a scale of 4 bytes for the shortest row of 16 bits");
 
 /// A form in which weights are kept in fewer bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -423,20 +424,7 @@ pub(super) fn longest_row(placements: &[Placement]) -> Option<(u64, TensorId)> {
     rows.max().map(|(bytes, tensor)| (bytes, tensor.0))
 }
 
-/// Refuses what does not go together.
-pub(super) fn check(
-    to: Option<Quantisation>,
-    has_ranks: bool,
-    has_any: bool,
-) -> Result<(), PlanError> {
-    match to {
-        Some(form) if has_ranks => Err(PlanError::QuantisedShard { form }),
-        Some(form) if !has_any => Err(PlanError::NothingToQuantise { form }),
-        _ => Ok(()),
-    }
-}
-
-/// The rows of a piece of a tensor, which is of whole ones.
+/// The number of the first row of a piece of a tensor, which is of whole ones.
 pub(super) fn first_row(extent: ByteRange, piece: ByteRange, form: Quantised) -> u64 {
     (piece.start() - extent.start()) / form.source_row_bytes()
 }
@@ -458,9 +446,10 @@ mod tests {
 
     #[test]
     fn values_and_scales_take_no_more_than_the_rows_did() {
-        for (to, source) in Quantisation::ALL.into_iter().flat_map(|to| {
-            [DType::Bf16, DType::F16, DType::F32, DType::F64].map(|source| (to, source))
-        }) {
+        for (to, source) in Quantisation::ALL
+            .into_iter()
+            .flat_map(|to| [DType::Bf16, DType::F16, DType::F32, DType::F64].map(|source| (to, source)))
+        {
             for row_elements in (32..300).chain([4096, 5001]) {
                 let row = NonZeroU32::new(row_elements).unwrap();
                 let form = Quantised { to, source, part: QuantisedPart::Values, row_elements: row };
@@ -473,10 +462,12 @@ mod tests {
 
     #[test]
     fn routers_and_biases_are_no_weights() {
-        for name in ["model.layers.0.mlp.gate_proj.weight", "h.0.attn.c_attn.weight", "l.0.experts.down_proj"] {
+        for name in ["model.layers.0.mlp.gate_proj.weight", "h.0.attn.c_attn.weight", "l.0.experts.down_proj"]
+        {
             assert!(is_weight(name), "{name}");
         }
-        for name in ["l.0.mlp.gate.weight", "l.0.mlp.router.weight", "l.0.experts.down_proj_bias", "l.0.bias"] {
+        for name in ["l.0.mlp.gate.weight", "l.0.mlp.router.weight", "l.0.experts.down_proj_bias", "l.0.bias"]
+        {
             assert!(!is_weight(name), "{name}");
         }
     }

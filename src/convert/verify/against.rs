@@ -148,7 +148,10 @@ impl Comparison {
                 work.compared[pair.scales.index()] = true;
                 if hashes.blake3 != work.hashes[pair.scales.index()] {
                     let name = work.target.tensor(pair.scales).name;
-                    findings.differ(name, format!("has other scales than {} makes of the source", pair.form.to()));
+                    findings.differ(
+                        name,
+                        format!("has other scales than {} makes of the source", pair.form.to()),
+                    );
                 }
             }
             Seen::Tensor(id, hashes) => {

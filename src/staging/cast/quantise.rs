@@ -88,7 +88,9 @@ fn quantise_step_with(level: Level, slot: &mut [u8], step: &QuantiseOp) -> Resul
     let bytes = &mut slot[to_usize(step.slot_offset_bytes)..][..to_usize(step.source_len_bytes)];
     let form = step.form;
     let outcome = match form.source() {
-        DType::Bf16 => of_type(level, bytes, form, |element| floats::f32_of_bf16(u16::from_le_bytes(element))),
+        DType::Bf16 => {
+            of_type(level, bytes, form, |element| floats::f32_of_bf16(u16::from_le_bytes(element)))
+        }
         DType::F16 => of_type(level, bytes, form, |element| floats::f32_of_f16(u16::from_le_bytes(element))),
         DType::F32 => of_type(level, bytes, form, u32::from_le_bytes),
         DType::F64 => of_type(level, bytes, form, |element| floats::f32_of_f64(f64::from_le_bytes(element))),
@@ -313,7 +315,8 @@ impl Row<'_> {
         for ((error, &was), &left) in errors.iter_mut().zip(block).zip(left) {
             *error = (f32::from_bits(was) - left).abs();
         }
-        self.loss.max_abs_error = errors.iter().fold(self.loss.max_abs_error, |max, error| max.max(error.to_bits()));
+        self.loss.max_abs_error =
+            errors.iter().fold(self.loss.max_abs_error, |max, error| max.max(error.to_bits()));
         for lanes in errors.as_chunks::<LANES>().0 {
             for (sum, &error) in self.loss.squares.iter_mut().zip(lanes) {
                 *sum += f64::from(error) * f64::from(error);

@@ -164,7 +164,9 @@ impl Options {
         options.extend(files.layers.as_deref().map(|file| path("--layers", file)));
         options.extend(tensors.dtype.map(|dtype| format!("--dtype {}", dtype.short_name())));
         options.extend(tensors.quantise.map(|form| format!("--quantise {form}")));
-        options.extend(tensors.quantise_only.as_ref().map(|text| format!("--quantise-only {}", shell_word(text))));
+        options.extend(
+            tensors.quantise_only.as_ref().map(|text| format!("--quantise-only {}", shell_word(text))),
+        );
         options.extend(tensors.dtype_rules.as_deref().map(|file| path("--dtype-rules", file)));
         options.extend(self.rules.iter().flat_map(|rules| rules.lines()));
         options.extend(tensors.select.iter().map(|pattern| format!("--select {}", shell_word(pattern))));

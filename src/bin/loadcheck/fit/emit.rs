@@ -130,7 +130,8 @@ mod tests {
         let of_ours = |params: &Params, load: &LoadConfig| {
             lines(EmitArg::Args, &ours, 0, Some((params, load))).concat()
         };
-        let common = "--budget=64MiB --io=direct --device=host --window=1 --prefetch=2 --dtype=bf16 --quantise=int8";
+        let common =
+            "--budget=64MiB --io=direct --device=host --window=1 --prefetch=2 --dtype=bf16 --quantise=int8";
         assert_eq!(of_ours(&params, &load), format!("{common} --max-host=1000MiB"));
         let others = lines(EmitArg::Args, &fitted(), 0, Some((&params, &load)));
         assert_eq!(others, ["--max-host=1000MiB"], "another's");

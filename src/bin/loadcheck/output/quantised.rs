@@ -17,7 +17,8 @@ pub(crate) fn lines(tensors: &[QuantisedTensor]) -> Vec<String> {
         right.rms_error.total_cmp(&left.rms_error).then_with(|| left.name.cmp(&right.name))
     });
     let total = u64::try_from(tensors.len()).unwrap_or(u64::MAX);
-    let mut lines = vec![format!("quantised {}; RMS and largest error of the worst:", count(total, "tensor"))];
+    let mut lines =
+        vec![format!("quantised {}; RMS and largest error of the worst:", count(total, "tensor"))];
     lines.extend(worst.iter().take(SHOWN_MAX).map(|tensor| {
         format!(
             "          {:.3e}  {:.3e}  {} (largest element {:.3e})",
