@@ -285,6 +285,31 @@ fn all_at_once_and_hashed_on_the_way() {
     }
 }
 
+/// The same of a model's own weights, by a script that numpy computes for: fixtures/make_quantised_hashes.py.
+#[test]
+fn what_arrives_is_what_numpy_makes() {
+    use sha2::Digest as _;
+    let text =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/quantised_hashes.json"));
+    let hashes: BTreeMap<String, BTreeMap<String, String>> = serde_json::from_str(&text.unwrap()).unwrap();
+    for folder in ["llama", "llama_sharded"] {
+        let checkpoint = Checkpoint::open(common::fixture(folder)).unwrap();
+        for form in Quantisation::ALL {
+            let wanted = &hashes[form.name()];
+            assert!(wanted.len() > 20);
+            let found = loaded(&Loader::builder(Target::Host).quantise(form).build().unwrap(), &checkpoint);
+            for (name, hash) in wanted {
+                let (_, _, bytes) = &found[name];
+                let found: String =
+                    sha2::Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+                assert_eq!(found, *hash, "{form}: {name}");
+            }
+            let scales = found.keys().filter(|name| name.ends_with("_scale")).count();
+            assert_eq!(2 * scales, wanted.len(), "{form}: nothing else is quantised");
+        }
+    }
+}
+
 #[test]
 fn what_is_lost_is_told_for_each_tensor() {
     let folder = tempfile::tempdir().unwrap();
