@@ -178,6 +178,13 @@ impl Quantised {
         can_be.then_some(Self { to, source: entry.dtype, part, row_elements })
     }
 
+    /// Values and scales together, of rows of so many elements.
+    #[cfg(test)]
+    pub(crate) fn for_tests(to: Quantisation, source: DType, row_elements: u32) -> Self {
+        let row_elements = NonZeroU32::new(row_elements).expect("a row has elements");
+        Self { to, source, part: QuantisedPart::ValuesWithScales, row_elements }
+    }
+
     /// The shapes of the values and of the scales of a tensor of that shape.
     pub(crate) fn shapes(self, shape: &[u64]) -> [Box<[u64]>; 2] {
         let (to, row_elements) = (self.to, self.row_elements());

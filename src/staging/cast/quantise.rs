@@ -397,3 +397,111 @@ fn rounded_e4m3(quotient: f32) -> (u8, f32) {
     let number = if is_tiny { tiny.to_bits() } else { normal };
     ((value | sign >> 24).to_le_bytes()[0], f32::from_bits(number | sign))
 }
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests {
+    use super::super::reference::seeded;
+    use super::*;
+    use crate::checkpoint::TensorId;
+
+    /// The levels of this machine beside the one that every machine has.
+    fn newer_levels() -> impl Iterator<Item = Level> {
+        [Level::avx2(), Level::avx512()].into_iter().flatten()
+    }
+
+    fn step(form: Quantised, rows: u64) -> QuantiseOp {
+        let source_len_bytes = rows * form.source_row_bytes();
+        QuantiseOp { tensor: TensorId(0), slot_offset_bytes: 7, source_len_bytes, first_row: 5, form }
+    }
+
+    /// Random bits of each type, none of which is an infinity or no number.
+    fn rows(source: DType, elements: usize) -> Vec<u8> {
+        let numbers = seeded(elements).map(|bits| match source {
+            DType::F64 => (bits & !(0x7FF << 52) | (1023 - 40 + bits % 60) << 52).to_le_bytes().to_vec(),
+            DType::F32 => (bits & 0xBFFF_FFFF).to_le_bytes()[..4].to_vec(),
+            _ => (bits & 0xBFFF).to_le_bytes()[..2].to_vec(),
+        });
+        numbers.flatten().collect()
+    }
+
+    #[test]
+    fn all_instruction_sets_give_the_same_bits() {
+        for source in [DType::F64, DType::F32, DType::F16, DType::Bf16] {
+            for to in Quantisation::ALL {
+                for row_elements in [32, 33, 127, 128, 129, 300] {
+                    let form = Quantised::for_tests(to, source, row_elements);
+                    let step = step(form, 9);
+                    let mut slot = vec![0xA5; 7];
+                    slot.extend(rows(source, 9 * usize::try_from(row_elements).unwrap()));
+                    slot.extend([0xA5; 3]);
+                    let mut expected = slot.clone();
+                    let loss = quantise_step_with(Level::Baseline, &mut expected, &step).unwrap();
+                    assert!(expected[..7].iter().chain(&expected[slot.len() - 3..]).all(|&byte| byte == 0xA5));
+                    let made = to_usize(form.value_bytes(step.source_len_bytes) + form.scale_bytes(step.source_len_bytes));
+                    for level in newer_levels() {
+                        let mut found = slot.clone();
+                        assert_eq!(quantise_step_with(level, &mut found, &step), Ok(loss), "{to}, {source}, {level}");
+                        assert!(found[7..][..made] == expected[7..][..made], "{to}, {source}, {level}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Every number of single precision between two neighbours of E4M3 goes to the nearer one.
+    #[test]
+    fn e4m3_is_rounded_to_nearest_even() {
+        let number = |code: u8| f32::from_bits(floats::f32_of_f8_e4m3(code));
+        for code in 0..0x7E_u8 {
+            let (low, high) = (number(code), number(code + 1));
+            let middle = f32::midpoint(low, high);
+            let [below, above] = [middle.next_down(), middle.next_up()];
+            let even = code + (code & 1);
+            for (quotient, nearest) in [(low, code), (below, code), (middle, even), (above, code + 1)] {
+                assert_eq!(rounded_e4m3(quotient), (nearest, number(nearest)), "{quotient:e}");
+                let negative = rounded_e4m3(-quotient);
+                assert_eq!((negative.0, negative.1), (nearest | 0x80, -number(nearest)), "-{quotient:e}");
+            }
+        }
+        for large in [448.0, 463.9, 464.0, 480.0, f32::MAX] {
+            assert_eq!((rounded_e4m3(large).0, rounded_e4m3(-large).0), (0x7E, 0xFE));
+        }
+    }
+
+    #[test]
+    fn the_first_row_that_is_not_finite_is_named() {
+        let form = Quantised::for_tests(Quantisation::Int8, DType::F32, 40);
+        let mut slot = vec![0; 7];
+        slot.extend(rows(DType::F32, 40 * 6));
+        slot[7 + 160 * 3 + 12..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+        slot[7 + 160 * 4..][..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+        assert_eq!(quantise_step(&mut slot, &step(form, 6)), Err(NotFinite { row: 8 }));
+    }
+
+    /// How fast each is, for the notes: `cargo test --release --lib quantise::tests::speed -- --ignored --nocapture`.
+    #[test]
+    #[ignore = "measures"]
+    #[allow(clippy::print_stderr, reason = "that is what it is for")]
+    fn speed() {
+        for (to, source) in
+            Quantisation::ALL.into_iter().flat_map(|to| [(to, DType::Bf16), (to, DType::F32)])
+        {
+            let form = Quantised::for_tests(to, source, 4096);
+            let rows_count = 2 * 1024 * 1024 / form.source_row_bytes();
+            let mut slot = vec![0; 7];
+            slot.extend(rows(source, to_usize(rows_count * 4096)));
+            for level in std::iter::once(Level::Baseline).chain(newer_levels()) {
+                let best = (0..40).map(|_| {
+                    let mut slot = slot.clone();
+                    let start = std::time::Instant::now();
+                    quantise_step_with(level, &mut slot, &step(form, rows_count)).unwrap();
+                    start.elapsed()
+                });
+                let seconds = best.min().unwrap().as_secs_f64();
+                let bytes = f64::from(u32::try_from(rows_count * form.source_row_bytes()).unwrap());
+                eprintln!("{source} to {to}, {level}: {:.2} GB/s", bytes / seconds / 1e9);
+            }
+        }
+    }
+}
