@@ -137,7 +137,7 @@ fn write_index(
     };
     places.sort_unstable_by(|left, right| {
         let [left, right] =
-            [left, right].map(|place| halves(place)).map(|(name, suffix)| name.bytes().chain(suffix.bytes()));
+            [left, right].map(&halves).map(|(name, suffix)| name.bytes().chain(suffix.bytes()));
         left.cmp(right)
     });
     let below = |path: &str| path.strip_prefix(&*component.prefix).unwrap_or(path).to_owned();

@@ -437,11 +437,19 @@ mod tests {
                     slot.extend([0xA5; 3]);
                     let mut expected = slot.clone();
                     let loss = quantise_step_with(Level::Baseline, &mut expected, &step).unwrap();
-                    assert!(expected[..7].iter().chain(&expected[slot.len() - 3..]).all(|&byte| byte == 0xA5));
-                    let made = to_usize(form.value_bytes(step.source_len_bytes) + form.scale_bytes(step.source_len_bytes));
+                    assert!(
+                        expected[..7].iter().chain(&expected[slot.len() - 3..]).all(|&byte| byte == 0xA5)
+                    );
+                    let made = to_usize(
+                        form.value_bytes(step.source_len_bytes) + form.scale_bytes(step.source_len_bytes),
+                    );
                     for level in newer_levels() {
                         let mut found = slot.clone();
-                        assert_eq!(quantise_step_with(level, &mut found, &step), Ok(loss), "{to}, {source}, {level}");
+                        assert_eq!(
+                            quantise_step_with(level, &mut found, &step),
+                            Ok(loss),
+                            "{to}, {source}, {level}"
+                        );
                         assert!(found[7..][..made] == expected[7..][..made], "{to}, {source}, {level}");
                     }
                 }
@@ -484,8 +492,7 @@ mod tests {
     #[ignore = "measures"]
     #[allow(clippy::print_stderr, reason = "that is what it is for")]
     fn speed() {
-        for (to, source) in
-            Quantisation::ALL.into_iter().flat_map(|to| [(to, DType::Bf16), (to, DType::F32)])
+        for (to, source) in Quantisation::ALL.into_iter().flat_map(|to| [(to, DType::Bf16), (to, DType::F32)])
         {
             let form = Quantised::for_tests(to, source, 4096);
             let rows_count = 2 * 1024 * 1024 / form.source_row_bytes();

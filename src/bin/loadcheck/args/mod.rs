@@ -73,6 +73,7 @@ pub(crate) struct Cli {
 
 /// What to do.
 #[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one of them in a run of the program")]
 pub(crate) enum Command {
     /// Measures what one load of SOURCE costs, within a host budget
     #[command(
