@@ -223,7 +223,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "N|all", default_value = "all")]
     pub(crate) window: Window,
     /// Layers read ahead
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 2, hide_short_help = true)]
     pub(crate) prefetch: u32,
     /// Threads that read [default: by the plan]
     #[arg(long, value_name = "N", hide_short_help = true, value_parser = clap::value_parser!(u32).range(1..=256))]
