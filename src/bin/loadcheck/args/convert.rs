@@ -100,7 +100,9 @@ pub(crate) struct TensorArgs {
     /// belongs to a quantized weight stay as they are, unless a rule names them.
     #[arg(long, value_name = "DTYPE", value_parser = parse_float_type)]
     pub(crate) dtype: Option<FloatType>,
-    /// Quantise weights: int8, int4[-g32|-g64|-g128], fp8
+    /// Quantise weights: int8, int4 or fp8
+    ///
+    /// FORM is int8, int4-g32, int4-g64, int4-g128 (or int4) or fp8.
     ///
     /// Float weights of two or three dimensions in the layers of stacks, but no routers of experts, row by row: int8 and fp8 (E4M3) with an
     /// F32 scale for each row, int4 with a BF16 scale for each group of 32, 64 or 128 (int4 alone) elements. `X` is written as values
@@ -181,7 +183,7 @@ pub(crate) struct WorkArgs {
     #[arg(long, hide_short_help = true)]
     pub(crate) no_kernel_copy: bool,
     /// SHA-256 in the manifest, beside BLAKE3
-    #[arg(long, hide_short_help = true)]
+    #[arg(long)]
     pub(crate) sha256: bool,
     /// Only part I of N, such as 1/8, from 1
     ///

@@ -203,7 +203,9 @@ pub(crate) struct LoadArgs {
     /// F32 and F64 tensors arrive as this type, rounded to nearest even, ties to even; all others arrive as they are.
     #[arg(long, value_name = "DTYPE", value_parser = parse_float_type)]
     pub(crate) dtype: Option<FloatType>,
-    /// Quantise weights: int8, int4[-g32|-g64|-g128], fp8
+    /// Quantise weights: int8, int4 or fp8
+    ///
+    /// FORM is int8, int4-g32, int4-g64, int4-g128 (or int4) or fp8.
     ///
     /// Float weights of two or three dimensions in the layers of stacks, but no routers of experts, row by row: int8 and fp8 (E4M3) with an
     /// F32 scale for each row, int4 with a BF16 scale for each group of 32, 64 or 128 (int4 alone) elements. `X` arrives as values
