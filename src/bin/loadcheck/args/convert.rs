@@ -183,7 +183,7 @@ pub(crate) struct WorkArgs {
     #[arg(long, hide_short_help = true)]
     pub(crate) no_kernel_copy: bool,
     /// SHA-256 in the manifest, beside BLAKE3
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(crate) sha256: bool,
     /// Only part I of N, such as 1/8, from 1
     ///
