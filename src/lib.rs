@@ -129,7 +129,9 @@ pub mod for_benches {
 
 pub use self::checkpoint::{Checkpoint, CheckpointError, DType, OpenOptions, TensorEntry};
 pub use self::layers::{LayerId, LayerMap, Layers};
-pub use self::plan::{FloatType, IoDecision, IoMode, LoadPlan, Passes, PlanError, ReadOrder, Window};
+pub use self::plan::{
+    FloatType, IoDecision, IoMode, LoadPlan, Passes, PlanError, Quantisation, ReadOrder, Window,
+};
 pub use self::ranks::{Rank, RankPart, Share, Split, SplitError, SplitRules};
 pub use self::slices::SliceError;
 pub use self::source::SourceError;
@@ -138,7 +140,7 @@ pub use self::staging::{Pinning, RingMode, StagingError};
 pub use self::device::{After, CudaCode, Device, DeviceError, DeviceRegion, Target};
 pub use self::load::{
     Awaited, Binding, CancelHandle, HandOut, Holder, Keep, LayerStream, LayerTimes, LoadError, LoadReport,
-    LoadedLayer, LoadedTensor, Loader, LoaderBuilder, ParkTo, PassReport, Progress, Receipt, TensorHash,
-    TensorReader, Waits,
+    LoadedLayer, LoadedTensor, Loader, LoaderBuilder, ParkTo, PassReport, Progress, QuantisationError,
+    Receipt, TensorHash, TensorReader, Waits,
 };
 pub use self::model::{Model, Part, Scope};

@@ -16,7 +16,7 @@ use super::ConvertError;
 use super::reading::{HashPass, ReadSettings, Seen};
 use crate::checkpoint::{Checkpoint, DType, OpenFault, TensorId, open_regular};
 use crate::layers::{LayerKind, Layers};
-use crate::plan::MemoryTerm;
+use crate::plan::{MemoryTerm, Transform};
 use crate::units::to_usize;
 
 /// The longest configuration that is read.
@@ -52,7 +52,7 @@ pub(super) fn find(
     wanted.sort_unstable();
     let mut hashes = BTreeMap::new();
     let pass = HashPass { checkpoint, settings, beside };
-    pass.tensors(&wanted, &|_| None, &mut |seen| {
+    pass.tensors(&wanted, &|_| Transform::Keep, &mut |seen| {
         if let Seen::Tensor(id, found) = seen {
             hashes.insert(id, found.blake3);
         }

@@ -12,7 +12,9 @@ use super::output::{PartialFile, TargetDirectory};
 use super::prepared::PreparedConversion;
 use super::target::{Expected, FileState, TargetState, strange_weights};
 use super::{ConvertError, ConvertEvent, ConvertReport, MANIFEST_NAME, Part};
+
 use crate::checkpoint::TensorId;
+use crate::plan::SCALE_SUFFIX;
 use crate::units::to_u64;
 
 /// Texts are written through a buffer of so many bytes.
@@ -120,22 +122,34 @@ fn write_index(
 ) -> Result<Option<SideFileRecord>, ConvertError> {
     let Some(name) = component.index_name() else { return Ok(None) };
     let scope = &prepared.scope;
-    let mut places: Vec<(TensorId, usize)> = Vec::new();
+    // Tensors, and whether it is their scales.
+    let mut places: Vec<(TensorId, bool, usize)> = Vec::new();
     let mut total_bytes = 0_u64;
     for file in component.files.clone() {
-        places.extend(scope.shapes.tensors(&scope.shapes.files[file]).iter().map(|&tensor| (tensor, file)));
+        for &tensor in scope.shapes.tensors(&scope.shapes.files[file]) {
+            places.push((tensor, false, file));
+            places.extend(scope.quantisation(tensor).map(|_| (tensor, true, file)));
+        }
         total_bytes += scope.data_bytes(file);
     }
-    places.sort_unstable_by_key(|(tensor, _)| scope.checkpoint.name_of(*tensor));
+    let halves = |&(tensor, is_scales, _): &(TensorId, bool, usize)| {
+        (scope.checkpoint.name_of(tensor), if is_scales { SCALE_SUFFIX } else { "" })
+    };
+    places.sort_unstable_by(|left, right| {
+        let [left, right] =
+            [left, right].map(&halves).map(|(name, suffix)| name.bytes().chain(suffix.bytes()));
+        left.cmp(right)
+    });
     let below = |path: &str| path.strip_prefix(&*component.prefix).unwrap_or(path).to_owned();
     let text = |out: &mut dyn Write| -> io::Result<()> {
         write!(
             out,
             "{{\n  \"metadata\": {{\n    \"total_size\": {total_bytes}\n  }},\n  \"weight_map\": {{"
         )?;
-        for (number, (tensor, file)) in places.iter().enumerate() {
+        for (number, place) in places.iter().enumerate() {
+            let ((name, suffix), file) = (halves(place), &place.2);
             out.write_all(if number > 0 { b",\n    " } else { b"\n    " })?;
-            serde_json::to_writer(&mut *out, &below(scope.checkpoint.name_of(*tensor)))?;
+            serde_json::to_writer(&mut *out, &below(&format!("{name}{suffix}")))?;
             out.write_all(b": ")?;
             serde_json::to_writer(&mut *out, &below(scope.shapes.files[*file].id.as_str()))?;
         }

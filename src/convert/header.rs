@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use serde_json::to_writer;
 
 use crate::checkpoint::Checkpoint;
-use crate::plan::Placement;
+use crate::plan::{LoadPlan, Placement};
 use crate::units::{Alignment, to_u64, to_usize};
 
 /// The longest header that readers take, in bytes: the limit of the format's reference.
@@ -28,6 +28,8 @@ pub(super) struct Header<'a> {
     pub(super) metadata: &'a BTreeMap<String, String>,
     /// The tensors; their places in the arena are those in the data of the file.
     pub(super) placements: &'a [Placement],
+    /// The plan that they are of.
+    pub(super) plan: &'a LoadPlan,
 }
 
 impl Header<'_> {
@@ -61,13 +63,14 @@ impl Header<'_> {
         }
         for placement in self.placements {
             let entry = self.checkpoint.tensor(placement.tensor);
-            let name = entry.name.strip_prefix(self.name_prefix).unwrap_or(entry.name);
+            let (name, shape) = self.plan.delivered(placement, &entry);
+            let name = name.strip_prefix(self.name_prefix).unwrap_or(name);
             out.write_all(separator.as_bytes())?;
             to_writer(&mut *out, name)?;
             out.write_all(b":{\"dtype\":")?;
             to_writer(&mut *out, placement.delivered_dtype_name(&entry))?;
             out.write_all(b",\"shape\":")?;
-            to_writer(&mut *out, entry.shape)?;
+            to_writer(&mut *out, shape)?;
             let start = placement.arena_offset_bytes;
             write!(out, ",\"data_offsets\":[{start},{}]}}", start + placement.len_bytes())?;
             separator = ",";

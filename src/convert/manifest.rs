@@ -96,6 +96,9 @@ pub struct ManifestTensor {
     /// Its type in the source, if it was cast.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cast_from: Option<String>,
+    /// What its weight was quantised to, if it was: of values and of scales.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quantised: Option<String>,
     /// Elements per dimension.
     pub shape: Vec<u64>,
     /// Bytes that it takes.

@@ -111,7 +111,7 @@ impl PreparedConversion {
         let file = |(index, file): (usize, &super::files::FileShape)| PlannedFile {
             name: file.id.to_string(),
             file_bytes: self.scope.lengths[index].0,
-            tensors: crate::units::to_u64(self.scope.shapes.tensors(file).len()),
+            tensors: self.scope.tensor_count(file),
             layers: self
                 .scope
                 .shapes

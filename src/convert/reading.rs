@@ -27,8 +27,8 @@ use crate::load::{
     LayerStream, LoadError, Witness, decide_io,
 };
 use crate::plan::{
-    Cast, Group, IoMode, Landing, LoadPlan, MemoryTerm, Placement, PlanLimits, ReadRequest, ResidentKind,
-    Window, is_mostly_direct,
+    Group, IoMode, Landing, LoadPlan, MemoryTerm, Placement, PlanLimits, Quantised, ReadRequest,
+    ResidentKind, Transform, Window, is_mostly_direct,
 };
 use crate::source::{self, Fallback, Source};
 use crate::units::{ByteRange, to_u64, to_usize};
@@ -60,14 +60,16 @@ impl Default for ReadSettings {
 pub(super) enum Seen {
     /// A file has been read to its end.
     File(ShardId, Hashes),
-    /// A tensor has.
+    /// A tensor has: of one that is quantised, its values.
     Tensor(TensorId, Hashes),
+    /// Of one that is quantised, its scales.
+    Scales(TensorId, Hashes),
     /// Bytes of tensors so far, as they are hashed.
     Progress(u64),
 }
 
-/// How tensors are cast before they are hashed.
-type Casts<'a> = dyn Fn(TensorId) -> Option<Cast> + 'a;
+/// What becomes of tensors before they are hashed.
+pub(super) type Transforms<'a> = dyn Fn(TensorId) -> Transform + 'a;
 
 /// One pass over files.
 pub(super) struct HashPass<'a> {
@@ -95,7 +97,7 @@ impl HashPass<'_> {
         if groups.is_empty() {
             return Ok(Vec::new());
         }
-        let plan = Arc::new(self.plan(&groups, &|_| None, &ids, false)?);
+        let plan = Arc::new(self.plan(&groups, &|_| Transform::Keep, &ids, false)?);
         let (results, seen) = bounded(RESULTS_MAX);
         let mut hasher = FileHasher {
             checkpoint: checkpoint.clone(),
@@ -120,25 +122,29 @@ impl HashPass<'_> {
     ///
     /// # Errors
     /// As [`Self::files`].
-    pub(super) fn check_tensors(&self, tensors: &[TensorId], casts: &Casts<'_>) -> Result<(), ConvertError> {
-        self.plan(&groups(self.checkpoint, tensors, |_| true), casts, tensors, true).map(drop)
+    pub(super) fn check_tensors(
+        &self,
+        tensors: &[TensorId],
+        transforms: &Transforms<'_>,
+    ) -> Result<(), ConvertError> {
+        self.plan(&groups(self.checkpoint, tensors, |_| true), transforms, tensors, true).map(drop)
     }
 
-    /// Hashes the tensors of a list, ascending, as `casts` has them. Without SHA-256.
+    /// Hashes the tensors of a list, ascending, as `transforms` makes them. Without SHA-256.
     ///
     /// # Errors
     /// As [`Self::files`].
     pub(super) fn tensors(
         self,
         tensors: &[TensorId],
-        casts: &Casts<'_>,
+        transforms: &Transforms<'_>,
         on_seen: &mut dyn FnMut(Seen),
     ) -> Result<Vec<Fallback>, ConvertError> {
         let groups = groups(self.checkpoint, tensors, |_| true);
         if groups.is_empty() {
             return Ok(Vec::new());
         }
-        let plan = Arc::new(self.plan(&groups, casts, tensors, true)?);
+        let plan = Arc::new(self.plan(&groups, transforms, tensors, true)?);
         let (results, seen) = bounded(RESULTS_MAX);
         let stream = self.start(plan, true, None)?;
         watch(stream, Some(results), seen, on_seen)
@@ -147,7 +153,7 @@ impl HashPass<'_> {
     fn plan(
         &self,
         groups: &[(LayerId, Range<usize>)],
-        casts: &Casts<'_>,
+        transforms: &Transforms<'_>,
         ids: &[TensorId],
         keeps_hashes: bool,
     ) -> Result<LoadPlan, ConvertError> {
@@ -161,7 +167,7 @@ impl HashPass<'_> {
         limits.beside.clone_from(&self.beside);
         let grouping_bytes = to_u64(size_of_val(ids) + size_of_val(groups));
         let groups = groups.iter().map(|(id, range)| Group { id, tensors: &ids[range.clone()] });
-        Ok(LoadPlan::build_groups(self.checkpoint, groups, &limits, casts, grouping_bytes)?)
+        Ok(LoadPlan::build_groups(self.checkpoint, groups, &limits, transforms, grouping_bytes)?)
     }
 
     fn start(
@@ -274,7 +280,8 @@ fn drain(stream: &mut LayerStream, results: Option<Sender<Seen>>) -> Result<(), 
             let hash = tensor.hash()?.expect("this load hashes on the way");
             let hashes = Hashes { blake3: *hash.as_bytes(), sha256: None };
             // Whoever takes them takes all.
-            let _ = results.send(Seen::Tensor(tensor.entry().id, hashes));
+            let (id, is_scales) = (tensor.entry().id, tensor.quantised().is_some_and(Quantised::is_scales));
+            let _ = results.send(if is_scales { Seen::Scales(id, hashes) } else { Seen::Tensor(id, hashes) });
         }
     }
     Ok(())
@@ -397,7 +404,7 @@ mod tests {
     use super::super::for_tests::{Tensor, tensor, write_sharded};
     use super::*;
     use crate::checkpoint::DType;
-    use crate::plan::{CastOp, FloatType};
+    use crate::plan::{Cast, CastOp, FloatType};
     use crate::staging::cast::cast_step;
     use crate::units::MIB;
 
@@ -436,6 +443,7 @@ mod tests {
             pass.files(with_sha256, &mut |seen| match seen {
                 Seen::File(shard, hashes) => files.push((shard, hashes)),
                 Seen::Tensor(id, hashes) => tensors.push((id, hashes)),
+                Seen::Scales(..) => panic!("nothing is quantised"),
                 Seen::Progress(bytes) => {
                     assert!(bytes >= progress);
                     progress = bytes;
@@ -467,9 +475,9 @@ mod tests {
         let cast = Cast::between(DType::F32, FloatType::Bf16).unwrap();
         let widen = Cast::between(DType::I8, FloatType::F32).unwrap();
         let casts = |id| match checkpoint.tensor(id).name {
-            "wide" => Some(cast),
-            "tiny" => Some(widen),
-            _ => None,
+            "wide" => Transform::Cast(cast),
+            "tiny" => Transform::Cast(widen),
+            _ => Transform::Keep,
         };
         let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
         let mut seen = BTreeMap::new();
@@ -538,7 +546,9 @@ mod tests {
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
         let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
         let ids = all_ids(&checkpoint);
-        let plan = Arc::new(pass.plan(&groups(&checkpoint, &ids, |_| true), &|_| None, &ids, false).unwrap());
+        let plan = Arc::new(
+            pass.plan(&groups(&checkpoint, &ids, |_| true), &|_| Transform::Keep, &ids, false).unwrap(),
+        );
         let mut seen = 0;
         let witness: Witness = Box::new(move |_, _| {
             seen += 1;

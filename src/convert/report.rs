@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::VerifyReport;
+use crate::load::QuantisationError;
 use crate::source::Fallback;
 
 /// How files were written.
@@ -56,6 +57,9 @@ pub struct ConvertReport {
     pub fallbacks: Vec<Fallback>,
     /// What a person should know.
     pub notes: Vec<String>,
+    /// What quantising has lost, with the names of the tensors, of the files that were written. Nothing is known of files that an earlier run had
+    /// written.
+    pub quantisation: Vec<(String, QuantisationError)>,
     /// What the verification found, if one was asked for.
     pub verification: Option<VerifyReport>,
 }

@@ -111,6 +111,7 @@ fn empty_report(prepared: &PreparedConversion) -> ConvertReport {
         kernel_copied: KernelCopied::default(),
         fallbacks: Vec::new(),
         notes: prepared.scope.notes.clone(),
+        quantisation: Vec::new(),
         verification: None,
     }
 }
@@ -277,6 +278,10 @@ impl Run<'_> {
                 .notes
                 .push(format!("{name:?}: {elements} finite elements became infinite when cast{cast}"));
         }
+        for error in stream.progress().quantisation_errors() {
+            let name = prepared.scope.checkpoint.name_of(error.tensor).to_owned();
+            self.report.quantisation.push((name, error));
+        }
         self.report.write_mode = Some(end.write_mode());
         self.report.kernel_copied = end.kernel_copied();
         outcome
@@ -385,11 +390,13 @@ impl Run<'_> {
             for (number, (placement, hashes)) in placements.iter().zip(&finished.tensors).enumerate() {
                 let entry = scope.checkpoint.tensor(placement.tensor);
                 out.write_all(if number > 0 { b"," } else { b"" })?;
+                let (name, shape) = plan.delivered(placement, &entry);
                 let tensor = ManifestTensor {
-                    name: entry.name.strip_prefix(prefix).unwrap_or(entry.name).to_owned(),
+                    name: name.strip_prefix(prefix).unwrap_or(name).to_owned(),
                     dtype: placement.delivered_dtype_name(&entry).to_owned(),
                     cast_from: scope.cast(placement.tensor).map(|_| entry.dtype.to_string()),
-                    shape: entry.shape.to_vec(),
+                    quantised: placement.quantised.map(|form| form.to().to_string()),
+                    shape: shape.to_vec(),
                     bytes: placement.len_bytes(),
                     blake3: hex(&hashes.blake3),
                     sha256: hashes.sha256.as_ref().map(hex),

@@ -19,8 +19,8 @@ use super::{Casting, Conversion, ConvertError, Part};
 use crate::checkpoint::{Checkpoint, DType, Shard, TensorId};
 use crate::layers::Layers;
 use crate::plan::{
-    Cast, Group, Landing, LoadPlan, MemoryTerm, PlanLimits, ResidentKind, Window, grouping_peak_bytes,
-    is_plain,
+    Cast, Group, Landing, LoadPlan, MemoryTerm, PlanError, PlanLimits, Quantisation, ResidentKind, Transform,
+    Window, grouping_peak_bytes, is_plain, quantised,
 };
 use crate::source;
 use crate::units::{to_u64, to_usize};
@@ -35,7 +35,7 @@ pub(super) struct Scope {
     pub(super) layers: Layers,
     pub(super) shapes: FileShapes,
     /// Per tensor of the checkpoint.
-    casts: Vec<Option<Cast>>,
+    transforms: Vec<Transform>,
     /// Free text of the headers, per component.
     metadata: Vec<BTreeMap<String, String>>,
     /// Length of each file, header included, and where its data starts.
@@ -57,7 +57,7 @@ impl Scope {
         let checkpoint = settings.open_options.open(path)?;
         let layers = Layers::group_with(&checkpoint, &settings.map)?;
         let mut notes = checkpoint.notes().to_vec();
-        let casts = casts(settings, &checkpoint, &layers)?;
+        let transforms = transforms(settings, &checkpoint, &layers)?;
         let is_selected = |id: TensorId| {
             let select = settings.select.as_ref();
             select.is_none_or(|select| select(&checkpoint.tensor(id), &layers.layer_of(id).id))
@@ -78,10 +78,17 @@ impl Scope {
             return Err(ConvertError::NothingSelected { tensors: to_u64(checkpoint.tensor_count()) });
         }
         let size_of = |id: TensorId| {
-            let (entry, cast) = (checkpoint.tensor(id), casts[id.index()]);
-            let dtype = cast.map_or(entry.dtype, |cast| cast.to().into());
+            let entry = checkpoint.tensor(id);
             let bytes = entry.extent.len_bytes();
-            (dtype.bits().unwrap_or(8), cast.map_or(bytes, |cast| cast.delivered_bytes(bytes)))
+            let (dtype, bytes) = match transforms[id.index()] {
+                Transform::Keep => (entry.dtype, bytes),
+                Transform::Cast(cast) => (cast.to().into(), cast.delivered_bytes(bytes)),
+                // Values and scales stay together; within their file, the plan orders them by width.
+                Transform::Quantise(form) => {
+                    (form.to().scales(), form.value_bytes(bytes) + form.scale_bytes(bytes))
+                }
+            };
+            (dtype.bits().unwrap_or(8), bytes)
         };
         let is_wanted = |id: TensorId| wanted[id.index()];
         let rules = Rules {
@@ -101,7 +108,7 @@ impl Scope {
             checkpoint,
             layers,
             shapes,
-            casts,
+            transforms,
             metadata,
             lengths: Vec::new(),
             buffers: settings.write_buffers(),
@@ -129,12 +136,13 @@ impl Scope {
             let file = &self.shapes.files[file];
             Group { id: &file.id, tensors: self.shapes.tensors(file) }
         });
-        let cast = |id: TensorId| self.casts[id.index()];
+        limits.quantise = settings.quantise;
+        let transform = |id: TensorId| self.transforms[id.index()];
         let plan = LoadPlan::build_groups(
             &self.checkpoint,
             groups,
             &limits,
-            cast,
+            transform,
             grouping_peak_bytes(&self.checkpoint, &self.layers),
         )?;
         Ok(plan)
@@ -148,11 +156,11 @@ impl Scope {
         const FILE_BYTES: u64 = 768;
         /// A tensor in the list that an index is sorted from.
         const TENSOR_BYTES: u64 = 16;
-        let tensors = files.iter().map(|&file| self.shapes.tensors(&self.shapes.files[file]).len());
+        let tensors = files.iter().map(|&file| to_usize(self.tensor_count(&self.shapes.files[file])));
         // Of the file that is being written, and of the one that is being published.
         let hashes = 2 * to_u64(tensors.max().unwrap_or(0) * size_of::<super::digest::Hashes>());
         let lists = self.shapes.held_bytes()
-            + to_u64(self.casts.capacity() * size_of::<Option<Cast>>())
+            + to_u64(self.transforms.capacity() * size_of::<Transform>())
             + to_u64(self.checkpoint.tensor_count()) * TENSOR_BYTES;
         let term = |name, bytes| MemoryTerm { name, bytes };
         vec![
@@ -187,7 +195,25 @@ impl Scope {
 
     /// How a tensor is cast, if it is.
     pub(super) fn cast(&self, id: TensorId) -> Option<Cast> {
-        self.casts[id.index()]
+        match self.transforms[id.index()] {
+            Transform::Cast(cast) => Some(cast),
+            Transform::Keep | Transform::Quantise(_) => None,
+        }
+    }
+
+    /// What a tensor is quantised to, if it is.
+    pub(super) fn quantisation(&self, id: TensorId) -> Option<Quantisation> {
+        match self.transforms[id.index()] {
+            Transform::Quantise(form) => Some(form.to()),
+            Transform::Keep | Transform::Cast(_) => None,
+        }
+    }
+
+    /// Tensors of a file as it is written: scales are some of their own.
+    pub(super) fn tensor_count(&self, file: &FileShape) -> u64 {
+        let tensors = self.shapes.tensors(file);
+        let scales = tensors.iter().filter(|&&id| self.quantisation(id).is_some());
+        to_u64(tensors.len()) + to_u64(scales.count())
     }
 
     /// The files of a part, or all. Parts are stretches of about as many bytes.
@@ -230,6 +256,7 @@ impl Scope {
                 name_prefix: &self.shapes.components[component].prefix,
                 metadata: &self.metadata[component],
                 placements: plan.placements(planned),
+                plan: &plan,
             };
             let data_start = header.data_start();
             if data_start > HEADER_BYTES_MAX {
@@ -266,7 +293,11 @@ impl Scope {
             for &tensor in self.shapes.tensors(file) {
                 let entry = self.checkpoint.tensor(tensor);
                 text(entry.name);
-                text(&self.cast(tensor).map_or(entry.dtype, |cast| cast.to().into()).to_string());
+                text(&match self.transforms[tensor.index()] {
+                    Transform::Keep => entry.dtype.to_string(),
+                    Transform::Cast(cast) => cast.to().to_string(),
+                    Transform::Quantise(form) => form.to().to_string(),
+                });
             }
         }
         hex(hasher.finalize().as_bytes())
@@ -294,15 +325,23 @@ impl Conversion {
     }
 }
 
-/// How each tensor is cast, if it is.
-fn casts(
+/// What becomes of each tensor.
+fn transforms(
     settings: &Conversion,
     checkpoint: &Checkpoint,
     layers: &Layers,
-) -> Result<Vec<Option<Cast>>, ConvertError> {
-    let mut casts = Vec::with_capacity(checkpoint.tensor_count());
+) -> Result<Vec<Transform>, ConvertError> {
+    let mut transforms = Vec::with_capacity(checkpoint.tensor_count());
+    let (choice, mut has_quantised) = (settings.quantise_choice.as_ref(), false);
     for entry in checkpoint.tensors() {
-        let cast = match settings.rule.as_ref().and_then(|rule| rule(&entry)) {
+        let rule = settings.rule.as_ref().and_then(|rule| rule(&entry));
+        let quantise = settings.quantise.filter(|_| rule.is_none());
+        if let Some(form) = quantise.and_then(|to| quantised(checkpoint, layers, entry.id, to, choice)) {
+            has_quantised = true;
+            transforms.push(Transform::Quantise(form));
+            continue;
+        }
+        let cast = match rule {
             Some(Casting::Keep) => None,
             Some(Casting::To(to)) if entry.dtype == DType::from(to) => None,
             Some(Casting::To(to)) => {
@@ -318,9 +357,12 @@ fn casts(
                 .filter(|_| is_plain(checkpoint, layers, entry.id))
                 .and_then(|to| Cast::between(entry.dtype, to)),
         };
-        casts.push(cast);
+        transforms.push(cast.into());
     }
-    Ok(casts)
+    match settings.quantise.filter(|_| !has_quantised) {
+        Some(form) => Err(PlanError::NothingToQuantise { form }.into()),
+        None => Ok(transforms),
+    }
 }
 
 /// The free text of a component's headers: that of all its files in the source. Where they disagree, the first one counts.

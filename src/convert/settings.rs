@@ -9,7 +9,7 @@ use super::{ConvertError, ConvertEvent, PreparedConversion};
 use crate::checkpoint::{OpenOptions, TensorEntry};
 use crate::layers::{LayerId, LayerMap};
 use crate::load::DEFAULT_HOST_BUDGET_BYTES;
-use crate::plan::{FloatType, IoMode};
+use crate::plan::{FloatType, IoMode, Quantisation, QuantiseChoice};
 
 /// Which tensors share a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -124,6 +124,8 @@ pub struct Conversion {
     pub(super) max_shard_bytes: Option<u64>,
     pub(super) map: LayerMap,
     pub(super) dtype: Option<FloatType>,
+    pub(super) quantise: Option<Quantisation>,
+    pub(super) quantise_choice: Option<QuantiseChoice>,
     pub(super) rule: Option<Arc<Rule>>,
     pub(super) select: Option<Arc<Select>>,
     pub(super) drop_duplicates: bool,
@@ -155,6 +157,8 @@ impl Conversion {
             max_shard_bytes: None,
             map: LayerMap::default(),
             dtype: None,
+            quantise: None,
+            quantise_choice: None,
             rule: None,
             select: None,
             drop_duplicates: false,
@@ -221,6 +225,24 @@ impl Conversion {
     /// whatever belongs to a quantized weight keep their type unless [`Self::dtype_rule`] names them.
     pub fn dtype(mut self, dtype: FloatType) -> Self {
         self.dtype = Some(dtype);
+        self
+    }
+
+    /// Quantises weights, row by row, as [`LoaderBuilder::quantise`](crate::LoaderBuilder::quantise) does on the way to a device. Values keep the
+    /// name of their weight; their scales are written under it and [`SCALE_SUFFIX`](crate::plan::SCALE_SUFFIX), into the same file. Whatever
+    /// is not quantised follows [`Self::dtype`], and what [`Self::dtype_rule`] decides about is not quantised. Such weights are read
+    /// twice, for their scales and for their values.
+    pub fn quantise(mut self, form: Quantisation) -> Self {
+        self.quantise = Some(form);
+        self
+    }
+
+    /// Says which tensors [`Self::quantise`] is about, in the place of the rule about layers and names.
+    pub fn quantise_only(
+        mut self,
+        choose: impl Fn(&TensorEntry<'_>) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.quantise_choice = Some(QuantiseChoice::new(choose));
         self
     }
 
@@ -313,6 +335,7 @@ impl fmt::Debug for Conversion {
             .field("experts", &self.experts)
             .field("max_shard_bytes", &self.max_shard_bytes)
             .field("dtype", &self.dtype)
+            .field("quantise", &self.quantise)
             .field("part", &self.part)
             .finish_non_exhaustive()
     }

@@ -379,6 +379,7 @@ mod tests {
                         arena_offset_bytes: part * 8 * KIB,
                         cast: None,
                         gather: None,
+                        quantised: None,
                     };
                     let copies = Copies::of_one_tensor(&place);
                     drop(backend.copy_async(arena, slot.into_filled(), copies).unwrap().wait().unwrap());

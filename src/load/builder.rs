@@ -12,8 +12,8 @@ use crate::checkpoint::{Checkpoint, TensorEntry};
 use crate::device::{Device, Target};
 use crate::layers::{LayerMap, Layers};
 use crate::plan::{
-    FloatType, IoDecision, IoMode, IoReason, Landing, LoadPlan, PlanLimits, ReadOrder, ResidentKind, Window,
-    is_most, is_mostly_direct,
+    FloatType, IoDecision, IoMode, IoReason, Landing, LoadPlan, PlanLimits, Quantisation, QuantiseChoice,
+    ReadOrder, ResidentKind, Window, is_most, is_mostly_direct,
 };
 use crate::ranks::{Rank, Share, SplitRules};
 use crate::source::{self, SourceError};
@@ -90,6 +90,8 @@ pub struct LoaderBuilder {
     pub(super) engine: Engine,
     dtype: Option<FloatType>,
     hole_bytes_max: Option<u64>,
+    quantise: Option<Quantisation>,
+    quantise_choice: Option<QuantiseChoice>,
     pub(super) stall_timeout: Duration,
     pub(super) borrowed: Borrowed,
     map: LayerMap,
@@ -115,6 +117,8 @@ impl LoaderBuilder {
             engine: Engine::default(),
             dtype: None,
             hole_bytes_max: None,
+            quantise: None,
+            quantise_choice: None,
             stall_timeout: DEFAULT_STALL_TIMEOUT,
             borrowed: Borrowed::default(),
             map: LayerMap::default(),
@@ -204,6 +208,26 @@ impl LoaderBuilder {
         self
     }
 
+    /// Quantises weights on the way, row by row: those of two or three dimensions in the layers of stacks, but not routers of
+    /// experts. Embeddings, heads, norms, biases and what is quantised already arrive as they are, or as [`Self::dtype`] says.
+    /// The values of `X` arrive under its name; [their scales](crate::plan::SCALE_SUFFIX) are a tensor of their own, `X_scale`, in the
+    /// same layer. [`Progress::quantisation_errors`](super::Progress::quantisation_errors) tells what was lost. Nothing is
+    /// quantised by default.
+    pub fn quantise(mut self, form: Quantisation) -> Self {
+        self.quantise = Some(form);
+        self
+    }
+
+    /// Says which tensors [`Self::quantise`] is about, in the place of the rule about layers and names. Only floats of 16 bits and
+    /// more, with two or three dimensions and rows of 32 elements or more, which are no part of a quantised weight, are asked about.
+    pub fn quantise_only(
+        mut self,
+        choose: impl Fn(&TensorEntry<'_>) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.quantise_choice = Some(QuantiseChoice::new(choose));
+        self
+    }
+
     /// How long the stream waits for its next layer while the caller itself holds all that may be resident. 30 s by
     /// default; a tenth of a second passes before it is noticed.
     pub fn stall_timeout(mut self, timeout: Duration) -> Self {
@@ -285,7 +309,11 @@ impl LoaderBuilder {
     /// copied on the way, that is a thread's work too, and every core shall take part.
     pub(super) fn queues(&self) -> u32 {
         match self.io {
-            IoMode::Uring if self.target == Target::Host || self.dtype.is_some() => cores().clamp(1, 8),
+            IoMode::Uring
+                if self.target == Target::Host || self.dtype.is_some() || self.quantise.is_some() =>
+            {
+                cores().clamp(1, 8)
+            }
             _ => 1,
         }
     }
@@ -299,6 +327,8 @@ impl LoaderBuilder {
         limits.kept = self.engine.kept(&layers)?;
         decide_io(&mut limits, checkpoint, self.io, self.readers, self.target)?;
         limits.dtype = self.dtype;
+        limits.quantise = self.quantise;
+        limits.quantise_choice.clone_from(&self.quantise_choice);
         if self.share.is_some() {
             limits.hole_bytes_max = 0;
         } else if let Some(bytes) = self.hole_bytes_max {
@@ -344,6 +374,8 @@ impl fmt::Debug for LoaderBuilder {
             .field("engine", &self.engine)
             .field("dtype", &self.dtype)
             .field("hole_bytes_max", &self.hole_bytes_max)
+            .field("quantise", &self.quantise)
+            .field("quantise_choice", &self.quantise_choice)
             .field("borrowed", &self.borrowed)
             .field("stall_timeout", &self.stall_timeout)
             .field("map", &self.map)

@@ -520,9 +520,11 @@ impl<B: Backend> Control<B> {
         while let Some((turn, number, slot)) = self.unhashed.remove(&self.reads_hashed) {
             let plan = &self.setup.plan;
             let read = plan.read(number);
-            let placements = plan.placements(self.turns.layer(turn));
+            let planned = self.turns.layer(turn);
+            let placements = plan.placements(planned);
             if self.setup.hash {
-                self.hasher.update(&self.setup.checkpoint, placements, &read, &slot);
+                let first = planned.placements.start;
+                self.hasher.update(&self.setup.checkpoint, (first, placements), &read, &slot);
             }
             if let Some(witness) = &mut self.setup.witness {
                 witness(&read, &slot)?;

@@ -25,6 +25,17 @@ pub enum LoadError {
     /// The terms of the plan exceed the budget: a fault of the plan itself.
     #[error(transparent)]
     Budget(#[from] BudgetError),
+    /// A weight that shall be quantised has no scale.
+    #[error(
+        "row {row} of {tensor:?} has an infinity, or what is no number, and cannot be quantised; load it as it is, or leave the \
+         tensor out"
+    )]
+    NotFinite {
+        /// The tensor.
+        tensor: String,
+        /// The first row that was found; over all dimensions but the last.
+        row: u64,
+    },
     /// A part of a tensor that there is not.
     #[error(transparent)]
     Slice(#[from] SliceError),

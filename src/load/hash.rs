@@ -47,11 +47,11 @@ pub(super) struct LayerHasher {
 }
 
 impl LayerHasher {
-    /// Adds the bytes of one read of the layer with these placements.
+    /// Adds the bytes of one read of the layer with these placements, the first of which has the index `first` in the plan.
     pub(super) fn update(
         &mut self,
         checkpoint: &Checkpoint,
-        placements: &[Placement],
+        (first, placements): (u32, &[Placement]),
         read: &ReadOp,
         slot: &Slot<Filled>,
     ) {
@@ -62,7 +62,10 @@ impl LayerHasher {
                 continue;
             }
             let shard = checkpoint.tensor(placement.tensor).shard;
-            let piece = placement.extent.intersect(request.payload).filter(|_| shard == request.shard);
+            // Values and scales that are read on their own are made of the same bytes.
+            let is_of_read = (first..).nth(self.hashes.len()).is_some_and(|index| read.is_of(index));
+            let piece = placement.extent.intersect(request.payload);
+            let piece = piece.filter(|_| shard == request.shard && is_of_read);
             let Some(piece) = piece else { return };
             // What is gathered or cast begins where its bytes began, and it is hashed as it is delivered.
             let len_bytes = placement.delivered_bytes_in(piece);
@@ -204,7 +207,7 @@ mod tests {
                     cast::cast_step(slot.bytes_mut(), &step);
                 }
                 let filled = slot.into_filled();
-                hasher.update(&checkpoint, placements, &read, &filled);
+                hasher.update(&checkpoint, (layer.placements.start, placements), &read, &filled);
                 for copy in plan.copies(&read) {
                     let target = &mut arena[to_usize(copy.arena_offset_bytes)..][..to_usize(copy.len_bytes)];
                     target.copy_from_slice(filled.part(copy.slot_offset_bytes, copy.len_bytes));

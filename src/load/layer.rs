@@ -12,7 +12,7 @@ use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
 use crate::device::{Freed, Home, Resident};
 use crate::layers::LayerId;
 use crate::live::{Describe, Entry, LiveTensor};
-use crate::plan::{LoadPlan, Placement, PlannedLayer};
+use crate::plan::{LoadPlan, Placement, PlannedLayer, Quantised, SCALE_SUFFIX};
 use crate::ranks::RankPart;
 use crate::units::{to_u64, to_usize};
 
@@ -47,8 +47,14 @@ impl LayerData {
         self.plan.placements(self.planned())
     }
 
+    /// The name and shape of a tensor as it is delivered.
+    fn delivered(&self, place: usize) -> (&str, &[u64]) {
+        let placement = &self.placements()[place];
+        self.plan.delivered(placement, &self.checkpoint.tensor(placement.tensor))
+    }
+
     fn holders(&self) -> Vec<Holder> {
-        let name = |place: usize| self.checkpoint.tensor(self.placements()[place].tensor).name.to_owned();
+        let name = |place: usize| self.delivered(place).0.to_owned();
         let held = self.owners.list().into_iter();
         held.map(|(place, owners)| Holder { layer: self.planned().id.clone(), tensor: name(place), owners })
             .collect()
@@ -60,10 +66,11 @@ impl Describe for LayerData {
         let owners: HashMap<usize, usize> = self.owners.list().into_iter().collect();
         let tensor = |(place, placement): (usize, &Placement)| {
             let entry = self.checkpoint.tensor(placement.tensor);
+            let (name, shape) = self.plan.delivered(placement, &entry);
             LiveTensor {
-                name: entry.name.to_owned(),
+                name: name.to_owned(),
                 dtype: placement.delivered_dtype(entry.dtype),
-                shape: self.plan.part(placement.tensor).map_or(entry.shape, |part| &part.shape).into(),
+                shape: shape.into(),
                 bytes: placement.len_bytes(),
                 owners: owners.get(&place).copied().unwrap_or(0),
             }
@@ -141,12 +148,25 @@ impl LoadedLayer {
     /// The tensor of that name, if it is in this layer.
     #[must_use]
     pub fn tensor(&self, name: &str) -> Option<LoadedTensor> {
-        self.tensor_of_id(self.data.checkpoint.find(name)?.id)
+        if let Some(entry) = self.data.checkpoint.find(name) {
+            return self.tensor_of_id(entry.id);
+        }
+        let weight = self.data.checkpoint.find(name.strip_suffix(SCALE_SUFFIX)?)?.id;
+        self.place_of(weight, |placement| placement.quantised.is_some_and(Quantised::is_scales))
     }
 
+    /// The tensor with that id; of a quantised one, its values.
     pub(crate) fn tensor_of_id(&self, id: TensorId) -> Option<LoadedTensor> {
+        self.place_of(id, |_| true)
+    }
+
+    /// The first of the placements of a tensor that is the one wanted.
+    fn place_of(&self, id: TensorId, is_wanted: impl Fn(&Placement) -> bool) -> Option<LoadedTensor> {
         // Placements ascend by id: they are in file order, and so are ids.
-        let place = self.data.placements().binary_search_by_key(&id, |placement| placement.tensor).ok()?;
+        let placements = self.data.placements();
+        let first = placements.partition_point(|placement| placement.tensor < id);
+        let own = placements[first..].iter().take_while(|placement| placement.tensor == id);
+        let (place, _) = (first..).zip(own).find(|(_, placement)| is_wanted(placement))?;
         Some(LoadedTensor::new(&self.data, place))
     }
 
@@ -213,7 +233,8 @@ impl LoadedTensor {
         &self.data.placements()[self.place]
     }
 
-    /// Its description in the checkpoint: as it is there, whole and not narrowed.
+    /// Its description in the checkpoint: as it is there, whole and not narrowed. Of scales that were made on the way, that of
+    /// the weight they are of.
     #[must_use]
     pub fn entry(&self) -> TensorEntry<'_> {
         self.data.checkpoint.tensor(self.placement().tensor)
@@ -222,7 +243,13 @@ impl LoadedTensor {
     /// Its full name.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.entry().name
+        self.data.delivered(self.place).0
+    }
+
+    /// How it was quantised on the way, and whether this is its values or its scales.
+    #[must_use]
+    pub fn quantised(&self) -> Option<Quantised> {
+        self.placement().quantised
     }
 
     /// Type of the delivered elements.
@@ -240,7 +267,7 @@ impl LoadedTensor {
     /// Elements per dimension as they are delivered, outermost first; empty for a scalar.
     #[must_use]
     pub fn shape(&self) -> &[u64] {
-        self.part().map_or_else(|| self.entry().shape, |part| &part.shape)
+        self.data.delivered(self.place).1
     }
 
     /// Which part of the tensor this is, if the load is that of [one of several ranks](super::LoaderBuilder::shard) and the tensor is

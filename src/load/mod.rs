@@ -52,7 +52,7 @@ pub(crate) use self::hash::update_hash;
 pub use self::layer::{LoadedLayer, LoadedTensor};
 pub use self::park::ParkTo;
 pub(crate) use self::park::{ParkedLayer, Parking};
-pub use self::progress::Progress;
+pub use self::progress::{Progress, QuantisationError};
 pub use self::receipt::{Holder, Receipt};
 pub use self::report::LoadReport;
 pub use self::stream::{Awaited, CancelHandle, LayerStream};

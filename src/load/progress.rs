@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::checkpoint::TensorId;
+use crate::staging::cast::Loss;
 
 /// A view of a running load. Cheap to clone; the counters only grow.
 #[derive(Debug, Clone)]
@@ -21,6 +22,24 @@ struct Counters {
     layers_done: AtomicU64,
     /// Elements that a cast has made infinite, per tensor that has any: rare.
     overflowed: Mutex<BTreeMap<TensorId, u64>>,
+    /// What quantising has lost, per tensor that is quantised.
+    lost: Mutex<BTreeMap<TensorId, Loss>>,
+}
+
+/// How far what is left of a quantised tensor lies from what it was in single precision.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct QuantisationError {
+    /// The tensor.
+    pub tensor: TensorId,
+    /// Elements that have been quantised.
+    pub elements: u64,
+    /// The largest magnitude of an element.
+    pub max_abs: f32,
+    /// The largest difference between an element and `value * scale`, both in single precision.
+    pub max_abs_error: f32,
+    /// Root of the mean of the squares of these differences.
+    pub rms_error: f32,
 }
 
 impl Progress {
@@ -79,6 +98,27 @@ impl Progress {
         if elements > 0 {
             let mut overflowed = self.counters.overflowed.lock().unwrap_or_else(PoisonError::into_inner);
             *overflowed.entry(tensor).or_default() += elements;
+        }
+    }
+
+    /// How much every quantised tensor has lost so far; all of it once the tensor's layer is complete.
+    #[must_use]
+    pub fn quantisation_errors(&self) -> Vec<QuantisationError> {
+        let lost = self.counters.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let error = |(&tensor, loss): (&TensorId, &Loss)| QuantisationError {
+            tensor,
+            elements: loss.elements,
+            max_abs: loss.max_abs,
+            max_abs_error: loss.max_abs_error,
+            rms_error: loss.rms(),
+        };
+        lost.iter().map(error).collect()
+    }
+
+    pub(super) fn add_loss(&self, tensor: TensorId, loss: Loss) {
+        if loss.elements > 0 {
+            let mut lost = self.counters.lost.lock().unwrap_or_else(PoisonError::into_inner);
+            lost.entry(tensor).or_default().add(loss);
         }
     }
 

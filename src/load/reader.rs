@@ -16,10 +16,11 @@ use super::gate::Gate;
 use super::meter::Work;
 use super::queued::read_queued;
 use super::{LoadError, Progress};
+use crate::checkpoint::{Checkpoint, TensorId};
 use crate::device::{Backend, PendingCopy as _};
 use crate::plan::{CastOp, LoadPlan, ReadOp};
 use crate::source::{ReadQueue, Source};
-use crate::staging::cast::{Casting, Narrowing};
+use crate::staging::cast::{Casting, Narrowing, quantise_step};
 use crate::staging::gather::gather_step;
 use crate::staging::{Claim, Empty, Filled, Slot};
 
@@ -60,6 +61,7 @@ pub(super) enum Done<B: Backend> {
 
 /// What all readers of a load share.
 pub(super) struct ReaderContext<B: Backend> {
+    pub(super) checkpoint: Checkpoint,
     pub(super) plan: Arc<LoadPlan>,
     pub(super) source: Arc<dyn Source>,
     pub(super) backend: Arc<B>,
@@ -134,7 +136,7 @@ impl<B: Backend> ReaderContext<B> {
         let read = self.plan.read(job.read);
         let mut slot = job.claim.take();
         let start = Instant::now();
-        if self.plan.gathers(&read).next().is_some() {
+        if self.plan.gathers(&read).next().is_some() || self.plan.quantising(&read).next().is_some() {
             let read_bytes = self.source.read(&read.request, slot.bytes_mut())?;
             self.add_read(read_bytes, start.elapsed(), work);
             return self.deliver(&read, slot, job.arena, work);
@@ -171,7 +173,8 @@ impl<B: Backend> ReaderContext<B> {
         self.progress.add_read(read_bytes, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// What comes after a read that was not cast on the way: it is gathered and cast as a whole, and copied if there is an arena.
+    /// What comes after a read that was not cast on the way: it is gathered, cast and quantised as a whole, and copied if there is an
+    /// arena.
     pub(super) fn deliver(
         &self,
         read: &ReadOp,
@@ -187,8 +190,17 @@ impl<B: Backend> ReaderContext<B> {
         Casting::new(self.plan.casts(read)).advance(slot.bytes_mut(), arrived_bytes, |step, overflowed| {
             self.progress.add_overflowed(step.tensor, overflowed);
         });
+        for step in self.plan.quantising(read) {
+            let loss = quantise_step(slot.bytes_mut(), &step)
+                .map_err(|not_finite| self.not_finite(step.tensor, not_finite.row))?;
+            self.progress.add_loss(step.tensor, loss);
+        }
         work.filling += start.elapsed();
         self.start_copy(read, slot, arena, work)
+    }
+
+    fn not_finite(&self, tensor: TensorId, row: u64) -> LoadError {
+        LoadError::NotFinite { tensor: self.checkpoint.name_of(tensor).to_owned(), row }
     }
 
     /// Starts the copy, if there is an arena.

@@ -102,6 +102,7 @@ pub(super) fn start<B: Backend>(
     let keeper = GateKeeper::new(depth.limit());
     let queueing = QueueingCell::default();
     let context = Arc::new(ReaderContext {
+        checkpoint: setup.checkpoint.clone(),
         plan: Arc::clone(&plan),
         source: Arc::clone(&source),
         backend: Arc::clone(&setup.backend),

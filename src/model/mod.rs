@@ -89,12 +89,10 @@ impl Model {
     /// [`LoadError::NotFound`] if there is no such tensor, or its layer is parked or unloaded.
     pub fn tensor(&self, name: &str) -> Result<LoadedTensor, LoadError> {
         let found = self.checkpoint.find(name).map(|tensor| tensor.id);
-        let loaded = found.and_then(|id| {
-            self.layers().find_map(|layer| match layer.is_of(&self.checkpoint) {
-                true => layer.tensor_of_id(id),
-                // One that has replaced another counts its tensors as its own checkpoint does.
-                false => layer.tensor(name),
-            })
+        let loaded = self.layers().find_map(|layer| match found {
+            Some(id) if layer.is_of(&self.checkpoint) => layer.tensor_of_id(id),
+            // One that has replaced another counts its tensors as its own checkpoint does. Scales are in none.
+            _ => layer.tensor(name),
         });
         loaded.ok_or_else(|| LoadError::NotFound {
             kind: "tensor",

@@ -204,8 +204,8 @@ fn tensors(checkpoint: &Checkpoint, plan: &LoadPlan, layer: &PlannedLayer) -> Ve
     let delivered = plan.placements(layer).iter().map(|placement| {
         let entry = checkpoint.tensor(placement.tensor);
         let dtype = placement.delivered_dtype(entry.dtype);
-        let shape = plan.part(placement.tensor).map_or(entry.shape, |part| &part.shape);
-        Delivered { name: entry.name.to_owned(), dtype, shape: shape.to_vec() }
+        let (name, shape) = plan.delivered(placement, &entry);
+        Delivered { name: name.to_owned(), dtype, shape: shape.to_vec() }
     });
     let mut delivered: Vec<Delivered> = delivered.collect();
     delivered.sort();

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use super::{Cast, IoGroup, LoadPlan, Placement, PlannedLayer, ReadOrder, ResidentKind};
+use super::{Cast, IoGroup, LoadPlan, Placement, PlannedLayer, QuantisedPart, ReadOrder, ResidentKind};
 use crate::units::HumanBytes;
 
 impl fmt::Display for LoadPlan {
@@ -44,6 +44,18 @@ impl fmt::Display for LoadPlan {
                 narrowed().count(),
                 HumanBytes(narrowed().map(Placement::len_bytes).sum()),
                 HumanBytes(narrowed().map(|placement| placement.extent.len_bytes()).sum()),
+            )?;
+        }
+        if let Some(first) = self.quantised().first() {
+            let halves = || self.placements.iter().filter(|placement| placement.quantised.is_some());
+            let values = halves().filter(|half| half.quantised.is_some_and(|form| !form.is_scales()));
+            writeln!(
+                f,
+                "quantise {}: {} tensors, {} of {} kept, scales included",
+                first.to,
+                self.quantised().len(),
+                HumanBytes(halves().map(Placement::len_bytes).sum()),
+                HumanBytes(values.map(|half| half.extent.len_bytes()).sum()),
             )?;
         }
         writeln!(f, "reading  {} by {} threads, window {}", self.io, ring.readers, self.window)?;
@@ -132,6 +144,19 @@ impl LoadPlan {
                     step.slot_offset_bytes,
                     step.source_len_bytes,
                     step.cast.to()
+                )?;
+            }
+            for step in self.quantising(&read) {
+                let (rows, to) = (step.source_len_bytes / step.form.source_row_bytes(), step.form.to());
+                let what = match step.form.part() {
+                    QuantisedPart::Values => ", values",
+                    QuantisedPart::Scales => ", scales",
+                    QuantisedPart::ValuesWithScales | QuantisedPart::ScalesOfSame => "",
+                };
+                writeln!(
+                    f,
+                    "    quantise slot+{}, {rows} rows from {}, to {to}{what}",
+                    step.slot_offset_bytes, step.first_row
                 )?;
             }
             for copy in self.copies(&read) {

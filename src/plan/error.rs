@@ -1,5 +1,6 @@
 //! Why a load cannot be planned.
 
+use super::Quantisation;
 use crate::ranks::SplitError;
 use crate::units::HumanBytes;
 
@@ -62,6 +63,23 @@ pub enum PlanError {
     TooFarApart {
         /// The tensor.
         tensor: String,
+    },
+    /// A tensor that is divided among ranks would have other scales on each.
+    #[error(
+        "one rank of several cannot have its parts quantised to {form}: convert the checkpoint first, with --quantise {form}"
+    )]
+    QuantisedShard {
+        /// What was asked for.
+        form: Quantisation,
+    },
+    /// Nothing can be quantised.
+    #[error(
+        "nothing to quantise to {form}: no layer of a stack has a plain float weight of two or three dimensions and rows of 32 \
+         elements or more"
+    )]
+    NothingToQuantise {
+        /// What was asked for.
+        form: Quantisation,
     },
     /// A selection left nothing of a checkpoint that has tensors.
     #[error("the selection matches none of the {tensors} tensors")]

@@ -166,10 +166,10 @@ impl Phases<'_> {
         placement.len_bytes() > self.moved_bytes_max
     }
 
-    /// True if `next` can travel in one copy with the tensor before it. What is gathered or narrowed leaves a hole behind it.
+    /// True if `next` can travel in one copy with the tensor before it. What is gathered, narrowed or quantised leaves a hole behind it.
     fn continues(&self, before: &Placement, next: &Placement) -> bool {
         let shard = |placement: &Placement| self.checkpoint.shard_of(placement.tensor);
-        let keeps_its_size = before.cast.is_none() && before.gather.is_none();
+        let keeps_its_size = before.cast.is_none() && before.gather.is_none() && before.quantised.is_none();
         keeps_its_size && before.extent.end() == next.extent.start() && shard(before) == shard(next)
     }
 

@@ -4,7 +4,12 @@
 //! in the file whose sizes are multiples of 256, which is nearly all of them, thus stay neighbours in the arena and travel
 //! in one copy.
 
-use super::{Cast, Gather, Group, Landing, MoveOp, Placement, PlanError, PlannedLayer, index_range, landing};
+use std::cmp::Reverse;
+
+use super::{
+    Gather, Group, Landing, MoveOp, Placement, PlanError, PlanLimits, PlannedLayer, QuantisedPart, Transform,
+    index_range, landing,
+};
 use crate::checkpoint::{Checkpoint, TensorId};
 use crate::units::{Alignment, ByteRange};
 
@@ -20,14 +25,21 @@ pub(super) struct Layout {
 pub(super) fn arrange<'a>(
     checkpoint: &Checkpoint,
     groups: impl ExactSizeIterator<Item = Group<'a>>,
-    landing: Landing,
+    limits: &PlanLimits,
     mut select: impl FnMut(TensorId) -> bool,
-    mut cast: impl FnMut(TensorId) -> Option<Cast>,
+    mut transform: impl FnMut(TensorId) -> Transform,
     stretch: &mut impl FnMut(TensorId) -> Result<(ByteRange, Option<Gather>), PlanError>,
 ) -> Result<Layout, PlanError> {
+    let landing = limits.landing;
+    // Where bytes are wanted in the order in which they lie, values and scales cannot come together.
+    let parts = match landing == Landing::Packed || limits.hash {
+        true => [QuantisedPart::Values, QuantisedPart::Scales],
+        false => [QuantisedPart::ValuesWithScales, QuantisedPart::ScalesOfSame],
+    };
+    let halves = if limits.quantise.is_some() { parts.len() } else { 1 };
     let mut layout = Layout {
         layers: Vec::with_capacity(groups.len()),
-        placements: Vec::with_capacity(checkpoint.tensor_count()),
+        placements: Vec::with_capacity(halves * checkpoint.tensor_count()),
         moves: Vec::new(),
     };
     for group in groups {
@@ -35,18 +47,29 @@ pub(super) fn arrange<'a>(
         let first = layout.next_index().ok_or_else(|| overflow("the tensors"))?;
         for &tensor in group.tensors.iter().filter(|&&tensor| select(tensor)) {
             let (extent, gather) = stretch(tensor)?;
-            let cast = cast(tensor);
-            // Sizes of placements are known to fit from here on.
-            if cast.is_some_and(|cast| cast.checked_delivered_bytes(extent.len_bytes()).is_none()) {
-                return Err(overflow("the bytes"));
+            let plain =
+                Placement { tensor, extent, arena_offset_bytes: 0, cast: None, gather, quantised: None };
+            match transform(tensor) {
+                Transform::Keep => layout.placements.push(plain),
+                // Sizes of placements are known to fit from here on.
+                Transform::Cast(cast) if cast.checked_delivered_bytes(extent.len_bytes()).is_none() => {
+                    return Err(overflow("the bytes"));
+                }
+                Transform::Cast(cast) => layout.placements.push(Placement { cast: Some(cast), ..plain }),
+                Transform::Quantise(form) => {
+                    let half = |part| Placement { quantised: Some(form.as_part(part)), ..plain };
+                    layout.placements.extend(parts.map(half));
+                }
             }
-            layout.placements.push(Placement { tensor, extent, arena_offset_bytes: 0, cast, gather });
         }
         let placements = first..layout.next_index().ok_or_else(|| overflow("the tensors"))?;
         if placements.is_empty() {
             continue;
         }
         let landed = &mut layout.placements[index_range(&placements)];
+        if landing == Landing::Packed && landed.iter().any(|placement| placement.quantised.is_some()) {
+            sort_by_width(checkpoint, landed);
+        }
         let end = match landing {
             Landing::Exact => landing::exact(landed),
             Landing::InPhase => landing::in_phase(checkpoint, landed),
@@ -75,6 +98,15 @@ pub(super) fn arrange<'a>(
     Ok(layout)
 }
 
+/// Wider elements first, what has no bytes last: then each tensor begins at a multiple of its element without gaps. Scales are wider
+/// than the values of any tensor.
+fn sort_by_width(checkpoint: &Checkpoint, placements: &mut [Placement]) {
+    placements.sort_by_key(|placement| {
+        let dtype = placement.delivered_dtype(checkpoint.tensor(placement.tensor).dtype);
+        (placement.len_bytes() == 0, Reverse(dtype.bits().unwrap_or(8)))
+    });
+}
+
 /// Bytes of the arena for tensors that end at `end`: whole huge pages, or, where one would mostly be padding, whole
 /// small pages. `None` on overflow.
 fn arena_bytes(end: u64) -> Option<u64> {
@@ -98,6 +130,11 @@ impl Layout {
             (layer.moves, layer.arena_bytes) = (moves, arena_bytes);
         }
         Ok(())
+    }
+
+    /// True if any tensor is quantised.
+    pub(super) fn has_quantised(&self) -> bool {
+        self.placements.iter().any(|placement| placement.quantised.is_some())
     }
 
     fn next_index(&self) -> Option<u32> {

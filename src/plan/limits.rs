@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use super::{FloatType, IoDecision, IoMode, MemoryTerm, Passes, ReadOrder};
+use super::{FloatType, IoDecision, IoMode, MemoryTerm, Passes, Quantisation, QuantiseChoice, ReadOrder};
 use crate::layers::LayerId;
 use crate::units::{Alignment, HumanBytes, KIB};
 
@@ -96,6 +96,10 @@ pub struct PlanLimits {
     pub landing: Landing,
     /// What wider floats are narrowed to on the way; nothing is if `None`.
     pub dtype: Option<FloatType>,
+    /// What weights of layers are quantised to on the way; none is if `None`. Whatever is not follows [`Self::dtype`].
+    pub quantise: Option<Quantisation>,
+    /// Which tensors are quantised, if it is not the rule that decides: weights of layers, but no routers of experts.
+    pub quantise_choice: Option<QuantiseChoice>,
     /// A hole of up to so many bytes between two wanted tensors, or inside the wanted part of one, is read through; of a longer one,
     /// nothing is read. By default what a disk moves in the time of one more request, 64 KiB. Zero where others read what is in the holes.
     pub hole_bytes_max: u64,
@@ -133,6 +137,8 @@ impl PlanLimits {
             resident: ResidentKind::Host,
             landing: Landing::Exact,
             dtype: None,
+            quantise: None,
+            quantise_choice: None,
             hole_bytes_max: 64 * KIB,
             hash: false,
             beside: Vec::new(),

@@ -7,6 +7,8 @@ use crate::units::{Alignment, HumanBytes, MIB, to_u64};
 use super::decision::is_mostly_direct;
 use super::layout::Layout;
 use super::passes::{ResidentMemory, WindowShape};
+use super::quantise::{SCALE_SHARE, longest_row};
+use super::reads::row_blocks;
 use super::request;
 use super::{IoMode, MoveOp, Placement, PlanError, PlanLimits, PlannedLayer, ResidentKind};
 
@@ -188,15 +190,26 @@ impl MemoryTerms {
         }
         fixed.extend(limits.beside.iter().cloned());
         let fixed_bytes = fixed.iter().fold(0_u64, |sum, term| sum.saturating_add(term.bytes));
-        let needs = |ring: RingShape| Needs::of(ring, limits.io, fixed_bytes);
+        let row_blocks = row_blocks(&layout.placements, limits.alignment);
+        let scratch = if row_blocks > 0 { Scratch::OfScales } else { Scratch::None };
+        let needs = |ring: RingShape| Needs::of(ring, limits.io, scratch, fixed_bytes);
         // So that a read of one block always fits whatever its phase; that one which begins a block earlier for the sake of an
         // element is not the same read again; and that this holds for a read too that has to fit four times.
         let slot_bytes_min = SLOT_BYTES_MIN.max(limits.alignment.bytes().saturating_mul(SLOT_BLOCKS_MIN));
+        // A row is not cut: a read may begin so much earlier, and has one row at least.
+        let row_slot_bytes = row_blocks.saturating_mul(2).saturating_add(limits.alignment.bytes());
+        let slot_bytes_min = slot_bytes_min.max(row_slot_bytes);
         let smallest = RingShape { slots: SLOTS_MIN, slot_bytes: slot_bytes_min, readers: 1 };
         let smallest_budget_bytes = needs(smallest).total_bytes.div_ceil(MIB).saturating_mul(MIB);
         let budget_bytes = limits.host_budget_bytes;
         if budget_bytes < smallest_budget_bytes {
-            let detail = needs(smallest).describe(smallest);
+            let mut detail = needs(smallest).describe(smallest);
+            if let Some((bytes, tensor)) =
+                longest_row(&layout.placements).filter(|_| slot_bytes_min == row_slot_bytes)
+            {
+                let name = checkpoint.name_of(tensor);
+                detail.push_str(&format!(", since a row of {name:?} is {}", HumanBytes(bytes)));
+            }
             return Err(PlanError::BudgetTooSmall {
                 budget_bytes,
                 smallest_bytes: smallest_budget_bytes,
@@ -209,6 +222,9 @@ impl MemoryTerms {
         let mut terms = vec![MemoryTerm { name: "ring", bytes: ring.bytes() }];
         if needs.window_bytes > 0 {
             terms.push(MemoryTerm { name: "mapped windows", bytes: needs.window_bytes });
+        }
+        if needs.scratch_bytes > 0 {
+            terms.push(MemoryTerm { name: "scales in the making", bytes: needs.scratch_bytes });
         }
         terms.extend(fixed);
         Ok(Self {
@@ -226,26 +242,57 @@ impl MemoryTerms {
 /// What a ring of some shape costs, with everything that comes with it.
 struct Needs {
     window_bytes: u64,
+    scratch_bytes: u64,
     fixed_bytes: u64,
     total_bytes: u64,
 }
 
 impl Needs {
-    fn of(ring: RingShape, io: IoMode, fixed_bytes: u64) -> Self {
+    fn of(ring: RingShape, io: IoMode, scratch: Scratch, fixed_bytes: u64) -> Self {
         let window_bytes = request::window_bytes(io, u64::from(ring.readers), ring.slot_bytes);
-        let parts = [ring.bytes(), window_bytes, fixed_bytes];
-        Self { window_bytes, fixed_bytes, total_bytes: parts.into_iter().fold(0, u64::saturating_add) }
+        let scratch_bytes = scratch.bytes(ring, io);
+        let parts = [ring.bytes(), window_bytes, scratch_bytes, fixed_bytes];
+        Self {
+            window_bytes,
+            scratch_bytes,
+            fixed_bytes,
+            total_bytes: parts.into_iter().fold(0, u64::saturating_add),
+        }
     }
 
     fn describe(&self, ring: RingShape) -> String {
         let mut text = format!("{} slots of {}", ring.slots, HumanBytes(ring.slot_bytes));
-        for (name, bytes) in [("mapped windows", self.window_bytes), ("metadata and plan", self.fixed_bytes)]
-        {
+        let others = [
+            ("mapped windows", self.window_bytes),
+            ("scales in the making", self.scratch_bytes),
+            ("metadata and plan", self.fixed_bytes),
+        ];
+        for (name, bytes) in others {
             if bytes > 0 {
                 text.push_str(&format!(", {name} {}", HumanBytes(bytes)));
             }
         }
         text
+    }
+}
+
+/// What readers need beside their slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scratch {
+    None,
+    /// Scales of a slot wait there until its values are in their place.
+    OfScales,
+}
+
+impl Scratch {
+    fn bytes(self, ring: RingShape, io: IoMode) -> u64 {
+        /// Most threads that take reads out of queues.
+        const QUEUES_MAX: u32 = 8;
+        let threads = if io == IoMode::Uring { ring.readers.max(QUEUES_MAX) } else { ring.readers };
+        match self {
+            Self::None => 0,
+            Self::OfScales => u64::from(threads).saturating_mul(ring.slot_bytes / SCALE_SHARE),
+        }
     }
 }
 
@@ -343,10 +390,14 @@ mod tests {
     fn a_ring_that_fits_only_with_fewer_readers_gets_them() {
         let mut limits = PlanLimits::new(6 * MIB);
         (limits.io, limits.readers) = (IoMode::Mmap, 8);
-        let fits = |ring: RingShape| Needs::of(ring, limits.io, 0).total_bytes <= limits.host_budget_bytes;
+        let fits = |ring: RingShape| {
+            Needs::of(ring, limits.io, Scratch::None, 0).total_bytes <= limits.host_budget_bytes
+        };
         let ring = largest_ring(&limits, SLOT_BYTES_MIN, fits).unwrap();
         assert_eq!((ring.slots, ring.readers), (4, 2));
-        let fits = |ring: RingShape| Needs::of(ring, limits.io, MIB).total_bytes <= limits.host_budget_bytes;
+        let fits = |ring: RingShape| {
+            Needs::of(ring, limits.io, Scratch::None, MIB).total_bytes <= limits.host_budget_bytes
+        };
         let ring = largest_ring(&limits, SLOT_BYTES_MIN, fits).unwrap();
         assert_eq!((ring.slots, ring.readers), (4, 1));
     }

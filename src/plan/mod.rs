@@ -11,6 +11,7 @@
 //!    -> reads             at most one slot each, phased to 4096 bytes
 //!    -> gathers           of what is wanted in part, if asked for: in the slot
 //!    -> casts             of what is delivered as another type, if asked for: in the slot
+//!    -> quantising        of rows into values and scales, if asked for: in the slot
 //!    -> copies            slot -> arena, neighbours joined
 //!    -> moves             arena -> arena, of what could not land in its place
 //! ```
@@ -41,6 +42,12 @@ pub use self::order::ReadOrder;
 pub(crate) use self::order::{IssuePlace, Turn};
 use self::parts::Parts;
 pub use self::passes::{Passes, WindowShape};
+use self::quantise::QuantisedTensors;
+pub(crate) use self::quantise::quantised;
+pub use self::quantise::{
+    Quantisation, QuantiseChoice, QuantiseOp, Quantised, QuantisedPart, QuantisedTensor, SCALE_SUFFIX,
+    UnknownQuantisation,
+};
 pub use self::reads::Copies;
 use self::reads::ReadList;
 pub use self::request::{IoMode, ReadRequest};
@@ -59,6 +66,7 @@ mod memory;
 mod order;
 mod parts;
 mod passes;
+mod quantise;
 mod reads;
 pub(crate) mod request;
 
@@ -127,6 +135,15 @@ pub struct Placement {
     pub cast: Option<Cast>,
     /// Which bytes of the extent are wanted; all of them if `None`.
     pub gather: Option<Gather>,
+    /// How it is quantised on the way, and whether this is its values or its scales; `None` if it is not.
+    pub quantised: Option<Quantised>,
+}
+
+impl ReadOp {
+    /// True if it is of the run of that placement, by its index in the plan.
+    pub(crate) fn is_of(&self, placement: u32) -> bool {
+        self.placements.contains(&placement)
+    }
 }
 
 impl Placement {
@@ -161,19 +178,47 @@ impl Placement {
     /// What whole elements of so many bytes in the file take in the arena, in bytes.
     #[must_use]
     pub fn delivered_bytes(&self, source_bytes: u64) -> u64 {
+        if let Some(form) = self.quantised {
+            return form.delivered_bytes(source_bytes);
+        }
         self.cast.map_or(source_bytes, |cast| cast.delivered_bytes(source_bytes))
     }
 
     /// The type of the delivered elements, for a tensor that has the type `dtype` in its file.
     #[must_use]
     pub fn delivered_dtype(&self, dtype: DType) -> DType {
-        self.cast.map_or(dtype, |cast| cast.to().into())
+        let cast = self.cast.map(|cast| cast.to().into());
+        self.quantised.map(Quantised::delivered_dtype).or(cast).unwrap_or(dtype)
     }
 
     /// The name of that type, which an opaque one keeps.
     #[cfg(feature = "convert")]
     pub(crate) fn delivered_dtype_name<'a>(&self, entry: &crate::checkpoint::TensorEntry<'a>) -> &'a str {
-        self.cast.map_or(entry.dtype_name, |cast| DType::from(cast.to()).name())
+        match (self.quantised, self.cast) {
+            (None, None) => entry.dtype_name,
+            _ => self.delivered_dtype(entry.dtype).name(),
+        }
+    }
+
+    /// True if it has reads of its own.
+    #[must_use]
+    pub fn has_reads(&self) -> bool {
+        !self.extent.is_empty() && !self.quantised.is_some_and(Quantised::has_no_reads)
+    }
+}
+
+/// What becomes of a tensor on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transform {
+    /// It arrives as it is.
+    Keep,
+    Cast(Cast),
+    Quantise(Quantised),
+}
+
+impl From<Option<Cast>> for Transform {
+    fn from(cast: Option<Cast>) -> Self {
+        cast.map_or(Self::Keep, Self::Cast)
     }
 }
 
@@ -222,6 +267,7 @@ pub struct LoadPlan {
     order: ReadOrder,
     dtype: Option<FloatType>,
     parts: Option<Parts>,
+    quantised: QuantisedTensors,
 }
 
 impl LoadPlan {
@@ -264,7 +310,17 @@ impl LoadPlan {
     ) -> Result<Self, PlanError> {
         let groups =
             layers.as_slice().iter().map(|layer| Group { id: &layer.id, tensors: layer.tensors.as_ref() });
-        let narrow = |tensor| limits.dtype.and_then(|to| cast::narrowing_of(checkpoint, layers, tensor, to));
+        let transform = |tensor| {
+            let choice = limits.quantise_choice.as_ref();
+            let quantised = limits.quantise.and_then(|to| quantised(checkpoint, layers, tensor, to, choice));
+            match quantised {
+                Some(form) => Transform::Quantise(form),
+                None => limits.dtype.and_then(|to| cast::narrowing_of(checkpoint, layers, tensor, to)).into(),
+            }
+        };
+        if let (Some(form), Some(_)) = (limits.quantise, splitter) {
+            return Err(PlanError::QuantisedShard { form });
+        }
         let mut parts = Vec::new();
         let mut stretch = |tensor| {
             let whole = (checkpoint.extent_of(tensor), None);
@@ -275,14 +331,17 @@ impl LoadPlan {
             parts.push((tensor, part));
             Ok(stretch)
         };
-        let layout = layout::arrange(checkpoint, groups, limits.landing, select, narrow, &mut stretch)?;
+        let layout = layout::arrange(checkpoint, groups, limits, select, transform, &mut stretch)?;
+        if let Some(form) = limits.quantise.filter(|_| !layout.has_quantised()) {
+            return Err(PlanError::NothingToQuantise { form });
+        }
         let parts = splitter.map(|splitter| Parts::new(splitter.rank(), parts));
         Self::finish(checkpoint, layout, parts, grouping_peak_bytes(checkpoint, layers), limits)
     }
 
     /// Plans a load of groups of the caller's, each with an arena of its own. The tensors of a group keep the order in which
-    /// they are given, those without bytes at its end, and each is cast as `cast` says. `grouping_bytes` is host memory that
-    /// made the groups.
+    /// they are given, those without bytes at its end, and each becomes what `transform` says. Of a group in which any is quantised,
+    /// wider elements come before narrower ones. `grouping_bytes` is host memory that made the groups.
     ///
     /// # Errors
     /// As [`Self::build`].
@@ -291,11 +350,11 @@ impl LoadPlan {
         checkpoint: &Checkpoint,
         groups: impl ExactSizeIterator<Item = Group<'a>>,
         limits: &PlanLimits,
-        cast: impl FnMut(TensorId) -> Option<Cast>,
+        transform: impl FnMut(TensorId) -> Transform,
         grouping_bytes: u64,
     ) -> Result<Self, PlanError> {
         let mut whole = |tensor| Ok((checkpoint.extent_of(tensor), None));
-        let layout = layout::arrange(checkpoint, groups, limits.landing, |_| true, cast, &mut whole)?;
+        let layout = layout::arrange(checkpoint, groups, limits, |_| true, transform, &mut whole)?;
         Self::finish(checkpoint, layout, None, grouping_bytes, limits)
     }
 
@@ -316,7 +375,8 @@ impl LoadPlan {
         let order = order::permutation(&runs, limits.order_had());
         // Both lists are as long as they are large.
         let list_bytes = to_u64(size_of_val(&*runs)) + to_u64(size_of_val(&*order));
-        let list_bytes = list_bytes + parts.as_ref().map_or(0, Parts::held_bytes);
+        let quantised = QuantisedTensors::of(checkpoint, &layout.placements);
+        let list_bytes = list_bytes + parts.as_ref().map_or(0, Parts::held_bytes) + quantised.held_bytes();
         let memory = MemoryTerms::settle(checkpoint, grouping_bytes, &layout, list_bytes, limits)?;
         let slot_bytes = memory.ring().slot_bytes;
         let reads = ReadList::number(runs, order, &mut layout, slot_bytes, limits.alignment)?;
@@ -334,6 +394,7 @@ impl LoadPlan {
             order: limits.order_had(),
             dtype: limits.dtype,
             parts,
+            quantised,
         })
     }
 
@@ -376,7 +437,12 @@ impl LoadPlan {
         reads::casts(read.request, &self.placements[index_range(&read.placements)])
     }
 
-    /// The tensors of one layer and their places, in file order.
+    /// What of one read is quantised before its copies, in file order.
+    pub fn quantising(&self, read: &ReadOp) -> impl Iterator<Item = QuantiseOp> + Clone {
+        reads::quantising(read.request, &self.placements[index_range(&read.placements)])
+    }
+
+    /// The tensors of one layer and their places, in file order. A quantised one has two: its values, then its scales.
     #[must_use]
     pub fn placements(&self, layer: &PlannedLayer) -> &[Placement] {
         &self.placements[index_range(&layer.placements)]
@@ -425,6 +491,33 @@ impl LoadPlan {
         self.dtype
     }
 
+    /// The tensors that are quantised on the way, by id.
+    #[must_use]
+    pub fn quantised(&self) -> &[QuantisedTensor] {
+        self.quantised.as_slice()
+    }
+
+    /// How one tensor is quantised; `None` if it is not.
+    #[must_use]
+    pub fn quantised_tensor(&self, tensor: TensorId) -> Option<&QuantisedTensor> {
+        self.quantised.find(tensor)
+    }
+
+    /// The name under which a placement is delivered, and its shape, of a tensor with that description.
+    pub(crate) fn delivered<'a>(
+        &'a self,
+        placement: &Placement,
+        entry: &crate::checkpoint::TensorEntry<'a>,
+    ) -> (&'a str, &'a [u64]) {
+        let quantised =
+            placement.quantised.and_then(|form| Some((form, self.quantised.find(placement.tensor)?)));
+        match quantised {
+            Some((form, tensor)) if form.is_scales() => (&tensor.scale_name, &tensor.scale_shape),
+            Some((_, tensor)) => (entry.name, &tensor.value_shape),
+            None => (entry.name, self.part(placement.tensor).map_or(entry.shape, |part| &part.shape)),
+        }
+    }
+
     /// The rank whose parts are loaded, if it is one of several.
     #[must_use]
     pub fn rank(&self) -> Option<Rank> {
@@ -443,10 +536,12 @@ impl LoadPlan {
         self.parts.as_ref().map_or(0, Parts::count)
     }
 
-    /// Bytes of all selected tensors in their files, and of their parts where that is what is loaded.
+    /// Bytes of all selected tensors in their files, and of their parts where that is what is loaded. What is read twice counts
+    /// twice.
     #[must_use]
     pub fn source_bytes(&self) -> u64 {
-        self.placements.iter().map(Placement::source_bytes).sum()
+        let with_reads = self.placements.iter().filter(|placement| placement.has_reads());
+        with_reads.map(Placement::source_bytes).sum()
     }
 
     /// Bytes of all selected tensors, as they are delivered.

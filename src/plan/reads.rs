@@ -15,7 +15,11 @@ use std::ops::Range;
 use super::gather::stretches;
 use super::landing::landing_of;
 use super::layout::Layout;
-use super::{Cast, CastOp, CopyOp, GatherOp, MoveOp, Placement, PlanError, ReadOp, ReadRequest, index_range};
+use super::quantise::{first_row, longest_row};
+use super::{
+    Cast, CastOp, CopyOp, GatherOp, MoveOp, Placement, PlanError, QuantiseOp, Quantised, ReadOp, ReadRequest,
+    index_range,
+};
 use crate::checkpoint::{Checkpoint, ShardId};
 use crate::units::{Alignment, ByteRange, to_usize};
 
@@ -38,6 +42,11 @@ pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout, hole_bytes_max: u64
         let first_run = runs.len();
         for index in layer.placements.clone() {
             let placement = &layout.placements[to_usize(u64::from(index))];
+            if placement.quantised.is_some_and(Quantised::has_no_reads) {
+                let run = runs[first_run..].last_mut().expect("its values have rows, and stand before it");
+                run.placements.end = index + 1;
+                continue;
+            }
             let shard = checkpoint.shard_of(placement.tensor);
             for bytes in stretches(placement.extent, placement.gather, hole_bytes_max) {
                 let near = |run: &&mut Run| {
@@ -79,8 +88,9 @@ pub(super) struct ReadList {
 struct Cuts {
     slot_bytes: u64,
     alignment: Alignment,
-    /// True if an element that is cast may lie across such a place.
-    splits_elements: bool,
+    /// The longest of what may lie across such a place and is not to be cut, in whole blocks: an element that is cast, or
+    /// a row that is quantised.
+    uncut_bytes: u64,
 }
 
 impl ReadList {
@@ -92,8 +102,9 @@ impl ReadList {
         slot_bytes: u64,
         alignment: Alignment,
     ) -> Result<Self, PlanError> {
-        let splits_elements = layout.placements.iter().any(is_split);
-        let cuts = Cuts { slot_bytes, alignment, splits_elements };
+        let elements = if layout.placements.iter().any(is_split) { alignment.bytes() } else { 0 };
+        let uncut_bytes = elements.max(row_blocks(&layout.placements, alignment));
+        let cuts = Cuts { slot_bytes, alignment, uncut_bytes };
         let mut count = 0_u32;
         let mut rest = runs.iter_mut().peekable();
         for layer in &mut layout.layers {
@@ -145,14 +156,14 @@ impl ReadList {
     pub(super) fn read(&self, index: u32, placements: &[Placement]) -> ReadOp {
         assert!(index < self.count, "read {index} of {}", self.count);
         let run = &self.runs[self.runs.partition_point(|run| run.first_read <= index) - 1];
-        let Cuts { alignment, splits_elements, .. } = self.cuts;
+        let Cuts { alignment, uncut_bytes, .. } = self.cuts;
         let stride_bytes = self.cuts.stride_bytes(run, placements);
         // Neither sum nor product overflows: all lie below the aligned end of the run, which fits.
         let start = self.cuts.base(run, stride_bytes) + u64::from(index - run.first_read) * stride_bytes;
         let end = start.checked_add(stride_bytes).unwrap_or(run.bytes.end());
-        let cut = |at: u64| match splits_elements {
-            true => start_of_element(&placements[index_range(&run.placements)], at),
-            false => at,
+        let cut = |at: u64| match uncut_bytes {
+            0 => at,
+            _ => start_of_unit(&placements[index_range(&run.placements)], at),
         };
         let stretch = ByteRange::new(cut(start), cut(end)).unwrap_or(run.bytes);
         let payload = run.bytes.intersect(stretch).expect("every read of a run has bytes");
@@ -191,10 +202,10 @@ impl Cuts {
     /// From where one read of a run begins to where the next one does, before both are cut between elements: at least two
     /// blocks, so that every read has bytes.
     fn stride_bytes(&self, run: &Run, placements: &[Placement]) -> u64 {
-        // A cut goes down to the start of its element: the read behind it may begin one block earlier.
+        // A cut goes down to the start of its element or row: the read behind it may begin so much earlier.
+        let Some(cast) = run.widening(placements) else { return self.slot_bytes - self.uncut_bytes };
         let shorter =
             |is_split| if is_split { self.slot_bytes - self.alignment.bytes() } else { self.slot_bytes };
-        let Some(cast) = run.widening(placements) else { return shorter(self.splits_elements) };
         let only = &placements[to_usize(u64::from(run.placements.start))];
         // Widened, the first read of a run is no longer than the others: `phase + ratio * (stride - phase)`.
         self.alignment.down(shorter(is_split(only)) * cast.source_element_bytes() / cast.to().bytes())
@@ -220,12 +231,21 @@ impl Cuts {
     }
 }
 
-/// `at`, or the start of the element across it if that is one to be cast. `placements` are those of a run.
-fn start_of_element(placements: &[Placement], at: u64) -> u64 {
+/// `at`, or the start of the element across it if that is one to be cast, or of the row if that is to be quantised. `placements`
+/// are those of a run.
+fn start_of_unit(placements: &[Placement], at: u64) -> u64 {
     let index = placements.partition_point(|placement| placement.extent.end() <= at);
-    let across = placements.get(index).filter(|placement| placement.extent.start() < at);
-    let element = across.and_then(|placement| Some((placement.extent.start(), placement.cast?)));
-    element.map_or(at, |(start, cast)| at - (at - start) % cast.source_element_bytes())
+    let Some(across) = placements.get(index).filter(|placement| placement.extent.start() < at) else {
+        return at;
+    };
+    let row_bytes = across.quantised.map(Quantised::source_row_bytes);
+    let unit_bytes = row_bytes.or(across.cast.map(Cast::source_element_bytes));
+    unit_bytes.map_or(at, |bytes| at - (at - across.extent.start()) % bytes)
+}
+
+/// The blocks that a row to be quantised takes at most, in bytes.
+pub(super) fn row_blocks(placements: &[Placement], alignment: Alignment) -> u64 {
+    longest_row(placements).map_or(0, |(bytes, _)| alignment.up(bytes).unwrap_or(u64::MAX))
 }
 
 /// The copies of one read, in file order; neighbours are joined.
@@ -260,8 +280,10 @@ impl<'a> Copies<'a> {
     fn copy_of(&self, placement: &Placement) -> Option<CopyOp> {
         let piece = placement.extent.intersect(self.request.payload)?;
         let before = placement.delivered_bytes(placement.source_bytes_before(piece.start()));
+        let values = placement.quantised.filter(|form| form.has_no_reads());
+        let behind_bytes = values.map_or(0, |form| form.value_bytes(piece.len_bytes()));
         let copy = CopyOp {
-            slot_offset_bytes: piece.start() - self.request.extent.start(),
+            slot_offset_bytes: piece.start() - self.request.extent.start() + behind_bytes,
             arena_offset_bytes: landing_of(placement, self.moves) + before,
             len_bytes: placement.delivered_bytes_in(piece),
         };
@@ -307,6 +329,25 @@ pub(super) fn casts(request: ReadRequest, placements: &[Placement]) -> impl Iter
         let slot_offset_bytes = piece.start() - request.extent.start();
         let source_len_bytes = placement.source_bytes_in(piece);
         Some(CastOp { tensor: placement.tensor, slot_offset_bytes, source_len_bytes, cast })
+    })
+}
+
+/// What of a read is quantised, in file order. `placements` are those of its run.
+pub(super) fn quantising(
+    request: ReadRequest,
+    placements: &[Placement],
+) -> impl Iterator<Item = QuantiseOp> + Clone {
+    let behind = move |placement: &&Placement| placement.extent.start() < request.payload.end();
+    not_before(&request, placements).iter().take_while(behind).filter_map(move |placement| {
+        let form = placement.quantised.filter(|form| !form.has_no_reads())?;
+        let piece = placement.extent.intersect(request.payload)?;
+        Some(QuantiseOp {
+            tensor: placement.tensor,
+            slot_offset_bytes: piece.start() - request.extent.start(),
+            source_len_bytes: piece.len_bytes(),
+            first_row: first_row(placement.extent, piece, form),
+            form,
+        })
     })
 }
 

@@ -56,7 +56,7 @@ impl Tensor {
         let dtype = tensor.dtype();
         let dtype_name = if dtype == entry.dtype { entry.dtype_name } else { dtype.name() };
         Self {
-            name: entry.name.to_owned(),
+            name: tensor.name().to_owned(),
             dtype,
             dtype_name: dtype_name.to_owned(),
             shape: tensor.shape().to_vec(),

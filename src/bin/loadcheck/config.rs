@@ -10,7 +10,7 @@ use onelayer::plan::{FloatType, HOST_BUDGET_FLOOR_BYTES};
 use onelayer::units::HumanBytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::args::{Device, Io, LoadArgs, PassesArgs, RankArgs, Window};
+use crate::args::{Device, Io, LoadArgs, PassesArgs, Quantise, RankArgs, Window};
 use crate::problem::{Code, Problem};
 use crate::report::Params;
 use crate::sizes::{Size, SizeContext};
@@ -82,6 +82,10 @@ pub(crate) struct LoadConfig {
     pub(crate) device: Device,
     /// What wider floats are narrowed to.
     pub(crate) dtype: Option<synth::FloatType>,
+    /// What weights are quantised to.
+    pub(crate) quantise: Option<Quantise>,
+    /// Only weights whose name matches are.
+    pub(crate) quantise_only: Option<String>,
     /// Layers resident at once; `None` is all, or as many as fit.
     pub(crate) window: Option<u32>,
     /// Bytes of layers resident at once, if that is what is bounded.
@@ -118,6 +122,11 @@ impl LoadConfig {
             // The rest can still be checked without it.
             select = None;
         }
+        let mut quantise_only = args.quantise_only.clone();
+        if let Some(Err(error)) = args.quantise_only.as_deref().map(regex::Regex::new) {
+            problems.push(bad_pattern("--quantise-only", &error));
+            quantise_only = None;
+        }
         let window = match args.window {
             Window::All | Window::Bytes(_) => None,
             Window::Layers(layers) => Some(layers),
@@ -134,6 +143,8 @@ impl LoadConfig {
             device_reserve: args.device_reserve,
             device: args.device,
             dtype: args.dtype,
+            quantise: args.quantise,
+            quantise_only,
             window,
             window_bytes,
             passes: PassesArgs::default(),
@@ -200,6 +211,7 @@ impl LoadConfig {
             hash: self.hash,
             verify: self.verify,
             dtype: self.dtype.map(|dtype| dtype.short_name().to_owned()),
+            quantise: self.quantise.map(|form| form.to_string()),
             tp: self.ranks.text(),
             device_budget_bytes: budgets.device_bytes,
             device_reserve_bytes: matches!(self.device.target(), Target::Cuda(_))

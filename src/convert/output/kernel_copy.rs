@@ -41,9 +41,10 @@ pub(super) struct Stretch {
 /// The stretches of a file whose data starts at `data_start`, in its order.
 pub(super) fn stretches(checkpoint: &Checkpoint, placements: &[Placement], data_start: u64) -> Vec<Stretch> {
     let mut stretches: Vec<Stretch> = Vec::new();
-    for placement in
-        placements.iter().filter(|placement| placement.cast.is_none() && !placement.extent.is_empty())
-    {
+    let is_the_same = |placement: &&Placement| {
+        placement.cast.is_none() && placement.quantised.is_none() && !placement.extent.is_empty()
+    };
+    for placement in placements.iter().filter(is_the_same) {
         let next = Stretch {
             shard: checkpoint.tensor(placement.tensor).shard,
             source_start: placement.extent.start(),

@@ -46,9 +46,14 @@ pub(super) struct Headers {
 
 impl Headers {
     /// The header of one file, which has these tensors.
-    pub(super) fn of<'a>(&'a self, index: usize, placements: &'a [Placement]) -> Header<'a> {
+    pub(super) fn of<'a>(
+        &'a self,
+        index: usize,
+        plan: &'a LoadPlan,
+        placements: &'a [Placement],
+    ) -> Header<'a> {
         let (name_prefix, metadata) = &self.components[self.component_of[index]];
-        Header { checkpoint: &self.checkpoint, name_prefix, metadata, placements }
+        Header { checkpoint: &self.checkpoint, name_prefix, metadata, placements, plan }
     }
 }
 
@@ -206,7 +211,7 @@ impl FileBackend {
     fn make(&self, index: usize, planned: &PlannedLayer) -> Result<(OutputFile, Written), ConvertError> {
         let partial = self.files.directory.create_file(planned.id.as_str())?;
         let (checkpoint, placements) = (&self.files.headers.checkpoint, self.files.placements(index));
-        let data_start = self.files.headers.of(index, placements).data_start();
+        let data_start = self.files.headers.of(index, &self.files.plan, placements).data_start();
         let ranges =
             self.copier.copy(checkpoint, &stretches(checkpoint, placements, data_start), partial.file());
         let file = OutputFile::new(partial, data_start + planned.arena_bytes, &self.mode)?;

@@ -329,6 +329,6 @@ impl Write for HeaderBytes<'_> {
 
 impl FileSet {
     fn header(&self, index: usize) -> Header<'_> {
-        self.headers.of(index, self.placements(index))
+        self.headers.of(index, &self.plan, self.placements(index))
     }
 }

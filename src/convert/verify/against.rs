@@ -7,7 +7,7 @@ use super::super::reading::{HashPass, Seen};
 use super::{ConvertError, Findings, Stated, Work, locate, note_fallbacks};
 use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
 use crate::footprint::{items_bytes, list_bytes};
-use crate::plan::{Cast, FloatType};
+use crate::plan::{Cast, FloatType, Quantisation, Quantised, SCALE_SUFFIX, Transform};
 
 /// Tensors that differ whose first different byte is looked for.
 const LOCATED_MAX: usize = 8;
@@ -18,6 +18,24 @@ pub(super) struct Pair {
     pub(super) source: TensorId,
     pub(super) target: TensorId,
     pub(super) cast: Option<Cast>,
+    pub(super) quantised: Option<QuantisedPair>,
+}
+
+/// What a pair is if its source was quantised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct QuantisedPair {
+    form: Quantised,
+    /// The scales in the target.
+    scales: TensorId,
+}
+
+impl Pair {
+    fn transform(&self) -> Transform {
+        match self.quantised {
+            Some(QuantisedPair { form, .. }) => Transform::Quantise(form),
+            None => self.cast.into(),
+        }
+    }
 }
 
 /// What is compared with what.
@@ -42,12 +60,20 @@ impl Comparison {
             let counterpart = target.find(entry.name);
             let same_as = || stated?.same_as(entry.name).and_then(|name| target.find(name));
             match counterpart.or_else(|| same_as().inspect(|_| aliases += 1)) {
-                Some(counterpart) => pairs.extend(pair(&entry, &counterpart, stated, findings)),
+                Some(counterpart) => match stated.and_then(|stated| stated.quantised(counterpart.id)) {
+                    Some(to) => pairs.extend(quantised_pair(&entry, &counterpart, to, target, findings)),
+                    None => pairs.extend(pair(&entry, &counterpart, stated, findings)),
+                },
                 None if stated.is_some_and(|stated| stated.is_left_out(entry.name)) => left_out += 1,
                 None => findings.differ(entry.name, "is missing; the source has it".to_owned()),
             }
         }
-        for entry in target.tensors().filter(|entry| source.find(entry.name).is_none()) {
+        let is_scale = |entry: &TensorEntry<'_>| {
+            let weight = entry.name.strip_suffix(SCALE_SUFFIX).and_then(|name| source.find(name));
+            weight.is_some() && stated.is_some_and(|stated| stated.quantised(entry.id).is_some())
+        };
+        let is_strange = |entry: &TensorEntry<'_>| source.find(entry.name).is_none() && !is_scale(entry);
+        for entry in target.tensors().filter(is_strange) {
             findings.differ(entry.name, "is not in the source".to_owned());
         }
         if left_out > 0 {
@@ -87,8 +113,12 @@ impl Comparison {
         let (pass, ids) = self.pass(work);
         match ids.is_empty() {
             true => Ok(()),
-            false => pass.check_tensors(&ids, &|id| self.pair_of(id).and_then(|pair| pair.cast)),
+            false => pass.check_tensors(&ids, &|id| self.transform(id)),
         }
+    }
+
+    fn transform(&self, id: TensorId) -> Transform {
+        self.pair_of(id).map_or(Transform::Keep, Pair::transform)
     }
 
     /// The pass over the source, and which of its tensors it hashes.
@@ -109,18 +139,31 @@ impl Comparison {
         tell: &mut dyn FnMut(u64),
     ) -> Result<(), ConvertError> {
         let (pass, ids) = self.pass(work);
-        let casts = |id| self.pair_of(id).and_then(|pair| pair.cast);
         let mut different = Vec::new();
-        let fallbacks = pass.tensors(&ids, &casts, &mut |seen| match seen {
+        let fallbacks = pass.tensors(&ids, &|id| self.transform(id), &mut |seen| match seen {
             Seen::Progress(bytes) => tell(bytes),
             Seen::File(..) => {}
+            Seen::Scales(id, hashes) => {
+                let Some(pair) = self.pair_of(id).and_then(|pair| pair.quantised) else { return };
+                work.compared[pair.scales.index()] = true;
+                if hashes.blake3 != work.hashes[pair.scales.index()] {
+                    let name = work.target.tensor(pair.scales).name;
+                    findings.differ(
+                        name,
+                        format!("has other scales than {} makes of the source", pair.form.to()),
+                    );
+                }
+            }
             Seen::Tensor(id, hashes) => {
                 let Some(pair) = self.pair_of(id) else { return };
                 work.compared[pair.target.index()] = true;
                 if hashes.blake3 == work.hashes[pair.target.index()] {
                     return;
                 }
-                if different.len() < LOCATED_MAX {
+                if let Some(QuantisedPair { form, .. }) = pair.quantised {
+                    let name = self.source.tensor(id).name;
+                    findings.differ(name, format!("has other values than {} makes of the source", form.to()));
+                } else if different.len() < LOCATED_MAX {
                     different.push(*pair);
                 } else {
                     let name = self.source.tensor(id).name;
@@ -137,6 +180,39 @@ impl Comparison {
     }
 }
 
+/// The pair of a tensor and its values, as the manifest says that they are, if their types and shapes allow one and its scales are there.
+fn quantised_pair(
+    source: &TensorEntry<'_>,
+    values: &TensorEntry<'_>,
+    to: Quantisation,
+    target: &Checkpoint,
+    findings: &mut Findings,
+) -> Option<Pair> {
+    let scale_name = format!("{}{SCALE_SUFFIX}", source.name);
+    let Some(scales) = target.find(&scale_name) else {
+        findings.differ(&scale_name, format!("is missing; {:?} was quantised to {to}", source.name));
+        return None;
+    };
+    let expected = Quantised::of(source, to).map(|form| (form, form.shapes(source.shape)));
+    let found = (values.dtype, values.shape, scales.dtype, scales.shape);
+    match &expected {
+        Some((form, [value_shape, scale_shape]))
+            if found == (to.values(), &**value_shape, to.scales(), &**scale_shape) =>
+        {
+            let quantised = Some(QuantisedPair { form: *form, scales: scales.id });
+            Some(Pair { source: source.id, target: values.id, cast: None, quantised })
+        }
+        _ => {
+            let what = format!(
+                "is {} {:?} with scales {} {:?}, which is not what {to} makes of {} {:?} in the source",
+                values.dtype, values.shape, scales.dtype, scales.shape, source.dtype, source.shape
+            );
+            findings.differ(source.name, what);
+            None
+        }
+    }
+}
+
 /// The pair of two tensors, if their types and shapes allow one.
 fn pair(
     source: &TensorEntry<'_>,
@@ -149,7 +225,7 @@ fn pair(
         findings.differ(source.name, what);
         return None;
     }
-    let pair = |cast| Some(Pair { source: source.id, target: target.id, cast });
+    let pair = |cast| Some(Pair { source: source.id, target: target.id, cast, quantised: None });
     if source.dtype_name == target.dtype_name {
         return pair(None);
     }

@@ -120,7 +120,12 @@ mod tests {
                 let target = Tensor { dtype, bytes, ..source.clone() };
                 let target = opened(folder.path(), "target", &target);
                 let [source, target_id] = [&original, &target].map(|side| side.find("t").unwrap().id);
-                first_difference(&original, &target, Pair { source, target: target_id, cast }).unwrap()
+                first_difference(
+                    &original,
+                    &target,
+                    Pair { source, target: target_id, cast, quantised: None },
+                )
+                .unwrap()
             };
             for at in [0, 7, delivered / 2 + 1, delivered - 1] {
                 let mut changed = bytes.clone();

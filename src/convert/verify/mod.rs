@@ -234,6 +234,7 @@ impl Work<'_> {
                     stated.compare_file(target, shard, &hashes, findings);
                 }
             }
+            Seen::Scales(..) => {}
             Seen::Tensor(id, hashes) => {
                 if let Some(place) = self.hashes.get_mut(id.index()) {
                     *place = hashes.blake3;

@@ -12,6 +12,7 @@ use super::super::pieces::{PieceFault, read_pieces};
 use super::{ConvertError, Entry, Findings, OpenManifest, SideFiles};
 use crate::checkpoint::{Checkpoint, CheckpointError, DType, Shard, ShardId, TensorId};
 use crate::footprint::{Held, block_bytes};
+use crate::plan::Quantisation;
 use crate::units::to_u64;
 
 /// Digits of a hash that a difference shows.
@@ -41,6 +42,7 @@ pub(super) struct Stated {
 struct StatedTensor {
     blake3: [u8; 32],
     cast_from: Option<DType>,
+    quantised: Option<Quantisation>,
 }
 
 impl Stated {
@@ -137,7 +139,8 @@ impl Stated {
         let Some(hashes) = hashes_of(&tensor.blake3, tensor.sha256.as_deref()) else { return };
         let cast_from = tensor.cast_from.as_deref().and_then(|name| name.parse().ok());
         let id = entry.id.index();
-        self.tensors[id] = Some(StatedTensor { blake3: hashes.blake3, cast_from });
+        let quantised = tensor.quantised.as_deref().and_then(|name| name.parse().ok());
+        self.tensors[id] = Some(StatedTensor { blake3: hashes.blake3, cast_from, quantised });
         if let Some(sha256) = hashes.sha256 {
             self.has_sha256 = true;
             self.sha256.resize(self.tensors.len(), None);
@@ -278,6 +281,11 @@ impl Stated {
     /// The type that a tensor had before it was cast, if it was.
     pub(super) fn cast_from(&self, id: TensorId) -> Option<DType> {
         self.tensors[id.index()].as_ref()?.cast_from
+    }
+
+    /// What the weight was quantised to whose values or scales a tensor is, if it was.
+    pub(super) fn quantised(&self, id: TensorId) -> Option<Quantisation> {
+        self.tensors[id.index()].as_ref()?.quantised
     }
 
     /// True if that tensor was not selected.

@@ -36,6 +36,7 @@ fn a_queue_takes_no_more_than_it_was_made_for() {
     drop(jobs);
     let keeper = GateKeeper::new(u32::MAX);
     let context = ReaderContext {
+        checkpoint,
         plan,
         source,
         backend: Arc::new(NoneBackend),

@@ -20,6 +20,7 @@ use crate::units::to_usize;
 use self::blocks::Elements;
 use self::level::Level;
 pub(crate) use self::pieces::{Casting, Narrowing};
+pub(crate) use self::quantise::{Loss, quantise_step};
 
 mod blocks;
 mod floats;
@@ -28,6 +29,7 @@ mod pieces;
 #[cfg(not(loom))]
 #[cfg(test)]
 mod plans;
+mod quantise;
 #[cfg(not(loom))]
 #[cfg(test)]
 pub(crate) mod reference;

@@ -159,7 +159,7 @@ fn check(folder: &Path, shards: &[Vec<Wish>], is_shuffled: bool, limits: &PlanLi
     let ids: Vec<LayerId> = (0..GROUPS).map(|group| LayerId::new(&format!("file{group}"))).collect();
     let groups = groups(&checkpoint, &wishes, is_shuffled);
     let named = ids.iter().zip(&groups).map(|(id, tensors)| Group { id, tensors });
-    let cast = |tensor| wish_of(&wishes, checkpoint.tensor(tensor).name).cast();
+    let cast = |tensor| wish_of(&wishes, checkpoint.tensor(tensor).name).cast().into();
     let plan = LoadPlan::build_groups(&checkpoint, named, limits, cast, 0).unwrap();
     let widenings = plan.reads().flat_map(|read| plan.casts(&read).collect::<Vec<_>>());
     let widening_count = widenings.filter(|step| step.cast.is_widening()).count();

@@ -7,7 +7,7 @@ use clap::Args;
 use onelayer::convert::Part;
 
 use super::values::{ExpertsArg, Io};
-use super::{OutputArgs, parse_float_type};
+use super::{OutputArgs, Quantise, parse_float_type};
 use crate::sizes::Size;
 use crate::synth::FloatType;
 
@@ -100,6 +100,22 @@ pub(crate) struct TensorArgs {
     /// belongs to a quantized weight stay as they are, unless a rule names them.
     #[arg(long, value_name = "DTYPE", value_parser = parse_float_type)]
     pub(crate) dtype: Option<FloatType>,
+    /// Quantise weights: int8, int4 or fp8
+    ///
+    /// FORM is int8, int4-g32, int4-g64, int4-g128 (or int4) or fp8.
+    ///
+    /// Float weights of two or three dimensions in the layers of stacks, but no routers of experts, row by row: int8 and fp8 (E4M3) with an
+    /// F32 scale for each row, int4 with a BF16 scale for each group of 32, 64 or 128 (int4 alone) elements. `X` is written as values
+    /// under its name, and `X_scale`. What that loses is in the report. What a rule of --dtype-rules names is not quantised. Each of
+    /// these weights is read twice.
+    #[arg(long, value_name = "FORM")]
+    pub(crate) quantise: Option<Quantise>,
+    /// Quantise the weights whose name matches, and no others
+    ///
+    /// In the place of the rule about layers and routers. Other tensors than floats in two or three dimensions with rows of 32 elements
+    /// or more stay as they are, whatever matches.
+    #[arg(long, value_name = "REGEX", requires = "quantise", hide_short_help = true)]
+    pub(crate) quantise_only: Option<String>,
     /// Casts by name, before --dtype
     ///
     /// A TOML file of [[rule]] tables, each with match = "REGEX" (on full names, not anchored) and dtype = "bf16", "f16", "f32"
@@ -167,7 +183,7 @@ pub(crate) struct WorkArgs {
     #[arg(long, hide_short_help = true)]
     pub(crate) no_kernel_copy: bool,
     /// SHA-256 in the manifest, beside BLAKE3
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(crate) sha256: bool,
     /// Only part I of N, such as 1/8, from 1
     ///

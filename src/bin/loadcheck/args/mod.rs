@@ -19,6 +19,7 @@ pub(crate) use self::leak::{LeakArgs, MaxSlope};
 pub(crate) use self::passes::PassesArgs;
 pub(crate) use self::picture::{PictureArgs, ReportArgs};
 pub(crate) use self::plan::{CacheDtype, PlaceArgs, PlanArgs};
+pub(crate) use self::quantise::Quantise;
 pub(crate) use self::ranks::RankArgs;
 pub(crate) use self::values::{CacheArg, ColorArg, Device, ExpertsArg, FormatArg, Io, ProgressArg, Window};
 use crate::exit::Exit;
@@ -34,6 +35,7 @@ mod leak;
 mod passes;
 mod picture;
 mod plan;
+mod quantise;
 mod ranks;
 mod values;
 
@@ -78,6 +80,7 @@ pub(crate) struct Cli {
 
 /// What to do.
 #[derive(Debug, Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one of them in a run of the program")]
 pub(crate) enum Command {
     /// Measures what one load of SOURCE costs, within a host budget
     #[command(
@@ -214,6 +217,21 @@ pub(crate) struct LoadArgs {
     /// F32 and F64 tensors arrive as this type, rounded to nearest even, ties to even; all others arrive as they are.
     #[arg(long, value_name = "DTYPE", value_parser = parse_float_type)]
     pub(crate) dtype: Option<FloatType>,
+    /// Quantise weights: int8, int4 or fp8
+    ///
+    /// FORM is int8, int4-g32, int4-g64, int4-g128 (or int4) or fp8.
+    ///
+    /// Float weights of two or three dimensions in the layers of stacks, but no routers of experts, row by row: int8 and fp8 (E4M3) with an
+    /// F32 scale for each row, int4 with a BF16 scale for each group of 32, 64 or 128 (int4 alone) elements. `X` arrives as values
+    /// under its name, and `X_scale`. What that loses is in the report, tensor by tensor.
+    #[arg(long, value_name = "FORM")]
+    pub(crate) quantise: Option<Quantise>,
+    /// Quantise the weights whose name matches, and no others
+    ///
+    /// In the place of the rule about layers and routers. Other tensors than floats in two or three dimensions with rows of 32 elements
+    /// or more stay as they are, whatever matches.
+    #[arg(long, value_name = "REGEX", requires = "quantise", hide_short_help = true)]
+    pub(crate) quantise_only: Option<String>,
     /// Layers kept at once: N, 2GiB or all
     ///
     /// With `all` every layer stays until the end, then all are given back and memory is measured again. With a
@@ -221,7 +239,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "WINDOW", default_value = "all")]
     pub(crate) window: Window,
     /// Layers read ahead
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 2, hide_short_help = true)]
     pub(crate) prefetch: u32,
     /// Threads that read [default: by the plan]
     #[arg(long, value_name = "N", hide_short_help = true, value_parser = clap::value_parser!(u32).range(1..=256))]
@@ -391,7 +409,7 @@ pub(crate) struct RunArgs {
     /// Compare every delivered tensor with its file
     ///
     /// From where it was delivered, in pieces of 1 MiB, against bytes read from the file a second time, by other means; with
-    /// --dtype, against a conversion of its own. One difference is exit code 5 (LC0508). The time it takes is not part of
+    /// --dtype, against a conversion of its own; not with --quantise. One difference is exit code 5 (LC0508). The time it takes is not part of
     /// the time that is measured.
     #[arg(long, help_heading = "Load")]
     pub(crate) verify: bool,
@@ -528,6 +546,8 @@ impl LoadArgs {
             device_budget: None,
             device_reserve: Size::Bytes(0),
             dtype: None,
+            quantise: None,
+            quantise_only: None,
             window: Window::All,
             prefetch: 2,
             readers: None,

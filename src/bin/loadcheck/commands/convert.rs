@@ -27,7 +27,7 @@ use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
 use crate::report::{
     CommandName, Convert, ConvertFile, ConvertMemory, Converted, Difference, Duplicate, Estimate, FileState,
-    MemoryTerm, Outcome as RunOutcome, ReadFallback, Report, SideFile, Verification,
+    MemoryTerm, Outcome as RunOutcome, QuantisedTensor, ReadFallback, Report, SideFile, Verification,
 };
 use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::source::{self, Resolved};
@@ -416,6 +416,9 @@ fn describe(converted: &ConvertReport, shards: &[PathBuf]) -> Converted {
         kernel_copied_bytes: converted.kernel_copied.copied_bytes,
         kernel_copy_reason: converted.kernel_copied.fallback.clone(),
         read_fallbacks: converted.fallbacks.iter().map(fallback).collect(),
+        quantised: (converted.quantisation.iter())
+            .map(|(name, error)| QuantisedTensor::new(name, error))
+            .collect(),
     }
 }
 

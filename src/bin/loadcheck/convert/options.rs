@@ -12,6 +12,7 @@ use super::rules::{DtypeRules, RULES_BYTES_MAX};
 use super::survey::Survey;
 use crate::args::{ConvertArgs, ExpertsArg};
 use crate::commands::shell_word;
+use crate::config::bad_pattern;
 use crate::problem::{Code, Problem};
 use crate::report::ConvertParams;
 use crate::sizes::{Size, SizeContext};
@@ -26,6 +27,8 @@ pub(crate) struct Options {
     /// Rules for layers.
     pub(crate) map: LayerMap,
     rules: Option<Arc<DtypeRules>>,
+    /// `--quantise-only`.
+    quantise_only: Option<regex::Regex>,
 }
 
 /// Settings for one source.
@@ -51,8 +54,13 @@ impl Options {
             args.tensors.dtype_rules.as_deref().and_then(|path| {
                 read_rules(path).map_err(|problem| problems.push(problem)).ok().map(Arc::new)
             });
+        let only = args.tensors.quantise_only.as_deref().map(regex::Regex::new).transpose();
+        let quantise_only = only.unwrap_or_else(|error| {
+            problems.push(bad_pattern("--quantise-only", &error));
+            None
+        });
         problems.extend(no_directory(&args.target));
-        (Self { args: args.clone(), map, rules }, problems)
+        (Self { args: args.clone(), map, rules, quantise_only }, problems)
     }
 
     /// The file of layer rules.
@@ -121,6 +129,12 @@ impl Options {
         if let Some(dtype) = tensors.dtype {
             conversion = conversion.dtype(dtype.into());
         }
+        if let Some(form) = tensors.quantise {
+            conversion = conversion.quantise(form.0);
+        }
+        if let Some(only) = self.quantise_only.clone() {
+            conversion = conversion.quantise_only(move |tensor| only.is_match(tensor.name));
+        }
         if let Some(part) = work.part {
             conversion = conversion.part(part);
         }
@@ -149,6 +163,10 @@ impl Options {
         options.extend(files.merge.then(|| "--merge".to_owned()));
         options.extend(files.layers.as_deref().map(|file| path("--layers", file)));
         options.extend(tensors.dtype.map(|dtype| format!("--dtype {}", dtype.short_name())));
+        options.extend(tensors.quantise.map(|form| format!("--quantise {form}")));
+        options.extend(
+            tensors.quantise_only.as_ref().map(|text| format!("--quantise-only {}", shell_word(text))),
+        );
         options.extend(tensors.dtype_rules.as_deref().map(|file| path("--dtype-rules", file)));
         options.extend(self.rules.iter().flat_map(|rules| rules.lines()));
         options.extend(tensors.select.iter().map(|pattern| format!("--select {}", shell_word(pattern))));

@@ -56,6 +56,8 @@ fn arguments(fitted: &Fitted, headroom_percent: u64, ours: Option<(&Params, &Loa
         });
         words.push(format!("--prefetch={}", params.prefetch));
         words.extend(params.dtype.as_ref().map(|dtype| format!("--dtype={dtype}")));
+        words.extend(params.quantise.as_ref().map(|form| format!("--quantise={form}")));
+        words.extend(load.quantise_only.as_ref().map(|only| shell_word(&format!("--quantise-only={only}"))));
         words.extend(params.device_budget_bytes.map(|bytes| format!("--device-budget={}", exact(bytes))));
         words.extend(load.readers.map(|readers| format!("--readers={readers}")));
         // In quotes where a shell needs them: they are for pasting, and mean nothing to `$(...)`.
@@ -123,6 +125,7 @@ mod tests {
             hash: false,
             verify: false,
             dtype: Some("bf16".to_owned()),
+            quantise: Some("int8".to_owned()),
             tp: None,
             device_budget_bytes: None,
             device_reserve_bytes: None,
@@ -131,7 +134,8 @@ mod tests {
         let of_ours = |params: &Params, load: &LoadConfig| {
             lines(EmitArg::Args, &ours, 0, Some((params, load))).concat()
         };
-        let common = "--budget=64MiB --io=direct --device=host --window=1 --prefetch=2 --dtype=bf16";
+        let common =
+            "--budget=64MiB --io=direct --device=host --window=1 --prefetch=2 --dtype=bf16 --quantise=int8";
         assert_eq!(of_ours(&params, &load), format!("{common} --max-host=1000MiB"));
         let others = lines(EmitArg::Args, &fitted(), 0, Some((&params, &load)));
         assert_eq!(others, ["--max-host=1000MiB"], "another's");

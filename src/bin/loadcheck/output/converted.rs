@@ -3,6 +3,7 @@
 use super::escape::{escape, escape_and_cut};
 use super::grid::{Align, grid};
 use super::numbers::{bytes, count, grouped, rate, seconds};
+use super::quantised;
 use super::terminal::Role;
 use super::text::{Look, partial_line, peak_table, promise_lines, source_line};
 use crate::report::{Convert, Converted, Estimate, FileState, Report, Verification};
@@ -189,6 +190,7 @@ fn result_lines(convert: &Convert, result: &Converted) -> Vec<String> {
         lines.push(format!("kept      {} of an earlier run", count(result.files_kept, "file")));
     }
     lines.extend(kernel_line(result));
+    lines.extend(quantised::lines(&result.quantised));
     lines.extend(result.read_fallbacks.iter().take(3).map(|fallback| {
         format!(
             "fallback  {} was read {} instead of {}: {}",

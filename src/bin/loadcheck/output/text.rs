@@ -4,7 +4,9 @@
 use super::grid::{Align, grid};
 use super::numbers::{bytes, container, count, grouped, growth, rate, seconds};
 use super::terminal::{Paint, Role};
-use super::{compared, converted, described, escape::escape, examined, fitted, leaked, passes, reading};
+use super::{
+    compared, converted, described, escape::escape, examined, fitted, leaked, passes, quantised, reading,
+};
 use crate::args::CacheArg;
 use crate::limits::mean;
 use crate::report::{CommandName, Limit, Outcome, Params, Place, Report, Run, Source};
@@ -101,11 +103,12 @@ pub(crate) fn strategy_line(params: &Params) -> String {
         (None, None) => ", window all".to_owned(),
     };
     format!(
-        "strategy  stream · {}{readers} · budget {} · device {}{window}{}{}{}{}",
+        "strategy  stream · {}{readers} · budget {} · device {}{window}{}{}{}{}{}",
         params.io,
         bytes(Some(params.budget_bytes)),
         params.device,
         params.dtype.as_ref().map(|dtype| format!(" · narrowed to {dtype}")).unwrap_or_default(),
+        params.quantise.as_ref().map(|form| format!(" · quantised to {form}")).unwrap_or_default(),
         params.tp.as_ref().map(|tp| format!(" · rank {tp}")).unwrap_or_default(),
         if params.hash { " · hash" } else { "" },
         if params.verify { " · verify" } else { "" }
@@ -151,6 +154,7 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
             .iter()
             .flat_map(|passes| passes::lines(passes)),
     );
+    lines.extend(report.runs.last().into_iter().flat_map(|run| quantised::lines(&run.quantised)));
     lines.extend(verified_line(report));
     lines.extend(promise_lines(report, look));
     lines.extend(report.limits.iter().map(|limit| limit_line(limit, look.paint)));

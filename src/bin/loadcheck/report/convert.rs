@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::MemoryTerm;
+use super::{MemoryTerm, QuantisedTensor};
 
 /// A conversion: what it makes, and what it did.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -179,6 +179,9 @@ pub(crate) struct Converted {
     pub(crate) kernel_copy_reason: Option<String>,
     /// Files of the source that were not read the way that was asked for.
     pub(crate) read_fallbacks: Vec<ReadFallback>,
+    /// What quantising lost, tensor by tensor of the files that were written.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) quantised: Vec<QuantisedTensor>,
 }
 
 /// A file of the source that was not read the way that was asked for.

@@ -18,8 +18,8 @@ pub(crate) use self::passes::{Pass, Passes, Shares};
 pub(crate) use self::placement::{LargestFit, PlacedLayer, Placement, PrecisionNeed, TiedPair, TierShare};
 pub(crate) use self::reading::{FileReading, IoCounters};
 pub(crate) use self::run::{
-    CacheState, Deliveries, Delivery, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise, Ring,
-    Run, Samples, Split, TensorHash, Verified, Vram,
+    CacheState, Deliveries, Delivery, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise,
+    QuantisedTensor, Ring, Run, Samples, Split, TensorHash, Verified, Vram,
 };
 use crate::listing::Listing;
 use crate::problem::Problem;

@@ -47,6 +47,9 @@ pub(crate) struct Run {
     pub(crate) vram: Vec<Vram>,
     /// `--verify`: how the comparison came out; `null` if it was not asked for or did not get to its end.
     pub(crate) verified: Option<Verified>,
+    /// What quantising lost, tensor by tensor; as far as it got, if the run did not come to its end.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) quantised: Vec<QuantisedTensor>,
     /// What was read.
     pub(crate) io: IoCounters,
     /// What the system suffered meanwhile.
@@ -117,6 +120,9 @@ pub(crate) struct Params {
     pub(crate) verify: bool,
     /// What wider floats were narrowed to; `null` if nothing was asked for.
     pub(crate) dtype: Option<String>,
+    /// What weights were quantised to. Not there without `--quantise`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) quantise: Option<String>,
     /// The rank whose part of each tensor was loaded, of how many: `1/4`. Not there without `--tp`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tp: Option<String>,
@@ -142,6 +148,35 @@ pub(crate) struct Vram {
     pub(crate) after_unload_bytes: Option<u64>,
     /// `after_unload_bytes` less `baseline_bytes`; 0 is what should be.
     pub(crate) after_unload_growth_bytes: Option<i64>,
+}
+
+/// What quantising lost of one tensor.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(crate) struct QuantisedTensor {
+    /// Full name.
+    pub(crate) name: String,
+    /// Its elements.
+    pub(crate) elements: u64,
+    /// The largest magnitude of an element.
+    pub(crate) max_abs: f32,
+    /// The largest difference between an element and `value * scale`.
+    pub(crate) max_abs_error: f32,
+    /// Root of the mean of the squares of these differences.
+    pub(crate) rms_error: f32,
+}
+
+impl QuantisedTensor {
+    /// What a load or a conversion tells of a tensor.
+    pub(crate) fn new(name: &str, error: &onelayer::QuantisationError) -> Self {
+        Self {
+            name: name.to_owned(),
+            elements: error.elements,
+            max_abs: error.max_abs,
+            max_abs_error: error.max_abs_error,
+            rms_error: error.rms_error,
+        }
+    }
 }
 
 /// What was delivered, compared with what is in the files.

@@ -28,8 +28,8 @@ use crate::config::{Budgets, LoadConfig};
 use crate::measured::{self, point, split};
 use crate::problem::{Code, Problem};
 use crate::report::{
-    self, Deliveries, FileReading, IoCounters, Outcome, Place, Point, Ring, Run, Samples, TensorHash,
-    Verified,
+    self, Deliveries, FileReading, IoCounters, Outcome, Place, Point, QuantisedTensor, Ring, Run, Samples,
+    TensorHash, Verified,
 };
 
 /// Rows of the timeline, if one is wanted.
@@ -136,6 +136,7 @@ struct Loaded {
     failure: Option<Failure>,
     verified: Option<Verified>,
     deliveries: Option<Deliveries>,
+    quantised: Vec<QuantisedTensor>,
     /// How each file was to be read, where that was decided.
     files: Vec<FileReading>,
     /// Bytes of all tensors in their files, as often as they were wanted.
@@ -184,6 +185,7 @@ impl Load<'_> {
             verified: verifier.filter(|_| delivered.failure.is_none()).map(Verifier::finish),
             failure: delivered.failure,
             deliveries: log.map(|log| log.finish(|index| plan.layers()[index].id.as_str())),
+            quantised: lost(&checkpoint, &stream),
             files: reading::files(&checkpoint, &plan),
             wanted_bytes: wanted_bytes(&plan),
             notes,
@@ -406,6 +408,7 @@ impl Loaded {
             after_load: Some(self.after_load.clone()),
             after_unload: Some(seen.after_unload.clone()),
             verified: self.verified.clone(),
+            quantised: self.quantised.clone(),
             io: IoCounters {
                 major_faults: summary.activity.major_faults.value(),
                 ..reading::counters(&self.report, from_storage, wanted_bytes, self.files.clone())
@@ -431,6 +434,12 @@ impl Loaded {
             ..peak
         }
     }
+}
+
+/// What quantising lost.
+fn lost(checkpoint: &Checkpoint, stream: &LayerStream) -> Vec<QuantisedTensor> {
+    let errors = stream.progress().quantisation_errors();
+    errors.iter().map(|error| QuantisedTensor::new(checkpoint.tensor(error.tensor).name, error)).collect()
 }
 
 /// The ring as it was had. A driver that pins less than all of it may leave fewer slots.

@@ -71,6 +71,14 @@ pub(super) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBu
     if let Some(dtype) = config.dtype {
         builder = builder.dtype(dtype.into());
     }
+    if let Some(form) = config.quantise {
+        builder = builder.quantise(form.0);
+    }
+    if let Some(pattern) = &config.quantise_only {
+        let only = regex::Regex::new(pattern)
+            .map_err(|error| crate::config::bad_pattern("--quantise-only", &error))?;
+        builder = builder.quantise_only(move |tensor| only.is_match(tensor.name));
+    }
     if let Some(readers) = config.readers {
         builder = builder.readers(readers);
     }

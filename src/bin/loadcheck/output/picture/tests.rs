@@ -43,6 +43,7 @@ fn run(layers: u64, samples: u64, name: &dyn Fn(u64) -> String) -> Run {
             hash: false,
             verify: false,
             dtype: None,
+            quantise: None,
             tp: None,
             device_budget_bytes: None,
             device_reserve_bytes: None,
