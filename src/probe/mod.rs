@@ -43,6 +43,7 @@ mod sampler;
 mod snapshot;
 mod timeline;
 mod tree;
+mod victim;
 
 pub use crate::file_system::FileSystem;
 pub use activity::Activity;
@@ -62,3 +63,4 @@ pub use sampler::{
 pub use snapshot::Snapshot;
 pub use timeline::{TIMELINE_ROWS_DEFAULT, Timeline, TimelineRow};
 pub use tree::{ProcessRecord, TreeMethod, TreeOptions, TreePeak, TreeSampler, TreeSummary};
+pub use victim::goes_first;

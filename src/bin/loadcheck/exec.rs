@@ -13,12 +13,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select, unbounded};
-use onelayer::probe::ChildGroup;
+use onelayer::probe::{ChildGroup, goes_first};
 use regex::bytes::Regex;
 use rustix::process::{Signal, getpgrp, kill_process};
 use signal_hook::consts::SIGINT;
 
-use crate::family::{self, descendants};
+use crate::family::descendants;
 use crate::problem::{Code, Problem};
 use crate::signals::Interrupts;
 
@@ -161,9 +161,9 @@ impl Child {
         if let Some(group) = group {
             group.place(&mut command).map_err(|error| cannot(&error))?;
         }
+        goes_first(&mut command);
         let start = Instant::now();
         let mut child = command.spawn().map_err(|error| cannot(&error))?;
-        family::goes_first(child.id());
         if let Some(watch) = &watch {
             let stdout = child.stdout.take().expect("stdout was asked for as a pipe");
             let stderr = child.stderr.take().expect("stderr was asked for as a pipe");

@@ -1,4 +1,4 @@
-//! The living processes that descend from this one: whom to stop, who was left behind, and whom the kernel is to end first.
+//! The living processes that descend from this one: whom to stop, and who was left behind.
 //!
 //! A shell may have started others before it became this program (`server & exec loadcheck ...`, as entry points of
 //! containers do). They are children of this process and none of its business: [`remember_strangers`] notes who was there
@@ -25,14 +25,6 @@ pub(crate) fn remember_strangers() {
 pub(crate) fn descendants() -> Vec<Pid> {
     let family = family(STRANGERS.get().map_or(&[], Vec::as_slice));
     family.into_iter().filter_map(|(pid, _)| Pid::from_raw(i32::try_from(pid).ok()?)).collect()
-}
-
-/// Where memory runs out, the kernel is to end this child, and what it starts from now on, before anybody else: before the
-/// process that reports about it, which in a small memory group may well be the larger one, and before a bystander.
-///
-/// The highest `oom_score_adj` of proc(5); raising it needs no privilege. Where it cannot be raised, the kernel chooses as ever.
-pub(crate) fn goes_first(pid: u32) {
-    let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), "1000");
 }
 
 /// Descendants, without those strangers and whoever descends from them. Parents come before their children.

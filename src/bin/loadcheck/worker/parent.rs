@@ -8,12 +8,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, after, never, select, unbounded};
-use onelayer::probe::ChildGroup;
+use onelayer::probe::{ChildGroup, goes_first};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::child::ARGUMENT;
 use super::protocol::{Job, Message, Task};
-use crate::family;
 use crate::problem::{Code, Problem};
 use crate::signals::{Interrupts, name_of};
 
@@ -94,11 +93,11 @@ fn start(task: Task, group: Option<&ChildGroup>) -> Result<(Child, Receiver<Mess
     if let Some(group) = group {
         group.place(&mut command).map_err(|error| cannot("place", &error))?;
     }
+    goes_first(&mut command);
     let mut child = command.spawn().map_err(|error| {
         let problem = cannot("start", &error);
         if error.kind() == io::ErrorKind::NotFound { problem.help("/proc must be mounted") } else { problem }
     })?;
-    family::goes_first(child.id());
     let job = Job { parent_pid: std::process::id(), task };
     let text = serde_json::to_vec(&job).map_err(|error| cannot("instruct", &error))?;
     let mut stdin = child.stdin.take().expect("stdin was asked for as a pipe");
