@@ -28,12 +28,13 @@ use super::attend::{Attendants, Notice, Wait};
 use super::channels::ahead_most;
 use super::depth::Observation;
 use super::hash::{LayerHasher, TensorHash};
-use super::layer::LayerData;
+use super::layer::{Content, LayerData};
 use super::meter::{Course, Meter, Phase, SharedTotals};
 use super::open::{OpenLayer, Parked};
 use super::owners::Owners;
 use super::reader::{self, Done, Job, JobResult};
 use super::setup::{Setup, Wires};
+use super::shelf::Shelf;
 use super::stream::Delivery;
 use super::turns::Turns;
 use super::window::{Permit, PermitOffice};
@@ -62,6 +63,8 @@ pub(super) struct Control<B: Backend> {
     meter: Meter,
     /// Layers that stay, by index, once they are sealed. Empty if none do.
     kept: Vec<Option<LoadedLayer>>,
+    /// What layers are made of that come again and again. `None` in one pass.
+    shelf: Option<Arc<Shelf>>,
     /// Empty lists of layers that were sealed, for those to come.
     spare: Vec<Vec<Parked>>,
     /// Turns that have ended and were not told of: empty between two looks.
@@ -115,6 +118,7 @@ impl<B: Backend> Control<B> {
             office.note_ends();
         }
         let notices = wires.attendants.as_ref().map_or_else(never, Attendants::notices);
+        let shelf = (!plan.passes().is_one()).then(|| Arc::new(Shelf::default()));
         Self {
             setup,
             wires,
@@ -124,6 +128,7 @@ impl<B: Backend> Control<B> {
             turns,
             meter,
             kept,
+            shelf,
             spare: Vec::new(),
             ended: Vec::new(),
             open: VecDeque::new(),
@@ -212,7 +217,7 @@ impl<B: Backend> Control<B> {
             Place::Own
         } else {
             let Some(permit) = self.office.try_issue(turn, layer.arena_bytes) else { return Ok(false) };
-            open.permit.insert(Arc::new(permit)).place()
+            open.permit.insert(permit).place()
         };
         open.is_placed = true;
         match &mut self.wires.attendants {
@@ -384,7 +389,7 @@ impl<B: Backend> Control<B> {
         &mut self,
         index: usize,
         arena: Arc<B::Arena>,
-        permit: Option<Arc<Permit>>,
+        permit: Option<Permit>,
         mut hashes: Vec<TensorHash>,
     ) -> Result<LoadedLayer, LoadError> {
         let plan = &self.setup.plan;
@@ -394,19 +399,24 @@ impl<B: Backend> Control<B> {
             // A layer without bytes has no read to hash.
             hashes = LayerHasher::default().finish_layer(plan.placements(planned));
         }
-        let layer = LoadedLayer::new(LayerData {
+        let data = LayerData {
             checkpoint: self.setup.checkpoint.clone(),
             plan: Arc::clone(plan),
             index,
             hashes,
             owners: Owners::default(),
-            resident: Box::new(resident),
-            _permit: permit,
-        });
+            content: Some(Content { resident, permit }),
+            shelf: None,
+        };
         if planned.is_kept {
+            let layer = LoadedLayer::new(data);
             self.kept[index] = Some(layer.share());
+            return Ok(layer);
         }
-        Ok(layer)
+        Ok(match &self.shelf {
+            Some(shelf) => LoadedLayer::on(shelf, data),
+            None => LoadedLayer::new(data),
+        })
     }
 
     fn hand_out(&mut self, layer: LoadedLayer) {
@@ -541,7 +551,7 @@ impl<B: Backend> Control<B> {
 
     /// Ends the threads, waits for what is in flight and gives everything back.
     fn wind_down(self) {
-        let Self { setup, wires, notices, open, unhashed, kept, .. } = self;
+        let Self { setup, wires, notices, open, unhashed, kept, shelf, .. } = self;
         let Wires { jobs, jobs_not_begun, results, attendants, keeper, .. } = wires;
         drop(jobs);
         // What no reader has begun is not read any more: a caller that cancels waits only for the reads in flight.
@@ -557,6 +567,7 @@ impl<B: Backend> Control<B> {
         drop(notices);
         drop(attendants);
         drop((unhashed, open, kept));
+        shelf.as_deref().map(Shelf::close);
         setup.backend.trim();
         drop(setup.reservations);
     }
@@ -583,11 +594,10 @@ mod tests {
         let parts = [
             // While it is filled ...
             size_of::<OpenLayer<B>>(),
-            size_of::<Permit>() + COUNTS_BYTES + BLOCK_BYTES,
             size_of::<B::Arena>() + COUNTS_BYTES + BLOCK_BYTES,
             // ... and when it is handed out: its place in the window, in the channel, in a model.
             size_of::<LayerData>() + COUNTS_BYTES + BLOCK_BYTES,
-            size_of::<B::Resident>() + BLOCK_BYTES,
+            size_of::<B::Resident>() + COUNTS_BYTES + BLOCK_BYTES,
             3 * size_of::<usize>(),
             size_of::<Option<LoadedLayer>>(),
         ];

@@ -82,6 +82,7 @@ mod reader;
 mod receipt;
 mod report;
 mod setup;
+mod shelf;
 mod signals;
 #[cfg(not(loom))]
 #[cfg(test)]

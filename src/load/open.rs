@@ -17,7 +17,7 @@ pub(super) struct Parked {
 /// A layer on its way.
 pub(super) struct OpenLayer<B: Backend> {
     /// `None` for a layer that is kept.
-    pub(super) permit: Option<Arc<Permit>>,
+    pub(super) permit: Option<Permit>,
     pub(super) arena: Option<Arc<B::Arena>>,
     /// Reads whose copies have not been queued.
     pub(super) reads_left: u32,
