@@ -65,8 +65,8 @@ pub(super) struct Control<B: Backend> {
     kept: Vec<Option<LoadedLayer>>,
     /// What layers are made of that come again and again. `None` in one pass.
     shelf: Option<Arc<Shelf>>,
-    /// Empty lists of layers that were sealed, for those to come.
-    spare: Vec<Vec<Parked>>,
+    /// Filled slots that wait for the arena of their layer.
+    parked: Vec<Parked>,
     /// Turns that have ended and were not told of: empty between two looks.
     ended: Vec<(usize, Instant)>,
     /// Layers that are open, in order, from the first one that is not sealed, whose turn is `sealed`.
@@ -119,6 +119,11 @@ impl<B: Backend> Control<B> {
         }
         let notices = wires.attendants.as_ref().map_or_else(never, Attendants::notices);
         let shelf = (!plan.passes().is_one()).then(|| Arc::new(Shelf::default()));
+        // Lists that are used for many passes have room from the beginning for all that can be in them at once.
+        let (parked_room, open_room) = match shelf {
+            Some(_) => (to_usize(u64::from(plan.memory().ring().slots)), prefetch + 1),
+            None => (0, 0),
+        };
         Self {
             setup,
             wires,
@@ -129,9 +134,9 @@ impl<B: Backend> Control<B> {
             meter,
             kept,
             shelf,
-            spare: Vec::new(),
+            parked: Vec::with_capacity(parked_room),
             ended: Vec::new(),
-            open: VecDeque::new(),
+            open: VecDeque::with_capacity(open_room),
             sealed: 0,
             whole: VecDeque::new(),
             handed_out: 0,
@@ -188,8 +193,7 @@ impl<B: Backend> Control<B> {
         for turn in self.sealed + self.open.len()..end {
             let reads = &self.turns.layer(turn).reads;
             let (reads, is_there) = (reads.end - reads.start, self.turns.is_there(turn));
-            let parked = self.spare.pop().unwrap_or_default();
-            self.open.push_back(OpenLayer::new(Course::open(turn), reads, is_there, parked));
+            self.open.push_back(OpenLayer::new(Course::open(turn), reads, is_there));
         }
     }
 
@@ -232,13 +236,11 @@ impl<B: Backend> Control<B> {
 
     /// Starts the copies that waited for the arena.
     fn on_arena(&mut self, turn: usize, arena: Arc<B::Arena>) -> Result<(), LoadError> {
-        let layer = &mut self.open[turn - self.sealed];
-        layer.arena = Some(arena);
-        let mut parked = std::mem::take(&mut layer.parked);
-        for Parked { read, slot } in parked.drain(..) {
+        self.open[turn - self.sealed].arena = Some(arena);
+        while let Some(next) = self.parked.iter().position(|parked| parked.turn == turn) {
+            let Parked { read, slot, .. } = self.parked.remove(next);
             self.start_copy(turn, read, slot)?;
         }
-        self.spare.push(parked);
         self.note_whole(turn);
         Ok(())
     }
@@ -257,7 +259,7 @@ impl<B: Backend> Control<B> {
     fn start_copy(&mut self, turn: usize, read: u32, slot: Slot<Filled>) -> Result<(), LoadError> {
         let layer = &mut self.open[turn - self.sealed];
         let Some(arena) = &layer.arena else {
-            layer.parked.push(Parked { read, slot });
+            self.parked.push(Parked { turn, read, slot });
             return Ok(());
         };
         let plan = &self.setup.plan;
@@ -336,7 +338,7 @@ impl<B: Backend> Control<B> {
                 false => self.open[turn - self.sealed].arena.clone(),
             };
             let job = Job { turn, sequence: self.reads_issued, read, claim, arena };
-            self.wires.jobs.send(job).expect("a receiver of the jobs is kept here");
+            self.wires.jobs.send(job);
             self.jobs_running += 1;
             self.reads_issued += 1;
             self.turns.advance();
@@ -551,11 +553,11 @@ impl<B: Backend> Control<B> {
 
     /// Ends the threads, waits for what is in flight and gives everything back.
     fn wind_down(self) {
-        let Self { setup, wires, notices, open, unhashed, kept, shelf, .. } = self;
+        let Self { setup, wires, notices, open, parked, unhashed, kept, shelf, .. } = self;
         let Wires { jobs, jobs_not_begun, results, attendants, keeper, .. } = wires;
         drop(jobs);
         // What no reader has begun is not read any more: a caller that cancels waits only for the reads in flight.
-        for job in jobs_not_begun {
+        while let Some(job) = jobs_not_begun.wait() {
             drop(job);
         }
         // Readers that wait for their turn see that there is nothing left to do; before, they would have taken what was left.
@@ -566,7 +568,7 @@ impl<B: Backend> Control<B> {
         }
         drop(notices);
         drop(attendants);
-        drop((unhashed, open, kept));
+        drop((unhashed, parked, open, kept));
         shelf.as_deref().map(Shelf::close);
         setup.backend.trim();
         drop(setup.reservations);

@@ -70,6 +70,7 @@ mod engine;
 mod error;
 mod gate;
 mod hash;
+mod jobs;
 mod layer;
 mod meter;
 mod on_device;
