@@ -76,6 +76,17 @@ fn write_checkpoint(folder: &std::path::Path) {
     write_sharded(folder, &[tensors]);
 }
 
+/// Waits until a number has not changed for half a second.
+fn wait_until_still(number: impl Fn() -> u64) {
+    let (mut last, mut polls) = (number(), 0);
+    while polls < 10 {
+        std::thread::sleep(Duration::from_millis(50));
+        let now = number();
+        polls = if now == last { polls + 1 } else { 0 };
+        last = now;
+    }
+}
+
 /// The measured process. Does nothing unless started by [`measure`].
 #[test]
 fn measured_child() {
@@ -105,13 +116,14 @@ fn measured_child() {
     let (sender, tensors) = mpsc::sync_channel::<LoadedTensor>(64);
     let other = std::thread::spawn(move || tensors.iter().for_each(drop));
     // Reserved before anything is counted.
+    let progress = stream.progress();
     let mut passes = Vec::with_capacity(64);
     let mut taken = 0;
     for layer in &mut stream {
         let layer = layer.unwrap();
         if taken == 2 {
             // What is read ahead meanwhile fills the whole ring: every page of it has been touched after the first pass.
-            std::thread::sleep(Duration::from_millis(300));
+            wait_until_still(|| progress.read_bytes());
         }
         for tensor in layer.tensors() {
             assert!(tensor.as_bytes().is_some_and(|bytes| !bytes.is_empty()));

@@ -34,14 +34,15 @@ impl HostBackend {
         Self { pool: Arc::new(IdleArenas::closed()), window: Mutex::default(), toucher: None }
     }
 
-    /// A backend whose layers share a window of so many bytes, those aside that get an arena of their own.
-    pub(crate) fn with_window(bytes: u64) -> Result<Self, DeviceError> {
+    /// A backend whose layers share a window of so many bytes, those aside that get an arena of their own. So many layers at once need
+    /// nothing of the allocator, however late they come.
+    pub(crate) fn with_window(bytes: u64, layers: usize) -> Result<Self, DeviceError> {
         let backend = Self::new();
         if bytes > 0 {
             let memory = AnonymousMemory::new(bytes);
             let memory = memory.map_err(|source| DeviceError::HostAllocation { bytes, source })?;
             memory.live().note(MemoryUse::Window, None);
-            *backend.window() = Some(Arc::new(HostWindow { memory, blanks: Mutex::default() }));
+            *backend.window() = Some(Arc::new(HostWindow::new(memory, layers)));
         }
         Ok(backend)
     }
@@ -78,6 +79,15 @@ struct HostWindow {
 }
 
 impl HostWindow {
+    fn new(memory: AnonymousMemory, layers: usize) -> Self {
+        let blank = || {
+            let (memory, touching, pool) = (None, None, None);
+            Arc::new(HostArena { len_bytes: 0, is_sealed: false, memory, touching, pool })
+        };
+        let blanks = std::iter::repeat_with(blank).take(layers).collect();
+        Self { memory, blanks: Mutex::new(blanks) }
+    }
+
     fn blanks(&self) -> MutexGuard<'_, Vec<Arc<HostArena>>> {
         // One comes or goes at a time.
         self.blanks.lock().unwrap_or_else(PoisonError::into_inner)

@@ -31,13 +31,12 @@ use super::hash::{LayerHasher, TensorHash};
 use super::layer::{Content, LayerData};
 use super::meter::{Course, Meter, Phase, SharedTotals};
 use super::open::{OpenLayer, Parked};
-use super::owners::Owners;
 use super::reader::{self, Done, Job, JobResult};
 use super::setup::{Setup, Wires};
 use super::shelf::Shelf;
 use super::stream::Delivery;
 use super::turns::Turns;
-use super::window::{Permit, PermitOffice};
+use super::window::{Permit, PermitOffice, layers_at_once};
 use super::{HandOut, LoadError, LoadedLayer, Progress};
 use crate::device::{Backend, PendingCopy, Place};
 use crate::plan::{ReadOrder, Turn};
@@ -118,7 +117,8 @@ impl<B: Backend> Control<B> {
             office.note_ends();
         }
         let notices = wires.attendants.as_ref().map_or_else(never, Attendants::notices);
-        let shelf = (!plan.passes().is_one()).then(|| Arc::new(Shelf::default()));
+        let goes_on = !plan.passes().is_one();
+        let shelf = goes_on.then(|| Arc::new(Shelf::new(layers_at_once(plan), &setup.checkpoint, plan)));
         // Lists that are used for many passes have room from the beginning for all that can be in them at once.
         let (parked_room, open_room) = match shelf {
             Some(_) => (to_usize(u64::from(plan.memory().ring().slots)), prefetch + 1),
@@ -401,15 +401,8 @@ impl<B: Backend> Control<B> {
             // A layer without bytes has no read to hash.
             hashes = LayerHasher::default().finish_layer(plan.placements(planned));
         }
-        let data = LayerData {
-            checkpoint: self.setup.checkpoint.clone(),
-            plan: Arc::clone(plan),
-            index,
-            hashes,
-            owners: Owners::default(),
-            content: Some(Content { resident, permit }),
-            shelf: None,
-        };
+        let content = Some(Content { resident, permit });
+        let data = LayerData { index, hashes, content, ..LayerData::blank(&self.setup.checkpoint, plan) };
         if planned.is_kept {
             let layer = LoadedLayer::new(data);
             self.kept[index] = Some(layer.share());

@@ -117,6 +117,19 @@ impl Drop for Shared {
 }
 
 impl LayerData {
+    /// One that is no layer's yet.
+    pub(super) fn blank(checkpoint: &Checkpoint, plan: &Arc<LoadPlan>) -> Self {
+        Self {
+            checkpoint: checkpoint.clone(),
+            plan: Arc::clone(plan),
+            index: 0,
+            hashes: Vec::new(),
+            owners: Owners::default(),
+            content: None,
+            shelf: None,
+        }
+    }
+
     /// Its memory.
     pub(super) fn resident(&self) -> &Arc<dyn Resident> {
         &self.content.as_ref().expect("a layer that somebody has").resident

@@ -12,14 +12,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::layer::{Content, LayerData};
+use crate::checkpoint::Checkpoint;
+use crate::plan::LoadPlan;
 
 /// Blocks of layers that nobody has. Each is the only reference to its own.
-#[derive(Default)]
 pub(super) struct Shelf {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
     /// Never more than there were layers at once.
     spare: Vec<Arc<LayerData>>,
@@ -27,6 +27,13 @@ struct State {
 }
 
 impl Shelf {
+    /// A shelf with so many blocks.
+    pub(super) fn new(blocks: usize, checkpoint: &Checkpoint, plan: &Arc<LoadPlan>) -> Self {
+        let blank = || Arc::new(LayerData::blank(checkpoint, plan));
+        let spare = std::iter::repeat_with(blank).take(blocks).collect();
+        Self { state: Mutex::new(State { spare, is_closed: false }) }
+    }
+
     /// A layer in a spare block, or in a new one.
     pub(super) fn fill(&self, data: LayerData) -> Arc<LayerData> {
         let mut spare = self.lock().spare.pop();

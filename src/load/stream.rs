@@ -323,9 +323,11 @@ impl LayerStream {
                 Err(RecvTimeoutError::Timeout) => {}
                 delivery => return delivery,
             }
-            if let Some((full, held)) = self.office.stopped_by_turns_below(self.taken) {
+            if self.office.is_stopped_by_turns_below(self.taken) {
                 let waited = self.stall.get_or_insert_with(Stall::begin).go_on();
-                if waited >= self.stall_timeout {
+                let is_over = waited >= self.stall_timeout;
+                let stop = is_over.then(|| self.office.stopped_by_turns_below(self.taken)).flatten();
+                if let Some((full, held)) = stop {
                     return Ok(Delivery::Failed(Box::new(self.stalled(full, &held, waited))));
                 }
             } else {

@@ -37,6 +37,14 @@ impl Bounds {
     }
 }
 
+/// Layers of a window that are provided for at the beginning: larger windows are of layers that are resident as a whole.
+const LAYERS_AT_FIRST: usize = 64;
+
+/// How many layers have a place at once, as far as they are provided for at the beginning.
+pub(super) fn layers_at_once(plan: &LoadPlan) -> usize {
+    Bounds::of(plan).layers_max.min(LAYERS_AT_FIRST)
+}
+
 /// Gives out the places of the window.
 #[derive(Debug)]
 pub(super) struct PermitOffice {
@@ -68,6 +76,11 @@ struct Holder {
 }
 
 impl Holders {
+    /// Why the last request was refused, if all places are those of turns below `end`.
+    fn stopped_below(&self, end: usize) -> Option<Full> {
+        self.refusal.filter(|_| self.layers.iter().all(|holder| holder.turn < end))
+    }
+
     /// Where a layer is listed.
     fn index_of(&self, turn: usize) -> usize {
         self.layers.iter().position(|holder| holder.turn == turn).expect("a permit is listed")
@@ -83,20 +96,17 @@ pub(super) enum Full {
     Bytes { bytes_max: u64 },
 }
 
-/// Places that are listed before a list grows: windows of more layers are of those that are resident as a whole.
-const LISTED_AT_FIRST: usize = 64;
-
 impl PermitOffice {
     /// An office for a window, in one piece of memory if there is a space.
     pub(super) fn new(bounds: Bounds, space: Option<Space>, signals: Arc<Signals>) -> Arc<Self> {
-        let layers = Vec::with_capacity(bounds.layers_max.min(LISTED_AT_FIRST));
+        let layers = Vec::with_capacity(bounds.layers_max.min(LAYERS_AT_FIRST));
         let holders = Holders { layers, space, ..Holders::default() };
         Arc::new(Self { bounds, holders: Mutex::new(holders), signals })
     }
 
     /// From now on, notes when a turn has ended.
     pub(super) fn note_ends(&self) {
-        self.lock().ended = Some(Vec::with_capacity(LISTED_AT_FIRST));
+        self.lock().ended = Some(Vec::with_capacity(LAYERS_AT_FIRST));
     }
 
     /// Takes the turns that have ended since it was last asked.
@@ -136,13 +146,16 @@ impl PermitOffice {
         Some(Permit { turn, arena_bytes, place, office: Arc::clone(self) })
     }
 
-    /// What stops the load and the turns that would have to go, if they are all below `end`: with `end` = layers
-    /// taken, the caller holds them, and nothing but the caller can let the load go on.
+    /// True if the load is stopped and all layers that have a place are those of turns below `end`: with `end` = layers taken, the
+    /// caller holds them, and nothing but the caller can let the load go on.
+    pub(super) fn is_stopped_by_turns_below(&self, end: usize) -> bool {
+        self.lock().stopped_below(end).is_some()
+    }
+
+    /// What stops the load then, and the turns that would have to go.
     pub(super) fn stopped_by_turns_below(&self, end: usize) -> Option<(Full, Vec<usize>)> {
         let holders = self.lock();
-        let full = holders.refusal?;
-        let is_below = holders.layers.iter().all(|holder| holder.turn < end);
-        is_below.then(|| {
+        holders.stopped_below(end).map(|full| {
             let mut turns: Vec<usize> = holders.layers.iter().map(|holder| holder.turn).collect();
             turns.sort_unstable();
             (full, turns)

@@ -387,6 +387,7 @@ impl Backend for CudaBackend {
         self.lane.idle.close();
         // What a layer still lies in stays until that is gone.
         drop(self.window().take());
+        self.lane.rest();
         self.lane.memory.give_back();
     }
 }

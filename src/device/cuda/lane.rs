@@ -60,6 +60,13 @@ impl Lane {
         }))
     }
 
+    /// The load has ended: what only reading back needs is given back until somebody reads.
+    pub(super) fn rest(&self) {
+        if let Some(read_back) = &mut *self.read_back.lock().unwrap_or_else(PoisonError::into_inner) {
+            read_back.rest();
+        }
+    }
+
     /// Copies bytes to the host once the event is over.
     ///
     /// # Safety
