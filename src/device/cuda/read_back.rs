@@ -18,7 +18,7 @@ const PIECE_BYTES: u64 = MIB;
 pub(super) struct ReadBack {
     stream: Stream,
     /// The device writes here and not into the caller's memory: this can be leaked if nobody can say whether a copy is
-    /// over. `None` until it is needed. On the list of what is allocated, since layers keep their lane, and so it.
+    /// over. `None` until it is needed. On the list of what is allocated.
     buffer: Option<AnonymousMemory>,
 }
 
