@@ -120,10 +120,8 @@ impl<B: Backend> Control<B> {
         let goes_on = !plan.passes().is_one();
         let shelf = goes_on.then(|| Arc::new(Shelf::new(layers_at_once(plan), &setup.checkpoint, plan)));
         // Lists that are used for many passes have room from the beginning for all that can be in them at once.
-        let (parked_room, open_room) = match shelf {
-            Some(_) => (to_usize(u64::from(plan.memory().ring().slots)), prefetch + 1),
-            None => (0, 0),
-        };
+        let most = (to_usize(u64::from(plan.memory().ring().slots)), prefetch + 1);
+        let (parked_room, open_room) = if goes_on { most } else { (0, 0) };
         Self {
             setup,
             wires,
@@ -573,7 +571,6 @@ mod tests {
     use super::*;
     use crate::device::HostBackend;
     use crate::plan::LAYER_STATE_BYTES;
-    use crate::units::to_u64;
 
     #[test]
     fn a_layer_costs_what_the_plan_counts() {

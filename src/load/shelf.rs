@@ -82,6 +82,11 @@ impl Shelf {
         drop(spare);
     }
 
+    #[cfg(test)]
+    pub(super) fn spare_blocks(&self) -> usize {
+        self.lock().spare.len()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // One block comes or goes at a time.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
