@@ -560,7 +560,7 @@ impl<B: Backend> Control<B> {
         drop(notices);
         drop(attendants);
         drop((unhashed, parked, open, kept));
-        shelf.as_deref().map(Shelf::close);
+        shelf.as_deref().inspect(|shelf| shelf.close());
         setup.backend.trim();
         drop(setup.reservations);
     }

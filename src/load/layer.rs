@@ -112,7 +112,9 @@ impl Deref for Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.data.take().and_then(Self::content_of).map(Content::let_go);
+        if let Some(content) = self.data.take().and_then(Self::content_of) {
+            content.let_go();
+        }
     }
 }
 

@@ -54,7 +54,9 @@ impl Shelf {
         let mut state = self.lock();
         if Arc::strong_count(&data) == 1 {
             // Else the list would keep the block.
-            data.content.as_ref()?.resident.live().map(|entry| entry.forget_layer(&data));
+            if let Some(entry) = data.content.as_ref()?.resident.live() {
+                entry.forget_layer(&data);
+            }
         }
         let Some(place) = Arc::get_mut(&mut data) else {
             // Under the lock: the next one that asks has to see it gone.
