@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::checkpoint::DType;
@@ -294,6 +294,12 @@ impl Entry {
         });
     }
 
+    /// From now on a layer is not there any more: nobody asks it for its tensors.
+    pub(crate) fn forget_layer<D: Describe>(&self, contents: &Arc<D>) {
+        let is_it = |one: &Weak<dyn Describe>| std::ptr::addr_eq(one.as_ptr(), Arc::as_ptr(contents));
+        self.change(|record| record.contents.retain(|one| !is_it(one)));
+    }
+
     fn change(&self, change: impl FnOnce(&mut Record)) {
         registry().records.get_mut(&self.number).map(change);
     }
@@ -335,8 +341,6 @@ fn registry() -> MutexGuard<'static, Registry> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     struct One;

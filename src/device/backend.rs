@@ -45,7 +45,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
 
     /// Ends the filling: every copy of the layer has been started, and nothing but pending copies shares the arena. Moves
     /// what could not land in its place.
-    fn seal(&self, arena: Arc<Self::Arena>, moves: &[MoveOp]) -> Result<Self::Resident, DeviceError>;
+    fn seal(&self, arena: Arc<Self::Arena>, moves: &[MoveOp]) -> Result<Arc<Self::Resident>, DeviceError>;
 
     /// The load has failed or is not wanted any more: bytes that are missing will not come. Called before what is in flight
     /// is waited for.
@@ -106,7 +106,7 @@ pub(crate) trait Home: Send + Sync {
         self: Arc<Self>,
         layer: &PlannedLayer,
         fill: &mut Fill<'_>,
-    ) -> Result<Box<dyn Resident>, Unfilled>;
+    ) -> Result<Arc<dyn Resident>, Unfilled>;
 }
 
 /// Bytes of an arena that are refilled at once.
@@ -146,8 +146,9 @@ pub(crate) trait Resident: Send + Sync {
     /// Bytes that it takes on the device.
     fn len_bytes(&self) -> u64;
 
-    /// Gives the memory up, as dropping does, and says what became of it. What went [to the pool](Freed::ToPool) is to be settled.
-    fn free(self: Box<Self>) -> Freed {
+    /// Gives the memory up, as dropping its only owner does, and says what became of it. What went [to the pool](Freed::ToPool) is
+    /// to be settled.
+    fn free(self: Arc<Self>) -> Freed {
         drop(self);
         Freed::Unconfirmed
     }

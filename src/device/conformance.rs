@@ -109,7 +109,7 @@ fn every_byte_arrives<B: Backend>(backend: &B, ring: &Arc<Ring>) {
     resident.wait_ready().unwrap();
     assert!(resident.is_ready().unwrap() && resident.is_somewhere());
     assert_eq!(resident.len_bytes(), 64 * KIB);
-    (0..).zip(places).for_each(|(number, place)| check(&resident, number, place));
+    (0..).zip(places).for_each(|(number, place)| check(&*resident, number, place));
     backend.trim();
 }
 
@@ -117,7 +117,7 @@ fn a_copy_that_nobody_waits_for_is_made<B: Backend>(backend: &B, ring: &Arc<Ring
     let arena = backend.allocate(&PlannedLayer::of_bytes(16 * KIB), Place::Own).unwrap();
     drop(start_copy(backend, ring, &arena, 7, bytes(100, 5000)));
     assert_eq!(ring.free_slots(), to_usize(u64::from(SLOTS)));
-    check(&backend.seal(arena, &[]).unwrap(), 7, bytes(100, 5000));
+    check(&*backend.seal(arena, &[]).unwrap(), 7, bytes(100, 5000));
 }
 
 /// Slots come back in whatever order, and are filled anew at once: no copy may see its successor's bytes.
@@ -135,7 +135,7 @@ fn slots_are_used_again_and_again<B: Backend>(backend: &B, ring: &Arc<Ring>) {
     }
     drop(pending);
     let resident = backend.seal(arena, &[]).unwrap();
-    (0..COPIES).for_each(|number| check(&resident, number, place(number)));
+    (0..COPIES).for_each(|number| check(&*resident, number, place(number)));
 }
 
 fn a_layer_without_bytes_is_a_layer<B: Backend>(backend: &B, _ring: &Arc<Ring>) {
@@ -157,7 +157,7 @@ fn arenas_are_apart_and_are_used_again<B: Backend>(backend: &B, ring: &Arc<Ring>
         }
         let residents = arenas.map(|arena| backend.seal(arena, &[]).unwrap());
         (round..).zip(&residents).for_each(|(number, resident)| {
-            check(resident, number, bytes(500_000, SLOT_BYTES));
+            check(&**resident, number, bytes(500_000, SLOT_BYTES));
         });
     }
     backend.trim();
@@ -170,7 +170,7 @@ fn a_layer_outlives_its_backend<B: Backend>(backend: B, ring: &Arc<Ring>) {
     drop(copy);
     backend.trim();
     drop(backend);
-    check(&resident, 3, bytes(0, SLOT_BYTES));
+    check(&*resident, 3, bytes(0, SLOT_BYTES));
 }
 
 fn reading_beyond_the_end_panics<B: Backend>(backend: &B, _ring: &Arc<Ring>) {
@@ -206,7 +206,7 @@ pub(crate) fn moves_come_after_all_copies<B: Backend>(backend: &B, ring: &Arc<Ri
     let resident = backend.seal(arena, &moves).unwrap();
     drop(copies);
     resident.wait_ready().unwrap();
-    (0..).zip(places).for_each(|(number, place)| check(&resident, number, place));
+    (0..).zip(places).for_each(|(number, place)| check(&*resident, number, place));
 }
 
 #[test]

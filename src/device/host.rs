@@ -23,7 +23,7 @@ use crate::units::to_usize;
 pub(crate) struct HostBackend {
     pool: Arc<IdleArenas<AnonymousMemory>>,
     /// What layers share that come and go. `None` if each has an arena of its own, and once it was trimmed.
-    window: Mutex<Option<Arc<AnonymousMemory>>>,
+    window: Mutex<Option<Arc<HostWindow>>>,
     /// Touches fresh arenas ahead of the readers.
     toucher: Option<Toucher>,
 }
@@ -34,19 +34,20 @@ impl HostBackend {
         Self { pool: Arc::new(IdleArenas::closed()), window: Mutex::default(), toucher: None }
     }
 
-    /// A backend whose layers share a window of so many bytes, those aside that get an arena of their own.
-    pub(crate) fn with_window(bytes: u64) -> Result<Self, DeviceError> {
+    /// A backend whose layers share a window of so many bytes, those aside that get an arena of their own. So many layers at once need
+    /// nothing of the allocator, however late they come.
+    pub(crate) fn with_window(bytes: u64, layers: usize) -> Result<Self, DeviceError> {
         let backend = Self::new();
         if bytes > 0 {
             let memory = AnonymousMemory::new(bytes);
             let memory = memory.map_err(|source| DeviceError::HostAllocation { bytes, source })?;
             memory.live().note(MemoryUse::Window, None);
-            *backend.window() = Some(Arc::new(memory));
+            *backend.window() = Some(Arc::new(HostWindow::new(memory, layers)));
         }
         Ok(backend)
     }
 
-    fn window(&self) -> MutexGuard<'_, Option<Arc<AnonymousMemory>>> {
+    fn window(&self) -> MutexGuard<'_, Option<Arc<HostWindow>>> {
         // It is only ever assigned.
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -68,10 +69,57 @@ impl HostBackend {
     }
 }
 
+/// Memory that the layers of a stream share.
+#[derive(Debug)]
+struct HostWindow {
+    memory: AnonymousMemory,
+    /// Arenas without memory, of layers that have gone: the next layers get them, so that pass after pass none is made. Never more
+    /// than there were layers at once.
+    blanks: Mutex<Vec<Arc<HostArena>>>,
+}
+
+impl HostWindow {
+    fn new(memory: AnonymousMemory, layers: usize) -> Self {
+        let blank = || {
+            let (memory, touching, pool) = (None, None, None);
+            Arc::new(HostArena { len_bytes: 0, is_sealed: false, memory, touching, pool })
+        };
+        let blanks = std::iter::repeat_with(blank).take(layers).collect();
+        Self { memory, blanks: Mutex::new(blanks) }
+    }
+
+    fn blanks(&self) -> MutexGuard<'_, Vec<Arc<HostArena>>> {
+        // One comes or goes at a time.
+        self.blanks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An arena at a place that nobody else has.
+    fn arena(
+        self: &Arc<Self>,
+        start_bytes: u64,
+        len_bytes: u64,
+        pool: &Arc<IdleArenas<AnonymousMemory>>,
+    ) -> Arc<HostArena> {
+        let end = start_bytes.checked_add(len_bytes);
+        assert!(end.is_some_and(|end| end <= self.memory.len_bytes()), "a place outside the window");
+        let memory = (len_bytes > 0).then(|| Memory::Part { window: Arc::clone(self), start_bytes });
+        let pool = Some(Arc::clone(pool));
+        let arena = HostArena { len_bytes, memory, touching: None, is_sealed: false, pool };
+        let mut blank = self.blanks().pop();
+        match blank.as_mut().and_then(Arc::get_mut) {
+            Some(place) => *place = arena,
+            None => return Arc::new(arena),
+        }
+        blank.expect("just filled")
+    }
+}
+
 /// Host memory of one layer.
 #[derive(Debug)]
 pub(crate) struct HostArena {
     len_bytes: u64,
+    /// True once it is complete: then nothing of ours writes to it any more.
+    is_sealed: bool,
     /// `None` for a layer without bytes, and while being made or dropped.
     memory: Option<Memory>,
     /// Over before the memory is anybody else's.
@@ -86,7 +134,7 @@ enum Memory {
     Own(AnonymousMemory),
     /// A part of the window, from this offset on.
     Part {
-        window: Arc<AnonymousMemory>,
+        window: Arc<HostWindow>,
         start_bytes: u64,
     },
 }
@@ -96,7 +144,7 @@ impl Memory {
     fn parts(&self) -> (&AnonymousMemory, u64) {
         match self {
             Self::Own(memory) => (memory, 0),
-            Self::Part { window, start_bytes } => (window, *start_bytes),
+            Self::Part { window, start_bytes } => (&window.memory, *start_bytes),
         }
     }
 
@@ -128,14 +176,6 @@ impl Memory {
 }
 
 impl HostArena {
-    /// An arena in the window, at a place that nobody else has.
-    fn in_window(window: Arc<AnonymousMemory>, start_bytes: u64, len_bytes: u64) -> Self {
-        let end = start_bytes.checked_add(len_bytes);
-        assert!(end.is_some_and(|end| end <= window.len_bytes()), "a place outside the window");
-        let memory = (len_bytes > 0).then_some(Memory::Part { window, start_bytes });
-        Self { len_bytes, memory, touching: None, pool: None }
-    }
-
     fn new(
         pool: &Arc<IdleArenas<AnonymousMemory>>,
         toucher: Option<&Toucher>,
@@ -144,7 +184,8 @@ impl HostArena {
         let failed = |source| DeviceError::HostAllocation { bytes: len_bytes, source };
         let recycled = pool.take(len_bytes).memory;
         // From here on the arena's drop gives back what the pool has counted, whatever fails below.
-        let mut arena = Self { len_bytes, memory: None, touching: None, pool: Some(Arc::clone(pool)) };
+        let pool = Some(Arc::clone(pool));
+        let mut arena = Self { len_bytes, memory: None, touching: None, is_sealed: false, pool };
         match recycled {
             // What the last layer touched beyond this one's end would count as resident.
             Some(memory) => {
@@ -167,18 +208,12 @@ impl HostArena {
 
     fn give_up(&mut self) -> Freed {
         drop(self.touching.take());
+        let Some(pool) = self.pool.take() else { return Freed::Unconfirmed };
         let own = match self.memory.take() {
-            Some(Memory::Part { window, .. }) => {
-                return match Arc::into_inner(window).map(AnonymousMemory::unmap) {
-                    Some(Ok(())) => Freed::Returned,
-                    Some(Err(_)) => Freed::Unconfirmed,
-                    None => Freed::Recycled,
-                };
-            }
+            Some(Memory::Part { window, .. }) => return give_up_part(window),
             Some(Memory::Own(memory)) => Some(memory),
             None => None,
         };
-        let Some(pool) = self.pool.take() else { return Freed::Unconfirmed };
         if let Some(memory) = &own {
             memory.live().note(MemoryUse::Idle, None);
         }
@@ -189,6 +224,15 @@ impl HostArena {
             None if had_memory => Freed::Recycled,
             None => Freed::Returned,
         }
+    }
+}
+
+/// Gives up a part of a window: the last one of a window that was trimmed meanwhile takes it along.
+fn give_up_part(window: Arc<HostWindow>) -> Freed {
+    match Arc::into_inner(window).map(|window| window.memory.unmap()) {
+        Some(Ok(())) => Freed::Returned,
+        Some(Err(_)) => Freed::Unconfirmed,
+        None => Freed::Recycled,
     }
 }
 
@@ -211,55 +255,60 @@ impl Home for IdleArenas<AnonymousMemory> {
         self: Arc<Self>,
         layer: &PlannedLayer,
         fill: &mut Fill<'_>,
-    ) -> Result<Box<dyn Resident>, Unfilled> {
-        let arena = HostArena::new(&self, None, layer.arena_bytes)?;
+    ) -> Result<Arc<dyn Resident>, Unfilled> {
+        let mut arena = HostArena::new(&self, None, layer.arena_bytes)?;
         for (offset_bytes, len_bytes) in refill_pieces(layer.arena_bytes) {
             let memory = arena.memory.as_ref().expect("an arena with bytes has memory");
             // SAFETY: the arena was made here and nobody else has it.
             let target = unsafe { memory.part_mut(offset_bytes, len_bytes) };
             fill(offset_bytes, target).map_err(Unfilled::Bytes)?;
         }
-        Ok(Box::new(HostResident(arena)))
+        arena.is_sealed = true;
+        Ok(Arc::new(arena))
     }
 }
 
-/// Host memory of one complete layer.
-#[derive(Debug)]
-pub(crate) struct HostResident(HostArena);
-
-impl Resident for HostResident {
+impl Resident for HostArena {
     fn target(&self) -> Target {
         Target::Host
     }
 
     fn len_bytes(&self) -> u64 {
-        self.0.len_bytes
+        self.len_bytes
     }
 
-    fn free(self: Box<Self>) -> Freed {
-        let mut arena = self.0;
-        arena.give_up()
+    fn free(self: Arc<Self>) -> Freed {
+        let mut owner = self;
+        let Some(arena) = Arc::get_mut(&mut owner) else { return Freed::Unconfirmed };
+        let window = match &arena.memory {
+            Some(Memory::Part { window, .. }) => Arc::clone(window),
+            _ => return arena.give_up(),
+        };
+        arena.give_up();
+        window.blanks().push(owner);
+        give_up_part(window)
     }
 
     fn home(&self) -> Option<Arc<dyn Home>> {
-        // Those in a window have none: where they are parked and restored, it is to memory of their own.
-        let pool = self.0.pool.clone().unwrap_or_else(|| Arc::new(IdleArenas::closed()));
+        // Those in a window too: where they are parked and restored, it is to memory of their own.
+        let pool = self.pool.clone()?;
         Some(pool)
     }
 
     fn live(&self) -> Option<&Entry> {
-        self.0.memory.as_ref().map(Memory::live)
+        self.memory.as_ref().map(Memory::live)
     }
 
     fn host_bytes(&self) -> Option<&[u8]> {
-        let Some(memory) = &self.0.memory else { return Some(&[]) };
-        // SAFETY: this was made from an arena that had no other owner, and writing to an arena takes an `Arc` of it; so
-        // no copy is under way and none can start.
-        Some(unsafe { memory.part(0, self.0.len_bytes) })
+        assert!(self.is_sealed, "an arena is read once it is complete");
+        let Some(memory) = &self.memory else { return Some(&[]) };
+        // SAFETY: sealing takes an arena that has one owner, so no copy was under way; none starts into one that is sealed
+        // (`copy_async` refuses it).
+        Some(unsafe { memory.part(0, self.len_bytes) })
     }
 
     fn host_address(&self) -> Option<NonNull<u8>> {
-        self.0.memory.as_ref().map(|memory| memory.pointer_to(0, self.0.len_bytes))
+        self.memory.as_ref().map(|memory| memory.pointer_to(0, self.len_bytes))
     }
 
     fn read(&self, offset_bytes: u64, target: &mut [u8]) -> Result<bool, DeviceError> {
@@ -272,7 +321,7 @@ impl Resident for HostResident {
 
 impl Backend for HostBackend {
     type Arena = HostArena;
-    type Resident = HostResident;
+    type Resident = HostArena;
     type Pending = CompletedCopy;
 
     const IS_ASYNCHRONOUS: bool = false;
@@ -280,7 +329,7 @@ impl Backend for HostBackend {
     fn allocate(&self, layer: &PlannedLayer, place: Place) -> Result<Arc<HostArena>, DeviceError> {
         match (place, &*self.window()) {
             (Place::InWindow { offset_bytes }, Some(window)) => {
-                Ok(Arc::new(HostArena::in_window(Arc::clone(window), offset_bytes, layer.arena_bytes)))
+                Ok(window.arena(offset_bytes, layer.arena_bytes, &self.pool))
             }
             (Place::Own | Place::InWindow { .. }, _) => self.arena(layer.arena_bytes),
         }
@@ -292,25 +341,28 @@ impl Backend for HostBackend {
         slot: Slot<Filled>,
         copies: Copies<'_>,
     ) -> Result<CompletedCopy, DeviceError> {
+        assert!(!arena.is_sealed, "a complete layer is not written to");
         for copy in copies {
             let memory =
                 arena.memory.as_ref().expect("a layer with copies has bytes, and so an arena with memory");
             let source = slot.part(copy.slot_offset_bytes, copy.len_bytes);
             // SAFETY: a plan gives every tensor a place of its own in the arena of its layer and every byte of a tensor to
             // exactly one read, and the loader copies each read once; so no two copies touch the same bytes. Nothing
-            // reads an arena before it is complete: see `HostResident`.
+            // reads an arena before it is sealed: see `host_bytes`.
             let target = unsafe { memory.part_mut(copy.arena_offset_bytes, copy.len_bytes) };
             copy_past_cache(target, source);
         }
         Ok(CompletedCopy(slot))
     }
 
-    fn seal(&self, arena: Arc<HostArena>, moves: &[MoveOp]) -> Result<HostResident, DeviceError> {
+    fn seal(&self, arena: Arc<HostArena>, moves: &[MoveOp]) -> Result<Arc<HostArena>, DeviceError> {
         assert!(moves.is_empty(), "on the host every tensor lands in its place");
-        let mut arena =
-            Arc::into_inner(arena).expect("copies are over when they return, so that none shares the arena");
+        let mut owner = arena;
+        let arena = Arc::get_mut(&mut owner);
+        let arena = arena.expect("copies are over when they return, so that none shares the arena");
         drop(arena.touching.take());
-        Ok(HostResident(arena))
+        arena.is_sealed = true;
+        Ok(owner)
     }
 
     fn trim(&self) {

@@ -52,8 +52,8 @@ impl Backend for NoneBackend {
         Ok(CompletedCopy(slot))
     }
 
-    fn seal(&self, _arena: Arc<NoArena>, _moves: &[MoveOp]) -> Result<NoArena, DeviceError> {
-        Ok(NoArena)
+    fn seal(&self, arena: Arc<NoArena>, _moves: &[MoveOp]) -> Result<Arc<NoArena>, DeviceError> {
+        Ok(arena)
     }
 
     fn trim(&self) {}

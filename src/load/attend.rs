@@ -28,7 +28,7 @@ use crate::plan::LoadPlan;
 pub(super) enum Wait<B: Backend> {
     /// Until a copy is over and its slot is free. The layer keeps its place in the window for as long: the copy keeps the
     /// arena, even if the layer was handed out at once and has been dropped.
-    Copy { read: u32, copy: B::Pending, permit: Option<Arc<Permit>> },
+    Copy { read: u32, copy: B::Pending, permit: Option<Permit> },
     /// Until every byte of a layer is in its place.
     Ready(LoadedLayer),
 }
@@ -164,7 +164,7 @@ fn wait_for_all<B: Backend>(waits: &Receiver<Wait<B>>, notices: &Sender<Notice<B
                 Notice::Copied { read, outcome }
             }
             Wait::Ready(layer) => Notice::Ready(guard(|| {
-                layer.data.resident.wait_ready()?;
+                layer.data.resident().wait_ready()?;
                 Ok(layer)
             })),
         };

@@ -28,15 +28,15 @@ use super::attend::{Attendants, Notice, Wait};
 use super::channels::ahead_most;
 use super::depth::Observation;
 use super::hash::{LayerHasher, TensorHash};
-use super::layer::LayerData;
+use super::layer::{Content, LayerData};
 use super::meter::{Course, Meter, Phase, SharedTotals};
 use super::open::{OpenLayer, Parked};
-use super::owners::Owners;
 use super::reader::{self, Done, Job, JobResult};
 use super::setup::{Setup, Wires};
+use super::shelf::Shelf;
 use super::stream::Delivery;
 use super::turns::Turns;
-use super::window::{Permit, PermitOffice};
+use super::window::{Permit, PermitOffice, layers_at_once};
 use super::{HandOut, LoadError, LoadedLayer, Progress};
 use crate::device::{Backend, PendingCopy, Place};
 use crate::plan::{ReadOrder, Turn};
@@ -62,8 +62,10 @@ pub(super) struct Control<B: Backend> {
     meter: Meter,
     /// Layers that stay, by index, once they are sealed. Empty if none do.
     kept: Vec<Option<LoadedLayer>>,
-    /// Empty lists of layers that were sealed, for those to come.
-    spare: Vec<Vec<Parked>>,
+    /// What layers are made of that come again and again. `None` in one pass.
+    shelf: Option<Arc<Shelf>>,
+    /// Filled slots that wait for the arena of their layer.
+    parked: Vec<Parked>,
     /// Turns that have ended and were not told of: empty between two looks.
     ended: Vec<(usize, Instant)>,
     /// Layers that are open, in order, from the first one that is not sealed, whose turn is `sealed`.
@@ -115,6 +117,11 @@ impl<B: Backend> Control<B> {
             office.note_ends();
         }
         let notices = wires.attendants.as_ref().map_or_else(never, Attendants::notices);
+        let goes_on = !plan.passes().is_one();
+        let shelf = goes_on.then(|| Arc::new(Shelf::new(layers_at_once(plan), &setup.checkpoint, plan)));
+        // Lists that are used for many passes have room from the beginning for all that can be in them at once.
+        let most = (to_usize(u64::from(plan.memory().ring().slots)), prefetch + 1);
+        let (parked_room, open_room) = if goes_on { most } else { (0, 0) };
         Self {
             setup,
             wires,
@@ -124,9 +131,10 @@ impl<B: Backend> Control<B> {
             turns,
             meter,
             kept,
-            spare: Vec::new(),
+            shelf,
+            parked: Vec::with_capacity(parked_room),
             ended: Vec::new(),
-            open: VecDeque::new(),
+            open: VecDeque::with_capacity(open_room),
             sealed: 0,
             whole: VecDeque::new(),
             handed_out: 0,
@@ -183,8 +191,7 @@ impl<B: Backend> Control<B> {
         for turn in self.sealed + self.open.len()..end {
             let reads = &self.turns.layer(turn).reads;
             let (reads, is_there) = (reads.end - reads.start, self.turns.is_there(turn));
-            let parked = self.spare.pop().unwrap_or_default();
-            self.open.push_back(OpenLayer::new(Course::open(turn), reads, is_there, parked));
+            self.open.push_back(OpenLayer::new(Course::open(turn), reads, is_there));
         }
     }
 
@@ -212,7 +219,7 @@ impl<B: Backend> Control<B> {
             Place::Own
         } else {
             let Some(permit) = self.office.try_issue(turn, layer.arena_bytes) else { return Ok(false) };
-            open.permit.insert(Arc::new(permit)).place()
+            open.permit.insert(permit).place()
         };
         open.is_placed = true;
         match &mut self.wires.attendants {
@@ -227,13 +234,11 @@ impl<B: Backend> Control<B> {
 
     /// Starts the copies that waited for the arena.
     fn on_arena(&mut self, turn: usize, arena: Arc<B::Arena>) -> Result<(), LoadError> {
-        let layer = &mut self.open[turn - self.sealed];
-        layer.arena = Some(arena);
-        let mut parked = std::mem::take(&mut layer.parked);
-        for Parked { read, slot } in parked.drain(..) {
+        self.open[turn - self.sealed].arena = Some(arena);
+        while let Some(next) = self.parked.iter().position(|parked| parked.turn == turn) {
+            let Parked { read, slot, .. } = self.parked.remove(next);
             self.start_copy(turn, read, slot)?;
         }
-        self.spare.push(parked);
         self.note_whole(turn);
         Ok(())
     }
@@ -252,7 +257,7 @@ impl<B: Backend> Control<B> {
     fn start_copy(&mut self, turn: usize, read: u32, slot: Slot<Filled>) -> Result<(), LoadError> {
         let layer = &mut self.open[turn - self.sealed];
         let Some(arena) = &layer.arena else {
-            layer.parked.push(Parked { read, slot });
+            self.parked.push(Parked { turn, read, slot });
             return Ok(());
         };
         let plan = &self.setup.plan;
@@ -331,7 +336,7 @@ impl<B: Backend> Control<B> {
                 false => self.open[turn - self.sealed].arena.clone(),
             };
             let job = Job { turn, sequence: self.reads_issued, read, claim, arena };
-            self.wires.jobs.send(job).expect("a receiver of the jobs is kept here");
+            self.wires.jobs.send(job);
             self.jobs_running += 1;
             self.reads_issued += 1;
             self.turns.advance();
@@ -384,7 +389,7 @@ impl<B: Backend> Control<B> {
         &mut self,
         index: usize,
         arena: Arc<B::Arena>,
-        permit: Option<Arc<Permit>>,
+        permit: Option<Permit>,
         mut hashes: Vec<TensorHash>,
     ) -> Result<LoadedLayer, LoadError> {
         let plan = &self.setup.plan;
@@ -394,19 +399,17 @@ impl<B: Backend> Control<B> {
             // A layer without bytes has no read to hash.
             hashes = LayerHasher::default().finish_layer(plan.placements(planned));
         }
-        let layer = LoadedLayer::new(LayerData {
-            checkpoint: self.setup.checkpoint.clone(),
-            plan: Arc::clone(plan),
-            index,
-            hashes,
-            owners: Owners::default(),
-            resident: Box::new(resident),
-            _permit: permit,
-        });
+        let content = Some(Content { resident, permit });
+        let data = LayerData { index, hashes, content, ..LayerData::blank(&self.setup.checkpoint, plan) };
         if planned.is_kept {
+            let layer = LoadedLayer::new(data);
             self.kept[index] = Some(layer.share());
+            return Ok(layer);
         }
-        Ok(layer)
+        Ok(match &self.shelf {
+            Some(shelf) => LoadedLayer::on(shelf, data),
+            None => LoadedLayer::new(data),
+        })
     }
 
     fn hand_out(&mut self, layer: LoadedLayer) {
@@ -543,11 +546,11 @@ impl<B: Backend> Control<B> {
 
     /// Ends the threads, waits for what is in flight and gives everything back.
     fn wind_down(self) {
-        let Self { setup, wires, notices, open, unhashed, kept, .. } = self;
+        let Self { setup, wires, notices, open, parked, unhashed, kept, shelf, .. } = self;
         let Wires { jobs, jobs_not_begun, results, attendants, keeper, .. } = wires;
         drop(jobs);
         // What no reader has begun is not read any more: a caller that cancels waits only for the reads in flight.
-        for job in jobs_not_begun {
+        while let Some(job) = jobs_not_begun.wait() {
             drop(job);
         }
         // Readers that wait for their turn see that there is nothing left to do; before, they would have taken what was left.
@@ -558,7 +561,8 @@ impl<B: Backend> Control<B> {
         }
         drop(notices);
         drop(attendants);
-        drop((unhashed, open, kept));
+        drop((unhashed, parked, open, kept));
+        shelf.as_deref().inspect(|shelf| shelf.close());
         setup.backend.trim();
         drop(setup.reservations);
     }
@@ -569,7 +573,6 @@ mod tests {
     use super::*;
     use crate::device::HostBackend;
     use crate::plan::LAYER_STATE_BYTES;
-    use crate::units::to_u64;
 
     #[test]
     fn a_layer_costs_what_the_plan_counts() {
@@ -585,11 +588,10 @@ mod tests {
         let parts = [
             // While it is filled ...
             size_of::<OpenLayer<B>>(),
-            size_of::<Permit>() + COUNTS_BYTES + BLOCK_BYTES,
             size_of::<B::Arena>() + COUNTS_BYTES + BLOCK_BYTES,
             // ... and when it is handed out: its place in the window, in the channel, in a model.
             size_of::<LayerData>() + COUNTS_BYTES + BLOCK_BYTES,
-            size_of::<B::Resident>() + BLOCK_BYTES,
+            size_of::<B::Resident>() + COUNTS_BYTES + BLOCK_BYTES,
             3 * size_of::<usize>(),
             size_of::<Option<LoadedLayer>>(),
         ];

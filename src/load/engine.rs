@@ -68,7 +68,8 @@ impl LoaderBuilder {
     /// How often [`Loader::stream`](super::Loader::stream) goes through all layers. Once by default. Reading ahead goes on from the
     /// last layer to the first, so that the next pass is on its way while this one is used.
     ///
-    /// From two passes on nothing is allocated on the device after the beginning: layers share one piece of memory, as long as the
+    /// From two passes on nothing is allocated on the device after the beginning, and on the host nothing from the heap either once the
+    /// first few passes are over: layers share one piece of memory, as long as the
     /// [window](Self::window); [`MemoryTerms::window`](crate::plan::MemoryTerms::window) tells how long. A window of so many layers
     /// has that many places, each as long as the longest layer that is not [kept](Self::keep). All of it stays until the stream and
     /// every layer that lies in it are dropped.

@@ -1,11 +1,19 @@
 //! A layer that was handed out, and its tensors: owned, `Send`, freed by the last owner.
+//!
+//! ```text
+//! LoadedLayer --+
+//! LoadedTensor -+--> Shared --> LayerData { content: arena, permit }
+//! LoadedTensor -+       the last one gives the content up, and what is left goes to the shelf, if there is one
+//! ```
 
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 use super::hash::{self, TensorHash};
 use super::owners::Owners;
+use super::shelf::Shelf;
 use super::window::Permit;
 use super::{Holder, LoadError, Receipt};
 use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
@@ -20,7 +28,7 @@ use crate::units::{to_u64, to_usize};
 /// window.
 #[derive(Debug)]
 pub struct LoadedLayer {
-    pub(super) data: Arc<LayerData>,
+    pub(super) data: Shared,
     /// The pass it was handed out in.
     pub(super) pass: u64,
 }
@@ -32,13 +40,103 @@ pub(super) struct LayerData {
     /// In the order of the placements; empty unless hashed on the way.
     pub(super) hashes: Vec<TensorHash>,
     pub(super) owners: Owners,
+    /// `None` once nobody has the layer.
+    pub(super) content: Option<Content>,
+    /// Where this goes then, to be another layer's. `None` if it goes to the allocator.
+    pub(super) shelf: Option<Arc<Shelf>>,
+}
+
+/// What a layer takes.
+pub(super) struct Content {
     // The memory goes before the permit: whoever gets the permit may allocate at once.
-    pub(super) resident: Box<dyn Resident>,
-    /// `None` for a layer that was parked meanwhile.
-    pub(super) _permit: Option<Arc<Permit>>,
+    pub(super) resident: Arc<dyn Resident>,
+    /// `None` for a layer that is kept, or was parked meanwhile.
+    pub(super) permit: Option<Permit>,
+}
+
+impl Content {
+    /// Gives it up, and says what became of the memory.
+    fn free(self) -> Freed {
+        let Self { resident, permit } = self;
+        let freed = resident.free();
+        // Now, and not before.
+        drop(permit);
+        freed
+    }
+
+    /// Gives it up, with nobody to hear what became of it.
+    fn let_go(self) {
+        let Self { resident, permit } = self;
+        let home = resident.home();
+        if let (Freed::ToPool, Some(home)) = (resident.free(), home) {
+            home.settle();
+        }
+        drop(permit);
+    }
+}
+
+/// One owner of a layer.
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// `None` while being dropped.
+    data: Option<Arc<LayerData>>,
+}
+
+impl Shared {
+    /// The content, if this is the last owner.
+    fn give_up(mut self) -> Option<Content> {
+        Self::content_of(self.data.take()?)
+    }
+
+    fn content_of(data: Arc<LayerData>) -> Option<Content> {
+        match data.shelf.clone() {
+            Some(shelf) => shelf.take_back(data),
+            None => Arc::into_inner(data)?.content,
+        }
+    }
+}
+
+impl Clone for Shared {
+    fn clone(&self) -> Self {
+        Self { data: self.data.clone() }
+    }
+}
+
+impl Deref for Shared {
+    type Target = LayerData;
+
+    fn deref(&self) -> &LayerData {
+        self.data.as_deref().expect("an owner has it until it is dropped")
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Some(content) = self.data.take().and_then(Self::content_of) {
+            content.let_go();
+        }
+    }
 }
 
 impl LayerData {
+    /// One that is no layer's yet.
+    pub(super) fn blank(checkpoint: &Checkpoint, plan: &Arc<LoadPlan>) -> Self {
+        Self {
+            checkpoint: checkpoint.clone(),
+            plan: Arc::clone(plan),
+            index: 0,
+            hashes: Vec::new(),
+            owners: Owners::default(),
+            content: None,
+            shelf: None,
+        }
+    }
+
+    /// Its memory.
+    pub(super) fn resident(&self) -> &Arc<dyn Resident> {
+        &self.content.as_ref().expect("a layer that somebody has").resident
+    }
+
     fn planned(&self) -> &PlannedLayer {
         &self.plan.layers()[self.index]
     }
@@ -83,7 +181,7 @@ impl fmt::Debug for LayerData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LayerData")
             .field("id", &self.planned().id)
-            .field("resident_bytes", &self.resident.len_bytes())
+            .field("resident_bytes", &self.content.as_ref().map(|content| content.resident.len_bytes()))
             .finish()
     }
 }
@@ -91,12 +189,20 @@ impl fmt::Debug for LayerData {
 impl LoadedLayer {
     /// A layer that is in its arena from now on.
     pub(super) fn new(data: LayerData) -> Self {
-        let data = Arc::new(data);
-        if let Some(entry) = data.resident.live() {
+        Self::of(Arc::new(data))
+    }
+
+    /// The same, made of what lies on the shelf, where it goes again.
+    pub(super) fn on(shelf: &Arc<Shelf>, data: LayerData) -> Self {
+        Self::of(shelf.fill(LayerData { shelf: Some(Arc::clone(shelf)), ..data }))
+    }
+
+    fn of(data: Arc<LayerData>) -> Self {
+        if let Some(entry) = data.resident().live() {
             let contents: Weak<LayerData> = Arc::downgrade(&data);
             entry.note_layer(&data.planned().id, contents);
         }
-        Self { data, pass: 0 }
+        Self { data: Shared { data: Some(data) }, pass: 0 }
     }
 
     /// The pass in which it was handed out, from 0. See [`LoaderBuilder::passes`](super::LoaderBuilder::passes).
@@ -107,13 +213,13 @@ impl LoadedLayer {
 
     /// The same layer for one more owner.
     pub(super) fn share(&self) -> Self {
-        Self { data: Arc::clone(&self.data), pass: self.pass }
+        Self { data: self.data.clone(), pass: self.pass }
     }
 
     /// The number of its allocation in the [list of what is allocated](crate::live), if the memory is ours.
     #[must_use]
     pub fn allocation_number(&self) -> Option<u64> {
-        self.data.resident.live().map(Entry::number)
+        self.data.resident().live().map(Entry::number)
     }
 
     /// The layer's name.
@@ -137,7 +243,7 @@ impl LoadedLayer {
     /// Bytes it takes on the device: the tensors, their alignment, the rounding of the arena.
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
-        self.data.resident.len_bytes()
+        self.data.resident().len_bytes()
     }
 
     /// Its tensors, in file order.
@@ -173,7 +279,7 @@ impl LoadedLayer {
     /// Frees the layer, as dropping does, and says what came of it. Tensors that were taken keep its memory until they are
     /// dropped; the receipt names them.
     pub fn unload(self) -> Receipt {
-        Receipt::of([self])
+        Receipt::of_one(self)
     }
 
     /// True if it was loaded from that checkpoint.
@@ -189,22 +295,20 @@ impl LoadedLayer {
 
     /// Where its memory came from, if that wants to be settled.
     pub(super) fn home(&self) -> Option<Arc<dyn Home>> {
-        self.data.resident.home()
+        self.data.resident().home()
     }
 
     /// Frees the layer if nobody else holds it; else says which tensors do.
     pub(super) fn give_up(self) -> Result<Freed, Vec<Holder>> {
         let holders = self.data.holders();
-        let LayerData { resident, _permit, .. } = Arc::into_inner(self.data).ok_or(holders)?;
-        // The memory goes before the permit.
-        Ok(resident.free())
+        self.data.give_up().map(Content::free).ok_or(holders)
     }
 }
 
 /// A tensor of a resident layer. Keeps the whole layer's memory alive.
 #[derive(Debug)]
 pub struct LoadedTensor {
-    pub(super) data: Arc<LayerData>,
+    pub(super) data: Shared,
     place: usize,
 }
 
@@ -224,9 +328,9 @@ impl Drop for LoadedTensor {
 const HASHED_BYTES_MAX: usize = 1 << 20;
 
 impl LoadedTensor {
-    fn new(data: &Arc<LayerData>, place: usize) -> Self {
+    fn new(data: &Shared, place: usize) -> Self {
         data.owners.add(place);
-        Self { data: Arc::clone(data), place }
+        Self { data: data.clone(), place }
     }
 
     pub(super) fn placement(&self) -> &Placement {
@@ -285,9 +389,9 @@ impl LoadedTensor {
     pub fn as_bytes(&self) -> Option<&[u8]> {
         let (start, len) = (self.placement().arena_offset_bytes, self.len_bytes());
         if len == 0 {
-            return self.data.resident.host_bytes().map(|_| &[][..]);
+            return self.data.resident().host_bytes().map(|_| &[][..]);
         }
-        self.data.resident.host_bytes().map(|bytes| &bytes[to_usize(start)..to_usize(start + len)])
+        self.data.resident().host_bytes().map(|bytes| &bytes[to_usize(start)..to_usize(start + len)])
     }
 
     /// BLAKE3 of its bytes: of those that were staged if hashing on the way was asked for, else of the delivered ones,
@@ -314,6 +418,6 @@ impl LoadedTensor {
             hasher.update(&piece[..len]);
             offset_bytes += to_u64(len);
         }
-        Ok(self.data.resident.is_somewhere().then(|| hasher.finish()))
+        Ok(self.data.resident().is_somewhere().then(|| hasher.finish()))
     }
 }

@@ -35,6 +35,7 @@ use crate::units::to_usize;
 
 use self::attend::Attendants;
 pub(crate) use self::engine::Route;
+use self::window::layers_at_once;
 
 #[cfg(feature = "convert")]
 pub(crate) use self::builder::decide_io;
@@ -70,6 +71,7 @@ mod engine;
 mod error;
 mod gate;
 mod hash;
+mod jobs;
 mod layer;
 mod meter;
 mod on_device;
@@ -82,6 +84,7 @@ mod reader;
 mod receipt;
 mod report;
 mod setup;
+mod shelf;
 mod signals;
 #[cfg(not(loom))]
 #[cfg(test)]
@@ -176,7 +179,7 @@ impl Loader {
         match self.device.kind() {
             DeviceKind::Host => {
                 let backend = match (shared, route.window) {
-                    (Some(shape), _) => HostBackend::with_window(shape.bytes)?,
+                    (Some(shape), _) => HostBackend::with_window(shape.bytes, layers_at_once(&launch.plan))?,
                     (None, Window::All) => HostBackend::new(),
                     (None, Window::Layers(_) | Window::Bytes(_)) => HostBackend::recycling(resident_bytes),
                 };

@@ -11,8 +11,8 @@ impl LoadedLayer {
     /// Its memory as a whole, on a device that has addresses: where [`LoadedTensor::device_pointer`] points into.
     #[must_use]
     pub fn device_region(&self) -> Option<DeviceRegion> {
-        let address = self.data.resident.device_address()?;
-        Some(DeviceRegion { address, len_bytes: self.data.resident.len_bytes() })
+        let address = self.data.resident().device_address()?;
+        Some(DeviceRegion { address, len_bytes: self.data.resident().len_bytes() })
     }
 
     /// True if every byte is in its place; always so unless layers are handed out
@@ -21,7 +21,7 @@ impl LoadedLayer {
     /// # Errors
     /// [`LoadError::Device`] if a copy has failed.
     pub fn is_ready(&self) -> Result<bool, LoadError> {
-        Ok(self.data.resident.is_ready()?)
+        Ok(self.data.resident().is_ready()?)
     }
 
     /// Waits until every byte is in its place.
@@ -29,14 +29,14 @@ impl LoadedLayer {
     /// # Errors
     /// [`LoadError::Device`] if a copy has failed.
     pub fn wait_ready(&self) -> Result<(), LoadError> {
-        Ok(self.data.resident.wait_ready()?)
+        Ok(self.data.resident().wait_ready()?)
     }
 
     /// The event (`CUevent`) that is over when every byte is in its place, on a device that has events. It lives as long as
     /// the layer. Waiting for it before the layer is used is the caller's part, on each stream that uses it.
     #[must_use]
     pub fn ready_event(&self) -> Option<u64> {
-        self.data.resident.ready_event()
+        self.data.resident().ready_event()
     }
 
     /// Lets what is queued in a stream from now on (`CUstream`) wait until the layer is ready. Returns at once. The per-thread
@@ -49,7 +49,7 @@ impl LoadedLayer {
     /// A live stream of the context that was loaded in. On targets without streams nothing happens.
     pub unsafe fn let_wait(&self, stream: u64) -> Result<(), LoadError> {
         // SAFETY: the caller's promise.
-        Ok(unsafe { self.data.resident.let_wait(stream) }?)
+        Ok(unsafe { self.data.resident().let_wait(stream) }?)
     }
 
     /// Lets the memory be freed, or used again, only after an event or what is queued in a stream so far. May be called
@@ -65,7 +65,7 @@ impl LoadedLayer {
     /// then. On targets without streams nothing happens.
     pub unsafe fn release_after(&self, after: After) -> Result<(), LoadError> {
         // SAFETY: the caller's promise.
-        Ok(unsafe { self.data.resident.release_after(after) }?)
+        Ok(unsafe { self.data.resident().release_after(after) }?)
     }
 }
 
@@ -73,7 +73,7 @@ impl LoadedTensor {
     /// Where the tensor lies. In a context of the caller's, that context's device.
     #[must_use]
     pub fn target(&self) -> Target {
-        self.data.resident.target()
+        self.data.resident().target()
     }
 
     /// Waits until every byte of its layer is in its place, as [`LoadedLayer::wait_ready`].
@@ -81,7 +81,7 @@ impl LoadedTensor {
     /// # Errors
     /// [`LoadError::Device`] if a copy has failed.
     pub fn wait_ready(&self) -> Result<(), LoadError> {
-        Ok(self.data.resident.wait_ready()?)
+        Ok(self.data.resident().wait_ready()?)
     }
 
     /// Lets what is queued in a stream from now on wait until its layer is ready, as [`LoadedLayer::let_wait`].
@@ -93,7 +93,7 @@ impl LoadedTensor {
     /// That of [`LoadedLayer::let_wait`].
     pub unsafe fn let_wait(&self, stream: u64) -> Result<(), LoadError> {
         // SAFETY: the caller's promise.
-        Ok(unsafe { self.data.resident.let_wait(stream) }?)
+        Ok(unsafe { self.data.resident().let_wait(stream) }?)
     }
 
     /// Where the tensor starts in host memory, for what is not written in Rust; `None` where the host cannot read it, and for a
@@ -103,7 +103,7 @@ impl LoadedTensor {
     #[must_use]
     pub fn host_pointer(&self) -> Option<NonNull<u8>> {
         let place = self.placement();
-        let start = self.data.resident.host_address().filter(|_| place.len_bytes() > 0)?;
+        let start = self.data.resident().host_address().filter(|_| place.len_bytes() > 0)?;
         // SAFETY: a plan puts every tensor inside the arena of its layer.
         Some(unsafe { start.add(to_usize(place.arena_offset_bytes)) })
     }
@@ -114,7 +114,7 @@ impl LoadedTensor {
     /// (`cuIpcGetMemHandle`). A tensor without bytes has an address that nothing is at.
     #[must_use]
     pub fn device_pointer(&self) -> Option<u64> {
-        let start = self.data.resident.device_address()?;
+        let start = self.data.resident().device_address()?;
         Some(start + self.placement().arena_offset_bytes)
     }
 
@@ -135,8 +135,8 @@ impl LoadedTensor {
             self.name()
         );
         if target.is_empty() {
-            return Ok(self.data.resident.is_somewhere());
+            return Ok(self.data.resident().is_somewhere());
         }
-        Ok(self.data.resident.read(place.arena_offset_bytes + offset_bytes, target)?)
+        Ok(self.data.resident().read(place.arena_offset_bytes + offset_bytes, target)?)
     }
 }

@@ -10,6 +10,7 @@ use crate::staging::{Filled, Slot};
 
 /// A filled slot that waits for the arena of its layer.
 pub(super) struct Parked {
+    pub(super) turn: usize,
     pub(super) read: u32,
     pub(super) slot: Slot<Filled>,
 }
@@ -17,12 +18,10 @@ pub(super) struct Parked {
 /// A layer on its way.
 pub(super) struct OpenLayer<B: Backend> {
     /// `None` for a layer that is kept.
-    pub(super) permit: Option<Arc<Permit>>,
+    pub(super) permit: Option<Permit>,
     pub(super) arena: Option<Arc<B::Arena>>,
     /// Reads whose copies have not been queued.
     pub(super) reads_left: u32,
-    /// Filled slots that wait for the arena.
-    pub(super) parked: Vec<Parked>,
     /// Complete with the last read, if the load hashes.
     pub(super) hashes: Vec<TensorHash>,
     /// True once its arena was asked for.
@@ -35,12 +34,11 @@ pub(super) struct OpenLayer<B: Backend> {
 
 impl<B: Backend> OpenLayer<B> {
     /// A layer that may be read from now on.
-    pub(super) fn new(course: Course, reads: u32, is_there: bool, parked: Vec<Parked>) -> Self {
+    pub(super) fn new(course: Course, reads: u32, is_there: bool) -> Self {
         Self {
             permit: None,
             arena: None,
             reads_left: if is_there { 0 } else { reads },
-            parked,
             hashes: Vec::new(),
             is_placed: false,
             is_sealed: false,

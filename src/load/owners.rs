@@ -1,39 +1,49 @@
 //! Who holds a layer: which of its tensors, and how often.
 //!
-//! Only what is held has an entry, so that a layer of ten thousand tensors costs nothing until somebody takes them.
+//! Only what is held has an entry, so that a layer of ten thousand tensors costs nothing until somebody takes them. The list keeps its
+//! memory for the next ones, up to some length.
 
-use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Entries that an empty list has room for: 16 KiB of them.
+const KEPT_ENTRIES_MAX: usize = 1024;
 
 /// The tensors of one layer that somebody holds.
 #[derive(Debug, Default)]
 pub(super) struct Owners {
-    /// Owners by the tensor's place in its layer; never zero.
-    held: Mutex<BTreeMap<usize, usize>>,
+    /// The tensor's place in its layer, ascending, and how many owners it has; never none.
+    held: Mutex<Vec<(usize, usize)>>,
 }
 
 impl Owners {
     /// One owner more.
     pub(super) fn add(&self, place: usize) {
-        *self.lock().entry(place).or_default() += 1;
+        let mut held = self.lock();
+        match held.binary_search_by_key(&place, |entry| entry.0) {
+            Ok(at) => held[at].1 += 1,
+            Err(at) => held.insert(at, (place, 1)),
+        }
     }
 
     /// One owner less.
     pub(super) fn remove(&self, place: usize) {
         let mut held = self.lock();
-        let Some(count) = held.get_mut(&place) else { return };
-        *count -= 1;
-        if *count == 0 {
-            held.remove(&place);
+        let Ok(at) = held.binary_search_by_key(&place, |entry| entry.0) else { return };
+        held[at].1 -= 1;
+        if held[at].1 == 0 {
+            held.remove(at);
+        }
+        if held.is_empty() && held.capacity() > KEPT_ENTRIES_MAX {
+            *held = Vec::new();
         }
     }
 
     /// Places and owners, by place.
     pub(super) fn list(&self) -> Vec<(usize, usize)> {
-        self.lock().iter().map(|(&place, &count)| (place, count)).collect()
+        self.lock().clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, usize>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<(usize, usize)>> {
         // Every update leaves counts that are true, so poison is ignored.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -52,5 +62,8 @@ mod tests {
         assert_eq!(owners.list(), [(3, 2)]);
         [3, 3].into_iter().for_each(|place| owners.remove(place));
         assert_eq!(owners.list(), []);
+        (0..5000).for_each(|place| owners.add(place));
+        (0..5000).rev().for_each(|place| owners.remove(place));
+        assert_eq!((owners.list(), owners.lock().capacity()), (vec![], 0), "a long list is given back");
     }
 }

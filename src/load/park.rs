@@ -16,7 +16,7 @@ use std::sync::Arc;
 use rustix::fs::{Advice, Mode, OFlags};
 
 use super::hash::TensorHash;
-use super::layer::LayerData;
+use super::layer::{Content, LayerData};
 use super::owners::Owners;
 use super::{LoadError, LoadedLayer, Receipt};
 use crate::checkpoint::Checkpoint;
@@ -67,7 +67,7 @@ pub(crate) enum Parking {
 impl LoadedLayer {
     /// Copies the layer out and frees it.
     pub(crate) fn park(self, to: ParkTo<'_>) -> Parking {
-        let is_there = to == ParkTo::Memory && self.data.resident.target() == Target::Host;
+        let is_there = to == ParkTo::Memory && self.data.resident().target() == Target::Host;
         let home = self.home().filter(|_| !is_there && self.resident_bytes() > 0);
         let Some(home) = home else { return Parking::Stays(self, Receipt::default()) };
         let holders = self.holders();
@@ -114,7 +114,7 @@ impl LoadedLayer {
         while offset_bytes < len_bytes {
             let piece_bytes = REFILLED_BYTES_MAX.min(len_bytes - offset_bytes);
             let piece = &mut piece[..to_usize(piece_bytes)];
-            self.data.resident.read(offset_bytes, piece)?;
+            self.data.resident().read(offset_bytes, piece)?;
             let written = parked.write(offset_bytes, piece);
             written.map_err(|source| self.fault(parked.folder(), source))?;
             offset_bytes += piece_bytes;
@@ -158,9 +158,9 @@ impl ParkedLayer {
             index: self.index,
             hashes: self.hashes,
             owners: Owners::default(),
-            resident,
             // The load's window is for layers that it delivers.
-            _permit: None,
+            content: Some(Content { resident, permit: None }),
+            shelf: None,
         };
         Ok(LoadedLayer::new(data))
     }

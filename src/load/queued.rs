@@ -9,9 +9,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, Sender, TryRecvError};
+use crossbeam_channel::Sender;
 
 use super::LoadError;
+use super::jobs::{JobReceiver, Next};
 use super::meter::Work;
 use super::reader::{Job, JobResult, ReaderContext, panic_message};
 use crate::device::Backend;
@@ -42,23 +43,24 @@ pub(super) fn read_queued<B: Backend>(
     count: usize,
     queue: ReadQueue<Slot<Empty>>,
     context: &ReaderContext<B>,
-    jobs: &Receiver<Job<B>>,
+    jobs: &JobReceiver<Job<B>>,
     results: &Sender<JobResult<B>>,
 ) {
-    let mut reader = QueuedReader { queue, jobs: Vec::new(), context, results };
+    let tags = Vec::with_capacity(queue.reads_most());
+    let mut reader = QueuedReader { queue, jobs: tags, context, results };
     loop {
         let share = to_usize(u64::from(context.gate.limit())).div_ceil(count);
         // Once the load has ended the gate is open to all, for more than the queue was made for.
         while reader.queue.len() < share.max(1) && reader.queue.has_room() {
             // With nothing to wait for but jobs, waits for those.
-            let job = match reader.queue.len() {
-                0 => jobs.recv().map_err(|_| TryRecvError::Disconnected),
-                _ => jobs.try_recv(),
+            let next = match reader.queue.len() {
+                0 => jobs.wait().map_or(Next::Ended, Next::Job),
+                _ => jobs.next(),
             };
-            match job {
-                Ok(job) => reader.submit(job),
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => return,
+            match next {
+                Next::Job(job) => reader.submit(job),
+                Next::NoneYet => break,
+                Next::Ended => return,
             }
         }
         if reader.hand_on_next().is_err() {

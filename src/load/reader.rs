@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 
 use super::gate::Gate;
+use super::jobs::JobReceiver;
 use super::meter::Work;
 use super::queued::read_queued;
 use super::{LoadError, Progress};
@@ -82,7 +83,7 @@ pub(super) enum Ways {
 pub(super) fn spawn<B: Backend>(
     ways: Ways,
     context: &Arc<ReaderContext<B>>,
-    jobs: &Receiver<Job<B>>,
+    jobs: &JobReceiver<Job<B>>,
     results: &Sender<JobResult<B>>,
 ) -> Result<Vec<JoinHandle<()>>, LoadError> {
     let mut threads = Vec::new();
@@ -113,12 +114,12 @@ pub(super) fn spawn<B: Backend>(
 fn read_all<B: Backend>(
     number: u32,
     context: &ReaderContext<B>,
-    jobs: &Receiver<Job<B>>,
+    jobs: &JobReceiver<Job<B>>,
     results: &Sender<JobResult<B>>,
 ) {
     loop {
         context.gate.wait_for_turn(number);
-        let Ok(job) = jobs.recv() else { return };
+        let Some(job) = jobs.wait() else { return };
         let (turn, sequence, read) = (job.turn, job.sequence, job.read);
         let mut work = Work::default();
         // A panic must become an error of this load: without it the control loop would wait for the result for ever.

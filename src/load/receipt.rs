@@ -83,6 +83,12 @@ impl Receipt {
         self
     }
 
+    /// Frees a layer, and lets the place that it came from say what it got back.
+    pub(crate) fn of_one(layer: LoadedLayer) -> Self {
+        let home = layer.home();
+        free_together(home.as_deref(), std::iter::once(layer))
+    }
+
     /// Frees layers, and lets each place that they came from say what it got back.
     pub(crate) fn of(layers: impl IntoIterator<Item = LoadedLayer>) -> Self {
         let mut receipt = Self::default();
@@ -107,7 +113,7 @@ fn is_same(home: Option<&Arc<dyn Home>>, layer: &LoadedLayer) -> bool {
 }
 
 /// Frees layers that came from one place.
-fn free_together(home: Option<&dyn Home>, layers: Vec<LoadedLayer>) -> Receipt {
+fn free_together(home: Option<&dyn Home>, layers: impl IntoIterator<Item = LoadedLayer>) -> Receipt {
     let mut receipt = Receipt::default();
     let before_bytes = home.and_then(Home::pool_bytes);
     let mut pooled_bytes = 0;

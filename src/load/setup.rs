@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, Sender};
 use super::attend::Attendants;
 use super::depth::Depth;
 use super::gate::GateKeeper;
+use super::jobs::{JobReceiver, JobSender};
 use super::reader::{Job, JobResult};
 use super::signals::Signals;
 use super::stream::Delivery;
@@ -56,9 +57,9 @@ impl<B: Backend> Setup<B> {
 
 /// The channels of the control loop.
 pub(super) struct Wires<B: Backend> {
-    pub(super) jobs: Sender<Job<B>>,
+    pub(super) jobs: JobSender<Job<B>>,
     /// The readers' end of `jobs`: to take back what none of them has begun.
-    pub(super) jobs_not_begun: Receiver<Job<B>>,
+    pub(super) jobs_not_begun: JobReceiver<Job<B>>,
     pub(super) results: Receiver<JobResult<B>>,
     /// Rings when a signal has changed.
     pub(super) bell: Receiver<()>,

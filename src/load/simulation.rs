@@ -189,10 +189,10 @@ impl Backend for LateBackend {
         })
     }
 
-    fn seal(&self, arena: Arc<LateArena>, moves: &[MoveOp]) -> Result<LateResident, DeviceError> {
+    fn seal(&self, arena: Arc<LateArena>, moves: &[MoveOp]) -> Result<Arc<LateResident>, DeviceError> {
         assert!(moves.is_empty(), "the plan lands everything in its place");
         let len_bytes = to_u64(arena.bytes.lock().unwrap().len());
-        Ok(LateResident { arena, len_bytes, bytes: OnceLock::new() })
+        Ok(Arc::new(LateResident { arena, len_bytes, bytes: OnceLock::new() }))
     }
 
     fn trim(&self) {

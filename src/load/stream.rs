@@ -13,6 +13,7 @@ use super::channels::{Sizes, channel};
 use super::control::Control;
 use super::depth::{Depth, READS_LEAST};
 use super::gate::GateKeeper;
+use super::jobs;
 use super::meter::{SharedTotals, read_totals};
 use super::reader::{self, ReaderContext, Ways};
 use super::setup::{Setup, Wires};
@@ -85,7 +86,7 @@ pub(super) fn start<B: Backend>(
     let progress = Progress::new(tensor_bytes_total(&plan));
     let started = setup.started;
     let sizes = Sizes::of(&plan);
-    let (job_sender, job_receiver) = channel(sizes.jobs);
+    let (job_sender, job_receiver) = jobs::queue(sizes.jobs);
     let (result_sender, results) = channel(sizes.jobs);
     let (delivery_sender, deliveries) = channel(sizes.layers);
     let (signals, bell) = Signals::new();
@@ -323,9 +324,11 @@ impl LayerStream {
                 Err(RecvTimeoutError::Timeout) => {}
                 delivery => return delivery,
             }
-            if let Some((full, held)) = self.office.stopped_by_turns_below(self.taken) {
+            if self.office.is_stopped_by_turns_below(self.taken) {
                 let waited = self.stall.get_or_insert_with(Stall::begin).go_on();
-                if waited >= self.stall_timeout {
+                let is_over = waited >= self.stall_timeout;
+                let stop = is_over.then(|| self.office.stopped_by_turns_below(self.taken)).flatten();
+                if let Some((full, held)) = stop {
                     return Ok(Delivery::Failed(Box::new(self.stalled(full, &held, waited))));
                 }
             } else {

@@ -37,6 +37,14 @@ impl Bounds {
     }
 }
 
+/// Layers of a window that are provided for at the beginning: larger windows are of layers that are resident as a whole.
+const LAYERS_AT_FIRST: usize = 64;
+
+/// How many layers have a place at once, as far as they are provided for at the beginning.
+pub(super) fn layers_at_once(plan: &LoadPlan) -> usize {
+    Bounds::of(plan).layers_max.min(LAYERS_AT_FIRST)
+}
+
 /// Gives out the places of the window.
 #[derive(Debug)]
 pub(super) struct PermitOffice {
@@ -47,8 +55,8 @@ pub(super) struct PermitOffice {
 
 #[derive(Debug, Default)]
 struct Holders {
-    /// Turns of the layers that have a place.
-    turns: Vec<usize>,
+    /// The layers that have a place.
+    layers: Vec<Holder>,
     /// Bytes of their arenas.
     bytes: u64,
     /// Where they lie, if it is one piece of memory.
@@ -57,6 +65,26 @@ struct Holders {
     ended: Option<Vec<(usize, Instant)>>,
     /// Why the last request was refused, if nothing has been given back since.
     refusal: Option<Full>,
+}
+
+/// A layer that has a place.
+#[derive(Clone, Copy, Debug)]
+struct Holder {
+    turn: usize,
+    /// How many [`Permit`]s there are of it. Counted here, so that none of them takes anything from the allocator.
+    permits: usize,
+}
+
+impl Holders {
+    /// Why the last request was refused, if all places are those of turns below `end`.
+    fn stopped_below(&self, end: usize) -> Option<Full> {
+        self.refusal.filter(|_| self.layers.iter().all(|holder| holder.turn < end))
+    }
+
+    /// Where a layer is listed.
+    fn index_of(&self, turn: usize) -> usize {
+        self.layers.iter().position(|holder| holder.turn == turn).expect("a permit is listed")
+    }
 }
 
 /// What a refused layer would have gone beyond.
@@ -68,20 +96,17 @@ pub(super) enum Full {
     Bytes { bytes_max: u64 },
 }
 
-/// Places that are listed before a list grows: windows of more layers are of those that are resident as a whole.
-const LISTED_AT_FIRST: usize = 64;
-
 impl PermitOffice {
     /// An office for a window, in one piece of memory if there is a space.
     pub(super) fn new(bounds: Bounds, space: Option<Space>, signals: Arc<Signals>) -> Arc<Self> {
-        let turns = Vec::with_capacity(bounds.layers_max.min(LISTED_AT_FIRST));
-        let holders = Holders { turns, space, ..Holders::default() };
+        let layers = Vec::with_capacity(bounds.layers_max.min(LAYERS_AT_FIRST));
+        let holders = Holders { layers, space, ..Holders::default() };
         Arc::new(Self { bounds, holders: Mutex::new(holders), signals })
     }
 
     /// From now on, notes when a turn has ended.
     pub(super) fn note_ends(&self) {
-        self.lock().ended = Some(Vec::with_capacity(LISTED_AT_FIRST));
+        self.lock().ended = Some(Vec::with_capacity(LAYERS_AT_FIRST));
     }
 
     /// Takes the turns that have ended since it was last asked.
@@ -97,7 +122,7 @@ impl PermitOffice {
         let bytes = holders.bytes.saturating_add(arena_bytes);
         let Bounds { layers_max, bytes_max } = self.bounds;
         holders.refusal = match bytes_max {
-            _ if holders.turns.len() >= layers_max => Some(Full::Layers { layers_max }),
+            _ if holders.layers.len() >= layers_max => Some(Full::Layers { layers_max }),
             Some(bytes_max) if bytes > bytes_max => Some(Full::Bytes { bytes_max }),
             _ => None,
         };
@@ -115,20 +140,23 @@ impl PermitOffice {
                 }
             },
         };
-        holders.turns.push(turn);
+        holders.layers.push(Holder { turn, permits: 1 });
         holders.bytes = bytes;
         drop(holders);
         Some(Permit { turn, arena_bytes, place, office: Arc::clone(self) })
     }
 
-    /// What stops the load and the turns that would have to go, if they are all below `end`: with `end` = layers
-    /// taken, the caller holds them, and nothing but the caller can let the load go on.
+    /// True if the load is stopped and all layers that have a place are those of turns below `end`: with `end` = layers taken, the
+    /// caller holds them, and nothing but the caller can let the load go on.
+    pub(super) fn is_stopped_by_turns_below(&self, end: usize) -> bool {
+        self.lock().stopped_below(end).is_some()
+    }
+
+    /// What stops the load then, and the turns that would have to go.
     pub(super) fn stopped_by_turns_below(&self, end: usize) -> Option<(Full, Vec<usize>)> {
         let holders = self.lock();
-        let full = holders.refusal?;
-        let is_below = holders.turns.iter().all(|&turn| turn < end);
-        is_below.then(|| {
-            let mut turns = holders.turns.clone();
+        holders.stopped_below(end).map(|full| {
+            let mut turns: Vec<usize> = holders.layers.iter().map(|holder| holder.turn).collect();
             turns.sort_unstable();
             (full, turns)
         })
@@ -140,7 +168,7 @@ impl PermitOffice {
     }
 }
 
-/// A place in the window.
+/// A place in the window: its layer's until the last clone is gone.
 #[derive(Debug)]
 pub(super) struct Permit {
     turn: usize,
@@ -156,11 +184,26 @@ impl Permit {
     }
 }
 
+impl Clone for Permit {
+    fn clone(&self) -> Self {
+        let mut holders = self.office.lock();
+        let index = holders.index_of(self.turn);
+        holders.layers[index].permits += 1;
+        drop(holders);
+        let Self { turn, arena_bytes, place, office } = self;
+        Self { turn: *turn, arena_bytes: *arena_bytes, place: *place, office: Arc::clone(office) }
+    }
+}
+
 impl Drop for Permit {
     fn drop(&mut self) {
         let mut holders = self.office.lock();
-        let index = holders.turns.iter().position(|&turn| turn == self.turn);
-        holders.turns.swap_remove(index.expect("a permit is listed"));
+        let index = holders.index_of(self.turn);
+        holders.layers[index].permits -= 1;
+        if holders.layers[index].permits > 0 {
+            return;
+        }
+        holders.layers.swap_remove(index);
         holders.bytes -= self.arena_bytes;
         if let (Some(space), Place::InWindow { offset_bytes }) = (&mut holders.space, self.place) {
             space.give(offset_bytes, self.arena_bytes);
@@ -223,6 +266,17 @@ mod tests {
         assert_eq!(office.stopped_by_turns_below(3), Some((Full::Bytes { bytes_max: 100 }, vec![1])));
         drop(second);
         assert!(office.try_issue(3, 60).is_some());
+    }
+
+    #[test]
+    fn a_place_is_taken_until_its_last_permit_is_gone() {
+        let office = office(1, None, None);
+        let first = office.try_issue(0, 10).unwrap();
+        let (second, third) = (first.clone(), first.clone());
+        drop((first, third));
+        assert!(office.try_issue(1, 10).is_none(), "one is left");
+        drop(second);
+        assert!(office.try_issue(1, 10).is_some());
     }
 
     #[test]

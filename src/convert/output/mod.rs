@@ -303,10 +303,10 @@ impl Backend for FileBackend {
         Ok(PendingPack(receiver))
     }
 
-    fn seal(&self, arena: Arc<FileArena>, _moves: &[MoveOp]) -> Result<FileResident, DeviceError> {
+    fn seal(&self, arena: Arc<FileArena>, _moves: &[MoveOp]) -> Result<Arc<FileResident>, DeviceError> {
         let (done, written) = bounded(1);
         self.send(Message::End { done })?;
-        Ok(FileResident { len_bytes: arena.len_bytes, written })
+        Ok(Arc::new(FileResident { len_bytes: arena.len_bytes, written }))
     }
 
     fn give_up(&self) {

@@ -253,7 +253,7 @@ impl Home for Lane {
         self: Arc<Self>,
         layer: &PlannedLayer,
         fill: &mut Fill<'_>,
-    ) -> Result<Box<dyn Resident>, Unfilled> {
+    ) -> Result<Arc<dyn Resident>, Unfilled> {
         let arena = CudaArena::allocate(&self, layer)?;
         let mut buffer = vec![0; to_usize(REFILLED_BYTES_MAX.min(layer.arena_bytes))];
         for (offset_bytes, len_bytes) in refill_pieces(layer.arena_bytes) {
@@ -270,7 +270,7 @@ impl Home for Lane {
             }
         }
         arena.ready.set(self.copies.mark()?).expect("an arena that was just made");
-        Ok(Box::new(CudaResident { arena: Arc::new(arena) }))
+        Ok(Arc::new(CudaResident { arena: Arc::new(arena) }))
     }
 }
 
@@ -372,7 +372,7 @@ impl Backend for CudaBackend {
         })
     }
 
-    fn seal(&self, arena: Arc<CudaArena>, moves: &[MoveOp]) -> Result<CudaResident, DeviceError> {
+    fn seal(&self, arena: Arc<CudaArena>, moves: &[MoveOp]) -> Result<Arc<CudaResident>, DeviceError> {
         let copies = &self.lane.copies;
         let ready = queue_moves(copies, arena.address, moves).and_then(|()| copies.mark());
         if ready.is_err() && arena.is_callers {
@@ -380,13 +380,14 @@ impl Backend for CudaBackend {
             copies.drain();
         }
         arena.ready.set(ready?).expect("a layer is sealed once");
-        Ok(CudaResident { arena })
+        Ok(Arc::new(CudaResident { arena }))
     }
 
     fn trim(&self) {
         self.lane.idle.close();
         // What a layer still lies in stays until that is gone.
         drop(self.window().take());
+        self.lane.rest();
         self.lane.memory.give_back();
     }
 }
@@ -458,7 +459,7 @@ impl Resident for CudaResident {
         self.arena.len_bytes
     }
 
-    fn free(self: Box<Self>) -> Freed {
+    fn free(self: Arc<Self>) -> Freed {
         let arena = Arc::clone(&self.arena);
         drop(self);
         // Else a copy under way has it, and frees it when it is over.

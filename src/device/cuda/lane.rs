@@ -8,6 +8,7 @@
 #![allow(unsafe_code, reason = "the contract of reading back")]
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::memory::DevicePool;
@@ -35,6 +36,8 @@ pub(crate) struct Lane {
     pub(super) copies: Arc<Stream>,
     /// Made by the first read; one reads at a time.
     read_back: Mutex<Option<ReadBack>>,
+    /// True once the load has ended. Its layers keep the lane, and are not to keep the buffer of a read.
+    has_ended: AtomicBool,
     pub(super) destinations: Option<Arc<Destinations>>,
     pub(super) context: Arc<Context>,
 }
@@ -55,9 +58,18 @@ impl Lane {
             memory: Arc::new(DevicePool::new(&copies)?),
             copies,
             read_back: Mutex::new(None),
+            has_ended: AtomicBool::new(false),
             destinations: options.destinations,
             context: Arc::clone(context),
         }))
+    }
+
+    /// The load has ended: what reading back needs is given back, and from now on after each read.
+    pub(super) fn rest(&self) {
+        self.has_ended.store(true, Ordering::SeqCst);
+        if let Some(read_back) = &mut *self.read_back.lock().unwrap_or_else(PoisonError::into_inner) {
+            read_back.rest();
+        }
     }
 
     /// Copies bytes to the host once the event is over.
@@ -77,7 +89,11 @@ impl Lane {
         }
         let read_back = read_back.as_mut().expect("made above");
         // SAFETY: the caller's promise.
-        unsafe { read_back.read(ready, address, target) }
+        let read = unsafe { read_back.read(ready, address, target) };
+        if self.has_ended.load(Ordering::SeqCst) {
+            read_back.rest();
+        }
+        read
     }
 }
 

@@ -132,7 +132,7 @@ fn one_schedule(context: &Arc<Context>, slots: u32) -> bool {
         drop(sender);
     });
     let resident = backend.seal(arena, &[]).unwrap();
-    conformance::first_wrong(&resident, SLOT_BYTES, COPIES).is_none()
+    conformance::first_wrong(&*resident, SLOT_BYTES, COPIES).is_none()
 }
 
 #[test]

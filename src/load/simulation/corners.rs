@@ -1,4 +1,4 @@
-//! What only few loads meet: a queue when the gate opens to all.
+//! What only few loads meet: a queue when the gate opens to all, owners of a layer who let go at once.
 
 use super::*;
 
@@ -27,11 +27,11 @@ fn a_queue_takes_no_more_than_it_was_made_for() {
         println!("SKIPPED: {}", queueing.get());
         return;
     };
-    let (jobs, job_receiver) = crossbeam_channel::unbounded();
+    let (jobs, job_receiver) = super::super::jobs::queue(None);
     let (result_sender, results) = crossbeam_channel::unbounded();
     for read in 0..3 {
         let claim = ring.try_claim().unwrap();
-        jobs.send(Job::<NoneBackend> { turn: 0, sequence: 0, read, claim, arena: None }).unwrap();
+        jobs.send(Job::<NoneBackend> { turn: 0, sequence: 0, read, claim, arena: None });
     }
     drop(jobs);
     let keeper = GateKeeper::new(u32::MAX);
@@ -47,4 +47,50 @@ fn a_queue_takes_no_more_than_it_was_made_for() {
     drop(result_sender);
     let outcomes = results.iter().map(|result| result.outcome.map(drop).map_err(|error| error.to_string()));
     assert_eq!(outcomes.collect::<Vec<_>>(), [Ok(()), Ok(()), Ok(())]);
+}
+
+/// Layers of many passes are made of one another: nobody who lets go at the same moment as others may lose the block.
+#[test]
+fn the_last_owner_puts_the_block_on_the_shelf_whoever_it_is() {
+    use super::super::LoadedLayer;
+    use super::super::layer::{Content, LayerData};
+    use super::super::shelf::Shelf;
+    use crate::device::NoneBackend;
+
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = checkpoint(folder.path());
+    let layers = Layers::group(&checkpoint).unwrap();
+    let limits = PlanLimits::new(6 << 20);
+    let plan = Arc::new(LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap());
+    let shelf = Arc::new(Shelf::new(1, &checkpoint, &plan));
+    let layer = |shelf: &Arc<Shelf>| {
+        let arena = NoneBackend.allocate(&plan.layers()[0], Place::Own).unwrap();
+        let resident = NoneBackend.seal(arena, &[]).unwrap();
+        let content = Some(Content { resident, permit: None });
+        LoadedLayer::on(shelf, LayerData { content, ..LayerData::blank(&checkpoint, &plan) })
+    };
+    let start = std::sync::Barrier::new(3);
+    for _ in 0..300 {
+        let one = layer(&shelf);
+        assert_eq!(shelf.spare_blocks(), 0);
+        let others = [one.share(), one.share()];
+        let tensors: Vec<_> = one.tensors().collect();
+        std::thread::scope(|scope| {
+            let start = &start;
+            for other in others {
+                scope.spawn(move || {
+                    start.wait();
+                    drop(other);
+                });
+            }
+            start.wait();
+            drop(one);
+            drop(tensors);
+        });
+        assert_eq!(shelf.spare_blocks(), 1);
+    }
+    let late = layer(&shelf);
+    shelf.close();
+    drop(late);
+    assert_eq!(shelf.spare_blocks(), 0, "the load has ended");
 }

@@ -203,12 +203,14 @@ impl<B: ReadBuffer> ReadQueue<B> {
             }
         };
         queueing.note(Queueing::Registered);
+        let reads_most = to_usize(u64::from(reads_most.max(1)));
         Some(Self {
             source: Arc::clone(source),
             ring,
-            waiting: VecDeque::new(),
-            finished: VecDeque::new(),
-            reads_most: to_usize(u64::from(reads_most.max(1))),
+            // Room for all that can be in them: nothing is allocated later.
+            waiting: VecDeque::with_capacity(reads_most),
+            finished: VecDeque::with_capacity(reads_most),
+            reads_most,
             queueing: queueing.clone(),
         })
     }
@@ -216,6 +218,11 @@ impl<B: ReadBuffer> ReadQueue<B> {
     /// Reads that have been submitted and not been returned.
     pub(crate) fn len(&self) -> usize {
         self.waiting.len() + self.ring.len() + self.finished.len()
+    }
+
+    /// Most reads that may be submitted and not returned.
+    pub(crate) fn reads_most(&self) -> usize {
+        self.reads_most
     }
 
     /// True if another read may be submitted.

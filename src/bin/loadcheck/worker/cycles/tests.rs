@@ -196,7 +196,6 @@ fn scenario_pinned() {
 #[ignore = "scenario"]
 fn scenario_device() {
     let found = slopes("cuda:0", |layer, _| forget(layer.tensors().next().unwrap()));
-    // Beside its device memory, such a layer keeps what its load reads back through.
-    assert!(leaks(&found).contains(&"vram") && leaks(&found).contains(&"live"), "{found:?}");
+    assert_eq!(leaks(&found), ["vram", "live"], "{found:?}");
     assert!(of(&found, "vram").bytes_per_cycle >= Some(crate::output::numbers::to_f64(1 << 20)));
 }
