@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use onelayer::Target;
+use onelayer::fit::DeviceMap;
 use onelayer::plan::{FloatType, HOST_BUDGET_FLOOR_BYTES};
 use onelayer::units::HumanBytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -80,6 +81,8 @@ pub(crate) struct LoadConfig {
     pub(crate) device_reserve: Size,
     /// Where layers go. `auto` until a worker has looked at the machine.
     pub(crate) device: Device,
+    /// Where each layer goes, instead of all of them to `device`.
+    pub(crate) device_map: Option<DeviceMap>,
     /// What wider floats are narrowed to.
     pub(crate) dtype: Option<synth::FloatType>,
     /// Layers resident at once; `None` is all, or as many as fit.
@@ -133,6 +136,7 @@ impl LoadConfig {
             device_budget: args.device_budget,
             device_reserve: args.device_reserve,
             device: args.device,
+            device_map: None,
             dtype: args.dtype,
             window,
             window_bytes,
@@ -195,15 +199,19 @@ impl LoadConfig {
             window_bytes: self.window_bytes,
             passes: self.passes.is_asked().then_some(u64::from(self.passes.passes)),
             io: self.io.name().to_owned(),
-            device: self.device.target().to_string(),
+            device: match &self.device_map {
+                Some(_) => "map".to_owned(),
+                None => self.device.target().to_string(),
+            },
             readers,
             hash: self.hash,
             verify: self.verify,
             dtype: self.dtype.map(|dtype| dtype.short_name().to_owned()),
             tp: self.ranks.text(),
             device_budget_bytes: budgets.device_bytes,
-            device_reserve_bytes: matches!(self.device.target(), Target::Cuda(_))
-                .then_some(budgets.device_reserve_bytes),
+            device_reserve_bytes: (self.device_map.is_some()
+                || matches!(self.device.target(), Target::Cuda(_)))
+            .then_some(budgets.device_reserve_bytes),
         }
     }
 }

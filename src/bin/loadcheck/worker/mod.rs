@@ -18,6 +18,7 @@ mod heap;
 mod imitate;
 mod measure;
 mod parent;
+mod places;
 mod preparation;
 mod prepare;
 mod protocol;
