@@ -119,6 +119,13 @@ fn maps_that_cannot_be_kept_name_what_is_wrong() {
     );
 }
 
+#[test]
+fn the_long_help_has_it() {
+    let place = place(HOST_AND_DISK);
+    assert!(stdout(&run(place.path(), "run --help")).contains("--device-map <FILE>"));
+    assert!(!stdout(&run(place.path(), "run -h")).contains("--device-map"));
+}
+
 #[cfg(feature = "cuda")]
 #[path = "common/cuda_sim.rs"]
 mod cuda_sim;

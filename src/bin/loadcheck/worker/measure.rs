@@ -47,7 +47,7 @@ pub(super) fn measure(
     cancel: &AtomicBool,
 ) -> Result<Finished, Vec<Problem>> {
     if let Some(map) = &config.device_map {
-        return super::places::measure(config, map, budgets, watches, interval_ms, cancel);
+        return super::measure_places::measure(config, map, budgets, watches, interval_ms, cancel);
     }
     // Before the baseline: a compiled pattern is the program's, not the load's, and so is a driver's context, and what it
     // takes to count and to compare.

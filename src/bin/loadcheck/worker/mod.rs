@@ -17,6 +17,7 @@ mod device;
 mod heap;
 mod imitate;
 mod measure;
+mod measure_places;
 mod parent;
 mod places;
 mod preparation;
