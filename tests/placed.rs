@@ -110,6 +110,33 @@ fn host_and_disk_have_the_bytes_of_the_files() {
     assert!(model.tensor("model.layers.1.mlp.up_proj.weight").is_ok(), "the disk still has it");
 }
 
+/// Tensors of layers that take turns in a file: a load of one place reads nothing of what belongs elsewhere.
+#[test]
+fn what_lies_between_is_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensors: Vec<TestTensor> = (0..24)
+        .map(|number| {
+            let name = format!("model.layers.{}.part_{}.weight", number % 4, number / 4);
+            TestTensor::random(name, 3001, number)
+        })
+        .collect();
+    write_file(&folder.path().join("model.safetensors"), &tensors, 0);
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let map = DeviceMap::parse(br#"{"": "disk", "model.layers.1": "cpu", "model.layers.2": "cpu"}"#).unwrap();
+    for io in [IoMode::Buffered, IoMode::Mmap] {
+        let settings = settings().io(io).read_through(1 << 20);
+        let loader = PlacedLoader::new(settings, &map, &checkpoint, None).unwrap();
+        let model = loader.load().unwrap();
+        assert_eq!(model.layers().count(), 2);
+        for tensor in &tensors {
+            let mut bytes = vec![0; tensor.bytes.len()];
+            model.tensor(&tensor.name).unwrap().read(0, &mut bytes).unwrap();
+            assert!(bytes == tensor.bytes, "{}", tensor.name);
+        }
+        assert_eq!(model.report()[0].load.read_bytes, 12 * 3001, "{io}");
+    }
+}
+
 /// What is on the disk is read when it is asked for, with the checks of a load: not before.
 #[test]
 fn the_disk_is_read_when_it_is_asked_for() {
@@ -353,6 +380,12 @@ mod on_gpus {
         let plan = loader.plan().unwrap();
         let order: Vec<Tier> = plan.steps().iter().map(|step| step.tier).collect();
         assert_eq!(order, [Tier::Device(0), Tier::Device(1), Tier::Host]);
+        let budgets: Vec<u64> = plan.steps().iter().map(|step| step.plan.memory().budget_bytes()).collect();
+        assert!(
+            budgets[0] == 6 * MIB && budgets.is_sorted_by(|one, next| one > next),
+            "plans stay: {budgets:?}"
+        );
+        assert!(plan.budgeted_bytes() <= 6 * MIB);
         for _ in 0..3 {
             let mut seen = Vec::new();
             let mut model = loader.load_observed(|tier, _| seen.push(tier)).unwrap();
