@@ -74,6 +74,7 @@
 //! | [`device`] | where layers live: allocate, copy from a slot, free |
 //! | [`load`] | the control loop that sees source, ring and device together |
 //! | [`model`] | what is resident: layers, tensors, unload, receipts |
+//! | `placed` | one load onto several devices, host and disk, by a device map (feature `fit`) |
 //! | `convert` | the same reads, written to files of one layer each (feature `convert`) |
 //! | [`probe`] | what the system says was used; observes and is used by no stage |
 //!
@@ -115,6 +116,9 @@ pub mod load;
 
 pub mod model;
 
+#[cfg(feature = "fit")]
+pub mod placed;
+
 #[cfg(feature = "convert")]
 pub mod convert;
 
@@ -144,3 +148,5 @@ pub use self::load::{
     Receipt, TensorHash, TensorReader, Waits,
 };
 pub use self::model::{Model, Part, Scope};
+#[cfg(feature = "fit")]
+pub use self::placed::{PlacedError, PlacedLoader, PlacedModel};

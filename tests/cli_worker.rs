@@ -165,7 +165,7 @@ fn the_worker_is_no_command_for_people() {
     let mut child =
         loadcheck(place.path()).arg("__worker").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let job = r#"{"parent_pid":1,"task":{"prepare":{"load":{"path":"model","budget":{"Bytes":67108864},"io":"buffered",
-        "device_budget":null,"device_reserve":{"Bytes":0},"device":"none","dtype":null,"quantise":null,"quantise_only":null,
+        "device_budget":null,"device_reserve":{"Bytes":0},"device":"none","device_map":null,"dtype":null,"quantise":null,"quantise_only":null,
         "window":null,"window_bytes":null,"passes":{"passes":1,"keep":"Nothing"},"engine_time":{"secs":0,"nanos":0},"prefetch":2,
         "readers":null,"select":null,"ranks":{"tp":null,"tp_rule":[],"read_through":null},"hash":false,"verify":false,"layers":null,"opaque_dtypes":false},
         "has_source":true,"cache":null}}}"#;

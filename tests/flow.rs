@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The stages from top to bottom. `error` types belong to their stage.
-const FLOW: [&str; 18] = [
+const FLOW: [&str; 19] = [
     "units",
     "footprint",
     "file_system",
@@ -26,6 +26,7 @@ const FLOW: [&str; 18] = [
     "device",
     "load",
     "model",
+    "placed",
     "convert",
 ];
 

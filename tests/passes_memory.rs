@@ -194,7 +194,7 @@ fn twenty_passes_take_what_one_takes() {
         assert!(last <= BUDGET_BYTES + resident_bytes + SLACK_BYTES, "{io}: peak growth {last}");
         assert!(last >= resident_bytes, "{io}: a peak of {last} shows less than what is resident");
 
-        let warm = WARM_UP as usize;
+        let warm = usize::try_from(WARM_UP).unwrap();
         assert_eq!(blocks[warm..].iter().sum::<u64>(), 0, "{io}: blocks of each pass {blocks:?}");
         let mut sorted = blocks[1..].to_vec();
         sorted.sort_unstable();

@@ -49,7 +49,7 @@ impl Demand {
     }
 
     /// The place of each layer, where the map gives it one.
-    fn tiers_of(
+    pub(crate) fn tiers_of(
         &self,
         map: &DeviceMap,
         checkpoint: &Checkpoint,
@@ -99,6 +99,21 @@ impl Demand {
         }
         Some(tiers.into())
     }
+}
+
+/// The entries that name no module and no tensor of a checkpoint, if there are any. The head that shares the embedding's tensor is
+/// one of the model.
+pub(crate) fn unknown_keys(map: &DeviceMap, demand: &Demand, checkpoint: &Checkpoint) -> Option<FitError> {
+    let lookup = map.lookup();
+    let mut is_known = vec![false; map.entries().len()];
+    for tensor in checkpoint.tensors() {
+        lookup.around(tensor.name).for_each(|entry| is_known[entry] = true);
+    }
+    let is_head = |key: &str| demand.tied_head.is_some_and(|(head, _)| head == key);
+    let unknown = map.entries().iter().zip(is_known).filter(|((key, _), known)| !known && !is_head(key));
+    let mut keys = unknown.map(|((key, _), _)| key);
+    let first = keys.next()?;
+    Some(FitError::UnknownKey { key: first.clone(), count: 1 + keys.count() })
 }
 
 /// The same limits with as many GPUs as the map names, each without a limit.

@@ -45,6 +45,19 @@ impl DeviceMap {
         Self { entries }
     }
 
+    /// A map of these entries.
+    ///
+    /// # Errors
+    /// [`FitError::BadMap`] if a name stands twice.
+    pub fn of_entries(entries: impl IntoIterator<Item = (String, Tier)>) -> Result<Self, FitError> {
+        let entries: Vec<(String, Tier)> = entries.into_iter().collect();
+        let mut seen = HashSet::new();
+        match entries.iter().find(|(name, _)| !seen.insert(name.as_str())) {
+            Some((name, _)) => Err(FitError::BadMap { message: format!("`{name}` stands twice") }),
+            None => Ok(Self { entries }),
+        }
+    }
+
     /// Reads a map.
     ///
     /// # Errors
@@ -98,16 +111,14 @@ pub(super) struct Lookup<'a> {
 impl Lookup<'_> {
     /// The entry that decides about a tensor.
     pub(super) fn of(&self, tensor: &str) -> Option<usize> {
-        let mut name = tensor;
-        loop {
-            if let Some(entry) = self.by_name.get(name) {
-                return Some(*entry);
-            }
-            match name.rfind('.') {
-                Some(end) => name = &name[..end],
-                None => return self.by_name.get("").copied(),
-            }
-        }
+        self.around(tensor).next()
+    }
+
+    /// The entries that are a tensor's name or a module around it, the longest first.
+    pub(super) fn around(&self, tensor: &str) -> impl Iterator<Item = usize> {
+        let ends = tensor.rmatch_indices('.').map(|(end, _)| &tensor[..end]);
+        let names = std::iter::once(tensor).chain(ends).chain((!tensor.is_empty()).then_some(""));
+        names.filter_map(|name| self.by_name.get(name).copied())
     }
 }
 

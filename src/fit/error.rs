@@ -43,6 +43,16 @@ pub enum FitError {
         /// GPUs with a limit.
         count: usize,
     },
+    /// Entries of a device map name nothing in the checkpoint.
+    #[error(
+        "{count} entries name no module and no tensor of the checkpoint, the first is `{key}`; correct or remove it"
+    )]
+    UnknownKey {
+        /// The first.
+        key: String,
+        /// How many.
+        count: usize,
+    },
     /// A tensor is in no entry of a device map.
     #[error(
         "{count} tensors have no place, the first is `{tensor}`; add its module, or \"\" for all the rest"
@@ -107,6 +117,7 @@ impl FitError {
             self,
             Self::BadMap { .. }
                 | Self::UnknownDevice { .. }
+                | Self::UnknownKey { .. }
                 | Self::Unplaced { .. }
                 | Self::SplitLayer { .. }
                 | Self::SeparatedTie { .. }

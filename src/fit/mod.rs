@@ -10,6 +10,7 @@
 
 pub use self::activation::Activation;
 pub use self::cache::{CacheKind, CacheModel, CacheType, LayerCache, Workload};
+pub(crate) use self::check::unknown_keys;
 pub use self::config::ModelConfig;
 pub use self::demand::{Demand, Tie, Unit};
 pub use self::device_map::DeviceMap;

@@ -51,6 +51,15 @@ impl Borrowed {
     }
 }
 
+#[cfg(feature = "fit")]
+impl LoaderBuilder {
+    /// True if the caller has brought anything that belongs to one device.
+    pub(crate) fn is_tied_to_a_device(&self) -> bool {
+        let Borrowed { context, stream, destinations } = &self.borrowed;
+        context.is_some() || stream.is_some() || destinations.is_some()
+    }
+}
+
 #[cfg(feature = "cuda")]
 impl super::Loader {
     /// What a load shares on the device. In a window arenas are used again, up to `recycle_bytes_max` of them.

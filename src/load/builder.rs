@@ -273,6 +273,46 @@ impl LoaderBuilder {
         self
     }
 
+    /// The same settings for one place of several: what is there, once, to stay. Between what is wanted lies what others want:
+    /// read through, it would be read twice.
+    #[cfg(feature = "fit")]
+    pub(crate) fn for_place(
+        mut self,
+        target: Target,
+        is_here: impl Fn(&TensorEntry<'_>) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.target = target;
+        (self.window, self.order) = (Window::All, ReadOrder::Files);
+        self.engine = self.engine.for_one_pass();
+        if self.shard.is_none() {
+            self.hole_bytes_max = Some(0);
+        }
+        let asked = self.select.take();
+        self.select(move |tensor| is_here(tensor) && asked.as_ref().is_none_or(|asked| asked(tensor)))
+    }
+
+    /// The layers of a checkpoint, as these settings group them.
+    #[cfg(feature = "fit")]
+    pub(crate) fn layers(&self, checkpoint: &Checkpoint) -> Result<Layers, LoadError> {
+        Ok(Layers::group_whole(checkpoint, &self.map)?)
+    }
+
+    /// True if the tensor is one of those that are wanted.
+    #[cfg(feature = "fit")]
+    pub(crate) fn wants(&self, tensor: &TensorEntry<'_>) -> bool {
+        self.select.as_ref().is_none_or(|select| select(tensor))
+    }
+
+    #[cfg(feature = "fit")]
+    pub(crate) fn host_budget_bytes(&self) -> u64 {
+        self.host_budget_bytes
+    }
+
+    #[cfg(feature = "fit")]
+    pub(crate) fn device_reserve_bytes(&self) -> u64 {
+        self.device_reserve_bytes
+    }
+
     /// What a load with these settings would do, as [`Loader::plan`]; the device need not be there.
     ///
     /// # Errors

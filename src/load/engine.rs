@@ -46,6 +46,12 @@ pub(super) struct Engine {
 }
 
 impl Engine {
+    /// Whom to tell, and nothing else: for a load that keeps everything.
+    #[cfg(feature = "fit")]
+    pub(super) fn for_one_pass(self) -> Self {
+        Self { hooks: self.hooks, ..Self::default() }
+    }
+
     /// The layers that stay.
     pub(super) fn kept(&self, layers: &Layers) -> Result<BTreeSet<LayerId>, LoadError> {
         let ids = |layer: &Layer| layer.id.clone();

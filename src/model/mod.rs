@@ -185,6 +185,12 @@ impl Model {
         Ok(places)
     }
 
+    /// True if the model has, or had, a layer of the part.
+    #[cfg(feature = "fit")]
+    pub(crate) fn had(&self, part: &Part<'_>) -> bool {
+        self.ids.iter().any(|id| part.contains(id))
+    }
+
     fn position(&self, id: &LayerId) -> Option<usize> {
         self.ids.iter().position(|known| known == id)
     }
@@ -226,7 +232,7 @@ impl State {
 }
 
 /// The known name that shares the longest beginning and end with the one that was asked for.
-fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
+pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
     let shared = |other: &str| {
         let front = name.bytes().zip(other.bytes()).take_while(|(left, right)| left == right).count();
         let back =

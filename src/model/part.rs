@@ -46,7 +46,7 @@ impl Part<'_> {
     }
 
     /// What kind of part it is, and its name.
-    pub(super) fn words(&self) -> (&'static str, &str) {
+    pub(crate) fn words(&self) -> (&'static str, &str) {
         match *self {
             Self::Layer(id) => ("layer", id.as_str()),
             Self::Prefix(prefix) => ("layer below", prefix),

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use onelayer::Target;
+use onelayer::fit::DeviceMap;
 use onelayer::plan::{FloatType, HOST_BUDGET_FLOOR_BYTES};
 use onelayer::units::HumanBytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -80,6 +81,8 @@ pub(crate) struct LoadConfig {
     pub(crate) device_reserve: Size,
     /// Where layers go. `auto` until a worker has looked at the machine.
     pub(crate) device: Device,
+    /// Where each layer goes, instead of all of them to `device`.
+    pub(crate) device_map: Option<DeviceMap>,
     /// What wider floats are narrowed to.
     pub(crate) dtype: Option<synth::FloatType>,
     /// What weights are quantised to.
@@ -142,6 +145,7 @@ impl LoadConfig {
             device_budget: args.device_budget,
             device_reserve: args.device_reserve,
             device: args.device,
+            device_map: None,
             dtype: args.dtype,
             quantise: args.quantise,
             quantise_only,
@@ -206,7 +210,10 @@ impl LoadConfig {
             window_bytes: self.window_bytes,
             passes: self.passes.is_asked().then_some(u64::from(self.passes.passes)),
             io: self.io.name().to_owned(),
-            device: self.device.target().to_string(),
+            device: match &self.device_map {
+                Some(_) => "map".to_owned(),
+                None => self.device.target().to_string(),
+            },
             readers,
             hash: self.hash,
             verify: self.verify,
@@ -214,8 +221,9 @@ impl LoadConfig {
             quantise: self.quantise.map(|form| form.to_string()),
             tp: self.ranks.text(),
             device_budget_bytes: budgets.device_bytes,
-            device_reserve_bytes: matches!(self.device.target(), Target::Cuda(_))
-                .then_some(budgets.device_reserve_bytes),
+            device_reserve_bytes: (self.device_map.is_some()
+                || matches!(self.device.target(), Target::Cuda(_)))
+            .then_some(budgets.device_reserve_bytes),
         }
     }
 }

@@ -12,6 +12,7 @@ mod commands;
 mod compare;
 mod config;
 mod convert;
+mod device_map;
 mod doctor;
 mod entries;
 mod exec;

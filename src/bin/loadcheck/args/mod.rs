@@ -401,6 +401,14 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TIME", help_heading = "Load", hide_short_help = true, requires = "passes",
           value_parser = parse_duration)]
     pub(crate) engine_time: Option<Duration>,
+    /// Load by a device map: GPUs, host and disk at once
+    ///
+    /// A JSON object of modules and places, as accelerate's device_map; `plan --export-device-map` writes one. GPUs by number, then the
+    /// host, one after the other through one budget; the disk is not read. A GPU that is not there is exit code 4, a map
+    /// that does not fit the checkpoint exit code 2 (LC0215).
+    #[arg(long, value_name = "FILE", help_heading = "Load", hide_short_help = true,
+          conflicts_with_all = ["device", "window", "prefetch", "passes", "keep", "engine_time", "tp", "read_through"])]
+    pub(crate) device_map: Option<PathBuf>,
     /// Print a BLAKE3 hash of every tensor
     ///
     /// Of the bytes as they are delivered. Hashing is part of the time that is measured.

@@ -9,17 +9,12 @@ use onelayer::{Checkpoint, Layers};
 
 use crate::args::{CacheDtype, PlaceArgs};
 use crate::config::LoadConfig;
+use crate::device_map::{self, config_beside, tier_name};
 use crate::output::Output;
 use crate::problem::{Code, Problem};
 use crate::report::{LargestFit, PlacedLayer, Placement, PrecisionNeed, Report, TiedPair, TierShare};
 use crate::sizes::{Size, SizeContext};
-use crate::small_file::{self, SmallFileError};
 use crate::worker;
-
-/// Configurations take kilobytes.
-const CONFIG_BYTES_MAX: u64 = 16 << 20;
-/// A line for each of a million layers.
-const DEVICE_MAP_BYTES_MAX: u64 = 256 << 20;
 
 /// What the flags ask for, with what the headers tell.
 struct Asked<'a> {
@@ -101,11 +96,7 @@ impl<'a> Asked<'a> {
     /// The plan that a map stands for.
     fn check(&self, demand: &Demand, path: &Path) -> Result<FitPlan, Vec<Problem>> {
         let at = |problem: Problem| problem.at(path.display().to_string());
-        let text = small_file::read(path, DEVICE_MAP_BYTES_MAX);
-        let text = text.map_err(|error| {
-            vec![at(Problem::new(Code::DeviceMap, format!("cannot read the device map: {error}")))]
-        })?;
-        let map = DeviceMap::parse(&text).map_err(|error| vec![at(problem(&error))])?;
+        let map = device_map::read(path).map_err(|problem| vec![problem])?;
         let checked = demand.check(&map, self.checkpoint, self.layers, &self.limits, &self.workload);
         checked.map_err(|errors| errors.iter().map(|error| at(problem(error))).collect())
     }
@@ -177,37 +168,12 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// `config.json` beside the source, where there is one.
-fn config_beside(source: &Path) -> Result<Option<(PathBuf, ModelConfig)>, Problem> {
-    let folder = if source.is_dir() { source } else { source.parent().unwrap_or(Path::new("")) };
-    let path = folder.join("config.json");
-    let place = path.display().to_string();
-    let wrong = |message: String| Problem::new(Code::SourceInvalid, message).at(place.clone());
-    match small_file::read(&path, CONFIG_BYTES_MAX) {
-        Ok(text) => match ModelConfig::parse("config.json", &text) {
-            Ok(config) => Ok(Some((path, config))),
-            Err(error) => Err(wrong(error.to_string())),
-        },
-        Err(SmallFileError::Io(error)) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(wrong(format!("cannot read it: {error}"))),
-    }
-}
-
 fn problem(error: &FitError) -> Problem {
     if error.is_bad_map() {
         return Problem::new(Code::DeviceMap, error.to_string());
     }
     let help = "a shorter --context, a smaller --batch, --kv-dtype fp8 or --dtype bf16 takes less";
     Problem::new(Code::CannotBeMet, error.to_string()).help(help)
-}
-
-/// As device maps spell it.
-fn tier_name(tier: Tier) -> String {
-    match tier {
-        Tier::Device(device) => device.to_string(),
-        Tier::Host => "cpu".to_owned(),
-        _ => "disk".to_owned(),
-    }
 }
 
 fn tier_share(share: &onelayer::fit::TierUse) -> TierShare {

@@ -2,6 +2,7 @@
 
 use crate::args::{CacheArg, Device, RunArgs};
 use crate::config::LoadConfig;
+use crate::device_map;
 use crate::limits::{self, Gate, Metric};
 use crate::machine;
 use crate::output::Output;
@@ -29,6 +30,8 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
     let config = LoadConfig { hash: args.hash, verify: args.verify, ranks: args.ranks.clone(), ..config };
     let engine_time = args.engine_time.unwrap_or_default();
     let config = LoadConfig { passes: args.passes.clone(), engine_time, ..config };
+    problems.extend(more);
+    let (config, more) = by_map(args, config);
     problems.extend(more);
     problems.extend(nothing_to_verify(&config));
     let interrupts = match Interrupts::listen() {
@@ -84,7 +87,9 @@ impl Session<'_> {
         self.report.source = Some(resolved.named(checked.source.clone()));
         self.report.plan = Some(checked.plan.clone());
         self.report.notes.extend(checked.notes.iter().cloned());
-        if !self.config.device.has_own_memory() {
+        if self.config.device_map.is_some() {
+            self.report.missing("peak.vram_bytes", "told place by place: runs[].places");
+        } else if !self.config.device.has_own_memory() {
             self.report.missing("peak.vram_bytes", "the load takes no device memory");
         }
     }
@@ -185,6 +190,16 @@ impl Session<'_> {
         report.fail(problems);
         let next = next(report, resolved);
         Outcome { report: self.report, interrupted: None, next }
+    }
+}
+
+/// With the map, if there is one: nothing is decided about a device then.
+fn by_map(args: &RunArgs, config: LoadConfig) -> (LoadConfig, Option<Problem>) {
+    match args.device_map.as_deref().map(device_map::read) {
+        None => (config, None),
+        Some(Ok(map)) => (LoadConfig { device: Device::Host, device_map: Some(map), ..config }, None),
+        // What else is wrong can be told without it.
+        Some(Err(problem)) => (LoadConfig { device: Device::Host, ..config }, Some(problem)),
     }
 }
 

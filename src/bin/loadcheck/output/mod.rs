@@ -32,6 +32,7 @@ pub(crate) mod numbers;
 mod passes;
 mod picture;
 mod placed;
+mod places;
 mod quantised;
 mod reading;
 pub(crate) mod terminal;

@@ -5,7 +5,8 @@ use super::grid::{Align, grid};
 use super::numbers::{bytes, container, count, grouped, growth, rate, seconds};
 use super::terminal::{Paint, Role};
 use super::{
-    compared, converted, described, escape::escape, examined, fitted, leaked, passes, quantised, reading,
+    compared, converted, described, escape::escape, examined, fitted, leaked, passes, places, quantised,
+    reading,
 };
 use crate::args::CacheArg;
 use crate::limits::mean;
@@ -97,7 +98,7 @@ fn shorten(revision: &str) -> &str {
 pub(crate) fn strategy_line(params: &Params) -> String {
     let readers = params.readers.map(|readers| format!(", {}", count(readers, "reader"))).unwrap_or_default();
     let window = match (params.window, params.window_bytes) {
-        _ if params.device == "none" => String::new(),
+        _ if matches!(params.device.as_str(), "none" | "map") => String::new(),
         (Some(window), _) => format!(", window {window}, prefetch {}", params.prefetch),
         (None, Some(window)) => format!(", window {}, prefetch {}", bytes(Some(window)), params.prefetch),
         (None, None) => ", window all".to_owned(),
@@ -155,6 +156,7 @@ fn measured(report: &Report, look: &Look) -> Vec<String> {
             .flat_map(|passes| passes::lines(passes)),
     );
     lines.extend(report.runs.last().into_iter().flat_map(|run| quantised::lines(&run.quantised)));
+    lines.extend(report.runs.last().map(|run| places::lines(&run.places)).unwrap_or_default());
     lines.extend(verified_line(report));
     lines.extend(promise_lines(report, look));
     lines.extend(report.limits.iter().map(|limit| limit_line(limit, look.paint)));

@@ -16,6 +16,7 @@ pub(crate) use self::fit::{Fit, Fitted, Try, TryOutcome};
 pub(crate) use self::leak::{CycledLoad, KindSlope, Leak, LeakMode, SlopeVerdict};
 pub(crate) use self::passes::{Pass, Passes, Shares};
 pub(crate) use self::placement::{LargestFit, PlacedLayer, Placement, PrecisionNeed, TiedPair, TierShare};
+pub(crate) use self::places::PlaceShare;
 pub(crate) use self::reading::{FileReading, IoCounters};
 pub(crate) use self::run::{
     CacheState, Deliveries, Delivery, Mismatch, Outcome, Params, Peak, Place, Point, Pressure, Promise,
@@ -31,6 +32,7 @@ mod fit;
 mod leak;
 mod passes;
 mod placement;
+mod places;
 mod reading;
 mod run;
 
@@ -313,6 +315,9 @@ pub(crate) struct Plan {
     /// With `--tp`: what of the checkpoint is this rank's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rank: Option<PlannedRank>,
+    /// With `--device-map`: what each place gets. The other numbers are sums; `ring` and `memory` are those of the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) places: Vec<PlaceShare>,
     /// In which order reads are issued: `layers`, one after the other, or `files`, as these have them.
     pub(crate) order: String,
     /// Reads that do not begin where the one before them ended.

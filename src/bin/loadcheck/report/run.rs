@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{IoCounters, Passes};
+use super::{IoCounters, Passes, PlaceShare};
 use crate::args::CacheArg;
 
 /// One measured run.
@@ -61,6 +61,9 @@ pub(crate) struct Run {
     /// Pass after pass. Not there without `--passes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) passes: Option<Passes>,
+    /// With `--device-map`: what each place got.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) places: Vec<PlaceShare>,
     /// The staging ring as it was had; `null` for `exec` and for a load that did not begin.
     pub(crate) ring: Option<Ring>,
     /// Growth of RSS against what was promised; `null` where nothing is promised or it could not be measured.
@@ -110,7 +113,7 @@ pub(crate) struct Params {
     pub(crate) passes: Option<u64>,
     /// How files are read.
     pub(crate) io: String,
-    /// Where layers go: `host`, `none` or `cuda:N`, whatever `auto` came to.
+    /// Where layers go: `host`, `none` or `cuda:N`, whatever `auto` came to; `map` with `--device-map`.
     pub(crate) device: String,
     /// Threads that read.
     pub(crate) readers: Option<u64>,

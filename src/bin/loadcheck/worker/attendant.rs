@@ -33,6 +33,9 @@ pub(super) struct Attendant<'a> {
     pub(super) marker: Marker,
     pub(super) tracker: Tracker<'a>,
     pub(super) progress: Progress,
+    /// Bytes that arrived in streams before this one, and of all streams together.
+    pub(super) before_bytes: u64,
+    pub(super) total_bytes: u64,
     pub(super) cancel_handle: CancelHandle,
     pub(super) over: &'a AtomicBool,
     pub(super) crossings: Vec<Crossing>,
@@ -77,8 +80,8 @@ impl Attendant<'_> {
     fn tell_progress(&self, vram_bytes: Option<u64>) {
         let peaks = self.sampler.peaks();
         tell(&Message::Progress {
-            done_bytes: self.progress.tensor_bytes_done(),
-            total_bytes: self.progress.tensor_bytes_total(),
+            done_bytes: self.before_bytes + self.progress.tensor_bytes_done(),
+            total_bytes: self.total_bytes,
             layer: self.tracker.layer().to_owned(),
             peak: Point {
                 host_bytes: peaks.host.bytes().value(),

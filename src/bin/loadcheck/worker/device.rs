@@ -47,7 +47,7 @@ pub(crate) fn decide(asked: Asked) -> Result<Decided, Problem> {
     }
 }
 
-fn look_at(ordinal: u32) -> Result<Decided, DeviceError> {
+pub(super) fn look_at(ordinal: u32) -> Result<Decided, DeviceError> {
     let device = Device::open(Target::Cuda(ordinal))?;
     let info = device.info()?;
     let memory = device.memory()?;

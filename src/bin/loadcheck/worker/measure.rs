@@ -33,7 +33,7 @@ use crate::report::{
 };
 
 /// Rows of the timeline, if one is wanted.
-const TIMELINE_ROWS: usize = 4096;
+pub(super) const TIMELINE_ROWS: usize = 4096;
 
 /// Loads and measures.
 ///
@@ -46,6 +46,9 @@ pub(super) fn measure(
     interval_ms: Option<u64>,
     cancel: &AtomicBool,
 ) -> Result<Finished, Vec<Problem>> {
+    if let Some(map) = &config.device_map {
+        return super::measure_places::measure(config, map, budgets, watches, interval_ms, cancel);
+    }
     // Before the baseline: a compiled pattern is the program's, not the load's, and so is a driver's context, and what it
     // takes to count and to compare.
     let passes = Arc::new(Mutex::new(Vec::with_capacity(usize::try_from(config.passes.passes).unwrap_or(0))));
@@ -281,6 +284,8 @@ impl Load<'_> {
             marker: self.sampler.marker(),
             tracker: Tracker::new(checkpoint, plan),
             progress: stream.progress(),
+            before_bytes: 0,
+            total_bytes: stream.progress().tensor_bytes_total(),
             cancel_handle: stream.cancel_handle(),
             over,
             crossings: Vec::with_capacity(self.watches.len()),
@@ -315,7 +320,7 @@ fn verified_between(spent: Duration) -> String {
 }
 
 /// The hash of every tensor of a layer, as far as its bytes can be had.
-fn tell_hashes(layer: &LoadedLayer) -> Result<(), LoadError> {
+pub(super) fn tell_hashes(layer: &LoadedLayer) -> Result<(), LoadError> {
     for tensor in layer.tensors() {
         if let Some(hash) = tensor.hash()? {
             let name = tensor.name().to_owned();
@@ -334,7 +339,7 @@ struct Delivered {
 }
 
 /// What ended a load before its end.
-enum Failure {
+pub(super) enum Failure {
     Cancelled,
     Failed(Problem),
 }
@@ -443,7 +448,7 @@ fn lost(checkpoint: &Checkpoint, stream: &LayerStream) -> Vec<QuantisedTensor> {
 }
 
 /// The ring as it was had. A driver that pins less than all of it may leave fewer slots.
-fn ring_of(report: &LoadReport, memory: &MemoryTerms) -> Ring {
+pub(super) fn ring_of(report: &LoadReport, memory: &MemoryTerms) -> Ring {
     let shape = memory.ring();
     let slots = match report.pinning {
         Pinning::FewerSlots { slots, .. } => slots,
@@ -464,7 +469,7 @@ fn ring_of(report: &LoadReport, memory: &MemoryTerms) -> Ring {
 }
 
 /// What became of a ring that was not pinned as it should be.
-fn pinning_note(report: &LoadReport) -> Option<String> {
+pub(super) fn pinning_note(report: &LoadReport) -> Option<String> {
     let reason = report.pinning.reason()?;
     Some(match &report.pinning {
         Pinning::SlotBySlot { .. } => format!("the ring was pinned slot by slot, not as a whole: {reason}"),
@@ -476,7 +481,7 @@ fn pinning_note(report: &LoadReport) -> Option<String> {
 }
 
 /// What became of a queue that is not as it should be.
-fn queueing_note(report: &LoadReport) -> Option<String> {
+pub(super) fn queueing_note(report: &LoadReport) -> Option<String> {
     let reason = report.queueing.reason()?;
     Some(match &report.queueing {
         Queueing::Refused { .. } => format!("reads went through no queue, but direct, one by one: {reason}"),
@@ -484,7 +489,7 @@ fn queueing_note(report: &LoadReport) -> Option<String> {
     })
 }
 
-fn fallback_notes(checkpoint: &Checkpoint, report: &LoadReport) -> Vec<String> {
+pub(super) fn fallback_notes(checkpoint: &Checkpoint, report: &LoadReport) -> Vec<String> {
     let note = |fallback: &onelayer::source::Fallback| {
         format!(
             "{} was read {} instead of {}: {}",

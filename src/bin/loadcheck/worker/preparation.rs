@@ -45,12 +45,12 @@ pub(crate) fn ask_to_prepare(
     let ending = carry_out(task, None, interrupts, |message| match message {
         Message::Checked(answer) => checked = Some(*answer),
         Message::Error(found) => problems = found,
-        Message::Decided { device, gpu } => decided = Some((device, gpu)),
+        Message::Decided { device, gpus } => decided = Some((device, gpus)),
         _ => {}
     });
-    let gpus = decided.map(|(device, gpu)| {
+    let gpus = decided.map(|(device, gpus)| {
         load.device = device;
-        gpu.into_iter().collect()
+        gpus
     });
     let checked = match (ending, checked) {
         (Ending::Interrupted(signal), _) => Err(Stop::Signal(signal)),

@@ -111,6 +111,9 @@ pub(super) fn prepare(
     cache: Option<CacheArg>,
     cancel: &AtomicBool,
 ) -> Result<Checked, Vec<Problem>> {
+    if let Some(map) = &config.device_map {
+        return super::places::prepare(config, map, has_source, cache, cancel);
+    }
     // Between runs only the page cache is looked after: the device was decided on, and opening it takes its time.
     let asked = if cache.is_none() { device::decide(config.device).map(Some) } else { Ok(None) };
     let (decided, mut problems) = match asked {
@@ -118,7 +121,7 @@ pub(super) fn prepare(
         Err(problem) => (None, vec![problem]),
     };
     if let Some(decided) = &decided {
-        tell(&Message::Decided { device: decided.device, gpu: decided.gpu.clone() });
+        tell(&Message::Decided { device: decided.device, gpus: decided.gpu.iter().cloned().collect() });
     }
     if !has_source {
         return Err(problems);
@@ -244,7 +247,12 @@ fn layer_sizes<'a>(checkpoint: &'a Checkpoint, layers: &'a Layers) -> impl Itera
 }
 
 /// The plan as a report has it.
-fn derived(checkpoint: &Checkpoint, plan: &LoadPlan, config: &LoadConfig, budgets: &Budgets) -> Plan {
+pub(super) fn derived(
+    checkpoint: &Checkpoint,
+    plan: &LoadPlan,
+    config: &LoadConfig,
+    budgets: &Budgets,
+) -> Plan {
     let memory = plan.memory();
     let ring = memory.ring();
     let is_pinned = config.device.has_own_memory();
@@ -276,6 +284,7 @@ fn derived(checkpoint: &Checkpoint, plan: &LoadPlan, config: &LoadConfig, budget
         read_bytes: plan.aligned_read_bytes(),
         over_read_bytes: plan.over_read_bytes(),
         rank: plan.rank().map(|rank| planned_rank(plan, rank)),
+        places: Vec::new(),
         order: plan.order().to_string(),
         jumps: plan.jumps(),
         files: reading::files(checkpoint, plan),

@@ -91,8 +91,8 @@ pub(crate) enum Message {
     Decided {
         /// Where layers go; never `auto`.
         device: Device,
-        /// That device, if it is a GPU.
-        gpu: Option<Gpu>,
+        /// That device, if it is a GPU; with a device map, all of its GPUs.
+        gpus: Vec<Gpu>,
     },
     /// The baseline was taken; the load begins.
     Started {
