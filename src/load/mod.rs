@@ -116,7 +116,7 @@ impl Loader {
     }
 
     /// What [`Self::stream`] would do: every read, every copy, every term of the peak. Reads no tensor bytes. For what
-    /// [`Self::load`] would do, plan with [`Window::All`](crate::Window::All) and [`crate::ReadOrder::Files`].
+    /// [`Self::load`] would do, plan with [`Window::All`] and [`crate::ReadOrder::Files`].
     ///
     /// # Errors
     /// [`LoadError::Plan`] if the budget cannot work, [`LoadError::Layers`] if the grouping fails,
