@@ -33,6 +33,9 @@ fn the_first_command_runs_as_it_stands() {
     assert!(text.contains("host") && text.contains("promise"), "{text}");
 }
 
+/// A server that answers for two seconds.
+const SERVER: &str = "sh -c \"for request in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do echo request done; sleep 0.1; done\"";
+
 /// The other commands, on a small checkpoint instead of a large one, and on a loader that exists.
 #[test]
 fn the_other_commands_run_on_a_small_checkpoint() {
@@ -47,7 +50,7 @@ fn the_other_commands_run_on_a_small_checkpoint() {
             .replace("/tmp/gemma-7b", "model")
             .replace("/tmp/mistral-4-layers", "model")
             .replace("python load_test.py", "true")
-            .replace("./serve {source}", "seq -f \"request done %g\" 20");
+            .replace("./serve {source}", SERVER);
         // A few cycles show that it runs.
         let line = match line.strip_prefix("leak ") {
             Some(rest) => format!("leak {} --cycles 12", rest.replace("--cycles 100", "")),

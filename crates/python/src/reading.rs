@@ -3,10 +3,12 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use onelayer::checkpoint::{Shard, TensorEntry};
+use onelayer::probe::residency;
 use onelayer::units::ByteRange;
 use onelayer::{Checkpoint, DType, TensorReader};
 use pyo3::exceptions::{PyKeyError, PyOSError};
@@ -134,13 +136,16 @@ impl NativeMapping {
         Ok(Tensor::of_memory(name, (entry.dtype, entry.dtype_name), entry.shape.to_vec(), memory))
     }
 
-    /// Has the kernel read the files ahead, one after the other. Returns at once.
+    /// Has the kernel read the files ahead, one after the other, but for those that it has. Returns at once.
     fn read_ahead(&self, py: Python<'_>) {
         let shards: Vec<(std::path::PathBuf, ByteRange)> =
             self.checkpoint.shards().iter().map(|shard| (shard.path.clone(), shard.data)).collect();
         py.detach(|| {
             let work = move || {
                 for (path, data) in shards {
+                    if is_cached(&path) {
+                        continue;
+                    }
                     // Advice is all it is: who reads the pages finds out what is wrong with the file.
                     let _ = File::open(path).and_then(|file| advise(&file, data));
                 }
@@ -148,6 +153,12 @@ impl NativeMapping {
             let _ = thread::Builder::new().name("onelayer-ahead".to_owned()).spawn(work);
         });
     }
+}
+
+/// True if hardly anything of the file would have to be read: advice about pages that are there costs time, too.
+fn is_cached(path: &Path) -> bool {
+    let residency = residency(path);
+    residency.value().is_some_and(|found| found.file_bytes - found.resident_bytes <= found.file_bytes / 64)
 }
 
 fn advise(file: &File, data: ByteRange) -> io::Result<()> {
