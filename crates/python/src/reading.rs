@@ -1,19 +1,18 @@
 //! Tensors one by one, for those who pull: read into memory of their own, or seen through a private mapping.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use onelayer::checkpoint::{Shard, TensorEntry};
-use onelayer::probe::residency;
 use onelayer::units::ByteRange;
 use onelayer::{Checkpoint, DType, TensorReader};
 use pyo3::exceptions::{PyKeyError, PyOSError};
 use pyo3::prelude::*;
 use rustix::fs::{Advice, fadvise};
+use rustix::io::{ReadWriteFlags, preadv2};
 
 use crate::errors;
 use crate::memory::{FileMapping, HostMemory};
@@ -143,11 +142,9 @@ impl NativeMapping {
         py.detach(|| {
             let work = move || {
                 for (path, data) in shards {
-                    if is_cached(&path) {
-                        continue;
-                    }
                     // Advice is all it is: who reads the pages finds out what is wrong with the file.
-                    let _ = File::open(path).and_then(|file| advise(&file, data));
+                    let _ = File::open(path)
+                        .and_then(|file| if is_cached(&file, data) { Ok(()) } else { advise(&file, data) });
                 }
             };
             let _ = thread::Builder::new().name("onelayer-ahead".to_owned()).spawn(work);
@@ -155,10 +152,18 @@ impl NativeMapping {
     }
 }
 
-/// True if hardly anything of the file would have to be read: advice about pages that are there costs time, too.
-fn is_cached(path: &Path) -> bool {
-    let residency = residency(path);
-    residency.value().is_some_and(|found| found.file_bytes - found.resident_bytes <= found.file_bytes / 64)
+/// Where a file is looked at.
+const PROBES: u64 = 16;
+
+/// True if the file is in the page cache wherever it is looked at: advice about pages that are there costs time, too. One byte
+/// at a few places, read only if that needs no disk.
+fn is_cached(file: &File, data: ByteRange) -> bool {
+    let is_there = |probe: u64| {
+        let at = data.start() + data.len_bytes() / PROBES * probe;
+        let mut byte = [0];
+        preadv2(file, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT).is_ok()
+    };
+    (0..PROBES).all(is_there)
 }
 
 fn advise(file: &File, data: ByteRange) -> io::Result<()> {
