@@ -475,23 +475,27 @@ fn progress_goes_to_stderr_in_the_form_that_was_asked_for() {
     );
 }
 
+const COMMANDS: [&str; 14] = [
+    "run",
+    "compare",
+    "fit",
+    "leak",
+    "plan",
+    "inspect",
+    "exec",
+    "convert",
+    "verify",
+    "report",
+    "doctor",
+    "synth",
+    "completions",
+    "man",
+];
+
 #[test]
 fn help_fits_a_screen_and_opens_with_what_is_measured() {
     let place = tempfile::tempdir().unwrap();
-    for command in [
-        "",
-        "run",
-        "compare",
-        "plan",
-        "inspect",
-        "exec",
-        "convert",
-        "verify",
-        "report",
-        "synth",
-        "completions",
-        "man",
-    ] {
+    for command in [""].into_iter().chain(COMMANDS) {
         let output = loadcheck(place.path())
             .args(command.split_whitespace())
             .arg("-h")
@@ -514,9 +518,7 @@ fn help_fits_a_screen_and_opens_with_what_is_measured() {
     {
         assert!(text.contains(row), "{row:?} in {text}");
     }
-    for command in
-        ["run", "plan", "compare", "fit", "leak", "report", "exec", "convert", "verify", "doctor", "synth"]
-    {
+    for command in COMMANDS {
         assert!(text.contains(&format!("\n  {command} ")), "{command} is not offered: {text}");
     }
     let of_run = stdout(&run(place.path(), "run --help"));
@@ -533,19 +535,7 @@ fn completions_and_manual_pages_cover_every_command() {
     }
     let main = stdout(&run(place.path(), "man"));
     assert!(main.starts_with(".ie") && main.contains(".TH loadcheck 1"), "{main}");
-    for command in [
-        "run",
-        "compare",
-        "plan",
-        "inspect",
-        "exec",
-        "convert",
-        "verify",
-        "report",
-        "synth",
-        "completions",
-        "man",
-    ] {
+    for command in COMMANDS {
         assert!(main.contains(&format!("loadcheck\\-{command}(1)")), "{command} is referred to");
         let page = stdout(&run(place.path(), &format!("man {command}")));
         assert!(page.contains(&format!(".TH loadcheck-{command} 1")), "{page}");

@@ -7,8 +7,6 @@
 
 mod common;
 
-use std::process::Command;
-
 use common::{TestTensor, write_sharded};
 use onelayer::plan::PlanError;
 use onelayer::probe::Procfs;
@@ -107,15 +105,10 @@ fn measure(
     budget_bytes: u64,
     window: u64,
 ) -> (u64, u64, u64) {
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["measured_child", "--exact", "--nocapture", "--test-threads=1"])
-        .env("ONELAYER_LOAD_MEMORY", format!("{} {io} {target} {budget_bytes} {window}", path.display()))
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    let line =
-        text.lines().find_map(|line| line.split("measured ").nth(1)).unwrap_or_else(|| panic!("{text}"));
+    let line = common::measured(
+        "ONELAYER_LOAD_MEMORY",
+        &format!("{} {io} {target} {budget_bytes} {window}", path.display()),
+    );
     let numbers: Vec<u64> = line.split(' ').map(|word| word.parse().unwrap()).collect();
     (numbers[0], numbers[1], numbers[2])
 }

@@ -6,7 +6,6 @@
 mod common;
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -163,15 +162,7 @@ struct Measured {
 }
 
 fn measure(path: &std::path::Path, io: &str) -> Measured {
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["measured_child", "--exact", "--nocapture", "--test-threads=1"])
-        .env("ONELAYER_PASSES_MEMORY", format!("{} {io}", path.display()))
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    let line =
-        text.lines().find_map(|line| line.split("measured ").nth(1)).unwrap_or_else(|| panic!("{text}"));
+    let line = common::measured("ONELAYER_PASSES_MEMORY", &format!("{} {io}", path.display()));
     let mut words = line.split(' ');
     let [resident_bytes, mapped_bytes] = [(); 2].map(|()| words.next().unwrap().parse().unwrap());
     let mut numbers =

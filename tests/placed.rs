@@ -8,8 +8,6 @@
 
 mod common;
 
-use std::process::Command;
-
 use common::{TestTensor, small_decoder, write_file, write_sharded};
 use onelayer::fit::{DeviceMap, FitError, ModelConfig, Tier};
 use onelayer::load::LoadError;
@@ -282,14 +280,8 @@ fn the_peak_is_the_budget_and_what_stays_on_the_host() {
     let folder = tempfile::tempdir().unwrap();
     write_sharded(folder.path(), &small_decoder(6, 3 << 20));
     for budget_mib in [8, 32] {
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args(["measured_child", "--exact", "--nocapture", "--test-threads=1"])
-            .env("ONELAYER_PLACED_MEMORY", format!("{} {budget_mib}", folder.path().display()))
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-        let line = text.lines().find_map(|line| line.split("measured ").nth(1)).unwrap();
+        let line =
+            common::measured("ONELAYER_PLACED_MEMORY", &format!("{} {budget_mib}", folder.path().display()));
         let [peak, stayed, resident] =
             line.split(' ').map(|word| word.parse::<u64>().unwrap()).collect::<Vec<_>>()[..]
         else {

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A tensor to be written: name, dtype, shape, bytes.
 #[derive(Clone, Debug)]
@@ -34,6 +35,20 @@ pub fn random_bytes(len: usize, seed: u64) -> Vec<u8> {
     }
     bytes.truncate(len);
     bytes
+}
+
+/// What the test `measured_child` of the same file prints behind `measured `. It runs in a process of its own, which finds `setting` in
+/// the variable.
+pub fn measured(variable: &str, setting: &str) -> String {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["measured_child", "--exact", "--nocapture", "--test-threads=1"])
+        .env(variable, setting)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let line = text.lines().find_map(|line| line.split("measured ").nth(1));
+    line.unwrap_or_else(|| panic!("{text}")).to_owned()
 }
 
 /// Writes one safetensors file with its tensors in the order given, `padding` spaces after the header.

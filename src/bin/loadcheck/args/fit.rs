@@ -31,13 +31,13 @@ pub(crate) struct FitArgs {
     ///
     /// Split into words as a shell would, and run without one. With {strategy} in it, it is run for each -s NAME, which is
     /// put there. May be repeated.
-    #[arg(long, value_name = "COMMAND", help_heading = "Loader")]
+    #[arg(long, value_name = "COMMAND", help_heading = "Search")]
     pub(crate) cmd: Vec<String>,
     /// stream, mmap, read, pread, direct; or for {strategy}
     ///
     /// stream is ours, the others are habits of other loaders. With {strategy} in --cmd, any text. May be repeated.
     /// [default: stream]
-    #[arg(short, long = "strategy", value_name = "NAME", help_heading = "Loader")]
+    #[arg(short, long = "strategy", value_name = "NAME", help_heading = "Search")]
     pub(crate) strategies: Vec<String>,
     /// Smallest limit to try
     ///

@@ -60,7 +60,7 @@ pub(crate) struct LeakArgs {
     /// Measured is what stays on the machine after it has ended.
     #[arg(long, help_heading = "Cycles", conflicts_with = "cmd")]
     pub(crate) isolate: bool,
-    /// A command that loads, such as 'python load.py {source}'
+    /// A command that loads: 'python load.py {source}'
     ///
     /// Split into words as a shell would, but not run by a shell; {source} is put in afterwards. What it prints goes to stderr.
     #[arg(long, value_name = "TEMPLATE", help_heading = "Cycles")]
@@ -70,9 +70,9 @@ pub(crate) struct LeakArgs {
     /// It runs once, and is stopped after the last cycle. A program that writes to a pipe may hold lines back: `python -u`.
     #[arg(long, value_name = "REGEX", help_heading = "Cycles", requires = "cmd")]
     pub(crate) each_line: Option<String>,
-    /// Growth a cycle: host, file, pinned, vram; bare: all
+    /// Growth a cycle: host, file, pinned, vram
     ///
-    /// The most that is no leak [default: 16KiB]. May be repeated. A kind that is named and cannot be measured here is exit code 4.
+    /// The most that is no leak [default: 16KiB]; without a kind, of all. May be repeated. A kind that is named and cannot be measured here is exit code 4.
     #[arg(
         long = "max-slope",
         value_name = "[KIND=]SIZE",
