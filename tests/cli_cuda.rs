@@ -397,3 +397,25 @@ fn a_hundred_cycles_leave_the_device_as_it_was() {
         assert_eq!(report["runs"][0]["promise"]["kept"], true);
     }
 }
+
+/// Every free is answered with success and does nothing: a MiB stays with the driver after each unload, for which a device takes
+/// its smallest grain.
+#[test]
+fn device_memory_that_does_not_come_back_is_found() {
+    let place = tempfile::tempdir().unwrap();
+    write_file(
+        &place.path().join("m.safetensors"),
+        &[TestTensor::random("model.layers.0.weight", 1 << 20, 1)],
+        0,
+    );
+    let outcome = sim(place.path(), "leak m.safetensors --device cuda:0 --cycles 27 --json")
+        .fail("cuMemFreeAsync:*:0")
+        .run();
+    assert_code(&outcome, 1);
+    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let slopes = report["leak"]["slopes"].as_array().unwrap();
+    let grows: Vec<&Value> = slopes.iter().filter(|slope| slope["verdict"] == "leak").collect();
+    assert_eq!(grows.len(), 1, "{slopes:?}");
+    assert_eq!(grows[0]["kind"], "vram");
+    assert_eq!(grows[0]["bytes_per_cycle"], f64::from(2 << 20), "{}", grows[0]);
+}
