@@ -112,6 +112,24 @@ fn hashes_on_the_device_are_those_of_the_host() {
 }
 
 #[test]
+fn quantised_weights_on_the_device_are_those_of_the_host() {
+    let place = tempfile::tempdir().unwrap();
+    let source = fixture("llama");
+    for form in ["int8", "int4", "fp8"] {
+        let hashes = |device: &str| {
+            let line = format!("{} --quantise {form} --hash --json --device {device}", source.display());
+            let outcome = sim(place.path(), &line).run();
+            assert_code(&outcome, 0);
+            let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
+            report["hashes"].as_array().unwrap().clone()
+        };
+        let on_device = hashes("cuda:0");
+        assert_eq!(on_device, hashes("host"), "{form}");
+        assert!(on_device.iter().any(|tensor| tensor["name"].as_str().unwrap().contains("scale")), "{form}");
+    }
+}
+
+#[test]
 fn auto_takes_the_device_and_the_plan_is_that_of_the_run() {
     let place = model();
     let run = report(&sim(place.path(), "m.safetensors --json").run(), 0);
