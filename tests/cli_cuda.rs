@@ -387,6 +387,20 @@ fn every_format_has_the_device_memory() {
 }
 
 #[test]
+fn the_picture_has_a_strip_of_device_memory() {
+    let place = model();
+    let line = "m.safetensors --device cuda:0 --timeline 1 --json --export-svg load.svg";
+    let report = report(&sim(place.path(), line).run(), 0);
+    let samples = &report["runs"][0]["samples"];
+    assert_eq!(samples["columns"][6], "vram_bytes");
+    let points = samples["rows"].as_array().unwrap().iter().filter_map(|row| row[6].as_u64());
+    assert_eq!(points.clone().min(), report["runs"][0]["baseline"]["vram_bytes"].as_u64());
+    assert!(points.max() <= report["runs"][0]["peak"]["vram_bytes"].as_u64());
+    let drawn = std::fs::read_to_string(place.path().join("load.svg")).unwrap();
+    assert!(drawn.contains("<path class=\"vram\"") && drawn.contains("device memory (MiB)"), "{drawn}");
+}
+
+#[test]
 fn a_hundred_cycles_leave_the_device_as_it_was() {
     let place = model();
     for (line, loads) in [("leak m.safetensors", 1), ("leak m.safetensors m.safetensors", 2)] {

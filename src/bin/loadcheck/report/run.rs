@@ -1,5 +1,7 @@
 //! What is reported of one run: memory before, at most and after, what was read, and what was promised.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::{IoCounters, Passes, PlaceShare};
@@ -346,7 +348,7 @@ pub(crate) struct Promise {
 pub(crate) struct Samples {
     /// Distance of the samples.
     pub(crate) interval_ms: f64,
-    /// Names of the columns.
+    /// Names of the columns; `vram_bytes` is the last of a load to a device with memory of its own, counted as `peak.vram_bytes` is.
     pub(crate) columns: Vec<String>,
     /// One row a sample; empty unless `--timeline` is given, or a picture of it is wanted.
     pub(crate) rows: Vec<Vec<Option<u64>>>,
@@ -393,5 +395,16 @@ impl Samples {
             vec![elapsed_us, row.host_bytes, row.rss_bytes, row.anon_bytes, row.file_bytes, row.shmem_bytes]
         });
         Self { interval_ms, columns: columns.map(str::to_owned).to_vec(), rows: rows.collect() }
+    }
+
+    /// Adds a column of device memory, from its changes: when, by the clock of the samples, and to what. By time.
+    pub(crate) fn with_vram(mut self, steps: &[(Duration, u64)]) -> Self {
+        self.columns.push("vram_bytes".to_owned());
+        for row in &mut self.rows {
+            let elapsed = row.first().copied().flatten().map(Duration::from_micros);
+            let before = elapsed.map(|elapsed| steps.partition_point(|(at, _)| *at <= elapsed));
+            row.push(before.and_then(|before| steps[..before].last()).map(|(_, bytes)| *bytes));
+        }
+        self
     }
 }

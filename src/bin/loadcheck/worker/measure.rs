@@ -85,7 +85,7 @@ pub(super) fn measure(
         .finish()
         .map_err(|error| vec![Problem::new(Code::CannotMeasure, format!("cannot measure: {error}"))])?;
     let counted = vram.as_ref().map(VramMeter::finish);
-    let seen = Seen { summary, counted, after_unload, keeps_timeline };
+    let seen = Seen { summary, counted, after_unload, keeps_timeline, baseline_taken };
     let each = std::mem::take(&mut *note(&passes));
     let passes = config.passes.is_asked().then(|| loaded.passes(config, each));
     let mut finished = loaded.finish(config, budgets, watches, seen);
@@ -350,6 +350,7 @@ struct Seen {
     counted: Option<Counted>,
     after_unload: Point,
     keeps_timeline: bool,
+    baseline_taken: Instant,
 }
 
 impl Loaded {
@@ -384,6 +385,10 @@ impl Loaded {
         };
         let mut run = self.run(config, budgets, &seen);
         run.outcome = outcome;
+        if let Some(counted) = &seen.counted {
+            let steps = counted.steps_since(seen.baseline_taken);
+            run.samples = run.samples.map(|samples| samples.with_vram(&steps));
+        }
         run.peak = self.peak(&seen.summary);
         let mut crossings = self.crossings;
         add_missed(&mut crossings, watches, &seen.summary);

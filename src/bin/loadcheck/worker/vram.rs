@@ -16,6 +16,8 @@ use crate::report::{Place, Unavailable, Vram};
 const LOOKS_PER_NVML_SAMPLE: u32 = 4;
 /// NVML is asked on behalf of layers no more often than this.
 const LAYER_INTERVAL: Duration = Duration::from_millis(20);
+/// Changes of one series that are kept; of more, every second one goes.
+const STEPS_MAX: usize = 8192;
 
 /// One way of counting.
 #[derive(Debug)]
@@ -27,6 +29,8 @@ struct Series {
     peak_at: Option<Place>,
     after_load: Option<u64>,
     after_unload: Option<u64>,
+    /// When the number changed, and to what.
+    steps: Vec<(Instant, u64)>,
     /// Why a number is missing.
     reason: Option<String>,
 }
@@ -41,6 +45,7 @@ impl Series {
             peak_at: None,
             after_load: None,
             after_unload: None,
+            steps: Vec::new(),
             reason: None,
         }
     }
@@ -49,6 +54,7 @@ impl Series {
         match answer {
             Ok(bytes) => {
                 self.now = Some(bytes);
+                self.note(bytes);
                 if self.peak < Some(bytes) {
                     self.peak = Some(bytes);
                     self.peak_at = Some(place());
@@ -59,6 +65,20 @@ impl Series {
                 self.reason.get_or_insert(reason);
             }
         }
+    }
+
+    fn note(&mut self, bytes: u64) {
+        if self.steps.last().is_some_and(|(_, last)| *last == bytes) {
+            return;
+        }
+        if self.steps.len() == STEPS_MAX {
+            let mut index = 0_usize;
+            self.steps.retain(|_| {
+                index += 1;
+                index % 2 == 1
+            });
+        }
+        self.steps.push((Instant::now(), bytes));
     }
 
     fn report(&self) -> Vram {
@@ -225,6 +245,7 @@ impl VramMeter {
             peak_bytes: headline.peak,
             peak_at: headline.peak_at.clone(),
             vram: counted.map(Series::report).collect(),
+            steps: headline.steps.clone(),
             unavailable,
         }
     }
@@ -262,7 +283,16 @@ pub(super) struct Counted {
     pub(super) peak_at: Option<Place>,
     /// Every way that gave a number.
     pub(super) vram: Vec<Vram>,
+    /// When the headline changed, and to what.
+    pub(super) steps: Vec<(Instant, u64)>,
     pub(super) unavailable: Vec<Unavailable>,
+}
+
+impl Counted {
+    /// The changes, by the time since `start`.
+    pub(super) fn steps_since(&self, start: Instant) -> Vec<(Duration, u64)> {
+        self.steps.iter().map(|(at, bytes)| (at.saturating_duration_since(start), *bytes)).collect()
+    }
 }
 
 #[cfg(test)]
@@ -339,6 +369,27 @@ mod tests {
         assert_eq!((device.peak_bytes, driver.peak_bytes), (Some(500), Some(900)), "not what comes after");
         assert_eq!((driver.baseline_bytes, driver.after_load_bytes), (Some(100), Some(500)));
         assert_eq!((driver.after_unload_bytes, driver.after_unload_growth_bytes), (Some(1700), Some(1600)));
+    }
+
+    #[test]
+    fn changes_are_noted_and_their_number_is_bounded() {
+        let (meter, held) = meter([None, None, Some(0)]);
+        let start = Instant::now();
+        let bytes = |meter: &VramMeter| -> Vec<u64> {
+            meter.finish().steps_since(start).iter().map(|(_, bytes)| *bytes).collect()
+        };
+        for look in [100, 150, 150, 120] {
+            held.store(look, Ordering::Relaxed);
+            meter.look(Place::default);
+        }
+        assert_eq!(bytes(&meter), [100, 150, 120]);
+        for look in 0..20_000 {
+            held.store(look, Ordering::Relaxed);
+            meter.look(Place::default);
+        }
+        let kept = bytes(&meter);
+        assert!(kept.len() <= STEPS_MAX && kept.last() == Some(&19_999), "{}", kept.len());
+        assert!(kept[3..].is_sorted(), "by time");
     }
 
     #[test]

@@ -21,6 +21,8 @@ struct Sizes {
     width: f64,
     left: f64,
     plot_height: f64,
+    /// Of the strip of device memory.
+    vram_height: f64,
     /// Samples of all plots together.
     dots: usize,
     /// Cells of layers of all plots together.
@@ -40,6 +42,7 @@ impl Shape {
                 width: 960.0,
                 left: 62.0,
                 plot_height: if is_single { 330.0 } else { 190.0 },
+                vram_height: 80.0,
                 dots: 600,
                 cells: 180,
                 time_ticks: 10,
@@ -48,6 +51,7 @@ impl Shape {
                 width: 400.0,
                 left: 46.0,
                 plot_height: if is_single { 250.0 } else { 160.0 },
+                vram_height: 60.0,
                 dots: 300,
                 cells: 60,
                 time_ticks: 5,
@@ -121,11 +125,13 @@ fn plots<'a>(panels: &'a [Panel<'a>], sizes: &Sizes) -> Vec<Plot<'a>> {
     let levels = panels.iter().flat_map(|panel| &panel.limits).map(|limit| limit.bytes);
     let highest = levels.filter(|level| *level <= reach).fold(top * 1.04, f64::max);
     let end = panels.iter().map(Panel::end_seconds).fold(0.0, f64::max);
+    let vram = panels.iter().filter_map(Panel::top_vram_bytes).reduce(f64::max);
     let plot = |panel: &'a Panel<'a>| Plot {
         panel,
         dots: panel.thinned(sizes.dots / count),
         cell_count_max: sizes.cells / count,
         memory: Axis::bytes(highest * 1.07, 6),
+        vram: vram.filter(|_| panel.top_vram_bytes().is_some()).map(|top| Axis::bytes(top * 1.07, 3)),
         time: Axis::seconds(end, sizes.time_ticks),
     };
     panels.iter().map(plot).collect()
@@ -172,6 +178,7 @@ impl Sheet {
         add(has(0), box_of("anon"), 16.0, "anonymous");
         add(has(1), box_of("shmem"), 16.0, "shared");
         add(has(2), box_of("file"), 16.0, "pages of files");
+        add(any(&|panel| panel.top_vram_bytes().is_some()), box_of("vram"), 16.0, "device");
         add(
             any(&|panel| panel.dots.iter().any(|dot| dot.host.is_some())),
             line_of("host"),
@@ -220,6 +227,17 @@ impl Sheet {
         Frame { left, top: self.y, width: self.sizes.width - left - MARGIN, height: self.sizes.plot_height }
     }
 
+    /// What a scale counts, above it.
+    fn axis_name(&mut self, kind: &str, unit: &str) {
+        self.y += TEXT * 1.8;
+        let _ = writeln!(
+            self.out,
+            "<text class=\"soft\" x=\"{MARGIN}\" y=\"{}\" font-size=\"{TEXT}\">{kind} ({unit})</text>",
+            number(self.y)
+        );
+        self.y += 11.0;
+    }
+
     fn panel(&mut self, plot: &Plot<'_>, is_last: bool) {
         let panel = plot.panel;
         if !panel.heading.is_empty() {
@@ -239,17 +257,17 @@ impl Sheet {
             self.y += 8.0;
             return;
         }
-        self.y += TEXT * 1.8;
-        let name = format!("memory ({})", plot.memory.unit);
-        let _ = writeln!(
-            self.out,
-            "<text class=\"soft\" x=\"{MARGIN}\" y=\"{}\" font-size=\"{TEXT}\">{name}</text>",
-            number(self.y)
-        );
-        self.y += 11.0;
+        let kind = if plot.vram.is_some() { "host memory" } else { "memory" };
+        self.axis_name(kind, plot.memory.unit);
         let frame = self.frame();
         plot.draw(&frame, TEXT, &mut self.out);
         self.y = frame.top + frame.height + TEXT * 1.5;
+        if let Some(axis) = &plot.vram {
+            self.axis_name("device memory", axis.unit);
+            let frame = Frame { height: self.sizes.vram_height, ..self.frame() };
+            plot.draw_vram(axis, &frame, TEXT, &mut self.out);
+            self.y = frame.top + frame.height + TEXT * 0.5;
+        }
         if is_last {
             self.y += TEXT * 1.4;
             let _ = writeln!(
@@ -276,6 +294,7 @@ fn facts(plot: &Plot<'_>) -> Vec<String> {
     };
     facts.extend(ended.map(str::to_owned));
     facts.extend(panel.host_peak.iter().chain(&panel.rss_peak).map(|mark| mark.long.clone()));
+    facts.extend(panel.vram_peak.clone());
     if !panel.dots.is_empty() {
         let far = panel.limits.iter().filter(|limit| !plot.shows(limit));
         facts.extend(far.map(|limit| format!("{} (above the picture)", limit.short)));

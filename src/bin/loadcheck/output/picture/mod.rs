@@ -29,7 +29,7 @@ const TEXT_CHARACTERS_MAX: usize = 500;
 
 /// Every colour: its name, on light paper, on dark paper. Told apart with any colour vision (after Okabe and Ito); what they mean is
 /// also said by their order, by lines, and by words.
-const COLOURS: [(&str, &str, &str); 12] = [
+const COLOURS: [(&str, &str, &str); 13] = [
     ("paper", "#ffffff", "#11151a"),
     ("ink", "#1b1f24", "#e3e7ec"),
     ("soft", "#57606a", "#9aa5b1"),
@@ -37,6 +37,7 @@ const COLOURS: [(&str, &str, &str); 12] = [
     ("anon", "#2f7fb8", "#2f7fb8"),
     ("shmem", "#cc79a7", "#b8608f"),
     ("file", "#b9def5", "#23475f"),
+    ("vram", "#009e73", "#0e8a68"),
     ("edge", "#4d9fd0", "#5fb0df"),
     ("host", "#12324a", "#f4f6f8"),
     ("limit", "#c24a00", "#ff8c3a"),
@@ -45,7 +46,7 @@ const COLOURS: [(&str, &str, &str); 12] = [
 ];
 
 /// How the parts of the picture look. Colours stand before their variable too, for programs that draw SVG and know no variables.
-const LOOK: [(&str, &str); 17] = [
+const LOOK: [(&str, &str); 18] = [
     (".paper", "fill:@paper"),
     (".ink", "fill:@ink"),
     (".soft", "fill:@soft"),
@@ -53,6 +54,7 @@ const LOOK: [(&str, &str); 17] = [
     (".anon", "fill:@anon"),
     (".shmem", "fill:@shmem"),
     (".file", "fill:@file"),
+    (".vram", "fill:@vram"),
     (".edge", "fill:none;stroke:@edge"),
     (".host", "fill:none;stroke:@host;stroke-width:1.8;stroke-linejoin:round"),
     (".limit", "fill:none;stroke:@limit;stroke-width:1.8;stroke-dasharray:7 4"),

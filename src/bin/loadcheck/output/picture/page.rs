@@ -94,7 +94,8 @@ fn captions(panels: &[Panel<'_>], said: Option<String>, page: &mut String) {
     lines.extend(interval.map(|ms| {
         format!("Memory of the process, a sample every {ms} ms; the RSS peak is the kernel's own.")
     }));
-    if panels.iter().any(|panel| panel.run.peak.vram_bytes.is_some()) {
+    let is_drawn = |panel: &Panel<'_>| panel.top_vram_bytes().is_some();
+    if panels.iter().any(|panel| panel.run.peak.vram_bytes.is_some() && !is_drawn(panel)) {
         lines.push("Device memory is not drawn: its peak is in the table.".to_owned());
     }
     let _ = writeln!(

@@ -23,6 +23,8 @@ pub(super) struct Panel<'a> {
     pub(super) limits: Vec<Line>,
     pub(super) host_peak: Option<Mark>,
     pub(super) rss_peak: Option<Mark>,
+    /// In words.
+    pub(super) vram_peak: Option<String>,
     /// Ends of layers, by time.
     pub(super) ends: Vec<LayerEnd>,
 }
@@ -35,6 +37,7 @@ pub(super) struct Dot {
     pub(super) anon: Option<f64>,
     pub(super) file: Option<f64>,
     pub(super) shmem: Option<f64>,
+    pub(super) vram: Option<f64>,
 }
 
 impl Dot {
@@ -169,6 +172,8 @@ fn panel<'a>(report: &Report, heading: String, run: &'a Run) -> Panel<'a> {
         limits: limits(report, run),
         host_peak: mark("host peak", run.peak.host_bytes, run.baseline.host_bytes, &run.peak.at),
         rss_peak: mark("RSS peak", run.peak.rss_bytes, run.baseline.rss_bytes, &run.peak.rss_at),
+        vram_peak: mark("device peak", run.peak.vram_bytes, run.baseline.vram_bytes, &run.peak.vram_at)
+            .map(|mark| mark.long),
         ends: ends(run),
     }
 }
@@ -177,7 +182,8 @@ fn panel<'a>(report: &Report, heading: String, run: &'a Run) -> Panel<'a> {
 fn dots(samples: &Samples) -> Vec<Dot> {
     let column = |name: &str| samples.columns.iter().position(|column| column == name);
     let elapsed = column("elapsed_us");
-    let [host, anon, file, shmem] = ["host_bytes", "anon_bytes", "file_bytes", "shmem_bytes"].map(column);
+    let [host, anon, file, shmem, vram] =
+        ["host_bytes", "anon_bytes", "file_bytes", "shmem_bytes", "vram_bytes"].map(column);
     let cell = |row: &[Option<u64>], column: Option<usize>| {
         column.and_then(|column| row.get(column).copied().flatten()).map(to_f64)
     };
@@ -188,6 +194,7 @@ fn dots(samples: &Samples) -> Vec<Dot> {
             anon: cell(row, anon),
             file: cell(row, file),
             shmem: cell(row, shmem),
+            vram: cell(row, vram),
         })
     };
     samples.rows.iter().filter_map(dot).collect()
@@ -244,6 +251,12 @@ impl Panel<'_> {
     /// True if there ever was memory of a kind, by its place in [`Dot::edges`].
     pub(super) fn has_kind(&self, edge: usize) -> bool {
         self.dots.iter().any(|dot| [dot.anon, dot.shmem, dot.file][edge].is_some_and(|bytes| bytes > 0.0))
+    }
+
+    /// The most device memory of the curve and of the run; `None` if there is no curve.
+    pub(super) fn top_vram_bytes(&self) -> Option<f64> {
+        let highest = self.dots.iter().filter_map(|dot| dot.vram).reduce(f64::max)?;
+        Some(self.run.peak.vram_bytes.map_or(highest, |peak| highest.max(to_f64(peak))))
     }
 
     /// The last moment there is something to draw of.

@@ -1,4 +1,5 @@
-//! One plot: areas of memory by kind, the line of host memory on top, limits, peaks, and a cell for each layer.
+//! One plot: areas of memory by kind, the line of host memory on top, limits, peaks, and a cell for each layer. Under it device memory, at a scale
+//! of its own: it is often a hundred times as much.
 
 use std::fmt::Write as _;
 
@@ -29,6 +30,8 @@ pub(super) struct Plot<'a> {
     pub(super) dots: Vec<Dot>,
     pub(super) cell_count_max: usize,
     pub(super) memory: Axis,
+    /// Of device memory, if any is drawn.
+    pub(super) vram: Option<Axis>,
     pub(super) time: Axis,
 }
 
@@ -59,7 +62,7 @@ impl Plot<'_> {
     }
 
     fn y(&self, frame: &Frame, bytes: f64) -> f64 {
-        frame.top + (1.0 - self.memory.share(bytes)) * frame.height
+        height_of(&self.memory, frame, bytes)
     }
 
     /// Draws everything inside the frame, and the texts of the axes beside it.
@@ -67,15 +70,17 @@ impl Plot<'_> {
         self.axes(frame, text_size, out);
         for (class, edge) in [("file", 2), ("shmem", 1), ("anon", 0)] {
             if self.panel.has_kind(edge) {
-                self.area(frame, class, edge, out);
+                self.area(frame, &self.memory, class, |dot| dot.edges()[edge], out);
             }
         }
-        for (d, ..) in self.paths(frame, |dot| dot.edges()[2]) {
+        for (d, ..) in self.paths(frame, &self.memory, |dot| dot.edges()[2]) {
             let _ = writeln!(out, "<path class=\"edge\" d=\"M{d}\"/>");
         }
         let cells = self.cells(frame);
-        self.ticks(frame, &cells, out);
-        for (d, ..) in self.paths(frame, |dot| dot.host) {
+        // No higher than what is drawn, where nothing is written.
+        let highest = (self.memory.share(self.panel.top_bytes()) * frame.height).max(10.0);
+        self.ticks(frame, &cells, highest, out);
+        for (d, ..) in self.paths(frame, &self.memory, |dot| dot.host) {
             let _ = writeln!(out, "<path class=\"host\" d=\"M{d}\"/>");
         }
         self.levels(frame, text_size, out);
@@ -83,19 +88,17 @@ impl Plot<'_> {
         self.peaks(frame, out);
     }
 
+    /// Draws device memory inside the frame, with its scale beside it.
+    pub(super) fn draw_vram(&self, axis: &Axis, frame: &Frame, text_size: f64, out: &mut String) {
+        let grid = scale(axis, frame, text_size, out);
+        let _ = writeln!(out, "<path class=\"grid\" d=\"{grid}\"/>");
+        self.area(frame, axis, "vram", |dot| dot.vram, out);
+        self.ticks(frame, &self.cells(frame), frame.height, out);
+    }
+
     fn axes(&self, frame: &Frame, text_size: f64, out: &mut String) {
         let (right, bottom) = (frame.left + frame.width, frame.top + frame.height);
-        let mut grid = String::new();
-        for (value, text) in self.memory.ticks() {
-            let y = self.y(frame, value);
-            let _ = write!(grid, "M{} {}H{}", number(frame.left), number(y), number(right));
-            let _ = writeln!(
-                out,
-                "<text class=\"soft\" x=\"{}\" y=\"{}\" font-size=\"{text_size}\" text-anchor=\"end\">{text}</text>",
-                number(frame.left - 7.0),
-                number(y + text_size * 0.36)
-            );
-        }
+        let mut grid = scale(&self.memory, frame, text_size, out);
         for (value, text) in self.time.ticks() {
             let x = self.x(frame, value);
             let _ = write!(grid, "M{} {}v5", number(x), number(bottom));
@@ -113,7 +116,12 @@ impl Plot<'_> {
     }
 
     /// Each unbroken stretch of a curve: its points, and where it begins and ends.
-    fn paths(&self, frame: &Frame, value: impl Fn(&Dot) -> Option<f64>) -> Vec<(String, f64, f64)> {
+    fn paths(
+        &self,
+        frame: &Frame,
+        axis: &Axis,
+        value: impl Fn(&Dot) -> Option<f64>,
+    ) -> Vec<(String, f64, f64)> {
         let mut paths: Vec<(String, f64, f64)> = Vec::new();
         let mut is_broken = true;
         for dot in &self.dots {
@@ -122,7 +130,7 @@ impl Plot<'_> {
                 continue;
             };
             let x = self.x(frame, dot.seconds);
-            let point = format!("{} {}", number(x), number(self.y(frame, bytes)));
+            let point = format!("{} {}", number(x), number(height_of(axis, frame, bytes)));
             match paths.last_mut().filter(|_| !is_broken) {
                 Some((path, _, end)) => {
                     let _ = write!(path, " {point}");
@@ -135,9 +143,16 @@ impl Plot<'_> {
         paths
     }
 
-    fn area(&self, frame: &Frame, class: &str, edge: usize, out: &mut String) {
+    fn area(
+        &self,
+        frame: &Frame,
+        axis: &Axis,
+        class: &str,
+        value: impl Fn(&Dot) -> Option<f64>,
+        out: &mut String,
+    ) {
         let bottom = number(frame.top + frame.height);
-        for (points, from, to) in self.paths(frame, |dot| dot.edges()[edge]) {
+        for (points, from, to) in self.paths(frame, axis, value) {
             let _ = writeln!(
                 out,
                 "<path class=\"{class}\" d=\"M{} {bottom} {points} {} {bottom}z\"/>",
@@ -176,13 +191,12 @@ impl Plot<'_> {
         cells
     }
 
-    fn ticks(&self, frame: &Frame, cells: &[Cell], out: &mut String) {
+    /// A tick at the end of each cell: so high where there are few.
+    fn ticks(&self, frame: &Frame, cells: &[Cell], highest: f64, out: &mut String) {
         if cells.is_empty() {
             return;
         }
         let tall = cells.len() <= TALL_TICKS_MAX && cells.len() * 12 <= self.cell_count_max * 8;
-        // No higher than what is drawn, where nothing is written.
-        let highest = (self.memory.share(self.panel.top_bytes()) * frame.height).max(10.0);
         let height = if tall { highest } else { 10.0 };
         let bottom = frame.top + frame.height;
         let mut d = String::new();
@@ -303,6 +317,27 @@ impl Plot<'_> {
             );
         }
     }
+}
+
+/// Where so many bytes are.
+fn height_of(axis: &Axis, frame: &Frame, bytes: f64) -> f64 {
+    frame.top + (1.0 - axis.share(bytes)) * frame.height
+}
+
+/// The texts of a scale of bytes, left of the frame; returns its lines.
+fn scale(axis: &Axis, frame: &Frame, text_size: f64, out: &mut String) -> String {
+    let mut grid = String::new();
+    for (value, text) in axis.ticks() {
+        let y = height_of(axis, frame, value);
+        let _ = write!(grid, "M{} {}H{}", number(frame.left), number(y), number(frame.left + frame.width));
+        let _ = writeln!(
+            out,
+            "<text class=\"soft\" x=\"{}\" y=\"{}\" font-size=\"{text_size}\" text-anchor=\"end\">{text}</text>",
+            number(frame.left - 7.0),
+            number(y + text_size * 0.36)
+        );
+    }
+    grid
 }
 
 /// Texts inside a plot, each where nothing else is written.

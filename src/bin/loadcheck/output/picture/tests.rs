@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::*;
 use crate::report::{
     Deliveries, Delivery, IoCounters, Limit, Outcome, Params, Peak, Place, Point, Promise, Run, Samples,
@@ -147,6 +149,40 @@ fn the_picture_of_a_load() {
     assert!(svg.contains("RSS limit 88 MiB = start + budget 64 MiB + 16 MiB"), "{svg}");
     assert!(svg.contains("<title>model.layers.2: handed out at 733 ms, host then"), "{svg}");
     assert!(svg.contains("host peak 73 MiB (68 MiB over start) at 700 ms, model.layers.3"), "{svg}");
+}
+
+#[test]
+fn device_memory_is_a_strip_of_its_own_at_its_own_scale() {
+    let on_device = |samples| {
+        let mut run = run(6, samples, &layer);
+        let steps: Vec<(Duration, u64)> = (0..6)
+            .map(|layer| (Duration::from_millis(100 + 300 * layer), (1 + layer) * 1024 * MIB))
+            .collect();
+        run.samples = run.samples.map(|samples| samples.with_vram(&steps));
+        (run.baseline.vram_bytes, run.peak.vram_bytes) = (Some(300 * MIB), Some(7000 * MIB));
+        run
+    };
+    let samples = on_device(40).samples.unwrap();
+    let cell = |row: usize| (samples.rows[row][0], samples.rows[row][6]);
+    assert_eq!((samples.columns[6].as_str(), cell(0)), ("vram_bytes", (Some(0), None)));
+    assert_eq!(cell(2), (Some(100_000), Some(1024 * MIB)), "from the moment of the change on");
+    assert_eq!(cell(39), (Some(1_950_000), Some(6 * 1024 * MIB)));
+    let (svg, html) = check(&report(vec![on_device(40)]));
+    assert_eq!(svg.matches("<path class=\"vram\"").count(), 1, "{svg}");
+    for text in [
+        "host memory (MiB)",
+        "device memory (GiB)",
+        ">device<",
+        "device peak 7 000 MiB (6 700 MiB over start)",
+    ] {
+        assert!(svg.contains(text), "{text}: {svg}");
+    }
+    assert!(!html.contains("Device memory is not drawn"), "{html}");
+    let (svg, html) = check(&report(vec![on_device(0)]));
+    assert!(!svg.contains("device memory (") && html.contains("Device memory is not drawn"), "{html}");
+    // Beside a run without it, and many of them.
+    let (svg, _) = check(&report(vec![on_device(4096), run(6, 40, &layer), on_device(4096)]));
+    assert_eq!(svg.matches("<path class=\"vram\"").count(), 2);
 }
 
 #[test]
