@@ -419,6 +419,12 @@ fn companions_of_quantized_weights_go_with_them() {
         tensor("self_attn.dense.qweight", &[8, 64]),
         tensor("self_attn.dense.scales", &[2, 64]),
         tensor("self_attn.dense.g_idx", &[64]),
+        // Packed along the inputs, with its shape as two numbers.
+        tensor("v_proj.weight_packed", &[64, 8]),
+        tensor("v_proj.weight_shape", &[2]),
+        // Blocks of 128, the last one not full: a rank's rows begin inside a block.
+        tensor("fc1.weight", &[448, 256]),
+        tensor("fc1.weight_scale_inv", &[4, 2]),
     ];
     write_file(&path, &tensors, 0);
     let checkpoint = Checkpoint::open(&path).unwrap();
@@ -442,6 +448,10 @@ fn companions_of_quantized_weights_go_with_them() {
         ("self_attn.dense.qweight", Some(0)),
         ("self_attn.dense.scales", Some(0)),
         ("self_attn.dense.g_idx", Some(0)),
+        ("v_proj.weight_packed", Some(0)),
+        ("v_proj.weight_shape", None),
+        ("fc1.weight", Some(0)),
+        ("fc1.weight_scale_inv", None),
     ] {
         assert_eq!(axis(name), expected, "{name}");
     }
@@ -450,6 +460,54 @@ fn companions_of_quantized_weights_go_with_them() {
         load(Loader::builder(Target::Host).shard(rank(number, 2), SplitRules::common()), &checkpoint)
     };
     check(&whole, &[of_rank(0), of_rank(1)], "companions");
+}
+
+/// Names that mean one thing in one family and another in the next: what stands beside them tells which.
+#[test]
+fn shared_names_are_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let tensor = |name: &str, shape: &[u64]| TestTensor {
+        shape: shape.to_vec(),
+        ..TestTensor::random(name, shape.iter().product::<u64>() as usize, 1)
+    };
+    let tensors = [
+        // Mixtral: w2 leads back.
+        tensor("model.layers.0.experts.0.w1.weight", &[64, 32]),
+        tensor("model.layers.0.experts.0.w2.weight", &[32, 64]),
+        tensor("model.layers.0.experts.0.w3.weight", &[64, 32]),
+        // Qwen's first: both lead there, c_proj leads back.
+        tensor("transformer.h.0.mlp.w1.weight", &[64, 32]),
+        tensor("transformer.h.0.mlp.w2.weight", &[64, 32]),
+        tensor("transformer.h.0.mlp.c_proj.weight", &[32, 64]),
+        // ChatGLM: a gate and what it gates, in one.
+        tensor("encoder.layers.0.mlp.dense_h_to_4h.weight", &[128, 32]),
+        tensor("encoder.layers.0.mlp.dense_h_to_4h.bias", &[128]),
+        tensor("encoder.layers.0.mlp.dense_4h_to_h.weight", &[32, 64]),
+        // GPT-NeoX
+        tensor("gpt_neox.layers.0.mlp.dense_h_to_4h.weight", &[128, 32]),
+        tensor("gpt_neox.layers.0.mlp.dense_h_to_4h.bias", &[128]),
+        tensor("gpt_neox.layers.0.mlp.dense_4h_to_h.weight", &[32, 128]),
+    ];
+    write_file(&path, &tensors, 0);
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let plans = plan(&checkpoint, IoMode::Buffered, 2, SplitRules::common());
+    for (name, expected) in [
+        ("model.layers.0.experts.0.w1.weight", Some(0)),
+        ("model.layers.0.experts.0.w2.weight", Some(1)),
+        ("model.layers.0.experts.0.w3.weight", Some(0)),
+        ("transformer.h.0.mlp.w1.weight", None),
+        ("transformer.h.0.mlp.w2.weight", None),
+        ("encoder.layers.0.mlp.dense_h_to_4h.weight", None),
+        ("encoder.layers.0.mlp.dense_h_to_4h.bias", None),
+        ("encoder.layers.0.mlp.dense_4h_to_h.weight", Some(1)),
+        ("gpt_neox.layers.0.mlp.dense_h_to_4h.weight", Some(0)),
+        ("gpt_neox.layers.0.mlp.dense_h_to_4h.bias", Some(0)),
+        ("gpt_neox.layers.0.mlp.dense_4h_to_h.weight", Some(1)),
+    ] {
+        let id = checkpoint.find(name).unwrap().id;
+        assert_eq!(plans[1].part(id).map(|part| part.axis), expected, "{name}");
+    }
 }
 
 #[test]

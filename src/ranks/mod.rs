@@ -259,25 +259,26 @@ impl<'a> Splitter<'a> {
     }
 
     fn split_of(&self, entry: &TensorEntry<'_>) -> Split {
-        if let Some(split) = self.rules.given.iter().rev().find_map(|rule| rule(entry)) {
-            return split;
-        }
-        let companions = self.layers.companions();
-        match companions.binary_search_by_key(&entry.id, |&(companion, _)| companion) {
-            Ok(index) => {
-                let weight = self.checkpoint.tensor(companions[index].1);
-                follow(entry, &weight, &self.split_of_weight(&weight), self.rank)
+        self.given(entry).unwrap_or_else(|| {
+            let companions = self.layers.companions();
+            match companions.binary_search_by_key(&entry.id, |&(companion, _)| companion) {
+                Ok(index) => {
+                    let weight = self.checkpoint.tensor(companions[index].1);
+                    let split = self.given(&weight).unwrap_or_else(|| self.by_table(&weight));
+                    follow(entry, &weight, &split, self.rank)
+                }
+                Err(_) => self.by_table(entry),
             }
-            Err(_) => self.split_of_weight(entry),
-        }
+        })
     }
 
-    fn split_of_weight(&self, entry: &TensorEntry<'_>) -> Split {
-        let given = self.rules.given.iter().rev().find_map(|rule| rule(entry));
-        given.unwrap_or_else(|| match self.rules.has_table {
-            true => Table::new(self.checkpoint).split_of(entry),
-            false => Split::Whole,
-        })
+    /// What the last rule that has something to say about a tensor says.
+    fn given(&self, entry: &TensorEntry<'_>) -> Option<Split> {
+        self.rules.given.iter().rev().find_map(|rule| rule(entry))
+    }
+
+    fn by_table(&self, entry: &TensorEntry<'_>) -> Split {
+        if self.rules.has_table { Table::new(self.checkpoint).split_of(entry) } else { Split::Whole }
     }
 }
 
@@ -287,7 +288,9 @@ fn follow(companion: &TensorEntry<'_>, weight: &TensorEntry<'_>, split: &Split, 
     let (Split::Even { axis, .. } | Split::Padded { axis, .. } | Split::Range { axis, .. }) = *split else {
         return Split::Whole;
     };
-    let is_table = ["quant_map", ".quant_state.", "nested_"].iter().any(|word| companion.name.contains(word));
+    // Tables, and shapes as numbers.
+    let is_table = ["quant_map", ".quant_state.", "nested_"].iter().any(|word| companion.name.contains(word))
+        || companion.name.ends_with("_shape");
     // A list has a step for each output, or for several: it goes with the outermost dimension.
     let is_list = companion.shape.len() == 1 && axis == 0;
     let is_alike = companion.shape.len() == weight.shape.len() || is_list;
@@ -297,7 +300,9 @@ fn follow(companion: &TensorEntry<'_>, weight: &TensorEntry<'_>, split: &Split, 
     if is_table || !is_alike || steps <= 1 {
         return Split::Whole;
     }
-    let is_packed = steps != len && (len.is_multiple_of(steps) || steps.is_multiple_of(len));
+    // Blocks have 2^n elements. Where the last one is not full, the quotient says nothing of them: 448 rows in blocks of 128 are 4 steps.
+    let is_step = |many: u64, few: u64| many.is_multiple_of(few) && (many / few).is_power_of_two();
+    let is_packed = steps != len && (is_step(len, steps) || is_step(steps, len));
     match split {
         Split::Even { blocks, .. } if steps == len || is_packed => {
             let parts = blocks.checked_mul(u64::from(rank.world));

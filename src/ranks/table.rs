@@ -31,7 +31,7 @@ const ROLES: [(&str, Role); 28] = [
     ("gate_up_proj", Role::FusedPair),
     ("fc1", Role::Outputs),
     ("fc2", Role::Inputs),
-    // experts of Mixtral
+    // experts of Mixtral; see `is_gated`
     ("w1", Role::Outputs),
     ("w3", Role::Outputs),
     ("w2", Role::Inputs),
@@ -71,8 +71,31 @@ impl<'a> Table<'a> {
         if let Some(split) = self.split_of_gpt2(module, parameter, entry.shape) {
             return split;
         }
-        let role = ROLES.into_iter().find(|(name, _)| ends_on(module, name)).map(|(_, role)| role);
-        role.map_or(Split::Whole, |role| split(role, parameter, entry.shape))
+        let Some((name, role)) = ROLES.into_iter().find(|(name, _)| ends_on(module, name)) else {
+            return Split::Whole;
+        };
+        let is_known = match name {
+            "w1" | "w2" | "w3" => self.is_gated(module, parameter),
+            "mlp.dense_h_to_4h" => self.is_plain_pair(module, parameter, entry.shape),
+            _ => true,
+        };
+        if is_known { split(role, parameter, entry.shape) } else { Split::Whole }
+    }
+
+    /// True if a module `w1`, `w2` or `w3` has the other two beside it: then `w2` leads back. Qwen's first models have a gate of that name, and no `w3`.
+    fn is_gated(&self, module: &str, parameter: &str) -> bool {
+        let around = module.strip_suffix(['1', '2', '3']).unwrap_or(module);
+        ["1", "2", "3"]
+            .iter()
+            .all(|which| self.checkpoint.find(&format!("{around}{which}.{parameter}")).is_some())
+    }
+
+    /// True if a module `dense_h_to_4h` is one, as in GPT-NeoX. In ChatGLM it is a gate and what it gates, twice what `dense_4h_to_h` takes.
+    fn is_plain_pair(&self, module: &str, parameter: &str, shape: &[u64]) -> bool {
+        let around = module.strip_suffix("dense_h_to_4h").unwrap_or(module);
+        let back = self.checkpoint.find(&format!("{around}dense_4h_to_h.weight"));
+        matches!(parameter, "weight" | "bias")
+            && back.is_some_and(|back| matches!(*back.shape, [_, inputs] if shape.first() == Some(&inputs)))
     }
 
     /// GPT-2 has inputs first, and queries, keys and values one behind the other. Other models share its names and not its shapes: what
@@ -106,6 +129,8 @@ fn split(role: Role, parameter: &str, shape: &[u64]) -> Split {
     // Where outputs and inputs are.
     let (outputs, inputs) = match (parameter, shape) {
         ("weight" | "weight_packed", [_, _]) => (0, 1),
+        // Its columns may be packed, and then they are no tokens.
+        ("qweight", [_, _]) if role == Role::Vocabulary => return Split::Whole,
         ("qweight", [_, _]) => (1, 0),
         ("bias", [_]) if role != Role::Inputs => (0, 0),
         _ => return Split::Whole,
@@ -148,6 +173,7 @@ mod tests {
             (Role::Outputs, "input_scale", &[1], Split::Whole),
             (Role::FusedPair, "weight", &[8, 4], Split::Even { axis: 0, blocks: 2 }),
             (Role::Vocabulary, "weight", &[100, 4], Split::Padded { axis: 0, multiple: 64 }),
+            (Role::Vocabulary, "qweight", &[4, 100], Split::Whole),
         ] {
             assert_eq!(split(role, parameter, shape), expected, "{role:?} {parameter} {shape:?}");
         }
