@@ -545,8 +545,9 @@ fn a_slow_engine_binds_and_a_fast_one_does_not() {
     assert_eq!(slow.waits.longest(), Some(Binding::Engine), "{slow:?}");
     assert!(slow.waits.engine > slow.elapsed / 4, "{slow:?}");
     let fast = run(Duration::ZERO, IoMode::Buffered);
-    assert!(fast.waits.of_engine() > fast.waits.engine, "{fast:?}");
-    assert!(fast.waits.link < fast.elapsed / 4, "the host has no link: {fast:?}");
+    // On a busy machine it is kept waiting for a core now and then.
+    assert!(fast.waits.engine < slow.waits.engine / 2, "{fast:?}, {slow:?}");
+    assert_eq!(fast.waits.link, Duration::ZERO, "the host has no link: {fast:?}");
 }
 
 #[test]
