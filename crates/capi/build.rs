@@ -2,5 +2,6 @@
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libonelayer.so.0");
+    let major = std::env::var("CARGO_PKG_VERSION_MAJOR").unwrap_or_default();
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libonelayer.so.{major}");
 }

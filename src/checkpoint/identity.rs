@@ -29,7 +29,10 @@ pub struct FileIdentity {
 
 impl FileIdentity {
     /// The state of an open file, from `fstat`: what the descriptor refers to, whatever its path means by now.
-    pub(crate) fn of(file: &File) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// What the system says if it cannot tell.
+    pub fn of(file: &File) -> io::Result<Self> {
         Ok(Self::from_metadata(&file.metadata()?))
     }
 

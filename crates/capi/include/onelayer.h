@@ -49,7 +49,8 @@
 // tensors that no rule knows whole.
 #define OL_RANKS_SPLIT 0
 
-// Of several ranks, each loads whole tensors that no other one loads, to hand them on: each byte is read once in all.
+// Of several ranks, each loads whole tensors that no other one loads, to hand them on: each byte is read once in all. Where there are more
+// ranks than tensors, those without one have nothing to load, which is OL_EINVAL.
 #define OL_RANKS_SHARE 1
 
 // A window of all layers.

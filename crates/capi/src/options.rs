@@ -44,7 +44,8 @@ pub const OL_HAND_OUT_AT_ONCE: i32 = 1;
 /// Of several ranks, each loads its part of every tensor, for tensor parallelism: as engines divide common architectures, and
 /// tensors that no rule knows whole.
 pub const OL_RANKS_SPLIT: i32 = 0;
-/// Of several ranks, each loads whole tensors that no other one loads, to hand them on: each byte is read once in all.
+/// Of several ranks, each loads whole tensors that no other one loads, to hand them on: each byte is read once in all. Where there are more
+/// ranks than tensors, those without one have nothing to load, which is OL_EINVAL.
 pub const OL_RANKS_SHARE: i32 = 1;
 
 /// A window of all layers.

@@ -191,6 +191,43 @@ def test_a_device_is_filled_in_pieces(tmp_path: Path) -> None:
         assert data(loads.whole(name)) == expected[name]
     assert loads.whole("w").shape == (1000, 7) and loads.whole("f4").shape == (4, 3)
     assert data(loads.part("w", [(10, 20), (0, 7)])) == expected["w"][140:280]
+    assert loads.part("f4", [(1, 3), (2, 6)]).view(torch.uint8).tolist() == [
+        list(expected["f4"][row * 3 + 1 : row * 3 + 3]) for row in (1, 2)
+    ]
+    assert loads.part("n", [(0, 0), (0, 2)]).shape == (0, 2)
+
+
+def test_a_slice_for_a_device_comes_in_pieces(tmp_path: Path) -> None:
+    """No more of it than a piece is in host memory, however it is cut."""
+    import random
+
+    from onelayer._lazy import DeviceLoads, _pieces
+
+    shapes = {"a": (40, 30, 20), "b": (3000,), "c": (2, 3000), "d": (5, 1, 7, 60)}
+    path = write_checkpoint(tmp_path / "s.safetensors", {name: ("I16", shape) for name, shape in shapes.items()})
+    native = onelayer.open(path)._native
+    with onelayer.open(path).stream(window="all") as stream:
+        wholes = {name: torch.from_dlpack(tensor).clone() for layer in stream for name, tensor in layer.items()}
+    chance = random.Random(7)
+    for _ in range(200):
+        name, piece_bytes = chance.choice(list(shapes)), chance.choice([64, 100, 1000])
+        ranges = [(start := chance.randrange(length), chance.randint(start, length)) for length in shapes[name]]
+        for piece in _pieces(ranges, 16, piece_bytes):
+            assert 2 * torch.Size([stop - start for start, stop in piece]).numel() <= piece_bytes
+        found = DeviceLoads(native, torch.device("cpu"), piece_bytes).part(name, ranges)
+        assert torch.equal(found, wholes[name][tuple(slice(*span) for span in ranges)])
+
+
+@pytest.mark.parametrize("mode", ["owned", "mapped"])
+def test_slices_of_4_bit_elements_are_cut_between_bytes(tmp_path: Path, mode: str) -> None:
+    path = write_checkpoint(tmp_path / "f.safetensors", {"f4": ("F4", (4, 8))})
+    rows = [bytes_in_file(path)["f4"][row * 4 : row * 4 + 4] for row in range(4)]
+    lazy = onelayer.open(path).state_dict(mode=mode)["f4"]
+    assert data(lazy[1:3, 4:8]) == rows[1][2:] + rows[2][2:]
+    assert lazy[:, 4:8].shape == (4, 2) and data(lazy[::2]) == rows[0] + rows[2]
+    for index in [(0, slice(1, 3)), (slice(None), 2), (slice(None), slice(0, 8, 2))]:
+        with pytest.raises(ValueError):
+            lazy[index]
 
 
 def test_pinned_names_of_devices() -> None:

@@ -44,7 +44,7 @@ pub(crate) fn of_load(py: Python<'_>, error: &LoadError) -> PyErr {
             of_package(py, "StalledError", &message, |details| details.set_item("held", held))
         }
         LoadError::Cancelled => of_package(py, "CancelledError", &chain(error), |_| Ok(())),
-        LoadError::Layers(_) => PyValueError::new_err(chain(error)),
+        LoadError::Layers(_) | LoadError::Slice(_) => PyValueError::new_err(chain(error)),
         LoadError::NotFound { .. } => PyKeyError::new_err(error.to_string()),
         LoadError::Staging(_) => PyMemoryError::new_err(chain(error)),
         _ => PyRuntimeError::new_err(chain(error)),
@@ -75,7 +75,8 @@ pub(crate) fn budget_error(
     })
 }
 
-fn of_source(py: Python<'_>, error: &SourceError) -> PyErr {
+/// The exception for a file that cannot be read, or is another one by now.
+pub(crate) fn of_source(py: Python<'_>, error: &SourceError) -> PyErr {
     match error {
         SourceError::Open { path, source }
         | SourceError::Status { path, source }

@@ -76,7 +76,8 @@ fn told(measured: Measured<u64>) -> Growth {
 /// A thread that looks at what is in use on a device, by whomever.
 struct DeviceMeter {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Result<u64, String>>,
+    /// `None` once it was waited for.
+    thread: Option<JoinHandle<Result<u64, String>>>,
 }
 
 impl DeviceMeter {
@@ -106,16 +107,28 @@ impl DeviceMeter {
             }
         };
         let thread = thread::Builder::new().name("onelayer-vram".to_owned()).spawn(watch);
-        Ok(Self { stop, thread: thread.map_err(|error| error.to_string())? })
+        Ok(Self { stop, thread: Some(thread.map_err(|error| error.to_string())?) })
     }
 
-    fn finish(self) -> Growth {
-        self.stop.store(true, Ordering::Release);
-        self.thread.thread().unpark();
-        match self.thread.join() {
-            Ok(Ok(bytes)) => (Some(bytes), None),
-            Ok(Err(reason)) => (None, Some(reason)),
-            Err(_) => (None, Some("the thread that watched the device panicked".to_owned())),
+    fn finish(mut self) -> Growth {
+        match self.end() {
+            Some(Ok(Ok(bytes))) => (Some(bytes), None),
+            Some(Ok(Err(reason))) => (None, Some(reason)),
+            _ => (None, Some("the thread that watched the device panicked".to_owned())),
         }
+    }
+
+    fn end(&mut self) -> Option<thread::Result<Result<u64, String>>> {
+        let thread = self.thread.take()?;
+        self.stop.store(true, Ordering::Release);
+        thread.thread().unpark();
+        Some(thread.join())
+    }
+}
+
+impl Drop for DeviceMeter {
+    fn drop(&mut self) {
+        // Nobody asks any more.
+        let _ = self.end();
     }
 }

@@ -2,14 +2,13 @@
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
-use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
-use onelayer::checkpoint::{Shard, TensorEntry};
+use onelayer::checkpoint::{FileIdentity, Shard, TensorEntry};
 use onelayer::units::ByteRange;
-use onelayer::{Checkpoint, DType, TensorReader};
-use pyo3::exceptions::{PyKeyError, PyOSError};
+use onelayer::{Checkpoint, DType, SourceError, TensorReader};
+use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
 use rustix::fs::{Advice, fadvise};
 use rustix::io::{ReadWriteFlags, preadv2};
@@ -109,15 +108,13 @@ impl NativeMapping {
         Self { checkpoint: checkpoint.clone(), files }
     }
 
-    fn file(&self, tensor: &TensorEntry<'_>) -> PyResult<&Arc<FileMapping>> {
+    fn file(&self, tensor: &TensorEntry<'_>) -> Result<&Arc<FileMapping>, SourceError> {
         let cell = &self.files[tensor.shard.index()];
         if let Some(mapping) = cell.get() {
             return Ok(mapping);
         }
         let shard = self.checkpoint.shard(tensor.shard);
-        let mapping = map(shard).map_err(|error| {
-            PyOSError::new_err((error.raw_os_error(), error.to_string(), shard.path.clone()))
-        })?;
+        let mapping = map(shard)?;
         // Another thread may have been quicker: then this mapping goes.
         Ok(cell.get_or_init(|| Arc::new(mapping)))
     }
@@ -128,7 +125,8 @@ impl NativeMapping {
     /// A whole tensor: a view of its file, or where its bytes do not start at a multiple of an element's, a copy.
     fn view(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
         let entry = find(&self.checkpoint, name)?;
-        let memory = match py.detach(|| self.file(&entry).map(|file| file.part(entry.extent, entry.dtype)))? {
+        let found = py.detach(|| self.file(&entry).map(|file| file.part(entry.extent, entry.dtype)));
+        let memory = match found.map_err(|error| errors::of_source(py, &error))? {
             Ok(memory) => memory,
             Err(error) => return Err(errors::of_memory(name, entry.extent.len_bytes(), &error)),
         };
@@ -177,14 +175,15 @@ fn advise(file: &File, data: ByteRange) -> io::Result<()> {
 }
 
 /// Maps a file if it is the one that was checked.
-fn map(shard: &Shard) -> io::Result<FileMapping> {
-    let file = File::open(&shard.path)?;
-    let metadata = file.metadata()?;
-    let was = &shard.identity;
-    if (metadata.dev(), metadata.ino(), metadata.len()) != (was.device, was.inode, was.len_bytes) {
-        return Err(io::Error::other("changed since it was checked"));
+fn map(shard: &Shard) -> Result<FileMapping, SourceError> {
+    let path = || shard.path.clone();
+    let file = File::open(&shard.path).map_err(|source| SourceError::Open { path: path(), source })?;
+    let status = |source| SourceError::Status { path: path(), source };
+    let (was, now) = (shard.identity, FileIdentity::of(&file).map_err(status)?);
+    if was != now {
+        return Err(SourceError::FileChanged { path: path(), was: Box::new(was), now: Box::new(now) });
     }
-    FileMapping::new(&file)
+    FileMapping::new(&file).map_err(|source| SourceError::Open { path: path(), source })
 }
 
 fn find<'a>(checkpoint: &'a Checkpoint, name: &str) -> PyResult<TensorEntry<'a>> {

@@ -142,7 +142,12 @@ impl Tensor {
 
     /// A tensor of a layer on the host, seen as bytes.
     fn export_bytes_of(&self, tensor: LoadedTensor) -> PyResult<ManagedTensor> {
-        let address = tensor.host_pointer().ok_or_else(|| self.nowhere())?.as_ptr().cast();
+        // Without bytes there is no memory, and nothing that a consumer could look at.
+        let address = match tensor.host_pointer() {
+            Some(pointer) => pointer.as_ptr().cast(),
+            None if self.nbytes == 0 && self.target() == Target::Host => std::ptr::null_mut(),
+            None => return Err(self.nowhere()),
+        };
         let described = self.described(address, 0);
         // SAFETY: the lease keeps the bytes where they are, and nothing of ours writes to a tensor that has arrived.
         let exported = unsafe { onelayer_dlpack::export_with(tensor, &described) };
@@ -272,7 +277,7 @@ impl Tensor {
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let len =
             usize::try_from(self.nbytes).map_err(|_| PyBufferError::new_err("more bytes than fit memory"))?;
-        PyBytes::new_with(py, len, |target| self.read_into(target))
+        PyBytes::new_with(py, len, |target| py.detach(|| self.read_into(target)))
     }
 
     /// As an array of numpy that shares the memory.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import gc
 import subprocess
 import sys
@@ -141,6 +142,11 @@ def test_scalars_and_tensors_without_elements(tmp_path: Path) -> None:
     assert {name: array.tobytes() for name, array in found.items()} == {
         name: data for name, data in expected.items() if name != "bf16"
     }
+    # Without elements there is no memory: also where it is seen as bytes, for types that numpy lacks.
+    empty = next(tensor for tensor in tensors(path) if tensor.dtype == "BF16")
+    assert empty.view_bytes().numpy().shape == (0,) and empty.tobytes() == b""
+    if importlib.util.find_spec("ml_dtypes"):
+        assert empty.numpy().shape == (0, 4)
 
 
 def test_exports_share_and_copies_do_not(layered: Path) -> None:

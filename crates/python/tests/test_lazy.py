@@ -212,3 +212,20 @@ def test_arrays_come_one_after_the_other(layered: Path) -> None:
         found[name] = array.tobytes()
     assert found == expected
     assert len(dict(onelayer.open(layered).tensors(framework="np", window="all"))) == len(expected)
+
+
+def test_a_file_that_was_written_again_is_not_mapped(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "a.safetensors", {"w": ("U8", (64,))})
+    weights = onelayer.open(path).state_dict(framework="np", mode="mapped")
+    with path.open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\xff")
+    with pytest.raises(onelayer.CheckpointError, match="changed"):
+        weights["w"][...]
+
+
+@pytest.mark.parametrize("option", ["order", "dtype", "shard", "rules"])
+def test_ranks_share_tensors_as_the_files_have_them(option: str) -> None:
+    value = {"order": "file", "dtype": "bf16", "shard": (0, 2), "rules": [("w", 0)]}[option]
+    with pytest.raises(ValueError, match=option):
+        onelayer.distributed.tensors(onelayer.open(FIXTURES / "llama"), **{option: value})

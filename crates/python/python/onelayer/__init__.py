@@ -10,6 +10,7 @@
 
 from collections.abc import Mapping as _Mapping
 
+from . import distributed
 from ._checkpoint import Checkpoint, LayerInfo, TensorInfo, open
 from ._errors import BudgetError, CancelledError, CheckpointError, DeviceError, StalledError
 from ._lazy import LazyTensor, StateDict
@@ -35,6 +36,7 @@ __all__ = [
     "Tensor",
     "TensorInfo",
     "__version__",
+    "distributed",
     "open",
     "parse_size",
 ]

@@ -3,6 +3,8 @@ or piece by piece onto a device."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from ._checkpoint import Checkpoint
-    from ._native import NativeCheckpoint, NativeMapping, NativeReader, Tensor
+    from ._native import NativeCheckpoint, NativeReader, Tensor
 
 Mode = Literal["owned", "mapped"]
 
@@ -55,15 +57,17 @@ class OwnedLoads(Loads):
 class MappedLoads(Loads):
     """Views of private mappings: pages are the page cache's until somebody writes to them."""
 
-    def __init__(self, mapping: NativeMapping, convert: Callable[[Tensor], Any]) -> None:
-        self._mapping = mapping
+    def __init__(self, native: NativeCheckpoint, convert: Callable[[Tensor], Any]) -> None:
+        self._mapping = native.mapping()
+        self._describe = native.describe
         self._convert = convert
 
     def whole(self, name: str) -> Any:
         return self._convert(self._mapping.view(name))
 
     def part(self, name: str, ranges: Ranges) -> Any:
-        return self.whole(name)[tuple(slice(*span) for span in ranges)]
+        dtype = self._describe(name)[0]
+        return self.whole(name)[tuple(slice(*span) for span in _stored(dtype, ranges))]
 
     def expect_all(self) -> None:
         # Whoever touches the pages would have them brought in a few at a time.
@@ -91,7 +95,44 @@ class DeviceLoads(Loads):
         return flat.view(torch_dtype(dtype)).reshape(torch_shape(dtype, shape))
 
     def part(self, name: str, ranges: Ranges) -> Any:
-        return self._host.part(name, ranges).to(self._device)
+        import torch
+
+        dtype, shape, nbytes, _ = self._describe(name)
+        lengths = [stop - start for start, stop in ranges]
+        found = torch.empty(torch_shape(dtype, lengths), dtype=torch_dtype(dtype), device=self._device)
+        bits = 8 * nbytes // max(math.prod(shape), 1)
+        for piece in _pieces(ranges, bits, self._piece_bytes):
+            inside = [(start - at, stop - at) for (start, stop), (at, _) in zip(piece, ranges, strict=True)]
+            target = found[tuple(slice(*span) for span in _stored(dtype, inside))]
+            target.copy_(self._host.part(name, piece))
+        return found
+
+
+def _pieces(ranges: Ranges, element_bits: int, piece_bytes: int) -> Iterator[Ranges]:
+    """The same in pieces of at most so many bytes, that are cut along one dimension and single in those before it."""
+    lengths = [stop - start for start, stop in ranges]
+    if not ranges or 0 in lengths:
+        yield ranges
+        return
+    row_bits = [element_bits * math.prod(lengths[dimension + 1 :]) for dimension in range(len(lengths))]
+    cut = next(dimension for dimension, bits in enumerate(row_bits) if bits <= 8 * piece_bytes)
+    step = 8 * piece_bytes // row_bits[cut]
+    # An even number, so that pairs of 4-bit elements stay together.
+    step -= step % 2 if step > 1 else 0
+    start, stop = ranges[cut]
+    for before in itertools.product(*(range(*span) for span in ranges[:cut])):
+        for first in range(start, stop, step):
+            yield [*((at, at + 1) for at in before), (first, min(first + step, stop)), *ranges[cut + 1 :]]
+
+
+def _stored(dtype: str, ranges: Ranges) -> Ranges:
+    """Ranges of elements as ranges of what is stored: 4-bit elements lie in pairs."""
+    if dtype != "F4" or not ranges:
+        return ranges
+    start, stop = ranges[-1]
+    if start % 2 or stop % 2:
+        raise ValueError(f"elements {start} to {stop} of F4 do not begin and end between bytes")
+    return [*ranges[:-1], (start // 2, stop // 2)]
 
 
 class LazyTensor:
@@ -126,6 +167,8 @@ class LazyTensor:
 
     def __getitem__(self, index: Any) -> Any:
         ranges, rest = plan_index(index, self._shape)
+        if self._dtype == "F4" and rest is not None and rest[-1] != slice(None, None, 1):
+            raise ValueError("elements of F4 lie in pairs: the last dimension takes no index and no step")
         found = self._loads.whole(self._name) if is_whole(ranges, self._shape) else self._loads.part(self._name, ranges)
         return found if rest is None else found[rest]
 
@@ -173,7 +216,7 @@ def loads_for(checkpoint: Checkpoint, *, framework: str, device: object, mode: s
     if not on_host and mode == "mapped":
         raise ValueError(f"device={device!r}: only tensors on the CPU can be mapped")
     if mode == "mapped":
-        return MappedLoads(native.mapping(), convert)
+        return MappedLoads(native, convert)
     piece_bytes = _piece_bytes(native.metadata_bytes, budget, on_host)
     if on_host:
         return OwnedLoads(native.reader(), convert)

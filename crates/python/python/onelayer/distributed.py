@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from ._native import LayerStream, Report
 
+# What would make other tensors, or another order of layers, on the rank that reads than the other ranks expect.
+_NOT_SHARED = ("order", "dtype", "shard", "rules")
+
 Axis = Callable[[TensorInfo], int | None]
 """Along which dimension a tensor is cut among the ranks; ``None`` for one that every rank gets whole."""
 
@@ -51,10 +54,14 @@ def tensors(
 
     Each is read by one rank, which gives it to the others: whole (broadcast), or where ``axis`` names a dimension, its part to
     each (scatter), which has to be divisible by their number. ``device`` has to suit the group's backend: ``"cpu"`` for gloo, a
-    CUDA device for NCCL. Other options are those of ``Checkpoint.stream``.
+    CUDA device for NCCL. Other options are those of ``Checkpoint.stream``, but for ``order``, ``dtype``, ``shard`` and ``rules``: tensors
+    travel as the files have them, layer by layer.
 
     A tensor is the caller's own, except that on the rank that read it a whole one shares the memory of its layer.
     """
+    for option in _NOT_SHARED:
+        if stream_options.get(option) is not None:
+            raise ValueError(f"{option}={stream_options[option]!r}: tensors travel between ranks as the files have them")
     import torch.distributed as dist
 
     rank, world = dist.get_rank(group), dist.get_world_size(group)
@@ -88,7 +95,9 @@ class SharedTensors(Iterator[tuple[str, "torch.Tensor"]]):
             for key in keys:
                 info = checkpoint.info(key)
                 cut = None if axis is None else axis(info)
-                yield key, exchange.give(info, readers[key], own.pop(key, None), cut)
+                # The rank that reads it has it: a missing one must not become memory that nobody has written.
+                mine = own.pop(key) if readers[key] == exchange.rank else None
+                yield key, exchange.give(info, readers[key], mine, cut)
         self.close()
 
     def _read(self, has_share: bool) -> dict[str, torch.Tensor]:
