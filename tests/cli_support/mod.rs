@@ -1,8 +1,10 @@
 //! What the tests of the program share: how it is started, and checkpoints to start it on.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod strace;
+
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -59,6 +61,68 @@ pub(crate) fn stdout(output: &Output) -> String {
 
 pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// `inner` behind the words of a program that starts it: same arguments, environment and working directory.
+pub(crate) fn wrapped<'a>(outer: impl IntoIterator<Item = &'a str>, inner: &Command) -> Command {
+    let mut outer = outer.into_iter();
+    let mut command = Command::new(outer.next().unwrap());
+    command.args(outer).arg(inner.get_program()).args(inner.get_args());
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    if let Some(directory) = inner.get_current_dir() {
+        command.current_dir(directory);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs it to its end, which must come within a minute.
+#[track_caller]
+pub(crate) fn run_command(command: &Command) -> Output {
+    let output = wrapped(["timeout", "-s", "KILL", "60"], command).output().unwrap();
+    assert!(output.status.code() != Some(137), "it hangs: {command:?}");
+    output
+}
+
+/// Runs it to its end and tells how long that took; `None` if it takes longer than `most`: then it is killed, with all that it started.
+pub(crate) fn output_within(command: &mut Command, most: Duration) -> Option<(Output, Duration)> {
+    let start = Instant::now();
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let reader = |mut from: Box<dyn Read + Send>| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            from.read_to_end(&mut bytes).map(|_| bytes).unwrap()
+        })
+    };
+    let (stdout, stderr) = (reader(Box::new(stdout)), reader(Box::new(stderr)));
+    let (status, took) = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break (Some(status), start.elapsed());
+        }
+        if start.elapsed() > most {
+            kill_family(child.id());
+            child.wait().unwrap();
+            break (None, start.elapsed());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let (stdout, stderr) = (stdout.join().unwrap(), stderr.join().unwrap());
+    status.map(|status| (Output { status, stdout, stderr }, took))
+}
+
+/// Kills a process and what it has started.
+fn kill_family(pid: u32) {
+    for child in children(pid) {
+        kill_family(child);
+    }
+    let _ = Command::new("kill").args(["-s", "KILL", &pid.to_string()]).status();
 }
 
 /// The exit code, with what was printed if it is another one.
