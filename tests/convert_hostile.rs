@@ -421,18 +421,6 @@ fn a_file_that_may_not_grow_is_told_and_leaves_nothing_wrong() {
     }
 }
 
-/// Runs a script in a mount namespace of its own. `None`, said aloud, where that is not allowed.
-fn in_own_mounts(what: &str, script: &str, place: &Path, command: &Command) -> Option<Output> {
-    let allowed =
-        Command::new("unshare").args(["-r", "-m", "true"]).status().is_ok_and(|status| status.success());
-    if !allowed {
-        println!("SKIPPED: {what}: no mount namespace can be made here");
-        return None;
-    }
-    let words = ["unshare", "-r", "-m", "sh", "-c", script, "sh", place.to_str().unwrap()];
-    Some(run(&wrapped(words, command)))
-}
-
 /// The same directory, mounted in a second place.
 #[test]
 fn a_source_that_is_bound_elsewhere_is_still_the_source() {

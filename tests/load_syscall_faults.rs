@@ -43,9 +43,6 @@ const READING: [(&str, &[&str]); 14] = [
     ("close", &["EIO", "EINTR"]),
 ];
 
-/// Those that move bytes of tensors.
-const MOVING: [&str; 5] = ["pread64", "preadv2", "mmap", "fcntl", "fadvise64"];
-
 /// Calls without a path, anywhere in the program.
 const ELSEWHERE: [(&str, &[&str]); 5] = [
     ("process_vm_readv", &["EPERM", "ENOSYS", "EFAULT", "EINTR", "ENOMEM", "ESRCH"]),
@@ -64,7 +61,11 @@ fn is_bearable(call: &str, error: &str) -> bool {
         "fadvise64" | "madvise" | "close" | "mmap" | "munmap" | "io_uring_setup" | "io_uring_register" => {
             true
         }
-        "read" | "pread64" | "process_vm_readv" | "open" | "openat" | "io_uring_enter" if error == "EINTR" => true,
+        "read" | "pread64" | "process_vm_readv" | "open" | "openat" | "io_uring_enter"
+            if error == "EINTR" =>
+        {
+            true
+        }
         "process_vm_readv" => matches!(error, "EPERM" | "ENOSYS" | "EFAULT"),
         "preadv2" => matches!(error, "EINTR" | "EAGAIN" | "EOPNOTSUPP" | "ENOSYS" | "EPERM"),
         "io_uring_enter" => matches!(error, "EAGAIN" | "EBUSY"),
@@ -120,6 +121,17 @@ fn all_errors(counts: &Counts, table: &[(&str, &'static [&'static str])]) -> Vec
 
 fn kills(counts: &Counts) -> Vec<Fault> {
     points(counts, |call| errors_of(&READING, call).map(|_| vec![Consequence::Kill]))
+}
+
+/// True for calls that only this source makes on the files: until it reads tensors, each does the same.
+fn is_own(io: &str, call: &str) -> bool {
+    match io {
+        "auto" => matches!(call, "preadv2" | "fadvise64" | "fstatfs"),
+        "buffered" => call == "pread64",
+        "mmap" => call == "mmap",
+        "direct" => matches!(call, "pread64" | "fcntl"),
+        _ => false,
+    }
 }
 
 /// Every fault in a load of its own, two at a time.
@@ -195,8 +207,7 @@ fn an_error_of_any_call_is_told_or_what_is_delivered_is_right() {
     for io in SOURCES {
         let seen = record(&world, io);
         let mut faults = first_errors(&seen.counts, &READING);
-        // Until the files are read, all sources do the same.
-        faults.retain(|fault| matches!(io, "auto" | "direct") || MOVING.contains(&fault.call.as_str()));
+        faults.retain(|fault| io == "direct" || is_own(io, &fault.call));
         sweep(&world, io, &seen, &seen.paths(), &faults, &found);
         sweep(&world, io, &seen, &[], &first_errors(&seen.anywhere, &ELSEWHERE[..4]), &found);
     }
@@ -213,7 +224,7 @@ fn a_load_that_is_killed_at_any_read_leaves_nothing() {
     for io in SOURCES {
         let seen = record(&world, io);
         let mut faults = kills(&seen.counts);
-        faults.retain(|fault| fault.call.starts_with("pread") || fault.call == "mmap");
+        faults.retain(|fault| is_own(io, &fault.call));
         sweep(&world, io, &seen, &seen.paths(), &faults, &found);
     }
     found.conclude("kills of loads", 20);
@@ -236,7 +247,6 @@ fn a_way_that_is_refused_is_gone_otherwise_and_named() {
         ("mmap", "process_vm_readv", "ENOSYS", "process_vm_readv"),
         ("direct", "fcntl", "EINVAL", "O_DIRECT was refused: Invalid argument"),
         ("uring", "fcntl", "EINVAL", "O_DIRECT was refused: Invalid argument"),
-        ("direct", "pread64", "EINVAL", "was refused: Invalid argument"),
     ] {
         let seen = record(&world, io);
         let shards: Vec<_> = seen.paths().into_iter().filter(|path| path.ends_with("safetensors")).collect();
@@ -258,6 +268,28 @@ fn a_way_that_is_refused_is_gone_otherwise_and_named() {
         let reports: Vec<_> = reports.collect();
         assert!(reports.iter().any(|run| run.contains(told)), "{io}, {call}, {error}: {reports:?}");
     }
+}
+
+/// A network file system whose server has gone, one in user space whose program has.
+#[test]
+fn a_file_system_that_goes_away_is_told() {
+    if !strace::is_there() {
+        return;
+    }
+    let world = World::new();
+    let found = Found::default();
+    for io in SOURCES {
+        let seen = record(&world, io);
+        let mut faults = Vec::new();
+        for call in ["openat", "statx", "pread64"] {
+            for error in ["ESTALE", "ENOTCONN"] {
+                let consequence = Consequence::Errors(error);
+                faults.extend([1, 2].map(|nth| Fault { call: call.into(), nth, consequence }));
+            }
+        }
+        sweep(&world, io, &seen, &["model-00002-of-00002.safetensors"], &faults, &found);
+    }
+    found.conclude("file systems that go away", 50);
 }
 
 #[test]

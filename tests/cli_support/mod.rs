@@ -89,6 +89,18 @@ pub(crate) fn run_command(command: &Command) -> Output {
     output
 }
 
+/// Runs a script in a mount namespace of its own. `None`, said aloud, where that is not allowed.
+pub(crate) fn in_own_mounts(what: &str, script: &str, place: &Path, command: &Command) -> Option<Output> {
+    let allowed =
+        Command::new("unshare").args(["-r", "-m", "true"]).status().is_ok_and(|status| status.success());
+    if !allowed {
+        println!("SKIPPED: {what}: no mount namespace can be made here");
+        return None;
+    }
+    let words = ["unshare", "-r", "-m", "sh", "-c", script, "sh", place.to_str().unwrap()];
+    Some(run_command(&wrapped(words, command)))
+}
+
 /// Runs it to its end and tells how long that took; `None` if it takes longer than `most`: then it is killed, with all that it started.
 pub(crate) fn output_within(command: &mut Command, most: Duration) -> Option<(Output, Duration)> {
     let start = Instant::now();

@@ -4,6 +4,7 @@
  *   SHIM_PATH            the files it is about
  *   SHIM_STATE           a file of 4096 zeros that all processes share: struct state
  *   SHIM_SIGNAL          this signal, to the whole process group, at the call of number SHIM_SIGNAL_AT
+ *   SHIM_SIGNAL_WHEN_STALLED  this signal, to the whole process group, when the first such call hangs
  *   SHIM_STALL_MS        each call that moves bytes takes so long, from the call of number SHIM_STALL_AT on
  *   SHIM_SHORT           no call moves more bytes than a random number up to this
  *   SHIM_EINTR_EVERY     each such call of that number is interrupted
@@ -39,7 +40,7 @@ struct state {
 
 static struct state nowhere, *state = &nowhere;
 static const char *path;
-static uint64_t signal_at, signal_number, stall_at, stall_ms, short_max, eintr_every, clock_seconds;
+static uint64_t signal_at, signal_number, stall_at, stall_ms, short_max, eintr_every, clock_seconds, stall_signal;
 
 static uint64_t setting(const char *name) {
     const char *text = getenv(name);
@@ -56,6 +57,7 @@ __attribute__((constructor)) static void begin(void) {
     short_max = setting("SHIM_SHORT");
     eintr_every = setting("SHIM_EINTR_EVERY");
     clock_seconds = setting("SHIM_CLOCK");
+    stall_signal = setting("SHIM_SIGNAL_WHEN_STALLED");
     int fd = file ? (int)syscall(SYS_openat, AT_FDCWD, file, O_RDWR | O_CLOEXEC) : -1;
     if (fd < 0) return;
     void *memory = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -86,9 +88,10 @@ static int is_ours(int fd) {
 
 static int is_name(const char *name) { return path && name && strncmp(name, path, strlen(path)) == 0; }
 
-static void mark(void) {
+/* True for whoever is first. */
+static int mark(void) {
     uint64_t none = 0;
-    atomic_compare_exchange_strong(&state->fired_ns, &none, now_ns());
+    return atomic_compare_exchange_strong(&state->fired_ns, &none, now_ns());
 }
 
 static uint64_t point(void) {
@@ -103,8 +106,9 @@ static uint64_t point(void) {
 /* A disk that does not answer: signals do not end the wait. */
 static void stall(uint64_t number) {
     if (!stall_ms || number < stall_at) return;
-    mark();
+    int is_first = mark();
     atomic_fetch_add(&state->stalls, 1);
+    if (is_first && stall_signal) kill(0, (int)stall_signal);
     struct timespec rest = {(time_t)(stall_ms / 1000), (long)(stall_ms % 1000) * 1000000};
     while (nanosleep(&rest, &rest) != 0 && errno == EINTR) {}
 }

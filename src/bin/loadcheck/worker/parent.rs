@@ -16,8 +16,8 @@ use super::protocol::{Job, Message, Task};
 use crate::problem::{Code, Problem};
 use crate::signals::{Interrupts, name_of};
 
-/// How long a worker may take to end by itself after it was asked to.
-const PATIENCE: Duration = Duration::from_millis(1500);
+/// How long a worker may take to end by itself after it was asked to: the whole program has two seconds, on a busy machine too.
+const PATIENCE: Duration = Duration::from_millis(1200);
 /// Where glibc looks for settings.
 const ALLOCATOR_VARIABLE: &str = "GLIBC_TUNABLES";
 /// See [`frugal_allocator`].
