@@ -16,14 +16,15 @@ mod cli_support;
 mod common;
 mod load_support;
 
+use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cli_support::stderr;
+use cli_support::{loadcheck, stderr};
 use common::{Random, small_decoder, write_sharded};
 use load_support::{End, SOURCES, Shim, World};
-use onelayer::{Checkpoint, IoMode, LoadError, Loader, Target, Window};
+use onelayer::{Awaited, Checkpoint, IoMode, LoadError, Loader, Target, Window};
 
 /// How soon a load ends that is asked to.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -32,6 +33,11 @@ const SIGKILL: u64 = 9;
 const SIGTERM: u64 = 15;
 /// A stall that no test waits for.
 const FOR_EVER_MS: u64 = 3_600_000;
+
+/// Where the scenario finds its checkpoint.
+const CHECKPOINT: &str = "ONELAYER_TEST_CHECKPOINT";
+/// How long each read of a tensor takes there.
+const SLICES_STALL_MS: u64 = 3000;
 
 /// One test at a time: times are measured.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -101,6 +107,9 @@ fn a_signal_at_any_call_ends_it_in_time_and_leaves_nothing() {
             ),
         }
         assert_eq!(World::leftovers(&place), [""; 0], "{what}");
+        if took > PATIENCE / 2 {
+            println!("{what}: {took:.2?}");
+        }
         times.push(took);
     }
     conclude("from a signal to the end", times);
@@ -135,6 +144,67 @@ fn a_disk_that_hangs_does_not_hold_up_an_interrupt() {
         times.push(took);
     }
     conclude("from a signal to the end, with a disk that hangs", times);
+}
+
+/// The first tensors take long to come: whoever waits is told so, and gets them.
+#[test]
+fn a_standstill_is_told() {
+    let _alone = alone();
+    let Some(shim) = Shim::get() else { return };
+    let world = World::new();
+    let place = world.place("told");
+    let settings = [("SHIM_STALL_MS", 4500), ("SHIM_STALL_BYTES", 20_000), ("SHIM_STALL_MOST", 1)];
+    for (mode, told) in [("plain", "  nothing arrived for 3 s  "), ("json", "\"standstill_seconds\":3.")] {
+        let mut command = loadcheck(&place);
+        command.arg("run").arg(&world.model).args(["--io", "buffered", "--device", "host", "--readers", "1"]);
+        command.args(["--verify", "--hash", "--json", "--progress", mode]);
+        let (output, _, counted) = shim.run_command(&world, command, &place, &settings);
+        assert_eq!(world.judge(&output), Ok(End::Delivered), "{}", stderr(&output));
+        assert_eq!(counted.stalls, 1);
+        assert!(stderr(&output).contains(told), "{}", stderr(&output));
+    }
+}
+
+/// In the library: whoever waits in slices gets every slice back in time, and may give up. What the system has begun is waited for.
+#[test]
+fn a_caller_that_waits_in_slices_has_a_deadline_of_its_own() {
+    let _alone = alone();
+    let Some(shim) = Shim::get() else { return };
+    let world = World::new();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "scenario_slices", "--ignored", "--nocapture"]).env(CHECKPOINT, &world.model);
+    shim.put_before(
+        &mut command,
+        &world,
+        &[("SHIM_STALL_MS", SLICES_STALL_MS), ("SHIM_STALL_BYTES", 20_000)],
+    );
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("given up after"), "{text}{}", stderr(&output));
+    println!("{}", text.lines().find(|line| line.contains("given up after")).unwrap());
+}
+
+#[test]
+#[ignore = "scenario"]
+fn scenario_slices() {
+    let Some(model) = std::env::var_os(CHECKPOINT) else { return };
+    let checkpoint = Checkpoint::open(model).unwrap();
+    let loader = Loader::builder(Target::Host).io(IoMode::Buffered).host_budget(8 << 20).build().unwrap();
+    let start = Instant::now();
+    let mut stream = loader.stream(&checkpoint).unwrap();
+    for _ in 0..3 {
+        let asked = Instant::now();
+        assert!(matches!(stream.next_within(Duration::from_millis(100)), Ok(Awaited::NotYet)));
+        assert!(asked.elapsed() < Duration::from_secs(1), "{:?}", asked.elapsed());
+    }
+    assert_eq!(stream.progress().read_bytes(), 0);
+    let given_up = start.elapsed();
+    stream.cancel_handle().cancel();
+    assert!(matches!(stream.next(), Some(Err(LoadError::Cancelled))));
+    drop(stream);
+    let stall = Duration::from_millis(SLICES_STALL_MS);
+    assert!(start.elapsed() < stall + PATIENCE, "{:?}", start.elapsed());
+    println!("given up after {given_up:.2?}, over after {:.2?}: a read takes {stall:?}", start.elapsed());
 }
 
 /// A slow disk is no error: what it delivers late is right.

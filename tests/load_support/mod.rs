@@ -184,14 +184,30 @@ impl Shim {
         place: &Path,
         settings: &[(&str, u64)],
     ) -> (Output, Duration, Counted) {
+        self.run_command(world, world.load(io, place), place, settings)
+    }
+
+    /// Puts it before the C library in a command.
+    pub(crate) fn put_before(&self, command: &mut Command, world: &World, settings: &[(&str, u64)]) {
+        command.env("LD_PRELOAD", &self.0).env("SHIM_PATH", &world.model);
+        command.envs(settings.iter().map(|(name, value)| (name, value.to_string())));
+    }
+
+    /// The same for any command on the checkpoint.
+    pub(crate) fn run_command(
+        &self,
+        world: &World,
+        mut command: Command,
+        place: &Path,
+        settings: &[(&str, u64)],
+    ) -> (Output, Duration, Counted) {
         let state = place.with_extension("state");
         fs::write(&state, [0; 4096]).unwrap();
-        let mut command = world.load(io, place);
-        command.env("LD_PRELOAD", &self.0).env("SHIM_PATH", &world.model).env("SHIM_STATE", &state);
-        command.envs(settings.iter().map(|(name, value)| (name, value.to_string()))).process_group(0);
+        self.put_before(&mut command, world, settings);
+        command.env("SHIM_STATE", &state).process_group(0);
         let ended = output_within(&mut command, PATIENCE);
         let now_ns = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos();
-        let (output, _) = ended.unwrap_or_else(|| panic!("{io}, {settings:?}: it hangs"));
+        let (output, _) = ended.unwrap_or_else(|| panic!("{settings:?}: it hangs: {command:?}"));
         let bytes = fs::read(&state).unwrap();
         let word = |at: usize| u64::from_le_bytes(bytes[8 * at..][..8].try_into().unwrap());
         let counted = Counted {

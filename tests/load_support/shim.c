@@ -6,6 +6,8 @@
  *   SHIM_SIGNAL          this signal, to the whole process group, at the call of number SHIM_SIGNAL_AT
  *   SHIM_SIGNAL_WHEN_STALLED  this signal, to the whole process group, when the first such call hangs
  *   SHIM_STALL_MS        each call that moves bytes takes so long, from the call of number SHIM_STALL_AT on
+ *   SHIM_STALL_BYTES     only if it asks for so many bytes
+ *   SHIM_STALL_MOST      only the first so many
  *   SHIM_SHORT           no call moves more bytes than a random number up to this
  *   SHIM_EINTR_EVERY     each such call of that number is interrupted
  *   SHIM_CLOCK           the wall clock jumps to and fro by so many seconds at each look
@@ -40,7 +42,7 @@ struct state {
 
 static struct state nowhere, *state = &nowhere;
 static const char *path;
-static uint64_t signal_at, signal_number, stall_at, stall_ms, short_max, eintr_every, clock_seconds, stall_signal;
+static uint64_t signal_at, signal_number, stall_at, stall_ms, short_max, eintr_every, clock_seconds, stall_signal, stall_bytes, stall_most;
 
 static uint64_t setting(const char *name) {
     const char *text = getenv(name);
@@ -57,6 +59,8 @@ __attribute__((constructor)) static void begin(void) {
     short_max = setting("SHIM_SHORT");
     eintr_every = setting("SHIM_EINTR_EVERY");
     clock_seconds = setting("SHIM_CLOCK");
+    stall_bytes = setting("SHIM_STALL_BYTES");
+    stall_most = setting("SHIM_STALL_MOST");
     stall_signal = setting("SHIM_SIGNAL_WHEN_STALLED");
     int fd = file ? (int)syscall(SYS_openat, AT_FDCWD, file, O_RDWR | O_CLOEXEC) : -1;
     if (fd < 0) return;
@@ -104,8 +108,9 @@ static uint64_t point(void) {
 }
 
 /* A disk that does not answer: signals do not end the wait. */
-static void stall(uint64_t number) {
-    if (!stall_ms || number < stall_at) return;
+static void stall(uint64_t number, size_t size) {
+    if (!stall_ms || number < stall_at || size < stall_bytes) return;
+    if (stall_most && atomic_load(&state->stalls) >= stall_most) return;
     int is_first = mark();
     atomic_fetch_add(&state->stalls, 1);
     if (is_first && stall_signal) kill(0, (int)stall_signal);
@@ -137,7 +142,7 @@ static ssize_t shortened(char *buffer, ssize_t count) {
 ssize_t pread64(int fd, void *buffer, size_t size, off64_t offset) {
     REAL(pread64);
     if (!is_ours(fd)) return real(fd, buffer, size, offset);
-    stall(point());
+    stall(point(), size);
     if (interrupted()) return -1;
     return shortened(buffer, real(fd, buffer, size, offset));
 }
@@ -145,7 +150,7 @@ ssize_t pread64(int fd, void *buffer, size_t size, off64_t offset) {
 ssize_t read(int fd, void *buffer, size_t size) {
     REAL(read);
     if (!is_ours(fd)) return real(fd, buffer, size);
-    stall(point());
+    stall(point(), size);
     if (interrupted()) return -1;
     return shortened(buffer, real(fd, buffer, size));
 }
@@ -153,7 +158,7 @@ ssize_t read(int fd, void *buffer, size_t size) {
 ssize_t process_vm_readv(pid_t pid, const struct iovec *local, unsigned long local_count, const struct iovec *remote,
                          unsigned long remote_count, unsigned long flags) {
     REAL(process_vm_readv);
-    stall(point());
+    stall(point(), local->iov_len);
     if (interrupted()) return -1;
     return shortened(local->iov_base, real(pid, local, local_count, remote, remote_count, flags));
 }
@@ -191,7 +196,7 @@ long syscall(long number, ...) {
     long d = va_arg(rest, long), e = va_arg(rest, long), f = va_arg(rest, long);
     va_end(rest);
     if (number == SYS_io_uring_setup || number == SYS_io_uring_register) point();
-    if (number == SYS_io_uring_enter) stall(point());
+    if (number == SYS_io_uring_enter) stall(point(), SIZE_MAX);
     return real(number, a, b, c, d, e, f);
 }
 
