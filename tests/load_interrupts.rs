@@ -54,7 +54,7 @@ fn trials(default: u64) -> u64 {
 #[track_caller]
 fn conclude(what: &str, mut times: Vec<Duration>) {
     times.sort();
-    let at = |share: usize| times[(times.len() * share).div_ceil(100).max(1) - 1];
+    let at = |share: usize| times[(times.len() - 1) * share / 100];
     println!(
         "{what}: {} points, p50 {:.2?}, p99 {:.2?}, longest {:.2?}",
         times.len(),
