@@ -34,7 +34,8 @@ mod tests {
         let mut found: Vec<_> = names_in(folder.path()).unwrap().map(Result::unwrap).collect();
         let expected = folder.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name());
         let mut expected: Vec<_> = expected.collect();
-        (found.sort(), expected.sort());
+        found.sort();
+        expected.sort();
         assert_eq!(found, expected);
         assert_eq!(found.len(), 501);
         let error = names_in(&folder.path().join("none")).map(|_| ()).unwrap_err();

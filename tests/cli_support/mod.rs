@@ -1,5 +1,6 @@
 //! What the tests of the program share: how it is started, and checkpoints to start it on.
 #![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(clippy::print_stdout, reason = "what is skipped is said")]
 
 pub(crate) mod strace;
 
