@@ -20,7 +20,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 
-use cli_support::{assert_code, stderr};
+use cli_support::{assert_code, in_own_mounts, stderr};
 use common::TestTensor;
 use convert_support::{INDEX, MANIFEST, Tree, World, differences, run, tree, wrapped};
 

@@ -8,6 +8,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,
+    clippy::cast_possible_truncation,
     clippy::print_stdout,
     reason = "a test that cannot go on panics, and says what it counted"
 )]
