@@ -132,7 +132,7 @@ fn a_disk_that_hangs_does_not_hold_up_an_interrupt() {
     let world = World::new();
     let mut random = Random(12);
     let mut times = Vec::new();
-    for trial in 0..trials(10).min(100) {
+    for trial in 0..trials(5).min(50) {
         let io = SOURCES[trial as usize % SOURCES.len()];
         let total = points(shim, &world, io);
         let at = 1 + random.below(total - 12);
@@ -162,7 +162,7 @@ fn a_standstill_is_told() {
     let Some(shim) = Shim::get() else { return };
     let world = World::new();
     let place = world.place("told");
-    let settings = [("SHIM_STALL_MS", 4500), ("SHIM_STALL_BYTES", 20_000), ("SHIM_STALL_MOST", 1)];
+    let settings = [("SHIM_STALL_MS", 3500), ("SHIM_STALL_BYTES", 20_000), ("SHIM_STALL_MOST", 1)];
     for (mode, told) in [("plain", "  nothing arrived for 3 s  "), ("json", "\"standstill_seconds\":3.")] {
         let mut command = loadcheck(&place);
         command.arg("run").arg(&world.model).args(["--io", "buffered", "--device", "host", "--readers", "1"]);
