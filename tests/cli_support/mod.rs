@@ -228,10 +228,10 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
     found
 }
 
-/// Waits for `condition`, up to ten seconds.
+/// Waits for `condition`, up to half a minute: machines are busy at times.
 #[track_caller]
 pub(crate) fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         if let Some(value) = condition() {
             return value;
