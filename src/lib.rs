@@ -89,6 +89,8 @@ mod file_system;
 
 mod page_cache;
 
+mod folder;
+
 pub mod budget;
 
 pub mod checkpoint;

@@ -139,6 +139,18 @@ fn a_killed_worker_is_exit_code_five_with_what_is_known() {
     assert!(text.contains("SIGKILL") && text.contains("out-of-memory"), "{text}");
 }
 
+/// Half a load is no success, whoever ended it.
+#[test]
+fn a_worker_that_is_interrupted_alone_is_exit_code_five() {
+    let place = large();
+    let mut parent = start_large(place.path(), &[]);
+    send("INT", measuring_worker(&mut parent));
+    let (code, report) = finish(parent);
+    assert_eq!((code, report["verdict"].as_str()), (Some(5), Some("error")), "{}", report["error"]);
+    assert_eq!(report["error"]["code"], "LC0507");
+    assert_eq!(report["runs"][0]["outcome"], "interrupted");
+}
+
 #[test]
 fn a_worker_dies_with_its_parent() {
     let place = large();

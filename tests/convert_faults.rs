@@ -18,12 +18,11 @@ mod convert_support;
 
 use std::fs;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use cli_support::strace::{self, Consequence, Counts, Fault, Found, Seen, points};
 use cli_support::{json, stderr};
-use convert_support::strace::{self, Consequence, Counts, Fault, Seen};
 use convert_support::{World, differences, tree};
 
 /// The target's name. It lies in a folder of its own, which may be named otherwise in each run.
@@ -95,35 +94,6 @@ fn is_bearable(call: &str, error: &str) -> bool {
     BEARABLE.iter().any(|(name, errors)| *name == call && errors.contains(&error))
 }
 
-/// What a sweep found.
-#[derive(Debug, Default)]
-struct Found {
-    points: AtomicUsize,
-    reached: AtomicUsize,
-    wrong: Mutex<Vec<String>>,
-}
-
-impl Found {
-    /// Prints the figures, and fails if anything is wrong or too little was reached.
-    #[track_caller]
-    fn conclude(self, what: &str, points_min: usize) {
-        let (points, reached) = (self.points.into_inner(), self.reached.into_inner());
-        let wrong = self.wrong.into_inner().unwrap();
-        println!("{what}: {points} points, {reached} reached, {} wrong", wrong.len());
-        assert!(
-            wrong.is_empty(),
-            "{} are wrong; the first:\n{}",
-            wrong.len(),
-            wrong[..wrong.len().min(10)].join("\n")
-        );
-        // Threads that race may make a call less in one run; most runs must have met their fault.
-        assert!(
-            reached >= points_min && reached * 10 >= points * 9,
-            "{reached} of {points} points were reached"
-        );
-    }
-}
-
 /// Everything that a conversion does in its target. Fails if it makes a call that this test knows nothing about.
 fn record(world: &World) -> Seen {
     let (place, scratch) = (world.path("recorded"), world.path("logs"));
@@ -162,16 +132,6 @@ fn all_errors(counts: &Counts) -> Vec<Fault> {
                 .collect(),
         )
     })
-}
-
-fn points(counts: &Counts, consequences: impl Fn(&str) -> Option<Vec<Consequence>>) -> Vec<Fault> {
-    let mut faults = Vec::new();
-    for (call, &count) in counts {
-        for consequence in consequences(call).unwrap_or_default() {
-            faults.extend((1..=count).map(|nth| Fault { call: call.clone(), nth, consequence }));
-        }
-    }
-    faults
 }
 
 /// Every fault in a target of its own, two at a time.

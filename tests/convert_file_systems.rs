@@ -119,7 +119,7 @@ fn blocks_are_shared_where_they_can_be_and_bytes_are_the_same_everywhere() {
 fn a_killed_conversion_that_shares_blocks_goes_on() {
     let mut world = World::new(&[]);
     world.source = world.path("golden");
-    if !convert_support::strace::is_there() {
+    if !cli_support::strace::is_there() {
         return;
     }
     for kind in ["xfs", "btrfs"] {

@@ -15,8 +15,9 @@ mod convert_support;
 use std::fs;
 use std::process::Command;
 
+use cli_support::strace;
 use cli_support::{assert_code, stderr};
-use convert_support::{World, differences, run, strace, tree, wrapped};
+use convert_support::{World, differences, run, tree, wrapped};
 
 /// The lines that strace writes about a command's calls, with paths; `None`, said aloud, where there is no strace.
 fn trace(world: &World, command: &Command, calls: &str) -> Option<Vec<String>> {

@@ -20,7 +20,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 
-use cli_support::{assert_code, stderr};
+use cli_support::{assert_code, in_own_mounts, stderr};
 use common::TestTensor;
 use convert_support::{INDEX, MANIFEST, Tree, World, differences, run, tree, wrapped};
 
@@ -419,18 +419,6 @@ fn a_file_that_may_not_grow_is_told_and_leaves_nothing_wrong() {
         assert_eq!(world.resume(&target, published), [""; 0]);
         fs::remove_dir_all(&target).unwrap();
     }
-}
-
-/// Runs a script in a mount namespace of its own. `None`, said aloud, where that is not allowed.
-fn in_own_mounts(what: &str, script: &str, place: &Path, command: &Command) -> Option<Output> {
-    let allowed =
-        Command::new("unshare").args(["-r", "-m", "true"]).status().is_ok_and(|status| status.success());
-    if !allowed {
-        println!("SKIPPED: {what}: no mount namespace can be made here");
-        return None;
-    }
-    let words = ["unshare", "-r", "-m", "sh", "-c", script, "sh", place.to_str().unwrap()];
-    Some(run(&wrapped(words, command)))
 }
 
 /// The same directory, mounted in a second place.

@@ -21,9 +21,9 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use cli_support::strace::{self, start_and_stop};
 use cli_support::{assert_code, json, loadcheck, stderr};
 use common::random_bytes;
-use convert_support::strace::{self, start_and_stop};
 use convert_support::{INDEX, MANIFEST, World, differences, is_published, run, tree};
 
 /// The call that publishes a file.

@@ -8,11 +8,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The stages from top to bottom. `error` types belong to their stage.
-const FLOW: [&str; 19] = [
+const FLOW: [&str; 20] = [
     "units",
     "footprint",
     "file_system",
     "page_cache",
+    "folder",
     "budget",
     "checkpoint",
     "slices",

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{TestTensor, write_sharded};
+use common::{Random, TestTensor, write_sharded};
 use onelayer::{Checkpoint, IoMode, LoadError, LoadedLayer, Loader, LoaderBuilder, Target, Window};
 
 /// More than the loader keeps open at once.
@@ -22,27 +22,6 @@ const STREAMS: u64 = 6;
 
 /// One test at a time: threads are counted.
 static ALONE: Mutex<()> = Mutex::new(());
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (word ^ (word >> 31)) % end
-    }
-
-    fn number(&mut self, end: u64) -> u32 {
-        u32::try_from(self.below(end)).unwrap()
-    }
-
-    fn one_in(&mut self, count: u64) -> bool {
-        self.below(count) == 0
-    }
-}
 
 /// Thirty layers whose tensors lie in shuffled order all over the shards, many without bytes, one larger than a slot.
 fn scattered(folder: &std::path::Path) -> HashMap<String, blake3::Hash> {

@@ -18,6 +18,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::error::CheckpointError;
+use crate::folder::names_in;
 use crate::units::to_u64;
 
 const SUFFIX: &str = ".safetensors";
@@ -146,15 +147,14 @@ impl Listing {
     fn read(directory: &Path) -> Result<Self, CheckpointError> {
         let io_error = |source| CheckpointError::Io { path: directory.to_owned(), operation: "list", source };
         let mut listing = Self::default();
-        for entry in directory.read_dir().map_err(io_error)? {
-            let entry = entry.map_err(io_error)?;
-            let raw = entry.file_name();
+        for raw in names_in(directory).map_err(io_error)? {
+            let raw = raw.map_err(io_error)?;
             let text = raw.to_string_lossy().into_owned();
             if text.starts_with('.') || !is_interesting(&text) {
                 continue;
             }
             // A link that leads nowhere stays in: that a shard is missing must be said.
-            if entry.path().is_dir() {
+            if directory.join(&raw).is_dir() {
                 continue;
             }
             if text == "model_index.json" {
@@ -277,6 +277,6 @@ fn check_complete(directory: &Path, chosen: Numbered<'_>, set: &[&Name]) -> Resu
 fn unfinished_download(directory: &Path) -> Option<PathBuf> {
     let snapshots = directory.parent().filter(|parent| parent.ends_with("snapshots"))?;
     let blobs = snapshots.parent()?.join("blobs");
-    let names = blobs.read_dir().ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let names = names_in(&blobs).ok()?.filter_map(|name| Some(blobs.join(name.ok()?)));
     names.filter(|path| path.extension().is_some_and(|extension| extension == "incomplete")).min()
 }

@@ -18,6 +18,7 @@ use super::digest::{Digest, hex};
 use super::pieces::{PieceFault, read_pieces};
 use super::{ConvertError, MANIFEST_NAME, SideFileRecord};
 use crate::checkpoint::{Checkpoint, CheckpointError, FileKind, relative_name};
+use crate::folder::names_in;
 use crate::units::to_u64;
 
 /// Folders below the source that are searched, one inside the other.
@@ -172,9 +173,8 @@ impl Search<'_> {
     fn folder(&mut self, folder: &str, depth: usize) -> Result<(), ConvertError> {
         let path = self.root.join(folder);
         let failed = |source| ConvertError::Read { path: path.clone(), operation: "list", source };
-        let listed = if path.as_os_str().is_empty() { Path::new(".") } else { path.as_path() };
-        for entry in listed.read_dir().map_err(failed)? {
-            self.entry(folder, &entry.map_err(failed)?.file_name(), depth)?;
+        for name in names_in(&path).map_err(failed)? {
+            self.entry(folder, &name.map_err(failed)?, depth)?;
         }
         Ok(())
     }

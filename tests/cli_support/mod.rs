@@ -1,8 +1,11 @@
 //! What the tests of the program share: how it is started, and checkpoints to start it on.
 #![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(clippy::print_stdout, reason = "what is skipped is said")]
+
+pub(crate) mod strace;
 
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -59,6 +62,80 @@ pub(crate) fn stdout(output: &Output) -> String {
 
 pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// `inner` behind the words of a program that starts it: same arguments, environment and working directory.
+pub(crate) fn wrapped<'a>(outer: impl IntoIterator<Item = &'a str>, inner: &Command) -> Command {
+    let mut outer = outer.into_iter();
+    let mut command = Command::new(outer.next().unwrap());
+    command.args(outer).arg(inner.get_program()).args(inner.get_args());
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    if let Some(directory) = inner.get_current_dir() {
+        command.current_dir(directory);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs it to its end, which must come within a minute.
+#[track_caller]
+pub(crate) fn run_command(command: &Command) -> Output {
+    let output = wrapped(["timeout", "-s", "KILL", "60"], command).output().unwrap();
+    assert!(output.status.code() != Some(137), "it hangs: {command:?}");
+    output
+}
+
+/// Runs a script in a mount namespace of its own. `None`, said aloud, where that is not allowed.
+pub(crate) fn in_own_mounts(what: &str, script: &str, place: &Path, command: &Command) -> Option<Output> {
+    let allowed =
+        Command::new("unshare").args(["-r", "-m", "true"]).status().is_ok_and(|status| status.success());
+    if !allowed {
+        println!("SKIPPED: {what}: no mount namespace can be made here");
+        return None;
+    }
+    let words = ["unshare", "-r", "-m", "sh", "-c", script, "sh", place.to_str().unwrap()];
+    Some(run_command(&wrapped(words, command)))
+}
+
+/// Runs it to its end and tells how long that took; `None` if it takes longer than `most`: then it is killed, with all that it started.
+pub(crate) fn output_within(command: &mut Command, most: Duration) -> Option<(Output, Duration)> {
+    let start = Instant::now();
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let reader = |mut from: Box<dyn Read + Send>| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            from.read_to_end(&mut bytes).map(|_| bytes).unwrap()
+        })
+    };
+    let (stdout, stderr) = (reader(Box::new(stdout)), reader(Box::new(stderr)));
+    let (status, took) = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break (Some(status), start.elapsed());
+        }
+        if start.elapsed() > most {
+            kill_family(child.id());
+            child.wait().unwrap();
+            break (None, start.elapsed());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let (stdout, stderr) = (stdout.join().unwrap(), stderr.join().unwrap());
+    status.map(|status| (Output { status, stdout, stderr }, took))
+}
+
+/// Kills a process and what it has started.
+fn kill_family(pid: u32) {
+    for child in children(pid) {
+        kill_family(child);
+    }
+    let _ = Command::new("kill").args(["-s", "KILL", &pid.to_string()]).status();
 }
 
 /// The exit code, with what was printed if it is another one.
@@ -151,10 +228,10 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
     found
 }
 
-/// Waits for `condition`, up to ten seconds.
+/// Waits for `condition`, up to half a minute: machines are busy at times.
 #[track_caller]
 pub(crate) fn eventually<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         if let Some(value) = condition() {
             return value;

@@ -37,6 +37,31 @@ pub fn random_bytes(len: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
+/// A sequence of numbers that a seed repeats: SplitMix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (word ^ (word >> 31)) % end
+    }
+
+    pub fn number(&mut self, end: u64) -> u32 {
+        u32::try_from(self.below(end)).unwrap()
+    }
+
+    pub fn one_in(&mut self, count: u64) -> bool {
+        self.below(count) == 0
+    }
+
+    pub fn of<T: Copy>(&mut self, list: &[T]) -> T {
+        list[self.number(list.len() as u64) as usize]
+    }
+}
+
 /// What the test `measured_child` of the same file prints behind `measured `. It runs in a process of its own, which finds `setting` in
 /// the variable.
 pub fn measured(variable: &str, setting: &str) -> String {

@@ -1,14 +1,13 @@
 //! What the tests of conversions share: a small source, what it must become, and how to tell whether a target is all right.
-#![allow(dead_code, reason = "each test file uses its own part")]
-
-pub(crate) mod strace;
+#![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 
 use crate::cli_support::{loadcheck, stderr, stdout};
+pub(crate) use crate::cli_support::{run_command as run, wrapped};
 use crate::common::{TestTensor, write_sharded};
 
 /// The name of the index of a model.
@@ -62,32 +61,6 @@ pub(crate) fn differences(found: &Tree, expected: &Tree) -> Vec<String> {
         found.keys().filter(|name| !expected.contains_key(*name)).map(|name| format!("{name} is too much")),
     );
     wrong
-}
-
-/// `inner` behind the words of a program that starts it: same arguments, environment and working directory.
-pub(crate) fn wrapped<'a>(outer: impl IntoIterator<Item = &'a str>, inner: &Command) -> Command {
-    let mut outer = outer.into_iter();
-    let mut command = Command::new(outer.next().unwrap());
-    command.args(outer).arg(inner.get_program()).args(inner.get_args());
-    for (name, value) in inner.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    if let Some(directory) = inner.get_current_dir() {
-        command.current_dir(directory);
-    }
-    command.stdin(Stdio::null());
-    command
-}
-
-/// Runs it to its end, which must come within a minute.
-#[track_caller]
-pub(crate) fn run(command: &Command) -> Output {
-    let output = wrapped(["timeout", "-s", "KILL", "60"], command).output().unwrap();
-    assert!(output.status.code() != Some(137), "it hangs: {command:?}");
-    output
 }
 
 /// True for a name under which only a complete file of tensors may stand.

@@ -15,6 +15,8 @@ use crate::output::to_stderr;
 const LAYER_CHARACTERS_MAX: usize = 80;
 /// The longest silence of the line modes.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// When nothing arrives for so long, that is said: a disk or a network that hangs looks like nothing else.
+const STANDSTILL_MIN: Duration = Duration::from_secs(3);
 
 /// How many files there are, and shall be.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +42,10 @@ pub(crate) struct Progress {
     shown: Shown,
     label: String,
     start: Instant,
+    /// Bytes that have arrived, and when the last of them did; from the first update on.
+    arrived: Option<(u64, Instant)>,
+    /// This standstill was told of.
+    is_told: bool,
 }
 
 #[derive(Debug)]
@@ -64,7 +70,7 @@ impl Progress {
             ProgressMode::Json => Shown::Lines { json: true, tenth: 0, last: start },
             ProgressMode::Never => Shown::Nothing,
         };
-        Self { shown, label: label.to_owned(), start }
+        Self { shown, label: label.to_owned(), start, arrived: None, is_told: false }
     }
 
     /// Shows that `done_bytes` of `total_bytes` have arrived and what is being loaded.
@@ -85,26 +91,46 @@ impl Progress {
         }
     }
 
+    /// For how long nothing has arrived, if that is worth a word.
+    fn standstill(&mut self, done_bytes: u64) -> Option<Duration> {
+        let (bytes, since) = *self.arrived.get_or_insert_with(|| (done_bytes, Instant::now()));
+        if bytes != done_bytes {
+            (self.arrived, self.is_told) = (Some((done_bytes, Instant::now())), false);
+            return None;
+        }
+        Some(since.elapsed()).filter(|standstill| *standstill >= STANDSTILL_MIN)
+    }
+
     fn show(&mut self, done_bytes: u64, total_bytes: u64, what: What<'_>) {
+        let standstill = match what {
+            What::Layer(_) if done_bytes < total_bytes => self.standstill(done_bytes),
+            // Files are written in between, and what is loaded is compared.
+            _ => None,
+        };
+        let is_news = standstill.is_some() && !std::mem::replace(&mut self.is_told, true);
         match &mut self.shown {
             Shown::Nothing => {}
             Shown::Bar(bar) => {
                 let bar = bar.get_or_insert_with(|| new_bar(&self.label, total_bytes));
                 bar.set_length(total_bytes);
                 bar.set_position(done_bytes);
-                bar.set_message(what.text().into_owned());
+                bar.set_message(match standstill {
+                    Some(standstill) => format!("{}, {}", standing_still(standstill), what.text()),
+                    None => what.text().into_owned(),
+                });
             }
             Shown::Lines { json, tenth, last } => {
                 let share = u128::from(done_bytes) * 10 / u128::from(total_bytes.max(1));
                 let now_tenth = u64::try_from(share).unwrap_or(10).min(10);
-                if now_tenth <= *tenth && last.elapsed() < SILENCE_MAX {
+                if now_tenth <= *tenth && last.elapsed() < SILENCE_MAX && !is_news {
                     return;
                 }
                 (*tenth, *last) = (now_tenth, Instant::now());
+                let times = Times { elapsed: self.start.elapsed(), standstill };
                 let line = if *json {
-                    json_line(&self.label, done_bytes, total_bytes, what, self.start.elapsed())
+                    json_line(&self.label, done_bytes, total_bytes, what, times)
                 } else {
-                    plain_line(&self.label, done_bytes, total_bytes, what, self.start.elapsed())
+                    plain_line(&self.label, done_bytes, total_bytes, what, times)
                 };
                 to_stderr(&line);
             }
@@ -120,6 +146,18 @@ impl What<'_> {
             Self::Files(files) => format!("{}/{}", grouped(files.done), count(files.total, "file")).into(),
         }
     }
+}
+
+/// How long it has gone on, and for how long nothing has arrived if that is worth a word.
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    elapsed: Duration,
+    standstill: Option<Duration>,
+}
+
+/// For people.
+fn standing_still(standstill: Duration) -> String {
+    format!("nothing arrived for {} s", standstill.as_secs())
 }
 
 impl Drop for Progress {
@@ -139,22 +177,25 @@ fn new_bar(label: &str, total_bytes: u64) -> ProgressBar {
     bar
 }
 
-fn plain_line(label: &str, done_bytes: u64, total_bytes: u64, what: What<'_>, elapsed: Duration) -> String {
+fn plain_line(label: &str, done_bytes: u64, total_bytes: u64, what: What<'_>, times: Times) -> String {
+    let elapsed = times.elapsed;
+    let standstill = times.standstill.map(|standstill| format!("  {}", standing_still(standstill)));
     let percent = u128::from(done_bytes) * 100 / u128::from(total_bytes.max(1));
     let speed = rate(done_bytes, elapsed.as_secs_f64()).map(|rate| format!("  {rate}")).unwrap_or_default();
     format!(
-        "loadcheck: {}{percent:>3} %  {} of {}  {}{speed}  {}",
+        "loadcheck: {}{percent:>3} %  {} of {}  {}{speed}{}  {}",
         if label.is_empty() { String::new() } else { format!("{label}  ") },
         bytes(Some(done_bytes)),
         bytes(Some(total_bytes)),
         seconds(elapsed.as_secs_f64()),
+        standstill.unwrap_or_default(),
         what.text()
     )
     .trim_end()
     .to_owned()
 }
 
-fn json_line(label: &str, done_bytes: u64, total_bytes: u64, what: What<'_>, elapsed: Duration) -> String {
+fn json_line(label: &str, done_bytes: u64, total_bytes: u64, what: What<'_>, times: Times) -> String {
     let mut progress = json!({"stage": label, "done_bytes": done_bytes, "total_bytes": total_bytes});
     match what {
         What::Layer(layer) => progress["layer"] = layer.into(),
@@ -163,13 +204,20 @@ fn json_line(label: &str, done_bytes: u64, total_bytes: u64, what: What<'_>, ela
             progress["files_total"] = files.total.into();
         }
     }
-    progress["seconds"] = elapsed.as_secs_f64().into();
+    progress["seconds"] = times.elapsed.as_secs_f64().into();
+    if let Some(standstill) = times.standstill {
+        progress["standstill_seconds"] = standstill.as_secs_f64().into();
+    }
     json!({"progress": progress}).to_string()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn after(seconds: u64) -> Times {
+        Times { elapsed: Duration::from_secs(seconds), standstill: None }
+    }
 
     #[test]
     fn the_bar_can_be_built() {
@@ -178,22 +226,32 @@ mod tests {
 
     #[test]
     fn lines_say_how_far() {
-        let line = plain_line("", 50 << 20, 100 << 20, What::Layer("a\u{1b}"), Duration::from_secs(1));
+        let line = plain_line("", 50 << 20, 100 << 20, What::Layer("a\u{1b}"), after(1));
         assert_eq!(line, "loadcheck:  50 %  50 MiB of 100 MiB  1 s  50 MiB/s  a\\u{1b}");
         let line: serde_json::Value =
-            serde_json::from_str(&json_line("x", 1, 2, What::Layer("l"), Duration::ZERO)).unwrap();
+            serde_json::from_str(&json_line("x", 1, 2, What::Layer("l"), after(0))).unwrap();
         assert_eq!(line["progress"]["done_bytes"], 1);
-        assert!(plain_line("", 0, 0, What::Layer(""), Duration::ZERO).contains("  0 %"));
-        assert!(plain_line("", 1, 2, What::Layer(&"x".repeat(64 << 10)), Duration::ZERO).len() < 200);
+        assert!(line["progress"]["standstill_seconds"].is_null());
+        assert!(plain_line("", 0, 0, What::Layer(""), after(0)).contains("  0 %"));
+        assert!(plain_line("", 1, 2, What::Layer(&"x".repeat(64 << 10)), after(0)).len() < 200);
+    }
+
+    #[test]
+    fn a_standstill_is_said() {
+        let times = Times { standstill: Some(Duration::from_millis(4500)), ..after(5) };
+        let line = plain_line("", 50 << 20, 100 << 20, What::Layer("a"), times);
+        assert_eq!(line, "loadcheck:  50 %  50 MiB of 100 MiB  5 s  10 MiB/s  nothing arrived for 4 s  a");
+        let line: serde_json::Value =
+            serde_json::from_str(&json_line("", 1, 2, What::Layer("a"), times)).unwrap();
+        assert_eq!(line["progress"]["standstill_seconds"], 4.5);
     }
 
     #[test]
     fn conversions_count_files() {
         let files = What::Files(Files { done: 3, total: 27 });
-        let line = plain_line("", 50 << 20, 100 << 20, files, Duration::from_secs(1));
+        let line = plain_line("", 50 << 20, 100 << 20, files, after(1));
         assert_eq!(line, "loadcheck:  50 %  50 MiB of 100 MiB  1 s  50 MiB/s  3/27 files");
-        let line: serde_json::Value =
-            serde_json::from_str(&json_line("", 1, 2, files, Duration::ZERO)).unwrap();
+        let line: serde_json::Value = serde_json::from_str(&json_line("", 1, 2, files, after(0))).unwrap();
         assert_eq!(
             (line["progress"]["files_done"].as_u64(), line["progress"]["files_total"].as_u64()),
             (Some(3), Some(27))

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, BufRead as _, BufReader, Read, Write as _};
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,14 +10,18 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, after, never, select, unbounded};
 use onelayer::probe::{ChildGroup, goes_first};
 use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::child::ARGUMENT;
 use super::protocol::{Job, Message, Task};
 use crate::problem::{Code, Problem};
+use crate::report::Outcome;
 use crate::signals::{Interrupts, name_of};
 
-/// How long a worker may take to end by itself after it was asked to.
-const PATIENCE: Duration = Duration::from_millis(1500);
+/// How long a worker may take to end by itself after it was asked to: the whole program has two seconds, on a busy machine too.
+const PATIENCE: Duration = Duration::from_millis(1200);
+/// How much later than its worker this process may hear of a signal that went to both.
+const SIGNAL_PATIENCE: Duration = Duration::from_secs(1);
 /// Where glibc looks for settings.
 const ALLOCATOR_VARIABLE: &str = "GLIBC_TUNABLES";
 /// See [`frugal_allocator`].
@@ -49,7 +53,7 @@ pub(crate) fn carry_out(
         Err(problem) => return Ending::Ended(vec![problem]),
     };
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let mut has_last_word = false;
+    let (mut has_last_word, mut was_told_to_stop) = (false, false);
     let mut interrupted = None;
     let mut deadline = never();
     loop {
@@ -57,6 +61,7 @@ pub(crate) fn carry_out(
             recv(messages) -> message => match message {
                 Ok(message) => {
                     has_last_word |= matches!(message, Message::Checked(_) | Message::Done(_) | Message::Error(_));
+                    was_told_to_stop |= is_interrupted(&message);
                     listen(message);
                 }
                 Err(_) => break,
@@ -73,11 +78,29 @@ pub(crate) fn carry_out(
         }
     }
     let status = wait(&mut child);
-    match interrupted {
+    // Ctrl-C reaches worker and parent alike, and the worker may have been the faster one: half a load is no success.
+    let is_on_its_way = was_told_to_stop || is_ended_by_interrupt(status);
+    let patience = if is_on_its_way { SIGNAL_PATIENCE } else { Duration::ZERO };
+    match interrupted.or_else(|| interrupts.receiver().recv_timeout(patience).ok()) {
         Some(signal) => Ending::Interrupted(signal),
+        None if was_told_to_stop => Ending::Ended(vec![Problem::new(
+            Code::Interrupted,
+            "the worker was interrupted by a signal that it alone was sent",
+        )]),
         None if has_last_word => Ending::Ended(Vec::new()),
         None => Ending::Ended(vec![lost(status)]),
     }
+}
+
+/// True for the last word of a worker that was asked to stop.
+fn is_interrupted(message: &Message) -> bool {
+    matches!(message, Message::Done(finished) if finished.run.outcome == Outcome::Interrupted)
+}
+
+/// True for a worker that a signal has ended which asks for an end, before it could listen to it.
+fn is_ended_by_interrupt(status: Option<ExitStatus>) -> bool {
+    let signal = status.and_then(|status| status.signal());
+    signal.is_some_and(|signal| [SIGINT, SIGTERM, SIGHUP].contains(&signal))
 }
 
 fn start(task: Task, group: Option<&ChildGroup>) -> Result<(Child, Receiver<Message>), Problem> {
@@ -166,7 +189,6 @@ fn wait(child: &mut Child) -> Option<ExitStatus> {
 }
 
 fn lost(status: Option<ExitStatus>) -> Problem {
-    use std::os::unix::process::ExitStatusExt as _;
     match status {
         Some(status) if status.signal().is_some() => {
             let signal = status.signal().unwrap_or_default();

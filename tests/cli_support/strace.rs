@@ -8,9 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
 
-use super::wrapped;
-use crate::cli_support::{children, eventually};
+use super::{children, eventually, output_within, wrapped};
+
+/// How long a program may take that somebody disturbs.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What happens at a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +53,8 @@ pub(crate) struct Seen {
     pub(crate) counts: Counts,
     /// The same for each path, which is relative to the folder, apart.
     pub(crate) by_path: BTreeMap<String, Counts>,
+    /// The same for all calls, wherever they were made.
+    pub(crate) anywhere: Counts,
     names: BTreeMap<String, BTreeSet<String>>,
 }
 
@@ -73,6 +80,46 @@ impl Seen {
         }
         flags
     }
+}
+
+/// What a sweep found.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) points: AtomicUsize,
+    pub(crate) reached: AtomicUsize,
+    pub(crate) wrong: Mutex<Vec<String>>,
+}
+
+impl Found {
+    /// Prints the figures, and fails if anything is wrong or too little was reached.
+    #[track_caller]
+    pub(crate) fn conclude(self, what: &str, points_min: usize) {
+        let (points, reached) = (self.points.into_inner(), self.reached.into_inner());
+        let wrong = self.wrong.into_inner().unwrap();
+        println!("{what}: {points} points, {reached} reached, {} wrong", wrong.len());
+        assert!(
+            wrong.is_empty(),
+            "{} are wrong; the first:\n{}",
+            wrong.len(),
+            wrong[..wrong.len().min(10)].join("\n")
+        );
+        // Threads that race may make a call less in one run; most runs must have met their fault.
+        assert!(
+            reached >= points_min && reached * 10 >= points * 9,
+            "{reached} of {points} points were reached"
+        );
+    }
+}
+
+/// A fault at each call, up to how often it was made, for each of the consequences that it may have.
+pub(crate) fn points(counts: &Counts, consequences: impl Fn(&str) -> Option<Vec<Consequence>>) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    for (call, &count) in counts {
+        for consequence in consequences(call).unwrap_or_default() {
+            faults.extend((1..=count).map(|nth| Fault { call: call.clone(), nth, consequence }));
+        }
+    }
+    faults
 }
 
 /// True if strace is there and may trace; says aloud if not.
@@ -130,8 +177,10 @@ pub(crate) fn record(command: &Command, folder: &Path, scratch: &Path) -> Seen {
         let log = entry.unwrap().path();
         let text = fs::read(&log).unwrap();
         let (mut of_thread, mut of_path) = (Counts::new(), BTreeMap::<String, Counts>::new());
+        let mut anywhere = Counts::new();
         for line in String::from_utf8_lossy(&text).lines() {
             let Some((call, rest)) = line.split_once('(') else { continue };
+            *anywhere.entry(call.into()).or_default() += 1;
             let paths = paths_below(call, rest, folder);
             if !paths.is_empty() {
                 *of_thread.entry(call.into()).or_default() += 1;
@@ -142,6 +191,7 @@ pub(crate) fn record(command: &Command, folder: &Path, scratch: &Path) -> Seen {
             }
         }
         keep_highest(&mut seen.counts, of_thread);
+        keep_highest(&mut seen.anywhere, anywhere);
         for (path, counts) in of_path {
             keep_highest(seen.by_path.entry(path).or_default(), counts);
         }
@@ -161,7 +211,8 @@ fn keep_highest(highest: &mut Counts, counts: Counts) {
 /// names that they were given by.
 fn paths_below(call: &str, arguments: &str, folder: &Path) -> BTreeMap<String, BTreeSet<String>> {
     // What is read and written is no name.
-    let has_bytes = ["read", "pread64", "write", "pwrite64"].contains(&call);
+    let has_bytes = call.contains("read") || call.contains("write");
+    let has_bytes = has_bytes && !call.starts_with("readlink");
     let arguments = if has_bytes { arguments.split('"').next().unwrap() } else { arguments };
     let mut found = BTreeMap::<String, BTreeSet<String>>::new();
     let mut directory = PathBuf::new();
@@ -186,7 +237,8 @@ fn paths_below(call: &str, arguments: &str, folder: &Path) -> BTreeMap<String, B
     found
 }
 
-/// Runs `command` with a fault at one of its calls on `paths` below `folder`. The second value is true if the fault was reached.
+/// Runs `command` with a fault at one of its calls on `paths` below `folder`, or anywhere if there are none. The second value is true
+/// if the fault was reached.
 pub(crate) fn inject(
     command: &Command,
     seen: &Seen,
@@ -194,7 +246,19 @@ pub(crate) fn inject(
     folder: &Path,
     fault: &Fault,
 ) -> (Output, bool) {
-    let log = folder.with_extension("strace");
+    inject_in(command, seen, paths, folder, fault, folder)
+}
+
+/// [`inject`], with a log beside `place`: for several at once on one folder.
+pub(crate) fn inject_in(
+    command: &Command,
+    seen: &Seen,
+    paths: &[&str],
+    folder: &Path,
+    fault: &Fault,
+    place: &Path,
+) -> (Output, bool) {
+    let log = place.with_extension("strace");
     // Not `--seccomp-bpf`: strace 6.1 forgets the signals then.
     let mut flags: Vec<String> = ["-f", "-o", log.to_str().unwrap()].map(String::from).to_vec();
     flags.extend(seen.filters(paths, folder));
@@ -205,15 +269,30 @@ pub(crate) fn inject(
     };
     flags.extend(["-e".into(), format!("trace={}", fault.call)]);
     flags.extend(["-e".into(), format!("inject={}:{consequence}", fault.call)]);
-    let output = traced(command, &flags).output().unwrap();
+    let ended = output_within(&mut traced(command, &flags), PATIENCE);
+    let (output, _) = ended.unwrap_or_else(|| panic!("{fault}: it hangs: {command:?}"));
     let text =
         fs::read(&log).unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
     fs::remove_file(log).unwrap();
     let reached = match fault.consequence {
-        Consequence::Kill => output.status.code().is_none(),
+        // It may have been a child of it.
+        Consequence::Kill => output.status.code().is_none() || is_made(&text, fault),
         Consequence::Error(_) | Consequence::Errors(_) => {
             String::from_utf8_lossy(&text).contains("(INJECTED)")
         }
     };
     (output, reached)
+}
+
+/// True if some thread has made the call as often as the fault says.
+fn is_made(log: &[u8], fault: &Fault) -> bool {
+    let mut counts = BTreeMap::<&str, u32>::new();
+    let text = String::from_utf8_lossy(log);
+    for line in text.lines() {
+        let Some((thread, call)) = line.split_once(' ') else { continue };
+        if call.trim_start().split('(').next() == Some(&fault.call) {
+            *counts.entry(thread).or_default() += 1;
+        }
+    }
+    counts.values().any(|&count| count >= fault.nth)
 }
