@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import gc
+import importlib.util
 import subprocess
 import sys
 import textwrap

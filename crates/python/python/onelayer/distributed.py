@@ -54,14 +54,16 @@ def tensors(
 
     Each is read by one rank, which gives it to the others: whole (broadcast), or where ``axis`` names a dimension, its part to
     each (scatter), which has to be divisible by their number. ``device`` has to suit the group's backend: ``"cpu"`` for gloo, a
-    CUDA device for NCCL. Other options are those of ``Checkpoint.stream``, but for ``order``, ``dtype``, ``shard`` and ``rules``: tensors
-    travel as the files have them, layer by layer.
+    CUDA device for NCCL. Other options are those of ``Checkpoint.stream``, but for ``order``, ``dtype``, ``shard`` and
+    ``rules``: tensors travel as the files have them, layer by layer.
 
     A tensor is the caller's own, except that on the rank that read it a whole one shares the memory of its layer.
     """
     for option in _NOT_SHARED:
         if stream_options.get(option) is not None:
-            raise ValueError(f"{option}={stream_options[option]!r}: tensors travel between ranks as the files have them")
+            raise ValueError(
+                f"{option}={stream_options[option]!r}: tensors travel between ranks as the files have them"
+            )
     import torch.distributed as dist
 
     rank, world = dist.get_rank(group), dist.get_world_size(group)
