@@ -447,7 +447,7 @@ impl Loaded {
 }
 
 /// What quantising lost.
-fn lost(checkpoint: &Checkpoint, stream: &LayerStream) -> Vec<QuantisedTensor> {
+pub(super) fn lost(checkpoint: &Checkpoint, stream: &LayerStream) -> Vec<QuantisedTensor> {
     let errors = stream.progress().quantisation_errors();
     errors.iter().map(|error| QuantisedTensor::new(checkpoint.tensor(error.tensor).name, error)).collect()
 }

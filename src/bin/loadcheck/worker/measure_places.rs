@@ -16,7 +16,7 @@ use onelayer::{Device, LoadError, LoadPlan, Target};
 use super::attendant::{Attendant, add_missed};
 use super::child::tell;
 use super::measure::{
-    Failure, TIMELINE_ROWS, fallback_notes, pinning_note, queueing_note, ring_of, tell_hashes,
+    Failure, TIMELINE_ROWS, fallback_notes, lost, pinning_note, queueing_note, ring_of, tell_hashes,
 };
 use super::places::{gpus_of, loader, no_device, on_disk, planned_place, problems_of};
 use super::protocol::{Crossing, Finished, Message, Watch};
@@ -29,7 +29,7 @@ use crate::device_map::tier_name;
 use crate::measured::{self, point, split};
 use crate::problem::{Code, Problem};
 use crate::report::{
-    FileReading, IoCounters, Outcome, Peak, Place, PlaceShare, Point, Run, Samples, Verified,
+    FileReading, IoCounters, Outcome, Peak, Place, PlaceShare, Point, QuantisedTensor, Run, Samples, Verified,
 };
 
 /// A GPU's memory, watched from before the load.
@@ -129,6 +129,7 @@ struct Loaded {
     crossings: Vec<Crossing>,
     notes: Vec<String>,
     files: Vec<FileReading>,
+    quantised: Vec<QuantisedTensor>,
 }
 
 /// The layers of one place, until everything is there.
@@ -211,6 +212,7 @@ impl Load<'_> {
         }
         let report = stream.report();
         loaded.note(checkpoint, &report);
+        loaded.quantised.extend(lost(checkpoint, &stream));
         loaded.places.push(PlaceShare {
             resident_bytes: layers.iter().map(LoadedLayer::resident_bytes).sum(),
             read_bytes: report.read_bytes,
@@ -275,6 +277,7 @@ impl Loaded {
             crossings: Vec::new(),
             notes: Vec::new(),
             files: files.unwrap_or_default(),
+            quantised: Vec::new(),
         }
     }
 
@@ -342,6 +345,7 @@ impl Loaded {
             },
             after_load: Some(self.after_load),
             verified: self.verified,
+            quantised: self.quantised,
             io,
             resident_bytes: Some(resident_bytes),
             resident_host_bytes: Some(host_bytes),
