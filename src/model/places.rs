@@ -18,7 +18,8 @@ impl Model {
     ///
     /// # Errors
     /// [`LoadError::NotFound`] if the model never had such a part, [`LoadError::Park`] if memory, the folder or the disk refuses,
-    /// [`LoadError::Device`] if the bytes cannot be read back. The layer that failed and those behind it stay resident.
+    /// [`LoadError::Device`] if the bytes cannot be read back. The layer that failed and those behind it stay resident, those before it
+    /// are parked, and their receipt is lost with the error: [`Self::parked_bytes`] and [`Self::layers`] say what waits and what is there.
     ///
     /// # Example
     /// ```
