@@ -124,7 +124,7 @@ fn decoder_with_rows() -> Vec<TestTensor> {
 
 fn bf16(name: String, shape: &[u64]) -> TestTensor {
     // Ones, which every form keeps.
-    let count = shape.iter().product::<u64>() as usize;
+    let count = usize::try_from(shape.iter().product::<u64>()).unwrap();
     TestTensor { name, dtype: "BF16", shape: shape.to_vec(), bytes: [0x80, 0x3F].repeat(count) }
 }
 

@@ -39,7 +39,10 @@ fn weighed(checkpoint: &Checkpoint, weights: Weights) -> Vec<(&str, u64)> {
 /// Bytes of a tensor that stands in two layers, or beside them if it is not `in_stack`.
 fn bytes(dtype: &str, shape: &[u64], in_stack: bool, weights: Weights) -> u64 {
     let names = ["model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight", "lm_head.weight"];
-    let (_folder, checkpoint) = checkpoint(&names.map(|name| (name, dtype, shape)));
+    let norms = ["model.layers.0.norm.weight", "model.layers.1.norm.weight"];
+    let mut tensors = names.map(|name| (name, dtype, shape)).to_vec();
+    tensors.extend(norms.map(|name| (name, "F32", &[3][..])));
+    let (_folder, checkpoint) = checkpoint(&tensors);
     let name = names[if in_stack { 1 } else { 2 }];
     weighed(&checkpoint, weights).into_iter().find(|(other, _)| *other == name).unwrap().1
 }

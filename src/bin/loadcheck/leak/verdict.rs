@@ -237,12 +237,13 @@ mod tests {
     fn a_kind_that_is_missing_once_has_the_slope_of_the_rest() {
         let mut points = points(20, |number| number * MIB);
         points[7].held.host_bytes = None;
-        let [host] = &slopes_of(&points, 3, &stated_of(&[]))[..] else { panic!("host was measured") };
+        let slopes = slopes_of(&points, 3, &stated_of(&[]));
+        let [host] = &slopes[..] else { panic!("host was measured") };
         assert_eq!((host.points_bytes.len(), host.verdict), (16, SlopeVerdict::Leak));
         assert_eq!((host.bytes_per_cycle, host.spread_bytes), (Some(1_048_576.0), Some(0.0)));
         let gaps = gaps_of(&points, 3);
         assert_eq!(gaps, [Gap { kind: Kind::Host, measured: 16, counted: 17, has_floor: true }]);
-        assert!(stated_of(&[]).unmeasured(&[host.clone()], &gaps, &[]).is_empty());
+        assert!(stated_of(&[]).unmeasured(&slopes, &gaps, &[]).is_empty());
         let mut report = Report::new(crate::report::CommandName::Leak);
         gaps[0].tell(&mut report);
         assert!(report.unavailable.is_empty() && report.notes[0].contains("16 of 17"), "{:?}", report.notes);
