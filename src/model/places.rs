@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ops::{Deref, DerefMut};
 
-use super::{Model, Part, State};
+use super::{Model, Part, State, unload};
 use crate::checkpoint::{Checkpoint, DType};
 use crate::layers::LayerId;
 use crate::load::{LoadError, Loader, ParkTo, Parking, Receipt};
@@ -112,7 +112,7 @@ impl Model {
         drop(plan);
         let layer = loader.load_one(checkpoint, names)?;
         let old = std::mem::replace(&mut self.states[place], State::Resident(layer));
-        Ok(old.unload())
+        Ok(unload([old]))
     }
 
     /// A scope for a part of the model: what is parked of it is restored, and at the end, whichever way that is reached, the part

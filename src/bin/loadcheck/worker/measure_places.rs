@@ -2,13 +2,12 @@
 //! until all are there. What is looked at before is in `places`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use onelayer::checkpoint::Checkpoint;
 use onelayer::fit::{DeviceMap, Tier};
-use onelayer::load::{LayerStream, LoadReport, LoadedLayer};
+use onelayer::load::{LoadReport, LoadedLayer};
 use onelayer::placed::{PlacedError, PlacedPlan, TierLoader};
 use onelayer::probe::{Procfs, Sampler, SamplerOptions, Summary};
 use onelayer::{Device, LoadError, LoadPlan, Target};
@@ -204,7 +203,10 @@ impl Load<'_> {
             over: &over,
             crossings: std::mem::take(&mut loaded.crossings),
         };
-        let (mut layers, mut taken, crossings) = take_all(&mut stream, attendant)?;
+        // In whatever order they come, up to the error that ends it.
+        let mut layers = Vec::new();
+        let take_all = || stream.by_ref().try_for_each(|layer| layer.map(|layer| layers.push(layer)));
+        let (mut taken, crossings) = attendant.beside(take_all)?;
         loaded.crossings = crossings;
         layers.sort_by_key(LoadedLayer::index);
         if self.config.hash && taken.is_ok() {
@@ -241,25 +243,6 @@ impl Load<'_> {
         }
         Ok(())
     }
-}
-
-/// Every layer of a stream, in whatever order they come, up to the error that ends it; and the limits that were crossed.
-type Taken = (Vec<LoadedLayer>, Result<(), LoadError>, Vec<Crossing>);
-
-fn take_all(stream: &mut LayerStream, attendant: Attendant<'_>) -> Result<Taken, Vec<Problem>> {
-    let over = attendant.over;
-    thread::scope(|scope| {
-        let thread = thread::Builder::new().name("attendant".to_owned());
-        let attendant = thread.spawn_scoped(scope, move || attendant.run()).map_err(|error| {
-            let message = format!("cannot start a thread beside the load: {error}");
-            vec![Problem::new(Code::LoadFailed, message)]
-        })?;
-        let mut layers = Vec::new();
-        let taken = stream.by_ref().try_for_each(|layer| layer.map(|layer| layers.push(layer)));
-        over.store(true, Ordering::Relaxed);
-        attendant.thread().unpark();
-        Ok((layers, taken, attendant.join().unwrap_or_default()))
-    })
 }
 
 impl Loaded {
