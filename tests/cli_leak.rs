@@ -241,6 +241,45 @@ fn it_ends_as_the_table_says() {
     }
 }
 
+/// A command that ends before the last line has not completed, unless it says so itself.
+#[test]
+fn a_command_that_ends_early_is_told_as_it_ended() {
+    let place = workplace();
+    let lines = "for n in 1 2 3 4 5 6 7 8 9; do sleep 0.02; echo line; done";
+    for (end, code, outcome) in
+        [("exit 0", 0, "completed"), ("exit 7", 5, "failed"), ("kill -KILL $$", 5, "killed")]
+    {
+        let command = format!("sh -c '{lines}; {end}'");
+        let words = ["model", "--cycles", "20", "--warmup", "0", "--cmd", &command, "--each-line", "line"];
+        let output = leak(place.path(), &words);
+        assert_code(&output, code);
+        let report = json(&output);
+        assert_eq!(report["runs"][0]["outcome"], outcome, "{end}");
+        // A line that came with the end may find nobody to measure.
+        assert!(report["leak"]["counted"].as_u64().unwrap() >= 8, "{report}");
+    }
+    // Who is interrupted while a line is waited for has completed nothing.
+    let mut command = loadcheck(place.path());
+    command.args([
+        "leak",
+        "--json",
+        "model",
+        "--cmd",
+        "sh -c 'echo line; touch started; sleep 60'",
+        "--each-line",
+        "line",
+    ]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    while !place.path().join("started").exists() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let killed = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    let output = child.wait_with_output().unwrap();
+    let report = json(&output);
+    assert_eq!(report["runs"][0]["outcome"], "interrupted", "{}", stderr(&output));
+}
+
 /// The files are gone in the middle: what was measured until then is kept.
 #[test]
 fn cycles_that_fail_keep_what_was_measured() {

@@ -123,6 +123,29 @@ fn what_is_not_known_is_said() {
     assert!(stderr(&refused).contains("the host has to hold at least 8 MiB"), "{}", stderr(&refused));
 }
 
+/// As many bytes as the plan of that load has, and the places that they fit.
+#[test]
+fn what_is_quantised_is_placed_as_it_is_delivered() {
+    let place = place();
+    let placed = |words: &str| json(&run(place.path(), &format!("{PLAN} --vram 1MiB {words} --json")));
+    let stored = placed("")["placement"]["weight_bytes"].as_u64().unwrap();
+    for words in ["--quantise int8", "--quantise int4", "--quantise fp8 --dtype f16"] {
+        let report = placed(words);
+        let counted = report["placement"]["weight_bytes"].as_u64();
+        assert_eq!(counted, report["plan"]["tensor_bytes"].as_u64(), "{words}");
+        assert!(counted.unwrap() < stored, "{words}");
+    }
+    let tiers = |words: &str| {
+        let report = json(&run(place.path(), &format!("{PLAN} --vram 380KiB {words} --json")));
+        let layers = report["placement"]["layers"].as_array().unwrap().clone();
+        layers.iter().filter(|layer| layer["tier"] == "0").count()
+    };
+    assert!(tiers("--quantise int4") > tiers(""), "{} {}", tiers("--quantise int4"), tiers(""));
+    let refused = run(place.path(), &format!("{PLAN} --vram 1MiB --quantise int8 --quantise-only mlp"));
+    assert_code(&refused, 2);
+    assert!(stderr(&refused).contains("leave out --quantise-only"), "{}", stderr(&refused));
+}
+
 #[test]
 fn transformers_loads_by_the_map() {
     let python = std::env::var("ONELAYER_PYTHON").unwrap_or_else(|_| "python3".to_owned());

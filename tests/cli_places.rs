@@ -70,6 +70,20 @@ fn host_and_disk_are_told_apart_and_the_promise_is_kept() {
     assert!(plain["runs"][0].get("places").is_none() && plain["plan"].get("places").is_none());
 }
 
+/// One place has all the layers and the other only what is not quantised; what was lost is told of every weight that was loaded.
+#[test]
+fn what_was_quantised_is_told_of_all_places() {
+    let place = place(HOST_AND_DISK);
+    let report = json(&run(place.path(), &format!("{LINE} --quantise int8 --json")));
+    let quantised = report["runs"][0]["quantised"].as_array().unwrap();
+    let names: Vec<&str> = quantised.iter().map(|tensor| tensor["name"].as_str().unwrap()).collect();
+    assert!(names.contains(&"model.layers.1.mlp.up_proj.weight"), "{names:?}");
+    assert!(!names.iter().any(|name| name.starts_with("model.layers.0.")), "{names:?}");
+    fs::write(place.path().join("map.json"), r#"{"model.layers": "disk", "": "cpu"}"#).unwrap();
+    let report = json(&run(place.path(), &format!("{LINE} --quantise int8 --json")));
+    assert_eq!((&report["verdict"], report["runs"][0].get("quantised")), (&"pass".into(), None), "{report}");
+}
+
 #[test]
 fn a_map_that_was_written_is_one_to_load_by() {
     let place = place("{}");

@@ -14,7 +14,7 @@ use onelayer::load::LoadError;
 use onelayer::placed::{PlacedError, PlacedLoader, PlacedModel};
 use onelayer::plan::PlanError;
 use onelayer::probe::Procfs;
-use onelayer::{Checkpoint, IoMode, LayerId, Loader, LoaderBuilder, Part, Target};
+use onelayer::{Checkpoint, DType, IoMode, LayerId, Loader, LoaderBuilder, Part, Quantisation, Target};
 
 const MIB: u64 = 1 << 20;
 
@@ -106,6 +106,64 @@ fn host_and_disk_have_the_bytes_of_the_files() {
     assert!(rest.layers == 1 && rest.is_complete() && model.resident_bytes() == 0, "{rest}");
     assert!(model.unload_all().asked_bytes == 0);
     assert!(model.tensor("model.layers.1.mlp.up_proj.weight").is_ok(), "the disk still has it");
+}
+
+/// A small decoder whose weights have rows to quantise.
+fn decoder_with_rows() -> Vec<TestTensor> {
+    let mut tensors = vec![bf16("model.embed_tokens.weight".to_owned(), &[40, 64])];
+    for layer in 0..2 {
+        for (rest, shape) in
+            [("self_attn.q_proj", &[64, 64][..]), ("mlp.up_proj", &[96, 64]), ("norm", &[64])]
+        {
+            tensors.push(bf16(format!("model.layers.{layer}.{rest}.weight"), shape));
+        }
+    }
+    tensors.push(bf16("lm_head.weight".to_owned(), &[40, 64]));
+    tensors
+}
+
+fn bf16(name: String, shape: &[u64]) -> TestTensor {
+    // Ones, which every form keeps.
+    let count = usize::try_from(shape.iter().product::<u64>()).unwrap();
+    TestTensor { name, dtype: "BF16", shape: shape.to_vec(), bytes: [0x80, 0x3F].repeat(count) }
+}
+
+/// One place has the layers and the other has none: what is quantised is found, with its scales, and the rest is as it was.
+#[test]
+fn places_with_and_without_weights_are_quantised() {
+    let folder = tempfile::tempdir().unwrap();
+    write_file(&folder.path().join("model.safetensors"), &decoder_with_rows(), 0);
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let placed = |map: &str| {
+        let map = DeviceMap::parse(map.as_bytes()).unwrap();
+        let settings = settings().quantise(Quantisation::Int8);
+        PlacedLoader::new(settings, &map, &checkpoint, None).unwrap()
+    };
+    let model = placed(r#"{"model.layers.0": "cpu", "": "disk"}"#).load().unwrap();
+    let weight = "model.layers.0.mlp.up_proj.weight";
+    let values = model.tensor(weight).unwrap();
+    assert_eq!((values.tier(), values.dtype(), values.len_bytes()), (Tier::Host, DType::I8, 96 * 64));
+    let scales = model.tensor(&format!("{weight}_scale")).unwrap();
+    assert_eq!((scales.tier(), scales.dtype(), scales.shape()), (Tier::Host, DType::F32, &[96, 1][..]));
+    let mut scale = [0; 4];
+    scales.read(4, &mut scale).unwrap();
+    assert_eq!(f32::from_le_bytes(scale), 1.0 / 127.0);
+    // On the disk it is as stored, and has no scales; nor has what is nowhere.
+    let stored = model.tensor("model.layers.1.mlp.up_proj.weight").unwrap();
+    assert_eq!((stored.tier(), stored.dtype()), (Tier::Disk, DType::Bf16));
+    for name in ["model.layers.1.mlp.up_proj.weight_scale", "model.layers.0.norm.weight_scale"] {
+        assert!(matches!(model.tensor(name), Err(LoadError::NotFound { .. })), "{name}");
+    }
+
+    // Embedding and head alone: there is nothing to quantise in that place.
+    let beside = placed(r#"{"model.embed_tokens": "cpu", "lm_head": "cpu", "": "disk"}"#);
+    let model = beside.load().unwrap();
+    assert_eq!(model.tensor("lm_head.weight").unwrap().dtype(), DType::Bf16);
+    // Of the map of two places, GPUs need not be there to plan.
+    let plan = placed(r#"{"model.layers": 0, "": "cpu"}"#).plan().unwrap();
+    let quantised: Vec<(Tier, usize)> =
+        plan.steps().iter().map(|step| (step.tier, step.plan.quantised().len())).collect();
+    assert_eq!(quantised, [(Tier::Device(0), 4), (Tier::Host, 0)]);
 }
 
 /// Tensors of layers that take turns in a file: a load of one place reads nothing of what belongs elsewhere.

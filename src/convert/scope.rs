@@ -19,8 +19,8 @@ use super::{Casting, Conversion, ConvertError, Part};
 use crate::checkpoint::{Checkpoint, DType, Shard, TensorId};
 use crate::layers::Layers;
 use crate::plan::{
-    Cast, Group, Landing, LoadPlan, MemoryTerm, PlanError, PlanLimits, Quantisation, ResidentKind, Transform,
-    Window, grouping_peak_bytes, is_plain, quantised,
+    Cast, Group, Landing, LoadPlan, MemoryTerm, PlanError, PlanLimits, Quantisation, QuantiseRule,
+    ResidentKind, Transform, Window, grouping_peak_bytes, is_plain,
 };
 use crate::source;
 use crate::units::{to_u64, to_usize};
@@ -332,11 +332,13 @@ fn transforms(
     layers: &Layers,
 ) -> Result<Vec<Transform>, ConvertError> {
     let mut transforms = Vec::with_capacity(checkpoint.tensor_count());
-    let (choice, mut has_quantised) = (settings.quantise_choice.as_ref(), false);
+    let choice = settings.quantise_choice.as_ref();
+    let quantising = settings.quantise.map(|to| QuantiseRule::new(checkpoint, layers, to, choice));
+    let mut has_quantised = false;
     for entry in checkpoint.tensors() {
         let rule = settings.rule.as_ref().and_then(|rule| rule(&entry));
-        let quantise = settings.quantise.filter(|_| rule.is_none());
-        if let Some(form) = quantise.and_then(|to| quantised(checkpoint, layers, entry.id, to, choice)) {
+        let quantising = quantising.as_ref().filter(|_| rule.is_none());
+        if let Some(form) = quantising.and_then(|quantising| quantising.of(entry.id)) {
             has_quantised = true;
             transforms.push(Transform::Quantise(form));
             continue;

@@ -28,7 +28,7 @@ enum Heads {
     Default { kv_heads: Option<u64>, width: Option<u64> },
     /// As many as query heads, always.
     AsQueries,
-    /// One if `multi_query` (which is on unless it is turned off), `num_kv_heads` in Falcon's new architecture.
+    /// One if `multi_query` (which is on unless it is turned off), `num_kv_heads` or `n_head_kv` in Falcon's new architecture.
     MultiQueryFlag,
 }
 
@@ -156,7 +156,7 @@ const TABLE: &[(&[&str], Layers)] = &[
 ];
 
 /// Architectures whose head is the embedding unless their configuration says otherwise.
-const TIED: [&str; 19] = [
+const TIED: [&str; 20] = [
     "bloom",
     "cohere",
     "cohere2",
@@ -176,6 +176,7 @@ const TIED: [&str; 19] = [
     "recurrent_gemma",
     "smollm3",
     "starcoder2",
+    "vaultgemma",
 ];
 
 /// True if the head of the architecture is its embedding unless the configuration says otherwise.
@@ -272,7 +273,9 @@ pub(super) fn head_width(config: &ModelConfig, queries: u64, default: Option<u64
 }
 
 fn multi_query_heads(config: &ModelConfig, queries: u64) -> Result<u64, Why> {
-    if config.flag("new_decoder_architecture") == Some(true) {
+    // The first Falcon 40B came with code of its own, before there was a flag for what it does.
+    let is_new = config.flag("new_decoder_architecture").unwrap_or(config.model_type() == Some("RefinedWeb"));
+    if is_new {
         return Ok(config.optional(&["num_kv_heads", "n_head_kv"])?.unwrap_or(queries));
     }
     Ok(if config.flag("multi_query").unwrap_or(true) { 1 } else { queries })

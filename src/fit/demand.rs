@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::activation::Activation;
 use super::cache::{CacheModel, LayerCache, Workload};
 use super::config::ModelConfig;
-use super::weights::Weights;
+use super::weights::{Weighing, Weights};
 use crate::checkpoint::{Checkpoint, TensorId};
 use crate::layers::{Layer, LayerId, LayerKind, Layers};
 
@@ -86,12 +86,13 @@ impl Demand {
                 vec![None; layers.as_slice().len()]
             }
         };
+        let weighing = Weighing::new(weights, checkpoint, layers);
         let is_alias = |tensor: TensorId| ties.iter().any(|tie| tie.alias == tensor);
         let unit = |(layer, cache): (&Layer, Option<LayerCache>)| {
             let in_stack = matches!(layer.kind, LayerKind::Member { .. });
             let bytes = |tensors: &[TensorId]| {
                 let counted = tensors.iter().filter(|tensor| !is_alias(**tensor));
-                counted.map(|tensor| weights.bytes(&checkpoint.tensor(*tensor), in_stack)).sum()
+                counted.map(|tensor| weighing.bytes(*tensor)).sum()
             };
             let tie = ties.iter().find(|tie| layers.layer_of(tie.alias).id == layer.id);
             let tied_to = tie.map(|tie| layers.position_of(tie.owner));

@@ -138,7 +138,11 @@ impl Demand {
         activation_bytes: u64,
     ) -> Result<Box<[Tier]>, FitError> {
         let computes = on_devices.iter().all(Option::is_none);
-        let kept = if computes { needs.iter().map(|need| need.cache_bytes).sum::<u64>() } else { 0 };
+        let kept = if computes {
+            needs.iter().fold(0_u64, |sum, need| sum.saturating_add(need.cache_bytes))
+        } else {
+            0
+        };
         let fixed = if computes { kept.saturating_add(activation_bytes) } else { 0 };
         let fixed = fixed.saturating_add(limits.staging_bytes);
         // Upwards, as for the first GPU: room for the largest layer that comes from the disk.
@@ -298,19 +302,26 @@ impl Devices<'_> {
 /// would fit on none at all, even empty, those behind it are, too: they would stand before it.
 fn fill_rooms(needs: &[Need], first: usize, rooms: &[Option<u64>]) -> Vec<Option<u32>> {
     let holds = |room: Option<u64>, need: &Need| room.is_some_and(|room| need.bytes() <= room);
+    let slot_of = |device: Option<u32>| Some(usize::try_from(device?).ok()? - first);
+    let is_one = |number: usize, owner: usize| number == owner || needs[number].tied_to == Some(owner);
     let mut left = rooms.to_vec();
     let mut cursor = 0;
     let mut placed: Vec<Option<u32>> = Vec::with_capacity(needs.len());
     for need in needs {
         if let Some(owner) = need.tied_to.filter(|owner| *owner < placed.len()) {
-            // What it has beside the shared tensor has to follow it; what is over the room shows in the end.
+            // What it has beside the shared tensor has to follow it.
             let device = placed[owner];
-            let slot = device.and_then(|device| usize::try_from(device).ok()).map(|device| device - first);
+            let slot = slot_of(device);
             match slot.filter(|slot| holds(left[*slot], need)) {
                 Some(slot) => left[slot] = left[slot].map(|room| room - need.bytes()),
                 None if need.bytes() == 0 => {}
+                // Those that share it are together or nowhere: all of them give back their room.
                 None => {
-                    placed[owner] = None;
+                    for number in (0..placed.len()).filter(|&number| is_one(number, owner)) {
+                        if let Some(slot) = slot_of(placed[number].take()) {
+                            left[slot] = left[slot].map(|room| room + needs[number].bytes());
+                        }
+                    }
                     placed.push(None);
                     continue;
                 }

@@ -1,14 +1,13 @@
-//! Bytes of a tensor as it is stored, as it is narrowed on loading, or as it would be in another precision.
+//! Bytes of a tensor as it is stored, as it is narrowed or quantised on loading, or as it would be in another precision.
 //!
-//! Other precisions are arithmetic on shapes: what nobody has quantized yet has no bytes to measure.
+//! What loading makes of a tensor is asked of the plans of loads. Other precisions are the same rules, and arithmetic on shapes for
+//! what is narrower than they are: what nobody has quantised yet has no bytes to measure.
 
 use std::fmt;
 
-use crate::checkpoint::{DType, TensorEntry};
-use crate::plan::{Cast, FloatType};
-
-/// Elements that share a scale in int4.
-const INT4_GROUP: u64 = 128;
+use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
+use crate::layers::{LayerKind, Layers};
+use crate::plan::{FloatType, Quantisation, QuantiseRule, narrowing_of};
 
 /// In which form the weights are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,6 +18,14 @@ pub enum Weights {
     AsStored,
     /// Wider floats narrowed, as [`LoaderBuilder::dtype`](crate::load::LoaderBuilder::dtype) does.
     Narrowed(FloatType),
+    /// Weights of layers quantised, as [`LoaderBuilder::quantise`](crate::load::LoaderBuilder::quantise) does; whatever is not is narrowed,
+    /// if that is asked for too.
+    Quantised {
+        /// Into what.
+        to: Quantisation,
+        /// What all others are narrowed to.
+        dtype: Option<FloatType>,
+    },
     /// As they would be in another precision.
     Derived(Precision),
 }
@@ -28,18 +35,20 @@ pub enum Weights {
 /// | precision | matrices of the layers | all other floats |
 /// |---|---|---|
 /// | bf16 | 2 bytes an element | 2 bytes, or as stored if narrower |
-/// | fp8 | 1 byte, one f32 scale for a tensor | as for bf16 |
-/// | int8 | 1 byte, one f32 scale for each row (output channel) | as for bf16 |
-/// | int4 | half a byte, one f16 scale for each group of 128 of a row | as for bf16 |
+/// | fp8 | 1 byte, one f32 scale for each row (output channel) | as for bf16 |
+/// | int8 | the same | as for bf16 |
+/// | int4 | half a byte, one bf16 scale for each group of 128 of a row | as for bf16 |
 ///
-/// *Matrices of the layers* are floats of two or more dimensions in an element of a stack. Embedding, head and norms keep 16
-/// bits. Integers are as stored: they are quantized already, or no weights.
+/// *Matrices of the layers* are, for bf16, floats of two or more dimensions in an element of a stack; for the others, what
+/// [`LoaderBuilder::quantise`](crate::load::LoaderBuilder::quantise) takes for a weight: two or three dimensions, rows of 32 elements or more, no
+/// biases, and no routers of experts. Embedding, head and norms keep 16 bits. Integers are as stored: they are quantised
+/// already, or no weights. So is fp8 as fp8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Precision {
     /// bfloat16.
     Bf16,
-    /// fp8 (e4m3), one scale for a tensor.
+    /// fp8 (e4m3), one scale for an output channel.
     Fp8,
     /// int8, one scale for an output channel.
     Int8,
@@ -61,6 +70,16 @@ impl Precision {
             Self::Int4 => "int4",
         }
     }
+
+    /// What a load would have to make of the weights.
+    const fn quantisation(self) -> Option<Quantisation> {
+        match self {
+            Self::Bf16 => None,
+            Self::Fp8 => Some(Quantisation::Fp8),
+            Self::Int8 => Some(Quantisation::Int8),
+            Self::Int4 => Some(Quantisation::Int4G128),
+        }
+    }
 }
 
 impl fmt::Display for Precision {
@@ -69,45 +88,59 @@ impl fmt::Display for Precision {
     }
 }
 
-impl Weights {
-    /// Bytes of a tensor. `in_stack` tells whether it belongs to an element of a stack.
-    pub(super) fn bytes(self, tensor: &TensorEntry<'_>, in_stack: bool) -> u64 {
+/// Counts the bytes of the tensors of one checkpoint.
+pub(super) struct Weighing<'a> {
+    weights: Weights,
+    checkpoint: &'a Checkpoint,
+    layers: &'a Layers,
+    rule: Option<QuantiseRule<'a>>,
+}
+
+impl<'a> Weighing<'a> {
+    pub(super) fn new(weights: Weights, checkpoint: &'a Checkpoint, layers: &'a Layers) -> Self {
+        let to = match weights {
+            Weights::AsStored | Weights::Narrowed(_) => None,
+            Weights::Quantised { to, .. } => Some(to),
+            Weights::Derived(precision) => precision.quantisation(),
+        };
+        let rule = to.map(|to| QuantiseRule::new(checkpoint, layers, to, None));
+        Self { weights, checkpoint, layers, rule }
+    }
+
+    /// Bytes of a tensor, with its scales.
+    pub(super) fn bytes(&self, id: TensorId) -> u64 {
+        let tensor = self.checkpoint.tensor(id);
         let stored_bytes = tensor.extent.len_bytes();
-        match self {
-            Self::AsStored => stored_bytes,
-            Self::Narrowed(float) => narrowed(tensor, float),
-            Self::Derived(precision) => match float_bits(tensor.dtype) {
-                None => stored_bytes,
-                Some(bits) if in_stack && tensor.shape.len() >= 2 => quantized(tensor, bits, precision),
-                Some(bits) => elements(tensor).saturating_mul(bits.min(16)).div_ceil(8),
-            },
+        if let Some(form) = self.rule.as_ref().and_then(|rule| rule.of(id)) {
+            return form.value_bytes(stored_bytes).saturating_add(form.scale_bytes(stored_bytes));
         }
+        let dtype = match self.weights {
+            Weights::AsStored => None,
+            Weights::Narrowed(dtype) => Some(dtype),
+            Weights::Quantised { dtype, .. } => dtype,
+            Weights::Derived(precision) => return self.derived(&tensor, precision),
+        };
+        let cast = dtype.and_then(|dtype| narrowing_of(self.checkpoint, self.layers, id, dtype));
+        cast.map_or(stored_bytes, |cast| cast.delivered_bytes(stored_bytes))
     }
-}
 
-/// What arrives if wider floats are narrowed.
-fn narrowed(tensor: &TensorEntry<'_>, float: FloatType) -> u64 {
-    let is_wider = matches!(tensor.dtype, DType::F32 | DType::F64)
-        && tensor.dtype.bits().is_some_and(|bits| bits > float.bytes() * 8);
-    match Cast::between(tensor.dtype, float) {
-        Some(_) if is_wider => elements(tensor).saturating_mul(float.bytes()),
-        _ => tensor.extent.len_bytes(),
-    }
-}
-
-fn quantized(tensor: &TensorEntry<'_>, bits: u64, precision: Precision) -> u64 {
-    let count = elements(tensor);
-    let columns = tensor.shape.last().copied().unwrap_or(1);
-    let rows = count.checked_div(columns).unwrap_or(0);
-    match precision {
-        Precision::Bf16 => count.saturating_mul(2),
-        // It is that already; its scales are tensors of their own.
-        Precision::Fp8 if bits <= 8 => tensor.extent.len_bytes(),
-        Precision::Fp8 => count.saturating_add(4),
-        Precision::Int8 => count.saturating_add(rows.saturating_mul(4)),
-        Precision::Int4 => {
-            let of_row = columns.div_ceil(2).saturating_add(columns.div_ceil(INT4_GROUP).saturating_mul(2));
-            rows.saturating_mul(of_row)
+    /// Bytes of what no load would quantise to a precision.
+    fn derived(&self, tensor: &TensorEntry<'_>, precision: Precision) -> u64 {
+        let Some(bits) = float_bits(tensor.dtype) else { return tensor.extent.len_bytes() };
+        let is_member = || matches!(self.layers.layer_of(tensor.id).kind, LayerKind::Member { .. });
+        let is_narrow_weight = |rule: &&QuantiseRule<'_>| bits <= 8 && rule.is_weight(tensor);
+        match (precision, self.rule.as_ref().filter(is_narrow_weight)) {
+            (Precision::Bf16, _) if tensor.shape.len() >= 2 && is_member() => {
+                elements(tensor).saturating_mul(2)
+            }
+            // It is that already; its scales are tensors of their own.
+            (Precision::Fp8, Some(_)) => tensor.extent.len_bytes(),
+            (_, Some(rule)) => {
+                let row_elements = tensor.shape.last().copied().unwrap_or(1);
+                let rows = elements(tensor).checked_div(row_elements).unwrap_or(0);
+                rows.saturating_mul(rule.to().row_bytes(row_elements))
+            }
+            _ => elements(tensor).saturating_mul(bits.min(16)).div_ceil(8),
         }
     }
 }
@@ -126,45 +159,4 @@ const fn float_bits(dtype: DType) -> Option<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::checkpoint::{ShardId, TensorId};
-    use crate::units::ByteRange;
-
-    fn bytes(dtype: DType, shape: &[u64], in_stack: bool, weights: Weights) -> u64 {
-        let stored = shape.iter().product::<u64>() * dtype.bits().unwrap() / 8;
-        let extent = ByteRange::with_len(0, stored).unwrap();
-        let (id, shard) = (TensorId(0), ShardId(0));
-        let tensor = TensorEntry { id, name: "t", dtype, dtype_name: dtype.name(), shape, shard, extent };
-        weights.bytes(&tensor, in_stack)
-    }
-
-    #[test]
-    fn precisions_are_counted_as_they_are_told() {
-        let of = |precision, in_stack| bytes(DType::F32, &[3, 256], in_stack, Weights::Derived(precision));
-        assert_eq!(of(Precision::Bf16, true), 1536);
-        assert_eq!(of(Precision::Fp8, true), 768 + 4);
-        assert_eq!(of(Precision::Int8, true), 768 + 3 * 4);
-        assert_eq!(of(Precision::Int4, true), 384 + 3 * 2 * 2);
-        // Outside the stacks, and vectors: 16 bits.
-        assert!(Precision::ALL.into_iter().all(|precision| of(precision, false) == 1536));
-        assert_eq!(bytes(DType::Bf16, &[100], true, Weights::Derived(Precision::Int4)), 200);
-        // Odd rows take a whole byte more, a part of a group a whole scale.
-        assert_eq!(bytes(DType::Bf16, &[2, 129], true, Weights::Derived(Precision::Int4)), 2 * (65 + 4));
-        let fp8 = |precision| bytes(DType::F8E4M3, &[8, 8], true, Weights::Derived(precision));
-        assert_eq!((fp8(Precision::Bf16), fp8(Precision::Fp8), fp8(Precision::Int8)), (128, 64, 64 + 32));
-        assert_eq!(bytes(DType::I32, &[8, 8], true, Weights::Derived(Precision::Bf16)), 256);
-        assert_eq!(bytes(DType::F16, &[0, 8], true, Weights::Derived(Precision::Int8)), 0);
-        assert_eq!(bytes(DType::F16, &[8, 0], true, Weights::Derived(Precision::Int4)), 0);
-    }
-
-    #[test]
-    fn narrowing_leaves_what_is_narrow() {
-        let of = |dtype, float| bytes(dtype, &[10, 10], true, Weights::Narrowed(float));
-        assert_eq!(of(DType::F32, FloatType::Bf16), 200);
-        assert_eq!(of(DType::F32, FloatType::F32), 400);
-        assert_eq!(of(DType::F64, FloatType::F32), 400);
-        assert_eq!(of(DType::F16, FloatType::Bf16), 200);
-        assert_eq!(of(DType::I32, FloatType::Bf16), 400);
-    }
-}
+mod tests;

@@ -24,7 +24,7 @@ use crate::device::{Home, REFILLED_BYTES_MAX, Target, Unfilled};
 use crate::live::MemoryUse;
 use crate::plan::{LoadPlan, PlannedLayer};
 use crate::staging::memory::AnonymousMemory;
-use crate::units::to_usize;
+use crate::units::{to_u64, to_usize};
 
 /// Where layers wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,7 +219,9 @@ impl Parked {
             }
             Self::File { file, .. } => {
                 file.read_exact_at(target, offset_bytes)?;
-                let _ = rustix::fs::fadvise(&*file, 0, None, Advice::DontNeed);
+                // Up to here and no further: what the system has read ahead is wanted next.
+                let read_bytes = std::num::NonZeroU64::new(offset_bytes + to_u64(target.len()));
+                let _ = rustix::fs::fadvise(&*file, 0, read_bytes, Advice::DontNeed);
                 Ok(())
             }
         }
@@ -250,5 +252,48 @@ fn nameless_file(folder: &Path) -> io::Result<File> {
 impl fmt::Debug for ParkedLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ParkedLayer").field("id", &self.planned().id).field("bytes", &self.bytes).finish()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::print_stdout, reason = "a test that skips says so")]
+mod tests {
+    use super::*;
+    use crate::file_system::FileSystem;
+    use crate::page_cache;
+    use crate::units::{ByteRange, MIB};
+
+    /// What the system has read ahead of a piece stays for the next one; in the end nothing is cached.
+    #[test]
+    fn what_was_read_leaves_the_cache_and_what_is_read_ahead_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = nameless_file(folder.path()).unwrap();
+        if FileSystem::of_file(&file).unwrap().name() == Some("tmpfs") {
+            println!("SKIPPED: temporary files live in memory here");
+            return;
+        }
+        let len_bytes = 8 * MIB;
+        let mut parked = Parked::File { file, folder: folder.path().to_owned() };
+        let mut piece = vec![7; to_usize(MIB)];
+        for offset_bytes in (0..len_bytes).step_by(piece.len()) {
+            parked.write(offset_bytes, &piece).unwrap();
+        }
+        parked.finish().unwrap();
+        let cached = |parked: &Parked, start: u64, end: u64| {
+            let Parked::File { file, .. } = parked else { panic!("it waits in a file") };
+            page_cache::pages_by_mincore(file, ByteRange::new(start, end).unwrap()).unwrap()
+        };
+        assert_eq!(cached(&parked, 0, len_bytes), 0);
+        let Parked::File { file, .. } = &parked else { panic!("it waits in a file") };
+        // As a system does that has read ahead.
+        file.read_exact_at(&mut piece, 4 * MIB).unwrap();
+        let ahead = cached(&parked, 4 * MIB, len_bytes);
+        parked.read(0, &mut piece).unwrap();
+        assert_eq!(cached(&parked, 0, MIB), 0);
+        assert!(ahead > 0 && cached(&parked, 4 * MIB, len_bytes) >= ahead);
+        for offset_bytes in (0..len_bytes).step_by(piece.len()) {
+            parked.read(offset_bytes, &mut piece).unwrap();
+        }
+        assert_eq!(cached(&parked, 0, len_bytes), 0);
     }
 }

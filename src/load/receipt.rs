@@ -177,10 +177,23 @@ impl fmt::Display for Receipt {
             }
         }
         match self.holders.len() {
-            // Whoever held it has dropped it meanwhile, or is about to.
-            0 => f.write_str("somebody who is letting go"),
+            // A layer that its stream keeps has no holder by name; and whoever held one may have dropped it meanwhile, or be about to.
+            0 => f.write_str("its stream, or somebody who is letting go"),
             more if more > SHOWN => write!(f, " and {} more", more - SHOWN),
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A layer that its stream keeps is held, and nobody has its tensors.
+    #[test]
+    fn a_layer_without_holders_is_said_to_be_its_streams() {
+        let receipt = Receipt { layers: 1, asked_bytes: 5, held_bytes: 5, ..Receipt::default() };
+        let text = receipt.to_string();
+        assert!(text.ends_with("5 B held by its stream, or somebody who is letting go"), "{text}");
     }
 }

@@ -161,17 +161,7 @@ impl Model {
     }
 
     fn unload_places(&mut self, places: &[usize]) -> Receipt {
-        let mut layers = Vec::new();
-        let mut receipt = Receipt::default();
-        for &place in places {
-            match self.states[place].take() {
-                State::Resident(layer) => layers.push(layer),
-                State::Parked(layer) => receipt = receipt.and(layer.unload()),
-                State::Unloaded => {}
-            }
-        }
-        // Together, so that a device's pool is asked once.
-        receipt.and(Receipt::of(layers))
+        unload(places.iter().map(|&place| self.states[place].take()))
     }
 
     /// The places of a part, which must have one; all of a model without layers is nothing.
@@ -221,14 +211,21 @@ impl State {
     fn take(&mut self) -> Self {
         std::mem::take(self)
     }
+}
 
-    fn unload(self) -> Receipt {
-        match self {
-            Self::Resident(layer) => layer.unload(),
-            Self::Parked(layer) => layer.unload(),
-            Self::Unloaded => Receipt::default(),
+/// Frees whatever is resident or parked.
+fn unload(states: impl IntoIterator<Item = State>) -> Receipt {
+    let mut layers = Vec::new();
+    let mut receipt = Receipt::default();
+    for state in states {
+        match state {
+            State::Resident(layer) => layers.push(layer),
+            State::Parked(layer) => receipt = receipt.and(layer.unload()),
+            State::Unloaded => {}
         }
     }
+    // Together, so that a device's pool is asked once.
+    receipt.and(Receipt::of(layers))
 }
 
 /// The known name that shares the longest beginning and end with the one that was asked for.

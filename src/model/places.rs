@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ops::{Deref, DerefMut};
 
-use super::{Model, Part, State};
+use super::{Model, Part, State, unload};
 use crate::checkpoint::{Checkpoint, DType};
 use crate::layers::LayerId;
 use crate::load::{LoadError, Loader, ParkTo, Parking, Receipt};
@@ -18,7 +18,8 @@ impl Model {
     ///
     /// # Errors
     /// [`LoadError::NotFound`] if the model never had such a part, [`LoadError::Park`] if memory, the folder or the disk refuses,
-    /// [`LoadError::Device`] if the bytes cannot be read back. The layer that failed and those behind it stay resident.
+    /// [`LoadError::Device`] if the bytes cannot be read back. The layer that failed and those behind it stay resident, those before it
+    /// are parked, and their receipt is lost with the error: [`Self::parked_bytes`] and [`Self::layers`] say what waits and what is there.
     ///
     /// # Example
     /// ```
@@ -111,7 +112,7 @@ impl Model {
         drop(plan);
         let layer = loader.load_one(checkpoint, names)?;
         let old = std::mem::replace(&mut self.states[place], State::Resident(layer));
-        Ok(old.unload())
+        Ok(unload([old]))
     }
 
     /// A scope for a part of the model: what is parked of it is restored, and at the end, whichever way that is reached, the part

@@ -78,7 +78,7 @@ impl PlacedModel {
         self.models.iter().flat_map(|(tier, model)| model.layers().map(|layer| (*tier, layer)))
     }
 
-    /// A tensor, wherever it is.
+    /// A tensor, wherever it is; also the scales of one that was quantised on loading, by their name.
     ///
     /// # Errors
     /// [`LoadError::NotFound`] if there is no such tensor, it was not selected, or its layer is parked or unloaded.
@@ -95,7 +95,11 @@ impl PlacedModel {
                 let loaded = model.map(|model| model.tensor(name)).transpose()?;
                 loaded.map(|tensor| PlacedTensor::Resident(*tier, tensor))
             }
-            None => None,
+            // Scales are in no file: they are where their weight is.
+            None => self.models.iter().find_map(|(tier, model)| {
+                let scales = model.tensor(name).ok()?;
+                Some(PlacedTensor::Resident(*tier, scales))
+            }),
         };
         tensor.ok_or_else(|| LoadError::NotFound {
             kind: "tensor",

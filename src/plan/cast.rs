@@ -137,7 +137,7 @@ impl fmt::Display for Cast {
 
 /// How a load narrows a tensor, if it does. The scale of a quantized weight is not a plain float: what it is multiplied with
 /// has lost its precision already.
-pub(super) fn narrowing_of(
+pub(crate) fn narrowing_of(
     checkpoint: &Checkpoint,
     layers: &Layers,
     tensor: TensorId,

@@ -27,6 +27,7 @@ use crate::units::{ByteRange, to_u64, to_usize};
 
 #[cfg(feature = "convert")]
 pub(crate) use self::cast::is_plain;
+pub(crate) use self::cast::narrowing_of;
 pub use self::cast::{Cast, FloatType};
 pub use self::decision::{CacheManners, FileSystem, IoDecision, IoGroup, IoReason, IoWays, ResidencyBy};
 pub(crate) use self::decision::{is_most, is_mostly_direct};
@@ -42,8 +43,8 @@ pub use self::order::ReadOrder;
 pub(crate) use self::order::{IssuePlace, Turn};
 use self::parts::Parts;
 pub use self::passes::{Passes, WindowShape};
+pub(crate) use self::quantise::QuantiseRule;
 use self::quantise::QuantisedTensors;
-pub(crate) use self::quantise::quantised;
 pub use self::quantise::{
     Quantisation, QuantiseChoice, QuantiseOp, Quantised, QuantisedPart, QuantisedTensor, SCALE_SUFFIX,
     UnknownQuantisation,
@@ -310,13 +311,11 @@ impl LoadPlan {
     ) -> Result<Self, PlanError> {
         let groups =
             layers.as_slice().iter().map(|layer| Group { id: &layer.id, tensors: layer.tensors.as_ref() });
-        let transform = |tensor| {
-            let choice = limits.quantise_choice.as_ref();
-            let quantised = limits.quantise.and_then(|to| quantised(checkpoint, layers, tensor, to, choice));
-            match quantised {
-                Some(form) => Transform::Quantise(form),
-                None => limits.dtype.and_then(|to| cast::narrowing_of(checkpoint, layers, tensor, to)).into(),
-            }
+        let choice = limits.quantise_choice.as_ref();
+        let rule = limits.quantise.map(|to| QuantiseRule::new(checkpoint, layers, to, choice));
+        let transform = |tensor| match rule.as_ref().and_then(|rule| rule.of(tensor)) {
+            Some(form) => Transform::Quantise(form),
+            None => limits.dtype.and_then(|to| narrowing_of(checkpoint, layers, tensor, to)).into(),
         };
         if let (Some(form), Some(_)) = (limits.quantise, splitter) {
             return Err(PlanError::QuantisedShard { form });
@@ -332,9 +331,12 @@ impl LoadPlan {
             Ok(stretch)
         };
         let layout = layout::arrange(checkpoint, groups, limits, select, transform, &mut stretch)?;
-        if let Some(form) = limits.quantise.filter(|_| !layout.has_quantised()) {
+        // Of the checkpoint, not of what is selected: what one place or one rank gets of it may be an embedding.
+        let finds_none = |rule: &QuantiseRule<'_>| !layout.has_quantised() && !rule.finds_any();
+        if let Some(form) = limits.quantise.filter(|_| rule.as_ref().is_some_and(finds_none)) {
             return Err(PlanError::NothingToQuantise { form });
         }
+        drop(rule);
         let parts = splitter.map(|splitter| Parts::new(splitter.rank(), parts));
         Self::finish(checkpoint, layout, parts, grouping_peak_bytes(checkpoint, layers), limits)
     }

@@ -119,6 +119,13 @@ impl Quantisation {
             None => 4,
         }
     }
+
+    /// Bytes of the values and of the scales of a row.
+    #[cfg(feature = "fit")]
+    pub(crate) fn row_bytes(self, row_elements: u64) -> u64 {
+        let scale_bytes = self.scales_in_row(row_elements).saturating_mul(self.scale_bytes());
+        self.value_row_bytes(row_elements).saturating_add(scale_bytes)
+    }
 }
 
 impl fmt::Display for Quantisation {
@@ -168,14 +175,9 @@ impl Quantised {
     /// How a tensor would be quantised, if it can be: floats of 16 bits and more in two or three dimensions, with rows that are not
     /// too short.
     pub(crate) fn of(entry: &TensorEntry<'_>, to: Quantisation) -> Option<Self> {
-        let row_elements = NonZeroU32::new(u32::try_from(*entry.shape.last()?).ok()?)?;
         let is_float = matches!(entry.dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F64);
-        let can_be = is_float
-            && matches!(entry.shape.len(), 2 | 3)
-            && u64::from(row_elements.get()) >= ROW_ELEMENTS_MIN
-            && !entry.extent.is_empty();
-        let part = QuantisedPart::ValuesWithScales;
-        can_be.then_some(Self { to, source: entry.dtype, part, row_elements })
+        let row_elements = row_elements(entry).filter(|_| is_float)?;
+        Some(Self { to, source: entry.dtype, part: QuantisedPart::ValuesWithScales, row_elements })
     }
 
     /// Values and scales together, of rows of so many elements.
@@ -323,27 +325,77 @@ impl PartialEq for QuantiseChoice {
 
 impl Eq for QuantiseChoice {}
 
-/// How a tensor is quantised, if it is. `choice` is asked in the place of the rule about places and names; what can be quantised at all
-/// is not its to say.
-pub(crate) fn quantised(
-    checkpoint: &Checkpoint,
-    layers: &Layers,
-    tensor: TensorId,
+/// Says which tensors of a checkpoint are quantised, and how. Made once for a plan, and asked about each tensor.
+#[derive(Debug)]
+pub(crate) struct QuantiseRule<'a> {
+    checkpoint: &'a Checkpoint,
+    layers: &'a Layers,
     to: Quantisation,
-    choice: Option<&QuantiseChoice>,
-) -> Option<Quantised> {
-    let entry = checkpoint.tensor(tensor);
-    let form = Quantised::of(&entry, to).filter(|_| is_plain(checkpoint, layers, tensor))?;
-    let is_wanted = || match choice {
-        Some(QuantiseChoice(choose)) => choose(&entry),
-        None => is_weight(entry.name) && matches!(layers.layer_of(tensor).kind, LayerKind::Member { .. }),
-    };
-    (is_wanted() && !is_part_of_quantised(layers, tensor)).then_some(form)
+    choice: Option<&'a QuantiseChoice>,
+    /// Tensors that have companions. Ascending.
+    accompanied: Vec<TensorId>,
 }
 
-/// True for a companion, and for what has one: a name of its scales may be taken.
-fn is_part_of_quantised(layers: &Layers, tensor: TensorId) -> bool {
-    layers.companions().iter().any(|&(companion, weight)| companion == tensor || weight == tensor)
+impl<'a> QuantiseRule<'a> {
+    /// `choice` is asked in the place of the rule about places and names; what can be quantised at all is not its to say.
+    pub(crate) fn new(
+        checkpoint: &'a Checkpoint,
+        layers: &'a Layers,
+        to: Quantisation,
+        choice: Option<&'a QuantiseChoice>,
+    ) -> Self {
+        let mut accompanied: Vec<TensorId> = layers.companions().iter().map(|&(_, weight)| weight).collect();
+        accompanied.sort_unstable();
+        accompanied.dedup();
+        Self { checkpoint, layers, to, choice, accompanied }
+    }
+
+    /// Into what.
+    #[cfg(feature = "fit")]
+    pub(crate) fn to(&self) -> Quantisation {
+        self.to
+    }
+
+    /// How a tensor is quantised, if it is.
+    pub(crate) fn of(&self, tensor: TensorId) -> Option<Quantised> {
+        let entry = self.checkpoint.tensor(tensor);
+        let is_plain = || is_plain(self.checkpoint, self.layers, tensor);
+        let form = Quantised::of(&entry, self.to).filter(|_| is_plain())?;
+        let is_wanted = match self.choice {
+            Some(QuantiseChoice(choose)) => choose(&entry),
+            None => self.is_weight_of_layer(&entry),
+        };
+        (is_wanted && !self.is_part_of_quantised(tensor)).then_some(form)
+    }
+
+    /// True if any tensor is quantised, of all that the checkpoint has.
+    pub(crate) fn finds_any(&self) -> bool {
+        self.checkpoint.tensors().any(|entry| self.of(entry.id).is_some())
+    }
+
+    /// True for what the rule about places, names and shapes takes for a weight, whatever its type.
+    #[cfg(feature = "fit")]
+    pub(crate) fn is_weight(&self, entry: &TensorEntry<'_>) -> bool {
+        row_elements(entry).is_some() && self.is_weight_of_layer(entry)
+    }
+
+    fn is_weight_of_layer(&self, entry: &TensorEntry<'_>) -> bool {
+        is_weight(entry.name) && matches!(self.layers.layer_of(entry.id).kind, LayerKind::Member { .. })
+    }
+
+    /// True for a companion, and for what has one: a name of its scales may be taken.
+    fn is_part_of_quantised(&self, tensor: TensorId) -> bool {
+        let companions = self.layers.companions();
+        companions.binary_search_by_key(&tensor, |&(companion, _)| companion).is_ok()
+            || self.accompanied.binary_search(&tensor).is_ok()
+    }
+}
+
+/// Elements of a row, of what has rows that are not too short, in two or three dimensions.
+fn row_elements(entry: &TensorEntry<'_>) -> Option<NonZeroU32> {
+    let row_elements = NonZeroU32::new(u32::try_from(*entry.shape.last()?).ok()?)?;
+    let is_long = u64::from(row_elements.get()) >= ROW_ELEMENTS_MIN;
+    (is_long && matches!(entry.shape.len(), 2 | 3) && !entry.extent.is_empty()).then_some(row_elements)
 }
 
 /// False for biases of fused experts, which have two dimensions too, and for what decides which expert gets a token: small, and
@@ -351,7 +403,8 @@ fn is_part_of_quantised(layers: &Layers, tensor: TensorId) -> bool {
 fn is_weight(name: &str) -> bool {
     let module = name.strip_suffix(".weight").unwrap_or(name);
     let last = module.rsplit('.').next().unwrap_or(module);
-    !last.ends_with("bias") && !matches!(last, "gate" | "router" | "shared_expert_gate")
+    let is_of_router = module.split('.').any(|component| component.ends_with("router"));
+    !last.ends_with("bias") && !matches!(last, "gate" | "shared_expert_gate") && !is_of_router
 }
 
 /// What a plan knows of a quantised tensor beside its placements: what they are called, and their shapes.
@@ -473,8 +526,18 @@ mod tests {
         {
             assert!(is_weight(name), "{name}");
         }
-        for name in ["l.0.mlp.gate.weight", "l.0.mlp.router.weight", "l.0.experts.down_proj_bias", "l.0.bias"]
-        {
+        for name in [
+            "l.0.mlp.gate.weight",
+            "l.0.mlp.router.weight",
+            "l.0.experts.down_proj_bias",
+            "l.0.bias",
+            // Gemma 4, Granite, GPTSAN, and a gate of its own name.
+            "model.language_model.layers.3.router.proj.weight",
+            "model.layers.0.block_sparse_moe.router.layer.weight",
+            "model.blocks.9.feed_forward.mlp.router.classifier.weight",
+            "l.0.mlp.expert_router.weight",
+            "l.0.mlp.router",
+        ] {
             assert!(!is_weight(name), "{name}");
         }
     }

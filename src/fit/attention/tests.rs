@@ -117,6 +117,19 @@ fn one_head_for_all() {
     assert_eq!(bytes(&new, 1), 8 * bytes(falcon, 1));
     let without = falcon.replace(r#""multi_query": true"#, r#""multi_query": false"#);
     assert_eq!(kinds(&without)[0].0, CacheKind::MultiHead);
+    // As tiiuae/falcon-40b had it at first, and falcon-7b: 8 heads of 64 in 60 layers, one of 64 in 32.
+    let first = r#"{"model_type": "RefinedWeb", "hidden_size": 8192, "n_layer": 60, "n_head": 128, "n_head_kv": 8,
+        "alibi": false, "parallel_attn": true}"#;
+    assert_eq!((bytes(first, 1), kinds(first)[0].0), (60 * 2 * 8 * 64 * 2, CacheKind::GroupedQuery));
+    let small = r#"{"model_type": "RefinedWebModel", "hidden_size": 4544, "n_layer": 32, "n_head": 71, "multi_query": true}"#;
+    assert_eq!((bytes(small, 1), kinds(small)[0].0), (32 * 2 * 64 * 2, CacheKind::MultiQuery));
+}
+
+/// Its configuration need not say so: the class has the defaults of Gemma 2.
+#[test]
+fn vaultgemma_has_one_embedding() {
+    assert_eq!(config(r#"{"model_type": "vaultgemma"}"#).ties_embeddings(), Some(true));
+    assert_eq!(config(r#"{"model_type": "llama"}"#).ties_embeddings(), None);
 }
 
 #[test]

@@ -105,6 +105,33 @@ fn shared_tensors_stay_together() {
     assert_eq!(plan.tiers[0], plan.tiers[3]);
 }
 
+/// The last of three that share a tensor does not fit: all three leave the GPU, and what they leave can be used.
+#[test]
+fn no_tie_is_split_by_what_comes_last() {
+    let mut tied = demand(&[100, 0, 50, 10, 5]);
+    for alias in [1, 3] {
+        tied.units[alias].tied_to = Some(0);
+        tied.units[alias].cache = None;
+    }
+    let needs: Vec<Need> = tied.units.iter().map(|unit| Need::of(unit, &NO_CONTEXT)).collect();
+    assert_eq!(fill_rooms(&needs, 0, &[Some(155)]), [None, None, Some(0), None, Some(0)]);
+    assert_eq!(fill_rooms(&needs, 2, &[Some(155)]), [None, None, Some(2), None, Some(2)]);
+    // In the room that is given back: 155 would not hold all of these behind the tie.
+    tied.units[4].weight_bytes = 100;
+    let needs: Vec<Need> = tied.units.iter().map(|unit| Need::of(unit, &NO_CONTEXT)).collect();
+    assert_eq!(fill_rooms(&needs, 0, &[Some(155)]), [None, None, Some(0), None, Some(0)]);
+    tied.units[4].weight_bytes = 5;
+    let plan = tied.place(&limits(&[155], None), &NO_CONTEXT).unwrap();
+    assert_eq!(places(&plan), "cc0c0");
+}
+
+#[test]
+fn a_batch_beyond_all_numbers_is_refused() {
+    let workload = Workload { context_tokens: u64::MAX / 8, batch: u64::MAX / 8, cache_type: CacheType::F32 };
+    let error = demand(&[10, 30]).place(&limits(&[], Some(100)), &workload).unwrap_err();
+    assert!(error.is_over_budget(), "{error}");
+}
+
 #[test]
 fn a_refusal_names_the_place_and_what_it_needs() {
     let error = demand(&[10, 30]).place(&limits(&[5], Some(20)), &NO_CONTEXT).unwrap_err();

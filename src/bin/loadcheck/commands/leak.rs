@@ -15,7 +15,10 @@ use rustix::process::{Pid, set_child_subreaper};
 use crate::args::LeakArgs;
 use crate::config::{LoadConfig, bad_pattern};
 use crate::exec::{Child, Ended, Event, LineWatch, end_descendants};
-use crate::leak::{CONFIDENCE, CyclePoint, Held, POINTS_MIN, Remains, Stated, limits_of, slopes_of, stated};
+use crate::leak::{
+    CONFIDENCE, CyclePoint, Held, POINTS_MIN, Remains, Stated, gaps_of, limits_of, settle_vram, slopes_of,
+    stated,
+};
 use crate::machine;
 use crate::measured::SLACK_BYTES;
 use crate::output::Output;
@@ -288,23 +291,26 @@ impl Session<'_> {
             }
         };
         let mut number = 0;
-        self.push_line(number, remains.of_processes());
+        let mut listed = Vec::new();
+        self.push_line(number, remains.of_processes(), &mut listed);
         let event = loop {
             let event = child.wait(&self.interrupts);
             if !matches!(event, Event::LineSeen) {
                 break event;
             }
             number += 1;
-            self.push_line(number, remains.of_processes());
+            self.push_line(number, remains.of_processes(), &mut listed);
             if number >= self.count() {
                 break event;
             }
         };
+        let is_of_processes = settle_vram(&mut self.points, &listed, u64::from(self.args.warmup));
+        remains.note_whose_vram(is_of_processes, &mut self.report);
         let seconds = child.elapsed().as_secs_f64();
         let ended = child.end(event, &self.interrupts);
         self.report.runs.push(Run {
             strategy: "exec".to_owned(),
-            outcome: if number >= self.count() { RunOutcome::Stopped } else { RunOutcome::Completed },
+            outcome: outcome_of(&ended),
             seconds: Some(seconds),
             exit_code: ended.exit_code,
             signal: ended.signal,
@@ -320,9 +326,12 @@ impl Session<'_> {
         self.give_up(remains);
     }
 
-    /// Of a command that is gone already nothing can be measured.
-    fn push_line(&mut self, number: u32, held: Option<Held>) {
-        self.points.extend(held.map(|held| CyclePoint { number: u64::from(number), held }));
+    /// Of a command that is gone already nothing can be measured. `listed` has as many entries as there are points.
+    fn push_line(&mut self, number: u32, held: Option<(Held, Option<u64>)>, listed: &mut Vec<Option<u64>>) {
+        if let Some((held, listed_bytes)) = held {
+            self.points.push(CyclePoint { number: u64::from(number), held });
+            listed.push(listed_bytes);
+        }
     }
 
     /// Where what stays is looked for.
@@ -335,6 +344,7 @@ impl Session<'_> {
         remains.note(&mut self.report);
         let mode = self.report.leak.as_ref().map(|leak| leak.mode).unwrap_or_default();
         if mode != LeakMode::Lines {
+            remains.note_whose_vram(false, &mut self.report);
             self.report.note(remains.shared_note().to_owned());
             self.report.missing("slope.rss", "a process that has ended has no resident pages");
         }
@@ -403,10 +413,12 @@ impl Session<'_> {
     fn conclude(mut self, limits: &Stated) -> Outcome {
         let warmup = u64::from(self.args.warmup);
         let slopes = slopes_of(&self.points, warmup, limits);
+        let gaps = gaps_of(&self.points, warmup);
+        gaps.iter().for_each(|gap| gap.tell(&mut self.report));
         let counted = self.points.iter().filter(|point| point.number > warmup).count();
         let mut problems = std::mem::take(&mut self.failures);
         if problems.is_empty() && self.signal.is_none() {
-            problems.extend(limits.unmeasured(&slopes, &self.report.unavailable));
+            problems.extend(limits.unmeasured(&slopes, &gaps, &self.report.unavailable));
             problems.extend(too_few(counted, self.args));
         }
         self.report.limits = limits_of(&slopes);
@@ -420,6 +432,17 @@ impl Session<'_> {
         let source = self.report.source.as_ref().map(|source| shell_word(&source.given)).unwrap_or_default();
         let next = format!("loadcheck leak {source} --json -o leak.json   (every point)");
         Outcome { report: self.report, interrupted: self.signal.map(exit_of), next: Some(next) }
+    }
+}
+
+/// What became of a command that was watched line by line.
+fn outcome_of(ended: &Ended) -> RunOutcome {
+    match ended {
+        Ended { interrupted: Some(_), .. } => RunOutcome::Interrupted,
+        Ended { line_seen: true, .. } => RunOutcome::Stopped,
+        Ended { exit_code: Some(0), .. } => RunOutcome::Completed,
+        Ended { signal: Some(_), .. } => RunOutcome::Killed,
+        _ => RunOutcome::Failed,
     }
 }
 

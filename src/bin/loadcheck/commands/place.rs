@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use onelayer::fit::{
     CacheType, Demand, DeviceMap, FitError, FitPlan, Limits, ModelConfig, Precision, Tier, Weights, Workload,
 };
-use onelayer::{Checkpoint, Layers};
+use onelayer::{Checkpoint, FloatType, Layers};
 
 use crate::args::{CacheDtype, PlaceArgs};
 use crate::config::LoadConfig;
@@ -38,6 +38,11 @@ pub(crate) fn place(
     let one = |problem| vec![problem];
     if load.select.is_some() || load.ranks.tp.is_some() {
         let message = "what fits where is told of whole checkpoints: leave out --select and --tp";
+        return Err(vec![Problem::new(Code::Usage, message)]);
+    }
+    if load.quantise_only.is_some() {
+        let message =
+            "what fits where is told of weights that are quantised by the rule: leave out --quantise-only";
         return Err(vec![Problem::new(Code::Usage, message)]);
     }
     let asked = Asked::new(args, load, checkpoint, layers).map_err(one)?;
@@ -87,7 +92,7 @@ impl<'a> Asked<'a> {
             checkpoint,
             layers,
             config: config_beside(&load.path.0)?,
-            weights: load.dtype.map_or(Weights::AsStored, |dtype| Weights::Narrowed(dtype.into())),
+            weights: weights_of(load),
             limits,
             workload: Workload { context_tokens: args.context.unwrap_or(0), batch: args.batch, cache_type },
         })
@@ -168,11 +173,22 @@ impl<'a> Asked<'a> {
     }
 }
 
+/// As the load would deliver them.
+fn weights_of(load: &LoadConfig) -> Weights {
+    let dtype = load.dtype.map(FloatType::from);
+    match (load.quantise, dtype) {
+        (Some(form), dtype) => Weights::Quantised { to: form.0, dtype },
+        (None, Some(dtype)) => Weights::Narrowed(dtype),
+        (None, None) => Weights::AsStored,
+    }
+}
+
 fn problem(error: &FitError) -> Problem {
     if error.is_bad_map() {
         return Problem::new(Code::DeviceMap, error.to_string());
     }
-    let help = "a shorter --context, a smaller --batch, --kv-dtype fp8 or --dtype bf16 takes less";
+    let help =
+        "a shorter --context, a smaller --batch, --kv-dtype fp8, --dtype bf16 or --quantise int8 takes less";
     Problem::new(Code::CannotBeMet, error.to_string()).help(help)
 }
 

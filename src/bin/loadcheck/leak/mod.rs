@@ -11,6 +11,6 @@ mod slope;
 mod verdict;
 
 pub(crate) use held::{CyclePoint, Held, Kind};
-pub(crate) use remains::Remains;
+pub(crate) use remains::{Remains, settle_vram};
 pub(crate) use slope::{CONFIDENCE, POINTS_MAX, POINTS_MIN};
-pub(crate) use verdict::{Stated, limits_of, slopes_of, stated};
+pub(crate) use verdict::{Stated, gaps_of, limits_of, slopes_of, stated};

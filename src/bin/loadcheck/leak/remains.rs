@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | host | memory of processes that were left behind, and shared memory (tmpfs, System V, memfd) | `status`; the control group of all cycles, or else the whole machine's `Shmem` |
 //! | file, pinned | those of processes that were left behind | `status` |
-//! | vram | the whole device | NVML |
+//! | vram | the whole device; of a running command, its processes, where NVML lists them | NVML |
 //!
 //! Page cache is no leak: the kernel takes it back. Where the whole machine or device is counted, others count too; the slope is
 //! made for that, as long as they do not grow steadily themselves.
@@ -14,7 +14,8 @@
 use onelayer::probe::{ChildGroup, GpuMemory, NvmlError};
 
 use super::family::family;
-use super::held::Held;
+use super::held::{CyclePoint, Held};
+use super::slope::POINTS_MIN;
 use crate::report::{Gpu, Report};
 
 /// See the head of this file.
@@ -38,14 +39,19 @@ impl Remains {
         self.group.as_ref()
     }
 
-    /// Notes what is not measured, and what is measured of others too.
+    /// Notes what is not measured.
     pub(crate) fn note(&self, report: &mut Report) {
         match &self.gpu {
             None => report.missing("slope.vram", "no device memory is used: --device names none"),
             Some(Err(error)) => report.missing("slope.vram", &error.to_string()),
-            Some(Ok(_)) => {
-                report.note("vram is the whole device's: what others do there is in it".to_owned())
-            }
+            Some(Ok(_)) => {}
+        }
+    }
+
+    /// Notes whose device memory it is.
+    pub(crate) fn note_whose_vram(&self, is_of_processes: bool, report: &mut Report) {
+        if !is_of_processes && matches!(self.gpu, Some(Ok(_))) {
+            report.note("vram is the whole device's: what others do there is in it".to_owned());
         }
     }
 
@@ -59,19 +65,20 @@ impl Remains {
         (held, family.pids.len())
     }
 
-    /// What the processes of a command hold; `None` if none lives any more.
-    pub(crate) fn of_processes(&mut self) -> Option<Held> {
+    /// What the processes of a command hold, with the whole device's memory; and what they have of that, if the driver lists any of them.
+    /// `None` if none lives any more.
+    pub(crate) fn of_processes(&mut self) -> Option<(Held, Option<u64>)> {
         let family = family();
         if family.pids.is_empty() {
             return None;
         }
-        let of_processes = self.gpu.as_mut().and_then(|gpu| {
+        let listed_bytes = self.gpu.as_mut().and_then(|gpu| {
             let gpu = gpu.as_mut().ok()?;
             // A process that does not use the device is not listed.
             let listed: Vec<u64> = family.pids.iter().filter_map(|pid| gpu.of_process(*pid).ok()).collect();
             (!listed.is_empty()).then(|| listed.iter().sum())
         });
-        Some(Held { vram_bytes: of_processes.or_else(|| self.device_bytes()), ..family.held })
+        Some((Held { vram_bytes: self.device_bytes(), ..family.held }, listed_bytes))
     }
 
     fn device_bytes(&self) -> Option<u64> {
@@ -95,6 +102,23 @@ impl Remains {
     }
 }
 
+/// Decides, once for all points, whether device memory is that of the command's processes or the whole device's, which the points
+/// have: a mixture of both would be a step, or hide one. `listed` has what the driver lists at each point. True if it is that of processes: if
+/// the driver has listed them often enough for a slope. Before it lists the first of them, none used the device.
+pub(crate) fn settle_vram(points: &mut [CyclePoint], listed: &[Option<u64>], warmup: u64) -> bool {
+    let counted = points.iter().zip(listed).filter(|(point, _)| point.number > warmup);
+    let count = counted.filter(|(_, bytes)| bytes.is_some()).count();
+    let is_of_processes = u32::try_from(count).is_ok_and(|count| count >= POINTS_MIN);
+    if is_of_processes {
+        let mut before = Some(0);
+        for (point, bytes) in points.iter_mut().zip(listed) {
+            before = before.filter(|_| bytes.is_none());
+            point.held.vram_bytes = bytes.or(before);
+        }
+    }
+    is_of_processes
+}
+
 /// `Shmem` of the text of `/proc/meminfo`, in bytes.
 fn shared_of(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("Shmem:"))?;
@@ -113,6 +137,27 @@ mod tests {
         );
         assert_eq!(shared_of("Cached: 7 kB\n"), None);
         assert!(Remains::new(None, None).shared_bytes().is_some());
+    }
+
+    /// The driver does not list a process before it uses the device, and once it fails to: neither makes it the whole device's.
+    #[test]
+    fn whose_device_memory_it_is_is_decided_once() {
+        let point = |number| CyclePoint { number, held: Held { vram_bytes: Some(1000), ..Held::default() } };
+        let vram =
+            |points: &[CyclePoint]| points.iter().map(|point| point.held.vram_bytes).collect::<Vec<_>>();
+        let mut points: Vec<CyclePoint> = (0..14).map(point).collect();
+        let mut listed: Vec<Option<u64>> = (0..14).map(|number| (number > 3).then_some(number)).collect();
+        listed[8] = None;
+        let mut expected = listed.clone();
+        expected[..4].fill(Some(0));
+        assert!(settle_vram(&mut points, &listed, 3));
+        assert_eq!(vram(&points), expected);
+
+        // Seven are too few: the whole device's, everywhere.
+        listed[9..11].fill(None);
+        let mut points: Vec<CyclePoint> = (0..14).map(point).collect();
+        assert!(!settle_vram(&mut points, &listed, 3));
+        assert_eq!(vram(&points), [Some(1000); 14]);
     }
 
     /// Memory that outlives its process is found: a child that goes on, and a file in shared memory.

@@ -3,11 +3,11 @@
 use crate::args::MaxSlope;
 use crate::output::numbers::whole;
 use crate::problem::{Code, Problem};
-use crate::report::{KindSlope, Limit, SlopeVerdict, Unavailable};
+use crate::report::{KindSlope, Limit, Report, SlopeVerdict, Unavailable};
 use crate::sizes::SizeContext;
 
 use super::held::{CyclePoint, Kind};
-use super::slope::slope;
+use super::slope::{Level, POINTS_MIN, slope};
 
 /// What is no leak if nothing is said: a thousand cycles would grow by 16 MiB, which is what a load may take beside its budget.
 const DEFAULT_BYTES: u64 = 16 << 10;
@@ -37,34 +37,104 @@ impl Stated {
         last(Some(kind)).or_else(|| last(None)).unwrap_or(DEFAULT_BYTES)
     }
 
-    /// Kinds that are named and were not measured: never a silent pass.
-    pub(crate) fn unmeasured(&self, slopes: &[KindSlope], unavailable: &[Unavailable]) -> Vec<Problem> {
-        let named = Kind::ALL.iter().filter(|(kind, _)| self.0.iter().any(|(of, _)| *of == Some(*kind)));
-        let missing = named.filter(|(_, name)| !slopes.iter().any(|slope| slope.kind == *name));
-        let problem = |(_, name): &(Kind, &str)| {
+    /// Kinds that are named and were not measured, or were there and could not be measured often enough: never a silent pass.
+    pub(crate) fn unmeasured(
+        &self,
+        slopes: &[KindSlope],
+        gaps: &[Gap],
+        unavailable: &[Unavailable],
+    ) -> Vec<Problem> {
+        let is_named = |kind: Kind| self.0.iter().any(|(of, _)| *of == Some(kind));
+        let is_lost = |kind: Kind| gaps.iter().any(|gap| gap.kind == kind && gap.is_a_loss());
+        let asked = Kind::ALL.iter().filter(|(kind, _)| is_named(*kind) || is_lost(*kind));
+        let missing = asked.filter(|(_, name)| !slopes.iter().any(|slope| slope.kind == *name));
+        let problem = |(kind, name): &(Kind, &str)| {
             let metric = format!("slope.{name}");
             let reason = unavailable.iter().find(|entry| entry.metric == metric);
             let reason = reason.map_or("it was not measured", |entry| entry.reason.as_str());
-            Problem::new(Code::CannotMeasure, format!("cannot check --max-slope {name}: {reason}"))
+            let what = if is_named(*kind) { "check --max-slope" } else { "tell the slope of" };
+            Problem::new(Code::CannotMeasure, format!("cannot {what} {name}: {reason}"))
         };
         missing.map(problem).collect()
     }
 }
 
-/// The slope of each kind that was measured after every cycle.
+/// A kind that was measured after some of the cycles that count, and not after others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gap {
+    kind: Kind,
+    /// Cycles after which it was measured.
+    measured: usize,
+    counted: usize,
+    has_floor: bool,
+}
+
+impl Gap {
+    /// True if there are enough cycles, and too few of this kind.
+    fn is_too_wide(&self) -> bool {
+        self.measured < points_min() && self.counted >= points_min()
+    }
+
+    /// True if the kind was there to be measured, so that to say nothing of it would look like a pass.
+    fn is_a_loss(&self) -> bool {
+        self.is_too_wide() && self.has_floor
+    }
+
+    /// Puts into the report what is not known.
+    pub(crate) fn tell(&self, report: &mut Report) {
+        let Self { measured, counted, .. } = *self;
+        let name = self.kind.name();
+        if self.is_too_wide() {
+            let reason = format!(
+                "it was measured after {measured} of {counted} cycles, and a slope needs {POINTS_MIN}"
+            );
+            report.missing(&format!("slope.{name}"), &reason);
+        } else {
+            report.note(format!("{name} was measured after {measured} of {counted} cycles"));
+        }
+    }
+}
+
+fn points_min() -> usize {
+    usize::try_from(POINTS_MIN).unwrap_or(usize::MAX)
+}
+
+/// The kinds that lack cycles. What was never measured lacks none.
+pub(crate) fn gaps_of(points: &[CyclePoint], warmup: u64) -> Vec<Gap> {
+    let counted = points.iter().filter(|point| point.number > warmup).count();
+    let gap = |(kind, _): &(Kind, &str)| {
+        let has_floor = points.iter().any(|point| point.number == 0 && point.held.get(*kind).is_some());
+        let measured = levels(*kind, points, warmup).len();
+        let was_measured = has_floor || measured > 0;
+        (was_measured && measured < counted).then_some(Gap { kind: *kind, measured, counted, has_floor })
+    };
+    Kind::ALL.iter().filter_map(gap).collect()
+}
+
+/// What was held of a kind after the cycles that count, as far as it was measured.
+fn levels(kind: Kind, points: &[CyclePoint], warmup: u64) -> Vec<Level> {
+    let counted = points.iter().filter(|point| point.number > warmup);
+    let level = |point: &CyclePoint| Some(Level { cycle: point.number, bytes: point.held.get(kind)? });
+    counted.filter_map(level).collect()
+}
+
+/// The slope of each kind that was measured.
 ///
-/// `points` begin with the floor; `warmup` cycles come before those that count.
+/// `points` begin with the floor; `warmup` cycles come before those that count. A cycle after which a kind could not be measured
+/// is left out; if too few are left, there is no slope.
 pub(crate) fn slopes_of(points: &[CyclePoint], warmup: u64, stated: &Stated) -> Vec<KindSlope> {
-    let kinds = Kind::ALL.iter();
+    let gaps = gaps_of(points, warmup);
+    let is_told = |kind: Kind| !gaps.iter().any(|gap| gap.kind == kind && gap.is_too_wide());
+    let kinds = Kind::ALL.iter().filter(|(kind, _)| is_told(*kind));
     kinds.filter_map(|(kind, _)| slope_of(*kind, points, warmup, stated.of(*kind))).collect()
 }
 
 fn slope_of(kind: Kind, points: &[CyclePoint], warmup: u64, max_bytes: u64) -> Option<KindSlope> {
     let at = |number: u64| points.iter().find(|point| point.number == number)?.held.get(kind);
-    let counted = points.iter().filter(|point| point.number > warmup);
-    let points_bytes: Vec<u64> = counted.map(|point| point.held.get(kind)).collect::<Option<_>>()?;
+    let levels = levels(kind, points, warmup);
+    let points_bytes: Vec<u64> = levels.iter().map(|level| level.bytes).collect();
     let start_bytes = at(warmup).or_else(|| points_bytes.first().copied())?;
-    let found = slope(&points_bytes);
+    let found = slope(&levels);
     let (low, high) = (found.and_then(|found| found.low), found.and_then(|found| found.high));
     Some(KindSlope {
         kind: kind.name().to_owned(),
@@ -157,15 +227,42 @@ mod tests {
     #[test]
     fn what_is_named_and_not_measured_is_a_problem() {
         let found = slopes_of(&points(20, |_| MIB), 3, &stated_of(&[]));
-        assert_eq!(stated_of(&["vram=0", "host=0"]).unmeasured(&found, &[]).len(), 1);
-        assert!(stated_of(&["0"]).unmeasured(&found, &[]).is_empty());
+        assert_eq!(stated_of(&["vram=0", "host=0"]).unmeasured(&found, &[], &[]).len(), 1);
+        assert!(stated_of(&["0"]).unmeasured(&found, &[], &[]).is_empty());
         assert!(stated(&["10%".parse().unwrap()]).is_err());
     }
 
+    /// NVML fails once in a hundred cycles: the leak of the other ninety-nine is found, and the distances are those of the cycles.
     #[test]
-    fn a_kind_that_is_missing_once_has_no_slope() {
-        let mut gap = points(20, |_| MIB);
-        gap[7].held.host_bytes = None;
-        assert!(slopes_of(&gap, 3, &stated_of(&[])).is_empty());
+    fn a_kind_that_is_missing_once_has_the_slope_of_the_rest() {
+        let mut points = points(20, |number| number * MIB);
+        points[7].held.host_bytes = None;
+        let slopes = slopes_of(&points, 3, &stated_of(&[]));
+        let [host] = &slopes[..] else { panic!("host was measured") };
+        assert_eq!((host.points_bytes.len(), host.verdict), (16, SlopeVerdict::Leak));
+        assert_eq!((host.bytes_per_cycle, host.spread_bytes), (Some(1_048_576.0), Some(0.0)));
+        let gaps = gaps_of(&points, 3);
+        assert_eq!(gaps, [Gap { kind: Kind::Host, measured: 16, counted: 17, has_floor: true }]);
+        assert!(stated_of(&[]).unmeasured(&slopes, &gaps, &[]).is_empty());
+        let mut report = Report::new(crate::report::CommandName::Leak);
+        gaps[0].tell(&mut report);
+        assert!(report.unavailable.is_empty() && report.notes[0].contains("16 of 17"), "{:?}", report.notes);
+    }
+
+    #[test]
+    fn a_kind_that_is_mostly_missing_is_no_pass() {
+        let mut points = points(20, |_| MIB);
+        points[11..].iter_mut().for_each(|point| point.held.host_bytes = None);
+        let slopes = slopes_of(&points, 3, &stated_of(&[]));
+        assert!(slopes.is_empty(), "seven are too few: {slopes:?}");
+        let gaps = gaps_of(&points, 3);
+        let mut report = Report::new(crate::report::CommandName::Leak);
+        gaps.iter().for_each(|gap| gap.tell(&mut report));
+        let problems = stated_of(&[]).unmeasured(&slopes, &gaps, &report.unavailable);
+        let [problem] = &problems[..] else { panic!("one kind is missing: {problems:?}") };
+        assert!(problem.message.contains("the slope of host: it was measured after 7 of 17"), "{problem:?}");
+        // What was not there before the first cycle was not to be had.
+        points[0].held.host_bytes = None;
+        assert!(stated_of(&[]).unmeasured(&slopes, &gaps_of(&points, 3), &report.unavailable).is_empty());
     }
 }

@@ -67,17 +67,18 @@ pub(crate) struct KindSlope {
     pub(crate) floor_bytes: Option<u64>,
     /// After the last cycle to warm up, or the floor without one.
     pub(crate) start_bytes: Option<u64>,
-    /// After each counted cycle.
+    /// After each counted cycle, those left out after which it could not be measured.
     pub(crate) points_bytes: Vec<u64>,
     /// The most that any of them is above the start.
     pub(crate) most_growth_bytes: u64,
-    /// Growth a cycle: the median of the slopes between all pairs of points. Below zero it shrinks.
+    /// Growth a cycle: the median of the slopes between pairs of points, those across the largest rise from one
+    /// cycle to the next left out. Below zero it shrinks.
     pub(crate) bytes_per_cycle: Option<f64>,
     /// The lower end of its confidence; `null` with too few points.
     pub(crate) low_bytes_per_cycle: Option<f64>,
     /// The upper end.
     pub(crate) high_bytes_per_cycle: Option<f64>,
-    /// How far a point lies from that line: the median.
+    /// How far a point lies from that line, one on each side of that rise: the median.
     pub(crate) spread_bytes: Option<f64>,
     /// The most it may grow.
     pub(crate) max_bytes_per_cycle: u64,

@@ -14,6 +14,7 @@ use super::tracker::Tracker;
 use super::vram::VramMeter;
 use crate::limits::Metric;
 use crate::measured::place_of;
+use crate::problem::{Code, Problem};
 use crate::report::{Place, Point};
 
 /// How often the attendant looks at the load.
@@ -42,7 +43,26 @@ pub(super) struct Attendant<'a> {
 }
 
 impl Attendant<'_> {
-    pub(super) fn run(mut self) -> Vec<Crossing> {
+    /// Does `work` with the attendant beside it; the limits that were crossed meanwhile.
+    ///
+    /// # Errors
+    /// There is no thread to be had. Nothing was done then.
+    pub(super) fn beside<T>(self, work: impl FnOnce() -> T) -> Result<(T, Vec<Crossing>), Vec<Problem>> {
+        let over = self.over;
+        thread::scope(|scope| {
+            let thread = thread::Builder::new().name("attendant".to_owned());
+            let attendant = thread.spawn_scoped(scope, move || self.run()).map_err(|error| {
+                let message = format!("cannot start a thread beside the load: {error}");
+                vec![Problem::new(Code::LoadFailed, message)]
+            })?;
+            let done = work();
+            over.store(true, Ordering::Relaxed);
+            attendant.thread().unpark();
+            Ok((done, attendant.join().unwrap_or_default()))
+        })
+    }
+
+    fn run(mut self) -> Vec<Crossing> {
         self.marker.enter_layer(self.tracker.layer());
         self.marker.enter_tensor(self.tracker.tensor());
         self.watch_baseline();

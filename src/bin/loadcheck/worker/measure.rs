@@ -1,6 +1,6 @@
 //! The task `Measure`: one load, watched from before the checkpoint is opened until everything is given back.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -159,20 +159,9 @@ impl Load<'_> {
             self.loader.stream(&checkpoint).map_err(|error| vec![translate::load(&error, map_path)])?;
         let plan = Arc::clone(stream.plan());
         let over = AtomicBool::new(false);
-        let (delivered, crossings) = thread::scope(|scope| {
-            let attendant = self.attendant(&checkpoint, &plan, &stream, &over);
-            let thread = thread::Builder::new().name("attendant".to_owned());
-            let attendant = thread.spawn_scoped(scope, move || attendant.run()).map_err(|error| {
-                vec![Problem::new(
-                    Code::LoadFailed,
-                    format!("cannot start a thread beside the load: {error}"),
-                )]
-            })?;
-            let delivered = self.deliver(&mut stream, &checkpoint, verifier.as_mut(), log.as_mut());
-            over.store(true, Ordering::Relaxed);
-            attendant.thread().unpark();
-            Ok::<_, Vec<Problem>>((delivered, attendant.join().unwrap_or_default()))
-        })?;
+        let attendant = self.attendant(&checkpoint, &plan, &stream, &over);
+        let deliver = || self.deliver(&mut stream, &checkpoint, verifier.as_mut(), log.as_mut());
+        let (delivered, crossings) = attendant.beside(deliver)?;
         let mut notes = fallback_notes(&checkpoint, &stream.report());
         notes.extend(pinning_note(&stream.report()));
         notes.extend(queueing_note(&stream.report()));
@@ -447,7 +436,7 @@ impl Loaded {
 }
 
 /// What quantising lost.
-fn lost(checkpoint: &Checkpoint, stream: &LayerStream) -> Vec<QuantisedTensor> {
+pub(super) fn lost(checkpoint: &Checkpoint, stream: &LayerStream) -> Vec<QuantisedTensor> {
     let errors = stream.progress().quantisation_errors();
     errors.iter().map(|error| QuantisedTensor::new(checkpoint.tensor(error.tensor).name, error)).collect()
 }

@@ -2,13 +2,12 @@
 //! until all are there. What is looked at before is in `places`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use onelayer::checkpoint::Checkpoint;
 use onelayer::fit::{DeviceMap, Tier};
-use onelayer::load::{LayerStream, LoadReport, LoadedLayer};
+use onelayer::load::{LoadReport, LoadedLayer};
 use onelayer::placed::{PlacedError, PlacedPlan, TierLoader};
 use onelayer::probe::{Procfs, Sampler, SamplerOptions, Summary};
 use onelayer::{Device, LoadError, LoadPlan, Target};
@@ -16,7 +15,7 @@ use onelayer::{Device, LoadError, LoadPlan, Target};
 use super::attendant::{Attendant, add_missed};
 use super::child::tell;
 use super::measure::{
-    Failure, TIMELINE_ROWS, fallback_notes, pinning_note, queueing_note, ring_of, tell_hashes,
+    Failure, TIMELINE_ROWS, fallback_notes, lost, pinning_note, queueing_note, ring_of, tell_hashes,
 };
 use super::places::{gpus_of, loader, no_device, on_disk, planned_place, problems_of};
 use super::protocol::{Crossing, Finished, Message, Watch};
@@ -29,7 +28,7 @@ use crate::device_map::tier_name;
 use crate::measured::{self, point, split};
 use crate::problem::{Code, Problem};
 use crate::report::{
-    FileReading, IoCounters, Outcome, Peak, Place, PlaceShare, Point, Run, Samples, Verified,
+    FileReading, IoCounters, Outcome, Peak, Place, PlaceShare, Point, QuantisedTensor, Run, Samples, Verified,
 };
 
 /// A GPU's memory, watched from before the load.
@@ -129,6 +128,7 @@ struct Loaded {
     crossings: Vec<Crossing>,
     notes: Vec<String>,
     files: Vec<FileReading>,
+    quantised: Vec<QuantisedTensor>,
 }
 
 /// The layers of one place, until everything is there.
@@ -203,7 +203,10 @@ impl Load<'_> {
             over: &over,
             crossings: std::mem::take(&mut loaded.crossings),
         };
-        let (mut layers, mut taken, crossings) = take_all(&mut stream, attendant)?;
+        // In whatever order they come, up to the error that ends it.
+        let mut layers = Vec::new();
+        let take_all = || stream.by_ref().try_for_each(|layer| layer.map(|layer| layers.push(layer)));
+        let (mut taken, crossings) = attendant.beside(take_all)?;
         loaded.crossings = crossings;
         layers.sort_by_key(LoadedLayer::index);
         if self.config.hash && taken.is_ok() {
@@ -211,6 +214,7 @@ impl Load<'_> {
         }
         let report = stream.report();
         loaded.note(checkpoint, &report);
+        loaded.quantised.extend(lost(checkpoint, &stream));
         loaded.places.push(PlaceShare {
             resident_bytes: layers.iter().map(LoadedLayer::resident_bytes).sum(),
             read_bytes: report.read_bytes,
@@ -241,25 +245,6 @@ impl Load<'_> {
     }
 }
 
-/// Every layer of a stream, in whatever order they come, up to the error that ends it; and the limits that were crossed.
-type Taken = (Vec<LoadedLayer>, Result<(), LoadError>, Vec<Crossing>);
-
-fn take_all(stream: &mut LayerStream, attendant: Attendant<'_>) -> Result<Taken, Vec<Problem>> {
-    let over = attendant.over;
-    thread::scope(|scope| {
-        let thread = thread::Builder::new().name("attendant".to_owned());
-        let attendant = thread.spawn_scoped(scope, move || attendant.run()).map_err(|error| {
-            let message = format!("cannot start a thread beside the load: {error}");
-            vec![Problem::new(Code::LoadFailed, message)]
-        })?;
-        let mut layers = Vec::new();
-        let taken = stream.by_ref().try_for_each(|layer| layer.map(|layer| layers.push(layer)));
-        over.store(true, Ordering::Relaxed);
-        attendant.thread().unpark();
-        Ok((layers, taken, attendant.join().unwrap_or_default()))
-    })
-}
-
 impl Loaded {
     fn new(plan: PlacedPlan, checkpoint: &Checkpoint) -> Self {
         let files = plan.steps().first().map(|step| reading::files(checkpoint, &step.plan));
@@ -275,6 +260,7 @@ impl Loaded {
             crossings: Vec::new(),
             notes: Vec::new(),
             files: files.unwrap_or_default(),
+            quantised: Vec::new(),
         }
     }
 
@@ -342,6 +328,7 @@ impl Loaded {
             },
             after_load: Some(self.after_load),
             verified: self.verified,
+            quantised: self.quantised,
             io,
             resident_bytes: Some(resident_bytes),
             resident_host_bytes: Some(host_bytes),

@@ -272,7 +272,8 @@ impl Panel<'_> {
         values.chain(peaks).fold(0.0, f64::max)
     }
 
-    /// At most `count_max` samples, evenly over the time: of those that share a place, the one with the most host memory.
+    /// At most `count_max` samples, evenly over the time: of those that share a place, the one with the most host memory, and the most device
+    /// memory of any.
     pub(super) fn thinned(&self, count_max: usize) -> Vec<Dot> {
         if self.dots.len() <= count_max {
             return self.dots.clone();
@@ -285,9 +286,12 @@ impl Panel<'_> {
         for dot in &self.dots {
             match kept.last_mut() {
                 Some(last) if place(last) >= place(dot) => {
+                    // Of device memory too, since that has a curve of its own.
+                    let vram = [last.vram, dot.vram].into_iter().flatten().reduce(f64::max);
                     if weight(dot) > weight(last) {
                         *last = *dot;
                     }
+                    last.vram = vram;
                 }
                 _ => kept.push(*dot),
             }

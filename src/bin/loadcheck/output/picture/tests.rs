@@ -313,3 +313,25 @@ fn texts_that_do_not_fit_lose_their_middle_and_take_turns() {
     assert!((room.take(&[here, there]).unwrap().top - there.top).abs() < 1e-9);
     assert!(room.take(&[here, there, Area::of_text(90.0, 20.0, 40.0, 12.0)]).is_none());
 }
+
+/// The most device memory is not where the most host memory is, and both are drawn.
+#[test]
+fn thinning_keeps_the_highest_of_either_memory() {
+    let mut run = run(4, 400, &|layer| format!("layers.{layer}"));
+    let samples = run.samples.as_mut().unwrap();
+    samples.columns.push("vram_bytes".to_owned());
+    for (index, row) in samples.rows.iter_mut().enumerate() {
+        row.push(Some(if index == 203 { 900 * MIB } else { 100 * MIB }));
+        // Beside it, the host has more.
+        if index == 202 {
+            row[1] = Some(500 * MIB);
+        }
+    }
+    let report = Report { runs: vec![run], ..Report::new(CommandName::Run) };
+    let (panels, _) = panel::panels(&report);
+    let thinned = panels[0].thinned(20);
+    assert!(thinned.len() <= 21, "{}", thinned.len());
+    let most = |of: fn(&panel::Dot) -> Option<f64>| thinned.iter().filter_map(of).reduce(f64::max);
+    let mib = |count: u64| Some(crate::output::numbers::to_f64(count * MIB));
+    assert_eq!((most(|dot| dot.vram), most(|dot| dot.host)), (mib(900), mib(500)));
+}
