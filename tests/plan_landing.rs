@@ -14,7 +14,7 @@ use std::path::Path;
 use common::{TestTensor, write_file, write_sharded};
 use onelayer::checkpoint::TensorId;
 use onelayer::plan::{FloatType, Landing, LoadPlan, PlanLimits, PlannedLayer, ResidentKind};
-use onelayer::units::{KIB, MIB};
+use onelayer::units::{Alignment, KIB, MIB};
 use onelayer::{Checkpoint, DType, Layers};
 use proptest::prelude::*;
 
