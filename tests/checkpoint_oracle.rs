@@ -9,74 +9,24 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
 
+#[path = "common/header_structure.rs"]
+mod header_structure;
+#[path = "common/oracle.rs"]
+mod oracle;
 #[path = "common/safetensors_file.rs"]
 mod safetensors_file;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Mutex;
 
-use onelayer::checkpoint::{Checkpoint, CheckpointError, Place};
+use header_structure::{Mutation, Tensor, contiguous, file};
+use oracle::{Class, Reference, compare, reference};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use safetensors::SafeTensors;
-use safetensors_file::{announced, quoted};
+use safetensors_file::quoted;
 
 const CASES: u32 = 20_000;
-
-/// Why the two differ, where they may. Ours is the stricter one in all but the last two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Class {
-    /// A key twice in one object: the reference keeps the last, so two readers could see two files in one.
-    Duplicate,
-    /// Its derived reader also takes an array for a tensor's object and a tagged value for a dtype; the format
-    /// names neither.
-    DerivedForm,
-    /// `"__metadata__": null`: the format asks for a map.
-    NullMetadata,
-    /// A shape with a zero and an overflow: the reference's verdict depends on which comes first.
-    OverflowBesideZero,
-    /// Its sum of header and data wraps: a panic with overflow checks, another error without. Both refuse.
-    ReferencePanics,
-    /// A number beyond f64 in a field that nobody reads: it is parsed there, and only read over here.
-    UnreadNumber,
-}
-
-#[derive(Clone, Debug)]
-struct Tensor {
-    name: String,
-    dtype: String,
-    shape: Vec<String>,
-    start: String,
-    end: String,
-    extra: Option<(String, String)>,
-}
-
-#[derive(Clone, Debug)]
-enum Mutation {
-    /// One text of one tensor becomes another.
-    Dim(usize, usize, String),
-    Start(usize, String),
-    End(usize, String),
-    DType(usize, String),
-    Name(usize, String),
-    Extra(usize, String, String),
-    /// Two tensors change places in the text.
-    Swap(usize, usize),
-    Repeat(usize),
-    Drop(usize),
-    /// A tensor's value becomes another text.
-    Value(usize, String),
-    Metadata(String),
-    Data(i8),
-    Announce(i8),
-    /// A byte of the text: overwritten, inserted, removed.
-    Overwrite(usize, u8),
-    Insert(usize, u8),
-    Remove(usize),
-}
 
 fn name() -> impl Strategy<Value = String> {
     prop_oneof![
@@ -175,226 +125,7 @@ fn mutation() -> impl Strategy<Value = Mutation> {
 fn tensors() -> impl Strategy<Value = Vec<Tensor>> {
     let shape =
         prop::collection::vec(prop_oneof![3 => Just(0_u64), 30 => 1..5_u64, 1 => Just((1 << 61) - 1)], 0..4);
-    prop::collection::vec((name(), dtype(), shape), 0..6).prop_map(|tensors| {
-        let mut start = 0_u128;
-        let describe = |(name, dtype, shape): (String, String, Vec<u64>)| {
-            let bits = dtype.parse::<onelayer::checkpoint::DType>().ok().and_then(|dtype| dtype.bits());
-            let elements = shape.iter().fold(1, |product: u128, &dim| product.saturating_mul(dim.into()));
-            let bytes = elements.saturating_mul(bits.unwrap_or(8).into()) / 8;
-            let end = start.saturating_add(bytes);
-            let shape = shape.iter().map(u64::to_string).collect();
-            let (first, last) = (start.to_string(), end.to_string());
-            start = end;
-            Tensor { name, dtype, shape, start: first, end: last, extra: None }
-        };
-        tensors.into_iter().map(describe).collect()
-    })
-}
-
-/// The bytes of a file: structure, then mutations of it, then text, then mutations of that.
-fn file(mut tensors: Vec<Tensor>, mutations: &[Mutation]) -> Vec<u8> {
-    let mut data_bytes: u64 = tensors.last().map_or(0, |last| last.end.parse().unwrap_or(0));
-    let mut values: BTreeMap<usize, &str> = BTreeMap::new();
-    let mut metadata = None;
-    let mut announce = 0_i64;
-    for mutation in mutations {
-        let count = tensors.len();
-        let pick = |at: &usize| at.checked_rem(count);
-        match mutation {
-            Mutation::Dim(at, dim, text) => {
-                if let Some(shape) = pick(at).map(|at| &mut tensors[at].shape) {
-                    match dim.checked_rem(shape.len() + 1) {
-                        Some(dim) if dim < shape.len() => shape[dim].clone_from(text),
-                        _ => shape.push(text.clone()),
-                    }
-                }
-            }
-            Mutation::Start(at, text) => {
-                pick(at).into_iter().for_each(|at| tensors[at].start.clone_from(text))
-            }
-            Mutation::End(at, text) => pick(at).into_iter().for_each(|at| tensors[at].end.clone_from(text)),
-            Mutation::DType(at, text) => {
-                pick(at).into_iter().for_each(|at| tensors[at].dtype.clone_from(text))
-            }
-            Mutation::Name(at, text) => pick(at).into_iter().for_each(|at| tensors[at].name.clone_from(text)),
-            Mutation::Extra(at, key, text) => {
-                pick(at).into_iter().for_each(|at| tensors[at].extra = Some((key.clone(), text.clone())));
-            }
-            Mutation::Swap(left, right) => {
-                if let (Some(left), Some(right)) = (pick(left), pick(right)) {
-                    tensors.swap(left, right);
-                }
-            }
-            Mutation::Repeat(at) => pick(at).into_iter().for_each(|at| tensors.push(tensors[at].clone())),
-            Mutation::Drop(at) => pick(at).into_iter().for_each(|at| drop(tensors.remove(at))),
-            Mutation::Value(at, text) => drop(pick(at).map(|at| values.insert(at, text))),
-            Mutation::Metadata(text) => metadata = Some(text),
-            Mutation::Data(by) => data_bytes = data_bytes.saturating_add_signed(i64::from(*by)),
-            Mutation::Announce(by) => announce += i64::from(*by),
-            Mutation::Overwrite(..) | Mutation::Insert(..) | Mutation::Remove(..) => {}
-        }
-    }
-    let mut members: Vec<String> = metadata.iter().map(|text| format!(r#""__metadata__":{text}"#)).collect();
-    for (at, tensor) in tensors.iter().enumerate() {
-        let value = values.get(&at).map_or_else(|| object(tensor), |&text| text.to_owned());
-        members.push(format!("{}:{value}", quoted(&tensor.name)));
-    }
-    let mut text = format!("{{{}}}", members.join(",")).into_bytes();
-    for mutation in mutations {
-        match mutation {
-            Mutation::Overwrite(at, byte) => {
-                let at = at % text.len();
-                text[at] = *byte;
-            }
-            Mutation::Insert(at, byte) => text.insert(at % (text.len() + 1), *byte),
-            Mutation::Remove(at) if text.len() > 1 => drop(text.remove(at % text.len())),
-            _ => {}
-        }
-    }
-    let length = u64::try_from(text.len()).unwrap();
-    announced(
-        length.saturating_add_signed(announce),
-        &text,
-        usize::try_from(data_bytes).unwrap_or(0).min(1 << 16),
-    )
-}
-
-fn object(tensor: &Tensor) -> String {
-    let extra =
-        tensor.extra.iter().map(|(key, value)| format!(",{}:{value}", quoted(key))).collect::<String>();
-    format!(
-        r#"{{"dtype":{},"shape":[{}],"data_offsets":[{},{}]{extra}}}"#,
-        quoted(&tensor.dtype),
-        tensor.shape.join(","),
-        tensor.start,
-        tensor.end
-    )
-}
-
-/// What both sides are compared by.
-type Described = (BTreeMap<String, (String, Vec<u64>, u64, u64)>, BTreeMap<String, String>);
-
-fn ours(path: &Path, header_end: u64) -> Result<Described, CheckpointError> {
-    let checkpoint = Checkpoint::open(path)?;
-    let tensors = checkpoint
-        .tensors()
-        .map(|tensor| {
-            let (start, end) = (tensor.extent.start() - header_end, tensor.extent.end() - header_end);
-            (tensor.name.to_owned(), (tensor.dtype_name.to_owned(), tensor.shape.to_vec(), start, end))
-        })
-        .collect();
-    let metadata = &checkpoint.shards()[0].metadata;
-    Ok((tensors, metadata.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()))
-}
-
-enum Reference {
-    Accepts(u64, Described),
-    Refuses(String),
-    Panics,
-}
-
-fn reference(bytes: &[u8]) -> Reference {
-    let long = |value: usize| u64::try_from(value).unwrap();
-    match catch_unwind(AssertUnwindSafe(|| SafeTensors::read_metadata(bytes))) {
-        Err(_) => Reference::Panics,
-        Ok(Err(error)) => Reference::Refuses(error.to_string()),
-        Ok(Ok((header_bytes, metadata))) => {
-            let tensors = metadata
-                .tensors()
-                .into_iter()
-                .map(|(name, info)| {
-                    let shape = info.shape.iter().map(|&dim| long(dim)).collect();
-                    let (start, end) = info.data_offsets;
-                    (name, (info.dtype.to_string(), shape, long(start), long(end)))
-                })
-                .collect();
-            let texts = metadata.metadata().clone().unwrap_or_default().into_iter().collect();
-            Reference::Accepts(long(header_bytes) + 8, (tensors, texts))
-        }
-    }
-}
-
-/// True if a tensor stands twice in the header. Serde hands the members over one by one, before any map
-/// could merge them.
-fn repeats_a_name(bytes: &[u8], header_end: u64) -> bool {
-    struct Names(bool);
-    impl<'de> serde::de::Visitor<'de> for Names {
-        type Value = bool;
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("an object")
-        }
-        fn visit_map<A: serde::de::MapAccess<'de>>(mut self, mut map: A) -> Result<bool, A::Error> {
-            let mut seen = std::collections::BTreeSet::new();
-            while let Some((name, _)) = map.next_entry::<String, serde::de::IgnoredAny>()? {
-                self.0 |= !seen.insert(name);
-            }
-            Ok(self.0)
-        }
-    }
-    let header = &bytes[8..usize::try_from(header_end).unwrap()];
-    serde::Deserializer::deserialize_map(&mut serde_json::Deserializer::from_slice(header), Names(false))
-        .unwrap()
-}
-
-/// The class of a file that only the reference accepts.
-fn stricter(error: &CheckpointError, repeats_a_name: bool) -> Option<Class> {
-    match error {
-        // Of two tensors of one name the reference forgets the first before it checks sizes and offsets.
-        CheckpointError::SizeMismatch { .. }
-        | CheckpointError::SizeOverflow { .. }
-        | CheckpointError::PartialByte { .. }
-        | CheckpointError::ReversedOffsets { .. }
-            if repeats_a_name =>
-        {
-            Some(Class::Duplicate)
-        }
-        CheckpointError::DuplicateKey { .. } => Some(Class::Duplicate),
-        CheckpointError::Syntax { expected, found, .. }
-            if *expected == "an object with dtype, shape and data_offsets" && found == "`[`" =>
-        {
-            Some(Class::DerivedForm)
-        }
-        CheckpointError::Syntax { expected: "the name of a dtype", found, .. } if found == "`{`" => {
-            Some(Class::DerivedForm)
-        }
-        CheckpointError::Syntax { place: Place::Metadata, expected: "an object of texts", found, .. }
-            if found == "`n`" =>
-        {
-            Some(Class::NullMetadata)
-        }
-        CheckpointError::SizeOverflow { shape, .. }
-            if shape.split([' ', '[', ']', ',']).any(|dim| dim == "0") =>
-        {
-            Some(Class::OverflowBesideZero)
-        }
-        _ => None,
-    }
-}
-
-/// Compares the verdicts; `Ok` holds whether the file is good, and the class of a difference.
-fn compare(path: &Path, bytes: &[u8]) -> Result<(bool, Option<Class>), String> {
-    let expected = reference(bytes);
-    let header_end = match &expected {
-        Reference::Accepts(header_end, _) => *header_end,
-        _ => 0,
-    };
-    match (ours(path, header_end), expected) {
-        (Ok(ours), Reference::Accepts(_, reference)) if ours == reference => Ok((true, None)),
-        (Ok(ours), Reference::Accepts(_, reference)) => {
-            Err(format!("read differently: {ours:?}, {reference:?}"))
-        }
-        (Err(_), Reference::Refuses(_)) => Ok((false, None)),
-        (Err(_), Reference::Panics) => Ok((false, Some(Class::ReferencePanics))),
-        (Err(error), Reference::Accepts(..)) => match stricter(&error, repeats_a_name(bytes, header_end)) {
-            Some(class) => Ok((false, Some(class))),
-            None => Err(format!("only we refuse: {error}")),
-        },
-        (Ok(_), Reference::Refuses(reason)) if reason.contains("number out of range") => {
-            Ok((true, Some(Class::UnreadNumber)))
-        }
-        (Ok(_), Reference::Refuses(reason)) => Err(format!("only the reference refuses: {reason}")),
-        (Ok(_), Reference::Panics) => Err("only the reference refuses, with a panic".to_owned()),
-    }
+    prop::collection::vec((name(), dtype(), shape), 0..6).prop_map(contiguous)
 }
 
 #[test]
@@ -407,28 +138,25 @@ fn every_difference_from_the_reference_is_explained() {
     let target = std::fs::File::create(&path).unwrap();
     let tally: Mutex<(u64, u64, BTreeMap<Class, u64>)> = Mutex::default();
     let config = Config { cases, failure_persistence: None, ..Config::default() };
-    // The reference's panics are a class of their own; their messages would drown everything else.
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
     let outcome = TestRunner::new(config).run(
         &(tensors(), prop::collection::vec(mutation(), 0..4)),
         |(tensors, mutations)| {
             let bytes = file(tensors, &mutations);
             target.write_all_at(&bytes, 0).unwrap();
             target.set_len(bytes.len().try_into().unwrap()).unwrap();
-            let (good, class) = compare(&path, &bytes).map_err(|difference| {
+            let verdict = compare(&path, &bytes).map_err(|difference| {
                 TestCaseError::fail(format!("{difference}\n{}", bytes.escape_ascii()))
             })?;
             let mut tally = tally.lock().unwrap();
+            let good = verdict.refusal.is_none();
             tally.0 += u64::from(good);
             tally.1 += u64::from(!good);
-            if let Some(class) = class {
+            if let Some(class) = verdict.difference {
                 *tally.2.entry(class).or_default() += 1;
             }
             Ok(())
         },
     );
-    std::panic::set_hook(hook);
     let (good, bad, classes) = tally.into_inner().unwrap();
     println!("{good} accepted, {bad} refused; differences: {classes:?}");
     outcome.unwrap_or_else(|failure| panic!("{failure}"));
@@ -474,6 +202,6 @@ fn every_class_of_difference_is_real() {
             assert!(matches!(reference(&bytes), Reference::Refuses(_)));
             continue;
         }
-        assert_eq!(compare(&path, &bytes).map(|(_, class)| class), Ok(Some(class)), "{header}");
+        assert_eq!(compare(&path, &bytes).unwrap().difference, Some(class), "{header}");
     }
 }

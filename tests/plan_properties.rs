@@ -3,11 +3,14 @@
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 mod common;
+#[path = "common/plan_check.rs"]
+mod plan_check;
 
 use common::{TestTensor, write_sharded};
 use onelayer::plan::{LoadPlan, PlanError, PlanLimits};
 use onelayer::units::{Alignment, MIB};
 use onelayer::{Checkpoint, IoMode, Layers, ReadOrder, Window};
+use plan_check::{check, check_order};
 use proptest::prelude::*;
 
 #[derive(Debug, Clone)]
@@ -62,111 +65,6 @@ fn checkpoint(folder: &std::path::Path, shards: &[Vec<usize>]) -> Checkpoint {
     Checkpoint::open(folder).unwrap()
 }
 
-/// The order of the files is that of the layers, sorted: the same reads, each once.
-fn check_order(checkpoint: &Checkpoint, by_layer: &LoadPlan, by_file: &LoadPlan) {
-    let place = |read: &onelayer::plan::ReadOp| (read.request.shard, read.request.payload.start());
-    assert_eq!(by_layer.order(), ReadOrder::Layers);
-    assert!(by_layer.reads_in_order().eq(by_layer.reads()));
-    // With a few bytes more for the plan, a slot fewer: the same cuts nevertheless.
-    let mut expected: Vec<_> = by_file.reads().map(|read| place(&read)).collect();
-    expected.sort();
-    let found: Vec<_> = by_file.reads_in_order().map(|read| place(&read)).collect();
-    // A stretch that reads through a hole goes on behind what lies in the hole: that comes after it.
-    if found.is_sorted() {
-        assert!(by_file.jumps() <= by_layer.jumps() || by_file.reads().len() != by_layer.reads().len());
-    }
-    let mut sorted = found.clone();
-    sorted.sort();
-    assert_eq!(sorted, expected, "each read once");
-    let mut starts: Vec<_> = by_file
-        .layers()
-        .iter()
-        .filter_map(|layer| layer.reads.clone().map(|index| place(&by_file.read(index))).min())
-        .collect();
-    starts.sort();
-    assert!(
-        found.iter().filter(|place| starts.contains(place)).is_sorted(),
-        "first reads as the file has them"
-    );
-    for plan in [by_layer, by_file] {
-        let arrived: Vec<_> = plan.arrivals().filter(|(_, place)| place.len_bytes() > 0).collect();
-        let mut ids: Vec<_> = arrived.iter().map(|(_, place)| place.tensor).collect();
-        ids.sort();
-        let with_bytes = checkpoint.tensors().filter(|tensor| !tensor.extent.is_empty());
-        assert!(ids.into_iter().eq(with_bytes.map(|tensor| tensor.id)), "each tensor once");
-        for (layer, place) in arrived {
-            assert!(plan.placements(&plan.layers()[layer]).contains(place));
-        }
-    }
-}
-
-fn check(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits) {
-    let memory = plan.memory();
-    let slot_bytes = memory.ring().slot_bytes;
-    assert!(memory.budgeted_bytes() <= limits.host_budget_bytes);
-    assert!(memory.ring().bytes() >= u64::from(memory.ring().slots) * slot_bytes);
-    let (readers, slots) = (memory.ring().readers, memory.ring().slots);
-    assert!(
-        readers * 2 <= slots || readers + 4 <= slots,
-        "{readers} readers leave no slot of {slots} for copies"
-    );
-    // Per tensor: the pieces (offset in the tensor, length) that arrived, found through the arena.
-    let mut arrived = vec![0_u64; checkpoint.tensor_count()];
-    for layer in plan.layers() {
-        let places = plan.placements(layer);
-        let mut end = 0;
-        for place in places {
-            assert!(Alignment::TENSOR.divides(place.arena_offset_bytes));
-            assert!(place.arena_offset_bytes >= end, "places do not overlap");
-            end = place.arena_offset_bytes + checkpoint.tensor(place.tensor).extent.len_bytes();
-        }
-        let unit = if end < 2 * MIB { Alignment::PAGE } else { Alignment::HUGE_PAGE };
-        assert_eq!(layer.arena_bytes, unit.up(end).unwrap());
-        for read in layer.reads.clone().map(|index| plan.read(index)) {
-            let request = &read.request;
-            assert!(request.extent.contains(request.payload) && !request.payload.is_empty());
-            assert!(
-                limits.alignment.divides(request.extent.start())
-                    && limits.alignment.divides(request.extent.end())
-            );
-            assert!(request.extent.len_bytes() <= slot_bytes, "a read fits a slot");
-            assert!(request.payload.end() <= checkpoint.shard(request.shard).data.end());
-            for copy in plan.copies(&read) {
-                let file_start = request.extent.start() + copy.slot_offset_bytes;
-                assert!(
-                    file_start >= request.payload.start()
-                        && file_start + copy.len_bytes <= request.payload.end()
-                );
-                // A copy may carry several neighbours: walk through them.
-                let mut done = 0;
-                while done < copy.len_bytes {
-                    let at = copy.arena_offset_bytes + done;
-                    let place = places
-                        .iter()
-                        .rfind(|place| {
-                            place.arena_offset_bytes <= at
-                                && !checkpoint.tensor(place.tensor).extent.is_empty()
-                        })
-                        .expect("every copied byte belongs to a tensor");
-                    let tensor = checkpoint.tensor(place.tensor);
-                    assert_eq!(tensor.shard, request.shard);
-                    let inside = at - place.arena_offset_bytes;
-                    assert_eq!(file_start + done, tensor.extent.start() + inside, "the byte of this place");
-                    assert_eq!(arrived[tensor.id.index()], inside, "in order, each byte once");
-                    let len = (copy.len_bytes - done).min(tensor.extent.len_bytes() - inside);
-                    assert!(len > 0);
-                    arrived[tensor.id.index()] += len;
-                    done += len;
-                }
-            }
-        }
-    }
-    for tensor in checkpoint.tensors() {
-        assert_eq!(arrived[tensor.id.index()], tensor.extent.len_bytes(), "{} is complete", tensor.name);
-    }
-    assert_eq!(plan.tensor_bytes(), checkpoint.tensor_bytes());
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
@@ -182,14 +80,14 @@ proptest! {
         plan_limits.alignment = Alignment::new(1 << limits.alignment_log2).unwrap();
         match LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true) {
             Ok(plan) => {
-                check(&checkpoint, &plan, &plan_limits);
+                check(&checkpoint, &plan, &plan_limits, &|_| true);
                 prop_assert!(plan.memory().smallest_budget_bytes() <= limits.budget_bytes);
                 // The same input gives the same plan, to the letter.
                 let again = LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true).unwrap();
                 prop_assert_eq!(format!("{again:#}"), format!("{plan:#}"));
                 plan_limits.order = ReadOrder::Files;
                 match LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true) {
-                    Ok(by_file) if limits.window == 0 => check_order(&checkpoint, &plan, &by_file),
+                    Ok(by_file) if limits.window == 0 => check_order(&checkpoint, &plan, &by_file, &|_| true),
                     Ok(by_file) => prop_assert_eq!(by_file, plan),
                     // The permutation takes a few bytes.
                     Err(error) => prop_assert!(error.is_over_budget()),
@@ -199,7 +97,7 @@ proptest! {
                 prop_assert!(smallest_bytes > limits.budget_bytes);
                 plan_limits.host_budget_bytes = smallest_bytes;
                 let plan = LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true).unwrap();
-                check(&checkpoint, &plan, &plan_limits);
+                check(&checkpoint, &plan, &plan_limits, &|_| true);
             }
             Err(error) => return Err(TestCaseError::fail(error.to_string())),
         }

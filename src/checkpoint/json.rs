@@ -574,6 +574,19 @@ mod tests {
     }
 
     #[test]
+    fn reads_that_are_interrupted_go_on_and_others_fail() {
+        struct Faulty(Vec<io::ErrorKind>);
+        impl Read for Faulty {
+            fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+                self.0.pop().map_or(Ok(0), |kind| Err(kind.into()))
+            }
+        }
+        let read = |kinds: &[io::ErrorKind]| JsonReader::new(Faulty(kinds.to_vec()), 0, 4).finish();
+        read(&[io::ErrorKind::Interrupted, io::ErrorKind::Interrupted]).unwrap();
+        assert!(matches!(read(&[io::ErrorKind::TimedOut]), Err(JsonFault::Io(_))));
+    }
+
+    #[test]
     fn faults_say_where() {
         let mut json = JsonReader::new(&b"{\"a\" ; 1}"[..], 8, 4);
         let mut key = String::new();

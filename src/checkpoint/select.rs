@@ -72,7 +72,9 @@ pub(super) fn choose(
         },
     };
     let Some(first) = chosen.first() else { return Err(listing.nothing(directory)) };
-    let others = listing.weights.iter().filter(|name| !chosen.contains(name));
+    // Both are sorted, and there may be many.
+    let is_chosen = |name: &Name| chosen.binary_search_by(|other| other.raw.cmp(&name.raw)).is_ok();
+    let others = listing.weights.iter().filter(|name| !is_chosen(name));
     listing.note(directory, &first.text, others, notes);
     let mut files: Vec<PathBuf> = chosen.iter().map(|name| directory.join(&name.raw)).collect();
     files.sort();

@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Writes the first inputs of each fuzz target: corpus/TARGET/seed-NNN. The same bytes every time.
+
+    fuzz/make_corpus.py
+
+Needs nothing but Python. Inputs that the fuzzer found (`found-*`), and those that once broke something (`fixed-*`), stay.
+"""
+
+import json
+import random
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+FIXTURES = ROOT.parent / "fixtures"
+# Longer ones teach a fuzzer nothing that shorter ones do not.
+SEED_BYTES_MAX = 2048
+
+
+def write(target: str, inputs: list[bytes]) -> None:
+    folder = ROOT / "corpus" / target
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("seed-*"):
+        old.unlink()
+    inputs = sorted({data for data in inputs if data and len(data) <= SEED_BYTES_MAX})
+    for number, data in enumerate(inputs):
+        (folder / f"seed-{number:03}").write_bytes(data)
+    print(f"{target}: {len(inputs)} seeds, {sum(map(len, inputs))} bytes")
+
+
+def noise(seed: int, count: int, lengths: tuple[int, int]) -> list[bytes]:
+    numbers = random.Random(seed)
+    return [numbers.randbytes(numbers.randint(*lengths)) for _ in range(count)]
+
+
+def hostile(folder: Path) -> tuple[list[bytes], list[bytes]]:
+    """Files, and texts of indices, of the corpus of hostile checkpoints."""
+    subprocess.run([sys.executable, FIXTURES / "hostile/make.py", folder], check=True, stdout=subprocess.DEVNULL)
+    files, indices = [], []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > SEED_BYTES_MAX:
+            continue
+        if path.suffix == ".safetensors":
+            data = path.read_bytes()
+            files.append(data)
+            # The same as a text alone: its length need not be kept right.
+            (length,) = struct.unpack("<Q", data[:8]) if len(data) >= 8 else (0,)
+            if data[8:9] == b"{" and length <= len(data):
+                files.append(data[8 : 8 + length])
+        elif path.name.endswith(".json"):
+            indices.append(path.read_bytes())
+    return thinned(files, 240), thinned(indices, 40)
+
+
+def thinned(inputs: list[bytes], most: int) -> list[bytes]:
+    inputs = sorted(set(inputs))
+    step = max(1, -(-len(inputs) // most))
+    return inputs[::step]
+
+
+def headers() -> list[bytes]:
+    found = []
+    for path in sorted(FIXTURES.glob("checkpoints/*/*.safetensors")):
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        # Some of its tensors, without holes between them.
+        kept, end = {}, 0
+        for name, value in list(header.items())[:6]:
+            if name != "__metadata__":
+                start, stop = value["data_offsets"]
+                end, value["data_offsets"] = end + stop - start, [end, end + stop - start]
+            kept[name] = value
+        found.append(json.dumps(kept, separators=(",", ":")).encode())
+    return found
+
+
+def index_seeds(texts: list[bytes]) -> list[bytes]:
+    good = {"a.x": "a.safetensors", "a.y": "a.safetensors", "b.x": "b.safetensors"}
+    nested = good | {"c.x": "sub/c.safetensors"}
+    inputs = [
+        (0b000101, {"metadata": {"total_size": 13}, "weight_map": good}),
+        (0b010101, {"weight_map": nested}),
+        (0b000101, good),
+        (0b01001101, {"weight_map": good}),
+        (0b001001, {"weight_map": {"a.x": "./a.safetensors", "both": "b.safetensors"}}),
+        (0b001010, {"weight_map": {"a.x": "a.safetensors", "both": "b.safetensors"}}),
+        (0b110111, {"weight_map": {"d": "d.safetensors"}}),
+        (0b000001, {"weight_map": {"outside": "../outside.safetensors"}}),
+        (0b000001, {"weight_map": {"outside": "/etc/passwd", "a.x": "a.safetensors"}}),
+        (0b000001, {"weight_map": {"outside": "https://host/x.safetensors"}}),
+        (0b10000101, {"weight_map": good}),
+        (0b11000000, {"_class_name": "P", "unet": ["d", "U"], "text_encoder": ["t", "T"], "vae": [None, None]}),
+        (0b11000000, {"unet": ["d", "U"], "../model": ["d", "U"], "vae": ["a", "b"]}),
+        (0b11010101, {"_diffusers_version": "1", "sub": ["d", "U"], "safety_checker": [None, None]}),
+    ]
+    seeds = [bytes([choice]) + json.dumps(value).encode() for choice, value in inputs]
+    return seeds + [bytes([0b000101 | (number % 4) << 6]) + text for number, text in enumerate(texts)]
+
+
+def layer_seeds() -> list[bytes]:
+    seeds = []
+    for path in sorted(FIXTURES.glob("inventories/*.inventories")):
+        for block in re.split(r"^@", path.read_text(), flags=re.MULTILINE)[1:]:
+            lines = []
+            for line in block.splitlines()[1:]:
+                if "\t" not in line:
+                    continue
+                name, shape = line.split("\t", 1)
+                shape = "" if shape.startswith("?") else "\t" + " ".join(re.findall(r"\d+", shape))
+                # The first two of each range, or what is listed.
+                for number in range(2):
+                    spelled = re.sub(r"\{(\d+)-\d+\}", lambda found: str(int(found[1]) + number), name)
+                    if re.fullmatch(r"[^{}]+", spelled) and spelled + shape not in lines:
+                        lines.append(spelled + shape)
+            seeds.append("\n".join(lines)[:SEED_BYTES_MAX].rsplit("\n", 1)[0].encode())
+    odd = [
+        "", "a", ".", "..", "a..b", "0", "0.0.0.0.0", "1.a\n01.a\n001.a", "h.99999999999999999999.q.w\nh.1.q.w\nh.2.q.w",
+        "a/0.w\na/1.w\nb/0.w", "w\nw_scale\nw_scale_scale\nw.weight_scale", "é.0.ü\né.1.ü", "logit_scale\nlogit\nx.absmax\nx.weight",
+        "model.layers.0.a.weight\t4 4\nmodel.layers.0.a.weight_scale\t4\nmodel.layers.1.a.weight\t4 4\nmodel.layers.1.a.qzeros\t4",
+    ]  # fmt: skip
+    return thinned(seeds, 60) + [text.encode() for text in odd]
+
+
+LAYER_MAPS = [
+    "", "stacks = ['vision.neck']\nnot_stacks = ['vision.blocks']", "[groups]\nhead = ['model.norm', 'lm_head']",
+    "order = ['lm_head', 'vision', 'model.layers.2', 'model.layers']", "stacks = ['model.layers.1.mlp.experts']",
+    "order = ['model', 'model']", "stacks = ['model.layers']\nnot_stacks = ['model.layers']", "[groups]\n'' = ['a']",
+    "[groups]\nhead = []", "[groups]\nlm_head = ['model.norm']", "[groups]\na = ['model']\nb = ['model.norm']",
+    "stack = []", "order = 1", "order = [", "order = ['\u00e9', 1]", "[groups]\nall = ['']",
+    "#n a.0.x\n#n a.1.x\n#n b\nstacks = ['a']\norder = ['b', 'a.1']", "#n 0\n#n 1\nstacks = ['']",
+    "not_stacks = ['model.layers', 'vision.blocks', 'vision.neck']", "[groups]\n\"x.y\" = ['model.layers.0', 'vision']",
+    "order = [\"\"\"lm_head\"\"\", '''vision''', \"\\u006dodel\"]", "stacks = []\nstacks = []", "groups = { a = ['lm_head'] }",
+]  # fmt: skip
+DEVICE_MAPS = [
+    '{"": 0}', '{"": "disk"}', '{"a": 0, "head": "cpu"}', '{"a.embed": 0, "a.b.0": 0, "a.b.1": 1, "a.b.2": "cpu", "head": "disk"}',
+    '{"a": "cuda:3", "head": "7"}', '{"a": "cuda"}', '{"a": 0, "a": 1}', '{"a": "gpu"}', '{"a": -1}', '{"a": 4294967296}',
+    '{"a": {}}', '{"a": 0', "[]", "{}", '{"a": 0, "a.b": 1, "a.b.1": "cpu", "a.b.1.y": "disk", "head": 1}', '{"a.b.1.y.z.weight": 0, "": 1}',
+    '{"a": 4294967295, "head": 0}', '{"a": 1e0}', '{"a": "+1"}', '{"\\u0061": 0, "head": 0}', '{"a.": 0, ".a": 1, "a..b": "cpu"}',
+]  # fmt: skip
+
+
+def manifest_seeds() -> list[bytes]:
+    digits = "0123456789abcdef" * 4
+    tensor = {"name": "a", "dtype": "BF16", "shape": [3], "bytes": 6, "blake3": digits}
+    file = {"name": "model-00001-of-00001.safetensors", "bytes": 100, "blake3": digits, "layers": ["a"], "tensors": [tensor]}
+    good = {
+        "schema": "onelayer-manifest/1", "tool": "test 1", "fingerprint": "f", "source": {"path": "model", "files": [
+            {"name": "model.safetensors", "bytes": 100, "modified_ns": -1, "header_blake3": digits}]},
+        "options": ["--x"], "aliases": [{"name": "b", "same_as": "a"}], "left_out": ["c"], "files": [file],
+        "side_files": [{"name": "config.json", "bytes": 3, "blake3": digits, "sha256": digits}],
+    }  # fmt: skip
+    texts = [json.dumps(good), json.dumps(good, indent=1)]
+    full = dict(tensor, cast_from="F32", quantised="int8", sha256=digits)
+    changes = [
+        {"files": []}, {"files": [dict(file, name="../x")]}, {"files": [dict(file, name="/x")]}, {"files": [file, file]},
+        {"files": [dict(file, bytes=5)]}, {"files": [dict(file, blake3="0")]}, {"files": [dict(file, sha256=digits, tensors=[full])]},
+        {"files": [dict(file, tensors=[tensor, dict(tensor, bytes=(1 << 64) - 1)])]}, {"files": [dict(file, tensors=[])]},
+        {"side_files": []}, {"side_files": [{"name": "./a", "bytes": 1, "blake3": digits}]}, {"schema": "onelayer-manifest/2"},
+        {"side_files": [{"name": "a/b.txt", "bytes": 1, "blake3": digits}]}, {"more": {"x": [1, 2, None]}},
+        {"source": {"path": "", "files": []}}, {"options": 1}, {"fingerprint": None},
+    ]  # fmt: skip
+    texts += [json.dumps(good | change) for change in changes]
+    texts += [json.dumps({key: value for key, value in good.items() if key != left_out}) for left_out in good]
+    texts += [json.dumps(good)[:cut] for cut in (1, 100, 400)] + [json.dumps(good)[:-1] + ',"tool":"again"}']
+    reordered = {"files": [{"tensors": [], **{key: value for key, value in file.items() if key != "tensors"}}]}
+    return [text.encode() for text in texts + [json.dumps(good | reordered)]]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        files, indices = hostile(Path(folder) / "corpus")
+    write("header", files + headers())
+    write("header_structure", noise(1, 40, (8, 120)))
+    write("index", index_seeds(indices))
+    write("layers", layer_seeds())
+    write("layer_map", [text.encode() for text in LAYER_MAPS])
+    write("device_map", [text.encode() for text in DEVICE_MAPS])
+    write("manifest", manifest_seeds())
+    write("plan", noise(2, 40, (40, 400)))
+
+
+main()

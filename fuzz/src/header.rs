@@ -1,0 +1,78 @@
+//! A file of any bytes: verdict and description as the reference's, or the difference has a name.
+//!
+//! Input: a file; or, if it begins like JSON, the text of a header, which is announced with its length and followed by as many bytes
+//! of data as it asks for. So a fuzzer need not keep the length right.
+
+use std::path::Path;
+
+use onelayer::checkpoint::CheckpointError;
+use onelayer::{Checkpoint, Layers};
+
+use super::layers::check_layers;
+use super::memory::peak_of;
+use super::oracle;
+use super::safetensors_file::with_header;
+use super::scratch::Scratch;
+
+/// Bytes of data that a header gets, at most.
+const DATA_BYTES_MAX: u64 = 1 << 16;
+/// Memory beside what is in proportion to the header. 16 MiB are promised; most of what is used is a buffer of 256 KiB.
+const MEMORY_BYTES: u64 = 1 << 20;
+/// Bytes of a message, at most: names in it are shortened, paths are short here.
+const MESSAGE_BYTES_MAX: usize = 2000;
+
+/// Checks one input.
+pub fn check(data: &[u8]) {
+    match data.first() {
+        Some(b'{' | b' ' | b'\t' | b'\n' | b'\r') => check_file(&with_header(data, data_bytes(data))),
+        _ => check_file(data),
+    }
+}
+
+/// Checks one file.
+pub(crate) fn check_file(bytes: &[u8]) {
+    thread_local!(static SCRATCH: Scratch = Scratch::new());
+    SCRATCH.with(|scratch| {
+        let path = scratch.holding(bytes);
+        let verdict = oracle::compare(path, bytes);
+        let verdict = verdict.unwrap_or_else(|difference| panic!("{difference}\n{}", bytes.escape_ascii()));
+        let again = open_bounded(path, bytes.len());
+        assert_eq!(again.is_ok(), verdict.refusal.is_none(), "the same file, another verdict");
+        match again {
+            Err(error) => {
+                assert!(error.is_invalid(), "{error}");
+                assert_eq!(error.path(), Some(path), "{error}");
+                check_message(&error);
+            }
+            Ok(checkpoint) => {
+                let layers = Layers::group(&checkpoint).expect("whatever the names are");
+                check_layers(&layers, checkpoint.tensor_count());
+            }
+        }
+    });
+}
+
+/// Opens a checkpoint whose header or index has up to so many bytes, within the memory that is promised.
+pub(crate) fn open_bounded(path: &Path, text_bytes: usize) -> Result<Checkpoint, CheckpointError> {
+    let (outcome, peak_bytes) = peak_of(|| Checkpoint::open(path));
+    let allowed_bytes = 4 * u64::try_from(text_bytes).expect("a length fits") + MEMORY_BYTES;
+    assert!(peak_bytes <= allowed_bytes, "{peak_bytes} bytes of heap for {text_bytes} of text");
+    outcome
+}
+
+/// A message is short, whatever the file says.
+pub(crate) fn check_message(error: &CheckpointError) {
+    let text = error.to_string();
+    assert!(text.len() <= MESSAGE_BYTES_MAX, "{} bytes: {text}", text.len());
+}
+
+/// The largest number in front of a `]`: where the last tensor of a usual header ends.
+fn data_bytes(header: &[u8]) -> usize {
+    let ends = header.iter().enumerate().filter(|(_, byte)| **byte == b']');
+    let number = |(end, _): (usize, &u8)| {
+        let digits = header[..end].rsplit(|byte| !byte.is_ascii_digit()).next()?;
+        std::str::from_utf8(digits).ok()?.parse::<u64>().ok()
+    };
+    let largest = ends.filter_map(number).filter(|number| *number <= DATA_BYTES_MAX).max();
+    usize::try_from(largest.unwrap_or(0)).unwrap_or(0)
+}

@@ -1,0 +1,43 @@
+//! What is checked for each input: a function `check` for each target, which panics where a promise is broken.
+//!
+//! The targets in `fuzz_targets` call them, led by coverage; `tests/fuzz_corpus.rs` calls them on every machine, with the
+//! committed inputs and changes of them. The oracles are those of the ordinary tests.
+
+#![allow(unreachable_pub, reason = "a library here, a module of a test there")]
+
+#[path = "../../tests/common/header_structure.rs"]
+mod header_structure;
+#[path = "../../tests/common/oracle.rs"]
+mod oracle;
+#[path = "../../tests/common/plan_arena.rs"]
+mod plan_arena;
+#[path = "../../tests/common/plan_check.rs"]
+mod plan_check;
+#[path = "../../tests/common/safetensors_file.rs"]
+mod safetensors_file;
+
+pub mod device_map;
+pub mod header;
+pub mod index;
+pub mod layer_map;
+pub mod layers;
+pub mod manifest;
+mod memory;
+pub mod plan;
+mod scratch;
+pub mod structure;
+
+/// A target: its name, and what is checked.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets, by the names of their corpora.
+pub const TARGETS: [Target; 8] = [
+    ("device_map", device_map::check),
+    ("header", header::check),
+    ("header_structure", structure::check),
+    ("index", index::check),
+    ("layer_map", layer_map::check),
+    ("layers", layers::check),
+    ("manifest", manifest::check),
+    ("plan", plan::check),
+];
