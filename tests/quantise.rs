@@ -577,7 +577,7 @@ fn a_hundred_thousand_names_with_companions_are_planned_at_once() {
     let (plan, quantising_ns) = planned(Loader::builder(Target::Host).quantise(Quantisation::Int8));
     assert_eq!(plan.quantised().len(), 1);
     assert_eq!(plan.tensor_bytes(), plain.tensor_bytes() - 4 * 128 + 4 * (64 + 4));
-    // Compared pair by pair, it takes 1.25 billion steps, and a hundred times as long.
+    // Compared pair by pair, it takes 1.25 billion steps, and twenty times as long.
     assert!(quantising_ns < 5 * plain_ns, "{quantising_ns} ns, without quantising {plain_ns} ns");
 }
 

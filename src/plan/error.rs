@@ -72,7 +72,7 @@ pub enum PlanError {
         /// What was asked for.
         form: Quantisation,
     },
-    /// Nothing can be quantised.
+    /// Nothing of the whole checkpoint can be quantised, whatever of it is selected.
     #[error(
         "nothing to quantise to {form}: no layer of a stack has a plain float weight of two or three dimensions and rows of 32 \
          elements or more"

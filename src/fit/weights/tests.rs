@@ -3,8 +3,7 @@
 use std::io::Write;
 
 use super::*;
-use crate::load::Loader;
-use crate::{Target, Window};
+use crate::plan::{LoadPlan, PlanLimits};
 
 /// A file with such tensors and no bytes to speak of.
 fn checkpoint(tensors: &[(&str, &str, &[u64])]) -> (tempfile::TempDir, Checkpoint) {
@@ -103,16 +102,9 @@ fn what_is_counted_is_what_a_load_delivers() {
     let layers = Layers::group(&checkpoint).unwrap();
     for dtype in [None, Some(FloatType::Bf16)] {
         for to in [None].into_iter().chain(Quantisation::ALL.map(Some)) {
-            let mut settings = Loader::builder(Target::Host).host_budget(8 << 20).window(Window::All);
-            settings = match to {
-                Some(to) => settings.quantise(to),
-                None => settings,
-            };
-            settings = match dtype {
-                Some(dtype) => settings.dtype(dtype),
-                None => settings,
-            };
-            let plan = settings.plan(&checkpoint).unwrap();
+            let mut limits = PlanLimits::new(8 << 20);
+            (limits.quantise, limits.dtype) = (to, dtype);
+            let plan = LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap();
             let weights = match (to, dtype) {
                 (Some(to), dtype) => Weights::Quantised { to, dtype },
                 (None, Some(dtype)) => Weights::Narrowed(dtype),
