@@ -244,10 +244,14 @@ fn no_arena_is_made_after_the_first_pass() {
             .map(|one| one.bytes)
             .collect();
         assert_eq!(windows, [stream.plan().memory().window().unwrap().bytes]);
-        // The last layer of all takes everything along when it is dropped.
         for layer in stream.by_ref().take(19 * count - 1) {
-            case.check(&layer.unwrap());
-            assert_eq!(numbers(), after_first);
+            let layer = layer.unwrap();
+            case.check(&layer);
+            let (pass, now) = (layer.pass(), numbers());
+            // In the last pass what is not needed any more goes, as soon as the load is over.
+            let is_kept =
+                if pass == 19 { now.iter().all(|one| after_first.contains(one)) } else { now == after_first };
+            assert!(is_kept, "pass {pass}: {now:?}, after the first {after_first:?}");
         }
         let terms = stream.plan().memory().resident_terms().to_vec();
         assert_eq!(terms.iter().map(|term| term.name).collect::<Vec<_>>(), ["window", "kept layers"]);

@@ -274,7 +274,8 @@ impl Devices<'_> {
         let mut reserve_bytes = 0;
         loop {
             let rooms = self.rooms(reserve_bytes)?;
-            let placed = fill_rooms(needs, self.first, &rooms);
+            let mut placed = fill_rooms(needs, self.first, &rooms);
+            exchange(needs, &mut placed, self.first, rooms[0].unwrap_or(0));
             let elsewhere = || needs.iter().zip(&placed).filter(|(_, device)| device.is_none());
             let landing_bytes = elsewhere().map(|(need, _)| need.landing_bytes).max().unwrap_or(0);
             let cache_bytes = elsewhere().fold(0_u64, |sum, (need, _)| sum.saturating_add(need.cache_bytes));
@@ -299,7 +300,7 @@ impl Devices<'_> {
 }
 
 /// Puts consecutive layers on consecutive devices. A layer that fits on none of those that are left is passed over; unless it
-/// would fit on none at all, even empty, those behind it are, too: they would stand before it.
+/// would fit on none at all, even empty, those behind it are, too: they would stand before it. What is passed over and still fits on the first goes there.
 fn fill_rooms(needs: &[Need], first: usize, rooms: &[Option<u64>]) -> Vec<Option<u32>> {
     let holds = |room: Option<u64>, need: &Need| room.is_some_and(|room| need.bytes() <= room);
     let slot_of = |device: Option<u32>| Some(usize::try_from(device?).ok()? - first);
@@ -329,16 +330,55 @@ fn fill_rooms(needs: &[Need], first: usize, rooms: &[Option<u64>]) -> Vec<Option
             placed.push(device);
             continue;
         }
-        let fits = (cursor..left.len()).find(|slot| holds(left[*slot], need));
-        if let Some(slot) = fits {
-            left[slot] = left[slot].map(|room| room - need.bytes());
+        let next = (cursor..left.len()).find(|slot| holds(left[*slot], need));
+        if let Some(slot) = next {
             cursor = slot;
         } else if rooms.iter().any(|room| holds(*room, need)) {
             cursor = left.len();
         }
+        // What is on none computes on the first: there it is at hand.
+        let fits = next.or_else(|| holds(left[0], need).then_some(0));
+        if let Some(slot) = fits {
+            left[slot] = left[slot].map(|room| room - need.bytes());
+        }
         placed.push(fits.map(|slot| u32::try_from(first + slot).expect("GPUs are counted in u32")));
     }
     placed
+}
+
+/// What the first device gains at most by exchanges: each leaves less room than the one before.
+const EXCHANGES_MAX: usize = 8;
+/// An exchange that gains less than this part of the room is not worth the order.
+const EXCHANGE_SHARE: u64 = 50;
+
+/// Gives up small layers of the first device for larger ones that are on none, where they fit in their place: what is on none travels in every pass.
+fn exchange(needs: &[Need], placed: &mut [Option<u32>], first: usize, room_bytes: u64) {
+    let first = u32::try_from(first).ok();
+    let mut is_tied = vec![false; needs.len()];
+    for (number, owner) in needs.iter().enumerate().filter_map(|(number, need)| Some((number, need.tied_to?)))
+    {
+        (is_tied[number], is_tied[owner]) = (true, true);
+    }
+    for _ in 0..EXCHANGES_MAX {
+        let here = (0..needs.len()).filter(|&number| placed[number] == first);
+        let used = here.clone().fold(0_u64, |sum, number| sum.saturating_add(needs[number].bytes()));
+        let left = room_bytes.saturating_sub(used);
+        let mut smaller: Vec<usize> = here.filter(|&number| !is_tied[number]).collect();
+        smaller.sort_by_key(|&number| needs[number].bytes());
+        let gain = |number: usize| {
+            let bytes = needs[number].bytes();
+            // The smallest whose place is enough.
+            let enough = smaller.partition_point(|&other| needs[other].bytes() + left < bytes);
+            let other = *smaller.get(enough)?;
+            let gain = bytes.checked_sub(needs[other].bytes())?;
+            (gain >= room_bytes / EXCHANGE_SHARE && gain > 0).then_some((gain, other))
+        };
+        let elsewhere = (0..needs.len()).rev().filter(|&number| placed[number].is_none() && !is_tied[number]);
+        let best =
+            elsewhere.filter_map(|number| Some((gain(number)?, number))).max_by_key(|((gain, _), _)| *gain);
+        let Some(((_, out), number)) = best else { return };
+        (placed[number], placed[out]) = (first, None);
+    }
 }
 
 #[cfg(test)]

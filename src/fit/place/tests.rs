@@ -91,6 +91,16 @@ fn what_layers_keep_of_the_context_is_where_they_compute() {
 }
 
 #[test]
+fn room_that_is_left_on_the_first_gpu_is_used() {
+    // 100 is left after room for one of 30 that travels: a small one behind those that do not fit stays.
+    assert_eq!(placed(&[10, 30, 30, 30, 30, 5], &[110], None), "000cc0");
+    // 70 of 100: the one of 15 in front gives up its place, and a third of 25 comes in.
+    assert_eq!(placed(&[15, 25, 25, 25, 25, 25], &[105], None), "c000cc");
+    // For a gain of next to nothing the order stays.
+    assert_eq!(placed(&[100, 101, 101], &[202], None), "0cc");
+}
+
+#[test]
 fn shared_tensors_stay_together() {
     let mut tied = demand(&[10, 10, 10, 0]);
     tied.units[3].tied_to = Some(0);
