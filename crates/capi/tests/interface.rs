@@ -106,3 +106,21 @@ fn structures_keep_their_first_layout() {
     let printed = succeed(&mut run(&compiled)).stdout;
     assert_eq!(String::from_utf8(printed).unwrap(), "104 64 88 16 100 80");
 }
+
+/// What would put the libraries elsewhere than where they are looked for.
+#[test]
+fn install_refuses_what_would_install_another_library() {
+    let unused = package().join("no-such-place");
+    for words in [&["--target", "x"][..], &["--profile=dev"], &["--target-dir", "x"], &["-r"]] {
+        let output = Command::new(package().join("install"))
+            .arg("--prefix")
+            .arg(&unused)
+            .arg("--")
+            .args(words)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(words[0]), "{words:?}");
+        assert!(!unused.exists());
+    }
+}

@@ -36,7 +36,7 @@ pub fn prefix() -> &'static Path {
         let mut install = Command::new(package().join("install"));
         install.arg("--prefix").arg(&prefix).arg("--debug");
         // The cargo that runs the tests may hold a lock on its own folder.
-        install.args(["--", "--locked", "--target-dir"]).arg(&build).env("CARGO_TARGET_DIR", &build);
+        install.args(["--", "--locked"]).env("CARGO_TARGET_DIR", &build);
         succeed(&mut install);
         prefix
     })
