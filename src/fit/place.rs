@@ -138,11 +138,7 @@ impl Demand {
         activation_bytes: u64,
     ) -> Result<Box<[Tier]>, FitError> {
         let computes = on_devices.iter().all(Option::is_none);
-        let kept = if computes {
-            needs.iter().fold(0_u64, |sum, need| sum.saturating_add(need.cache_bytes))
-        } else {
-            0
-        };
+        let kept = if computes { total(needs.iter().map(|need| need.cache_bytes)) } else { 0 };
         let fixed = if computes { kept.saturating_add(activation_bytes) } else { 0 };
         let fixed = fixed.saturating_add(limits.staging_bytes);
         // Upwards, as for the first GPU: room for the largest layer that comes from the disk.
@@ -278,7 +274,7 @@ impl Devices<'_> {
             exchange(needs, &mut placed, self.first, rooms[0].unwrap_or(0));
             let elsewhere = || needs.iter().zip(&placed).filter(|(_, device)| device.is_none());
             let landing_bytes = elsewhere().map(|(need, _)| need.landing_bytes).max().unwrap_or(0);
-            let cache_bytes = elsewhere().fold(0_u64, |sum, (need, _)| sum.saturating_add(need.cache_bytes));
+            let cache_bytes = total(elsewhere().map(|(need, _)| need.cache_bytes));
             let needed_bytes = landing_bytes.saturating_add(cache_bytes);
             if needed_bytes <= reserve_bytes {
                 return Some(placed);
@@ -346,13 +342,21 @@ fn fill_rooms(needs: &[Need], first: usize, rooms: &[Option<u64>]) -> Vec<Option
     placed
 }
 
-/// What the first device gains at most by exchanges: each leaves less room than the one before.
+/// A sum that stays at the largest number.
+fn total(bytes: impl Iterator<Item = u64>) -> u64 {
+    bytes.fold(0, u64::saturating_add)
+}
+
+/// Exchanges at most: each leaves less room than the one before.
 const EXCHANGES_MAX: usize = 8;
 /// An exchange that gains less than this part of the room is not worth the order.
 const EXCHANGE_SHARE: u64 = 50;
 
 /// Gives up small layers of the first device for larger ones that are on none, where they fit in their place: what is on none travels in every pass.
 fn exchange(needs: &[Need], placed: &mut [Option<u32>], first: usize, room_bytes: u64) {
+    if placed.iter().all(Option::is_some) {
+        return;
+    }
     let first = u32::try_from(first).ok();
     let mut is_tied = vec![false; needs.len()];
     for (number, owner) in needs.iter().enumerate().filter_map(|(number, need)| Some((number, need.tied_to?)))
@@ -361,7 +365,7 @@ fn exchange(needs: &[Need], placed: &mut [Option<u32>], first: usize, room_bytes
     }
     for _ in 0..EXCHANGES_MAX {
         let here = (0..needs.len()).filter(|&number| placed[number] == first);
-        let used = here.clone().fold(0_u64, |sum, number| sum.saturating_add(needs[number].bytes()));
+        let used = total(here.clone().map(|number| needs[number].bytes()));
         let left = room_bytes.saturating_sub(used);
         let mut smaller: Vec<usize> = here.filter(|&number| !is_tied[number]).collect();
         smaller.sort_by_key(|&number| needs[number].bytes());

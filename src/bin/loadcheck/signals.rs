@@ -19,6 +19,9 @@ use crate::exit::Exit;
 use crate::family::{descendants, remember_strangers};
 use crate::problem::{Code, Problem};
 
+/// Signals that ask a program to stop.
+pub(crate) const ASKING_TO_STOP: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+
 /// How long the program may go on writing its report after a signal that came too late for the measurement.
 const LAST_WORDS_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -42,7 +45,7 @@ impl Interrupts {
     fn begin() -> io::Result<Self> {
         // A signal stops what this program has started, and nobody else.
         remember_strangers();
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+        let mut signals = Signals::new(ASKING_TO_STOP)?;
         let (sender, receiver) = bounded(8);
         let leftovers: Arc<Mutex<Vec<PathBuf>>> = Arc::default();
         let leftovers_at_exit = Arc::clone(&leftovers);

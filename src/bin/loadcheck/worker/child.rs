@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::protocol::{Job, Message, Task};
 use super::{cycles, imitate, measure, prepare};
 use crate::exit::Exit;
+use crate::signals::ASKING_TO_STOP;
 
 /// The hidden first argument that makes this program a worker.
 pub(crate) const ARGUMENT: &str = "__worker";
@@ -38,7 +38,7 @@ pub(crate) fn main() -> ExitCode {
         return Exit::Terminated.into();
     }
     let cancel = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
+    for signal in ASKING_TO_STOP {
         // Ctrl-C reaches the whole group; ending in order gives a partial report.
         let _ = signal_hook::flag::register(signal, Arc::clone(&cancel));
     }

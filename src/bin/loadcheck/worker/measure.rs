@@ -59,6 +59,7 @@ pub(super) fn measure(
     if let Some(interval_ms) = interval_ms {
         options.interval = Duration::from_millis(interval_ms);
         options.timeline_rows = TIMELINE_ROWS;
+        vram.iter().for_each(VramMeter::keep_steps);
     }
     let log = interval_ms.map(|_| DeliveryLog::new());
     let sampler = Sampler::start(&options)

@@ -10,13 +10,12 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, after, never, select, unbounded};
 use onelayer::probe::{ChildGroup, goes_first};
 use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::child::ARGUMENT;
 use super::protocol::{Job, Message, Task};
 use crate::problem::{Code, Problem};
 use crate::report::Outcome;
-use crate::signals::{Interrupts, name_of};
+use crate::signals::{ASKING_TO_STOP, Interrupts, name_of};
 
 /// How long a worker may take to end by itself after it was asked to: the whole program has two seconds, on a busy machine too.
 const PATIENCE: Duration = Duration::from_millis(1200);
@@ -97,10 +96,10 @@ fn is_interrupted(message: &Message) -> bool {
     matches!(message, Message::Done(finished) if finished.run.outcome == Outcome::Interrupted)
 }
 
-/// True for a worker that a signal has ended which asks for an end, before it could listen to it.
+/// True for a worker that was ended by a signal that it could not listen to yet.
 fn is_ended_by_interrupt(status: Option<ExitStatus>) -> bool {
     let signal = status.and_then(|status| status.signal());
-    signal.is_some_and(|signal| [SIGINT, SIGTERM, SIGHUP].contains(&signal))
+    signal.is_some_and(|signal| ASKING_TO_STOP.contains(&signal))
 }
 
 fn start(task: Task, group: Option<&ChildGroup>) -> Result<(Child, Receiver<Message>), Problem> {

@@ -16,7 +16,7 @@ use crate::report::{Place, Unavailable, Vram};
 const LOOKS_PER_NVML_SAMPLE: u32 = 4;
 /// NVML is asked on behalf of layers no more often than this.
 const LAYER_INTERVAL: Duration = Duration::from_millis(20);
-/// Changes of one series that are kept; of more, every second one goes.
+/// Changes that are kept; of more, every second one goes.
 const STEPS_MAX: usize = 8192;
 
 /// One way of counting.
@@ -29,8 +29,6 @@ struct Series {
     peak_at: Option<Place>,
     after_load: Option<u64>,
     after_unload: Option<u64>,
-    /// When the number changed, and to what.
-    steps: Vec<(Instant, u64)>,
     /// Why a number is missing.
     reason: Option<String>,
 }
@@ -45,7 +43,6 @@ impl Series {
             peak_at: None,
             after_load: None,
             after_unload: None,
-            steps: Vec::new(),
             reason: None,
         }
     }
@@ -54,7 +51,6 @@ impl Series {
         match answer {
             Ok(bytes) => {
                 self.now = Some(bytes);
-                self.note(bytes);
                 if self.peak < Some(bytes) {
                     self.peak = Some(bytes);
                     self.peak_at = Some(place());
@@ -65,20 +61,6 @@ impl Series {
                 self.reason.get_or_insert(reason);
             }
         }
-    }
-
-    fn note(&mut self, bytes: u64) {
-        if self.steps.last().is_some_and(|(_, last)| *last == bytes) {
-            return;
-        }
-        if self.steps.len() == STEPS_MAX {
-            let mut index = 0_usize;
-            self.steps.retain(|_| {
-                index += 1;
-                index % 2 == 1
-            });
-        }
-        self.steps.push((Instant::now(), bytes));
     }
 
     fn report(&self) -> Vram {
@@ -143,6 +125,8 @@ struct Inner {
     /// Best first.
     series: [Series; 3],
     looks: u32,
+    /// When the headline changed, and to what; `None` if nobody wants to know.
+    steps: Option<Vec<(Instant, u64)>>,
     /// When NVML was asked last on behalf of a layer.
     layer_asked: Option<Instant>,
 }
@@ -165,12 +149,21 @@ impl VramMeter {
 
     fn with(counters: Box<dyn Counters>) -> Self {
         let series = ["nvml_process", "nvml_device", "driver"].map(Series::new);
-        let mut inner = Inner { counters, series, looks: 0, layer_asked: None };
+        let mut inner = Inner { counters, series, looks: 0, steps: None, layer_asked: None };
         inner.sample(true, Place::default);
         for series in &mut inner.series {
             series.baseline = series.now;
         }
         Self(Mutex::new(inner))
+    }
+
+    /// Keeps the changes of the headline, too. Their list is allocated and touched here: before the baseline of host memory.
+    pub(super) fn keep_steps(&self) {
+        let mut steps = vec![(Instant::now(), 1); STEPS_MAX];
+        steps.clear();
+        let mut inner = self.inner();
+        inner.steps = Some(steps);
+        inner.note_step();
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -245,7 +238,7 @@ impl VramMeter {
             peak_bytes: headline.peak,
             peak_at: headline.peak_at.clone(),
             vram: counted.map(Series::report).collect(),
-            steps: headline.steps.clone(),
+            steps: inner.steps.clone().unwrap_or_default(),
             unavailable,
         }
     }
@@ -265,6 +258,23 @@ impl Inner {
             process.offer(self.counters.nvml_process(), &place);
             device.offer(self.counters.nvml_device(), &place);
         }
+        self.note_step();
+    }
+
+    /// Notes the headline, if it is another one than before.
+    fn note_step(&mut self) {
+        let now = self.headline().now;
+        let (Some(steps), Some(bytes)) = (&mut self.steps, now) else { return };
+        if steps.last().is_some_and(|(_, last)| *last == bytes) {
+            return;
+        }
+        if steps.len() == STEPS_MAX {
+            for index in 0..STEPS_MAX / 2 {
+                steps[index] = steps[index * 2];
+            }
+            steps.truncate(STEPS_MAX / 2);
+        }
+        steps.push((Instant::now(), bytes));
     }
 
     /// The best one that answered before the load: from then on it does not change.
@@ -283,7 +293,7 @@ pub(super) struct Counted {
     pub(super) peak_at: Option<Place>,
     /// Every way that gave a number.
     pub(super) vram: Vec<Vram>,
-    /// When the headline changed, and to what.
+    /// When the headline changed, and to what, if that was to be kept.
     pub(super) steps: Vec<(Instant, u64)>,
     pub(super) unavailable: Vec<Unavailable>,
 }
@@ -375,6 +385,9 @@ mod tests {
     fn changes_are_noted_and_their_number_is_bounded() {
         let (meter, held) = meter([None, None, Some(0)]);
         let start = Instant::now();
+        meter.look(Place::default);
+        assert!(meter.finish().steps.is_empty(), "nobody has asked for them");
+        meter.keep_steps();
         let bytes = |meter: &VramMeter| -> Vec<u64> {
             meter.finish().steps_since(start).iter().map(|(_, bytes)| *bytes).collect()
         };
