@@ -2,7 +2,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program")]
 //! One load in a process of its own, for the comparison in `benches/peers`: there somebody else measures.
 //!
-//! `one_load host-all|host-1|none|crate-to-vec SOURCE [--io auto|buffered|direct|mmap|uring] [--budget-mib N]`
+//! `one_load host-all|host-1|none|crate-to-vec SOURCE [--io auto|buffered|direct|mmap|uring] [--budget-mib N] [--readers N]`
 //!
 //! `host-all` ends with every tensor in memory that it owns, `host-1` streams with one layer resident at a time, `none` reads every byte
 //! and keeps none. `crate-to-vec` uses nothing of this library: the crates `safetensors` and `memmap2`, and a vector for
@@ -29,6 +29,7 @@ struct Options {
     source: PathBuf,
     io: Option<IoMode>,
     budget_mib: u64,
+    readers: Option<u32>,
 }
 
 /// What a load leaves in memory; dropped when the parent has seen it.
@@ -55,7 +56,7 @@ fn parse() -> Outcome<Options> {
     let mut next = |what: &'static str| words.next().ok_or(what);
     let way = next("say how to load")?;
     let source = PathBuf::from(next("say what to load")?);
-    let mut options = Options { way, source, io: None, budget_mib: 64 };
+    let mut options = Options { way, source, io: None, budget_mib: 64, readers: None };
     while let Ok(word) = next("") {
         let value = next("an option needs a value")?;
         match (word.as_str(), value.as_str()) {
@@ -64,6 +65,7 @@ fn parse() -> Outcome<Options> {
                 let found = modes.into_iter().find(|mode| mode.to_string() == name);
                 options.io = Some(found.ok_or_else(|| format!("--io {name}: no such mode"))?);
             }
+            ("--readers", number) => options.readers = Some(number.parse()?),
             ("--budget-mib", number) => options.budget_mib = number.parse()?,
             _ => return Err(format!("{word} {value}: no such option").into()),
         }
@@ -108,11 +110,14 @@ fn load(options: &Options) -> Outcome<(u64, Held)> {
 }
 
 fn loader(options: &Options, target: Target) -> LoaderBuilder {
-    let builder = Loader::builder(target).host_budget(options.budget_mib * MIB);
-    match options.io {
-        Some(io) => builder.io(io),
-        None => builder,
+    let mut builder = Loader::builder(target).host_budget(options.budget_mib * MIB);
+    if let Some(io) = options.io {
+        builder = builder.io(io);
     }
+    if let Some(readers) = options.readers {
+        builder = builder.readers(readers);
+    }
+    builder
 }
 
 fn stream(options: &Options, builder: LoaderBuilder) -> Outcome<(u64, Held)> {

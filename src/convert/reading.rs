@@ -177,13 +177,14 @@ impl HashPass<'_> {
         witness: Option<Witness>,
     ) -> Result<LayerStream, LoadError> {
         let adapts = self.settings.readers.is_none() && is_mostly_direct(plan.io(), plan.decisions());
+        let queues = (plan.io() == IoMode::Uring).then_some(1);
         let launch = Launch {
             checkpoint: self.checkpoint,
             plan,
             prefetch: DEFAULT_PREFETCH_LAYERS,
             hand_out: HandOut::WhenComplete,
             adapts,
-            queues: 0,
+            queues,
             hash,
             witness,
             hooks: Hooks::default(),

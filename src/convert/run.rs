@@ -257,7 +257,7 @@ impl Run<'_> {
             prefetch: PREFETCH_LAYERS,
             hand_out: HandOut::WhenComplete,
             adapts: false,
-            queues: 0,
+            queues: (plan.io() == IoMode::Uring).then_some(1),
             hash: false,
             witness: None,
             hooks: Hooks::default(),

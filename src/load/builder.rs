@@ -345,16 +345,17 @@ impl LoaderBuilder {
         self.readers.is_none() && is_mostly_direct(plan.io(), plan.decisions())
     }
 
-    /// Threads with a queue of reads each, if reads go through queues. One keeps any disk busy; where bytes are cast or
-    /// copied on the way, that is a thread's work too, and every core shall take part.
-    pub(super) fn queues(&self) -> u32 {
+    /// Threads with a queue of reads each, if reads are to go through queues. One keeps any disk busy; where bytes are cast or copied on
+    /// the way, that is a thread's work too, and every core shall take part. Then they are worth it without being asked for.
+    pub(super) fn queues(&self, plan: &LoadPlan) -> Option<u32> {
+        let works = self.target == Target::Host || self.dtype.is_some() || self.quantise.is_some();
         match self.io {
-            IoMode::Uring
-                if self.target == Target::Host || self.dtype.is_some() || self.quantise.is_some() =>
-            {
-                cores().clamp(1, 8)
+            IoMode::Uring if works => Some(cores().clamp(1, 8)),
+            IoMode::Uring => Some(1),
+            IoMode::Auto if works && is_mostly_direct(plan.io(), plan.decisions()) => {
+                Some(cores().clamp(1, 8))
             }
-            _ => 1,
+            _ => None,
         }
     }
 

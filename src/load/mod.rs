@@ -162,14 +162,14 @@ impl Loader {
         let resident_bytes = plan.memory().resident_bytes();
         let shared = plan.memory().window();
         let waits_for_disk = is_mostly_direct(plan.io(), plan.decisions());
-        let adapts = self.settings.adapts(&plan);
+        let (adapts, queues) = (self.settings.adapts(&plan), self.settings.queues(&plan));
         let launch = Launch {
             checkpoint,
             plan,
             prefetch,
             hand_out: self.settings.hand_out,
             adapts,
-            queues: self.settings.queues(),
+            queues,
             hash: self.settings.hashes_on_the_way(),
             witness: None,
             hooks: self.settings.engine.hooks.clone(),
@@ -235,8 +235,8 @@ pub(crate) struct Launch<'a> {
     pub(crate) hand_out: HandOut,
     /// Find out how many reads in flight are best, up to the readers there are.
     pub(crate) adapts: bool,
-    /// Threads with a queue of reads each, if reads go through queues.
-    pub(crate) queues: u32,
+    /// Threads with a queue of reads each, if reads are to go through queues.
+    pub(crate) queues: Option<u32>,
     /// Hash every tensor on the way.
     pub(crate) hash: bool,
     /// Sees every byte on the way. For targets that keep none.

@@ -34,8 +34,8 @@ pub(super) struct Setup<B: Backend> {
     pub(super) hand_out: HandOut,
     /// Find out how many reads in flight are best, up to the readers there are.
     pub(super) adapts: bool,
-    /// Threads with a queue of reads each, if reads go through queues.
-    pub(super) queues: u32,
+    /// Threads with a queue of reads each, if reads are to go through queues.
+    pub(super) queues: Option<u32>,
     /// Hash every tensor on the way.
     pub(super) hash: bool,
     /// Sees every byte on the way.

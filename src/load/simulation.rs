@@ -344,7 +344,7 @@ fn start_on(
         prefetch: 2,
         hand_out,
         adapts: false,
-        queues: 0,
+        queues: Some(1),
         hash: false,
         witness: None,
         hooks: Hooks::default(),

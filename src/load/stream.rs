@@ -168,7 +168,8 @@ pub(super) fn start<B: Backend>(
 /// Queues if reads go through them and the kernel grants all that are wanted, else a thread for each read in flight.
 fn ways<B: Backend>(setup: &Setup<B>, queueing: &QueueingCell) -> Ways {
     let ring = setup.plan.memory().ring();
-    let count = setup.queues.clamp(1, ring.readers);
+    let Some(queues) = setup.queues else { return Ways::OneByOne { readers: ring.readers } };
+    let count = queues.clamp(1, ring.readers);
     let queue = |_| ReadQueue::new(&setup.source, ring.readers.div_ceil(count), ring.slots, queueing);
     let queues: Option<Vec<_>> = (0..count).map(queue).collect();
     queues.map_or(Ways::OneByOne { readers: ring.readers }, Ways::Queued)

@@ -20,9 +20,11 @@ const SLOT_BYTES_MIN: u64 = MIB;
 const SLOT_BLOCKS_MIN: u64 = 8;
 /// Larger slots gain nothing: from here on reads and copies run at the speed of the link.
 const SLOT_BYTES_MAX: u64 = 4 * MIB;
-/// The same where there is no link: a disk runs at its speed from here on, and the less memory is in use at once, the more
+/// The same where there is no link: a disk and a copy run at their speed from here on, and the less memory is in use at once, the more
 /// of it stays in the cache.
 const SLOT_BYTES_MAX_UNLINKED: u64 = 2 * MIB;
+/// The same where bytes that come past the page cache are copied on: others are being read meanwhile, so several slots are in use.
+const SLOT_BYTES_MAX_COPIED: u64 = MIB;
 /// How many slots the ring should have before its slots are made larger: one for each reader, and these for copies in
 /// flight, but never fewer or more than so many.
 const SLOTS_WANTED_FOR_COPIES: u32 = 4;
@@ -298,11 +300,10 @@ impl Scratch {
 
 /// How large slots may be.
 fn slot_bytes_most(limits: &PlanLimits) -> u64 {
-    let has_link = limits.resident == ResidentKind::Device;
-    if has_link || !is_mostly_direct(limits.io, &limits.decisions) {
-        SLOT_BYTES_MAX
-    } else {
-        SLOT_BYTES_MAX_UNLINKED
+    match limits.resident {
+        ResidentKind::Device => SLOT_BYTES_MAX,
+        ResidentKind::Host if is_mostly_direct(limits.io, &limits.decisions) => SLOT_BYTES_MAX_COPIED,
+        ResidentKind::Host | ResidentKind::Nowhere => SLOT_BYTES_MAX_UNLINKED,
     }
 }
 
@@ -368,7 +369,7 @@ mod tests {
     fn a_ring_has_enough_slots_before_it_has_large_ones() {
         let shape = |budget_mib: u64, readers: u32| {
             let mut limits = PlanLimits::new(budget_mib * MIB);
-            limits.readers = readers;
+            (limits.readers, limits.resident) = (readers, ResidentKind::Device);
             let fits = |ring: RingShape| ring.bytes() <= limits.host_budget_bytes;
             let ring = largest_ring(&limits, SLOT_BYTES_MIN, fits).unwrap();
             (ring.slots, ring.slot_bytes / MIB, ring.readers)

@@ -23,7 +23,9 @@ use std::time::{Duration, Instant};
 use super::behind::Behind;
 use super::buffered::{advise_sequential, read_payload_in_pieces, read_payload_with};
 use super::direct::Direct;
-use super::files::{FileSet, OPEN_FILES_MAX};
+use super::extent::Outcome;
+use super::files::{FileSet, OPEN_FILES_MAX, OpenFile};
+use super::queue::{Begun, Queueable};
 use super::survey::{advise_random, resident_bytes};
 use super::system::{DirectSupport, System};
 use super::tally::Tally;
@@ -99,6 +101,15 @@ enum Found {
     Unknown,
 }
 
+/// What is known of a range, and what follows from it.
+#[derive(Clone, Copy)]
+struct Look {
+    found: Found,
+    /// Whoever told may be wrong: it is seen from the time that it takes.
+    is_doubted: bool,
+    goes_direct: bool,
+}
+
 impl Way {
     fn new<S: System>(system: &S, file: &File, decision: &IoDecision) -> Self {
         let kind = match decision.reason {
@@ -130,6 +141,10 @@ impl Way {
             slow_reads: AtomicU64::new(0),
             is_slow: AtomicBool::new(false),
         }
+    }
+
+    fn is_asked(&self) -> bool {
+        matches!(self.kind, Kind::Asked(_))
     }
 
     fn known_behind(&self) -> MutexGuard<'_, ByteRange> {
@@ -268,21 +283,12 @@ impl<S: System> Auto<S> {
         true
     }
 
-    /// `None`, and nothing has been read, if the bytes are to go past the page cache and `has_blocks` is false: neither the request nor
-    /// the buffer is made for that.
-    fn read_asked(
-        &self,
-        way: &Way,
-        request: &ReadRequest,
-        buffer: &mut [u8],
-        has_blocks: bool,
-        mut each: Option<&mut Each<'_>>,
-    ) -> Result<Option<u64>, SourceError> {
-        let mut file = self.cached.acquire(request.shard, |file| way.kind.advise(file))?;
+    /// What a file says of a range, and what follows from it.
+    fn look(&self, way: &Way, file: &File, request: &ReadRequest) -> Look {
         if way.is_trusted.load(Ordering::Relaxed) {
-            return self.read_resident(way, &file, request, buffer, each).map(Some);
+            return Look { found: Found::Whole, is_doubted: false, goes_direct: false };
         }
-        let found = self.find(way, &file, request);
+        let found = self.find(way, file, request);
         let is_there = match found {
             Found::Whole => true,
             Found::Nearly => way.behind.has_uncached_reads(),
@@ -292,7 +298,22 @@ impl<S: System> Auto<S> {
         let is_doubted = found == Found::Unknown
             || matches!(way.kind, Kind::Asked(Some(ResidencyBy::Mincore | ResidencyBy::ReadNowait)));
         let goes_direct = !is_there || (is_doubted && way.is_slow.load(Ordering::Relaxed));
-        if goes_direct && !self.direct.has_fallen_back(request.shard) {
+        Look { found, is_doubted, goes_direct: goes_direct && !self.direct.has_fallen_back(request.shard) }
+    }
+
+    /// `None`, and nothing has been read, if the bytes are to go past the page cache and `has_blocks` is false: neither the request nor
+    /// the buffer is made for that.
+    fn read_asked(
+        &self,
+        way: &Way,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+        has_blocks: bool,
+        each: Option<&mut Each<'_>>,
+    ) -> Result<Option<u64>, SourceError> {
+        let mut file = self.cached.acquire(request.shard, |file| way.kind.advise(file))?;
+        let look = self.look(way, &file, request);
+        if look.goes_direct {
             if !has_blocks {
                 return Ok(None);
             }
@@ -305,21 +326,34 @@ impl<S: System> Auto<S> {
             }
             file = self.cached.acquire(request.shard, |file| way.kind.advise(file))?;
         }
+        self.read_cached(way, &file, look, request, buffer, each).map(Some)
+    }
+
+    /// Reads through the page cache.
+    fn read_cached(
+        &self,
+        way: &Way,
+        file: &File,
+        look: Look,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+        mut each: Option<&mut Each<'_>>,
+    ) -> Result<u64, SourceError> {
         let (started, mut elsewhere) = (Instant::now(), Duration::ZERO);
-        let moved = if found == Found::Whole {
+        let moved = if look.found == Found::Whole {
             let mut timed = each.take().map(|each| timed(each, &mut elsewhere));
             let each = timed.as_mut().map(|each| -> &mut Each<'_> { each });
-            self.read_resident(way, &file, request, buffer, each)?
+            self.read_resident(way, file, request, buffer, each)?
         } else {
-            way.behind.read(&self.cached, &file, request, buffer, &self.tally)?
+            way.behind.read(&self.cached, file, request, buffer, &self.tally)?
         };
-        if is_doubted {
+        if look.is_doubted {
             way.time(moved, started.elapsed().saturating_sub(elsewhere));
         }
         self.note_correction(way, IoMode::Buffered, moved);
         // Timed without what is done with the bytes.
         show_all(request, buffer, each);
-        Ok(Some(moved))
+        Ok(moved)
     }
 
     /// As [`Self::read_asked`], whatever the kind of the file.
@@ -419,6 +453,10 @@ impl<S: System> Source for Auto<S> {
         self.direct.fallbacks()
     }
 
+    fn queueable(&self) -> Option<&dyn Queueable> {
+        Some(self)
+    }
+
     fn ways(&self) -> IoWays {
         let (direct, own) = (self.direct.ways(), self.tally.ways());
         IoWays {
@@ -426,6 +464,60 @@ impl<S: System> Source for Auto<S> {
             buffered_bytes: direct.buffered_bytes + own.buffered_bytes,
             ..own
         }
+    }
+}
+
+/// What is to go past the page cache goes through a queue. What is in it is copied by the thread that begins the read, while the disk works
+/// on those that it has in flight.
+impl<S: System> Queueable for Auto<S> {
+    fn refusal(&self) -> Option<String> {
+        let mut asked = self.cached.shards_from_last().filter(|&shard| self.way(shard).is_asked());
+        if asked.any(|shard| !self.direct.has_fallen_back(shard)) {
+            return None;
+        }
+        let refused = self.direct.fallbacks().into_iter().next().map(|fallback| fallback.reason);
+        Some(refused.unwrap_or_else(|| "no file is to be read past the page cache".to_owned()))
+    }
+
+    fn begin(&self, request: &ReadRequest, buffer: &mut [u8], may_wait: bool) -> Result<Begun, SourceError> {
+        request.check(buffer);
+        self.cached.check_end(request)?;
+        let way = self.way(request.shard);
+        if way.is_asked() {
+            let file = self.cached.acquire(request.shard, |file| way.kind.advise(file))?;
+            let look = self.look(way, &file, request);
+            if !look.goes_direct {
+                let moved_bytes = self.read_cached(way, &file, look, request, buffer, None)?;
+                return Ok(Begun::Done { moved_bytes });
+            }
+            drop(file);
+            if let Some(begun) = self.direct.begin_or_refuse(request, buffer, may_wait)? {
+                return Ok(begun);
+            }
+        }
+        Ok(Begun::Done { moved_bytes: self.read_blocks(request, buffer, None)? })
+    }
+
+    fn read_at(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {
+        self.direct.read_at(file, buffer, offset_bytes)
+    }
+
+    fn answered(&self, buffer: &mut [u8], answer: io::Result<usize>) -> io::Result<usize> {
+        self.direct.answered(buffer, answer)
+    }
+
+    fn finish(
+        &self,
+        outcome: Outcome,
+        file: &OpenFile,
+        request: &ReadRequest,
+        buffer: &mut [u8],
+    ) -> Result<u64, SourceError> {
+        let Some(moved) = self.direct.settle(outcome, file, request)? else {
+            return self.read_blocks(request, buffer, None);
+        };
+        self.note_correction(self.way(request.shard), IoMode::Direct, moved);
+        Ok(moved)
     }
 }
 

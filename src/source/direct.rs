@@ -148,6 +148,18 @@ impl<S: System> Direct<S> {
         })
     }
 
+    /// Opens the file for a read in a queue; `None` if it is refused.
+    pub(super) fn begin_or_refuse(
+        &self,
+        request: &ReadRequest,
+        buffer: &[u8],
+        may_wait: bool,
+    ) -> Result<Option<Begun>, SourceError> {
+        let Some(file) = self.admit(request, buffer, may_wait)? else { return Ok(Some(Begun::Busy)) };
+        let is_refused = self.fallbacks.contains(request.shard);
+        Ok((!is_refused).then(|| Begun::Read(file, ExtentRead::new(request, self.block))))
+    }
+
     fn wait_for(&self, request: &ReadRequest, buffer: &[u8]) -> Result<Arc<OpenFile>, SourceError> {
         Ok(self.admit(request, buffer, true)?.expect("it was to wait for a descriptor"))
     }
@@ -177,7 +189,7 @@ impl<S: System> Direct<S> {
     }
 
     /// The bytes that were moved, of the file that was checked; or `None`, and direct I/O is given up on this file.
-    fn settle(
+    pub(super) fn settle(
         &self,
         outcome: Outcome,
         file: &OpenFile,
@@ -242,11 +254,11 @@ impl<S: System> Queueable for Direct<S> {
     }
 
     fn begin(&self, request: &ReadRequest, buffer: &mut [u8], may_wait: bool) -> Result<Begun, SourceError> {
-        let Some(file) = self.admit(request, buffer, may_wait)? else { return Ok(Begun::Busy) };
-        if self.fallbacks.contains(request.shard) {
-            return Ok(Begun::Done { moved_bytes: self.read_buffered(&file, request, buffer)? });
+        if let Some(begun) = self.begin_or_refuse(request, buffer, may_wait)? {
+            return Ok(begun);
         }
-        Ok(Begun::Read(file, ExtentRead::new(request, self.block)))
+        let Some(file) = self.admit(request, buffer, may_wait)? else { return Ok(Begun::Busy) };
+        Ok(Begun::Done { moved_bytes: self.read_buffered(&file, request, buffer)? })
     }
 
     fn read_at(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize> {

@@ -44,18 +44,27 @@ struct Variant {
 
 impl Variant {
     fn open(&self, shards: &[Shard]) -> Box<dyn Source> {
+        let source = self.open_unqueued(shards);
+        if self.is_queued() {
+            return Box::new(Queued::new(source, !self.name.contains("not registered")));
+        }
+        source
+    }
+
+    fn open_unqueued(&self, shards: &[Shard]) -> Box<dyn Source> {
         let Some((mode, reason)) = self.decided else {
-            let source = open_with(self.system.clone(), self.mode, shards).unwrap();
-            return match self.mode {
-                IoMode::Uring => Box::new(Queued::new(source, !self.name.contains("not registered"))),
-                _ => source,
-            };
+            return open_with(self.system.clone(), self.mode, shards).unwrap();
         };
         let mut decisions = survey_with(&self.system, shards).unwrap().decisions;
         for decision in &mut decisions {
             (decision.mode, decision.reason) = (mode, reason);
         }
         Box::new(Auto::open(self.system.clone(), shards, &decisions).unwrap())
+    }
+
+    /// Its reads go through a queue.
+    fn is_queued(&self) -> bool {
+        self.name.contains("queue")
     }
 
     fn decided(mut self, mode: IoMode, reason: IoReason) -> Self {
@@ -181,10 +190,11 @@ fn auto_variants() -> Vec<Variant> {
     let held_by = |magic: i64| Faulty { file_system: Some(FileSystem::from_raw(magic)), ..Faulty::default() };
     let no_pages: fn(ByteRange) -> u64 = |_| 0;
     let refusing_direct = Faulty {
-        refuse: refusing(|call| matches!(call, Call::ReadAt { direct: true }), Errno::INVAL).refuse,
+        refuse: refusing(|call| matches!(call, Call::ReadAt { direct: true } | Call::Answered), Errno::INVAL)
+            .refuse,
         ..with(no_pages)
     };
-    vec![
+    let mut variants = vec![
         variant("auto", Faulty::default(), None),
         variant("auto, small", Faulty { short_bytes: &[1, 7, 4095, 100_000], ..on_disk() }, None),
         variant(
@@ -217,7 +227,15 @@ fn auto_variants() -> Vec<Variant> {
         )
         .decided(Buffered, IoReason::ResidencyUnknown),
         variant("auto, direct read refused", refusing_direct, Some(1)).decided(Direct, IoReason::Cold),
-    ]
+    ];
+    // Those that read past the page cache, or might, with those reads in a queue.
+    let mut queued = if queued::refusal().is_some() { Vec::new() } else { variants.clone() };
+    queued.retain(|variant| variant.decided.is_some());
+    for variant in &mut queued {
+        variant.name = format!("{}, in a queue", variant.name).leak();
+    }
+    variants.extend(queued);
+    variants
 }
 
 /// Runs a test on every variant, naming the one that fails.

@@ -51,6 +51,15 @@ impl Source for Queued {
         finished.outcome
     }
 
+    fn read_anywhere(
+        &self,
+        shard: ShardId,
+        payload: ByteRange,
+        target: &mut [u8],
+    ) -> Result<Option<u64>, SourceError> {
+        self.inner.read_anywhere(shard, payload, target)
+    }
+
     fn fallbacks(&self) -> Vec<Fallback> {
         self.inner.fallbacks()
     }
