@@ -9,6 +9,9 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+use common::Random;
+
+mod common;
 #[path = "../fuzz/src/lib.rs"]
 mod targets;
 
@@ -57,40 +60,18 @@ fn words(target: &str) -> Vec<Vec<u8>> {
     lines.map(word).collect()
 }
 
-/// Numbers that look random and are the same on every machine (splitmix64).
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let word = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        word ^ (word >> 31)
-    }
-
-    /// Below `end`; zero if that is zero.
-    fn below(&mut self, end: usize) -> usize {
-        let end = u64::try_from(end).unwrap();
-        usize::try_from(self.next().checked_rem(end).unwrap_or(0)).unwrap()
-    }
-
-    fn byte(&mut self) -> u8 {
-        self.next().to_le_bytes()[0]
-    }
-}
-
 /// Changes inputs as a fuzzer would, without looking at what becomes of them.
 struct Mutator {
-    numbers: Numbers,
+    numbers: Random,
     inputs: Vec<Vec<u8>>,
     words: Vec<Vec<u8>>,
 }
 
 impl Mutator {
     fn input(&mut self) -> Vec<u8> {
-        let at = self.numbers.below(self.inputs.len());
+        let at = self.numbers.place(self.inputs.len());
         let mut input = self.inputs[at].clone();
-        for _ in 0..=self.numbers.below(4) {
+        for _ in 0..=self.numbers.place(4) {
             self.change(&mut input);
         }
         input.truncate(INPUT_BYTES_MAX);
@@ -99,8 +80,8 @@ impl Mutator {
 
     fn change(&mut self, input: &mut Vec<u8>) {
         let numbers = &mut self.numbers;
-        let at = numbers.below(input.len() + 1);
-        let end = (at + 1 + numbers.below(16)).min(input.len());
+        let at = numbers.place(input.len() + 1);
+        let end = (at + 1 + numbers.place(16)).min(input.len());
         match numbers.below(8) {
             0 if at < input.len() => input[at] = numbers.byte(),
             1 if at < input.len() => input[at] ^= 1 << numbers.below(8),
@@ -108,22 +89,22 @@ impl Mutator {
             3 => drop(input.drain(at.min(end)..end)),
             4 => {
                 let piece = input[at.min(end)..end].to_vec();
-                let place = numbers.below(input.len() + 1);
+                let place = numbers.place(input.len() + 1);
                 input.splice(place..place, piece);
             }
             5 => {
                 // The rest of another one.
-                let other = &self.inputs[numbers.below(self.inputs.len())];
-                let from = numbers.below(other.len() + 1);
+                let other = &self.inputs[numbers.place(self.inputs.len())];
+                let from = numbers.place(other.len() + 1);
                 input.truncate(at);
                 input.extend_from_slice(&other[from..]);
             }
             6 if !self.words.is_empty() => {
-                let word = self.words[numbers.below(self.words.len())].clone();
+                let word = self.words[numbers.place(self.words.len())].clone();
                 input.splice(at..at, word);
             }
             _ if !self.words.is_empty() => {
-                let word = self.words[numbers.below(self.words.len())].clone();
+                let word = self.words[numbers.place(self.words.len())].clone();
                 let end = (at + word.len()).min(input.len());
                 input.splice(at.min(end)..end, word);
             }
@@ -148,7 +129,7 @@ fn replay(target: &str) {
         run(target, check, name, input);
     }
     let inputs = inputs.into_iter().map(|(_, input)| input).collect();
-    let mut mutator = Mutator { numbers: Numbers(1), inputs, words: words(target) };
+    let mut mutator = Mutator { numbers: Random(1), inputs, words: words(target) };
     for number in 0..CHANGED {
         let input = mutator.input();
         run(target, check, &format!("change {number}"), &input);

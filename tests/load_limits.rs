@@ -11,6 +11,8 @@
 
 mod cli_support;
 mod common;
+#[path = "common/group.rs"]
+mod group;
 mod load_support;
 
 use std::collections::BTreeMap;
@@ -23,8 +25,8 @@ use std::time::{Duration, SystemTime};
 
 use cli_support::{in_own_mounts, json, loadcheck, run_command, stderr, wrapped, write_sparse};
 use common::TestTensor;
+use group::group_or_skip;
 use load_support::{End, SOURCES, World};
-use onelayer::probe::{ChildGroup, ProbeError};
 use onelayer::units::MIB;
 
 /// Runs a load under a limit of the shell.
@@ -105,19 +107,7 @@ fn a_checkpoint_of_ten_times_the_limit_goes_through_a_control_group() {
     let limit_bytes = (8 + 64) * MIB;
     write_sparse(&directory.path().join("large.safetensors"), 10 * limit_bytes);
     for io in SOURCES {
-        let group = match ChildGroup::create(Some(limit_bytes)) {
-            Ok(group) => group,
-            Err(
-                refusal @ (ProbeError::GroupNotHere { .. }
-                | ProbeError::GroupNotPermitted { .. }
-                | ProbeError::GroupNotDelegated { .. }
-                | ProbeError::GroupHoldsProcesses { .. }),
-            ) => {
-                println!("SKIPPED: {refusal}");
-                return;
-            }
-            Err(error) => panic!("{error}"),
-        };
+        let Some(group) = group_or_skip(Some(limit_bytes)) else { return };
         let mut command = loadcheck(directory.path());
         command.args(["run", "large.safetensors", "--device", "none", "--budget", "8MiB", "--io", io]);
         command.args(["--json", "-q"]);

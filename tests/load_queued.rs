@@ -45,6 +45,21 @@ fn checkpoint() -> (tempfile::TempDir, Checkpoint) {
     (folder, checkpoint)
 }
 
+/// The same, of single precision: random bits but those of the exponent, which leave it finite.
+fn checkpoint_of_floats() -> (tempfile::TempDir, Checkpoint) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut shards = small_decoder(4, 900_000);
+    for tensor in shards.iter_mut().flatten() {
+        let elements = tensor.bytes.len() / 4;
+        tensor.bytes.truncate(4 * elements);
+        tensor.bytes.iter_mut().skip(3).step_by(4).for_each(|byte| *byte &= 0x3f);
+        (tensor.dtype, tensor.shape) = ("F32", vec![u64::try_from(elements).unwrap()]);
+    }
+    write_sharded(folder.path(), &shards);
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    (folder, checkpoint)
+}
+
 /// Loads all of it and compares it with what buffered reads deliver.
 fn load(checkpoint: &Checkpoint) -> LoadReport {
     let hashes = |io| {
@@ -107,6 +122,49 @@ fn queued_reads_deliver_to_every_target() {
     }
 }
 
+/// Every tensor's bytes, on the host.
+fn load_on_host(checkpoint: &Checkpoint, io: IoMode, dtype: Option<FloatType>) -> (Vec<Vec<u8>>, LoadReport) {
+    let builder = Loader::builder(Target::Host).io(io).host_budget(16 << 20);
+    let builder = dtype.map_or(builder.clone(), |dtype| builder.dtype(dtype));
+    let mut stream = builder.build().unwrap().stream(checkpoint).unwrap();
+    let mut bytes = Vec::new();
+    for layer in &mut stream {
+        bytes.extend(layer.unwrap().tensors().map(|tensor| tensor.as_bytes().unwrap().to_vec()));
+    }
+    (bytes, stream.report())
+}
+
+/// Has the kernel forget the pages of a checkpoint; false, said aloud, where it keeps them or reads no file past the page cache.
+fn is_cold(checkpoint: &Checkpoint) -> bool {
+    for shard in checkpoint.shards() {
+        let file = std::fs::File::open(&shard.path).unwrap();
+        file.sync_all().unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    }
+    let decisions = onelayer::source::survey(checkpoint).unwrap().decisions;
+    let is_cold = decisions.iter().all(|decision| decision.mode == IoMode::Direct);
+    if !is_cold {
+        println!("SKIPPED: {decisions:?}");
+    }
+    is_cold
+}
+
+#[test]
+fn what_is_cold_and_goes_to_the_host_is_queued_without_being_asked_for() {
+    let (_folder, checkpoint) = checkpoint_of_floats();
+    for dtype in [None, Some(FloatType::Bf16)] {
+        let (expected, report) = load_on_host(&checkpoint, IoMode::Buffered, dtype);
+        assert_eq!(report.queueing, Queueing::NotAsked);
+        if has_no_queues(&checkpoint) || !is_cold(&checkpoint) {
+            return;
+        }
+        let (found, report) = load_on_host(&checkpoint, IoMode::Auto, dtype);
+        assert!(found == expected, "{dtype:?}: wrong bytes");
+        assert_eq!((report.queueing, report.fallbacks), (Queueing::Queued, Vec::new()));
+        assert!(report.ways.direct_bytes > 0 && report.ways.corrected_bytes == 0, "{:?}", report.ways);
+    }
+}
+
 /// As container runtimes do it: the call is answered with an error, and the process lives.
 #[test]
 fn a_filter_of_system_calls_is_a_named_refusal() {
@@ -122,6 +180,11 @@ fn a_filter_of_system_calls_is_a_named_refusal() {
     let Queueing::Refused { reason } = &report.queueing else { panic!("{:?}", report.queueing) };
     assert!(reason.contains("io_uring_setup was refused: Operation not permitted"), "{reason}");
     assert_eq!(report.fallbacks, [], "its files are read direct, as they would be in a queue");
+    if is_cold(&checkpoint) {
+        let (_, report) = load_on_host(&checkpoint, IoMode::Auto, None);
+        assert!(matches!(report.queueing, Queueing::Refused { .. }), "{:?}", report.queueing);
+        assert!(report.ways.direct_bytes > 0 && report.ways.buffered_bytes == 0, "{:?}", report.ways);
+    }
 }
 
 /// Answers a system call of this number with EPERM from now on.

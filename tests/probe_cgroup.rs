@@ -12,30 +12,17 @@ use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
-use onelayer::probe::{ChildGroup, Measured, ProbeError, Procfs};
+use group::group_or_skip;
+use onelayer::probe::{Measured, Procfs};
 use onelayer::units::MIB;
+
+#[path = "common/group.rs"]
+mod group;
 
 fn known<T>(measured: Measured<T>) -> T {
     match measured {
         Measured::Value(value) => value,
         Measured::Unavailable(reason) => panic!("not measured: {reason}"),
-    }
-}
-
-/// A group, or `None` where this user may not make one. Any other refusal fails the test.
-fn group_or_skip(limit_bytes: Option<u64>) -> Option<ChildGroup> {
-    match ChildGroup::create(limit_bytes) {
-        Ok(group) => Some(group),
-        Err(
-            refusal @ (ProbeError::GroupNotHere { .. }
-            | ProbeError::GroupNotPermitted { .. }
-            | ProbeError::GroupNotDelegated { .. }
-            | ProbeError::GroupHoldsProcesses { .. }),
-        ) => {
-            println!("SKIPPED: {refusal}");
-            None
-        }
-        Err(error) => panic!("{error}"),
     }
 }
 

@@ -28,8 +28,10 @@ pub const DEFAULT_STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Device memory that stays free, unless the caller says otherwise: what a driver takes for its own bookkeeping.
 pub const DEFAULT_DEVICE_RESERVE_BYTES: u64 = 64 * MIB;
 
-/// Most direct reads in flight unless the caller says otherwise: what arrays of flash disks want, at 2 MiB each.
+/// Most direct reads in flight unless the caller says otherwise: what arrays of flash disks want, at 1 or 2 MiB each.
 const DIRECT_READS_MAX: u32 = 16;
+/// Most threads that have a queue of reads each.
+const QUEUES_MAX: u32 = 8;
 /// Reads that a network has under way at once.
 const NETWORK_READERS: u32 = 8;
 
@@ -181,7 +183,8 @@ impl LoaderBuilder {
     /// Reads in flight; zero counts as one. By default what the mode can use on this machine: one for each core for
     /// buffered and mapped reads, at most 8, or 12 for a CUDA device; 8 for a network; direct reads find out while they run, up
     /// to 16; with [`IoMode::Auto`], what most of the bytes need. Cores are those that affinity and the CPU quota of the control
-    /// group leave. A small budget may get fewer. Each is a thread, unless reads go through queues ([`IoMode::Uring`]).
+    /// group leave. A small budget may get fewer. Each is a thread, unless reads go through queues
+    /// ([`LoadReport::queueing`](super::LoadReport::queueing)).
     pub fn readers(mut self, threads: u32) -> Self {
         self.readers = Some(threads.max(1));
         self
@@ -346,16 +349,19 @@ impl LoaderBuilder {
     }
 
     /// Threads with a queue of reads each, if reads are to go through queues. One keeps any disk busy; where bytes are cast or copied on
-    /// the way, that is a thread's work too, and every core shall take part. Then they are worth it without being asked for.
+    /// the way, that is a thread's work too, and every core shall take part. Then they are worth it without being asked for, unless some
+    /// reads would hold up the others: those that go through no queue and answer late.
     pub(super) fn queues(&self, plan: &LoadPlan) -> Option<u32> {
         let works = self.target == Target::Host || self.dtype.is_some() || self.quantise.is_some();
+        let for_work = cores().clamp(1, QUEUES_MAX);
+        let answers_late =
+            |decision: &IoDecision| matches!(decision.reason, IoReason::Network | IoReason::Program);
         match self.io {
-            IoMode::Uring if works => Some(cores().clamp(1, 8)),
-            IoMode::Uring => Some(1),
-            IoMode::Auto if works && is_mostly_direct(plan.io(), plan.decisions()) => {
-                Some(cores().clamp(1, 8))
-            }
-            _ => None,
+            IoMode::Uring => Some(if works { for_work } else { 1 }),
+            IoMode::Auto if !cfg!(feature = "uring") => None,
+            IoMode::Auto if plan.decisions().iter().any(answers_late) => None,
+            IoMode::Auto if works && is_mostly_direct(plan.io(), plan.decisions()) => Some(for_work),
+            IoMode::Auto | IoMode::Direct | IoMode::Buffered | IoMode::Mmap => None,
         }
     }
 

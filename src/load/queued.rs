@@ -7,7 +7,7 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 
@@ -26,7 +26,8 @@ struct Queued<B: Backend> {
     sequence: u64,
     read: u32,
     arena: Option<Arc<B::Arena>>,
-    start: Instant,
+    /// What its reader did for it before it was in the queue: what is not read direct is there already.
+    begun: Duration,
 }
 
 /// One of `count` such threads.
@@ -38,9 +39,10 @@ struct QueuedReader<'a, B: Backend> {
     results: &'a Sender<JobResult<B>>,
 }
 
-/// Reads until the job channel closes. What is in flight then is waited for.
+/// Reads until the job channel closes. What is in flight then is waited for. This is number `number` of `count`.
 pub(super) fn read_queued<B: Backend>(
-    count: usize,
+    number: u32,
+    count: u32,
     queue: ReadQueue<Slot<Empty>>,
     context: &ReaderContext<B>,
     jobs: &JobReceiver<Job<B>>,
@@ -49,9 +51,13 @@ pub(super) fn read_queued<B: Backend>(
     let tags = Vec::with_capacity(queue.reads_most());
     let mut reader = QueuedReader { queue, jobs: tags, context, results };
     loop {
-        let share = to_usize(u64::from(context.gate.limit())).div_ceil(count);
+        if reader.queue.len() == 0 {
+            context.gate.wait_for_turn(number);
+        }
+        let limit = context.gate.limit();
+        let share = to_usize(u64::from(limit / count + u32::from(number < limit % count)));
         // Once the load has ended the gate is open to all, for more than the queue was made for.
-        while reader.queue.len() < share.max(1) && reader.queue.has_room() {
+        while reader.queue.len() < share && reader.queue.has_room() {
             // With nothing to wait for but jobs, waits for those.
             let next = match reader.queue.len() {
                 0 => jobs.wait().map_or(Next::Ended, Next::Job),
@@ -80,10 +86,10 @@ impl<B: Backend> QueuedReader<'_, B> {
             self.jobs.push(None);
             self.jobs.len() - 1
         });
-        let queue = &mut self.queue;
+        let (queue, start) = (&mut self.queue, Instant::now());
         let submitted = catch_unwind(AssertUnwindSafe(|| queue.submit(tag, request, claim.take())));
         match submitted {
-            Ok(()) => self.jobs[tag] = Some(Queued { turn, sequence, read, arena, start: Instant::now() }),
+            Ok(()) => self.jobs[tag] = Some(Queued { turn, sequence, read, arena, begun: start.elapsed() }),
             Err(panic) => {
                 let outcome = Err(LoadError::Panicked { message: panic_message(&*panic) });
                 // Whoever has gone does not want to know.
@@ -94,7 +100,7 @@ impl<B: Backend> QueuedReader<'_, B> {
 
     /// Waits for a read and hands on what came of it.
     fn hand_on_next(&mut self) -> Result<(), Ended> {
-        let (queue, context) = (&mut self.queue, self.context);
+        let (queue, context, start) = (&mut self.queue, self.context, Instant::now());
         let finished = match catch_unwind(AssertUnwindSafe(|| queue.next())) {
             Ok(Ok(Some(finished))) => finished,
             // A read that panicked in the queue was the only one.
@@ -105,12 +111,14 @@ impl<B: Backend> QueuedReader<'_, B> {
                 return self.fail_all(|| LoadError::Panicked { message: message.clone() });
             }
         };
-        let Queued { turn, sequence, read, arena, start } =
+        let Queued { turn, sequence, read, arena, begun } =
             self.jobs[finished.tag].take().expect("a tag is a job's until it is over");
+        // The time of this thread, which had others in flight meanwhile and copied some.
+        let took = begun + start.elapsed();
         let mut work = Work::default();
         let deliver = || {
             let read_bytes = finished.outcome?;
-            context.add_read(read_bytes, start.elapsed(), &mut work);
+            context.add_read(read_bytes, took, &mut work);
             context.deliver(&context.plan.read(read), finished.buffer, arena, &mut work)
         };
         let outcome = catch_unwind(AssertUnwindSafe(deliver))

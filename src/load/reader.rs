@@ -101,10 +101,13 @@ pub(super) fn spawn<B: Backend>(
             }
         }
         Ways::Queued(queues) => {
-            let count = queues.len();
+            let count = u32::try_from(queues.len()).expect("no more than cores");
             for (number, queue) in (0..).zip(queues) {
                 let (context, jobs, results) = ends();
-                start(number, Box::new(move || read_queued(count, queue, &context, &jobs, &results)))?;
+                start(
+                    number,
+                    Box::new(move || read_queued(number, count, queue, &context, &jobs, &results)),
+                )?;
             }
         }
     }

@@ -64,7 +64,7 @@ pub struct RingShape {
     pub slots: u32,
     /// Bytes of one slot.
     pub slot_bytes: u64,
-    /// Reader threads that fill them.
+    /// Reads in flight at most: threads that fill them, unless reads go through queues.
     pub readers: u32,
 }
 
@@ -252,7 +252,7 @@ struct Needs {
 impl Needs {
     fn of(ring: RingShape, io: IoMode, scratch: Scratch, fixed_bytes: u64) -> Self {
         let window_bytes = request::window_bytes(io, u64::from(ring.readers), ring.slot_bytes);
-        let scratch_bytes = scratch.bytes(ring, io);
+        let scratch_bytes = scratch.bytes(ring);
         let parts = [ring.bytes(), window_bytes, scratch_bytes, fixed_bytes];
         Self {
             window_bytes,
@@ -287,13 +287,11 @@ enum Scratch {
 }
 
 impl Scratch {
-    fn bytes(self, ring: RingShape, io: IoMode) -> u64 {
-        /// Most threads that take reads out of queues.
-        const QUEUES_MAX: u32 = 8;
-        let threads = if io == IoMode::Uring { ring.readers.max(QUEUES_MAX) } else { ring.readers };
+    fn bytes(self, ring: RingShape) -> u64 {
         match self {
             Self::None => 0,
-            Self::OfScales => u64::from(threads).saturating_mul(ring.slot_bytes / SCALE_SHARE),
+            // No more threads than reads in flight, with queues too.
+            Self::OfScales => u64::from(ring.readers).saturating_mul(ring.slot_bytes / SCALE_SHARE),
         }
     }
 }

@@ -317,7 +317,8 @@ impl<S: System> Auto<S> {
             if !has_blocks {
                 return Ok(None);
             }
-            // A thread holds one descriptor at a time: so none waits for another that waits for it.
+            // Whoever waits for a descriptor without the flag may hold some with it, and nobody who waits for one with it holds one without: so
+            // none waits for another that waits for it.
             drop(file);
             if let Some(moved) = self.direct.read_or_refuse(request, buffer)? {
                 show_all(request, buffer, each);
@@ -477,6 +478,11 @@ impl<S: System> Queueable for Auto<S> {
         }
         let refused = self.direct.fallbacks().into_iter().next().map(|fallback| fallback.reason);
         Some(refused.unwrap_or_else(|| "no file is to be read past the page cache".to_owned()))
+    }
+
+    /// Nobody has asked for memory to be locked, nor is it faster.
+    fn registers(&self) -> bool {
+        false
     }
 
     fn begin(&self, request: &ReadRequest, buffer: &mut [u8], may_wait: bool) -> Result<Begun, SourceError> {

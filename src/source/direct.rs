@@ -253,6 +253,10 @@ impl<S: System> Queueable for Direct<S> {
         refused.into_iter().next().filter(|_| is_none_left).map(|fallback| fallback.reason)
     }
 
+    fn registers(&self) -> bool {
+        true
+    }
+
     fn begin(&self, request: &ReadRequest, buffer: &mut [u8], may_wait: bool) -> Result<Begun, SourceError> {
         if let Some(begun) = self.begin_or_refuse(request, buffer, may_wait)? {
             return Ok(begun);

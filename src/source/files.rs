@@ -163,8 +163,8 @@ impl<S: System> FileSet<S> {
     }
 
     /// The open file of a shard. A file that has to be opened is compared with the one that was checked, then
-    /// given to `prepare`. May wait until another reader returns its file; a thread asks for one file at a
-    /// time, so this cannot deadlock.
+    /// given to `prepare`. May wait until another reader returns its file; a thread that waits here has no other file of
+    /// this set, so this cannot deadlock.
     pub(super) fn acquire(
         &self,
         shard: ShardId,

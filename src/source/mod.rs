@@ -209,7 +209,7 @@ pub trait Source: Sealed + Send + Sync {
     /// Files that are read in another way than asked for, so far.
     fn fallbacks(&self) -> Vec<Fallback>;
 
-    /// What a queue needs, if reads were asked to go through one.
+    /// What a queue needs, if reads may go through one.
     #[doc(hidden)]
     #[allow(private_interfaces, reason = "only this crate implements sources, and asks")]
     fn queueable(&self) -> Option<&dyn Queueable> {

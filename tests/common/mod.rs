@@ -53,6 +53,15 @@ impl Random {
         u32::try_from(self.below(end)).unwrap()
     }
 
+    /// A place in a list of so many; 0 in an empty one.
+    pub fn place(&mut self, len: usize) -> usize {
+        self.number(len.max(1) as u64) as usize
+    }
+
+    pub fn byte(&mut self) -> u8 {
+        self.below(256).to_le_bytes()[0]
+    }
+
     pub fn one_in(&mut self, count: u64) -> bool {
         self.below(count) == 0
     }

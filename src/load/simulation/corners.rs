@@ -43,7 +43,7 @@ fn a_queue_takes_no_more_than_it_was_made_for() {
         progress: Progress::new(0),
         gate: keeper.gate(),
     };
-    read_queued(1, queue, &context, &job_receiver, &result_sender);
+    read_queued(0, 1, queue, &context, &job_receiver, &result_sender);
     drop(result_sender);
     let outcomes = results.iter().map(|result| result.outcome.map(drop).map_err(|error| error.to_string()));
     assert_eq!(outcomes.collect::<Vec<_>>(), [Ok(()), Ok(()), Ok(())]);

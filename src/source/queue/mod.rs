@@ -6,8 +6,8 @@
 //!                                    +--> until nothing is in flight -----+
 //! ```
 //!
-//! Everything but the system calls is [`Direct`](super::direct::Direct)'s: what a read begins with, what a short answer
-//! means, the comparison afterwards, and the way back to buffered reads. Reader threads of the loader make a queue each.
+//! Everything but the system calls is the source's ([`Queueable`]): what a read begins with, what a short answer means, the comparison
+//! afterwards, and the reads that go through no queue. Reader threads of the loader make a queue each.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -32,15 +32,19 @@ mod ring;
 mod ring;
 
 /// How reads are queued. A named mode of the report.
+///
+/// What comes out of the page cache, by decision or because direct reads of its file were refused, goes through no queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Queueing {
-    /// Queues were not asked for.
+    /// Nobody wanted queues.
     #[default]
     NotAsked,
+    /// In queues, into buffers that the kernel looks up for each read, as [`IoMode::Auto`](super::IoMode::Auto) has it: it locks no memory.
+    Queued,
     /// In queues, into buffers that the kernel knows.
     Registered,
-    /// In queues, into buffers that the kernel looks up for each read.
+    /// In queues, into buffers that the kernel was to know and does not.
     Unregistered {
         /// Why, with the system's error.
         reason: String,
@@ -58,17 +62,18 @@ impl Queueing {
     pub fn name(&self) -> &'static str {
         match self {
             Self::NotAsked => "not_asked",
+            Self::Queued => "queued",
             Self::Registered => "registered",
             Self::Unregistered { .. } => "unregistered",
             Self::Refused { .. } => "refused",
         }
     }
 
-    /// Why it is not as it was asked for.
+    /// Why it is not as it was wanted.
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         match self {
-            Self::NotAsked | Self::Registered => None,
+            Self::NotAsked | Self::Queued | Self::Registered => None,
             Self::Unregistered { reason } | Self::Refused { reason } => Some(reason),
         }
     }
@@ -78,6 +83,7 @@ impl fmt::Display for Queueing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotAsked => f.write_str("without a queue"),
+            Self::Queued => f.write_str("queued"),
             Self::Registered => f.write_str("queued, in registered buffers"),
             Self::Unregistered { reason } => write!(f, "queued, buffers not registered ({reason})"),
             Self::Refused { reason } => write!(f, "no queue ({reason})"),
@@ -98,7 +104,7 @@ impl QueueingCell {
     fn note(&self, queueing: Queueing) {
         let rank = |queueing: &Queueing| match queueing {
             Queueing::NotAsked => 0,
-            Queueing::Registered => 1,
+            Queueing::Queued | Queueing::Registered => 1,
             Queueing::Unregistered { .. } => 2,
             Queueing::Refused { .. } => 3,
         };
@@ -124,7 +130,10 @@ pub(super) trait Queueable: Send + Sync {
     /// Why no read would go through a queue, if none would.
     fn refusal(&self) -> Option<String>;
 
-    /// Checks the request and opens its file.
+    /// True if the kernel is to know the buffers: that saves it a look at each read, and locks them in memory.
+    fn registers(&self) -> bool;
+
+    /// Checks the request and opens its file; or reads it here and now, where it is not to be read direct.
     fn begin(&self, request: &ReadRequest, buffer: &mut [u8], may_wait: bool) -> Result<Begun, SourceError>;
 
     /// One `pread`, for what the queue would not do.
@@ -193,7 +202,9 @@ impl<B: ReadBuffer> ReadQueue<B> {
         buffer_count: u32,
         queueing: &QueueingCell,
     ) -> Option<Self> {
-        let refusal = source.queueable()?.refusal();
+        let queueable = source.queueable()?;
+        let (refusal, registers) = (queueable.refusal(), queueable.registers());
+        let buffer_count = registers.then_some(buffer_count);
         // A queue reads on one thread what cannot be queued: many do that sooner.
         let ring = match refusal.map_or_else(|| KernelRing::new(reads_most, buffer_count), Err) {
             Ok(ring) => ring,
@@ -202,7 +213,7 @@ impl<B: ReadBuffer> ReadQueue<B> {
                 return None;
             }
         };
-        queueing.note(Queueing::Registered);
+        queueing.note(if registers { Queueing::Registered } else { Queueing::Queued });
         let reads_most = to_usize(u64::from(reads_most.max(1)));
         Some(Self {
             source: Arc::clone(source),
@@ -292,6 +303,8 @@ impl<B: ReadBuffer> ReadQueue<B> {
                     self.queueing.note(Queueing::Unregistered { reason });
                 }
                 self.ring.push(buffer, file, piece, flight);
+                // At once: the next one may be read here and now, while this one is in flight.
+                self.ring.submit();
             }
             Next::Over(outcome) => self.finish(buffer, &file, flight, outcome),
         }

@@ -34,8 +34,8 @@ pub(super) struct KernelRing<B: ReadBuffer, T> {
     in_flight: usize,
     /// By number of the buffer: whether the kernel knows it. Or why it has no table of them.
     registered: Result<Vec<bool>, String>,
-    /// It takes no more.
-    is_refused: bool,
+    /// It is told of no more: it has refused one, or is not to know any.
+    is_closed: bool,
 }
 
 struct Flight<B, T> {
@@ -45,8 +45,8 @@ struct Flight<B, T> {
 }
 
 impl<B: ReadBuffer, T> KernelRing<B, T> {
-    /// A queue for so many reads, with a table for so many buffers. Says why if the kernel refuses.
-    pub(super) fn new(reads_most: u32, buffer_count: u32) -> Result<Self, String> {
+    /// A queue for so many reads, with a table for so many buffers, if there is to be one. Says why if the kernel refuses.
+    pub(super) fn new(reads_most: u32, buffer_count: Option<u32>) -> Result<Self, String> {
         let entries = reads_most.max(1);
         // Answers are fetched here anyway: no need to interrupt this thread for them. Kernels before 5.19 do not know that.
         let io = IoUring::builder()
@@ -56,11 +56,19 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
             .or_else(|_| IoUring::builder().dontfork().build(entries))
             .map_err(|error| format!("io_uring_setup was refused: {error}"))?;
         // The kernel has such tables since Linux 5.19.
-        let table = io.submitter().register_buffers_sparse(buffer_count).map_err(|error| error.to_string());
-        let registered = table.map(|()| vec![false; to_usize(u64::from(buffer_count))]);
+        let table = |count| {
+            io.submitter().register_buffers_sparse(count).map(|()| vec![false; to_usize(u64::from(count))])
+        };
+        let registered = buffer_count.map_or(Ok(Vec::new()), table).map_err(|error| error.to_string());
         let mut flights = Vec::new();
         flights.resize_with(to_usize(u64::from(entries)), || None);
-        Ok(Self { io, flights: ManuallyDrop::new(flights), in_flight: 0, registered, is_refused: false })
+        Ok(Self {
+            io,
+            flights: ManuallyDrop::new(flights),
+            in_flight: 0,
+            registered,
+            is_closed: buffer_count.is_none(),
+        })
     }
 
     /// Reads that have been pushed and have not landed.
@@ -70,7 +78,7 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
 
     /// Makes a buffer known to the kernel, unless it is. Says why if it refuses: the first time.
     pub(super) fn register(&mut self, buffer: &mut B) -> Result<(), String> {
-        let Some(number) = buffer.number().filter(|_| !self.is_refused) else { return Ok(()) };
+        let Some(number) = buffer.number().filter(|_| !self.is_closed) else { return Ok(()) };
         let place = to_usize(u64::from(number));
         let known = self.registered.as_ref().map(|known| known[place]).map_err(String::clone);
         let registered = match known {
@@ -84,7 +92,7 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
                 Ok(())
             }
             (registered, _) => {
-                self.is_refused = true;
+                self.is_closed = true;
                 registered.map_err(|reason| format!("buffers could not be registered: {reason}"))
             }
         }
@@ -98,7 +106,7 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
         unsafe { self.io.submitter().register_buffers_update(number, &[part], None) }
     }
 
-    /// Begins a read with the next call of [`Self::wait`].
+    /// A read that [`Self::submit`] or [`Self::wait`] begins.
     ///
     /// # Panics
     /// If there are as many as were asked for, or the piece lies outside the buffer.
@@ -114,8 +122,10 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
     }
 
     fn entry(&self, buffer: &mut B, file: &OpenFile, piece: Piece, tag: usize) -> squeue::Entry {
-        let known =
-            |number: &u32| self.registered.as_ref().is_ok_and(|known| known[to_usize(u64::from(*number))]);
+        let known = |&number: &u32| {
+            let table = self.registered.as_deref();
+            table.is_ok_and(|known| known.get(to_usize(u64::from(number))) == Some(&true))
+        };
         let number = buffer.number().filter(known).and_then(|number| u16::try_from(number).ok());
         let start = to_usize(piece.position_bytes);
         let part = &mut buffer.bytes_mut()[start..start + to_usize(piece.len_bytes)];
@@ -128,15 +138,16 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
         entry.user_data(u64::try_from(tag).unwrap_or(u64::MAX))
     }
 
-    /// Begins what was pushed and waits for the next answer. `None` if nothing is in flight.
+    /// Begins what was pushed. What the kernel has to say against it, it says again when it is waited for.
+    pub(super) fn submit(&self) {
+        let _ = self.io.submit();
+    }
+
+    /// Waits for the next answer. `None` if nothing is in flight.
     pub(super) fn wait(&mut self) -> io::Result<Option<Landed<B, T>>> {
         let mut tries = 0;
         while self.in_flight > 0 {
             if let Some(landed) = self.take_landed() {
-                if !self.io.submission().is_empty() {
-                    // What it says is said again when it is waited for.
-                    let _ = self.io.submit();
-                }
                 return Ok(Some(landed));
             }
             match self.io.submit_and_wait(1) {
@@ -177,6 +188,10 @@ impl<B: ReadBuffer, T> Drop for KernelRing<B, T> {
             drop(landed);
         }
         if self.in_flight == 0 {
+            // Closing the queue would let go of its buffers too, but some time later.
+            if self.registered.as_ref().is_ok_and(|known| known.contains(&true)) {
+                let _ = self.io.submitter().unregister_buffers();
+            }
             // SAFETY: not used after this. Nothing is in flight, so the kernel writes to no buffer of it.
             unsafe { ManuallyDrop::drop(&mut self.flights) };
         }

@@ -479,7 +479,9 @@ pub(super) fn pinning_note(report: &LoadReport) -> Option<String> {
 pub(super) fn queueing_note(report: &LoadReport) -> Option<String> {
     let reason = report.queueing.reason()?;
     Some(match &report.queueing {
-        Queueing::Refused { .. } => format!("reads went through no queue, but direct, one by one: {reason}"),
+        Queueing::Refused { .. } => {
+            format!("reads went through no queue, but each through a thread: {reason}")
+        }
         _ => format!("reads went through a queue that does not know the ring: {reason}"),
     })
 }
