@@ -2,7 +2,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program")]
 //! One load in a process of its own, for the comparison in `benches/peers`: there somebody else measures.
 //!
-//! `one_load host-all|host-1|none|crate-to-vec SOURCE [--io auto|buffered|direct|mmap|uring] [--budget-mib N] [--readers N]`
+//! `one_load host-all|host-1|none|crate-to-vec SOURCE [--io auto|buffered|direct|mmap|uring] [--budget-mib N] [--readers N] [--window N] [--dtype bf16]`
 //!
 //! `host-all` ends with every tensor in memory that it owns, `host-1` streams with one layer resident at a time, `none` reads every byte
 //! and keeps none. `crate-to-vec` uses nothing of this library: the crates `safetensors` and `memmap2`, and a vector for
@@ -30,6 +30,8 @@ struct Options {
     io: Option<IoMode>,
     budget_mib: u64,
     readers: Option<u32>,
+    window: Option<u32>,
+    narrows: bool,
 }
 
 /// What a load leaves in memory; dropped when the parent has seen it.
@@ -56,7 +58,7 @@ fn parse() -> Outcome<Options> {
     let mut next = |what: &'static str| words.next().ok_or(what);
     let way = next("say how to load")?;
     let source = PathBuf::from(next("say what to load")?);
-    let mut options = Options { way, source, io: None, budget_mib: 64, readers: None };
+    let mut options = Options { way, source, io: None, budget_mib: 64, readers: None, window: None, narrows: false };
     while let Ok(word) = next("") {
         let value = next("an option needs a value")?;
         match (word.as_str(), value.as_str()) {
@@ -66,6 +68,8 @@ fn parse() -> Outcome<Options> {
                 options.io = Some(found.ok_or_else(|| format!("--io {name}: no such mode"))?);
             }
             ("--readers", number) => options.readers = Some(number.parse()?),
+            ("--window", number) => options.window = Some(number.parse()?),
+            ("--dtype", "bf16") => options.narrows = true,
             ("--budget-mib", number) => options.budget_mib = number.parse()?,
             _ => return Err(format!("{word} {value}: no such option").into()),
         }
@@ -116,6 +120,12 @@ fn loader(options: &Options, target: Target) -> LoaderBuilder {
     }
     if let Some(readers) = options.readers {
         builder = builder.readers(readers);
+    }
+    if options.narrows {
+        builder = builder.dtype(onelayer::FloatType::Bf16);
+    }
+    if let Some(layers) = options.window {
+        builder = builder.window(Window::Layers(layers));
     }
     builder
 }
