@@ -58,7 +58,8 @@ fn parse() -> Outcome<Options> {
     let mut next = |what: &'static str| words.next().ok_or(what);
     let way = next("say how to load")?;
     let source = PathBuf::from(next("say what to load")?);
-    let mut options = Options { way, source, io: None, budget_mib: 64, readers: None, window: None, narrows: false };
+    let mut options =
+        Options { way, source, io: None, budget_mib: 64, readers: None, window: None, narrows: false };
     while let Ok(word) = next("") {
         let value = next("an option needs a value")?;
         match (word.as_str(), value.as_str()) {
