@@ -345,8 +345,8 @@ fn compare_inside(enter: &str, place: &Path, flags: &[&str]) -> Output {
 fn what_an_outer_limit_kills_is_a_result_and_what_it_cannot_hold_is_refused() {
     let place = large();
     let Some((group, enter)) = limited(20 * MIB) else { return };
-    // Takes memory until it is killed. A shell in between tells that with an exit code of its own.
-    let hoard = "sh -c 'x=a; while :; do x=$x$x; done'";
+    // Takes memory until it is killed, before anybody else is. A shell in between tells that with an exit code of its own.
+    let hoard = "sh -c 'echo 1000 >/proc/self/oom_score_adj; x=a; while :; do x=$x$x; done'";
     let inner = format!("sh -c \"{}; exit 7\"", hoard.replace('$', "\\$"));
     let output = compare_inside(
         &enter,
