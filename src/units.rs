@@ -98,6 +98,8 @@ pub struct Alignment(u64);
 impl Alignment {
     /// No alignment at all.
     pub const ONE: Self = Self(1);
+    /// A line of the processor's caches, on x86-64 and most of 64-bit Arm.
+    pub const CACHE_LINE: Self = Self(64);
     /// Where a tensor starts in a device arena: what the field's allocators and kernels expect.
     pub const TENSOR: Self = Self(256);
     /// What a read is phased to unless the file system reports more.

@@ -15,7 +15,7 @@ use std::process::Command;
 
 use common::{small_decoder, write_sharded};
 use onelayer::source::Queueing;
-use onelayer::{Checkpoint, FloatType, IoMode, LoadReport, Loader, Target};
+use onelayer::{Checkpoint, FloatType, IoMode, LoadReport, Loader, Quantisation, Target};
 
 const CHILD: &str = "ONELAYER_TEST_CHILD";
 
@@ -50,10 +50,10 @@ fn checkpoint_of_floats() -> (tempfile::TempDir, Checkpoint) {
     let folder = tempfile::tempdir().unwrap();
     let mut shards = small_decoder(4, 900_000);
     for tensor in shards.iter_mut().flatten() {
-        let elements = tensor.bytes.len() / 4;
-        tensor.bytes.truncate(4 * elements);
+        let rows = tensor.bytes.len() / (4 * 64);
+        tensor.bytes.truncate(rows * 4 * 64);
         tensor.bytes.iter_mut().skip(3).step_by(4).for_each(|byte| *byte &= 0x3f);
-        (tensor.dtype, tensor.shape) = ("F32", vec![u64::try_from(elements).unwrap()]);
+        (tensor.dtype, tensor.shape) = ("F32", vec![u64::try_from(rows).unwrap(), 64]);
     }
     write_sharded(folder.path(), &shards);
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
@@ -122,10 +122,22 @@ fn queued_reads_deliver_to_every_target() {
     }
 }
 
+/// What is done with bytes on the way to memory of the host.
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    Copied,
+    Cast,
+    Quantised,
+}
+
 /// Every tensor's bytes, on the host.
-fn load_on_host(checkpoint: &Checkpoint, io: IoMode, dtype: Option<FloatType>) -> (Vec<Vec<u8>>, LoadReport) {
+fn load_on_host(checkpoint: &Checkpoint, io: IoMode, work: Work) -> (Vec<Vec<u8>>, LoadReport) {
     let builder = Loader::builder(Target::Host).io(io).host_budget(16 << 20);
-    let builder = dtype.map_or(builder.clone(), |dtype| builder.dtype(dtype));
+    let builder = match work {
+        Work::Copied => builder,
+        Work::Cast => builder.dtype(FloatType::Bf16),
+        Work::Quantised => builder.quantise(Quantisation::Int8),
+    };
     let mut stream = builder.build().unwrap().stream(checkpoint).unwrap();
     let mut bytes = Vec::new();
     for layer in &mut stream {
@@ -152,17 +164,20 @@ fn is_cold(checkpoint: &Checkpoint) -> bool {
 #[test]
 fn what_is_cold_and_goes_to_the_host_is_queued_without_being_asked_for() {
     let (_folder, checkpoint) = checkpoint_of_floats();
-    for dtype in [None, Some(FloatType::Bf16)] {
-        let (expected, report) = load_on_host(&checkpoint, IoMode::Buffered, dtype);
+    let mut sizes = Vec::new();
+    for work in [Work::Copied, Work::Cast, Work::Quantised] {
+        let (expected, report) = load_on_host(&checkpoint, IoMode::Buffered, work);
         assert_eq!(report.queueing, Queueing::NotAsked);
         if has_no_queues(&checkpoint) || !is_cold(&checkpoint) {
             return;
         }
-        let (found, report) = load_on_host(&checkpoint, IoMode::Auto, dtype);
-        assert!(found == expected, "{dtype:?}: wrong bytes");
+        let (found, report) = load_on_host(&checkpoint, IoMode::Auto, work);
+        assert!(found == expected, "{work:?}: wrong bytes");
         assert_eq!((report.queueing, report.fallbacks), (Queueing::Queued, Vec::new()));
         assert!(report.ways.direct_bytes > 0 && report.ways.corrected_bytes == 0, "{:?}", report.ways);
+        sizes.push(found.iter().map(Vec::len).sum::<usize>());
     }
+    assert!(sizes[2] < sizes[1] && sizes[1] < sizes[0], "something was done: {sizes:?}");
 }
 
 /// As container runtimes do it: the call is answered with an error, and the process lives.
@@ -181,7 +196,7 @@ fn a_filter_of_system_calls_is_a_named_refusal() {
     assert!(reason.contains("io_uring_setup was refused: Operation not permitted"), "{reason}");
     assert_eq!(report.fallbacks, [], "its files are read direct, as they would be in a queue");
     if is_cold(&checkpoint) {
-        let (_, report) = load_on_host(&checkpoint, IoMode::Auto, None);
+        let (_, report) = load_on_host(&checkpoint, IoMode::Auto, Work::Copied);
         assert!(matches!(report.queueing, Queueing::Refused { .. }), "{:?}", report.queueing);
         assert!(report.ways.direct_bytes > 0 && report.ways.buffered_bytes == 0, "{:?}", report.ways);
     }

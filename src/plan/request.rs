@@ -10,7 +10,8 @@ use crate::units::ByteRange;
 #[non_exhaustive]
 pub enum IoMode {
     /// For each file, and for each read of a file that is partly in the page cache, the fastest of the others that leaves
-    /// the page cache as it was: see [`IoDecision`](super::IoDecision).
+    /// the page cache as it was: see [`IoDecision`](super::IoDecision). Where most is to be read past it and cast or copied on the way,
+    /// that is done by queues, as [`Self::Uring`] does.
     Auto,
     /// Windows of a read-only mapping, copied out by the kernel and dropped behind the cursor.
     Mmap,

@@ -91,9 +91,9 @@ pub(super) fn read_payload<S: System>(
     read_payload_with(files, file, request, target, |rest, offset| system.read_at(file, rest, offset))
 }
 
-/// Bytes that are read at once where each piece is worked on: they fit the second-level cache of a core, and a system call costs
-/// little beside them.
-const PIECE_BYTES: usize = 512 << 10;
+/// Bytes that are read at once where each piece is worked on: they fit the second-level cache of a core with room for what comes of
+/// them, and a system call costs little beside them.
+const PIECE_BYTES: usize = 256 << 10;
 
 /// [`read_payload_with`] piece by piece. The file is proved to be the one that was checked once, after the last of them.
 pub(super) fn read_payload_in_pieces<S: System>(

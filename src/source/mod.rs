@@ -116,7 +116,8 @@ mod sealed {
 pub(crate) use self::sealed::Sealed;
 
 /// Who sees a payload as it arrives: the buffer, and what of it is new. Returns where in the buffer the next part is to go:
-/// [behind this one](Arrival::next_position_bytes), or in front of that, where nothing lies that is wanted any more.
+/// [behind this one](Arrival::next_position_bytes), or anywhere in the buffer where nothing lies that is wanted any more and as much as has
+/// just arrived has room: no part is longer than the one before.
 pub type Each<'a> = dyn FnMut(&mut [u8], Arrival) -> u64 + 'a;
 
 /// A part of a payload that has just arrived.

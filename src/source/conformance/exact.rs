@@ -67,7 +67,7 @@ fn pieces_arrive_in_order_and_are_what_the_whole_is() {
                 assert!(seen == expected_bytes(payload), "{}: {payload}", variant.name);
                 assert!(buffer.payload(&request).iter().all(|&byte| byte == POISON), "nothing is read twice");
                 if variant.mode == IoMode::Buffered && payload.len_bytes() > 0 {
-                    assert_eq!(calls, payload.len_bytes().div_ceil(512 * KIB), "{payload}");
+                    assert_eq!(calls, payload.len_bytes().div_ceil(256 * KIB), "{payload}");
                 }
             }
         }

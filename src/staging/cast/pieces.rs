@@ -5,18 +5,21 @@
 //!           ^      ^     ^ `done_bytes`        ^ `arrived_bytes`
 //! ```
 //!
-//! Where all of a read is narrowed, each piece is read to where what comes of it belongs, over what is left of the piece before:
+//! Where all of a read is narrowed, the pieces behind the first are read to one place, the end of the payload's, over the piece before,
+//! until what was narrowed reaches it:
 //!
 //! ```text
-//! slot   |narrow|narrow|piece, just read|
-//! next   |narrow|narrow|narrow  |piece, just read|
+//! slot   |narrow|narrow|. . . . . . . . . |piece, just read|
+//! next   |narrow|narrow|narrow|. . . . . .|piece, just read|
 //! ```
 //!
-//! So no more of the slot is written than is delivered, and most of what is written is in the core's cache.
+//! So what a piece is read over is in the core's cache, as is the piece when it is cast; and little more of the slot is written than is
+//! delivered.
 
 use super::{cast_part, cast_step};
 use crate::plan::CastOp;
 use crate::source::Arrival;
+use crate::units::Alignment;
 
 /// The casts of one read, from front to back.
 pub(crate) struct Casting<I> {
@@ -88,12 +91,17 @@ impl Narrowing {
         (is_all && !step.cast.is_widening()).then_some(Self(step))
     }
 
-    /// Casts a part of the payload, which lies where the last call said. Returns where the next part goes. `count` is told of
-    /// elements that became infinite.
+    /// Casts a part of the payload, which lies where the last call said. Returns where the next part goes, which is no longer. `count` is
+    /// told of elements that became infinite.
     pub(crate) fn advance(&self, slot: &mut [u8], arrival: Arrival, count: impl FnOnce(&CastOp, u64)) -> u64 {
         let (step, end_bytes) = (&self.0, arrival.end_bytes());
         count(step, cast_part(slot, step, arrival.position_bytes, arrival.start_bytes, end_bytes));
-        step.slot_offset_bytes + step.cast.delivered_bytes(end_bytes)
+        let narrow_end_bytes = step.slot_offset_bytes + step.cast.delivered_bytes(end_bytes);
+        let payload_end_bytes = step.slot_offset_bytes + step.source_len_bytes;
+        // Vectors that lie across two lines take longer to load.
+        let last_place_bytes =
+            Alignment::CACHE_LINE.down(payload_end_bytes.saturating_sub(arrival.len_bytes));
+        narrow_end_bytes.max(last_place_bytes)
     }
 }
 
@@ -111,7 +119,7 @@ mod tests {
         CastOp { tensor: TensorId(0), slot_offset_bytes, source_len_bytes, cast }
     }
 
-    /// Each piece is read to where what comes of it belongs.
+    /// Each piece is read where the one before said.
     #[test]
     fn pieces_over_one_another_give_what_the_whole_gives() {
         let random: Vec<u8> = seeded(1000).flat_map(u64::to_le_bytes).collect();
@@ -134,9 +142,13 @@ mod tests {
                     slot[to_usize(position)..to_usize(position + len)].copy_from_slice(arrived);
                     let arrival = Arrival { position_bytes: position, start_bytes: start, len_bytes: len };
                     position = narrowing.advance(&mut slot, arrival, |_, _| {});
+                    assert!(
+                        position + len.min(len_bytes - start - len) <= 24 + len_bytes,
+                        "{cast}: room for the next"
+                    );
                     start += len;
                 }
-                assert_eq!(position, 24 + to_u64(expected.len()), "{cast}");
+                assert!(position >= 24 + to_u64(expected.len()), "{cast}");
                 assert!(slot[24..][..expected.len()] == expected, "{cast} in pieces of {piece}");
                 assert!(slot[..24].iter().chain(&slot[to_usize(24 + len_bytes)..]).all(|&byte| byte == 0xA5));
             }

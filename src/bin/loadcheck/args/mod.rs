@@ -189,10 +189,10 @@ pub(crate) struct LoadArgs {
     pub(crate) budget: Size,
     /// auto, buffered, mmap, direct or uring
     ///
-    /// How files are read: through the page cache; by windows of a mapping that are dropped behind the cursor; past the
-    /// page cache (O_DIRECT), one by one or in a queue of the kernel's (io_uring). `auto` takes what is in the page cache from there and reads the rest past it, leaving the page
-    /// cache as it was; the report says what was decided for each file and why. A file that cannot be read the way that was
-    /// asked for is named in the report.
+    /// How files are read: through the page cache; by windows of a mapping that are dropped behind the cursor; past the page cache
+    /// (O_DIRECT), one by one or in a queue of the kernel's (io_uring). `auto` takes what is in the page cache from there and reads the
+    /// rest past it, in queues where bytes are copied or cast on the way, leaving the page cache as it was; the report says what was
+    /// decided for each file and why. A file that cannot be read the way that was asked for is named in the report.
     #[arg(long, value_name = "MODE", default_value = "auto", hide_possible_values = true)]
     pub(crate) io: Io,
     /// auto, cuda:N, host or none

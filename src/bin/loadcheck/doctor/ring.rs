@@ -70,7 +70,7 @@ fn judge(
     disabled: &str,
     is_filtered: bool,
 ) -> Check {
-    const CONSEQUENCE: &str = "reads are made one by one by threads instead, which is named in the report";
+    const CONSEQUENCE: &str = "where `--io uring` or `auto` would queue reads, threads make them one by one, which is named in the report";
     let error = match (set_up, registered) {
         (Ok(()), Some(Err(error))) => {
             let found = format!(
