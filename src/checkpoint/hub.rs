@@ -183,6 +183,18 @@ mod tests {
     }
 
     #[test]
+    fn a_reference_may_be_as_long_as_its_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("main");
+        let limit = usize::try_from(REFERENCE_BYTES_MAX).unwrap();
+        let commit = "0123456789abcdef0123456789abcdef01234567";
+        std::fs::write(&path, format!("{commit:<limit$}")).unwrap();
+        assert_eq!(read_reference(&path).unwrap(), commit);
+        std::fs::write(&path, format!("{commit:<0$}", limit + 1)).unwrap();
+        assert!(matches!(read_reference(&path), Err(CheckpointError::OverLimit { .. })));
+    }
+
+    #[test]
     fn names_of_repositories_follow_the_hubs_rule() {
         for name in ["gpt2", "org/name", "TheOrg/Model-7B_v0.1", "1/2"] {
             assert_eq!(check_repository(name), Ok(()), "{name}");
