@@ -33,7 +33,7 @@ mod queued;
 /// One way of reading.
 #[derive(Clone)]
 struct Variant {
-    name: &'static str,
+    name: String,
     mode: IoMode,
     system: Faulty,
     /// Whether files of at least this size end up buffered; `None`: never.
@@ -95,8 +95,8 @@ fn variants() -> Vec<Variant> {
     let support = |support| Faulty { support: Some(support), ..plain() };
     let is_direct = |call| matches!(call, Call::ReadAt { direct: true } | Call::Answered);
     let coarse = Alignment::new(64 * KIB).unwrap();
-    let variant = |name, mode, system, falls_back_from_bytes| Variant {
-        name,
+    let variant = |name: &str, mode, system, falls_back_from_bytes| Variant {
+        name: name.to_owned(),
         mode,
         system,
         falls_back_from_bytes,
@@ -149,10 +149,10 @@ fn variants() -> Vec<Variant> {
     // The same ways as direct reads have, with the reads in a queue.
     let is_like_queued = |name: &str| name == "direct" || name.starts_with("direct, ");
     let mut queued: Vec<Variant> = if queued::refusal().is_some() { Vec::new() } else { variants.clone() };
-    queued.retain(|variant| is_like_queued(variant.name));
+    queued.retain(|variant| is_like_queued(&variant.name));
     for variant in &mut queued {
         variant.mode = Uring;
-        variant.name = variant.name.replace("direct", "queued").leak();
+        variant.name = variant.name.replace("direct", "queued");
     }
     if !queued.is_empty() {
         queued.push(variant("queued, buffers not registered", Uring, plain(), None));
@@ -179,8 +179,8 @@ fn every_other(bytes: ByteRange) -> u64 {
 /// The source that chooses, made to choose each of its ways.
 fn auto_variants() -> Vec<Variant> {
     use IoMode::{Auto, Buffered, Direct};
-    let variant = |name, system, falls_back_from_bytes| Variant {
-        name,
+    let variant = |name: &str, system, falls_back_from_bytes| Variant {
+        name: name.to_owned(),
         mode: Auto,
         system,
         falls_back_from_bytes,
@@ -232,7 +232,7 @@ fn auto_variants() -> Vec<Variant> {
     let mut queued = if queued::refusal().is_some() { Vec::new() } else { variants.clone() };
     queued.retain(|variant| variant.decided.is_some());
     for variant in &mut queued {
-        variant.name = format!("{}, in a queue", variant.name).leak();
+        variant.name.push_str(", in a queue");
     }
     variants.extend(queued);
     variants

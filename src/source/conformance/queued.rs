@@ -169,7 +169,7 @@ fn queues_that_want_more_descriptors_than_there_are_come_through() {
     // A source with two sets of descriptors, which reads every other time here and now, while it has others in flight.
     let odd_is_cold = |bytes: ByteRange| if bytes.end().is_multiple_of(2) { all_pages(bytes) } else { 0 };
     let auto = Variant {
-        name: "auto, every other read direct",
+        name: "auto, every other read direct".to_owned(),
         mode: IoMode::Auto,
         system: Faulty { resident: Some(odd_is_cold), ..on_disk() },
         falls_back_from_bytes: None,
