@@ -118,8 +118,8 @@ fn repeats_a_name(bytes: &[u8], header_end: u64) -> bool {
         .unwrap()
 }
 
-/// The class of a file that only the reference accepts.
-fn stricter(error: &CheckpointError, repeats_a_name: bool) -> Option<Class> {
+/// The class of a file that only the reference accepts, as `accepted` describes it.
+fn stricter(error: &CheckpointError, repeats_a_name: bool, accepted: &Described) -> Option<Class> {
     match error {
         // Of two tensors of one name the reference forgets the first before it checks sizes and offsets.
         CheckpointError::SizeMismatch { .. }
@@ -144,8 +144,9 @@ fn stricter(error: &CheckpointError, repeats_a_name: bool) -> Option<Class> {
         {
             Some(Class::NullMetadata)
         }
-        CheckpointError::SizeOverflow { shape, .. }
-            if shape.split([' ', '[', ']', ',']).any(|dim| dim == "0") =>
+        // Of a shape of very many dimensions the message shows the first ones alone.
+        CheckpointError::SizeOverflow { tensor, .. }
+            if accepted.0.get(tensor).is_some_and(|(_, shape, ..)| shape.contains(&0)) =>
         {
             Some(Class::OverflowBesideZero)
         }
@@ -181,10 +182,12 @@ pub(crate) fn compare(path: &Path, bytes: &[u8]) -> Result<Verdict, String> {
         }
         (Err(error), Reference::Refuses(_)) => refused(error, None),
         (Err(error), Reference::Panics) => refused(error, Some(Class::ReferencePanics)),
-        (Err(error), Reference::Accepts(..)) => match stricter(&error, repeats_a_name(bytes, header_end)) {
-            Some(class) => refused(error, Some(class)),
-            None => Err(format!("only we refuse: {error}")),
-        },
+        (Err(error), Reference::Accepts(_, accepted)) => {
+            match stricter(&error, repeats_a_name(bytes, header_end), &accepted) {
+                Some(class) => refused(error, Some(class)),
+                None => Err(format!("only we refuse: {error}")),
+            }
+        }
         (Ok(_), Reference::Refuses(reason)) if reason.contains("number out of range") => {
             accepted(Some(Class::UnreadNumber))
         }
