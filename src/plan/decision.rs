@@ -253,3 +253,33 @@ pub(crate) fn is_most(decisions: &[IoDecision], is_meant: impl Fn(&IoDecision) -
     let meant_bytes: u64 = decisions.iter().filter(|decision| is_meant(decision)).map(bytes).sum();
     meant_bytes > decisions.iter().map(bytes).sum::<u64>() / 2
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_told_in_thousandths_and_end_at_the_whole() {
+        let share = |resident_bytes, file_bytes| {
+            let decision = IoDecision {
+                shard: ShardId(0),
+                mode: IoMode::Buffered,
+                reason: IoReason::Resident,
+                file_bytes,
+                resident_bytes,
+                residency_by: None,
+                file_system: None,
+                manners: CacheManners::Kept,
+            };
+            decision.resident_share()
+        };
+        assert_eq!(share(None, 100), None);
+        let known = [(0, 100, 0.0), (1, 3, 0.333), (50, 100, 0.5), (99_999, 100_000, 0.999), (100, 100, 1.0)];
+        for (resident_bytes, file_bytes, expected) in known {
+            assert_eq!(share(Some(resident_bytes), file_bytes), Some(expected));
+        }
+        assert_eq!(share(Some(4096), 100), Some(1.0), "a page is more than the file");
+        assert_eq!(share(Some(0), 0), Some(0.0));
+        assert_eq!(share(Some(u64::MAX / 2), u64::MAX), Some(0.499));
+    }
+}
