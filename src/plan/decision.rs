@@ -282,4 +282,17 @@ mod tests {
         assert_eq!(share(Some(0), 0), Some(0.0));
         assert_eq!(share(Some(u64::MAX / 2), u64::MAX), Some(0.499));
     }
+
+    #[test]
+    fn programs_know_these_words() {
+        let residency = [ResidencyBy::Cachestat, ResidencyBy::Mincore, ResidencyBy::ReadNowait];
+        assert_eq!(residency.map(ResidencyBy::name), ["cachestat", "mincore", "read_nowait"]);
+        let manners = [
+            CacheManners::Untouched,
+            CacheManners::Uncached,
+            CacheManners::DroppedBehind,
+            CacheManners::Kept,
+        ];
+        assert_eq!(manners.map(CacheManners::name), ["untouched", "uncached", "dropped_behind", "kept"]);
+    }
 }
