@@ -594,6 +594,8 @@ mod tests {
             assert_eq!(records.find("a.safetensors").is_some(), end >= before, "{end}");
             assert!(records.find("b.safetensors").is_none(), "{end}");
             let mut journal = Journal::begin(&target, part, "abc").unwrap();
+            let is_torn = end > 0 && whole[end - 1] != b'\n';
+            assert_eq!(std::fs::read(&path).unwrap()[end] == b'\n', is_torn, "{end}: lines are ended once");
             journal.written("c.safetensors", 3, "22", entry("{}")).unwrap();
             assert!(Records::read(&target).unwrap().find("c.safetensors").is_some(), "{end}");
         }
