@@ -144,9 +144,10 @@ fn stricter(error: &CheckpointError, repeats_a_name: bool, accepted: &Described)
         {
             Some(Class::NullMetadata)
         }
-        // Of a shape of very many dimensions the message shows the first ones alone.
-        CheckpointError::SizeOverflow { tensor, .. }
-            if accepted.0.get(tensor).is_some_and(|(_, shape, ..)| shape.contains(&0)) =>
+        // The message shows the first of very many dimensions alone, and of a long name not all.
+        CheckpointError::SizeOverflow { tensor, shape, .. }
+            if shape.split([' ', '[', ']', ',']).any(|dim| dim == "0")
+                || accepted.0.get(tensor).is_some_and(|(_, shape, ..)| shape.contains(&0)) =>
         {
             Some(Class::OverflowBesideZero)
         }

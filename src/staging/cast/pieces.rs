@@ -148,7 +148,13 @@ mod tests {
                     );
                     start += len;
                 }
-                assert!(position >= 24 + to_u64(expected.len()), "{cast}");
+                let last_len = len_bytes - (len_bytes - 1) / piece * piece;
+                let last_place = (24 + len_bytes - last_len) / 64 * 64;
+                assert_eq!(
+                    position,
+                    last_place.max(24 + to_u64(expected.len())),
+                    "{cast} in pieces of {piece}"
+                );
                 assert!(slot[24..][..expected.len()] == expected, "{cast} in pieces of {piece}");
                 assert!(slot[..24].iter().chain(&slot[to_usize(24 + len_bytes)..]).all(|&byte| byte == 0xA5));
             }
