@@ -65,11 +65,12 @@ impl<R: Read> HeaderParser<'_, R> {
             .open_object("`{`, the start of the header")
             .map_err(|fault| self.fault(fault, Place::Header))?;
         let mut first = true;
+        let mut kind = Kind::default();
         loop {
             let name_start = self.table.names.len();
             self.table.names.push_str(self.prefix);
             let key_start = self.table.names.len();
-            if let Some(fields) = self.usual_entry(&mut first) {
+            if let Some(fields) = self.usual_entry(&mut first, &mut kind) {
                 let name = self.name_from(name_start)?;
                 self.add(name, fields)?;
                 continue;
@@ -122,28 +123,29 @@ impl<R: Read> HeaderParser<'_, R> {
     }
 
     /// Reads the next entry of the header if it is a tensor's and spelled as nearly all are; else nothing. Its name is
-    /// appended to the names.
-    fn usual_entry(&mut self, first: &mut bool) -> Option<Fields> {
-        let TensorTable { records, names, dims, .. } = &mut *self.table;
+    /// appended to the names. `kind` is that of the entry before, if that was one, too.
+    fn usual_entry(&mut self, first: &mut bool, kind: &mut Kind) -> Option<Fields> {
+        let TensorTable { names, dims, .. } = &mut *self.table;
         let mut cursor = self.json.cursor();
-        if !*first {
-            cursor.token(b',')?;
-        }
-        let name = std::str::from_utf8(cursor.string()?).ok().filter(|&name| name != METADATA_KEY)?;
-        cursor.token(b':')?;
-        // Neighbours mostly share their dtype.
-        let before = records.last().map_or(DType::Bf16, |record| record.dtype);
         let dims_start = dims.len();
-        let fields = usual_fields(&mut cursor, before, dims);
-        if fields.is_none() {
+        let mut read = || {
+            if !*first {
+                cursor.token(b',')?;
+            }
+            let name = std::str::from_utf8(cursor.string()?).ok().filter(|&name| name != METADATA_KEY)?;
+            kind.read(&mut cursor, dims)?;
+            Some((name, usual_offsets(&mut cursor)?))
+        };
+        let Some((name, offsets)) = read() else {
             dims.truncate(dims_start);
-            return fields;
-        }
+            kind.spelled.clear();
+            return None;
+        };
         names.push_str(name);
         let place = cursor.place();
         self.json.advance_to(place);
         *first = false;
-        fields
+        Some(Fields { dtype: Some((kind.dtype, 0)), shape: Some(kind.shape), offsets: Some(offsets) })
     }
 
     /// Reads one tensor's object; its name ends the table's names.
@@ -274,6 +276,11 @@ impl<R: Read> HeaderParser<'_, R> {
         };
         let dtype = record.dtype;
         let Some(element_bits) = dtype.bits() else { return Ok(()) };
+        // Of the kind and the length of the one before, which was checked.
+        let before = self.table.records.last().map(|last| (last.dtype, last.shape, last.end - last.start));
+        if before == Some((dtype, record.shape, found_bytes)) {
+            return Ok(());
+        }
         let shape = self.table.shape(record.shape);
         let Some(bits) = total_bits(shape, element_bits) else {
             let shape = shape_text(shape);
@@ -307,30 +314,64 @@ impl<R: Read> HeaderParser<'_, R> {
     }
 }
 
-/// A tensor's object with the three fields in the order in which they mostly stand. The shape is appended to `dims`, of which
-/// the caller takes off again what belongs to no tensor.
-fn usual_fields(cursor: &mut Cursor<'_>, before: DType, dims: &mut Vec<u64>) -> Option<Fields> {
-    cursor.token(b'{')?;
-    cursor.key(b"\"dtype\"")?;
-    let name = cursor.string()?;
-    let is_called = |dtype: &DType| dtype.name().as_bytes() == name;
-    // The name of an opaque one is in the table and not in the type.
-    let known = Some(before).filter(|dtype| *dtype != DType::Opaque && is_called(dtype));
-    let dtype = known.or_else(|| DType::ALL.into_iter().find(is_called))?;
-    cursor.token(b',')?;
-    cursor.key(b"\"shape\"")?;
-    let start = dims.len();
-    cursor.array(dims)?;
-    let shape = Span::tail(start, dims.len())?;
-    cursor.token(b',')?;
-    cursor.key(b"\"data_offsets\"")?;
+/// Bytes that dtype and shape are spelled in, at most, to be compared with those of the next tensor.
+const KIND_BYTES_MAX: usize = 256;
+
+/// Dtype and shape of a tensor, and what they were read from: the bytes from its name to its offsets. Neighbours mostly
+/// share them, and to compare bytes is sooner done than to read them again.
+struct Kind {
+    /// Empty if nothing is known.
+    spelled: Vec<u8>,
+    dtype: DType,
+    shape: Span,
+}
+
+impl Default for Kind {
+    fn default() -> Self {
+        Self { spelled: Vec::new(), dtype: DType::Bf16, shape: Span::default() }
+    }
+}
+
+impl Kind {
+    /// Reads a tensor's object up to its offsets, if its fields are in the order in which they mostly stand. A new shape is
+    /// appended to `dims`; without success, whoever calls takes off again what belongs to no tensor, and forgets this kind.
+    fn read(&mut self, cursor: &mut Cursor<'_>, dims: &mut Vec<u64>) -> Option<()> {
+        if !self.spelled.is_empty() && cursor.skip(&self.spelled) {
+            return Some(());
+        }
+        let start = cursor.place();
+        cursor.token(b':')?;
+        cursor.token(b'{')?;
+        cursor.key(b"\"dtype\"")?;
+        let name = cursor.string()?;
+        let is_called = |dtype: &DType| dtype.name().as_bytes() == name;
+        // The name of an opaque one is in the table and not in the type: it is never found here.
+        self.dtype = Some(self.dtype).filter(is_called).or_else(|| DType::ALL.into_iter().find(is_called))?;
+        cursor.token(b',')?;
+        cursor.key(b"\"shape\"")?;
+        let dims_start = dims.len();
+        cursor.array(dims)?;
+        self.shape = Span::tail(dims_start, dims.len())?;
+        cursor.token(b',')?;
+        cursor.key(b"\"data_offsets\"")?;
+        self.spelled.clear();
+        let spelled = cursor.since(start);
+        if spelled.len() <= KIND_BYTES_MAX {
+            self.spelled.extend_from_slice(spelled);
+        }
+        Some(())
+    }
+}
+
+/// The value of `data_offsets` and the end of the object.
+fn usual_offsets(cursor: &mut Cursor<'_>) -> Option<(u64, u64)> {
     cursor.token(b'[')?;
-    let offset = cursor.unsigned()?;
+    let start = cursor.unsigned()?;
     cursor.token(b',')?;
     let end = cursor.unsigned()?;
     cursor.token(b']')?;
     cursor.token(b'}')?;
-    Some(Fields { dtype: Some((dtype, 0)), shape: Some(shape), offsets: Some((offset, end)) })
+    Some((start, end))
 }
 
 /// Bits of a tensor, or `None` if the product of its non-zero dimensions does not fit in 64 bits of bits.
@@ -412,6 +453,57 @@ impl From<JsonFault> for FieldFault {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    type Found = (String, DType, Vec<u64>, (u64, u64));
+
+    /// What a header's text says, read through a buffer of so many bytes: of one byte, nothing in it is ever whole.
+    fn parsed(text: &str, buffer_bytes: usize) -> Vec<Found> {
+        let mut table = TensorTable::default();
+        let json = JsonReader::new(text.as_bytes(), 0, buffer_bytes);
+        let path = Path::new("x.safetensors");
+        HeaderParser { path, prefix: "p/", allow_opaque: true, json, table: &mut table }.parse().unwrap();
+        let found = |record: &Record| {
+            let shape = table.shape(record.shape).to_vec();
+            (table.spelled(record.name).to_owned(), record.dtype, shape, (record.start, record.end))
+        };
+        table.records.iter().map(found).collect()
+    }
+
+    #[test]
+    fn kinds_that_are_compared_are_those_that_are_read() {
+        let plain = |name: &str, shape: &str, start: u64, end: u64| {
+            format!(r#""{name}":{{"dtype":"U8","shape":[{shape}],"data_offsets":[{start},{end}]}}"#)
+        };
+        let ones = "1,".repeat(200) + "3";
+        let text = [
+            plain("a", "2,3", 0, 6),
+            plain("alike", "2,3", 6, 12),
+            plain("other", "3", 12, 15),
+            plain("as long", "4", 15, 19),
+            plain("longer", "45", 19, 64),
+            // Read whole but for its end, so that its shape is taken off again.
+            r#""more":{"dtype":"U8","shape":[5],"data_offsets":[64,69],"x":1}"#.to_owned(),
+            plain("as it", "5", 69, 74),
+            r#""turned":{"data_offsets":[74,79],"shape":[5],"dtype":"U8"}"#.to_owned(),
+            plain("as that", "5", 79, 84),
+            r#""__metadata__":{"dtype":"U8","shape":"[5]"}"#.to_owned(),
+            r#" "wide" : { "dtype" : "U8" , "shape" : [5] , "data_offsets" : [84, 89] } "#.to_owned(),
+            r#" "wide too" : { "dtype" : "U8" , "shape" : [5] , "data_offsets" : [89, 94] } "#.to_owned(),
+            r#""opaque":{"dtype":"U9","shape":[5],"data_offsets":[94,95]}"#.to_owned(),
+            plain("long", &ones, 95, 98),
+            plain("long too", &ones, 98, 101),
+            plain("scalar", "", 101, 102),
+            plain("scalar too", "", 102, 103),
+        ];
+        let text = format!("{{{}}}", text.join(","));
+        let carefully = parsed(&text, 1);
+        assert_eq!(carefully.len(), 16);
+        assert_eq!(carefully[1], ("p/alike".to_owned(), DType::U8, vec![2, 3], (6, 12)));
+        assert_eq!(carefully[6], ("p/as it".to_owned(), DType::U8, vec![5], (69, 74)));
+        for buffer_bytes in (2..text.len() + 2).chain([1 << 16]) {
+            assert_eq!(parsed(&text, buffer_bytes), carefully, "{buffer_bytes}");
+        }
+    }
 
     #[test]
     fn sizes_do_not_depend_on_the_order_of_dimensions() {

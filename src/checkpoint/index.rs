@@ -89,11 +89,9 @@ impl WeightMap {
     fn finish(&mut self) -> Result<(), String> {
         let text = &self.text;
         let spelled = |span: Span| &text[span.range()];
-        sort_by_text(&mut self.entries, |entry| spelled(entry.tensor).as_bytes());
-        for pair in self.entries.windows(2) {
-            if spelled(pair[0].tensor) == spelled(pair[1].tensor) {
-                return Err(spelled(pair[0].tensor).to_owned());
-            }
+        let sorted = sort_by_text(&mut self.entries, |entry| spelled(entry.tensor).as_bytes());
+        if let Some(entry) = sorted.twice {
+            return Err(spelled(entry.tensor).to_owned());
         }
         let mut files: Vec<Span> = Vec::new();
         for entry in &self.entries {

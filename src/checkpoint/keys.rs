@@ -88,9 +88,8 @@ impl OpenKeys {
         let text = &self.text;
         let spelled = |(start, end): (u32, u32)| &text[to_usize(u64::from(start))..to_usize(u64::from(end))];
         let keys = &mut self.keys[level.key_count..];
-        sort_by_text(keys, |key| spelled(key).as_bytes());
-        if let Some(pair) = keys.windows(2).find(|pair| spelled(pair[0]) == spelled(pair[1])) {
-            return Err(spelled(pair[0]).to_owned());
+        if let Some(key) = sort_by_text(keys, |key| spelled(key).as_bytes()).twice {
+            return Err(spelled(key).to_owned());
         }
         self.keys.truncate(level.key_count);
         self.text.truncate(level.text_len);

@@ -300,15 +300,13 @@ impl TensorTable {
         });
         let file_start = u32::try_from(mark.records).map_err(|_| LayoutFault::TooMany)?;
         let records = &self.records;
-        let name_of = |id: u32| name(&records[to_usize(u64::from(id))]);
+        let text_of = |id: u32| &names.as_bytes()[records[to_usize(u64::from(id))].name.range()];
         self.by_name.extend(file_start..file_end);
-        let by_name = &mut self.by_name[mark.by_name..];
-        let sorting_bytes =
-            sort_by_text(by_name, |id| &names.as_bytes()[records[to_usize(u64::from(id))].name.range()]);
-        if let Some(pair) = by_name.windows(2).find(|pair| name_of(pair[0]) == name_of(pair[1])) {
-            return Err(LayoutFault::Duplicate(name_of(pair[0]).to_owned()));
+        let sorted = sort_by_text(&mut self.by_name[mark.by_name..], text_of);
+        self.sorting_bytes = self.sorting_bytes.max(sorted.held_bytes);
+        if let Some(id) = sorted.twice {
+            return Err(LayoutFault::Duplicate(self.name_of(id).to_owned()));
         }
-        self.sorting_bytes = self.sorting_bytes.max(sorting_bytes);
         self.check_coverage(mark.records, data)?;
         for record in &mut self.records[mark.records..] {
             // No overflow: the coverage check has shown that both lie inside the file.

@@ -3,6 +3,8 @@
 //! Here each name is read once: what all of a group agree on is skipped, then seven bytes at a time tell them apart. Linear
 //! in the text where comparing is not, whatever the names are.
 
+use std::cmp::Ordering;
+
 use crate::footprint::items_bytes;
 
 /// Bytes that are looked at together.
@@ -17,28 +19,47 @@ const FEW: usize = 16;
 /// So many are sorted at once, so that what is held meanwhile does not grow with a checkpoint of a million names.
 const PART: usize = 1 << 16;
 
-/// Sorts `items` by their texts, bytewise. Equal texts keep their order.
-///
-/// Returns what it held meanwhile, in bytes.
-pub(super) fn sort_by_text<'t, T: Copy>(items: &mut [T], text_of: impl Fn(T) -> &'t [u8]) -> u64 {
-    // Names are mostly sorted: the format's own writer does it, for each dtype.
-    if items.windows(2).all(|pair| text_of(pair[0]) <= text_of(pair[1])) {
-        return 0;
-    }
-    for part in items.chunks_mut(PART) {
-        sort_part(part, &text_of);
-    }
-    // The keys, and as much again of the sort that keeps the order of what is equal.
-    let part_bytes = 2 * items_bytes::<(u64, T)>(items.len().min(PART));
-    if items.len() <= PART {
-        return part_bytes;
-    }
-    // It finds the sorted parts and merges them.
-    items.sort_by(|&left, &right| text_of(left).cmp(text_of(right)));
-    part_bytes.max(items_bytes::<T>(items.len()))
+/// What sorting found out.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sorted<T> {
+    /// What it held meanwhile, in bytes.
+    pub(super) held_bytes: u64,
+    /// The first of those whose text the next one has, too.
+    pub(super) twice: Option<T>,
 }
 
-fn sort_part<'t, T: Copy>(items: &mut [T], text_of: impl Fn(T) -> &'t [u8]) {
+/// Sorts `items` by their texts, bytewise. Equal ones stand in any order.
+pub(super) fn sort_by_text<'t, T: Copy>(items: &mut [T], text_of: impl Fn(T) -> &'t [u8]) -> Sorted<T> {
+    // Names are mostly sorted: the format's own writer does it, for each dtype.
+    if items.windows(2).all(|pair| text_of(pair[0]) < text_of(pair[1])) {
+        return Sorted { held_bytes: 0, twice: None };
+    }
+    let mut has_equals = false;
+    for part in items.chunks_mut(PART) {
+        has_equals |= sort_part(part, &text_of);
+    }
+    let mut held_bytes = items_bytes::<(u64, T)>(items.len().min(PART));
+    if items.len() > PART {
+        // It finds the sorted parts and merges them.
+        items.sort_by(|&left, &right| noting_equals(text_of(left), text_of(right), &mut has_equals));
+        held_bytes = held_bytes.max(items_bytes::<T>(items.len()));
+    }
+    let mut pairs = items.windows(2).filter(|_| has_equals);
+    let twice = pairs.find(|pair| text_of(pair[0]) == text_of(pair[1])).map(|pair| pair[0]);
+    Sorted { held_bytes, twice }
+}
+
+/// Compares two texts while they are sorted. No sort can bring two neighbours in order without comparing them with each
+/// other, so that of equal ones it is always noted.
+fn noting_equals(left: &[u8], right: &[u8], has_equals: &mut bool) -> Ordering {
+    let order = left.cmp(right);
+    *has_equals |= order.is_eq();
+    order
+}
+
+/// Sorts; true if two are equal.
+fn sort_part<'t, T: Copy>(items: &mut [T], text_of: impl Fn(T) -> &'t [u8]) -> bool {
+    let mut has_equals = false;
     let mut keyed: Vec<(u64, T)> = items.iter().map(|&item| (0, item)).collect();
     // Items that agree so far, and how far.
     let mut open = vec![(0..keyed.len(), 0)];
@@ -47,7 +68,9 @@ fn sort_part<'t, T: Copy>(items: &mut [T], text_of: impl Fn(T) -> &'t [u8]) {
         let alike = &mut keyed[range];
         let rest = |item: T| &text_of(item)[agreed..];
         if alike.len() <= FEW {
-            alike.sort_by(|&(_, left), &(_, right)| rest(left).cmp(rest(right)));
+            alike.sort_unstable_by(|&(_, left), &(_, right)| {
+                noting_equals(rest(left), rest(right), &mut has_equals)
+            });
             continue;
         }
         let sample = rest(alike[0].1);
@@ -55,18 +78,24 @@ fn sort_part<'t, T: Copy>(items: &mut [T], text_of: impl Fn(T) -> &'t [u8]) {
         for (key, item) in alike.iter_mut() {
             *key = window_key(&rest(*item)[shared..]);
         }
-        alike.sort_by_key(|&(key, _)| key);
+        alike.sort_unstable_by_key(|&(key, _)| key);
         for group in alike.chunk_by(|(left, _), (right, _)| left == right) {
             let start = end;
             end += group.len();
-            if group.len() > 1 && goes_on(group[0].0) {
+            if group.len() == 1 {
+                continue;
+            }
+            if goes_on(group[0].0) {
                 open.push((start..end, agreed + shared + WINDOW_BYTES));
+            } else {
+                has_equals = true;
             }
         }
     }
     for (item, (_, sorted)) in items.iter_mut().zip(keyed) {
         *item = sorted;
     }
+    has_equals
 }
 
 /// A number that sorts as the first bytes of a text do. Its last byte is the length, as far as the window sees it: a text
@@ -105,15 +134,21 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn sorted<'t>(texts: &[&'t str]) -> Vec<(&'t str, usize)> {
+    /// The texts in order, each of them once.
+    fn sorted<'t>(texts: &[&'t str]) -> Vec<&'t str> {
         let mut items: Vec<_> = (0..texts.len()).collect();
-        sort_by_text(&mut items, |item| texts[item].as_bytes());
-        items.into_iter().map(|item| (texts[item], item)).collect()
+        let found = sort_by_text(&mut items, |item| texts[item].as_bytes());
+        let twice = items.windows(2).find(|pair| texts[pair[0]] == texts[pair[1]]);
+        assert_eq!(found.twice, twice.map(|pair| pair[0]));
+        let in_order = items.iter().map(|&item| texts[item]).collect();
+        items.sort_unstable();
+        assert!(items.into_iter().eq(0..texts.len()));
+        in_order
     }
 
-    fn compared<'t>(texts: &[&'t str]) -> Vec<(&'t str, usize)> {
-        let mut expected: Vec<_> = texts.iter().copied().zip(0..).collect();
-        expected.sort_by_key(|&(text, _)| text);
+    fn compared<'t>(texts: &[&'t str]) -> Vec<&'t str> {
+        let mut expected = texts.to_vec();
+        expected.sort_unstable();
         expected
     }
 
@@ -147,7 +182,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_sorts_as_a_stable_comparison_does(
+        fn it_sorts_as_comparing_does(
             texts in prop::collection::vec("(model\\.layers\\.){0,3}[01]{0,2}\\.?[\0ab]{0,3}", 0..200),
         ) {
             let texts: Vec<&str> = texts.iter().map(String::as_str).collect();

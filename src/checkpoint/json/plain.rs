@@ -38,6 +38,20 @@ impl<'a> Cursor<'a> {
         self.at
     }
 
+    /// What was read since it was at `place`.
+    #[inline]
+    pub(in super::super) fn since(&self, place: usize) -> &'a [u8] {
+        &self.bytes[place..self.at]
+    }
+
+    /// Goes behind these bytes if they come next.
+    #[inline]
+    pub(in super::super) fn skip(&mut self, expected: &[u8]) -> bool {
+        let is_next = self.bytes.get(self.at..).is_some_and(|rest| rest.starts_with(expected));
+        self.at += if is_next { expected.len() } else { 0 };
+        is_next
+    }
+
     /// Goes behind this byte and whitespace before it.
     #[inline]
     pub(in super::super) fn token(&mut self, expected: u8) -> Option<()> {
@@ -71,24 +85,29 @@ impl<'a> Cursor<'a> {
     #[inline]
     pub(in super::super) fn unsigned(&mut self) -> Option<u64> {
         let first = self.peek_token()?;
-        let rest = &self.bytes[self.at..];
-        let (mut value, mut len) = match rest.first_chunk().and_then(eight_digits) {
-            Some(value) => (value, 8),
-            None => (0, 0),
-        };
-        for &byte in &rest[len..] {
-            let digit = byte.wrapping_sub(b'0');
-            if digit > 9 {
+        let start = self.at;
+        let mut value = 0;
+        while let Some(chunk) = self.bytes[self.at..].first_chunk() {
+            let (digits, len) = leading_digits(chunk);
+            self.at += len;
+            if self.at - start > DIGITS_MAX {
+                return None;
+            }
+            value = value * TENS[len] + digits;
+            if len < chunk.len() {
                 break;
             }
-            if len == DIGITS_MAX {
+        }
+        // Of the last bytes in the buffer, one at a time.
+        while let digit @ 0..=9 = self.peek()?.wrapping_sub(b'0') {
+            self.at += 1;
+            if self.at - start > DIGITS_MAX {
                 return None;
             }
             value = value * 10 + u64::from(digit);
-            len += 1;
         }
-        self.at += len;
-        // Whatever stands behind it in the buffer may belong to it.
+        let len = self.at - start;
+        // Whatever stands behind it may belong to it.
         let is_whole = !matches!(self.peek()?, b'.' | b'e' | b'E');
         let has_plain_digits = len == 1 || (len > 1 && first != b'0');
         (is_whole && has_plain_digits).then_some(value)
@@ -131,21 +150,26 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// The number that eight digits spell; `None` if one is none.
+/// Powers of ten, by the number of digits that are appended.
+const TENS: [u64; 9] = [1, 10, 100, 1000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000];
+
+/// The number that the digits at the beginning spell, and how many they are.
 ///
 /// Source of the method: Daniel Lemire, "Quickly parsing eight digits"
 /// (<https://lemire.me/blog/2018/10/03/quickly-parsing-eight-digits/>).
 #[inline]
-fn eight_digits(text: &[u8; 8]) -> Option<u64> {
+fn leading_digits(text: &[u8; 8]) -> (u64, usize) {
     let digits = u64::from_le_bytes(*text) ^ repeated(b'0');
-    // What is more than 9 reaches the highest bit of its byte.
-    if (digits.wrapping_add(repeated(0x80 - 10)) | digits) & repeated(0x80) != 0 {
-        return None;
-    }
+    // What is more than 9 reaches the highest bit of its byte. A byte above it may be one that was carried into.
+    let others = (digits.wrapping_add(repeated(0x80 - 10)) | digits) & repeated(0x80);
+    let len = others.trailing_zeros() / 8;
+    // Zeros in front of them.
+    let digits = digits.checked_shl(64 - 8 * len).unwrap_or(0);
     // Pairs of digits, of pairs, of fours: each is the upper half of a product.
     let pairs = (digits.wrapping_mul((10 << 8) + 1) >> 8) & 0x00ff_00ff_00ff_00ff;
     let fours = (pairs.wrapping_mul((100 << 16) + 1) >> 16) & 0x0000_ffff_0000_ffff;
-    Some(fours.wrapping_mul((10_000 << 32) + 1) >> 32)
+    let value = fours.wrapping_mul((10_000 << 32) + 1) >> 32;
+    (value, usize::try_from(len).expect("a word has 8 bytes"))
 }
 
 /// How many bytes stand before the first that ends a run of plain ones in a string: a quote, a backslash, a control
@@ -211,6 +235,13 @@ mod tests {
     fn numbers_are_taken_if_they_are_short_and_whole() {
         let numbers = [
             ("7]", Some((7, "]"))),
+            ("7],\"data_offsets\"", Some((7, "],\"data_offsets\""))),
+            ("1234567 , 12345678", Some((1_234_567, " , 12345678"))),
+            ("12345678,87654321]}", Some((12_345_678, ",87654321]}"))),
+            ("123456789]         ", Some((123_456_789, "]         "))),
+            ("1234567890123456789012345", None),
+            ("9999999999999999999,        ", Some((9_999_999_999_999_999_999, ",        "))),
+            ("10000000000000000000,        ", None),
             (" \n0 ,", Some((0, " ,"))),
             ("1234567890123456789,", Some((1_234_567_890_123_456_789, ","))),
             ("9999999999999999999,", Some((9_999_999_999_999_999_999, ","))),
@@ -233,16 +264,20 @@ mod tests {
     }
 
     #[test]
-    fn eight_digits_are_what_they_spell() {
+    fn leading_digits_are_what_they_spell() {
+        let by_parsing = |text: &[u8; 8]| {
+            let len = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+            (std::str::from_utf8(&text[..len]).unwrap().parse().unwrap_or(0), len)
+        };
         for number in [0_u64, 1, 9, 10, 12_345_678, 87_654_321, 90_000_009, 99_999_999] {
             let text = format!("{number:08}");
-            assert_eq!(text.as_bytes().first_chunk().and_then(eight_digits), Some(number));
             for (at, other) in (0..8).flat_map(|at| (0..=u8::MAX).map(move |other| (at, other))) {
-                let mut broken = text.clone().into_bytes();
-                broken[at] = other;
-                let parsed = std::str::from_utf8(&broken).ok().filter(|text| !text.starts_with('+'));
-                let known = parsed.and_then(|text| text.parse().ok());
-                assert_eq!(broken.first_chunk().and_then(eight_digits), known, "{broken:?}");
+                for behind in [b'0', b'9', b'/', b':', 0, 0xff] {
+                    let mut broken: [u8; 8] = text.as_bytes().try_into().unwrap();
+                    broken[at] = other;
+                    broken[at + 1..].fill(behind);
+                    assert_eq!(leading_digits(&broken), by_parsing(&broken), "{broken:?}");
+                }
             }
         }
     }
