@@ -123,7 +123,7 @@ impl<R: Read> HeaderParser<'_, R> {
     }
 
     /// Reads the next entry of the header if it is a tensor's and spelled as nearly all are; else nothing. Its name is
-    /// appended to the names. `kind` is that of the entry before, if that was one, too.
+    /// appended to the names. `kind` is that of the entry before; it is forgotten where nothing comes of this one.
     fn usual_entry(&mut self, first: &mut bool, kind: &mut Kind) -> Option<Fields> {
         let TensorTable { names, dims, .. } = &mut *self.table;
         let mut cursor = self.json.cursor();
@@ -456,8 +456,9 @@ mod tests {
 
     type Found = (String, DType, Vec<u64>, (u64, u64));
 
-    /// What a header's text says, read through a buffer of so many bytes: of one byte, nothing in it is ever whole.
-    fn parsed(text: &str, buffer_bytes: usize) -> Vec<Found> {
+    /// What a header's text says, and how many dimensions are kept, read through a buffer of so many bytes: of one byte,
+    /// nothing in it is ever whole.
+    fn parsed(text: &str, buffer_bytes: usize) -> (Vec<Found>, usize) {
         let mut table = TensorTable::default();
         let json = JsonReader::new(text.as_bytes(), 0, buffer_bytes);
         let path = Path::new("x.safetensors");
@@ -466,7 +467,7 @@ mod tests {
             let shape = table.shape(record.shape).to_vec();
             (table.spelled(record.name).to_owned(), record.dtype, shape, (record.start, record.end))
         };
-        table.records.iter().map(found).collect()
+        (table.records.iter().map(found).collect(), table.dims.len())
     }
 
     #[test]
@@ -494,14 +495,47 @@ mod tests {
             plain("long too", &ones, 98, 101),
             plain("scalar", "", 101, 102),
             plain("scalar too", "", 102, 103),
+            plain("five", "5", 103, 108),
+            // Of a known kind, and not read whole either.
+            r#""five more":{"dtype":"U8","shape":[5],"data_offsets":[108,113],"x":1}"#.to_owned(),
+            plain("five again", "5", 113, 118),
         ];
         let text = format!("{{{}}}", text.join(","));
-        let carefully = parsed(&text, 1);
-        assert_eq!(carefully.len(), 16);
+        let (carefully, dims) = parsed(&text, 1);
+        assert_eq!(carefully.len(), 19);
         assert_eq!(carefully[1], ("p/alike".to_owned(), DType::U8, vec![2, 3], (6, 12)));
         assert_eq!(carefully[6], ("p/as it".to_owned(), DType::U8, vec![5], (69, 74)));
         for buffer_bytes in (2..text.len() + 2).chain([1 << 16]) {
-            assert_eq!(parsed(&text, buffer_bytes), carefully, "{buffer_bytes}");
+            assert_eq!(parsed(&text, buffer_bytes).0, carefully, "{buffer_bytes}");
+        }
+        // Shared: those of "alike" and "wide too". "as it" and "five again" follow what was not usual.
+        assert_eq!(parsed(&text, 1 << 16).1, dims - 2 - 1);
+    }
+
+    #[test]
+    fn kinds_that_are_alike_have_their_sizes_compared() {
+        let text = |end: &str| {
+            format!(
+                r#"{{"a":{{"dtype":"U8","shape":[6],"data_offsets":[0,6]}},"b":{{"dtype":"U8","shape":[6],"data_offsets":[6,{end}]}}}}"#
+            )
+        };
+        let outcome = |end: &str| {
+            let (text, mut table) = (text(end), TensorTable::default());
+            let json = JsonReader::new(text.as_bytes(), 0, 1 << 16);
+            let path = Path::new("x.safetensors");
+            HeaderParser { path, prefix: "", allow_opaque: false, json, table: &mut table }.parse()
+        };
+        assert!(outcome("12").is_ok());
+        for (end, expected) in [("13", 7), ("11", 5), ("6", 0)] {
+            let Err(CheckpointError::SizeMismatch { expected_bytes: 6, found_bytes, .. }) = outcome(end)
+            else {
+                panic!("{end}")
+            };
+            assert_eq!(found_bytes, expected);
+        }
+        assert!(matches!(outcome("5"), Err(CheckpointError::ReversedOffsets { start: 6, end: 5, .. })));
+        for end in ["1e1", "12.0", "012", "18446744073709551616"] {
+            assert!(matches!(outcome(end), Err(CheckpointError::Syntax { .. })), "{end}");
         }
     }
 

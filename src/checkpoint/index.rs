@@ -90,7 +90,7 @@ impl WeightMap {
         let text = &self.text;
         let spelled = |span: Span| &text[span.range()];
         let sorted = sort_by_text(&mut self.entries, |entry| spelled(entry.tensor).as_bytes());
-        if let Some(entry) = sorted.twice {
+        if let Some(entry) = sorted.duplicate {
             return Err(spelled(entry.tensor).to_owned());
         }
         let mut files: Vec<Span> = Vec::new();

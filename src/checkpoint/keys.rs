@@ -88,7 +88,7 @@ impl OpenKeys {
         let text = &self.text;
         let spelled = |(start, end): (u32, u32)| &text[to_usize(u64::from(start))..to_usize(u64::from(end))];
         let keys = &mut self.keys[level.key_count..];
-        if let Some(key) = sort_by_text(keys, |key| spelled(key).as_bytes()).twice {
+        if let Some(key) = sort_by_text(keys, |key| spelled(key).as_bytes()).duplicate {
             return Err(spelled(key).to_owned());
         }
         self.keys.truncate(level.key_count);

@@ -161,7 +161,7 @@ pub(crate) struct TensorTable {
     pub(super) records: Vec<Record>,
     /// All names, one after the other.
     pub(super) names: String,
-    /// All shapes, one after the other.
+    /// All shapes, one after the other; neighbours that are alike share theirs.
     pub(super) dims: Vec<u64>,
     /// Names of opaque dtypes, in `names`.
     pub(super) opaque_names: Vec<Span>,
@@ -304,7 +304,7 @@ impl TensorTable {
         self.by_name.extend(file_start..file_end);
         let sorted = sort_by_text(&mut self.by_name[mark.by_name..], text_of);
         self.sorting_bytes = self.sorting_bytes.max(sorted.held_bytes);
-        if let Some(id) = sorted.twice {
+        if let Some(id) = sorted.duplicate {
             return Err(LayoutFault::Duplicate(self.name_of(id).to_owned()));
         }
         self.check_coverage(mark.records, data)?;

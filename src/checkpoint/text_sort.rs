@@ -4,6 +4,7 @@
 //! in the text where comparing is not, whatever the names are.
 
 use std::cmp::Ordering;
+use std::ops::Range;
 
 use crate::footprint::items_bytes;
 
@@ -24,71 +25,75 @@ const PART: usize = 1 << 16;
 pub(super) struct Sorted<T> {
     /// What it held meanwhile, in bytes.
     pub(super) held_bytes: u64,
-    /// The first of those whose text the next one has, too.
-    pub(super) twice: Option<T>,
+    /// The first whose text the next one has, too.
+    pub(super) duplicate: Option<T>,
 }
 
 /// Sorts `items` by their texts, bytewise. Equal ones stand in any order.
 pub(super) fn sort_by_text<'t, T: Copy>(items: &mut [T], text_of: impl Fn(T) -> &'t [u8]) -> Sorted<T> {
     // Names are mostly sorted: the format's own writer does it, for each dtype.
     if items.windows(2).all(|pair| text_of(pair[0]) < text_of(pair[1])) {
-        return Sorted { held_bytes: 0, twice: None };
+        return Sorted { held_bytes: 0, duplicate: None };
     }
     let mut has_equals = false;
     for part in items.chunks_mut(PART) {
         has_equals |= sort_part(part, &text_of);
     }
-    let mut held_bytes = items_bytes::<(u64, T)>(items.len().min(PART));
+    // The keys, and the groups that are still open, in a list that grew.
+    let part = items.len().min(PART);
+    let mut held_bytes = items_bytes::<(u64, T)>(part) + items_bytes::<Group>(3 * part / FEW);
     if items.len() > PART {
         // It finds the sorted parts and merges them.
         items.sort_by(|&left, &right| noting_equals(text_of(left), text_of(right), &mut has_equals));
         held_bytes = held_bytes.max(items_bytes::<T>(items.len()));
     }
     let mut pairs = items.windows(2).filter(|_| has_equals);
-    let twice = pairs.find(|pair| text_of(pair[0]) == text_of(pair[1])).map(|pair| pair[0]);
-    Sorted { held_bytes, twice }
+    let duplicate = pairs.find(|pair| text_of(pair[0]) == text_of(pair[1])).map(|pair| pair[0]);
+    Sorted { held_bytes, duplicate }
 }
 
-/// Compares two texts while they are sorted. No sort can bring two neighbours in order without comparing them with each
-/// other, so that of equal ones it is always noted.
+/// Compares two texts while they are sorted. No sort can know that of two equal neighbours neither comes first unless it has
+/// compared some equal ones, so that if there are any, it is noted.
 fn noting_equals(left: &[u8], right: &[u8], has_equals: &mut bool) -> Ordering {
     let order = left.cmp(right);
     *has_equals |= order.is_eq();
     order
 }
 
-/// Sorts; true if two are equal.
+/// Items that agree so far, and how far.
+type Group = (Range<usize>, usize);
+
+/// Sorts; true if two are equal, and perhaps if one was compared with itself.
 fn sort_part<'t, T: Copy>(items: &mut [T], text_of: impl Fn(T) -> &'t [u8]) -> bool {
     let mut has_equals = false;
     let mut keyed: Vec<(u64, T)> = items.iter().map(|&item| (0, item)).collect();
-    // Items that agree so far, and how far.
-    let mut open = vec![(0..keyed.len(), 0)];
+    let mut open: Vec<Group> = vec![(0..keyed.len(), 0)];
     while let Some((range, agreed)) = open.pop() {
         let mut end = range.start;
         let alike = &mut keyed[range];
         let rest = |item: T| &text_of(item)[agreed..];
-        if alike.len() <= FEW {
-            alike.sort_unstable_by(|&(_, left), &(_, right)| {
-                noting_equals(rest(left), rest(right), &mut has_equals)
-            });
-            continue;
-        }
         let sample = rest(alike[0].1);
         let shared = alike.iter().map(|&(_, item)| agreed_len(sample, rest(item))).min().unwrap_or(0);
         for (key, item) in alike.iter_mut() {
             *key = window_key(&rest(*item)[shared..]);
         }
         alike.sort_unstable_by_key(|&(key, _)| key);
-        for group in alike.chunk_by(|(left, _), (right, _)| left == right) {
+        for group in alike.chunk_by_mut(|(left, _), (right, _)| left == right) {
             let start = end;
             end += group.len();
+            let agreed = agreed + shared + WINDOW_BYTES;
             if group.len() == 1 {
                 continue;
             }
-            if goes_on(group[0].0) {
-                open.push((start..end, agreed + shared + WINDOW_BYTES));
-            } else {
+            if !goes_on(group[0].0) {
                 has_equals = true;
+            } else if group.len() > FEW {
+                open.push((start..end, agreed));
+            } else {
+                let rest = |item: T| &text_of(item)[agreed..];
+                group.sort_unstable_by(|&(_, left), &(_, right)| {
+                    noting_equals(rest(left), rest(right), &mut has_equals)
+                });
             }
         }
     }
@@ -138,8 +143,8 @@ mod tests {
     fn sorted<'t>(texts: &[&'t str]) -> Vec<&'t str> {
         let mut items: Vec<_> = (0..texts.len()).collect();
         let found = sort_by_text(&mut items, |item| texts[item].as_bytes());
-        let twice = items.windows(2).find(|pair| texts[pair[0]] == texts[pair[1]]);
-        assert_eq!(found.twice, twice.map(|pair| pair[0]));
+        let duplicate = items.windows(2).find(|pair| texts[pair[0]] == texts[pair[1]]);
+        assert_eq!(found.duplicate, duplicate.map(|pair| pair[0]));
         let in_order = items.iter().map(|&item| texts[item]).collect();
         items.sort_unstable();
         assert!(items.into_iter().eq(0..texts.len()));
