@@ -10,7 +10,7 @@ use crate::budget::MemoryBudget;
 use crate::checkpoint::TensorId;
 use crate::plan::{Copies, MoveOp, Placement, PlannedLayer, RingShape};
 use crate::staging::{Pinner, Ring};
-use crate::units::{ByteRange, KIB, MIB, to_usize};
+use crate::units::{ByteRange, KIB, MIB, to_u64, to_usize};
 
 /// Slots of the ring that the suite runs with.
 pub(crate) const SLOTS: u32 = 4;
@@ -23,9 +23,20 @@ pub(crate) fn ring(pinner: Option<&dyn Pinner>) -> Arc<Ring> {
     Ring::new(shape, reservation, pinner).unwrap()
 }
 
-/// What slot number `number` of a test holds at `offset`.
-fn pattern(number: u64, offset: u64) -> u8 {
-    u8::try_from((number.wrapping_mul(0x9E37_79B9) ^ offset.wrapping_mul(31)) % 251).unwrap()
+/// Fills `bytes` with what slot number `number` of a test holds: words, none of them like another of it or of another slot.
+fn fill(number: u64, bytes: &mut [u8]) {
+    let number = (number + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    for (index, word) in (1_u64..).zip(bytes.chunks_mut(8)) {
+        let filling = (number ^ index.wrapping_mul(0xBF58_476D_1CE4_E5B9)).to_le_bytes();
+        word.copy_from_slice(&filling[..word.len()]);
+    }
+}
+
+/// What such a slot holds.
+fn filled(number: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    fill(number, &mut bytes);
+    bytes
 }
 
 /// Fills a slot and starts its copy to `arena_offset_bytes`.
@@ -37,9 +48,7 @@ pub(crate) fn start_copy<B: Backend>(
     place: ByteRange,
 ) -> B::Pending {
     let mut slot = ring.try_take().expect("a slot is free");
-    for (offset, byte) in (0..).zip(&mut slot.bytes_mut()[..to_usize(place.len_bytes())]) {
-        *byte = pattern(number, offset);
-    }
+    fill(number, &mut slot.bytes_mut()[..to_usize(place.len_bytes())]);
     let extent = ByteRange::with_len(0, place.len_bytes()).unwrap();
     let placement = Placement {
         tensor: TensorId(0),
@@ -56,8 +65,9 @@ pub(crate) fn start_copy<B: Backend>(
 fn differs<R: Resident>(resident: &R, number: u64, place: ByteRange) -> Option<u64> {
     let mut found = vec![0; to_usize(place.len_bytes())];
     assert!(resident.read(place.start(), &mut found).unwrap());
-    let wrong = (0..).zip(&found).find(|&(offset, &byte)| byte != pattern(number, offset));
-    wrong.map(|(offset, _)| place.start() + offset)
+    let expected = filled(number, found.len());
+    let wrong = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+    wrong.map(|offset| place.start() + to_u64(offset))
 }
 
 /// The first of `copies` copies that is wrong, where they lie one behind the other.
@@ -65,12 +75,8 @@ fn differs<R: Resident>(resident: &R, number: u64, place: ByteRange) -> Option<u
 pub(crate) fn first_wrong<R: Resident>(resident: &R, len_bytes: u64, copies: u64) -> Option<u64> {
     let mut found = vec![0; to_usize(copies * len_bytes)];
     assert!(resident.read(0, &mut found).unwrap());
-    let is_right =
-        |copy: &[u8], number| (0..).zip(copy).all(|(offset, &byte)| byte == pattern(number, offset));
-    (0..copies)
-        .zip(found.chunks(to_usize(len_bytes)))
-        .find(|&(number, copy)| !is_right(copy, number))
-        .map(|(n, _)| n)
+    let copies = (0..copies).zip(found.chunks(to_usize(len_bytes)));
+    copies.filter(|&(number, copy)| copy != filled(number, copy.len())).map(|(number, _)| number).next()
 }
 
 fn check<R: Resident>(resident: &R, number: u64, place: ByteRange) {
