@@ -456,13 +456,18 @@ mod tests {
 
     type Found = (String, DType, Vec<u64>, (u64, u64));
 
-    /// What a header's text says, and how many dimensions are kept, read through a buffer of so many bytes: of one byte,
-    /// nothing in it is ever whole.
-    fn parsed(text: &str, buffer_bytes: usize) -> (Vec<Found>, usize) {
+    /// Reads a header's text through a buffer of so many bytes: of one byte, nothing in it is ever whole.
+    fn read(text: &str, buffer_bytes: usize) -> Result<TensorTable, CheckpointError> {
         let mut table = TensorTable::default();
         let json = JsonReader::new(text.as_bytes(), 0, buffer_bytes);
         let path = Path::new("x.safetensors");
-        HeaderParser { path, prefix: "p/", allow_opaque: true, json, table: &mut table }.parse().unwrap();
+        HeaderParser { path, prefix: "p/", allow_opaque: true, json, table: &mut table }.parse()?;
+        Ok(table)
+    }
+
+    /// What a header's text says, and how many dimensions are kept.
+    fn parsed(text: &str, buffer_bytes: usize) -> (Vec<Found>, usize) {
+        let table = read(text, buffer_bytes).unwrap();
         let found = |record: &Record| {
             let shape = table.shape(record.shape).to_vec();
             (table.spelled(record.name).to_owned(), record.dtype, shape, (record.start, record.end))
@@ -519,12 +524,7 @@ mod tests {
                 r#"{{"a":{{"dtype":"U8","shape":[6],"data_offsets":[0,6]}},"b":{{"dtype":"U8","shape":[6],"data_offsets":[6,{end}]}}}}"#
             )
         };
-        let outcome = |end: &str| {
-            let (text, mut table) = (text(end), TensorTable::default());
-            let json = JsonReader::new(text.as_bytes(), 0, 1 << 16);
-            let path = Path::new("x.safetensors");
-            HeaderParser { path, prefix: "", allow_opaque: false, json, table: &mut table }.parse()
-        };
+        let outcome = |end: &str| read(&text(end), 1 << 16);
         assert!(outcome("12").is_ok());
         for (end, expected) in [("13", 7), ("11", 5), ("6", 0)] {
             let Err(CheckpointError::SizeMismatch { expected_bytes: 6, found_bytes, .. }) = outcome(end)

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::text_sort::sort_by_text;
 use crate::units::{to_u64, to_usize};
 
 /// The `__metadata__` of one file: a small map of texts, sorted by key. Empty if the file has none.
@@ -72,9 +73,8 @@ impl FileMetadata {
     /// A key that stands twice.
     pub(super) fn finish(&mut self) -> Result<(), String> {
         let mut entries = std::mem::take(&mut self.entries);
-        entries.sort_unstable_by(|&left, &right| self.key(left).cmp(self.key(right)));
-        if let Some(pair) = entries.windows(2).find(|pair| self.key(pair[0]) == self.key(pair[1])) {
-            return Err(self.key(pair[0]).to_owned());
+        if let Some(entry) = sort_by_text(&mut entries, |entry| self.key(entry).as_bytes()).duplicate {
+            return Err(self.key(entry).to_owned());
         }
         entries.shrink_to_fit();
         self.entries = entries;
