@@ -43,15 +43,18 @@ fn scratch() -> PathBuf {
 pub fn built_library() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let target = scratch().join("cuda-sim-build");
-        let status = Command::new(env!("CARGO"))
+        let built = Command::new(env!("CARGO"))
             .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .args(["build", "--quiet", "--locked", "--package", "cuda-sim", "--target-dir"])
-            .arg(&target)
-            .status()
+            .args(["build", "--quiet", "--locked", "--package", "cuda-sim"])
+            .args(["--message-format", "json-render-diagnostics", "--target-dir"])
+            .arg(scratch().join("cuda-sim-build"))
+            .stderr(Stdio::inherit())
+            .output()
             .unwrap();
-        assert!(status.success(), "the simulated driver does not build");
-        target.join("debug/libcuda_sim.so")
+        assert!(built.status.success(), "the simulated driver does not build");
+        // Which folder it is in depends on whether a target was chosen: cargo says so.
+        let messages = String::from_utf8(built.stdout).unwrap();
+        PathBuf::from(messages.split('"').find(|text| text.ends_with("/libcuda_sim.so")).unwrap())
     })
 }
 
