@@ -229,6 +229,19 @@ fn expensive_headers() -> Vec<(&'static str, String, &'static str)> {
             "TrailingBytes",
         ),
         (
+            "names that part one after the other",
+            repeated(
+                "{",
+                |text, number| {
+                    let (len, end) = if number % 2 == 0 { (9000, 'x') } else { (7 * number / 2, 'a') };
+                    let long = "x".repeat(usize::try_from(len).unwrap());
+                    write!(text, r#""{long}{end}{number}":{tensor}"#).unwrap();
+                },
+                "}",
+            ),
+            "TrailingBytes",
+        ),
+        (
             "dtypes nobody knows",
             repeated(
                 "{",
@@ -312,7 +325,10 @@ fn huge_headers_cost_what_is_promised() {
         assert_eq!(cost.outcome, expected, "{label}");
         check(label, header.len().try_into().unwrap(), &cost);
     }
-    let path = folder.path().join("model.safetensors.index.json");
+    // Far down, where each path that is made takes nearly a page.
+    let deep = folder.path().join(vec!["d".repeat(250); 14].join("/"));
+    std::fs::create_dir_all(&deep).unwrap();
+    let path = deep.join("model.safetensors.index.json");
     for (label, text, expected) in expensive_indices() {
         std::fs::write(&path, &text).unwrap();
         let cost = measured(&path);

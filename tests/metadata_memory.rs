@@ -105,13 +105,19 @@ fn write_file(path: &Path, tensors: impl Iterator<Item = (String, &'static [u64]
 
 /// What a checkpoint took and what the plan said that it takes.
 fn check(what: &str, path: &Path, map: &LayerMap) {
+    let before = LIVE.load(Ordering::Relaxed);
     let open_and_plan = || {
         let checkpoint = Checkpoint::open(path).unwrap();
+        let (held, described) = (LIVE.load(Ordering::Relaxed) - before, checkpoint.metadata_bytes() as usize);
+        assert!(held <= described + MIB / 16, "{what}: {held} bytes are held, {described} were described");
+        assert!(
+            described <= held + held / 4 + MIB / 4,
+            "{what}: {described} bytes were described, {held} are held"
+        );
         let loader = Loader::builder(Target::None).host_budget(BUDGET_BYTES).layer_map(map.clone()).build();
         let plan = loader.unwrap().plan(&checkpoint).unwrap();
         (checkpoint, plan)
     };
-    let before = LIVE.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);
     let (checkpoint, plan) = open_and_plan();
     let measured = PEAK.load(Ordering::Relaxed) - before;
@@ -200,6 +206,16 @@ fn the_terms_cover_what_is_held_at_the_highest() {
     check_file("four lists each", &mut names(|number| format!("{number}.{number}.{number}.{number}.w")));
     check_file("no two alike", &mut names(|number| format!("h.{}.m{number}.w", number / 4)));
 
+    // Not in order, so that they have to be sorted.
+    let words = |last: &str| {
+        let keys = (0..TENSORS).map(|number| format!(r#""k{}":"","#, number * 7919 % TENSORS));
+        keys.collect::<String>() + last
+    };
+    write_words(&path, "", &words(r#""z":"""#));
+    check("free text", &path, &map);
+    write_words(&path, &words(""), "");
+    check("unknown fields", &path, &map);
+
     write_file(&path, names(flat));
     let order = format!("order = [\"{}\"]\n[groups]\nmine = [\"{}\"]", flat(77), flat(78));
     check("order of an override", &path, &LayerMap::parse(&order).unwrap());
@@ -208,6 +224,11 @@ fn the_terms_cover_what_is_held_at_the_highest() {
     let shards = folder.path().join("shards");
     write_shards(&shards, 500);
     check("many shards", &shards, &map);
+    let index = shards.join("model.safetensors.index.json");
+    let text = std::fs::read_to_string(&index).unwrap();
+    std::fs::write(&index, text.replacen('{', &format!("{{{}", words("").replace(r#":"""#, ":1")), 1))
+        .unwrap();
+    check("a talkative index", &shards, &map);
     let pipeline = folder.path().join("pipeline");
     let components = ["transformer", "text_encoder", "vae"];
     std::fs::create_dir(&pipeline).unwrap();
@@ -219,6 +240,16 @@ fn the_terms_cover_what_is_held_at_the_highest() {
         write_file(&pipeline.join(name).join("diffusion_pytorch_model.safetensors"), tensors);
     }
     check("pipeline", &pipeline, &map);
+}
+
+/// Writes one tensor of one byte, with these fields before its own and this `__metadata__`: lists of keys and values as JSON spells them.
+fn write_words(path: &Path, fields: &str, metadata: &str) {
+    let tensor = r#""dtype":"U8","shape":[1],"data_offsets":[0,1]"#;
+    let header = format!(r#"{{"__metadata__":{{{metadata}}},"layers.0.w":{{{fields}{tensor}}}}}"#);
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header.as_bytes());
+    file.push(7);
+    std::fs::write(path, file).unwrap();
 }
 
 /// A set of files with an index.

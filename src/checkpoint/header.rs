@@ -93,6 +93,7 @@ impl<R: Read> HeaderParser<'_, R> {
             self.add(name, fields)?;
         }
         self.json.finish().map_err(|fault| self.fault(fault, Place::Header))?;
+        self.table.note_beside(keys.held());
         Ok(metadata.unwrap_or_default())
     }
 
@@ -105,7 +106,8 @@ impl<R: Read> HeaderParser<'_, R> {
     fn metadata(&mut self) -> Result<FileMetadata, CheckpointError> {
         let mut metadata = FileMetadata::default();
         self.metadata_entries(&mut metadata).map_err(|fault| self.fault(fault, Place::Metadata))?;
-        metadata.finish().map_err(|key| self.fault(JsonFault::Duplicate(key), Place::Metadata))?;
+        let held = metadata.finish();
+        self.table.note_beside(held.map_err(|key| self.fault(JsonFault::Duplicate(key), Place::Metadata))?);
         Ok(metadata)
     }
 

@@ -19,7 +19,7 @@ use super::options::OpenOptions;
 use super::path_rule;
 use super::tensor::Span;
 use super::text_sort::sort_by_text;
-use crate::footprint::{block_bytes, list_bytes};
+use crate::footprint::{Held, block_bytes, list_bytes};
 use crate::units::{ByteRange, to_u64};
 
 /// Files of one checkpoint, at most. The largest seen have a few hundred; a hostile index could list millions,
@@ -35,6 +35,8 @@ pub(super) struct WeightMap {
     files: Vec<Span>,
     /// `metadata.total_size` as it is spelled, if it is a number.
     pub(super) total_size: Option<String>,
+    /// The most that was held while it was read, and with it.
+    read_peak_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +80,18 @@ impl WeightMap {
         block_bytes(to_u64(self.text.capacity())) + list_bytes(&self.entries) + list_bytes(&self.files)
     }
 
+    /// The most that was held while it was read, itself among it, in bytes.
+    pub(super) fn read_peak_bytes(&self) -> u64 {
+        self.read_peak_bytes
+    }
+
+    /// Notes what is held beside it while it grows.
+    fn note_beside(&mut self, scratch: Held) {
+        let text_bytes = block_bytes(to_u64(self.text.capacity()));
+        let held = scratch.grown(text_bytes).grown_list(&self.entries);
+        self.read_peak_bytes = self.read_peak_bytes.max(held.peak_bytes());
+    }
+
     fn spelled(&self, span: Span) -> &str {
         &self.text[span.range()]
     }
@@ -90,6 +104,8 @@ impl WeightMap {
         let text = &self.text;
         let spelled = |span: Span| &text[span.range()];
         let sorted = sort_by_text(&mut self.entries, |entry| spelled(entry.tensor).as_bytes());
+        let held_bytes = self.heap_bytes() + sorted.held_bytes;
+        self.read_peak_bytes = self.read_peak_bytes.max(held_bytes);
         if let Some(entry) = sorted.duplicate {
             return Err(spelled(entry.tensor).to_owned());
         }
@@ -143,6 +159,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
         }
         self.json.finish().map_err(|fault| index_fault(self.path, fault))?;
         self.keys.close().map_err(|key| index_fault(self.path, JsonFault::Duplicate(key)))?;
+        self.map.note_beside(self.keys.held());
         // The keys are no longer needed, and the next step needs memory.
         self.keys = OpenKeys::default();
         self.check_kind()?;

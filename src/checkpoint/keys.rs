@@ -3,7 +3,8 @@
 //! Flat: one text and one list for all levels, so that a hostile value costs a small multiple of its length.
 
 use super::text_sort::sort_by_text;
-use crate::units::to_usize;
+use crate::footprint::{Held, block_bytes};
+use crate::units::{to_u64, to_usize};
 
 /// Keys of all open objects. See the module's text.
 #[derive(Debug, Default)]
@@ -12,6 +13,8 @@ pub(super) struct OpenKeys {
     text: String,
     /// Start and end of each key in `text`.
     keys: Vec<(u32, u32)>,
+    /// The most that sorting held beside them.
+    sorting_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -88,12 +91,20 @@ impl OpenKeys {
         let text = &self.text;
         let spelled = |(start, end): (u32, u32)| &text[to_usize(u64::from(start))..to_usize(u64::from(end))];
         let keys = &mut self.keys[level.key_count..];
-        if let Some(key) = sort_by_text(keys, |key| spelled(key).as_bytes()).duplicate {
+        let sorted = sort_by_text(keys, |key| spelled(key).as_bytes());
+        self.sorting_bytes = self.sorting_bytes.max(sorted.held_bytes);
+        if let Some(key) = sorted.duplicate {
             return Err(spelled(key).to_owned());
         }
         self.keys.truncate(level.key_count);
         self.text.truncate(level.text_len);
         Ok(())
+    }
+
+    /// The most that was held until now.
+    pub(super) fn held(&self) -> Held {
+        let lists = Held::default().grown_list(&self.levels).grown_list(&self.keys);
+        lists.grown(block_bytes(to_u64(self.text.capacity()))).and(self.sorting_bytes)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::text_sort::sort_by_text;
+use crate::footprint::{Held, block_bytes};
 use crate::units::{to_u64, to_usize};
 
 /// The `__metadata__` of one file: a small map of texts, sorted by key. Empty if the file has none.
@@ -67,19 +68,22 @@ impl FileMetadata {
         Some(())
     }
 
-    /// Sorts the entries and gives back spare memory.
+    /// Sorts the entries and gives back spare memory. Returns what was held until then.
     ///
     /// # Errors
     /// A key that stands twice.
-    pub(super) fn finish(&mut self) -> Result<(), String> {
+    pub(super) fn finish(&mut self) -> Result<Held, String> {
         let mut entries = std::mem::take(&mut self.entries);
-        if let Some(entry) = sort_by_text(&mut entries, |entry| self.key(entry).as_bytes()).duplicate {
+        let sorted = sort_by_text(&mut entries, |entry| self.key(entry).as_bytes());
+        if let Some(entry) = sorted.duplicate {
             return Err(self.key(entry).to_owned());
         }
+        let text_bytes = block_bytes(to_u64(self.text.capacity()));
+        let held = Held::default().grown_list(&entries).grown(text_bytes).and(sorted.held_bytes);
         entries.shrink_to_fit();
         self.entries = entries;
         self.text.shrink_to_fit();
-        Ok(())
+        Ok(held)
     }
 
     /// Memory held, in bytes.
@@ -106,7 +110,7 @@ mod tests {
             metadata.text().push_str(value);
             metadata.entry_is_complete(middle).unwrap();
         }
-        metadata.finish().map(|()| metadata)
+        metadata.finish().map(|_| metadata)
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! A checkpoint has one part, a pipeline one per component. Files are opened one after the other, at most two
 //! at a time, however many there are. All problems of a set are collected before it is refused.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,8 +28,10 @@ pub(super) fn open(path: &Path, options: &OpenOptions) -> Result<Checkpoint, Che
     let mut notes = Vec::new();
     let parts = parts(path, options, &mut notes)?;
     let mut meter = Meter::default();
-    let maps = parts.iter().filter_map(|part| part.index.as_ref());
-    meter.keep(Held::default().and(maps.map(|(_, map)| map.heap_bytes()).sum()));
+    for (_, map) in parts.iter().filter_map(|part| part.index.as_ref()) {
+        meter.note(Held::default().and(map.read_peak_bytes()));
+        meter.keep(Held::default().and(map.heap_bytes()));
+    }
     let mut set = Set { options, table: TensorTable::default(), shards: Vec::new(), notes, meter };
     let mut problems = Vec::new();
     for part in &parts {
@@ -65,8 +68,9 @@ fn report(mut problems: Vec<CheckpointError>) -> Result<(), CheckpointError> {
 struct Part {
     /// Put before the names of its tensors.
     prefix: String,
+    /// Files that no index lists.
     files: Vec<PathBuf>,
-    /// The index that lists the files, if one does.
+    /// The index that lists the files, if one does. Their paths are made one at a time: an index of a MiB lists 65 536 of them.
     index: Option<(PathBuf, WeightMap)>,
 }
 
@@ -155,8 +159,7 @@ impl Part {
                 let others = beside.iter().map(String::as_str);
                 let others = others.filter(|other| listed.binary_search(other).is_err());
                 notes.extend(select::not_read(directory, &name, others));
-                let files = listed.iter().map(|file| directory.join(file)).collect();
-                Ok(Self { prefix, files, index: Some((path, map)) })
+                Ok(Self { prefix, files: Vec::new(), index: Some((path, map)) })
             }
             Choice::Pipeline(path) => {
                 let found = "the index of a pipeline inside a pipeline".to_owned();
@@ -165,17 +168,30 @@ impl Part {
         }
     }
 
+    /// Paths of its files.
+    fn files(&self) -> impl Iterator<Item = Cow<'_, Path>> {
+        let listed = self
+            .index
+            .iter()
+            .flat_map(|(index, map)| map.files().map(|file| Cow::Owned(index.with_file_name(file))));
+        self.files.iter().map(|file| Cow::Borrowed(file.as_path())).chain(listed)
+    }
+
+    fn file_count(&self) -> usize {
+        self.files.len() + self.index.as_ref().map_or(0, |(_, map)| map.files().len())
+    }
+
     /// Refuses the part if files are missing, and names all of them.
     fn check_present(&self) -> Result<(), CheckpointError> {
         let mut problems = Vec::new();
         let mut missing = Vec::new();
         let mut missing_count = 0_u64;
-        for file in &self.files {
+        for file in self.files() {
             match file.metadata() {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 _ => continue,
             }
-            match (file::missing(file), &self.index) {
+            match (file::missing(&file), &self.index) {
                 (CheckpointError::NotFound { .. }, Some(_)) => {
                     missing_count += 1;
                     if missing.len() < LISTED_MAX {
@@ -190,7 +206,7 @@ impl Part {
         if let Some((index, _)) = &self.index
             && missing_count > 0
         {
-            let (path, expected_count) = (index.clone(), to_u64(self.files.len()));
+            let (path, expected_count) = (index.clone(), to_u64(self.file_count()));
             let shards = CheckpointError::MissingShards { path, missing, missing_count, expected_count };
             problems.insert(0, shards);
         }
@@ -212,8 +228,8 @@ impl Set<'_> {
         part.check_present()?;
         let (mark, first_shard) = (self.table.mark(), self.shards.len());
         let mut problems = Vec::new();
-        for path in &part.files {
-            match file::read(path, &part.prefix, self.options, &mut self.table) {
+        for path in part.files() {
+            match file::read(&path, &part.prefix, self.options, &mut self.table) {
                 Ok(shard) => self.shards.push(shard),
                 Err(problem) => problems.push(problem),
             }
@@ -225,7 +241,7 @@ impl Set<'_> {
         self.meter.note(self.table.held());
         self.table.merge_names(mark);
         // Within one file they were found.
-        if part.files.len() > 1 {
+        if part.file_count() > 1 {
             report(self.duplicates(mark).into_iter().collect())?;
         }
         if let Some((path, map)) = &part.index {

@@ -169,8 +169,8 @@ pub(crate) struct TensorTable {
     by_name: Vec<u32>,
     /// The id after the last of each file.
     file_ends: Vec<u32>,
-    /// The most that sorting names held beside the table.
-    sorting_bytes: u64,
+    /// The most that was held beside the table while it was made: keys of unknown fields, free text, names that were sorted.
+    beside_bytes: u64,
 }
 
 impl TensorTable {
@@ -259,11 +259,16 @@ impl TensorTable {
             + to_u64(self.file_ends.capacity() * size_of::<u32>())
     }
 
-    /// What the arrays take while they grow, and sorting with them.
+    /// What the arrays take while they grow, and what was held beside them.
     pub(super) fn held(&self) -> Held {
         let lists = Held::default().grown_list(&self.records).grown_list(&self.dims);
         let named = lists.grown(block_bytes(to_u64(self.names.capacity()))).grown_list(&self.by_name);
-        named.grown_list(&self.opaque_names).grown_list(&self.file_ends).and(self.sorting_bytes)
+        named.grown_list(&self.opaque_names).grown_list(&self.file_ends).and(self.beside_bytes)
+    }
+
+    /// Notes what was held for a moment beside the table.
+    pub(super) fn note_beside(&mut self, scratch: Held) {
+        self.beside_bytes = self.beside_bytes.max(scratch.peak_bytes());
     }
 
     /// Where the arrays end now.
@@ -303,7 +308,7 @@ impl TensorTable {
         let text_of = |id: u32| &names.as_bytes()[records[to_usize(u64::from(id))].name.range()];
         self.by_name.extend(file_start..file_end);
         let sorted = sort_by_text(&mut self.by_name[mark.by_name..], text_of);
-        self.sorting_bytes = self.sorting_bytes.max(sorted.held_bytes);
+        self.beside_bytes = self.beside_bytes.max(sorted.held_bytes);
         if let Some(id) = sorted.duplicate {
             return Err(LayoutFault::Duplicate(self.name_of(id).to_owned()));
         }

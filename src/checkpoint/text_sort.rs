@@ -1,7 +1,7 @@
 //! Sorts names. They share long beginnings (`model.layers.`), which a sort by comparison reads again for every pair.
 //!
-//! Here each name is read once: what all of a group agree on is skipped, then seven bytes at a time tell them apart. Linear
-//! in the text where comparing is not, whatever the names are.
+//! Here what all of a group agree on is skipped, then seven bytes at a time tell them apart. Linear in the text where comparing
+//! is not, whatever the names are: each byte is read a few times at most.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -13,6 +13,9 @@ const WINDOW_BYTES: usize = 7;
 
 /// The last byte of a window's key where the text goes on behind the window.
 const GOES_ON: u8 = 8;
+
+/// How far is looked for what all agree on, at first. From there on by doubling: no more than twice what is found is read, or this.
+const FIRST_LOOK_BYTES: usize = 64;
 
 /// So few are compared with each other.
 const FEW: usize = 16;
@@ -41,7 +44,7 @@ pub(super) fn sort_by_text<'t, T: Copy>(items: &mut [T], text_of: impl Fn(T) -> 
     }
     // The keys, and the groups that are still open, in a list that grew.
     let part = items.len().min(PART);
-    let mut held_bytes = items_bytes::<(u64, T)>(part) + items_bytes::<Group>(3 * part / FEW);
+    let mut held_bytes = items_bytes::<(u64, T)>(part) + items_bytes::<Group>((3 * part / FEW).max(1));
     if items.len() > PART {
         // It finds the sorted parts and merges them.
         items.sort_by(|&left, &right| noting_equals(text_of(left), text_of(right), &mut has_equals));
@@ -72,8 +75,7 @@ fn sort_part<'t, T: Copy>(items: &mut [T], text_of: impl Fn(T) -> &'t [u8]) -> b
         let mut end = range.start;
         let alike = &mut keyed[range];
         let rest = |item: T| &text_of(item)[agreed..];
-        let sample = rest(alike[0].1);
-        let shared = alike.iter().map(|&(_, item)| agreed_len(sample, rest(item))).min().unwrap_or(0);
+        let shared = all_agree_len(alike.iter().map(|&(_, item)| rest(item)));
         for (key, item) in alike.iter_mut() {
             *key = window_key(&rest(*item)[shared..]);
         }
@@ -101,6 +103,21 @@ fn sort_part<'t, T: Copy>(items: &mut [T], text_of: impl Fn(T) -> &'t [u8]) -> b
         *item = sorted;
     }
     has_equals
+}
+
+/// How many bytes all texts begin with alike. Of one that soon differs, the others are not read to their ends.
+fn all_agree_len<'t>(texts: impl Iterator<Item = &'t [u8]> + Clone) -> usize {
+    let Some(sample) = texts.clone().next() else { return 0 };
+    let (mut agreed, mut look_bytes) = (0, FIRST_LOOK_BYTES);
+    loop {
+        let looked_at = &sample[agreed..sample.len().min(agreed + look_bytes)];
+        let least = texts.clone().map(|text| agreed_len(looked_at, &text[agreed..])).min().unwrap_or(0);
+        agreed += least;
+        if least < look_bytes {
+            return agreed;
+        }
+        look_bytes *= 2;
+    }
 }
 
 /// A number that sorts as the first bytes of a text do. Its last byte is the length, as far as the window sees it: a text

@@ -31,6 +31,9 @@ mod progress;
 mod report;
 mod signals;
 mod sizes;
+#[cfg(test)]
+#[path = "../../../tests/common/skipped.rs"]
+mod skipped;
 mod small_file;
 mod source;
 mod strategies;
@@ -54,6 +57,7 @@ use problem::{Code, Problem};
 use report::{CommandName, Report};
 
 fn main() -> ExitCode {
+    signals::outlive_file_size_limit();
     let given: Vec<OsString> = std::env::args_os().collect();
     if given.get(1).is_some_and(|word| word == worker::ARGUMENT) {
         return worker::main();

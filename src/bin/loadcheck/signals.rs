@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, TrySendError, bounded};
 use rustix::process::{Signal, kill_process};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use crate::exit::Exit;
@@ -24,6 +24,13 @@ pub(crate) const ASKING_TO_STOP: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
 /// How long the program may go on writing its report after a signal that came too late for the measurement.
 const LAST_WORDS_PATIENCE: Duration = Duration::from_millis(500);
+
+/// Lets a write beyond the limit of a file's size (`RLIMIT_FSIZE`) be an error like any other: left alone, the signal that comes with
+/// it ends the process without a word. A handler that does nothing, and not the signal ignored: what this program starts would inherit that.
+pub(crate) fn outlive_file_size_limit() {
+    // Where there can be no handler, all is as it was.
+    drop(signal_hook::flag::register(SIGXFSZ, Arc::default()));
+}
 
 /// Signals that ask the program to stop, as they come in.
 #[derive(Debug)]

@@ -5,13 +5,42 @@ use std::io::{self, Write};
 use serde::Serialize;
 use serde_json::json;
 
+use super::escape::is_harmful;
 use super::{compared, leaked};
 use crate::listing::Layer;
 use crate::report::{Check, CommandName, ConvertFile, Difference, Fitted, Report, Run, Synth, Try};
 
+/// Writes JSON on, and in it what a terminal would obey or hide as `\u009b`: serde does that below 0x20 only. Such characters stand in
+/// strings and nowhere else, but for the newlines that indent, and each string comes in writes of whole characters.
+struct Visible<'a>(&'a mut dyn Write);
+
+impl Write for Visible<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let is_to_escape = |character: char| character != '\n' && is_harmful(character);
+        match str::from_utf8(bytes) {
+            Ok(text) if !text.is_ascii() || text.contains('\u{7f}') => {
+                for part in text.split_inclusive(is_to_escape) {
+                    let harmful = part.chars().next_back().filter(|&last| is_to_escape(last));
+                    let plain_len = part.len() - harmful.map_or(0, char::len_utf8);
+                    self.0.write_all(&part.as_bytes()[..plain_len])?;
+                    for unit in harmful.iter().flat_map(|last| last.encode_utf16(&mut [0; 2]).to_vec()) {
+                        write!(self.0, "\\u{unit:04x}")?;
+                    }
+                }
+            }
+            _ => self.0.write_all(bytes)?,
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 /// Writes the whole report, indented.
 pub(crate) fn write_json(report: &Report, to: &mut dyn Write) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *to, report)?;
+    serde_json::to_writer_pretty(Visible(to), report)?;
     to.write_all(b"\n")
 }
 
@@ -42,7 +71,7 @@ pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Resul
         parts: impl IntoIterator<Item = T>,
     ) -> io::Result<()> {
         for fields in parts {
-            serde_json::to_writer(&mut *to, &Line { schema: &report.schema, kind, fields })?;
+            serde_json::to_writer(Visible(to), &Line { schema: &report.schema, kind, fields })?;
             to.write_all(b"\n")?;
         }
         Ok(())
@@ -181,12 +210,18 @@ fn check_row(check: &Check) -> Vec<String> {
     let text =
         |text: &Option<String>| text.as_deref().map(super::escape::escape).unwrap_or_default().into_owned();
     let found = super::escape::escape(&check.found).into_owned();
-    vec![check.check.clone(), state, found, text(&check.consequence), text(&check.fix)]
+    vec![
+        super::escape::escape(&check.check).into_owned(),
+        state,
+        found,
+        text(&check.consequence),
+        text(&check.fix),
+    ]
 }
 
 fn synth_row(synth: &Synth) -> Vec<String> {
     let numbers = [synth.bytes, synth.files, synth.tensors].map(|number| number.to_string());
-    let mut row = vec![synth.model.clone(), synth.target.clone()];
+    let mut row = [&synth.model, &synth.target].map(|name| super::escape::escape(name).into_owned()).to_vec();
     row.extend(numbers);
     row.push(synth.seconds.to_string());
     row

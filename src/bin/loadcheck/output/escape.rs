@@ -5,34 +5,44 @@ use std::borrow::Cow;
 /// `text` without anything that moves the cursor, changes colours, hides or reorders what is printed: such
 /// characters appear as `\u{1b}`. Everything else, other scripts included, stays as it is.
 pub(crate) fn escape(text: &str) -> Cow<'_, str> {
-    if !text.chars().any(is_harmful) {
-        return Cow::Borrowed(text);
-    }
-    let mut safe = String::with_capacity(text.len() + 8);
-    for character in text.chars() {
-        if is_harmful(character) {
-            safe.extend(character.escape_unicode());
+    if text.chars().any(is_harmful) { Cow::Owned(visible(text).collect()) } else { Cow::Borrowed(text) }
+}
+
+/// What [`escape`] makes of a text, one character after the other.
+fn visible(text: &str) -> impl Iterator<Item = char> {
+    text.chars().flat_map(|character| {
+        let (escaped, plain) = if is_harmful(character) {
+            (Some(character.escape_unicode()), None)
         } else {
-            safe.push(character);
-        }
-    }
-    Cow::Owned(safe)
+            (None, Some(character))
+        };
+        escaped.into_iter().flatten().chain(plain)
+    })
 }
 
 /// `text` escaped, and if that takes more than `characters_max` characters, with its middle left out: a name in a message
 /// may be as long as a file's author likes.
 pub(crate) fn escape_and_cut(text: &str, characters_max: usize) -> Cow<'_, str> {
     const GAP: &str = " ... ";
-    let safe = escape(text);
-    let count = safe.chars().count();
-    if count <= characters_max {
-        return safe;
+    // No byte becomes more than six characters (DEL does). Of what is longer, the middle is not looked at.
+    if text.len() <= characters_max / 6 || visible(text).nth(characters_max).is_none() {
+        return escape(text);
     }
     let kept = characters_max.saturating_sub(GAP.len());
     let (head, tail) = (kept - kept / 3, kept / 3);
-    let beginning = safe.chars().take(head);
-    let end = safe.chars().skip(count - tail);
+    let beginning = visible(text).take(head);
+    let last = text.char_indices().rev().take(tail).last().map_or("", |(start, _)| &text[start..]);
+    let end = visible(last).skip(visible(last).count() - tail);
     Cow::Owned(beginning.chain(GAP.chars()).chain(end).collect())
+}
+
+/// The most characters of a cell of a table, escaped: a name may be as long as a file's author likes, and laying out a table takes
+/// the square of that.
+const CELL_CHARACTERS_MAX: usize = 1024;
+
+/// A text for a cell of a table, escaped and cut.
+pub(crate) fn cell(text: &str) -> Cow<'_, str> {
+    escape_and_cut(text, CELL_CHARACTERS_MAX)
 }
 
 /// Control characters (C0, DEL, C1), line and paragraph separators, direction marks and overrides, invisible

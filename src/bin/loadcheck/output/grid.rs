@@ -2,7 +2,7 @@
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 
-use super::escape::escape;
+use super::escape;
 
 /// Columns are left aligned unless told otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +14,8 @@ pub(crate) enum Align {
 }
 
 /// Lays out rows under a header, one string a line, no trailing blanks. Columns that are empty throughout are left
-/// out. With a width, long cells of the last columns wrap inside it. Cells are escaped.
+/// out. With a width, long cells of the last columns wrap inside it. Cells are escaped, and
+/// very long ones cut.
 pub(crate) fn grid(header: &[(&str, Align)], rows: &[Vec<String>], width: Option<u16>) -> Vec<String> {
     let used: Vec<usize> = (0..header.len())
         .filter(|column| rows.iter().any(|row| row.get(*column).is_some_and(|cell| !cell.is_empty())))
@@ -26,7 +27,7 @@ pub(crate) fn grid(header: &[(&str, Align)], rows: &[Vec<String>], width: Option
     }
     let cell = |text: &str, align| {
         let alignment = if align == Align::Right { CellAlignment::Right } else { CellAlignment::Left };
-        Cell::new(escape(text)).set_alignment(alignment)
+        Cell::new(escape::cell(text)).set_alignment(alignment)
     };
     let has_header = header.iter().any(|(title, _)| !title.is_empty());
     if has_header {
@@ -48,6 +49,16 @@ pub(crate) fn grid(header: &[(&str, Align)], rows: &[Vec<String>], width: Option
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A name without a place to break, each of whose characters is shown as six.
+    #[test]
+    fn a_name_of_any_length_is_laid_out_at_once() {
+        let row = vec!["\u{7f}".repeat(1 << 16), "1 MiB".to_owned()];
+        let started = std::time::Instant::now();
+        let lines = grid(&[("", Align::Left), ("", Align::Right)], &[row], Some(80));
+        assert!(started.elapsed().as_secs() < 2, "{:?}", started.elapsed());
+        assert!(lines.len() < 40 && lines.concat().contains(" ... "), "{} lines", lines.len());
+    }
 
     #[test]
     fn columns_line_up_and_empty_ones_vanish() {

@@ -230,12 +230,12 @@ fn words(line: &str) -> String {
 
 /// Text inside back quotes in a table.
 pub(super) fn code(text: &str) -> String {
-    escape(text).replace('`', "'").replace('|', "\\|")
+    super::escape::cell(text).replace('`', "'").replace('|', "\\|")
 }
 
 /// Text in a table.
 pub(super) fn cell(text: &str) -> String {
-    escape(text).replace('|', "\\|").replace('<', "&lt;")
+    super::escape::cell(text).replace('|', "\\|").replace('<', "&lt;")
 }
 
 /// What a GitHub Actions step prints: failures as workflow commands, so that they become annotations.

@@ -90,7 +90,10 @@ fn owned_tensors_have_the_bytes_of_their_files() {
         }
         assert_eq!(counted.arrived_bytes, checkpoint.tensor_bytes(), "{habit:?}");
         if habit == Habit::Direct && !counted.notes.is_empty() {
-            println!("SKIPPED: this file system is not read past its cache: {:?}", counted.notes);
+            crate::skipped::skipped(format!(
+                "this file system is not read past its cache: {:?}",
+                counted.notes
+            ));
         }
         let dropped = load(habit, &checkpoint, &all(&checkpoint), false, &mut Counted::default()).unwrap();
         assert!(dropped.owned.is_empty());

@@ -322,7 +322,7 @@ impl Mount {
         let arguments = ["-t", kind, "-o", options, kind];
         let mounted = Command::new("mount").args(arguments).arg(&path).output();
         if !mounted.is_ok_and(|output| output.status.success()) {
-            eprintln!("SKIPPED: mounting {kind} ({options}) is not permitted here, so this was not checked");
+            crate::skipped::skipped(format!("mounting {kind} ({options}) is not permitted here"));
             return None;
         }
         Some(Self { path, _directory: directory })

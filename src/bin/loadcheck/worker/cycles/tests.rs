@@ -184,7 +184,7 @@ fn scenario_pinned() {
         is_refused |= unsafe { libc::mlock(bytes.as_ptr().cast(), bytes.len()) } != 0;
     });
     if is_refused {
-        println!("skipped: so much memory cannot be locked here");
+        crate::skipped::skipped("so much memory cannot be locked here");
         return;
     }
     assert_eq!(leaks(&found), ["host", "rss", "pinned"], "{found:?}");
