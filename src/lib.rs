@@ -126,6 +126,10 @@ pub mod convert;
 
 pub mod probe;
 
+#[cfg(test)]
+#[path = "../tests/common/skipped.rs"]
+mod skipped;
+
 /// For `benches/ring.rs` alone: no part of the interface.
 #[cfg(not(loom))]
 #[doc(hidden)]

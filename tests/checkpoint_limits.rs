@@ -1,10 +1,12 @@
 //! Sets at the edge: texts over the limit, more files than anybody has, names that are almost those of a numbered set, and files that
 //! the system refuses to open.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on panics, or says so")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 #[path = "common/safetensors_file.rs"]
 mod safetensors_file;
+#[path = "common/skipped.rs"]
+mod skipped;
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileTypeExt, symlink};
@@ -12,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use onelayer::checkpoint::{Checkpoint, CheckpointError, FileKind, HubCache, OpenOptions};
 use safetensors_file::{FileBuilder, index};
+use skipped::skipped;
 
 /// The most files of a checkpoint.
 const FILES_MAX: usize = 1 << 16;
@@ -147,7 +150,7 @@ fn what_the_system_refuses_is_said_with_its_reason() {
             other => panic!("{other}"),
         }
     } else {
-        println!("SKIPPED: no file here that nobody may read");
+        skipped("no file here that nobody may read");
     }
     let is_block_device =
         |path: &PathBuf| fs::metadata(path).is_ok_and(|data| data.file_type().is_block_device());
@@ -155,6 +158,6 @@ fn what_the_system_refuses_is_said_with_its_reason() {
     match device.map(|device| Checkpoint::open(device).unwrap_err()) {
         Some(CheckpointError::NotRegular { found, .. }) => assert_eq!(found, FileKind::BlockDevice),
         Some(other) => panic!("{other}"),
-        None => println!("SKIPPED: no block device here"),
+        None => skipped("no block device here"),
     }
 }

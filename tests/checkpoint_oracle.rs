@@ -118,6 +118,7 @@ fn mutation() -> impl Strategy<Value = Mutation> {
         (0..400_usize, prop::sample::select(b" \t\n\"\\{}[],:0-.e\0\xef\xff\x01".to_vec()))
             .prop_map(|(at, byte)| Mutation::Insert(at, byte)),
         (0..400_usize).prop_map(Mutation::Remove),
+        (0..400_usize).prop_map(Mutation::Edge),
     ]
 }
 

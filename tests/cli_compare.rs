@@ -2,7 +2,6 @@
 //! is looked at before every run; what fails is a row.
 #![cfg(feature = "cli")]
 #![allow(
-    clippy::print_stdout,
     clippy::unwrap_used,
     clippy::as_conversions,
     clippy::cast_lossless,
@@ -22,6 +21,7 @@ use cli_support::{
     assert_code, children, eventually, is_alive, json, loadcheck, run, stderr, stdout, workplace,
     write_sparse,
 };
+use common::skipped::skipped;
 use common::{TestTensor, write_file};
 use onelayer::probe::ChildGroup;
 use serde_json::Value;
@@ -329,7 +329,7 @@ fn limited(limit_bytes: u64) -> Option<(ChildGroup, String)> {
             Some((group, format!("echo 0 > '{}' && exec \"$@\"", procs.display())))
         }
         Err(error) => {
-            println!("SKIPPED: no control group can be made here: {error}");
+            skipped(format_args!("no control group can be made here: {error}"));
             None
         }
     }
@@ -400,7 +400,7 @@ fn the_page_cache_is_looked_at_before_every_run() {
                     reached += u64::from((share - expected).abs() < 0.01);
                 }
                 None => {
-                    eprintln!("this kernel does not tell what is cached: unchecked");
+                    skipped("this kernel does not tell what is cached");
                     return;
                 }
             }
@@ -420,7 +420,7 @@ fn a_run_that_was_not_cold_is_said() {
         sum(mapped[::4096])\nprint('mapped', flush=True)\ntime.sleep(60)";
     let started = Command::new("python3").args(["-c", python]).arg(&path).stdout(Stdio::piped()).spawn();
     let Ok(mut holder) = started else {
-        println!("SKIPPED: there is no python3 here");
+        skipped("there is no python3 here");
         return;
     };
     let mut line = [0; 7];

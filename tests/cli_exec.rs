@@ -15,6 +15,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use cli_support::{assert_code, children, eventually, is_alive, json, loadcheck, stderr, stdout, workplace};
+use common::skipped::skipped;
 
 const MIB: u64 = 1 << 20;
 
@@ -194,7 +195,7 @@ fn processes_of_another_namespace_are_not_taken_for_those_of_the_command() {
         .output()
         .unwrap();
     if stderr(&output).contains("unshare failed") {
-        println!("skipped: no namespace of process ids can be made here");
+        skipped("no namespace of process ids can be made here");
         return;
     }
     assert_code(&output, 0);

@@ -6,8 +6,7 @@
     clippy::unwrap_used,
     clippy::as_conversions,
     clippy::cast_lossless,
-    clippy::print_stdout,
-    reason = "a test that cannot go on panics, one that cannot begin says so"
+    reason = "a test that cannot go on panics"
 )]
 
 mod cli_support;
@@ -21,6 +20,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use cli_support::{assert_code, children, eventually, is_alive, json, loadcheck, stderr, stdout, workplace};
+use common::skipped::skipped;
 use common::{TestTensor, write_file};
 use onelayer::probe::{ChildGroup, Procfs, residency};
 use serde_json::Value;
@@ -32,7 +32,7 @@ fn can_try_limits() -> bool {
     match ChildGroup::create(Some(1 << 30)) {
         Ok(_) => true,
         Err(error) => {
-            println!("skipped: {error}");
+            skipped(error);
             false
         }
     }
@@ -336,7 +336,7 @@ fn slips_are_refused_before_anything_runs() {
 fn without_control_groups_it_says_what_to_do() {
     let place = workplace();
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become somebody who may not make groups");
+        skipped("only root can become somebody who may not make groups");
         return;
     }
     for folder in [place.path(), &place.path().join("model")] {
@@ -348,11 +348,11 @@ fn without_control_groups_it_says_what_to_do() {
         .current_dir(place.path())
         .output();
     let Ok(output) = output else {
-        println!("skipped: no setpriv");
+        skipped("no setpriv");
         return;
     };
     if output.status.code() == Some(127) || output.status.code() == Some(126) {
-        println!("skipped: nobody may not run the program where it is: {}", stderr(&output));
+        skipped(format_args!("nobody may not run the program where it is: {}", stderr(&output)));
         return;
     }
     assert_code(&output, 4);

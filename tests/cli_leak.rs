@@ -1,11 +1,6 @@
 //! `loadcheck leak`: what does not grow passes, whatever is planted is found, and it ends as the table of exit codes says.
 #![cfg(feature = "cli")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::as_conversions,
-    clippy::print_stdout,
-    reason = "a test that cannot go on panics, or says why"
-)]
+#![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 mod cli_support;
 mod common;
@@ -14,6 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use cli_support::{assert_code, json, loadcheck, run, stderr, stdout, workplace};
+use common::skipped::skipped;
 use common::{TestTensor, write_file};
 use serde_json::Value;
 
@@ -182,7 +178,7 @@ for cycle in range(40):
 #[test]
 fn a_server_that_goes_on_is_measured_at_each_line() {
     if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
-        println!("skipped: there is no python3");
+        skipped("there is no python3");
         return;
     }
     let place = workplace();
@@ -198,7 +194,7 @@ fn a_server_that_goes_on_is_measured_at_each_line() {
         let words = ["model", "--cycles", "27", "--cmd", &command, "--each-line", "^request [0-9]+ done$"];
         let output = leak(place.path(), &words);
         if stderr(&output).contains("cannot lock") {
-            println!("skipped: so much memory cannot be locked here ({kind})");
+            skipped(format_args!("so much memory cannot be locked here ({kind})"));
             continue;
         }
         assert_code(&output, i32::from(!expected.is_empty()));

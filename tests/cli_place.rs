@@ -11,6 +11,7 @@ use std::process::Command;
 
 use cli_support::{assert_code, json, run, stderr, stdout};
 use common::fixture;
+use common::skipped::skipped;
 
 /// A folder with a copy of the small Gemma 2: five layers, the embedding is the head.
 fn place() -> tempfile::TempDir {
@@ -151,7 +152,7 @@ fn transformers_loads_by_the_map() {
     let python = std::env::var("ONELAYER_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let imports = Command::new(&python).args(["-c", "import accelerate, torch, transformers"]).output();
     if !imports.is_ok_and(|output| output.status.success()) {
-        println!("SKIPPED: {python} has no torch, transformers and accelerate: no map was loaded by");
+        skipped(format_args!("{python} has no torch, transformers and accelerate: no map was loaded by"));
         return;
     }
     for (checkpoint, host) in [("gemma2", "8400KiB"), ("llama", "8600KiB"), ("gpt2", "8900KiB")] {

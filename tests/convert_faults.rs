@@ -4,7 +4,7 @@
 //! The tests that run always take every kill point and one error for each call; `--ignored` takes every error, and the calls
 //! on each path apart.
 #![cfg(all(feature = "cli", feature = "convert"))]
-#![allow(clippy::print_stdout, reason = "a test says what it skipped and what it counted")]
+#![allow(clippy::print_stdout, reason = "a test says what it counted")]
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,

@@ -3,7 +3,7 @@
 //!
 //! Needs root, loop devices and mkfs; each file system that cannot be had is named, aloud. Mounts are made in a namespace of their own.
 #![cfg(all(feature = "cli", feature = "convert"))]
-#![allow(clippy::print_stdout, reason = "a test says what it skipped and what it counted")]
+#![allow(clippy::print_stdout, reason = "a test says what it counted")]
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,
@@ -19,6 +19,7 @@ use std::fs;
 use std::process::{Command, Output};
 
 use cli_support::{loadcheck, stderr, stdout};
+use common::skipped::skipped;
 use convert_support::{MANIFEST, Tree, World, differences, run, tree, wrapped};
 
 /// xfs takes no less than 300 MiB. The file is sparse.
@@ -40,7 +41,7 @@ fn can_mount(kind: &str) -> bool {
     let root =
         Command::new("unshare").args(["-m", "true"]).output().is_ok_and(|output| output.status.success());
     if !is_known || !runs(&format!("mkfs.{kind}"), "-V") || !root {
-        println!("SKIPPED {kind}: it takes root, mkfs.{kind} and a kernel with it");
+        skipped(format_args!("{kind}: it takes root, mkfs.{kind} and a kernel with it"));
         return false;
     }
     true

@@ -1,6 +1,5 @@
 //! Folders and names of a target: made durably, whatever their length, and cleared away in an order that network file systems can follow.
 #![cfg(all(feature = "cli", feature = "convert"))]
-#![allow(clippy::print_stdout, reason = "a test says what it skipped")]
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use cli_support::{assert_code, repository, run, stderr, workplace};
+use common::skipped::skipped;
 use serde_json::Value;
 
 /// A folder whose `loadcheck` is the program that was just built.
@@ -80,7 +81,7 @@ fn yaml(path: &Path) -> Option<Vec<Value>> {
 #[test]
 fn the_kubernetes_jobs_convert_part_by_part() {
     let Some(documents) = yaml(&repository("docs/convert/kubernetes-job.yaml")) else {
-        eprintln!("SKIPPED: no python3 with PyYAML here, so the Kubernetes jobs are not run");
+        skipped("no python3 with PyYAML here, so the Kubernetes jobs are not run");
         return;
     };
     let place = workplace();

@@ -3,7 +3,7 @@
 //!
 //! Interruptions are made by strace, at a call that is known: which files are published by then is no accident.
 #![cfg(all(feature = "cli", feature = "convert"))]
-#![allow(clippy::print_stdout, reason = "a test says what it skipped and what it counted")]
+#![allow(clippy::print_stdout, reason = "a test says what it counted")]
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,

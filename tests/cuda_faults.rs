@@ -17,6 +17,7 @@ mod cuda_sim;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use common::{TestTensor, small_decoder, write_sharded};
 use onelayer::load::{LoadError, LoadedLayer};
@@ -48,6 +49,9 @@ fn judge(outcome: &SimOutcome) -> Result<&str, String> {
     }
 }
 
+/// How long a process with a fault may take, from its start to its end, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Fails each call of a load in turn, with each code. A hang is noticed too: no run takes longer than it may.
 fn sweep(way: &str, mode: &str, codes: [u32; 3]) {
     let plain = run(way, mode, |run| run);
@@ -63,7 +67,9 @@ fn sweep(way: &str, mode: &str, codes: [u32; 3]) {
                     Some(next.fetch_add(1, Ordering::Relaxed)).filter(|&job| job < 3 * calls)
                 {
                     let rule = format!("*:{}:{}", 1 + job / 3, codes[job % 3]);
+                    let started = Instant::now();
                     let outcome = run(way, mode, |run| run.fail(&rule).set("SEED", 1 + job));
+                    assert!(started.elapsed() < PATIENCE, "{rule}: {:?}", started.elapsed());
                     let ending = judge(&outcome).unwrap_or_else(|words| panic!("{rule}: {words}"));
                     let kind = ending.split(&[' ', ':'][..]).take(3).collect::<Vec<_>>().join(" ");
                     *endings.lock().unwrap().entry(kind).or_default() += 1;

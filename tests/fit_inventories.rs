@@ -15,6 +15,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use common::skipped::skipped;
 use onelayer::checkpoint::TensorId;
 use onelayer::fit::{CacheType, Demand, DeviceMap, FitPlan, Limits, Tier, Weights, Workload};
 use onelayer::layers::{Layer, LayerKind};
@@ -202,7 +203,7 @@ fn the_first_gpu_is_used_as_well_as_by_accelerate() {
     let python = std::env::var("ONELAYER_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let imports = Command::new(&python).args(["-c", "import accelerate, torch"]).output();
     if !imports.is_ok_and(|output| output.status.success()) {
-        println!("SKIPPED: {python} has no torch and accelerate: no map was compared with theirs");
+        skipped(format_args!("{python} has no torch and accelerate: no map was compared with theirs"));
         return;
     }
     // Every second: accelerate takes its time.

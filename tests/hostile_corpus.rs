@@ -2,7 +2,9 @@
 //! the kernel enforces, with a message that names the file, and never a signal.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::print_stdout, reason = "says what it skips")]
+
+#[path = "common/skipped.rs"]
+mod skipped;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -10,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use onelayer::checkpoint::Checkpoint;
+use skipped::skipped;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_loadcheck");
 /// Seconds of processor time that a case may take, for a build as it is shipped and for one without optimisation. The slowest are twenty
@@ -40,7 +43,7 @@ impl Corpus {
         let root = folder.path().join("corpus");
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/hostile/make.py");
         let Ok(made) = Command::new("python3").arg(script).arg(&root).output() else {
-            println!("SKIPPED: no python3 makes the corpus");
+            skipped("no python3 makes the corpus");
             return None;
         };
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));

@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::skipped::skipped;
 use common::{TestTensor, small_decoder, write_file, write_sharded};
 use onelayer::plan::IoReason;
 use onelayer::{Checkpoint, IoMode, Loader, Target, Window};
@@ -149,7 +150,7 @@ fn a_selection_loads_nothing_else() {
 #[test]
 fn files_on_tmpfs_arrive_and_nothing_is_read_direct() {
     let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {
-        println!("SKIPPED: no /dev/shm to write to");
+        skipped("no /dev/shm to write to");
         return;
     };
     write_sharded(folder.path(), &small_decoder(4, 3_000_000));
@@ -158,7 +159,7 @@ fn files_on_tmpfs_arrive_and_nothing_is_read_direct() {
     let loader = Loader::builder(Target::Host).window(Window::All).build().unwrap();
     let plan = loader.plan(&checkpoint).unwrap();
     if !plan.decisions()[0].file_system.is_some_and(|kind| kind.is_memory()) {
-        println!("SKIPPED: /dev/shm is no tmpfs here");
+        skipped("/dev/shm is no tmpfs here");
         return;
     }
     assert!(plan.decisions().iter().all(|decision| decision.reason == IoReason::Memory), "{plan}");

@@ -25,6 +25,7 @@ use std::time::{Duration, SystemTime};
 
 use cli_support::{in_own_mounts, json, loadcheck, run_command, stderr, wrapped, write_sparse};
 use common::TestTensor;
+use common::skipped::skipped;
 use group::group_or_skip;
 use load_support::{End, SOURCES, World};
 use onelayer::units::MIB;
@@ -55,7 +56,7 @@ fn few_descriptors_are_enough_for_hundreds_of_files() {
 
 /// As somebody who may not lock memory: who may is not limited.
 #[test]
-fn without_memory_that_may_be_locked_it_loads_and_says_so() {
+fn without_memory_that_may_be_locked_it_loads() {
     let world = World::new();
     let place = world.place("unlocked");
     for folder in [world.model.parent().unwrap(), &world.model, &place] {
@@ -131,7 +132,7 @@ fn load_mounted(world: &World, what: &str, script: &str, at: &str) {
         let command = World::load_of(mounted.join(at), io, &place);
         let Some(output) = in_own_mounts(what, &script, &mounted, &command) else { return };
         if output.status.code() == Some(99) {
-            println!("SKIPPED: {what}: it cannot be mounted here: {}", stderr(&output));
+            skipped(format_args!("{what}: it cannot be mounted here: {}", stderr(&output)));
             return;
         }
         assert_delivered(world, &output, &format!("{what}, {io}"));

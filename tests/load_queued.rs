@@ -5,7 +5,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "a test that cannot go on panics, or skips aloud"
+    reason = "a test that cannot go on panics, and repeats what its child says"
 )]
 
 mod common;
@@ -13,6 +13,7 @@ mod common;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
+use common::skipped::{skipped, skipped_by_child};
 use common::{small_decoder, write_sharded};
 use onelayer::source::Queueing;
 use onelayer::{Checkpoint, FloatType, IoMode, LoadReport, Loader, Quantisation, Target};
@@ -33,6 +34,7 @@ fn in_child(test: &str) -> bool {
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("1 passed"), "the child ran another test: {text}");
     println!("{text}");
+    skipped_by_child(&output.stderr);
     true
 }
 
@@ -83,7 +85,7 @@ fn has_no_queues(checkpoint: &Checkpoint) -> bool {
     match load(checkpoint).queueing {
         Queueing::Registered => false,
         other => {
-            println!("SKIPPED: {other}");
+            skipped(other);
             true
         }
     }
@@ -156,7 +158,7 @@ fn is_cold(checkpoint: &Checkpoint) -> bool {
     let decisions = onelayer::source::survey(checkpoint).unwrap().decisions;
     let is_cold = decisions.iter().all(|decision| decision.mode == IoMode::Direct);
     if !is_cold {
-        println!("SKIPPED: {decisions:?}");
+        skipped(format_args!("{decisions:?}"));
     }
     is_cold
 }

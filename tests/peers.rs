@@ -2,13 +2,17 @@
 //! the measuring, and one whole run on a small checkpoint with ours and with a loader that only reads.
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
-#![allow(clippy::print_stdout, reason = "a test says what it skipped")]
+#![allow(clippy::print_stdout, reason = "a test says what it ran")]
+
+#[path = "common/skipped.rs"]
+mod skipped;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use skipped::skipped;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -17,7 +21,7 @@ fn root() -> &'static Path {
 /// Python without traces in the source folder; `None`, and said, where there is none.
 fn python(test: &str) -> Option<Command> {
     if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
-        println!("SKIPPED: {test}: no python3");
+        skipped(format_args!("{test}: no python3"));
         return None;
     }
     let mut command = Command::new("python3");
@@ -76,7 +80,7 @@ fn a_small_checkpoint_goes_through_all_of_it_and_a_second_call_measures_nothing_
     let text = String::from_utf8_lossy(&first.stdout);
     assert!(first.status.success(), "{text}{}", String::from_utf8_lossy(&first.stderr));
     if text.contains("unready") {
-        println!("SKIPPED: the rest: pages cannot be dropped on this file system");
+        skipped("the rest: pages cannot be dropped on this file system");
         return;
     }
     let rows: Vec<&str> = text.lines().filter(|line| line.starts_with('|')).collect();

@@ -2,17 +2,17 @@
 //!
 //! Containers run on overlays, so "cold" would be claimed of every warm file there. Mounting one needs
 //! privileges; without them the test says that it skipped.
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    reason = "helpers of tests: failing and saying so is their job"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+#[path = "common/skipped.rs"]
+mod skipped;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use onelayer::probe::{FileSystem, ResidencyMethod, drop_cache, residency};
+use skipped::skipped;
 
 /// An overlay over an empty and a filled directory, unmounted on drop.
 struct Overlay {
@@ -53,7 +53,7 @@ impl Drop for Overlay {
 #[test]
 fn pages_below_an_overlay_are_seen_and_dropped() {
     let Some(overlay) = Overlay::mount(&vec![5; 2 << 20]) else {
-        println!("SKIPPED: an overlay cannot be mounted here");
+        skipped("an overlay cannot be mounted here");
         return;
     };
     let path = overlay.file();

@@ -12,10 +12,12 @@ use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
+use common::skipped::skipped;
 use group::group_or_skip;
 use onelayer::probe::{Measured, Procfs};
 use onelayer::units::MIB;
 
+mod common;
 #[path = "common/group.rs"]
 mod group;
 
@@ -31,7 +33,7 @@ fn our_own_group_is_found_and_read() {
     let group = match Procfs::default().myself().memory_group() {
         Ok(group) => group,
         Err(reason) => {
-            println!("SKIPPED: {reason}");
+            skipped(reason);
             return;
         }
     };
@@ -49,7 +51,7 @@ fn our_cpus_are_counted() {
     let group = match Procfs::default().myself().cpu_group() {
         Ok(group) => group,
         Err(reason) => {
-            println!("SKIPPED: {reason}");
+            skipped(reason);
             return;
         }
     };

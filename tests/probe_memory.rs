@@ -13,6 +13,9 @@
     reason = "wait4 shows the contaminated number that the probe avoids; maps its own files"
 )]
 
+#[path = "common/skipped.rs"]
+mod skipped;
+
 use std::fs::File;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -25,6 +28,7 @@ use onelayer::probe::{
     Summary,
 };
 use onelayer::units::{KIB, MIB};
+use skipped::skipped;
 
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -154,7 +158,7 @@ fn locked_file_pages_are_host() {
     // SAFETY: the file belongs to this test alone and keeps its length while it is mapped.
     let map = unsafe { Mmap::map(file.as_file()) }.unwrap();
     if let Err(error) = map.lock() {
-        println!("SKIPPED: 4 MiB cannot be locked here ({error})");
+        skipped(format_args!("4 MiB cannot be locked here ({error})"));
         return;
     }
     let locked = Procfs::default().myself().memory();

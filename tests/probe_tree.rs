@@ -9,6 +9,9 @@
 )]
 #![allow(unsafe_code, reason = "maps a file that the test owns")]
 
+#[path = "common/skipped.rs"]
+mod skipped;
+
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,6 +21,7 @@ use onelayer::probe::{
     ChildGroup, Measured, Procfs, TreeMethod, TreeOptions, TreePeak, TreeSampler, TreeSummary,
 };
 use onelayer::units::MIB;
+use skipped::skipped;
 
 static ALONE: Mutex<()> = Mutex::new(());
 const ROLE: &str = "PROBE_TREE_ROLE";
@@ -144,7 +148,7 @@ fn children_are_found_and_summed() {
 fn pages_that_two_children_share_count_once() {
     let _alone = alone();
     let Ok(file) = tempfile::NamedTempFile::new_in("/dev/shm") else {
-        println!("SKIPPED: no /dev/shm here");
+        skipped("no /dev/shm here");
         return;
     };
     file.as_file().set_len(48 * MIB).unwrap();
@@ -183,7 +187,7 @@ fn an_orphan_is_adopted_watched_and_reaped() {
 fn a_group_holds_on_to_orphans_without_adoption() {
     let _alone = alone();
     let Ok(group) = ChildGroup::create(None) else {
-        println!("SKIPPED: no control group of our own here");
+        skipped("no control group of our own here");
         return;
     };
     let options = TreeOptions { group: Some(group.directory().to_path_buf()), ..TreeOptions::default() };

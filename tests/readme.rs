@@ -1,9 +1,13 @@
 //! The README's words, taken literally: its commands run, its Rust compiles (as a documentation test), its files exist.
 #![cfg(feature = "cli")]
-#![allow(clippy::print_stdout, reason = "a test that cannot do all of it says so")]
+
+#[path = "common/skipped.rs"]
+mod skipped;
 
 use std::path::Path;
 use std::process::Command;
+
+use skipped::skipped;
 
 const README: &str = include_str!("../README.md");
 
@@ -42,7 +46,7 @@ fn the_other_commands_run_on_a_small_checkpoint() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut run = 0;
     let can_try_limits = onelayer::probe::ChildGroup::create(Some(1 << 30))
-        .map_err(|error| println!("`loadcheck fit` is skipped: {error}"))
+        .map_err(|error| skipped(format_args!("`loadcheck fit`: {error}")))
         .is_ok();
     for line in commands().filter_map(|line| line.strip_prefix("loadcheck ")) {
         let line = line

@@ -1,10 +1,15 @@
 //! transformers loads what a conversion has made, bit by bit as it loads the source, and without any help. Runs where an interpreter
 //! has torch, transformers and safetensors: `python3`, or the one that ONELAYER_PYTHON names; says aloud where not.
 #![cfg(all(feature = "cli", feature = "convert"))]
-#![allow(clippy::print_stdout, reason = "a test says what it skipped and what it counted")]
+#![allow(clippy::print_stdout, reason = "a test says what it counted")]
+
+#[path = "common/skipped.rs"]
+mod skipped;
 
 use std::path::Path;
 use std::process::Command;
+
+use skipped::skipped;
 
 #[test]
 fn transformers_loads_the_target_as_it_loads_the_source() {
@@ -12,9 +17,9 @@ fn transformers_loads_the_target_as_it_loads_the_source() {
     let mut command = Command::new(&python);
     command.args(["-c", "import safetensors.torch, torch, transformers"]);
     if !command.output().is_ok_and(|output| output.status.success()) {
-        println!(
-            "SKIPPED: {python} has no torch, transformers and safetensors: no other loader has read a conversion"
-        );
+        skipped(format_args!(
+            "{python} has no torch, transformers and safetensors: no other loader has read a conversion"
+        ));
         return;
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

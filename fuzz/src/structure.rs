@@ -63,7 +63,7 @@ fn structure(choices: &mut Unstructured<'_>) -> Result<(Vec<Tensor>, Vec<Mutatio
 
 fn tensor(choices: &mut Unstructured<'_>) -> Result<(String, String, Vec<u64>)> {
     let dim = |choices: &mut Unstructured<'_>| {
-        Ok(match choices.int_in_range(0..=15_u8)? {
+        Ok(match choices.int_in_range(0..=16_u8)? {
             15 => (1 << 61) - 1,
             14 => 1 << choices.int_in_range(0..=63_u8)?,
             few => u64::from(few),
@@ -111,7 +111,7 @@ fn value(choices: &mut Unstructured<'_>) -> Result<String> {
 
 fn mutation(choices: &mut Unstructured<'_>) -> Result<Mutation> {
     let at = choices.int_in_range(0..=5_usize)?;
-    Ok(match choices.int_in_range(0..=15_u8)? {
+    Ok(match choices.int_in_range(0..=16_u8)? {
         0 => Mutation::Dim(at, choices.int_in_range(0..=5)?, integer(choices)?),
         1 => Mutation::Start(at, integer(choices)?),
         2 => Mutation::End(at, integer(choices)?),
@@ -130,6 +130,7 @@ fn mutation(choices: &mut Unstructured<'_>) -> Result<Mutation> {
         12 => Mutation::Announce(choices.int_in_range(-3..=3)?),
         13 => Mutation::Overwrite(choices.int_in_range(0..=399)?, choices.arbitrary()?),
         14 => Mutation::Insert(choices.int_in_range(0..=399)?, *choices.choose(MARKS)?),
-        _ => Mutation::Remove(choices.int_in_range(0..=399)?),
+        15 => Mutation::Remove(choices.int_in_range(0..=399)?),
+        _ => Mutation::Edge(choices.int_in_range(0..=399)?),
     })
 }

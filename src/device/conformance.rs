@@ -23,7 +23,7 @@ pub(crate) fn ring(pinner: Option<&dyn Pinner>) -> Arc<Ring> {
     Ring::new(shape, reservation, pinner).unwrap()
 }
 
-/// Fills `bytes` with what slot number `number` of a test holds: words, none of them like another of it or of another slot.
+/// Fills `bytes` with what slot number `number` of a test holds: words that hardly ever stand twice, in it or in another slot.
 fn fill(number: u64, bytes: &mut [u8]) {
     let number = (number + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     for (index, word) in (1_u64..).zip(bytes.chunks_mut(8)) {
@@ -75,8 +75,8 @@ fn differs<R: Resident>(resident: &R, number: u64, place: ByteRange) -> Option<u
 pub(crate) fn first_wrong<R: Resident>(resident: &R, len_bytes: u64, copies: u64) -> Option<u64> {
     let mut found = vec![0; to_usize(copies * len_bytes)];
     assert!(resident.read(0, &mut found).unwrap());
-    let copies = (0..copies).zip(found.chunks(to_usize(len_bytes)));
-    copies.filter(|&(number, copy)| copy != filled(number, copy.len())).map(|(number, _)| number).next()
+    let mut copies = (0..copies).zip(found.chunks(to_usize(len_bytes)));
+    copies.find(|&(number, copy)| copy != filled(number, copy.len())).map(|(number, _)| number)
 }
 
 fn check<R: Resident>(resident: &R, number: u64, place: ByteRange) {

@@ -256,11 +256,11 @@ impl fmt::Debug for ParkedLayer {
 }
 
 #[cfg(test)]
-#[allow(clippy::print_stdout, reason = "a test that skips says so")]
 mod tests {
     use super::*;
     use crate::file_system::FileSystem;
     use crate::page_cache;
+    use crate::skipped::skipped;
     use crate::units::{ByteRange, MIB};
 
     /// What the system has read ahead of a piece stays for the next one; in the end nothing is cached.
@@ -269,7 +269,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = nameless_file(folder.path()).unwrap();
         if FileSystem::of_file(&file).unwrap().name() == Some("tmpfs") {
-            println!("SKIPPED: temporary files live in memory here");
+            skipped("temporary files live in memory here");
             return;
         }
         let len_bytes = 8 * MIB;

@@ -129,6 +129,7 @@ mod tests {
     use memmap2::MmapOptions;
 
     use super::*;
+    use crate::skipped::skipped;
     use crate::units::MIB;
 
     fn file_of(mib: usize) -> tempfile::NamedTempFile {
@@ -145,7 +146,7 @@ mod tests {
         let kind = FileSystem::of_file(file.as_file()).unwrap();
         let on_disk = kind.name() != Some("tmpfs");
         if !on_disk {
-            println!("SKIPPED: temporary files live in memory here");
+            skipped("temporary files live in memory here");
         }
         on_disk
     }
@@ -191,7 +192,7 @@ mod tests {
         assert!((1..file_bytes / page_bytes()).contains(&by_mincore), "{by_mincore}");
         match page_cache::pages_by_cachestat(file.as_file(), all) {
             Ok(by_cachestat) => assert_eq!(by_cachestat, by_mincore),
-            Err(error) => println!("SKIPPED: no cachestat here ({error})"),
+            Err(error) => skipped(format_args!("no cachestat here ({error})")),
         }
     }
 

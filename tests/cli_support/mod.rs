@@ -1,6 +1,6 @@
 //! What the tests of the program share: how it is started, and checkpoints to start it on.
 #![allow(dead_code, reason = "each test file uses its own part")]
-#![allow(clippy::print_stdout, reason = "what is skipped is said")]
+#![allow(clippy::print_stdout, reason = "what was counted is said")]
 
 pub(crate) mod strace;
 
@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::common::skipped::skipped;
 use crate::common::{TestTensor, write_file};
 
 /// The program, in `directory`, with nothing in its environment that decides about colour, caches or summaries, and
@@ -95,7 +96,7 @@ pub(crate) fn in_own_mounts(what: &str, script: &str, place: &Path, command: &Co
     let allowed =
         Command::new("unshare").args(["-r", "-m", "true"]).status().is_ok_and(|status| status.success());
     if !allowed {
-        println!("SKIPPED: {what}: no mount namespace can be made here");
+        skipped(format_args!("{what}: no mount namespace can be made here"));
         return None;
     }
     let words = ["unshare", "-r", "-m", "sh", "-c", script, "sh", place.to_str().unwrap()];

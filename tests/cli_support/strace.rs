@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use super::{children, eventually, output_within, wrapped};
+use crate::common::skipped::skipped;
 
 /// How long a program may take that somebody disturbs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -130,7 +131,7 @@ pub(crate) fn is_there() -> bool {
         .status()
         .is_ok_and(|status| status.success());
     if !runs {
-        println!("SKIPPED: strace is not there, or may not trace: no system call was made to fail");
+        skipped("strace is not there, or may not trace: no system call was made to fail");
     }
     runs
 }

@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 use super::safetensors_file::{announced, quoted};
 use onelayer::checkpoint::DType;
 
+/// What the reader has of a header's text at a time, in bytes.
+const READER_BYTES: usize = 1 << 16;
 /// Bytes of data behind a header, at most.
 const DATA_BYTES_MAX: usize = 1 << 16;
 
@@ -47,6 +49,8 @@ pub(crate) enum Mutation {
     Overwrite(usize, u8),
     Insert(usize, u8),
     Remove(usize),
+    /// Spaces behind the first brace, so many that what the reader has at a time ends with this byte of the text.
+    Edge(usize),
 }
 
 /// Tensors (name, dtype, shape) that cover their data exactly, where the shape allows it.
@@ -105,7 +109,7 @@ pub(crate) fn file(mut tensors: Vec<Tensor>, mutations: &[Mutation]) -> Vec<u8> 
             Mutation::Metadata(text) => metadata = Some(text),
             Mutation::Data(by) => data_bytes = data_bytes.saturating_add_signed(i64::from(*by)),
             Mutation::Announce(by) => announce += i64::from(*by),
-            Mutation::Overwrite(..) | Mutation::Insert(..) | Mutation::Remove(..) => {}
+            Mutation::Overwrite(..) | Mutation::Insert(..) | Mutation::Remove(..) | Mutation::Edge(_) => {}
         }
     }
     let mut members: Vec<String> = metadata.iter().map(|text| format!(r#""__metadata__":{text}"#)).collect();
@@ -122,6 +126,10 @@ pub(crate) fn file(mut tensors: Vec<Tensor>, mutations: &[Mutation]) -> Vec<u8> 
             }
             Mutation::Insert(at, byte) => text.insert(at % (text.len() + 1), *byte),
             Mutation::Remove(at) if text.len() > 1 => drop(text.remove(at % text.len())),
+            Mutation::Edge(at) if text.first() == Some(&b'{') && text.len() < READER_BYTES => {
+                let spaces = READER_BYTES - 1 - at % text.len();
+                text.splice(1..1, std::iter::repeat_n(b' ', spaces));
+            }
             _ => {}
         }
     }

@@ -6,6 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+pub mod skipped;
+
 /// A tensor to be written: name, dtype, shape, bytes.
 #[derive(Clone, Debug)]
 pub struct TestTensor {

@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
 use crate::cli_support::{loadcheck, output_within, repository, stderr, stdout};
+use crate::common::skipped::skipped;
 use crate::common::{TestTensor, small_decoder, write_sharded};
 
 /// Every way of reading, as the program names it.
@@ -170,7 +171,7 @@ impl Shim {
         })
         .as_ref()
         .or_else(|| {
-            println!("SKIPPED: there is no C compiler (cc), and what it compiles makes the faults");
+            skipped("there is no C compiler (cc), and what it compiles makes the faults");
             None
         })
     }

@@ -1,10 +1,8 @@
 //! The C library on a CUDA device: a simulated one, which copies as late as CUDA allows and writes down misuse.
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test that cannot go on panics, and says what it skips"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+#[path = "../../../tests/common/mod.rs"]
+mod common;
 #[path = "../../../tests/common/cuda_sim.rs"]
 mod cuda_sim;
 mod support;

@@ -1,6 +1,8 @@
 //! What the library shows to others: a header that is what the sources say and stands beside DLPack's own, and no symbol but `ol_`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
+#[path = "../../../tests/common/mod.rs"]
+mod common;
 mod support;
 
 use std::collections::BTreeSet;

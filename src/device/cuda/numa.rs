@@ -71,12 +71,11 @@ mod tests {
 
     #[test]
     #[cfg(not(miri))]
-    #[allow(clippy::print_stderr, reason = "a test that skips says so")]
     fn the_kernel_takes_the_policy() {
         let memory = AnonymousMemory::new(4 << 20).unwrap();
         let start = memory.pointer_to(0, 4 << 20);
         let Ok(before) = fs::read_to_string("/proc/self/numa_maps") else {
-            eprintln!("skipped: this kernel tells nothing of NUMA");
+            crate::skipped::skipped("this kernel tells nothing of NUMA");
             return;
         };
         let policy = |text: &str| {

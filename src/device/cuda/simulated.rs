@@ -42,25 +42,23 @@ fn cuda_conforms() {
 }
 
 fn schedules(mode: &str, seed: u64, count: u32, is_broken: bool) -> SimOutcome {
-    // A broken ring is caught by a copy that comes later than the next filling of its slot. On a busy machine the thread that copies may get
-    // its turn before that: then it has to take longer.
-    let delay_us = if is_broken { 400 } else { 20 };
     run("scenario_schedules", mode, seed, |run| {
-        let run = run.env("ONELAYER_SCHEDULES", count.to_string()).set("DELAY_US", delay_us);
+        let run = run.env("ONELAYER_SCHEDULES", count.to_string()).set("DELAY_US", 20);
         run.env("ONELAYER_BROKEN", if is_broken { "1" } else { "0" })
     })
 }
 
-/// Twelve thousand layers through rings of two to four slots: no slot is filled again before the device has read it.
+/// Twelve thousand layers through rings of two to four slots: no slot is filled again before the device has read it. Where the
+/// whole test is repeated, `ONELAYER_SCHEDULES` says how many there are of each of the 48 kinds.
 #[test]
 fn slots_are_never_used_again_too_early() {
-    const SCHEDULES: u32 = 250;
+    let count: u32 = std::env::var("ONELAYER_SCHEDULES").map_or(250, |text| text.parse().unwrap());
     let explore = |mode: &str| {
         for seed in 1..=24 {
-            let outcome = schedules(mode, seed, SCHEDULES, false);
+            let outcome = schedules(mode, seed, count, false);
             assert!(outcome.stdout.contains("wrong schedules: 0"), "{}", outcome.stdout);
             outcome.report().assert_clean();
-            assert_eq!(outcome.report().calls("cuMemHostRegister_v2"), u64::from(SCHEDULES));
+            assert_eq!(outcome.report().calls("cuMemHostRegister_v2"), u64::from(count));
         }
     };
     std::thread::scope(|scope| {
@@ -73,14 +71,16 @@ fn slots_are_never_used_again_too_early() {
 #[test]
 fn a_broken_ring_is_caught() {
     const RUNS: u64 = 100;
+    // It is caught by a copy that comes later than the next filling of its slot. Where the thread that fills has to wait for a processor,
+    // each copy of one layer may come in time, but not of ten.
+    const SCHEDULES: u32 = 10;
     for mode in ["lazy", "thread"] {
-        let caught = (1..=RUNS).filter(|&seed| {
-            let outcome = schedules(mode, seed, 1, true);
-            !outcome.stdout.contains("wrong schedules: 0") || !outcome.report().violations().is_empty()
-        });
-        let caught = caught.count();
-        println!("{mode}: {caught} of {RUNS} runs of the broken ring were caught");
-        assert!(caught > 99, "{mode}: only {caught} of {RUNS}");
+        for seed in 1..=RUNS {
+            let outcome = schedules(mode, seed, SCHEDULES, true);
+            let is_caught =
+                !outcome.stdout.contains("wrong schedules: 0") || !outcome.report().violations().is_empty();
+            assert!(is_caught, "{mode}, seed {seed}: {}", outcome.stdout);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What only few loads meet: a queue when the gate opens to all, owners of a layer who let go at once.
 
 use super::*;
+use crate::skipped::skipped;
 
 /// When a load ends, the gate opens to all while jobs may still be there. A queue takes no more than it was made for.
 #[test]
@@ -24,7 +25,7 @@ fn a_queue_takes_no_more_than_it_was_made_for() {
     let source: Arc<dyn Source> = Arc::from(source::open(IoMode::Uring, &checkpoint).unwrap());
     let queueing = QueueingCell::default();
     let Some(queue) = ReadQueue::new(&source, 1, shape.slots, &queueing) else {
-        println!("SKIPPED: {}", queueing.get());
+        skipped(queueing.get());
         return;
     };
     let (jobs, job_receiver) = super::super::jobs::queue(None);

@@ -8,6 +8,7 @@ use rustix::fs::Advice;
 use super::*;
 use crate::page_cache;
 use crate::plan::{CacheManners, IoDecision, IoWays, ResidencyBy};
+use crate::skipped::skipped;
 use crate::source::{Arrival, SourceError};
 
 const LEN_BYTES: u64 = 8 * MIB;
@@ -19,12 +20,12 @@ fn disk_file(folder: &Folder, len_bytes: u64) -> Option<Shard> {
     let file = File::open(&shard.path).unwrap();
     let all = range(0, len_bytes);
     if Kernel.file_system(&file).unwrap().is_memory() || Kernel.pages_by_cachestat(&file, all).is_err() {
-        println!("SKIPPED: test files live in memory here, or the kernel does not tell what is cached");
+        skipped("test files live in memory here, or the kernel does not tell what is cached");
         return None;
     }
     empty_cache(&shard);
     if cached_bytes(&shard, all) > 0 {
-        println!("SKIPPED: the page cache is not to be emptied here");
+        skipped("the page cache is not to be emptied here");
         return None;
     }
     Some(shard)
@@ -65,7 +66,7 @@ fn cached_bytes(shard: &Shard, bytes: ByteRange) -> u64 {
 /// until what it brought into the page cache was there before its check and after it; it checks nothing if it was not.
 fn undisturbed(mut trial: impl FnMut() -> Peace) {
     if !(0..20).any(|_| trial() == Peace::Kept) {
-        println!("SKIPPED: pages are taken back again and again here");
+        skipped("pages are taken back again and again here");
     }
 }
 
@@ -116,7 +117,7 @@ fn a_cold_file_is_read_past_the_page_cache_and_a_warm_one_out_of_it() {
     let system = Faulty::default();
     let cold = decision(&system, &shard);
     if cold.reason == IoReason::NoDirectIo {
-        println!("SKIPPED: no direct I/O here");
+        skipped("no direct I/O here");
         return;
     }
     assert_eq!((cold.mode, cold.reason), (IoMode::Direct, IoReason::Cold), "{cold:?}");
@@ -158,7 +159,7 @@ fn a_half_warm_file_is_split_by_range() {
             let before = cached_bytes(&shard, range(0, len_bytes));
             let half = decision(&system, &shard);
             if half.reason == IoReason::NoDirectIo {
-                println!("SKIPPED: no direct I/O here");
+                skipped("no direct I/O here");
                 return Peace::Kept;
             }
             let ways = read_all(&system, &shard, &half);
@@ -192,7 +193,7 @@ fn a_wrong_guess_is_corrected_at_the_next_read() {
     let system = Faulty::default();
     let cold = decision(&system, &shard);
     if cold.reason == IoReason::NoDirectIo {
-        println!("SKIPPED: no direct I/O here");
+        skipped("no direct I/O here");
         return;
     }
     let all = range(0, LEN_BYTES);
@@ -251,7 +252,7 @@ fn reads_through_the_page_cache_leave_it_as_they_found_it() {
     if decision(&plain(), &shard).manners == CacheManners::Uncached {
         systems.push(("uncached", plain()));
     } else {
-        println!("SKIPPED: RWF_DONTCACHE is not known here");
+        skipped("RWF_DONTCACHE is not known here");
     }
     for (name, system) in systems {
         for was_there in [range(0, 0), range(2 * MIB, 4 * MIB)] {
@@ -375,7 +376,7 @@ fn a_refused_direct_read_is_named_and_leaves_no_pages() {
         let system = refusing(refused, Errno::INVAL);
         let decided = decision(&system, &shard);
         if decided.reason == IoReason::NoDirectIo {
-            println!("SKIPPED: no direct I/O here");
+            skipped("no direct I/O here");
             return;
         }
         let source = Auto::open(system, std::slice::from_ref(&shard), &[decided]).unwrap();

@@ -3,6 +3,7 @@
 use rustix::io::Errno;
 
 use super::*;
+use crate::skipped::skipped;
 use crate::source::{Fallback, SourceError};
 use crate::units::GIB;
 
@@ -253,7 +254,7 @@ fn a_failed_read_names_path_and_offset() {
 #[test]
 fn tmpfs_is_read_exactly() {
     let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {
-        println!("skipped: no /dev/shm to write to");
+        skipped("no /dev/shm to write to");
         return;
     };
     let folder = Folder(folder);

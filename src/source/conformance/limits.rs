@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::*;
 use crate::plan::request::window_bytes;
+use crate::skipped::skipped_by_child;
 use crate::source::files::FileSet;
 
 /// Descriptors that a source may hold.
@@ -26,6 +27,7 @@ fn in_child(test: &str) -> bool {
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("1 passed"), "the child ran another test: {text}");
     println!("{text}");
+    skipped_by_child(&output.stderr);
     true
 }
 

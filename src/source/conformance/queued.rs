@@ -4,6 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
+use crate::skipped::skipped;
 use crate::source::{
     Fallback, IoWays, Queueable, Queueing, QueueingCell, ReadBuffer, ReadQueue, Sealed, SourceError,
 };
@@ -110,7 +111,7 @@ pub(super) fn refusal() -> Option<String> {
     let queueing = QueueingCell::default();
     let queue = ReadQueue::<Owned>::new(&source, 1, 1, &queueing);
     let reason = queue.is_none().then(|| queueing.get().to_string());
-    reason.inspect(|reason| println!("SKIPPED: {reason}"))
+    reason.inspect(|reason| skipped(reason))
 }
 
 /// Its one thread would read them one after the other.

@@ -139,22 +139,27 @@ fn doubles<const FROM: usize>(
 #[cfg(not(loom))]
 #[cfg(test)]
 mod tests {
+    use std::sync::Once;
+
     use super::reference::{cast_bytes, elements, every_cast, is_overflow, seeded};
     use super::*;
     use crate::checkpoint::TensorId;
+    use crate::skipped::skipped;
     use crate::units::to_u64;
 
     fn cast(source: DType, to: FloatType) -> Cast {
         Cast::between(source, to).unwrap()
     }
 
-    /// Every level that this machine has. Those that it has not are skipped aloud.
-    #[allow(clippy::print_stderr, reason = "a test that is skipped says so")]
-    fn levels() -> Vec<Level> {
+    /// Every level that this machine has. Those that it has not are skipped aloud, once for all tests.
+    pub(super) fn levels() -> Vec<Level> {
+        static SAID: Once = Once::new();
         let newer = [("avx2", Level::avx2()), ("avx512", Level::avx512())];
-        for (name, _) in newer.iter().filter(|(_, level)| level.is_none()) {
-            eprintln!("skipped: casts with {name}, which this machine has not");
-        }
+        SAID.call_once(|| {
+            for (name, _) in newer.iter().filter(|(_, level)| level.is_none()) {
+                skipped(format_args!("casts with {name}, which this machine has not"));
+            }
+        });
         std::iter::once(Level::Baseline).chain(newer.into_iter().filter_map(|(_, level)| level)).collect()
     }
 

@@ -402,12 +402,13 @@ fn rounded_e4m3(quotient: f32) -> (u8, f32) {
 #[cfg(test)]
 mod tests {
     use super::super::reference::seeded;
+    use super::super::tests::levels;
     use super::*;
     use crate::checkpoint::TensorId;
 
     /// The levels of this machine beside the one that every machine has.
     fn newer_levels() -> impl Iterator<Item = Level> {
-        [Level::avx2(), Level::avx512()].into_iter().flatten()
+        levels().into_iter().skip(1)
     }
 
     fn step(form: Quantised, rows: u64) -> QuantiseOp {

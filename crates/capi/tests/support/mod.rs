@@ -3,16 +3,14 @@
 //! Cargo builds no shared library for tests. So it is built here, once for each test binary, by the install script, which puts it where
 //! the programs find it as they would find an installed one.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a test that cannot go on panics, and says what it skips"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
+
+use crate::common::skipped::skipped;
 
 /// What programs in C are compiled with, and those in C++.
 const C: [&str; 7] = ["gcc", "-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-g"];
@@ -47,7 +45,7 @@ pub fn is_installed(program: &str) -> bool {
     let answer = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     let is_there = answer.is_ok_and(|status| status.success());
     if !is_there {
-        eprintln!("SKIPPED: there is no {program}");
+        skipped(format_args!("there is no {program}"));
     }
     is_there
 }
