@@ -284,6 +284,18 @@ fn indices_of_all_forms_are_read() {
     }
 }
 
+/// JSON that is no index: the first key that cannot be one of an index is named.
+#[test]
+fn what_is_no_index_says_by_which_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.json");
+    for text in [r#"{"layers":24,"heads":[8]}"#, r#"{"t":"f.safetensors","layers":{},"heads":8}"#] {
+        std::fs::write(&path, text).unwrap();
+        let error = Checkpoint::open(&path).unwrap_err().to_string();
+        assert!(error.contains("`layers`") && !error.contains("heads"), "{error}");
+    }
+}
+
 /// A pipeline with a sharded transformer, two text encoders and components without weights.
 fn pipeline(path: &Path) {
     let text = r#"{
