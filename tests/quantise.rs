@@ -1,5 +1,6 @@
 //! Weights that are quantised on their way: bit by bit what a plain reference makes of the file, one number after the other,
 //! whatever the source, the budget, the readers, and whether they go to memory or to files.
+#![cfg(feature = "convert")]
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the reference is plain")]
 

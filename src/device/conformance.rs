@@ -8,7 +8,9 @@ use std::sync::Arc;
 use super::{Backend, HostBackend, PendingCopy, Place, Resident};
 use crate::budget::MemoryBudget;
 use crate::checkpoint::TensorId;
-use crate::plan::{Copies, MoveOp, Placement, PlannedLayer, RingShape};
+#[cfg(feature = "cuda")]
+use crate::plan::MoveOp;
+use crate::plan::{Copies, Placement, PlannedLayer, RingShape};
 use crate::staging::{Pinner, Ring};
 use crate::units::{ByteRange, KIB, MIB, to_u64, to_usize};
 

@@ -347,7 +347,7 @@ impl LoadPlan {
     ///
     /// # Errors
     /// As [`Self::build`].
-    #[cfg(feature = "convert")]
+    #[cfg(any(test, feature = "convert"))]
     pub(crate) fn build_groups<'a>(
         checkpoint: &Checkpoint,
         groups: impl ExactSizeIterator<Item = Group<'a>>,
