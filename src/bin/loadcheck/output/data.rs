@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 use serde_json::json;
 
-use super::escape::is_harmful;
+use super::escape::{escape, is_harmful};
 use super::{compared, leaked};
 use crate::listing::Layer;
 use crate::report::{Check, CommandName, ConvertFile, Difference, Fitted, Report, Run, Synth, Try};
@@ -190,7 +190,7 @@ fn try_rows(fitted: &Fitted) -> impl Iterator<Item = Vec<String>> {
     let float = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
     let row = move |tried: &Try| {
         vec![
-            super::escape::escape(&fitted.strategy).into_owned(),
+            escaped(&fitted.strategy),
             number(tried.limit_bytes),
             json!(tried.outcome).as_str().unwrap_or_default().to_owned(),
             float(tried.seconds),
@@ -205,23 +205,20 @@ fn try_rows(fitted: &Fitted) -> impl Iterator<Item = Vec<String>> {
     fitted.tries.iter().map(row)
 }
 
+fn escaped(text: &str) -> String {
+    escape(text).into_owned()
+}
+
 fn check_row(check: &Check) -> Vec<String> {
     let state = json!(check.state).as_str().unwrap_or_default().to_owned();
-    let text =
-        |text: &Option<String>| text.as_deref().map(super::escape::escape).unwrap_or_default().into_owned();
-    let found = super::escape::escape(&check.found).into_owned();
-    vec![
-        super::escape::escape(&check.check).into_owned(),
-        state,
-        found,
-        text(&check.consequence),
-        text(&check.fix),
-    ]
+    let text = |text: &Option<String>| text.as_deref().map(escaped).unwrap_or_default();
+    let found = escaped(&check.found);
+    vec![escaped(&check.check), state, found, text(&check.consequence), text(&check.fix)]
 }
 
 fn synth_row(synth: &Synth) -> Vec<String> {
     let numbers = [synth.bytes, synth.files, synth.tensors].map(|number| number.to_string());
-    let mut row = [&synth.model, &synth.target].map(|name| super::escape::escape(name).into_owned()).to_vec();
+    let mut row = [&synth.model, &synth.target].map(|name| escaped(name)).to_vec();
     row.extend(numbers);
     row.push(synth.seconds.to_string());
     row
@@ -229,13 +226,13 @@ fn synth_row(synth: &Synth) -> Vec<String> {
 
 fn file_row(file: &ConvertFile) -> Vec<String> {
     let state = json!(file.state).as_str().unwrap_or_default().to_owned();
-    let layers = super::escape::escape(&file.layers.join(" ")).into_owned();
-    let name = super::escape::escape(&file.name).into_owned();
+    let layers = escaped(&file.layers.join(" "));
+    let name = escaped(&file.name);
     vec![name, state, layers, file.tensors.to_string(), file.bytes.to_string()]
 }
 
 fn difference_row(difference: &Difference) -> Vec<String> {
-    [&difference.place, &difference.what].map(|text| super::escape::escape(text).into_owned()).into()
+    [&difference.place, &difference.what].map(|text| escaped(text)).into()
 }
 
 fn run_row(index: usize, run: &Run) -> Vec<String> {
@@ -275,8 +272,8 @@ fn run_row(index: usize, run: &Run) -> Vec<String> {
 
 fn layer_row(layer: &Layer<'_>) -> Vec<String> {
     vec![
-        super::escape::escape(layer.id).into_owned(),
-        layer.stack.map(|stack| super::escape::escape(stack).into_owned()).unwrap_or_default(),
+        escaped(layer.id),
+        layer.stack.map(escaped).unwrap_or_default(),
         layer.tensors.len().to_string(),
         layer.bytes.to_string(),
     ]

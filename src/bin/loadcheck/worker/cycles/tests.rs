@@ -6,7 +6,7 @@
     clippy::unwrap_used,
     unsafe_code,
     clippy::print_stdout,
-    reason = "a leak is planted with system calls; a test that skips says so"
+    reason = "a leak is planted with system calls; a scenario tells what it measured"
 )]
 
 use std::fs::File;
