@@ -384,7 +384,7 @@ mod tests {
     fn names_hashes_and_sizes_are_checked() {
         assert!(read(&manifest(|_| {}).to_string()).is_ok());
         type Change = fn(&mut serde_json::Value);
-        let cases: [(Change, &str); 12] = [
+        let cases: [(Change, &str); 14] = [
             (|value| value["files"][0]["name"] = "../x.safetensors".into(), "it has a part `..`"),
             (|value| value["files"][0]["name"] = "/x.safetensors".into(), "it is absolute"),
             (|value| value["side_files"][0]["name"] = "a/../../x".into(), "it has a part `..`"),
@@ -396,6 +396,8 @@ mod tests {
             (|value| value["files"][0]["tensors"][0]["bytes"] = 101.into(), "has 100 bytes, its tensors 101"),
             (|value| value["files"][0]["bytes"] = (-1).into(), "expected u64"),
             (|value| value["files"][0]["tensors"] = 1.into(), "expected an array of tensors"),
+            (|value| value["files"][0] = 1.into(), "expected the entry of a file"),
+            (|value| value["files"] = 1.into(), "expected an array of files"),
             (
                 |value| value["schema"] = "onelayer-manifest/2".into(),
                 "it is of \"onelayer-manifest/2\", not of",

@@ -96,43 +96,42 @@ struct Waiting {
 impl Packer {
     /// Runs until the channel is closed.
     pub(super) fn run(mut self, messages: &Receiver<Message>) {
-        let mut current: Option<Current> = None;
-        let mut has_given_up = false;
-        for message in messages {
-            let outcome = match message {
-                Message::GiveUp => {
-                    has_given_up = true;
-                    Ok(())
-                }
-                Message::Begin { index, file, written } if !has_given_up => {
-                    self.begin(index, file, written).map(|begun| current = Some(begun))
-                }
-                Message::Copy { slot, copies, done } if !has_given_up => {
-                    let current = current.as_mut().expect("a file begins before its bytes come");
-                    self.copy(current, Waiting { slot, copies, done })
-                }
-                Message::End { done } if !has_given_up => {
-                    let current = current.take().expect("a file begins before it ends");
-                    self.end(current).map(|finished| {
-                        // The converter takes it when the load says that the file is ready. One that has gone takes nothing.
-                        let _ = self.finished.send(finished);
-                        let _ = done.send(());
-                    })
-                }
-                // What came with it is dropped: slots go back to the ring, and whoever waits learns that nothing came.
-                Message::Begin { .. } | Message::Copy { .. } | Message::End { .. } => Ok(()),
-            };
-            if let Err(error) = outcome {
-                self.failure.set(error);
-                has_given_up = true;
-            }
-            if has_given_up && let Some(current) = current.take() {
-                self.abandon(current);
-            }
+        let mut current = None;
+        if let Err(error) = self.pack_files(messages, &mut current) {
+            self.failure.set(error);
         }
-        if let Some(current) = current.take() {
+        if let Some(current) = current {
             self.abandon(current);
         }
+        // What still comes is dropped: slots go back to the ring, and whoever waits learns that nothing came.
+        messages.iter().for_each(drop);
+    }
+
+    /// Makes one file after the other, until no more is wanted.
+    fn pack_files(
+        &mut self,
+        messages: &Receiver<Message>,
+        current: &mut Option<Current>,
+    ) -> Result<(), ConvertError> {
+        for message in messages {
+            match message {
+                Message::Begin { index, file, written } => {
+                    *current = Some(self.begin(index, file, written)?);
+                }
+                Message::Copy { slot, copies, done } => {
+                    let current = current.as_mut().expect("a file begins before its bytes come");
+                    self.copy(current, Waiting { slot, copies, done })?;
+                }
+                Message::End { done } => {
+                    let finished = self.end(current.take().expect("a file begins before it ends"))?;
+                    // The converter takes it when the load says that the file is ready. One that has gone takes nothing.
+                    let _ = self.finished.send(finished);
+                    let _ = done.send(());
+                }
+                Message::GiveUp => return Ok(()),
+            }
+        }
+        Ok(())
     }
 
     fn begin(
@@ -290,9 +289,8 @@ impl Packer {
         assert_eq!(current.written_bytes, current.file.len_bytes, "the plan knows the length of every file");
         current.file.cut_to_length()?;
         // What has no bytes stands at the end, and nothing came for it.
-        while current.tensors.len() < self.files.placements(current.index).len() {
-            current.tensors.push(current.tensor_digest.take());
-        }
+        let tensors = self.files.placements(current.index).len();
+        current.tensors.resize_with(tensors, || current.tensor_digest.take());
         let file = Arc::into_inner(current.file).expect("the writers have let go of it");
         let hashes = current.file_digest.take();
         Ok(FinishedFile { index: current.index, partial: file.partial, hashes, tensors: current.tensors })

@@ -221,3 +221,38 @@ fn write_all(pieces: &Receiver<Piece>, written: &Sender<Written>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::budget::MemoryBudget;
+    use crate::convert::output::TargetDirectory;
+    use crate::plan::RingShape;
+    use crate::staging::Ring;
+
+    #[test]
+    fn writers_that_are_dropped_have_written_what_they_had() {
+        const PIECES: u8 = 64;
+        let shape = RingShape { slots: PIECES.into(), slot_bytes: 64 << 10, readers: 1 };
+        let reservation = MemoryBudget::new(shape.bytes()).reserve("pieces", shape.bytes()).unwrap();
+        let ring = Ring::new(shape, reservation, None).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let partial = TargetDirectory::create(folder.path()).unwrap().create_file("a").unwrap();
+        let len_bytes = u64::from(PIECES) * shape.slot_bytes;
+        let file = Arc::new(OutputFile::new(partial, len_bytes, &Arc::default()).unwrap());
+        let writers = Writers::start(2).unwrap();
+        for number in 0..PIECES {
+            let mut slot = ring.try_take().unwrap();
+            slot.bytes_mut().fill(number + 1);
+            let (len, offset_bytes) = (slot.bytes_mut().len(), u64::from(number) * shape.slot_bytes);
+            writers.write(Piece { file: Arc::clone(&file), buffer: slot.into_filled(), len, offset_bytes });
+        }
+        drop(writers);
+        let _file = Arc::into_inner(file).expect("nobody writes any more");
+        let bytes = fs::read(folder.path().join(".a.partial")).unwrap();
+        assert!(bytes.chunks_exact(64 << 10).map(|piece| piece[0]).eq(1..=PIECES));
+        assert_eq!(ring.free_slots(), usize::from(PIECES));
+    }
+}
