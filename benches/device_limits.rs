@@ -36,7 +36,6 @@ mod plain;
 #[path = "gpu/rate.rs"]
 mod rate;
 #[path = "support/residency.rs"]
-#[allow(unsafe_code, reason = "asks mincore what is cached")]
 mod residency;
 
 const DEVICE_SECTIONS: [&str; 6] = ["h2d", "h2d_pageable", "d2h", "registration", "allocation", "probe"];

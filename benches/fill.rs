@@ -1,4 +1,3 @@
-#![allow(unsafe_code, reason = "asks mincore what is cached")]
 #![allow(missing_docs, clippy::print_stderr, reason = "a bench")]
 #![allow(dead_code, reason = "not all that benches share is used by each of them")]
 //! Filling slots: every source reads a file of 64 MiB in reads of 4 MiB, by one thread and by two, into one slot for each thread.

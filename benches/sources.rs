@@ -1,4 +1,3 @@
-#![allow(unsafe_code, reason = "asks mincore what is cached")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench")]
 #![allow(clippy::as_conversions, clippy::cast_precision_loss, reason = "figures for people")]
 //! The sources against the plain reader, on the same file, with the same block size, threads and buffer, in

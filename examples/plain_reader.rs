@@ -1,4 +1,3 @@
-#![allow(unsafe_code, reason = "asks mincore what is cached")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program")]
 //! The yardstick: the fastest simple way to read files, without parsing, checking or this library.
 //!

@@ -121,6 +121,8 @@ fn two_is_a_request_that_cannot_be_met() {
         ("plan model --budget 0", "LC0201", "or more"),
         ("model -o old.json", "LC0205", "--force"),
         ("model --export-json no/such/file", "LC0205", "does not exist"),
+        ("inspect model -o model/model.safetensors --force", "LC0205", "files of weights"),
+        ("run model --export-json new.safetensors.index.json", "LC0205", "files of weights"),
         ("model --layers map.toml", "LC0206", "map.toml"),
         ("model --layers missing.toml", "LC0206", "missing.toml"),
         ("model --select nothing-is-called-so", "LC0208", "inspect"),

@@ -237,8 +237,8 @@ fn memory_is_given_back() {
     let report = json(&run(place.path(), "model --json"));
     let run = &report["runs"][0];
     let bytes = |point: &str, kind: &str| run[point][kind].as_u64().unwrap();
-    assert!(bytes("after_unload", "rss_bytes") <= bytes("baseline", "rss_bytes") + (4 << 20), "{run}");
     // Not RSS: beside a model this small, pages of the program itself count that come in meanwhile.
+    assert!(bytes("after_unload", "host_bytes") <= bytes("baseline", "host_bytes") + (1 << 20), "{run}");
     assert!(bytes("after_load", "host_bytes") > bytes("after_unload", "host_bytes"), "{run}");
     // Ours, as the list of allocations has it: the layers and the ring, and then nothing.
     let ours = |point: &str| run[point]["split"]["ours_host_bytes"].as_u64().unwrap();

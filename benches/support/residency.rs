@@ -1,4 +1,5 @@
 //! Dropping a file from the page cache, and counting what is in it. For benches and examples.
+#![allow(unsafe_code, reason = "asks mincore what is cached")]
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,5 @@
 //! Copies whose stores pass by the cache: for memory that nobody reads soon. Chosen at run time.
+#![allow(unsafe_code, reason = "stores of a width that is asked for when it runs")]
 
 /// How to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

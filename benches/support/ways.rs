@@ -2,6 +2,7 @@
 //!
 //! Threads take blocks in file order from one counter. Each copies into its own part of one buffer, place after place: a buffer of one
 //! block for each thread stays hot in the cache, a larger one is used in turn.
+#![allow(unsafe_code, reason = "copies out of mappings of files that the bench owns")]
 
 use std::fmt;
 use std::fs::{File, OpenOptions};

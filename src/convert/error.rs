@@ -24,6 +24,12 @@ pub enum ConvertError {
     /// The source cannot be read, or a thread failed.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// The source has no tensors.
+    #[error("{}: has no tensors to convert", path.display())]
+    NoTensors {
+        /// The source.
+        path: PathBuf,
+    },
     /// No tensor is left to convert.
     #[error("no tensor is selected: the source has {tensors}")]
     NothingSelected {

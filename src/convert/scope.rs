@@ -55,6 +55,9 @@ impl Scope {
     /// Decides about everything.
     pub(super) fn new(settings: &Conversion, path: &Path) -> Result<Self, ConvertError> {
         let checkpoint = settings.open_options.open(path)?;
+        if checkpoint.tensor_count() == 0 {
+            return Err(ConvertError::NoTensors { path: path.to_owned() });
+        }
         let layers = Layers::group_with(&checkpoint, &settings.map)?;
         let mut notes = checkpoint.notes().to_vec();
         let transforms = transforms(settings, &checkpoint, &layers)?;

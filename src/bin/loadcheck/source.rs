@@ -108,6 +108,12 @@ fn variables() -> CacheVariables {
     }
 }
 
+/// Whether a reader of checkpoints would look at a file of this name.
+pub(crate) fn belongs_to_checkpoint(name: &str) -> bool {
+    [".safetensors", ".safetensors.index.json", ".bin.index.json"].iter().any(|end| name.ends_with(end))
+        || (name.starts_with("pytorch_model") && name.ends_with(".bin"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

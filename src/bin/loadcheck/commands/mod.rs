@@ -20,7 +20,7 @@ use crate::exit::Exit;
 use crate::output::escape::is_harmful;
 use crate::output::terminal::{Role, Terminal};
 use crate::output::{Output, print_problems, to_stderr};
-use crate::problem::Problem;
+use crate::problem::{Code, Problem};
 use crate::report::{Report, Verdict};
 
 /// How a command ended: its report, and the signal that interrupted it, if one did.
@@ -51,7 +51,12 @@ impl Outcome {
 pub(crate) fn conclude(mut outcome: Outcome, output: &Output, terminal: &Terminal) -> Exit {
     let mut problems = outcome.report.errors.clone();
     let failed_to_write = output.write(&outcome.report, terminal);
-    problems.extend(failed_to_write.iter().cloned());
+    // What was refused before anything was measured is not told twice.
+    let was_refused = |failed: &&Problem| {
+        let errors = &outcome.report.errors;
+        errors.iter().any(|known| known.code == Code::OutputRefused && known.place == failed.place)
+    };
+    problems.extend(failed_to_write.iter().filter(|failed| !was_refused(failed)).cloned());
     print_problems(&problems, terminal.stderr_paint);
     if outcome.report.error.is_none() {
         outcome.report.fail(failed_to_write);

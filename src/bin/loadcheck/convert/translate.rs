@@ -34,6 +34,7 @@ pub(crate) fn problems(error: &ConvertError, stage: Stage, map: Option<&Path>) -
         E::Layers(error) => layers_problem(error, map),
         E::Plan(error) => plan_problem(error),
         E::Load(error) => load_problem(error, map),
+        E::NoTensors { path } => placed(Code::CannotBeMet, &message, Some(path)),
         E::NothingSelected { .. } => Problem::new(Code::NothingSelected, message)
             .at("--select, --exclude")
             .help("`loadcheck inspect` lists layers and names"),
@@ -82,6 +83,7 @@ mod tests {
         let path = || "a/target".into();
         let full = || io::Error::from(io::ErrorKind::StorageFull);
         for (error, stage, code, exit) in [
+            (ConvertError::NoTensors { path: path() }, Stage::Preparing, "LC0207", Exit::Usage),
             (ConvertError::NothingSelected { tensors: 3 }, Stage::Preparing, "LC0208", Exit::Usage),
             (ConvertError::SameDirectory { path: path() }, Stage::Preparing, "LC0210", Exit::Usage),
             (ConvertError::OfSource { path: path() }, Stage::Running, "LC0210", Exit::Usage),

@@ -14,6 +14,7 @@ use rustix::fs::{Access, CWD, RenameFlags, access};
 use crate::args::{ExportArgs, FormatArg, OutputArgs, PictureArgs};
 use crate::problem::{Code, Problem};
 use crate::report::Report;
+use crate::source::belongs_to_checkpoint;
 
 use self::terminal::{Paint, Role, Terminal};
 use self::text::Look;
@@ -265,6 +266,9 @@ fn problem_text(problem: &Problem, paint: Paint) -> String {
 fn refusal(path: &Path, force: bool) -> Option<Problem> {
     let refused = |message: &str| Problem::new(Code::OutputRefused, message).at(path.display().to_string());
     let exists = || refused("the output file exists").help("--force overwrites it");
+    if let Some(problem) = weights_refusal(path) {
+        return Some(problem);
+    }
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let checked = match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => return Some(refused("the output is a directory")),
@@ -286,6 +290,15 @@ fn refusal(path: &Path, force: bool) -> Option<Problem> {
     Some(refused(&format!("the output cannot be written: {}", io::Error::from(errno))))
 }
 
+/// No report goes over weights, not even by force.
+fn weights_refusal(path: &Path) -> Option<Problem> {
+    let name = path.file_name()?.to_string_lossy();
+    let message = "files of weights have such names, and no output replaces one";
+    belongs_to_checkpoint(&name)
+        .then(|| Problem::new(Code::OutputRefused, message).at(path.display().to_string()))
+        .map(|problem| problem.help("choose another name"))
+}
+
 /// Writes a file as a whole: beside its target first, then renamed. Pipes and devices are written to directly.
 fn to_file(
     path: &Path,
@@ -296,6 +309,9 @@ fn to_file(
         Problem::new(Code::CannotWrite, format!("cannot write the file: {error}"))
             .at(path.display().to_string())
     };
+    if let Some(problem) = weights_refusal(path) {
+        return Err(problem);
+    }
     if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
         let opened = OpenOptions::new().write(true).open(path);
         return opened.and_then(|file| fill(file, write)).map_err(failed);

@@ -19,6 +19,7 @@ use std::sync::{Mutex, PoisonError};
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 
 use super::error::SynthError;
+use crate::source::belongs_to_checkpoint;
 
 /// The end of the name of an unfinished file.
 pub(super) const PART_SUFFIX: &str = ".loadcheck-part";
@@ -226,12 +227,6 @@ impl Drop for TargetDirectory {
         }
         remove_directories(&self.created);
     }
-}
-
-/// Whether a reader of checkpoints would look at a file of this name.
-fn belongs_to_checkpoint(name: &str) -> bool {
-    [".safetensors", ".safetensors.index.json", ".bin.index.json"].iter().any(|end| name.ends_with(end))
-        || (name.starts_with("pytorch_model") && name.ends_with(".bin"))
 }
 
 /// Makes the directory and its missing parents; says which were made, outermost first.
