@@ -109,7 +109,6 @@ pub(crate) fn shell_word(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::Code;
     use crate::report::CommandName;
 
     #[test]
