@@ -117,6 +117,7 @@ fn grammar_rows() -> Vec<Row> {
         row("single quotes", b"{'t':1}", "found `'`"),
         row("key without quotes", b"{t:1}", "found `t`"),
         row("trailing comma", b"{\"__metadata__\":{},}", "a key in double quotes"),
+        row("no key", b"{1:{}}", "a key in double quotes or `}`"),
         row("leading comma", b"{,}", "found `,`"),
         row("missing comma", b"{\"__metadata__\":{} \"t\":1}", "expected `,` or `}`"),
         row("control character in a name", b"{\"a\x01\":1}", "byte 0x01"),

@@ -183,6 +183,8 @@ fn the_terms_cover_what_is_held_at_the_highest() {
     check_file("flat", &mut names(flat));
     check_file("long names", &mut names(|number| format!("t{number:07}{}", "x".repeat(300))));
     check_file("zero-size", &mut names(flat).map(|(name, _)| (name, NOTHING)));
+    let shapes: [&[u64]; 2] = [&[1, 1, 1, 1, 1, 1, 1, 1], &[1, 1, 1, 1, 1, 1, 1, 2]];
+    check_file("many dimensions", &mut (0..TENSORS).map(|number| (flat(number), shapes[number % 2])));
     check_file("lists of one tensor", &mut names(|number| format!("a{number}.layers.0.w")));
     check_file("stacks of one layer", &mut block(|number| format!("a{number}.layers.0")));
     check_file("one long stack", &mut block(|number| format!("layers.{number}")));
