@@ -24,7 +24,7 @@ const FOLDERS: [&str; 6] = ["benches", "crates", "examples", "fuzz", "src", "tes
 fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        if path.is_dir() && path.ends_with("target") {
+        if path.ends_with("target") {
             continue;
         }
         if path.is_dir() {
