@@ -1,7 +1,8 @@
 #![allow(missing_docs, reason = "a bench")]
 #![allow(dead_code, reason = "not all that benches share is used by each of them")]
-//! Narrowing: a load of 64 MiB of F32 from the page cache that drops its bytes, as they are and narrowed on the way. Bytes read per
-//! second, threads and ring of the load included: what narrowing costs is the ratio of the lines.
+//! Narrowing: a load of 64 MiB of F32 from the page cache that drops its bytes, as they are and
+//! narrowed on the way. Bytes read per second, threads and ring of the load included: what
+//! narrowing costs is the ratio of the lines.
 //!
 //! `cargo bench --bench cast`
 

@@ -8,14 +8,14 @@
     missing_docs,
     reason = "a bench"
 )]
-//! Ways to copy out of a file mapping against `pread`, warm or cold: what `docs/design.md` quotes for the choice of
-//! `process_vm_readv` on windows that are mapped for one read.
+//! Ways to copy out of a file mapping against `pread`, warm or cold: what `docs/design.md` quotes
+//! for the choice of `process_vm_readv` on windows that are mapped for one read.
 //!
 //! `cargo bench --bench copy_out -- FILE [THREADS [BLOCK_MIB [RING_MIB [cold]]]]`
 //!
-//! Each thread takes blocks from a shared counter and copies them into its part of one huge-page ring. All
-//! ways run in turn, five rounds; best and median are printed. All but `memcpy` survive a file that is truncated
-//! meanwhile.
+//! Each thread takes blocks from a shared counter and copies them into its part of one huge-page
+//! ring. All ways run in turn, five rounds; best and median are printed. All but `memcpy` survive a
+//! file that is truncated meanwhile.
 
 use std::fs::File;
 use std::io;

@@ -1,11 +1,13 @@
-//! Loads a checkpoint onto a CUDA device and unloads it, again and again in one process, and tells what each round left behind.
+//! Loads a checkpoint onto a CUDA device and unloads it, again and again in one process, and tells
+//! what each round left behind.
 //!
 //! ```text
 //! cargo bench --bench device_cycles -- CHECKPOINT [--device N] [--cycles N] [--budget BYTES]
 //! ```
 //!
-//! Prints one JSON object. Exit code 1 if a load fails, 2 for wrong usage, 4 without a usable device. It judges nothing: memory of the
-//! device is everybody's, and what others take meanwhile is not ours to explain.
+//! Prints one JSON object. Exit code 1 if a load fails, 2 for wrong usage, 4 without a usable
+//! device. It judges nothing: memory of the device is everybody's, and what others take meanwhile
+//! is not ours to explain.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a program of measurements")]
 
 use std::process::ExitCode;

@@ -1,16 +1,18 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench: the JSON goes to stdout")]
-//! What this machine can do at best: the limits that loads are held against, measured without this library.
+//! What this machine can do at best: the limits that loads are held against, measured without this
+//! library.
 //!
-//! `cargo bench --bench device_limits -- [--device N] [--quick] [--only SECTION ...] [--file FILE ...]
-//! [--threads N ...] [--seconds N]`
+//! `cargo bench --bench device_limits -- [--device N] [--quick] [--only SECTION ...] [--file FILE
+//! ...] [--threads N ...] [--seconds N]`
 //!
-//! Prints one JSON object. Sections: `h2d` (host to device from registered huge pages, by chunk, ring and streams),
-//! `probe` (one row of it, to be measured again beside a load), `h2d_pageable`, `d2h`, `registration`, `allocation`,
-//! and with files `fill` (page cache to ring by threads), `fill_and_copy` (both at once), `disk` (cold). `--quick` makes one
-//! short pass of few rows. Rows that no longer fit `--seconds` are left out, and their sections are named in `cut_short`.
+//! Prints one JSON object. Sections: `h2d` (host to device from registered huge pages, by chunk,
+//! ring and streams), `probe` (one row of it, to be measured again beside a load), `h2d_pageable`,
+//! `d2h`, `registration`, `allocation`, and with files `fill` (page cache to ring by threads),
+//! `fill_and_copy` (both at once), `disk` (cold). `--quick` makes one short pass of few rows. Rows
+//! that no longer fit `--seconds` are left out, and their sections are named in `cut_short`.
 //!
-//! GB are 10^9 bytes. Exit codes: 0 measured (a row that failed holds `error`), 2 wrong usage, 4 no usable driver or
-//! device, with `{"error": ...}`; the sections `fill` and `disk` alone need none.
+//! GB are 10^9 bytes. Exit codes: 0 measured (a row that failed holds `error`), 2 wrong usage, 4 no
+//! usable driver or device, with `{"error": ...}`; the sections `fill` and `disk` alone need none.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -188,7 +190,8 @@ fn number<T: std::str::FromStr>(flag: &str, value: &str) -> Result<T, String> {
     value.parse().map_err(|_| format!("{flag} {value}: not a number"))
 }
 
-/// The sections that were asked for; without any, all but `probe`, those with files only where there are files.
+/// The sections that were asked for; without any, all but `probe`, those with files only where
+/// there are files.
 fn chosen(asked: Vec<String>, has_files: bool) -> Result<Vec<String>, String> {
     let with_files = FILE_SECTIONS.iter().chain([&BOTH]);
     if asked.is_empty() {

@@ -1,8 +1,8 @@
 #![allow(missing_docs, clippy::print_stderr, reason = "a bench")]
 #![allow(dead_code, reason = "not all that benches share is used by each of them")]
-//! Filling slots: every source reads a file of 64 MiB in reads of 4 MiB, by one thread and by two, into one slot for each thread.
-//! The file is in the page cache (`mincore` was asked), so that buffered and mapped reads copy from there; direct
-//! reads come from the disk all the same.
+//! Filling slots: every source reads a file of 64 MiB in reads of 4 MiB, by one thread and by two,
+//! into one slot for each thread. The file is in the page cache (`mincore` was asked), so that
+//! buffered and mapped reads copy from there; direct reads come from the disk all the same.
 //!
 //! `cargo bench --bench fill`
 

@@ -1,6 +1,7 @@
 #![allow(missing_docs, reason = "a bench")]
 #![allow(dead_code, reason = "not all that benches share is used by each of them")]
-//! Reading headers: `Checkpoint::open` on one file, whose header is in the page cache. Bytes of header per second.
+//! Reading headers: `Checkpoint::open` on one file, whose header is in the page cache. Bytes of
+//! header per second.
 //!
 //! `cargo bench --bench header`
 

@@ -7,15 +7,18 @@
     clippy::print_stderr,
     reason = "a bench"
 )]
-//! Ours against the limits of the machine, measured in the same run, on the files of one checkpoint.
+//! Ours against the limits of the machine, measured in the same run, on the files of one
+//! checkpoint.
 //!
-//! `cargo bench --bench limits -- DIR [--rounds N] [--only cold|warm] [--io IO] [--threads N] [--pilot-mib N]`
+//! `cargo bench --bench limits -- DIR [--rounds N] [--only cold|warm] [--io IO] [--threads N]
+//! [--pilot-mib N]`
 //!
-//! Cold: the fastest plain direct reader. Warm: the fastest plain copy out of the page cache, into a ring of 64 MiB that is used in
-//! turn, into hot memory, and into fresh memory that keeps everything, each the fastest of many shapes. A pilot chooses three shapes
-//! for each kind; these run in turns with ours, each round beginning with another; the limit is the shape with the highest median. Ratios
-//! are taken within rounds: median, least and most. A/A is the limit against itself in the round before: what a ratio may
-//! differ by for no reason.
+//! Cold: the fastest plain direct reader. Warm: the fastest plain copy out of the page cache, into
+//! a ring of 64 MiB that is used in turn, into hot memory, and into fresh memory that keeps
+//! everything, each the fastest of many shapes. A pilot chooses three shapes for each kind; these
+//! run in turns with ours, each round beginning with another; the limit is the shape with the
+//! highest median. Ratios are taken within rounds: median, least and most. A/A is the limit against
+//! itself in the round before: what a ratio may differ by for no reason.
 //!
 //! Cold means that `mincore` found less than 1 % of the files cached, warm that it found 99 %.
 
@@ -124,7 +127,8 @@ fn check_copies(target: &mut [u8]) {
     for copy in StreamCopy::available() {
         for (from, to, len) in [(0, 0, 8192), (1, 0, 10_006), (3, 64, 255), (5, 1, 777)] {
             target[..source.len() + 64].fill(0);
-            // SAFETY: source and buffer hold so many bytes from there, apart from each other; what the processor lacks is not available.
+            // SAFETY: source and buffer hold so many bytes from there, apart from each other; what the
+            // processor lacks is not available.
             unsafe { copy.copy(source[from..].as_ptr(), target[to..].as_mut_ptr(), len) };
             assert_eq!(target[to..][..len], source[from..][..len], "{}", copy.name());
             assert_eq!(target[to + len], 0, "{}", copy.name());
@@ -271,7 +275,8 @@ fn median(values: &[f64]) -> f64 {
     sorted[sorted.len() / 2]
 }
 
-/// GiB per second of what returns the bytes that it moved. Giving back what it holds comes after the clock.
+/// GiB per second of what returns the bytes that it moved. Giving back what it holds comes after
+/// the clock.
 fn rate<T>(work: impl FnOnce() -> (usize, T)) -> f64 {
     let start = Instant::now();
     let (bytes, held) = work();
@@ -321,8 +326,8 @@ fn reach(options: &Options, state: State) {
     }
 }
 
-/// Touches memory and gives it back: the host of a virtual machine takes pages away that are free for some seconds, and the next one to
-/// touch them would pay for that.
+/// Touches memory and gives it back: the host of a virtual machine takes pages away that are free
+/// for some seconds, and the next one to touch them would pay for that.
 fn back_memory(bytes: usize) {
     let mut memory = MmapMut::map_anon(bytes + bytes / 8).expect("memory");
     memory.advise(Advice::HugePage).expect("advice");
@@ -339,7 +344,8 @@ fn read_in(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What copying costs where no file is involved: from memory of 256 MiB into the ring's size, by all threads.
+/// What copying costs where no file is involved: from memory of 256 MiB into the ring's size, by
+/// all threads.
 fn memory(options: &Options) -> String {
     let mut source = HugeBuffer::new(256 * MIB).expect("memory");
     let mut target = HugeBuffer::new(RING_BYTES).expect("memory");

@@ -1,6 +1,7 @@
 #![allow(missing_docs, reason = "a bench")]
 #![allow(dead_code, reason = "not all that benches share is used by each of them")]
-//! Planning: tensors to layers, and layers to reads and copies, from a checkpoint whose headers have been read. Tensors per second.
+//! Planning: tensors to layers, and layers to reads and copies, from a checkpoint whose headers
+//! have been read. Tensors per second.
 //!
 //! `cargo bench --bench plan`
 

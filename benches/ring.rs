@@ -1,6 +1,6 @@
 #![allow(missing_docs, reason = "a bench")]
-//! The ring: taking slots and giving them back, by one thread, by two that contend, and from one thread to another as in a
-//! load. Slots per second; a load at 20 GB/s takes about 5000.
+//! The ring: taking slots and giving them back, by one thread, by two that contend, and from one
+//! thread to another as in a load. Slots per second; a load at 20 GB/s takes about 5000.
 //!
 //! `cargo bench --bench ring`
 

@@ -1,14 +1,16 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench")]
 #![allow(clippy::as_conversions, clippy::cast_precision_loss, reason = "figures for people")]
-//! The sources against the plain reader, on the same file, with the same block size, threads and buffer, in
-//! turns: cold (pages dropped before every run, `mincore` says how many stayed) and warm.
+//! The sources against the plain reader, on the same file, with the same block size, threads and
+//! buffer, in turns: cold (pages dropped before every run, `mincore` says how many stayed) and
+//! warm.
 //!
-//! `cargo bench --bench sources -- [--file X.safetensors | --size 1GiB] [--threads N] [--block 4MiB]
-//! [--buffer 64MiB] [--rounds N]`
+//! `cargo bench --bench sources -- [--file X.safetensors | --size 1GiB] [--threads N] [--block
+//! 4MiB] [--buffer 64MiB] [--rounds N]`
 //!
-//! Without a file, one of random bytes is made in the temporary folder and removed afterwards. Each line shows
-//! the best and the median rate, and the median of the ratios to the plain reader of the same round: `direct`
-//! and, cold, every other source is compared with plain direct and plain buffered reads.
+//! Without a file, one of random bytes is made in the temporary folder and removed afterwards. Each
+//! line shows the best and the median rate, and the median of the ratios to the plain reader of the
+//! same round: `direct` and, cold, every other source is compared with plain direct and plain
+//! buffered reads.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -115,8 +117,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Blocks of every file from its first byte on, as a plan would lay them out; a payload is what of a block is
-/// tensor bytes.
+/// Blocks of every file from its first byte on, as a plan would lay them out; a payload is what of
+/// a block is tensor bytes.
 fn requests(checkpoint: &Checkpoint, block_bytes: usize) -> Vec<ReadRequest> {
     let block_bytes = u64::try_from(block_bytes).expect("64 bits");
     let mut requests = Vec::new();

@@ -1,4 +1,5 @@
-//! Asks for a load that cannot work, reads from the refusal what would, and loads with exactly that.
+//! Asks for a load that cannot work, reads from the refusal what would, and loads with exactly
+//! that.
 //!
 //! `cargo run --release --example budget_refusal -- PATH`
 #![allow(clippy::print_stdout, reason = "an example prints")]

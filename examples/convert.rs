@@ -1,4 +1,5 @@
-//! Converts a checkpoint to a file per layer, and says how far it is: the library call behind `loadcheck convert`.
+//! Converts a checkpoint to a file per layer, and says how far it is: the library call behind
+//! `loadcheck convert`.
 //!
 //! `cargo run --release --example convert -- SOURCE TARGET`
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program")]

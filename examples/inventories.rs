@@ -1,10 +1,12 @@
-//! Measures the grouping rule: `cargo run --release --example inventories -- PATH [--verbose] [--sensitivity] [--names-only]`.
+//! Measures the grouping rule: `cargo run --release --example inventories -- PATH [--verbose]
+//! [--sensitivity] [--names-only]`.
 //!
-//! `--names-only` forgets the shapes, as an index file has none; `--sensitivity` varies the thresholds.
-//! `--scale`, without a PATH, times the grouping of large and of hostile sets of names.
+//! `--names-only` forgets the shapes, as an index file has none; `--sensitivity` varies the
+//! thresholds. `--scale`, without a PATH, times the grouping of large and of hostile sets of names.
 //! PATH is a folder of inventories (or of folders), or one file; forms and scoring are told in
-//! `inventories/read.rs` and `inventories/score.rs`. Prints one line per folder and one per miss. Exits with 1 if a
-//! tensor is lost anywhere, or a folder called `transformers` or `diffusers` is below its target.
+//! `inventories/read.rs` and `inventories/score.rs`. Prints one line per folder and one per miss.
+//! Exits with 1 if a tensor is lost anywhere, or a folder called `transformers` or `diffusers` is
+//! below its target.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example reports to its terminal")]
 

@@ -1,9 +1,11 @@
-//! What landing in phase saves and costs: copies, moves and arena bytes of a checkpoint's plan, both ways.
+//! What landing in phase saves and costs: copies, moves and arena bytes of a checkpoint's plan,
+//! both ways.
 //!
-//! `cargo run --example landing -- [PATH]... [INVENTORY]...` where a path is a checkpoint, and an inventory is the name of one of
-//! fixtures/inventories, with `+fp8` for weights of 8 bits with two scales each, as static quantization leaves them.
-//! An inventory is laid out in one file as the format's own writer does: wide types first, then by name. Without
-//! arguments: everything in fixtures/inventories, summed.
+//! `cargo run --example landing -- [PATH]... [INVENTORY]...` where a path is a checkpoint, and an
+//! inventory is the name of one of fixtures/inventories, with `+fp8` for weights of 8 bits with two
+//! scales each, as static quantization leaves them. An inventory is laid out in one file as the
+//! format's own writer does: wide types first, then by name. Without arguments: everything in
+//! fixtures/inventories, summed.
 #![allow(clippy::print_stdout, clippy::as_conversions, reason = "an example prints rounded numbers")]
 #![allow(dead_code, reason = "it shares a reader with another example")]
 

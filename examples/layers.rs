@@ -1,6 +1,7 @@
 //! Streams a checkpoint layer by layer, as an engine would, and prints what each layer holds.
 //!
-//! `cargo run --release --example layers -- PATH [BUDGET_MIB] [buffered|mmap|direct] [none|host] [WINDOW]`
+//! `cargo run --release --example layers -- PATH [BUDGET_MIB] [buffered|mmap|direct] [none|host]
+//! [WINDOW]`
 #![allow(clippy::print_stdout, clippy::as_conversions, reason = "an example prints rounded numbers")]
 
 use std::error::Error;

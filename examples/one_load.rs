@@ -1,14 +1,18 @@
 #![allow(unsafe_code, reason = "maps a file as other loaders do")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program")]
-//! One load in a process of its own, for the comparison in `benches/peers`: there somebody else measures.
+//! One load in a process of its own, for the comparison in `benches/peers`: there somebody else
+//! measures.
 //!
-//! `one_load host-all|host-1|none|crate-to-vec SOURCE [--io auto|buffered|direct|mmap|uring] [--budget-mib N] [--readers N] [--window N] [--dtype bf16]`
+//! `one_load host-all|host-1|none|crate-to-vec SOURCE [--io auto|buffered|direct|mmap|uring]
+//! [--budget-mib N] [--readers N] [--window N] [--dtype bf16]`
 //!
-//! `host-all` ends with every tensor in memory that it owns, `host-1` streams with one layer resident at a time, `none` reads every byte
-//! and keeps none. `crate-to-vec` uses nothing of this library: the crates `safetensors` and `memmap2`, and a vector for
-//! each tensor, as loaders in Rust commonly do.
+//! `host-all` ends with every tensor in memory that it owns, `host-1` streams with one layer
+//! resident at a time, `none` reads every byte and keeps none. `crate-to-vec` uses nothing of this
+//! library: the crates `safetensors` and `memmap2`, and a vector for each tensor, as loaders in
+//! Rust commonly do.
 //!
-//! Lines of JSON on stdout, a word on stdin, as in `benches/peers/child.py`: `ready` -> "go" -> `done` -> "end".
+//! Lines of JSON on stdout, a word on stdin, as in `benches/peers/child.py`: `ready` -> "go" ->
+//! `done` -> "end".
 
 use std::error::Error;
 use std::fs::File;

@@ -1,8 +1,10 @@
-//! Loads into device memory that an engine has allocated, with copies queued in the engine's own stream.
+//! Loads into device memory that an engine has allocated, with copies queued in the engine's own
+//! stream.
 //!
 //! `cargo run --release --example own_destinations -- PATH`
 //!
-//! The engine here is the crate `cudarc`, of whichever version it likes: the loader takes handles and addresses as integers.
+//! The engine here is the crate `cudarc`, of whichever version it likes: the loader takes handles
+//! and addresses as integers.
 #![allow(unsafe_code, reason = "the engine promises what its handles are; each block says which")]
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
@@ -51,10 +53,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let regions = engine.regions();
 
     let raw_stream = u64::try_from(engine.stream.cu_stream().addr())?;
-    // SAFETY: a live stream of the device's primary context, which `engine` keeps until the model is gone; it captures no graph.
+    // SAFETY: a live stream of the device's primary context, which `engine` keeps until the model is
+    // gone; it captures no graph.
     let settings = unsafe { settings.cuda_stream(raw_stream) };
-    // SAFETY: device memory of that context, a piece for each layer, which `engine` keeps until the model is gone, and which
-    // nobody else uses until then.
+    // SAFETY: device memory of that context, a piece for each layer, which `engine` keeps until the
+    // model is gone, and which nobody else uses until then.
     let settings = unsafe { settings.destinations(move |layer| regions.get(&layer.id).copied()) };
     let model = settings.build()?.load(&checkpoint)?;
 

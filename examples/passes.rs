@@ -1,6 +1,8 @@
-//! An engine that holds two layers at a time and goes through all of them for every token: `cargo run --example passes -- DIR`.
+//! An engine that holds two layers at a time and goes through all of them for every token: `cargo
+//! run --example passes -- DIR`.
 //!
-//! Embedding, norm and head stay; the first layers of a token are read while the last ones of the token before are used.
+//! Embedding, norm and head stay; the first layers of a token are read while the last ones of the
+//! token before are used.
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use onelayer::{Binding, Checkpoint, Keep, Loader, Passes, Target, Window};

@@ -1,12 +1,12 @@
 //! `watch_rss [--interval-ms N] -- CMD [ARGS]`: runs a command and watches its memory from outside.
 //!
-//! The outside check of `loadcheck`'s own numbers. It therefore shares no code with the library: it reads
-//! `/proc/<pid>/status` by itself, keeps each process's last value before its end, and prints one line of
-//! JSON on stdout after the command has ended. The command's own stdout goes to stderr. The exit code is the
-//! command's, 128 + N after signal N.
+//! The outside check of `loadcheck`'s own numbers. It therefore shares no code with the library: it
+//! reads `/proc/<pid>/status` by itself, keeps each process's last value before its end, and prints
+//! one line of JSON on stdout after the command has ended. The command's own stdout goes to stderr.
+//! The exit code is the command's, 128 + N after signal N.
 //!
-//! Not seen: what happens after the last sample of a process. Its high-water mark (`VmHWM`) covers everything
-//! before that.
+//! Not seen: what happens after the last sample of a process. Its high-water mark (`VmHWM`) covers
+//! everything before that.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -49,8 +49,8 @@ fn read_status(pid: u32) -> Option<Status> {
     })
 }
 
-/// `root` and all of its descendants, by asking every process of the machine for its parent. A process stays
-/// known once seen, so one whose parent has ended is not lost.
+/// `root` and all of its descendants, by asking every process of the machine for its parent. A
+/// process stays known once seen, so one whose parent has ended is not lost.
 fn family(root: u32, known: &BTreeMap<(u32, u64), Seen>) -> Vec<(u32, u64)> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {

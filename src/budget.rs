@@ -1,9 +1,10 @@
 //! The host budget: one number, and the named reservations that are taken from it.
 //!
-//! Whatever the loader holds in host memory in proportion to anything (ring, metadata, mapped windows,
-//! scratch) is reserved here first, by name, and given back when its [`Reservation`] is dropped. A reservation cannot
-//! grow. What a caller keeps (resident layers) and what belongs to nobody (thread stacks, the allocator's
-//! slack, a device context) is not in the budget: it is measured beside it.
+//! Whatever the loader holds in host memory in proportion to anything (ring, metadata, mapped
+//! windows, scratch) is reserved here first, by name, and given back when its [`Reservation`] is
+//! dropped. A reservation cannot grow. What a caller keeps (resident layers) and what belongs to
+//! nobody (thread stacks, the allocator's slack, a device context) is not in the budget: it is
+//! measured beside it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

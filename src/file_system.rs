@@ -1,7 +1,7 @@
 //! What kind of file system holds a file: by the number that `statfs` gives, and a table of names.
 //!
-//! Two stages ask: the one that decides how to read (is the page cache what the file is made of, does a network lie
-//! between), and the probe, for its reports.
+//! Two stages ask: the one that decides how to read (is the page cache what the file is made of,
+//! does a network lie between), and the probe, for its reports.
 
 use std::fmt;
 use std::fs::File;
@@ -77,7 +77,8 @@ impl FileSystem {
         Ok(Self::from_raw(rustix::fs::fstatfs(file.as_fd())?.f_type))
     }
 
-    /// The word is 32 or 64 bits wide, signed or not, by architecture; the number itself has 32 bits.
+    /// The word is 32 or 64 bits wide, signed or not, by architecture; the number itself has 32
+    /// bits.
     pub(crate) fn from_raw(raw: impl Into<i128>) -> Self {
         let bits = raw.into() & i128::from(u32::MAX);
         Self { magic: u64::try_from(bits).expect("32 bits fit in 64") }
@@ -95,7 +96,8 @@ impl FileSystem {
         self.entry().map(|(_, name, _)| *name)
     }
 
-    /// True if its bytes are known to come over a network. FUSE may do anything and is not counted here.
+    /// True if its bytes are known to come over a network. FUSE may do anything and is not counted
+    /// here.
     #[must_use]
     pub fn is_network(self) -> bool {
         self.is_at(Place::Network)

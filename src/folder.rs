@@ -1,5 +1,6 @@
-//! What is in a folder, by name. As `std::fs::read_dir`, but for its end: that panics if the system refuses to close the folder, as file
-//! systems behind a network or a program may; what was listed is right nevertheless.
+//! What is in a folder, by name. As `std::fs::read_dir`, but for its end: that panics if the system
+//! refuses to close the folder, as file systems behind a network or a program may; what was listed
+//! is right nevertheless.
 
 use std::ffi::{OsStr, OsString};
 use std::io;

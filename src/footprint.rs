@@ -1,8 +1,10 @@
-//! What lists and tables take of the system allocator, and the highest sum of them on the way to a result.
+//! What lists and tables take of the system allocator, and the highest sum of them on the way to a
+//! result.
 //!
-//! The promise is about resident pages, so what counts is not what is asked for but what the allocator takes, and
-//! not what is kept in the end but the most that is held at once. The stages before the load add up both here, from
-//! the capacities of their real lists. `tests/metadata_memory.rs` compares the sums with a counting allocator.
+//! The promise is about resident pages, so what counts is not what is asked for but what the
+//! allocator takes, and not what is kept in the end but the most that is held at once. The stages
+//! before the load add up both here, from the capacities of their real lists.
+//! `tests/metadata_memory.rs` compares the sums with a counting allocator.
 
 use crate::units::{KIB, to_u64};
 
@@ -13,8 +15,8 @@ const PAGE_BYTES: u64 = 4 * KIB;
 const HEADER_BYTES: u64 = 8;
 const BLOCK_BYTES_MIN: u64 = 32;
 
-/// What the allocator takes for a block: glibc's rule on 64 bits, which wastes most of those in use. Nothing for an
-/// empty one.
+/// What the allocator takes for a block: glibc's rule on 64 bits, which wastes most of those in
+/// use. Nothing for an empty one.
 pub(crate) fn block_bytes(bytes: u64) -> u64 {
     match bytes {
         0 => 0,
@@ -67,7 +69,8 @@ impl Held {
         self.bytes
     }
 
-    /// The most that was held while the sum came about: whatever grew last stood beside its old half for a moment.
+    /// The most that was held while the sum came about: whatever grew last stood beside its old
+    /// half for a moment.
     pub(crate) fn peak_bytes(self) -> u64 {
         self.bytes.saturating_add(self.grown_bytes / 2)
     }

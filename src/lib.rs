@@ -1,8 +1,10 @@
-//! Streams safetensors checkpoints layer by layer inside a host-memory budget that the caller chooses.
+//! Streams safetensors checkpoints layer by layer inside a host-memory budget that the caller
+//! chooses.
 //!
-//! Loading a model commonly peaks at a multiple of what stays resident. Here every byte passes through one small ring of
-//! staging slots, so that the peak is a number you set: it depends neither on the model nor on a layer nor on a single
-//! tensor. Layers come out one after the other, each in memory of its own that is given back when it is dropped.
+//! Loading a model commonly peaks at a multiple of what stays resident. Here every byte passes
+//! through one small ring of staging slots, so that the peak is a number you set: it depends
+//! neither on the model nor on a layer nor on a single tensor. Layers come out one after the other,
+//! each in memory of its own that is given back when it is dropped.
 //!
 //! # Example
 //!
@@ -36,23 +38,26 @@
 //!
 //! # What is guaranteed
 //!
-//! - *Growth of resident memory ≤ host budget + 16 MiB*, from before [`Checkpoint::open`] to the end of the load, beside
-//!   the layers that the caller keeps on the host. Anonymous, file-mapped and pinned pages count alike. A budget that
-//!   cannot work is refused before a tensor byte is read, with the smallest one that would.
-//! - *What is dropped is given back* to the system: when the layer is dropped after [`Loader::load`], at the end of a
-//!   stream at the latest.
-//! - *Every byte is right or there is an error.* Headers are checked strictly; a file that is truncated, rewritten or
-//!   replaced meanwhile is a typed error with every [`IoMode`]: no signal, no zeros.
-//! - Errors, panics of the loader's threads and cancellation end the threads and free everything. A caller that holds
-//!   on to too many layers gets an error, not a hang.
+//! - *Growth of resident memory ≤ host budget + 16 MiB*, from before [`Checkpoint::open`] to the
+//!   end of the load, beside the layers that the caller keeps on the host. Anonymous, file-mapped
+//!   and pinned pages count alike. A budget that cannot work is refused before a tensor byte is
+//!   read, with the smallest one that would.
+//! - *What is dropped is given back* to the system: when the layer is dropped after
+//!   [`Loader::load`], at the end of a stream at the latest.
+//! - *Every byte is right or there is an error.* Headers are checked strictly; a file that is
+//!   truncated, rewritten or replaced meanwhile is a typed error with every [`IoMode`]: no signal,
+//!   no zeros.
+//! - Errors, panics of the loader's threads and cancellation end the threads and free everything. A
+//!   caller that holds on to too many layers gets an error, not a hang.
 //!
 //! # What is not
 //!
-//! - The 16 MiB are for what no budget counts: thread stacks, the allocator's slack, the threads of `rayon`'s global pool
-//!   if hashes are asked for. The page cache is the kernel's; [`IoMode::Auto`] and [`IoMode::Direct`] leave it as it was
-//!   where the system lets them: [`IoDecision::manners`] says.
-//! - A program that changes a file through a shared writable mapping, or within one tick of the file system's clock, can
-//!   escape detection: see [`source`].
+//! - The 16 MiB are for what no budget counts: thread stacks, the allocator's slack, the threads of
+//!   `rayon`'s global pool if hashes are asked for. The page cache is the kernel's;
+//!   [`IoMode::Auto`] and [`IoMode::Direct`] leave it as it was where the system lets them:
+//!   [`IoDecision::manners`] says.
+//! - A program that changes a file through a shared writable mapping, or within one tick of the
+//!   file system's clock, can escape detection: see [`source`].
 //! - Linux only, 64-bit. A `fork` in the middle of a load gets neither ring nor layers.
 //!
 //! # The stages
@@ -78,8 +83,8 @@
 //! | `convert` | the same reads, written to files of one layer each (feature `convert`) |
 //! | [`probe`] | what the system says was used; observes and is used by no stage |
 //!
-//! The library never prints, exits, or reads the environment. The feature `cli` (on by default) is for the program
-//! `loadcheck`; turn it off to get few dependencies.
+//! The library never prints, exits, or reads the environment. The feature `cli` (on by default) is
+//! for the program `loadcheck`; turn it off to get few dependencies.
 
 pub mod units;
 

@@ -1,7 +1,8 @@
-//! What is allocated: every mapping and every piece of device memory that this library has, process-wide.
+//! What is allocated: every mapping and every piece of device memory that this library has,
+//! process-wide.
 //!
-//! An entry is made with the memory and goes with it, so that the list cannot forget one; what the memory is used for is noted as that
-//! changes:
+//! An entry is made with the memory and goes with it, so that the list cannot forget one; what the
+//! memory is used for is noted as that changes:
 //!
 //! ```text
 //! scratch --> ring
@@ -10,8 +11,9 @@
 //!         --> window (layers come and go) --> gone
 //! ```
 //!
-//! An entry is for an allocation, not for a tensor, and costs a lock when it is made, noted and dropped. Memory of callers
-//! is not listed, nor small things that come from the allocator: names, plans, channels.
+//! An entry is for an allocation, not for a tensor, and costs a lock when it is made, noted and
+//! dropped. Memory of callers is not listed, nor small things that come from the allocator: names,
+//! plans, channels.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -90,7 +92,8 @@ pub struct Allocation {
     pub age: Duration,
     /// The layer in it, if it is one; in a window the last one that came.
     pub layer: Option<LayerId>,
-    /// The tensors in it, in file order, if it is a resident layer; in a window those of every layer there.
+    /// The tensors in it, in file order, if it is a resident layer; in a window those of every
+    /// layer there.
     pub tensors: Vec<LiveTensor>,
 }
 
@@ -106,7 +109,8 @@ pub struct LiveTensor {
     pub shape: Box<[u64]>,
     /// Bytes of its elements.
     pub bytes: u64,
-    /// How many [`LoadedTensor`](crate::LoadedTensor)s of it there are: whoever has one keeps the layer.
+    /// How many [`LoadedTensor`](crate::LoadedTensor)s of it there are: whoever has one keeps the
+    /// layer.
     pub owners: usize,
 }
 

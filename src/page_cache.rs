@@ -1,14 +1,16 @@
-//! Which bytes of an open file are in the page cache, by three ways of asking. Two stages ask: the sources, to choose how
-//! to read, and the probe, to report. Neither answer is believed blindly; who asks has to know what each is worth:
+//! Which bytes of an open file are in the page cache, by three ways of asking. Two stages ask: the
+//! sources, to choose how to read, and the probe, to report. Neither answer is believed blindly;
+//! who asks has to know what each is worth:
 //!
-//! * `cachestat` (Linux 6.5) counts by descriptor and maps nothing. On an overlay file system it looks at the upper inode,
-//!   which never holds pages, and answers 0 (observed on 6.18): not to be asked there. Later kernels refuse those who
-//!   neither own the file nor may write to it.
-//! * `mincore` counts on a mapping. To those who neither own the file nor may write to it, it answers "all resident" since
-//!   5.2: [`may_tell`] says whom it tells the truth.
-//! * A read of one byte that must not wait (`RWF_NOWAIT`, 4.14) tells anybody about one page, where the file system knows
-//!   such reads. The kernel begins to read a page that is missing, and as many behind it as it would read ahead: ask only
-//!   on a descriptor that was advised that access is random.
+//! * `cachestat` (Linux 6.5) counts by descriptor and maps nothing. On an overlay file system it
+//!   looks at the upper inode, which never holds pages, and answers 0 (observed on 6.18): not to be
+//!   asked there. Later kernels refuse those who neither own the file nor may write to it.
+//! * `mincore` counts on a mapping. To those who neither own the file nor may write to it, it
+//!   answers "all resident" since 5.2: [`may_tell`] says whom it tells the truth.
+//! * A read of one byte that must not wait (`RWF_NOWAIT`, 4.14) tells anybody about one page, where
+//!   the file system knows such reads. The kernel begins to read a page that is missing, and as
+//!   many behind it as it would read ahead: ask only on a descriptor that was advised that access
+//!   is random.
 #![allow(unsafe_code, reason = "cachestat and mincore have no safe wrapper; mincore needs a mapping")]
 
 use std::fs::File;
@@ -56,8 +58,8 @@ pub(crate) fn pages_by_cachestat(file: &File, bytes: ByteRange) -> io::Result<u6
     let range = CachestatRange { offset: bytes.start(), len: bytes.len_bytes() };
     let mut counts = Cachestat::default();
     let no_flags: libc::c_uint = 0;
-    // SAFETY: cachestat(fd, range, counts, flags): both structures live across the call and have the kernel's
-    // layout; the kernel reads the first and writes only within the second.
+    // SAFETY: cachestat(fd, range, counts, flags): both structures live across the call and have the
+    // kernel's layout; the kernel reads the first and writes only within the second.
     let status =
         unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const range, &raw mut counts, no_flags) };
     if status == 0 { Ok(counts.cached) } else { Err(io::Error::last_os_error()) }
@@ -94,8 +96,8 @@ pub(crate) fn pages_by_mincore(file: &File, bytes: ByteRange) -> io::Result<u64>
         let map = MmapOptions::new().offset(offset).len(to_usize(len)).map_raw_read_only(file)?;
         let count = to_usize(len.div_ceil(page_bytes()));
         let flags = &mut flags[..count];
-        // SAFETY: the address is the start of a mapping of `map.len()` bytes that lives across the call, and
-        // the vector has a byte for each of its pages, which is all that mincore writes.
+        // SAFETY: the address is the start of a mapping of `map.len()` bytes that lives across the call,
+        // and the vector has a byte for each of its pages, which is all that mincore writes.
         let status = unsafe { libc::mincore(map.as_mut_ptr().cast(), map.len(), flags.as_mut_ptr()) };
         if status != 0 {
             return Err(io::Error::last_os_error());
@@ -106,7 +108,8 @@ pub(crate) fn pages_by_mincore(file: &File, bytes: ByteRange) -> io::Result<u64>
     Ok(pages)
 }
 
-/// True if the byte at this offset can be read without waiting. See the [module](self) for what it may set off.
+/// True if the byte at this offset can be read without waiting. See the [module](self) for what it
+/// may set off.
 pub(crate) fn is_byte_at_hand(file: &File, offset_bytes: u64) -> io::Result<bool> {
     let mut byte = [0_u8];
     let mut buffers = [IoSliceMut::new(&mut byte)];

@@ -1,8 +1,8 @@
 //! Parts of tensors: a range for each dimension -> runs of bytes.
 //!
-//! Tensors are row-major: a range of the outermost dimension is one run of bytes, a range of an inner one is a run for each
-//! index of the dimensions outside it. All runs of a slice are equally long, and they come in the order of the slice's own
-//! bytes:
+//! Tensors are row-major: a range of the outermost dimension is one run of bytes, a range of an
+//! inner one is a run for each index of the dimensions outside it. All runs of a slice are equally
+//! long, and they come in the order of the slice's own bytes:
 //!
 //! ```text
 //! tensor [4, 6], rows 1..3           |. . . . . .|x x x x x x x x x x x x|. . . . . .|     one run
@@ -139,8 +139,8 @@ impl Runs {
         Self::in_bits(tensor.shape, ranges, element_bits).ok_or_else(cuts_byte)
     }
 
-    /// The same, of ranges that are inside a tensor and not empty, the last of them not whole. `None` if one of the runs is not of
-    /// whole bytes.
+    /// The same, of ranges that are inside a tensor and not empty, the last of them not whole.
+    /// `None` if one of the runs is not of whole bytes.
     fn in_bits(shape: &[u64], ranges: &[Range<u64>], element_bits: u64) -> Option<Self> {
         let whole_bytes = |bits: u128| bits.is_multiple_of(8).then(|| u64::try_from(bits / 8).ok()).flatten();
         // From the inside out; no product is larger than the tensor, which has fewer than 2^67 bits.

@@ -1,7 +1,7 @@
 //! Byte ranges and alignment: the arithmetic every stage shares.
 //!
-//! All of it is checked: an overflow is `None` or a documented panic, never a wrapped number. Nothing
-//! here knows about files, tensors or devices.
+//! All of it is checked: an overflow is `None` or a documented panic, never a wrapped number.
+//! Nothing here knows about files, tensors or devices.
 
 use std::fmt;
 
@@ -78,7 +78,8 @@ impl ByteRange {
         Self { start: self.start.min(other.start), end: self.end.max(other.end) }
     }
 
-    /// The smallest range around this one whose ends are multiples of `alignment`, or `None` on overflow.
+    /// The smallest range around this one whose ends are multiples of `alignment`, or `None` on
+    /// overflow.
     #[must_use]
     pub fn align_outward(self, alignment: Alignment) -> Option<Self> {
         Some(Self { start: alignment.down(self.start), end: alignment.up(self.end)? })
@@ -104,8 +105,8 @@ impl Alignment {
     pub const TENSOR: Self = Self(256);
     /// What a read is phased to unless the file system reports more.
     pub const PAGE: Self = Self(4096);
-    /// What rings, and arenas of at least this size, are rounded to: a huge page on x86-64 and the granularity of device
-    /// memory.
+    /// What rings, and arenas of at least this size, are rounded to: a huge page on x86-64 and the
+    /// granularity of device memory.
     pub const HUGE_PAGE: Self = Self(2 * MIB);
 
     /// `bytes` as an alignment, or `None` if it is not a power of two.
@@ -157,8 +158,8 @@ pub(crate) fn to_u64(len: usize) -> u64 {
     u64::try_from(len).expect("usize is at most 64 bits wide on every supported target")
 }
 
-/// A byte count for people: `64 MiB`, `1.5 GiB`, `17 B`. Binary units, rounded to nearest; one decimal below 100, none
-/// above.
+/// A byte count for people: `64 MiB`, `1.5 GiB`, `17 B`. Binary units, rounded to nearest; one
+/// decimal below 100, none above.
 #[derive(Clone, Copy, Debug)]
 pub struct HumanBytes(pub u64);
 

@@ -1,5 +1,5 @@
-//! Hostile and broken input: every row of a table of headers, indices and files is refused with the expected
-//! kind of error, in time, with a message that names the file.
+//! Hostile and broken input: every row of a table of headers, indices and files is refused with the
+//! expected kind of error, in time, with a message that names the file.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
 
@@ -20,7 +20,8 @@ fn kind(error: &CheckpointError) -> String {
     text.split([' ', '{']).next().unwrap_or_default().to_owned()
 }
 
-/// Opens `path`, which must fail in time with an error of that kind that says `text` and names `named`.
+/// Opens `path`, which must fail in time with an error of that kind that says `text` and names
+/// `named`.
 #[track_caller]
 fn refused(label: &str, path: &Path, named: &Path, expected_kind: &str, text: &str) {
     let start = Instant::now();
@@ -538,7 +539,8 @@ fn the_limit_on_headers_is_an_option() {
     assert!(error.to_string().contains("1002") && error.to_string().contains("1001"), "{error}");
     options.header_bytes_max(1002).open(&path).unwrap();
 
-    // A sparse file at the default limit, and one over it: nothing may be read before the length is checked.
+    // A sparse file at the default limit, and one over it: nothing may be read before the length is
+    // checked.
     let file = std::fs::File::create(folder.0.path().join("sparse.safetensors")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &100_000_001_u64.to_le_bytes(), 0).unwrap();
     file.set_len(1 << 40).unwrap();

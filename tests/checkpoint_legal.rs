@@ -1,5 +1,5 @@
-//! What is odd but legal is accepted: no tensors, no bytes, high ranks, long and strange names, whitespace,
-//! unknown fields, any order. And dtypes that nobody knows, if the caller asks for it.
+//! What is odd but legal is accepted: no tensors, no bytes, high ranks, long and strange names,
+//! whitespace, unknown fields, any order. And dtypes that nobody knows, if the caller asks for it.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
 

@@ -1,5 +1,5 @@
-//! Sets at the edge: texts over the limit, more files than anybody has, names that are almost those of a numbered set, and files that
-//! the system refuses to open.
+//! Sets at the edge: texts over the limit, more files than anybody has, names that are almost those
+//! of a numbered set, and files that the system refuses to open.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 

@@ -1,8 +1,9 @@
-//! What opening costs when headers are huge: a checkpoint with a million tensors, and hostile headers and
-//! indices made to be expensive. Time and the growth of peak resident memory are measured and bounded.
+//! What opening costs when headers are huge: a checkpoint with a million tensors, and hostile
+//! headers and indices made to be expensive. Time and the growth of peak resident memory are
+//! measured and bounded.
 //!
-//! Each opening happens in a process of its own, since the peak belongs to the whole process. Figures are printed:
-//! `cargo test --release --test checkpoint_million -- --nocapture`.
+//! Each opening happens in a process of its own, since the peak belongs to the whole process.
+//! Figures are printed: `cargo test --release --test checkpoint_million -- --nocapture`.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests too")]
 
@@ -42,7 +43,8 @@ struct Cost {
 
 const PATH_VARIABLE: &str = "ONELAYER_TEST_OPEN";
 
-/// Opens `path` in a fresh process, where no memory that something else gave back hides what is used.
+/// Opens `path` in a fresh process, where no memory that something else gave back hides what is
+/// used.
 fn measured(path: &Path) -> Cost {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["huge_headers_cost_what_is_promised", "--exact", "--nocapture"])
@@ -78,7 +80,8 @@ fn measure(path: &Path) {
     println!("\nmeasured {outcome} {time} {growth} {held}");
 }
 
-/// Writes a checkpoint of `count` tensors of two bytes each, without holding its header. Returns the header's length.
+/// Writes a checkpoint of `count` tensors of two bytes each, without holding its header. Returns
+/// the header's length.
 fn write_many(path: &Path, count: u64) -> u64 {
     let mut file = BufWriter::new(std::fs::File::create(path).unwrap());
     file.write_all(&[0; 8]).unwrap();
@@ -125,7 +128,8 @@ fn to_f64(bytes: u64) -> f64 {
     u32::try_from(bytes).unwrap().into()
 }
 
-/// `before`, then items numbered from 0 with commas between them until the text is long enough, then `after`.
+/// `before`, then items numbered from 0 with commas between them until the text is long enough,
+/// then `after`.
 fn repeated(before: &str, item: impl Fn(&mut String, u64), after: &str) -> String {
     const LEN: usize = 12 << 20;
     let mut text = String::with_capacity(LEN + 1024);

@@ -1,9 +1,9 @@
 //! Our verdict on random headers against the reference's, the safetensors crate.
 //!
 //! Headers are generated as structures (names, dtypes, shapes, contiguous offsets), then mutated as
-//! structures and as text: byte flips alone never get past the offsets. Both must accept and describe the same
-//! tensors, or both must refuse. Every difference falls in one of the named classes below, each with its
-//! reason, or the test fails.
+//! structures and as text: byte flips alone never get past the offsets. Both must accept and
+//! describe the same tensors, or both must refuse. Every difference falls in one of the named
+//! classes below, each with its reason, or the test fails.
 //!
 //! `ONELAYER_ORACLE_CASES` sets the number of cases.
 

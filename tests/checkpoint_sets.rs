@@ -1,6 +1,6 @@
-//! Everything a path may lead to: one file, shards with and without an index, several copies side by side,
-//! pipelines and the hub's cache. And the checkpoints in `fixtures/`, compared tensor by tensor with what the
-//! reference package reads.
+//! Everything a path may lead to: one file, shards with and without an index, several copies side
+//! by side, pipelines and the hub's cache. And the checkpoints in `fixtures/`, compared tensor by
+//! tensor with what the reference package reads.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests too")]
 

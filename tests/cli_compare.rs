@@ -1,5 +1,5 @@
-//! `compare`: every way of loading is measured beside the others, whatever becomes of it; rounds take turns; the page cache
-//! is looked at before every run; what fails is a row.
+//! `compare`: every way of loading is measured beside the others, whatever becomes of it; rounds
+//! take turns; the page cache is looked at before every run; what fails is a row.
 #![cfg(feature = "cli")]
 #![allow(
     clippy::unwrap_used,
@@ -35,7 +35,8 @@ fn compare(place: &Path, words: &[&str]) -> Output {
     loadcheck(place).arg("compare").args(words).output().unwrap()
 }
 
-/// A place with `large/`: 24 MiB in two files, on a disk where there is one, so that its pages can be dropped.
+/// A place with `large/`: 24 MiB in two files, on a disk where there is one, so that its pages can
+/// be dropped.
 fn large() -> tempfile::TempDir {
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let folder = place.path().join("large");
@@ -321,7 +322,8 @@ fn what_memory_cannot_hold_is_refused_and_a_result() {
     assert_code(&compare(place.path(), &["huge.safetensors", "-s", "stream"]), 2);
 }
 
-/// A limited control group below ours, and the words that start a command in it; `None` where there can be none.
+/// A limited control group below ours, and the words that start a command in it; `None` where there
+/// can be none.
 fn limited(limit_bytes: u64) -> Option<(ChildGroup, String)> {
     match ChildGroup::create(Some(limit_bytes)) {
         Ok(group) => {
@@ -345,7 +347,8 @@ fn compare_inside(enter: &str, place: &Path, flags: &[&str]) -> Output {
 fn what_an_outer_limit_kills_is_a_result_and_what_it_cannot_hold_is_refused() {
     let place = large();
     let Some((group, enter)) = limited(20 * MIB) else { return };
-    // Takes memory until it is killed, before anybody else is. A shell in between tells that with an exit code of its own.
+    // Takes memory until it is killed, before anybody else is. A shell in between tells that with an
+    // exit code of its own.
     let hoard = "sh -c 'echo 1000 >/proc/self/oom_score_adj; x=a; while :; do x=$x$x; done'";
     let inner = format!("sh -c \"{}; exit 7\"", hoard.replace('$', "\\$"));
     let output = compare_inside(
@@ -395,7 +398,8 @@ fn the_page_cache_is_looked_at_before_every_run() {
             assert_eq!(run["cache"]["asked"], state);
             match run["cache"]["cached_share"].as_f64() {
                 Some(share) => {
-                    // A host that takes memory back may take a few pages between reading and looking, and that is said.
+                    // A host that takes memory back may take a few pages between reading and looking, and
+                    // that is said.
                     assert!((share - expected).abs() < 0.1, "{state}: {run}");
                     reached += u64::from((share - expected).abs() < 0.01);
                 }

@@ -1,5 +1,6 @@
-//! `loadcheck convert`: what is written and said, what is refused, how parts come together, and how an interruption ends.
-//! `verify` is in `cli_verify`; what the library does with bytes and with a crash is in `convert_*`.
+//! `loadcheck convert`: what is written and said, what is refused, how parts come together, and how
+//! an interruption ends. `verify` is in `cli_verify`; what the library does with bytes and with a
+//! crash is in `convert_*`.
 #![cfg(feature = "cli")]
 #![allow(
     clippy::unwrap_used,
@@ -32,7 +33,8 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Every tensor of every file in a folder, by name: type, shape, bytes. Read by the format's own crate.
+/// Every tensor of every file in a folder, by name: type, shape, bytes. Read by the format's own
+/// crate.
 fn tensors(folder: &Path) -> BTreeMap<String, (String, Vec<usize>, Vec<u8>)> {
     let mut found = BTreeMap::new();
     for name in names(folder).iter().filter(|name| name.ends_with(".safetensors")) {

@@ -1,5 +1,6 @@
-//! The program on the simulated CUDA driver: loads and compares, counts device memory, and ends as its table of exit codes
-//! says. Every report names the device, and that name says that it is simulated.
+//! The program on the simulated CUDA driver: loads and compares, counts device memory, and ends as
+//! its table of exit codes says. Every report names the device, and that name says that it is
+//! simulated.
 #![cfg(all(feature = "cli", feature = "cuda"))]
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
@@ -430,8 +431,8 @@ fn a_hundred_cycles_leave_the_device_as_it_was() {
     }
 }
 
-/// Every free is answered with success and does nothing: a MiB stays with the driver after each unload, for which a device takes
-/// its smallest grain.
+/// Every free is answered with success and does nothing: a MiB stays with the driver after each
+/// unload, for which a device takes its smallest grain.
 #[test]
 fn device_memory_that_does_not_come_back_is_found() {
     let place = tempfile::tempdir().unwrap();

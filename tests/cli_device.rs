@@ -1,5 +1,6 @@
-//! `--device`, `--dtype` and `--verify` on a machine without a CUDA driver: every run here finds files called libcuda that
-//! are no libraries, so the machine that runs the tests may have a driver or not. With a (simulated) driver: `cli_cuda`.
+//! `--device`, `--dtype` and `--verify` on a machine without a CUDA driver: every run here finds
+//! files called libcuda that are no libraries, so the machine that runs the tests may have a driver
+//! or not. With a (simulated) driver: `cli_cuda`.
 #![cfg(feature = "cli")]
 #![allow(
     clippy::unwrap_used,
@@ -108,8 +109,8 @@ fn a_device_budget_is_refused_with_what_would_do() {
     assert!(stderr(&output).contains("error[LC0203]"), "per cent of what: {}", stderr(&output));
 }
 
-/// Floats of every width with every kind of number, tensors of more than one piece, empty ones, and bytes that are no
-/// floats.
+/// Floats of every width with every kind of number, tensors of more than one piece, empty ones, and
+/// bytes that are no floats.
 fn write_floats(path: &Path) -> u64 {
     let float = |name: &str, dtype: &'static str, bytes: Vec<u8>, size: usize| TestTensor {
         name: name.to_owned(),

@@ -1,4 +1,5 @@
-//! `exec -- CMD`: any process tree is measured, its exit code kept, its output put where it belongs.
+//! `exec -- CMD`: any process tree is measured, its exit code kept, its output put where it
+//! belongs.
 #![cfg(feature = "cli")]
 #![allow(
     clippy::unwrap_used,
@@ -44,7 +45,8 @@ fn what_a_command_holds_is_measured() {
 
 #[test]
 fn the_whole_tree_counts() {
-    // Each says when it holds its share and goes only once the other does too, however busy the machine is.
+    // Each says when it holds its share and goes only once the other does too, however busy the machine
+    // is.
     let both = |own: &str, other: &str| {
         format!("({}; : > {own}; until [ -e {other} ]; do sleep 0.02; done; sleep 0.4)", holding(30))
     };
@@ -187,7 +189,8 @@ fn an_interrupt_is_forwarded_and_nothing_stays() {
 
 #[test]
 fn processes_of_another_namespace_are_not_taken_for_those_of_the_command() {
-    // Process ids of its own, and a /proc that counts in others: whoever has the number of a child is somebody else.
+    // Process ids of its own, and a /proc that counts in others: whoever has the number of a child is
+    // somebody else.
     let place = tempfile::tempdir().unwrap();
     let output = Command::new("unshare")
         .args(["--pid", "--fork", env!("CARGO_BIN_EXE_loadcheck"), "exec", "--json", "--", "sleep", "0.1"])

@@ -1,5 +1,5 @@
-//! Every row of the exit code table, as far as a machine without a GPU reaches it. What interrupts and kills is in
-//! `cli_worker`, what other commands do in `cli_exec`.
+//! Every row of the exit code table, as far as a machine without a GPU reaches it. What interrupts
+//! and kills is in `cli_worker`, what other commands do in `cli_exec`.
 #![cfg(feature = "cli")]
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,5 @@
-//! `fit`: the smallest limit is found by running under limits; a kill by a limit is a result, everything else is an error.
+//! `fit`: the smallest limit is found by running under limits; a kill by a limit is a result,
+//! everything else is an error.
 //!
 //! Needs a control group to make others below; where there is none, each test that does says so.
 #![cfg(feature = "cli")]
@@ -117,7 +118,8 @@ fn our_own_load_is_tried_in_fresh_processes_and_nothing_stays() {
     assert!((MIB..64 * MIB).contains(&smallest), "{loader}");
     let tries = loader["tries"].as_array().unwrap();
     assert!(tries.iter().any(|tried| tried["outcome"] == "killed"), "{loader}");
-    // Cold before each, so that what is read is charged to the group; unchecked only where nobody can tell.
+    // Cold before each, so that what is read is charged to the group; unchecked only where nobody can
+    // tell.
     let can_tell = residency(&place.path().join("model/model.safetensors")).value().is_some();
     let is_cold = |tried: &Value| tried["cached_share"].as_f64().map_or(!can_tell, |share| share < 0.01);
     assert!(tries.iter().all(is_cold), "{loader}");

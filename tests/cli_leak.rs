@@ -1,4 +1,5 @@
-//! `loadcheck leak`: what does not grow passes, whatever is planted is found, and it ends as the table of exit codes says.
+//! `loadcheck leak`: what does not grow passes, whatever is planted is found, and it ends as the
+//! table of exit codes says.
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 

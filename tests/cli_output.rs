@@ -1,5 +1,5 @@
-//! What is printed, and where: goldens for people, one valid object for programs, no colour in a pipe, no escape
-//! sequence from a file's name, ever.
+//! What is printed, and where: goldens for people, one valid object for programs, no colour in a
+//! pipe, no escape sequence from a file's name, ever.
 #![cfg(feature = "cli")]
 #![allow(
     clippy::unwrap_used,
@@ -154,7 +154,8 @@ fn pipes_have_no_colour_unless_it_is_forced() {
     assert!(stdout(&help).contains('\u{1b}') && !stdout(&run(place.path(), "run --help")).contains('\u{1b}'));
 }
 
-/// Names that move the cursor, ring the bell, turn the direction of text, end a table cell or a workflow command.
+/// Names that move the cursor, ring the bell, turn the direction of text, end a table cell or a
+/// workflow command.
 const HOSTILE: [&str; 5] = [
     "model.\u{1b}[2J\u{1b}[31mred",
     "model.\u{202e}gnirts\u{2066}",
@@ -293,8 +294,9 @@ fn a_search_for_a_limit_is_of_the_schema() {
     assert!(problems.is_empty(), "{problems:?}");
 }
 
-/// Holds a value against a JSON schema, as far as the published one goes: `$ref`, `anyOf`, `oneOf`, `const`, `enum`,
-/// `type`, `properties`, `required`, `items`. Fields that the schema does not know are problems too.
+/// Holds a value against a JSON schema, as far as the published one goes: `$ref`, `anyOf`, `oneOf`,
+/// `const`, `enum`, `type`, `properties`, `required`, `items`. Fields that the schema does not know
+/// are problems too.
 fn check_schema(value: &Value, schema: &Value, root: &Value, at: &str) -> Vec<String> {
     if let Some(reference) = schema["$ref"].as_str() {
         let target = root.pointer(reference.trim_start_matches('#')).expect("references lead somewhere");

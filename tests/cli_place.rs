@@ -1,4 +1,5 @@
-//! `plan --vram`: what fits where, on the terminal, as JSON, and as a device map that goes out and comes back.
+//! `plan --vram`: what fits where, on the terminal, as JSON, and as a device map that goes out and
+//! comes back.
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on panics, or says so")]
 

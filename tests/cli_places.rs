@@ -1,4 +1,5 @@
-//! `run --device-map`: a load onto GPUs, host and disk, told place by place. GPUs are those of the simulated driver.
+//! `run --device-map`: a load onto GPUs, host and disk, told place by place. GPUs are those of the
+//! simulated driver.
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
@@ -70,7 +71,8 @@ fn host_and_disk_are_told_apart_and_the_promise_is_kept() {
     assert!(plain["runs"][0].get("places").is_none() && plain["plan"].get("places").is_none());
 }
 
-/// One place has all the layers and the other only what is not quantised; what was lost is told of every weight that was loaded.
+/// One place has all the layers and the other only what is not quantised; what was lost is told of
+/// every weight that was loaded.
 #[test]
 fn what_was_quantised_is_told_of_all_places() {
     let place = place(HOST_AND_DISK);

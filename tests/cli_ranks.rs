@@ -1,4 +1,5 @@
-//! `--tp` and `--tp-rule`: the part of one rank, planned, loaded and compared; what the plan says of it; what is refused.
+//! `--tp` and `--tp-rule`: the part of one rank, planned, loaded and compared; what the plan says
+//! of it; what is refused.
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 

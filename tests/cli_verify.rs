@@ -1,5 +1,5 @@
-//! `loadcheck verify`: a conversion that is right, one that was damaged, and what is said about either. What the library compares is
-//! in its own tests.
+//! `loadcheck verify`: a conversion that is right, one that was damaged, and what is said about
+//! either. What the library compares is in its own tests.
 #![cfg(feature = "cli")]
 #![allow(
     clippy::unwrap_used,

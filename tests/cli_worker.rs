@@ -1,5 +1,5 @@
-//! A load runs in a process of its own: it can be interrupted, killed and orphaned, and each of these leaves a partial
-//! report, the right exit code and nothing else.
+//! A load runs in a process of its own: it can be interrupted, killed and orphaned, and each of
+//! these leaves a partial report, the right exit code and nothing else.
 #![cfg(feature = "cli")]
 #![allow(
     clippy::unwrap_used,
@@ -325,7 +325,8 @@ fn an_interrupt_ends_it_while_nobody_reads_what_it_prints() {
 #[test]
 fn a_thread_that_cannot_be_had_is_an_error_and_no_panic() {
     let place = workplace();
-    // Address space in small steps: somewhere in there each of the threads is the first that does not fit.
+    // Address space in small steps: somewhere in there each of the threads is the first that does not
+    // fit.
     let (mut refused, mut succeeded) = (0, 0);
     for mebibytes in 12..100 {
         let limit: u32 = mebibytes << 10;
@@ -348,7 +349,8 @@ fn a_thread_that_cannot_be_had_is_an_error_and_no_panic() {
     assert!(refused > 0 && succeeded > 0, "{refused} refused, {succeeded} succeeded");
 }
 
-/// The files are exchanged while the load is held up: what was delivered is of the old one, what is compared of the new.
+/// The files are exchanged while the load is held up: what was delivered is of the old one, what is
+/// compared of the new.
 #[test]
 fn a_byte_that_differs_from_the_file_is_exit_code_five() {
     let place = tempfile::tempdir().unwrap();
@@ -368,7 +370,8 @@ fn a_byte_that_differs_from_the_file_is_exit_code_five() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    // Its hashes are more than a pipe holds: a worker whose parent does not read waits with the old file open.
+    // Its hashes are more than a pipe holds: a worker whose parent does not read waits with the old
+    // file open.
     let is_held_up = |worker: u32| {
         let files = std::fs::read_dir(format!("/proc/{worker}/fd")).into_iter().flatten().flatten();
         let mut files = files.filter_map(|entry| std::fs::read_link(entry.path()).ok());

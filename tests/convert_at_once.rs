@@ -1,5 +1,6 @@
-//! Conversions into one target that were prepared while another one was under way, and those that replace another one: each of them
-//! looks again once nobody else can change anything, and what a replaced conversion has made does not stay beside the new one.
+//! Conversions into one target that were prepared while another one was under way, and those that
+//! replace another one: each of them looks again once nobody else can change anything, and what a
+//! replaced conversion has made does not stay beside the new one.
 #![cfg(feature = "convert")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 

@@ -1,8 +1,9 @@
-//! A conversion that is killed, or whose system calls fail, at every call it makes on its target: nothing under a final name is ever
-//! wrong, index and manifest come last, errors are told, and the same command goes on and redoes at most one file.
+//! A conversion that is killed, or whose system calls fail, at every call it makes on its target:
+//! nothing under a final name is ever wrong, index and manifest come last, errors are told, and the
+//! same command goes on and redoes at most one file.
 //!
-//! The tests that run always take every kill point and one error for each call; `--ignored` takes every error, and the calls
-//! on each path apart.
+//! The tests that run always take every kill point and one error for each call; `--ignored` takes
+//! every error, and the calls on each path apart.
 #![cfg(all(feature = "cli", feature = "convert"))]
 #![allow(clippy::print_stdout, reason = "a test says what it counted")]
 #![allow(
@@ -28,8 +29,8 @@ use convert_support::{World, differences, tree};
 /// The target's name. It lies in a folder of its own, which may be named otherwise in each run.
 const TARGET: &str = "target";
 
-/// Calls that change what is on the disk or who holds it, and the errors that each may answer with. The first error is the one
-/// that the short sweep takes.
+/// Calls that change what is on the disk or who holds it, and the errors that each may answer with.
+/// The first error is the one that the short sweep takes.
 const CHANGING: [(&str, &[&str]); 23] = [
     ("open", &["ENOSPC", "EACCES", "EMFILE", "EDQUOT", "EROFS"]),
     ("openat", &["ENOSPC", "EACCES", "EMFILE", "EDQUOT", "EROFS"]),
@@ -79,8 +80,9 @@ const LOOKING: [&str; 19] = [
     "sync_file_range",
 ];
 
-/// Failures that a conversion may live with, if what it leaves is right nevertheless: a file that is on the disk may fail to
-/// close, what the kernel cannot copy is written, room that cannot be reserved is found out about later, a file system may know no locks.
+/// Failures that a conversion may live with, if what it leaves is right nevertheless: a file that
+/// is on the disk may fail to close, what the kernel cannot copy is written, room that cannot be
+/// reserved is found out about later, a file system may know no locks.
 const BEARABLE: [(&str, &[&str]); 6] = [
     ("close", &["EIO"]),
     ("copy_file_range", &["EXDEV", "EOPNOTSUPP"]),
@@ -94,7 +96,8 @@ fn is_bearable(call: &str, error: &str) -> bool {
     BEARABLE.iter().any(|(name, errors)| *name == call && errors.contains(&error))
 }
 
-/// Everything that a conversion does in its target. Fails if it makes a call that this test knows nothing about.
+/// Everything that a conversion does in its target. Fails if it makes a call that this test knows
+/// nothing about.
 fn record(world: &World) -> Seen {
     let (place, scratch) = (world.path("recorded"), world.path("logs"));
     fs::create_dir(&scratch).unwrap();
@@ -239,7 +242,8 @@ fn an_error_of_any_call_is_told_and_the_next_run_goes_on() {
     found.conclude("errors", 60);
 }
 
-/// A source that cannot be read at any point: either it did not matter, or it is told, and nothing that was written is wrong.
+/// A source that cannot be read at any point: either it did not matter, or it is told, and nothing
+/// that was written is wrong.
 #[test]
 fn an_error_of_the_source_is_told_and_the_next_run_goes_on() {
     if !strace::is_there() {
@@ -279,8 +283,8 @@ fn an_error_of_the_source_is_told_and_the_next_run_goes_on() {
     assert!(told > 20, "{told} of {}", faults.len());
 }
 
-/// File systems without direct writes, without room that can be reserved, and signals: none of it is an error, and the way it was gone
-/// instead has a name.
+/// File systems without direct writes, without room that can be reserved, and signals: none of it
+/// is an error, and the way it was gone instead has a name.
 #[test]
 fn what_a_file_system_cannot_do_is_done_otherwise_and_named() {
     if !strace::is_there() {
@@ -311,7 +315,8 @@ fn what_a_file_system_cannot_do_is_done_otherwise_and_named() {
     }
 }
 
-/// With more threads, more files are under way at once, and one thread's calls hide another's less if paths are taken apart.
+/// With more threads, more files are under way at once, and one thread's calls hide another's less
+/// if paths are taken apart.
 #[test]
 #[ignore = "takes minutes"]
 fn kills_and_every_error_on_each_path_apart() {

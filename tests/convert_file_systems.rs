@@ -1,7 +1,8 @@
-//! Conversions on file systems of their own: where blocks can be shared, the kernel shares them, and what comes out is the same as
-//! where it does not.
+//! Conversions on file systems of their own: where blocks can be shared, the kernel shares them,
+//! and what comes out is the same as where it does not.
 //!
-//! Needs root, loop devices and mkfs; each file system that cannot be had is named, aloud. Mounts are made in a namespace of their own.
+//! Needs root, loop devices and mkfs; each file system that cannot be had is named, aloud. Mounts
+//! are made in a namespace of their own.
 #![cfg(all(feature = "cli", feature = "convert"))]
 #![allow(clippy::print_stdout, reason = "a test says what it counted")]
 #![allow(
@@ -47,7 +48,8 @@ fn can_mount(kind: &str) -> bool {
     true
 }
 
-/// Mounts a new file system at `place` of `world`, runs `script` there with `$1` as the place, and `$@` behind it as `command`.
+/// Mounts a new file system at `place` of `world`, runs `script` there with `$1` as the place, and
+/// `$@` behind it as `command`.
 fn on_new_disk(world: &World, kind: &str, script: &str, command: &Command) -> Output {
     let (image, place) = (world.path(&format!("{kind}.image")), world.path("place"));
     fs::create_dir_all(&place).unwrap();
@@ -131,7 +133,8 @@ fn a_killed_conversion_that_shares_blocks_goes_on() {
         let mut command = loadcheck(world.directory.path());
         command.arg("convert").arg(place.join("source")).arg(place.join("target"));
         command.args(["--budget", "8MiB", "--json", "-q", "--jobs", "1"]);
-        // Killed at each of the calls that share blocks and the syncs behind them, with one target: each run goes on.
+        // Killed at each of the calls that share blocks and the syncs behind them, with one target: each
+        // run goes on.
         let script = format!(
             "cp -a {source} \"$1\"/source && sync || exit 99; place=$1; shift; \
              for kill in ioctl:1 ioctl:2 fsync:2 renameat2:2 fsync:5 renameat2:1 ioctl:1 ioctl:2; do \

@@ -1,4 +1,5 @@
-//! Which tensor goes to which file: a file a layer, experts apart, neighbours together, or filled to a size.
+//! Which tensor goes to which file: a file a layer, experts apart, neighbours together, or filled
+//! to a size.
 #![cfg(feature = "convert")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -169,8 +170,8 @@ fn what_is_not_selected_is_left_out_and_nothing_left_is_an_error() {
     assert!(matches!(none, ConvertError::NothingSelected { .. }), "{none}");
 }
 
-/// The budget that a refusal names works, as does every larger one, however many tensors have to be remembered: buffers for writing
-/// take what is left.
+/// The budget that a refusal names works, as does every larger one, however many tensors have to be
+/// remembered: buffers for writing take what is left.
 #[test]
 fn the_budget_that_a_refusal_names_works() {
     const MIB: u64 = 1 << 20;

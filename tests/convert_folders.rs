@@ -1,4 +1,5 @@
-//! Folders and names of a target: made durably, whatever their length, and cleared away in an order that network file systems can follow.
+//! Folders and names of a target: made durably, whatever their length, and cleared away in an order
+//! that network file systems can follow.
 #![cfg(all(feature = "cli", feature = "convert"))]
 #![allow(
     clippy::unwrap_used,
@@ -18,7 +19,8 @@ use cli_support::strace;
 use cli_support::{assert_code, stderr};
 use convert_support::{World, differences, run, tree, wrapped};
 
-/// The lines that strace writes about a command's calls, with paths; `None`, said aloud, where there is no strace.
+/// The lines that strace writes about a command's calls, with paths; `None`, said aloud, where
+/// there is no strace.
 fn trace(world: &World, command: &Command, calls: &str) -> Option<Vec<String>> {
     if !strace::is_there() {
         return None;
@@ -51,7 +53,8 @@ fn a_target_that_is_named_with_dots_is_made() {
     assert_eq!(differences(&tree(&target), &world.golden), [""; 0]);
 }
 
-/// A file that is removed while it is open keeps its folder from going where the server knows nothing of open files.
+/// A file that is removed while it is open keeps its folder from going where the server knows
+/// nothing of open files.
 #[test]
 fn journals_are_closed_before_their_folder_goes() {
     let world = World::new(&[]);

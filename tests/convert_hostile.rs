@@ -1,7 +1,9 @@
-//! Targets that a conversion must not fall for: names that are taken by files, links, pipes and folders, by other conversions, and
-//! systems that give too little room, too few files, or no right to write.
+//! Targets that a conversion must not fall for: names that are taken by files, links, pipes and
+//! folders, by other conversions, and systems that give too little room, too few files, or no right
+//! to write.
 //!
-//! What needs a mount of its own makes one where user namespaces are allowed, and says aloud where not.
+//! What needs a mount of its own makes one where user namespaces are allowed, and says aloud where
+//! not.
 #![cfg(all(feature = "cli", feature = "convert"))]
 #![allow(
     clippy::unwrap_used,
@@ -27,7 +29,8 @@ use convert_support::{INDEX, MANIFEST, Tree, World, differences, run, tree, wrap
 const PLANTS: [&str; 6] =
     ["a file", "a link to a file", "a link to nothing", "a link to a folder", "a pipe", "a folder"];
 
-/// Puts something under a name. `victims` is a folder with `file` and `folder/`, which must stay as they are.
+/// Puts something under a name. `victims` is a folder with `file` and `folder/`, which must stay as
+/// they are.
 fn plant(what: &str, path: &Path, victims: &Path) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     match what {
@@ -114,7 +117,8 @@ fn force_replaces_what_is_in_the_way_and_follows_no_link() {
     }
 }
 
-/// Names that only a conversion uses while it works. Somebody who may write to the target can plant them, and gains nothing.
+/// Names that only a conversion uses while it works. Somebody who may write to the target can plant
+/// them, and gains nothing.
 #[test]
 fn planted_names_of_unfinished_files_lead_nowhere() {
     let world = World::new(&[]);
@@ -255,7 +259,8 @@ fn a_source_that_lies_in_the_target_under_a_name_of_its_own_is_refused() {
     };
     assert_code(&merge(&world.source, &whole, &["--merge"]), 0);
     let made = tree(&whole);
-    // The whole one is reached by a link to its file, and would be replaced; or removed, as what another conversion has made.
+    // The whole one is reached by a link to its file, and would be replaced; or removed, as what
+    // another conversion has made.
     let links = world.path("links");
     fs::create_dir(&links).unwrap();
     symlink(whole.join("model.safetensors"), links.join("model.safetensors")).unwrap();
@@ -301,7 +306,8 @@ fn copy_files(from: &Path, to: &Path, names: &[&str]) {
     }
 }
 
-/// A journal of another conversion, with hashes that are right, is no order to remove what it names.
+/// A journal of another conversion, with hashes that are right, is no order to remove what it
+/// names.
 #[test]
 fn force_removes_nothing_elsewhere_because_a_journal_names_it() {
     let world = World::new(&[]);
@@ -402,7 +408,8 @@ fn few_descriptors_are_enough_for_many_files() {
     assert_eq!(tree(&target).keys().filter(|name| convert_support::is_published(name)).count(), 300);
 }
 
-/// A limit on the length of files, its signal ignored before and not: an error, and nothing wrong under a final name.
+/// A limit on the length of files, its signal ignored before and not: an error, and nothing wrong
+/// under a final name.
 #[test]
 fn a_file_that_may_not_grow_is_told_and_leaves_nothing_wrong() {
     let world = World::new(&[]);
@@ -468,7 +475,8 @@ fn too_little_room_is_told_before_anything_is_written() {
     assert_eq!(tree(&out), Tree::from([("place/".into(), Vec::new())]));
 }
 
-/// The check of the free space cannot see this coming: the file system runs out of names, at each number of them.
+/// The check of the free space cannot see this coming: the file system runs out of names, at each
+/// number of them.
 #[test]
 fn room_that_ends_on_the_way_is_told_and_the_next_run_goes_on() {
     let world = World::new(&[]);

@@ -16,7 +16,8 @@ use std::path::Path;
 
 use onelayer::{Checkpoint, DType};
 
-/// What the reference reader finds in the files of a checkpoint: name in the file, type, shape, bytes.
+/// What the reference reader finds in the files of a checkpoint: name in the file, type, shape,
+/// bytes.
 fn reference(files: &[&Path]) -> BTreeSet<(String, String, Vec<u64>, Vec<u8>)> {
     let mut found = BTreeSet::new();
     for file in files {

@@ -1,5 +1,5 @@
-//! Every layout that we know of goes to a file per layer, to merged files and back, in several ways; the files are read and compared by
-//! `scripts/round_trip.py`, which shares no code with us.
+//! Every layout that we know of goes to a file per layer, to merged files and back, in several
+//! ways; the files are read and compared by `scripts/round_trip.py`, which shares no code with us.
 #![cfg(all(feature = "cli", feature = "convert"))]
 #![allow(clippy::print_stdout, reason = "a test says what it counted")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]

@@ -1,5 +1,5 @@
-//! The ready files of `docs/convert`, taken literally: the Slurm script and the containers of the Kubernetes jobs convert a small
-//! checkpoint part by part, with the program that was just built.
+//! The ready files of `docs/convert`, taken literally: the Slurm script and the containers of the
+//! Kubernetes jobs convert a small checkpoint part by part, with the program that was just built.
 #![cfg(feature = "cli")]
 #![allow(
     clippy::unwrap_used,

@@ -1,7 +1,9 @@
-//! Conversions that were interrupted, and what happened to source, target and journal before they went on: what is right is kept, what
-//! is damaged is made again or refused, and what is another conversion is refused.
+//! Conversions that were interrupted, and what happened to source, target and journal before they
+//! went on: what is right is kept, what is damaged is made again or refused, and what is another
+//! conversion is refused.
 //!
-//! Interruptions are made by strace, at a call that is known: which files are published by then is no accident.
+//! Interruptions are made by strace, at a call that is known: which files are published by then is
+//! no accident.
 #![cfg(all(feature = "cli", feature = "convert"))]
 #![allow(clippy::print_stdout, reason = "a test says what it counted")]
 #![allow(
@@ -30,8 +32,8 @@ use convert_support::{INDEX, MANIFEST, World, differences, is_published, run, tr
 const PUBLISH: &str = "renameat2";
 const JOURNAL: &str = ".onelayer-convert/part-1-of-1.journal";
 
-/// A world, and a target in which three files are published and the fourth is complete but for its name. `None` where there is
-/// no strace.
+/// A world, and a target in which three files are published and the fourth is complete but for its
+/// name. `None` where there is no strace.
 fn interrupted() -> Option<(World, PathBuf)> {
     if !strace::is_there() {
         return None;
@@ -62,7 +64,8 @@ fn assert_refused(output: &Output, code: &str) {
     assert!(text.contains(&format!("error[{code}")) && !text.contains("panicked"), "no {code}: {text}");
 }
 
-/// Whatever it is, it ends in the right files or in a refusal that leaves what is right; and `--force` always gets there.
+/// Whatever it is, it ends in the right files or in a refusal that leaves what is right; and
+/// `--force` always gets there.
 #[track_caller]
 fn assert_completes_or_refuses(world: &World, target: &Path, what: &str) -> bool {
     let output = run(&world.convert(target));
@@ -310,8 +313,9 @@ fn a_damaged_unfinished_file_is_never_published() {
     }
 }
 
-/// Of an unfinished conversion and of a finished one, whose files were changed, cut or removed by somebody else. What a finished one
-/// holds is looked at by `verify`, not by the next run, unless a file is missing or has another length.
+/// Of an unfinished conversion and of a finished one, whose files were changed, cut or removed by
+/// somebody else. What a finished one holds is looked at by `verify`, not by the next run, unless a
+/// file is missing or has another length.
 #[test]
 fn damaged_files_are_not_taken_for_right_ones() {
     let Some((world, unfinished)) = interrupted() else { return };
@@ -474,7 +478,8 @@ fn an_interrupt_ends_it_in_order_and_the_next_run_goes_on() {
     }
 }
 
-/// As an array of jobs does it: all parts at once, one of them killed and run again, then the finish.
+/// As an array of jobs does it: all parts at once, one of them killed and run again, then the
+/// finish.
 #[test]
 fn parts_may_run_at_once_and_again_and_finish_together() {
     let world = World::new(&[]);

@@ -1,4 +1,5 @@
-//! What is converted comes out bit-equal, whatever way it is cut, and the same bytes come out every time.
+//! What is converted comes out bit-equal, whatever way it is cut, and the same bytes come out every
+//! time.
 #![cfg(feature = "convert")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -109,7 +110,8 @@ fn there_and_back_and_there_again() {
     }
 }
 
-/// Every layout, read back by the format's own crate: names, types, shapes, bytes; aligned, and with an index that adds up.
+/// Every layout, read back by the format's own crate: names, types, shapes, bytes; aligned, and
+/// with an index that adds up.
 #[test]
 fn every_layout_comes_through() {
     let (sources, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

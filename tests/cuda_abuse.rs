@@ -1,8 +1,9 @@
-//! What nobody should do to a CUDA device, done to the simulated one: faults that stay or come in pairs, layers that are kept
-//! too long or dropped too early and elsewhere, callers with contexts, streams and memory of their own.
+//! What nobody should do to a CUDA device, done to the simulated one: faults that stay or come in
+//! pairs, layers that are kept too long or dropped too early and elsewhere, callers with contexts,
+//! streams and memory of their own.
 //!
-//! Each test runs this executable once more, as a process of its own that finds the simulated driver; the tests that say
-//! `scenario` are what runs there, and do nothing by themselves.
+//! Each test runs this executable once more, as a process of its own that finds the simulated
+//! driver; the tests that say `scenario` are what runs there, and do nothing by themselves.
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,
@@ -118,7 +119,8 @@ impl Raw {
         raw!(self, "cuMemFree_v2", (u64), address);
     }
 
-    /// A kernel that reads one place and writes another, queued in a stream. False if it was refused.
+    /// A kernel that reads one place and writes another, queued in a stream. False if it was
+    /// refused.
     fn kernel(&self, source: u64, target: u64, len: usize, stream: u64) -> bool {
         raw!(self, "cuMemcpyDtoDAsync_v2", (u64, u64, usize, u64), target, source, len, stream) == 0
     }
@@ -463,7 +465,8 @@ fn scenario_no_wait() {
     // The results stay: nothing says when they are over.
 }
 
-/// Pinned memory that the driver keeps is kept too: whatever came to lie at its address would pass for pinned.
+/// Pinned memory that the driver keeps is kept too: whatever came to lie at its address would pass
+/// for pinned.
 #[test]
 fn memory_that_stays_pinned_stays_mapped() {
     for rules in ["cuMemHostUnregister:*:999", "cuMemHostUnregister:1:999"] {
@@ -584,7 +587,8 @@ fn scenario_forgetful() {
     }
 }
 
-/// What the host has in its memory is the budget and the slack, however many layers there are and however they are held.
+/// What the host has in its memory is the budget and the slack, however many layers there are and
+/// however they are held.
 #[test]
 fn host_memory_is_what_was_budgeted() {
     for mode in MODES {

@@ -1,8 +1,9 @@
-//! CUDA loads beside an engine: its kernels, its streams, its context, its memory. On a simulated driver.
+//! CUDA loads beside an engine: its kernels, its streams, its context, its memory. On a simulated
+//! driver.
 //!
-//! Each test runs this executable once more, as a process of its own that finds the simulated driver; the tests that say
-//! `scenario` are what runs there, and do nothing by themselves. A run passes if its scenario does, and if the driver
-//! has seen no misuse and nothing was left behind.
+//! Each test runs this executable once more, as a process of its own that finds the simulated
+//! driver; the tests that say `scenario` are what runs there, and do nothing by themselves. A run
+//! passes if its scenario does, and if the driver has seen no misuse and nothing was left behind.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::multiple_unsafe_ops_per_block,
@@ -35,8 +36,9 @@ fn uses_context_stream_and_memory_of_the_caller() {
     runs_clean("scenario_borrowed", 1..4, |run| run);
 }
 
-/// Layers of ours and of the caller's in turn, in a window and handed out at once: what is idle of ours is not mistaken for
-/// the caller's, which is the caller's again as soon as its layer is dropped.
+/// Layers of ours and of the caller's in turn, in a window and handed out at once: what is idle of
+/// ours is not mistaken for the caller's, which is the caller's again as soon as its layer is
+/// dropped.
 #[test]
 fn memory_of_the_caller_is_free_when_its_layer_is_dropped() {
     runs_clean("scenario_memory_of_the_caller", 1..4, |run| run);
@@ -50,8 +52,9 @@ fn a_load_that_fails_leaves_memory_of_the_caller_alone() {
     }
 }
 
-/// What an engine does: kernels in a stream of its own that wait for each layer's event, read it, and go on after the layer
-/// was dropped. Were its memory freed or filled anew before they are over, they would read something else.
+/// What an engine does: kernels in a stream of its own that wait for each layer's event, read it,
+/// and go on after the layer was dropped. Were its memory freed or filled anew before they are
+/// over, they would read something else.
 #[test]
 #[ignore = "scenario"]
 fn scenario_engine() {
@@ -84,7 +87,8 @@ fn scenario_engine() {
                 }
             }
             match way / 2 {
-                // SAFETY: a live stream of the primary context; the kernels above are all that uses the layer.
+                // SAFETY: a live stream of the primary context; the kernels above are all that uses the
+                // layer.
                 0 => unsafe { layer.release_after(After::Stream(stream)) }.unwrap(),
                 1 => {
                     let event = engine.record(stream);

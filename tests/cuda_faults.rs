@@ -1,8 +1,8 @@
 //! Every call of the driver fails once, in loads that are otherwise like any other.
 //!
-//! Whatever fails, a load either ends with an error or every byte is right; nothing is left behind, nobody hangs, nothing
-//! panics. Each run is a process of its own that finds the simulated driver; the tests that say `scenario` are what runs
-//! there, and do nothing by themselves.
+//! Whatever fails, a load either ends with an error or every byte is right; nothing is left behind,
+//! nobody hangs, nothing panics. Each run is a process of its own that finds the simulated driver;
+//! the tests that say `scenario` are what runs there, and do nothing by themselves.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 #![allow(
     clippy::print_stdout,
@@ -52,7 +52,8 @@ fn judge(outcome: &SimOutcome) -> Result<&str, String> {
 /// How long a process with a fault may take, from its start to its end, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Fails each call of a load in turn, with each code. A hang is noticed too: no run takes longer than it may.
+/// Fails each call of a load in turn, with each code. A hang is noticed too: no run takes longer
+/// than it may.
 fn sweep(way: &str, mode: &str, codes: [u32; 3]) {
     let plain = run(way, mode, |run| run);
     assert_eq!(judge(&plain), Ok("complete"));

@@ -1,8 +1,8 @@
 //! Whole loads onto CUDA devices, on a simulated driver that copies as late as CUDA allows.
 //!
-//! Each test runs this executable once more, as a process of its own that finds the simulated driver; the tests that say
-//! `scenario` are what runs there, and do nothing by themselves. A run passes if its scenario does, and if the driver
-//! has seen no misuse and nothing was left behind.
+//! Each test runs this executable once more, as a process of its own that finds the simulated
+//! driver; the tests that say `scenario` are what runs there, and do nothing by themselves. A run
+//! passes if its scenario does, and if the driver has seen no misuse and nothing was left behind.
 #![allow(clippy::print_stdout, reason = "a scenario tells its parent")]
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 #![allow(clippy::cast_possible_truncation, reason = "lengths of small test files")]
@@ -91,7 +91,8 @@ fn what_does_not_fit_is_refused_before_it_is_loaded() {
     assert!(refused.contains("7 MiB are free, 1 MiB of them reserved: "), "{refused}");
 }
 
-/// What a machine can have in place of a driver. No panic, and a message that says what was looked for and what to do.
+/// What a machine can have in place of a driver. No panic, and a message that says what was looked
+/// for and what to do.
 #[test]
 fn a_driver_that_cannot_be_used_is_an_error_that_says_why() {
     let empty = tempfile::tempdir().unwrap();
@@ -167,7 +168,8 @@ fn scenario_stream() {
             assert!(layer.is_ready().unwrap(), "what was read is ready");
             layer.wait_ready().unwrap();
             tensors += layer.tensors().len();
-            // Each arena takes whole pages of 2 MiB from the device, that of a norm too, which waits for its next layer.
+            // Each arena takes whole pages of 2 MiB from the device, that of a norm too, which waits for its
+            // next layer.
             let used_bytes = before - free_bytes(&loader);
             assert!(
                 used_bytes <= planned_bytes + ((u64::from(window) + 1) << 21),
@@ -263,7 +265,8 @@ fn scenario_pinning() {
     println!("pinning: {} {}", model.report().pinning.name(), model.report().pinned_bytes);
 }
 
-/// Columns, rows and wholes of odd phases, as they are and narrowed: what the host has of the same parts.
+/// Columns, rows and wholes of odd phases, as they are and narrowed: what the host has of the same
+/// parts.
 #[test]
 #[ignore = "scenario"]
 fn scenario_parts() {

@@ -1,4 +1,5 @@
-//! Pass after pass onto a simulated CUDA device: one window, one arena for each kept layer, and nothing allocated after that.
+//! Pass after pass onto a simulated CUDA device: one window, one arena for each kept layer, and
+//! nothing allocated after that.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -31,7 +32,8 @@ fn report_of(passes: u64, mode: &str) -> SimReport {
     outcome.report().clone()
 }
 
-/// Counted by the driver: twenty passes allocate, free, pin and make streams exactly as often as two.
+/// Counted by the driver: twenty passes allocate, free, pin and make streams exactly as often as
+/// two.
 #[test]
 fn no_memory_is_asked_for_after_the_first_pass() {
     for mode in MODES {

@@ -1,7 +1,7 @@
 //! What a CUDA device gets back: receipts, on a simulated driver that keeps book of every byte.
 //!
-//! Each test runs this executable once more, as a process of its own that finds the simulated driver; the tests that say
-//! `scenario` are what runs there, and do nothing by themselves.
+//! Each test runs this executable once more, as a process of its own that finds the simulated
+//! driver; the tests that say `scenario` are what runs there, and do nothing by themselves.
 #![allow(unsafe_code, clippy::unwrap_used, clippy::as_conversions, reason = "an engine's promise; panics")]
 
 mod common;
@@ -32,7 +32,8 @@ fn what_is_parked_comes_back_as_it_was() {
     runs_clean("scenario_parked", 1..2, |run| run.set("POOLS", 0));
 }
 
-/// Each call fails once: the model is whole afterwards, in one place or the other, or gone from the device.
+/// Each call fails once: the model is whole afterwards, in one place or the other, or gone from the
+/// device.
 #[test]
 fn a_park_that_fails_loses_nothing() {
     for call in

@@ -1,6 +1,7 @@
 //! The examples are run, and say what they should: what a user copies works.
 //!
-//! Cargo builds examples with the tests, unless it is told which test to build: then `cargo build --examples` comes first.
+//! Cargo builds examples with the tests, unless it is told which test to build: then `cargo build
+//! --examples` comes first.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;

@@ -1,7 +1,9 @@
-//! The story: whatever the model, a plan puts every tensor in one place, splits no layer and keeps the limits.
+//! The story: whatever the model, a plan puts every tensor in one place, splits no layer and keeps
+//! the limits.
 //!
-//! The models are those of fixtures/inventories with known shapes, as files of the right length without a byte in them: only
-//! headers are read. What counts as a layer is also asked of the authors of the models, who knew nothing of our grouping.
+//! The models are those of fixtures/inventories with known shapes, as files of the right length
+//! without a byte in them: only headers are read. What counts as a layer is also asked of the
+//! authors of the models, who knew nothing of our grouping.
 #![cfg(feature = "fit")]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on panics, or says so")]
 
@@ -107,7 +109,8 @@ impl Model {
         tensors.filter(|(_, tier)| **tier == wanted).map(|(tensor, _)| tensor.extent.len_bytes()).sum()
     }
 
-    /// What has to be together on the device that computes: an element of a stack; outside of them, a module.
+    /// What has to be together on the device that computes: an element of a stack; outside of them,
+    /// a module.
     fn landing_bytes(&self, layer: &Layer) -> u64 {
         let bytes = |tensor: &TensorId| self.checkpoint.tensor(*tensor).extent.len_bytes();
         if matches!(layer.kind, LayerKind::Member { .. }) {

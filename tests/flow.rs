@@ -1,7 +1,7 @@
 //! The one-way flow: a stage may use the stages above it, never one below.
 //!
-//! The order is that of the `mod` lines in `lib.rs`. The test reads the sources, so that a `use` in the wrong
-//! direction fails here with file and line rather than in a review.
+//! The order is that of the `mod` lines in `lib.rs`. The test reads the sources, so that a `use` in
+//! the wrong direction fails here with file and line rather than in a review.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 use std::fs;
@@ -124,7 +124,8 @@ fn position(stage: &str) -> Option<usize> {
     FLOW.iter().position(|known| *known == stage)
 }
 
-/// The stages that a line of code names as `crate::stage` or `crate::{stage, ...}`. Comments may point anywhere.
+/// The stages that a line of code names as `crate::stage` or `crate::{stage, ...}`. Comments may
+/// point anywhere.
 fn stages_in(line: &str) -> impl Iterator<Item = &str> {
     let code = line.split("//").next().unwrap_or_default();
     code.split("crate::").skip(1).flat_map(|rest| match rest.strip_prefix('{') {

@@ -1,7 +1,8 @@
-//! The fuzz targets without a fuzzer: every committed input, and changes of them that are the same on every machine.
+//! The fuzz targets without a fuzzer: every committed input, and changes of them that are the same
+//! on every machine.
 //!
-//! What is checked is in `fuzz/src`; `scripts/fuzz` runs the same, led by coverage, for as long as one likes. An input that once
-//! broke something is in `fuzz/corpus`, so it is tried here for ever.
+//! What is checked is in `fuzz/src`; `scripts/fuzz` runs the same, led by coverage, for as long as
+//! one likes. An input that once broke something is in `fuzz/corpus`, so it is tried here for ever.
 #![cfg(all(feature = "convert", feature = "fit"))]
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test that cannot go on panics, or says so")]
 

@@ -1,5 +1,6 @@
-//! The check for machines with a GPU (`scripts/gpu-check`) and the bench that it carries (`device_limits`), from end to end
-//! on the simulated driver: every step runs, both files are written, and the figures say that they mean nothing.
+//! The check for machines with a GPU (`scripts/gpu-check`) and the bench that it carries
+//! (`device_limits`), from end to end on the simulated driver: every step runs, both files are
+//! written, and the figures say that they mean nothing.
 #![cfg(all(feature = "cuda", feature = "cli"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -126,7 +127,8 @@ fn without_a_usable_driver_both_files_say_so() {
 fn the_whole_check_passes_on_the_simulated_driver() {
     let folder = tempfile::tempdir().unwrap();
     let command = check(folder.path(), &["--scale", "tiny", "--minutes", "4"]);
-    // Work that is done at once: this test is about the check, and the programs have tests of their own.
+    // Work that is done at once: this test is about the check, and the programs have tests of their
+    // own.
     let ran = SimRun::new(command).set("MODE", "eager").timeout(Duration::from_secs(300)).run();
     let (report, table) = written(folder.path());
     let steps = report["correctness"].as_array().unwrap();

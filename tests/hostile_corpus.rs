@@ -1,5 +1,6 @@
-//! Every case of `fixtures/hostile/make.py`, through the library and the program: the expected verdict, in time, within memory that
-//! the kernel enforces, with a message that names the file, and never a signal.
+//! Every case of `fixtures/hostile/make.py`, through the library and the program: the expected
+//! verdict, in time, within memory that the kernel enforces, with a message that names the file,
+//! and never a signal.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -15,12 +16,14 @@ use onelayer::checkpoint::Checkpoint;
 use skipped::skipped;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_loadcheck");
-/// Seconds of processor time that a case may take, for a build as it is shipped and for one without optimisation. The slowest are twenty
-/// thousand layers that are listed, which take 0.3 s and some 3. Other programs on the machine do not count.
+/// Seconds of processor time that a case may take, for a build as it is shipped and for one without
+/// optimisation. The slowest are twenty thousand layers that are listed, which take 0.3 s and some
+/// 3. Other programs on the machine do not count.
 const CPU_SECONDS_MAX: u32 = if cfg!(debug_assertions) { 10 } else { 1 };
 /// Whoever takes longer waits for something that never comes.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Memory that a process may write to, in KiB, as `ulimit -d` has it: heap, mappings of its own, and the stacks of its threads.
+/// Memory that a process may write to, in KiB, as `ulimit -d` has it: heap, mappings of its own,
+/// and the stacks of its threads.
 const DATA_KIB_MAX: u32 = 64 << 10;
 /// The specified set.
 const CASES_MIN: usize = 250;

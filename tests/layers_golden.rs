@@ -1,4 +1,5 @@
-//! The story: whole groupings of well-known models, pinned: every layer in order, with its tensors and sub-units.
+//! The story: whole groupings of well-known models, pinned: every layer in order, with its tensors
+//! and sub-units.
 //!
 //! Shapes are those of the models; where all members of a stack are alike, one of them is shown.
 

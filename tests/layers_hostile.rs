@@ -1,7 +1,8 @@
-//! The story: names are whatever a file says, so grouping stays linear in their bytes and never panics.
+//! The story: names are whatever a file says, so grouping stays linear in their bytes and never
+//! panics.
 //!
-//! Each input would take minutes in a grouping that is quadratic in the length or the number of names; the bound is
-//! far above what the linear one needs even in a debug build on a busy machine.
+//! Each input would take minutes in a grouping that is quadratic in the length or the number of
+//! names; the bound is far above what the linear one needs even in a debug build on a busy machine.
 
 #![allow(clippy::unwrap_used, reason = "a test helper that fails should fail the test")]
 

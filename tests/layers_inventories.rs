@@ -1,7 +1,8 @@
 //! The story: the rule is scored on what real model code calls its layers.
 //!
-//! fixtures/inventories holds the tensors of 247 model classes with their authors' boundaries, and 15 indexes found in
-//! public repositories. The scores are pinned: a change of the rule that costs a model shows here, by name.
+//! fixtures/inventories holds the tensors of 247 model classes with their authors' boundaries, and
+//! 15 indexes found in public repositories. The scores are pinned: a change of the rule that costs
+//! a model shows here, by name.
 
 #![allow(clippy::unwrap_used, reason = "a test helper that fails should fail the test")]
 

@@ -1,4 +1,5 @@
-//! The story: a person overrides the grouping, and every mistake they can make is told with its place and a way out.
+//! The story: a person overrides the grouping, and every mistake they can make is told with its
+//! place and a way out.
 
 #![allow(clippy::unwrap_used, reason = "a test helper that fails should fail the test")]
 

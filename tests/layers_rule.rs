@@ -1,6 +1,7 @@
 //! The story: every case and trap of grouping that real checkpoints have shown, one test each.
 //!
-//! Inputs are written in the compact form of fixtures/inventories: `{0-3}` stands for four indices, then the shape.
+//! Inputs are written in the compact form of fixtures/inventories: `{0-3}` stands for four indices,
+//! then the shape.
 
 #![allow(clippy::unwrap_used, reason = "a test helper that fails should fail the test")]
 

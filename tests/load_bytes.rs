@@ -146,7 +146,8 @@ fn a_selection_loads_nothing_else() {
     assert!(refused.contains("none of the 18 tensors"), "{refused}");
 }
 
-/// Files in memory, where there is nothing beside the page cache and direct I/O has nothing to go past.
+/// Files in memory, where there is nothing beside the page cache and direct I/O has nothing to go
+/// past.
 #[test]
 fn files_on_tmpfs_arrive_and_nothing_is_read_direct() {
     let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {

@@ -1,9 +1,11 @@
-//! A file that somebody changes while it is loaded, at a point drawn at random, with every source: either the load ends with an error
-//! that names the file, or every byte of that file had been read before. What was handed out stays what the file held when it was checked.
+//! A file that somebody changes while it is loaded, at a point drawn at random, with every source:
+//! either the load ends with an error that names the file, or every byte of that file had been read
+//! before. What was handed out stays what the file held when it was checked.
 //!
-//! Points are places in the load, not times: before it begins, before its nth layer is asked for, or from a thread beside it once so many
-//! bytes have been read. `ONELAYER_TRIALS=1500 cargo test --test load_changes -- --nocapture` takes more than the hundred of each run;
-//! a failure names its seed, and `ONELAYER_SEED` begins elsewhere.
+//! Points are places in the load, not times: before it begins, before its nth layer is asked for,
+//! or from a thread beside it once so many bytes have been read. `ONELAYER_TRIALS=1500 cargo test
+//! --test load_changes -- --nocapture` takes more than the hundred of each run; a failure names its
+//! seed, and `ONELAYER_SEED` begins elsewhere.
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,
@@ -153,7 +155,8 @@ fn loader(io: IoMode) -> LoaderBuilder {
     Loader::builder(Target::Host).io(io).host_budget(8 << 20)
 }
 
-/// True, said aloud, if two writes after each other may leave the same time: then each trial waits a little.
+/// True, said aloud, if two writes after each other may leave the same time: then each trial waits
+/// a little.
 fn is_clock_coarse() -> bool {
     let file = tempfile::NamedTempFile::new().unwrap();
     let stamp = || {
@@ -307,7 +310,8 @@ impl Trial {
             };
             is_over.store(true, Ordering::SeqCst);
             let asked_before = beside.join().unwrap().or(asked_before);
-            // What is asked for, and so many beyond, may have been read by then; in the order of files, anything.
+            // What is asked for, and so many beyond, may have been read by then; in the order of files,
+            // anything.
             let is_unread = match (asked_before, self.order) {
                 (Some(asked), ReadOrder::Layers) => {
                     world.is_unread(self.shard, asked + self.prefetch as usize)

@@ -1,5 +1,6 @@
-//! When a load cannot go on: a hoarding caller, a cancelled load, a file that changes, a stream that is dropped.
-//! Whatever happens, the caller gets a typed error or a clean end, and nothing stays behind.
+//! When a load cannot go on: a hoarding caller, a cancelled load, a file that changes, a stream
+//! that is dropped. Whatever happens, the caller gets a typed error or a clean end, and nothing
+//! stays behind.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -205,7 +206,8 @@ fn a_dropped_stream_leaves_no_thread() {
     assert!(threads() <= before + 16, "threads stay behind");
 }
 
-/// Takes one layer, lets `damage` happen to the second shard, and returns what the rest of the load says.
+/// Takes one layer, lets `damage` happen to the second shard, and returns what the rest of the load
+/// says.
 fn damaged(io: IoMode, damage: impl Fn(&std::path::Path)) -> LoadError {
     let (folder, checkpoint) = checkpoint(8, 900_000);
     let loader =

@@ -1,9 +1,11 @@
-//! Loads that somebody ends, and loads whose disk does not answer: a signal at any call, a cancel at any byte, reads that never come back,
-//! reads that come back short, and a wall clock that jumps.
+//! Loads that somebody ends, and loads whose disk does not answer: a signal at any call, a cancel
+//! at any byte, reads that never come back, reads that come back short, and a wall clock that
+//! jumps.
 //!
-//! The program runs behind a library of ours that counts its calls on the checkpoint over all of its processes (`load_support/shim.c`), so
-//! a point is a place in the load and not a time. `ONELAYER_TRIALS=500 cargo test --test load_interrupts -- --nocapture` draws more
-//! points than each run does.
+//! The program runs behind a library of ours that counts its calls on the checkpoint over all of
+//! its processes (`load_support/shim.c`), so a point is a place in the load and not a time.
+//! `ONELAYER_TRIALS=500 cargo test --test load_interrupts -- --nocapture` draws more points than
+//! each run does.
 #![cfg(feature = "cli")]
 #![allow(
     clippy::unwrap_used,
@@ -87,7 +89,8 @@ fn a_signal_at_any_call_ends_it_in_time_and_leaves_nothing() {
     for trial in 0..trials(60) {
         let (io, total) = totals[trial as usize % totals.len()];
         let (signal, code) = random.of(&[(SIGINT, 130), (SIGINT, 130), (SIGTERM, 143), (SIGKILL, 137)]);
-        // The first is a look for the source: nothing has begun by then, and the signal ends the program as it ends any.
+        // The first is a look for the source: nothing has begun by then, and the signal ends the program as
+        // it ends any.
         let at = 2 + random.below(total - 1);
         let place = world.place("signalled");
         let settings = [("SHIM_SIGNAL", signal), ("SHIM_SIGNAL_AT", at)];
@@ -124,7 +127,8 @@ fn a_signal_at_any_call_ends_it_in_time_and_leaves_nothing() {
     conclude("from a signal to the end", times);
 }
 
-/// Every read from some point on hangs, whatever signals come: the program ends in time nevertheless.
+/// Every read from some point on hangs, whatever signals come: the program ends in time
+/// nevertheless.
 #[test]
 fn a_disk_that_hangs_does_not_hold_up_an_interrupt() {
     let _alone = alone();
@@ -174,7 +178,8 @@ fn a_standstill_is_told() {
     }
 }
 
-/// In the library: whoever waits in slices gets every slice back in time, and may give up. What the system has begun is waited for.
+/// In the library: whoever waits in slices gets every slice back in time, and may give up. What the
+/// system has begun is waited for.
 #[test]
 fn a_caller_that_waits_in_slices_has_a_deadline_of_its_own() {
     let _alone = alone();

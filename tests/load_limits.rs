@@ -1,5 +1,6 @@
-//! Loads where there is little of something: descriptors, locked memory, address space, memory of a control group; and loads from places
-//! that are not like others: file systems in memory, in layers, read-only, and files of any age. With every source.
+//! Loads where there is little of something: descriptors, locked memory, address space, memory of a
+//! control group; and loads from places that are not like others: file systems in memory, in
+//! layers, read-only, and files of any age. With every source.
 //!
 //! What a machine does not allow is skipped, aloud.
 #![cfg(feature = "cli")]
@@ -78,7 +79,8 @@ fn without_memory_that_may_be_locked_it_loads() {
     }
 }
 
-/// Too little is told, by whichever process notices; enough is enough. What it takes to start at all is the loader's of the system.
+/// Too little is told, by whichever process notices; enough is enough. What it takes to start at
+/// all is the loader's of the system.
 #[test]
 fn too_little_address_space_is_told() {
     let world = World::new();
@@ -101,7 +103,8 @@ fn too_little_address_space_is_told() {
     assert!(counts[&End::Delivered] > 10 && counts[&End::Told] > 3, "{counts:?}");
 }
 
-/// A group that holds the ring and 64 MiB, and a checkpoint of ten times that: what has been read does not add up.
+/// A group that holds the ring and 64 MiB, and a checkpoint of ten times that: what has been read
+/// does not add up.
 #[test]
 fn a_checkpoint_of_ten_times_the_limit_goes_through_a_control_group() {
     let directory = tempfile::tempdir().unwrap();
@@ -121,7 +124,8 @@ fn a_checkpoint_of_ten_times_the_limit_goes_through_a_control_group() {
     }
 }
 
-/// Mounts something at `$1`, as `script` says, with `$2` as the checkpoint, and loads what lies in `at` below it.
+/// Mounts something at `$1`, as `script` says, with `$2` as the checkpoint, and loads what lies in
+/// `at` below it.
 fn load_mounted(world: &World, what: &str, script: &str, at: &str) {
     let mounted = world.path("mounted");
     fs::create_dir_all(&mounted).unwrap();

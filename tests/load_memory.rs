@@ -1,8 +1,9 @@
-//! The promise, from the kernel's own high-water mark: a load of many times the budget stays inside budget + 16 MiB,
-//! and what was loaded is given back.
+//! The promise, from the kernel's own high-water mark: a load of many times the budget stays inside
+//! budget + 16 MiB, and what was loaded is given back.
 //!
-//! Each measurement is a fresh process: this test binary starts itself again with one test and settings in the
-//! environment, so that nothing another test did can be counted, or can hide what is.
+//! Each measurement is a fresh process: this test binary starts itself again with one test and
+//! settings in the environment, so that nothing another test did can be counted, or can hide what
+//! is.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -139,8 +140,8 @@ fn peak_memory_is_the_budget_whatever_the_model() {
     }
 }
 
-/// What a description costs counts too, and what is needed on the way from the headers to the plan: here it is nearly
-/// all of the budget.
+/// What a description costs counts too, and what is needed on the way from the headers to the plan:
+/// here it is nearly all of the budget.
 #[test]
 fn many_tensors_stay_inside_the_smallest_budget() {
     let folder = tempfile::tempdir().unwrap();

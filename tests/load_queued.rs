@@ -1,5 +1,6 @@
-//! Reads in a queue of the kernel's: what the load does with it, and what it does where a sandbox or a limit refuses it.
-//! What a process forbids itself cannot be taken back, so each refusal runs in a process of its own.
+//! Reads in a queue of the kernel's: what the load does with it, and what it does where a sandbox
+//! or a limit refuses it. What a process forbids itself cannot be taken back, so each refusal runs
+//! in a process of its own.
 #![cfg(all(target_os = "linux", feature = "uring"))]
 #![allow(unsafe_code, reason = "limits and filters of this process")]
 #![allow(
@@ -148,7 +149,8 @@ fn load_on_host(checkpoint: &Checkpoint, io: IoMode, work: Work) -> (Vec<Vec<u8>
     (bytes, stream.report())
 }
 
-/// Has the kernel forget the pages of a checkpoint; false, said aloud, where it keeps them or reads no file past the page cache.
+/// Has the kernel forget the pages of a checkpoint; false, said aloud, where it keeps them or reads
+/// no file past the page cache.
 fn is_cold(checkpoint: &Checkpoint) -> bool {
     for shard in checkpoint.shards() {
         let file = std::fs::File::open(&shard.path).unwrap();

@@ -1,7 +1,9 @@
-//! Many loads at once on one checkpoint, with settings drawn at random: whoever reads, drops, cancels or panics when, every
-//! byte that is delivered is right, every stream ends, and no thread stays.
+//! Many loads at once on one checkpoint, with settings drawn at random: whoever reads, drops,
+//! cancels or panics when, every byte that is delivered is right, every stream ends, and no thread
+//! stays.
 //!
-//! `ONELAYER_STRESS_ROUNDS=500 cargo test --release --test load_stress` looks longer; a failure names its seed.
+//! `ONELAYER_STRESS_ROUNDS=500 cargo test --release --test load_stress` looks longer; a failure
+//! names its seed.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -23,7 +25,8 @@ const STREAMS: u64 = 6;
 /// One test at a time: threads are counted.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Thirty layers whose tensors lie in shuffled order all over the shards, many without bytes, one larger than a slot.
+/// Thirty layers whose tensors lie in shuffled order all over the shards, many without bytes, one
+/// larger than a slot.
 fn scattered(folder: &std::path::Path) -> HashMap<String, blake3::Hash> {
     let mut random = Random(7);
     let mut tensors = vec![TestTensor::random("lm_head.weight", 3_000_001, 1)];
@@ -70,7 +73,8 @@ fn check(layer: &LoadedLayer, hashes: &HashMap<String, blake3::Hash>) {
     }
 }
 
-/// One load to its end or to a cancel; layers are checked and dropped by another thread, in any order.
+/// One load to its end or to a cancel; layers are checked and dropped by another thread, in any
+/// order.
 fn load(seed: u64, checkpoint: &Checkpoint, hashes: &HashMap<String, blake3::Hash>) {
     let mut random = Random(seed);
     let loader = settings(&mut random).build().unwrap();
@@ -126,7 +130,8 @@ fn load(seed: u64, checkpoint: &Checkpoint, hashes: &HashMap<String, blake3::Has
     });
 }
 
-/// Starts the process's pool for hashing, whose threads stay, and are named after the thread that starts it.
+/// Starts the process's pool for hashing, whose threads stay, and are named after the thread that
+/// starts it.
 fn start_pool() {
     blake3::Hasher::new().update_rayon(&[0; 1 << 20]);
 }

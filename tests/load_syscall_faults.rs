@@ -1,8 +1,10 @@
-//! A load whose system calls fail, at every call that it makes on its checkpoint, with every source: either what was delivered is right,
-//! byte by byte, or the program ends with an error that says what and where. A call that is killed leaves nothing behind.
+//! A load whose system calls fail, at every call that it makes on its checkpoint, with every
+//! source: either what was delivered is right, byte by byte, or the program ends with an error that
+//! says what and where. A call that is killed leaves nothing behind.
 //!
-//! The tests that run always take one error for each call; `--ignored` takes every error, once and from then on, on each path apart.
-//! What has no path (queues of reads, the copy out of a mapping, advice about memory) is met over the whole program.
+//! The tests that run always take one error for each call; `--ignored` takes every error, once and
+//! from then on, on each path apart. What has no path (queues of reads, the copy out of a mapping,
+//! advice about memory) is met over the whole program.
 #![cfg(feature = "cli")]
 #![allow(
     clippy::unwrap_used,
@@ -24,8 +26,9 @@ use cli_support::strace::{self, Consequence, Counts, Fault, Found, Seen, points}
 use cli_support::{json, stderr};
 use load_support::{End, SOURCES, World};
 
-/// Calls on a checkpoint, and the errors that each may answer with. The first error is the one that the short sweep takes. `ESTALE` and
-/// `ENOTCONN` are what network file systems and those in user space say when the other side has gone.
+/// Calls on a checkpoint, and the errors that each may answer with. The first error is the one that
+/// the short sweep takes. `ESTALE` and `ENOTCONN` are what network file systems and those in user
+/// space say when the other side has gone.
 const READING: [(&str, &[&str]); 14] = [
     ("open", &["EIO", "EMFILE", "EACCES", "EINTR", "ESTALE", "ENOTCONN"]),
     ("openat", &["EIO", "EMFILE", "ENOMEM", "EACCES", "EINTR", "ESTALE", "ENOTCONN"]),
@@ -55,7 +58,8 @@ const ELSEWHERE: [(&str, &[&str]); 5] = [
 /// Calls that are not about reading: they start the program.
 const OTHERS: [&str; 2] = ["execve", "readlink"];
 
-/// True for failures that a load must come through: it tries again, does without, or reads in another way and says so.
+/// True for failures that a load must come through: it tries again, does without, or reads in
+/// another way and says so.
 fn is_bearable(fault: &Fault, error: &str) -> bool {
     let is_for_ever = matches!(fault.consequence, Consequence::Errors(_));
     match fault.call.as_str() {
@@ -87,7 +91,8 @@ fn is_fatal(fault: &Fault) -> bool {
     }
 }
 
-/// Everything that a load does with its checkpoint. Fails if it makes a call that this test knows nothing about.
+/// Everything that a load does with its checkpoint. Fails if it makes a call that this test knows
+/// nothing about.
 fn record(world: &World, io: &str) -> Seen {
     let scratch = world.path("logs");
     fs::create_dir(&scratch).unwrap();
@@ -125,7 +130,8 @@ fn kills(counts: &Counts) -> Vec<Fault> {
     points(counts, |call| errors_of(&READING, call).map(|_| vec![Consequence::Kill]))
 }
 
-/// True for calls that only this source makes on the files: until it reads tensors, each does the same.
+/// True for calls that only this source makes on the files: until it reads tensors, each does the
+/// same.
 fn is_own(io: &str, call: &str) -> bool {
     match io {
         "auto" => matches!(call, "preadv2" | "fadvise64" | "fstatfs"),
@@ -232,7 +238,8 @@ fn a_load_that_is_killed_at_any_read_leaves_nothing() {
     found.conclude("kills of loads", 20);
 }
 
-/// Ways of reading that a kernel, a sandbox or a file system refuses: the load goes another way, and the report says which and why.
+/// Ways of reading that a kernel, a sandbox or a file system refuses: the load goes another way,
+/// and the report says which and why.
 #[test]
 fn a_way_that_is_refused_is_gone_otherwise_and_named() {
     if !strace::is_there() {
@@ -254,7 +261,8 @@ fn a_way_that_is_refused_is_gone_otherwise_and_named() {
         let shards: Vec<_> = seen.paths().into_iter().filter(|path| path.ends_with("safetensors")).collect();
         let has_path = READING.iter().any(|(name, _)| *name == call);
         let paths = if has_path { &shards[..] } else { &[] };
-        // Of calls that checking headers makes as well, those of the load come last: at one of them it is told.
+        // Of calls that checking headers makes as well, those of the load come last: at one of them it is
+        // told.
         let most = seen.anywhere[call];
         let consequence = |error| match has_path {
             true => Consequence::Error(error),

@@ -1,5 +1,5 @@
-//! Waiting in slices: a caller that has to look elsewhere now and then gets its layers, the end and every error as one that
-//! waits without end does.
+//! Waiting in slices: a caller that has to look elsewhere now and then gets its layers, the end and
+//! every error as one that waits without end does.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 mod common;

@@ -1,8 +1,9 @@
-//! The terms of a plan against a counting allocator: what opening, grouping and planning really hold at their
-//! highest, for checkpoints that consist of nothing but names.
+//! The terms of a plan against a counting allocator: what opening, grouping and planning really
+//! hold at their highest, for checkpoints that consist of nothing but names.
 //!
-//! The allocator of this test counts what every block takes, and of a block that grows the old and the new one. The
-//! terms of the plan, ring and windows aside, must cover that to within a MiB, and must not be a wild guess upwards.
+//! The allocator of this test counts what every block takes, and of a block that grows the old and
+//! the new one. The terms of the plan, ring and windows aside, must cover that to within a MiB, and
+//! must not be a wild guess upwards.
 
 #![allow(unsafe_code, reason = "a global allocator is an unsafe trait; this one only counts and passes on")]
 #![allow(
@@ -32,7 +33,8 @@ struct Counting;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// What glibc takes for a block on 64 bits: a header of 8 bytes, multiples of 16, 32 at least, pages for large ones.
+/// What glibc takes for a block on 64 bits: a header of 8 bytes, multiples of 16, 32 at least,
+/// pages for large ones.
 fn taken(size: usize) -> usize {
     if size < 128 << 10 {
         (size + 8).next_multiple_of(16).max(32)
@@ -67,7 +69,8 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // A block that shrinks stays where it is; one that grows may have to move, and both are there meanwhile.
+        // A block that shrinks stays where it is; one that grows may have to move, and both are there
+        // meanwhile.
         if new_size > layout.size() {
             add(new_size);
             LIVE.fetch_sub(taken(layout.size()), Ordering::Relaxed);
@@ -244,7 +247,8 @@ fn the_terms_cover_what_is_held_at_the_highest() {
     check("pipeline", &pipeline, &map);
 }
 
-/// Writes one tensor of one byte, with these fields before its own and this `__metadata__`: lists of keys and values as JSON spells them.
+/// Writes one tensor of one byte, with these fields before its own and this `__metadata__`: lists
+/// of keys and values as JSON spells them.
 fn write_words(path: &Path, fields: &str, metadata: &str) {
     let tensor = r#""dtype":"U8","shape":[1],"data_offsets":[0,1]"#;
     let header = format!(r#"{{"__metadata__":{{{metadata}}},"layers.0.w":{{{fields}{tensor}}}}}"#);

@@ -1,4 +1,5 @@
-//! Streams for engines: the layers come again and again, what is kept is read once, and what binds is told.
+//! Streams for engines: the layers come again and again, what is kept is read once, and what binds
+//! is told.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -220,7 +221,8 @@ fn everything_may_be_kept() {
     assert_eq!(stream.report().read_bytes, case.bytes_of(&[""]));
 }
 
-/// Counted as the process has them: ring, window and one arena for each kept layer, from the second pass to the last.
+/// Counted as the process has them: ring, window and one arena for each kept layer, from the second
+/// pass to the last.
 #[test]
 fn no_arena_is_made_after_the_first_pass() {
     let _alone = alone();
@@ -280,7 +282,8 @@ fn the_list_of_what_is_allocated_names_the_layers_of_the_window() {
     }
 }
 
-/// Layers of 1, 2, 4 and 8 units: as many are resident as fit, never more, and the longest of them always can be.
+/// Layers of 1, 2, 4 and 8 units: as many are resident as fit, never more, and the longest of them
+/// always can be.
 #[test]
 fn a_window_of_bytes_holds_as_many_layers_as_fit() {
     let _alone = alone();
@@ -461,7 +464,8 @@ struct Told {
     released: Option<Duration>,
 }
 
-/// Every layer of every pass is told of, the pass times add up, and the report has the sum of all waits.
+/// Every layer of every pass is told of, the pass times add up, and the report has the sum of all
+/// waits.
 #[test]
 fn hooks_are_told_of_every_layer_and_every_pass() {
     let _alone = alone();
@@ -570,7 +574,8 @@ fn a_hook_that_panics_ends_the_load() {
     assert!(live::snapshot().allocations().is_empty());
 }
 
-/// One pass is what it was: the order of files for whoever asks, arenas of their own, nothing shared.
+/// One pass is what it was: the order of files for whoever asks, arenas of their own, nothing
+/// shared.
 #[test]
 fn one_pass_has_no_window_of_its_own() {
     let _alone = alone();

@@ -1,5 +1,5 @@
-//! Pass after pass, nothing grows and nothing is allocated: counted by an allocator that counts while it is told to, and from the
-//! kernel's own counts. Each measurement is a process of its own.
+//! Pass after pass, nothing grows and nothing is allocated: counted by an allocator that counts
+//! while it is told to, and from the kernel's own counts. Each measurement is a process of its own.
 #![allow(unsafe_code, reason = "an allocator that counts hands everything on to the system's")]
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
@@ -20,9 +20,11 @@ const BUDGET_BYTES: u64 = 16 * MIB;
 const SLACK_BYTES: u64 = 16 * MIB;
 /// How far the kernel's counts may be off: it adds them up processor by processor, now and then.
 const COUNT_BYTES: u64 = 192 * KIB;
-/// Passes that are measured. One more follows, so that the end of the load is not in the last of them.
+/// Passes that are measured. One more follows, so that the end of the load is not in the last of
+/// them.
 const PASSES: u64 = 20;
-/// Passes after which lists have their length, threads have waited once, and every page of the ring has been touched.
+/// Passes after which lists have their length, threads have waited once, and every page of the ring
+/// has been touched.
 const WARM_UP: u64 = 5;
 /// Layers that come and go in each pass.
 const LAYERS: u64 = 6;
@@ -111,7 +113,8 @@ fn measured_child() {
     let windows = stream.plan().memory().terms().iter().filter(|term| term.name == "mapped windows");
     let mapped_bytes: u64 = windows.map(|term| term.bytes).sum();
     let layers = stream.plan().layers().len() as u64;
-    // A thread that tensors are sent to: now this one is the last to let go of a layer, now that. The channel is never full.
+    // A thread that tensors are sent to: now this one is the last to let go of a layer, now that. The
+    // channel is never full.
     let (sender, tensors) = mpsc::sync_channel::<LoadedTensor>(64);
     let other = std::thread::spawn(move || tensors.iter().for_each(drop));
     // Reserved before anything is counted.
@@ -121,7 +124,8 @@ fn measured_child() {
     for layer in &mut stream {
         let layer = layer.unwrap();
         if taken == 2 {
-            // What is read ahead meanwhile fills the whole ring: every page of it has been touched after the first pass.
+            // What is read ahead meanwhile fills the whole ring: every page of it has been touched after the
+            // first pass.
             wait_until_still(|| progress.read_bytes());
         }
         for tensor in layer.tensors() {
@@ -190,8 +194,9 @@ fn twenty_passes_take_what_one_takes() {
         let mut sorted = blocks[1..].to_vec();
         sorted.sort_unstable();
         assert_eq!(sorted[sorted.len() / 2], 0, "{io}: blocks of each pass {blocks:?}");
-        // What is the process's own has its size, and so has the most that was ever resident. Windows of a mapping come and go;
-        // that two of them meet which had not met before is as far as this goes.
+        // What is the process's own has its size, and so has the most that was ever resident. Windows of a
+        // mapping come and go; that two of them meet which had not met before is as far as this
+        // goes.
         let (last_anonymous, warm_anonymous) = (anonymous.last().unwrap(), anonymous[warm - 1]);
         assert!(*last_anonymous <= warm_anonymous + COUNT_BYTES, "{io}: anonymous {:?}", kib(&anonymous));
         assert!(last <= peaks[warm - 1] + mapped_bytes + COUNT_BYTES, "{io}: at most {:?}", kib(&peaks));

@@ -1,5 +1,6 @@
-//! The comparison with other loaders (`benches/peers`), as far as it goes with Python's standard library: the arithmetic of its tables,
-//! the measuring, and one whole run on a small checkpoint with ours and with a loader that only reads.
+//! The comparison with other loaders (`benches/peers`), as far as it goes with Python's standard
+//! library: the arithmetic of its tables, the measuring, and one whole run on a small checkpoint
+//! with ours and with a loader that only reads.
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::print_stdout, reason = "a test says what it ran")]

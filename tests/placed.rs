@@ -1,7 +1,8 @@
-//! Loads by a device map: every tensor where the map says, one budget, one receipt; and maps that cannot be kept.
+//! Loads by a device map: every tensor where the map says, one budget, one receipt; and maps that
+//! cannot be kept.
 //!
-//! What needs GPUs runs on the simulated driver, in a process of its own: the tests that say `scenario` do nothing by themselves. The
-//! measurement of memory is a process of its own too.
+//! What needs GPUs runs on the simulated driver, in a process of its own: the tests that say
+//! `scenario` do nothing by themselves. The measurement of memory is a process of its own too.
 #![cfg(feature = "fit")]
 #![allow(clippy::print_stdout, reason = "a scenario tells its parent")]
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
@@ -128,7 +129,8 @@ fn bf16(name: String, shape: &[u64]) -> TestTensor {
     TestTensor { name, dtype: "BF16", shape: shape.to_vec(), bytes: [0x80, 0x3F].repeat(count) }
 }
 
-/// One place has the layers and the other has none: what is quantised is found, with its scales, and the rest is as it was.
+/// One place has the layers and the other has none: what is quantised is found, with its scales,
+/// and the rest is as it was.
 #[test]
 fn places_with_and_without_weights_are_quantised() {
     let folder = tempfile::tempdir().unwrap();
@@ -166,7 +168,8 @@ fn places_with_and_without_weights_are_quantised() {
     assert_eq!(quantised, [(Tier::Device(0), 4), (Tier::Host, 0)]);
 }
 
-/// Tensors of layers that take turns in a file: a load of one place reads nothing of what belongs elsewhere.
+/// Tensors of layers that take turns in a file: a load of one place reads nothing of what belongs
+/// elsewhere.
 #[test]
 fn what_lies_between_is_not_read() {
     let folder = tempfile::tempdir().unwrap();
@@ -227,7 +230,8 @@ fn maps_that_cannot_be_kept_are_refused_with_names() {
     assert_eq!(layer, "model.layers.0");
     assert!(first.starts_with("model.layers.0.") && second.starts_with("model.layers.0."));
 
-    // Entries within entries are none: the longest decides, and one that decides nothing is still a module.
+    // Entries within entries are none: the longest decides, and one that decides nothing is still a
+    // module.
     let shadowed = r#"{"": "cpu", "model": "disk", "model.layers": 5, "model.layers.0": "cpu", "model.layers.1": "cpu",
         "model.layers.1.mlp": "cpu"}"#;
     let plan = case.placed(shadowed).unwrap().plan().unwrap();

@@ -1,4 +1,5 @@
-//! Golden plans: what is planned for real checkpoints, to the letter. A change here is a change of behaviour.
+//! Golden plans: what is planned for real checkpoints, to the letter. A change here is a change of
+//! behaviour.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 mod common;

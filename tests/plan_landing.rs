@@ -1,7 +1,9 @@
-//! Plans for devices: whatever way tensors land, and whatever is narrowed, copies and moves bring every byte to its place.
+//! Plans for devices: whatever way tensors land, and whatever is narrowed, copies and moves bring
+//! every byte to its place.
 //!
-//! Each plan is carried out on an arena of tags: a cell says which byte of which tensor it holds. Copies run in the reverse
-//! order, since nothing promises theirs; moves run when all of them are over.
+//! Each plan is carried out on an arena of tags: a cell says which byte of which tensor it holds.
+//! Copies run in the reverse order, since nothing promises theirs; moves run when all of them are
+//! over.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 #![allow(clippy::cast_possible_truncation, reason = "sizes of small checkpoints")]
 
@@ -135,7 +137,8 @@ fn one_layer(path: &Path, tensors: &[(String, &'static str, usize)]) -> Checkpoi
     Checkpoint::open(path).unwrap()
 }
 
-/// Weights of one byte per element, each with two scales of four bytes behind it: every weight has another phase.
+/// Weights of one byte per element, each with two scales of four bytes behind it: every weight has
+/// another phase.
 fn quantized(path: &Path, weights: usize) -> Checkpoint {
     let linear = |number| {
         let tensor = |name: &str, dtype, elements| (format!("part{number}.{name}"), dtype, elements);
@@ -190,12 +193,14 @@ fn a_layer_of_small_tensors_stays_small() {
     compare(&checkpoint, None);
 }
 
-/// Only what follows in the same file keeps the file's spacing: nothing is gained where it does not.
+/// Only what follows in the same file keeps the file's spacing: nothing is gained where it does
+/// not.
 #[test]
 fn neighbours_are_those_of_one_file_without_a_gap() {
     let folder = tempfile::tempdir().unwrap();
     let tensor = |name: &str, len: usize| TestTensor::random(format!("model.layers.{name}"), len, 1);
-    // The second file's data begins where the first one's end. A small tensor there is no neighbour of a large one here.
+    // The second file's data begins where the first one's end. A small tensor there is no neighbour of
+    // a large one here.
     let (large, small) = (tensor("0.a", 100_001), tensor("0.b", 300));
     let file = |number: u32| folder.path().join(format!("model-0000{number}-of-00002.safetensors"));
     let end = |path: &Path, tensors: &[TestTensor], padding| {
@@ -237,7 +242,8 @@ fn only_what_is_small_is_moved() {
     }
 }
 
-/// A cut of a read that would fall into an element goes down to its start, and every read still fits its slot.
+/// A cut of a read that would fall into an element goes down to its start, and every read still
+/// fits its slot.
 #[test]
 fn elements_at_odd_places_are_not_cut() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Plans of random checkpoints under random limits: every byte is delivered exactly once, to a place of its own,
-//! and no read goes beyond a slot.
+//! Plans of random checkpoints under random limits: every byte is delivered exactly once, to a
+//! place of its own, and no read goes beyond a slot.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 mod common;
@@ -34,7 +34,8 @@ fn limits() -> impl Strategy<Value = Limits> {
     )
 }
 
-/// Shards of tensors: mostly small, some larger than a slot, some without bytes; names in and out of stacks.
+/// Shards of tensors: mostly small, some larger than a slot, some without bytes; names in and out
+/// of stacks.
 fn shards() -> impl Strategy<Value = Vec<Vec<usize>>> {
     let len = prop_oneof![3 => 0..5000_usize, 3 => Just(4096_usize), 2 => 5000..400_000_usize, 1 => 900_000..1_500_000_usize];
     prop::collection::vec(prop::collection::vec(len, 0..12), 1..4)

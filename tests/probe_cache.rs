@@ -1,7 +1,8 @@
-//! An overlay file system keeps its pages in the file below: asking it the quick way always answers 0.
+//! An overlay file system keeps its pages in the file below: asking it the quick way always answers
+//! 0.
 //!
-//! Containers run on overlays, so "cold" would be claimed of every warm file there. Mounting one needs
-//! privileges; without them the test says that it skipped.
+//! Containers run on overlays, so "cold" would be claimed of every warm file there. Mounting one
+//! needs privileges; without them the test says that it skipped.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 #[path = "common/skipped.rs"]

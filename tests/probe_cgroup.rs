@@ -1,7 +1,8 @@
-//! Control groups on the machine at hand: what the kernel says of our group, and what a limit really does.
+//! Control groups on the machine at hand: what the kernel says of our group, and what a limit
+//! really does.
 //!
-//! Every test that needs a group of its own says aloud if it may not make one. Nothing is left behind: each
-//! group is a child of the current one and is removed.
+//! Every test that needs a group of its own says aloud if it may not make one. Nothing is left
+//! behind: each group is a child of the current one and is removed.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,

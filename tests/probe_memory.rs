@@ -1,8 +1,9 @@
 //! Memory that is held for a moment must be seen, named and told apart: anonymous, file, locked.
 //!
-//! The tests measure their own process, so they run one at a time (`ALONE`), and what one of them leaves
-//! behind in the allocator is why bounds are not exact. A kernel fact that the numbers stand on is asserted
-//! here too: a child does not inherit its parent's high-water mark, although its `ru_maxrss` does.
+//! The tests measure their own process, so they run one at a time (`ALONE`), and what one of them
+//! leaves behind in the allocator is why bounds are not exact. A kernel fact that the numbers stand
+//! on is asserted here too: a child does not inherit its parent's high-water mark, although its
+//! `ru_maxrss` does.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -196,7 +197,8 @@ fn a_child_does_not_inherit_the_peak_of_a_fat_parent() {
     child.stdout.take().unwrap().read_to_end(&mut status).unwrap();
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     let pid = libc::pid_t::try_from(child.id()).unwrap();
-    // SAFETY: `usage` is valid for writes of one rusage; the child is ours and is not waited for elsewhere.
+    // SAFETY: `usage` is valid for writes of one rusage; the child is ours and is not waited for
+    // elsewhere.
     let waited = unsafe { libc::wait4(pid, std::ptr::null_mut(), 0, usage.as_mut_ptr()) };
     assert_eq!(waited, pid);
     // SAFETY: all zeros is a valid rusage, and wait4 filled it in.

@@ -1,7 +1,8 @@
 //! A tree of real processes: children, grandchildren, orphans, shared pages.
 //!
-//! The processes are this test program itself, started again with a role in an environment variable (`role`,
-//! an ignored test). Adoption is a property of the whole process, so the tests run one at a time.
+//! The processes are this test program itself, started again with a role in an environment variable
+//! (`role`, an ignored test). Adoption is a property of the whole process, so the tests run one at
+//! a time.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -53,8 +54,9 @@ fn touch(memory: &mut [u8]) {
     memory.chunks_mut(4096).for_each(|page| page[0] = 1);
 }
 
-/// `hold MIB MS`: holds anonymous memory. `share PATH MS`: maps a file and touches it. `family MIB MS`: two
-/// children that hold, and a little of its own. `orphan MIB MS`: starts a child that holds, and ends at once.
+/// `hold MIB MS`: holds anonymous memory. `share PATH MS`: maps a file and touches it. `family MIB
+/// MS`: two children that hold, and a little of its own. `orphan MIB MS`: starts a child that
+/// holds, and ends at once.
 #[test]
 #[ignore = "not a test: the other tests start it as a child"]
 fn role() {
@@ -88,7 +90,8 @@ fn role() {
     }
 }
 
-/// Starts `role`, watches it until nobody is left (orphans included, if they are adopted), and sums up.
+/// Starts `role`, watches it until nobody is left (orphans included, if they are adopted), and sums
+/// up.
 fn measure(role: &str, options: &TreeOptions) -> TreeSummary {
     let mut root = playing(role).spawn().unwrap();
     let sampler = TreeSampler::start(root.id(), options).unwrap();

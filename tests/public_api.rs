@@ -1,5 +1,5 @@
-//! What users of the library rely on without calling it: types that move between threads, fit into their errors and
-//! print in their debug output.
+//! What users of the library rely on without calling it: types that move between threads, fit into
+//! their errors and print in their debug output.
 
 use std::error::Error;
 use std::fmt::Debug;

@@ -1,4 +1,5 @@
-//! What other crates see: no type of another library's that they would have to pin to the same version, and few dependencies.
+//! What other crates see: no type of another library's that they would have to pin to the same
+//! version, and few dependencies.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::BTreeSet;
@@ -34,8 +35,8 @@ fn told(lines: &[&(PathBuf, usize, String)]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Types of `cudarc` are named in one module alone, nothing of which is public: so no public signature can show one. (Two engines may
-/// pin two versions of it.)
+/// Types of `cudarc` are named in one module alone, nothing of which is public: so no public
+/// signature can show one. (Two engines may pin two versions of it.)
 #[test]
 fn no_public_signature_shows_a_type_of_the_drivers_bindings() {
     let code = code();

@@ -1,5 +1,6 @@
-//! Weights that are quantised on their way: bit by bit what a plain reference makes of the file, one number after the other,
-//! whatever the source, the budget, the readers, and whether they go to memory or to files.
+//! Weights that are quantised on their way: bit by bit what a plain reference makes of the file,
+//! one number after the other, whatever the source, the budget, the readers, and whether they go to
+//! memory or to files.
 #![cfg(feature = "convert")]
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the reference is plain")]
@@ -19,7 +20,8 @@ use onelayer::{
 
 const MODES: [IoMode; 5] = [IoMode::Auto, IoMode::Buffered, IoMode::Mmap, IoMode::Direct, IoMode::Uring];
 
-/// What becomes of one tensor: bytes of the values, bytes of the scales, the largest error, the root mean square.
+/// What becomes of one tensor: bytes of the values, bytes of the scales, the largest error, the
+/// root mean square.
 struct Expected {
     values: Vec<u8>,
     scales: Vec<u8>,
@@ -106,7 +108,8 @@ fn reference(form: Quantisation, row: usize, numbers: &[f32]) -> Expected {
     Expected { values, scales, max_abs_error, rms_error: (squares / errors.len() as f64).sqrt() }
 }
 
-/// Numbers of all magnitudes that weights have, and of some that they should not have; each row with its own.
+/// Numbers of all magnitudes that weights have, and of some that they should not have; each row
+/// with its own.
 fn weights(dtype: &'static str, shape: &[u64], seed: u64) -> Vec<u8> {
     let row = *shape.last().unwrap() as usize;
     let count = shape.iter().product::<u64>() as usize;
@@ -287,7 +290,8 @@ fn all_at_once_and_hashed_on_the_way() {
     }
 }
 
-/// The same of a model's own weights, by a script that numpy computes for: fixtures/make_quantised_hashes.py.
+/// The same of a model's own weights, by a script that numpy computes for:
+/// fixtures/make_quantised_hashes.py.
 #[test]
 fn what_arrives_is_what_numpy_makes() {
     use sha2::Digest as _;
@@ -437,7 +441,8 @@ fn a_conversion_that_was_damaged_is_found_out() {
     settings.prepare(&source, &target).unwrap().run().unwrap();
     let compare = || Verification::new().run(&target, Some(&source), &mut |_| {}).unwrap();
     assert_eq!(compare().differences, []);
-    // A weight of the source becomes another one: values and scale of its row are no longer what is made of it.
+    // A weight of the source becomes another one: values and scale of its row are no longer what is
+    // made of it.
     let checkpoint = Checkpoint::open(&source).unwrap();
     let changed = checkpoint.find("model.layers.1.mlp.up_proj.weight").unwrap();
     let at = changed.extent.start() as usize;
@@ -512,7 +517,8 @@ fn what_cannot_be_is_refused_before_anything_is_read() {
     assert!(matches!(shard, LoadError::Plan(PlanError::QuantisedShard { .. })), "{shard}");
 }
 
-/// What is selected may be an embedding alone: it is asked of the checkpoint whether there is anything to quantise.
+/// What is selected may be an embedding alone: it is asked of the checkpoint whether there is
+/// anything to quantise.
 #[test]
 fn a_part_without_weights_arrives_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
@@ -548,8 +554,8 @@ fn cpu_ns() -> u64 {
     stat.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// A hostile set: weights in plain floats, each with a companion in plain floats, so that none of them is quantised. Whether a tensor
-/// has a companion may not take a look at all of them.
+/// A hostile set: weights in plain floats, each with a companion in plain floats, so that none of
+/// them is quantised. Whether a tensor has a companion may not take a look at all of them.
 #[test]
 fn a_hundred_thousand_names_with_companions_are_planned_at_once() {
     let folder = tempfile::tempdir().unwrap();

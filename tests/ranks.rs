@@ -1,5 +1,5 @@
-//! Several ranks: the parts of all of them together are the checkpoint, bit for bit, and each reads little more than its part; the
-//! shares of all of them are each tensor once.
+//! Several ranks: the parts of all of them together are the checkpoint, bit for bit, and each reads
+//! little more than its part; the shares of all of them are each tensor once.
 #![allow(clippy::single_range_in_vec_init, reason = "a range of one dimension")]
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 #![allow(clippy::cast_possible_truncation, reason = "lengths of small test files")]
@@ -58,7 +58,8 @@ fn cut(whole: &[u8], shape: &[u64], part: &RankPart) -> Vec<u8> {
     bytes
 }
 
-/// Checks each part against the whole, and that the parts of all ranks are all of each tensor that is divided.
+/// Checks each part against the whole, and that the parts of all ranks are all of each tensor that
+/// is divided.
 fn check(whole: &BTreeMap<String, Given>, ranks: &[BTreeMap<String, Given>], what: &str) -> usize {
     let mut divided = 0;
     for (name, tensor) in whole {
@@ -108,7 +109,8 @@ fn the_parts_of_all_ranks_are_the_checkpoint() {
     }
 }
 
-/// By the names of the fixtures: projections, embeddings and heads, with the biases of outputs that are divided.
+/// By the names of the fixtures: projections, embeddings and heads, with the biases of outputs that
+/// are divided.
 fn is_divided(name: &str) -> bool {
     let words = [
         "_proj.weight",
@@ -124,7 +126,8 @@ fn is_divided(name: &str) -> bool {
     words.iter().any(|word| name.contains(word))
 }
 
-/// Rows and columns, fused blocks, three dimensions, runs near one another and far apart, in the types that matter.
+/// Rows and columns, fused blocks, three dimensions, runs near one another and far apart, in the
+/// types that matter.
 fn wide(path: &Path) -> Checkpoint {
     let tensor = |name: &str, dtype: &'static str, bytes: u64, shape: &[u64], seed| TestTensor {
         name: name.to_owned(),
@@ -462,7 +465,8 @@ fn companions_of_quantized_weights_go_with_them() {
     check(&whole, &[of_rank(0), of_rank(1)], "companions");
 }
 
-/// Names that mean one thing in one family and another in the next: what stands beside them tells which.
+/// Names that mean one thing in one family and another in the next: what stands beside them tells
+/// which.
 #[test]
 fn shared_names_are_told_apart() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! A checkpoint that has one kind of weight after the other, so that each layer is scattered over the file: a load that
-//! keeps everything reads it in one go.
+//! A checkpoint that has one kind of weight after the other, so that each layer is scattered over
+//! the file: a load that keeps everything reads it in one go.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 mod common;

@@ -1,4 +1,5 @@
-//! The README's words, taken literally: its commands run, its Rust compiles (as a documentation test), its files exist.
+//! The README's words, taken literally: its commands run, its Rust compiles (as a documentation
+//! test), its files exist.
 #![cfg(feature = "cli")]
 
 #[path = "common/skipped.rs"]

@@ -1,7 +1,8 @@
-//! What is dropped is given back: parts of a model are unloaded, and the receipts are held against the kernel's own books.
+//! What is dropped is given back: parts of a model are unloaded, and the receipts are held against
+//! the kernel's own books.
 //!
-//! What a process has mapped is nobody else's doing only if nothing else runs in it: each scenario is a test that is ignored, and
-//! that another one runs in a process of its own.
+//! What a process has mapped is nobody else's doing only if nothing else runs in it: each scenario
+//! is a test that is ignored, and that another one runs in a process of its own.
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,
@@ -80,7 +81,8 @@ fn bytes_of(model: &Model, part: Part<'_>) -> u64 {
     model.layers().filter(|layer| part.contains(layer.id())).map(|layer| layer.resident_bytes()).sum()
 }
 
-/// Unloads a part twice: the first time everything goes, and what it lay in with it; the second time nothing is left to do.
+/// Unloads a part twice: the first time everything goes, and what it lay in with it; the second
+/// time nothing is left to do.
 fn unload_twice(model: &mut Model, part: Part<'_>) {
     let (asked_bytes, places) = (bytes_of(model, part), addresses(model, part));
     let left_bytes = model.resident_bytes() - asked_bytes;
@@ -436,7 +438,8 @@ fn scenario_live() {
     assert_eq!(new_since(&mark), [], "what waits in a file takes no memory");
 }
 
-/// One cycle after the other, in a process of its own: what is resident afterwards is what was before.
+/// One cycle after the other, in a process of its own: what is resident afterwards is what was
+/// before.
 #[test]
 fn a_hundred_cycles_leave_memory_as_it_was() {
     alone("scenario_cycles");

@@ -1,6 +1,6 @@
-//! The sources as an engine would use them: a checkpoint is opened, its tensors are read in pieces by every
-//! source, bit-equal to what the format's own crate reads; then somebody touches a file, and the next read of
-//! it is an error that says what happened, while the other file is still read.
+//! The sources as an engine would use them: a checkpoint is opened, its tensors are read in pieces
+//! by every source, bit-equal to what the format's own crate reads; then somebody touches a file,
+//! and the next read of it is an error that says what happened, while the other file is still read.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

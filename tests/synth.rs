@@ -1,7 +1,8 @@
-//! `loadcheck synth` from outside: what a user types, what stands in the directory, and the exit code.
+//! `loadcheck synth` from outside: what a user types, what stands in the directory, and the exit
+//! code.
 //!
-//! The contents of the files and every kind of failure are tested beside the code; here are the contract of the
-//! command line and what only a process of its own can show: a kill at any moment.
+//! The contents of the files and every kind of failure are tested beside the code; here are the
+//! contract of the command line and what only a process of its own can show: a kill at any moment.
 
 #![cfg(feature = "cli")]
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise, in its helpers too")]
@@ -80,8 +81,8 @@ fn refusals_name_the_remedy_and_have_their_exit_codes() {
     }
 }
 
-/// Killed without a chance to clean up, a run leaves nothing that a reader would take for a checkpoint, and a run
-/// with `--force` gives the space back.
+/// Killed without a chance to clean up, a run leaves nothing that a reader would take for a
+/// checkpoint, and a run with `--force` gives the space back.
 #[test]
 fn a_kill_leaves_nothing_that_looks_like_a_checkpoint() {
     let directory = tempfile::tempdir().unwrap();

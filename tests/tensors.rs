@@ -1,5 +1,6 @@
-//! Tensors and slices on demand: the same bytes as a plain reader has, of every dtype and on every axis, from cold and warm files;
-//! and what cannot be had is an error that names the tensor or the file.
+//! Tensors and slices on demand: the same bytes as a plain reader has, of every dtype and on every
+//! axis, from cold and warm files; and what cannot be had is an error that names the tensor or the
+//! file.
 #![allow(clippy::single_range_in_vec_init, reason = "a range of one dimension")]
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 #![allow(clippy::cast_possible_truncation, reason = "lengths of small test files")]
@@ -104,7 +105,8 @@ fn slices_of_every_fixture_are_what_a_plain_reader_has() {
     }
 }
 
-/// A tensor of every dtype whose rows are whole bytes, one of odd length, a scalar, empty ones, and some bytes before them.
+/// A tensor of every dtype whose rows are whole bytes, one of odd length, a scalar, empty ones, and
+/// some bytes before them.
 fn every_dtype(path: &Path) -> Checkpoint {
     let mut tensors = vec![TestTensor::random("odd", 7, 1)];
     for (seed, dtype) in (2..).zip(DType::ALL) {
@@ -183,7 +185,8 @@ fn large_tensors_arrive_whole_warm_and_cold_and_by_many_callers() {
         ("wide", &[0..8, 5..200_000]),
     ];
     for warm in [false, true] {
-        // Dropped or brought in anew; where the system does not obey, both are read warm, and right all the same.
+        // Dropped or brought in anew; where the system does not obey, both are read warm, and right all the
+        // same.
         let file = File::open(&path).unwrap();
         if warm {
             std::fs::read(&path).unwrap();

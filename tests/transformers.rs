@@ -1,5 +1,6 @@
-//! transformers loads what a conversion has made, bit by bit as it loads the source, and without any help. Runs where an interpreter
-//! has torch, transformers and safetensors: `python3`, or the one that ONELAYER_PYTHON names; says aloud where not.
+//! transformers loads what a conversion has made, bit by bit as it loads the source, and without
+//! any help. Runs where an interpreter has torch, transformers and safetensors: `python3`, or the
+//! one that ONELAYER_PYTHON names; says aloud where not.
 #![cfg(all(feature = "cli", feature = "convert"))]
 #![allow(clippy::print_stdout, reason = "a test says what it counted")]
 

@@ -1,7 +1,8 @@
-//! Unsafe code is in the files that `docs/unsafe.md` names, as often as it says, and each of those files says why.
+//! Unsafe code is in the files that `docs/unsafe.md` names, as often as it says, and each of those
+//! files says why.
 //!
-//! That each block has a proof beside it is a lint (`clippy::undocumented_unsafe_blocks`). After a change on purpose:
-//! `UPDATE_UNSAFE=1 cargo test --test unsafe_code`, and review what it changed.
+//! That each block has a proof beside it is a lint (`clippy::undocumented_unsafe_blocks`). After a
+//! change on purpose: `UPDATE_UNSAFE=1 cargo test --test unsafe_code`, and review what it changed.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::BTreeMap;
@@ -50,7 +51,8 @@ fn count(tokens: TokenStream) -> u64 {
     tokens.iter().enumerate().map(of).sum()
 }
 
-/// The reason of the attribute that allows unsafe code, in the file or in the nearest module around it.
+/// The reason of the attribute that allows unsafe code, in the file or in the nearest module around
+/// it.
 fn reason(path: &Path) -> Option<String> {
     let folder = path.parent().unwrap();
     let around = [path.to_owned(), folder.join("mod.rs"), folder.with_extension("rs"), folder.join("lib.rs")];

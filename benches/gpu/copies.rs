@@ -87,7 +87,8 @@ impl Shape {
     }
 }
 
-/// To the device from registered memory: every chunk with one and two streams, then the usual chunk from other rings.
+/// To the device from registered memory: every chunk with one and two streams, then the usual chunk
+/// from other rings.
 pub(crate) fn registered(bench: &Bench<'_>, effort: &Effort) -> Vec<Value> {
     let ring_bytes = 64 * MIB;
     let swept = CHUNKS.iter().flat_map(|chunk_bytes| {

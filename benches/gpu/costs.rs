@@ -50,7 +50,8 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// Taking and freeing device memory in blocks of a layer's size, plainly and from a pool (fresh, then used again).
+/// Taking and freeing device memory in blocks of a layer's size, plainly and from a pool (fresh,
+/// then used again).
 pub(crate) fn allocation(gpu: &Gpu, effort: &Effort) -> Vec<Value> {
     let mut rows = Vec::new();
     for block_bytes in effort.pick(vec![2 * MIB, 64 * MIB, 512 * MIB], vec![2 * MIB]) {

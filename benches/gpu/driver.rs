@@ -1,8 +1,9 @@
 #![allow(unsafe_code, reason = "calls the CUDA driver; each block says why it may")]
 //! The few functions of the CUDA driver API that `device_limits` needs, looked up at run time.
 //!
-//! It shares nothing with the library's own device module, so that one can be measured against the other. Signatures
-//! and constants are those of the CUDA Driver API reference manual. Everything is called from one thread.
+//! It shares nothing with the library's own device module, so that one can be measured against the
+//! other. Signatures and constants are those of the CUDA Driver API reference manual. Everything is
+//! called from one thread.
 
 use std::error::Error as _;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -81,7 +82,8 @@ struct PoolProperties {
     reserved: [u8; 54],
 }
 
-/// Declares the table of functions, its lookup, and a method for each that turns its code into a result.
+/// Declares the table of functions, its lookup, and a method for each that turns its code into a
+/// result.
 macro_rules! functions {
     ($($name:ident = $symbol:literal ( $($argument:ident : $kind:ty),* );)*) => {
         struct Functions { $($name: unsafe extern "C" fn($($kind),*) -> u32,)* }
@@ -243,8 +245,8 @@ impl Gpu {
     /// Makes memory page-locked and known to the device.
     pub(crate) fn register(&self, buffer: HugeBuffer) -> Answer<HostMemory<'_>> {
         let mut memory = HostMemory::pageable(self, buffer);
-        // SAFETY: the range is a mapping of this process that lives until `HostMemory` is dropped, which unregisters
-        // it first.
+        // SAFETY: the range is a mapping of this process that lives until `HostMemory` is dropped, which
+        // unregisters it first.
         unsafe { self.driver.register(memory.start.cast(), memory.bytes, PORTABLE) }?;
         memory.registered = true;
         Ok(memory)
@@ -283,7 +285,8 @@ impl Drop for Gpu {
         let mut context = std::ptr::null_mut();
         // SAFETY: writes one handle; what was pushed by `open` is popped once.
         let _ = unsafe { self.driver.context_pop(&raw mut context) };
-        // SAFETY: was retained once by `open`; everything that lives in the context borrows from this value.
+        // SAFETY: was retained once by `open`; everything that lives in the context borrows from this
+        // value.
         let _ = unsafe { self.driver.context_release(self.device) };
     }
 }
@@ -329,7 +332,8 @@ impl Drop for Block<'_> {
     }
 }
 
-/// Host memory that copies read and write, registered or pageable. Nothing else touches it meanwhile: it lends no slice.
+/// Host memory that copies read and write, registered or pageable. Nothing else touches it
+/// meanwhile: it lends no slice.
 pub(crate) struct HostMemory<'gpu> {
     gpu: &'gpu Gpu,
     start: *mut u8,
@@ -386,8 +390,8 @@ impl Stream<'_> {
         bytes: usize,
     ) -> Answer<()> {
         let (address, memory) = ranges(target, source, bytes);
-        // SAFETY: both ranges lie inside what their owners hold, and the owners wait for all copies before they give
-        // it back.
+        // SAFETY: both ranges lie inside what their owners hold, and the owners wait for all copies before
+        // they give it back.
         unsafe { self.gpu.driver.to_device(address, memory.cast(), bytes, self.handle) }
     }
 
@@ -452,8 +456,8 @@ impl Pool<'_> {
 
     /// Gives memory back to the pool.
     pub(crate) fn free(&self, block: PoolBlock, stream: &Stream<'_>) -> Answer<()> {
-        // SAFETY: the stream is alive; the address came from a pool and is freed once, since the block is taken by
-        // value; no copy ever used it.
+        // SAFETY: the stream is alive; the address came from a pool and is freed once, since the block is
+        // taken by value; no copy ever used it.
         unsafe { self.gpu.driver.pool_free(block.address, stream.handle) }
     }
 

@@ -1,5 +1,6 @@
 #![allow(clippy::as_conversions, clippy::cast_precision_loss, reason = "figures for people")]
-//! Rates of reading files: from the page cache into a ring by thread count, beside copies to the device, and from disk.
+//! Rates of reading files: from the page cache into a ring by thread count, beside copies to the
+//! device, and from disk.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -38,7 +39,8 @@ impl Files {
         self.paths.iter().map(|path| Ok(path.metadata()?.len())).sum()
     }
 
-    /// Bytes of the files that are cached over all bytes; a last page that is partly used counts whole.
+    /// Bytes of the files that are cached over all bytes; a last page that is partly used counts
+    /// whole.
     fn cached_share(&self) -> io::Result<f64> {
         let cached: usize =
             self.paths.iter().map(|path| residency::cached_bytes(path)).sum::<io::Result<_>>()?;
@@ -76,8 +78,8 @@ fn fill_row(files: &Files, effort: &Effort, reader: &Plain, ring_bytes: usize) -
     Ok(times.rate(bytes))
 }
 
-/// Page cache to one ring and another ring to the device at the same time, neither waiting for the other: what a load
-/// that overlaps both perfectly could reach is the slower of the two rates.
+/// Page cache to one ring and another ring to the device at the same time, neither waiting for the
+/// other: what a load that overlaps both perfectly could reach is the slower of the two rates.
 pub(crate) fn fill_and_copy(files: &Files, gpu: &Gpu, bench: &Bench<'_>, effort: &Effort) -> Vec<Value> {
     let mut rows = Vec::new();
     for threads in &files.threads {

@@ -24,7 +24,8 @@ impl Effort {
         Instant::now() >= self.deadline
     }
 
-    /// Times a pass again and again: one pass that is not counted, then at least `least` and until 0.15 s have gone by.
+    /// Times a pass again and again: one pass that is not counted, then at least `least` and until
+    /// 0.15 s have gone by.
     ///
     /// # Errors
     /// Of the first pass that fails.

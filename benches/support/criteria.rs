@@ -1,4 +1,5 @@
-//! How long every bench with criterion may take: short, so that all of them together stay within three minutes.
+//! How long every bench with criterion may take: short, so that all of them together stay within
+//! three minutes.
 
 use std::time::Duration;
 

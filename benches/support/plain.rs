@@ -1,4 +1,5 @@
-//! The fastest simple reader: no parsing, no checking, nothing of this library. For benches and examples.
+//! The fastest simple reader: no parsing, no checking, nothing of this library. For benches and
+//! examples.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -49,7 +50,8 @@ pub(crate) struct Plain {
 }
 
 impl Plain {
-    /// Reads every file once; returns the bytes that arrived. Opening is part of the time, as for any reader.
+    /// Reads every file once; returns the bytes that arrived. Opening is part of the time, as for
+    /// any reader.
     pub(crate) fn read(&self, paths: &[PathBuf], buffer: &mut [u8]) -> io::Result<u64> {
         let mut files = Vec::new();
         let mut blocks = 0;

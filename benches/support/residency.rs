@@ -7,7 +7,8 @@ use std::path::Path;
 
 use memmap2::MmapOptions;
 
-/// Drops a file's pages from the page cache, written back first, since dirty ones cannot be dropped.
+/// Drops a file's pages from the page cache, written back first, since dirty ones cannot be
+/// dropped.
 ///
 /// # Errors
 /// What the system says.
@@ -30,8 +31,8 @@ pub(crate) fn cached_bytes(path: &Path) -> io::Result<usize> {
     let map = MmapOptions::new().map_raw_read_only(&file)?;
     let page = rustix::param::page_size();
     let mut resident = vec![0u8; map.len().div_ceil(page)];
-    // SAFETY: the mapping is alive and its address is a multiple of the page size, since it starts at offset 0;
-    // the vector has one byte per page of it.
+    // SAFETY: the mapping is alive and its address is a multiple of the page size, since it starts at
+    // offset 0; the vector has one byte per page of it.
     let status = unsafe { libc::mincore(map.as_mut_ptr().cast(), map.len(), resident.as_mut_ptr()) };
     if status != 0 {
         return Err(io::Error::last_os_error());

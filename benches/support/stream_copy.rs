@@ -45,7 +45,8 @@ impl StreamCopy {
     /// Copies `len` bytes.
     ///
     /// # Safety
-    /// Both pointers are good for `len` bytes, what they point to does not overlap, and the processor has what this way needs.
+    /// Both pointers are good for `len` bytes, what they point to does not overlap, and the
+    /// processor has what this way needs.
     pub(crate) unsafe fn copy(self, source: *const u8, target: *mut u8, len: usize) {
         let done = match self {
             Self::Plain => 0,
@@ -90,15 +91,16 @@ unsafe fn avx2(source: *const u8, target: *mut u8, len: usize) -> usize {
     whole
 }
 
-/// The same in assembly, since the intrinsics are younger than the oldest compiler that builds this.
+/// The same in assembly, since the intrinsics are younger than the oldest compiler that builds
+/// this.
 #[cfg(target_arch = "x86_64")]
 unsafe fn avx512(source: *const u8, target: *mut u8, len: usize) -> usize {
     let whole = len / 256 * 256;
     if whole == 0 {
         return 0;
     }
-    // SAFETY: reads and writes the first `whole` bytes, 256 at a time; the target's address is a multiple of 64; what the
-    // registers held is given up.
+    // SAFETY: reads and writes the first `whole` bytes, 256 at a time; the target's address is a
+    // multiple of 64; what the registers held is given up.
     unsafe {
         std::arch::asm!(
             "2:",

@@ -1,7 +1,9 @@
-//! Plain ways to get the bytes of files into memory, as fast as they go: what loads are held against. Nothing is parsed or checked.
+//! Plain ways to get the bytes of files into memory, as fast as they go: what loads are held
+//! against. Nothing is parsed or checked.
 //!
-//! Threads take blocks in file order from one counter. Each copies into its own part of one buffer, place after place: a buffer of one
-//! block for each thread stays hot in the cache, a larger one is used in turn.
+//! Threads take blocks in file order from one counter. Each copies into its own part of one buffer,
+//! place after place: a buffer of one block for each thread stays hot in the cache, a larger one is
+//! used in turn.
 #![allow(unsafe_code, reason = "copies out of mappings of files that the bench owns")]
 
 use std::fmt;
@@ -74,8 +76,9 @@ struct Open {
 }
 
 impl Shape {
-    /// Reads at most `most_bytes` of the files into `buffer`, or into fresh memory, which is returned; and the bytes that arrived.
-    /// Opening, mapping and fresh memory are part of it, as for any load.
+    /// Reads at most `most_bytes` of the files into `buffer`, or into fresh memory, which is
+    /// returned; and the bytes that arrived. Opening, mapping and fresh memory are part of it,
+    /// as for any load.
     ///
     /// # Errors
     /// What the system says.
@@ -174,7 +177,8 @@ impl Shape {
                 Way::MapStream(copy) => copy,
                 _ => StreamCopy::Plain,
             };
-            // SAFETY: the mapping holds these bytes and does not overlap the buffer; nobody truncates the files of a bench.
+            // SAFETY: the mapping holds these bytes and does not overlap the buffer; nobody truncates the
+            // files of a bench.
             unsafe { copy.copy(source, target.as_mut_ptr(), target.len()) };
             return Ok(target.len());
         }

@@ -1,15 +1,16 @@
 //! Reads inventories of checkpoints: tensor names, shapes, and the boundaries their authors gave.
 //!
-//! Three forms: a JSON inventory (`tensors`: name -> `[shape, dtype]`, `no_split_paths`), a Hugging Face index
-//! (`weight_map`; names only), and the compact text of fixtures/inventories, one file for many inventories:
+//! Three forms: a JSON inventory (`tensors`: name -> `[shape, dtype]`, `no_split_paths`), a Hugging
+//! Face index (`weight_map`; names only), and the compact text of fixtures/inventories, one file
+//! for many inventories:
 //!
 //! ```text
 //! @gemma                                            a new inventory
 //! !model.layers.{0-27}                              the author's no-split paths
 //! model.layers.{0-27}.mlp.up_proj.weight<TAB>24576x3072
 //! ```
-//! A brace stands for every index in it (`{0-3,7}`); `-` is the shape of a scalar, `?` an unknown one.
-//! fixtures/make_inventories.py writes it.
+//! A brace stands for every index in it (`{0-3,7}`); `-` is the shape of a scalar, `?` an unknown
+//! one. fixtures/make_inventories.py writes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

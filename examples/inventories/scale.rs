@@ -24,7 +24,8 @@ const CASES: [Case; 9] = [
     ("long digits: 1 000 names, indices of 64 KiB", || hostile("1", "2")),
 ];
 
-/// Prints a line per case, each from a process of its own, so that none reuses the memory of another.
+/// Prints a line per case, each from a process of its own, so that none reuses the memory of
+/// another.
 pub(crate) fn report() -> Result<(), String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     for number in 0..CASES.len() {
@@ -120,7 +121,8 @@ fn resident_peak_kib() -> Option<u64> {
     line.trim().strip_suffix(" kB")?.parse().ok()
 }
 
-/// Time that this thread has run, in nanoseconds: unlike wall time, it does not count other programs.
+/// Time that this thread has run, in nanoseconds: unlike wall time, it does not count other
+/// programs.
 fn cpu_ns() -> Option<u64> {
     let statistics = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     statistics.split_whitespace().next()?.parse().ok()

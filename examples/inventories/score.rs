@@ -1,11 +1,13 @@
 //! Scores a grouping against the boundaries that a model's author gave.
 //!
-//! The author's `no_split_paths` are the modules that must stay on one device. An inventory counts if some of them are
-//! *indexed* (their last component is a number: `model.layers.7`), since only those claim to be layers. It is **exact** if
+//! The author's `no_split_paths` are the modules that must stay on one device. An inventory counts
+//! if some of them are *indexed* (their last component is a number: `model.layers.7`), since only
+//! those claim to be layers. It is **exact** if
 //! - no such path is **split**: all tensors below it are in one layer; and
 //! - no two are **merged**: no layer has tensors of two of them, unless one lies inside the other.
 //!
-//! A tensor is *lost* unless it is in exactly one layer; that is counted from the layers, for every inventory.
+//! A tensor is *lost* unless it is in exactly one layer; that is counted from the layers, for every
+//! inventory.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 

@@ -1,4 +1,5 @@
-//! How much the thresholds of the rule matter: each alone, and tuned on one half and scored on the other.
+//! How much the thresholds of the rule matter: each alone, and tuned on one half and scored on the
+//! other.
 
 use onelayer::layers::{LayerMap, Layers, NamedShape, Rule};
 

@@ -1,5 +1,5 @@
-//! A device map: understood or refused; written again it is the same; what it says of a tensor is what the longest entry says;
-//! and a plan that follows it puts each layer where it says.
+//! A device map: understood or refused; written again it is the same; what it says of a tensor is
+//! what the longest entry says; and a plan that follows it puts each layer where it says.
 //!
 //! Input: JSON.
 

@@ -1,7 +1,8 @@
 //! A file of any bytes: verdict and description as the reference's, or the difference has a name.
 //!
-//! Input: a file; or, if it begins like JSON, the text of a header, which is announced with its length and followed by as many bytes
-//! of data as it asks for. So a fuzzer need not keep the length right.
+//! Input: a file; or, if it begins like JSON, the text of a header, which is announced with its
+//! length and followed by as many bytes of data as it asks for. So a fuzzer need not keep the
+//! length right.
 
 use std::path::Path;
 
@@ -16,7 +17,8 @@ use super::scratch::Scratch;
 
 /// Bytes of data that a header gets, at most.
 const DATA_BYTES_MAX: u64 = 1 << 16;
-/// Memory beside what is in proportion to the header. 16 MiB are promised; most of what is used is a buffer of 256 KiB.
+/// Memory beside what is in proportion to the header. 16 MiB are promised; most of what is used is
+/// a buffer of 256 KiB.
 const MEMORY_BYTES: u64 = 1 << 20;
 /// Bytes of a message, at most: names in it are shortened, paths are short here.
 const MESSAGE_BYTES_MAX: usize = 2000;
@@ -52,7 +54,8 @@ pub(crate) fn check_file(bytes: &[u8]) {
     });
 }
 
-/// Opens a checkpoint whose header or index has up to so many bytes, within the memory that is promised.
+/// Opens a checkpoint whose header or index has up to so many bytes, within the memory that is
+/// promised.
 pub(crate) fn open_bounded(path: &Path, text_bytes: usize) -> Result<Checkpoint, CheckpointError> {
     let (outcome, peak_bytes) = peak_of(|| Checkpoint::open(path));
     let allowed_bytes = 4 * u64::try_from(text_bytes).expect("a length fits") + MEMORY_BYTES;

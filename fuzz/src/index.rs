@@ -1,5 +1,5 @@
-//! An index, or the index of a pipeline, in a folder of shards: whatever it says, no path leaves the folder, and what is
-//! accepted is what the index says.
+//! An index, or the index of a pipeline, in a folder of shards: whatever it says, no path leaves
+//! the folder, and what is accepted is what the index says.
 //!
 //! Input: a byte that chooses the folder, then the text of the index.
 //!

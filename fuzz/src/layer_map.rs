@@ -1,7 +1,8 @@
-//! An override of the grouping: understood, or refused with a place in the text; and whatever it says, every tensor stays in
-//! exactly one layer.
+//! An override of the grouping: understood, or refused with a place in the text; and whatever it
+//! says, every tensor stays in exactly one layer.
 //!
-//! Input: TOML. Names of tensors stand in comments, a `#n NAME` in each; without any, the tensors are those of a small model.
+//! Input: TOML. Names of tensors stand in comments, a `#n NAME` in each; without any, the tensors
+//! are those of a small model.
 
 use onelayer::layers::{LayerMap, Layers, LayersError, Place};
 

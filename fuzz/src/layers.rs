@@ -1,6 +1,8 @@
-//! Names and shapes -> layers: every tensor in exactly one, whatever the names are, and in whatever order they come.
+//! Names and shapes -> layers: every tensor in exactly one, whatever the names are, and in whatever
+//! order they come.
 //!
-//! Input: a name in each line, behind a tab its shape. A name that stands twice counts once, as in a checkpoint.
+//! Input: a name in each line, behind a tab its shape. A name that stands twice counts once, as in
+//! a checkpoint.
 
 #![allow(clippy::unwrap_used, reason = "a check that cannot go on panics")]
 

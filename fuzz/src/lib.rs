@@ -1,7 +1,9 @@
-//! What is checked for each input: a function `check` for each target, which panics where a promise is broken.
+//! What is checked for each input: a function `check` for each target, which panics where a promise
+//! is broken.
 //!
-//! The targets in `fuzz_targets` call them, led by coverage; `tests/fuzz_corpus.rs` calls them on every machine, with the
-//! committed inputs and changes of them. The oracles are those of the ordinary tests.
+//! The targets in `fuzz_targets` call them, led by coverage; `tests/fuzz_corpus.rs` calls them on
+//! every machine, with the committed inputs and changes of them. The oracles are those of the
+//! ordinary tests.
 
 #![allow(unreachable_pub, reason = "a library here, a module of a test there")]
 

@@ -1,5 +1,6 @@
-//! A checkpoint and limits made of choices: either no such plan, with a reason that is true, or one that delivers every wanted byte
-//! once, reads no more than a slot at a time, has no more slots than its ring, and keeps its budget.
+//! A checkpoint and limits made of choices: either no such plan, with a reason that is true, or one
+//! that delivers every wanted byte once, reads no more than a slot at a time, has no more slots
+//! than its ring, and keeps its budget.
 
 #![allow(clippy::unwrap_used, reason = "a check that cannot go on panics")]
 
@@ -201,7 +202,8 @@ fn check_bytes(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits, is
     }
 }
 
-/// Both orders read the same. What is quantised arrives in two pieces, values and scales, which that check does not tell apart.
+/// Both orders read the same. What is quantised arrives in two pieces, values and scales, which
+/// that check does not tell apart.
 fn check_orders(checkpoint: &Checkpoint, layers: &Layers, limits: &PlanLimits, is_wanted: Wanted<'_>) {
     let plan = |order| {
         let mut limits = limits.clone();

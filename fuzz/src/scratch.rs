@@ -21,7 +21,8 @@ pub(crate) fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(place()).unwrap()
 }
 
-/// A file without a name, reached through its descriptor: a process that is killed leaves nothing behind.
+/// A file without a name, reached through its descriptor: a process that is killed leaves nothing
+/// behind.
 pub(crate) struct Scratch {
     file: File,
     path: PathBuf,

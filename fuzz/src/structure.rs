@@ -1,4 +1,5 @@
-//! A header made as a structure, with contiguous offsets, then changed in a few places: the same oracle as for any bytes.
+//! A header made as a structure, with contiguous offsets, then changed in a few places: the same
+//! oracle as for any bytes.
 
 use arbitrary::{Result, Unstructured};
 use onelayer::DType;

@@ -1,7 +1,7 @@
 //! Element types of the safetensors format, with their sizes in bits.
 //!
-//! The list is that of safetensors 0.8. Nothing here reads or converts elements; the header parser maps
-//! names to types and the size check multiplies by [`DType::bits`].
+//! The list is that of safetensors 0.8. Nothing here reads or converts elements; the header parser
+//! maps names to types and the size check multiplies by [`DType::bits`].
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,8 +1,9 @@
 //! What can be wrong with a checkpoint.
 //!
-//! Every variant names the file and, where there is one, the tensor, with what was expected and what was
-//! found. Names stand in the fields as the file spells them, control characters included: whoever prints a
-//! message on a terminal escapes it. Messages shorten long names, the fields hold up to 64 KiB of them.
+//! Every variant names the file and, where there is one, the tensor, with what was expected and
+//! what was found. Names stand in the fields as the file spells them, control characters included:
+//! whoever prints a message on a terminal escapes it. Messages shorten long names, the fields hold
+//! up to 64 KiB of them.
 
 use std::fmt;
 use std::io;
@@ -162,8 +163,9 @@ pub enum CheckpointError {
         found: String,
     },
 
-    /// A tensor of that shape has more bits than 64-bit arithmetic can count. A zero elsewhere in the shape
-    /// does not excuse it, so the verdict does not depend on the order of the dimensions.
+    /// A tensor of that shape has more bits than 64-bit arithmetic can count. A zero elsewhere in
+    /// the shape does not excuse it, so the verdict does not depend on the order of the
+    /// dimensions.
     #[error("{}: tensor {}: expected a size below 2^64 bits, found {dtype} of shape {shape}", path.display(),
         Quoted(tensor))]
     SizeOverflow {
@@ -264,7 +266,8 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The first tensor that is not whole.
         tensor: String,
-        /// Length of the file that the header describes; offsets near 2^64 make it larger than a `u64`.
+        /// Length of the file that the header describes; offsets near 2^64 make it larger than a
+        /// `u64`.
         expected_bytes: u128,
         /// Length of the file.
         found_bytes: u64,
@@ -421,7 +424,8 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// True if something that should be there is not: nothing at the path, a shard that is missing, no weights.
+    /// True if something that should be there is not: nothing at the path, a shard that is missing,
+    /// no weights.
     #[must_use]
     pub fn is_missing(&self) -> bool {
         match self {
@@ -436,8 +440,8 @@ impl CheckpointError {
         }
     }
 
-    /// True if what is there breaks the format, or is not a checkpoint. False for what is missing and for
-    /// refusals of the system.
+    /// True if what is there breaks the format, or is not a checkpoint. False for what is missing
+    /// and for refusals of the system.
     #[must_use]
     pub fn is_invalid(&self) -> bool {
         match self {
@@ -447,7 +451,8 @@ impl CheckpointError {
         }
     }
 
-    /// The file or directory that is at fault, if there is one: of several problems that of the first.
+    /// The file or directory that is at fault, if there is one: of several problems that of the
+    /// first.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {

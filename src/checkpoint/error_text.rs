@@ -7,7 +7,8 @@ use crate::units::HumanBytes;
 /// Bytes of a name that an error keeps.
 const NAME_BYTES_MAX: usize = 64 << 10;
 
-/// A name for the fields of an error: whole up to 64 KiB, so that an error cannot hold a whole header.
+/// A name for the fields of an error: whole up to 64 KiB, so that an error cannot hold a whole
+/// header.
 pub(super) fn kept(name: &str) -> String {
     name[..floor_char_boundary(name, NAME_BYTES_MAX)].to_owned()
 }

@@ -1,7 +1,8 @@
 //! One safetensors file: opened, measured, its header read, its layout checked.
 //!
-//! Nothing is allocated before the announced length of the header has been compared with the length of the
-//! file and with the limit. The header passes through a buffer of at most 64 KiB; its text is never held.
+//! Nothing is allocated before the announced length of the header has been compared with the length
+//! of the file and with the limit. The header passes through a buffer of at most 64 KiB; its text
+//! is never held.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -20,11 +21,12 @@ use crate::units::{ByteRange, to_u64, to_usize};
 /// Bytes of the length in front of the header.
 const PREFIX_BYTES: u64 = 8;
 
-/// Bytes of text in memory at a time: they stay in the nearer caches, and few pages are touched for them.
+/// Bytes of text in memory at a time: they stay in the nearer caches, and few pages are touched for
+/// them.
 const BUFFER_BYTES: u64 = 64 << 10;
 
-/// Reads one file and appends its tensors, with `name_prefix` before their names. A file that is refused
-/// leaves the table as it was.
+/// Reads one file and appends its tensors, with `name_prefix` before their names. A file that is
+/// refused leaves the table as it was.
 pub(super) fn read(
     path: &Path,
     name_prefix: &str,

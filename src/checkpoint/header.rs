@@ -5,8 +5,9 @@
 //!   name: { "dtype": text, "shape": [n, ...], "data_offsets": [start, end] }, ... }
 //! ```
 //!
-//! Typed and strict, and whatever the format allows is let through. Fields of a tensor that the format does
-//! not know are read over, as the reference does. Against the reference, the safetensors crate 0.8:
+//! Typed and strict, and whatever the format allows is let through. Fields of a tensor that the
+//! format does not know are read over, as the reference does. Against the reference, the
+//! safetensors crate 0.8:
 //!
 //! | input | reference | here |
 //! |---|---|---|
@@ -18,8 +19,8 @@
 //! | a number beyond `f64` in an unknown field | refused | read over |
 //! | whitespace before `{` | accepted | accepted, though the format asks for `{` |
 //!
-//! `tests/checkpoint_oracle.rs` holds this list complete. What the offsets mean together is checked by
-//! [`TensorTable::seal_file`], when the whole header is known.
+//! `tests/checkpoint_oracle.rs` holds this list complete. What the offsets mean together is checked
+//! by [`TensorTable::seal_file`], when the whole header is known.
 //!
 //! Format: <https://huggingface.co/docs/safetensors/index#format>.
 
@@ -124,8 +125,9 @@ impl<R: Read> HeaderParser<'_, R> {
         Ok(())
     }
 
-    /// Reads the next entry of the header if it is a tensor's and spelled as nearly all are; else nothing. Its name is
-    /// appended to the names. `kind` is that of the entry before; it is forgotten where nothing comes of this one.
+    /// Reads the next entry of the header if it is a tensor's and spelled as nearly all are; else
+    /// nothing. Its name is appended to the names. `kind` is that of the entry before; it is
+    /// forgotten where nothing comes of this one.
     fn usual_entry(&mut self, first: &mut bool, kind: &mut Kind) -> Option<Fields> {
         let TensorTable { names, dims, .. } = &mut *self.table;
         let mut cursor = self.json.cursor();
@@ -316,11 +318,13 @@ impl<R: Read> HeaderParser<'_, R> {
     }
 }
 
-/// Bytes that dtype and shape are spelled in, at most, to be compared with those of the next tensor.
+/// Bytes that dtype and shape are spelled in, at most, to be compared with those of the next
+/// tensor.
 const KIND_BYTES_MAX: usize = 256;
 
-/// Dtype and shape of a tensor, and what they were read from: the bytes from its name to its offsets. Neighbours mostly
-/// share them, and to compare bytes is sooner done than to read them again.
+/// Dtype and shape of a tensor, and what they were read from: the bytes from its name to its
+/// offsets. Neighbours mostly share them, and to compare bytes is sooner done than to read them
+/// again.
 struct Kind {
     /// Empty if nothing is known.
     spelled: Vec<u8>,
@@ -335,8 +339,9 @@ impl Default for Kind {
 }
 
 impl Kind {
-    /// Reads a tensor's object up to its offsets, if its fields are in the order in which they mostly stand. A new shape is
-    /// appended to `dims`; without success, whoever calls takes off again what belongs to no tensor, and forgets this kind.
+    /// Reads a tensor's object up to its offsets, if its fields are in the order in which they
+    /// mostly stand. A new shape is appended to `dims`; without success, whoever calls takes
+    /// off again what belongs to no tensor, and forgets this kind.
     fn read(&mut self, cursor: &mut Cursor<'_>, dims: &mut Vec<u64>) -> Option<()> {
         if !self.spelled.is_empty() && cursor.skip(&self.spelled) {
             return Some(());
@@ -376,8 +381,9 @@ fn usual_offsets(cursor: &mut Cursor<'_>) -> Option<(u64, u64)> {
     Some((start, end))
 }
 
-/// Bits of a tensor, or `None` if the product of its non-zero dimensions does not fit in 64 bits of bits.
-/// Independent of the order of the dimensions; no framework can make a tensor that this refuses.
+/// Bits of a tensor, or `None` if the product of its non-zero dimensions does not fit in 64 bits of
+/// bits. Independent of the order of the dimensions; no framework can make a tensor that this
+/// refuses.
 fn total_bits(shape: &[u64], element_bits: u64) -> Option<u64> {
     let mut nonzero = shape.iter().filter(|&&dim| dim != 0);
     let bits = nonzero.try_fold(element_bits, |product, &dim| product.checked_mul(dim))?;
@@ -458,7 +464,8 @@ mod tests {
 
     type Found = (String, DType, Vec<u64>, (u64, u64));
 
-    /// Reads a header's text through a buffer of so many bytes: of one byte, nothing in it is ever whole.
+    /// Reads a header's text through a buffer of so many bytes: of one byte, nothing in it is ever
+    /// whole.
     fn read(text: &str, buffer_bytes: usize) -> Result<TensorTable, CheckpointError> {
         let mut table = TensorTable::default();
         let json = JsonReader::new(text.as_bytes(), 0, buffer_bytes);

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The layout is documented at <https://huggingface.co/docs/huggingface_hub/guides/manage-cache>. Where the
-//! cache is, the caller says: this library does not read the environment. [`HubCache::locate`] has the hub's
-//! own rule for whoever does.
+//! cache is, the caller says: this library does not read the environment. [`HubCache::locate`] has
+//! the hub's own rule for whoever does.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,8 @@ pub struct CacheVariables {
     pub hf_home: Option<OsString>,
     /// `XDG_CACHE_HOME`: the cache is its `huggingface/hub`.
     pub xdg_cache_home: Option<OsString>,
-    /// `HOME`: the cache is its `.cache/huggingface/hub`; also what a leading `~` in the others means.
+    /// `HOME`: the cache is its `.cache/huggingface/hub`; also what a leading `~` in the others
+    /// means.
     pub home: Option<OsString>,
 }
 
@@ -53,8 +54,9 @@ impl HubCache {
         Self { root: root.into() }
     }
 
-    /// The directory that the hub's own tools would use, by the first variable that is set, in the order of
-    /// [`CacheVariables`]. `None` if none is. Variables inside the values are not expanded.
+    /// The directory that the hub's own tools would use, by the first variable that is set, in the
+    /// order of [`CacheVariables`]. `None` if none is. Variables inside the values are not
+    /// expanded.
     #[must_use]
     pub fn locate(variables: &CacheVariables) -> Option<PathBuf> {
         let home = variables.home.as_ref().filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -72,13 +74,14 @@ impl HubCache {
             .or_else(|| Some(home.as_ref()?.join(".cache/huggingface/hub")))
     }
 
-    /// The directory of `org/name`, `name`, `org/name@revision` or `name@revision`. A revision is a branch or
-    /// tag that was downloaded under that name, or a whole commit.
+    /// The directory of `org/name`, `name`, `org/name@revision` or `name@revision`. A revision is a
+    /// branch or tag that was downloaded under that name, or a whole commit.
     ///
     /// # Errors
-    /// [`CheckpointError::InvalidRepository`] and [`CheckpointError::UnsafeName`] for text that is no name,
-    /// [`CheckpointError::NotCached`] if the revision is not there, and what is missing if it is there in
-    /// part: the blob that a link leads to, or the shards that an index lists.
+    /// [`CheckpointError::InvalidRepository`] and [`CheckpointError::UnsafeName`] for text that is
+    /// no name, [`CheckpointError::NotCached`] if the revision is not there, and what is
+    /// missing if it is there in part: the blob that a link leads to, or the shards that an
+    /// index lists.
     pub fn resolve(&self, name: &str) -> Result<PathBuf, CheckpointError> {
         let (repository, revision) = name.split_once('@').unwrap_or((name, DEFAULT_REVISION));
         check_repository(repository)

@@ -1,7 +1,8 @@
 //! Which file exactly was checked: so that a later read can prove it is still the same.
 //!
-//! Also the one place where a path from outside is opened: nothing that is not a regular file gets past
-//! it, and nothing makes it wait. The checks of this stage and the readers of a later one both use it.
+//! Also the one place where a path from outside is opened: nothing that is not a regular file gets
+//! past it, and nothing makes it wait. The checks of this stage and the readers of a later one both
+//! use it.
 
 use std::fmt;
 use std::fs::{File, FileType, Metadata};
@@ -28,7 +29,8 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// The state of an open file, from `fstat`: what the descriptor refers to, whatever its path means by now.
+    /// The state of an open file, from `fstat`: what the descriptor refers to, whatever its path
+    /// means by now.
     ///
     /// # Errors
     /// What the system says if it cannot tell.
@@ -112,7 +114,8 @@ impl fmt::Display for FileKind {
     }
 }
 
-/// Why a file was not opened. It carries no path: each stage puts this into its own error, with the path.
+/// Why a file was not opened. It carries no path: each stage puts this into its own error, with the
+/// path.
 #[derive(Debug)]
 pub(crate) enum OpenFault {
     /// The system refused.
@@ -123,9 +126,9 @@ pub(crate) enum OpenFault {
 
 /// Opens a regular file for reading and says which one it is.
 ///
-/// Never waits: `O_NONBLOCK` keeps the open of a pipe without a writer from hanging, and `fstat` on the
-/// descriptor (not a `stat` of the path before, which could be outrun) tells what was opened. Symbolic links
-/// are followed.
+/// Never waits: `O_NONBLOCK` keeps the open of a pipe without a writer from hanging, and `fstat` on
+/// the descriptor (not a `stat` of the path before, which could be outrun) tells what was opened.
+/// Symbolic links are followed.
 pub(crate) fn open_regular(path: &Path) -> Result<(File, FileIdentity), OpenFault> {
     open_regular_with(path, OFlags::empty())
 }

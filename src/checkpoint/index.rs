@@ -5,8 +5,8 @@
 //! { tensor: file, ... }                                                             as accelerate writes it
 //! ```
 //!
-//! Only the text is read here: names are checked lexically, duplicates refused. Whether the shards hold what
-//! the map says is compared by the caller, both ways, once their headers are known.
+//! Only the text is read here: names are checked lexically, duplicates refused. Whether the shards
+//! hold what the map says is compared by the caller, both ways, once their headers are known.
 
 use std::path::Path;
 
@@ -22,8 +22,8 @@ use super::text_sort::sort_by_text;
 use crate::footprint::{Held, block_bytes, list_bytes};
 use crate::units::{ByteRange, to_u64};
 
-/// Files of one checkpoint, at most. The largest seen have a few hundred; a hostile index could list millions,
-/// and each costs a path and a system call.
+/// Files of one checkpoint, at most. The largest seen have a few hundred; a hostile index could
+/// list millions, and each costs a path and a system call.
 pub(super) const FILES_MAX: usize = 1 << 16;
 
 /// A checked `weight_map`, sorted by tensor.
@@ -130,7 +130,8 @@ struct Parser<'a, R> {
     has_weight_map: bool,
     /// The first key outside `weight_map` whose value is no text.
     other_key: Option<String>,
-    /// The first text outside `weight_map` that is no file name: fatal only if the map turns out to be flat.
+    /// The first text outside `weight_map` that is no file name: fatal only if the map turns out to
+    /// be flat.
     unsafe_name: Option<CheckpointError>,
 }
 

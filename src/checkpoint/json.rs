@@ -1,8 +1,9 @@
 //! A strict JSON reader that never holds the text: it pulls tokens out of a small, refilled buffer.
 //!
-//! The grammar is RFC 8259's, nothing more: UTF-8 without a byte order mark, no lone surrogates, no trailing
-//! commas, exactly one value. It is iterative (nesting costs a counter, not stack), linear in the text, and
-//! bounded by it. What the tokens mean is the caller's business: headers, indices and pipeline indices.
+//! The grammar is RFC 8259's, nothing more: UTF-8 without a byte order mark, no lone surrogates, no
+//! trailing commas, exactly one value. It is iterative (nesting costs a counter, not stack), linear
+//! in the text, and bounded by it. What the tokens mean is the caller's business: headers, indices
+//! and pipeline indices.
 
 use std::io::{self, Read};
 
@@ -158,8 +159,8 @@ impl<R: Read> JsonReader<R> {
         Ok(())
     }
 
-    /// Appends the next key of the open object to `key` and stops before its value; false when the object
-    /// has ended. `first` starts as true and is this function's own note.
+    /// Appends the next key of the open object to `key` and stops before its value; false when the
+    /// object has ended. `first` starts as true and is this function's own note.
     pub(super) fn next_key(&mut self, first: &mut bool, key: &mut String) -> Result<bool, JsonFault> {
         match self.peek_token()? {
             Some(b'}') => {

@@ -1,6 +1,8 @@
-//! The keys of the JSON objects that are open while a value is read over: finds those that stand twice.
+//! The keys of the JSON objects that are open while a value is read over: finds those that stand
+//! twice.
 //!
-//! Flat: one text and one list for all levels, so that a hostile value costs a small multiple of its length.
+//! Flat: one text and one list for all levels, so that a hostile value costs a small multiple of
+//! its length.
 
 use super::text_sort::sort_by_text;
 use crate::footprint::{Held, block_bytes};
@@ -57,8 +59,8 @@ impl OpenKeys {
         &mut self.text
     }
 
-    /// Takes what was appended to the text since the last key as a key of the innermost object. False if
-    /// there are more than 4 GiB of keys.
+    /// Takes what was appended to the text since the last key as a key of the innermost object.
+    /// False if there are more than 4 GiB of keys.
     #[must_use]
     pub(super) fn key_is_complete(&mut self) -> bool {
         let Some(level) = self.levels.last() else { return false };

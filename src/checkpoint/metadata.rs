@@ -59,8 +59,8 @@ impl FileMetadata {
         &mut self.text
     }
 
-    /// Takes what was appended since the last entry as a key that ends at `middle` and its value. `None` if
-    /// there are more than 4 GiB of text.
+    /// Takes what was appended since the last entry as a key that ends at `middle` and its value.
+    /// `None` if there are more than 4 GiB of text.
     pub(super) fn entry_is_complete(&mut self, middle: usize) -> Option<()> {
         let start = self.entries.last().map_or(0, |entry| entry.end);
         let (middle, end) = (u32::try_from(middle).ok()?, u32::try_from(self.text.len()).ok()?);

@@ -1,7 +1,7 @@
 //! Files on disk -> a checked description: tensors, dtypes, shapes, byte extents, shards.
 //!
-//! Only headers are read. After [`Checkpoint::open`] returned, every structural promise of the format has
-//! been checked for every shard; no tensor byte has been touched.
+//! Only headers are read. After [`Checkpoint::open`] returned, every structural promise of the
+//! format has been checked for every shard; no tensor byte has been touched.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -42,7 +42,8 @@ mod text_sort;
 use self::tensor::{TensorTable, text_bytes};
 use crate::units::{ByteRange, to_u64};
 
-/// A checked description of a checkpoint: what lies where in which file. Cheap to clone, `Send + Sync`.
+/// A checked description of a checkpoint: what lies where in which file. Cheap to clone, `Send +
+/// Sync`.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     inner: Arc<Inner>,
@@ -63,15 +64,16 @@ impl Checkpoint {
     /// - one safetensors file, whatever its name;
     /// - an index (a name that ends in `.json`): exactly the files it lists;
     /// - a directory with an index, with one file, with a numbered set or with several files;
-    /// - a directory with a `model_index.json`, or that file: a pipeline. Each component is such a directory,
-    ///   and its tensors are named `component/tensor`.
+    /// - a directory with a `model_index.json`, or that file: a pipeline. Each component is such a
+    ///   directory, and its tensors are named `component/tensor`.
     ///
-    /// Where a directory holds several copies, one is taken and [`Self::notes`] says which: an index before
-    /// `model.safetensors` before a numbered set before variants such as `model.fp16.safetensors`; without
-    /// a variant before with one. Sets are never mixed.
+    /// Where a directory holds several copies, one is taken and [`Self::notes`] says which: an
+    /// index before `model.safetensors` before a numbered set before variants such as
+    /// `model.fp16.safetensors`; without a variant before with one. Sets are never mixed.
     ///
     /// # Errors
-    /// [`CheckpointError`]. All problems of a set are found in one call, as far as that is sensible.
+    /// [`CheckpointError`]. All problems of a set are found in one call, as far as that is
+    /// sensible.
     ///
     /// # Example
     /// ```no_run
@@ -89,7 +91,8 @@ impl Checkpoint {
         OpenOptions::new().open(path)
     }
 
-    /// All tensors, sorted by shard, then by offset in the shard, then by name. `TensorId`s count in this order.
+    /// All tensors, sorted by shard, then by offset in the shard, then by name. `TensorId`s count
+    /// in this order.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorEntry<'_>> {
         self.inner.table.iter()
     }
@@ -171,13 +174,14 @@ impl Checkpoint {
         self.inner.table.heap_bytes() + shards + notes + to_u64(lists)
     }
 
-    /// The most host memory that opening held at once, in bytes: the description before what is left over was given back,
-    /// and what led to it. It is free again.
+    /// The most host memory that opening held at once, in bytes: the description before what is
+    /// left over was given back, and what led to it. It is free again.
     pub(crate) fn opening_bytes(&self) -> u64 {
         self.inner.opening_bytes
     }
 
-    /// Choices made while opening that a person should know: "index wins over model.safetensors", ...
+    /// Choices made while opening that a person should know: "index wins over model.safetensors",
+    /// ...
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.inner.notes

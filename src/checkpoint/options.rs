@@ -36,16 +36,16 @@ impl OpenOptions {
         Self::default()
     }
 
-    /// The longest header or index that is read, in bytes. Its description takes at most four times as much
-    /// memory.
+    /// The longest header or index that is read, in bytes. Its description takes at most four times
+    /// as much memory.
     #[must_use]
     pub fn header_bytes_max(mut self, bytes: u64) -> Self {
         self.header_bytes_max = bytes;
         self
     }
 
-    /// Lets tensors pass whose dtype the format does not name. Their bytes are [`DType::Opaque`]: the size
-    /// is what the offsets say, and nothing compares it with the shape.
+    /// Lets tensors pass whose dtype the format does not name. Their bytes are [`DType::Opaque`]:
+    /// the size is what the offsets say, and nothing compares it with the shape.
     ///
     /// [`DType::Opaque`]: super::DType::Opaque
     #[must_use]

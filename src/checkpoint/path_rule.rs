@@ -1,9 +1,10 @@
 //! The lexical rule for names that come out of a file and become part of a path.
 //!
-//! The string is checked, not where it leads: a symbolic link that lies on disk was put there by the owner
-//! of the disk (hub caches consist of them) and is followed.
+//! The string is checked, not where it leads: a symbolic link that lies on disk was put there by
+//! the owner of the disk (hub caches consist of them) and is followed.
 
-/// Checks a name that is to be joined to a directory and must stay in it. Returns it without leading `./`.
+/// Checks a name that is to be joined to a directory and must stay in it. Returns it without
+/// leading `./`.
 ///
 /// # Errors
 /// The rule that it breaks.

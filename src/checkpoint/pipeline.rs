@@ -4,8 +4,8 @@
 //! { "_class_name": "...", "unet": ["diffusers", "UNet2DConditionModel"], "safety_checker": [null, null], ... }
 //! ```
 //!
-//! A component is a key with a library and a class. Keys with `_`, null entries and plain settings are not.
-//! Whether a component has weights is not said here: tokenizers and schedulers have none.
+//! A component is a key with a library and a class. Keys with `_`, null entries and plain settings
+//! are not. Whether a component has weights is not said here: tokenizers and schedulers have none.
 
 use std::path::Path;
 
@@ -74,7 +74,8 @@ fn parse<R: std::io::Read>(path: &Path, json: &mut JsonReader<R>) -> Result<Vec<
     Ok(components)
 }
 
-/// Reads a value; true if it is a pair with at least one text in it and nothing but texts and nulls.
+/// Reads a value; true if it is a pair with at least one text in it and nothing but texts and
+/// nulls.
 fn is_component<R: std::io::Read>(json: &mut JsonReader<R>, keys: &mut OpenKeys) -> Result<bool, JsonFault> {
     if !json.next_is(b'[')? {
         json.skip_value(keys)?;

@@ -1,8 +1,8 @@
 //! A directory -> the files that make up the checkpoint in it.
 //!
-//! Directories hold several copies side by side: sharded and consolidated, in several precisions, for several
-//! libraries. One rule chooses, sets are never mixed, and every choice that left something out is a note.
-//! In this order:
+//! Directories hold several copies side by side: sharded and consolidated, in several precisions,
+//! for several libraries. One rule chooses, sets are never mixed, and every choice that left
+//! something out is a note. In this order:
 //!
 //! 1. `model_index.json`: a pipeline, one component per folder (see `pipeline.rs`);
 //! 2. an index, `*.safetensors.index*.json`;
@@ -11,8 +11,9 @@
 //! 5. a variant of 3, such as `model.fp16.safetensors`;
 //! 6. all `*.safetensors` files together.
 //!
-//! Where a rule fits several times: without a variant (`fp16` in `model.fp16...`) before with one, `model`
-//! before `diffusion_pytorch_model` before other names, then alphabetically. Hidden files do not count.
+//! Where a rule fits several times: without a variant (`fp16` in `model.fp16...`) before with one,
+//! `model` before `diffusion_pytorch_model` before other names, then alphabetically. Hidden files
+//! do not count.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -248,7 +249,8 @@ pub(super) fn not_read<'a>(
         .then(|| format!("{}: {chosen} wins; not read: {}{more}", directory.display(), shown.join(", ")))
 }
 
-/// A numbered set promises how many files it has; whether they count from 0 or from 1 it does not say.
+/// A numbered set promises how many files it has; whether they count from 0 or from 1 it does not
+/// say.
 fn check_complete(directory: &Path, chosen: Numbered<'_>, set: &[&Name]) -> Result<(), CheckpointError> {
     let mut numbers: Vec<u64> = Vec::with_capacity(set.len());
     for name in set {
@@ -275,7 +277,8 @@ fn check_complete(directory: &Path, chosen: Numbered<'_>, set: &[&Name]) -> Resu
     Err(CheckpointError::MissingShards { path, missing, missing_count, expected_count })
 }
 
-/// In a hub cache, `snapshots/REVISION` holds links to `blobs`, and a download under way is a blob of its own.
+/// In a hub cache, `snapshots/REVISION` holds links to `blobs`, and a download under way is a blob
+/// of its own.
 fn unfinished_download(directory: &Path) -> Option<PathBuf> {
     let snapshots = directory.parent().filter(|parent| parent.ends_with("snapshots"))?;
     let blobs = snapshots.parent()?.join("blobs");

@@ -1,7 +1,8 @@
 //! What lies at a path -> all its files, opened and compared with each other.
 //!
-//! A checkpoint has one part, a pipeline one per component. Files are opened one after the other, at most two
-//! at a time, however many there are. All problems of a set are collected before it is refused.
+//! A checkpoint has one part, a pipeline one per component. Files are opened one after the other,
+//! at most two at a time, however many there are. All problems of a set are collected before it is
+//! refused.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -70,7 +71,8 @@ struct Part {
     prefix: String,
     /// Files that no index lists.
     files: Vec<PathBuf>,
-    /// The index that lists the files, if one does. Their paths are made one at a time: an index of a MiB lists 65 536 of them.
+    /// The index that lists the files, if one does. Their paths are made one at a time: an index of
+    /// a MiB lists 65 536 of them.
     index: Option<(PathBuf, WeightMap)>,
 }
 

@@ -1,7 +1,8 @@
 //! The table of tensors: names, dtypes, shapes and extents in a few flat arrays.
 //!
-//! A checkpoint may have a million tensors, so nothing is allocated per tensor. The header parser appends to
-//! the arrays while it reads; [`TensorTable::seal_file`] then sorts and checks what one file added.
+//! A checkpoint may have a million tensors, so nothing is allocated per tensor. The header parser
+//! appends to the arrays while it reads; [`TensorTable::seal_file`] then sorts and checks what one
+//! file added.
 
 use std::path::PathBuf;
 
@@ -79,8 +80,8 @@ impl Shard {
     }
 }
 
-/// Memory of a text with a path in it, from above: in steps of 256 bytes, so that what a checkpoint needs, and with it
-/// every plan, is the same wherever the checkpoint lies.
+/// Memory of a text with a path in it, from above: in steps of 256 bytes, so that what a checkpoint
+/// needs, and with it every plan, is the same wherever the checkpoint lies.
 pub(super) fn text_bytes(len: usize) -> u64 {
     to_u64(len.next_multiple_of(256))
 }
@@ -169,7 +170,8 @@ pub(crate) struct TensorTable {
     by_name: Vec<u32>,
     /// The id after the last of each file.
     file_ends: Vec<u32>,
-    /// The most that was held beside the table while it was made: keys of unknown fields, free text, names that were sorted.
+    /// The most that was held beside the table while it was made: keys of unknown fields, free
+    /// text, names that were sorted.
     beside_bytes: u64,
 }
 
@@ -293,9 +295,9 @@ impl TensorTable {
         self.file_ends.truncate(mark.files);
     }
 
-    /// Takes all records since `mark` as one file whose data section lies at `data`: sorts them, checks that
-    /// they cover it exactly and that no name stands twice, and makes their offsets count from the start of
-    /// the file.
+    /// Takes all records since `mark` as one file whose data section lies at `data`: sorts them,
+    /// checks that they cover it exactly and that no name stands twice, and makes their offsets
+    /// count from the start of the file.
     pub(super) fn seal_file(&mut self, mark: Mark, data: ByteRange) -> Result<(), LayoutFault> {
         let file_end = u32::try_from(self.records.len()).map_err(|_| LayoutFault::TooMany)?;
         let names = &self.names;
@@ -347,7 +349,8 @@ impl TensorTable {
         }
     }
 
-    /// Merges the name indices of all files since `mark`. Afterwards [`Self::sorted_since`] is sorted.
+    /// Merges the name indices of all files since `mark`. Afterwards [`Self::sorted_since`] is
+    /// sorted.
     pub(super) fn merge_names(&mut self, mark: Mark) {
         if self.file_ends.len() > mark.files + 1 {
             let (records, names) = (&self.records, &self.names);

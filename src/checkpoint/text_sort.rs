@@ -1,7 +1,9 @@
-//! Sorts names. They share long beginnings (`model.layers.`), which a sort by comparison reads again for every pair.
+//! Sorts names. They share long beginnings (`model.layers.`), which a sort by comparison reads
+//! again for every pair.
 //!
-//! Here what all of a group agree on is skipped, then seven bytes at a time tell them apart. Linear in the text where comparing
-//! is not, whatever the names are: each byte is read a few times at most.
+//! Here what all of a group agree on is skipped, then seven bytes at a time tell them apart. Linear
+//! in the text where comparing is not, whatever the names are: each byte is read a few times at
+//! most.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -14,13 +16,15 @@ const WINDOW_BYTES: usize = 7;
 /// The last byte of a window's key where the text goes on behind the window.
 const GOES_ON: u8 = 8;
 
-/// How far is looked for what all agree on, at first. From there on by doubling: no more than twice what is found is read, or this.
+/// How far is looked for what all agree on, at first. From there on by doubling: no more than twice
+/// what is found is read, or this.
 const FIRST_LOOK_BYTES: usize = 64;
 
 /// So few are compared with each other.
 const FEW: usize = 16;
 
-/// So many are sorted at once, so that what is held meanwhile does not grow with a checkpoint of a million names.
+/// So many are sorted at once, so that what is held meanwhile does not grow with a checkpoint of a
+/// million names.
 const PART: usize = 1 << 16;
 
 /// What sorting found out.
@@ -55,8 +59,8 @@ pub(super) fn sort_by_text<'t, T: Copy>(items: &mut [T], text_of: impl Fn(T) -> 
     Sorted { held_bytes, duplicate }
 }
 
-/// Compares two texts while they are sorted. No sort can know that of two equal neighbours neither comes first unless it has
-/// compared some equal ones, so that if there are any, it is noted.
+/// Compares two texts while they are sorted. No sort can know that of two equal neighbours neither
+/// comes first unless it has compared some equal ones, so that if there are any, it is noted.
 fn noting_equals(left: &[u8], right: &[u8], has_equals: &mut bool) -> Ordering {
     let order = left.cmp(right);
     *has_equals |= order.is_eq();
@@ -105,7 +109,8 @@ fn sort_part<'t, T: Copy>(items: &mut [T], text_of: impl Fn(T) -> &'t [u8]) -> b
     has_equals
 }
 
-/// How many bytes all texts begin with alike. Of one that soon differs, the others are not read to their ends.
+/// How many bytes all texts begin with alike. Of one that soon differs, the others are not read to
+/// their ends.
 fn all_agree_len<'t>(texts: impl Iterator<Item = &'t [u8]> + Clone) -> usize {
     let Some(sample) = texts.clone().next() else { return 0 };
     let (mut agreed, mut look_bytes) = (0, FIRST_LOOK_BYTES);
@@ -120,8 +125,8 @@ fn all_agree_len<'t>(texts: impl Iterator<Item = &'t [u8]> + Clone) -> usize {
     }
 }
 
-/// A number that sorts as the first bytes of a text do. Its last byte is the length, as far as the window sees it: a text
-/// comes before the same with a zero behind it.
+/// A number that sorts as the first bytes of a text do. Its last byte is the length, as far as the
+/// window sees it: a text comes before the same with a zero behind it.
 fn window_key(text: &[u8]) -> u64 {
     let mut window = [0; WINDOW_BYTES + 1];
     match text.first_chunk() {

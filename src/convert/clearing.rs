@@ -1,11 +1,12 @@
-//! Makes room for a conversion that replaces another one: whatever the other one has made and this one does not replace goes.
+//! Makes room for a conversion that replaces another one: whatever the other one has made and this
+//! one does not replace goes.
 //!
 //! ```text
 //! indices --> files and side files of the other one --> sync --> its manifest --> sync --> its journals
 //! ```
 //!
-//! Manifest and journals say what the other one has made, so they go last: a run that is killed on the way is gone on with. Files that
-//! no conversion has made are left alone.
+//! Manifest and journals say what the other one has made, so they go last: a run that is killed on
+//! the way is gone on with. Files that no conversion has made are left alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 

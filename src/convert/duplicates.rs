@@ -1,11 +1,13 @@
 //! Finds tied weights: tensors that are stored twice and are one.
 //!
-//! Only what a model may tie is looked at: tensors outside every stack (embeddings, heads), of two dimensions or more, in one
-//! component, of one type and shape. They are one if all their bytes are equal, unless every element is the same: freshly
-//! initialised tensors are equal by chance. What belongs to a quantized weight, and a weight to which something belongs, is
-//! left alone: it makes sense only together.
+//! Only what a model may tie is looked at: tensors outside every stack (embeddings, heads), of two
+//! dimensions or more, in one component, of one type and shape. They are one if all their bytes are
+//! equal, unless every element is the same: freshly initialised tensors are equal by chance. What
+//! belongs to a quantized weight, and a weight to which something belongs, is left alone: it makes
+//! sense only together.
 //!
-//! Whether a loader ties them again, the configuration says. Where it says no, both copies are kept.
+//! Whether a loader ties them again, the configuration says. Where it says no, both copies are
+//! kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -35,8 +37,8 @@ pub(super) struct Duplicates {
     pub(super) notes: Vec<String>,
 }
 
-/// Finds them. Reads those tensors that may be tied, and nothing if there are none. `beside` is what else is held under the
-/// same budget.
+/// Finds them. Reads those tensors that may be tied, and nothing if there are none. `beside` is
+/// what else is held under the same budget.
 ///
 /// # Errors
 /// Those of a pass over files.
@@ -133,7 +135,8 @@ enum Ties {
     NotSaid,
 }
 
-/// What the configuration at `path` says, for the model or for its text part. Where they disagree: no.
+/// What the configuration at `path` says, for the model or for its text part. Where they disagree:
+/// no.
 fn ties(path: &Path) -> Ties {
     let Some(config) = read_config(path) else { return Ties::NotSaid };
     let said = [&config, &config["text_config"]].map(|part| part["tie_word_embeddings"].as_bool());

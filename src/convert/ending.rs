@@ -1,4 +1,5 @@
-//! The end of a conversion: when every file is there, side files, then indices, then the manifest. Then the journals go.
+//! The end of a conversion: when every file is there, side files, then indices, then the manifest.
+//! Then the journals go.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -23,7 +24,8 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// Ends the conversion.
 ///
 /// # Errors
-/// [`ConvertError::Incomplete`] if a file is missing, [`ConvertError::Locked`] if a part is being converted.
+/// [`ConvertError::Incomplete`] if a file is missing, [`ConvertError::Locked`] if a part is being
+/// converted.
 pub(super) fn end(
     prepared: &PreparedConversion,
     target: &TargetDirectory,
@@ -49,7 +51,8 @@ pub(super) fn end(
     tidy(target, locks)
 }
 
-/// Names weights that stand beside those of the conversion, which is there to replace files and not to remove what somebody else made.
+/// Names weights that stand beside those of the conversion, which is there to replace files and not
+/// to remove what somebody else made.
 fn note_strangers(
     prepared: &PreparedConversion,
     target: &TargetDirectory,
@@ -65,8 +68,8 @@ fn note_strangers(
     )))
 }
 
-/// Removes the journals of a conversion that is complete. A run that was interrupted at its very end may have left them.
-/// `locks` are those of its journals, or none.
+/// Removes the journals of a conversion that is complete. A run that was interrupted at its very
+/// end may have left them. `locks` are those of its journals, or none.
 pub(super) fn tidy(target: &TargetDirectory, locks: Vec<File>) -> Result<(), ConvertError> {
     journal::remove_all(target, locks)?;
     target.sync_folder_of(MANIFEST_NAME)
@@ -114,7 +117,8 @@ fn copy_side_files(
     Ok(records)
 }
 
-/// The index of a component, as other writers write it: names in order, two spaces. None for a single file.
+/// The index of a component, as other writers write it: names in order, two spaces. None for a
+/// single file.
 fn write_index(
     prepared: &PreparedConversion,
     target: &TargetDirectory,

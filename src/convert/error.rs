@@ -8,7 +8,8 @@ use crate::load::LoadError;
 use crate::plan::PlanError;
 use crate::units::HumanBytes;
 
-/// What can end a conversion. Files that were published by then stay, and the same call goes on behind them.
+/// What can end a conversion. Files that were published by then stay, and the same call goes on
+/// behind them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConvertError {

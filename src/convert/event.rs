@@ -4,7 +4,8 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConvertEvent<'a> {
-    /// Bytes of tensors that have been read, of all that this run has to read. Several times a second.
+    /// Bytes of tensors that have been read, of all that this run has to read. Several times a
+    /// second.
     Progress {
         /// So far.
         done_bytes: u64,

@@ -6,9 +6,10 @@
 //!                          -> names: NAME-00001-of-00027.safetensors, counted per component of a pipeline
 //! ```
 //!
-//! Within a layer, tensors keep the order in which they are loaded (that of the source's files), but wider elements come before
-//! narrower ones: then every tensor starts at a multiple of its element, which readers that map files need. It follows from names,
-//! types and shapes alone, so that every process that converts a part of a checkpoint comes to the same result.
+//! Within a layer, tensors keep the order in which they are loaded (that of the source's files),
+//! but wider elements come before narrower ones: then every tensor starts at a multiple of its
+//! element, which readers that map files need. It follows from names, types and shapes alone, so
+//! that every process that converts a part of a checkpoint comes to the same result.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -35,7 +36,8 @@ pub(super) struct FileShape {
     tensors: Range<usize>,
 }
 
-/// A folder of the target that is a checkpoint of its own: the target itself, or a component of a pipeline.
+/// A folder of the target that is a checkpoint of its own: the target itself, or a component of a
+/// pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Component {
     /// What its tensors' names, and the paths of its files, begin with: `component/`, or nothing.
@@ -186,7 +188,8 @@ impl Cutter<'_> {
         std::iter::once(base).chain(experts).collect()
     }
 
-    /// The sub-units of a layer that are experts: two or more of one list that have the same tensors, of the same shapes.
+    /// The sub-units of a layer that are experts: two or more of one list that have the same
+    /// tensors, of the same shapes.
     fn experts(&self, layer: &Layer) -> Vec<Vec<TensorId>> {
         let checkpoint = self.rules.checkpoint;
         let list_of = |prefix: &str| prefix.rsplit_once('.').map_or("", |(list, _)| list).to_owned();
@@ -274,7 +277,8 @@ impl Cutter<'_> {
         file.tensors.end = self.shapes.tensors.len();
     }
 
-    /// Sorts a file of several layers as a whole, if the end of one would leave the next one beside its alignment.
+    /// Sorts a file of several layers as a whole, if the end of one would leave the next one beside
+    /// its alignment.
     fn align(&mut self, index: usize) {
         let range = self.shapes.files[index].tensors.clone();
         let mut tensors = self.shapes.tensors[range.clone()].to_vec();

@@ -1,7 +1,7 @@
 //! The header of a safetensors file, written piece by piece so that its text is never held.
 //!
-//! Format: 8 bytes of length (little-endian), then so many bytes of JSON, then the tensors without gaps
-//! (<https://github.com/huggingface/safetensors#format>). The JSON may end in spaces: here in as many as bring the first tensor to a
+//! Format: 8 bytes of length (little-endian), then so many bytes of JSON, then the tensors without
+//! gaps (<https://github.com/huggingface/safetensors#format>). The JSON may end in spaces: here in as many as bring the first tensor to a
 //! multiple of 4096 bytes, which is what reading past the page cache and mapping want.
 
 use std::collections::BTreeMap;

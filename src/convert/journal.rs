@@ -1,4 +1,5 @@
-//! What earlier runs have done: a journal for each part, in a folder that goes when the target is complete.
+//! What earlier runs have done: a journal for each part, in a folder that goes when the target is
+//! complete.
 //!
 //! ```text
 //! TARGET/.onelayer-convert/part-1-of-8.journal      locked (flock) by the process that converts the part
@@ -8,9 +9,10 @@
 //! published  {name, modified}              hash      the file is durable and has its final name
 //! ```
 //!
-//! Fields are separated by tabs, which JSON never holds. Each line ends in a hash of itself, so that what a crash left half written
-//! counts as not written. The entry is the one that the manifest gets, byte by byte. Lines are read and written in pieces: a file may
-//! have a hundred thousand tensors.
+//! Fields are separated by tabs, which JSON never holds. Each line ends in a hash of itself, so
+//! that what a crash left half written counts as not written. The entry is the one that the
+//! manifest gets, byte by byte. Lines are read and written in pieces: a file may have a hundred
+//! thousand tensors.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -110,8 +112,8 @@ impl Records {
         self.part_counts.first().copied()
     }
 
-    /// Why this is another conversion than the one with that fingerprint in so many parts (or in as many as it is), if it is
-    /// one.
+    /// Why this is another conversion than the one with that fingerprint in so many parts (or in as
+    /// many as it is), if it is one.
     pub(super) fn differ_from(&self, fingerprint: &str, parts: Option<u32>) -> Option<String> {
         if self.fingerprints.iter().any(|found| found != fingerprint) {
             return Some("an unfinished conversion of another source, or with other options".to_owned());
@@ -207,7 +209,8 @@ struct Fields {
 }
 
 impl Fields {
-    /// Reads up to the end of the line. False at the end of the journal; a line without an end is no line.
+    /// Reads up to the end of the line. False at the end of the journal; a line without an end is
+    /// no line.
     fn read(&mut self, reader: &mut impl BufRead, offset_bytes: &mut u64) -> io::Result<bool> {
         self.open(*offset_bytes);
         loop {
@@ -284,8 +287,8 @@ impl Journal {
     /// Locks the journal of a part and writes down that the part is begun.
     ///
     /// # Errors
-    /// [`ConvertError::Locked`] if another process has it, [`ConvertError::OtherConversion`] if something else is converted into
-    /// this target.
+    /// [`ConvertError::Locked`] if another process has it, [`ConvertError::OtherConversion`] if
+    /// something else is converted into this target.
     pub(super) fn begin(
         target: &TargetDirectory,
         part: Part,
@@ -301,7 +304,8 @@ impl Journal {
         journal.append("begun", &Begun { fingerprint: fingerprint.to_owned(), process })?;
         journal.sync()?;
         target.sync_folder_of(&journal.path)?;
-        // Somebody may have begun another part of something else at the same moment; whoever looks last sees both.
+        // Somebody may have begun another part of something else at the same moment; whoever looks last
+        // sees both.
         journal.check_alone(part, fingerprint, is_new)?;
         Ok(journal)
     }
@@ -322,7 +326,8 @@ impl Journal {
         Ok(metadata.len())
     }
 
-    /// Writes down that all bytes of a file are under its unfinished name. `entry` writes what the manifest gets.
+    /// Writes down that all bytes of a file are under its unfinished name. `entry` writes what the
+    /// manifest gets.
     pub(super) fn written(
         &mut self,
         name: &str,
@@ -410,7 +415,8 @@ impl<W: Write> Write for Hashed<W> {
     }
 }
 
-/// Locks every journal that there is, so that nobody works on any part. The locks go with what is returned.
+/// Locks every journal that there is, so that nobody works on any part. The locks go with what is
+/// returned.
 ///
 /// # Errors
 /// [`ConvertError::Locked`] if somebody does.
@@ -423,7 +429,8 @@ pub(super) fn remove_all(target: &TargetDirectory, locks: Vec<File>) -> Result<(
     for name in target.names_in(WORK_FOLDER)? {
         target.remove(&format!("{WORK_FOLDER}/{name}"))?;
     }
-    // On network file systems, a file that is open when it is removed stays in its folder under another name until it is closed.
+    // On network file systems, a file that is open when it is removed stays in its folder under another
+    // name until it is closed.
     drop(locks);
     target.remove_folder(WORK_FOLDER)
 }
@@ -448,8 +455,8 @@ fn journals(target: &TargetDirectory) -> Result<Vec<(String, Part)>, ConvertErro
     Ok(names.iter().filter_map(|name| Some((format!("{WORK_FOLDER}/{name}"), part_of(name)?))).collect())
 }
 
-/// True for a name that a conversion may give to a file of tensors. The hash of a line is no secret, and what is listed may be
-/// replaced and removed: nothing else is.
+/// True for a name that a conversion may give to a file of tensors. The hash of a line is no
+/// secret, and what is listed may be replaced and removed: nothing else is.
 pub(super) fn is_file_of_tensors(name: &str) -> bool {
     /// Bytes of one part of a path that systems take.
     const PART_BYTES_MAX: usize = 255;
@@ -464,7 +471,8 @@ fn journal_path(part: Part) -> String {
 fn lock(target: &TargetDirectory, path: &str) -> Result<File, ConvertError> {
     let file = target.open_appending(path)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        // Whoever ended the conversion between the opening and the locking has removed it: a lock on it would keep nobody out.
+        // Whoever ended the conversion between the opening and the locking has removed it: a lock on it would
+        // keep nobody out.
         Ok(()) if rustix::fs::fstat(&file).is_ok_and(|stat| stat.st_nlink == 0) => {
             let process = "that has just ended; run the command again".to_owned();
             Err(ConvertError::Locked { path: target.path().to_owned(), process })

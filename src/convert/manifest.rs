@@ -16,13 +16,15 @@ pub struct Manifest {
     pub schema: String,
     /// Name and version of what wrote it.
     pub tool: String,
-    /// Tells conversions apart: a hash of the source's identity and of everything that decides about the files.
+    /// Tells conversions apart: a hash of the source's identity and of everything that decides
+    /// about the files.
     pub fingerprint: String,
     /// What it was made of.
     pub source: ManifestSource,
     /// The options, as a person gave them.
     pub options: Vec<String>,
-    /// Tensors that are left out because another one has the same bytes: their names, and that of the one that is kept.
+    /// Tensors that are left out because another one has the same bytes: their names, and that of
+    /// the one that is kept.
     pub aliases: Vec<Alias>,
     /// Names of tensors that were not selected.
     pub left_out: Vec<String>,

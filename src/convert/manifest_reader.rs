@@ -1,7 +1,8 @@
 //! Reads a manifest piece by piece: a large one need not be in memory.
 //!
-//! A manifest is text that anybody may have written. Names in it become paths, so they are checked like those of an index;
-//! hashes are what they should be, or the manifest is refused with the place of the fault.
+//! A manifest is text that anybody may have written. Names in it become paths, so they are checked
+//! like those of an index; hashes are what they should be, or the manifest is refused with the
+//! place of the fault.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -27,8 +28,8 @@ impl Manifest {
     /// Reads a manifest.
     ///
     /// # Errors
-    /// [`ConvertError::Read`] if there is none, [`ConvertError::BadManifest`] with line and column if it is not one of this
-    /// version, or names files outside its directory.
+    /// [`ConvertError::Read`] if there is none, [`ConvertError::BadManifest`] with line and column
+    /// if it is not one of this version, or names files outside its directory.
     pub fn read(path: &Path) -> Result<Self, ConvertError> {
         let mut files: Vec<ManifestFile> = Vec::new();
         let opened = OpenManifest::open(path)?.ok_or_else(|| {
@@ -86,7 +87,8 @@ impl<'a> OpenManifest<'a> {
         }
     }
 
-    /// Reads it. `on_entry` gets files and their tensors one by one, in their order, and before a fault behind them is known.
+    /// Reads it. `on_entry` gets files and their tensors one by one, in their order, and before a
+    /// fault behind them is known.
     ///
     /// # Errors
     /// [`ConvertError::Read`], [`ConvertError::BadManifest`].
@@ -223,7 +225,8 @@ impl<'de> Visitor<'de> for Files<'_> {
     }
 }
 
-/// Reads the entry of one file. What is said about itself stands before its tensors: they are too many to be kept until then.
+/// Reads the entry of one file. What is said about itself stands before its tensors: they are too
+/// many to be kept until then.
 struct OneFile<'a> {
     on_entry: OnEntry<'a>,
     names: &'a mut Names,

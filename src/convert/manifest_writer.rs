@@ -1,7 +1,7 @@
 //! Writes a manifest piece by piece: what was made so far need not be in memory.
 //!
-//! The text is JSON that a person can read and compare: keys in a fixed order, a line for each tensor. Entries of files come
-//! as JSON that was written when each was made (a journal).
+//! The text is JSON that a person can read and compare: keys in a fixed order, a line for each
+//! tensor. Entries of files come as JSON that was written when each was made (a journal).
 //!
 //! The conversion writes it last, into a file of a temporary name.
 
@@ -59,8 +59,8 @@ impl<W: Write> ManifestWriter<W> {
         Ok(Self { out, has_files: false })
     }
 
-    /// Adds the entry of a file, a [`ManifestFile`](super::ManifestFile) that was written as JSON before, without white space
-    /// between its parts.
+    /// Adds the entry of a file, a [`ManifestFile`](super::ManifestFile) that was written as JSON
+    /// before, without white space between its parts.
     ///
     /// # Errors
     /// Those of the output and of `json`; [`io::ErrorKind::InvalidData`] if it is no whole object.
@@ -105,7 +105,8 @@ fn lines<T: Serialize>(mut out: impl Write, before: &str, behind: &str, elements
 /// The depth of a tensor: in the object of a file, in its array.
 const TENSOR_DEPTH: u32 = 3;
 
-/// Passes the JSON of a file on, and breaks the line before each of its tensors and behind the last.
+/// Passes the JSON of a file on, and breaks the line before each of its tensors and behind the
+/// last.
 struct TensorLines<W> {
     out: W,
     /// Objects and arrays that are open.

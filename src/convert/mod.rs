@@ -1,7 +1,8 @@
 //! The same reads as a load, written to per-layer files instead of a device.
 //!
-//! A [`Conversion`] holds the settings. [`Conversion::prepare`] opens the source, decides which tensor goes to which file and
-//! checks the target without writing anything; the [`PreparedConversion`] can be shown, and run.
+//! A [`Conversion`] holds the settings. [`Conversion::prepare`] opens the source, decides which
+//! tensor goes to which file and checks the target without writing anything; the
+//! [`PreparedConversion`] can be shown, and run.
 
 mod clearing;
 mod digest;

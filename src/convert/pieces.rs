@@ -1,4 +1,5 @@
-//! A small file, read to its end in pieces, by whoever copies or hashes it. It has to stand still meanwhile.
+//! A small file, read to its end in pieces, by whoever copies or hashes it. It has to stand still
+//! meanwhile.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -28,8 +29,8 @@ pub(super) enum PieceFault<E> {
     Consumer(E),
 }
 
-/// Reads a regular file to its end, 64 KiB at a time, and drops it from the page cache behind the cursor if it is large.
-/// Returns its length.
+/// Reads a regular file to its end, 64 KiB at a time, and drops it from the page cache behind the
+/// cursor if it is large. Returns its length.
 pub(super) fn read_pieces<E>(
     path: &Path,
     mut consume: impl FnMut(&[u8]) -> Result<(), E>,

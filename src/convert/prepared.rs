@@ -51,7 +51,8 @@ pub struct ConvertCancel {
 }
 
 impl ConvertCancel {
-    /// Cancels the conversion: it ends with [`LoadError::Cancelled`](crate::LoadError::Cancelled). Finished files stay.
+    /// Cancels the conversion: it ends with [`LoadError::Cancelled`](crate::LoadError::Cancelled).
+    /// Finished files stay.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Release);
         if let Some(load) = &*self.load.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -136,8 +137,9 @@ impl PreparedConversion {
         self.side_files.files.iter().map(|file| (file.name.clone(), file.bytes)).collect()
     }
 
-    /// Tied weights that are left out: the name of each, and of the one that is kept. They are tensors outside every stack, of two
-    /// dimensions or more, whose bytes are those of another one.
+    /// Tied weights that are left out: the name of each, and of the one that is kept. They are
+    /// tensors outside every stack, of two dimensions or more, whose bytes are those of another
+    /// one.
     #[must_use]
     pub fn duplicates(&self) -> Vec<(String, String)> {
         let name = |id| self.scope.checkpoint.tensor(id).name.to_owned();
@@ -162,13 +164,15 @@ impl PreparedConversion {
         self.state.is_complete
     }
 
-    /// Bytes that this run has to write, from above: files of its part that are not done, side files, index and manifest.
+    /// Bytes that this run has to write, from above: files of its part that are not done, side
+    /// files, index and manifest.
     #[must_use]
     pub fn needed_bytes(&self) -> u64 {
         self.needed_bytes
     }
 
-    /// Bytes that are free in the target's file system, once what an interrupted run has left unfinished is gone.
+    /// Bytes that are free in the target's file system, once what an interrupted run has left
+    /// unfinished is gone.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         self.state.free_bytes.saturating_add(self.state.partial_bytes)
@@ -180,8 +184,8 @@ impl PreparedConversion {
         self.cancel.clone()
     }
 
-    /// Converts. Of a part, only its files are made, and [`Self::finish`] is left to be called; else the target is complete
-    /// when this returns.
+    /// Converts. Of a part, only its files are made, and [`Self::finish`] is left to be called;
+    /// else the target is complete when this returns.
     ///
     /// # Errors
     /// [`ConvertError`]. Files that are published stay.
@@ -192,7 +196,8 @@ impl PreparedConversion {
     /// Checks that every file of every part is there, and writes side files, index and manifest.
     ///
     /// # Errors
-    /// [`ConvertError::Incomplete`] if parts are missing, [`ConvertError::Locked`] if one is being converted.
+    /// [`ConvertError::Incomplete`] if parts are missing, [`ConvertError::Locked`] if one is being
+    /// converted.
     pub fn finish(self) -> Result<ConvertReport, ConvertError> {
         run::finish(self)
     }

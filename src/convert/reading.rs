@@ -1,14 +1,15 @@
 //! Hashes what lies in the files of a checkpoint: read once, in file order, within a budget.
 //!
-//! The reads are those of a load that keeps nothing: the same plan, sources and ring, past the page cache where the file system
-//! allows it.
+//! The reads are those of a load that keeps nothing: the same plan, sources and ring, past the page
+//! cache where the file system allows it.
 //!
 //! ```text
 //! files  -> plan (a group for each) -> reads, put in order -> hash of the file: header, then data   -> Seen::File
 //!                                                         \-> hash of each tensor                   -> Seen::Tensor
 //! ```
 //!
-//! Verification hashes files; the comparison with a source, and the search for duplicates, hash a choice of tensors.
+//! Verification hashes files; the comparison with a source, and the search for duplicates, hash a
+//! choice of tensors.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -83,7 +84,8 @@ impl HashPass<'_> {
     /// Hashes every file, and every tensor in it. Each file is told behind its tensors.
     ///
     /// # Errors
-    /// [`ConvertError::Plan`], mostly for a budget that is too small; [`ConvertError::Load`] for files that cannot be read.
+    /// [`ConvertError::Plan`], mostly for a budget that is too small; [`ConvertError::Load`] for
+    /// files that cannot be read.
     pub(super) fn files(
         self,
         with_sha256: bool,
@@ -240,7 +242,8 @@ fn groups(
     groups
 }
 
-/// Takes what comes out of a stream until it ends. `results` is where the hashes of layers go, if they come with those.
+/// Takes what comes out of a stream until it ends. `results` is where the hashes of layers go, if
+/// they come with those.
 fn watch(
     mut stream: LayerStream,
     results: Option<Sender<Seen>>,

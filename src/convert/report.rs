@@ -57,8 +57,8 @@ pub struct ConvertReport {
     pub fallbacks: Vec<Fallback>,
     /// What a person should know.
     pub notes: Vec<String>,
-    /// What quantising has lost, with the names of the tensors, of the files that were written. Nothing is known of files that an earlier run had
-    /// written.
+    /// What quantising has lost, with the names of the tensors, of the files that were written.
+    /// Nothing is known of files that an earlier run had written.
     pub quantisation: Vec<(String, QuantisationError)>,
     /// What the verification found, if one was asked for.
     pub verification: Option<VerifyReport>,

@@ -1,12 +1,14 @@
-//! Carries a conversion out: recover what an earlier run has left, write the files, publish them one by one, end.
+//! Carries a conversion out: recover what an earlier run has left, write the files, publish them
+//! one by one, end.
 //!
 //! ```text
 //! load (readers, packer, writers) --> whole, unfinished name --> journal: written --> the next file may begin
 //!                                                           \--> fsync, rename, fsync the folder --> journal: published
 //! ```
 //!
-//! One file is written at a time, and the one before it is being published meanwhile. So whenever a run is killed, there is at most one
-//! whose bytes are not all there; the one before it only has to be hashed.
+//! One file is written at a time, and the one before it is being published meanwhile. So whenever a
+//! run is killed, there is at most one whose bytes are not all there; the one before it only has to
+//! be hashed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -58,7 +60,8 @@ pub(super) fn convert(mut prepared: PreparedConversion) -> Result<ConvertReport,
     }
     let part = prepared.settings.part.or_else(|| Part::new(1, 1)).expect("there is a first part of one");
     let journal = Journal::begin(&target, part, &prepared.scope.fingerprint)?;
-    // Another run may have ended since this one was prepared. From here on, nobody else works on this part.
+    // Another run may have ended since this one was prepared. From here on, nobody else works on this
+    // part.
     prepared.look_again()?;
     if prepared.state.is_complete {
         drop(journal);
@@ -157,7 +160,8 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Publishes what an earlier run had written, and returns the files that are left to be written.
+    /// Publishes what an earlier run had written, and returns the files that are left to be
+    /// written.
     fn recover(&mut self) -> Result<Vec<usize>, ConvertError> {
         let prepared = self.prepared;
         let mut todo = Vec::new();
@@ -180,7 +184,8 @@ impl Run<'_> {
         Ok(todo)
     }
 
-    /// True if the file has the bytes that an earlier run wrote, under its final name or its unfinished one; then it is published.
+    /// True if the file has the bytes that an earlier run wrote, under its final name or its
+    /// unfinished one; then it is published.
     fn publish_if_right(&mut self, name: &str, expected_bytes: u64) -> Result<bool, ConvertError> {
         let Some(record) = self.prepared.state.records.find(name) else { return Ok(false) };
         if let Some(Found::File { len_bytes, modified_ns, .. }) = self.target.find(name)?
@@ -338,7 +343,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Gives back what reading through the page cache has left there of a file's source: it would be charged to the container.
+    /// Gives back what reading through the page cache has left there of a file's source: it would
+    /// be charged to the container.
     fn drop_source_pages(&self, stream: &LayerStream, planned: &PlannedLayer) {
         let (plan, checkpoint) = (stream.plan(), &self.prepared.scope.checkpoint);
         let fallbacks = stream.report().fallbacks;

@@ -1,5 +1,6 @@
-//! Everything that follows from the source's headers and the settings alone: what is converted, into which files, and a fingerprint
-//! of both. Every process that converts a part comes to the same.
+//! Everything that follows from the source's headers and the settings alone: what is converted,
+//! into which files, and a fingerprint of both. Every process that converts a part comes to the
+//! same.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -155,7 +156,8 @@ impl Scope {
     fn terms(&self, files: &[usize]) -> Vec<MemoryTerm> {
         /// Journals, index and manifest pass through buffers.
         const TEXT_BYTES: u64 = 256 << 10;
-        /// What is known about a file, from above: its shape, its record, its state, its name in each of them.
+        /// What is known about a file, from above: its shape, its record, its state, its name in
+        /// each of them.
         const FILE_BYTES: u64 = 768;
         /// A tensor in the list that an index is sorted from.
         const TENSOR_BYTES: u64 = 16;
@@ -235,8 +237,8 @@ impl Scope {
         (0..files.len()).filter(|&file| files[file]).collect()
     }
 
-    /// The plan of all files, with the largest buffers that leave room for everything else: what works with one budget works with
-    /// every larger one.
+    /// The plan of all files, with the largest buffers that leave room for everything else: what
+    /// works with one budget works with every larger one.
     fn plan_all(&mut self, settings: &Conversion, all: &[usize]) -> Result<LoadPlan, ConvertError> {
         loop {
             match (self.plan(settings, all), self.buffers.halved()) {
@@ -370,7 +372,8 @@ fn transforms(
     }
 }
 
-/// The free text of a component's headers: that of all its files in the source. Where they disagree, the first one counts.
+/// The free text of a component's headers: that of all its files in the source. Where they
+/// disagree, the first one counts.
 fn metadata(
     checkpoint: &Checkpoint,
     component: &Component,

@@ -15,7 +15,8 @@ use crate::plan::{FloatType, IoMode, Quantisation, QuantiseChoice};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Grouping {
-    /// A file for each layer. With [`Conversion::max_shard_bytes`], as many neighbouring layers as fit share one.
+    /// A file for each layer. With [`Conversion::max_shard_bytes`], as many neighbouring layers as
+    /// fit share one.
     #[default]
     PerLayer,
     /// One file, or with [`Conversion::max_shard_bytes`] files that are filled tensor by tensor.
@@ -39,7 +40,8 @@ pub enum Experts {
 pub enum Casting {
     /// It keeps its type.
     Keep,
-    /// It becomes this type, whatever number type it has: integers, 8-bit floats and parts of quantized weights too.
+    /// It becomes this type, whatever number type it has: integers, 8-bit floats and parts of
+    /// quantized weights too.
     To(FloatType),
 }
 
@@ -47,7 +49,8 @@ pub enum Casting {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KernelCopy {
-    /// Where it serves: blocks are shared where the file system can, and a server copies what it holds itself.
+    /// Where it serves: blocks are shared where the file system can, and a server copies what it
+    /// holds itself.
     #[default]
     Auto,
     /// Every byte is written.
@@ -184,8 +187,8 @@ impl Conversion {
         self
     }
 
-    /// Threads that read, at most 64, and as many that write, at most 4; zero counts as one. By default what the disk and the machine
-    /// can use. What is written does not depend on it.
+    /// Threads that read, at most 64, and as many that write, at most 4; zero counts as one. By
+    /// default what the disk and the machine can use. What is written does not depend on it.
     pub fn jobs(mut self, threads: u32) -> Self {
         self.jobs = Some(threads.max(1));
         self
@@ -209,7 +212,8 @@ impl Conversion {
         self
     }
 
-    /// Most bytes of tensors in a file; a single tensor may have more. Layers that do not fit are cut between tensors.
+    /// Most bytes of tensors in a file; a single tensor may have more. Layers that do not fit are
+    /// cut between tensors.
     pub fn max_shard_bytes(mut self, bytes: u64) -> Self {
         self.max_shard_bytes = Some(bytes);
         self
@@ -221,23 +225,27 @@ impl Conversion {
         self
     }
 
-    /// Casts plain floats (`F64`, `F32`, `F16`, `BF16`) to this type, rounded once, to nearest even. Integers, 8-bit floats and
-    /// whatever belongs to a quantized weight keep their type unless [`Self::dtype_rule`] names them.
+    /// Casts plain floats (`F64`, `F32`, `F16`, `BF16`) to this type, rounded once, to nearest
+    /// even. Integers, 8-bit floats and whatever belongs to a quantized weight keep their type
+    /// unless [`Self::dtype_rule`] names them.
     pub fn dtype(mut self, dtype: FloatType) -> Self {
         self.dtype = Some(dtype);
         self
     }
 
-    /// Quantises weights, row by row, as [`LoaderBuilder::quantise`](crate::LoaderBuilder::quantise) does on the way to a device. Values keep the
-    /// name of their weight; their scales are written under it and [`SCALE_SUFFIX`](crate::plan::SCALE_SUFFIX), into the same file. Whatever
-    /// is not quantised follows [`Self::dtype`], and what [`Self::dtype_rule`] decides about is not quantised. Such weights are read
-    /// twice, for their scales and for their values.
+    /// Quantises weights, row by row, as
+    /// [`LoaderBuilder::quantise`](crate::LoaderBuilder::quantise) does on the way to a device.
+    /// Values keep the name of their weight; their scales are written under it and
+    /// [`SCALE_SUFFIX`](crate::plan::SCALE_SUFFIX), into the same file. Whatever
+    /// is not quantised follows [`Self::dtype`], and what [`Self::dtype_rule`] decides about is not
+    /// quantised. Such weights are read twice, for their scales and for their values.
     pub fn quantise(mut self, form: Quantisation) -> Self {
         self.quantise = Some(form);
         self
     }
 
-    /// Says which tensors [`Self::quantise`] is about, in the place of the rule about layers and names.
+    /// Says which tensors [`Self::quantise`] is about, in the place of the rule about layers and
+    /// names.
     pub fn quantise_only(
         mut self,
         choose: impl Fn(&TensorEntry<'_>) -> bool + Send + Sync + 'static,
@@ -246,7 +254,8 @@ impl Conversion {
         self
     }
 
-    /// Says for single tensors what becomes of their type; where it says `None`, [`Self::dtype`] decides.
+    /// Says for single tensors what becomes of their type; where it says `None`, [`Self::dtype`]
+    /// decides.
     pub fn dtype_rule(
         mut self,
         rule: impl Fn(&TensorEntry<'_>) -> Option<Casting> + Send + Sync + 'static,
@@ -255,7 +264,8 @@ impl Conversion {
         self
     }
 
-    /// Converts only tensors for which `select` says yes. It gets the tensor and the layer that holds it.
+    /// Converts only tensors for which `select` says yes. It gets the tensor and the layer that
+    /// holds it.
     pub fn select(
         mut self,
         select: impl Fn(&TensorEntry<'_>, &LayerId) -> bool + Send + Sync + 'static,
@@ -282,8 +292,9 @@ impl Conversion {
         self
     }
 
-    /// Replaces files in the target that another conversion, or somebody else, has put there. Whatever another conversion has made goes;
-    /// other files go only if their names are needed. A target that is complete is left as it is.
+    /// Replaces files in the target that another conversion, or somebody else, has put there.
+    /// Whatever another conversion has made goes; other files go only if their names are
+    /// needed. A target that is complete is left as it is.
     pub fn overwrite(mut self, overwrite: bool) -> Self {
         self.overwrite = overwrite;
         self
@@ -307,8 +318,9 @@ impl Conversion {
         self
     }
 
-    /// Is told what happens, from the thread that runs the conversion. [`ConvertEvent::Progress`] comes from a thread of its own, maybe
-    /// at the same time as another event. What the observer holds up, the conversion waits for.
+    /// Is told what happens, from the thread that runs the conversion. [`ConvertEvent::Progress`]
+    /// comes from a thread of its own, maybe at the same time as another event. What the
+    /// observer holds up, the conversion waits for.
     pub fn observe(mut self, observer: impl Fn(&ConvertEvent<'_>) + Send + Sync + 'static) -> Self {
         self.observer = Some(Arc::new(observer));
         self
@@ -317,7 +329,8 @@ impl Conversion {
     /// Opens the source, decides what goes where, and checks the target. Writes nothing.
     ///
     /// # Errors
-    /// [`ConvertError`], all of them before a tensor byte is read, unless [`Self::drop_duplicates`] has to compare some.
+    /// [`ConvertError`], all of them before a tensor byte is read, unless [`Self::drop_duplicates`]
+    /// has to compare some.
     pub fn prepare(
         self,
         source: impl AsRef<Path>,

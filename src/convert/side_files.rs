@@ -1,9 +1,11 @@
-//! What lies beside the weights: configuration, tokenizer, code, chat template. Listed, and copied as it is.
+//! What lies beside the weights: configuration, tokenizer, code, chat template. Listed, and copied
+//! as it is.
 //!
-//! Everything is a side file that is not weights, not hidden, and not made by a conversion. Folders are searched too, a few
-//! levels deep, so that the parts of a pipeline keep their configurations; folders that hold only weights vanish. Symbolic
-//! links to files are followed, since the hub's caches consist of them; those to folders are not, since they may lead
-//! anywhere. Nothing is opened that could make the search wait.
+//! Everything is a side file that is not weights, not hidden, and not made by a conversion. Folders
+//! are searched too, a few levels deep, so that the parts of a pipeline keep their configurations;
+//! folders that hold only weights vanish. Symbolic links to files are followed, since the hub's
+//! caches consist of them; those to folders are not, since they may lead anywhere. Nothing is
+//! opened that could make the search wait.
 //!
 //! The conversion lists when it is prepared, and copies before it writes its index.
 
@@ -73,11 +75,13 @@ pub(super) struct SideFiles {
 }
 
 impl SideFiles {
-    /// The side files of what lies at `source`, which was opened as `checkpoint`: of that directory, or of the one in which that index lies. A single file of
-    /// tensors has none. What is in `target` is left out if it lies inside the source.
+    /// The side files of what lies at `source`, which was opened as `checkpoint`: of that
+    /// directory, or of the one in which that index lies. A single file of tensors has none.
+    /// What is in `target` is left out if it lies inside the source.
     ///
     /// # Errors
-    /// [`ConvertError::Read`] for a folder that cannot be listed, [`ConvertError::TooManySideFiles`].
+    /// [`ConvertError::Read`] for a folder that cannot be listed,
+    /// [`ConvertError::TooManySideFiles`].
     pub(super) fn list(source: &Path, target: &Path, checkpoint: &Checkpoint) -> Result<Self, ConvertError> {
         let Some(root) = directory_of(source) else { return Ok(Self::default()) };
         let mut search = Search {
@@ -279,7 +283,8 @@ impl SideFile {
     /// Copies the file to `out`, whose path `out_path` is for errors. Holds 64 KiB.
     ///
     /// # Errors
-    /// [`ConvertError::Read`], [`ConvertError::Write`], and [`CheckpointError::FileChanged`] if the file changed meanwhile.
+    /// [`ConvertError::Read`], [`ConvertError::Write`], and [`CheckpointError::FileChanged`] if the
+    /// file changed meanwhile.
     pub(super) fn copy_to(
         &self,
         out: &mut impl Write,

@@ -1,8 +1,9 @@
 //! What belongs to the source is not replaced or removed, wherever its names stand.
 //!
-//! A source may be reached through links, lie inside of the target, or share a folder with it by a mount. So not paths are compared but places:
-//! the folder that a name is really in, and the name. Of a link, its own place counts and those that it leads through. Two names of one
-//! file (hard links) are two places: one may go, and the source is still there.
+//! A source may be reached through links, lie inside of the target, or share a folder with it by a
+//! mount. So not paths are compared but places: the folder that a name is really in, and the name.
+//! Of a link, its own place counts and those that it leads through. Two names of one file (hard
+//! links) are two places: one may go, and the source is still there.
 //!
 //! The conversion asks before it writes, and before it removes what another conversion has left.
 

@@ -1,4 +1,5 @@
-//! What stands in the target already: nothing, a part of this conversion, all of it, or something that is not ours.
+//! What stands in the target already: nothing, a part of this conversion, all of it, or something
+//! that is not ours.
 
 use std::collections::BTreeSet;
 use std::fs::Metadata;
@@ -52,7 +53,8 @@ impl TargetState {
     /// Looks at the target; changes nothing.
     ///
     /// # Errors
-    /// [`ConvertError::Exists`] and [`ConvertError::OtherConversion`] for what must not be replaced.
+    /// [`ConvertError::Exists`] and [`ConvertError::OtherConversion`] for what must not be
+    /// replaced.
     pub(super) fn look(path: &Path, expected: &Expected<'_>) -> Result<Self, ConvertError> {
         let Some(target) = TargetDirectory::open(path)? else {
             let free_bytes = existing_ancestor(path)?.free_bytes()?;
@@ -121,7 +123,8 @@ impl TargetState {
         Ok(())
     }
 
-    /// The manifest is there, and not all that it names: somebody has been at it, and what else they did cannot be known.
+    /// The manifest is there, and not all that it names: somebody has been at it, and what else
+    /// they did cannot be known.
     fn no_longer_complete(
         &mut self,
         target: &TargetDirectory,
@@ -252,7 +255,8 @@ fn check_for_strangers(
     }
 }
 
-/// Weights and indices in the folders of the conversion that it does not make: loaders would take them too.
+/// Weights and indices in the folders of the conversion that it does not make: loaders would take
+/// them too.
 pub(super) fn strange_weights(target: &TargetDirectory, scope: &Scope) -> Result<Vec<String>, ConvertError> {
     let shapes = &scope.shapes;
     let own: BTreeSet<&str> = shapes.files.iter().map(|file| file.id.as_str()).collect();

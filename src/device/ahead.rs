@@ -1,10 +1,12 @@
 //! Memory of arenas that is touched ahead of the readers.
 //!
-//! A page of fresh memory is found and cleared by whoever touches it first. Left to the readers, that happens between two
-//! reads, in bursts that are as long as the system likes, and the disk rests meanwhile. A thread that only touches is busy while
-//! the readers wait for the disk, and it is hundreds of megabytes ahead of them when a burst comes.
+//! A page of fresh memory is found and cleared by whoever touches it first. Left to the readers,
+//! that happens between two reads, in bursts that are as long as the system likes, and the disk
+//! rests meanwhile. A thread that only touches is busy while the readers wait for the disk, and it
+//! is hundreds of megabytes ahead of them when a burst comes.
 //!
-//! Best effort: where the thread cannot be started, or the kernel does not know how (before Linux 5.14), readers touch.
+//! Best effort: where the thread cannot be started, or the kernel does not know how (before Linux
+//! 5.14), readers touch.
 #![allow(unsafe_code, reason = "one call that fills page tables, of memory that is kept mapped under a lock")]
 
 use std::ptr::NonNull;
@@ -34,7 +36,8 @@ impl Toucher {
         Some(Self { stretches: Some(stretches), thread: Some(thread) })
     }
 
-    /// Has the first `len_bytes` of fresh memory touched, from the front, until what is returned is dropped.
+    /// Has the first `len_bytes` of fresh memory touched, from the front, until what is returned is
+    /// dropped.
     pub(super) fn touch(&self, memory: &AnonymousMemory, len_bytes: u64) -> Option<Touching> {
         // Small memory is touched as fast as it is handed over.
         if !is_huge(len_bytes) {
@@ -57,7 +60,8 @@ impl Drop for Toucher {
     }
 }
 
-/// Memory that is being touched. It must be dropped before the memory is unmapped, and waits for the step that is under way.
+/// Memory that is being touched. It must be dropped before the memory is unmapped, and waits for
+/// the step that is under way.
 #[derive(Debug)]
 pub(super) struct Touching(Arc<Stretch>);
 
@@ -95,8 +99,9 @@ impl Stretch {
         let mut guard = self.rest();
         let Some(Rest { start, len }) = *guard else { return false };
         let step = len.min(to_usize(Alignment::HUGE_PAGE.bytes()));
-        // SAFETY: pages of a private anonymous mapping: whoever waits for the lock unmaps it only afterwards (see `Touching`).
-        // Their bytes stay what they are, so that those who write to them meanwhile are not concerned.
+        // SAFETY: pages of a private anonymous mapping: whoever waits for the lock unmaps it only
+        // afterwards (see `Touching`). Their bytes stay what they are, so that those who write to
+        // them meanwhile are not concerned.
         let touched = unsafe { rustix::mm::madvise(start.as_ptr().cast(), step, Advice::LinuxPopulateWrite) };
         *guard = match touched {
             // SAFETY: `step <= len`, so it stays inside the mapping or one past its end.

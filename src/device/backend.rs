@@ -24,18 +24,19 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// What [`Self::copy_async`] gives.
     type Pending: PendingCopy;
 
-    /// True if copies go on after [`Self::copy_async`] has returned, and if allocating takes its time: then both get a
-    /// thread that waits for them.
+    /// True if copies go on after [`Self::copy_async`] has returned, and if allocating takes its
+    /// time: then both get a thread that waits for them.
     const IS_ASYNCHRONOUS: bool;
 
-    /// Makes the arena of a layer, at that place. A place in the window is nobody else's until the arena is gone.
+    /// Makes the arena of a layer, at that place. A place in the window is nobody else's until the
+    /// arena is gone.
     fn allocate(&self, layer: &PlannedLayer, place: Place) -> Result<Arc<Self::Arena>, DeviceError>;
 
-    /// Starts the copies of one read. The pending copy owns the slot and keeps the arena alive. On an error nothing is in
-    /// flight any more when this returns.
+    /// Starts the copies of one read. The pending copy owns the slot and keeps the arena alive. On
+    /// an error nothing is in flight any more when this returns.
     ///
-    /// The arena must have been allocated for the layer of the read, and each read of the plan is copied once: so no
-    /// two calls ever write to the same bytes.
+    /// The arena must have been allocated for the layer of the read, and each read of the plan is
+    /// copied once: so no two calls ever write to the same bytes.
     fn copy_async(
         &self,
         arena: &Arc<Self::Arena>,
@@ -43,15 +44,16 @@ pub(crate) trait Backend: Send + Sync + 'static {
         copies: Copies<'_>,
     ) -> Result<Self::Pending, DeviceError>;
 
-    /// Ends the filling: every copy of the layer has been started, and nothing but pending copies shares the arena. Moves
-    /// what could not land in its place.
+    /// Ends the filling: every copy of the layer has been started, and nothing but pending copies
+    /// shares the arena. Moves what could not land in its place.
     fn seal(&self, arena: Arc<Self::Arena>, moves: &[MoveOp]) -> Result<Arc<Self::Resident>, DeviceError>;
 
-    /// The load has failed or is not wanted any more: bytes that are missing will not come. Called before what is in flight
-    /// is waited for.
+    /// The load has failed or is not wanted any more: bytes that are missing will not come. Called
+    /// before what is in flight is waited for.
     fn give_up(&self) {}
 
-    /// Gives recycled arenas, and the window, back to the system. Called once, when no copy is in flight.
+    /// Gives recycled arenas, and the window, back to the system. Called once, when no copy is in
+    /// flight.
     fn trim(&self);
 }
 
@@ -80,7 +82,8 @@ pub enum After {
 pub(crate) enum Freed {
     /// The system or the driver has taken it back, and said so.
     Returned,
-    /// Its pool has it, and gives it back to the device as far as it can when it is [settled](Home::settle).
+    /// Its pool has it, and gives it back to the device as far as it can when it is
+    /// [settled](Home::settle).
     ToPool,
     /// The device frees it once what somebody named is over.
     Queued,
@@ -94,14 +97,16 @@ pub(crate) enum Freed {
 
 /// Where arenas come from and go back to. Lives longer than they do.
 pub(crate) trait Home: Send + Sync {
-    /// Bytes that its pool has taken from the device, used or not, as the driver says. `None` without a pool, or without an answer.
+    /// Bytes that its pool has taken from the device, used or not, as the driver says. `None`
+    /// without a pool, or without an answer.
     fn pool_bytes(&self) -> Option<u64>;
 
-    /// Waits until what was freed so far is free, and gives back what the pool does not use. False if either was refused.
+    /// Waits until what was freed so far is free, and gives back what the pool does not use. False
+    /// if either was refused.
     fn settle(&self) -> bool;
 
-    /// An arena for the layer with bytes that it had before: `fill` writes them, from an offset on and from the front to the back, at
-    /// most [`REFILLED_BYTES_MAX`] at a time.
+    /// An arena for the layer with bytes that it had before: `fill` writes them, from an offset on
+    /// and from the front to the back, at most [`REFILLED_BYTES_MAX`] at a time.
     fn refill(
         self: Arc<Self>,
         layer: &PlannedLayer,
@@ -136,7 +141,8 @@ pub(crate) fn refill_pieces(len_bytes: u64) -> impl Iterator<Item = (u64, u64)> 
     starts.map(move |start| (start, REFILLED_BYTES_MAX.min(len_bytes - start)))
 }
 
-/// Memory of one layer on a device. Once it is ready, nothing of ours writes to it any more. Dropping it frees it.
+/// Memory of one layer on a device. Once it is ready, nothing of ours writes to it any more.
+/// Dropping it frees it.
 pub(crate) trait Resident: Send + Sync {
     /// Where it lies.
     fn target(&self) -> Target {
@@ -146,8 +152,8 @@ pub(crate) trait Resident: Send + Sync {
     /// Bytes that it takes on the device.
     fn len_bytes(&self) -> u64;
 
-    /// Gives the memory up, as dropping its only owner does, and says what became of it. What went [to the pool](Freed::ToPool) is
-    /// to be settled.
+    /// Gives the memory up, as dropping its only owner does, and says what became of it. What went
+    /// [to the pool](Freed::ToPool) is to be settled.
     fn free(self: Arc<Self>) -> Freed {
         drop(self);
         Freed::Unconfirmed
@@ -166,12 +172,14 @@ pub(crate) trait Resident: Send + Sync {
     /// The bytes, where the host can read them.
     fn host_bytes(&self) -> Option<&[u8]>;
 
-    /// Where it starts in the host's memory, if it is there and has bytes. Others may write through the pointer.
+    /// Where it starts in the host's memory, if it is there and has bytes. Others may write through
+    /// the pointer.
     fn host_address(&self) -> Option<NonNull<u8>> {
         None
     }
 
-    /// Where it starts in the device's address space, if it has one. From now on others may use the memory.
+    /// Where it starts in the device's address space, if it has one. From now on others may use the
+    /// memory.
     fn device_address(&self) -> Option<u64> {
         None
     }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// A result code of the CUDA driver API (`CUresult`), never zero. Shown as its name, its number and what it means here.
+/// A result code of the CUDA driver API (`CUresult`), never zero. Shown as its name, its number and
+/// what it means here.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CudaCode(u32);
 
@@ -20,9 +21,11 @@ impl CudaCode {
         self.0
     }
 
-    /// True if the context is lost: every later call fails, and nothing that was queued runs any more.
+    /// True if the context is lost: every later call fails, and nothing that was queued runs any
+    /// more.
     ///
-    /// From the descriptions of the codes in the driver API's reference ("leaves the process in an inconsistent state").
+    /// From the descriptions of the codes in the driver API's reference ("leaves the process in an
+    /// inconsistent state").
     #[must_use]
     pub const fn is_fatal(self) -> bool {
         matches!(self.0, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810)

@@ -1,6 +1,7 @@
 //! What every device has to do, whatever it is made of: one suite for all of them.
 //!
-//! The host runs it here; a CUDA device runs it against a simulated driver, in a process of its own.
+//! The host runs it here; a CUDA device runs it against a simulated driver, in a process of its
+//! own.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -25,7 +26,8 @@ pub(crate) fn ring(pinner: Option<&dyn Pinner>) -> Arc<Ring> {
     Ring::new(shape, reservation, pinner).unwrap()
 }
 
-/// Fills `bytes` with what slot number `number` of a test holds: words that hardly ever stand twice, in it or in another slot.
+/// Fills `bytes` with what slot number `number` of a test holds: words that hardly ever stand
+/// twice, in it or in another slot.
 fn fill(number: u64, bytes: &mut [u8]) {
     let number = (number + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     for (index, word) in (1_u64..).zip(bytes.chunks_mut(8)) {
@@ -89,7 +91,8 @@ fn bytes(start: u64, len: u64) -> ByteRange {
     ByteRange::with_len(start, len).unwrap()
 }
 
-/// The whole suite. `backend(Some(n))` keeps arenas of `n` bytes for their next layer, `backend(None)` keeps none.
+/// The whole suite. `backend(Some(n))` keeps arenas of `n` bytes for their next layer,
+/// `backend(None)` keeps none.
 pub(crate) fn suite<B: Backend>(backend: impl Fn(Option<u64>) -> B, ring: &Arc<Ring>) {
     every_byte_arrives(&backend(None), ring);
     a_copy_that_nobody_waits_for_is_made(&backend(None), ring);
@@ -128,7 +131,8 @@ fn a_copy_that_nobody_waits_for_is_made<B: Backend>(backend: &B, ring: &Arc<Ring
     check(&*backend.seal(arena, &[]).unwrap(), 7, bytes(100, 5000));
 }
 
-/// Slots come back in whatever order, and are filled anew at once: no copy may see its successor's bytes.
+/// Slots come back in whatever order, and are filled anew at once: no copy may see its successor's
+/// bytes.
 fn slots_are_used_again_and_again<B: Backend>(backend: &B, ring: &Arc<Ring>) {
     const COPIES: u64 = 32;
     let arena = backend.allocate(&PlannedLayer::of_bytes(COPIES * SLOT_BYTES), Place::Own).unwrap();

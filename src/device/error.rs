@@ -58,7 +58,8 @@ pub enum DeviceError {
         /// How many there are.
         devices: u32,
     },
-    /// What shall be resident does not fit the memory that is free on the device. Nothing was loaded.
+    /// What shall be resident does not fit the memory that is free on the device. Nothing was
+    /// loaded.
     #[error(
         "the layers need {} on the device and {} are free, {} of them reserved: {} short; a smaller window needs less",
         HumanBytes(*needed_bytes), HumanBytes(*free_bytes), HumanBytes(*reserve_bytes), HumanBytes(self.shortfall_bytes())
@@ -97,12 +98,14 @@ pub enum DeviceError {
         /// What the layer's arena takes.
         needed_bytes: u64,
     },
-    /// The stream that the caller handed in is another one on each thread, so that it orders nothing between the loader's.
+    /// The stream that the caller handed in is another one on each thread, so that it orders
+    /// nothing between the loader's.
     #[error(
         "the per-thread default stream cannot order the copies of a load: hand in a stream of your own, or none"
     )]
     PerThreadStream,
-    /// The driver has refused to say when a dropped layer's place in the window is free, so that no layer can follow it there.
+    /// The driver has refused to say when a dropped layer's place in the window is free, so that no
+    /// layer can follow it there.
     #[error("nobody knows when a dropped layer's part of the window is free: the driver has refused to say")]
     WindowInDoubt,
     /// A call of the driver failed.

@@ -1,7 +1,8 @@
 //! Host memory as a device: one mapping per layer, recycled while streaming, given back at the end.
 //!
-//! It moves bytes with `memcpy` on the calling thread, so its copies are complete when they return. Everything
-//! else (arenas, windows, recycling, freeing) behaves as on a device with memory of its own.
+//! It moves bytes with `memcpy` on the calling thread, so its copies are complete when they return.
+//! Everything else (arenas, windows, recycling, freeing) behaves as on a device with memory of its
+//! own.
 #![allow(unsafe_code, reason = "reader threads write disjoint parts of one arena; each block says why")]
 
 use std::ptr::NonNull;
@@ -22,7 +23,8 @@ use crate::units::to_usize;
 #[derive(Debug)]
 pub(crate) struct HostBackend {
     pool: Arc<IdleArenas<AnonymousMemory>>,
-    /// What layers share that come and go. `None` if each has an arena of its own, and once it was trimmed.
+    /// What layers share that come and go. `None` if each has an arena of its own, and once it was
+    /// trimmed.
     window: Mutex<Option<Arc<HostWindow>>>,
     /// Touches fresh arenas ahead of the readers.
     toucher: Option<Toucher>,
@@ -34,8 +36,8 @@ impl HostBackend {
         Self { pool: Arc::new(IdleArenas::closed()), window: Mutex::default(), toucher: None }
     }
 
-    /// A backend whose layers share a window of so many bytes, those aside that get an arena of their own. So many layers at once need
-    /// nothing of the allocator, however late they come.
+    /// A backend whose layers share a window of so many bytes, those aside that get an arena of
+    /// their own. So many layers at once need nothing of the allocator, however late they come.
     pub(crate) fn with_window(bytes: u64, layers: usize) -> Result<Self, DeviceError> {
         let backend = Self::new();
         if bytes > 0 {
@@ -52,14 +54,16 @@ impl HostBackend {
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A backend that uses the arenas of dropped layers again until it is trimmed. All its arenas together, in use or
-    /// not, hold at most `resident_bytes_max`, or what the layers in use hold if that is more.
+    /// A backend that uses the arenas of dropped layers again until it is trimmed. All its arenas
+    /// together, in use or not, hold at most `resident_bytes_max`, or what the layers in use
+    /// hold if that is more.
     pub(crate) fn recycling(resident_bytes_max: u64) -> Self {
         let pool = Arc::new(IdleArenas::open(resident_bytes_max));
         Self { pool, window: Mutex::default(), toucher: None }
     }
 
-    /// The same, with a thread that touches fresh arenas ahead of the readers: for readers that wait for a disk.
+    /// The same, with a thread that touches fresh arenas ahead of the readers: for readers that
+    /// wait for a disk.
     pub(crate) fn touching_ahead(self) -> Self {
         Self { toucher: Toucher::start(), ..self }
     }
@@ -73,8 +77,8 @@ impl HostBackend {
 #[derive(Debug)]
 struct HostWindow {
     memory: AnonymousMemory,
-    /// Arenas without memory, of layers that have gone: the next layers get them, so that pass after pass none is made. Never more
-    /// than there were layers at once.
+    /// Arenas without memory, of layers that have gone: the next layers get them, so that pass
+    /// after pass none is made. Never more than there were layers at once.
     blanks: Mutex<Vec<Arc<HostArena>>>,
 }
 
@@ -302,8 +306,8 @@ impl Resident for HostArena {
     fn host_bytes(&self) -> Option<&[u8]> {
         assert!(self.is_sealed, "an arena is read once it is complete");
         let Some(memory) = &self.memory else { return Some(&[]) };
-        // SAFETY: sealing takes an arena that has one owner, so no copy was under way; none starts into one that is sealed
-        // (`copy_async` refuses it).
+        // SAFETY: sealing takes an arena that has one owner, so no copy was under way; none starts into one
+        // that is sealed (`copy_async` refuses it).
         Some(unsafe { memory.part(0, self.len_bytes) })
     }
 
@@ -346,9 +350,10 @@ impl Backend for HostBackend {
             let memory =
                 arena.memory.as_ref().expect("a layer with copies has bytes, and so an arena with memory");
             let source = slot.part(copy.slot_offset_bytes, copy.len_bytes);
-            // SAFETY: a plan gives every tensor a place of its own in the arena of its layer and every byte of a tensor to
-            // exactly one read, and the loader copies each read once; so no two copies touch the same bytes. Nothing
-            // reads an arena before it is sealed: see `host_bytes`.
+            // SAFETY: a plan gives every tensor a place of its own in the arena of its layer and every byte
+            // of a tensor to exactly one read, and the loader copies each read once; so no two
+            // copies touch the same bytes. Nothing reads an arena before it is sealed: see
+            // `host_bytes`.
             let target = unsafe { memory.part_mut(copy.arena_offset_bytes, copy.len_bytes) };
             copy_past_cache(target, source);
         }
@@ -409,8 +414,8 @@ mod tests {
         assert_eq!(backend.pool.idle_bytes(), 0, "an arena that comes late goes to the system");
     }
 
-    /// Two threads fill one arena from two slots at once, then the whole is read: what happens in every load, small
-    /// enough for miri.
+    /// Two threads fill one arena from two slots at once, then the whole is read: what happens in
+    /// every load, small enough for miri.
     #[test]
     fn disjoint_parts_are_filled_at_once() {
         let shape = RingShape { slots: 2, slot_bytes: 8 * KIB, readers: 2 };

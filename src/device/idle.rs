@@ -1,7 +1,8 @@
 //! Arenas of dropped layers that a stream will use again.
 //!
-//! Recycling saves the page faults of a fresh mapping, and must not cost memory: what idle arenas hold and what layers
-//! in use hold is at most what the plan says is resident. Whatever would come on top goes to the system first.
+//! Recycling saves the page faults of a fresh mapping, and must not cost memory: what idle arenas
+//! hold and what layers in use hold is at most what the plan says is resident. Whatever would come
+//! on top goes to the system first.
 
 use std::cmp::Reverse;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -91,8 +92,9 @@ impl<M: IdleMemory> IdleArenas<M> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts an arena of `len_bytes` as in use and gives it the smallest idle memory that is large enough, if there is
-    /// any. Pages beyond `len_bytes` may still hold what they held. What would be too much has been dropped by then.
+    /// Counts an arena of `len_bytes` as in use and gives it the smallest idle memory that is large
+    /// enough, if there is any. Pages beyond `len_bytes` may still hold what they held. What
+    /// would be too much has been dropped by then.
     pub(super) fn take(&self, len_bytes: u64) -> Taken<M> {
         let mut state = self.lock();
         let fitting = state.idle.iter().enumerate().filter(|(_, idle)| idle.memory.fits(len_bytes));
@@ -122,7 +124,8 @@ impl<M: IdleMemory> IdleArenas<M> {
         self.lock().is_open
     }
 
-    /// Takes back the memory of an arena of `len_bytes`. What is not kept is returned, for whoever frees it.
+    /// Takes back the memory of an arena of `len_bytes`. What is not kept is returned, for whoever
+    /// frees it.
     pub(super) fn give(&self, memory: Option<M>, len_bytes: u64) -> Option<M> {
         let mut state = self.lock();
         state.used_bytes = state.used_bytes.saturating_sub(len_bytes);
@@ -226,8 +229,8 @@ mod tests {
         assert_eq!(steps.pool.idle_bytes(), 4 * MIB, "the large one waits for a large layer");
     }
 
-    /// An arena that was large once and holds a small layer by now may become large again, while another large one is
-    /// idle: both together must not be more than the window ever was.
+    /// An arena that was large once and holds a small layer by now may become large again, while
+    /// another large one is idle: both together must not be more than the window ever was.
     #[test]
     fn idle_arenas_never_come_on_top_of_the_window() {
         // The largest two neighbours of this stream.

@@ -1,7 +1,8 @@
 //! Where layers live: allocate an arena, copy from a slot, wait for the copy, free.
 //!
-//! What callers name is a [`Target`], and what they may ask about it an open [`Device`]. What the loader drives is a
-//! private trait with one implementation per kind of device, so that no type of a driver shows in a public signature.
+//! What callers name is a [`Target`], and what they may ask about it an open [`Device`]. What the
+//! loader drives is a private trait with one implementation per kind of device, so that no type of
+//! a driver shows in a public signature.
 
 use std::fmt;
 use std::str::FromStr;
@@ -39,7 +40,8 @@ mod open;
 pub enum Target {
     /// Host memory: every layer an arena of its own mapping, given back to the system when dropped.
     Host,
-    /// The CUDA device of this number, as the driver counts (`CUDA_VISIBLE_DEVICES` changes it). Needs the feature `cuda`.
+    /// The CUDA device of this number, as the driver counts (`CUDA_VISIBLE_DEVICES` changes it).
+    /// Needs the feature `cuda`.
     Cuda(u32),
     /// Nowhere: bytes are read, hashed if asked, and dropped. For measuring sources.
     None,

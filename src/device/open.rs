@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use super::{DeviceError, Target};
 
-/// A device that is ready for loads. For a CUDA device this holds its primary context, so that nothing of the driver's own
-/// memory is counted as a load's: open it before measuring a baseline. Cheap to clone.
+/// A device that is ready for loads. For a CUDA device this holds its primary context, so that
+/// nothing of the driver's own memory is counted as a load's: open it before measuring a baseline.
+/// Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Device {
     kind: DeviceKind,
@@ -30,7 +31,8 @@ pub(crate) enum DeviceKind {
 pub struct DeviceInfo {
     /// Its name in the driver's words; `host` or `none` otherwise.
     pub name: String,
-    /// The device's identity, as other tools print it, if it has one: `GPU-` and 32 hexadecimal digits in five groups.
+    /// The device's identity, as other tools print it, if it has one: `GPU-` and 32 hexadecimal
+    /// digits in five groups.
     pub uuid: Option<String>,
     /// Where it is on the PCI bus, if it is there: `domain:bus:device.function`.
     pub pci_bus_id: Option<String>,
@@ -60,8 +62,9 @@ impl Device {
     /// Opens a device.
     ///
     /// # Errors
-    /// [`DeviceError::is_unavailable`] if there is no such device, no usable driver, or no support in this build;
-    /// [`DeviceError::Cuda`] if the driver cannot make a context. Host and none always open.
+    /// [`DeviceError::is_unavailable`] if there is no such device, no usable driver, or no support
+    /// in this build; [`DeviceError::Cuda`] if the driver cannot make a context. Host and none
+    /// always open.
     pub fn open(target: Target) -> Result<Self, DeviceError> {
         let kind = match target {
             Target::Host => DeviceKind::Host,

@@ -4,15 +4,18 @@ use super::attention::{head_width, hidden_width, query_heads};
 use super::cache::Workload;
 use super::config::{ModelConfig, Why};
 
-/// Engines feed long prompts in pieces; this many tokens of a sequence are assumed to be under way at once.
+/// Engines feed long prompts in pieces; this many tokens of a sequence are assumed to be under way
+/// at once.
 const PREFILL_TOKENS: u64 = 2048;
 
-/// The widths that intermediate results have. An **estimate**, not a bound: engines differ in what they keep.
+/// The widths that intermediate results have. An **estimate**, not a bound: engines differ in what
+/// they keep.
 ///
-/// `tokens x (4 x hidden + 2 x intermediate x experts per token + queries + keys and values) x 2 bytes` and
-/// `batch x vocabulary x 4 bytes` together, where `tokens` is `batch x min(context, 2048)`: residual stream, its norm and what is
-/// added to it; both halves of a gated feed-forward part; the projections of attention; logits of the last token in f32. The
-/// scores of attention are not counted: fused kernels do not store them.
+/// `tokens x (4 x hidden + 2 x intermediate x experts per token + queries + keys and values) x 2
+/// bytes` and `batch x vocabulary x 4 bytes` together, where `tokens` is `batch x min(context,
+/// 2048)`: residual stream, its norm and what is added to it; both halves of a gated feed-forward
+/// part; the projections of attention; logits of the last token in f32. The scores of attention are
+/// not counted: fused kernels do not store them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Activation {

@@ -1,8 +1,8 @@
 //! From a configuration to what each layer keeps: a table of architectures, by `model_type`.
 //!
-//! What is not in the table is unknown, whatever its keys look like: two architectures with the same keys may keep different
-//! things. The defaults are those of the configuration classes in transformers 5.23, for nested configurations that leave
-//! them out.
+//! What is not in the table is unknown, whatever its keys look like: two architectures with the
+//! same keys may keep different things. The defaults are those of the configuration classes in
+//! transformers 5.23, for nested configurations that leave them out.
 
 use super::cache::{CacheKind, LayerCache};
 use super::config::{ModelConfig, Why};
@@ -28,7 +28,8 @@ enum Heads {
     Default { kv_heads: Option<u64>, width: Option<u64> },
     /// As many as query heads, always.
     AsQueries,
-    /// One if `multi_query` (which is on unless it is turned off), `num_kv_heads` or `n_head_kv` in Falcon's new architecture.
+    /// One if `multi_query` (which is on unless it is turned off), `num_kv_heads` or `n_head_kv` in
+    /// Falcon's new architecture.
     MultiQueryFlag,
 }
 
@@ -41,8 +42,8 @@ enum Windows {
     IfSet,
     /// Those from `max_window_layers` on, if `use_sliding_window`.
     IfUsed,
-    /// All but every n-th, n being the default of `sliding_window_pattern`; windows are `sliding_window`, by default of the
-    /// size given here.
+    /// All but every n-th, n being the default of `sliding_window_pattern`; windows are
+    /// `sliding_window`, by default of the size given here.
     Pattern { every: u64, window_tokens: u64 },
     /// All but every n-th, in chunks of `attention_chunk_size`.
     Chunks { every: u64 },
@@ -281,7 +282,8 @@ fn multi_query_heads(config: &ModelConfig, queries: u64) -> Result<u64, Why> {
     Ok(if config.flag("multi_query").unwrap_or(true) { 1 } else { queries })
 }
 
-/// One latent and one rotary key: `kv_lora_rank + qk_rope_head_dim` elements a token (DeepSeek-V2, section 2.1).
+/// One latent and one rotary key: `kv_lora_rank + qk_rope_head_dim` elements a token (DeepSeek-V2,
+/// section 2.1).
 fn latent(config: &ModelConfig, count: u64) -> Result<Vec<LayerCache>, Why> {
     let latent = product(&[config.required(&["kv_lora_rank"])?])?;
     let rotary = product(&[config.required(&["qk_rope_head_dim"])?])?;
@@ -291,7 +293,8 @@ fn latent(config: &ModelConfig, count: u64) -> Result<Vec<LayerCache>, Why> {
 
 type WindowOf<'a> = Box<dyn Fn(u64) -> Result<Option<u64>, Why> + 'a>;
 
-/// The window of each layer: by `layer_types` where it is given, else by what the architecture does.
+/// The window of each layer: by `layer_types` where it is given, else by what the architecture
+/// does.
 fn window_of<'a>(config: &'a ModelConfig, windows: Windows) -> Result<WindowOf<'a>, Why> {
     if let Some(types) = layer_types(config)? {
         let window = move |layer: u64| match at(&types, layer)? {

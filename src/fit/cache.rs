@@ -1,6 +1,8 @@
-//! What a layer keeps of the tokens it has seen: keys and values, one latent, or a state of fixed size.
+//! What a layer keeps of the tokens it has seen: keys and values, one latent, or a state of fixed
+//! size.
 //!
-//! Only arithmetic is here; `attention` and `recurrent` read from a configuration what each layer keeps.
+//! Only arithmetic is here; `attention` and `recurrent` read from a configuration what each layer
+//! keeps.
 
 use std::fmt;
 
@@ -16,7 +18,8 @@ pub enum CacheKind {
     MultiQuery,
     /// One compressed vector and one rotary key for all heads (MLA).
     Latent,
-    /// A state that does not grow with the context: state space, linear attention, recurrence, convolution.
+    /// A state that does not grow with the context: state space, linear attention, recurrence,
+    /// convolution.
     State,
     /// Attention and a state side by side.
     Hybrid,
@@ -94,8 +97,8 @@ impl LayerCache {
         }
     }
 
-    /// Bytes that the layer keeps under a workload: `batch x (tokens x values per token + state)`, where `tokens` is the
-    /// context, or the window where that is smaller.
+    /// Bytes that the layer keeps under a workload: `batch x (tokens x values per token + state)`,
+    /// where `tokens` is the context, or the window where that is smaller.
     #[must_use]
     pub fn bytes(&self, workload: &Workload) -> u64 {
         let tokens =
@@ -173,7 +176,8 @@ impl CacheType {
 /// How a model is to be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// Tokens of a sequence, prompt and answer together. Zero reserves nothing for caches and activations.
+    /// Tokens of a sequence, prompt and answer together. Zero reserves nothing for caches and
+    /// activations.
     pub context_tokens: u64,
     /// Sequences at once.
     pub batch: u64,

@@ -10,9 +10,10 @@ const CONTEXT_MAX: u64 = 40_000_000;
 const BATCH_MAX: u64 = 1 << 20;
 
 impl Demand {
-    /// The longest context, in tokens, at the workload's batch: with every layer on a GPU, or (`on_devices` false) with
-    /// layers on the host or the disk. At most what the model was made for. `None` if nothing is known of what the model
-    /// keeps, or not even one token fits.
+    /// The longest context, in tokens, at the workload's batch: with every layer on a GPU, or
+    /// (`on_devices` false) with layers on the host or the disk. At most what the model was
+    /// made for. `None` if nothing is known of what the model keeps, or not even one token
+    /// fits.
     #[must_use]
     pub fn largest_context(&self, limits: &Limits, workload: &Workload, on_devices: bool) -> Option<u64> {
         let most = self.context_max.unwrap_or(CONTEXT_MAX).min(CONTEXT_MAX);

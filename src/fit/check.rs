@@ -1,4 +1,5 @@
-//! A device map that comes back, perhaps edited: does it place every tensor once, split no layer, keep the limits?
+//! A device map that comes back, perhaps edited: does it place every tensor once, split no layer,
+//! keep the limits?
 
 use super::cache::Workload;
 use super::demand::Demand;
@@ -12,8 +13,8 @@ use crate::layers::Layers;
 const SPLIT_LAYERS_MAX: usize = 8;
 
 impl Demand {
-    /// Takes the places from a map instead of finding them. `limits` without GPUs leave the number of GPUs open, and what they
-    /// hold unchecked.
+    /// Takes the places from a map instead of finding them. `limits` without GPUs leave the number
+    /// of GPUs open, and what they hold unchecked.
     ///
     /// # Errors
     /// Everything that is wrong with the map; and limits that it does not keep.
@@ -101,8 +102,8 @@ impl Demand {
     }
 }
 
-/// The entries that name no module and no tensor of a checkpoint, if there are any. The head that shares the embedding's tensor is
-/// one of the model.
+/// The entries that name no module and no tensor of a checkpoint, if there are any. The head that
+/// shares the embedding's tensor is one of the model.
 pub(crate) fn unknown_keys(map: &DeviceMap, demand: &Demand, checkpoint: &Checkpoint) -> Option<FitError> {
     let lookup = map.lookup();
     let mut is_known = vec![false; map.entries().len()];

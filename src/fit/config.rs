@@ -1,7 +1,7 @@
 //! `config.json` of a Hugging Face checkpoint: the keys that sizes depend on, and nothing else.
 //!
-//! A configuration that wraps several models (`text_config`, `llm_config`) is looked at for its language model. What the
-//! values mean is told in `attention`, `recurrent` and `activation`.
+//! A configuration that wraps several models (`text_config`, `llm_config`) is looked at for its
+//! language model. What the values mean is told in `attention`, `recurrent` and `activation`.
 
 use serde_json::{Map, Value};
 
@@ -58,7 +58,8 @@ impl ModelConfig {
         }
     }
 
-    /// The architecture, as the configuration names it: of the language model, where that is wrapped.
+    /// The architecture, as the configuration names it: of the language model, where that is
+    /// wrapped.
     #[must_use]
     pub fn model_type(&self) -> Option<&str> {
         self.value("model_type").and_then(Value::as_str)

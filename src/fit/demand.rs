@@ -1,4 +1,5 @@
-//! What the layers of a model need, one by one: bytes of weights, what they keep of a context, what they share.
+//! What the layers of a model need, one by one: bytes of weights, what they keep of a context, what
+//! they share.
 
 use std::collections::HashMap;
 
@@ -17,8 +18,8 @@ pub struct Unit {
     pub id: LayerId,
     /// Bytes of its tensors, without those that are the same as tensors of an earlier layer.
     pub weight_bytes: u64,
-    /// Bytes of it that have to be together on the device that computes, if it lives elsewhere: an element of a stack as a
-    /// whole; of a group outside every stack, the largest module.
+    /// Bytes of it that have to be together on the device that computes, if it lives elsewhere: an
+    /// element of a stack as a whole; of a group outside every stack, the largest module.
     pub landing_bytes: u64,
     /// Of the weights, bytes in numbered parts (experts).
     pub sub_unit_bytes: u64,
@@ -58,15 +59,16 @@ pub struct Demand {
     pub activation: Option<Activation>,
     /// Tensors that are one.
     pub ties: Box<[Tie]>,
-    /// A module without a tensor in the files, because it shares the embedding's: its name and the position of the
-    /// embedding's layer. Device maps for whole models have to name it.
+    /// A module without a tensor in the files, because it shares the embedding's: its name and the
+    /// position of the embedding's layer. Device maps for whole models have to name it.
     pub tied_head: Option<(&'static str, usize)>,
     /// The longest context that the model was made for.
     pub context_max: Option<u64>,
 }
 
 impl Demand {
-    /// What the layers of a checkpoint need. Without a configuration, caches and activations are not known.
+    /// What the layers of a checkpoint need. Without a configuration, caches and activations are
+    /// not known.
     #[must_use]
     pub fn of(
         checkpoint: &Checkpoint,
@@ -138,8 +140,9 @@ impl Demand {
     }
 }
 
-/// Which layer keeps what: the decoder is the stack with as many members as the configuration has layers, the largest if there
-/// are several; or with more of them, where the numbers in excess are predictors of further tokens.
+/// Which layer keeps what: the decoder is the stack with as many members as the configuration has
+/// layers, the largest if there are several; or with more of them, where the numbers in excess are
+/// predictors of further tokens.
 fn assign(
     layers: &Layers,
     checkpoint: &Checkpoint,
@@ -176,8 +179,8 @@ fn assign(
     Ok(assigned)
 }
 
-/// Tensors outside every stack that have the shape and type of an embedding, if the configuration says that embedding and head
-/// are one: the first is counted, the others are the same.
+/// Tensors outside every stack that have the shape and type of an embedding, if the configuration
+/// says that embedding and head are one: the first is counted, the others are the same.
 fn ties(checkpoint: &Checkpoint, layers: &Layers, config: &ModelConfig) -> Vec<Tie> {
     if config.ties_embeddings() != Some(true) {
         return Vec::new();

@@ -1,7 +1,8 @@
 //! A device map: names of modules and where they are, as accelerate and transformers take it.
 //!
-//! `{"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": "cpu", "lm_head": "disk"}`. Names are those of the
-//! checkpoint; an engine that renames tensors on loading has others. This file writes and reads; `check` judges.
+//! `{"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": "cpu", "lm_head": "disk"}`.
+//! Names are those of the checkpoint; an engine that renames tensors on loading has others. This
+//! file writes and reads; `check` judges.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -15,17 +16,19 @@ use super::place::{FitPlan, Tier};
 use crate::checkpoint::Checkpoint;
 use crate::layers::Layers;
 
-/// Modules (or single tensors) and their places, in order. As JSON an object: whole numbers for GPUs, `"cpu"`, `"disk"`.
+/// Modules (or single tensors) and their places, in order. As JSON an object: whole numbers for
+/// GPUs, `"cpu"`, `"disk"`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceMap {
     entries: Vec<(String, Tier)>,
 }
 
 impl DeviceMap {
-    /// The map of a plan: one entry for each module that holds nothing but tensors of one layer, as far up as that is so.
+    /// The map of a plan: one entry for each module that holds nothing but tensors of one layer, as
+    /// far up as that is so.
     ///
-    /// A head that has no tensor in the files, because it shares the embedding's, is named beside it: whoever builds the whole
-    /// model asks for it.
+    /// A head that has no tensor in the files, because it shares the embedding's, is named beside
+    /// it: whoever builds the whole model asks for it.
     #[must_use]
     pub fn of(plan: &FitPlan, demand: &Demand, checkpoint: &Checkpoint, layers: &Layers) -> Self {
         let owners = Owners::of(checkpoint, layers);
@@ -89,8 +92,8 @@ impl DeviceMap {
         &self.entries
     }
 
-    /// Where a tensor is: the longest entry that is its name or a module around it decides. For many tensors, see
-    /// [`Demand::check`].
+    /// Where a tensor is: the longest entry that is its name or a module around it decides. For
+    /// many tensors, see [`Demand::check`].
     #[must_use]
     pub fn tier_of(&self, tensor: &str) -> Option<Tier> {
         self.lookup().of(tensor).map(|entry| self.entries[entry].1)
@@ -122,7 +125,8 @@ impl Lookup<'_> {
     }
 }
 
-/// For each module, the position of the one layer that its tensors belong to; `None` if there are several.
+/// For each module, the position of the one layer that its tensors belong to; `None` if there are
+/// several.
 struct Owners<'a> {
     of_module: HashMap<&'a str, Option<usize>>,
 }

@@ -1,12 +1,14 @@
-//! What a model needs on each device, and a place for each of its layers: GPUs first, then the host, then the disk.
+//! What a model needs on each device, and a place for each of its layers: GPUs first, then the
+//! host, then the disk.
 //!
 //! ```text
 //! checkpoint + layers ─┐
 //! config.json ─ cache ─┴─> Demand ── limits, workload ──> FitPlan ──> DeviceMap (JSON)
 //!                                                            ^─ check ─────┘
 //! ```
-//! Headers and `config.json` are all that is looked at: every number is derived, none is measured. What the configuration
-//! does not tell is said to be unknown; docs/fit-plan.md has the formulas and where they come from.
+//! Headers and `config.json` are all that is looked at: every number is derived, none is measured.
+//! What the configuration does not tell is said to be unknown; docs/fit-plan.md has the formulas
+//! and where they come from.
 
 pub use self::activation::Activation;
 pub use self::cache::{CacheKind, CacheModel, CacheType, LayerCache, Workload};

@@ -1,8 +1,10 @@
-//! A place for each layer: GPUs in the order given, then the host, then the disk. No layer is split.
+//! A place for each layer: GPUs in the order given, then the host, then the disk. No layer is
+//! split.
 //!
-//! Layers are placed in execution order, so that each device holds consecutive ones. What does not fit on the GPUs still
-//! computes on the first of them: that one keeps room for the largest such layer, and for what they keep of the context. How much
-//! that is depends on what does not fit, so the room is found by trying: from none upwards, until it is enough.
+//! Layers are placed in execution order, so that each device holds consecutive ones. What does not
+//! fit on the GPUs still computes on the first of them: that one keeps room for the largest such
+//! layer, and for what they keep of the context. How much that is depends on what does not fit, so
+//! the room is found by trying: from none upwards, until it is enough.
 
 use std::fmt;
 
@@ -35,7 +37,8 @@ impl fmt::Display for Tier {
 /// What may be used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of each GPU, in order. What the driver takes for itself is not the model's: leave it out.
+    /// Bytes of each GPU, in order. What the driver takes for itself is not the model's: leave it
+    /// out.
     pub device_bytes: Vec<u64>,
     /// Bytes of host memory; `None` is no limit.
     pub host_bytes: Option<u64>,
@@ -59,7 +62,8 @@ pub struct TierUse {
     pub cache_bytes: u64,
     /// Intermediate results, an estimate.
     pub activation_bytes: u64,
-    /// Room for the largest layer that computes here and lives elsewhere; on the host also the staging of the load.
+    /// Room for the largest layer that computes here and lives elsewhere; on the host also the
+    /// staging of the load.
     pub landing_bytes: u64,
 }
 
@@ -108,7 +112,8 @@ impl Demand {
     /// Finds a place for each layer.
     ///
     /// # Errors
-    /// [`FitError::TooSmall`] if the host, or the only GPU that could compute, cannot hold what has to be there.
+    /// [`FitError::TooSmall`] if the host, or the only GPU that could compute, cannot hold what has
+    /// to be there.
     pub fn place(&self, limits: &Limits, workload: &Workload) -> Result<FitPlan, FitError> {
         let activation_bytes = self.activation_bytes(workload);
         let needs: Vec<Need> = self.units.iter().map(|unit| Need::of(unit, workload)).collect();
@@ -129,7 +134,8 @@ impl Demand {
         }
     }
 
-    /// Host and disk. A layer that the host has no room for goes to the disk; smaller ones behind it may still stay.
+    /// Host and disk. A layer that the host has no room for goes to the disk; smaller ones behind
+    /// it may still stay.
     fn place_the_rest(
         &self,
         needs: &[Need],
@@ -265,7 +271,8 @@ struct Devices<'a> {
 }
 
 impl Devices<'_> {
-    /// The device of each layer, if it is on one; `None` if the first device cannot hold what has to be there.
+    /// The device of each layer, if it is on one; `None` if the first device cannot hold what has
+    /// to be there.
     fn fill(&self, needs: &[Need]) -> Option<Vec<Option<u32>>> {
         let mut reserve_bytes = 0;
         loop {
@@ -295,8 +302,9 @@ impl Devices<'_> {
     }
 }
 
-/// Puts consecutive layers on consecutive devices. A layer that fits on none of those that are left is passed over; unless it
-/// would fit on none at all, even empty, those behind it are, too: they would stand before it. What is passed over and still fits on the first goes there.
+/// Puts consecutive layers on consecutive devices. A layer that fits on none of those that are left
+/// is passed over; unless it would fit on none at all, even empty, those behind it are, too: they
+/// would stand before it. What is passed over and still fits on the first goes there.
 fn fill_rooms(needs: &[Need], first: usize, rooms: &[Option<u64>]) -> Vec<Option<u32>> {
     let holds = |room: Option<u64>, need: &Need| room.is_some_and(|room| need.bytes() <= room);
     let slot_of = |device: Option<u32>| Some(usize::try_from(device?).ok()? - first);
@@ -352,7 +360,8 @@ const EXCHANGES_MAX: usize = 8;
 /// An exchange that gains less than this part of the room is not worth the order.
 const EXCHANGE_SHARE: u64 = 50;
 
-/// Gives up small layers of the first device for larger ones that are on none, where they fit in their place: what is on none travels in every pass.
+/// Gives up small layers of the first device for larger ones that are on none, where they fit in
+/// their place: what is on none travels in every pass.
 fn exchange(needs: &[Need], placed: &mut [Option<u32>], first: usize, room_bytes: u64) {
     if placed.iter().all(Option::is_some) {
         return;

@@ -1,7 +1,7 @@
 //! Layers that keep a state of fixed size, alone or among layers of attention.
 //!
-//! Sizes are those of the tensors that transformers 5.23 keeps; the last inputs of a convolution are of the cache's type,
-//! what is summed up over the sequence is f32.
+//! Sizes are those of the tensors that transformers 5.23 keeps; the last inputs of a convolution
+//! are of the cache's type, what is summed up over the sequence is f32.
 
 use super::attention::{at, head_width, hidden_width, layer_types, product, query_heads};
 use super::cache::{CacheKind, LayerCache};
@@ -148,7 +148,8 @@ fn selective(config: &ModelConfig, size: &str, kernel: &str, expand: &str) -> Re
     Ok(LayerCache::state(product(&[width, kernel])?, product(&[width, size])?))
 }
 
-/// Mamba 2: `(width + 2 x groups x state size) x kernel` last inputs and `heads x head width x state size` of state.
+/// Mamba 2: `(width + 2 x groups x state size) x kernel` last inputs and `heads x head width x
+/// state size` of state.
 fn structured(
     config: &ModelConfig,
     (heads, head_width): (u64, u64),
@@ -163,7 +164,8 @@ fn structured(
     Ok(LayerCache::state(inputs, product(&[width, size])?))
 }
 
-/// Gated delta rule: `(2 x keys + values) x kernel` last inputs and a matrix `key width x value width` for each value head.
+/// Gated delta rule: `(2 x keys + values) x kernel` last inputs and a matrix `key width x value
+/// width` for each value head.
 fn gated_delta(config: &ModelConfig) -> Result<LayerCache, Why> {
     let number = |key: &str| config.required(&[key]);
     let key_width = number("linear_key_head_dim")?;

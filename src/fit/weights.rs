@@ -1,7 +1,9 @@
-//! Bytes of a tensor as it is stored, as it is narrowed or quantised on loading, or as it would be in another precision.
+//! Bytes of a tensor as it is stored, as it is narrowed or quantised on loading, or as it would be
+//! in another precision.
 //!
-//! What loading makes of a tensor is asked of the plans of loads. Other precisions are the same rules, and arithmetic on shapes for
-//! what is narrower than they are: what nobody has quantised yet has no bytes to measure.
+//! What loading makes of a tensor is asked of the plans of loads. Other precisions are the same
+//! rules, and arithmetic on shapes for what is narrower than they are: what nobody has quantised
+//! yet has no bytes to measure.
 
 use std::fmt;
 
@@ -18,8 +20,9 @@ pub enum Weights {
     AsStored,
     /// Wider floats narrowed, as [`LoaderBuilder::dtype`](crate::load::LoaderBuilder::dtype) does.
     Narrowed(FloatType),
-    /// Weights of layers quantised, as [`LoaderBuilder::quantise`](crate::load::LoaderBuilder::quantise) does; whatever is not is narrowed,
-    /// if that is asked for too.
+    /// Weights of layers quantised, as
+    /// [`LoaderBuilder::quantise`](crate::load::LoaderBuilder::quantise) does; whatever is not is
+    /// narrowed, if that is asked for too.
     Quantised {
         /// Into what.
         to: Quantisation,
@@ -39,10 +42,11 @@ pub enum Weights {
 /// | int8 | the same | as for bf16 |
 /// | int4 | half a byte, one bf16 scale for each group of 128 of a row | as for bf16 |
 ///
-/// *Matrices of the layers* are, for bf16, floats of two or more dimensions in an element of a stack; for the others, what
-/// [`LoaderBuilder::quantise`](crate::load::LoaderBuilder::quantise) takes for a weight: two or three dimensions, rows of 32 elements or more, no
-/// biases, and no routers of experts. Embedding, head and norms keep 16 bits. Integers are as stored: they are quantised
-/// already, or no weights. So is fp8 as fp8.
+/// *Matrices of the layers* are, for bf16, floats of two or more dimensions in an element of a
+/// stack; for the others, what [`LoaderBuilder::quantise`](crate::load::LoaderBuilder::quantise)
+/// takes for a weight: two or three dimensions, rows of 32 elements or more, no biases, and no
+/// routers of experts. Embedding, head and norms keep 16 bits. Integers are as stored: they are
+/// quantised already, or no weights. So is fp8 as fp8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Precision {

@@ -1,9 +1,10 @@
-//! Quantization companions: scales, zero points and states that belong to a weight, whatever their name.
+//! Quantization companions: scales, zero points and states that belong to a weight, whatever their
+//! name.
 //!
-//! `mlp.up.weight.absmax` looks like a parameter of a module `mlp.up.weight`, and a few such "modules" make a flat
-//! list of linears look like a stack. So companions take no part in the search for stacks and follow
-//! their weight. A suffix alone proves nothing (`logit_scale` is a plain parameter): the weight, or the packed form
-//! that replaced it, has to exist.
+//! `mlp.up.weight.absmax` looks like a parameter of a module `mlp.up.weight`, and a few such
+//! "modules" make a flat list of linears look like a stack. So companions take no part in the
+//! search for stacks and follow their weight. A suffix alone proves nothing (`logit_scale` is a
+//! plain parameter): the weight, or the packed form that replaced it, has to exist.
 
 use super::index::TextIndex;
 use super::lists::{index32, slot};
@@ -169,8 +170,9 @@ fn resolve(names: Names<'_>, mut candidates: Vec<Candidate>, meter: &mut Meter) 
         candidates[at].host = candidates[slot(candidates[at].first)].host;
     }
     candidates.retain(|candidate| candidate.host != NO_HOST && candidate.host != candidate.tensor);
-    // A stem is shorter than its companion, so that in order of length every host is settled before it is used.
-    // Packed forms are as long as their companions, but a packed form with a stem is not asked for.
+    // A stem is shorter than its companion, so that in order of length every host is settled before it
+    // is used. Packed forms are as long as their companions, but a packed form with a stem is not
+    // asked for.
     candidates.sort_unstable_by_key(|candidate| (names.name(candidate.tensor).len(), candidate.tensor));
     let mut hosts = vec![NO_HOST; names.count()];
     for Candidate { tensor, host, .. } in &candidates {
@@ -207,8 +209,8 @@ fn last_state_infix(name: &str) -> Option<usize> {
     (0..bytes.len()).rev().find(begins)
 }
 
-/// What every suffix of a group ends in: most names end in something else, which is told sooner than by comparing them with
-/// each suffix.
+/// What every suffix of a group ends in: most names end in something else, which is told sooner
+/// than by comparing them with each suffix.
 const fn endings<const COUNT: usize>(suffixes: [&str; COUNT]) -> [[u8; 2]; COUNT] {
     let mut endings = [[0; 2]; COUNT];
     let mut at = 0;

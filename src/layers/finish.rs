@@ -1,7 +1,7 @@
 //! Ordered drafts -> [`Layers`]: ids, tensors and sub-units, drawn from two shared arrays.
 //!
-//! First everything is appended to the arrays and only spans are noted; then, when the arrays are whole, the layers are
-//! made from the spans. The last step of the grouping.
+//! First everything is appended to the arrays and only spans are noted; then, when the arrays are
+//! whole, the layers are made from the spans. The last step of the grouping.
 
 use super::grouping::{Basis, Drafts, SubUnits};
 use super::lists::{index32, slot};
@@ -54,7 +54,8 @@ pub(super) fn finish(
     for (position, &draft) in (0..).zip(ordered) {
         position_of[slot(draft)] = position;
     }
-    // The draft of each tensor becomes the position of its layer; the meter has that list as the drafts'.
+    // The draft of each tensor becomes the position of its layer; the meter has that list as the
+    // drafts'.
     layers.layer_of = drafts.of_tensor;
     for entry in &mut layers.layer_of {
         *entry = position_of[slot(*entry)];
@@ -112,7 +113,8 @@ struct Drawing {
     stacks: Vec<(Span, Confidence)>,
     /// Positions in `stacks`.
     stack_of_list: Vec<u32>,
-    /// Of the layer at hand: the tensors that are in a sub-unit, each behind its child; the lists of those children.
+    /// Of the layer at hand: the tensors that are in a sub-unit, each behind its child; the lists
+    /// of those children.
     inside: Vec<(u32, u32)>,
     inner_lists: Vec<u32>,
 }

@@ -1,7 +1,9 @@
-//! Assigns every tensor to one layer: companions, claims of the override, stacks, then the groups outside of them.
+//! Assigns every tensor to one layer: companions, claims of the override, stacks, then the groups
+//! outside of them.
 //!
-//! Puts the other files of this stage together and checks that no tensor is lost; [`Layers`] is its only caller. A
-//! checkpoint may have a million layers, so everything here is a flat list, and a [`Meter`] counts what is held.
+//! Puts the other files of this stage together and checks that no tensor is lost; [`Layers`] is its
+//! only caller. A checkpoint may have a million layers, so everything here is a flat list, and a
+//! [`Meter`] counts what is held.
 
 use super::companions::Companions;
 use super::finish;
@@ -19,7 +21,8 @@ use crate::units::to_u64;
 /// "None yet", in the flat arrays.
 const NONE: u32 = u32::MAX;
 
-/// Most tensors that can be grouped: positions in the flat arrays (several per tensor) are 32 bits wide.
+/// Most tensors that can be grouped: positions in the flat arrays (several per tensor) are 32 bits
+/// wide.
 const TENSORS_MAX: u64 = 1 << 28;
 
 /// Whether layers name their sub-units. Among very many experts that takes as long as all the rest.
@@ -200,7 +203,8 @@ impl<'a> Drafts<'a> {
         Ok(drafts)
     }
 
-    /// Ids of the rule are prefixes and cannot collide; a group of the override can take one that exists.
+    /// Ids of the rule are prefixes and cannot collide; a group of the override can take one that
+    /// exists.
     fn check_ids(&self, meter: &mut Meter) -> Result<(), LayersError> {
         let groups = &self.basis.map.groups;
         if groups.is_empty() {
@@ -228,7 +232,8 @@ impl<'a> Drafts<'a> {
         &self.tensors[span(&self.starts, slot(draft))]
     }
 
-    /// All layers in execution order, by the default and then by the override. What it returns is kept.
+    /// All layers in execution order, by the default and then by the override. What it returns is
+    /// kept.
     fn ordered(&self, meter: &mut Meter) -> Result<Vec<u32>, LayersError> {
         let units = Units::of(self, meter);
         let sequence = order::order(&units.items, &UnitShapes { drafts: self, units: &units }, meter);
@@ -349,8 +354,9 @@ impl<'a> Containers<'a> {
         Self { stacks }
     }
 
-    /// The group of a tensor outside every stack: one component more than the deepest container of a stack around
-    /// it; a parameter directly on such a container belongs to the container's own group.
+    /// The group of a tensor outside every stack: one component more than the deepest container of
+    /// a stack around it; a parameter directly on such a container belongs to the container's
+    /// own group.
     fn group_path<'n>(&self, name: &'n str) -> &'n str {
         let at = self.stacks.partition_point(|stack| *stack < name);
         let neighbours = [at.checked_sub(1), Some(at)].into_iter().flatten();

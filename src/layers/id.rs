@@ -4,14 +4,15 @@ use std::fmt;
 
 use super::{LayersError, Prefix};
 
-/// The name of a layer: the full prefix of its tensors, such as `model.layers.0` or `lm_head`; in a pipeline
-/// with its component in front, such as `transformer/transformer_blocks.0`. Cheap to clone.
+/// The name of a layer: the full prefix of its tensors, such as `model.layers.0` or `lm_head`; in a
+/// pipeline with its component in front, such as `transformer/transformer_blocks.0`. Cheap to
+/// clone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LayerId(Prefix);
 
 impl LayerId {
-    /// The id spelled `text`, unchecked: whether a layer has that id is for [`Layers::find`](super::Layers::find)
-    /// to say.
+    /// The id spelled `text`, unchecked: whether a layer has that id is for
+    /// [`Layers::find`](super::Layers::find) to say.
     #[must_use]
     pub fn new(text: &str) -> Self {
         Self(Prefix::new(text))
@@ -20,7 +21,8 @@ impl LayerId {
     /// The id that a person or a file spelled `text`.
     ///
     /// # Errors
-    /// [`LayersError::EmptyId`] if `text` is empty. Nothing else is refused, since tensor names may hold any text.
+    /// [`LayersError::EmptyId`] if `text` is empty. Nothing else is refused, since tensor names may
+    /// hold any text.
     pub fn parse(text: &str) -> Result<Self, LayersError> {
         if text.is_empty() { Err(LayersError::EmptyId) } else { Ok(Self::new(text)) }
     }

@@ -1,7 +1,8 @@
 //! Finds texts that are kept elsewhere: a hash table of 4-byte positions.
 //!
-//! A map from `&str` takes 25 bytes a bucket, and while it grows half as much again; with a million layers that was the
-//! largest part of what grouping held. Here a bucket takes 5 bytes, and the caller tells the text of a position.
+//! A map from `&str` takes 25 bytes a bucket, and while it grows half as much again; with a million
+//! layers that was the largest part of what grouping held. Here a bucket takes 5 bytes, and the
+//! caller tells the text of a position.
 
 use std::hash::BuildHasher;
 
@@ -33,7 +34,8 @@ impl TextIndex {
         table.insert_unique(hash(&position), position, hash);
     }
 
-    /// The position of `text`, or `None` and adds it as that of `position`. `text_of` must know those that were inserted before.
+    /// The position of `text`, or `None` and adds it as that of `position`. `text_of` must know
+    /// those that were inserted before.
     pub(super) fn find_or_insert<'t>(
         &mut self,
         text: &str,

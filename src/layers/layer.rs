@@ -6,7 +6,8 @@ use super::named::Names;
 use super::{Confidence, LayerId, LayerMap, LayersError, Prefix, Rule, TensorIds};
 use crate::checkpoint::{Checkpoint, TensorId};
 
-/// What the rule sees of a tensor: its name, and its shape where it is known (an index file has none).
+/// What the rule sees of a tensor: its name, and its shape where it is known (an index file has
+/// none).
 #[derive(Clone, Copy, Debug)]
 pub struct NamedShape<'a> {
     /// Full name.
@@ -48,13 +49,15 @@ pub struct Layer {
     pub kind: LayerKind,
     /// All its tensors, in file order (ascending ids), sub-units included.
     pub tensors: TensorIds,
-    /// Lists inside the layer (experts), in natural order. What is in none of them is the layer's base part.
+    /// Lists inside the layer (experts), in natural order. What is in none of them is the layer's
+    /// base part.
     pub sub_units: Box<[SubUnit]>,
 }
 
 /// All layers of a checkpoint, in execution order. Every tensor is in exactly one.
 ///
-/// Nothing is read: names and shapes decide. docs/layers.md tells the rule, its figures and its limits.
+/// Nothing is read: names and shapes decide. docs/layers.md tells the rule, its figures and its
+/// limits.
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
     pub(super) layers: Vec<Layer>,
@@ -83,12 +86,14 @@ impl Layers {
     /// Groups the tensors of a checkpoint by the rule and an override.
     ///
     /// # Errors
-    /// As [`group`](Self::group), and if the override names what the checkpoint does not have, or contradicts itself.
+    /// As [`group`](Self::group), and if the override names what the checkpoint does not have, or
+    /// contradicts itself.
     pub fn group_with(checkpoint: &Checkpoint, map: &LayerMap) -> Result<Self, LayersError> {
         Self::of_checkpoint(checkpoint, map, SubUnits::Named)
     }
 
-    /// As [`group_with`](Self::group_with), for a caller who takes layers as a whole: none of them has a sub-unit.
+    /// As [`group_with`](Self::group_with), for a caller who takes layers as a whole: none of them
+    /// has a sub-unit.
     pub(crate) fn group_whole(checkpoint: &Checkpoint, map: &LayerMap) -> Result<Self, LayersError> {
         Self::of_checkpoint(checkpoint, map, SubUnits::LeftOut)
     }
@@ -130,8 +135,8 @@ impl Layers {
         &self.layers
     }
 
-    /// Full prefixes of the stacks, such as `model.layers`, in the order in which they first run. A list at the
-    /// root of the names has the prefix "".
+    /// Full prefixes of the stacks, such as `model.layers`, in the order in which they first run. A
+    /// list at the root of the names has the prefix "".
     #[must_use]
     pub fn stacks(&self) -> &[Prefix] {
         &self.stacks
@@ -176,7 +181,8 @@ impl Layers {
         slot(self.layer_of[tensor.index()])
     }
 
-    /// Quantization companions (scales, zero points, states), each with the weight that it belongs to.
+    /// Quantization companions (scales, zero points, states), each with the weight that it belongs
+    /// to.
     #[must_use]
     pub fn companions(&self) -> &[(TensorId, TensorId)] {
         &self.companions
@@ -188,11 +194,11 @@ impl Layers {
         self.metadata_bytes
     }
 
-    /// The most host memory that grouping held at once, in bytes as the allocator takes them: what is kept, and
-    /// the tables that led to it. Part of every host budget.
+    /// The most host memory that grouping held at once, in bytes as the allocator takes them: what
+    /// is kept, and the tables that led to it. Part of every host budget.
     ///
-    /// A sum of the capacities of all lists and tables that are held together, at its highest. Not in it: the override
-    /// itself, and what scales with its entries.
+    /// A sum of the capacities of all lists and tables that are held together, at its highest. Not
+    /// in it: the override itself, and what scales with its entries.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.peak_bytes

@@ -1,8 +1,9 @@
 //! The numbered lists that tensor names form, with their children and the tensors below each child.
 //!
-//! `model.layers.7.mlp.experts.3.w1` is below child `7` of list `model.layers.` and below child `3` of list
-//! `model.layers.7.mlp.experts.`. Everything is kept as offsets into the names, in flat arrays: 4 bytes per tensor
-//! and list it lies in, about 20 per child. Which list is a stack is not decided here but in `rule`.
+//! `model.layers.7.mlp.experts.3.w1` is below child `7` of list `model.layers.` and below child `3`
+//! of list `model.layers.7.mlp.experts.`. Everything is kept as offsets into the names, in flat
+//! arrays: 4 bytes per tensor and list it lies in, about 20 per child. Which list is a stack is not
+//! decided here but in `rule`.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -13,8 +14,9 @@ use super::names;
 use crate::checkpoint::agreed_len;
 use crate::footprint::{Held, Meter};
 
-/// How many numbered components of one name are looked at, from the left: enough for the experts of the blocks of
-/// the stages of the second of two towers. The bound keeps hostile names (thousands of numbers) linear.
+/// How many numbered components of one name are looked at, from the left: enough for the experts of
+/// the blocks of the stages of the second of two towers. The bound keeps hostile names (thousands
+/// of numbers) linear.
 pub(super) const LEVELS_MAX: usize = 4;
 
 /// "No child": the list stands outside every other list.
@@ -23,7 +25,8 @@ pub(super) const NO_CHILD: u32 = u32::MAX;
 /// One numbered list.
 #[derive(Debug)]
 pub(super) struct List {
-    /// A tensor below it; the first `prefix_len` bytes of its name are the list's prefix, separator included.
+    /// A tensor below it; the first `prefix_len` bytes of its name are the list's prefix, separator
+    /// included.
     sample: u32,
     prefix_len: u32,
     /// The child of an outer list that this list lies in, or [`NO_CHILD`].
@@ -243,8 +246,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Notes the children that `name` is below. Neighbours in a file mostly share them, so those of the
-    /// previous name are taken over as far as the names agree.
+    /// Notes the children that `name` is below. Neighbours in a file mostly share them, so those of
+    /// the previous name are taken over as far as the names agree.
     fn add(&mut self, name: &'a str, tensor: u32) {
         let agreed = agreed_len(name.as_bytes(), self.previous.as_bytes());
         let kept = self.open.iter().take_while(|level| level.end < agreed).count();
@@ -301,7 +304,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The child of that path, or `None`, and it will be `next`. Looks only if children can be looked for.
+    /// The child of that path, or `None`, and it will be `next`. Looks only if children can be
+    /// looked for.
     fn find_or_note(&mut self, path: &str, next: u32) -> Option<u32> {
         let Self { names, children, child_of_path, .. } = self;
         if !self.is_indexed {
@@ -310,7 +314,8 @@ impl<'a> Builder<'a> {
         child_of_path.find_or_insert(path, next, |child| children[slot(child)].path(*names))
     }
 
-    /// The list whose prefix is the first `prefix_len` bytes of `name`, around the levels that are open.
+    /// The list whose prefix is the first `prefix_len` bytes of `name`, around the levels that are
+    /// open.
     fn list(&mut self, name: &str, sample: u32, prefix_len: usize) -> u32 {
         let Self { names, lists, .. } = self;
         let prefix_of = |list: u32| {
@@ -335,10 +340,11 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Sorts `(bucket, value)` pairs into buckets, keeping their order: the values, and where each bucket starts.
+/// Sorts `(bucket, value)` pairs into buckets, keeping their order: the values, and where each
+/// bucket starts.
 pub(super) fn bucket(count: usize, pairs: impl Iterator<Item = (u32, u32)> + Clone) -> (Vec<u32>, Vec<u32>) {
-    // One place further than where they end up: while values are filled in, `starts[bucket + 1]` is where the next one
-    // goes, and in the end it is where the next bucket starts.
+    // One place further than where they end up: while values are filled in, `starts[bucket + 1]` is
+    // where the next one goes, and in the end it is where the next bucket starts.
     let mut starts = vec![0_u32; count + 2];
     for (bucket, _) in pairs.clone() {
         starts[slot(bucket) + 2] += 1;

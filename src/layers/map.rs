@@ -83,8 +83,8 @@ impl LayerMap {
     /// Reads an override from the text of a TOML file.
     ///
     /// # Errors
-    /// [`LayersError::MapSyntax`] with line and column if `text` is not TOML, or has an unknown key, a value of
-    /// another type, or a group without an id or without prefixes.
+    /// [`LayersError::MapSyntax`] with line and column if `text` is not TOML, or has an unknown
+    /// key, a value of another type, or a group without an id or without prefixes.
     pub fn parse(text: &str) -> Result<Self, LayersError> {
         let file: File = toml::from_str(text).map_err(|error| LayersError::MapSyntax {
             place: place(text, error.span().unwrap_or_default()),

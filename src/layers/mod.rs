@@ -4,8 +4,9 @@
 //! names + shapes ─ companions ─ lists ─ rule ─ grouping ─ order ─> Layers
 //!                                 overrides ┴──────┴────────┘
 //! ```
-//! No list of architectures and no list of words: a stack is recognized by the structure and the shapes of its
-//! children. docs/layers.md tells the rule, its figures and its limits. Nothing is read from tensors.
+//! No list of architectures and no list of words: a stack is recognized by the structure and the
+//! shapes of its children. docs/layers.md tells the rule, its figures and its limits. Nothing is
+//! read from tensors.
 
 pub use self::error::LayersError;
 pub use self::id::LayerId;

@@ -4,7 +4,8 @@ use super::NamedShape;
 use super::lists::{index32, slot};
 use crate::checkpoint::{Checkpoint, TensorId};
 
-/// Names and shapes by tensor. A checkpoint's are read where they are: a list of them would take 32 bytes each.
+/// Names and shapes by tensor. A checkpoint's are read where they are: a list of them would take 32
+/// bytes each.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Names<'a> {
     /// Those of a checkpoint.

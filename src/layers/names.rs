@@ -1,7 +1,7 @@
 //! How a tensor name is cut: components, numbered components, suffixes, natural order.
 //!
-//! Works on slices of the name and allocates nothing. Knows nothing of lists, layers or tensors; the other
-//! files of this stage call it.
+//! Works on slices of the name and allocates nothing. Knows nothing of lists, layers or tensors;
+//! the other files of this stage call it.
 
 use std::cmp::Ordering;
 
@@ -9,7 +9,8 @@ use crate::checkpoint::agreed_len;
 
 /// Where the dotted part of a name starts: behind `component/` in a pipeline, else at 0.
 ///
-/// Only a first part without a dot is a component, so that a stray `/` inside a module name changes nothing.
+/// Only a first part without a dot is a component, so that a stray `/` inside a module name changes
+/// nothing.
 pub(super) fn body_start(name: &str) -> usize {
     match name.bytes().position(|byte| byte == b'.' || byte == b'/') {
         Some(at) if at > 0 && name.as_bytes()[at] == b'/' => at + 1,
@@ -44,17 +45,20 @@ pub(super) fn components(name: &str, start: usize) -> impl Iterator<Item = (usiz
     })
 }
 
-/// What follows the component that ends at byte `end`, without the dot; empty at the end of the name.
+/// What follows the component that ends at byte `end`, without the dot; empty at the end of the
+/// name.
 pub(super) fn suffix_after(name: &str, end: usize) -> &str {
     name.get(end + 1..).unwrap_or("")
 }
 
-/// The suffix without its last component: the module that owns the parameter, "" for a bare parameter.
+/// The suffix without its last component: the module that owns the parameter, "" for a bare
+/// parameter.
 pub(super) fn module_of(suffix: &str) -> &str {
     suffix.rfind('.').map_or("", |dot| &suffix[..dot])
 }
 
-/// A number for `suffix` in which all indices look alike, so that `experts.3.w1` and `experts.41.w1` are one (FNV-1a).
+/// A number for `suffix` in which all indices look alike, so that `experts.3.w1` and
+/// `experts.41.w1` are one (FNV-1a).
 ///
 /// A collision could only make the rule miscount, never lose a tensor.
 pub(super) fn indexless_hash(suffix: &str) -> u64 {
@@ -67,7 +71,8 @@ pub(super) fn indexless_hash(suffix: &str) -> u64 {
     })
 }
 
-/// A list's prefix as people write it: `model.layers.` is `model.layers`, `vae/` is `vae`, "" is the root.
+/// A list's prefix as people write it: `model.layers.` is `model.layers`, `vae/` is `vae`, "" is
+/// the root.
 pub(super) fn path_of_prefix(prefix: &str) -> &str {
     prefix.strip_suffix(['.', '/']).unwrap_or(prefix)
 }
@@ -112,8 +117,8 @@ fn digit_run(bytes: &[u8]) -> usize {
     bytes.iter().take_while(|byte| byte.is_ascii_digit()).count()
 }
 
-/// How many bytes of `left` and `right` agree, cut back to whole components: the length of the deepest
-/// common container, or 0. Equal texts share all their bytes.
+/// How many bytes of `left` and `right` agree, cut back to whole components: the length of the
+/// deepest common container, or 0. Equal texts share all their bytes.
 pub(super) fn common_container(left: &str, right: &str) -> usize {
     let agreed = agreed_len(left.as_bytes(), right.as_bytes());
     let at_boundary = |text: &str| text.len() == agreed || text.as_bytes()[agreed] == b'.';

@@ -1,9 +1,10 @@
 //! The default order of execution: what is in front of the stacks, the stacks, what is behind them.
 //!
-//! Layers form a tree of containers (`model` holds `embed_tokens`, `layers` and `norm`); siblings are sorted at every
-//! node. Where a group stands is read from shapes as far as possible: a matrix that maps into the width of the
-//! stacks is in front, one that maps out of it is behind, a group of vectors is a closing norm. Words decide only
-//! what shapes cannot: see [`words`]. It is a default; an override replaces it. Pipelines keep their components apart.
+//! Layers form a tree of containers (`model` holds `embed_tokens`, `layers` and `norm`); siblings
+//! are sorted at every node. Where a group stands is read from shapes as far as possible: a matrix
+//! that maps into the width of the stacks is in front, one that maps out of it is behind, a group
+//! of vectors is a closing norm. Words decide only what shapes cannot: see [`words`]. It is a
+//! default; an override replaces it. Pipelines keep their components apart.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -207,7 +208,8 @@ impl<'a> Tree<'a> {
         Some(self.nodes[slot(node)].item).filter(|&item| item != NONE)
     }
 
-    /// Attaches every open node deeper than `depth` to its container, which is made where it is missing.
+    /// Attaches every open node deeper than `depth` to its container, which is made where it is
+    /// missing.
     fn close(&mut self, open: &mut Vec<u32>, depth: usize) {
         let depth_of = |nodes: &[Node], node: u32| slot(nodes[slot(node)].depth);
         let mut last: Option<u32> = None;
@@ -297,7 +299,8 @@ impl<'a> Tree<'a> {
         (entry.has_stack, entry.first_shard) = (has_stack, first_shard);
     }
 
-    /// Where the group `child` stands below its container `node`, and whether it holds a vocabulary.
+    /// Where the group `child` stands below its container `node`, and whether it holds a
+    /// vocabulary.
     fn measure_group(
         &mut self,
         node: u32,
@@ -326,8 +329,8 @@ impl<'a> Tree<'a> {
         self.children(node).filter(|&child| self.nodes[slot(child)].has_stack)
     }
 
-    /// True if all stacks below `node` are in one and the same container below it, so that what stands beside
-    /// that container was put on top of it.
+    /// True if all stacks below `node` are in one and the same container below it, so that what
+    /// stands beside that container was put on top of it.
     fn is_wrapped(&self, node: u32) -> bool {
         let mut holders = self.stack_holders(node);
         match (holders.next(), holders.next()) {
@@ -347,7 +350,8 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// True if `node` is a stack beside a vocabulary of its width: what reads tokens, not what feeds images to it.
+    /// True if `node` is a stack beside a vocabulary of its width: what reads tokens, not what
+    /// feeds images to it.
     fn reads_vocabulary(&self, container: u32, node: u32) -> bool {
         let widths = &self.vocabularies[range(self.nodes[slot(container)].vocabularies)];
         let own = &self.widths[range(self.nodes[slot(node)].widths)];

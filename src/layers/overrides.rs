@@ -1,5 +1,5 @@
-//! An override applied to one checkpoint: names become lists, prefixes and layers, or an error that says what
-//! exists instead.
+//! An override applied to one checkpoint: names become lists, prefixes and layers, or an error that
+//! says what exists instead.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -149,8 +149,8 @@ pub(super) struct Ordered<'a> {
     pub(super) stack: Option<&'a str>,
 }
 
-/// Applies the override's order to `count` layers, which `layer` tells in the default order; the result is the
-/// positions in it, reordered.
+/// Applies the override's order to `count` layers, which `layer` tells in the default order; the
+/// result is the positions in it, reordered.
 ///
 /// # Errors
 /// If an entry names no layer, stack or container, or is listed twice.
@@ -175,7 +175,8 @@ pub(super) fn reorder<'a>(
     let mut placed = vec![false; count];
     let mut positions = Vec::with_capacity(count);
     let named = by_id.values().fold(Held::default(), Held::grown_list);
-    // A container's layers are listed one container at a time: no more than all layers, doubled while the list grows.
+    // A container's layers are listed one container at a time: no more than all layers, doubled while
+    // the list grows.
     let below = items_bytes::<u32>(count.saturating_mul(2));
     meter.note(named.list(&placed).list(&positions).grown(below));
     for entry in order {
@@ -209,7 +210,8 @@ fn is_below(id: &str, prefix: &str) -> bool {
     id.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(['.', '/']))
 }
 
-/// `name` and the containers around it, outermost first; the first few, which is enough to suggest one.
+/// `name` and the containers around it, outermost first; the first few, which is enough to suggest
+/// one.
 fn prefixes_of(name: &str) -> impl Iterator<Item = &str> {
     let component = names::body_start(name);
     let first = (component > 0).then(|| &name[..component.saturating_sub(1)]);

@@ -8,10 +8,12 @@ use crate::checkpoint::TensorId;
 const NOWHERE: u32 = u32::MAX;
 
 impl Layers {
-    /// Puts the layers into that order. It has to name each layer that has a selected tensor, and each once; the others come last.
+    /// Puts the layers into that order. It has to name each layer that has a selected tensor, and
+    /// each once; the others come last.
     ///
     /// # Errors
-    /// [`LayersError::CallOrder`] for a name that no layer has, one that comes twice, and a layer that is left out.
+    /// [`LayersError::CallOrder`] for a name that no layer has, one that comes twice, and a layer
+    /// that is left out.
     pub(crate) fn reorder(
         &mut self,
         order: &[LayerId],

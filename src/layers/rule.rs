@@ -1,8 +1,9 @@
-//! Which numbered lists are stacks of layers: the rule, from the structure and the shapes of the children alone.
+//! Which numbered lists are stacks of layers: the rule, from the structure and the shapes of the
+//! children alone.
 //!
-//! Two passes, both linear: `measure` describes every list from the innermost outwards, `choose` takes stacks from
-//! the outermost inwards. No name is compared with any word. docs/layers.md tells the rule in prose and gives
-//! its scores; `grouping` calls this file and assigns the tensors.
+//! Two passes, both linear: `measure` describes every list from the innermost outwards, `choose`
+//! takes stacks from the outermost inwards. No name is compared with any word. docs/layers.md tells
+//! the rule in prose and gives its scores; `grouping` calls this file and assigns the tensors.
 
 use std::hash::BuildHasher;
 
@@ -15,32 +16,35 @@ use super::names;
 use crate::footprint::{Held, Meter, block_bytes};
 use crate::units::to_u64;
 
-/// The thresholds of the rule, most in percent. The default is what the figures in docs/layers.md are for; anything
-/// else is for measuring how much they matter.
+/// The thresholds of the rule, most in percent. The default is what the figures in docs/layers.md
+/// are for; anything else is for measuring how much they matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rule {
-    /// Share of children that must have two modules or more, else the list is too shallow for a stack.
+    /// Share of children that must have two modules or more, else the list is too shallow for a
+    /// stack.
     pub deep_percent: u32,
     /// Share of children (two at least) that must have a suffix in common.
     pub common_percent: u32,
-    /// Share of children that must agree on the shape of a suffix for that suffix to count as uniform.
+    /// Share of children that must agree on the shape of a suffix for that suffix to count as
+    /// uniform.
     pub agreement_percent: u32,
     /// Share of suffixes that must be uniform for a list to count as uniform.
     pub uniform_percent: u32,
-    /// A list is a mere container of inner stacks only if less than this share of the names below a child
-    /// is outside of them.
+    /// A list is a mere container of inner stacks only if less than this share of the names below a
+    /// child is outside of them.
     pub own_names_percent: u32,
     /// The same for tensor elements, in a list whose shapes change from child to child.
     pub own_elements_percent: u32,
     /// The same for tensor elements, in a list whose shapes are uniform.
     pub own_elements_uniform_percent: u32,
-    /// Share of a child's suffixes that its siblings must share for an inner list to count as a stack.
+    /// Share of a child's suffixes that its siblings must share for an inner list to count as a
+    /// stack.
     pub alike_percent: u32,
     /// The same where the outer list is uniform.
     pub alike_uniform_percent: u32,
-    /// A list whose children hold chains of blocks this many times as long as itself is a list of networks, however
-    /// many names stand beside the chains.
+    /// A list whose children hold chains of blocks this many times as long as itself is a list of
+    /// networks, however many names stand beside the chains.
     pub chain_ratio: u32,
 }
 
@@ -94,8 +98,8 @@ struct Facts {
     common: bool,
     /// Suffixes whose shape most children agree on; `None` without shapes.
     uniform: Option<u32>,
-    /// Children that look like a residual block: a module of vectors (a norm) beside two weight matrices.
-    /// Without shapes: four modules or more.
+    /// Children that look like a residual block: a module of vectors (a norm) beside two weight
+    /// matrices. Without shapes: four modules or more.
     blocks: bool,
     /// Children with two weight matrices or more.
     matrices: bool,
@@ -121,7 +125,8 @@ impl Facts {
         self.children >= 2 && self.deep && self.alike >= 10 * rule.alike_percent
     }
 
-    /// The same, for an outer list that looks like a stack itself: only near-identical blocks count.
+    /// The same, for an outer list that looks like a stack itself: only near-identical blocks
+    /// count.
     fn is_inner_block_stack(&self, rule: &Rule) -> bool {
         self.is_inner_stack(rule) && self.blocks && self.alike >= 10 * rule.alike_uniform_percent
     }
@@ -243,8 +248,8 @@ struct Vote {
 /// "No more shapes".
 const NO_VOTE: u32 = u32::MAX;
 
-/// How many different shapes of a suffix are told apart. With more than this many nothing is uniform, except in lists
-/// so long that the bound stands for "no agreement" all the same.
+/// How many different shapes of a suffix are told apart. With more than this many nothing is
+/// uniform, except in lists so long that the bound stands for "no agreement" all the same.
 const VOTES_MAX: usize = 16;
 
 /// A module of one child: what it was last seen in, and the highest rank of its tensors there.
@@ -255,8 +260,8 @@ struct Module<'a> {
     rank_max: u32,
 }
 
-/// A suffix with its indices made alike: the child it was last seen in, inside and outside of inner lists, and how
-/// many children have it.
+/// A suffix with its indices made alike: the child it was last seen in, inside and outside of inner
+/// lists, and how many children have it.
 #[derive(Clone, Copy, Default)]
 struct Indexless {
     hash: u64,
@@ -273,7 +278,8 @@ const OUTSIDE_BLOCKS: usize = 2;
 struct Measure<'a> {
     suffix_of: TextIndex,
     suffixes: Vec<Suffix<'a>>,
-    /// Those of the child before in the order of its tensors; up to the tensor at hand, those of the child at hand.
+    /// Those of the child before in the order of its tensors; up to the tensor at hand, those of
+    /// the child at hand.
     sequence: Vec<u32>,
     votes: Vec<Vote>,
     module_of: TextIndex,
@@ -368,8 +374,8 @@ impl<'a> Measure<'a> {
         self.close_modules(&touched);
     }
 
-    /// What a tensor counts for, by the inner lists that it is in: always for the child, and for the child's own
-    /// part unless one of them is a stack of its own.
+    /// What a tensor counts for, by the inner lists that it is in: always for the child, and for
+    /// the child's own part unless one of them is a stack of its own.
     fn is_counted<'f>(&mut self, inner: impl Iterator<Item = &'f Facts>, rule: &Rule) -> [bool; 3] {
         let mut counted = [true; 3];
         for facts in inner {
@@ -497,7 +503,8 @@ impl<'a> Measure<'a> {
         if self.shaped { own } else { Own { elements: 0, ..own } }
     }
 
-    /// Share of the suffixes, among those of two children or more, on whose shape the children agree.
+    /// Share of the suffixes, among those of two children or more, on whose shape the children
+    /// agree.
     fn uniform(&self, rule: &Rule) -> u32 {
         let mut shared = 0;
         let mut agreed = 0;

@@ -1,7 +1,9 @@
-//! Texts and lists of tensors that all layers of a checkpoint share: one allocation each, however many layers.
+//! Texts and lists of tensors that all layers of a checkpoint share: one allocation each, however
+//! many layers.
 //!
-//! A checkpoint may have a million layers of one tensor. An allocation for each name and each list would take more
-//! than what it holds, and freeing a million small blocks returns nothing to the system while others stand between.
+//! A checkpoint may have a million layers of one tensor. An allocation for each name and each list
+//! would take more than what it holds, and freeing a million small blocks returns nothing to the
+//! system while others stand between.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -15,8 +17,8 @@ use crate::checkpoint::TensorId;
 use crate::footprint::{Held, block_bytes, items_bytes};
 use crate::units::to_u64;
 
-/// A full prefix of tensor names, such as `model.layers.0`: a text that is cheap to clone. It keeps the prefixes of
-/// the whole grouping alive.
+/// A full prefix of tensor names, such as `model.layers.0`: a text that is cheap to clone. It keeps
+/// the prefixes of the whole grouping alive.
 #[derive(Clone)]
 pub struct Prefix {
     all: Arc<str>,

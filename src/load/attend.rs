@@ -1,4 +1,5 @@
-//! Threads that wait for an asynchronous device, so that neither the control loop nor a reader ever does.
+//! Threads that wait for an asynchronous device, so that neither the control loop nor a reader ever
+//! does.
 //!
 //! ```text
 //!             allocate (layer)                    arena
@@ -8,8 +9,8 @@
 //!                                  copied (its slot is free again), ready
 //! ```
 //!
-//! Arenas are allocated ahead of the copying; copies and layers are waited for in the order in which they were queued.
-//! Synchronous devices have no such threads.
+//! Arenas are allocated ahead of the copying; copies and layers are waited for in the order in
+//! which they were queued. Synchronous devices have no such threads.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -26,8 +27,9 @@ use crate::plan::LoadPlan;
 
 /// What somebody waits for.
 pub(super) enum Wait<B: Backend> {
-    /// Until a copy is over and its slot is free. The layer keeps its place in the window for as long: the copy keeps the
-    /// arena, even if the layer was handed out at once and has been dropped.
+    /// Until a copy is over and its slot is free. The layer keeps its place in the window for as
+    /// long: the copy keeps the arena, even if the layer was handed out at once and has been
+    /// dropped.
     Copy { read: u32, copy: B::Pending, permit: Option<Permit> },
     /// Until every byte of a layer is in its place.
     Ready(LoadedLayer),
@@ -107,8 +109,8 @@ impl<B: Backend> Attendants<B> {
         self.ahead = Some(turn);
     }
 
-    /// Asks for the arena of a layer, unless that was done ahead. Each turn is asked for once, in the order in which they
-    /// need theirs.
+    /// Asks for the arena of a layer, unless that was done ahead. Each turn is asked for once, in
+    /// the order in which they need theirs.
     pub(super) fn allocate(&mut self, turn: usize, place: Place) {
         if self.ahead.take_if(|ahead| *ahead == turn).is_none() {
             let allocation = Allocation { turn, place };

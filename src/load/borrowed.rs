@@ -1,4 +1,5 @@
-//! What a caller brings to a CUDA device instead of letting the loader make its own: a context, a stream, memory.
+//! What a caller brings to a CUDA device instead of letting the loader make its own: a context, a
+//! stream, memory.
 #![allow(unsafe_code, reason = "handles of the caller's are promises; each says which")]
 
 use std::fmt;
@@ -62,7 +63,8 @@ impl LoaderBuilder {
 
 #[cfg(feature = "cuda")]
 impl super::Loader {
-    /// What a load shares on the device. In a window arenas are used again, up to `recycle_bytes_max` of them.
+    /// What a load shares on the device. In a window arenas are used again, up to
+    /// `recycle_bytes_max` of them.
     pub(super) fn lane(
         &self,
         context: &Arc<Context>,
@@ -78,40 +80,47 @@ impl super::Loader {
     }
 }
 
-/// For callers that have a CUDA context, streams or memory of their own. Handles are passed as integers, so that the
-/// caller's bindings of the driver API need not be ours. Other targets ignore all of this.
+/// For callers that have a CUDA context, streams or memory of their own. Handles are passed as
+/// integers, so that the caller's bindings of the driver API need not be ours. Other targets ignore
+/// all of this.
 impl LoaderBuilder {
-    /// Loads in this context (`CUcontext`) instead of the device's primary one. The number of the target is ignored.
+    /// Loads in this context (`CUcontext`) instead of the device's primary one. The number of the
+    /// target is ignored.
     ///
     /// # Safety
-    /// A live context of this process, which outlives the loader and everything that is loaded with it.
+    /// A live context of this process, which outlives the loader and everything that is loaded with
+    /// it.
     pub unsafe fn cuda_context(mut self, context: u64) -> Self {
         self.borrowed.context = Some(context);
         self
     }
 
-    /// Queues all copies in this stream (`CUstream`) instead of one of the loader's own. What the caller queues in it after
-    /// it has got a layer comes after the layer's copies, by itself. The legacy default stream (0 or 1) is one, the per-thread
-    /// default stream (2) is not: the loader has several threads, and [`build`](Self::build) refuses it.
+    /// Queues all copies in this stream (`CUstream`) instead of one of the loader's own. What the
+    /// caller queues in it after it has got a layer comes after the layer's copies, by itself.
+    /// The legacy default stream (0 or 1) is one, the per-thread default stream (2) is not: the
+    /// loader has several threads, and [`build`](Self::build) refuses it.
     ///
     /// # Safety
-    /// A live stream of the context that is used, which outlives the loader, its streams and everything that is loaded
-    /// with it. It must not be capturing a graph.
+    /// A live stream of the context that is used, which outlives the loader, its streams and
+    /// everything that is loaded with it. It must not be capturing a graph.
     pub unsafe fn cuda_stream(mut self, stream: u64) -> Self {
         self.borrowed.stream = Some(stream);
         self
     }
 
-    /// Puts layers into memory of the caller's: `destination` is asked for each layer, and where it gives none, the loader
-    /// allocates an arena. A region holds the layer as the plan lays it out: it has at least
-    /// [`PlannedLayer::arena_bytes`], starts on 256 bytes, and each tensor lies at its
-    /// [`Placement::arena_offset_bytes`](crate::plan::Placement::arena_offset_bytes). Bytes between tensors are
-    /// overwritten too. Such memory is not checked against what the device has free, and never freed.
+    /// Puts layers into memory of the caller's: `destination` is asked for each layer, and where it
+    /// gives none, the loader allocates an arena. A region holds the layer as the plan lays it
+    /// out: it has at least [`PlannedLayer::arena_bytes`], starts on 256 bytes, and each tensor
+    /// lies at its
+    /// [`Placement::arena_offset_bytes`](crate::plan::Placement::arena_offset_bytes). Bytes between
+    /// tensors are overwritten too. Such memory is not checked against what the device has
+    /// free, and never freed.
     ///
     /// # Safety
-    /// Every region is device memory of the context that is used. From the call that returns it until the layer is dropped,
-    /// and if the load fails until its stream has ended, it stays allocated and nobody else writes to it; nobody reads it
-    /// before the layer is ready. No two regions that are in use at a time overlap.
+    /// Every region is device memory of the context that is used. From the call that returns it
+    /// until the layer is dropped, and if the load fails until its stream has ended, it stays
+    /// allocated and nobody else writes to it; nobody reads it before the layer is ready. No
+    /// two regions that are in use at a time overlap.
     pub unsafe fn destinations(
         mut self,
         destination: impl Fn(&PlannedLayer) -> Option<DeviceRegion> + Send + Sync + 'static,

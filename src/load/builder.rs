@@ -23,12 +23,15 @@ use crate::units::MIB;
 pub const DEFAULT_HOST_BUDGET_BYTES: u64 = 64 * MIB;
 /// Layers read ahead of the one the caller works on, unless the caller says otherwise.
 pub const DEFAULT_PREFETCH_LAYERS: u32 = 2;
-/// How long a stream waits for a caller that holds the whole window, unless the caller says otherwise.
+/// How long a stream waits for a caller that holds the whole window, unless the caller says
+/// otherwise.
 pub const DEFAULT_STALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Device memory that stays free, unless the caller says otherwise: what a driver takes for its own bookkeeping.
+/// Device memory that stays free, unless the caller says otherwise: what a driver takes for its own
+/// bookkeeping.
 pub const DEFAULT_DEVICE_RESERVE_BYTES: u64 = 64 * MIB;
 
-/// Most direct reads in flight unless the caller says otherwise: what arrays of flash disks want, at 1 or 2 MiB each.
+/// Most direct reads in flight unless the caller says otherwise: what arrays of flash disks want,
+/// at 1 or 2 MiB each.
 const DIRECT_READS_MAX: u32 = 16;
 /// Most threads that have a queue of reads each.
 const QUEUES_MAX: u32 = 8;
@@ -69,8 +72,9 @@ pub enum HandOut {
     #[default]
     WhenComplete,
     /// As soon as all its copies are queued. For callers that order by streams: let them wait for
-    /// [`LoadedLayer::ready_event`](super::LoadedLayer::ready_event). A copy that fails after that is the stream's next
-    /// error, and an error of [`LoadedLayer::wait_ready`](super::LoadedLayer::wait_ready).
+    /// [`LoadedLayer::ready_event`](super::LoadedLayer::ready_event). A copy that fails after that
+    /// is the stream's next error, and an error of
+    /// [`LoadedLayer::wait_ready`](super::LoadedLayer::wait_ready).
     AtOnce,
 }
 
@@ -130,59 +134,64 @@ impl LoaderBuilder {
         }
     }
 
-    /// Most host memory that one load may hold beside resident layers, in bytes. 64 MiB by default. Loads that run at the
-    /// same time have a budget each.
+    /// Most host memory that one load may hold beside resident layers, in bytes. 64 MiB by default.
+    /// Loads that run at the same time have a budget each.
     pub fn host_budget(mut self, bytes: u64) -> Self {
         self.host_budget_bytes = bytes;
         self
     }
 
-    /// Most memory that resident layers may take on the device, in bytes. Not bounded by default. Checked when the load is
-    /// planned, for layers that are dropped in order, and enforced while it runs, for those that are not.
+    /// Most memory that resident layers may take on the device, in bytes. Not bounded by default.
+    /// Checked when the load is planned, for layers that are dropped in order, and enforced
+    /// while it runs, for those that are not.
     pub fn device_budget(mut self, bytes: u64) -> Self {
         self.device_budget_bytes = Some(bytes);
         self
     }
 
-    /// Bytes of the device's memory that shall stay free. 64 MiB by default. A load whose resident layers would leave less
-    /// is refused before it begins. Host memory is not checked: what is free there is not known until it is used.
+    /// Bytes of the device's memory that shall stay free. 64 MiB by default. A load whose resident
+    /// layers would leave less is refused before it begins. Host memory is not checked: what is
+    /// free there is not known until it is used.
     pub fn device_reserve(mut self, bytes: u64) -> Self {
         self.device_reserve_bytes = bytes;
         self
     }
 
-    /// Layers resident at once in [`Loader::stream`]: being filled, ready, and held by the caller. Two by default;
-    /// [`Loader::load`] keeps all.
+    /// Layers resident at once in [`Loader::stream`]: being filled, ready, and held by the caller.
+    /// Two by default; [`Loader::load`] keeps all.
     pub fn window(mut self, window: Window) -> Self {
         self.window = window;
         self
     }
 
-    /// Layers read ahead of the one the caller works on or waits for. Two by default; with zero, nothing is read before
-    /// it is asked for. What lies beyond the window waits in the ring.
+    /// Layers read ahead of the one the caller works on or waits for. Two by default; with zero,
+    /// nothing is read before it is asked for. What lies beyond the window waits in the ring.
     pub fn prefetch(mut self, layers: u32) -> Self {
         self.prefetch = layers;
         self
     }
 
-    /// In which order reads are issued. One layer after the other by default; [`Loader::load`], which keeps everything, always
-    /// reads as the files have it. [`Loader::stream`] does so on demand, with a window of [`Window::All`]: every layer is begun then
-    /// whatever [`Self::prefetch`] says, and they come as they are complete, not in execution order. Hashing on the way
-    /// needs the order of layers.
+    /// In which order reads are issued. One layer after the other by default; [`Loader::load`],
+    /// which keeps everything, always reads as the files have it. [`Loader::stream`] does so on
+    /// demand, with a window of [`Window::All`]: every layer is begun then
+    /// whatever [`Self::prefetch`] says, and they come as they are complete, not in execution
+    /// order. Hashing on the way needs the order of layers.
     pub fn read_order(mut self, order: ReadOrder) -> Self {
         self.order = order;
         self
     }
 
-    /// How files are read. By default ([`IoMode::Auto`]) as the page cache, the file system and the size of each file suggest.
+    /// How files are read. By default ([`IoMode::Auto`]) as the page cache, the file system and the
+    /// size of each file suggest.
     pub fn io(mut self, mode: IoMode) -> Self {
         self.io = mode;
         self
     }
 
-    /// Reads in flight; zero counts as one. By default what the mode can use on this machine: one for each core for
-    /// buffered and mapped reads, at most 8, or 12 for a CUDA device; 8 for a network; direct reads find out while they run, up
-    /// to 16; with [`IoMode::Auto`], what most of the bytes need. Cores are those that affinity and the CPU quota of the control
+    /// Reads in flight; zero counts as one. By default what the mode can use on this machine: one
+    /// for each core for buffered and mapped reads, at most 8, or 12 for a CUDA device; 8 for a
+    /// network; direct reads find out while they run, up to 16; with [`IoMode::Auto`], what
+    /// most of the bytes need. Cores are those that affinity and the CPU quota of the control
     /// group leave. A small budget may get fewer. Each is a thread, unless reads go through queues
     /// ([`LoadReport::queueing`](super::LoadReport::queueing)).
     pub fn readers(mut self, threads: u32) -> Self {
@@ -190,39 +199,44 @@ impl LoaderBuilder {
         self
     }
 
-    /// Hashes every tensor on the way if the target keeps no bytes to hash later; costs 32 bytes of the budget per tensor.
-    /// Off by default. Where the bytes are kept, [`LoadedTensor::hash`](super::LoadedTensor::hash) needs nothing from the
-    /// load.
+    /// Hashes every tensor on the way if the target keeps no bytes to hash later; costs 32 bytes of
+    /// the budget per tensor. Off by default. Where the bytes are kept,
+    /// [`LoadedTensor::hash`](super::LoadedTensor::hash) needs nothing from the load.
     pub fn hash(mut self, hash: bool) -> Self {
         self.hash = hash;
         self
     }
 
-    /// When the caller gets a layer. When it is complete, by default. Matters only for devices that copy by themselves.
+    /// When the caller gets a layer. When it is complete, by default. Matters only for devices that
+    /// copy by themselves.
     pub fn hand_out(mut self, hand_out: HandOut) -> Self {
         self.hand_out = hand_out;
         self
     }
 
-    /// Narrows wider floats on the way: F32 and F64 tensors arrive as this type, rounded to nearest even. Others, those of
-    /// 16 bits and quantised ones too, arrive as they are. Nothing is narrowed by default.
+    /// Narrows wider floats on the way: F32 and F64 tensors arrive as this type, rounded to nearest
+    /// even. Others, those of 16 bits and quantised ones too, arrive as they are. Nothing is
+    /// narrowed by default.
     pub fn dtype(mut self, dtype: FloatType) -> Self {
         self.dtype = Some(dtype);
         self
     }
 
-    /// Quantises weights on the way, row by row: those of two or three dimensions in the layers of stacks, but not routers of
-    /// experts. Embeddings, heads, norms, biases and what is quantised already arrive as they are, or as [`Self::dtype`] says.
-    /// The values of `X` arrive under its name; [their scales](crate::plan::SCALE_SUFFIX) are a tensor of their own, `X_scale`, in the
-    /// same layer. [`Progress::quantisation_errors`](super::Progress::quantisation_errors) tells what was lost. Nothing is
-    /// quantised by default.
+    /// Quantises weights on the way, row by row: those of two or three dimensions in the layers of
+    /// stacks, but not routers of experts. Embeddings, heads, norms, biases and what is
+    /// quantised already arrive as they are, or as [`Self::dtype`] says. The values of `X`
+    /// arrive under its name; [their scales](crate::plan::SCALE_SUFFIX) are a tensor of their own,
+    /// `X_scale`, in the same layer.
+    /// [`Progress::quantisation_errors`](super::Progress::quantisation_errors) tells what was lost.
+    /// Nothing is quantised by default.
     pub fn quantise(mut self, form: Quantisation) -> Self {
         self.quantise = Some(form);
         self
     }
 
-    /// Says which tensors [`Self::quantise`] is about, in the place of the rule about layers and names. Only floats of 16 bits and
-    /// more, with two or three dimensions and rows of 32 elements or more, which are no part of a quantised weight, are asked about.
+    /// Says which tensors [`Self::quantise`] is about, in the place of the rule about layers and
+    /// names. Only floats of 16 bits and more, with two or three dimensions and rows of 32
+    /// elements or more, which are no part of a quantised weight, are asked about.
     pub fn quantise_only(
         mut self,
         choose: impl Fn(&TensorEntry<'_>) -> bool + Send + Sync + 'static,
@@ -231,8 +245,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// How long the stream waits for its next layer while the caller itself holds all that may be resident. 30 s by
-    /// default; a tenth of a second passes before it is noticed.
+    /// How long the stream waits for its next layer while the caller itself holds all that may be
+    /// resident. 30 s by default; a tenth of a second passes before it is noticed.
     pub fn stall_timeout(mut self, timeout: Duration) -> Self {
         self.stall_timeout = timeout;
         self
@@ -250,18 +264,20 @@ impl LoaderBuilder {
         self
     }
 
-    /// Loads what one of several ranks has of each tensor: for tensor parallelism. Only that is read, as far as it lies together:
-    /// ranges of the outermost dimension are read as they are; of an inner one, short holes between what is wanted are read
-    /// through ([`Self::read_through`]). [`LoadPlan::over_read_bytes`] tells what that costs. [`LoadedTensor::shape`](super::LoadedTensor::shape) is
-    /// that of the part.
+    /// Loads what one of several ranks has of each tensor: for tensor parallelism. Only that is
+    /// read, as far as it lies together: ranges of the outermost dimension are read as they
+    /// are; of an inner one, short holes between what is wanted are read
+    /// through ([`Self::read_through`]). [`LoadPlan::over_read_bytes`] tells what that costs.
+    /// [`LoadedTensor::shape`](super::LoadedTensor::shape) is that of the part.
     pub fn shard(mut self, rank: Rank, rules: SplitRules) -> Self {
         self.shard = Some((rank, rules));
         self
     }
 
-    /// Reads through holes of up to so many bytes, 64 KiB by default: between two wanted tensors, and inside the part of a rank
-    /// ([`Self::shard`]). A disk moves that much in the time of one more request. With zero, nothing is read but what is wanted and
-    /// what alignment adds, in more and smaller requests: for storage that is paid or limited by the byte.
+    /// Reads through holes of up to so many bytes, 64 KiB by default: between two wanted tensors,
+    /// and inside the part of a rank ([`Self::shard`]). A disk moves that much in the time of
+    /// one more request. With zero, nothing is read but what is wanted and what alignment adds,
+    /// in more and smaller requests: for storage that is paid or limited by the byte.
     ///
     /// With [`Self::share`] no hole is ever read.
     pub fn read_through(mut self, hole_bytes_max: u64) -> Self {
@@ -269,15 +285,16 @@ impl LoaderBuilder {
         self
     }
 
-    /// Loads whole tensors, those that are one rank's of several to read, so that each byte is read once in all: see [`Share`], which
-    /// tells every rank which tensors those are. With [`Self::select`], the selected ones are divided.
+    /// Loads whole tensors, those that are one rank's of several to read, so that each byte is read
+    /// once in all: see [`Share`], which tells every rank which tensors those are. With
+    /// [`Self::select`], the selected ones are divided.
     pub fn share(mut self, rank: Rank) -> Self {
         self.share = Some(rank);
         self
     }
 
-    /// The same settings for one place of several: what is there, once, to stay. Between what is wanted lies what others want:
-    /// read through, it would be read twice.
+    /// The same settings for one place of several: what is there, once, to stay. Between what is
+    /// wanted lies what others want: read through, it would be read twice.
     #[cfg(feature = "fit")]
     pub(crate) fn for_place(
         mut self,
@@ -328,8 +345,8 @@ impl LoaderBuilder {
     /// A loader with these settings. Opens the device.
     ///
     /// # Errors
-    /// [`LoadError::Device`] if the target cannot be used on this machine, or not with the stream that was handed in. Host
-    /// memory always can.
+    /// [`LoadError::Device`] if the target cannot be used on this machine, or not with the stream
+    /// that was handed in. Host memory always can.
     pub fn build(self) -> Result<Loader, LoadError> {
         let device = match self.borrowed.device(self.target)? {
             Some(device) => device,
@@ -348,8 +365,9 @@ impl LoaderBuilder {
         self.readers.is_none() && is_mostly_direct(plan.io(), plan.decisions())
     }
 
-    /// Threads with a queue of reads each, if reads are to go through queues. One keeps any disk busy; where bytes are cast or copied on
-    /// the way, that is a thread's work too, and every core shall take part. Then they are worth it without being asked for, unless some
+    /// Threads with a queue of reads each, if reads are to go through queues. One keeps any disk
+    /// busy; where bytes are cast or copied on the way, that is a thread's work too, and every
+    /// core shall take part. Then they are worth it without being asked for, unless some
     /// reads would hold up the others: those that go through no queue and answer late.
     pub(super) fn queues(&self, plan: &LoadPlan) -> Option<u32> {
         let works = self.target == Target::Host || self.dtype.is_some() || self.quantise.is_some();
@@ -454,12 +472,13 @@ pub(crate) fn decide_io(
 
 /// How many threads read, unless the caller says otherwise.
 ///
-/// Buffered and mapped reads are bound by copying, so a thread per core. Direct reads wait for the disk: as many as any disk
-/// wants, of which the load finds out how many it uses. A network answers late whatever the number of cores. A link to a device takes what more cores
-/// than eight can copy. Where each file has a decision of its own, most of the bytes decide.
+/// Buffered and mapped reads are bound by copying, so a thread per core. Direct reads wait for the
+/// disk: as many as any disk wants, of which the load finds out how many it uses. A network answers
+/// late whatever the number of cores. A link to a device takes what more cores than eight can copy.
+/// Where each file has a decision of its own, most of the bytes decide.
 ///
-/// Cores are those that this process may use: [`thread::available_parallelism`] counts its affinity, and the CPU quotas of
-/// its control group and of those above, versions 1 and 2.
+/// Cores are those that this process may use: [`thread::available_parallelism`] counts its
+/// affinity, and the CPU quotas of its control group and of those above, versions 1 and 2.
 pub(super) fn default_readers(io: IoMode, decisions: &[IoDecision], target: Target) -> u32 {
     let most = if matches!(target, Target::Cuda(_)) { 12 } else { 8 };
     let copying = cores().clamp(1, most);

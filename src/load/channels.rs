@@ -1,7 +1,8 @@
 //! The channels between the threads of a load.
 //!
-//! In one pass they grow as they need to. Where the load goes on pass after pass each has room from the beginning for all that can
-//! be in it at once: nothing is allocated later, and still nobody who sends waits.
+//! In one pass they grow as they need to. Where the load goes on pass after pass each has room from
+//! the beginning for all that can be in it at once: nothing is allocated later, and still nobody
+//! who sends waits.
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
@@ -35,7 +36,8 @@ impl Sizes {
         // Twice as many as may be in flight are issued at most.
         let readers = to_usize(u64::from(plan.memory().ring().readers));
         let jobs = 2 * readers.max(slots) + 1;
-        // Open ahead of the caller (see `ahead_most`), and one that it has asked for; with an error behind them.
+        // Open ahead of the caller (see `ahead_most`), and one that it has asked for; with an error behind
+        // them.
         let layers = ahead_most(plan) + 2;
         Self {
             jobs: Some(jobs),
@@ -46,8 +48,9 @@ impl Sizes {
     }
 }
 
-/// Most layers that may be ahead of the last one the caller has asked for: a layer that is read ahead of the window holds a slot at
-/// least, so that more cannot be. The memory of open layers, a term of the plan, counts on this.
+/// Most layers that may be ahead of the last one the caller has asked for: a layer that is read
+/// ahead of the window holds a slot at least, so that more cannot be. The memory of open layers, a
+/// term of the plan, counts on this.
 pub(super) fn ahead_most(plan: &LoadPlan) -> usize {
     let window = plan.window().over(plan.layers().len());
     window.saturating_add(to_usize(u64::from(plan.memory().ring().slots)))

@@ -7,15 +7,17 @@
 //!         sealed --(every byte in its place, or at once if the caller wants it so)--> handed out
 //! ```
 //!
-//! Reads are issued strictly in the plan's order and each claims a slot first, so the oldest read always has one. In the order
-//! of layers, every slot that waits for an arena belongs to the oldest layers without one. Therefore the load moves on
-//! whenever the caller drops a layer, however small the ring is.
+//! Reads are issued strictly in the plan's order and each claims a slot first, so the oldest read
+//! always has one. In the order of layers, every slot that waits for an arena belongs to the oldest
+//! layers without one. Therefore the load moves on whenever the caller drops a layer, however small
+//! the ring is.
 //!
-//! In the order of files all layers are open from the beginning, and any of them may be the next that is sealed. A layer is given
-//! its place and asks for its arena no later than its first read is issued. The window has a place for every layer, and
-//! the device budget bytes for all, or there is no such plan: so no arena waits for the caller, none for another, and none for a
-//! slot. Hence every slot that waits for an arena gets it, whatever the caller does and in whatever order arenas come; it is
-//! copied and free again; and the next read has it.
+//! In the order of files all layers are open from the beginning, and any of them may be the next
+//! that is sealed. A layer is given its place and asks for its arena no later than its first read
+//! is issued. The window has a place for every layer, and the device budget bytes for all, or there
+//! is no such plan: so no arena waits for the caller, none for another, and none for a slot. Hence
+//! every slot that waits for an arena gets it, whatever the caller does and in whatever order
+//! arenas come; it is copied and free again; and the next read has it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -68,7 +70,8 @@ pub(super) struct Control<B: Backend> {
     parked: Vec<Parked>,
     /// Turns that have ended and were not told of: empty between two looks.
     ended: Vec<(usize, Instant)>,
-    /// Layers that are open, in order, from the first one that is not sealed, whose turn is `sealed`.
+    /// Layers that are open, in order, from the first one that is not sealed, whose turn is
+    /// `sealed`.
     open: VecDeque<OpenLayer<B>>,
     /// Layers whose copies are all queued, as are those of all layers before them.
     sealed: usize,
@@ -119,7 +122,8 @@ impl<B: Backend> Control<B> {
         let notices = wires.attendants.as_ref().map_or_else(never, Attendants::notices);
         let goes_on = !plan.passes().is_one();
         let shelf = goes_on.then(|| Arc::new(Shelf::new(layers_at_once(plan), &setup.checkpoint, plan)));
-        // Lists that are used for many passes have room from the beginning for all that can be in them at once.
+        // Lists that are used for many passes have room from the beginning for all that can be in them at
+        // once.
         let most = (to_usize(u64::from(plan.memory().ring().slots)), prefetch + 1);
         let (parked_room, open_room) = if goes_on { most } else { (0, 0) };
         Self {
@@ -151,9 +155,11 @@ impl<B: Backend> Control<B> {
         }
     }
 
-    /// Runs until every layer is handed out and nothing is in flight any more, or until something fails.
+    /// Runs until every layer is handed out and nothing is in flight any more, or until something
+    /// fails.
     pub(super) fn run(mut self) {
-        // A panic is an error of this load like any other: it must not leave readers behind, nor arenas with the device.
+        // A panic is an error of this load like any other: it must not leave readers behind, nor arenas
+        // with the device.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.drive()))
             .unwrap_or_else(|panic| Err(LoadError::Panicked { message: reader::panic_message(&*panic) }));
         if let Err(error) = outcome {
@@ -181,7 +187,8 @@ impl<B: Backend> Control<B> {
         Ok(())
     }
 
-    /// Opens the layers that may be read: those up to `prefetch` beyond the last one the caller asked for.
+    /// Opens the layers that may be read: those up to `prefetch` beyond the last one the caller
+    /// asked for.
     fn open_layers(&mut self) {
         let plan = &self.setup.plan;
         let end = match plan.order() {
@@ -195,8 +202,8 @@ impl<B: Backend> Control<B> {
         }
     }
 
-    /// Gives open layers without a place one each, as far as the window allows: the oldest, or those without reads, where the
-    /// others are given theirs with their first read.
+    /// Gives open layers without a place one each, as far as the window allows: the oldest, or
+    /// those without reads, where the others are given theirs with their first read.
     fn place_layers(&mut self) -> Result<(), LoadError> {
         while self.placed < self.sealed + self.open.len() {
             let waits_for_read = self.setup.plan.order() == ReadOrder::Files
@@ -245,7 +252,8 @@ impl<B: Backend> Control<B> {
 
     /// Remembers a layer that has become whole, where it need not wait for those before it.
     fn note_whole(&mut self, turn: usize) {
-        // The copies that wait for an arena start with it: then both, the last copy and the arena, find the layer whole.
+        // The copies that wait for an arena start with it: then both, the last copy and the arena, find the
+        // layer whole.
         let is_first = !self.whole.contains(&turn);
         if self.setup.plan.order() == ReadOrder::Files && is_first && self.open[turn - self.sealed].is_whole()
         {
@@ -352,7 +360,8 @@ impl<B: Backend> Control<B> {
         }
     }
 
-    /// Seals a layer if all its copies are queued, and hands it out or has it waited for. True if it did.
+    /// Seals a layer if all its copies are queued, and hands it out or has it waited for. True if
+    /// it did.
     fn seal_next(&mut self) -> Result<bool, LoadError> {
         let Some(turn) = self.next_whole() else { return Ok(false) };
         let open = &mut self.open[turn - self.sealed];
@@ -549,13 +558,16 @@ impl<B: Backend> Control<B> {
         let Self { setup, wires, notices, open, parked, unhashed, kept, shelf, .. } = self;
         let Wires { jobs, jobs_not_begun, results, attendants, keeper, .. } = wires;
         drop(jobs);
-        // What no reader has begun is not read any more: a caller that cancels waits only for the reads in flight.
+        // What no reader has begun is not read any more: a caller that cancels waits only for the reads in
+        // flight.
         while let Some(job) = jobs_not_begun.wait() {
             drop(job);
         }
-        // Readers that wait for their turn see that there is nothing left to do; before, they would have taken what was left.
+        // Readers that wait for their turn see that there is nothing left to do; before, they would have
+        // taken what was left.
         drop(keeper);
-        // Readers finish the job they have and then see the closed channel; until they have gone, slots are theirs.
+        // Readers finish the job they have and then see the closed channel; until they have gone, slots are
+        // theirs.
         for result in results {
             drop(result);
         }

@@ -1,8 +1,9 @@
 //! How many reads should be in flight: found out while loading, from nothing but bytes and time.
 //!
-//! The best number depends on the machine and is not written anywhere: a virtual disk is fastest with one or two, since then
-//! few slots are in use and stay in the cache; an array of flash disks wants as many as there are. So it begins with one and
-//! tries twice as many, and twice as many again, for as long as that pays.
+//! The best number depends on the machine and is not written anywhere: a virtual disk is fastest
+//! with one or two, since then few slots are in use and stay in the cache; an array of flash disks
+//! wants as many as there are. So it begins with one and tries twice as many, and twice as many
+//! again, for as long as that pays.
 //!
 //! ```text
 //! resting --(time is up)--> a pair of windows --> ... --> the other number won: go there, and on at once
@@ -10,15 +11,15 @@
 //!    +---- for so long that trying was cheap -------------+ it did not: next time in the other direction
 //! ```
 //!
-//! What is measured while readers had nothing to do says nothing and is thrown away. Pure: time comes from the caller, the
-//! control loop, which obeys [`Depth::limit`].
+//! What is measured while readers had nothing to do says nothing and is thrown away. Pure: time
+//! comes from the caller, the control loop, which obeys [`Depth::limit`].
 
 use self::window::{Measured, Window};
 
 mod window;
 
-/// The fewest reads in flight that are tried. A reader takes its next read from a queue, so that a disk hardly waits even for
-/// one alone.
+/// The fewest reads in flight that are tried. A reader takes its next read from a queue, so that a
+/// disk hardly waits even for one alone.
 pub(super) const READS_LEAST: u32 = 1;
 /// More in flight must gain so much: memory that is in use costs everybody's cache.
 const GAIN_PERCENT_MIN: u64 = 5;
@@ -28,8 +29,8 @@ const FAR_PERCENT: u64 = 40;
 const VOTES: u32 = 3;
 /// Windows of one trial that may be thrown away before it is given up.
 const SPOILT_WINDOWS_MAX: u32 = 3;
-/// After a trial, the next one waits so many times as long as was spent away from the better number: even if
-/// nothing at all arrived there, trying would cost 2.5 %.
+/// After a trial, the next one waits so many times as long as was spent away from the better
+/// number: even if nothing at all arrived there, trying would cost 2.5 %.
 const REST_FACTOR: u64 = 40;
 /// ... and at least so long.
 const REST_NS_MIN: u64 = 500_000_000;
@@ -43,7 +44,8 @@ pub(super) struct Observation {
     pub(super) read_bytes: u64,
     /// Reads that are over.
     pub(super) reads: u64,
-    /// True if fewer reads could be issued than may be in flight: no slot was free, or no layer to be read.
+    /// True if fewer reads could be issued than may be in flight: no slot was free, or no layer to
+    /// be read.
     pub(super) is_starved: bool,
 }
 
@@ -109,8 +111,8 @@ impl Trial {
         Self { other, windows: 0, window: None, first_rate: None, wins: 0, losses: 0, spoilt: 0, there_ns: 0 }
     }
 
-    /// Whether the window is one of the other number. Here, there, there, here and so on: a disk that becomes slower or
-    /// faster by itself helps neither.
+    /// Whether the window is one of the other number. Here, there, there, here and so on: a disk
+    /// that becomes slower or faster by itself helps neither.
     fn is_there(&self) -> bool {
         matches!(self.windows % 4, 1 | 2)
     }
@@ -228,7 +230,8 @@ impl Depth {
     }
 }
 
-/// The number to try next: in the direction whose turn it is, or in the other one where there is none.
+/// The number to try next: in the direction whose turn it is, or in the other one where there is
+/// none.
 fn next_trial(best: u32, most: u32, direction: &mut Direction) -> Option<Trial> {
     let other = |direction| match direction {
         Direction::Up => Some(best.saturating_mul(2).min(most)).filter(|&other| other != best),
@@ -308,7 +311,8 @@ mod tests {
             self
         }
 
-        /// What was delivered, in parts of a thousand of what the best number would have delivered without noise.
+        /// What was delivered, in parts of a thousand of what the best number would have delivered
+        /// without noise.
         fn yield_permille(&self, disk: Disk) -> u64 {
             let best = (READS_LEAST..=32).map(disk).max().unwrap();
             self.now.read_bytes * 1_000 / (self.now.now_ns / 1_000_000 * best)
@@ -378,7 +382,8 @@ mod tests {
                 let mut simulation =
                     Simulation::new(adaptive(), 30, u64::wrapping_mul(seed, 0x9E37_79B9_7F4A_7C15));
                 let delivered = simulation.run(disk, 6_000).yield_permille(disk);
-                // What the noise itself took or gave: the same noise with a disk on which the number changes nothing.
+                // What the noise itself took or gave: the same noise with a disk on which the number changes
+                // nothing.
                 let mut same =
                     Simulation::new(Depth::fixed(2), 30, u64::wrapping_mul(seed, 0x9E37_79B9_7F4A_7C15));
                 let expected = same.run(flat, 6_000).yield_permille(flat);
@@ -386,7 +391,8 @@ mod tests {
             }
         }
         println!("lowest yields, in parts of a thousand: {lowest:?}");
-        // The second disk is slower by 6.5 % with four than with one: noise may lead as far as that for a while.
+        // The second disk is slower by 6.5 % with four than with one: noise may lead as far as that for a
+        // while.
         assert!(lowest[0] >= 850 && lowest[1] >= 925 && lowest[2] >= 970, "{lowest:?}");
     }
 

@@ -1,4 +1,5 @@
-//! Settings for engines that go through the layers again and again: passes, layers that stay, the order, who is told.
+//! Settings for engines that go through the layers again and again: passes, layers that stay, the
+//! order, who is told.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -71,14 +72,17 @@ impl Engine {
 
 /// For engines that hold a window of layers and go through all of them for every token or batch.
 impl LoaderBuilder {
-    /// How often [`Loader::stream`](super::Loader::stream) goes through all layers. Once by default. Reading ahead goes on from the
-    /// last layer to the first, so that the next pass is on its way while this one is used.
+    /// How often [`Loader::stream`](super::Loader::stream) goes through all layers. Once by
+    /// default. Reading ahead goes on from the last layer to the first, so that the next pass
+    /// is on its way while this one is used.
     ///
-    /// From two passes on nothing is allocated on the device after the beginning, and on the host nothing from the heap either once the
-    /// first few passes are over: layers share one piece of memory, as long as the
-    /// [window](Self::window); [`MemoryTerms::window`](crate::plan::MemoryTerms::window) tells how long. A window of so many layers
-    /// has that many places, each as long as the longest layer that is not [kept](Self::keep). All of it stays until the stream and
-    /// every layer that lies in it are dropped.
+    /// From two passes on nothing is allocated on the device after the beginning, and on the host
+    /// nothing from the heap either once the first few passes are over: layers share one piece
+    /// of memory, as long as the [window](Self::window);
+    /// [`MemoryTerms::window`](crate::plan::MemoryTerms::window) tells how long. A window of so
+    /// many layers has that many places, each as long as the longest layer that is not
+    /// [kept](Self::keep). All of it stays until the stream and every layer that lies in it are
+    /// dropped.
     ///
     /// # Example
     /// ```
@@ -106,29 +110,31 @@ impl LoaderBuilder {
         self
     }
 
-    /// Layers that never leave: they are read in the first pass and handed out in each from where they are. They come on top of
-    /// the window, as a term of their own in [`MemoryTerms::resident_terms`](crate::plan::MemoryTerms::resident_terms).
+    /// Layers that never leave: they are read in the first pass and handed out in each from where
+    /// they are. They come on top of the window, as a term of their own in
+    /// [`MemoryTerms::resident_terms`](crate::plan::MemoryTerms::resident_terms).
     /// None by default. Where there is one pass it changes nothing.
     pub fn keep(mut self, keep: Keep) -> Self {
         self.engine.keep = keep;
         self
     }
 
-    /// The order in which [`Loader::stream`](super::Loader::stream) hands the layers out, instead of that of the grouping: every layer
-    /// that is selected, once.
+    /// The order in which [`Loader::stream`](super::Loader::stream) hands the layers out, instead
+    /// of that of the grouping: every layer that is selected, once.
     pub fn call_order(mut self, layers: impl IntoIterator<Item = LayerId>) -> Self {
         self.engine.call_order = Some(layers.into_iter().collect());
         self
     }
 
-    /// Tells what each layer took, once it was released, or at the end of the stream if it was not: on a thread of the loader's,
-    /// which does nothing else meanwhile. A panic ends the load.
+    /// Tells what each layer took, once it was released, or at the end of the stream if it was not:
+    /// on a thread of the loader's, which does nothing else meanwhile. A panic ends the load.
     pub fn on_layer(mut self, told: impl Fn(&LayerTimes<'_>) + Send + Sync + 'static) -> Self {
         self.engine.hooks.on_layer = Some(Arc::new(told));
         self
     }
 
-    /// Tells what each pass took, once its last layer is handed out: on a thread of the loader's, as [`Self::on_layer`].
+    /// Tells what each pass took, once its last layer is handed out: on a thread of the loader's,
+    /// as [`Self::on_layer`].
     pub fn on_pass(mut self, told: impl Fn(&PassReport) + Send + Sync + 'static) -> Self {
         self.engine.hooks.on_pass = Some(Arc::new(told));
         self

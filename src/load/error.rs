@@ -12,7 +12,8 @@ use crate::source::SourceError;
 use crate::staging::StagingError;
 use crate::units::HumanBytes;
 
-/// What can end a load. Whatever it is, everything the load held has been freed when the stream is dropped.
+/// What can end a load. Whatever it is, everything the load held has been freed when the stream is
+/// dropped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -62,8 +63,9 @@ pub enum LoadError {
         /// How long the stream waited.
         waited: Duration,
     },
-    /// The caller holds layers of so many bytes that the next one does not fit the device budget, and waits for it. Layers
-    /// that are dropped in the order in which they came always leave room.
+    /// The caller holds layers of so many bytes that the next one does not fit the device budget,
+    /// and waits for it. Layers that are dropped in the order in which they came always leave
+    /// room.
     #[error(
         "the device budget of {} is full: the caller has held {} for {waited:?}; drop a layer before taking the \
          next, or allow a larger device budget",
@@ -77,7 +79,8 @@ pub enum LoadError {
         /// How long the stream waited.
         waited: Duration,
     },
-    /// The caller holds layers of so many bytes that the next one finds no place in a window of bytes, and waits for it.
+    /// The caller holds layers of so many bytes that the next one finds no place in a window of
+    /// bytes, and waits for it.
     #[error(
         "the window of {} is full: the caller has held {} for {waited:?}; drop a layer before taking the next, or \
          allow a larger window",

@@ -1,7 +1,7 @@
 //! BLAKE3 of every tensor of a layer, from slots that arrive in plan order.
 //!
-//! Of the bytes that are delivered: cast where they are. Used for targets that keep no bytes. Where bytes are kept,
-//! [`LoadedTensor::hash`](super::LoadedTensor::hash) hashes what was delivered.
+//! Of the bytes that are delivered: cast where they are. Used for targets that keep no bytes. Where
+//! bytes are kept, [`LoadedTensor::hash`](super::LoadedTensor::hash) hashes what was delivered.
 
 use std::fmt;
 
@@ -47,7 +47,8 @@ pub(super) struct LayerHasher {
 }
 
 impl LayerHasher {
-    /// Adds the bytes of one read of the layer with these placements, the first of which has the index `first` in the plan.
+    /// Adds the bytes of one read of the layer with these placements, the first of which has the
+    /// index `first` in the plan.
     pub(super) fn update(
         &mut self,
         checkpoint: &Checkpoint,
@@ -77,8 +78,8 @@ impl LayerHasher {
         }
     }
 
-    /// The hashes of the layer, in the order of the placements. Tensors without bytes that no read reached are closed
-    /// here. The next read may be of the next layer.
+    /// The hashes of the layer, in the order of the placements. Tensors without bytes that no read
+    /// reached are closed here. The next read may be of the next layer.
     pub(super) fn finish_layer(&mut self, placements: &[Placement]) -> Vec<TensorHash> {
         while self.hashes.len() < placements.len() {
             self.close(placements);
@@ -139,7 +140,8 @@ mod tests {
     use crate::staging::{Ring, cast};
     use crate::units::{MIB, to_u64, to_usize};
 
-    /// A checkpoint of two layers in the order and with the types given, and what is delivered of each tensor as `bf16`.
+    /// A checkpoint of two layers in the order and with the types given, and what is delivered of
+    /// each tensor as `bf16`.
     fn mixed(folder: &std::path::Path) -> (Checkpoint, BTreeMap<String, Vec<u8>>) {
         let tensors = [
             ("layers.0.odd", DType::U8, 3),

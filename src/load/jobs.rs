@@ -1,8 +1,9 @@
 //! The reads that wait for a reader: a queue with many takers.
 //!
-//! Readers are many, and some of them have nothing to do until the load finds that more reads in flight pay. A thread that waits
-//! here for the first time, however late, takes nothing from the allocator: there is a lock and a bell, and room for all jobs from the
-//! beginning where that is known.
+//! Readers are many, and some of them have nothing to do until the load finds that more reads in
+//! flight pay. A thread that waits here for the first time, however late, takes nothing from the
+//! allocator: there is a lock and a bell, and room for all jobs from the beginning where that is
+//! known.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -24,8 +24,8 @@ use crate::plan::{LoadPlan, Placement, PlannedLayer, Quantised, SCALE_SUFFIX};
 use crate::ranks::RankPart;
 use crate::units::{to_u64, to_usize};
 
-/// A resident layer. Dropping it, and every [`LoadedTensor`] taken from it, frees its memory and its place in the
-/// window.
+/// A resident layer. Dropping it, and every [`LoadedTensor`] taken from it, frees its memory and
+/// its place in the window.
 #[derive(Debug)]
 pub struct LoadedLayer {
     pub(super) data: Shared,
@@ -205,7 +205,8 @@ impl LoadedLayer {
         Self { data: Shared { data: Some(data) }, pass: 0 }
     }
 
-    /// The pass in which it was handed out, from 0. See [`LoaderBuilder::passes`](super::LoaderBuilder::passes).
+    /// The pass in which it was handed out, from 0. See
+    /// [`LoaderBuilder::passes`](super::LoaderBuilder::passes).
     #[must_use]
     pub fn pass(&self) -> u64 {
         self.pass
@@ -216,7 +217,8 @@ impl LoadedLayer {
         Self { data: self.data.clone(), pass: self.pass }
     }
 
-    /// The number of its allocation in the [list of what is allocated](crate::live), if the memory is ours.
+    /// The number of its allocation in the [list of what is allocated](crate::live), if the memory
+    /// is ours.
     #[must_use]
     pub fn allocation_number(&self) -> Option<u64> {
         self.data.resident().live().map(Entry::number)
@@ -276,8 +278,8 @@ impl LoadedLayer {
         Some(LoadedTensor::new(&self.data, place))
     }
 
-    /// Frees the layer, as dropping does, and says what came of it. Tensors that were taken keep its memory until they are
-    /// dropped; the receipt names them.
+    /// Frees the layer, as dropping does, and says what came of it. Tensors that were taken keep
+    /// its memory until they are dropped; the receipt names them.
     pub fn unload(self) -> Receipt {
         Receipt::of_one(self)
     }
@@ -337,8 +339,8 @@ impl LoadedTensor {
         &self.data.placements()[self.place]
     }
 
-    /// Its description in the checkpoint: as it is there, whole and not narrowed. Of scales that were made on the way, that of
-    /// the weight they are of.
+    /// Its description in the checkpoint: as it is there, whole and not narrowed. Of scales that
+    /// were made on the way, that of the weight they are of.
     #[must_use]
     pub fn entry(&self) -> TensorEntry<'_> {
         self.data.checkpoint.tensor(self.placement().tensor)
@@ -374,17 +376,19 @@ impl LoadedTensor {
         self.data.delivered(self.place).1
     }
 
-    /// Which part of the tensor this is, if the load is that of [one of several ranks](super::LoaderBuilder::shard) and the tensor is
-    /// divided among them.
+    /// Which part of the tensor this is, if the load is that of [one of several
+    /// ranks](super::LoaderBuilder::shard) and the tensor is divided among them.
     #[must_use]
     pub fn part(&self) -> Option<&RankPart> {
         self.data.plan.part(self.placement().tensor)
     }
 
-    /// Its bytes in the checkpoint's own layout (little-endian, row-major), as elements of [`Self::dtype`], if the host can
-    /// read them: always on [`Target::Host`](crate::device::Target::Host), never on
+    /// Its bytes in the checkpoint's own layout (little-endian, row-major), as elements of
+    /// [`Self::dtype`], if the host can read them: always on
+    /// [`Target::Host`](crate::device::Target::Host), never on
     /// [`Target::Cuda`](crate::device::Target::Cuda), where [`Self::read`] copies them, nor on
-    /// [`Target::None`](crate::device::Target::None). On the host they start at a multiple of 256 bytes.
+    /// [`Target::None`](crate::device::Target::None). On the host they start at a multiple of 256
+    /// bytes.
     #[must_use]
     pub fn as_bytes(&self) -> Option<&[u8]> {
         let (start, len) = (self.placement().arena_offset_bytes, self.len_bytes());
@@ -394,8 +398,9 @@ impl LoadedTensor {
         self.data.resident().host_bytes().map(|bytes| &bytes[to_usize(start)..to_usize(start + len)])
     }
 
-    /// BLAKE3 of its bytes: of those that were staged if hashing on the way was asked for, else of the delivered ones,
-    /// which are read back from a device in pieces of at most 1 MiB. `None` where there are none.
+    /// BLAKE3 of its bytes: of those that were staged if hashing on the way was asked for, else of
+    /// the delivered ones, which are read back from a device in pieces of at most 1 MiB. `None`
+    /// where there are none.
     ///
     /// # Errors
     /// [`LoadError::Device`] if they cannot be read back.

@@ -142,7 +142,8 @@ impl Meter {
         self.sealed.push_back(Course { sealed: Some(Instant::now()), ..course });
     }
 
-    /// Takes note that the layer that was sealed first is handed out. `read_bytes` were read since the start.
+    /// Takes note that the layer that was sealed first is handed out. `read_bytes` were read since
+    /// the start.
     pub(super) fn on_handed_out(&mut self, read_bytes: u64) {
         let Some(course) = self.sealed.pop_front() else { return };
         let handed_out = Instant::now();

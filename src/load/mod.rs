@@ -1,6 +1,7 @@
 //! The one place that sees source, ring and device together.
 //!
-//! [`Loader::stream`] starts reader threads and one control loop and hands out layers in execution order:
+//! [`Loader::stream`] starts reader threads and one control loop and hands out layers in execution
+//! order:
 //!
 //! ```text
 //!             jobs (read, slot)               results
@@ -10,12 +11,14 @@
 //!     +----- deliveries: layers in order, or the error that ended the load ----> LayerStream::next
 //! ```
 //!
-//! On a device that copies by itself two more threads wait for it: one for arenas, one for copies and layers.
+//! On a device that copies by itself two more threads wait for it: one for arenas, one for copies
+//! and layers.
 //!
-//! The control loop alone decides: which read gets a slot, when a layer gets its arena (the window), when it
-//! is complete. Blocking reads run on the reader threads and nowhere else.
+//! The control loop alone decides: which read gets a slot, when a layer gets its arena (the
+//! window), when it is complete. Blocking reads run on the reader threads and nowhere else.
 //!
-//! Whoever wants a tensor, or a part of one, and nothing more asks a [`TensorReader`], which needs none of this.
+//! Whoever wants a tensor, or a part of one, and nothing more asks a [`TensorReader`], which needs
+//! none of this.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -115,8 +118,9 @@ impl Loader {
         &self.device
     }
 
-    /// What [`Self::stream`] would do: every read, every copy, every term of the peak. Reads no tensor bytes. For what
-    /// [`Self::load`] would do, plan with [`Window::All`] and [`crate::ReadOrder::Files`].
+    /// What [`Self::stream`] would do: every read, every copy, every term of the peak. Reads no
+    /// tensor bytes. For what [`Self::load`] would do, plan with [`Window::All`] and
+    /// [`crate::ReadOrder::Files`].
     ///
     /// # Errors
     /// [`LoadError::Plan`] if the budget cannot work, [`LoadError::Layers`] if the grouping fails,
@@ -125,13 +129,13 @@ impl Loader {
         self.settings.plan(checkpoint)
     }
 
-    /// Streams the layers in execution order (unless [another one](LoaderBuilder::read_order) was asked for), at most a window of
-    /// them resident. The threads end with the stream.
+    /// Streams the layers in execution order (unless [another one](LoaderBuilder::read_order) was
+    /// asked for), at most a window of them resident. The threads end with the stream.
     ///
     /// # Errors
-    /// Whatever [`Self::plan`] refuses; [`LoadError::Device`] if the layers do not fit what is free on the device, or if it
-    /// fails; [`LoadError::Staging`], [`LoadError::Source`], [`LoadError::Thread`] if the ring, the files or the threads
-    /// cannot be had.
+    /// Whatever [`Self::plan`] refuses; [`LoadError::Device`] if the layers do not fit what is free
+    /// on the device, or if it fails; [`LoadError::Staging`], [`LoadError::Source`],
+    /// [`LoadError::Thread`] if the ring, the files or the threads cannot be had.
     pub fn stream(&self, checkpoint: &Checkpoint) -> Result<LayerStream, LoadError> {
         let Self { settings, .. } = self;
         let route = Route { window: settings.window, order: settings.order, passes: settings.engine.passes };
@@ -222,8 +226,8 @@ impl Loader {
     }
 }
 
-/// Sees the bytes of every read in the order of the plan, where the target keeps none: narrowed, as they would be copied. An
-/// error ends the load.
+/// Sees the bytes of every read in the order of the plan, where the target keeps none: narrowed, as
+/// they would be copied. An error ends the load.
 pub(crate) type Witness = Box<dyn FnMut(&ReadOp, &Slot<Filled>) -> Result<(), LoadError> + Send>;
 
 /// What a load starts from, whatever the device.

@@ -1,4 +1,5 @@
-//! Layers and tensors as a device sees them: addresses, readiness, and when their memory may be freed.
+//! Layers and tensors as a device sees them: addresses, readiness, and when their memory may be
+//! freed.
 #![allow(unsafe_code, reason = "handles of the caller's are promises; each says which")]
 
 use std::ptr::NonNull;
@@ -8,7 +9,8 @@ use crate::device::{After, DeviceRegion, Target};
 use crate::units::{to_u64, to_usize};
 
 impl LoadedLayer {
-    /// Its memory as a whole, on a device that has addresses: where [`LoadedTensor::device_pointer`] points into.
+    /// Its memory as a whole, on a device that has addresses: where
+    /// [`LoadedTensor::device_pointer`] points into.
     #[must_use]
     pub fn device_region(&self) -> Option<DeviceRegion> {
         let address = self.data.resident().device_address()?;
@@ -32,15 +34,17 @@ impl LoadedLayer {
         Ok(self.data.resident().wait_ready()?)
     }
 
-    /// The event (`CUevent`) that is over when every byte is in its place, on a device that has events. It lives as long as
-    /// the layer. Waiting for it before the layer is used is the caller's part, on each stream that uses it.
+    /// The event (`CUevent`) that is over when every byte is in its place, on a device that has
+    /// events. It lives as long as the layer. Waiting for it before the layer is used is the
+    /// caller's part, on each stream that uses it.
     #[must_use]
     pub fn ready_event(&self) -> Option<u64> {
         self.data.resident().ready_event()
     }
 
-    /// Lets what is queued in a stream from now on (`CUstream`) wait until the layer is ready. Returns at once. The per-thread
-    /// default stream (2) is that of the calling thread, here and in [`Self::release_after`].
+    /// Lets what is queued in a stream from now on (`CUstream`) wait until the layer is ready.
+    /// Returns at once. The per-thread default stream (2) is that of the calling thread, here
+    /// and in [`Self::release_after`].
     ///
     /// # Errors
     /// [`LoadError::Device`] if the driver refuses.
@@ -52,17 +56,17 @@ impl LoadedLayer {
         Ok(unsafe { self.data.resident().let_wait(stream) }?)
     }
 
-    /// Lets the memory be freed, or used again, only after an event or what is queued in a stream so far. May be called
-    /// for several. Returns at once, and dropping the layer then does not wait: the device frees the memory in its own
-    /// order. Without this, dropping a layer whose address was asked for waits for everything that is queued in its
-    /// context.
+    /// Lets the memory be freed, or used again, only after an event or what is queued in a stream
+    /// so far. May be called for several. Returns at once, and dropping the layer then does not
+    /// wait: the device frees the memory in its own order. Without this, dropping a layer whose
+    /// address was asked for waits for everything that is queued in its context.
     ///
     /// # Errors
     /// [`LoadError::Device`] if the driver refuses. Then dropping the layer waits.
     ///
     /// # Safety
-    /// A live event or stream of the context that was loaded in. Whatever still uses the layer is queued, and is over by
-    /// then. On targets without streams nothing happens.
+    /// A live event or stream of the context that was loaded in. Whatever still uses the layer is
+    /// queued, and is over by then. On targets without streams nothing happens.
     pub unsafe fn release_after(&self, after: After) -> Result<(), LoadError> {
         // SAFETY: the caller's promise.
         Ok(unsafe { self.data.resident().release_after(after) }?)
@@ -84,7 +88,8 @@ impl LoadedTensor {
         Ok(self.data.resident().wait_ready()?)
     }
 
-    /// Lets what is queued in a stream from now on wait until its layer is ready, as [`LoadedLayer::let_wait`].
+    /// Lets what is queued in a stream from now on wait until its layer is ready, as
+    /// [`LoadedLayer::let_wait`].
     ///
     /// # Errors
     /// [`LoadError::Device`] if the driver refuses.
@@ -96,9 +101,10 @@ impl LoadedTensor {
         Ok(unsafe { self.data.resident().let_wait(stream) }?)
     }
 
-    /// Where the tensor starts in host memory, for what is not written in Rust; `None` where the host cannot read it, and for a
-    /// tensor without bytes. A multiple of 256, valid for [`Self::len_bytes`] until the last owner of the layer is gone.
-    /// Nothing here writes to it. Whoever writes through it sees to it that nobody holds [`Self::as_bytes`] of this tensor
+    /// Where the tensor starts in host memory, for what is not written in Rust; `None` where the
+    /// host cannot read it, and for a tensor without bytes. A multiple of 256, valid for
+    /// [`Self::len_bytes`] until the last owner of the layer is gone. Nothing here writes to
+    /// it. Whoever writes through it sees to it that nobody holds [`Self::as_bytes`] of this tensor
     /// meanwhile.
     #[must_use]
     pub fn host_pointer(&self) -> Option<NonNull<u8>> {
@@ -108,9 +114,10 @@ impl LoadedTensor {
         Some(unsafe { start.add(to_usize(place.arena_offset_bytes)) })
     }
 
-    /// Where the tensor starts in the device's address space (`CUdeviceptr`), a multiple of 256; `None` on targets that
-    /// have no such space. Valid in the context that was loaded in, which unless the caller brought another one is the
-    /// device's primary one, until the layer is dropped. Memory of a stream-ordered pool cannot be shared with other processes
+    /// Where the tensor starts in the device's address space (`CUdeviceptr`), a multiple of 256;
+    /// `None` on targets that have no such space. Valid in the context that was loaded in,
+    /// which unless the caller brought another one is the device's primary one, until the layer
+    /// is dropped. Memory of a stream-ordered pool cannot be shared with other processes
     /// (`cuIpcGetMemHandle`). A tensor without bytes has an address that nothing is at.
     #[must_use]
     pub fn device_pointer(&self) -> Option<u64> {
@@ -118,8 +125,9 @@ impl LoadedTensor {
         Some(start + self.placement().arena_offset_bytes)
     }
 
-    /// Copies bytes of the tensor to the host, from `offset_bytes` on, as many as `target` takes. Waits until the layer is
-    /// ready. False on [`Target::None`](crate::device::Target::None), which has none.
+    /// Copies bytes of the tensor to the host, from `offset_bytes` on, as many as `target` takes.
+    /// Waits until the layer is ready. False on [`Target::None`](crate::device::Target::None),
+    /// which has none.
     ///
     /// # Errors
     /// [`LoadError::Device`] if the driver refuses.

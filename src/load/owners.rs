@@ -1,7 +1,7 @@
 //! Who holds a layer: which of its tensors, and how often.
 //!
-//! Only what is held has an entry, so that a layer of ten thousand tensors costs nothing until somebody takes them. The list keeps its
-//! memory for the next ones, up to some length.
+//! Only what is held has an entry, so that a layer of ten thousand tensors costs nothing until
+//! somebody takes them. The list keeps its memory for the next ones, up to some length.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

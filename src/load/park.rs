@@ -4,7 +4,8 @@
 //! resident --(copy out, 1 MiB at a time)--> parked, arena freed --(new arena, copy in)--> resident
 //! ```
 //!
-//! A layer that somebody holds is not parked: its memory would stay, and the copy would come on top.
+//! A layer that somebody holds is not parked: its memory would stay, and the copy would come on
+//! top.
 
 use std::fmt;
 use std::fs::File;
@@ -32,8 +33,9 @@ use crate::units::{to_u64, to_usize};
 pub enum ParkTo<'a> {
     /// In host memory, which grows by as much: the budget of a load does not bound it.
     Memory,
-    /// In a file without a name in this folder, as large as the layer. The space is free again when the layer is restored or
-    /// unloaded, or the process ends in whatever way. The page cache keeps nothing of it.
+    /// In a file without a name in this folder, as large as the layer. The space is free again when
+    /// the layer is restored or unloaded, or the process ends in whatever way. The page cache
+    /// keeps nothing of it.
     Folder(&'a Path),
 }
 
@@ -228,7 +230,8 @@ impl Parked {
     }
 }
 
-/// A file that is gone when it is closed: without a name, where the file system can make one, else with its name taken away at once.
+/// A file that is gone when it is closed: without a name, where the file system can make one, else
+/// with its name taken away at once.
 fn nameless_file(folder: &Path) -> io::Result<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     if let Ok(file) = rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR) {
@@ -263,7 +266,8 @@ mod tests {
     use crate::skipped::skipped;
     use crate::units::{ByteRange, MIB};
 
-    /// What the system has read ahead of a piece stays for the next one; in the end nothing is cached.
+    /// What the system has read ahead of a piece stays for the next one; in the end nothing is
+    /// cached.
     #[test]
     fn what_was_read_leaves_the_cache_and_what_is_read_ahead_stays() {
         let folder = tempfile::tempdir().unwrap();

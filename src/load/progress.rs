@@ -87,7 +87,8 @@ impl Progress {
         self.counters.tensor_bytes_done.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Elements that were finite in the file and are infinite in the type that was asked for, per tensor that has any.
+    /// Elements that were finite in the file and are infinite in the type that was asked for, per
+    /// tensor that has any.
     #[must_use]
     pub fn overflowed(&self) -> Vec<(TensorId, u64)> {
         let overflowed = self.counters.overflowed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -101,7 +102,8 @@ impl Progress {
         }
     }
 
-    /// How much every quantised tensor has lost so far; all of it once the tensor's layer is complete.
+    /// How much every quantised tensor has lost so far; all of it once the tensor's layer is
+    /// complete.
     #[must_use]
     pub fn quantisation_errors(&self) -> Vec<QuantisationError> {
         let lost = self.counters.lost.lock().unwrap_or_else(PoisonError::into_inner);

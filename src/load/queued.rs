@@ -1,4 +1,5 @@
-//! Reader threads with a queue of reads each: as many in flight as the gate lets through, and a hand on those that are over.
+//! Reader threads with a queue of reads each: as many in flight as the gate lets through, and a
+//! hand on those that are over.
 //!
 //! ```text
 //! jobs --> claim becomes a slot --> ReadQueue (the kernel's while in flight) --> cast, copy --> results
@@ -26,7 +27,8 @@ struct Queued<B: Backend> {
     sequence: u64,
     read: u32,
     arena: Option<Arc<B::Arena>>,
-    /// What its reader did for it before it was in the queue: what is not read direct is there already.
+    /// What its reader did for it before it was in the queue: what is not read direct is there
+    /// already.
     begun: Duration,
 }
 
@@ -39,7 +41,8 @@ struct QueuedReader<'a, B: Backend> {
     results: &'a Sender<JobResult<B>>,
 }
 
-/// Reads until the job channel closes. What is in flight then is waited for. This is number `number` of `count`.
+/// Reads until the job channel closes. What is in flight then is waited for. This is number
+/// `number` of `count`.
 pub(super) fn read_queued<B: Backend>(
     number: u32,
     count: u32,

@@ -1,8 +1,9 @@
-//! Reader threads: a read and a claim on a slot come in, a filled slot or a copy in flight goes out. Here they have one
-//! read at a time; [`queued`](super::queued) has those with many.
+//! Reader threads: a read and a claim on a slot come in, a filled slot or a copy in flight goes
+//! out. Here they have one read at a time; [`queued`](super::queued) has those with many.
 //!
-//! A reader takes its slot when it begins to read. So jobs can wait for readers, and no reader for the control loop,
-//! while only as many slots are in use as reads are in flight: a few that stay in the cache.
+//! A reader takes its slot when it begins to read. So jobs can wait for readers, and no reader for
+//! the control loop, while only as many slots are in use as reads are in flight: a few that stay in
+//! the cache.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,8 +36,8 @@ pub(super) struct Job<B: Backend> {
     pub(super) read: u32,
     /// Where the bytes will go.
     pub(super) claim: Claim,
-    /// Where they go next, if the layer has its arena by now: then the copy starts on the reader's own core, while the
-    /// bytes are in its cache.
+    /// Where they go next, if the layer has its arena by now: then the copy starts on the reader's
+    /// own core, while the bytes are in its cache.
     pub(super) arena: Option<Arc<B::Arena>>,
 }
 
@@ -125,8 +126,8 @@ fn read_all<B: Backend>(
         let Some(job) = jobs.wait() else { return };
         let (turn, sequence, read) = (job.turn, job.sequence, job.read);
         let mut work = Work::default();
-        // A panic must become an error of this load: without it the control loop would wait for the result for ever.
-        // Unwinding drops the slot, and with it anything the job held.
+        // A panic must become an error of this load: without it the control loop would wait for the result
+        // for ever. Unwinding drops the slot, and with it anything the job held.
         let outcome = catch_unwind(AssertUnwindSafe(|| context.run(job, &mut work)))
             .unwrap_or_else(|panic| Err(LoadError::Panicked { message: panic_message(&*panic) }));
         if results.send(JobResult { turn, sequence, read, work, outcome }).is_err() {
@@ -177,8 +178,8 @@ impl<B: Backend> ReaderContext<B> {
         self.progress.add_read(read_bytes, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// What comes after a read that was not cast on the way: it is gathered, cast and quantised as a whole, and copied if there is an
-    /// arena.
+    /// What comes after a read that was not cast on the way: it is gathered, cast and quantised as
+    /// a whole, and copied if there is an arena.
     pub(super) fn deliver(
         &self,
         read: &ReadOp,
@@ -222,8 +223,8 @@ impl<B: Backend> ReaderContext<B> {
         if B::IS_ASYNCHRONOUS {
             return Ok(Done::Copying(copy));
         }
-        // It is over already. The slot is free before this thread takes its next one, which then is this one, still in the
-        // cache: as many slots are in use as there are reads in flight.
+        // It is over already. The slot is free before this thread takes its next one, which then is this
+        // one, still in the cache: as many slots are in use as there are reads in flight.
         drop(copy.wait()?);
         work.filling += start.elapsed();
         Ok(Done::Copied)

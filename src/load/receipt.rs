@@ -1,7 +1,7 @@
 //! What an unload gave back, and who says so.
 //!
-//! A byte is in one place of a receipt. It counts as returned when the system or the driver has taken it and has said so; what
-//! cannot be proved is not claimed:
+//! A byte is in one place of a receipt. It counts as returned when the system or the driver has
+//! taken it and has said so; what cannot be proved is not claimed:
 //!
 //! ```text
 //! asked = returned + kept by the pool + queued + recycled + lent + unconfirmed + held
@@ -15,7 +15,8 @@ use crate::device::{Freed, Home};
 use crate::layers::LayerId;
 use crate::units::HumanBytes;
 
-/// What an unload gave back. [`Self::asked_bytes`] is the sum of what follows it, up to [`Self::held_bytes`].
+/// What an unload gave back. [`Self::asked_bytes`] is the sum of what follows it, up to
+/// [`Self::held_bytes`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Receipt {
@@ -23,21 +24,24 @@ pub struct Receipt {
     pub layers: u64,
     /// Bytes that they took: on the device, or in the host's memory.
     pub asked_bytes: u64,
-    /// Bytes that went back, as whoever has them now has said. On the host: the mapping is gone (`munmap`). On a CUDA device: the
-    /// free is over, the pool was trimmed, and the driver counts so many bytes fewer for the pool
-    /// (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`); without pools, `cuMemFree` has succeeded.
+    /// Bytes that went back, as whoever has them now has said. On the host: the mapping is gone
+    /// (`munmap`). On a CUDA device: the free is over, the pool was trimmed, and the driver
+    /// counts so many bytes fewer for the pool (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`);
+    /// without pools, `cuMemFree` has succeeded.
     pub returned_bytes: u64,
-    /// Bytes that are free, and that the device's pool keeps for the next layer: it gives back whole pages, and small layers
-    /// share one. They go with the last of them.
+    /// Bytes that are free, and that the device's pool keeps for the next layer: it gives back
+    /// whole pages, and small layers share one. They go with the last of them.
     pub kept_bytes: u64,
-    /// Bytes that the device frees in its own order, once what [`release_after`](LoadedLayer::release_after) named is over. Nobody
-    /// waits for it, so nobody can say when.
+    /// Bytes that the device frees in its own order, once what
+    /// [`release_after`](LoadedLayer::release_after) named is over. Nobody waits for it, so
+    /// nobody can say when.
     pub queued_bytes: u64,
     /// Bytes that a running stream uses for its next layers, and gives back at its end.
     pub recycled_bytes: u64,
     /// Bytes in memory of the caller's, which is the caller's again.
     pub lent_bytes: u64,
-    /// Bytes that were given up and of which nobody says that they are back: a call was refused, or the context is lost.
+    /// Bytes that were given up and of which nobody says that they are back: a call was refused, or
+    /// the context is lost.
     pub unconfirmed_bytes: u64,
     /// Bytes of layers that somebody holds. They go with the last owner.
     pub held_bytes: u64,
@@ -177,7 +181,8 @@ impl fmt::Display for Receipt {
             }
         }
         match self.holders.len() {
-            // A layer that its stream keeps has no holder by name; and whoever held one may have dropped it meanwhile, or be about to.
+            // A layer that its stream keeps has no holder by name; and whoever held one may have dropped it
+            // meanwhile, or be about to.
             0 => f.write_str("its stream, or somebody who is letting go"),
             more if more > SHOWN => write!(f, " and {} more", more - SHOWN),
             _ => Ok(()),

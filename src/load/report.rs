@@ -11,10 +11,12 @@ use crate::staging::{Pinning, RingMode};
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct LoadReport {
-    /// From the start of the load (before the ring is mapped) to the moment the last layer, or the error that ended the
-    /// load, was handed to the caller. What the caller did in between counts too. Until then: to now.
+    /// From the start of the load (before the ring is mapped) to the moment the last layer, or the
+    /// error that ended the load, was handed to the caller. What the caller did in between
+    /// counts too. Until then: to now.
     pub elapsed: Duration,
-    /// From the start of the load until reading began: planning, mapping and pinning the ring, opening files and threads.
+    /// From the start of the load until reading began: planning, mapping and pinning the ring,
+    /// opening files and threads.
     pub preparing: Duration,
     /// Passes whose last layer was ready for the caller.
     pub passes: u64,

@@ -1,13 +1,14 @@
-//! What layers are made of that come again and again: the block of a layer that nobody has any more is that of the next one, so that
-//! pass after pass nothing is taken from the allocator.
+//! What layers are made of that come again and again: the block of a layer that nobody has any more
+//! is that of the next one, so that pass after pass nothing is taken from the allocator.
 //!
 //! ```text
 //! fill --> layer, shared by whoever holds it or its tensors --(take_back by each of them)--> spare --> fill ...
 //! ```
 //!
-//! Who is the last to let go of a layer has to be sure of it, or the block would go to the allocator: so all give back under one
-//! lock. A reader of the [list of what is allocated](crate::live) that looks at a layer just then is an owner too, and needs no lock:
-//! then the block goes with it, and the next layer gets a new one.
+//! Who is the last to let go of a layer has to be sure of it, or the block would go to the
+//! allocator: so all give back under one lock. A reader of the [list of what is
+//! allocated](crate::live) that looks at a layer just then is an owner too, and needs no lock: then
+//! the block goes with it, and the next layer gets a new one.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

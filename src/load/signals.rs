@@ -1,7 +1,9 @@
-//! What the caller's side tells the control loop: that the next layer is wanted, that a place is free, that the load is not wanted.
+//! What the caller's side tells the control loop: that the next layer is wanted, that a place is
+//! free, that the load is not wanted.
 //!
-//! Counters, and a bell that is rung when one has changed. The bell has room for one ring: whoever hears it looks at everything.
-//! So nothing is allocated and nobody who rings waits, however long the load goes on.
+//! Counters, and a bell that is rung when one has changed. The bell has room for one ring: whoever
+//! hears it looks at everything. So nothing is allocated and nobody who rings waits, however long
+//! the load goes on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

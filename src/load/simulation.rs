@@ -1,6 +1,6 @@
-//! The whole loader on a simulated device that copies as late as it may, with sources that fail or panic at every
-//! read in turn. What holds here holds for asynchronous devices: a slot that were recycled before its copy is
-//! complete would deliver another read's bytes.
+//! The whole loader on a simulated device that copies as late as it may, with sources that fail or
+//! panic at every read in turn. What holds here holds for asynchronous devices: a slot that were
+//! recycled before its copy is complete would deliver another read's bytes.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -477,7 +477,8 @@ fn dropping_the_stream_at_any_layer_leaks_nothing() {
     }
 }
 
-/// A caller that gives up waits for the reads that have begun, and for none of those that were only issued.
+/// A caller that gives up waits for the reads that have begun, and for none of those that were only
+/// issued.
 #[test]
 fn dropping_the_stream_begins_no_read_any_more() {
     let gate = Arc::new(Gate::default());
@@ -488,7 +489,8 @@ fn dropping_the_stream_begins_no_read_any_more() {
         std::thread::yield_now();
     }
     let dropper = std::thread::spawn(move || drop(run.stream));
-    // Time for the control loop to hear of it: were it not enough, more reads would begin and the test would fail.
+    // Time for the control loop to hear of it: were it not enough, more reads would begin and the test
+    // would fail.
     std::thread::sleep(Duration::from_millis(300));
     gate.open();
     dropper.join().unwrap();

@@ -1,4 +1,5 @@
-//! Which parts of the window's memory are free: places by first fit, each a whole number of units. Pure.
+//! Which parts of the window's memory are free: places by first fit, each a whole number of units.
+//! Pure.
 
 use crate::plan::WindowShape;
 
@@ -6,7 +7,8 @@ use crate::plan::WindowShape;
 #[derive(Debug)]
 pub(super) struct Space {
     shape: WindowShape,
-    /// Where each taken place starts and ends, ascending. Never longer than the layers that are resident at once.
+    /// Where each taken place starts and ends, ascending. Never longer than the layers that are
+    /// resident at once.
     taken: Vec<(u64, u64)>,
 }
 
@@ -16,7 +18,8 @@ impl Space {
         Self { shape, taken: Vec::with_capacity(places) }
     }
 
-    /// Takes the first place that is long enough, and says where it starts. `None` if there is none. Nothing takes no place.
+    /// Takes the first place that is long enough, and says where it starts. `None` if there is
+    /// none. Nothing takes no place.
     pub(super) fn take(&mut self, len_bytes: u64) -> Option<u64> {
         if len_bytes == 0 {
             return Some(0);

@@ -36,15 +36,18 @@ pub(super) enum Delivery {
 }
 
 /// A running load: yields the layers in execution order, or as they are complete in that
-/// [of files](crate::plan::ReadOrder::Files). Ends after the last layer of the last pass or the first error.
+/// [of files](crate::plan::ReadOrder::Files). Ends after the last layer of the last pass or the
+/// first error.
 ///
-/// Each layer is owned, may go to another thread, and frees its memory and its place in the window when it and the
-/// tensors taken from it are dropped. A caller that holds so many that the next one cannot become resident gets
-/// [`LoadError::Stalled`] after the [stall timeout](super::LoaderBuilder::stall_timeout) instead of waiting for ever.
+/// Each layer is owned, may go to another thread, and frees its memory and its place in the window
+/// when it and the tensors taken from it are dropped. A caller that holds so many that the next one
+/// cannot become resident gets [`LoadError::Stalled`] after the [stall
+/// timeout](super::LoaderBuilder::stall_timeout) instead of waiting for ever.
 ///
-/// Dropping the stream cancels the load, waits for what is in flight (at most the reads that the system has
-/// already begun) and gives ring, files and threads back. Layers that were taken stay valid. On a device it also waits for what
-/// [`release_after`](LoadedLayer::release_after) named for layers that are gone: that must not wait for this thread.
+/// Dropping the stream cancels the load, waits for what is in flight (at most the reads that the
+/// system has already begun) and gives ring, files and threads back. Layers that were taken stay
+/// valid. On a device it also waits for what [`release_after`](LoadedLayer::release_after) named
+/// for layers that are gone: that must not wait for this thread.
 #[must_use = "a stream that is dropped loads nothing"]
 pub struct LayerStream {
     plan: Arc<LoadPlan>,
@@ -91,7 +94,8 @@ pub(super) fn start<B: Backend>(
     let (delivery_sender, deliveries) = channel(sizes.layers);
     let (signals, bell) = Signals::new();
     let readers_most = plan.memory().ring().readers;
-    // Readers that copy into an arena leave the disk alone meanwhile, and copies come in bursts: more take turns.
+    // Readers that copy into an arena leave the disk alone meanwhile, and copies come in bursts: more
+    // take turns.
     let reads_at_first = match plan.memory().resident_kind() {
         ResidentKind::Host => 8 * READS_LEAST,
         ResidentKind::Device | ResidentKind::Nowhere => READS_LEAST,
@@ -114,7 +118,8 @@ pub(super) fn start<B: Backend>(
     let space = plan.memory().window().map(|shape| Space::new(shape, bounds.layers_max));
     let office = PermitOffice::new(bounds, space, Arc::clone(&signals));
     let totals = SharedTotals::default();
-    // If one cannot be started, those that run see the open gate and the closed channel of jobs and end.
+    // If one cannot be started, those that run see the open gate and the closed channel of jobs and
+    // end.
     let ways = ways(&setup, &queueing);
     let readers = reader::spawn(ways, &context, &job_receiver, &result_sender)?;
     drop((result_sender, context));
@@ -165,7 +170,8 @@ pub(super) fn start<B: Backend>(
     })
 }
 
-/// Queues if reads go through them and the kernel grants all that are wanted, else a thread for each read in flight.
+/// Queues if reads go through them and the kernel grants all that are wanted, else a thread for
+/// each read in flight.
 fn ways<B: Backend>(setup: &Setup<B>, queueing: &QueueingCell) -> Ways {
     let ring = setup.plan.memory().ring();
     let Some(queues) = setup.queues else { return Ways::OneByOne { readers: ring.readers } };
@@ -245,12 +251,13 @@ impl LayerStream {
         }
     }
 
-    /// The next layer, as [`Iterator::next`] gives it, if it comes within `timeout`: for callers that have to look at
-    /// something else now and then, such as a signal. One that gets [`Awaited::NotYet`] has asked for its layer all the same,
-    /// which is read meanwhile.
+    /// The next layer, as [`Iterator::next`] gives it, if it comes within `timeout`: for callers
+    /// that have to look at something else now and then, such as a signal. One that gets
+    /// [`Awaited::NotYet`] has asked for its layer all the same, which is read meanwhile.
     ///
-    /// The [stall timeout](super::LoaderBuilder::stall_timeout) goes on from one call to the next. Of the time between two calls a
-    /// tenth of a second counts at most: whoever works meanwhile does not wait.
+    /// The [stall timeout](super::LoaderBuilder::stall_timeout) goes on from one call to the next.
+    /// Of the time between two calls a tenth of a second counts at most: whoever works
+    /// meanwhile does not wait.
     ///
     /// # Errors
     /// What ended the load; afterwards the stream is at its [end](Awaited::Ended).
@@ -313,8 +320,8 @@ impl LayerStream {
         }
     }
 
-    /// The next delivery until then, if there is an end to the wait; disconnected after the last one. A caller that holds the
-    /// whole window is told so instead of waiting for ever.
+    /// The next delivery until then, if there is an end to the wait; disconnected after the last
+    /// one. A caller that holds the whole window is told so instead of waiting for ever.
     fn next_delivery(&mut self, until: Option<Instant>) -> Result<Delivery, RecvTimeoutError> {
         loop {
             let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
@@ -369,7 +376,8 @@ impl LayerStream {
     }
 }
 
-/// Bytes of tensors that arrive in all passes; in one of them if there is no end. What is kept arrives once.
+/// Bytes of tensors that arrive in all passes; in one of them if there is no end. What is kept
+/// arrives once.
 fn tensor_bytes_total(plan: &LoadPlan) -> u64 {
     let others = plan.layers().iter().filter(|layer| !layer.is_kept);
     let again_bytes: u64 = others.map(|layer| layer.tensor_bytes).sum();

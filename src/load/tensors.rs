@@ -1,4 +1,5 @@
-//! Tensors, and parts of them, read on demand into memory of the caller's: neither ring nor arenas nor a plan.
+//! Tensors, and parts of them, read on demand into memory of the caller's: neither ring nor arenas
+//! nor a plan.
 //!
 //! ```text
 //! runs of bytes --> pieces, at most 2 MiB of a file --> the caller's thread and helpers of this call
@@ -26,7 +27,8 @@ use crate::units::{Alignment, ByteRange, KIB, MIB, to_u64, to_usize};
 
 /// Most bytes of a file that are read at once.
 const PIECE_BYTES: u64 = 2 * MIB;
-/// A gap between two runs up to this size is read through: a disk moves it in the time of one more request.
+/// A gap between two runs up to this size is read through: a disk moves it in the time of one more
+/// request.
 const GAP_BYTES_MAX: u64 = 128 * KIB;
 /// Longer runs are read one by one, whatever lies between them.
 const GATHERED_RUN_BYTES_MAX: u64 = 512 * KIB;
@@ -35,15 +37,16 @@ const DESKS_MAX: u32 = 8;
 /// A thread has at least so many bytes to read.
 const THREAD_BYTES_MIN: u64 = 2 * PIECE_BYTES;
 
-/// Reads tensors of a checkpoint, and slices of them, into the caller's memory. Cheap to clone; all clones, and all threads,
-/// share its files and its scratch memory.
+/// Reads tensors of a checkpoint, and slices of them, into the caller's memory. Cheap to clone; all
+/// clones, and all threads, share its files and its scratch memory.
 ///
-/// Files are read as [`IoMode::Auto`] reads them, with the same checks: bytes of a file that is no longer the one that was opened are
-/// an error. What is in the page cache comes from there, straight into the target; what is not goes past it if it is
-/// large. Reads of up to 128 KiB go through the page cache. Large reads are shared by a few threads, which end with the call.
+/// Files are read as [`IoMode::Auto`] reads them, with the same checks: bytes of a file that is no
+/// longer the one that was opened are an error. What is in the page cache comes from there,
+/// straight into the target; what is not goes past it if it is large. Reads of up to 128 KiB go
+/// through the page cache. Large reads are shared by a few threads, which end with the call.
 ///
-/// Beside the target it holds at most eight pieces of 2 MiB, however many threads call it, and those only while they do.
-/// At most 16 files are open at once.
+/// Beside the target it holds at most eight pieces of 2 MiB, however many threads call it, and
+/// those only while they do. At most 16 files are open at once.
 ///
 /// # Example
 /// ```
@@ -99,11 +102,12 @@ impl TensorReader {
         &self.shared.checkpoint
     }
 
-    /// Fills `target` with the bytes of a tensor from `offset_bytes` on. They are as the file has them: little-endian, row-major.
+    /// Fills `target` with the bytes of a tensor from `offset_bytes` on. They are as the file has
+    /// them: little-endian, row-major.
     ///
     /// # Errors
-    /// [`LoadError::Slice`] if the tensor has no such bytes; [`LoadError::Source`] if they cannot be read, or if the file changed.
-    /// `target` then holds anything.
+    /// [`LoadError::Slice`] if the tensor has no such bytes; [`LoadError::Source`] if they cannot
+    /// be read, or if the file changed. `target` then holds anything.
     ///
     /// # Panics
     /// If `tensor` comes from another checkpoint and is out of range.
@@ -128,15 +132,17 @@ impl TensorReader {
         Ok(Runs::of_slice(&self.shared.checkpoint.tensor(tensor), ranges)?.len_bytes())
     }
 
-    /// Fills `target` with a slice: `ranges` are of elements, one for each dimension, the outermost first; dimensions
-    /// without one are taken whole. The bytes of the slice are row-major themselves.
+    /// Fills `target` with a slice: `ranges` are of elements, one for each dimension, the outermost
+    /// first; dimensions without one are taken whole. The bytes of the slice are row-major
+    /// themselves.
     ///
-    /// A range of the outermost dimension is read as it is. Others are gathered: gaps of up to 128 KiB between what is wanted are
-    /// read through.
+    /// A range of the outermost dimension is read as it is. Others are gathered: gaps of up to 128
+    /// KiB between what is wanted are read through.
     ///
     /// # Errors
-    /// [`LoadError::Slice`] if there is no such slice, if it would cut a byte (types of less than 8 bits), or if the target is not
-    /// [as long](Self::slice_bytes) as it; [`LoadError::Source`] if it cannot be read, or if the file changed. `target` then holds
+    /// [`LoadError::Slice`] if there is no such slice, if it would cut a byte (types of less than 8
+    /// bits), or if the target is not [as long](Self::slice_bytes) as it; [`LoadError::Source`]
+    /// if it cannot be read, or if the file changed. `target` then holds
     /// anything. [`LoadError::Staging`] if the system has no memory for a piece of 2 MiB.
     ///
     /// # Panics
@@ -157,7 +163,8 @@ impl TensorReader {
         self.shared.fill(entry.shard, entry.extent, runs, target)
     }
 
-    /// Bytes that were read so far, by the way they came; what was read through and what aligned reads add are in it.
+    /// Bytes that were read so far, by the way they came; what was read through and what aligned
+    /// reads add are in it.
     #[must_use]
     pub fn ways(&self) -> IoWays {
         self.shared.source.ways()
@@ -358,7 +365,8 @@ struct Desk<'a> {
 }
 
 impl Desks {
-    /// Waits until there is one. A thread takes one at a time, and waits for nothing but the system while it has it.
+    /// Waits until there is one. A thread takes one at a time, and waits for nothing but the system
+    /// while it has it.
     fn take(&self, alignment: Alignment) -> Result<Desk<'_>, LoadError> {
         let is_full = |taken: &mut u32| *taken >= DESKS_MAX;
         let taken = self.returned.wait_while(lock(&self.taken), is_full);

@@ -1,12 +1,14 @@
-//! What a stream waits for, and what each layer took: told to hooks of the caller's and summed for the report.
+//! What a stream waits for, and what each layer took: told to hooks of the caller's and summed for
+//! the report.
 //!
 //! ```text
 //! opened --(reading, filling)--> all bytes on their way --(link)--> ready --> handed out --(the engine)--> released
 //! ```
 //!
-//! While the engine waits for its next layer, that waits for the disk, for filling (casts, and copies of the host) or for the
-//! link; while it does not, it may be the loader that has nothing to do until the engine asks or drops something. Where neither
-//! is so, nobody waits for anybody, and nothing binds.
+//! While the engine waits for its next layer, that waits for the disk, for filling (casts, and
+//! copies of the host) or for the link; while it does not, it may be the loader that has nothing to
+//! do until the engine asks or drops something. Where neither is so, nobody waits for anybody, and
+//! nothing binds.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -45,8 +47,8 @@ impl fmt::Display for Binding {
     }
 }
 
-/// How long somebody waited, by what for. Of the time that the engine waits while its layer is read and filled, filling has the
-/// part that it has of the readers' work on that layer.
+/// How long somebody waited, by what for. Of the time that the engine waits while its layer is read
+/// and filled, filling has the part that it has of the readers' work on that layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waits {
@@ -111,7 +113,8 @@ pub struct LayerTimes<'a> {
     pub reading: Duration,
     /// Time that it was cast, gathered, or copied by the host, by all threads together.
     pub filling: Duration,
-    /// From when all its bytes were on their way to the device until they were known to be there. Next to nothing on the host.
+    /// From when all its bytes were on their way to the device until they were known to be there.
+    /// Next to nothing on the host.
     pub linking: Duration,
     /// What was waited for from when the layer before it was handed out.
     pub waits: Waits,
@@ -119,12 +122,13 @@ pub struct LayerTimes<'a> {
     pub opened: Duration,
     /// When the engine could take it.
     pub handed_out: Duration,
-    /// When its memory was free again: whoever had it or tensors of it has dropped them. `None` for a layer that is kept, and if
-    /// the stream ended before.
+    /// When its memory was free again: whoever had it or tensors of it has dropped them. `None` for
+    /// a layer that is kept, and if the stream ended before.
     pub released: Option<Duration>,
 }
 
-/// What one pass took: from when the last layer of the pass before it was handed out, or from the start, until its own was.
+/// What one pass took: from when the last layer of the pass before it was handed out, or from the
+/// start, until its own was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PassReport {
@@ -134,7 +138,8 @@ pub struct PassReport {
     pub elapsed: Duration,
     /// What was waited for.
     pub waits: Waits,
-    /// Bytes that were read from files meanwhile: for layers of the next pass too, if they were read ahead.
+    /// Bytes that were read from files meanwhile: for layers of the next pass too, if they were
+    /// read ahead.
     pub read_bytes: u64,
 }
 

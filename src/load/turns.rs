@@ -1,4 +1,5 @@
-//! Which layer is whose turn: a stream of several passes counts its layers on from one pass to the next, and so do its reads.
+//! Which layer is whose turn: a stream of several passes counts its layers on from one pass to the
+//! next, and so do its reads.
 //!
 //! ```text
 //! turn     0   1   2   3 | 4   5   6   7 | 8 ...
@@ -70,7 +71,8 @@ impl Turns {
         (turn < self.total).then_some(Turn { layer: turn, read })
     }
 
-    /// Goes on behind the next read, into the next pass if there is one. What is kept is not read again.
+    /// Goes on behind the next read, into the next pass if there is one. What is kept is not read
+    /// again.
     pub(super) fn advance(&mut self) {
         self.place = self.plan.behind(self.place);
         loop {

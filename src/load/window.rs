@@ -1,7 +1,8 @@
 //! The window: how many layers, and how many bytes of them, may be resident at once.
 //!
-//! A layer has a [`Permit`] from its arena's allocation until its last owner is gone, wherever that is. The control loop
-//! asks for permits; the stream asks whether the caller itself holds what the loop waits for.
+//! A layer has a [`Permit`] from its arena's allocation until its last owner is gone, wherever that
+//! is. The control loop asks for permits; the stream asks whether the caller itself holds what the
+//! loop waits for.
 //!
 //! Layers are counted by their turn: from 0, and on from one pass to the next.
 
@@ -37,7 +38,8 @@ impl Bounds {
     }
 }
 
-/// Layers of a window that are provided for at the beginning: larger windows are of layers that are resident as a whole.
+/// Layers of a window that are provided for at the beginning: larger windows are of layers that are
+/// resident as a whole.
 const LAYERS_AT_FIRST: usize = 64;
 
 /// How many layers have a place at once, as far as they are provided for at the beginning.
@@ -71,7 +73,8 @@ struct Holders {
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     turn: usize,
-    /// How many [`Permit`]s there are of it. Counted here, so that none of them takes anything from the allocator.
+    /// How many [`Permit`]s there are of it. Counted here, so that none of them takes anything from
+    /// the allocator.
     permits: usize,
 }
 
@@ -146,8 +149,9 @@ impl PermitOffice {
         Some(Permit { turn, arena_bytes, place, office: Arc::clone(self) })
     }
 
-    /// True if the load is stopped and all layers that have a place are those of turns below `end`: with `end` = layers taken, the
-    /// caller holds them, and nothing but the caller can let the load go on.
+    /// True if the load is stopped and all layers that have a place are those of turns below `end`:
+    /// with `end` = layers taken, the caller holds them, and nothing but the caller can let the
+    /// load go on.
     pub(super) fn is_stopped_by_turns_below(&self, end: usize) -> bool {
         self.lock().stopped_below(end).is_some()
     }

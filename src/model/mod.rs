@@ -21,13 +21,15 @@ impl Loader {
     /// Loads every layer and keeps it.
     ///
     /// # Errors
-    /// Whatever [`Loader::stream`] refuses, and the error that ended the load. Nothing stays resident then.
+    /// Whatever [`Loader::stream`] refuses, and the error that ended the load. Nothing stays
+    /// resident then.
     pub fn load(&self, checkpoint: &Checkpoint) -> Result<Model, LoadError> {
         self.load_observed(checkpoint, |_| {})
     }
 
-    /// Loads every layer and keeps it; `observe` sees each one as it becomes resident: in whatever order they do, since the files
-    /// are read as they lie ([`ReadOrder::Files`](crate::ReadOrder::Files)).
+    /// Loads every layer and keeps it; `observe` sees each one as it becomes resident: in whatever
+    /// order they do, since the files are read as they lie
+    /// ([`ReadOrder::Files`](crate::ReadOrder::Files)).
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -91,7 +93,8 @@ impl Model {
         let found = self.checkpoint.find(name).map(|tensor| tensor.id);
         let loaded = self.layers().find_map(|layer| match found {
             Some(id) if layer.is_of(&self.checkpoint) => layer.tensor_of_id(id),
-            // One that has replaced another counts its tensors as its own checkpoint does. Scales are in none.
+            // One that has replaced another counts its tensors as its own checkpoint does. Scales are in
+            // none.
             _ => layer.tensor(name),
         });
         loaded.ok_or_else(|| LoadError::NotFound {
@@ -107,7 +110,8 @@ impl Model {
         self.layers().map(LoadedLayer::resident_bytes).sum()
     }
 
-    /// What the resident layers have allocated: with their tensors, who holds them, where, and since when. See [`crate::live`].
+    /// What the resident layers have allocated: with their tensors, who holds them, where, and
+    /// since when. See [`crate::live`].
     #[must_use]
     pub fn live(&self) -> Snapshot {
         let numbers: HashSet<u64> = self.layers().filter_map(LoadedLayer::allocation_number).collect();
@@ -124,8 +128,9 @@ impl Model {
         self.states.iter().map(bytes).sum()
     }
 
-    /// Frees a part of the model, resident or parked: a layer, those below a prefix, a component, all. Tensors that were taken keep their layer's
-    /// memory until they are dropped; the receipt names them. Unloading what is unloaded is harmless and gives an empty receipt.
+    /// Frees a part of the model, resident or parked: a layer, those below a prefix, a component,
+    /// all. Tensors that were taken keep their layer's memory until they are dropped; the
+    /// receipt names them. Unloading what is unloaded is harmless and gives an empty receipt.
     ///
     /// # Errors
     /// [`LoadError::NotFound`] if the model never had such a part.
@@ -154,7 +159,8 @@ impl Model {
         self.unload_places(&places)
     }
 
-    /// The tensors that somebody holds of the resident layers, in execution order: what would stay if all were unloaded.
+    /// The tensors that somebody holds of the resident layers, in execution order: what would stay
+    /// if all were unloaded.
     #[must_use]
     pub fn holders(&self) -> Vec<Holder> {
         self.layers().flat_map(LoadedLayer::holders).collect()

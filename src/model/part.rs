@@ -20,7 +20,8 @@ use crate::layers::LayerId;
 pub enum Part<'a> {
     /// One layer.
     Layer(&'a LayerId),
-    /// The layers whose names begin so, in whole words: `model.layers` has `model.layers.0` and not `model.layers_extra.0`.
+    /// The layers whose names begin so, in whole words: `model.layers` has `model.layers.0` and not
+    /// `model.layers_extra.0`.
     Prefix(&'a str),
     /// The layers of one component of a pipeline, by the name of its folder: `text_encoder_2`.
     Component(&'a str),

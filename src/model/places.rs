@@ -10,16 +10,19 @@ use crate::load::{LoadError, Loader, ParkTo, Parking, Receipt};
 use crate::plan::{LoadPlan, PlannedLayer};
 
 impl Model {
-    /// Copies a part of the model out of its arenas and frees them; [`Self::restore`] brings it back, bit by bit the same. The
-    /// bytes pass through 1 MiB of host memory. What is parked already, unloaded, or on the host and to be parked in its memory,
-    /// stays as it is, and so does a layer that somebody holds: the receipt names who.
+    /// Copies a part of the model out of its arenas and frees them; [`Self::restore`] brings it
+    /// back, bit by bit the same. The bytes pass through 1 MiB of host memory. What is parked
+    /// already, unloaded, or on the host and to be parked in its memory, stays as it is, and so
+    /// does a layer that somebody holds: the receipt names who.
     ///
     /// Work that still writes to the layers must be over.
     ///
     /// # Errors
-    /// [`LoadError::NotFound`] if the model never had such a part, [`LoadError::Park`] if memory, the folder or the disk refuses,
-    /// [`LoadError::Device`] if the bytes cannot be read back. The layer that failed and those behind it stay resident, those before it
-    /// are parked, and their receipt is lost with the error: [`Self::parked_bytes`] and [`Self::layers`] say what waits and what is there.
+    /// [`LoadError::NotFound`] if the model never had such a part, [`LoadError::Park`] if memory,
+    /// the folder or the disk refuses, [`LoadError::Device`] if the bytes cannot be read back.
+    /// The layer that failed and those behind it stay resident, those before it are parked, and
+    /// their receipt is lost with the error: [`Self::parked_bytes`] and [`Self::layers`] say what
+    /// waits and what is there.
     ///
     /// # Example
     /// ```
@@ -54,12 +57,13 @@ impl Model {
         Ok(receipt)
     }
 
-    /// Brings back what is parked of a part, into arenas where it was; says how many bytes these take. What is resident stays, and
-    /// what was unloaded is not loaded again.
+    /// Brings back what is parked of a part, into arenas where it was; says how many bytes these
+    /// take. What is resident stays, and what was unloaded is not loaded again.
     ///
     /// # Errors
-    /// [`LoadError::NotFound`] if the model never had such a part, [`LoadError::Device`] if there is no room,
-    /// [`LoadError::Park`] if the file cannot be read. The layer that failed and those behind it stay parked.
+    /// [`LoadError::NotFound`] if the model never had such a part, [`LoadError::Device`] if there
+    /// is no room, [`LoadError::Park`] if the file cannot be read. The layer that failed and
+    /// those behind it stay parked.
     pub fn restore<'a>(&mut self, part: impl Into<Part<'a>>) -> Result<u64, LoadError> {
         let part = part.into();
         let mut restored_bytes = 0;
@@ -84,15 +88,19 @@ impl Model {
         Ok(restored_bytes)
     }
 
-    /// Puts a layer of another checkpoint in the place of one of this model: of the same name, with tensors of the same names, types
-    /// and shapes. A layer that was unloaded is loaded again so. Only its tensors are read, within the budget of `loader`. The new layer is
-    /// resident before the old one is freed; where there is no room for both, unload the old one first.
+    /// Puts a layer of another checkpoint in the place of one of this model: of the same name, with
+    /// tensors of the same names, types and shapes. A layer that was unloaded is loaded again
+    /// so. Only its tensors are read, within the budget of `loader`. The new layer is
+    /// resident before the old one is freed; where there is no room for both, unload the old one
+    /// first.
     ///
-    /// The new layer's [`index`](crate::LoadedLayer::index) is that of a plan of its own, which has one layer.
+    /// The new layer's [`index`](crate::LoadedLayer::index) is that of a plan of its own, which has
+    /// one layer.
     ///
     /// # Errors
-    /// [`LoadError::NotFound`] if one of the two has no such layer, [`LoadError::NotAlike`] with the first tensor that differs, and whatever
-    /// [`Loader::stream`] refuses. The model is as it was then.
+    /// [`LoadError::NotFound`] if one of the two has no such layer, [`LoadError::NotAlike`] with
+    /// the first tensor that differs, and whatever [`Loader::stream`] refuses. The model is as
+    /// it was then.
     pub fn replace(
         &mut self,
         id: &LayerId,
@@ -115,8 +123,8 @@ impl Model {
         Ok(unload([old]))
     }
 
-    /// A scope for a part of the model: what is parked of it is restored, and at the end, whichever way that is reached, the part
-    /// is unloaded.
+    /// A scope for a part of the model: what is parked of it is restored, and at the end, whichever
+    /// way that is reached, the part is unloaded.
     ///
     /// # Errors
     /// As [`Self::restore`]. The part is unloaded then.
@@ -146,8 +154,8 @@ impl Model {
     }
 }
 
-/// A part of a model that is unloaded when this is dropped; the rest of the model is used through it. Tensors that were
-/// taken from the part and outlive the scope keep their layer's memory.
+/// A part of a model that is unloaded when this is dropped; the rest of the model is used through
+/// it. Tensors that were taken from the part and outlive the scope keep their layer's memory.
 #[derive(Debug)]
 #[must_use = "a scope that is dropped has unloaded its part"]
 pub struct Scope<'m> {
@@ -213,7 +221,8 @@ fn tensors(checkpoint: &Checkpoint, plan: &LoadPlan, layer: &PlannedLayer) -> Ve
     delivered
 }
 
-/// The first tensor that is not the same in both lists, which are sorted: its name, and what it is in either.
+/// The first tensor that is not the same in both lists, which are sorted: its name, and what it is
+/// in either.
 fn first_difference(wanted: &[Delivered], given: &[Delivered]) -> Option<(String, String, String)> {
     let same = wanted.iter().zip(given).take_while(|(wanted, given)| wanted == given).count();
     let absent = || "no such tensor".to_owned();

@@ -49,7 +49,8 @@ pub enum PlacedError {
         /// What it was.
         source: LoadError,
     },
-    /// The checkpoint cannot be grouped, its files cannot be read on demand, or nothing of it is selected.
+    /// The checkpoint cannot be grouped, its files cannot be read on demand, or nothing of it is
+    /// selected.
     #[error(transparent)]
     Checkpoint(#[from] LoadError),
 }

@@ -8,9 +8,10 @@
 //!                                 └── disk: nothing is read; a TensorReader stands by
 //!                                        └──> PlacedModel
 //! ```
-//! Each place is a load of its own with the same budget, which ends before the next begins: so the peak on the host is the
-//! budget once, and the layers that stay there. Every tensor is wanted in one place, and what lies between wanted
-//! tensors is not read: each byte of a file is read once, but for the blocks at the borders of direct reads.
+//! Each place is a load of its own with the same budget, which ends before the next begins: so the
+//! peak on the host is the budget once, and the layers that stay there. Every tensor is wanted in
+//! one place, and what lies between wanted tensors is not read: each byte of a file is read once,
+//! but for the blocks at the borders of direct reads.
 
 use std::sync::Arc;
 
@@ -45,22 +46,26 @@ pub struct PlacedLoader {
 pub struct TierLoader {
     /// A GPU or the host.
     pub tier: Tier,
-    /// The loader. Its settings are those of the whole load, less what earlier places keep of the budget: their plans.
+    /// The loader. Its settings are those of the whole load, less what earlier places keep of the
+    /// budget: their plans.
     pub loader: Loader,
 }
 
 impl PlacedLoader {
-    /// Finds the place of every tensor. The target of `settings`, its window, passes and order do not matter: everything is read
-    /// once and stays. Its budget is one for the whole load, its device budget and reserve are for each device. Neither context,
-    /// stream nor memory may be the caller's.
+    /// Finds the place of every tensor. The target of `settings`, its window, passes and order do
+    /// not matter: everything is read once and stays. Its budget is one for the whole load, its
+    /// device budget and reserve are for each device. Neither context, stream nor memory may be
+    /// the caller's.
     ///
-    /// The longest entry around a tensor decides, in whole words between dots, `""` is around all. Layers are not split.
-    /// With the model's configuration, tensors that are one (tied embeddings) have to be in one place, and the map may name a head
-    /// that has no tensor of its own.
+    /// The longest entry around a tensor decides, in whole words between dots, `""` is around all.
+    /// Layers are not split. With the model's configuration, tensors that are one (tied
+    /// embeddings) have to be in one place, and the map may name a head that has no tensor of
+    /// its own.
     ///
     /// # Errors
-    /// [`PlacedError::Map`] with everything that is wrong: entries that name nothing, tensors without a place, split layers,
-    /// separated ties; [`PlacedError::Borrowed`]; [`PlacedError::Checkpoint`] if the grouping fails.
+    /// [`PlacedError::Map`] with everything that is wrong: entries that name nothing, tensors
+    /// without a place, split layers, separated ties; [`PlacedError::Borrowed`];
+    /// [`PlacedError::Checkpoint`] if the grouping fails.
     ///
     /// # Example
     /// ```
@@ -117,17 +122,20 @@ impl PlacedLoader {
     /// What [`Self::load`] would do, place by place in its order. No device need be there.
     ///
     /// # Errors
-    /// [`PlacedError::Load`] if the budget cannot work, [`PlacedError::Checkpoint`] if nothing is selected or a file is gone.
+    /// [`PlacedError::Load`] if the budget cannot work, [`PlacedError::Checkpoint`] if nothing is
+    /// selected or a file is gone.
     pub fn plan(&self) -> Result<PlacedPlan, PlacedError> {
         let steps = self.steps(|tier, _, plan| Ok(TierPlan { tier, plan }))?;
         Ok(PlacedPlan { steps, disk: self.on_disk() })
     }
 
-    /// Opens every device and checks that its layers fit, then gives the loaders in the order of the load: for callers that want the streams
-    /// themselves, to cancel or to watch. End one before the next, or the peak is that of several budgets.
+    /// Opens every device and checks that its layers fit, then gives the loaders in the order of
+    /// the load: for callers that want the streams themselves, to cancel or to watch. End one
+    /// before the next, or the peak is that of several budgets.
     ///
     /// # Errors
-    /// [`PlacedError::NoDevice`] and [`PlacedError::DeviceTooSmall`] name the device; otherwise as [`Self::plan`].
+    /// [`PlacedError::NoDevice`] and [`PlacedError::DeviceTooSmall`] name the device; otherwise as
+    /// [`Self::plan`].
     pub fn open(&self) -> Result<Vec<TierLoader>, PlacedError> {
         let needs = self.steps(|tier, settings, plan| {
             let needed_bytes = plan.memory().resident_bytes();
@@ -147,11 +155,12 @@ impl PlacedLoader {
         Ok(needs.into_iter().map(|(loader, _)| loader).collect())
     }
 
-    /// Loads every place, one after the other: GPUs by number, then the host. Of the disk nothing is read.
+    /// Loads every place, one after the other: GPUs by number, then the host. Of the disk nothing
+    /// is read.
     ///
     /// # Errors
-    /// As [`Self::open`], all of it before the first byte is read; and the error that ended the load, with its place. Nothing stays
-    /// resident then.
+    /// As [`Self::open`], all of it before the first byte is read; and the error that ended the
+    /// load, with its place. Nothing stays resident then.
     pub fn load(&self) -> Result<PlacedModel, PlacedError> {
         self.load_observed(|_, _| {})
     }
@@ -175,7 +184,8 @@ impl PlacedLoader {
         Ok(PlacedModel::new(self, models, disk, reader))
     }
 
-    /// Plans place after place, and lets `each` make something of it. A place that holds nothing of what is selected is left out.
+    /// Plans place after place, and lets `each` make something of it. A place that holds nothing of
+    /// what is selected is left out.
     fn steps<T>(
         &self,
         mut each: impl FnMut(Tier, LoaderBuilder, LoadPlan) -> Result<T, PlacedError>,

@@ -12,7 +12,8 @@ use crate::model::{Model, Part, nearest};
 use crate::slices::SliceError;
 use crate::units::to_u64;
 
-/// A model whose layers are where a device map has put them. Dropping it frees every layer that nobody else holds.
+/// A model whose layers are where a device map has put them. Dropping it frees every layer that
+/// nobody else holds.
 #[derive(Debug)]
 pub struct PlacedModel {
     loader: PlacedLoader,
@@ -78,10 +79,12 @@ impl PlacedModel {
         self.models.iter().flat_map(|(tier, model)| model.layers().map(|layer| (*tier, layer)))
     }
 
-    /// A tensor, wherever it is; also the scales of one that was quantised on loading, by their name.
+    /// A tensor, wherever it is; also the scales of one that was quantised on loading, by their
+    /// name.
     ///
     /// # Errors
-    /// [`LoadError::NotFound`] if there is no such tensor, it was not selected, or its layer is parked or unloaded.
+    /// [`LoadError::NotFound`] if there is no such tensor, it was not selected, or its layer is
+    /// parked or unloaded.
     pub fn tensor(&self, name: &str) -> Result<PlacedTensor, LoadError> {
         let checkpoint = &self.loader.checkpoint;
         let found = checkpoint.find(name).map(|tensor| (self.loader.tier_of(&tensor), tensor));
@@ -120,7 +123,8 @@ impl PlacedModel {
         self.models.iter().flat_map(|(_, model)| model.holders()).collect()
     }
 
-    /// Frees a part of the model in every place, as [`Model::unload`]. What is on the disk takes nothing, and can be read on.
+    /// Frees a part of the model in every place, as [`Model::unload`]. What is on the disk takes
+    /// nothing, and can be read on.
     ///
     /// # Errors
     /// [`LoadError::NotFound`] if no place ever had such a part.
@@ -146,7 +150,8 @@ impl PlacedModel {
         receipts.fold(Receipt::default(), Receipt::and)
     }
 
-    /// Where a layer is, whether it is resident or not; `None` if the checkpoint has none of that name.
+    /// Where a layer is, whether it is resident or not; `None` if the checkpoint has none of that
+    /// name.
     #[must_use]
     pub fn tier_of(&self, layer: &LayerId) -> Option<Tier> {
         let first = *self.loader.layers.find(layer)?.tensors.first()?;
@@ -183,7 +188,8 @@ impl PlacedTensor {
         }
     }
 
-    /// Type of its elements, where it is: narrowing happens on loading, so on the disk it is as stored.
+    /// Type of its elements, where it is: narrowing happens on loading, so on the disk it is as
+    /// stored.
     #[must_use]
     pub fn dtype(&self) -> DType {
         match self {
@@ -219,11 +225,12 @@ impl PlacedTensor {
         }
     }
 
-    /// Fills `target` with its bytes from `offset_bytes` on: copied from the host, read back from a device, or read from its file
-    /// with all checks of a load.
+    /// Fills `target` with its bytes from `offset_bytes` on: copied from the host, read back from a
+    /// device, or read from its file with all checks of a load.
     ///
     /// # Errors
-    /// [`LoadError::Slice`] if it has no such bytes, [`LoadError::Device`] or [`LoadError::Source`] if they cannot be read.
+    /// [`LoadError::Slice`] if it has no such bytes, [`LoadError::Device`] or [`LoadError::Source`]
+    /// if they cannot be read.
     pub fn read(&self, offset_bytes: u64, target: &mut [u8]) -> Result<(), LoadError> {
         let (len_bytes, tensor_bytes) = (to_u64(target.len()), self.len_bytes());
         if offset_bytes.checked_add(len_bytes).is_none_or(|end| end > tensor_bytes) {

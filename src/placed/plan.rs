@@ -73,8 +73,8 @@ impl PlacedPlan {
         self.steps.iter().map(|step| step.plan.memory().resident_host_bytes()).sum()
     }
 
-    /// Host memory at most, beside layers that stay there: of the place that takes most, since one is loaded after the other, with
-    /// what the plans of those before it take.
+    /// Host memory at most, beside layers that stay there: of the place that takes most, since one
+    /// is loaded after the other, with what the plans of those before it take.
     #[must_use]
     pub fn budgeted_bytes(&self) -> u64 {
         let budget = |step: &TierPlan| step.plan.memory().budget_bytes();

@@ -1,9 +1,11 @@
-//! From which number type to which float type a tensor is cast on its way, and what that does to its size.
+//! From which number type to which float type a tensor is cast on its way, and what that does to
+//! its size.
 //!
-//! The bytes themselves are cast in the ring, right after they have been read. What a *load* asks for only ever narrows:
-//! plain floats that are wider than what is wanted. Between `bf16` and `f16` neither is narrower, and integers,
-//! 8-bit floats, packed types and whatever belongs to a quantized weight keep their bytes there. A conversion says for each
-//! tensor what becomes of it, and any [`Cast`] will do.
+//! The bytes themselves are cast in the ring, right after they have been read. What a *load* asks
+//! for only ever narrows: plain floats that are wider than what is wanted. Between `bf16` and `f16`
+//! neither is narrower, and integers, 8-bit floats, packed types and whatever belongs to a
+//! quantized weight keep their bytes there. A conversion says for each tensor what becomes of it,
+//! and any [`Cast`] will do.
 
 use std::fmt;
 
@@ -57,9 +59,10 @@ pub struct Cast {
 }
 
 impl Cast {
-    /// What makes numbers of type `source` floats of type `to`. `None` if they are that already, or no real numbers of a
-    /// type whose meaning is agreed on and whose elements are bytes of their own: truth values, complex numbers, packed floats
-    /// and the 8-bit floats that end on `FNUZ` stay what they are.
+    /// What makes numbers of type `source` floats of type `to`. `None` if they are that already, or
+    /// no real numbers of a type whose meaning is agreed on and whose elements are bytes of
+    /// their own: truth values, complex numbers, packed floats and the 8-bit floats that end on
+    /// `FNUZ` stay what they are.
     #[must_use]
     pub const fn between(source: DType, to: FloatType) -> Option<Self> {
         let is_castable = match source {
@@ -135,8 +138,8 @@ impl fmt::Display for Cast {
     }
 }
 
-/// How a load narrows a tensor, if it does. The scale of a quantized weight is not a plain float: what it is multiplied with
-/// has lost its precision already.
+/// How a load narrows a tensor, if it does. The scale of a quantized weight is not a plain float:
+/// what it is multiplied with has lost its precision already.
 pub(crate) fn narrowing_of(
     checkpoint: &Checkpoint,
     layers: &Layers,

@@ -1,7 +1,7 @@
 //! How one file is to be read where the choice is left to the loader, and why.
 //!
-//! The stage below makes these from what the system says of each file; the plan carries them, so that they can be looked
-//! at before a byte is read and compared afterwards with what was done.
+//! The stage below makes these from what the system says of each file; the plan carries them, so
+//! that they can be looked at before a byte is read and compared afterwards with what was done.
 
 use std::fmt;
 
@@ -16,14 +16,15 @@ use crate::units::HumanBytes;
 pub struct IoDecision {
     /// The file.
     pub shard: ShardId,
-    /// How it is read: [`IoMode::Direct`] or [`IoMode::Buffered`]. Of a file that is partly resident, how most of it is:
-    /// each of its reads is decided on its own.
+    /// How it is read: [`IoMode::Direct`] or [`IoMode::Buffered`]. Of a file that is partly
+    /// resident, how most of it is: each of its reads is decided on its own.
     pub mode: IoMode,
     /// Why.
     pub reason: IoReason,
     /// Its length in bytes.
     pub file_bytes: u64,
-    /// How much of it is in the page cache, in bytes, as samples tell; `None` where nobody tells, or where it does not matter.
+    /// How much of it is in the page cache, in bytes, as samples tell; `None` where nobody tells,
+    /// or where it does not matter.
     pub resident_bytes: Option<u64>,
     /// Who told; `None` as above.
     pub residency_by: Option<ResidencyBy>,
@@ -116,7 +117,8 @@ pub enum IoReason {
     Memory,
     /// One read takes it whole.
     Small,
-    /// Its bytes come over a network, where the kernel's reading ahead is worth more than a saved copy.
+    /// Its bytes come over a network, where the kernel's reading ahead is worth more than a saved
+    /// copy.
     Network,
     /// A program gets its bytes, and may have a cache of its own.
     Program,
@@ -184,7 +186,8 @@ impl ResidencyBy {
     }
 }
 
-/// What becomes of pages that reads bring into the page cache. Pages that were there before always stay.
+/// What becomes of pages that reads bring into the page cache. Pages that were there before always
+/// stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum CacheManners {
@@ -232,9 +235,11 @@ pub struct IoWays {
     pub buffered_bytes: u64,
     /// Through windows of a mapping.
     pub mapped_bytes: u64,
-    /// Of these, bytes that went another way than the plan said, because the page cache was not as the plan found it.
+    /// Of these, bytes that went another way than the plan said, because the page cache was not as
+    /// the plan found it.
     pub corrected_bytes: u64,
-    /// Bytes of the page cache that were dropped behind reads, whole pages; what the kernel forgets by itself is not counted.
+    /// Bytes of the page cache that were dropped behind reads, whole pages; what the kernel forgets
+    /// by itself is not counted.
     pub dropped_behind_bytes: u64,
 }
 

@@ -1,8 +1,10 @@
-//! The plan as text: terms of the peak, then a line per layer; with `{:#}` also every read, copy and move.
+//! The plan as text: terms of the peak, then a line per layer; with `{:#}` also every read, copy
+//! and move.
 //!
-//! The text is stable: the same checkpoint and limits give the same bytes on every machine, so that plans can be
-//! compared and pinned. (Decisions on how to read are limits, too: what the page cache holds is in them.) Layer names are
-//! printed as they are; a program that prints to a terminal escapes them.
+//! The text is stable: the same checkpoint and limits give the same bytes on every machine, so that
+//! plans can be compared and pinned. (Decisions on how to read are limits, too: what the page cache
+//! holds is in them.) Layer names are printed as they are; a program that prints to a terminal
+//! escapes them.
 
 use std::fmt;
 

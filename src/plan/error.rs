@@ -16,7 +16,8 @@ pub enum PlanError {
     BudgetTooSmall {
         /// What the caller allowed.
         budget_bytes: u64,
-        /// The smallest budget that works for this checkpoint and these settings: a whole number of MiB.
+        /// The smallest budget that works for this checkpoint and these settings: a whole number of
+        /// MiB.
         smallest_bytes: u64,
         /// What the floor is made of.
         detail: String,

@@ -1,6 +1,8 @@
-//! What is wanted of a stretch of a file where that is not all of it: runs that are equally long and equally far apart.
+//! What is wanted of a stretch of a file where that is not all of it: runs that are equally long
+//! and equally far apart.
 //!
-//! A stretch with short gaps is read as a whole, and what is wanted of it is moved together in the slot, towards its front:
+//! A stretch with short gaps is read as a whole, and what is wanted of it is moved together in the
+//! slot, towards its front:
 //!
 //! ```text
 //! slot    |..|run|gap|run|gap|run|gap|..|       after the read
@@ -21,8 +23,9 @@ pub struct Gather {
 }
 
 impl Gather {
-    /// The stretch of a file with such runs of a tensor that begins at `start`, and the runs unless they are one. `None` for numbers
-    /// that no file has, and for runs further apart than 4 GiB.
+    /// The stretch of a file with such runs of a tensor that begins at `start`, and the runs unless
+    /// they are one. `None` for numbers that no file has, and for runs further apart than 4
+    /// GiB.
     pub(super) fn of(start: u64, bytes: Strided) -> Option<(ByteRange, Option<Self>)> {
         let Strided { start_bytes, run_bytes, stride_bytes, count } = bytes;
         let start = start.checked_add(start_bytes)?;
@@ -69,7 +72,8 @@ impl Gather {
     }
 }
 
-/// What of a tensor's stretch is read on its own: the whole stretch, or each of its runs where longer holes than that are between.
+/// What of a tensor's stretch is read on its own: the whole stretch, or each of its runs where
+/// longer holes than that are between.
 pub(super) fn stretches(
     extent: ByteRange,
     gather: Option<Gather>,
@@ -90,7 +94,8 @@ pub(super) fn stretches(
     })
 }
 
-/// One stretch of a slot whose wanted bytes are moved to its front, before they are cast and copied.
+/// One stretch of a slot whose wanted bytes are moved to its front, before they are cast and
+/// copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatherOp {
     /// The tensor.
@@ -99,7 +104,8 @@ pub struct GatherOp {
     pub slot_offset_bytes: u64,
     /// Its bytes.
     pub source_len_bytes: u64,
-    /// How far behind the start of a run the stretch begins; inside the run, or in the gap behind it.
+    /// How far behind the start of a run the stretch begins; inside the run, or in the gap behind
+    /// it.
     pub phase_bytes: u64,
     /// The runs.
     pub gather: Gather,

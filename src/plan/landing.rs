@@ -1,7 +1,8 @@
 //! In which arrangement the tensors of a layer land in its arena.
 //!
-//! [`packed`] leaves no gaps, as in a file. [`exact`] gives each tensor a place on 256 bytes and lets it land there. [`in_phase`] lets neighbours in a file keep the
-//! file's spacing, so that a segment of them travels as one copy:
+//! [`packed`] leaves no gaps, as in a file. [`exact`] gives each tensor a place on 256 bytes and
+//! lets it land there. [`in_phase`] lets neighbours in a file keep the file's spacing, so that a
+//! segment of them travels as one copy:
 //!
 //! ```text
 //! file    ..|  weight (large)  |a|b|   weight (large)   |..     a, b: small, of odd lengths
@@ -9,10 +10,11 @@
 //!          segment, aligned               segment, aligned       the appendix: a and b are moved here
 //! ```
 //!
-//! Where the file's spacing puts tensors on different phases of 256 bytes, the large ones of a segment have to
-//! agree: one that does not starts the next segment. A small one that does not is moved to the appendix of the arena,
-//! once everything has landed. Segments begin only where [`exact`] would need a new copy too, so there
-//! are never more copies, and an arena is larger by less than
+//! Where the file's spacing puts tensors on different phases of 256 bytes, the large ones of a
+//! segment have to agree: one that does not starts the next segment. A small one that does not is
+//! moved to the appendix of the arena, once everything has landed. Segments begin only where
+//! [`exact`] would need a new copy too, so there are never more copies, and an arena is larger by
+//! less than
 //!
 //! ```text
 //! 256 * (segments + 1) + max(64 KiB, tensor_bytes / 64)
@@ -31,7 +33,8 @@ const APPENDIX_BYTES_MIN: u64 = 64 * KIB;
 /// What part of a layer its appendix may take: one in so many.
 const APPENDIX_SHARE: u64 = 64;
 
-/// Gives each tensor of a layer its place. Returns where the last one ends; `None` if that does not fit.
+/// Gives each tensor of a layer its place. Returns where the last one ends; `None` if that does not
+/// fit.
 pub(super) fn exact(placements: &mut [Placement]) -> Option<u64> {
     let mut end = 0_u64;
     for placement in placements {
@@ -41,7 +44,8 @@ pub(super) fn exact(placements: &mut [Placement]) -> Option<u64> {
     Some(end)
 }
 
-/// Puts each tensor right behind the one before it. Returns where the last one ends; `None` if that does not fit.
+/// Puts each tensor right behind the one before it. Returns where the last one ends; `None` if that
+/// does not fit.
 pub(super) fn packed(placements: &mut [Placement]) -> Option<u64> {
     let mut end = 0_u64;
     for placement in placements {
@@ -51,7 +55,8 @@ pub(super) fn packed(placements: &mut [Placement]) -> Option<u64> {
     Some(end)
 }
 
-/// Lets the tensors of a layer land in segments. Returns where the last one ends; `None` if that does not fit.
+/// Lets the tensors of a layer land in segments. Returns where the last one ends; `None` if that
+/// does not fit.
 ///
 /// Those that landed beside a multiple of 256 bytes are to be moved: see [`append`].
 pub(super) fn in_phase(checkpoint: &Checkpoint, placements: &mut [Placement]) -> Option<u64> {
@@ -87,8 +92,8 @@ fn appended_bytes(placement: &Placement) -> u64 {
     placement.len_bytes().next_multiple_of(Alignment::TENSOR.bytes())
 }
 
-/// Gives those tensors of a layer that have to be moved their place behind `end` and lists the moves, ascending.
-/// Returns where the last one ends.
+/// Gives those tensors of a layer that have to be moved their place behind `end` and lists the
+/// moves, ascending. Returns where the last one ends.
 pub(super) fn append(placements: &mut [Placement], end: u64, moves: &mut Vec<MoveOp>) -> u64 {
     let mut end = end;
     for placement in placements.iter_mut().filter(|placement| !is_in_place(placement)) {
@@ -166,7 +171,8 @@ impl Phases<'_> {
         placement.len_bytes() > self.moved_bytes_max
     }
 
-    /// True if `next` can travel in one copy with the tensor before it. What is gathered, narrowed or quantised leaves a hole behind it.
+    /// True if `next` can travel in one copy with the tensor before it. What is gathered, narrowed
+    /// or quantised leaves a hole behind it.
     fn continues(&self, before: &Placement, next: &Placement) -> bool {
         let shard = |placement: &Placement| self.checkpoint.shard_of(placement.tensor);
         let keeps_its_size = before.cast.is_none() && before.gather.is_none() && before.quantised.is_none();
@@ -202,7 +208,8 @@ fn with_bytes(placements: &[Placement]) -> impl Iterator<Item = (usize, &Placeme
     placements.iter().enumerate().filter(|(_, placement)| !placement.extent.is_empty())
 }
 
-/// The phase of a whole segment: that of a tensor that has to land in its place, else the one most have.
+/// The phase of a whole segment: that of a tensor that has to land in its place, else the one most
+/// have.
 fn settled_phase(segment: &[Placement], fixed: Option<(usize, u64)>) -> u64 {
     if let Some((_, phase)) = fixed {
         return phase;
@@ -215,11 +222,11 @@ fn settled_phase(segment: &[Placement], fixed: Option<(usize, u64)>) -> u64 {
     counts.iter().max().map_or(0, |&(_, phase)| phase)
 }
 
-/// Where to end a segment whose last settled tensor is `last`, when `next` has to start another one: where the fewest
-/// tensors between them have to be moved, and the first such place.
+/// Where to end a segment whose last settled tensor is `last`, when `next` has to start another
+/// one: where the fewest tensors between them have to be moved, and the first such place.
 ///
-/// There the phase changes: within neighbours of one phase, either the count does not change, or it falls to one end. So
-/// [`exact`] begins a copy there too.
+/// There the phase changes: within neighbours of one phase, either the count does not change, or it
+/// falls to one end. So [`exact`] begins a copy there too.
 fn split(rest: &[Placement], last: usize, next: usize) -> usize {
     let (left, right) = (phase(&rest[last]), phase(&rest[next]));
     let between = || with_bytes(&rest[..=next]).filter(|&(index, _)| index > last);

@@ -1,8 +1,8 @@
 //! Where every tensor lies in the arena of its layer.
 //!
-//! Tensors keep their file order, those aside that are moved once they have landed, and each starts on 256 bytes. Neighbours
-//! in the file whose sizes are multiples of 256, which is nearly all of them, thus stay neighbours in the arena and travel
-//! in one copy.
+//! Tensors keep their file order, those aside that are moved once they have landed, and each starts
+//! on 256 bytes. Neighbours in the file whose sizes are multiples of 256, which is nearly all of
+//! them, thus stay neighbours in the arena and travel in one copy.
 
 use std::cmp::Reverse;
 
@@ -21,7 +21,8 @@ pub(super) struct Layout {
     pub(super) moves: Vec<MoveOp>,
 }
 
-/// Lays out every group that has a selected tensor. `stretch` says where in its file a tensor is, and what of that is wanted.
+/// Lays out every group that has a selected tensor. `stretch` says where in its file a tensor is,
+/// and what of that is wanted.
 pub(super) fn arrange<'a>(
     checkpoint: &Checkpoint,
     groups: impl ExactSizeIterator<Item = Group<'a>>,
@@ -98,8 +99,8 @@ pub(super) fn arrange<'a>(
     Ok(layout)
 }
 
-/// Wider elements first, what has no bytes last: then each tensor begins at a multiple of its element without gaps. Scales are wider
-/// than the values of any tensor.
+/// Wider elements first, what has no bytes last: then each tensor begins at a multiple of its
+/// element without gaps. Scales are wider than the values of any tensor.
 fn sort_by_width(checkpoint: &Checkpoint, placements: &mut [Placement]) {
     placements.sort_by_key(|placement| {
         let dtype = placement.delivered_dtype(checkpoint.tensor(placement.tensor).dtype);
@@ -107,15 +108,16 @@ fn sort_by_width(checkpoint: &Checkpoint, placements: &mut [Placement]) {
     });
 }
 
-/// Bytes of the arena for tensors that end at `end`: whole huge pages, or, where one would mostly be padding, whole
-/// small pages. `None` on overflow.
+/// Bytes of the arena for tensors that end at `end`: whole huge pages, or, where one would mostly
+/// be padding, whole small pages. `None` on overflow.
 fn arena_bytes(end: u64) -> Option<u64> {
     let unit = if end < Alignment::HUGE_PAGE.bytes() { Alignment::PAGE } else { Alignment::HUGE_PAGE };
     unit.up(end)
 }
 
 impl Layout {
-    /// Gives what did not land in its place a place behind everything else, and each arena its size.
+    /// Gives what did not land in its place a place behind everything else, and each arena its
+    /// size.
     fn append_moved(&mut self) -> Result<(), PlanError> {
         // Counted first: what a growing list leaves behind would not be what the plan counts.
         self.moves.reserve_exact(landing::moved(&self.placements).count());

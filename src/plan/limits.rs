@@ -7,7 +7,8 @@ use super::{FloatType, IoDecision, IoMode, MemoryTerm, Passes, Quantisation, Qua
 use crate::layers::LayerId;
 use crate::units::{Alignment, HumanBytes, KIB};
 
-/// How many layers are resident at once: filled, handed out and not yet dropped. Those that are kept do not count.
+/// How many layers are resident at once: filled, handed out and not yet dropped. Those that are
+/// kept do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Window {
     /// All of them.
@@ -57,11 +58,11 @@ pub enum ResidentKind {
 pub enum Landing {
     /// Each is copied to its place: where a copy costs what its bytes cost.
     Exact,
-    /// Neighbours in the file travel together and keep the file's spacing; what is small and lands beside its place is
-    /// moved on the device: where each copy has a price of its own.
+    /// Neighbours in the file travel together and keep the file's spacing; what is small and lands
+    /// beside its place is moved on the device: where each copy has a price of its own.
     InPhase,
-    /// Each begins where the one before it ends, at any byte, and arenas are as long as their tensors: where the arena is a
-    /// file to be.
+    /// Each begins where the one before it ends, at any byte, and arenas are as long as their
+    /// tensors: where the arena is a file to be.
     Packed,
 }
 
@@ -77,14 +78,16 @@ pub struct PlanLimits {
     pub window: Window,
     /// How often the layers are streamed.
     pub passes: Passes,
-    /// Layers that stay where they are from the first pass to the last. Matters only where there is more than one.
+    /// Layers that stay where they are from the first pass to the last. Matters only where there is
+    /// more than one.
     pub kept: BTreeSet<LayerId>,
     /// How files are read.
     pub io: IoMode,
     /// How each file is read, for [`IoMode::Auto`].
     pub decisions: Vec<IoDecision>,
-    /// In which order reads are issued. [`ReadOrder::Files`] needs a window of all layers, one pass, and nobody who hashes on the way;
-    /// where that is not so, it is one layer after the other.
+    /// In which order reads are issued. [`ReadOrder::Files`] needs a window of all layers, one
+    /// pass, and nobody who hashes on the way; where that is not so, it is one layer after the
+    /// other.
     pub order: ReadOrder,
     /// Reader threads wanted; a small budget may get fewer.
     pub readers: u32,
@@ -96,12 +99,15 @@ pub struct PlanLimits {
     pub landing: Landing,
     /// What wider floats are narrowed to on the way; nothing is if `None`.
     pub dtype: Option<FloatType>,
-    /// What weights of layers are quantised to on the way; none is if `None`. Whatever is not follows [`Self::dtype`].
+    /// What weights of layers are quantised to on the way; none is if `None`. Whatever is not
+    /// follows [`Self::dtype`].
     pub quantise: Option<Quantisation>,
-    /// Which tensors are quantised, if it is not the rule that decides: weights of layers, but no routers of experts.
+    /// Which tensors are quantised, if it is not the rule that decides: weights of layers, but no
+    /// routers of experts.
     pub quantise_choice: Option<QuantiseChoice>,
-    /// A hole of up to so many bytes between two wanted tensors, or inside the wanted part of one, is read through; of a longer one,
-    /// nothing is read. By default what a disk moves in the time of one more request, 64 KiB. Zero where others read what is in the holes.
+    /// A hole of up to so many bytes between two wanted tensors, or inside the wanted part of one,
+    /// is read through; of a longer one, nothing is read. By default what a disk moves in the
+    /// time of one more request, 64 KiB. Zero where others read what is in the holes.
     pub hole_bytes_max: u64,
     /// Keep a hash of every tensor that is read: 32 bytes each.
     pub hash: bool,
@@ -112,7 +118,8 @@ pub struct PlanLimits {
 impl PlanLimits {
     /// The order that can be had.
     pub(super) fn order_had(&self) -> ReadOrder {
-        // What is kept nowhere is not summed, so a bound on it may refuse some layers while others are held.
+        // What is kept nowhere is not summed, so a bound on it may refuse some layers while others are
+        // held.
         let has_room = self.resident != ResidentKind::Nowhere || self.device_budget_bytes.is_none();
         match self.window {
             Window::All if has_room && !self.hash && self.passes.is_one() => self.order,

@@ -20,28 +20,31 @@ const SLOT_BYTES_MIN: u64 = MIB;
 const SLOT_BLOCKS_MIN: u64 = 8;
 /// Larger slots gain nothing: from here on reads and copies run at the speed of the link.
 const SLOT_BYTES_MAX: u64 = 4 * MIB;
-/// The same where there is no link: a disk and a copy run at their speed from here on, and the less memory is in use at once, the more
-/// of it stays in the cache.
+/// The same where there is no link: a disk and a copy run at their speed from here on, and the less
+/// memory is in use at once, the more of it stays in the cache.
 const SLOT_BYTES_MAX_UNLINKED: u64 = 2 * MIB;
-/// The same where bytes that come past the page cache are copied on: others are being read meanwhile, so several slots are in use.
+/// The same where bytes that come past the page cache are copied on: others are being read
+/// meanwhile, so several slots are in use.
 const SLOT_BYTES_MAX_COPIED: u64 = MIB;
-/// How many slots the ring should have before its slots are made larger: one for each reader, and these for copies in
-/// flight, but never fewer or more than so many.
+/// How many slots the ring should have before its slots are made larger: one for each reader, and
+/// these for copies in flight, but never fewer or more than so many.
 const SLOTS_WANTED_FOR_COPIES: u32 = 4;
 const SLOTS_WANTED: std::ops::RangeInclusive<u32> = 8..=16;
-/// More slots than this only cost first touches and cache: the ring never grows past 256 MiB, whatever the budget.
+/// More slots than this only cost first touches and cache: the ring never grows past 256 MiB,
+/// whatever the budget.
 const SLOTS_MAX: u32 = 64;
 
-/// No host budget below this works for any checkpoint: the fewest slots of the smallest size. What a checkpoint's
-/// description takes comes on top of it.
+/// No host budget below this works for any checkpoint: the fewest slots of the smallest size. What
+/// a checkpoint's description takes comes on top of it.
 pub const HOST_BUDGET_FLOOR_BYTES: u64 = 4 * SLOT_BYTES_MIN;
 const _: () = assert!(SLOTS_MIN == 4, "the floor is that many slots");
 
-/// What the loader keeps for a layer that is open or resident, from above: its entry, its handle, its permit, its place in
-/// a channel. The loader's tests hold it to this.
+/// What the loader keeps for a layer that is open or resident, from above: its entry, its handle,
+/// its permit, its place in a channel. The loader's tests hold it to this.
 pub(crate) const LAYER_STATE_BYTES: u64 = 640;
-/// What a source keeps for a file, from above: its path, its identity, its place among the open ones, why it fell back.
-/// Not the path's true length: a plan does not depend on where its checkpoint lies.
+/// What a source keeps for a file, from above: its path, its identity, its place among the open
+/// ones, why it fell back. Not the path's true length: a plan does not depend on where its
+/// checkpoint lies.
 const FILE_STATE_BYTES: u64 = 1024;
 /// A hash that is kept for a tensor.
 const HASH_BYTES: u64 = 32;
@@ -77,8 +80,8 @@ impl RingShape {
 }
 
 /// Every term of the peak host memory of a load. What counts against the budget is summed in
-/// [`Self::budgeted_bytes`]; resident layers are the caller's: on the host they stand beside it, on a device they are no
-/// host memory at all.
+/// [`Self::budgeted_bytes`]; resident layers are the caller's: on the host they stand beside it, on
+/// a device they are no host memory at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryTerms {
     budget_bytes: u64,
@@ -90,7 +93,8 @@ pub struct MemoryTerms {
     device_budget_bytes: Option<u64>,
 }
 
-/// Most that was held before a plan is made, beside the description: by grouping, or by opening, which was over by then.
+/// Most that was held before a plan is made, beside the description: by grouping, or by opening,
+/// which was over by then.
 pub(crate) fn grouping_peak_bytes(checkpoint: &Checkpoint, layers: &Layers) -> u64 {
     layers.peak_bytes().max(checkpoint.opening_bytes().saturating_sub(checkpoint.metadata_bytes()))
 }
@@ -120,12 +124,12 @@ impl MemoryTerms {
         self.smallest_budget_bytes
     }
 
-    /// Most bytes of resident layers at once, wherever they live: in one pass the largest sum of neighbours in the window, in
-    /// several the whole window and all layers that are kept.
+    /// Most bytes of resident layers at once, wherever they live: in one pass the largest sum of
+    /// neighbours in the window, in several the whole window and all layers that are kept.
     ///
-    /// That is for a caller who drops layers in the order in which they come. One who keeps an early layer while going
-    /// on (a tied embedding, say) holds what it holds, up to the `window` largest layers, and never more than
-    /// [`Self::device_budget_bytes`].
+    /// That is for a caller who drops layers in the order in which they come. One who keeps an
+    /// early layer while going on (a tied embedding, say) holds what it holds, up to the
+    /// `window` largest layers, and never more than [`Self::device_budget_bytes`].
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
         self.resident.bytes
@@ -181,7 +185,8 @@ impl MemoryTerms {
         let metadata_bytes = checkpoint.metadata_bytes();
         let mut fixed = vec![
             MemoryTerm { name: "checkpoint metadata", bytes: metadata_bytes },
-            // At its highest, not what is kept: the rest goes back to the allocator, which may not give it back to the system.
+            // At its highest, not what is kept: the rest goes back to the allocator, which may not give it
+            // back to the system.
             MemoryTerm { name: "layer grouping", bytes: grouping_bytes },
             MemoryTerm { name: "plan", bytes: plan_bytes(layout, run_bytes) },
             MemoryTerm { name: "loader state", bytes: state_bytes(checkpoint, layout, limits) },
@@ -195,8 +200,9 @@ impl MemoryTerms {
         let row_blocks = row_blocks(&layout.placements, limits.alignment);
         let scratch = if row_blocks > 0 { Scratch::OfScales } else { Scratch::None };
         let needs = |ring: RingShape| Needs::of(ring, limits.io, scratch, fixed_bytes);
-        // So that a read of one block always fits whatever its phase; that one which begins a block earlier for the sake of an
-        // element is not the same read again; and that this holds for a read too that has to fit four times.
+        // So that a read of one block always fits whatever its phase; that one which begins a block earlier
+        // for the sake of an element is not the same read again; and that this holds for a read too
+        // that has to fit four times.
         let slot_bytes_min = SLOT_BYTES_MIN.max(limits.alignment.bytes().saturating_mul(SLOT_BLOCKS_MIN));
         // A row is not cut: a read may begin so much earlier, and has one row at least.
         let row_slot_bytes = row_blocks.saturating_mul(2).saturating_add(limits.alignment.bytes());
@@ -305,7 +311,8 @@ fn slot_bytes_most(limits: &PlanLimits) -> u64 {
     }
 }
 
-/// The ring for a budget: slots as large as useful while there are enough of them, then as many as fit.
+/// The ring for a budget: slots as large as useful while there are enough of them, then as many as
+/// fit.
 fn largest_ring(
     limits: &PlanLimits,
     slot_bytes_min: u64,
@@ -336,8 +343,8 @@ fn largest_ring(
     }
 }
 
-/// Host memory of the running load beside the ring: what it keeps for each file, and for each layer that is open (each of
-/// those beyond the window holds a slot) or resident.
+/// Host memory of the running load beside the ring: what it keeps for each file, and for each layer
+/// that is open (each of those beyond the window holds a slot) or resident.
 fn state_bytes(checkpoint: &Checkpoint, layout: &Layout, limits: &PlanLimits) -> u64 {
     let layer_count = layout.layers.len();
     let slots_max = usize::try_from(SLOTS_MAX).unwrap_or(usize::MAX);

@@ -1,8 +1,8 @@
 //! Checkpoint + layers + limits -> a deterministic, printable list of reads and copies.
 //!
-//! A plan is made from headers alone. It names and sums every term of the peak memory, so a budget that
-//! cannot work is refused here, before any tensor byte is read, with the smallest one that would. The
-//! loader then only carries the list out:
+//! A plan is made from headers alone. It names and sums every term of the peak memory, so a budget
+//! that cannot work is refused here, before any tensor byte is read, with the smallest one that
+//! would. The loader then only carries the list out:
 //!
 //! ```text
 //! tensors of a layer (file order)
@@ -93,7 +93,8 @@ pub struct CopyOp {
     pub len_bytes: u64,
 }
 
-/// One stretch of a slot that is cast before it is copied, in place: what comes out begins where the elements began.
+/// One stretch of a slot that is cast before it is copied, in place: what comes out begins where
+/// the elements began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CastOp {
@@ -107,7 +108,8 @@ pub struct CastOp {
     pub cast: Cast,
 }
 
-/// One move inside the arena, once all copies of its layer are complete: of a tensor that could not land in its place.
+/// One move inside the arena, once all copies of its layer are complete: of a tensor that could not
+/// land in its place.
 ///
 /// No move reads or overwrites what another one of its layer has written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +138,8 @@ pub struct Placement {
     pub cast: Option<Cast>,
     /// Which bytes of the extent are wanted; all of them if `None`.
     pub gather: Option<Gather>,
-    /// How it is quantised on the way, and whether this is its values or its scales; `None` if it is not.
+    /// How it is quantised on the way, and whether this is its values or its scales; `None` if it
+    /// is not.
     pub quantised: Option<Quantised>,
 }
 
@@ -248,8 +251,8 @@ pub struct PlannedLayer {
     pub is_kept: bool,
     /// Bytes of its tensors, as they are delivered.
     pub tensor_bytes: u64,
-    /// Bytes of its arena: the tensors with their alignment and where they land before they are moved, rounded up to
-    /// 2 MiB, or to 4 KiB if they are less than 2 MiB.
+    /// Bytes of its arena: the tensors with their alignment and where they land before they are
+    /// moved, rounded up to 2 MiB, or to 4 KiB if they are less than 2 MiB.
     pub arena_bytes: u64,
 }
 
@@ -275,8 +278,9 @@ impl LoadPlan {
     /// Plans a load of every tensor for which `select` says yes.
     ///
     /// # Errors
-    /// [`PlanError::BudgetTooSmall`] with the smallest budget that works, [`PlanError::Overflow`] for sizes
-    /// that no machine has, [`PlanError::NothingSelected`] if a non-empty checkpoint has no tensor left.
+    /// [`PlanError::BudgetTooSmall`] with the smallest budget that works, [`PlanError::Overflow`]
+    /// for sizes that no machine has, [`PlanError::NothingSelected`] if a non-empty checkpoint
+    /// has no tensor left.
     pub fn build(
         checkpoint: &Checkpoint,
         layers: &Layers,
@@ -289,7 +293,8 @@ impl LoadPlan {
     /// The same for one of several ranks, which has the parts of tensors that the rules give it.
     ///
     /// # Errors
-    /// As [`Self::build`], and [`PlanError::Split`] for a tensor that cannot be divided as a rule says.
+    /// As [`Self::build`], and [`PlanError::Split`] for a tensor that cannot be divided as a rule
+    /// says.
     pub fn build_shard(
         checkpoint: &Checkpoint,
         layers: &Layers,
@@ -331,7 +336,8 @@ impl LoadPlan {
             Ok(stretch)
         };
         let layout = layout::arrange(checkpoint, groups, limits, select, transform, &mut stretch)?;
-        // Of the checkpoint, not of what is selected: what one place or one rank gets of it may be an embedding.
+        // Of the checkpoint, not of what is selected: what one place or one rank gets of it may be an
+        // embedding.
         let finds_none = |rule: &QuantiseRule<'_>| !layout.has_quantised() && !rule.finds_any();
         if let Some(form) = limits.quantise.filter(|_| rule.as_ref().is_some_and(finds_none)) {
             return Err(PlanError::NothingToQuantise { form });
@@ -341,9 +347,10 @@ impl LoadPlan {
         Self::finish(checkpoint, layout, parts, grouping_peak_bytes(checkpoint, layers), limits)
     }
 
-    /// Plans a load of groups of the caller's, each with an arena of its own. The tensors of a group keep the order in which
-    /// they are given, those without bytes at its end, and each becomes what `transform` says. Of a group in which any is quantised,
-    /// wider elements come before narrower ones. `grouping_bytes` is host memory that made the groups.
+    /// Plans a load of groups of the caller's, each with an arena of its own. The tensors of a
+    /// group keep the order in which they are given, those without bytes at its end, and each
+    /// becomes what `transform` says. Of a group in which any is quantised, wider elements come
+    /// before narrower ones. `grouping_bytes` is host memory that made the groups.
     ///
     /// # Errors
     /// As [`Self::build`].
@@ -444,7 +451,8 @@ impl LoadPlan {
         reads::quantising(read.request, &self.placements[index_range(&read.placements)])
     }
 
-    /// The tensors of one layer and their places, in file order. A quantised one has two: its values, then its scales.
+    /// The tensors of one layer and their places, in file order. A quantised one has two: its
+    /// values, then its scales.
     #[must_use]
     pub fn placements(&self, layer: &PlannedLayer) -> &[Placement] {
         &self.placements[index_range(&layer.placements)]
@@ -468,8 +476,8 @@ impl LoadPlan {
         self.io
     }
 
-    /// How each file is read and why, in the order of the files, where that is left to the loader ([`IoMode::Auto`]); else
-    /// nothing.
+    /// How each file is read and why, in the order of the files, where that is left to the loader
+    /// ([`IoMode::Auto`]); else nothing.
     #[must_use]
     pub fn decisions(&self) -> &[IoDecision] {
         &self.decisions
@@ -505,7 +513,8 @@ impl LoadPlan {
         self.quantised.find(tensor)
     }
 
-    /// The name under which a placement is delivered, and its shape, of a tensor with that description.
+    /// The name under which a placement is delivered, and its shape, of a tensor with that
+    /// description.
     pub(crate) fn delivered<'a>(
         &'a self,
         placement: &Placement,
@@ -538,8 +547,8 @@ impl LoadPlan {
         self.parts.as_ref().map_or(0, Parts::count)
     }
 
-    /// Bytes of all selected tensors in their files, and of their parts where that is what is loaded. What is read twice counts
-    /// twice.
+    /// Bytes of all selected tensors in their files, and of their parts where that is what is
+    /// loaded. What is read twice counts twice.
     #[must_use]
     pub fn source_bytes(&self) -> u64 {
         let with_reads = self.placements.iter().filter(|placement| placement.has_reads());
@@ -552,19 +561,22 @@ impl LoadPlan {
         self.layers.iter().map(|layer| layer.tensor_bytes).sum()
     }
 
-    /// Bytes that an aligned source reads: [`Self::source_bytes`], and what alignment and gaps that are read through add.
+    /// Bytes that an aligned source reads: [`Self::source_bytes`], and what alignment and gaps that
+    /// are read through add.
     #[must_use]
     pub fn aligned_read_bytes(&self) -> u64 {
         self.reads().map(|read| read.request.extent.len_bytes()).sum()
     }
 
-    /// Bytes between those that are wanted which every source reads: short holes between tensors, and the gaps of gathered parts.
+    /// Bytes between those that are wanted which every source reads: short holes between tensors,
+    /// and the gaps of gathered parts.
     #[must_use]
     pub fn gap_bytes(&self) -> u64 {
         self.reads().map(|read| read.request.payload.len_bytes()).sum::<u64>() - self.source_bytes()
     }
 
-    /// Bytes that are read and thrown away, alignment, holes and the gaps of gathered parts: at most, since an unaligned source reads only payloads.
+    /// Bytes that are read and thrown away, alignment, holes and the gaps of gathered parts: at
+    /// most, since an unaligned source reads only payloads.
     #[must_use]
     pub fn over_read_bytes(&self) -> u64 {
         self.aligned_read_bytes() - self.source_bytes()

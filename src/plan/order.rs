@@ -1,7 +1,7 @@
 //! In which order reads are issued, and how much of it is one long sequential read.
 //!
-//! Reads are numbered layer by layer, whatever the order. Where files come first, the runs are sorted by file and offset, and
-//! only their permutation is kept:
+//! Reads are numbered layer by layer, whatever the order. Where files come first, the runs are
+//! sorted by file and offset, and only their permutation is kept:
 //!
 //! ```text
 //! file       | q.0 | q.1 | q.2 | k.0 | k.1 | k.2 |
@@ -9,7 +9,8 @@
 //! files      | q.0 | q.1 | q.2 | k.0 | k.1 | k.2 |     none, and every layer is open at once
 //! ```
 //!
-//! A run that reads through a small hole goes on behind it; the run of another layer that lies in the hole comes next, a step back.
+//! A run that reads through a small hole goes on behind it; the run of another layer that lies in
+//! the hole comes next, a step back.
 
 use std::fmt;
 
@@ -23,7 +24,8 @@ pub enum ReadOrder {
     /// One layer after the other, in execution order; within a layer as the files have them.
     #[default]
     Layers,
-    /// As the files have them, whatever layer they are of: for loads that keep everything. Layers complete in any order.
+    /// As the files have them, whatever layer they are of: for loads that keep everything. Layers
+    /// complete in any order.
     Files,
 }
 
@@ -89,8 +91,8 @@ impl LoadPlan {
         }
     }
 
-    /// The layer that is the first to need an arena: that of the first read if files come first, else the first one, even if
-    /// it has no bytes.
+    /// The layer that is the first to need an arena: that of the first read if files come first,
+    /// else the first one, even if it has no bytes.
     pub(crate) fn first_layer(&self) -> usize {
         match self.order {
             ReadOrder::Layers => 0,
@@ -108,8 +110,8 @@ impl LoadPlan {
         })
     }
 
-    /// Tensors in the order in which their reads are issued, with the indices of their layers. Those without bytes may be left
-    /// out.
+    /// Tensors in the order in which their reads are issued, with the indices of their layers.
+    /// Those without bytes may be left out.
     pub fn arrivals(&self) -> impl Iterator<Item = (usize, &Placement)> {
         (0..self.reads.run_count()).flat_map(move |run| {
             let placements = self.reads.placements_at(run);
@@ -118,8 +120,9 @@ impl LoadPlan {
         })
     }
 
-    /// Reads that begin elsewhere than where the one issued before them ended: what a disk has to seek for, and what ends
-    /// the kernel's reading ahead. A read that begins in the last block of the one before it goes on where that ended.
+    /// Reads that begin elsewhere than where the one issued before them ended: what a disk has to
+    /// seek for, and what ends the kernel's reading ahead. A read that begins in the last block
+    /// of the one before it goes on where that ended.
     #[must_use]
     pub fn jumps(&self) -> u64 {
         let mut before: Option<ReadOp> = None;

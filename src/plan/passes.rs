@@ -1,15 +1,16 @@
 //! How often a stream goes through its layers, and what its layers take on the device meanwhile.
 //!
-//! In one pass an arena is made for each layer, and used again where one fits. From two passes on nothing is allocated after the
-//! beginning: layers that are kept have an arena each, and all others share one piece of memory, the window:
+//! In one pass an arena is made for each layer, and used again where one fits. From two passes on
+//! nothing is allocated after the beginning: layers that are kept have an arena each, and all
+//! others share one piece of memory, the window:
 //!
 //! ```text
 //! kept     | embed_tokens | | lm_head |            read once, handed out in every pass
 //! window   | layers.7 | layers.5 | layers.6 |      a place is free again when its layer is dropped
 //! ```
 //!
-//! Where the window is a number of layers, every place is as long as the longest of them, so that there are always as many;
-//! where it is a number of bytes, a place is as long as its layer.
+//! Where the window is a number of layers, every place is as long as the longest of them, so that
+//! there are always as many; where it is a number of bytes, a place is as long as its layer.
 
 use super::layout::Layout;
 use super::{MemoryTerm, PlanError, PlanLimits, PlannedLayer, ResidentKind, Window};

@@ -1,8 +1,8 @@
 //! Which tensors are quantised on their way, how, and what comes of them.
 //!
-//! A row (the elements of the last dimension) is what a scale belongs to, or what groups with a scale each are cut from. So each
-//! row is quantised on its own: reads are cut between rows, and a row has to fit a slot. docs/quantise.md has the
-//! definitions, the names and the packing.
+//! A row (the elements of the last dimension) is what a scale belongs to, or what groups with a
+//! scale each are cut from. So each row is quantised on its own: reads are cut between rows, and a
+//! row has to fit a slot. docs/quantise.md has the definitions, the names and the packing.
 //!
 //! ```text
 //! file    | row 0 | row 1 | row 2 | ..             `X.weight`
@@ -10,8 +10,9 @@
 //! arena   | values: `X.weight` | scales: `X.weight_scale` |
 //! ```
 //!
-//! Where bytes have to come in the order in which they lie in the target (a file that is hashed while it is written), values and
-//! scales cannot come from one read. Both are read on their own there, the same bytes twice.
+//! Where bytes have to come in the order in which they lie in the target (a file that is hashed
+//! while it is written), values and scales cannot come from one read. Both are read on their own
+//! there, the same bytes twice.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -24,7 +25,8 @@ use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
 use crate::layers::{LayerKind, Layers};
 use crate::units::{ByteRange, to_u64};
 
-/// Behind the name of a weight: the name of its scales. One of those that the grouping of layers knows as a companion's.
+/// Behind the name of a weight: the name of its scales. One of those that the grouping of layers
+/// knows as a companion's.
 pub const SCALE_SUFFIX: &str = "_scale";
 
 /// Shorter rows are not quantised: their scales would take as much as is saved.
@@ -38,16 +40,18 @@ const _: () =
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Quantisation {
-    /// Signed bytes from -127 to 127, with an `F32` scale for each row: the row's largest magnitude / 127.
+    /// Signed bytes from -127 to 127, with an `F32` scale for each row: the row's largest magnitude
+    /// / 127.
     Int8,
-    /// Four bits, from -7 to 7, kept as 1 to 15, two in a byte, with a `BF16` scale for each group of 32 elements of a row: the
-    /// group's largest magnitude / 7.
+    /// Four bits, from -7 to 7, kept as 1 to 15, two in a byte, with a `BF16` scale for each group
+    /// of 32 elements of a row: the group's largest magnitude / 7.
     Int4G32,
     /// The same in groups of 64.
     Int4G64,
     /// The same in groups of 128.
     Int4G128,
-    /// 8-bit floats (E4M3, without infinities), with an `F32` scale for each row: the row's largest magnitude / 448.
+    /// 8-bit floats (E4M3, without infinities), with an `F32` scale for each row: the row's largest
+    /// magnitude / 448.
     Fp8,
 }
 
@@ -97,7 +101,8 @@ impl Quantisation {
         }
     }
 
-    /// Bytes that the values of a row take: two elements of 4 bits in one, the last one alone if their number is odd.
+    /// Bytes that the values of a row take: two elements of 4 bits in one, the last one alone if
+    /// their number is odd.
     #[must_use]
     pub const fn value_row_bytes(self, row_elements: u64) -> u64 {
         match self.group_elements() {
@@ -172,8 +177,8 @@ pub struct Quantised {
 }
 
 impl Quantised {
-    /// How a tensor would be quantised, if it can be: floats of 16 bits and more in two or three dimensions, with rows that are not
-    /// too short.
+    /// How a tensor would be quantised, if it can be: floats of 16 bits and more in two or three
+    /// dimensions, with rows that are not too short.
     pub(crate) fn of(entry: &TensorEntry<'_>, to: Quantisation) -> Option<Self> {
         let is_float = matches!(entry.dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F64);
         let row_elements = row_elements(entry).filter(|_| is_float)?;
@@ -283,8 +288,8 @@ impl Quantised {
     }
 }
 
-/// One stretch of a slot that is quantised before it is copied, in place: values begin where the rows began, and scales, if both
-/// are wanted, where those end.
+/// One stretch of a slot that is quantised before it is copied, in place: values begin where the
+/// rows began, and scales, if both are wanted, where those end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QuantiseOp {
@@ -325,7 +330,8 @@ impl PartialEq for QuantiseChoice {
 
 impl Eq for QuantiseChoice {}
 
-/// Says which tensors of a checkpoint are quantised, and how. Made once for a plan, and asked about each tensor.
+/// Says which tensors of a checkpoint are quantised, and how. Made once for a plan, and asked about
+/// each tensor.
 #[derive(Debug)]
 pub(crate) struct QuantiseRule<'a> {
     checkpoint: &'a Checkpoint,
@@ -337,7 +343,8 @@ pub(crate) struct QuantiseRule<'a> {
 }
 
 impl<'a> QuantiseRule<'a> {
-    /// `choice` is asked in the place of the rule about places and names; what can be quantised at all is not its to say.
+    /// `choice` is asked in the place of the rule about places and names; what can be quantised at
+    /// all is not its to say.
     pub(crate) fn new(
         checkpoint: &'a Checkpoint,
         layers: &'a Layers,
@@ -398,8 +405,8 @@ fn row_elements(entry: &TensorEntry<'_>) -> Option<NonZeroU32> {
     (is_long && matches!(entry.shape.len(), 2 | 3) && !entry.extent.is_empty()).then_some(row_elements)
 }
 
-/// False for biases of fused experts, which have two dimensions too, and for what decides which expert gets a token: small, and
-/// what is lost there is lost for all that follows.
+/// False for biases of fused experts, which have two dimensions too, and for what decides which
+/// expert gets a token: small, and what is lost there is lost for all that follows.
 fn is_weight(name: &str) -> bool {
     let module = name.strip_suffix(".weight").unwrap_or(name);
     let last = module.rsplit('.').next().unwrap_or(module);
@@ -407,7 +414,8 @@ fn is_weight(name: &str) -> bool {
     !last.ends_with("bias") && !matches!(last, "gate" | "shared_expert_gate") && !is_of_router
 }
 
-/// What a plan knows of a quantised tensor beside its placements: what they are called, and their shapes.
+/// What a plan knows of a quantised tensor beside its placements: what they are called, and their
+/// shapes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QuantisedTensor {
@@ -462,7 +470,8 @@ impl QuantisedTensors {
         Some(&self.list[index])
     }
 
-    /// Host memory that the list holds, in bytes as the allocator takes them, and what its tensors' errors are added up in.
+    /// Host memory that the list holds, in bytes as the allocator takes them, and what its tensors'
+    /// errors are added up in.
     pub(super) fn held_bytes(&self) -> u64 {
         let item_bytes = |len: usize| to_u64(len.next_multiple_of(16) + 16);
         let texts = |quantised: &QuantisedTensor| {

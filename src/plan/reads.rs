@@ -1,9 +1,10 @@
 //! Extents of a layer -> runs, reads of at most one slot each, and the copies out of them.
 //!
-//! Only runs are stored: a read is a slot-sized cut of a run, and its copies follow from the places of the run's
-//! tensors. So a plan grows with the number of tensors and not with their bytes.
+//! Only runs are stored: a read is a slot-sized cut of a run, and its copies follow from the places
+//! of the run's tensors. So a plan grows with the number of tensors and not with their bytes.
 //!
-//! What is widened grows in its slot, from where its elements began. It is a run of its own, and its reads are short:
+//! What is widened grows in its slot, from where its elements began. It is a run of its own, and
+//! its reads are short:
 //!
 //! ```text
 //! slot    |..|elements|                    after the read
@@ -34,8 +35,8 @@ pub(super) struct Run {
     first_read: u32,
 }
 
-/// All runs, layer by layer. A run never spans two layers: files often hold `layers.10` next to `layers.1`, and
-/// a slot that waits for a layer outside the window would never be freed.
+/// All runs, layer by layer. A run never spans two layers: files often hold `layers.10` next to
+/// `layers.1`, and a slot that waits for a layer outside the window would never be freed.
 pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout, hole_bytes_max: u64) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for layer in &layout.layers {
@@ -88,8 +89,8 @@ pub(super) struct ReadList {
 struct Cuts {
     slot_bytes: u64,
     alignment: Alignment,
-    /// The longest of what may lie across such a place and is not to be cut, in whole blocks: an element that is cast, or
-    /// a row that is quantised.
+    /// The longest of what may lie across such a place and is not to be cut, in whole blocks: an
+    /// element that is cast, or a row that is quantised.
     uncut_bytes: u64,
 }
 
@@ -192,34 +193,38 @@ fn widening(placement: &Placement) -> Option<Cast> {
     placement.cast.filter(|cast| cast.is_widening())
 }
 
-/// True if a cut may fall into an element that is cast: cuts are multiples of the alignment, and so of every element's size.
+/// True if a cut may fall into an element that is cast: cuts are multiples of the alignment, and so
+/// of every element's size.
 fn is_split(placement: &Placement) -> bool {
     let element_bytes = placement.cast.map(Cast::source_element_bytes);
     element_bytes.is_some_and(|bytes| !placement.extent.start().is_multiple_of(bytes))
 }
 
 impl Cuts {
-    /// From where one read of a run begins to where the next one does, before both are cut between elements: at least two
-    /// blocks, so that every read has bytes.
+    /// From where one read of a run begins to where the next one does, before both are cut between
+    /// elements: at least two blocks, so that every read has bytes.
     fn stride_bytes(&self, run: &Run, placements: &[Placement]) -> u64 {
         // A cut goes down to the start of its element or row: the read behind it may begin so much earlier.
         let Some(cast) = run.widening(placements) else { return self.slot_bytes - self.uncut_bytes };
         let shorter =
             |is_split| if is_split { self.slot_bytes - self.alignment.bytes() } else { self.slot_bytes };
         let only = &placements[to_usize(u64::from(run.placements.start))];
-        // Widened, the first read of a run is no longer than the others: `phase + ratio * (stride - phase)`.
+        // Widened, the first read of a run is no longer than the others: `phase + ratio * (stride -
+        // phase)`.
         self.alignment.down(shorter(is_split(only)) * cast.source_element_bytes() / cast.to().bytes())
     }
 
-    /// How many reads a run takes; `None` if there are too many, or if its aligned end does not fit.
+    /// How many reads a run takes; `None` if there are too many, or if its aligned end does not
+    /// fit.
     fn reads_in(&self, run: &Run, placements: &[Placement]) -> Option<u32> {
         let aligned = run.bytes.align_outward(self.alignment)?;
         let stride_bytes = self.stride_bytes(run, placements);
         u32::try_from((aligned.end() - self.base(run, stride_bytes)).div_ceil(stride_bytes)).ok()
     }
 
-    /// From where the reads of a run are counted. Those of a long run lie on multiples of their length in the file, as its
-    /// blocks on a disk mostly do: its first read is shorter then. A short run could become two reads for it.
+    /// From where the reads of a run are counted. Those of a long run lie on multiples of their
+    /// length in the file, as its blocks on a disk mostly do: its first read is shorter then. A
+    /// short run could become two reads for it.
     fn base(&self, run: &Run, stride_bytes: u64) -> u64 {
         let start = run.bytes.start();
         let is_long = run.bytes.len_bytes() / stride_bytes >= LONG_RUN_READS;
@@ -231,8 +236,8 @@ impl Cuts {
     }
 }
 
-/// `at`, or the start of the element across it if that is one to be cast, or of the row if that is to be quantised. `placements`
-/// are those of a run.
+/// `at`, or the start of the element across it if that is one to be cast, or of the row if that is
+/// to be quantised. `placements` are those of a run.
 fn start_of_unit(placements: &[Placement], at: u64) -> u64 {
     let index = placements.partition_point(|placement| placement.extent.end() <= at);
     let Some(across) = placements.get(index).filter(|placement| placement.extent.start() < at) else {

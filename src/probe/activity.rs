@@ -1,10 +1,10 @@
 //! What a process did: page faults, bytes read, CPU time; and what tells it apart from others.
 //!
-//! From `/proc/<pid>/stat` and `/proc/<pid>/io` (`proc_pid_stat(5)`, `proc_pid_io(5)`). CPU time is in clock
-//! ticks (10 ms almost everywhere). `read_bytes` is what was fetched from storage on the process's behalf,
-//! counted when a read enters the block layer: the pages that a page fault on a mapping brings in are
-//! included, a network file system may count nothing. `read_call_bytes` (`rchar`) is what read calls
-//! returned, from the page cache or not; a mapping is not in it.
+//! From `/proc/<pid>/stat` and `/proc/<pid>/io` (`proc_pid_stat(5)`, `proc_pid_io(5)`). CPU time is
+//! in clock ticks (10 ms almost everywhere). `read_bytes` is what was fetched from storage on the
+//! process's behalf, counted when a read enters the block layer: the pages that a page fault on a
+//! mapping brings in are included, a network file system may count nothing. `read_call_bytes`
+//! (`rchar`) is what read calls returned, from the page cache or not; a mapping is not in it.
 
 use serde::Serialize;
 
@@ -66,7 +66,8 @@ pub(crate) struct Stat {
 }
 
 impl Stat {
-    /// Reads the text of a `stat` file. The name stands in parentheses and may itself hold any of `() \n`.
+    /// Reads the text of a `stat` file. The name stands in parentheses and may itself hold any of
+    /// `() \n`.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let open = text.iter().position(|&byte| byte == b'(')?;
         let close = text.iter().rposition(|&byte| byte == b')')?;
@@ -97,9 +98,11 @@ impl Process {
         Stat::parse(&self.read(&STAT)?).ok_or(Reason::Malformed { file: STAT.pattern, field: "starttime" })
     }
 
-    /// Seconds of CPU in user and kernel mode that its children took, and theirs, as far as each was waited for.
+    /// Seconds of CPU in user and kernel mode that its children took, and theirs, as far as each
+    /// was waited for.
     ///
-    /// Processes that still run are not in it, nor those whose parent has the kernel forget them (`SIGCHLD` ignored).
+    /// Processes that still run are not in it, nor those whose parent has the kernel forget them
+    /// (`SIGCHLD` ignored).
     #[must_use]
     pub fn waited_cpu_seconds(&self) -> Measured<f64> {
         Measured::from(self.stat().map(|stat| stat.waited_cpu_ticks)).map(ticks_to_seconds)

@@ -1,8 +1,8 @@
 //! What this stage can refuse.
 //!
-//! A number that cannot be read is not an error: it is a [`Measured::Unavailable`](super::Measured). Errors
-//! are for requests that change something (a peak reset, a group of one's own, a dropped page cache) or that
-//! cannot be begun at all.
+//! A number that cannot be read is not an error: it is a
+//! [`Measured::Unavailable`](super::Measured). Errors are for requests that change something (a
+//! peak reset, a group of one's own, a dropped page cache) or that cannot be begun at all.
 
 use std::io;
 use std::path::PathBuf;
@@ -97,7 +97,8 @@ pub enum ProbeError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// No group of our own: the version 2 hierarchy does not hand the memory controller to children here.
+    /// No group of our own: the version 2 hierarchy does not hand the memory controller to children
+    /// here.
     #[error(
         "cannot make a control group under {}: the memory controller is not delegated to it \
          (cgroup.controllers holds `{found}`); run with \
@@ -110,8 +111,8 @@ pub enum ProbeError {
         /// The controllers it has.
         found: String,
     },
-    /// No group of our own: version 2 allows controllers on children only if the group itself holds no
-    /// process.
+    /// No group of our own: version 2 allows controllers on children only if the group itself holds
+    /// no process.
     #[error(
         "cannot make a control group under {}: the group itself holds {process_count} processes, and \
          version 2 hands controllers only to the children of a group without any; run alone in a scope, such as \

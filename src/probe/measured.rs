@@ -1,9 +1,10 @@
 //! A measurement that may be missing, and why.
 //!
-//! Every number of this stage is a [`Measured`]: a value, or the reason there is none. A missing number
-//! never becomes 0, neither in arithmetic (a sum with a missing term is missing) nor in a report (it is
-//! serialised as `null`, and the reason goes into a list of [`Unavailable`] beside it). Reasons are `Copy`
-//! and hold no heap memory, so that a sampler can carry them without disturbing what it measures.
+//! Every number of this stage is a [`Measured`]: a value, or the reason there is none. A missing
+//! number never becomes 0, neither in arithmetic (a sum with a missing term is missing) nor in a
+//! report (it is serialised as `null`, and the reason goes into a list of [`Unavailable`] beside
+//! it). Reasons are `Copy` and hold no heap memory, so that a sampler can carry them without
+//! disturbing what it measures.
 
 use std::io;
 

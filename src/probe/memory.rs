@@ -9,15 +9,16 @@
 //! | `locked_bytes`, `pinned_bytes` | `VmLck`, `VmPin` | *address space* locked or pinned, resident or not |
 //! | `hugetlb_bytes` | `HugetlbPages` | explicit huge pages, which `VmRSS` leaves out |
 //!
-//! `host_bytes` = anonymous + shared + swapped + explicit huge pages + locked file pages. A ring registered
-//! with a driver is anonymous memory and so is in it. Locked file pages have no line of their own: the
-//! smaller of `VmLck` and `RssFile` bounds them from above, and is 0 wherever nothing is locked.
+//! `host_bytes` = anonymous + shared + swapped + explicit huge pages + locked file pages. A ring
+//! registered with a driver is anonymous memory and so is in it. Locked file pages have no line of
+//! their own: the smaller of `VmLck` and `RssFile` bounds them from above, and is 0 wherever
+//! nothing is locked.
 //!
-//! **Lag.** Kernels from 6.2 on count resident pages in per-CPU batches (of `max(32, 2 * CPUs)` pages),
-//! earlier ones in batches of 64 pages per thread. Where `status` prints the batched sum it may be off by up
-//! to batch x CPUs (128 KiB per CPU on small machines, many MiB on large ones).
-//! [`SmapsRollup`](super::SmapsRollup) walks the page tables and is exact; a [`Snapshot`](super::Snapshot)
-//! holds both, so the lag can be seen.
+//! **Lag.** Kernels from 6.2 on count resident pages in per-CPU batches (of `max(32, 2 * CPUs)`
+//! pages), earlier ones in batches of 64 pages per thread. Where `status` prints the batched sum it
+//! may be off by up to batch x CPUs (128 KiB per CPU on small machines, many MiB on large ones).
+//! [`SmapsRollup`](super::SmapsRollup) walks the page tables and is exact; a
+//! [`Snapshot`](super::Snapshot) holds both, so the lag can be seen.
 //!
 //! Format: `proc_pid_status(5)` and `Documentation/filesystems/proc.rst` of the kernel.
 
@@ -39,7 +40,8 @@ pub struct ProcessMemory {
     pub host_bytes: Measured<u64>,
     /// Resident memory.
     pub rss_bytes: Measured<u64>,
-    /// The most that was resident since the process's image started or the last [`Process::reset_peak`].
+    /// The most that was resident since the process's image started or the last
+    /// [`Process::reset_peak`].
     pub rss_peak_bytes: Measured<u64>,
     /// Resident anonymous memory.
     pub anon_bytes: Measured<u64>,
@@ -194,8 +196,8 @@ pub struct PeakReset {
 
 static CLEAR_REFS: ProcFile = ProcFile { name: "clear_refs", pattern: "/proc/<pid>/clear_refs" };
 
-/// How far the peak may stand above resident memory right after a reset: what other threads can free in
-/// between, and the lag of the counters.
+/// How far the peak may stand above resident memory right after a reset: what other threads can
+/// free in between, and the lag of the counters.
 const PEAK_RESET_SLACK_BYTES: u64 = 4 * MIB;
 
 impl Process {
@@ -208,8 +210,8 @@ impl Process {
         }
     }
 
-    /// Sets the high-water mark of resident memory (`VmHWM`) to what is resident now, and checks that it
-    /// moved.
+    /// Sets the high-water mark of resident memory (`VmHWM`) to what is resident now, and checks
+    /// that it moved.
     ///
     /// Writes `5` to `clear_refs` (since kernel 4.0), which touches nothing else.
     ///

@@ -1,5 +1,6 @@
-//! What the operating system says was used: memory of a process or of a process tree, control groups, faults,
-//! reads, page cache. It observes and never enforces; no other stage depends on its answers to work.
+//! What the operating system says was used: memory of a process or of a process tree, control
+//! groups, faults, reads, page cache. It observes and never enforces; no other stage depends on its
+//! answers to work.
 //!
 //! | file | reads |
 //! |---|---|

@@ -1,10 +1,11 @@
 //! How much of a file is in the page cache, and getting it out: what `cold` and `warm` stand on.
 //!
-//! Residency comes from `cachestat` where that tells the truth, and else from `mincore`, to whom that tells the truth: see
-//! [`crate::page_cache`]. Direct-access (DAX) and FUSE files in direct mode have no page cache; 0 is true for them.
+//! Residency comes from `cachestat` where that tells the truth, and else from `mincore`, to whom
+//! that tells the truth: see [`crate::page_cache`]. Direct-access (DAX) and FUSE files in direct
+//! mode have no page cache; 0 is true for them.
 //!
-//! `POSIX_FADV_DONTNEED` skips pages that are dirty, locked or mapped by somebody, and says nothing about it.
-//! So dirty pages are written first and what is left is counted afterwards.
+//! `POSIX_FADV_DONTNEED` skips pages that are dirty, locked or mapped by somebody, and says nothing
+//! about it. So dirty pages are written first and what is left is counted afterwards.
 
 use std::fs::File;
 use std::io;
@@ -51,8 +52,8 @@ pub struct CacheDrop {
 }
 
 impl CacheDrop {
-    /// True if it was checked that nothing of the file is cached any more; `None` if that cannot be told
-    /// here.
+    /// True if it was checked that nothing of the file is cached any more; `None` if that cannot be
+    /// told here.
     #[must_use]
     pub fn is_cold(&self) -> Option<bool> {
         self.after.value().map(|residency| residency.resident_bytes == 0)
@@ -141,7 +142,8 @@ mod tests {
         file
     }
 
-    /// Temporary files live on tmpfs on some machines: what is dropped there would be lost, so nothing is.
+    /// Temporary files live on tmpfs on some machines: what is dropped there would be lost, so
+    /// nothing is.
     fn is_on_disk(file: &tempfile::NamedTempFile) -> bool {
         let kind = FileSystem::of_file(file.as_file()).unwrap();
         let on_disk = kind.name() != Some("tmpfs");

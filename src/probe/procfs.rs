@@ -1,9 +1,9 @@
 //! Reading `/proc`: one process, pinned by a descriptor of its directory.
 //!
-//! A [`Process`] is opened once; everything is read relative to that descriptor. The kernel binds it to the
-//! process and not to the number, so a reused process id yields "ended" and never another process's numbers.
-//! Opening never fails: where `/proc` is missing or hidden, each metric says so itself. What the files mean
-//! is the business of `memory`, `rollup` and `activity`.
+//! A [`Process`] is opened once; everything is read relative to that descriptor. The kernel binds
+//! it to the process and not to the number, so a reused process id yields "ended" and never another
+//! process's numbers. Opening never fails: where `/proc` is missing or hidden, each metric says so
+//! itself. What the files mean is the business of `memory`, `rollup` and `activity`.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +15,8 @@ use rustix::fs::{Mode, OFlags};
 
 use super::Reason;
 
-/// Enough for `status`, `stat`, `io` and `smaps_rollup` on ordinary machines; grows where it is not.
+/// Enough for `status`, `stat`, `io` and `smaps_rollup` on ordinary machines; grows where it is
+/// not.
 const BUFFER_BYTES: usize = 8 << 10;
 
 /// A mounted proc file system.
@@ -43,8 +44,9 @@ impl Procfs {
         &self.root
     }
 
-    /// False if it counts processes as another namespace of process ids does, as after `unshare --pid` without a `/proc`
-    /// of its own: then `self` is right, and every number means somebody else.
+    /// False if it counts processes as another namespace of process ids does, as after `unshare
+    /// --pid` without a `/proc` of its own: then `self` is right, and every number means
+    /// somebody else.
     #[must_use]
     pub fn is_of_this_namespace(&self) -> bool {
         let myself = std::fs::read_link(self.root.join("self")).ok();

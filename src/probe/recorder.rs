@@ -1,8 +1,8 @@
 //! Keeps the peaks of a stream of samples, and where each happened.
 //!
-//! Pure bookkeeping, without a clock, a thread or `/proc`: the [`Sampler`](super::Sampler) feeds it. Every
-//! peak carries the place that was current when it was seen. All memory (labels, timeline) is allocated by
-//! [`Recorder::new`]; recording allocates nothing.
+//! Pure bookkeeping, without a clock, a thread or `/proc`: the [`Sampler`](super::Sampler) feeds
+//! it. Every peak carries the place that was current when it was seen. All memory (labels,
+//! timeline) is allocated by [`Recorder::new`]; recording allocates nothing.
 
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use super::measured::UnavailableList;
 use super::timeline::Timeline;
 use super::{Measured, ProcessMemory, Reason};
 
-/// The longest layer or tensor name that a peak keeps, in bytes; a longer one is cut and ends in `…`.
+/// The longest layer or tensor name that a peak keeps, in bytes; a longer one is cut and ends in
+/// `…`.
 pub const LABEL_BYTES_MAX: usize = 256;
 
 /// Where in a load something happened.
@@ -21,7 +22,8 @@ pub const LABEL_BYTES_MAX: usize = 256;
 pub struct At {
     /// The layer that was being loaded, if any.
     pub layer: Option<Box<str>>,
-    /// The tensor that was being loaded, if any. Cut after [`LABEL_BYTES_MAX`] bytes, as the layer is.
+    /// The tensor that was being loaded, if any. Cut after [`LABEL_BYTES_MAX`] bytes, as the layer
+    /// is.
     pub tensor: Option<Box<str>>,
     /// Since the baseline.
     pub seconds: f64,
@@ -281,8 +283,8 @@ impl Recorder {
         &self.timeline
     }
 
-    /// The peaks so far. `mark_was_reset`: the kernel's high-water mark was reset right before the first
-    /// sample.
+    /// The peaks so far. `mark_was_reset`: the kernel's high-water mark was reset right before the
+    /// first sample.
     #[must_use]
     pub fn peaks(&self, mark_was_reset: bool) -> Peaks {
         let mark = self.cells[RSS_MARK].bytes;

@@ -1,10 +1,10 @@
 //! Exact memory of one process: `/proc/<pid>/smaps_rollup` (since kernel 4.14).
 //!
-//! The kernel walks the page tables, so nothing lags; in return a read costs time in proportion to what is
-//! mapped and resident (8 ms per GiB of small pages on a 2026 server core) and holds the address space's lock
-//! meanwhile. So it is read at both ends of a run and for process trees, where it alone can count shared
-//! pages once (`Pss`: each page divided by the number of processes that map it). `Pss_Anon`, `Pss_File` and
-//! `Pss_Shmem` came with kernel 5.4.
+//! The kernel walks the page tables, so nothing lags; in return a read costs time in proportion to
+//! what is mapped and resident (8 ms per GiB of small pages on a 2026 server core) and holds the
+//! address space's lock meanwhile. So it is read at both ends of a run and for process trees, where
+//! it alone can count shared pages once (`Pss`: each page divided by the number of processes that
+//! map it). `Pss_Anon`, `Pss_File` and `Pss_Shmem` came with kernel 5.4.
 
 use serde::Serialize;
 
@@ -100,9 +100,9 @@ impl SmapsRollup {
         ]
     }
 
-    /// This process's share of memory the kernel cannot take back: anonymous, shared and swapped pages
-    /// divided among those who map them, explicit huge pages, locked file pages (bounded by the smaller of
-    /// `Locked` and
+    /// This process's share of memory the kernel cannot take back: anonymous, shared and swapped
+    /// pages divided among those who map them, explicit huge pages, locked file pages (bounded
+    /// by the smaller of `Locked` and
     /// `Pss_File`). Summed over all sharers, a shared page counts once.
     #[must_use]
     pub fn host_share_bytes(&self) -> Measured<u64> {

@@ -1,4 +1,5 @@
-//! Watches the calling process while it works: baseline, samples on a thread of its own, marks, summary.
+//! Watches the calling process while it works: baseline, samples on a thread of its own, marks,
+//! summary.
 //!
 //! ```text
 //! start ── buffers allocated and touched, thread running ── peak reset ── baseline
@@ -7,11 +8,11 @@
 //! finish ── last sample ── thread ended ── after ── Summary
 //! ```
 //!
-//! The kernel keeps no high-water mark of anonymous memory, so `host` is as good as its samples: the summary
-//! carries the interval and the longest gap there really was. Resident memory has such a mark, which is reset
-//! at the start. The sampler's own memory is allocated before the baseline and does not grow; its CPU time is
-//! in the summary. It observes and never enforces. One sampler at a time makes sense: a second one would
-//! reset the first one's peak.
+//! The kernel keeps no high-water mark of anonymous memory, so `host` is as good as its samples:
+//! the summary carries the interval and the longest gap there really was. Resident memory has such
+//! a mark, which is reset at the start. The sampler's own memory is allocated before the baseline
+//! and does not grow; its CPU time is in the summary. It observes and never enforces. One sampler
+//! at a time makes sense: a second one would reset the first one's peak.
 
 use std::fs;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -26,9 +27,9 @@ use super::recorder::{Peaks, Recorder};
 use super::timeline::{TIMELINE_ROWS_DEFAULT, Timeline};
 use super::{Activity, Measured, MemoryGroup, PeakReset, ProbeError, Process, Procfs, Reason, Snapshot};
 
-/// The time between two samples unless asked otherwise. A sample costs about 12 µs of CPU time in a release
-/// build (`cargo test --release --test probe_memory watching -- --nocapture` prints it), so this is 0.3 % of one
-/// core.
+/// The time between two samples unless asked otherwise. A sample costs about 12 µs of CPU time in a
+/// release build (`cargo test --release --test probe_memory watching -- --nocapture` prints it), so
+/// this is 0.3 % of one core.
 pub const INTERVAL_DEFAULT: Duration = Duration::from_millis(5);
 /// The shortest interval that is accepted: below it, one core does little else.
 pub const INTERVAL_MIN: Duration = Duration::from_micros(100);
@@ -45,8 +46,8 @@ pub struct SamplerOptions {
     pub interval: Duration,
     /// How many rows the timeline holds at most, 48 bytes each; 0 keeps none.
     pub timeline_rows: usize,
-    /// Reset the high-water mark of resident memory before the baseline. Without it, an earlier peak may hide
-    /// this run's.
+    /// Reset the high-water mark of resident memory before the baseline. Without it, an earlier
+    /// peak may hide this run's.
     pub reset_peak: bool,
     /// Where `/proc` is.
     pub procfs: Procfs,
@@ -124,7 +125,8 @@ impl Summary {
 #[derive(Debug)]
 struct Shared {
     recorder: Mutex<Recorder>,
-    /// For the marks; the thread has a reader of its own, so that neither waits for the other's system calls.
+    /// For the marks; the thread has a reader of its own, so that neither waits for the other's
+    /// system calls.
     mark_reader: Mutex<MemoryReader>,
     run: Mutex<Run>,
     changed: Condvar,
@@ -163,23 +165,23 @@ impl Shared {
     }
 }
 
-/// Tells a running [`Sampler`] where the load is. Cheap to clone; any thread may use it; useless but harmless
-/// once the sampler has finished.
+/// Tells a running [`Sampler`] where the load is. Cheap to clone; any thread may use it; useless
+/// but harmless once the sampler has finished.
 #[derive(Clone, Debug)]
 pub struct Marker {
     shared: Arc<Shared>,
 }
 
 impl Marker {
-    /// `layer` begins: takes a sample for what came before it, then makes it the current place. Call it with
-    /// the next layer's name, or with an empty one, when a layer ends.
+    /// `layer` begins: takes a sample for what came before it, then makes it the current place.
+    /// Call it with the next layer's name, or with an empty one, when a layer ends.
     pub fn enter_layer(&self, layer: &str) {
         self.shared.sample_on_callers_thread();
         lock(&self.shared.recorder).enter_layer(layer);
     }
 
-    /// `tensor` begins: makes it the current place. Takes no sample, so it is cheap enough for a million
-    /// tensors.
+    /// `tensor` begins: makes it the current place. Takes no sample, so it is cheap enough for a
+    /// million tensors.
     pub fn enter_tensor(&self, tensor: &str) {
         lock(&self.shared.recorder).enter_tensor(tensor);
     }
@@ -190,8 +192,8 @@ impl Marker {
     }
 }
 
-/// Watches the calling process from [`Sampler::start`] to [`Sampler::finish`]. Dropping it stops the thread
-/// and loses the numbers.
+/// Watches the calling process from [`Sampler::start`] to [`Sampler::finish`]. Dropping it stops
+/// the thread and loses the numbers.
 #[derive(Debug)]
 pub struct Sampler {
     shared: Arc<Shared>,
@@ -205,14 +207,16 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Starts the thread, finds the control group, resets the peak, takes the baseline and begins to sample.
-    /// What should not count as growth (warm-up, a device context) must have happened before.
+    /// Starts the thread, finds the control group, resets the peak, takes the baseline and begins
+    /// to sample. What should not count as growth (warm-up, a device context) must have
+    /// happened before.
     ///
-    /// A peak that cannot be reset and a `/proc` that cannot be read are not errors: the summary says so.
+    /// A peak that cannot be reset and a `/proc` that cannot be read are not errors: the summary
+    /// says so.
     ///
     /// # Errors
-    /// [`ProbeError::Interval`] for an interval out of bounds; [`ProbeError::Thread`] if no thread can be
-    /// started.
+    /// [`ProbeError::Interval`] for an interval out of bounds; [`ProbeError::Thread`] if no thread
+    /// can be started.
     pub fn start(options: &SamplerOptions) -> Result<Self, ProbeError> {
         let interval = options.interval;
         if !(INTERVAL_MIN..=INTERVAL_MAX).contains(&interval) {

@@ -20,8 +20,8 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads everything about `process` now. `group` is the process's own, found once, since finding it reads
-    /// the mount table.
+    /// Reads everything about `process` now. `group` is the process's own, found once, since
+    /// finding it reads the mount table.
     #[must_use]
     pub fn take(process: &Process, group: &Result<MemoryGroup, Reason>) -> Self {
         Self {

@@ -1,9 +1,10 @@
 //! A curve of memory over time in a fixed amount of memory.
 //!
-//! A [`Timeline`] holds a fixed number of rows. When it is full, neighbours are merged two by two and from
-//! then on each row stands for twice as many samples, so that a run of any length fits. Of the samples that
-//! share a row, the one with the most host memory is kept whole: a peak is never averaged away. All rows are
-//! allocated and touched before the baseline is taken; adding one allocates nothing.
+//! A [`Timeline`] holds a fixed number of rows. When it is full, neighbours are merged two by two
+//! and from then on each row stands for twice as many samples, so that a run of any length fits. Of
+//! the samples that share a row, the one with the most host memory is kept whole: a peak is never
+//! averaged away. All rows are allocated and touched before the baseline is taken; adding one
+//! allocates nothing.
 
 use std::time::Duration;
 
@@ -95,8 +96,8 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// A timeline of at most `row_count_max` rows, rounded to an even number of at least 2; 0 keeps none at
-    /// all.
+    /// A timeline of at most `row_count_max` rows, rounded to an even number of at least 2; 0 keeps
+    /// none at all.
     #[must_use]
     pub fn new(row_count_max: usize) -> Self {
         let row_count_max = if row_count_max == 0 { 0 } else { (row_count_max & !1).max(2) };

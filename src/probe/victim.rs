@@ -1,4 +1,5 @@
-//! Whom the kernel is to end first where memory runs out. For whoever measures another process and reports about it.
+//! Whom the kernel is to end first where memory runs out. For whoever measures another process and
+//! reports about it.
 
 #![allow(unsafe_code, reason = "what is inherited has to be set between fork and exec: Command::pre_exec")]
 
@@ -7,10 +8,12 @@ use std::process::Command;
 
 use rustix::fs::{Mode, OFlags};
 
-/// Where memory runs out, the kernel is to end what `command` starts, and everything which that starts in turn, before anybody else: before the
-/// process that reports about it, which in a small memory group may well be the larger one, and before a bystander.
+/// Where memory runs out, the kernel is to end what `command` starts, and everything which that
+/// starts in turn, before anybody else: before the process that reports about it, which in a small
+/// memory group may well be the larger one, and before a bystander.
 ///
-/// The highest `oom_score_adj` of proc(5); raising it needs no privilege. Where it cannot be raised, the kernel chooses as ever.
+/// The highest `oom_score_adj` of proc(5); raising it needs no privilege. Where it cannot be
+/// raised, the kernel chooses as ever.
 pub fn goes_first(command: &mut Command) {
     let raise = || {
         let flags = OFlags::WRONLY | OFlags::CLOEXEC;
@@ -20,8 +23,9 @@ pub fn goes_first(command: &mut Command) {
         }
         Ok(())
     };
-    // SAFETY: between fork and exec the closure makes an `open`, a `write` and a `close` with texts that are constants; it takes no lock and
-    // allocates nothing, so it is async-signal-safe as pre_exec demands.
+    // SAFETY: between fork and exec the closure makes an `open`, a `write` and a `close` with texts
+    // that are constants; it takes no lock and allocates nothing, so it is async-signal-safe as
+    // pre_exec demands.
     unsafe { command.pre_exec(raise) };
 }
 

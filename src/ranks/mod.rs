@@ -1,4 +1,5 @@
-//! What one of several ranks gets of a checkpoint: a part of every tensor, or whole tensors of its own.
+//! What one of several ranks gets of a checkpoint: a part of every tensor, or whole tensors of its
+//! own.
 //!
 //! ```text
 //! tensor parallelism   rank 0 |q[0..h/2] |k[0..h/2] |norm|       each tensor is split, or every rank has it whole
@@ -7,8 +8,8 @@
 //!                      rank 1 |           k          |           -> Share
 //! ```
 //!
-//! A part is a range of one dimension, in one or several blocks of it. In the file it is one run of bytes or many that are equally
-//! long and equally far apart: what a plan can express.
+//! A part is a range of one dimension, in one or several blocks of it. In the file it is one run of
+//! bytes or many that are equally long and equally far apart: what a plan can express.
 
 use std::fmt;
 use std::ops::Range;
@@ -64,16 +65,18 @@ impl fmt::Display for Rank {
 pub enum Split {
     /// Not at all: every rank has all of it.
     Whole,
-    /// Into parts of the same length, in the order of the ranks. A dimension that the ranks do not divide is an error.
+    /// Into parts of the same length, in the order of the ranks. A dimension that the ranks do not
+    /// divide is an error.
     Even {
         /// The dimension, from 0, the outermost.
         axis: usize,
-        /// How many tensors of the same shape lie fused behind one another in that dimension: each is divided by itself, and a rank has
-        /// its part of each, one behind the other. 1 for a tensor that is one.
+        /// How many tensors of the same shape lie fused behind one another in that dimension: each
+        /// is divided by itself, and a rank has its part of each, one behind the other. 1
+        /// for a tensor that is one.
         blocks: u64,
     },
-    /// As [`Even`](Self::Even), as if the dimension ended on a multiple: the last ranks have less, maybe nothing. So vocabularies are
-    /// divided.
+    /// As [`Even`](Self::Even), as if the dimension ended on a multiple: the last ranks have less,
+    /// maybe nothing. So vocabularies are divided.
     Padded {
         /// The dimension.
         axis: usize,
@@ -172,21 +175,25 @@ pub struct SplitRules {
 }
 
 impl SplitRules {
-    /// A small table of common architectures: Llama, Mistral, Qwen, Gemma, Phi-1 and 2, OPT, DeepSeek's attention, Mixtral and other
-    /// experts with names of their own, GPT-2, GPT-NeoX.
+    /// A small table of common architectures: Llama, Mistral, Qwen, Gemma, Phi-1 and 2, OPT,
+    /// DeepSeek's attention, Mixtral and other experts with names of their own, GPT-2,
+    /// GPT-NeoX.
     ///
     /// - Queries, keys, values, `gate` and `up`, with their biases: by their outputs.
     /// - Attention's output and `down`: by their inputs; their biases whole.
     /// - Embedding and head: by the vocabulary, padded to a multiple of 64.
-    /// - GPT-2's layers, which have inputs first, and GPTQ's and AWQ's `qweight`: by the other dimension.
-    /// - `gate` and `up` fused into one, and GPT-2's fused queries, keys and values: each block by itself.
-    /// - Scales, zero points and other companions of a quantized weight: as their weight, where their shape says that they can;
-    ///   else whole.
-    /// - Everything else is whole: norms, routers, positions, and what the table does not know. Among that: queries, keys and
-    ///   values that are fused in other ways, and experts that are fused into one tensor.
+    /// - GPT-2's layers, which have inputs first, and GPTQ's and AWQ's `qweight`: by the other
+    ///   dimension.
+    /// - `gate` and `up` fused into one, and GPT-2's fused queries, keys and values: each block by
+    ///   itself.
+    /// - Scales, zero points and other companions of a quantized weight: as their weight, where
+    ///   their shape says that they can; else whole.
+    /// - Everything else is whole: norms, routers, positions, and what the table does not know.
+    ///   Among that: queries, keys and values that are fused in other ways, and experts that are
+    ///   fused into one tensor.
     ///
-    /// Names and shapes tell nothing of heads: where there are more ranks than heads of keys, an engine repeats heads, and has to
-    /// say so with a rule of its own.
+    /// Names and shapes tell nothing of heads: where there are more ranks than heads of keys, an
+    /// engine repeats heads, and has to say so with a rule of its own.
     #[must_use]
     pub fn common() -> Self {
         Self { given: Vec::new(), has_table: true }
@@ -198,7 +205,8 @@ impl SplitRules {
         Self::default()
     }
 
-    /// One more rule, which is asked before those there are. It may decide by anything: a list, a pattern of names.
+    /// One more rule, which is asked before those there are. It may decide by anything: a list, a
+    /// pattern of names.
     #[must_use]
     pub fn with(mut self, rule: impl Fn(&TensorEntry<'_>) -> Option<Split> + Send + Sync + 'static) -> Self {
         self.given.push(Arc::new(rule));
@@ -282,8 +290,8 @@ impl<'a> Splitter<'a> {
     }
 }
 
-/// How a companion is divided whose weight is: along with it, if it has the same dimension in the same or in coarser steps, and if
-/// the parts begin on such steps.
+/// How a companion is divided whose weight is: along with it, if it has the same dimension in the
+/// same or in coarser steps, and if the parts begin on such steps.
 fn follow(companion: &TensorEntry<'_>, weight: &TensorEntry<'_>, split: &Split, rank: Rank) -> Split {
     let (Split::Even { axis, .. } | Split::Padded { axis, .. } | Split::Range { axis, .. }) = *split else {
         return Split::Whole;
@@ -300,7 +308,8 @@ fn follow(companion: &TensorEntry<'_>, weight: &TensorEntry<'_>, split: &Split, 
     if is_table || !is_alike || steps <= 1 {
         return Split::Whole;
     }
-    // Blocks have 2^n elements. Where the last one is not full, the quotient says nothing of them: 448 rows in blocks of 128 are 4 steps.
+    // Blocks have 2^n elements. Where the last one is not full, the quotient says nothing of them: 448
+    // rows in blocks of 128 are 4 steps.
     let is_step = |many: u64, few: u64| many.is_multiple_of(few) && (many / few).is_power_of_two();
     let is_packed = steps != len && (is_step(len, steps) || is_step(steps, len));
     match split {

@@ -1,8 +1,9 @@
 //! Which whole tensors a rank reads where each is read once in all.
 //!
-//! Large tensors are given out first, the largest to the rank that has the fewest bytes. The others follow layer by layer, each to the
-//! rank that has the fewest bytes by then; of the bytes of its large tensors, a rank is taken to have as many as the ranks
-//! have come through the layers. So shares are balanced, and balanced all the way:
+//! Large tensors are given out first, the largest to the rank that has the fewest bytes. The others
+//! follow layer by layer, each to the rank that has the fewest bytes by then; of the bytes of its
+//! large tensors, a rank is taken to have as many as the ranks have come through the layers. So
+//! shares are balanced, and balanced all the way:
 //!
 //! ```text
 //! layers     embedding | 0       | 1       | 2       | 3       | head
@@ -23,8 +24,8 @@ const LARGE_PART: u64 = 32;
 /// "Not divided".
 const NO_RANK: u32 = u32::MAX;
 
-/// Which rank reads each tensor of a checkpoint, so that each is read once in all. It follows from names, sizes and layers alone: every
-/// rank comes to the same.
+/// Which rank reads each tensor of a checkpoint, so that each is read once in all. It follows from
+/// names, sizes and layers alone: every rank comes to the same.
 ///
 /// # Example
 /// ```
@@ -123,7 +124,8 @@ impl Share {
 }
 
 impl Loads {
-    /// The rank with the fewest bytes, where of the large ones only the part counts that the others have come.
+    /// The rank with the fewest bytes, where of the large ones only the part counts that the others
+    /// have come.
     fn least_by_now(&self, others_bytes: u64) -> usize {
         let given: u128 = self.other_bytes.iter().map(|&bytes| u128::from(bytes)).sum();
         let all = u128::from(others_bytes.max(1));

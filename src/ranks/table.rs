@@ -1,4 +1,5 @@
-//! The table of common architectures: how a tensor is divided, from its name, its shape and what stands beside it.
+//! The table of common architectures: how a tensor is divided, from its name, its shape and what
+//! stands beside it.
 
 use super::Split;
 use crate::checkpoint::{Checkpoint, TensorEntry};
@@ -10,7 +11,8 @@ enum Role {
     Outputs,
     /// Two such modules in one, one behind the other.
     FusedPair,
-    /// Each rank has some of the inputs. Outputs are summed over the ranks, so the bias is not divided.
+    /// Each rank has some of the inputs. Outputs are summed over the ranks, so the bias is not
+    /// divided.
     Inputs,
     /// Each rank has some of the vocabulary.
     Vocabulary,
@@ -82,7 +84,8 @@ impl<'a> Table<'a> {
         if is_known { split(role, parameter, entry.shape) } else { Split::Whole }
     }
 
-    /// True if a module `w1`, `w2` or `w3` has the other two beside it: then `w2` leads back. Qwen's first models have a gate of that name, and no `w3`.
+    /// True if a module `w1`, `w2` or `w3` has the other two beside it: then `w2` leads back.
+    /// Qwen's first models have a gate of that name, and no `w3`.
     fn is_gated(&self, module: &str, parameter: &str) -> bool {
         let around = module.strip_suffix(['1', '2', '3']).unwrap_or(module);
         ["1", "2", "3"]
@@ -90,7 +93,8 @@ impl<'a> Table<'a> {
             .all(|which| self.checkpoint.find(&format!("{around}{which}.{parameter}")).is_some())
     }
 
-    /// True if a module `dense_h_to_4h` is one, as in GPT-NeoX. In ChatGLM it is a gate and what it gates, twice what `dense_4h_to_h` takes.
+    /// True if a module `dense_h_to_4h` is one, as in GPT-NeoX. In ChatGLM it is a gate and what it
+    /// gates, twice what `dense_4h_to_h` takes.
     fn is_plain_pair(&self, module: &str, parameter: &str, shape: &[u64]) -> bool {
         let around = module.strip_suffix("dense_h_to_4h").unwrap_or(module);
         let back = self.checkpoint.find(&format!("{around}dense_4h_to_h.weight"));
@@ -98,8 +102,9 @@ impl<'a> Table<'a> {
             && back.is_some_and(|back| matches!(*back.shape, [_, inputs] if shape.first() == Some(&inputs)))
     }
 
-    /// GPT-2 has inputs first, and queries, keys and values one behind the other. Other models share its names and not its shapes: what
-    /// its attention looks like, three outputs for each input, tells them apart.
+    /// GPT-2 has inputs first, and queries, keys and values one behind the other. Other models
+    /// share its names and not its shapes: what its attention looks like, three outputs for
+    /// each input, tells them apart.
     fn split_of_gpt2(&self, module: &str, parameter: &str, shape: &[u64]) -> Option<Split> {
         let (block, name) = module.rsplit_once('.').and_then(|(around, name)| {
             let (block, part) = around.rsplit_once('.')?;

@@ -1,8 +1,9 @@
 //! The way that suits each read: out of the page cache what is there, past it what is not.
 //!
-//! What a file is read with follows from its [`IoDecision`]. A file on a local disk that takes direct I/O is asked about at
-//! each read, just before it: so a file that is partly in the page cache is split by range, and a decision that was wrong, or
-//! has become wrong meanwhile, is corrected while the load runs. Asking costs microseconds where reading costs hundreds.
+//! What a file is read with follows from its [`IoDecision`]. A file on a local disk that takes
+//! direct I/O is asked about at each read, just before it: so a file that is partly in the page
+//! cache is split by range, and a decision that was wrong, or has become wrong meanwhile, is
+//! corrected while the load runs. Asking costs microseconds where reading costs hundreds.
 //!
 //! ```text
 //! made of memory ------------------------------------------------> pread
@@ -34,16 +35,21 @@ use crate::checkpoint::{Shard, ShardId};
 use crate::plan::{CacheManners, IoReason, ResidencyBy};
 use crate::units::{Alignment, ByteRange, KIB, MIB};
 
-/// Each of the two sets of descriptors, one with the flag `O_DIRECT` and one without, gets half of what a source may have.
+/// Each of the two sets of descriptors, one with the flag `O_DIRECT` and one without, gets half of
+/// what a source may have.
 const OPEN_FILES_EACH: usize = OPEN_FILES_MAX / 2;
-/// What may be missing of a range that is read through the page cache nevertheless: a sixteenth. Holes are read one after the other,
-/// each with a wait of its own; with more of them the whole range comes in sooner past the page cache.
+/// What may be missing of a range that is read through the page cache nevertheless: a sixteenth.
+/// Holes are read one after the other, each with a wait of its own; with more of them the whole
+/// range comes in sooner past the page cache.
 const MISSING_MOST: u64 = 16;
-/// How far behind a mark the kernel reads on: two windows of reading ahead, of up to 8 MiB where it was told to read far.
+/// How far behind a mark the kernel reads on: two windows of reading ahead, of up to 8 MiB where it
+/// was told to read far.
 const READ_AHEAD_BYTES: u64 = 16 * MIB;
-/// What lies behind a range is asked about this far at once, and remembered: so most reads ask about their own range alone.
+/// What lies behind a range is asked about this far at once, and remembered: so most reads ask
+/// about their own range alone.
 const ASKED_AHEAD_BYTES: u64 = 8 * READ_AHEAD_BYTES;
-/// A read that takes more than this for each byte (less than 1 GB/s) has waited for a disk: copies are several times as fast.
+/// A read that takes more than this for each byte (less than 1 GB/s) has waited for a disk: copies
+/// are several times as fast.
 const SLOW_NS_PER_BYTE: u64 = 1;
 /// Reads in a row that have to be slow: one alone may have waited for its turn on a busy processor.
 const SLOW_READS: u64 = 2;
@@ -64,7 +70,8 @@ pub(super) struct Auto<S: System> {
 /// How one file is read.
 struct Way {
     kind: Kind,
-    /// The way of every read, as far as it was planned: of a file that is partly resident it was not.
+    /// The way of every read, as far as it was planned: of a file that is partly resident it was
+    /// not.
     planned: Option<IoMode>,
     behind: Behind,
     /// All of it was there, and nothing has been missing since.
@@ -177,8 +184,8 @@ impl Kind {
 }
 
 impl<S: System + Clone> Auto<S> {
-    /// Opens every file once, so that one that is gone or changed is found before any byte is read. `decisions` has one for
-    /// each file.
+    /// Opens every file once, so that one that is gone or changed is found before any byte is read.
+    /// `decisions` has one for each file.
     pub(super) fn open(system: S, shards: &[Shard], decisions: &[IoDecision]) -> Result<Self, SourceError> {
         assert_eq!(shards.len(), decisions.len(), "each file has a decision");
         let cached = FileSet::with_most(system.clone(), shards, OPEN_FILES_EACH);
@@ -224,8 +231,9 @@ impl<S: System> Auto<S> {
 
     /// Reads what is in the page cache, which is what comes in pieces, and what follows it at once.
     ///
-    /// Nobody is asked about a file that is trusted: asking costs a sixth of the time that such reads take. The kernel itself
-    /// says at the first page that is not there, which ends the trust.
+    /// Nobody is asked about a file that is trusted: asking costs a sixth of the time that such
+    /// reads take. The kernel itself says at the first page that is not there, which ends the
+    /// trust.
     fn read_resident(
         &self,
         way: &Way,
@@ -252,9 +260,10 @@ impl<S: System> Auto<S> {
         }))
     }
 
-    /// True if what comes behind the range is missing. Pages that were once read ahead carry a mark; whoever reads one has the
-    /// kernel read on from the next page that is missing, if that is near, whatever was advised. Those pages would be found
-    /// at the next reads, which would find the next mark: a cold file would be read through the page cache to its end.
+    /// True if what comes behind the range is missing. Pages that were once read ahead carry a
+    /// mark; whoever reads one has the kernel read on from the next page that is missing, if
+    /// that is near, whatever was advised. Those pages would be found at the next reads, which
+    /// would find the next mark: a cold file would be read through the page cache to its end.
     fn sets_off_reading_ahead(&self, way: &Way, by: ResidencyBy, file: &File, request: &ReadRequest) -> bool {
         let start = request.payload.end();
         let file_end = self.cached.len_bytes(request.shard);
@@ -301,8 +310,8 @@ impl<S: System> Auto<S> {
         Look { found, is_doubted, goes_direct: goes_direct && !self.direct.has_fallen_back(request.shard) }
     }
 
-    /// `None`, and nothing has been read, if the bytes are to go past the page cache and `has_blocks` is false: neither the request nor
-    /// the buffer is made for that.
+    /// `None`, and nothing has been read, if the bytes are to go past the page cache and
+    /// `has_blocks` is false: neither the request nor the buffer is made for that.
     fn read_asked(
         &self,
         way: &Way,
@@ -317,8 +326,8 @@ impl<S: System> Auto<S> {
             if !has_blocks {
                 return Ok(None);
             }
-            // Whoever waits for a descriptor without the flag may hold some with it, and nobody who waits for one with it holds one without: so
-            // none waits for another that waits for it.
+            // Whoever waits for a descriptor without the flag may hold some with it, and nobody who waits for
+            // one with it holds one without: so none waits for another that waits for it.
             drop(file);
             if let Some(moved) = self.direct.read_or_refuse(request, buffer)? {
                 show_all(request, buffer, each);
@@ -468,8 +477,8 @@ impl<S: System> Source for Auto<S> {
     }
 }
 
-/// What is to go past the page cache goes through a queue. What is in it is copied by the thread that begins the read, while the disk works
-/// on those that it has in flight.
+/// What is to go past the page cache goes through a queue. What is in it is copied by the thread
+/// that begins the read, while the disk works on those that it has in flight.
 impl<S: System> Queueable for Auto<S> {
     fn refusal(&self) -> Option<String> {
         let mut asked = self.cached.shards_from_last().filter(|&shard| self.way(shard).is_asked());

@@ -1,9 +1,10 @@
 //! Reads through the page cache that leave it as they found it, where direct I/O is no choice.
 //!
-//! The kernel is asked to forget by itself (`RWF_DONTCACHE`). Where it does not know how, what has been read is dropped behind
-//! the read, but only from runs of which nothing was in the page cache before the first such read: other pages are somebody's.
-//! (Somebody who brings pages into such a run while the load goes on loses them, too.) What the kernel has read ahead, and
-//! nobody has read, goes when the source does.
+//! The kernel is asked to forget by itself (`RWF_DONTCACHE`). Where it does not know how, what has
+//! been read is dropped behind the read, but only from runs of which nothing was in the page cache
+//! before the first such read: other pages are somebody's. (Somebody who brings pages into such a
+//! run while the load goes on loses them, too.) What the kernel has read ahead, and nobody has
+//! read, goes when the source does.
 //!
 //! ```text
 //! file      |resident |        absent        |partly| absent |      as it was found, in blocks of 2 MiB
@@ -48,7 +49,8 @@ impl Behind {
         Self { by, ..Self::default() }
     }
 
-    /// Looks at an open file as it is found, once. Without somebody who tells exactly what is there, nothing is ever dropped.
+    /// Looks at an open file as it is found, once. Without somebody who tells exactly what is
+    /// there, nothing is ever dropped.
     pub(super) fn look<S: System>(&self, system: &S, file: &File, file_bytes: u64) -> &[ByteRange] {
         self.absent.get_or_init(|| {
             let mut absent = Vec::new();
@@ -109,8 +111,8 @@ impl Behind {
         }
     }
 
-    /// Drops what is left of the runs once nothing is read any more: pages that were read ahead and never wanted, and those that
-    /// two reads shared.
+    /// Drops what is left of the runs once nothing is read any more: pages that were read ahead and
+    /// never wanted, and those that two reads shared.
     pub(super) fn drop_rest<S: System>(&self, system: &S, file: &File) {
         for run in self.absent.get().into_iter().flatten() {
             let _ = system.drop_pages(file, *run);
@@ -123,7 +125,8 @@ impl Behind {
     }
 }
 
-/// What a kernel or a file system says that does not know the flag. (A sandbox may refuse the call.)
+/// What a kernel or a file system says that does not know the flag. (A sandbox may refuse the
+/// call.)
 fn is_refusal(error: &std::io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::PERM))
 }

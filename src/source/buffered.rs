@@ -1,4 +1,5 @@
-//! `pread` through the page cache: what works on every file system, and what the other two fall back to.
+//! `pread` through the page cache: what works on every file system, and what the other two fall
+//! back to.
 
 use std::fs::File;
 use std::io;
@@ -79,8 +80,8 @@ pub(super) fn advise_sequential(file: &File) {
     let _ = rustix::fs::fadvise(file, 0, None, Advice::Sequential);
 }
 
-/// Fills `target` with the payload and proves afterwards that the file is the one that was checked. Returns
-/// the bytes moved.
+/// Fills `target` with the payload and proves afterwards that the file is the one that was checked.
+/// Returns the bytes moved.
 pub(super) fn read_payload<S: System>(
     files: &FileSet<S>,
     file: &File,
@@ -91,11 +92,12 @@ pub(super) fn read_payload<S: System>(
     read_payload_with(files, file, request, target, |rest, offset| system.read_at(file, rest, offset))
 }
 
-/// Bytes that are read at once where each piece is worked on: they fit the second-level cache of a core with room for what comes of
-/// them, and a system call costs little beside them.
+/// Bytes that are read at once where each piece is worked on: they fit the second-level cache of a
+/// core with room for what comes of them, and a system call costs little beside them.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// [`read_payload_with`] piece by piece. The file is proved to be the one that was checked once, after the last of them.
+/// [`read_payload_with`] piece by piece. The file is proved to be the one that was checked once,
+/// after the last of them.
 pub(super) fn read_payload_in_pieces<S: System>(
     files: &FileSet<S>,
     file: &File,
@@ -126,8 +128,8 @@ pub(super) fn read_payload_in_pieces<S: System>(
     finish(files, file, request, outcome.map(|()| filled).map_err(|error| (filled, error)))
 }
 
-/// [`read_payload`] with another call in the place of `pread`: it is given what is left to fill, and where that begins in the
-/// file.
+/// [`read_payload`] with another call in the place of `pread`: it is given what is left to fill,
+/// and where that begins in the file.
 pub(super) fn read_payload_with<S: System>(
     files: &FileSet<S>,
     file: &File,
@@ -163,8 +165,8 @@ fn finish<S: System>(
     }
 }
 
-/// Reads until `target` is full or the file ends; returns how far it came. Interruptions are retried,
-/// anything else ends the read with the bytes that had arrived.
+/// Reads until `target` is full or the file ends; returns how far it came. Interruptions are
+/// retried, anything else ends the read with the bytes that had arrived.
 fn read_full(
     target: &mut [u8],
     offset_bytes: u64,

@@ -1,8 +1,8 @@
-//! `pread` past the page cache. A file that refuses direct I/O, at once or at some read, is read buffered
-//! from then on, and says so in [`Source::fallbacks`].
+//! `pread` past the page cache. A file that refuses direct I/O, at once or at some read, is read
+//! buffered from then on, and says so in [`Source::fallbacks`].
 //!
-//! `O_DIRECT` is set on the descriptor that was opened and checked, not by opening the path again: there is
-//! no second open to race with, and a refusal needs only the flag taken away.
+//! `O_DIRECT` is set on the descriptor that was opened and checked, not by opening the path again:
+//! there is no second open to race with, and a refusal needs only the flag taken away.
 
 use std::fs::File;
 use std::io;
@@ -23,7 +23,8 @@ use super::{Fallback, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError, 
 
 /// See the [module](self).
 pub(super) struct Direct<S> {
-    /// What was asked for: [`IoMode::Uring`] is the same, but for the queues that its reads go through.
+    /// What was asked for: [`IoMode::Uring`] is the same, but for the queues that its reads go
+    /// through.
     mode: IoMode,
     files: FileSet<S>,
     fallbacks: Fallbacks,
@@ -35,8 +36,8 @@ pub(super) struct Direct<S> {
 }
 
 impl<S: System> Direct<S> {
-    /// Opens every file once, so that one that is gone or changed, or whose file system knows no direct I/O,
-    /// is found before any byte is read.
+    /// Opens every file once, so that one that is gone or changed, or whose file system knows no
+    /// direct I/O, is found before any byte is read.
     pub(super) fn open(system: S, mode: IoMode, shards: &[Shard]) -> Result<Self, SourceError> {
         let files = FileSet::new(system, shards);
         let mut source = Self::unopened(mode, files, Alignment::ONE, Alignment::PAGE);
@@ -51,15 +52,15 @@ impl<S: System> Direct<S> {
         Ok(source)
     }
 
-    /// The same on files that somebody else has looked at, none of them open here yet. `memory` and `block` are the largest
-    /// alignments that those files report which will be read.
+    /// The same on files that somebody else has looked at, none of them open here yet. `memory` and
+    /// `block` are the largest alignments that those files report which will be read.
     pub(super) fn unopened(mode: IoMode, files: FileSet<S>, memory: Alignment, block: Alignment) -> Self {
         let fallbacks = Fallbacks::new(mode, files.len());
         Self { mode, files, fallbacks, block, memory, tally: Tally::default() }
     }
 
-    /// Reads past the page cache, or returns `None` if this file is refused, at once or at some read: then nothing of the request
-    /// has been read through the page cache.
+    /// Reads past the page cache, or returns `None` if this file is refused, at once or at some
+    /// read: then nothing of the request has been read through the page cache.
     pub(super) fn read_or_refuse(
         &self,
         request: &ReadRequest,
@@ -74,8 +75,8 @@ impl<S: System> Direct<S> {
         self.fallbacks.contains(shard)
     }
 
-    /// Makes a freshly opened file direct, or records why it is not. Returns the alignment it needs for
-    /// addresses, and for offsets and lengths.
+    /// Makes a freshly opened file direct, or records why it is not. Returns the alignment it needs
+    /// for addresses, and for offsets and lengths.
     fn prepare(&self, shard: ShardId, file: &File) -> (Alignment, Alignment) {
         if !self.fallbacks.contains(shard) {
             match self.enable(file) {
@@ -117,9 +118,10 @@ impl<S: System> Direct<S> {
         );
     }
 
-    /// Reads a file that has fallen back. The flag is taken off every time: this descriptor may have been opened
-    /// direct before another thread, with a descriptor of its own, was refused. Direct reads that others have
-    /// in flight keep what they started with, and go on aligned, which suits buffered reads as well.
+    /// Reads a file that has fallen back. The flag is taken off every time: this descriptor may
+    /// have been opened direct before another thread, with a descriptor of its own, was
+    /// refused. Direct reads that others have in flight keep what they started with, and go on
+    /// aligned, which suits buffered reads as well.
     fn read_buffered(
         &self,
         file: &File,
@@ -134,7 +136,8 @@ impl<S: System> Direct<S> {
         Ok(self.tally.buffered(buffered::read_payload(&self.files, file, request, target)?))
     }
 
-    /// Checks the request and opens its file; `None` if it would have to wait for a descriptor and must not.
+    /// Checks the request and opens its file; `None` if it would have to wait for a descriptor and
+    /// must not.
     fn admit(
         &self,
         request: &ReadRequest,
@@ -188,7 +191,8 @@ impl<S: System> Direct<S> {
         }
     }
 
-    /// The bytes that were moved, of the file that was checked; or `None`, and direct I/O is given up on this file.
+    /// The bytes that were moved, of the file that was checked; or `None`, and direct I/O is given
+    /// up on this file.
     pub(super) fn settle(
         &self,
         outcome: Outcome,

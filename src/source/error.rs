@@ -1,4 +1,5 @@
-//! What can go wrong while reading, always with the file's path and, where there is one, the offset.
+//! What can go wrong while reading, always with the file's path and, where there is one, the
+//! offset.
 
 use std::fmt;
 use std::io;

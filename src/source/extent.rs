@@ -1,7 +1,8 @@
-//! One direct read of an extent, whoever makes the system calls: where the next one begins, and when it is over.
+//! One direct read of an extent, whoever makes the system calls: where the next one begins, and
+//! when it is over.
 //!
-//! A read that stops inside a block (at the end of the file, or where a file system splits a request) goes on from the
-//! start of that block, since only blocks can be asked for.
+//! A read that stops inside a block (at the end of the file, or where a file system splits a
+//! request) goes on from the start of that block, since only blocks can be asked for.
 
 use std::io;
 
@@ -14,8 +15,8 @@ use super::ReadRequest;
 pub(super) enum Outcome {
     /// The payload has arrived.
     Filled { moved_bytes: u64 },
-    /// No more bytes come although the payload is not complete. Past the end of the file this is right; a
-    /// buffered read tells.
+    /// No more bytes come although the payload is not complete. Past the end of the file this is
+    /// right; a buffered read tells.
     Stuck { offset_bytes: u64 },
     /// The system refused.
     Failed { offset_bytes: u64, error: io::Error },

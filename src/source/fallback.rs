@@ -1,4 +1,5 @@
-//! Which files are read in another way than asked for, and why. Written once per file, read on every read.
+//! Which files are read in another way than asked for, and why. Written once per file, read on
+//! every read.
 
 use std::sync::OnceLock;
 

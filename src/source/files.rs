@@ -1,9 +1,9 @@
 //! The shards as open files: at most [`OPEN_FILES_MAX`] descriptors, shared by all reader threads.
 //!
-//! A thread that finds its file open takes a shared lock on that shard alone and clones an [`Arc`]: the
-//! same order of work as the kernel's own reference to the file in every `pread`. Only opening takes the
-//! lock of the whole set. A file is closed when it was evicted *and* its last reader returned it; the
-//! permit goes back after the close, so that the limit is exact at every instant.
+//! A thread that finds its file open takes a shared lock on that shard alone and clones an [`Arc`]:
+//! the same order of work as the kernel's own reference to the file in every `pread`. Only opening
+//! takes the lock of the whole set. A file is closed when it was evicted *and* its last reader
+//! returned it; the permit goes back after the close, so that the limit is exact at every instant.
 //!
 //! ```text
 //! closed --open, compare identity--> open, in its slot --least recently used--> evicted --last reader--> closed
@@ -30,8 +30,8 @@ pub(super) struct FileSet<S> {
     table: Arc<Table>,
     /// Most descriptors at once.
     open_files_max: usize,
-    /// Counts openings; what "recently" is measured in. It stands still while every file is found open, so
-    /// the common case writes nothing shared.
+    /// Counts openings; what "recently" is measured in. It stands still while every file is found
+    /// open, so the common case writes nothing shared.
     openings: AtomicU64,
 }
 
@@ -112,7 +112,8 @@ impl<S: System> FileSet<S> {
         Self::with_most(system, shards, OPEN_FILES_MAX)
     }
 
-    /// The same with another limit than [`OPEN_FILES_MAX`], for a source that has more than one set.
+    /// The same with another limit than [`OPEN_FILES_MAX`], for a source that has more than one
+    /// set.
     pub(super) fn with_most(system: S, shards: &[Shard], open_files_max: usize) -> Self {
         let entry = |shard: &Shard| Entry {
             path: shard.path.clone(),
@@ -151,8 +152,8 @@ impl<S: System> FileSet<S> {
         &self.entries[shard.index()].path
     }
 
-    /// Refuses a payload that ends after the file did when it was checked. A mapping would fill the rest of the
-    /// last page with zeros.
+    /// Refuses a payload that ends after the file did when it was checked. A mapping would fill the
+    /// rest of the last page with zeros.
     pub(super) fn check_end(&self, request: &ReadRequest) -> Result<(), SourceError> {
         let entry = &self.entries[request.shard.index()];
         let (expected_end_bytes, found_end_bytes) = (request.payload.end(), entry.identity.len_bytes);
@@ -162,9 +163,9 @@ impl<S: System> FileSet<S> {
         Err(SourceError::EndOfFile { path: entry.path.clone(), expected_end_bytes, found_end_bytes })
     }
 
-    /// The open file of a shard. A file that has to be opened is compared with the one that was checked, then
-    /// given to `prepare`. May wait until another reader returns its file; a thread that waits here has no other file of
-    /// this set, so this cannot deadlock.
+    /// The open file of a shard. A file that has to be opened is compared with the one that was
+    /// checked, then given to `prepare`. May wait until another reader returns its file; a
+    /// thread that waits here has no other file of this set, so this cannot deadlock.
     pub(super) fn acquire(
         &self,
         shard: ShardId,
@@ -173,8 +174,8 @@ impl<S: System> FileSet<S> {
         Ok(self.acquire_if(shard, true, prepare)?.expect("it was to wait"))
     }
 
-    /// The same, but `None` if it would have to wait for another reader and must not: a thread that has files already
-    /// would keep those from others that wait, too.
+    /// The same, but `None` if it would have to wait for another reader and must not: a thread that
+    /// has files already would keep those from others that wait, too.
     pub(super) fn acquire_if(
         &self,
         shard: ShardId,
@@ -198,9 +199,9 @@ impl<S: System> FileSet<S> {
         Ok(Some(self.insert(shard.index(), OpenFile { file, _permit: permit })))
     }
 
-    /// Compares the open file with the one that was checked. Called after bytes have been moved: every
-    /// change of a file moves its times or its length *before* the bytes that readers see, so bytes that
-    /// arrived before an unchanged status are bytes of the checked file.
+    /// Compares the open file with the one that was checked. Called after bytes have been moved:
+    /// every change of a file moves its times or its length *before* the bytes that readers
+    /// see, so bytes that arrived before an unchanged status are bytes of the checked file.
     pub(super) fn verify(&self, shard: ShardId, file: &File) -> Result<(), SourceError> {
         let entry = &self.entries[shard.index()];
         let now = self
@@ -210,8 +211,8 @@ impl<S: System> FileSet<S> {
         entry.compare(now)
     }
 
-    /// Takes the right to open one more file; evicts the least recently used one where there is none left. `None` if it
-    /// would have to wait and must not.
+    /// Takes the right to open one more file; evicts the least recently used one where there is
+    /// none left. `None` if it would have to wait and must not.
     fn permit(&self, may_wait: bool) -> Option<Permit> {
         let mut state = self.table.lock();
         while state.permits >= self.open_files_max {
@@ -222,8 +223,8 @@ impl<S: System> FileSet<S> {
                 drop(evicted);
                 state = self.table.lock();
                 if state.changes != seen {
-                    // The permit came back, to this thread or to a faster one. Whatever else came meanwhile was
-                    // announced to nobody: to wait now could be to wait for ever.
+                    // The permit came back, to this thread or to a faster one. Whatever else came meanwhile
+                    // was announced to nobody: to wait now could be to wait for ever.
                     continue;
                 }
             }

@@ -1,8 +1,9 @@
-//! Windows of a read-only mapping: one read maps its bytes, has the kernel copy them out, and unmaps them.
-//! So at most one window per reader is resident, whatever the size of the file.
+//! Windows of a read-only mapping: one read maps its bytes, has the kernel copy them out, and
+//! unmaps them. So at most one window per reader is resident, whatever the size of the file.
 //!
-//! A file that cannot be mapped, or whose mapping faults without the file having changed, is read buffered
-//! from then on, and says so in [`Source::fallbacks`]; so does every file where a sandbox forbids the copy.
+//! A file that cannot be mapped, or whose mapping faults without the file having changed, is read
+//! buffered from then on, and says so in [`Source::fallbacks`]; so does every file where a sandbox
+//! forbids the copy.
 
 use std::fs::File;
 use std::io;

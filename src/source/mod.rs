@@ -1,22 +1,24 @@
-//! File bytes -> a caller's buffer: mmap windows, pread, direct I/O, or whichever of them suits each read.
+//! File bytes -> a caller's buffer: mmap windows, pread, direct I/O, or whichever of them suits
+//! each read.
 //!
-//! Every source refuses to deliver bytes of a file that is no longer the one that was checked: after the
-//! bytes of a read have arrived, the open file's device, inode, length and times are compared with those
-//! recorded by the checkpoint. Writing, truncating, removing and replacing a file all move one of them
-//! before a reader can see the difference, so an unchanged status vouches for the bytes that came before it.
-//! Two writers escape: one that stores through a shared writable mapping that it dirtied before the check,
-//! and one that changes the file within the same tick of the file system's clock as the check itself (before
-//! Linux 6.13, a few milliseconds). On network file systems the status is as fresh as their cache of attributes.
+//! Every source refuses to deliver bytes of a file that is no longer the one that was checked:
+//! after the bytes of a read have arrived, the open file's device, inode, length and times are
+//! compared with those recorded by the checkpoint. Writing, truncating, removing and replacing a
+//! file all move one of them before a reader can see the difference, so an unchanged status vouches
+//! for the bytes that came before it. Two writers escape: one that stores through a shared writable
+//! mapping that it dirtied before the check, and one that changes the file within the same tick of
+//! the file system's clock as the check itself (before Linux 6.13, a few milliseconds). On network
+//! file systems the status is as fresh as their cache of attributes.
 //!
-//! The control loop's reader threads call [`Source::read`], or hand their buffers to a queue of reads; nothing here knows
-//! about rings or layers.
+//! The control loop's reader threads call [`Source::read`], or hand their buffers to a queue of
+//! reads; nothing here knows about rings or layers.
 //!
 //! ```text
 //! ReadRequest -> FileSet (<= 16 descriptors) -> buffered | direct | mapped | queue -> FileSet::verify -> buffer
 //! ```
 //!
-//! [`IoMode::Auto`] is made of the others: [`survey`] looks at each file before a load is planned, and `auto` asks again at
-//! each read.
+//! [`IoMode::Auto`] is made of the others: [`survey`] looks at each file before a load is planned,
+//! and `auto` asks again at each read.
 
 use std::fs::File;
 use std::path::Path;
@@ -105,8 +107,8 @@ pub struct Fallback {
 }
 
 mod sealed {
-    /// Only this crate implements sources: it alone can prove what [`Source`](super::Source) promises, and it may ask
-    /// more of them later.
+    /// Only this crate implements sources: it alone can prove what [`Source`](super::Source)
+    /// promises, and it may ask more of them later.
     #[allow(
         unreachable_pub,
         reason = "named in a bound of a public trait, and out of reach for everybody else"
@@ -115,9 +117,10 @@ mod sealed {
 }
 pub(crate) use self::sealed::Sealed;
 
-/// Who sees a payload as it arrives: the buffer, and what of it is new. Returns where in the buffer the next part is to go:
-/// [behind this one](Arrival::next_position_bytes), or anywhere in the buffer where nothing lies that is wanted any more and as much as has
-/// just arrived has room: no part is longer than the one before.
+/// Who sees a payload as it arrives: the buffer, and what of it is new. Returns where in the buffer
+/// the next part is to go: [behind this one](Arrival::next_position_bytes), or anywhere in the
+/// buffer where nothing lies that is wanted any more and as much as has just arrived has room: no
+/// part is longer than the one before.
 pub type Each<'a> = dyn FnMut(&mut [u8], Arrival) -> u64 + 'a;
 
 /// A part of a payload that has just arrived.
@@ -152,26 +155,29 @@ impl Arrival {
     }
 }
 
-/// A way of reading. Shared by all reader threads. Made by [`open`]; not to be implemented elsewhere.
+/// A way of reading. Shared by all reader threads. Made by [`open`]; not to be implemented
+/// elsewhere.
 pub trait Source: Sealed + Send + Sync {
     /// What was asked for.
     fn mode(&self) -> IoMode;
 
-    /// Reads one request into `buffer` (at least `extent.len_bytes()` long, its address aligned for direct I/O). Returns the bytes
-    /// that were moved from the file, over-read included. Short reads and EINTR are dealt with inside.
+    /// Reads one request into `buffer` (at least `extent.len_bytes()` long, its address aligned for
+    /// direct I/O). Returns the bytes that were moved from the file, over-read included. Short
+    /// reads and EINTR are dealt with inside.
     ///
     /// # Errors
-    /// [`SourceError`] naming file and offset; the buffer then holds anything. In particular `FileChanged` if, after the bytes arrived, the
-    /// file is not the one that was checked.
+    /// [`SourceError`] naming file and offset; the buffer then holds anything. In particular
+    /// `FileChanged` if, after the bytes arrived, the file is not the one that was checked.
     ///
     /// # Panics
-    /// If the payload is not inside the extent, the extent is not inside the buffer, the shard is another
-    /// checkpoint's, or, for direct I/O, extent or buffer are not aligned.
+    /// If the payload is not inside the extent, the extent is not inside the buffer, the shard is
+    /// another checkpoint's, or, for direct I/O, extent or buffer are not aligned.
     fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError>;
 
-    /// [`Self::read`], with somebody who sees the payload as it arrives, may change it, and says where the rest goes. What comes
-    /// out of the page cache comes in pieces that are still in the core's own cache then; everything else at once. Only a read
-    /// that succeeds vouches for the bytes that were seen.
+    /// [`Self::read`], with somebody who sees the payload as it arrives, may change it, and says
+    /// where the rest goes. What comes out of the page cache comes in pieces that are still in
+    /// the core's own cache then; everything else at once. Only a read that succeeds vouches
+    /// for the bytes that were seen.
     ///
     /// # Errors
     /// # Panics
@@ -187,10 +193,12 @@ pub trait Source: Sealed + Send + Sync {
         Ok(moved)
     }
 
-    /// [`Self::read`] of a payload into memory at any address, which it fills. `None`, and nothing has been read, if the bytes are to
-    /// go past the page cache, or this source reads blocks alone: they need aligned memory.
+    /// [`Self::read`] of a payload into memory at any address, which it fills. `None`, and nothing
+    /// has been read, if the bytes are to go past the page cache, or this source reads blocks
+    /// alone: they need aligned memory.
     ///
-    /// What is small may be read through the page cache and stay there: whoever reads small pieces often wants the next one, too.
+    /// What is small may be read through the page cache and stay there: whoever reads small pieces
+    /// often wants the next one, too.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -221,12 +229,12 @@ pub trait Source: Sealed + Send + Sync {
     fn ways(&self) -> IoWays;
 }
 
-/// The alignment that reads need: the largest that any file's file system reports for direct I/O, and at least
-/// a memory page and [`Alignment::PAGE`].
+/// The alignment that reads need: the largest that any file's file system reports for direct I/O,
+/// and at least a memory page and [`Alignment::PAGE`].
 ///
 /// # Errors
-/// [`SourceError::Open`] or [`SourceError::Status`] for a file that is gone, [`SourceError::FileChanged`] is
-/// left to [`open`].
+/// [`SourceError::Open`] or [`SourceError::Status`] for a file that is gone,
+/// [`SourceError::FileChanged`] is left to [`open`].
 pub fn alignment(checkpoint: &Checkpoint) -> Result<Alignment, SourceError> {
     alignment_of(&Kernel, checkpoint.shards().iter().map(|shard| shard.path.as_path()))
 }
@@ -253,12 +261,12 @@ fn direct_support<S: System>(system: &S, file: &File, path: &Path) -> Result<Dir
 }
 
 /// Opens a source on the files of a checkpoint. Every file is opened once, the first
-/// ones stay open: at most 16 descriptors are held at any time, and files that direct I/O or mapping cannot
-/// read are known as [`Source::fallbacks`] as far as opening tells.
+/// ones stay open: at most 16 descriptors are held at any time, and files that direct I/O or
+/// mapping cannot read are known as [`Source::fallbacks`] as far as opening tells.
 ///
 /// # Errors
-/// [`SourceError::Open`] for a file that cannot be opened any more, [`SourceError::FileChanged`] for one that
-/// is not what was checked.
+/// [`SourceError::Open`] for a file that cannot be opened any more, [`SourceError::FileChanged`]
+/// for one that is not what was checked.
 pub fn open(mode: IoMode, checkpoint: &Checkpoint) -> Result<Box<dyn Source>, SourceError> {
     open_shards(mode, checkpoint.shards())
 }

@@ -1,7 +1,8 @@
-//! What the system says of each file before a load is planned, and what follows from it: how the file is to be read.
+//! What the system says of each file before a load is planned, and what follows from it: how the
+//! file is to be read.
 //!
-//! Nothing is measured here and hardly anything read: a handful of system calls for each file. What is decided may be wrong
-//! by the time a range is read; `auto` asks again.
+//! Nothing is measured here and hardly anything read: a handful of system calls for each file. What
+//! is decided may be wrong by the time a range is read; `auto` asks again.
 //!
 //! ```text
 //! statfs, statx, O_DIRECT --+
@@ -106,7 +107,8 @@ fn can_be_direct<S: System>(system: &S, file: &File) -> bool {
     accepts && system.set_direct(file, false).is_ok()
 }
 
-/// Tells the kernel not to read ahead: what is read here, or asked about, is in the page cache or is not wanted there.
+/// Tells the kernel not to read ahead: what is read here, or asked about, is in the page cache or
+/// is not wanted there.
 pub(super) fn advise_random(file: &File) {
     let _ = rustix::fs::fadvise(file, 0, None, Advice::Random);
 }
@@ -124,8 +126,8 @@ fn who_tells<S: System>(system: &S, file: &File, held_by: Option<FileSystem>) ->
     }
 }
 
-/// How many of these bytes are in the page cache, never more than there are; `None` if the one who is asked does not tell any
-/// more. The bytes must lie inside the file.
+/// How many of these bytes are in the page cache, never more than there are; `None` if the one who
+/// is asked does not tell any more. The bytes must lie inside the file.
 pub(super) fn resident_bytes<S: System>(
     system: &S,
     by: ResidencyBy,
@@ -140,8 +142,8 @@ pub(super) fn resident_bytes<S: System>(
     Some(pages.ok()?.saturating_mul(page_bytes()).min(bytes.len_bytes()))
 }
 
-/// The estimate from single bytes, spread evenly from the first one on, up to one that is missing: each of those has the
-/// kernel bring its page in.
+/// The estimate from single bytes, spread evenly from the first one on, up to one that is missing:
+/// each of those has the kernel bring its page in.
 fn resident_by_bytes<S: System>(system: &S, file: &File, bytes: ByteRange) -> Option<u64> {
     let last = bytes.len_bytes().checked_sub(1)?;
     let mut at_hand = 0;
@@ -220,7 +222,8 @@ fn mode_and_reason(facts: &Facts) -> (IoMode, IoReason) {
     }
 }
 
-/// Up to a twentieth is as good as nothing, and all but a twentieth as good as all: samples tell no more.
+/// Up to a twentieth is as good as nothing, and all but a twentieth as good as all: samples tell no
+/// more.
 fn by_residency(resident_bytes: u64, file_bytes: u64) -> (IoMode, IoReason) {
     let twentieth = file_bytes / 20;
     if resident_bytes <= twentieth {

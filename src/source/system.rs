@@ -1,5 +1,5 @@
-//! The system calls this stage makes, as one seam: what the sources do with short reads, interruptions,
-//! refusals and files that change under them is tested by putting faults here.
+//! The system calls this stage makes, as one seam: what the sources do with short reads,
+//! interruptions, refusals and files that change under them is tested by putting faults here.
 //!
 //! [`Kernel`] is the only implementation outside tests. Nothing here retries, loops or interprets.
 
@@ -26,8 +26,8 @@ pub(super) enum DirectSupport {
     None,
     /// Both alignments, for memory addresses and for offsets and lengths.
     Aligned { memory: Alignment, offset: Alignment },
-    /// An older kernel or a file system that does not report: 4096 is what works wherever anything does, and
-    /// a read that is refused falls back.
+    /// An older kernel or a file system that does not report: 4096 is what works wherever anything
+    /// does, and a read that is refused falls back.
     Unknown,
 }
 
@@ -52,7 +52,8 @@ pub(super) trait System: Send + Sync {
     /// One `pread`.
     fn read_at(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize>;
 
-    /// What becomes of the answer to a read that a queue has made into `buffer`. Where tests put their faults.
+    /// What becomes of the answer to a read that a queue has made into `buffer`. Where tests put
+    /// their faults.
     fn answered(&self, buffer: &mut [u8], answer: io::Result<usize>) -> io::Result<usize> {
         let _ = buffer;
         answer
@@ -82,12 +83,13 @@ pub(super) trait System: Send + Sync {
     /// True if this byte can be read without waiting; see [`page_cache::is_byte_at_hand`].
     fn is_byte_at_hand(&self, file: &File, offset_bytes: u64) -> io::Result<bool>;
 
-    /// One `pread` of what is in the page cache (`RWF_NOWAIT`): up to the first page that is not, or `EAGAIN` if that is the first
-    /// one. `EOPNOTSUPP` where kernel or file system do not know it.
+    /// One `pread` of what is in the page cache (`RWF_NOWAIT`): up to the first page that is not,
+    /// or `EAGAIN` if that is the first one. `EOPNOTSUPP` where kernel or file system do not
+    /// know it.
     fn read_at_hand(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize>;
 
-    /// One `pread` whose new pages the kernel forgets when it is over (`RWF_DONTCACHE`, Linux 6.14). `EOPNOTSUPP` where kernel
-    /// or file system do not know it.
+    /// One `pread` whose new pages the kernel forgets when it is over (`RWF_DONTCACHE`, Linux
+    /// 6.14). `EOPNOTSUPP` where kernel or file system do not know it.
     fn read_uncached(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize>;
 
     /// Drops whole pages of these bytes from the page cache, unless somebody uses them.

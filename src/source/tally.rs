@@ -1,4 +1,5 @@
-//! Bytes by the way they were read, counted by each source for itself and read by anybody at any time.
+//! Bytes by the way they were read, counted by each source for itself and read by anybody at any
+//! time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

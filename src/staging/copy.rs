@@ -1,7 +1,8 @@
 //! Copies that go past the processor's cache.
 //!
-//! What is copied out of a slot is not needed again soon, while the slot is: its next bytes land there. An ordinary copy has
-//! the target's lines read before they are written, and lets them push the ring out of the cache.
+//! What is copied out of a slot is not needed again soon, while the slot is: its next bytes land
+//! there. An ordinary copy has the target's lines read before they are written, and lets them push
+//! the ring out of the cache.
 #![allow(unsafe_code, reason = "stores that no safe function offers; each says where it writes")]
 
 /// Shorter copies stay in the cache: what is small is likely to be used at once.

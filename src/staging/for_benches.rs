@@ -1,4 +1,5 @@
-//! A ring by itself, for `benches/ring.rs`: what taking a slot and giving it back costs, without a load around it.
+//! A ring by itself, for `benches/ring.rs`: what taking a slot and giving it back costs, without a
+//! load around it.
 
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
-//! Which slots are free. The only part of the ring that threads contend for, kept alone so that every
-//! interleaving of it can be explored (`RUSTFLAGS="--cfg loom" cargo test --lib free_list`).
+//! Which slots are free. The only part of the ring that threads contend for, kept alone so that
+//! every interleaving of it can be explored (`RUSTFLAGS="--cfg loom" cargo test --lib free_list`).
 //!
-//! A slot may be claimed before it is taken: a claim promises that there will be one, and not which. So whoever waits
-//! in a queue holds no memory, and when its turn comes it gets the slot that was given back last.
+//! A slot may be claimed before it is taken: a claim promises that there will be one, and not
+//! which. So whoever waits in a queue holds no memory, and when its turn comes it gets the slot
+//! that was given back last.
 
 #[cfg(loom)]
 use loom::sync::Mutex;
@@ -29,8 +30,8 @@ impl FreeList {
         Self { state: Mutex::new(State { free: (0..slots).rev().collect(), claims: 0 }) }
     }
 
-    /// Claims a slot, if there is a free one that nobody has claimed. Never blocks for longer than another thread's push
-    /// or pop; nor does anything else here.
+    /// Claims a slot, if there is a free one that nobody has claimed. Never blocks for longer than
+    /// another thread's push or pop; nor does anything else here.
     pub(super) fn try_claim(&self) -> bool {
         let mut state = self.lock();
         let is_left = state.claims < state.free.len();
@@ -50,7 +51,8 @@ impl FreeList {
         self.lock().claims -= 1;
     }
 
-    /// Gives a slot back. The caller must be its only owner. Never allocates: the list holds every index.
+    /// Gives a slot back. The caller must be its only owner. Never allocates: the list holds every
+    /// index.
     pub(super) fn give(&self, index: u32) {
         self.lock().free.push(index);
     }
@@ -136,8 +138,8 @@ mod models {
         });
     }
 
-    /// One thread claims for another, as a control loop does for its readers, while a third takes slots too: whoever has
-    /// a claim finds a slot.
+    /// One thread claims for another, as a control loop does for its readers, while a third takes
+    /// slots too: whoever has a claim finds a slot.
     #[test]
     fn free_list_keeps_its_claims() {
         loom::model(|| {

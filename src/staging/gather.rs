@@ -1,11 +1,13 @@
 //! Moves what is wanted of a slot together, in place, right after it has been read.
 //!
-//! Runs only ever move towards the front, the first one first: nothing is overwritten that is still wanted.
+//! Runs only ever move towards the front, the first one first: nothing is overwritten that is still
+//! wanted.
 
 use crate::plan::GatherOp;
 use crate::units::to_usize;
 
-/// Moves the runs of one stretch to its front. What lies behind them, up to where the stretch ends, is undefined then.
+/// Moves the runs of one stretch to its front. What lies behind them, up to where the stretch ends,
+/// is undefined then.
 ///
 /// # Panics
 /// If the stretch goes beyond the slot.

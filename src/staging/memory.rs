@@ -1,11 +1,12 @@
-//! Anonymous memory for the ring and for host arenas: not inherited by forks, given back to the system at once
-//! when dropped.
+//! Anonymous memory for the ring and for host arenas: not inherited by forks, given back to the
+//! system at once when dropped.
 //!
-//! It is the process's own mapping rather than the allocator's: freeing it is one `munmap`, so no residue
-//! can stay behind, and a driver can register it later. Its pages are resident only once they are touched.
+//! It is the process's own mapping rather than the allocator's: freeing it is one `munmap`, so no
+//! residue can stay behind, and a driver can register it later. Its pages are resident only once
+//! they are touched.
 //!
-//! From 2 MiB on it is 2 MiB aligned and huge pages are asked for. Below, they are refused: on a system that gives
-//! them to everybody, 12 KiB would take 2 MiB of RAM as soon as they are touched.
+//! From 2 MiB on it is 2 MiB aligned and huge pages are asked for. Below, they are refused: on a
+//! system that gives them to everybody, 12 KiB would take 2 MiB of RAM as soon as they are touched.
 #![allow(unsafe_code, reason = "hands out disjoint parts of one mapping; each block states its proof")]
 
 use std::io;
@@ -27,8 +28,8 @@ pub enum RingMode {
     SmallPages,
 }
 
-/// A private anonymous mapping, 2 MiB aligned if it is at least that large, else aligned to pages. Zero-filled until
-/// written.
+/// A private anonymous mapping, 2 MiB aligned if it is at least that large, else aligned to pages.
+/// Zero-filled until written.
 #[derive(Debug)]
 pub(crate) struct AnonymousMemory {
     start: NonNull<u8>,
@@ -76,11 +77,12 @@ impl AnonymousMemory {
         })
     }
 
-    /// Gives the memory back and says whether the system has taken it: dropping does the same and cannot say.
+    /// Gives the memory back and says whether the system has taken it: dropping does the same and
+    /// cannot say.
     ///
     /// # Errors
-    /// The system's error if it keeps the mapping, which a process with as many mappings as it may have can meet (munmap(2)).
-    /// Its memory is lost then.
+    /// The system's error if it keeps the mapping, which a process with as many mappings as it may
+    /// have can meet (munmap(2)). Its memory is lost then.
     pub(crate) fn unmap(self) -> io::Result<()> {
         if cfg!(miri) {
             // Miri knows no system calls of rustix.
@@ -88,8 +90,8 @@ impl AnonymousMemory {
             return Ok(());
         }
         let mapping = ManuallyDrop::new(self.mapping);
-        // SAFETY: a whole mapping of this process, whose owner ends here without unmapping it again; `self` is gone, and with it
-        // every reference that was made through it.
+        // SAFETY: a whole mapping of this process, whose owner ends here without unmapping it again; `self`
+        // is gone, and with it every reference that was made through it.
         unsafe { rustix::mm::munmap(mapping.as_ptr().cast_mut().cast(), mapping.len()) }?;
         Ok(())
     }
@@ -113,12 +115,13 @@ impl AnonymousMemory {
     /// If they do not lie in the mapping.
     ///
     /// # Safety
-    /// For as long as the returned slice lives, no other reference to any of these bytes may be used.
+    /// For as long as the returned slice lives, no other reference to any of these bytes may be
+    /// used.
     #[expect(clippy::mut_from_ref, reason = "the caller proves that parts are disjoint")]
     pub(crate) unsafe fn part_mut(&self, offset_bytes: u64, len_bytes: u64) -> &mut [u8] {
         let start = self.pointer_to(offset_bytes, len_bytes);
-        // SAFETY: inside the mapping (checked), initialised (anonymous memory is zero-filled), exclusive (the
-        // caller's promise), and alive for `&self`.
+        // SAFETY: inside the mapping (checked), initialised (anonymous memory is zero-filled), exclusive
+        // (the caller's promise), and alive for `&self`.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), to_usize(len_bytes)) }
     }
 
@@ -131,8 +134,8 @@ impl AnonymousMemory {
     /// For as long as the returned slice lives, nothing may write to these bytes.
     pub(crate) unsafe fn part(&self, offset_bytes: u64, len_bytes: u64) -> &[u8] {
         let start = self.pointer_to(offset_bytes, len_bytes);
-        // SAFETY: inside the mapping (checked), initialised (anonymous memory is zero-filled), not written (the
-        // caller's promise), and alive for `&self`.
+        // SAFETY: inside the mapping (checked), initialised (anonymous memory is zero-filled), not written
+        // (the caller's promise), and alive for `&self`.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), to_usize(len_bytes)) }
     }
 
@@ -148,7 +151,8 @@ impl AnonymousMemory {
         target.copy_from_slice(unsafe { self.part_mut(offset_bytes, to_u64(target.len())) });
     }
 
-    /// Gives the pages from `keep_bytes` on back to the system; they read as zero if they are touched again.
+    /// Gives the pages from `keep_bytes` on back to the system; they read as zero if they are
+    /// touched again.
     ///
     /// # Safety
     /// No reference to any of these bytes may exist.
@@ -195,7 +199,8 @@ impl AnonymousMemory {
             "{len_bytes} bytes at {offset_bytes} lie outside a mapping of {}",
             self.len_bytes
         );
-        // SAFETY: `offset_bytes <= self.len_bytes`, so the pointer stays inside the mapping or one past its end.
+        // SAFETY: `offset_bytes <= self.len_bytes`, so the pointer stays inside the mapping or one past its
+        // end.
         unsafe { self.start.add(to_usize(offset_bytes)) }
     }
 }

@@ -7,9 +7,9 @@
 //!                     +------ drop ----+---- drop (waits) ----+--> free list
 //! ```
 //!
-//! The states are types ([`Slot<Empty>`], [`Slot<Filled>`]; in flight means that a pending copy owns the
-//! slot), so a slot that is being read or copied cannot be filled again. Leaking a slot starves the ring
-//! and stays sound. The loader is the only caller.
+//! The states are types ([`Slot<Empty>`], [`Slot<Filled>`]; in flight means that a pending copy
+//! owns the slot), so a slot that is being read or copied cannot be filled again. Leaking a slot
+//! starves the ring and stays sound. The loader is the only caller.
 
 pub use self::memory::RingMode;
 pub(crate) use self::pin::Pinner;

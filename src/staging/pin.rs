@@ -1,11 +1,12 @@
-//! Memory that a device reads by itself: the ring's pages are pinned by whoever can, as far as that is granted.
+//! Memory that a device reads by itself: the ring's pages are pinned by whoever can, as far as that
+//! is granted.
 //!
 //! ```text
 //! whole ring in one piece --refused--> slot by slot, as many as are granted --too few--> pageable
 //! ```
 //!
-//! Containers limit pinned memory, and some drivers limit the size of one piece. Each step down is a named mode of the
-//! report: the load goes on, with fewer slots or slower copies.
+//! Containers limit pinned memory, and some drivers limit the size of one piece. Each step down is
+//! a named mode of the report: the load goes on, with fewer slots or slower copies.
 #![allow(unsafe_code, reason = "the contract of a trait; each block says why it holds")]
 
 use std::fmt;
@@ -15,8 +16,8 @@ use super::memory::AnonymousMemory;
 use crate::plan::RingShape;
 use crate::units::to_usize;
 
-/// Fewer pinned slots than this are worth less than a whole ring that is pageable: reads and copies would wait for each
-/// other.
+/// Fewer pinned slots than this are worth less than a whole ring that is pageable: reads and copies
+/// would wait for each other.
 const PINNED_SLOTS_MIN: u32 = 4;
 
 /// Pins memory for a device.
@@ -30,15 +31,15 @@ pub(crate) trait Pinner {
     /// Pins memory until the value returned is dropped.
     ///
     /// # Safety
-    /// `len_bytes` bytes from `start` are mapped for as long as the value returned lives, and no two values cover the same
-    /// page.
+    /// `len_bytes` bytes from `start` are mapped for as long as the value returned lives, and no
+    /// two values cover the same page.
     unsafe fn pin(&self, start: NonNull<u8>, len_bytes: usize) -> Result<Box<dyn Pinned>, PinRefused>;
 }
 
 /// Memory that is pinned until this is dropped.
 pub(crate) trait Pinned: Send + Sync + fmt::Debug {
-    /// Ends it before it is dropped. False if that is refused: then the memory stays pinned, and must stay mapped, since
-    /// what came to lie at its address would pass for it.
+    /// Ends it before it is dropped. False if that is refused: then the memory stays pinned, and
+    /// must stay mapped, since what came to lie at its address would pass for it.
     fn unpin(&mut self) -> bool;
 }
 
@@ -151,7 +152,8 @@ impl PinnedRing {
         let mut last_refused = None;
         for slot in 0..shape.slots {
             let start = memory.pointer_to(u64::from(slot) * shape.slot_bytes, shape.slot_bytes);
-            // SAFETY: one slot of the memory, which outlives the value returned; slots are whole pages and do not overlap.
+            // SAFETY: one slot of the memory, which outlives the value returned; slots are whole pages and do
+            // not overlap.
             match unsafe { pinner.pin(start, to_usize(shape.slot_bytes)) } {
                 Ok(piece) => pieces.push(piece),
                 Err(PinRefused(reason)) => {

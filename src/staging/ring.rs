@@ -122,8 +122,8 @@ impl Drop for Ring {
     }
 }
 
-/// The right to a slot that is free, whichever that is when it is taken: the one that was given back last, which is the
-/// warmest in the cache. Dropping it gives the right up.
+/// The right to a slot that is free, whichever that is when it is taken: the one that was given
+/// back last, which is the warmest in the cache. Dropping it gives the right up.
 #[derive(Debug)]
 pub(crate) struct Claim {
     /// `None` once the slot is taken.
@@ -175,9 +175,9 @@ impl<State> Slot<State> {
     }
 }
 
-// SAFETY: a slot is the only owner of its part of the ring (the free list gave its number to it alone), that part does not
-// move while any slot keeps the ring, and a number means the same part for as long as there is the ring: a
-// queue is given slots of one ring.
+// SAFETY: a slot is the only owner of its part of the ring (the free list gave its number to it
+// alone), that part does not move while any slot keeps the ring, and a number means the same part
+// for as long as there is the ring: a queue is given slots of one ring.
 unsafe impl ReadBuffer for Slot<Empty> {
     fn bytes_mut(&mut self) -> &mut [u8] {
         Slot::bytes_mut(self)
@@ -278,7 +278,8 @@ mod tests {
         }
     }
 
-    /// What came to lie at the address of memory that a driver holds for pinned would be copied from where that was.
+    /// What came to lie at the address of memory that a driver holds for pinned would be copied
+    /// from where that was.
     #[test]
     #[cfg(not(miri))]
     fn memory_that_stays_pinned_stays_mapped() {

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use crate::common::skipped::skipped;
 use crate::common::{TestTensor, write_file};
 
-/// The program, in `directory`, with nothing in its environment that decides about colour, caches or summaries, and
-/// without a CUDA driver, whatever the machine has: what `--device auto` comes to is the same everywhere.
+/// The program, in `directory`, with nothing in its environment that decides about colour, caches
+/// or summaries, and without a CUDA driver, whatever the machine has: what `--device auto` comes to
+/// is the same everywhere.
 pub(crate) fn loadcheck(directory: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_loadcheck"));
     command.current_dir(directory).stdin(Stdio::null()).env("HOME", directory);
@@ -36,7 +37,8 @@ pub(crate) fn loadcheck(directory: &Path) -> Command {
     command
 }
 
-/// A folder whose CUDA drivers are no libraries: the system's linker looks here first, and no further.
+/// A folder whose CUDA drivers are no libraries: the system's linker looks here first, and no
+/// further.
 fn no_driver() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("no-driver");
     std::fs::create_dir_all(&folder).unwrap();
@@ -65,7 +67,8 @@ pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// `inner` behind the words of a program that starts it: same arguments, environment and working directory.
+/// `inner` behind the words of a program that starts it: same arguments, environment and working
+/// directory.
 pub(crate) fn wrapped<'a>(outer: impl IntoIterator<Item = &'a str>, inner: &Command) -> Command {
     let mut outer = outer.into_iter();
     let mut command = Command::new(outer.next().unwrap());
@@ -103,7 +106,8 @@ pub(crate) fn in_own_mounts(what: &str, script: &str, place: &Path, command: &Co
     Some(run_command(&wrapped(words, command)))
 }
 
-/// Runs it to its end and tells how long that took; `None` if it takes longer than `most`: then it is killed, with all that it started.
+/// Runs it to its end and tells how long that took; `None` if it takes longer than `most`: then it
+/// is killed, with all that it started.
 pub(crate) fn output_within(command: &mut Command, most: Duration) -> Option<(Output, Duration)> {
     let start = Instant::now();
     let mut child =

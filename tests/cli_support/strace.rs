@@ -1,8 +1,9 @@
-//! The program under strace: which system calls it makes on the paths of a folder, and what becomes of it when one of them fails
-//! or is the last thing it does.
+//! The program under strace: which system calls it makes on the paths of a folder, and what becomes
+//! of it when one of them fails or is the last thing it does.
 //!
-//! strace counts calls per thread, so "the Nth write" is each thread's own. A sweep over all N up to the highest count of any
-//! thread meets each call of a program with one thread, and nearly each of one with several.
+//! strace counts calls per thread, so "the Nth write" is each thread's own. A sweep over all N up
+//! to the highest count of any thread meets each call of a program with one thread, and nearly each
+//! of one with several.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -68,8 +69,9 @@ impl Seen {
         self.by_path.keys().map(String::as_str).collect()
     }
 
-    /// What strace has to be told to see the calls on `paths` below `folder`: the paths for descriptors, and for texts the names as
-    /// they were given beside the descriptor of a directory.
+    /// What strace has to be told to see the calls on `paths` below `folder`: the paths for
+    /// descriptors, and for texts the names as they were given beside the descriptor of a
+    /// directory.
     fn filters(&self, paths: &[&str], folder: &Path) -> Vec<String> {
         let mut flags = Vec::new();
         for path in paths {
@@ -112,7 +114,8 @@ impl Found {
     }
 }
 
-/// A fault at each call, up to how often it was made, for each of the consequences that it may have.
+/// A fault at each call, up to how often it was made, for each of the consequences that it may
+/// have.
 pub(crate) fn points(counts: &Counts, consequences: impl Fn(&str) -> Option<Vec<Consequence>>) -> Vec<Fault> {
     let mut faults = Vec::new();
     for (call, &count) in counts {
@@ -142,8 +145,9 @@ fn traced(command: &Command, flags: &[String]) -> Command {
     wrapped(words.iter().chain(flags).map(String::as_str).chain(["--"]), command)
 }
 
-/// Starts `command` so that it stops, as by SIGSTOP, right after the `nth` call of that name, and waits until it has stopped. The first
-/// value is strace, which ends as the process does; the second is the process, which goes on at SIGCONT. `log` must not exist.
+/// Starts `command` so that it stops, as by SIGSTOP, right after the `nth` call of that name, and
+/// waits until it has stopped. The first value is strace, which ends as the process does; the
+/// second is the process, which goes on at SIGCONT. `log` must not exist.
 pub(crate) fn start_and_stop(command: &Command, call: &str, nth: u32, log: &Path) -> (Child, u32) {
     let (trace, inject) = (format!("trace={call}"), format!("inject={call}:signal=SIGSTOP:when={nth}"));
     let flags = ["strace", "-qq", "-f", "-o", log.to_str().unwrap(), "-e", &trace, "-e", &inject, "--"];
@@ -167,7 +171,8 @@ pub(crate) fn kill_at(command: &Command, call: &str, nth: u32) {
     assert_eq!(output.status.code(), None, "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Runs `command` to its end and tells what it did in and with `folder`. `scratch` is an empty folder for the logs.
+/// Runs `command` to its end and tells what it did in and with `folder`. `scratch` is an empty
+/// folder for the logs.
 pub(crate) fn record(command: &Command, folder: &Path, scratch: &Path) -> Seen {
     let log = scratch.join("log");
     let flags = ["-ff", "-y", "-s", "4096", "-o", log.to_str().unwrap()].map(String::from);
@@ -208,8 +213,8 @@ fn keep_highest(highest: &mut Counts, counts: Counts) {
     }
 }
 
-/// The paths of a call that are `folder` or below it, from descriptors (`7</folder/name>`) and from texts, relative to it, with the
-/// names that they were given by.
+/// The paths of a call that are `folder` or below it, from descriptors (`7</folder/name>`) and from
+/// texts, relative to it, with the names that they were given by.
 fn paths_below(call: &str, arguments: &str, folder: &Path) -> BTreeMap<String, BTreeSet<String>> {
     // What is read and written is no name.
     let has_bytes = call.contains("read") || call.contains("write");
@@ -238,8 +243,8 @@ fn paths_below(call: &str, arguments: &str, folder: &Path) -> BTreeMap<String, B
     found
 }
 
-/// Runs `command` with a fault at one of its calls on `paths` below `folder`, or anywhere if there are none. The second value is true
-/// if the fault was reached.
+/// Runs `command` with a fault at one of its calls on `paths` below `folder`, or anywhere if there
+/// are none. The second value is true if the fault was reached.
 pub(crate) fn inject(
     command: &Command,
     seen: &Seen,

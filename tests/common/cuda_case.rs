@@ -1,7 +1,8 @@
-//! What tests of CUDA loads share: a checkpoint that goes round the ring several times, and how a scenario is run.
+//! What tests of CUDA loads share: a checkpoint that goes round the ring several times, and how a
+//! scenario is run.
 //!
-//! A scenario is a test that is ignored: it does nothing by itself, and is run by others in a process of its own that finds the
-//! simulated driver.
+//! A scenario is a test that is ignored: it does nothing by itself, and is run by others in a
+//! process of its own that finds the simulated driver.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -11,7 +12,8 @@ use onelayer::{Checkpoint, Loader, LoaderBuilder, Target};
 use crate::common::{TestTensor, small_decoder, write_sharded};
 use crate::cuda_sim::{MODES, SimRun};
 
-/// Runs a scenario under every mode of the driver and some seeds. Clean means: no misuse, nothing left behind.
+/// Runs a scenario under every mode of the driver and some seeds. Clean means: no misuse, nothing
+/// left behind.
 pub fn runs_clean(scenario: &str, seeds: std::ops::Range<u64>, change: impl Fn(SimRun) -> SimRun) {
     for mode in MODES {
         for seed in seeds.clone() {

@@ -1,13 +1,15 @@
 //! Runs programs on the simulated CUDA driver (`crates/cuda-sim`), and reads what it reports.
 //!
-//! The driver is a library that nothing links: cargo gives tests no path to one, and builds none for them. So it is built
-//! here, once, by the cargo that runs the tests, into a target folder of its own (the outer cargo may hold a lock on the
-//! other). It needs only what the workspace's lock file names and the tests' own build has fetched.
+//! The driver is a library that nothing links: cargo gives tests no path to one, and builds none
+//! for them. So it is built here, once, by the cargo that runs the tests, into a target folder of
+//! its own (the outer cargo may hold a lock on the other). It needs only what the workspace's lock
+//! file names and the tests' own build has fetched.
 //!
-//! The library path is read when a process starts: what is to see the driver is a child process. A test that needs the
-//! driver in its own code has itself started again: [`SimRun::again`].
+//! The library path is read when a process starts: what is to see the driver is a child process. A
+//! test that needs the driver in its own code has itself started again: [`SimRun::again`].
 //!
-//! The files called libcuda are in a folder that cargo never puts on a library path, so that nothing else runs on them.
+//! The files called libcuda are in a folder that cargo never puts on a library path, so that
+//! nothing else runs on them.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -23,15 +25,15 @@ use std::time::{Duration, Instant};
 /// The ways in which queued work is executed: as late as can be, at random moments, at once.
 pub const MODES: [&str; 3] = ["lazy", "thread", "eager"];
 
-/// Names that programs look for: the first is tried first by cudarc. All are one file, so that a process that opens two of
-/// them has one driver.
+/// Names that programs look for: the first is tried first by cudarc. All are one file, so that a
+/// process that opens two of them has one driver.
 const NAMES: [&str; 4] = ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1"];
 
 /// What a child must not take from whoever runs the tests.
 const PREFIX: &str = "CUDA_SIM_";
 
-/// Where cargo lets tests keep files. Told by where the tests themselves are, `<target>/<profile>/deps`, since unit tests are
-/// not told.
+/// Where cargo lets tests keep files. Told by where the tests themselves are,
+/// `<target>/<profile>/deps`, since unit tests are not told.
 fn scratch() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let folder = tests.ancestors().nth(3).unwrap().join("tmp");
@@ -80,7 +82,8 @@ pub fn driver_without(symbols: &[&str]) -> PathBuf {
     driver_folder(&library)
 }
 
-/// The folder of a library with these bytes. Made under another name and renamed: several test binaries may make it at once.
+/// The folder of a library with these bytes. Made under another name and renamed: several test
+/// binaries may make it at once.
 fn driver_folder(library: &[u8]) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     library.hash(&mut hasher);
@@ -122,7 +125,8 @@ impl SimRun {
         Self { command, driver: sim_driver().to_path_buf(), timeout: Duration::from_secs(60) }
     }
 
-    /// Runs a test of the same test binary, which is marked `#[ignore]` since it only works on the simulated driver.
+    /// Runs a test of the same test binary, which is marked `#[ignore]` since it only works on the
+    /// simulated driver.
     pub fn again(test: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"]);

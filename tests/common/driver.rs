@@ -1,5 +1,5 @@
-//! The CUDA driver as an engine uses it beside the loader: a handful of calls, loaded at run time, sharing nothing with the
-//! library under test.
+//! The CUDA driver as an engine uses it beside the loader: a handful of calls, loaded at run time,
+//! sharing nothing with the library under test.
 #![allow(
     dead_code,
     unreachable_pub,

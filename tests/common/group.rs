@@ -4,7 +4,8 @@ use onelayer::probe::{ChildGroup, ProbeError};
 
 use crate::common::skipped::skipped;
 
-/// A group, or `None` where this user may not make one, said aloud. Any other refusal fails the test.
+/// A group, or `None` where this user may not make one, said aloud. Any other refusal fails the
+/// test.
 pub(crate) fn group_or_skip(limit_bytes: Option<u64>) -> Option<ChildGroup> {
     match ChildGroup::create(limit_bytes) {
         Ok(group) => Some(group),

@@ -1,7 +1,7 @@
 //! Headers as structures, for whoever makes random ones: tensors, and changes of them.
 //!
-//! Byte flips alone never get past the offsets. So a structure is right to begin with, then some of it is changed, then
-//! its text is.
+//! Byte flips alone never get past the offsets. So a structure is right to begin with, then some of
+//! it is changed, then its text is.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -49,7 +49,8 @@ pub(crate) enum Mutation {
     Overwrite(usize, u8),
     Insert(usize, u8),
     Remove(usize),
-    /// Spaces behind the first brace, so many that what the reader has at a time ends with this byte of the text.
+    /// Spaces behind the first brace, so many that what the reader has at a time ends with this
+    /// byte of the text.
     Edge(usize),
 }
 

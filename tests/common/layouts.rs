@@ -1,8 +1,8 @@
 //! Small checkpoints of many layouts: what a conversion has to bring through bit by bit.
 //!
-//! Every layout comes with what is in it, told without the library: names, types, shapes and bytes of its tensors, and its
-//! side files. All bytes are those of a seeded generator, so that a layout is the same on every run and no two of its tensors
-//! are alike unless it says so.
+//! Every layout comes with what is in it, told without the library: names, types, shapes and bytes
+//! of its tensors, and its side files. All bytes are those of a seeded generator, so that a layout
+//! is the same on every run and no two of its tensors are alike unless it says so.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 #![allow(
     clippy::unwrap_used,
@@ -160,7 +160,8 @@ pub fn bits(dtype: &str) -> u64 {
     }
 }
 
-/// The head is stored again, as a copy of the embedding, and the configuration says that they are one.
+/// The head is stored again, as a copy of the embedding, and the configuration says that they are
+/// one.
 fn tied_head(draft: &mut Draft) {
     let mut tensors = draft.decoder("BF16");
     tensors.push(TestTensor { name: "lm_head.weight".to_owned(), ..tensors[0].clone() });
@@ -506,7 +507,8 @@ fn one_tensor(draft: &mut Draft) {
     draft.file("model.safetensors", &tensors);
 }
 
-/// What else lies in the directory of a model: code, templates, folders; and what must not go along.
+/// What else lies in the directory of a model: code, templates, folders; and what must not go
+/// along.
 fn side_files(draft: &mut Draft) {
     let tensors = draft.decoder("BF16");
     draft.file("model.safetensors", &tensors);

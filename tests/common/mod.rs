@@ -73,8 +73,8 @@ impl Random {
     }
 }
 
-/// What the test `measured_child` of the same file prints behind `measured `. It runs in a process of its own, which finds `setting` in
-/// the variable.
+/// What the test `measured_child` of the same file prints behind `measured `. It runs in a process
+/// of its own, which finds `setting` in the variable.
 pub fn measured(variable: &str, setting: &str) -> String {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["measured_child", "--exact", "--nocapture", "--test-threads=1"])
@@ -87,7 +87,8 @@ pub fn measured(variable: &str, setting: &str) -> String {
     line.unwrap_or_else(|| panic!("{text}")).to_owned()
 }
 
-/// Writes one safetensors file with its tensors in the order given, `padding` spaces after the header.
+/// Writes one safetensors file with its tensors in the order given, `padding` spaces after the
+/// header.
 pub fn write_file(path: &Path, tensors: &[TestTensor], padding: usize) {
     let mut header = String::from("{\"__metadata__\":{\"format\":\"pt\"}");
     let mut offset = 0;
@@ -130,7 +131,8 @@ pub fn write_sharded(folder: &Path, shards: &[Vec<TestTensor>]) {
     fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
 }
 
-/// A small decoder: embedding, `layers` layers of five tensors of odd sizes, norm and head, over two shards.
+/// A small decoder: embedding, `layers` layers of five tensors of odd sizes, norm and head, over
+/// two shards.
 pub fn small_decoder(layers: usize, unit: usize) -> Vec<Vec<TestTensor>> {
     let mut tensors = vec![TestTensor::random("model.embed_tokens.weight", 7 * unit + 13, 1)];
     for layer in 0..layers {

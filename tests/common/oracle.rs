@@ -1,7 +1,8 @@
 //! Our verdict on a file against the reference's, the safetensors crate.
 //!
-//! Both must accept and describe the same tensors, or both must refuse. Every difference falls in one of the named
-//! classes below, each with its reason, or it is a fault. Used by whoever makes files: at random, or led by coverage.
+//! Both must accept and describe the same tensors, or both must refuse. Every difference falls in
+//! one of the named classes below, each with its reason, or it is a fault. Used by whoever makes
+//! files: at random, or led by coverage.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(dead_code, reason = "each user uses its own part")]
@@ -18,18 +19,21 @@ use safetensors::SafeTensors;
 /// Why the two differ, where they may. Ours is the stricter one in all but the last two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
-    /// A key twice in one object: the reference keeps the last, so two readers could see two files in one.
+    /// A key twice in one object: the reference keeps the last, so two readers could see two files
+    /// in one.
     Duplicate,
-    /// Its derived reader also takes an array for a tensor's object and a tagged value for a dtype; the format
-    /// names neither.
+    /// Its derived reader also takes an array for a tensor's object and a tagged value for a dtype;
+    /// the format names neither.
     DerivedForm,
     /// `"__metadata__": null`: the format asks for a map.
     NullMetadata,
     /// A shape with a zero and an overflow: the reference's verdict depends on which comes first.
     OverflowBesideZero,
-    /// Its sum of header and data wraps: a panic with overflow checks, another error without. Both refuse.
+    /// Its sum of header and data wraps: a panic with overflow checks, another error without. Both
+    /// refuse.
     ReferencePanics,
-    /// A number beyond f64 in a field that nobody reads: it is parsed there, and only read over here.
+    /// A number beyond f64 in a field that nobody reads: it is parsed there, and only read over
+    /// here.
     UnreadNumber,
 }
 
@@ -77,8 +81,8 @@ pub(crate) fn reference(bytes: &[u8]) -> Reference {
     }
 }
 
-/// Runs something that may panic without a message, and without whatever else a panic would bring about here: a fuzzer ends
-/// the process.
+/// Runs something that may panic without a message, and without whatever else a panic would bring
+/// about here: a fuzzer ends the process.
 fn quietly<T>(run: impl FnOnce() -> T) -> std::thread::Result<T> {
     static SILENCE: Once = Once::new();
     thread_local!(static IS_QUIET: Cell<bool> = const { Cell::new(false) });
@@ -96,8 +100,8 @@ fn quietly<T>(run: impl FnOnce() -> T) -> std::thread::Result<T> {
     outcome
 }
 
-/// True if a tensor stands twice in the header. Serde hands the members over one by one, before any map
-/// could merge them.
+/// True if a tensor stands twice in the header. Serde hands the members over one by one, before any
+/// map could merge them.
 fn repeats_a_name(bytes: &[u8], header_end: u64) -> bool {
     struct Names(bool);
     impl<'de> serde::de::Visitor<'de> for Names {

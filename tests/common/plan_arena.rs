@@ -1,7 +1,7 @@
 //! Carries out plans on arenas of tags: a cell says which byte of which tensor it holds.
 //!
-//! Copies run in the reverse order, since nothing promises theirs; moves run when all of them are over. For small checkpoints: a
-//! cell is larger than a byte.
+//! Copies run in the reverse order, since nothing promises theirs; moves run when all of them are
+//! over. For small checkpoints: a cell is larger than a byte.
 
 #![allow(clippy::as_conversions, clippy::cast_possible_truncation, reason = "sizes of small checkpoints")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]

@@ -25,7 +25,8 @@ pub(crate) fn check_order(
     let mut expected: Vec<_> = by_file.reads().map(|read| place(&read)).collect();
     expected.sort();
     let found: Vec<_> = by_file.reads_in_order().map(|read| place(&read)).collect();
-    // A stretch that reads through a hole goes on behind what lies in the hole: for that there is a step back, and one forward again.
+    // A stretch that reads through a hole goes on behind what lies in the hole: for that there is a
+    // step back, and one forward again.
     let ends = by_file.reads_in_order().map(|read| (read.request.shard, read.request.payload.end()));
     if ends.zip(&found[1.min(found.len())..]).all(|(end, next)| end <= *next) {
         assert!(by_file.jumps() <= by_layer.jumps() || by_file.reads().len() != by_layer.reads().len());
@@ -56,7 +57,8 @@ pub(crate) fn check_order(
     }
 }
 
-/// No read is longer than a slot or leaves its file, the ring has the slots that it says, and the sum keeps the budget.
+/// No read is longer than a slot or leaves its file, the ring has the slots that it says, and the
+/// sum keeps the budget.
 pub(crate) fn check_bounds(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits) {
     let memory = plan.memory();
     let slot_bytes = memory.ring().slot_bytes;
@@ -79,8 +81,8 @@ pub(crate) fn check_bounds(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &Pl
     }
 }
 
-/// Follows every copy of a plan that lands bytes as they are: each wanted byte arrives once, at its place, within
-/// the bounds.
+/// Follows every copy of a plan that lands bytes as they are: each wanted byte arrives once, at its
+/// place, within the bounds.
 pub(crate) fn check(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits, is_wanted: Wanted<'_>) {
     check_bounds(checkpoint, plan, limits);
     // Per tensor: the pieces (offset in the tensor, length) that arrived, found through the arena.

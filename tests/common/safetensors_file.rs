@@ -1,4 +1,5 @@
-//! Builds safetensors files for tests: right ones tensor by tensor, wrong ones from any header text.
+//! Builds safetensors files for tests: right ones tensor by tensor, wrong ones from any header
+//! text.
 //!
 //! Shares no code with the library, so that a fault in one does not hide in the other.
 

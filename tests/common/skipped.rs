@@ -6,7 +6,8 @@
 use std::fmt::Display;
 use std::io::Write as _;
 
-/// Writes one line, past the harness: which test this is, and why it, or a part of it, does not run.
+/// Writes one line, past the harness: which test this is, and why it, or a part of it, does not
+/// run.
 pub fn skipped(why: impl Display) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");

@@ -1,4 +1,5 @@
-//! What the tests of conversions share: a small source, what it must become, and how to tell whether a target is all right.
+//! What the tests of conversions share: a small source, what it must become, and how to tell
+//! whether a target is all right.
 #![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
 
 use std::collections::BTreeMap;
@@ -15,8 +16,8 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// The name of the manifest.
 pub(crate) const MANIFEST: &str = "onelayer.manifest.json";
 
-/// Everything in a folder: the bytes of files by their path below it. Folders are there as a path that ends in `/`; what is neither
-/// file nor folder has its kind as its bytes.
+/// Everything in a folder: the bytes of files by their path below it. Folders are there as a path
+/// that ends in `/`; what is neither file nor folder has its kind as its bytes.
 pub(crate) type Tree = BTreeMap<String, Vec<u8>>;
 
 /// Reads a folder, following no link.
@@ -68,8 +69,8 @@ pub(crate) fn is_published(name: &str) -> bool {
     name.ends_with(".safetensors") && !name.rsplit('/').next().unwrap().starts_with('.')
 }
 
-/// A small decoder in two shards with side files: an embedding that takes several writes, `layers` layers, norm, and a head of
-/// `head_bytes`, which is half of the second shard or more.
+/// A small decoder in two shards with side files: an embedding that takes several writes, `layers`
+/// layers, norm, and a head of `head_bytes`, which is half of the second shard or more.
 pub(crate) fn write_source(folder: &Path, layers: u64, head_bytes: usize) {
     fs::create_dir_all(folder).unwrap();
     let mut tensors = vec![TestTensor::random("model.embed_tokens.weight", (2 << 20) + 77, 1)];
@@ -144,8 +145,9 @@ impl World {
         command
     }
 
-    /// What is wrong with a target whose conversion was disturbed, and how many files it has published. Files may be
-    /// missing, but what stands under a final name must be right, and the index and the manifest must not promise too much.
+    /// What is wrong with a target whose conversion was disturbed, and how many files it has
+    /// published. Files may be missing, but what stands under a final name must be right, and
+    /// the index and the manifest must not promise too much.
     pub(crate) fn assess(&self, target: &Path) -> (Vec<String>, usize) {
         let found = if target.exists() { tree(target) } else { Tree::new() };
         let mut wrong = Vec::new();
@@ -174,7 +176,8 @@ impl World {
         (wrong, published)
     }
 
-    /// Runs the conversion once more, undisturbed: what is wrong with what it says and leaves, if it found `published` files.
+    /// Runs the conversion once more, undisturbed: what is wrong with what it says and leaves, if
+    /// it found `published` files.
     pub(crate) fn resume(&self, target: &Path, published: usize) -> Vec<String> {
         let output = run(&self.convert(target));
         if !output.status.success() {

@@ -1,7 +1,8 @@
-//! Callers and faults that a seed chooses: loads with any options, layers used and dropped in any way, calls that fail.
+//! Callers and faults that a seed chooses: loads with any options, layers used and dropped in any
+//! way, calls that fail.
 //!
-//! Whatever happens, every byte that is read is right or there is an error; nothing hangs, nothing is misused, and what can
-//! be given back is.
+//! Whatever happens, every byte that is read is right or there is an error; nothing hangs, nothing
+//! is misused, and what can be given back is.
 
 use super::*;
 
@@ -195,7 +196,8 @@ fn run_stream(
     outcome
 }
 
-/// What callers do with a layer: nothing, read it (from several threads), let kernels read it and say when they are over.
+/// What callers do with a layer: nothing, read it (from several threads), let kernels read it and
+/// say when they are over.
 fn use_layer(
     case: &Case,
     own: &Own<'_>,
@@ -226,7 +228,8 @@ fn use_layer(
         _ => {}
     }
     let stream = own.stream.filter(|_| dice.is(80)).unwrap_or(0);
-    // SAFETY: a live stream of the context, or the legacy default one. Where that is refused, nothing uses the layer.
+    // SAFETY: a live stream of the context, or the legacy default one. Where that is refused, nothing
+    // uses the layer.
     own.within(|| unsafe { layer.let_wait(stream) })?;
     for tensor in layer.tensors() {
         let expected = case.expected(tensor.name(), dtype);
@@ -370,7 +373,8 @@ fn random_callers_and_faults() {
     assert!(words.is_empty(), "{}", words.join("\n"));
 }
 
-/// `ONELAYER_START=1 ONELAYER_COUNT=1000 cargo test --test cuda_abuse random::fuzz_plain -- --ignored --exact --nocapture`
+/// `ONELAYER_START=1 ONELAYER_COUNT=1000 cargo test --test cuda_abuse random::fuzz_plain --
+/// --ignored --exact --nocapture`
 #[test]
 #[ignore = "long"]
 fn fuzz_plain() {
@@ -477,7 +481,8 @@ fn faulty_random(seed: u64) -> Option<String> {
     (!may_leak && !report.leaks().is_empty()).then(|| format!("{}\n{:?}", words(), report.leaks()))
 }
 
-/// `ONELAYER_START=1 ONELAYER_COUNT=1000 cargo test --test cuda_abuse random::fuzz_faults -- --ignored --exact --nocapture`
+/// `ONELAYER_START=1 ONELAYER_COUNT=1000 cargo test --test cuda_abuse random::fuzz_faults --
+/// --ignored --exact --nocapture`
 #[test]
 #[ignore = "long"]
 fn fuzz_faults() {

@@ -1,5 +1,6 @@
-//! What the tests of disturbed loads share: a small checkpoint whose hashes are known, the command that loads and verifies it, how to
-//! tell whether it ended as it must, and a library that goes before the C library.
+//! What the tests of disturbed loads share: a small checkpoint whose hashes are known, the command
+//! that loads and verifies it, how to tell whether it ended as it must, and a library that goes
+//! before the C library.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::collections::BTreeMap;
@@ -69,7 +70,8 @@ impl World {
         place
     }
 
-    /// The command that loads all of it in that way, compares it with the files, and prints the hashes.
+    /// The command that loads all of it in that way, compares it with the files, and prints the
+    /// hashes.
     pub(crate) fn load(&self, io: &str, place: &Path) -> Command {
         Self::load_of(&self.model, io, place)
     }
@@ -176,8 +178,8 @@ impl Shim {
         })
     }
 
-    /// Runs a load behind the library, in a process group of its own. Tells how it ended, how long after the signal or the first
-    /// stall if there was one, and what was counted.
+    /// Runs a load behind the library, in a process group of its own. Tells how it ended, how long
+    /// after the signal or the first stall if there was one, and what was counted.
     pub(crate) fn run(
         &self,
         world: &World,

@@ -16,8 +16,8 @@ use crate::options::Options;
 use crate::sized::{self, SizedStruct};
 use crate::status::Status;
 
-/// The version of this interface. It grows when functions or fields are added; a program needs a library of at least the version it
-/// was built with.
+/// The version of this interface. It grows when functions or fields are added; a program needs a
+/// library of at least the version it was built with.
 pub const OL_ABI_VERSION: u32 = 1;
 
 /// What a checkpoint on disk holds: headers only. May be used on several threads at once.
@@ -66,10 +66,11 @@ pub extern "C" fn ol_abi_version() -> u32 {
     OL_ABI_VERSION
 }
 
-/// Opens a checkpoint: a safetensors file, an index, or a directory. Reads and checks headers only. Of the options only hub_cache
-/// and revision matter here.
+/// Opens a checkpoint: a safetensors file, an index, or a directory. Reads and checks headers only.
+/// Of the options only hub_cache and revision matter here.
 ///
-/// *out is null unless it is OL_OK; ol_close() gives it back. OL_ENOTFOUND, OL_EFORMAT, OL_EIO, OL_EINVAL.
+/// *out is null unless it is OL_OK; ol_close() gives it back. OL_ENOTFOUND, OL_EFORMAT, OL_EIO,
+/// OL_EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_open(
     source: *const c_char,
@@ -90,7 +91,8 @@ pub unsafe extern "C" fn ol_open(
     })
 }
 
-/// Closes a checkpoint. Streams, layers and tensors that came from it stay as they are. Null is ignored.
+/// Closes a checkpoint. Streams, layers and tensors that came from it stay as they are. Null is
+/// ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_close(checkpoint: *mut Checkpoint) {
     guarded(|| {
@@ -107,8 +109,8 @@ pub unsafe extern "C" fn ol_tensor_count(checkpoint: *const Checkpoint) -> usize
     guarded_or(0, || Ok(unsafe { borrowed(checkpoint, "checkpoint") }?.opened.tensor_count()))
 }
 
-/// Describes a tensor by its number, from 0 on. The first call makes a table of all names, of their length and nine bytes each, which
-/// no budget counts.
+/// Describes a tensor by its number, from 0 on. The first call makes a table of all names, of their
+/// length and nine bytes each, which no budget counts.
 ///
 /// OL_EINVAL if there is no tensor of that number, or if tensor->struct_size is none.
 #[unsafe(no_mangle)]
@@ -145,7 +147,8 @@ pub unsafe extern "C" fn ol_find_tensor(
     })
 }
 
-/// The smallest host budget that a load with these options works with, in bytes; their own host_budget_bytes is ignored.
+/// The smallest host budget that a load with these options works with, in bytes; their own
+/// host_budget_bytes is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_min_budget(
     checkpoint: *const Checkpoint,
@@ -168,10 +171,11 @@ pub unsafe extern "C" fn ol_min_budget(
     })
 }
 
-/// What a load with these options would do, as text: how each file is read, and every term of the peak of memory. Reads no
-/// tensor.
+/// What a load with these options would do, as text: how each file is read, and every term of the
+/// peak of memory. Reads no tensor.
 ///
-/// *text is null unless it is OL_OK; ol_text_free() gives it back. OL_EBUDGET if the budget cannot work.
+/// *text is null unless it is OL_OK; ol_text_free() gives it back. OL_EBUDGET if the budget cannot
+/// work.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_plan_text(
     checkpoint: *const Checkpoint,

@@ -1,4 +1,5 @@
-//! Failures: a status and its text. The text of a thread's last failure is kept for it; panics become failures here.
+//! Failures: a status and its text. The text of a thread's last failure is kept for it; panics
+//! become failures here.
 #![allow(unsafe_code, reason = "exports symbols")]
 
 use std::any::Any;
@@ -23,8 +24,8 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// The text of the last failure on the calling thread; an empty text if there was none. Calls that do not fail leave it as it is.
-/// Valid until the next failure on this thread.
+/// The text of the last failure on the calling thread; an empty text if there was none. Calls that
+/// do not fail leave it as it is. Valid until the next failure on this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn ol_last_error() -> *const c_char {
     // While a thread ends its text may be gone already.
@@ -100,7 +101,8 @@ impl From<ExportError> for Failure {
 
 /// Runs what a function does. A failure, a panic too, becomes the thread's last one.
 pub(crate) fn guarded(body: impl FnOnce() -> Result<Status, Failure>) -> Status {
-    // A handle whose call panicked may be used again: locks do not stay poisoned, and the loader ends a load that panicked.
+    // A handle whose call panicked may be used again: locks do not stay poisoned, and the loader ends a
+    // load that panicked.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(status)) => status,
         Ok(Err(failure)) => failure.report(),

@@ -1,4 +1,5 @@
-//! Layers that were handed out: their names, their tensors, and what streams of a CUDA device have to know.
+//! Layers that were handed out: their names, their tensors, and what streams of a CUDA device have
+//! to know.
 #![allow(unsafe_code, reason = "follows pointers of the caller's; each block says what it relies on")]
 
 use std::ffi::c_char;
@@ -67,11 +68,13 @@ pub unsafe extern "C" fn ol_layer_len(layer: *const Layer) -> usize {
     guarded_or(0, || Ok(unsafe { borrowed(layer, "layer") }?.tensors.len()))
 }
 
-/// A tensor of the layer by its number, from 0 on, in the order of the file. Waits until its bytes have arrived.
+/// A tensor of the layer by its number, from 0 on, in the order of the file. Waits until its bytes
+/// have arrived.
 ///
-/// The tensor keeps the layer's memory, whatever becomes of layer, stream and checkpoint, until its deleter has run: once, on any
-/// thread. *name, which may be null if nobody wants it, is valid until the layer is freed. *out is null unless it is OL_OK.
-/// OL_EUNSUPPORTED if DLPack has no such type, or if there is no device.
+/// The tensor keeps the layer's memory, whatever becomes of layer, stream and checkpoint, until its
+/// deleter has run: once, on any thread. *name, which may be null if nobody wants it, is valid
+/// until the layer is freed. *out is null unless it is OL_OK. OL_EUNSUPPORTED if DLPack has no such
+/// type, or if there is no device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_layer_tensor(
     layer: *const Layer,
@@ -83,8 +86,9 @@ pub unsafe extern "C" fn ol_layer_tensor(
     guarded(|| unsafe { tensor_of(layer, index, name, out, |tensor| Ok(export(tensor)?)) })
 }
 
-/// As ol_layer_tensor(), for a program that uses the tensor in a CUDA stream: what is queued there from now on waits until its bytes
-/// have arrived, and the call returns at once. cuda_stream is a live CUstream of the context that was loaded in.
+/// As ol_layer_tensor(), for a program that uses the tensor in a CUDA stream: what is queued there
+/// from now on waits until its bytes have arrived, and the call returns at once. cuda_stream is a
+/// live CUstream of the context that was loaded in.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_layer_tensor_for_stream(
     layer: *const Layer,
@@ -99,7 +103,8 @@ pub unsafe extern "C" fn ol_layer_tensor_for_stream(
     guarded(|| unsafe { tensor_of(layer, index, name, out, export) })
 }
 
-/// A tensor of the layer by its name, as ol_layer_tensor(). OL_ENOTFOUND if it is not in this layer.
+/// A tensor of the layer by its name, as ol_layer_tensor(). OL_ENOTFOUND if it is not in this
+/// layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_layer_find(
     layer: *const Layer,
@@ -122,7 +127,8 @@ pub unsafe extern "C" fn ol_layer_find(
     })
 }
 
-/// Waits until every byte of the layer is in its place. It is, unless layers are handed out at once.
+/// Waits until every byte of the layer is in its place. It is, unless layers are handed out at
+/// once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_layer_wait(layer: *const Layer) -> Status {
     guarded(|| {
@@ -132,8 +138,9 @@ pub unsafe extern "C" fn ol_layer_wait(layer: *const Layer) -> Status {
     })
 }
 
-/// Lets what is queued in a CUDA stream from now on wait until the layer is ready. Returns at once. cuda_stream is a live CUstream of
-/// the context that was loaded in. Without a device nothing happens.
+/// Lets what is queued in a CUDA stream from now on wait until the layer is ready. Returns at once.
+/// cuda_stream is a live CUstream of the context that was loaded in. Without a device nothing
+/// happens.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_layer_let_wait(layer: *const Layer, cuda_stream: u64) -> Status {
     guarded(|| {
@@ -145,9 +152,9 @@ pub unsafe extern "C" fn ol_layer_let_wait(layer: *const Layer, cuda_stream: u64
     })
 }
 
-/// Lets the layer's memory be freed, or used again, only after what is queued in a CUDA stream so far. Freeing the layer and its
-/// tensors waits for nothing then; otherwise it waits for the whole context. cuda_stream as in ol_layer_let_wait(); whatever
-/// uses the layer is queued there.
+/// Lets the layer's memory be freed, or used again, only after what is queued in a CUDA stream so
+/// far. Freeing the layer and its tensors waits for nothing then; otherwise it waits for the whole
+/// context. cuda_stream as in ol_layer_let_wait(); whatever uses the layer is queued there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_layer_release_after(layer: *const Layer, cuda_stream: u64) -> Status {
     guarded(|| {
@@ -159,7 +166,8 @@ pub unsafe extern "C" fn ol_layer_release_after(layer: *const Layer, cuda_stream
     })
 }
 
-/// Frees a layer. Its memory is free once the tensors that were taken from it are deleted too. Null is ignored.
+/// Frees a layer. Its memory is free once the tensors that were taken from it are deleted too. Null
+/// is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_layer_free(layer: *mut Layer) {
     guarded(|| {

@@ -18,7 +18,8 @@ use crate::foreign::{name, optional_text};
 use crate::sized::{self, SizedStruct};
 use crate::status::Status;
 
-/// Device type: bytes are read and dropped, to measure how fast they come. Others are DLPack's: kDLCPU, kDLCUDA.
+/// Device type: bytes are read and dropped, to measure how fast they come. Others are DLPack's:
+/// kDLCPU, kDLCUDA.
 pub const OL_DEVICE_NONE: i32 = 0;
 /// Device type: host memory.
 pub const OL_DEVICE_CPU: i32 = 1;
@@ -41,17 +42,19 @@ pub const OL_HAND_OUT_WHEN_COMPLETE: i32 = 0;
 /// Layers come as soon as their copies to the device are queued: see ol_layer_let_wait().
 pub const OL_HAND_OUT_AT_ONCE: i32 = 1;
 
-/// Of several ranks, each loads its part of every tensor, for tensor parallelism: as engines divide common architectures, and
-/// tensors that no rule knows whole.
+/// Of several ranks, each loads its part of every tensor, for tensor parallelism: as engines divide
+/// common architectures, and tensors that no rule knows whole.
 pub const OL_RANKS_SPLIT: i32 = 0;
-/// Of several ranks, each loads whole tensors that no other one loads, to hand them on: each byte is read once in all. Where there are more
-/// ranks than tensors, those without one have nothing to load, which is OL_EINVAL.
+/// Of several ranks, each loads whole tensors that no other one loads, to hand them on: each byte
+/// is read once in all. Where there are more ranks than tensors, those without one have nothing to
+/// load, which is OL_EINVAL.
 pub const OL_RANKS_SHARE: i32 = 1;
 
 /// A window of all layers.
 pub const OL_WINDOW_ALL: u32 = u32::MAX;
 
-/// What a load shall do. ol_options_init() sets the defaults. Wherever options are asked for, null means the defaults.
+/// What a load shall do. ol_options_init() sets the defaults. Wherever options are asked for, null
+/// means the defaults.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -59,18 +62,21 @@ pub struct Options {
     pub struct_size: usize,
     /// Most host memory that one load may hold beside resident layers, in bytes. 64 MiB by default.
     pub host_budget_bytes: u64,
-    /// Most memory that resident layers may take on the device, in bytes; 0, the default, is no bound.
+    /// Most memory that resident layers may take on the device, in bytes; 0, the default, is no
+    /// bound.
     pub device_budget_bytes: u64,
-    /// How long ol_next_layer() waits while the program itself holds all that may be resident, in milliseconds. 30 000 by
-    /// default.
+    /// How long ol_next_layer() waits while the program itself holds all that may be resident, in
+    /// milliseconds. 30 000 by default.
     pub stall_timeout_ms: u64,
-    /// The context (CUcontext) to load in; 0, the default, is the device's primary one. It outlives everything loaded in it.
+    /// The context (CUcontext) to load in; 0, the default, is the device's primary one. It outlives
+    /// everything loaded in it.
     pub cuda_context: u64,
-    /// The stream (CUstream) that copies are queued in; 0, the default, is one of the loader's own; 1 is the legacy default
-    /// stream. It outlives everything that is loaded with it, and captures no graph.
+    /// The stream (CUstream) that copies are queued in; 0, the default, is one of the loader's own;
+    /// 1 is the legacy default stream. It outlives everything that is loaded with it, and
+    /// captures no graph.
     pub cuda_stream: u64,
-    /// Directory of a Hugging Face cache in which ol_open() looks for what is no path but a name, as in "org/name". Null, the
-    /// default, is none. Nothing is fetched.
+    /// Directory of a Hugging Face cache in which ol_open() looks for what is no path but a name,
+    /// as in "org/name". Null, the default, is none. Nothing is fetched.
     pub hub_cache: *const c_char,
     /// Which revision of it; null, the default, is "main".
     pub revision: *const c_char,
@@ -78,7 +84,8 @@ pub struct Options {
     pub device_type: i32,
     /// The number of the device among those of its type. 0 by default.
     pub device_id: i32,
-    /// Layers resident at once: being filled, ready, and held by the program. 2 by default; OL_WINDOW_ALL is all.
+    /// Layers resident at once: being filled, ready, and held by the program. 2 by default;
+    /// OL_WINDOW_ALL is all.
     pub window_layers: u32,
     /// Layers read ahead of the one that the program works on. 2 by default.
     pub prefetch_layers: u32,
@@ -96,7 +103,8 @@ pub struct Options {
     pub ranks_mode: i32,
 }
 
-// SAFETY: `repr(C)`, the size comes first, and the rest are integers and pointers that are not followed unchecked.
+// SAFETY: `repr(C)`, the size comes first, and the rest are integers and pointers that are not
+// followed unchecked.
 unsafe impl SizedStruct for Options {
     const NAME: &'static str = "ol_options";
     const BYTES_LEAST: usize = 104;

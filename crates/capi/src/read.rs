@@ -22,11 +22,12 @@ pub struct Indices {
     pub end: u64,
 }
 
-/// Reads a whole tensor into host memory of the program's, as the file has it: little-endian, row-major. For engines that ask for
-/// one tensor at a time. Takes no memory in proportion to it; big tensors are read by several threads.
+/// Reads a whole tensor into host memory of the program's, as the file has it: little-endian,
+/// row-major. For engines that ask for one tensor at a time. Takes no memory in proportion to it;
+/// big tensors are read by several threads.
 ///
-/// OL_EINVAL if target has fewer bytes than the tensor; more stay as they are. OL_ENOTFOUND, OL_EIO, OL_ECHANGED; then target
-/// holds anything.
+/// OL_EINVAL if target has fewer bytes than the tensor; more stay as they are. OL_ENOTFOUND,
+/// OL_EIO, OL_ECHANGED; then target holds anything.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_read_into(
     checkpoint: *const Checkpoint,
@@ -54,7 +55,8 @@ pub unsafe extern "C" fn ol_read_into(
     })
 }
 
-/// Reads target_bytes bytes of a tensor, from offset_bytes on. As ol_read_into(); OL_EINVAL if the tensor has no such bytes.
+/// Reads target_bytes bytes of a tensor, from offset_bytes on. As ol_read_into(); OL_EINVAL if the
+/// tensor has no such bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_read_part(
     checkpoint: *const Checkpoint,
@@ -75,8 +77,9 @@ pub unsafe extern "C" fn ol_read_part(
     })
 }
 
-/// Reads a slice of a tensor: indices of its first dimensions, the outermost first; the others are taken whole. The slice is
-/// row-major itself. As ol_read_into(); OL_EINVAL if there is no such slice, or if target_bytes is not its length.
+/// Reads a slice of a tensor: indices of its first dimensions, the outermost first; the others are
+/// taken whole. The slice is row-major itself. As ol_read_into(); OL_EINVAL if there is no such
+/// slice, or if target_bytes is not its length.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_read_slice(
     checkpoint: *const Checkpoint,
@@ -122,8 +125,9 @@ unsafe fn ranges_of(indices: *const Indices, dimensions: usize) -> Result<Vec<Ra
 /// Memory of the caller's to read into.
 ///
 /// # Safety
-/// Null, or as many bytes as `len`, that nobody else uses while the reference lives. They come from a program in another language, of
-/// which this one's compiler knows nothing: they hold bytes, whichever they are.
+/// Null, or as many bytes as `len`, that nobody else uses while the reference lives. They come from
+/// a program in another language, of which this one's compiler knows nothing: they hold bytes,
+/// whichever they are.
 unsafe fn bytes_of<'a>(target: *mut c_void, len: usize) -> Result<&'a mut [u8], Failure> {
     if len == 0 {
         return Ok(&mut []);
@@ -134,6 +138,7 @@ unsafe fn bytes_of<'a>(target: *mut c_void, len: usize) -> Result<&'a mut [u8], 
     if isize::try_from(len).is_err() {
         return Err(Failure::invalid(format!("target_bytes is {len}, more than any memory has")));
     }
-    // SAFETY: not null, `len` bytes that are the caller's and used by nobody else, no more than there can be.
+    // SAFETY: not null, `len` bytes that are the caller's and used by nobody else, no more than there
+    // can be.
     Ok(unsafe { std::slice::from_raw_parts_mut(target.cast(), len) })
 }

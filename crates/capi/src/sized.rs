@@ -1,7 +1,8 @@
 //! Structures whose first field says how long they are, so that they may grow.
 //!
-//! A program and the library may be built with different versions of the header. What a shorter structure lacks has its default;
-//! of a longer one the library must know every byte that is not zero.
+//! A program and the library may be built with different versions of the header. What a shorter
+//! structure lacks has its default; of a longer one the library must know every byte that is not
+//! zero.
 #![allow(unsafe_code, reason = "copies structures whose length the caller names")]
 
 use std::ptr;
@@ -30,7 +31,8 @@ pub(crate) unsafe fn read<T: SizedStruct>(pointer: *const T, default: T) -> Resu
     // SAFETY: the caller's promise, for the first field.
     let size = unsafe { size_of_callers(pointer) }?;
     let mut value = default;
-    // SAFETY: that many bytes are the caller's, and `value` has them too; any bytes are a value (`SizedStruct`).
+    // SAFETY: that many bytes are the caller's, and `value` has them too; any bytes are a value
+    // (`SizedStruct`).
     unsafe {
         ptr::copy_nonoverlapping(
             pointer.cast::<u8>(),
@@ -74,7 +76,8 @@ pub(crate) unsafe fn write<T: SizedStruct>(pointer: *mut T, value: &T) -> Result
     Ok(())
 }
 
-/// Writes a whole structure to where there is none yet, as much of it as the caller has room for, and its size.
+/// Writes a whole structure to where there is none yet, as much of it as the caller has room for,
+/// and its size.
 ///
 /// # Safety
 /// `size` bytes from `pointer` on are the caller's, and nobody else uses them.

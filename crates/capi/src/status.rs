@@ -3,7 +3,8 @@
 use onelayer::{CheckpointError, DeviceError, LoadError, PlanError};
 use onelayer_dlpack::ExportError;
 
-/// What came of a call. What is not OL_OK, OL_END or OL_NOT_YET is a failure: ol_last_error() has its text.
+/// What came of a call. What is not OL_OK, OL_END or OL_NOT_YET is a failure: ol_last_error() has
+/// its text.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types, reason = "the names of the header")]
@@ -64,7 +65,8 @@ impl From<&LoadError> for Status {
             LoadError::Stalled { .. } | LoadError::DeviceBudgetFull { .. } => Self::OL_ESTALLED,
             LoadError::Cancelled => Self::OL_ECANCELLED,
             LoadError::NotFound { .. } => Self::OL_ENOTFOUND,
-            // Files and threads; what later versions of the library add is the system's too, until it is named here.
+            // Files and threads; what later versions of the library add is the system's too, until it is
+            // named here.
             _ => Self::OL_EIO,
         }
     }

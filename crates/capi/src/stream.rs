@@ -14,8 +14,8 @@ use crate::options::Options;
 use crate::sized::{self, SizedStruct};
 use crate::status::Status;
 
-/// A running load. Its functions may be called on several threads at once; one that waits for a layer holds up others that
-/// want one, and ol_stream_report().
+/// A running load. Its functions may be called on several threads at once; one that waits for a
+/// layer holds up others that want one, and ol_stream_report().
 #[derive(Debug)]
 pub struct Stream {
     stream: Mutex<LayerStream>,
@@ -44,7 +44,8 @@ pub struct Report {
     pub tensor_bytes: u64,
     /// Bytes moved from files, over-read included.
     pub read_bytes: u64,
-    /// Host memory that the plan holds at most beside resident layers, in bytes: no more than the budget.
+    /// Host memory that the plan holds at most beside resident layers, in bytes: no more than the
+    /// budget.
     pub planned_host_bytes: u64,
     /// Bytes of it that are pinned for the device.
     pub pinned_bytes: u64,
@@ -60,8 +61,8 @@ unsafe impl SizedStruct for Report {
 
 /// Starts a load. The checkpoint may be closed before the load is over.
 ///
-/// *out is null unless it is OL_OK; ol_stream_free() gives it back. OL_EBUDGET if the budget cannot work, which no byte is read for;
-/// OL_EUNSUPPORTED if there is no such device.
+/// *out is null unless it is OL_OK; ol_stream_free() gives it back. OL_EBUDGET if the budget cannot
+/// work, which no byte is read for; OL_EUNSUPPORTED if there is no such device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_stream_start(
     checkpoint: *const Checkpoint,
@@ -88,15 +89,16 @@ pub unsafe extern "C" fn ol_stream_start(
 
 /// The next layer, in execution order. Waits for it.
 ///
-/// *out is null unless it is OL_OK; ol_layer_free() gives it back. OL_END after the last one, and after any failure.
-/// OL_ESTALLED if the program itself holds all that may be resident.
+/// *out is null unless it is OL_OK; ol_layer_free() gives it back. OL_END after the last one, and
+/// after any failure. OL_ESTALLED if the program itself holds all that may be resident.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_next_layer(stream: *const Stream, out: *mut *mut Layer) -> Status {
     // SAFETY: the caller's promise.
     guarded(|| unsafe { next(stream, Duration::MAX, out) })
 }
 
-/// The next layer, if it comes within timeout_ms milliseconds; OL_NOT_YET if it does not. It is read meanwhile all the same.
+/// The next layer, if it comes within timeout_ms milliseconds; OL_NOT_YET if it does not. It is
+/// read meanwhile all the same.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_next_layer_within(
     stream: *const Stream,
@@ -107,8 +109,8 @@ pub unsafe extern "C" fn ol_next_layer_within(
     guarded(|| unsafe { next(stream, Duration::from_millis(timeout_ms), out) })
 }
 
-/// Cancels a load, from any thread: who waits for a layer gets OL_ECANCELLED, and so does who asks for the next one. Returns at
-/// once. Null is ignored.
+/// Cancels a load, from any thread: who waits for a layer gets OL_ECANCELLED, and so does who asks
+/// for the next one. Returns at once. Null is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_cancel(stream: *const Stream) {
     guarded(|| {
@@ -158,7 +160,8 @@ pub unsafe extern "C" fn ol_stream_report(stream: *const Stream, report: *mut Re
     })
 }
 
-/// Ends a load: cancels what is not done, and gives its memory back. Layers that were taken stay as they are. Null is ignored.
+/// Ends a load: cancels what is not done, and gives its memory back. Layers that were taken stay as
+/// they are. Null is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_stream_free(stream: *mut Stream) {
     guarded(|| {
@@ -187,7 +190,8 @@ unsafe fn next(stream: *const Stream, timeout: Duration, out: *mut *mut Layer) -
 }
 
 impl Stream {
-    /// A thread that panicked with the lock left a stream that is whole: it ends the load by itself.
+    /// A thread that panicked with the lock left a stream that is whole: it ends the load by
+    /// itself.
     fn lock(&self) -> MutexGuard<'_, LayerStream> {
         self.stream.lock().unwrap_or_else(PoisonError::into_inner)
     }

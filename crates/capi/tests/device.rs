@@ -1,4 +1,5 @@
-//! The C library on a CUDA device: a simulated one, which copies as late as CUDA allows and writes down misuse.
+//! The C library on a CUDA device: a simulated one, which copies as late as CUDA allows and writes
+//! down misuse.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 #[path = "../../../tests/common/mod.rs"]

@@ -1,4 +1,5 @@
-//! What the library shows to others: a header that is what the sources say and stands beside DLPack's own, and no symbol but `ol_`.
+//! What the library shows to others: a header that is what the sources say and stands beside
+//! DLPack's own, and no symbol but `ol_`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 #[path = "../../../tests/common/mod.rs"]
@@ -51,7 +52,8 @@ fn the_library_exports_what_the_header_declares_and_nothing_else() {
     assert_eq!(exported, declared());
 }
 
-/// Before and after the header, a program may include one that declares the same, guarded as DLPack's own is.
+/// Before and after the header, a program may include one that declares the same, guarded as
+/// DLPack's own is.
 #[test]
 fn the_header_stands_beside_that_of_dlpack() {
     if !can_compile() {
@@ -91,7 +93,8 @@ fn the_header_stands_beside_that_of_dlpack() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("needs version 1 of dlpack.h"));
 }
 
-/// The layout of the structures, as C has them and as Rust has them: sizes that a program was built with must not change.
+/// The layout of the structures, as C has them and as Rust has them: sizes that a program was built
+/// with must not change.
 #[test]
 fn structures_keep_their_first_layout() {
     if !can_compile() {

@@ -1,4 +1,5 @@
-//! Programs in C and C++ that use the installed library: right bytes, misuse that comes back as a status, no leak.
+//! Programs in C and C++ that use the installed library: right bytes, misuse that comes back as a
+//! status, no leak.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 #[path = "../../../tests/common/mod.rs"]
@@ -97,7 +98,8 @@ fn programs_misuse_and_leak_no_memory() {
     assert!(said.contains("definitely lost") && said.contains("ol_layer_tensor"), "{said}");
 }
 
-/// The promise of the library, by the kernel's own high-water mark: budget and 16 MiB, and on the host one layer.
+/// The promise of the library, by the kernel's own high-water mark: budget and 16 MiB, and on the
+/// host one layer.
 #[test]
 fn memory_grows_by_no_more_than_the_budget_allows() {
     if !can_compile() {

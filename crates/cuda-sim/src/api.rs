@@ -1,6 +1,8 @@
-//! The exported functions of the driver API, by subject. Handles are numbers here: nobody dereferences them.
+//! The exported functions of the driver API, by subject. Handles are numbers here: nobody
+//! dereferences them.
 //!
-//! Arguments are as in the driver API's reference. A function that panics ends the process (`extern "C"`).
+//! Arguments are as in the driver API's reference. A function that panics ends the process (`extern
+//! "C"`).
 #![allow(unsafe_code, reason = "exports C functions and writes to their callers' addresses")]
 #![allow(non_snake_case, reason = "the names are the driver's")]
 

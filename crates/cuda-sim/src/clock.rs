@@ -1,7 +1,8 @@
 //! What is ordered before what: vector clocks over streams.
 //!
-//! Each stream has one, the host has one. A stream's grows with its own work, with every event it waits for, and with all
-//! that the host knows to be over. That work happens to have run already orders nothing.
+//! Each stream has one, the host has one. A stream's grows with its own work, with every event it
+//! waits for, and with all that the host knows to be over. That work happens to have run already
+//! orders nothing.
 
 use std::collections::BTreeMap;
 

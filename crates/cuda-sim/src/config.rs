@@ -1,5 +1,5 @@
-//! The settings, from environment variables that start with `CUDA_SIM_`. An unknown or unreadable one ends the process:
-//! a test that sets it must not pass by accident.
+//! The settings, from environment variables that start with `CUDA_SIM_`. An unknown or unreadable
+//! one ends the process: a test that sets it must not pass by accident.
 
 use crate::faults::{self, Fault};
 
@@ -83,7 +83,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The settings of this process, then those of the text: lines of `NAME=value` without the prefix.
+    /// The settings of this process, then those of the text: lines of `NAME=value` without the
+    /// prefix.
     pub(crate) fn read(text: &str) -> Result<Self, String> {
         let mut config = Self::default();
         for (name, value) in std::env::vars_os() {

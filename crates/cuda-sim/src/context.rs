@@ -35,7 +35,8 @@ impl Sim {
         self.stacks.get(&self.thread())?.last().map(|entry| entry.context)
     }
 
-    /// The context of this thread. That there is none is a violation, unless contexts are lost: then entering fails.
+    /// The context of this thread. That there is none is a violation, unless contexts are lost:
+    /// then entering fails.
     pub(crate) fn current(&mut self) -> Answer<usize> {
         match self.current_or_none() {
             Some(context) if self.contexts.contains_key(&context) => Ok(context),
@@ -52,7 +53,8 @@ impl Sim {
         }
     }
 
-    /// As [`Self::current`] for calls that give something back, which a lost context does not keep from their work.
+    /// As [`Self::current`] for calls that give something back, which a lost context does not keep
+    /// from their work.
     pub(crate) fn current_for_release(&mut self) -> Answer {
         if self.current_or_none().is_none() && self.devices.iter().any(|device| device.lost.is_some()) {
             return Ok(());

@@ -8,8 +8,8 @@ use crate::memory::offset_of;
 use crate::scheduler::Kind;
 use crate::sim::{Sim, to_u64};
 
-/// Pageable sources up to this size are read when the copy is queued (driver API, "API synchronization behavior"); the rest
-/// makes the call wait.
+/// Pageable sources up to this size are read when the copy is queued (driver API, "API
+/// synchronization behavior"); the rest makes the call wait.
 const STAGED_BYTES_MAX: usize = 64 << 10;
 
 /// A range of device memory.

@@ -7,7 +7,8 @@ use crate::code::Code;
 /// The name under which queued copies and fills are counted, when they run.
 pub(crate) const WORK: &str = "work";
 
-/// One rule of `CUDA_SIM_FAIL`: `function:n:code`, with `*` for every function, and `n+` or `*` for more than one call.
+/// One rule of `CUDA_SIM_FAIL`: `function:n:code`, with `*` for every function, and `n+` or `*` for
+/// more than one call.
 #[derive(Clone, Debug)]
 pub(crate) struct Fault {
     function: String,
@@ -68,7 +69,8 @@ impl Faults {
         Self { rules, ..Self::default() }
     }
 
-    /// Counts a call. Returns its number among the calls of its function, and the rule that it falls under.
+    /// Counts a call. Returns its number among the calls of its function, and the rule that it
+    /// falls under.
     pub(crate) fn count(&mut self, function: &'static str) -> (u64, Option<Fault>) {
         let number = self.calls.entry(function).or_default();
         *number += 1;

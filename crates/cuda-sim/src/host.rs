@@ -1,4 +1,5 @@
-//! The program's memory: what of it is pinned, and reading and writing it without a signal where it is missing.
+//! The program's memory: what of it is pinned, and reading and writing it without a signal where it
+//! is missing.
 #![allow(unsafe_code, reason = "reads and writes the caller's memory by system calls that answer EFAULT")]
 
 use crate::clock::{Clock, Point};
@@ -82,7 +83,8 @@ fn read_part(start: usize, buffer: &mut [u8]) -> Result<(), Missing> {
         libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(start), iov_len: buffer.len() };
     // SAFETY: takes nothing and always succeeds.
     let own = unsafe { libc::getpid() };
-    // SAFETY: writes into the buffer at most; memory that cannot be read is an error (process_vm_readv(2)).
+    // SAFETY: writes into the buffer at most; memory that cannot be read is an error
+    // (process_vm_readv(2)).
     let read = unsafe { libc::process_vm_readv(own, &raw const target, 1, &raw const source, 1, 0) };
     if usize::try_from(read) == Ok(buffer.len()) {
         return Ok(());
@@ -93,7 +95,8 @@ fn read_part(start: usize, buffer: &mut [u8]) -> Result<(), Missing> {
         && is_mapped(start, buffer.len())
     {
         let source: *const u8 = std::ptr::with_exposed_provenance(start);
-        // SAFETY: the range is mapped (asked above) and the buffer is as long; they do not overlap, since the buffer is ours.
+        // SAFETY: the range is mapped (asked above) and the buffer is as long; they do not overlap, since
+        // the buffer is ours.
         unsafe { std::ptr::copy_nonoverlapping(source, buffer.as_mut_ptr(), buffer.len()) };
         return Ok(());
     }
@@ -106,7 +109,8 @@ pub(crate) fn is_mapped(start: usize, len: usize) -> bool {
     let first = start / PAGE * PAGE;
     let Some(end) = start.checked_add(len) else { return false };
     let mut resident = vec![0_u8; (end - first).div_ceil(PAGE)];
-    // SAFETY: writes one byte for each page into the buffer; pages that are not mapped are an error (mincore(2)).
+    // SAFETY: writes one byte for each page into the buffer; pages that are not mapped are an error
+    // (mincore(2)).
     let answer = unsafe {
         libc::mincore(std::ptr::with_exposed_provenance_mut(first), end - first, resident.as_mut_ptr())
     };
@@ -144,8 +148,8 @@ pub(crate) fn write(target: usize, bytes: &DeviceBytes, offset: u64, len: usize)
     let target = std::ptr::with_exposed_provenance_mut::<u8>(target);
     let mut done = 0;
     while done < len {
-        // SAFETY: the kernel writes at most `len - done` bytes to where the caller has asked for them; memory that is not
-        // there is an error (pread(2)).
+        // SAFETY: the kernel writes at most `len - done` bytes to where the caller has asked for them;
+        // memory that is not there is an error (pread(2)).
         let read = unsafe { bytes.read_to(target.wrapping_add(done), len - done, offset + to_u64(done)) };
         done += read.ok_or(Missing)?;
     }
@@ -183,7 +187,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Ends a pinned range. Copies that still use it, or that the host has not waited for, are violations.
+    /// Ends a pinned range. Copies that still use it, or that the host has not waited for, are
+    /// violations.
     pub(crate) fn unpin(&mut self, start: usize, is_own: bool) -> Answer {
         let is_known = self.pinned.get(&start).is_some_and(|pinned| pinned.is_own == is_own);
         if !is_known {

@@ -1,8 +1,9 @@
 //! A simulated CUDA driver.
 //!
-//! The library exports the part of the CUDA driver API that loading needs, and a part of NVML, on host memory. Work that is
-//! queued runs as late and as far out of step as CUDA allows, so that a program that forgets to wait gets wrong bytes; and
-//! misuse that a real driver answers with silence is written down. `README.md` has the settings and the report.
+//! The library exports the part of the CUDA driver API that loading needs, and a part of NVML, on
+//! host memory. Work that is queued runs as late and as far out of step as CUDA allows, so that a
+//! program that forgets to wait gets wrong bytes; and misuse that a real driver answers with
+//! silence is written down. `README.md` has the settings and the report.
 //!
 //! ```text
 //! api, nvml    the exported functions: arguments in, a code out

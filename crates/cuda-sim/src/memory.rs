@@ -1,8 +1,8 @@
 //! Device memory: allocations, their bytes, and who may use them when.
 //!
-//! Addresses are keys: no process can map memory there (they are not canonical), so that a host that dereferences one dies.
-//! No address is used twice. The bytes are in a memory file that is not mapped either: they are no part of this process's
-//! resident set, as on a device.
+//! Addresses are keys: no process can map memory there (they are not canonical), so that a host
+//! that dereferences one dies. No address is used twice. The bytes are in a memory file that is not
+//! mapped either: they are no part of this process's resident set, as on a device.
 #![allow(unsafe_code, reason = "reads and writes the memory file by raw system calls")]
 
 use std::fs::File;
@@ -13,14 +13,15 @@ use crate::clock::{Clock, Point};
 use crate::code::{Answer, Code};
 use crate::sim::{Sim, to_u64};
 
-/// Where addresses start. Bits 48 to 63 of a pointer repeat bit 47 on x86-64, and user addresses are far below on others.
+/// Where addresses start. Bits 48 to 63 of a pointer repeat bit 47 on x86-64, and user addresses
+/// are far below on others.
 const FIRST_ADDRESS: u64 = 0x0007_0000_0000_0000;
 /// Addresses of each device.
 const DEVICE_SPAN: u64 = 1 << 42;
 /// Between allocations, so that what runs over the end of one hits none.
 const GAP_BYTES: u64 = 1 << 20;
-/// Alignment that a program may count on (`cuMemAlloc`: "suitably aligned for any kind of variable"; 256 in practice) and no
-/// more.
+/// Alignment that a program may count on (`cuMemAlloc`: "suitably aligned for any kind of
+/// variable"; 256 in practice) and no more.
 const ALIGNMENT: u64 = 256;
 /// What devices give memory in.
 pub(crate) const GRAIN_BYTES: u64 = 2 << 20;
@@ -230,8 +231,8 @@ impl Sim {
         Err(Code::INVALID_VALUE)
     }
 
-    /// Checks that a stream may use a range of an allocation, which [`Self::resolve`] has found, and notes the use that
-    /// is about to be queued at `point`.
+    /// Checks that a stream may use a range of an allocation, which [`Self::resolve`] has found,
+    /// and notes the use that is about to be queued at `point`.
     pub(crate) fn note_use(&mut self, start: u64, range: std::ops::Range<u64>, is_write: bool, point: Point) {
         let clock = self.clock_of(point.stream);
         let host = &self.host;

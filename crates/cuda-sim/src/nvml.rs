@@ -278,7 +278,8 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: usize, memory: *mut Memo
     })
 }
 
-/// Writes this process, if it has a context there; answers "insufficient size" with the count otherwise.
+/// Writes this process, if it has a context there; answers "insufficient size" with the count
+/// otherwise.
 ///
 /// # Safety
 /// `count` is readable and writable; `processes` is writable for as many as `count` says.

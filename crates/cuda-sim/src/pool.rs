@@ -1,8 +1,9 @@
 //! Stream-ordered memory pools.
 //!
-//! A pool takes memory from its device in grains and gives back what it does not use: above its release threshold when the
-//! host waits for something, and when it is trimmed or destroyed. Memory whose free is queued but has not run counts as used,
-//! except for an allocation that is ordered after the free.
+//! A pool takes memory from its device in grains and gives back what it does not use: above its
+//! release threshold when the host waits for something, and when it is trimmed or destroyed. Memory
+//! whose free is queued but has not run counts as used, except for an allocation that is ordered
+//! after the free.
 
 use crate::code::{Answer, Code};
 use crate::ledger::Gauge;
@@ -168,7 +169,8 @@ impl Sim {
         }
     }
 
-    /// `cuMemPoolDestroy`. Memory whose free is queued is fine (driver API); memory that nobody has freed is not.
+    /// `cuMemPoolDestroy`. Memory whose free is queued is fine (driver API); memory that nobody has
+    /// freed is not.
     pub(crate) fn destroy_pool(&mut self, handle: usize) -> Answer {
         if self.pool(handle)?.is_default {
             return Err(Code::INVALID_VALUE);

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use crate::ledger::Direction;
 use crate::sim::{Sim, lock_if_possible, to_u64};
 
-/// The loader calls what stands in this section when the process ends, after the program's own exit handlers.
+/// The loader calls what stands in this section when the process ends, after the program's own exit
+/// handlers.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static AT_EXIT: extern "C" fn() = at_exit;

@@ -2,7 +2,8 @@
 //!
 //! A stream runs its work in order; a wait in it holds it until a point in another one. Work runs
 //!
-//! - `lazy`: when something waits for it, with the streams that it needs in random order, and nothing beyond;
+//! - `lazy`: when something waits for it, with the streams that it needs in random order, and
+//!   nothing beyond;
 //! - `thread`: at random moments, by a thread, or when something waits for it;
 //! - `eager`: at once, as far as waits let it.
 
@@ -14,7 +15,8 @@ use crate::config::Mode;
 use crate::execute::Copy;
 use crate::sim::{Sim, to_u64};
 
-/// `cuEventQuery` and `cuStreamQuery` say "not ready" at most so often in lazy mode; then the work runs.
+/// `cuEventQuery` and `cuStreamQuery` say "not ready" at most so often in lazy mode; then the work
+/// runs.
 const QUERIES_MAX: u32 = 8;
 
 /// A piece of work.
@@ -197,7 +199,8 @@ impl Sim {
                 return Ok(());
             }
             let start = self.random.below(targets.len());
-            // One of them can go on: waits point backwards in the order of the calls, so that they form no circle.
+            // One of them can go on: waits point backwards in the order of the calls, so that they form no
+            // circle.
             let mut has_run = false;
             for turn in 0..targets.len() {
                 let target = targets[(start + turn) % targets.len()];
@@ -284,7 +287,8 @@ impl Sim {
         true
     }
 
-    /// Drops all work of a context that is lost. Frees are done, since nothing uses the memory any more.
+    /// Drops all work of a context that is lost. Frees are done, since nothing uses the memory any
+    /// more.
     pub(crate) fn drop_work(&mut self, context: usize) {
         let handles: Vec<usize> = self
             .streams

@@ -1,4 +1,5 @@
-//! The one state of the simulated driver, and the way into it: every exported function goes through [`call`].
+//! The one state of the simulated driver, and the way into it: every exported function goes through
+//! [`call`].
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -149,7 +150,8 @@ pub(crate) fn call(function: &'static str, class: Class, body: impl FnOnce(&mut 
     code
 }
 
-/// As [`call`] for a call that waits: now and then it is held up before, so that others overtake it.
+/// As [`call`] for a call that waits: now and then it is held up before, so that others overtake
+/// it.
 pub(crate) fn waiting_call(function: &'static str, body: impl FnOnce(&mut Sim) -> Answer) -> u32 {
     let delay_us = {
         let mut sim = lock();

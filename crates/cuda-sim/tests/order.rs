@@ -1,4 +1,5 @@
-//! When queued work runs, and in which order: streams, events, waits, queries, pinned and pageable memory.
+//! When queued work runs, and in which order: streams, events, waits, queries, pinned and pageable
+//! memory.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod support;
@@ -7,8 +8,8 @@ use support::{Driver, at, made, overwrite};
 
 const LEN: usize = 4096;
 
-/// Sends blocks through a ring of two slots; the program under test waits for a slot before filling it again, or forgets.
-/// Returns how many blocks arrived wrong.
+/// Sends blocks through a ring of two slots; the program under test waits for a slot before filling
+/// it again, or forgets. Returns how many blocks arrived wrong.
 fn wrong_blocks(settings: &str, waits: bool) -> (Driver, usize) {
     const BLOCKS: usize = 16;
     let driver = Driver::new(settings);
@@ -91,7 +92,8 @@ fn waits_keep_the_order_of_two_streams_under_every_schedule() {
             assert_eq!(driver.cuMemsetD8Async(address, 7, 256, streams[0]), 0);
             for step in 1..32_u64 {
                 let stream = streams[usize::try_from(step % 2).unwrap()];
-                // One event, recorded again and again: a wait takes the record that was last when it was queued.
+                // One event, recorded again and again: a wait takes the record that was last when it was
+                // queued.
                 let other = streams[usize::try_from((step + 1) % 2).unwrap()];
                 assert_eq!(driver.cuEventRecord(event, other), 0);
                 assert_eq!(driver.cuStreamWaitEvent(stream, event, 0), 0);

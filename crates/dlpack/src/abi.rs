@@ -4,7 +4,8 @@
 
 use std::ffi::c_void;
 
-/// The version that exported tensors follow: data types of 1.1, and from 1.2 the promise that strides are never null.
+/// The version that exported tensors follow: data types of 1.1, and from 1.2 the promise that
+/// strides are never null.
 pub const VERSION: DLPackVersion = DLPackVersion { major: 1, minor: 2 };
 
 /// `kDLCPU`: host memory.
@@ -87,7 +88,8 @@ pub struct DLManagedTensorVersioned {
     pub dl_tensor: DLTensor,
 }
 
-/// A tensor with the owner of its memory, as before version 1: it cannot say that it must not be written to.
+/// A tensor with the owner of its memory, as before version 1: it cannot say that it must not be
+/// written to.
 #[repr(C)]
 #[derive(Debug)]
 pub struct DLManagedTensor {

@@ -23,8 +23,8 @@ mod code {
     pub(super) const FLOAT4_E2M1FN: u8 = 17;
 }
 
-/// The element type; `None` for types this version does not know. Two 4-bit floats are one element of two lanes, as PyTorch has
-/// them (`float4_e2m1fn_x2`); 6-bit floats are packed.
+/// The element type; `None` for types this version does not know. Two 4-bit floats are one element
+/// of two lanes, as PyTorch has them (`float4_e2m1fn_x2`); 6-bit floats are packed.
 #[must_use]
 pub fn data_type(dtype: DType) -> Option<DLDataType> {
     let (code, bits, lanes) = match dtype {
@@ -56,7 +56,8 @@ pub fn data_type(dtype: DType) -> Option<DLDataType> {
     Some(DLDataType { code, bits, lanes })
 }
 
-/// The device; `None` for [`Target::None`], where nothing is, and for kinds this version does not know.
+/// The device; `None` for [`Target::None`], where nothing is, and for kinds this version does not
+/// know.
 #[must_use]
 pub fn device(target: Target) -> Option<DLDevice> {
     match target {
@@ -69,12 +70,12 @@ pub fn device(target: Target) -> Option<DLDevice> {
     }
 }
 
-/// The shape in elements of [`data_type`]: as it is in the checkpoint, but half as many 4-bit floats in the innermost
-/// dimension. `name` is for messages.
+/// The shape in elements of [`data_type`]: as it is in the checkpoint, but half as many 4-bit
+/// floats in the innermost dimension. `name` is for messages.
 ///
 /// # Errors
-/// [`ExportError::HalfElement`] if the innermost dimension has an odd number of 4-bit floats, or if there is no dimension;
-/// [`ExportError::TooLarge`] beyond what 64 bits with a sign can count.
+/// [`ExportError::HalfElement`] if the innermost dimension has an odd number of 4-bit floats, or if
+/// there is no dimension; [`ExportError::TooLarge`] beyond what 64 bits with a sign can count.
 pub fn shape(name: &str, dtype: DType, shape: &[u64]) -> Result<Vec<i64>, ExportError> {
     let too_large = || ExportError::TooLarge { tensor: name.to_owned(), shape: shape.to_vec() };
     let mut dimensions = shape
@@ -91,7 +92,8 @@ pub fn shape(name: &str, dtype: DType, shape: &[u64]) -> Result<Vec<i64>, Export
     Ok(dimensions)
 }
 
-/// Elements from one index of a dimension to the next in a row-major tensor; `None` if 64 bits with a sign cannot count them.
+/// Elements from one index of a dimension to the next in a row-major tensor; `None` if 64 bits with
+/// a sign cannot count them.
 pub(crate) fn strides(shape: &[i64]) -> Option<Vec<i64>> {
     let mut strides = vec![1_i64; shape.len()];
     for dimension in (1..shape.len()).rev() {

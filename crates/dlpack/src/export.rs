@@ -24,7 +24,8 @@ pub struct Memory<'a> {
     pub shape: &'a [u64],
     /// Where it lies.
     pub device: DLDevice,
-    /// [`FLAG_READ_ONLY`](crate::FLAG_READ_ONLY), [`FLAG_IS_COPIED`](crate::FLAG_IS_COPIED), or nothing.
+    /// [`FLAG_READ_ONLY`](crate::FLAG_READ_ONLY), [`FLAG_IS_COPIED`](crate::FLAG_IS_COPIED), or
+    /// nothing.
     pub flags: u64,
 }
 
@@ -36,27 +37,31 @@ pub fn export(tensor: LoadedTensor) -> Result<ManagedTensor, ExportError> {
     export_once_ready(tensor, LoadedTensor::wait_ready)
 }
 
-/// Exports a tensor to a consumer that will use it in a CUDA stream: what is queued there from now on waits until the tensor
-/// has arrived. Returns at once. On the host there is nothing to wait for.
+/// Exports a tensor to a consumer that will use it in a CUDA stream: what is queued there from now
+/// on waits until the tensor has arrived. Returns at once. On the host there is nothing to wait
+/// for.
 ///
 /// # Errors
 /// [`ExportError`] if DLPack cannot describe it, or if the driver refuses.
 ///
 /// # Safety
-/// That of [`LoadedTensor::let_wait`]: a live stream (`CUstream`) of the context that was loaded in.
+/// That of [`LoadedTensor::let_wait`]: a live stream (`CUstream`) of the context that was loaded
+/// in.
 pub unsafe fn export_for_stream(tensor: LoadedTensor, stream: u64) -> Result<ManagedTensor, ExportError> {
     // SAFETY: the caller's promise.
     export_once_ready(tensor, |tensor| unsafe { tensor.let_wait(stream) })
 }
 
-/// Exports memory with whoever owns it: `owner` is dropped when the tensor is deleted, on whichever thread that is.
+/// Exports memory with whoever owns it: `owner` is dropped when the tensor is deleted, on whichever
+/// thread that is.
 ///
 /// # Errors
 /// [`ExportError`] if DLPack cannot describe the tensor.
 ///
 /// # Safety
-/// `memory.data` points to as many bytes as the shape and the type need, on `memory.device`. Until `owner` is dropped they stay
-/// there, and unless the flags say that the tensor is read-only, anybody may write to them.
+/// `memory.data` points to as many bytes as the shape and the type need, on `memory.device`. Until
+/// `owner` is dropped they stay there, and unless the flags say that the tensor is read-only,
+/// anybody may write to them.
 pub unsafe fn export_with<Owner: Send + 'static>(
     owner: Owner,
     memory: &Memory<'_>,

@@ -1,9 +1,10 @@
 //! Hands tensors that `onelayer` has loaded to other libraries by DLPack, without a copy.
 //!
 //! [DLPack](https://dmlc.github.io/dlpack/latest/) is the structure in memory by which PyTorch, NumPy, JAX, CuPy, TVM and others
-//! give each other tensors. An exported tensor owns what it shows: it outlives the stream, the checkpoint and the thread it
-//! came from, and its memory is free once its deleter has run, on whichever thread that is. The deleter is plain Rust: it
-//! needs no interpreter and may run after one is gone.
+//! give each other tensors. An exported tensor owns what it shows: it outlives the stream, the
+//! checkpoint and the thread it came from, and its memory is free once its deleter has run, on
+//! whichever thread that is. The deleter is plain Rust: it needs no interpreter and may run after
+//! one is gone.
 //!
 //! ```text
 //! LoadedTensor --export--> ManagedTensor --into_raw--> consumer --deleter--> the layer's memory is free
@@ -28,9 +29,10 @@
 //!
 //! # What is not guaranteed
 //!
-//! - Exported tensors are writable unless they are [flagged](FLAG_READ_ONLY) otherwise. A consumer that writes sees to it
-//!   that nobody reads the same tensor meanwhile.
-//! - A tensor keeps its whole layer: the layer's memory is free when the last of its tensors is deleted.
+//! - Exported tensors are writable unless they are [flagged](FLAG_READ_ONLY) otherwise. A consumer
+//!   that writes sees to it that nobody reads the same tensor meanwhile.
+//! - A tensor keeps its whole layer: the layer's memory is free when the last of its tensors is
+//!   deleted.
 
 mod abi;
 mod element;

@@ -1,7 +1,7 @@
 //! Exported tensors and what deletes them.
 //!
-//! An export is one allocation: the structure that the consumer sees, the shape and the strides it points to, and the owner
-//! of the memory. The deleter frees all of it.
+//! An export is one allocation: the structure that the consumer sees, the shape and the strides it
+//! points to, and the owner of the memory. The deleter frees all of it.
 #![allow(unsafe_code, reason = "gives memory to another language and takes it back; each block says why")]
 
 use std::ffi::c_void;
@@ -22,7 +22,8 @@ pub struct ManagedTensor {
 // SAFETY: the owner inside is `Send`; everything else is plain data that only this value points to.
 unsafe impl Send for ManagedTensor {}
 
-/// What an export allocates. The consumer sees a pointer to its first field, which is one to the whole.
+/// What an export allocates. The consumer sees a pointer to its first field, which is one to the
+/// whole.
 #[repr(C)]
 struct Export<Owner> {
     managed: DLManagedTensorVersioned,
@@ -64,7 +65,8 @@ impl ManagedTensor {
         let raw = Box::into_raw(Box::new(Export { managed, shape, strides, owner }));
         // SAFETY: `raw` came from a box a moment ago, and nothing else refers to it.
         let export = unsafe { &mut *raw };
-        // The boxes do not move when what holds them does, and nothing but the consumer touches them from here on.
+        // The boxes do not move when what holds them does, and nothing but the consumer touches them from
+        // here on.
         export.managed.dl_tensor.shape = export.shape.as_mut_ptr();
         export.managed.dl_tensor.strides = export.strides.as_mut_ptr();
         export.managed.manager_ctx = raw.cast();
@@ -92,10 +94,12 @@ impl ManagedTensor {
         raw
     }
 
-    /// Gives the tensor away in the structure from before version 1, for consumers that ask for no version.
+    /// Gives the tensor away in the structure from before version 1, for consumers that ask for no
+    /// version.
     ///
     /// # Errors
-    /// [`ExportError::ReadOnly`] for a tensor that must not be written to, which that structure cannot say.
+    /// [`ExportError::ReadOnly`] for a tensor that must not be written to, which that structure
+    /// cannot say.
     pub fn into_unversioned(self) -> Result<NonNull<DLManagedTensor>, ExportError> {
         if self.managed().flags & FLAG_READ_ONLY != 0 {
             return Err(ExportError::ReadOnly);
@@ -144,7 +148,8 @@ unsafe extern "C" fn delete<Owner>(raw: *mut DLManagedTensorVersioned) {
     if raw.is_null() {
         return;
     }
-    // SAFETY: `new` made it from a box of this type and gave that type's deleter along; the structure is its first field.
+    // SAFETY: `new` made it from a box of this type and gave that type's deleter along; the structure
+    // is its first field.
     let export = unsafe { Box::from_raw(raw.cast::<Export<Owner>>()) };
     // A panic must not cross into C. What an owner leaks by panicking is the owner's.
     drop(catch_unwind(AssertUnwindSafe(|| drop(export))));

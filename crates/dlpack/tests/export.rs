@@ -1,4 +1,5 @@
-//! Exported tensors: every type and shape, who owns them, when their memory goes, and what cannot be exported.
+//! Exported tensors: every type and shape, who owns them, when their memory goes, and what cannot
+//! be exported.
 #![allow(unsafe_code, reason = "plays the consumer, which is C; each block says why")]
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
@@ -41,7 +42,8 @@ fn delete(raw: NonNull<DLManagedTensorVersioned>) {
 }
 
 fn dimensions(tensor: &DLTensor, values: *const i64) -> Vec<i64> {
-    // SAFETY: shape and strides have a value for each dimension; a box of none is still no null pointer.
+    // SAFETY: shape and strides have a value for each dimension; a box of none is still no null
+    // pointer.
     unsafe { std::slice::from_raw_parts(values, usize::try_from(tensor.ndim).unwrap()) }.to_vec()
 }
 
@@ -76,7 +78,8 @@ fn export_owned(drops: &Arc<AtomicU64>, shape: &[u64], flags: u64) -> ManagedTen
         device: HOST,
         flags,
     };
-    // SAFETY: the owner has a byte for each element, in a box that does not move, and nobody else writes to them.
+    // SAFETY: the owner has a byte for each element, in a box that does not move, and nobody else
+    // writes to them.
     unsafe { export_with(owner, &memory) }.unwrap()
 }
 

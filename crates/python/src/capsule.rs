@@ -1,4 +1,5 @@
-//! DLPack structures in capsules, as the protocol wants them: named until a consumer has taken what is inside.
+//! DLPack structures in capsules, as the protocol wants them: named until a consumer has taken what
+//! is inside.
 //!
 //! Source: <https://dmlc.github.io/dlpack/latest/python_spec.html>.
 #![allow(unsafe_code, reason = "the protocol passes raw pointers in capsules; each block says why")]

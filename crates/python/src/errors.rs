@@ -1,5 +1,5 @@
-//! Errors of the library as Python exceptions. The classes are Python's own (`onelayer/_errors.py`), so that users can
-//! read them; here is who becomes what.
+//! Errors of the library as Python exceptions. The classes are Python's own
+//! (`onelayer/_errors.py`), so that users can read them; here is who becomes what.
 
 use std::error::Error;
 use std::io;
@@ -60,7 +60,8 @@ fn of_plan(py: Python<'_>, error: &PlanError) -> PyErr {
     budget_error(py, &chain(error), required, budget, None)
 }
 
-/// The exception for a budget that cannot work. `tensor` is the one that does not fit, where it is a tensor's fault.
+/// The exception for a budget that cannot work. `tensor` is the one that does not fit, where it is
+/// a tensor's fault.
 pub(crate) fn budget_error(
     py: Python<'_>,
     message: &str,

@@ -1,4 +1,5 @@
-//! A layer as Python sees it: a mapping from names to tensors, and a context manager that lets go of it.
+//! A layer as Python sees it: a mapping from names to tensors, and a context manager that lets go
+//! of it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

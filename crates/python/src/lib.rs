@@ -6,13 +6,14 @@
 //! torch.from_dlpack(tensor)        <- capsule --- Tensor.__dlpack__
 //! ```
 //!
-//! Everything that waits or reads does so detached from the interpreter. A lock that somebody may hold while waiting is only taken while detached: a
-//! thread that waited for one with the interpreter in its hands would stop the thread that has it. What a consumer gets is
-//! freed by plain Rust code, on whichever thread lets go of it last, the interpreter being there or not; freeing memory of a device may wait for
-//! its copies there.
+//! Everything that waits or reads does so detached from the interpreter. A lock that somebody may
+//! hold while waiting is only taken while detached: a thread that waited for one with the
+//! interpreter in its hands would stop the thread that has it. What a consumer gets is
+//! freed by plain Rust code, on whichever thread lets go of it last, the interpreter being there or
+//! not; freeing memory of a device may wait for its copies there.
 //!
-//! The Python half (`python/onelayer`) has the names, defaults and documentation that users see, and whatever needs
-//! numpy or torch.
+//! The Python half (`python/onelayer`) has the names, defaults and documentation that users see,
+//! and whatever needs numpy or torch.
 
 use pyo3::prelude::*;
 

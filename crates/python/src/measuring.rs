@@ -1,5 +1,5 @@
-//! What a piece of a program takes of memory while it runs, for the pytest plug-in: host memory as the kernel counts it, and
-//! that of a device as its management library does.
+//! What a piece of a program takes of memory while it runs, for the pytest plug-in: host memory as
+//! the kernel counts it, and that of a device as its management library does.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,7 +43,8 @@ impl MemoryMeter {
         Self { parts: Mutex::new(Some(parts)) }
     }
 
-    /// Growth of host memory that the kernel cannot take back, of all resident memory, and of the device's.
+    /// Growth of host memory that the kernel cannot take back, of all resident memory, and of the
+    /// device's.
     fn finish(&self, py: Python<'_>) -> PyResult<(Growth, Growth, Growth)> {
         let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Parts { host, device } = parts.ok_or_else(|| PyValueError::new_err("measured already"))?;

@@ -1,5 +1,5 @@
-//! Host memory that tensors own, one by one: pages of their own, a few cache lines of the allocator's, or a part of a private
-//! mapping of a file.
+//! Host memory that tensors own, one by one: pages of their own, a few cache lines of the
+//! allocator's, or a part of a private mapping of a file.
 #![allow(unsafe_code, reason = "memory is shared by address; each block says why it is there")]
 
 use std::fs::File;
@@ -36,7 +36,8 @@ enum Owner {
     File(Arc<FileMapping>),
 }
 
-// SAFETY: memory has no thread; whoever shares it by address orders the accesses, as the protocol's users do.
+// SAFETY: memory has no thread; whoever shares it by address orders the accesses, as the protocol's
+// users do.
 unsafe impl Send for HostMemory {}
 // SAFETY: as above; what is reached through a shared reference is copied byte by byte, never lent.
 unsafe impl Sync for HostMemory {}
@@ -78,8 +79,8 @@ impl HostMemory {
     /// Copies all of it to memory of the same length.
     pub(crate) fn copy_to(&self, target: &mut [u8]) {
         assert_eq!(target.len(), self.len, "copies are whole");
-        // SAFETY: both have so many bytes, and `target` is borrowed alone, so it is other memory. A consumer that writes here
-        // meanwhile breaks the protocol's rule.
+        // SAFETY: both have so many bytes, and `target` is borrowed alone, so it is other memory. A
+        // consumer that writes here meanwhile breaks the protocol's rule.
         unsafe { std::ptr::copy_nonoverlapping(self.start.as_ptr(), target.as_mut_ptr(), self.len) };
     }
 }
@@ -99,14 +100,15 @@ unsafe impl Sync for FileMapping {}
 impl FileMapping {
     /// Maps a file. Nothing is read.
     pub(crate) fn new(file: &File) -> io::Result<Self> {
-        // SAFETY: nobody gets a slice of it: what changes in the file under the mapping is seen by consumers of the raw address
-        // alone, and callers document that for them.
+        // SAFETY: nobody gets a slice of it: what changes in the file under the mapping is seen by
+        // consumers of the raw address alone, and callers document that for them.
         let mut pages = unsafe { MmapOptions::new().map_copy(file) }?;
         let start = NonNull::new(pages.as_mut_ptr()).expect("a mapping is somewhere");
         Ok(Self { start, len: pages.len(), _pages: pages })
     }
 
-    /// A part of it that shares its pages; a copy if elements of that type would lie across their own alignment.
+    /// A part of it that shares its pages; a copy if elements of that type would lie across their
+    /// own alignment.
     pub(crate) fn part(self: &Arc<Self>, extent: ByteRange, dtype: DType) -> io::Result<HostMemory> {
         let outside = || io::Error::from(io::ErrorKind::UnexpectedEof);
         let start = usize::try_from(extent.start()).map_err(|_| outside())?;

@@ -27,8 +27,8 @@ pub(crate) struct Options {
     dtype: Option<String>,
     /// Number of this rank and of all.
     shard: Option<(u32, u32)>,
-    /// Dimensions along which tensors are cut among the ranks, by name; `None` for one that every rank gets whole. What is
-    /// not listed goes by the table of common architectures.
+    /// Dimensions along which tensors are cut among the ranks, by name; `None` for one that every
+    /// rank gets whole. What is not listed goes by the table of common architectures.
     cuts: HashMap<String, Option<usize>>,
     stall_seconds: Option<f64>,
 }

@@ -1,4 +1,5 @@
-//! Tensors one by one, for those who pull: read into memory of their own, or seen through a private mapping.
+//! Tensors one by one, for those who pull: read into memory of their own, or seen through a private
+//! mapping.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -17,7 +18,8 @@ use crate::errors;
 use crate::memory::{FileMapping, HostMemory};
 use crate::tensor::Tensor;
 
-/// Bytes that the kernel is asked at once to read ahead: it reads no more than its own window for sequential reads, whatever is asked.
+/// Bytes that the kernel is asked at once to read ahead: it reads no more than its own window for
+/// sequential reads, whatever is asked.
 const AHEAD_BYTES: u64 = 128 << 10;
 
 /// Reads tensors, and slices of them, into memory of their own. Shared by threads.
@@ -44,7 +46,8 @@ impl NativeReader {
         Ok(Tensor::of_memory(name, (dtype, entry.dtype_name), shape, memory))
     }
 
-    /// A part of a tensor: a start and an end for each dimension, the outermost first. Each must lie within the shape.
+    /// A part of a tensor: a start and an end for each dimension, the outermost first. Each must
+    /// lie within the shape.
     fn read_slice(&self, py: Python<'_>, name: &str, ranges: Vec<(u64, u64)>) -> PyResult<Tensor> {
         let entry = find(self.reader.checkpoint(), name)?;
         let ranges: Vec<_> = ranges.into_iter().map(|(start, end)| start..end).collect();
@@ -92,10 +95,11 @@ impl NativeReader {
     }
 }
 
-/// Private, copy-on-write mappings of the files of a checkpoint: who writes to a tensor gets pages of its own, and the file
-/// stays as it is. Pages that were not written to are the page cache's.
+/// Private, copy-on-write mappings of the files of a checkpoint: who writes to a tensor gets pages
+/// of its own, and the file stays as it is. Pages that were not written to are the page cache's.
 ///
-/// Unlike everything else here they cannot tell a file that changes: who truncates it ends this process (`SIGBUS`).
+/// Unlike everything else here they cannot tell a file that changes: who truncates it ends this
+/// process (`SIGBUS`).
 #[pyclass(frozen, module = "onelayer._native")]
 pub(crate) struct NativeMapping {
     checkpoint: Checkpoint,
@@ -122,7 +126,8 @@ impl NativeMapping {
 
 #[pymethods]
 impl NativeMapping {
-    /// A whole tensor: a view of its file, or where its bytes do not start at a multiple of an element's, a copy.
+    /// A whole tensor: a view of its file, or where its bytes do not start at a multiple of an
+    /// element's, a copy.
     fn view(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
         let entry = find(&self.checkpoint, name)?;
         let found = py.detach(|| self.file(&entry).map(|file| file.part(entry.extent, entry.dtype)));
@@ -133,7 +138,8 @@ impl NativeMapping {
         Ok(Tensor::of_memory(name, (entry.dtype, entry.dtype_name), entry.shape.to_vec(), memory))
     }
 
-    /// Has the kernel read the files ahead, one after the other, but for those that it has. Returns at once.
+    /// Has the kernel read the files ahead, one after the other, but for those that it has. Returns
+    /// at once.
     fn read_ahead(&self, py: Python<'_>) {
         let shards: Vec<(std::path::PathBuf, ByteRange)> =
             self.checkpoint.shards().iter().map(|shard| (shard.path.clone(), shard.data)).collect();
@@ -153,8 +159,8 @@ impl NativeMapping {
 /// Where a file is looked at.
 const PROBES: u64 = 16;
 
-/// True if the file is in the page cache wherever it is looked at: advice about pages that are there costs time, too. One byte
-/// at a few places, read only if that needs no disk.
+/// True if the file is in the page cache wherever it is looked at: advice about pages that are
+/// there costs time, too. One byte at a few places, read only if that needs no disk.
 fn is_cached(file: &File, data: ByteRange) -> bool {
     let is_there = |probe: u64| {
         let at = data.start() + data.len_bytes() / PROBES * probe;

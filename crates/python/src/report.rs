@@ -4,7 +4,8 @@ use onelayer::units::HumanBytes;
 use onelayer::{LoadPlan, LoadReport};
 use pyo3::prelude::*;
 
-/// What a load did so far. Memory is what was planned: measuring it is for the `loadcheck` marker and program.
+/// What a load did so far. Memory is what was planned: measuring it is for the `loadcheck` marker
+/// and program.
 #[pyclass(frozen, get_all, module = "onelayer")]
 pub(crate) struct Report {
     /// From the start of the load to its end, in seconds, what the caller did in between included.

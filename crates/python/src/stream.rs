@@ -1,4 +1,5 @@
-//! A running load as Python sees it: an iterator of layers that can be interrupted, and a context manager.
+//! A running load as Python sees it: an iterator of layers that can be interrupted, and a context
+//! manager.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

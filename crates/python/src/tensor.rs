@@ -1,7 +1,7 @@
 //! A tensor as Python sees it, and how it goes to numpy, torch and others: by DLPack.
 //!
-//! A tensor of a layer shares the layer until that is closed. An export has a lease of its own: it outlives tensor, layer,
-//! stream and checkpoint.
+//! A tensor of a layer shares the layer until that is closed. An export has a lease of its own: it
+//! outlives tensor, layer, stream and checkpoint.
 #![allow(
     unsafe_code,
     reason = "streams of the consumer and owned memory are handed to DLPack; each block says why"
@@ -97,7 +97,8 @@ impl Tensor {
         ))
     }
 
-    /// True if the consumer gets a copy on the host, false if it shares the memory. Refuses copies to anywhere else.
+    /// True if the consumer gets a copy on the host, false if it shares the memory. Refuses copies
+    /// to anywhere else.
     fn must_copy(
         &self,
         device: DLDevice,
@@ -121,7 +122,8 @@ impl Tensor {
         }
     }
 
-    /// An export that shares the memory. What the consumer queues in `stream` waits for the tensor; without one, this does.
+    /// An export that shares the memory. What the consumer queues in `stream` waits for the tensor;
+    /// without one, this does.
     fn share(&self, stream: Option<u64>) -> PyResult<ManagedTensor> {
         match &self.source {
             Source::Memory(memory) => self.export_memory(Arc::clone(memory), 0),
@@ -132,7 +134,8 @@ impl Tensor {
                 }
                 let exported = match stream {
                     None => onelayer_dlpack::export(tensor),
-                    // SAFETY: the protocol's consumer names a stream of its own, live and of the device that it was told.
+                    // SAFETY: the protocol's consumer names a stream of its own, live and of the device that
+                    // it was told.
                     Some(stream) => unsafe { onelayer_dlpack::export_for_stream(tensor, stream) },
                 };
                 exported.map_err(|error| refusal(&error))
@@ -149,15 +152,16 @@ impl Tensor {
             None => return Err(self.nowhere()),
         };
         let described = self.described(address, 0);
-        // SAFETY: the lease keeps the bytes where they are, and nothing of ours writes to a tensor that has arrived.
+        // SAFETY: the lease keeps the bytes where they are, and nothing of ours writes to a tensor that has
+        // arrived.
         let exported = unsafe { onelayer_dlpack::export_with(tensor, &described) };
         exported.map_err(|error| refusal(&error))
     }
 
     fn export_memory(&self, memory: Arc<HostMemory>, flags: u64) -> PyResult<ManagedTensor> {
         let described = self.described(memory.address().as_ptr().cast(), flags);
-        // SAFETY: the memory has the bytes of this tensor, stays where it is until its last owner is gone, and lends out no
-        // slice once it is shared.
+        // SAFETY: the memory has the bytes of this tensor, stays where it is until its last owner is gone,
+        // and lends out no slice once it is shared.
         let exported = unsafe { onelayer_dlpack::export_with(memory, &described) };
         exported.map_err(|error| refusal(&error))
     }
@@ -228,7 +232,8 @@ impl Tensor {
         Ok((device.device_type, device.device_id))
     }
 
-    /// Refusals are `BufferError`, whatever they are about: a consumer that sees `TypeError` asks again in another way.
+    /// Refusals are `BufferError`, whatever they are about: a consumer that sees `TypeError` asks
+    /// again in another way.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -258,7 +263,8 @@ impl Tensor {
         }
     }
 
-    /// The same memory as bytes, in one dimension: for types that a consumer does not know. On the host only.
+    /// The same memory as bytes, in one dimension: for types that a consumer does not know. On the
+    /// host only.
     fn view_bytes(&self) -> PyResult<Self> {
         if self.target() != Target::Host {
             return Err(self.nowhere());

@@ -1,4 +1,5 @@
-//! What a load needs, resolved and typed: made from the command line by the parent, read from JSON by its worker.
+//! What a load needs, resolved and typed: made from the command line by the parent, read from JSON
+//! by its worker.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -55,7 +56,8 @@ impl From<synth::FloatType> for FloatType {
     }
 }
 
-/// What a load may hold, in bytes: a configuration's sizes once the headers have told what they relate to.
+/// What a load may hold, in bytes: a configuration's sizes once the headers have told what they
+/// relate to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Budgets {
     /// Of host memory.
@@ -228,7 +230,8 @@ impl LoadConfig {
     }
 }
 
-/// A budget that works for no checkpoint: what can be said about it where there is no checkpoint to plan for.
+/// A budget that works for no checkpoint: what can be said about it where there is no checkpoint to
+/// plan for.
 pub(crate) fn below_floor(budget: Size, known: &[Problem]) -> Option<Problem> {
     let Size::Bytes(budget_bytes) = budget else { return None };
     let is_known = known.iter().any(|problem| problem.code == Code::BudgetTooSmall);
@@ -247,7 +250,8 @@ pub(crate) fn bad_pattern(flag: &str, error: &regex::Error) -> Problem {
     Problem::new(Code::BadPattern, format!("{flag}: {}", reason_of(error)))
 }
 
-/// Why a regular expression does not compile: its message has the place in several lines, only the last one says what.
+/// Why a regular expression does not compile: its message has the place in several lines, only the
+/// last one says what.
 pub(crate) fn reason_of(error: &regex::Error) -> String {
     let text = error.to_string();
     text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()

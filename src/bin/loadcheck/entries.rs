@@ -31,8 +31,8 @@ pub(crate) enum What {
 
 /// The rows that are asked for: strategies, then commands, each in the order of the command line.
 ///
-/// With `{strategy}` in a template the names of `-s` are free text for it; else they are names of ours, and those of `usual` if
-/// none is given.
+/// With `{strategy}` in a template the names of `-s` are free text for it; else they are names of
+/// ours, and those of `usual` if none is given.
 ///
 /// # Errors
 /// Everything that is wrong with them.
@@ -87,7 +87,8 @@ pub(crate) fn entries(
     if problems.is_empty() { Ok(entries) } else { Err(problems) }
 }
 
-/// The second of a name is called `name #2`: the same thing twice shows how much the machine varies.
+/// The second of a name is called `name #2`: the same thing twice shows how much the machine
+/// varies.
 fn make_unique(entries: &mut [Entry]) {
     for index in 0..entries.len() {
         let (before, rest) = entries.split_at_mut(index);

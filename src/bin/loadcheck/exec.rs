@@ -1,7 +1,9 @@
-//! A command as a child: its output passed on, its end awaited, its whole tree stopped when that is wanted.
+//! A command as a child: its output passed on, its end awaited, its whole tree stopped when that is
+//! wanted.
 //!
-//! Signals: a Ctrl-C in a terminal reaches the child by itself, since it shares our process group; every other signal is
-//! forwarded. A child that does not end in time is killed with all its descendants.
+//! Signals: a Ctrl-C in a terminal reaches the child by itself, since it shares our process group;
+//! every other signal is forwarded. A child that does not end in time is killed with all its
+//! descendants.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -130,8 +132,8 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts `words`. With `stdout_is_ours`, what it prints goes to stderr. Without `reads_stdin`, there is nothing on its
-    /// stdin: of several runs, the first would take it all.
+    /// Starts `words`. With `stdout_is_ours`, what it prints goes to stderr. Without `reads_stdin`,
+    /// there is nothing on its stdin: of several runs, the first would take it all.
     ///
     /// # Errors
     /// [`Code::CannotStart`] if there is no such program or it cannot be run.
@@ -294,7 +296,8 @@ fn send_all(signal: Signal) -> bool {
     !family.is_empty()
 }
 
-/// True if this process belongs to the foreground of its terminal: Ctrl-C then reaches its children by itself.
+/// True if this process belongs to the foreground of its terminal: Ctrl-C then reaches its children
+/// by itself.
 fn is_in_foreground() -> bool {
     let terminal = std::fs::File::open("/dev/tty");
     terminal.is_ok_and(|terminal| rustix::termios::tcgetpgrp(terminal).is_ok_and(|group| group == getpgrp()))

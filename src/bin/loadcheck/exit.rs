@@ -1,4 +1,5 @@
-//! Exit codes: the one place that says what each means. `--help` lists this table, a test walks through it.
+//! Exit codes: the one place that says what each means. `--help` lists this table, a test walks
+//! through it.
 
 use std::process::ExitCode;
 
@@ -15,7 +16,8 @@ pub(crate) enum Exit {
     Source,
     /// What was asked for cannot be measured or used here.
     CannotMeasure,
-    /// The load, the conversion, or the measured command, failed; or a comparison found a difference.
+    /// The load, the conversion, or the measured command, failed; or a comparison found a
+    /// difference.
     LoadFailed,
     /// A limit lies inside the spread of the runs.
     Inconclusive,

@@ -1,8 +1,9 @@
 //! The living processes that descend from this one: whom to stop, and who was left behind.
 //!
-//! A shell may have started others before it became this program (`server & exec loadcheck ...`, as entry points of
-//! containers do). They are children of this process and none of its business: [`remember_strangers`] notes who was there
-//! before. What such a process starts later, and leaves behind as an orphan, cannot be told from ours.
+//! A shell may have started others before it became this program (`server & exec loadcheck ...`, as
+//! entry points of containers do). They are children of this process and none of its business:
+//! [`remember_strangers`] notes who was there before. What such a process starts later, and leaves
+//! behind as an orphan, cannot be told from ours.
 
 use std::sync::OnceLock;
 
@@ -15,19 +16,21 @@ type Identity = (u32, u64);
 /// Who descended from this process before it started anybody.
 static STRANGERS: OnceLock<Vec<Identity>> = OnceLock::new();
 
-/// Whoever descends from this process now is not ours to stop. Only the first call counts: it comes before any child of ours.
+/// Whoever descends from this process now is not ours to stop. Only the first call counts: it comes
+/// before any child of ours.
 pub(crate) fn remember_strangers() {
     STRANGERS.get_or_init(|| family(&[]));
 }
 
-/// Every living process that descends from this one and was not there before. Orphans among them have this one as their
-/// parent, since it is their reaper.
+/// Every living process that descends from this one and was not there before. Orphans among them
+/// have this one as their parent, since it is their reaper.
 pub(crate) fn descendants() -> Vec<Pid> {
     let family = family(STRANGERS.get().map_or(&[], Vec::as_slice));
     family.into_iter().filter_map(|(pid, _)| Pid::from_raw(i32::try_from(pid).ok()?)).collect()
 }
 
-/// Descendants, without those strangers and whoever descends from them. Parents come before their children.
+/// Descendants, without those strangers and whoever descends from them. Parents come before their
+/// children.
 fn family(strangers: &[Identity]) -> Vec<Identity> {
     if !Procfs::default().is_of_this_namespace() {
         // The numbers are not ours: whoever is called like a child is none.
@@ -51,7 +54,8 @@ fn family(strangers: &[Identity]) -> Vec<Identity> {
     found
 }
 
-/// A process and its parent, unless it is a zombie: fields 3, 4 and 22 of its `stat`, after the name, which may hold anything.
+/// A process and its parent, unless it is a zombie: fields 3, 4 and 22 of its `stat`, after the
+/// name, which may hold anything.
 fn living(pid: u32) -> Option<(Identity, u32)> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     let after_name = text.iter().rposition(|byte| *byte == b')')? + 1;

@@ -1,7 +1,7 @@
 //! Gates: what `--limit` and its kin ask for, and how the runs came out against it.
 //!
-//! Memory is judged by the maximum over the runs, time by the mean. A metric that was asked for and could not be
-//! measured is a problem (exit code 4), never a silent pass.
+//! Memory is judged by the maximum over the runs, time by the mean. A metric that was asked for and
+//! could not be measured is a problem (exit code 4), never a silent pass.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -162,7 +162,8 @@ impl LimitArgs {
     }
 }
 
-/// Gates that cannot be checked on a device, known before anything runs; `None` is a command that is measured from outside.
+/// Gates that cannot be checked on a device, known before anything runs; `None` is a command that
+/// is measured from outside.
 pub(crate) fn unmeasurable(gates: &[Gate], device: Option<Device>) -> Vec<Problem> {
     gates.iter().filter_map(|gate| unmeasurable_gate(gate, device)).collect()
 }

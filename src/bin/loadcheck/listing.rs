@@ -1,5 +1,6 @@
-//! Every layer and tensor of a checkpoint, as reports list them: made while they are written, one tensor at a time, and
-//! never held all at once. A million of them would take more memory than everything that is known about them.
+//! Every layer and tensor of a checkpoint, as reports list them: made while they are written, one
+//! tensor at a time, and never held all at once. A million of them would take more memory than
+//! everything that is known about them.
 
 use std::borrow::Cow;
 use std::sync::Arc;

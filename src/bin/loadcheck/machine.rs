@@ -31,8 +31,8 @@ pub(crate) fn memory_limit_bytes() -> Option<u64> {
     }
 }
 
-/// What a process can still take before the machine or its cgroup runs out: page cache that can be dropped counts
-/// as free. `None` where neither says.
+/// What a process can still take before the machine or its cgroup runs out: page cache that can be
+/// dropped counts as free. `None` where neither says.
 pub(crate) fn memory_available_bytes() -> Option<u64> {
     let procfs = Procfs::default();
     let machine_bytes = onelayer::probe::Host::read(&procfs).ram_available_bytes.value();

@@ -4,8 +4,9 @@
 //! words -> args -> config -> library call (in a worker process) -> report -> output
 //! ```
 //!
-//! Nothing else in this crate knows clap, indicatif or the terminal. Reports are values ([`report`]), problems are
-//! values ([`problem`]), exit codes are an enum ([`exit`]); the commands are thin.
+//! Nothing else in this crate knows clap, indicatif or the terminal. Reports are values
+//! ([`report`]), problems are values ([`problem`]), exit codes are an enum ([`exit`]); the commands
+//! are thin.
 
 mod args;
 mod commands;

@@ -1,5 +1,5 @@
-//! What the probe measured of this very process, in the report's words. For a worker that measures a load, and for a
-//! conversion, which measures itself.
+//! What the probe measured of this very process, in the report's words. For a worker that measures
+//! a load, and for a conversion, which measures itself.
 
 use onelayer::live::{self, MemoryKind};
 use onelayer::probe::{self, Measured, ProcessMemory, Summary};

@@ -1,4 +1,5 @@
-//! What the whole machine suffered while something was measured: time lost to memory, pages read again.
+//! What the whole machine suffered while something was measured: time lost to memory, pages read
+//! again.
 //!
 //! Both counters are the machine's, not one process's: on a busy machine others are in them too.
 
@@ -52,7 +53,8 @@ fn stalled_us(text: &str) -> Option<u64> {
     line.split(' ').find_map(|field| field.strip_prefix("total="))?.parse().ok()
 }
 
-/// Before kernel 5.9 there is one counter, since then one for file pages and one for anonymous ones.
+/// Before kernel 5.9 there is one counter, since then one for file pages and one for anonymous
+/// ones.
 fn refaults(text: &str) -> Option<u64> {
     let values = text.lines().filter_map(|line| line.split_once(' ')).filter(|(name, _)| {
         matches!(*name, "workingset_refault" | "workingset_refault_anon" | "workingset_refault_file")

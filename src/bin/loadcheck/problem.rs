@@ -1,4 +1,5 @@
-//! What went wrong, in the shape that people and scripts get: a code, a sentence, a place, a remedy.
+//! What went wrong, in the shape that people and scripts get: a code, a sentence, a place, a
+//! remedy.
 //!
 //! Problems are values: they are collected, sorted (most basic first) and printed in one go by
 //! [`crate::output`]; nothing here prints. A worker process sends them to its parent as JSON.
@@ -38,8 +39,8 @@ pub(crate) enum Code {
     /// The command of `exec` cannot be started.
     #[serde(rename = "LC0209")]
     CannotStart,
-    /// The target of a conversion is in use for something else: a file in the way, another conversion, the source itself, or
-    /// nothing can be written there.
+    /// The target of a conversion is in use for something else: a file in the way, another
+    /// conversion, the source itself, or nothing can be written there.
     #[serde(rename = "LC0210")]
     TargetRefused,
     /// The target's file system has too little room. Nothing was written.
@@ -102,7 +103,8 @@ pub(crate) enum Code {
     /// `--verify`: what was delivered is not what the file has.
     #[serde(rename = "LC0508")]
     BytesDiffer,
-    /// A file of a conversion could not be written. Finished files stay, and the same command goes on behind them.
+    /// A file of a conversion could not be written. Finished files stay, and the same command goes
+    /// on behind them.
     #[serde(rename = "LC0509")]
     WriteFailed,
     /// `verify`, or `convert --verify`: a checkpoint is not what its manifest or its source says.
@@ -163,7 +165,8 @@ impl Code {
         }
     }
 
-    /// Sort key: a missing source explains more than an unmeasurable metric, and that more than a flag.
+    /// Sort key: a missing source explains more than an unmeasurable metric, and that more than a
+    /// flag.
     const fn rank(self) -> u8 {
         match self.exit() {
             Exit::Source => 0,

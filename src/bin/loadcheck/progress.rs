@@ -1,4 +1,5 @@
-//! How far a load or a conversion is, on stderr: a bar on a terminal, a line every 10 % elsewhere, JSON lines for programs.
+//! How far a load or a conversion is, on stderr: a bar on a terminal, a line every 10 % elsewhere,
+//! JSON lines for programs.
 
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
@@ -15,7 +16,8 @@ use crate::output::to_stderr;
 const LAYER_CHARACTERS_MAX: usize = 80;
 /// The longest silence of the line modes.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// When nothing arrives for so long, that is said: a disk or a network that hangs looks like nothing else.
+/// When nothing arrives for so long, that is said: a disk or a network that hangs looks like
+/// nothing else.
 const STANDSTILL_MIN: Duration = Duration::from_secs(3);
 
 /// How many files there are, and shall be.

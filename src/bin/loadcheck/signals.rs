@@ -1,8 +1,9 @@
 //! Ctrl-C and SIGTERM, turned into events of a channel.
 //!
-//! The first one asks the program to stop what it started and to keep what it knows; a second one ends it at once,
-//! after the same children have been killed. So does the first one, a moment later, when nobody listens any more: then all
-//! that is left is to write the report, and whoever should read it may never do so.
+//! The first one asks the program to stop what it started and to keep what it knows; a second one
+//! ends it at once, after the same children have been killed. So does the first one, a moment
+//! later, when nobody listens any more: then all that is left is to write the report, and whoever
+//! should read it may never do so.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,11 +23,13 @@ use crate::problem::{Code, Problem};
 /// Signals that ask a program to stop.
 pub(crate) const ASKING_TO_STOP: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
-/// How long the program may go on writing its report after a signal that came too late for the measurement.
+/// How long the program may go on writing its report after a signal that came too late for the
+/// measurement.
 const LAST_WORDS_PATIENCE: Duration = Duration::from_millis(500);
 
-/// Lets a write beyond the limit of a file's size (`RLIMIT_FSIZE`) be an error like any other: left alone, the signal that comes with
-/// it ends the process without a word. A handler that does nothing, and not the signal ignored: what this program starts would inherit that.
+/// Lets a write beyond the limit of a file's size (`RLIMIT_FSIZE`) be an error like any other: left
+/// alone, the signal that comes with it ends the process without a word. A handler that does
+/// nothing, and not the signal ignored: what this program starts would inherit that.
 pub(crate) fn outlive_file_size_limit() {
     // Where there can be no handler, all is as it was.
     drop(signal_hook::flag::register(SIGXFSZ, Arc::default()));

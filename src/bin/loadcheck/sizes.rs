@@ -1,8 +1,8 @@
 //! Sizes and durations as people write them, turned into whole numbers without a float on the way.
 //!
 //! `512Mi`, `10GiB` and `1024` are bytes; `G` is 10⁹, as in Kubernetes. `80%`, `2x-layer` and
-//! `1.1x-largest-tensor` relate to something that only the run knows: [`Size::resolve`] takes it then.
-//! Fractions of a byte are dropped: a size is never more than what was written.
+//! `1.1x-largest-tensor` relate to something that only the run knows: [`Size::resolve`] takes it
+//! then. Fractions of a byte are dropped: a size is never more than what was written.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) const ACCEPTED_SIZES: &str =
     "512Mi, 10GiB, 10G (10^9), 1024 (bytes), 80%, 2x-layer or 1.1x-largest-tensor";
 
-/// Suffixes and their bytes. `m` is left out on purpose: it is a mebibyte to Docker and a thousandth to Kubernetes.
+/// Suffixes and their bytes. `m` is left out on purpose: it is a mebibyte to Docker and a
+/// thousandth to Kubernetes.
 const UNITS: [(&str, u64); 26] = [
     ("", 1),
     ("B", 1),
@@ -52,7 +53,8 @@ pub(crate) struct Decimal {
 }
 
 impl Decimal {
-    /// Splits `text` into a number and the rest; `None` if it does not start with a number that fits.
+    /// Splits `text` into a number and the rest; `None` if it does not start with a number that
+    /// fits.
     fn split(text: &str) -> Option<(Self, &str)> {
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, rest) = text.split_at(end);
@@ -167,7 +169,8 @@ impl Size {
     /// The size in bytes, rounded down.
     ///
     /// # Errors
-    /// [`SizeError::Unknown`] if `context` lacks what the size relates to, [`SizeError::TooLarge`] on overflow.
+    /// [`SizeError::Unknown`] if `context` lacks what the size relates to, [`SizeError::TooLarge`]
+    /// on overflow.
     pub(crate) fn resolve(self, context: &SizeContext) -> Result<u64, SizeError> {
         let unknown = |what| SizeError::Unknown { size: self.to_string(), what };
         match self {

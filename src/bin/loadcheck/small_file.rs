@@ -1,4 +1,5 @@
-//! Reads a small text file that the command line names: a mistaken argument must neither hang nor fill memory.
+//! Reads a small text file that the command line names: a mistaken argument must neither hang nor
+//! fill memory.
 
 use std::fs::File;
 use std::io::{self, Read as _};

@@ -1,6 +1,8 @@
-//! SOURCE, as it is given on the command line, to a path: an existing path beats `org/name` in the local cache.
+//! SOURCE, as it is given on the command line, to a path: an existing path beats `org/name` in the
+//! local cache.
 //!
-//! The library takes paths and a cache directory; the environment is read here. Nothing is ever fetched.
+//! The library takes paths and a cache directory; the environment is read here. Nothing is ever
+//! fetched.
 
 use std::env;
 use std::ffi::OsStr;

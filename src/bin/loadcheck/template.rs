@@ -1,7 +1,8 @@
 //! Templates of commands: what `--cmd` takes, such as `python load.py {source}`.
 //!
-//! The text is split into words as a POSIX shell would, quotes and all, and never given to a shell. `{source}` and
-//! `{strategy}` are put in afterwards: a path with blanks or quotes in it stays one word.
+//! The text is split into words as a POSIX shell would, quotes and all, and never given to a shell.
+//! `{source}` and `{strategy}` are put in afterwards: a path with blanks or quotes in it stays one
+//! word.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -39,7 +40,8 @@ impl CommandTemplate {
         self.words.iter().any(|word| word.contains(STRATEGY))
     }
 
-    /// The words of the command, everything filled in. Without a strategy, `{strategy}` stays as it is.
+    /// The words of the command, everything filled in. Without a strategy, `{strategy}` stays as it
+    /// is.
     pub(crate) fn words(&self, source: &Path, strategy: Option<&str>) -> Vec<OsString> {
         let mut places = vec![(SOURCE, source.as_os_str())];
         places.extend(strategy.map(|name| (STRATEGY, OsStr::new(name))));

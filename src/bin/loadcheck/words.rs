@@ -1,5 +1,5 @@
-//! The words of the command line before they are parsed: the word `run` put in where it was left out, and what must be
-//! known even if parsing fails.
+//! The words of the command line before they are parsed: the word `run` put in where it was left
+//! out, and what must be known even if parsing fails.
 
 use std::ffi::OsString;
 
@@ -37,10 +37,11 @@ pub(crate) fn help_colour(words: &[OsString]) -> clap::ColorChoice {
     clap::ColorChoice::Auto
 }
 
-/// Puts in the word `run` where it was left out: where the first word that is neither a flag nor the value of a
-/// global flag is not the name of a command.
+/// Puts in the word `run` where it was left out: where the first word that is neither a flag nor
+/// the value of a global flag is not the name of a command.
 ///
-/// A word that is almost a command, and no path, is left to clap: its answer suggests the right one.
+/// A word that is almost a command, and no path, is left to clap: its answer suggests the right
+/// one.
 pub(crate) fn with_command(mut words: Vec<OsString>) -> Vec<OsString> {
     // `help plan` is what people try first.
     if words.get(1).is_some_and(|word| word == "help") && !std::path::Path::new("help").exists() {

@@ -1,9 +1,9 @@
-//! What stands whole and plain in the buffer, as nearly all of a header does, read without a look at the buffer's end for each
-//! byte.
+//! What stands whole and plain in the buffer, as nearly all of a header does, read without a look
+//! at the buffer's end for each byte.
 //!
-//! A [`Cursor`] tries; only when all that it was asked for was there, [`JsonReader::advance_to`] consumes it. Otherwise
-//! the careful reader of the parent reads the same bytes: it alone knows the whole grammar and words every error. So
-//! nothing may be taken here that it would refuse.
+//! A [`Cursor`] tries; only when all that it was asked for was there, [`JsonReader::advance_to`]
+//! consumes it. Otherwise the careful reader of the parent reads the same bytes: it alone knows the
+//! whole grammar and words every error. So nothing may be taken here that it would refuse.
 
 use super::JsonReader;
 
@@ -25,7 +25,8 @@ impl<R> JsonReader<R> {
     }
 }
 
-/// Reads ahead in what the buffer holds. `None` says that the careful reader has to look; the cursor is of no use then.
+/// Reads ahead in what the buffer holds. `None` says that the careful reader has to look; the
+/// cursor is of no use then.
 pub(in super::super) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -113,7 +114,8 @@ impl<'a> Cursor<'a> {
         (is_whole && has_plain_digits).then_some(value)
     }
 
-    /// Goes behind an array of such integers, which are appended to `numbers`: those of a broken one too.
+    /// Goes behind an array of such integers, which are appended to `numbers`: those of a broken
+    /// one too.
     #[inline]
     pub(in super::super) fn array(&mut self, numbers: &mut Vec<u64>) -> Option<()> {
         self.token(b'[')?;
@@ -160,7 +162,8 @@ const TENS: [u64; 9] = [1, 10, 100, 1000, 10_000, 100_000, 1_000_000, 10_000_000
 #[inline]
 fn leading_digits(text: &[u8; 8]) -> (u64, usize) {
     let digits = u64::from_le_bytes(*text) ^ repeated(b'0');
-    // What is more than 9 reaches the highest bit of its byte. A byte above it may be one that was carried into.
+    // What is more than 9 reaches the highest bit of its byte. A byte above it may be one that was
+    // carried into.
     let others = (digits.wrapping_add(repeated(0x80 - 10)) | digits) & repeated(0x80);
     let len = others.trailing_zeros() / 8;
     // Zeros in front of them.
@@ -172,8 +175,8 @@ fn leading_digits(text: &[u8; 8]) -> (u64, usize) {
     (value, usize::try_from(len).expect("a word has 8 bytes"))
 }
 
-/// How many bytes stand before the first that ends a run of plain ones in a string: a quote, a backslash, a control
-/// character.
+/// How many bytes stand before the first that ends a run of plain ones in a string: a quote, a
+/// backslash, a control character.
 #[inline]
 pub(super) fn plain_len(bytes: &[u8]) -> usize {
     let (words, rest) = bytes.as_chunks::<8>();
@@ -187,8 +190,8 @@ pub(super) fn plain_len(bytes: &[u8]) -> usize {
     words.len() * 8 + rest.iter().position(is_mark).unwrap_or(rest.len())
 }
 
-/// The highest bit of bytes that are marks. Only the lowest one set is sure to be right: a byte above it may be one that was
-/// borrowed from.
+/// The highest bit of bytes that are marks. Only the lowest one set is sure to be right: a byte
+/// above it may be one that was borrowed from.
 ///
 /// Source of the formula: "Bit Twiddling Hacks", determine if a word has a byte less than n
 /// (<https://graphics.stanford.edu/~seander/bithacks.html#HasLessInWord>).

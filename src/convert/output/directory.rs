@@ -1,11 +1,12 @@
-//! The target directory: nothing is written outside of it, through a link, or under a final name before it is whole.
+//! The target directory: nothing is written outside of it, through a link, or under a final name
+//! before it is whole.
 //!
 //! ```text
 //! .NAME.partial  --write, fsync-->  rename to NAME  --fsync the folder-->  published
 //! ```
 //!
-//! Every path is opened relative to the descriptor of its folder, one name at a time, and links are refused. A file that is dropped
-//! before it was published is removed.
+//! Every path is opened relative to the descriptor of its folder, one name at a time, and links are
+//! refused. A file that is dropped before it was published is removed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -53,7 +54,8 @@ pub(in super::super) struct PartialFile {
 /// What stands under a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Found {
-    /// A regular file: its length, its last modification in nanoseconds since 1970, and the bytes it takes on the disk.
+    /// A regular file: its length, its last modification in nanoseconds since 1970, and the bytes
+    /// it takes on the disk.
     File { len_bytes: u64, modified_ns: i128, allocated_bytes: u64 },
     /// Something else: what it is called.
     Other(&'static str),
@@ -118,8 +120,8 @@ impl TargetDirectory {
         Ok(system.f_bavail.saturating_mul(system.f_frsize))
     }
 
-    /// The folder that a path is in, and the last part of the path. Folders that are missing are made if `create` says so; `None`
-    /// if one is missing.
+    /// The folder that a path is in, and the last part of the path. Folders that are missing are
+    /// made if `create` says so; `None` if one is missing.
     fn folder_of<'a>(
         &self,
         path: &'a str,
@@ -260,7 +262,8 @@ impl TargetDirectory {
         self.remove(&partial_path(path))
     }
 
-    /// Removes an empty folder, if it is there. One that somebody uses, or has put something into, stays.
+    /// Removes an empty folder, if it is there. One that somebody uses, or has put something into,
+    /// stays.
     pub(in super::super) fn remove_folder(&self, path: &str) -> Result<(), ConvertError> {
         let mut folders = self.inner.folders.lock().unwrap_or_else(PoisonError::into_inner);
         folders.remove(path);
@@ -295,11 +298,13 @@ impl PartialFile {
         self.directory.path_of(&self.path)
     }
 
-    /// Makes its bytes durable, gives it its final name, and makes that durable too. Returns when it was last modified, in nanoseconds
-    /// since 1970. What stands under that name is replaced only if `replace` says so.
+    /// Makes its bytes durable, gives it its final name, and makes that durable too. Returns when
+    /// it was last modified, in nanoseconds since 1970. What stands under that name is replaced
+    /// only if `replace` says so.
     ///
     /// # Errors
-    /// [`ConvertError::Exists`], [`ConvertError::Write`]. After a failure nobody knows what is on the disk: the file goes.
+    /// [`ConvertError::Exists`], [`ConvertError::Write`]. After a failure nobody knows what is on
+    /// the disk: the file goes.
     pub(in super::super) fn publish(mut self, replace: bool) -> Result<i128, ConvertError> {
         let path = self.full_path();
         let refused = |operation, error| failed(&path, operation, error);
@@ -329,7 +334,8 @@ impl Drop for PartialFile {
     }
 }
 
-/// Renames without replacing. Network file systems may not know how; there the name is looked at first.
+/// Renames without replacing. Network file systems may not know how; there the name is looked at
+/// first.
 fn rename_to_free_name(folder: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
     match rustix::fs::renameat_with(folder, from, folder, to, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL | Errno::NOSYS) => {}
@@ -350,7 +356,8 @@ fn sync_folder(folder: &OwnedFd, path: &Path) -> Result<(), ConvertError> {
     }
 }
 
-/// What a file is called before it has its name. A name that leaves no room for more stands there by its hash.
+/// What a file is called before it has its name. A name that leaves no room for more stands there
+/// by its hash.
 fn partial_name(name: &str) -> String {
     if name.len() + 1 + PARTIAL_SUFFIX.len() <= NAME_BYTES_MAX {
         return format!(".{name}{PARTIAL_SUFFIX}");

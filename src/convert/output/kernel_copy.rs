@@ -6,9 +6,10 @@
 //! | both on one network file system (NFS, SMB, Ceph) | `copy_file_range` | the server copies; no byte goes back over the wire |
 //! | anywhere else | not at all | `copy_file_range` would pass every byte through the page cache: slower than writing past it |
 //!
-//! The bytes are read all the same, since they are hashed. Blocks can be shared only where a stretch lies on the same phase of 4096 bytes in
-//! both files; files of a conversion begin on it, and the sizes of most tensors are multiples of it. Why something was not copied this way is
-//! told once, by name.
+//! The bytes are read all the same, since they are hashed. Blocks can be shared only where a
+//! stretch lies on the same phase of 4096 bytes in both files; files of a conversion begin on it,
+//! and the sizes of most tensors are multiples of it. Why something was not copied this way is told
+//! once, by name.
 #![allow(unsafe_code, reason = "FICLONERANGE has no safe wrapper")]
 
 use std::fs::File;
@@ -114,8 +115,9 @@ impl KernelCopier {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Copies what serves. Returns the ranges of the target that need not be written any more, ascending, whole blocks each. What goes
-    /// wrong is no error: those bytes are written instead.
+    /// Copies what serves. Returns the ranges of the target that need not be written any more,
+    /// ascending, whole blocks each. What goes wrong is no error: those bytes are written
+    /// instead.
     pub(super) fn copy(
         &self,
         checkpoint: &Checkpoint,
@@ -246,7 +248,8 @@ impl Written {
         Self { ranges }
     }
 
-    /// How many of the bytes from `offset_bytes` on are of one kind, and whether they are there already.
+    /// How many of the bytes from `offset_bytes` on are of one kind, and whether they are there
+    /// already.
     pub(super) fn at(&self, offset_bytes: u64) -> (u64, bool) {
         let next = self.ranges.partition_point(|range| range.end <= offset_bytes);
         match self.ranges.get(next) {

@@ -6,7 +6,8 @@
 //! seal:     all written, cut to length --> FinishedFile, for whoever publishes it
 //! ```
 //!
-//! The control loop of the load, its readers, its ring and its plan are those of every other device.
+//! The control loop of the load, its readers, its ring and its plan are those of every other
+//! device.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -99,7 +100,8 @@ impl WriteBuffers {
     /// Shorter writes cost more than they save.
     const BUFFER_BYTES_MIN: u64 = 256 << 10;
 
-    /// For a host budget: one buffer for each writer and one that is being filled, together at most a quarter of it.
+    /// For a host budget: one buffer for each writer and one that is being filled, together at most
+    /// a quarter of it.
     pub(super) fn for_budget(budget_bytes: u64, writers: u32) -> Self {
         const BUFFER_BYTES_MAX: u64 = 4 << 20;
         let most = budget_bytes / 4 / u64::from(writers + 1);
@@ -207,7 +209,8 @@ impl FileBackend {
         messages.send(message).map_err(|_| DeviceError::Output)
     }
 
-    /// Makes an unfinished file, lets the kernel copy what it can, and reserves the space of the rest.
+    /// Makes an unfinished file, lets the kernel copy what it can, and reserves the space of the
+    /// rest.
     fn make(&self, index: usize, planned: &PlannedLayer) -> Result<(OutputFile, Written), ConvertError> {
         let partial = self.files.directory.create_file(planned.id.as_str())?;
         let (checkpoint, placements) = (&self.files.headers.checkpoint, self.files.placements(index));

@@ -1,11 +1,13 @@
-//! One thread that turns slots, which come in any order, into the bytes of a file: in order, hashed, packed into aligned buffers.
+//! One thread that turns slots, which come in any order, into the bytes of a file: in order,
+//! hashed, packed into aligned buffers.
 //!
 //! ```text
 //!  slots (any order) --> wait for their turn --> hash: tensor, file --> buffers --(full)--> writers
 //! ```
 //!
-//! A conversion makes one file at a time. Since reads are issued in the order of the file and each takes a slot first, the slot whose
-//! turn it is always comes. When the load has failed it may not: then [`Message::GiveUp`] frees those that wait.
+//! A conversion makes one file at a time. Since reads are issued in the order of the file and each
+//! takes a slot first, the slot whose turn it is always comes. When the load has failed it may not:
+//! then [`Message::GiveUp`] frees those that wait.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -103,7 +105,8 @@ impl Packer {
         if let Some(current) = current {
             self.abandon(current);
         }
-        // What still comes is dropped: slots go back to the ring, and whoever waits learns that nothing came.
+        // What still comes is dropped: slots go back to the ring, and whoever waits learns that nothing
+        // came.
         messages.iter().for_each(drop);
     }
 
@@ -124,7 +127,8 @@ impl Packer {
                 }
                 Message::End { done } => {
                     let finished = self.end(current.take().expect("a file begins before it ends"))?;
-                    // The converter takes it when the load says that the file is ready. One that has gone takes nothing.
+                    // The converter takes it when the load says that the file is ready. One that has gone
+                    // takes nothing.
                     let _ = self.finished.send(finished);
                     let _ = done.send(());
                 }

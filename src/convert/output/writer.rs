@@ -5,8 +5,8 @@
 //!  packer ---------------------> writers --------------------> file      ------------------------> packer
 //! ```
 //!
-//! A file system that refuses direct writes is written through the page cache, which is flushed and dropped behind the cursor. That
-//! is a named mode of the report.
+//! A file system that refuses direct writes is written through the page cache, which is flushed and
+//! dropped behind the cursor. That is a named mode of the report.
 
 use std::fs::File;
 use std::io;
@@ -25,8 +25,9 @@ use super::directory::PartialFile;
 use crate::staging::{Empty, Filled, Slot};
 use crate::units::{Alignment, to_u64};
 
-/// Offsets, lengths and addresses of direct writes are multiples of this: what works wherever direct writes do, up to file systems
-/// with larger blocks, which then refuse and are written through the page cache.
+/// Offsets, lengths and addresses of direct writes are multiples of this: what works wherever
+/// direct writes do, up to file systems with larger blocks, which then refuse and are written
+/// through the page cache.
 pub(super) const BLOCK: Alignment = Alignment::PAGE;
 /// Bytes that may be dirty in the page cache before they are flushed.
 const DIRTY_BYTES_MAX: u64 = 16 << 20;
@@ -42,7 +43,8 @@ pub(super) struct OutputFile {
     mode: Arc<ModeCell>,
 }
 
-/// How files are written: directly until one refuses. All later ones of a conversion begin the other way.
+/// How files are written: directly until one refuses. All later ones of a conversion begin the
+/// other way.
 #[derive(Debug, Default)]
 pub(super) struct ModeCell(OnceLock<String>);
 
@@ -73,7 +75,8 @@ impl OutputFile {
         Ok(file)
     }
 
-    /// Blocks for every byte, so that a full disk is noticed now and neighbours lie next to each other.
+    /// Blocks for every byte, so that a full disk is noticed now and neighbours lie next to each
+    /// other.
     fn reserve(&self) -> io::Result<()> {
         if self.len_bytes == 0 {
             return Ok(());
@@ -93,7 +96,8 @@ impl OutputFile {
         ConvertError::Write { path: self.partial.full_path(), operation, source }
     }
 
-    /// Writes a piece whose length is `len`; in `bytes` it is padded to the next multiple of [`BLOCK`].
+    /// Writes a piece whose length is `len`; in `bytes` it is padded to the next multiple of
+    /// [`BLOCK`].
     fn write(&self, bytes: &[u8], len: usize, offset_bytes: u64) -> io::Result<()> {
         let file = self.partial.file();
         if self.mode.0.get().is_none() {

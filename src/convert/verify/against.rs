@@ -1,7 +1,8 @@
 //! Compares the tensors of a checkpoint with those of its source, by full name.
 //!
-//! A tensor is right if it has the type, the shape and the bytes of the source's; or, where the manifest says that it was cast,
-//! those that the cast makes of them. What is not there must be stated as left out.
+//! A tensor is right if it has the type, the shape and the bytes of the source's; or, where the
+//! manifest says that it was cast, those that the cast makes of them. What is not there must be
+//! stated as left out.
 
 use super::super::reading::{HashPass, Seen};
 use super::{ConvertError, Findings, Stated, Work, locate, note_fallbacks};
@@ -105,7 +106,8 @@ impl Comparison {
         Some(&self.pairs[found])
     }
 
-    /// Refuses what [`Self::run`] would refuse before it reads anything: better before the target has been read.
+    /// Refuses what [`Self::run`] would refuse before it reads anything: better before the target
+    /// has been read.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -180,7 +182,8 @@ impl Comparison {
     }
 }
 
-/// The pair of a tensor and its values, as the manifest says that they are, if their types and shapes allow one and its scales are there.
+/// The pair of a tensor and its values, as the manifest says that they are, if their types and
+/// shapes allow one and its scales are there.
 fn quantised_pair(
     source: &TensorEntry<'_>,
     values: &TensorEntry<'_>,

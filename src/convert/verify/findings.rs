@@ -33,7 +33,8 @@ impl Findings {
     /// A checkpoint cannot be opened: what is wrong with its files are differences.
     ///
     /// # Errors
-    /// The error itself, if the system refused to read, or if nothing says that there should be a checkpoint.
+    /// The error itself, if the system refused to read, or if nothing says that there should be a
+    /// checkpoint.
     pub(super) fn refused(
         &mut self,
         error: CheckpointError,

@@ -8,8 +8,8 @@
 //! tensors that differ            the first few are read again, to say where
 //! ```
 //!
-//! Everything passes through the ring of a load, within a budget. What is wrong is collected, not returned as an error: errors
-//! are for what cannot be read.
+//! Everything passes through the ring of a load, within a budget. What is wrong is collected, not
+//! returned as an error: errors are for what cannot be read.
 
 mod against;
 mod findings;
@@ -61,7 +61,8 @@ pub struct VerifyReport {
     pub bytes: u64,
     /// What is wrong; empty if all is well. At most a thousand, and how many there are beside them.
     pub differences: Vec<Difference>,
-    /// What a person should know: a manifest that is missing, tensors that were left out on purpose.
+    /// What a person should know: a manifest that is missing, tensors that were left out on
+    /// purpose.
     pub notes: Vec<String>,
 }
 
@@ -82,8 +83,8 @@ impl Verification {
         self
     }
 
-    /// Most host memory that the verification may hold, in bytes. 64 MiB by default. Counts what is known of both checkpoints,
-    /// and a hash for each tensor.
+    /// Most host memory that the verification may hold, in bytes. 64 MiB by default. Counts what is
+    /// known of both checkpoints, and a hash for each tensor.
     pub fn host_budget(mut self, bytes: u64) -> Self {
         self.reading.host_budget_bytes = bytes;
         self
@@ -101,12 +102,13 @@ impl Verification {
         self
     }
 
-    /// Checks `directory`: headers, coverage, the index against the files, and, where there is a manifest, the hashes. With
-    /// `against`, compares every tensor with that of the source. Both may be anything that a [`Checkpoint`] opens, with or
-    /// without a manifest.
+    /// Checks `directory`: headers, coverage, the index against the files, and, where there is a
+    /// manifest, the hashes. With `against`, compares every tensor with that of the source.
+    /// Both may be anything that a [`Checkpoint`] opens, with or without a manifest.
     ///
     /// # Errors
-    /// [`ConvertError`] if it cannot be read at all, or its manifest cannot. Whatever is wrong with its bytes is in the report.
+    /// [`ConvertError`] if it cannot be read at all, or its manifest cannot. Whatever is wrong with
+    /// its bytes is in the report.
     pub fn run(
         &self,
         directory: &Path,
@@ -248,7 +250,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// What is held beside a pass over the checkpoint `other` (of which the plan knows), or over the target.
+    /// What is held beside a pass over the checkpoint `other` (of which the plan knows), or over
+    /// the target.
     fn memory(&self, other: Option<&Checkpoint>) -> Vec<MemoryTerm> {
         let hashes = size_of_val(&*self.hashes) + size_of_val(&*self.compared);
         let stated = self.stated.map_or(0, Stated::held_bytes);

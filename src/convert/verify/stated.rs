@@ -1,7 +1,7 @@
 //! What a manifest states, in the terms of the checkpoint that lies beside it.
 //!
-//! The manifest is read file by file: sizes, types and shapes are compared at once, and of each file and tensor only the
-//! hashes are kept until the bytes have been read.
+//! The manifest is read file by file: sizes, types and shapes are compared at once, and of each
+//! file and tensor only the hashes are kept until the bytes have been read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -46,7 +46,8 @@ struct StatedTensor {
 }
 
 impl Stated {
-    /// Reads a manifest, and compares it with the headers. `checkpoint` is `None` if it cannot be opened.
+    /// Reads a manifest, and compares it with the headers. `checkpoint` is `None` if it cannot be
+    /// opened.
     ///
     /// # Errors
     /// [`ConvertError::BadManifest`], [`ConvertError::Read`].
@@ -317,7 +318,8 @@ impl Stated {
     }
 }
 
-/// Compares a file that is stated with what is on the disk: all that can be said where the checkpoint cannot be opened.
+/// Compares a file that is stated with what is on the disk: all that can be said where the
+/// checkpoint cannot be opened.
 fn check_presence(file: &ManifestFile, root: &Path, findings: &mut Findings) {
     match root.join(&file.name).metadata() {
         Ok(metadata) if metadata.len() == file.bytes => {}

@@ -24,7 +24,8 @@ pub(crate) struct CudaBackend {
     lane: Arc<Lane>,
     /// One for each slot, recycled with it.
     slot_events: Arc<[Event]>,
-    /// What layers share that come and go. `None` if each has an arena of its own, and once it was trimmed.
+    /// What layers share that come and go. `None` if each has an arena of its own, and once it was
+    /// trimmed.
     window: Mutex<Option<Arc<DeviceWindow>>>,
 }
 
@@ -36,7 +37,8 @@ impl CudaBackend {
         Ok(Self { lane, slot_events, window: Mutex::default() })
     }
 
-    /// The same with a window of so many bytes, which layers share, those aside that get an arena of their own.
+    /// The same with a window of so many bytes, which layers share, those aside that get an arena
+    /// of their own.
     pub(crate) fn with_window(self, bytes: u64) -> Result<Self, DeviceError> {
         if bytes > 0 {
             let memory = self.lane.memory.allocate(bytes)?;
@@ -56,7 +58,8 @@ impl CudaBackend {
 pub(crate) struct CudaArena {
     address: u64,
     len_bytes: u64,
-    /// `None` for a layer without bytes, for memory of the caller's, and while being made or dropped.
+    /// `None` for a layer without bytes, for memory of the caller's, and while being made or
+    /// dropped.
     memory: Option<Memory>,
     /// True for memory of the caller's, which counts for nothing here.
     is_callers: bool,
@@ -177,8 +180,9 @@ impl CudaArena {
         is_exposed && !self.is_ordered.load(Ordering::Acquire) || self.is_in_doubt.load(Ordering::Acquire)
     }
 
-    /// Lets what frees or reuses the memory come after all that was queued for it. Waits only if the driver refuses. False
-    /// if that was refused too: then somebody may use the memory for ever.
+    /// Lets what frees or reuses the memory come after all that was queued for it. Waits only if
+    /// the driver refuses. False if that was refused too: then somebody may use the memory for
+    /// ever.
     fn order_end(&self, memory: &DeviceMemory) -> bool {
         let ordered = match self.ready.get() {
             Some(ready) => self.lane.memory.frees().wait_for(ready),
@@ -189,7 +193,8 @@ impl CudaArena {
         is_filled && (!self.has_unknown_users() || self.lane.context.drain())
     }
 
-    /// Frees the memory or hands it to the next layer, in the order of what uses it. What went to the pool is to be settled.
+    /// Frees the memory or hands it to the next layer, in the order of what uses it. What went to
+    /// the pool is to be settled.
     fn give_up(&mut self) -> Freed {
         let was_gone = std::mem::replace(&mut self.is_gone, true);
         if self.is_callers {
@@ -277,14 +282,15 @@ impl Home for Lane {
 /// Queues a copy of a piece that its owner keeps until the stream has passed it, or for ever.
 fn copy_piece(stream: &Stream, piece: &[u8], address: u64) -> Result<(), DeviceError> {
     let _entered = stream.context().enter()?;
-    // SAFETY: the source is kept for as long (the caller's promise); the target lies in an arena that the stream has allocated or
-    // waits for, and that is freed behind the copy.
+    // SAFETY: the source is kept for as long (the caller's promise); the target lies in an arena that
+    // the stream has allocated or waits for, and that is freed behind the copy.
     let answer =
         unsafe { sys::cuMemcpyHtoDAsync_v2(address, piece.as_ptr().cast(), piece.len(), stream.raw()) };
     call("cuMemcpyHtoDAsync_v2", answer)
 }
 
-/// Breaks the ring: slots come back before their copies are over. For the test that shows that this is noticed.
+/// Breaks the ring: slots come back before their copies are over. For the test that shows that this
+/// is noticed.
 #[cfg(test)]
 pub(super) static SKIPS_THE_WAIT: AtomicBool = AtomicBool::new(false);
 
@@ -376,7 +382,8 @@ impl Backend for CudaBackend {
         let copies = &self.lane.copies;
         let ready = queue_moves(copies, arena.address, moves).and_then(|()| copies.mark());
         if ready.is_err() && arena.is_callers {
-            // Moves may be queued with no event behind them, and once the load has ended the memory is the caller's again.
+            // Moves may be queued with no event behind them, and once the load has ended the memory is the
+            // caller's again.
             copies.drain();
         }
         arena.ready.set(ready?).expect("a layer is sealed once");
@@ -402,9 +409,9 @@ fn queue_copies(
     let _entered = stream.context().enter()?;
     for copy in copies {
         let source = slot.part(copy.slot_offset_bytes, copy.len_bytes);
-        // SAFETY: the source is a part of the slot (checked), which whoever queues this keeps until the stream has passed
-        // the copy, or for ever. The target lies in an arena that lives as long (the plan puts every copy inside), and that
-        // the stream has allocated or waits for.
+        // SAFETY: the source is a part of the slot (checked), which whoever queues this keeps until the
+        // stream has passed the copy, or for ever. The target lies in an arena that lives as long
+        // (the plan puts every copy inside), and that the stream has allocated or waits for.
         let answer = unsafe {
             sys::cuMemcpyHtoDAsync_v2(
                 arena_address + copy.arena_offset_bytes,
@@ -422,8 +429,8 @@ fn queue_copies(
 fn queue_moves(stream: &Stream, arena_address: u64, moves: &[MoveOp]) -> Result<(), DeviceError> {
     let _entered = stream.context().enter()?;
     for step in moves {
-        // SAFETY: both ranges lie in an arena that lives until the stream has passed the move (the plan puts every move
-        // inside, and apart), and the stream has passed the copies by then.
+        // SAFETY: both ranges lie in an arena that lives until the stream has passed the move (the plan
+        // puts every move inside, and apart), and the stream has passed the copies by then.
         let answer = unsafe {
             sys::cuMemcpyDtoDAsync_v2(
                 arena_address + step.target_arena_offset_bytes,
@@ -487,7 +494,8 @@ impl Resident for CudaResident {
     fn read(&self, offset_bytes: u64, target: &mut [u8]) -> Result<bool, DeviceError> {
         let end = offset_bytes.checked_add(to_u64(target.len()));
         assert!(end.is_some_and(|end| end <= self.arena.len_bytes), "a read beyond the end of a layer");
-        // SAFETY: the bytes lie in the arena, which `self` keeps, and nothing writes to them once the event is over.
+        // SAFETY: the bytes lie in the arena, which `self` keeps, and nothing writes to them once the event
+        // is over.
         let read =
             unsafe { self.arena.lane.read_back(self.ready(), self.arena.address + offset_bytes, target) };
         if read.is_err() {

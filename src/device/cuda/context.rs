@@ -1,7 +1,9 @@
-//! The context that everything of one device lives in: the device's primary one, which PyTorch, candle and the runtime
-//! API use too, so that pointers are valid in all of them, or one that the caller handed in.
+//! The context that everything of one device lives in: the device's primary one, which PyTorch,
+//! candle and the runtime API use too, so that pointers are valid in all of them, or one that the
+//! caller handed in.
 //!
-//! A context is entered for each group of calls and left again, so that a caller's thread keeps the context it had.
+//! A context is entered for each group of calls and left again, so that a caller's thread keeps the
+//! context it had.
 #![allow(unsafe_code, reason = "calls the driver; each block says why its arguments are valid")]
 
 use std::ffi::{CStr, c_char, c_int};
@@ -32,7 +34,8 @@ enum Owner {
     Caller,
 }
 
-// SAFETY: a context may be made current on any thread, and on several at once (driver API, "Context Management").
+// SAFETY: a context may be made current on any thread, and on several at once (driver API, "Context
+// Management").
 unsafe impl Send for Context {}
 // SAFETY: as above; the fields never change.
 unsafe impl Sync for Context {}
@@ -41,7 +44,8 @@ impl Context {
     /// The primary context of a device.
     ///
     /// # Errors
-    /// [`DeviceError`] if there is no usable driver or no such device, or if the context cannot be made.
+    /// [`DeviceError`] if there is no usable driver or no such device, or if the context cannot be
+    /// made.
     pub(crate) fn primary(ordinal: u32) -> Result<Arc<Self>, DeviceError> {
         let driver = driver()?;
         let absent = DeviceError::NoSuchDevice { ordinal, devices: driver.devices };
@@ -63,7 +67,8 @@ impl Context {
     /// [`DeviceError`] if there is no usable driver, or if it does not know the context.
     ///
     /// # Safety
-    /// `raw` is a `CUcontext` of this process that lives for as long as the value returned and everything made with it.
+    /// `raw` is a `CUcontext` of this process that lives for as long as the value returned and
+    /// everything made with it.
     pub(crate) unsafe fn of_caller(raw: u64) -> Result<Arc<Self>, DeviceError> {
         let driver = driver()?;
         let mut context = Self { raw: handle_of_caller(raw), device: 0, owner: Owner::Caller, driver };
@@ -76,14 +81,16 @@ impl Context {
         Ok(Arc::new(context))
     }
 
-    /// Makes the context current on this thread until the value returned is dropped; then the one from before is again.
+    /// Makes the context current on this thread until the value returned is dropped; then the one
+    /// from before is again.
     pub(crate) fn enter(&self) -> Result<Entered<'_>, DeviceError> {
         // SAFETY: the context is alive: retained, or promised by the caller.
         call("cuCtxPushCurrent_v2", unsafe { sys::cuCtxPushCurrent_v2(self.raw) })?;
         Ok(Entered { _context: self, _not_send: PhantomData })
     }
 
-    /// Gives something back in this context, for destructors: see [`insist`]. False if it was refused twice.
+    /// Gives something back in this context, for destructors: see [`insist`]. False if it was
+    /// refused twice.
     pub(super) fn give_back(&self, give_back: impl FnMut() -> sys::CUresult) -> bool {
         // Without the context it is tried all the same: what is given back knows its context.
         let _entered = self.enter().or_else(|_| self.enter());
@@ -97,8 +104,8 @@ impl Context {
         call("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
     }
 
-    /// Waits until nothing that was queued in the context is in flight, as [`Stream::drain`](super::Stream::drain). False
-    /// if the driver refuses to wait.
+    /// Waits until nothing that was queued in the context is in flight, as
+    /// [`Stream::drain`](super::Stream::drain). False if the driver refuses to wait.
     pub(crate) fn drain(&self) -> bool {
         is_over(&self.synchronize()) || is_over(&self.synchronize())
     }
@@ -137,7 +144,8 @@ impl Context {
         Ok(text(&buffer))
     }
 
-    /// The device's identity, as other tools print it: `GPU-` and five groups of hexadecimal digits.
+    /// The device's identity, as other tools print it: `GPU-` and five groups of hexadecimal
+    /// digits.
     pub(crate) fn uuid(&self) -> Result<String, DeviceError> {
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
         // SAFETY: the call writes 16 bytes.
@@ -168,7 +176,8 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         if self.owner == Owner::Device {
-            // SAFETY: gives back the reference that `primary` took; everything made in the context holds an `Arc` of it.
+            // SAFETY: gives back the reference that `primary` took; everything made in the context holds an
+            // `Arc` of it.
             insist(|| unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) });
         }
     }
@@ -185,7 +194,8 @@ pub(crate) struct Entered<'a> {
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let mut popped = std::ptr::null_mut();
-        // SAFETY: the call writes one handle; what `enter` pushed is on top, since values like this one nest.
+        // SAFETY: the call writes one handle; what `enter` pushed is on top, since values like this one
+        // nest.
         insist(|| unsafe { sys::cuCtxPopCurrent_v2(&raw mut popped) });
     }
 }

@@ -1,7 +1,8 @@
-//! Is there a driver that can be used? Asked before the first call through cudarc, which panics where a library or a
-//! symbol is missing.
+//! Is there a driver that can be used? Asked before the first call through cudarc, which panics
+//! where a library or a symbol is missing.
 //!
-//! The library is looked for under the names and in the order that cudarc uses, so that both find the same file.
+//! The library is looked for under the names and in the order that cudarc uses, so that both find
+//! the same file.
 #![allow(unsafe_code, reason = "loads a foreign library and calls it; each block says why it may")]
 
 use std::error::Error as _;
@@ -15,7 +16,8 @@ use crate::device::{CudaCode, DeviceError};
 /// Names under which the driver is looked for.
 const LIBRARY_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 
-/// Every function of the driver that this folder calls, beside the three that are called here. A test keeps it true.
+/// Every function of the driver that this folder calls, beside the three that are called here. A
+/// test keeps it true.
 const SYMBOLS: [&str; 34] = [
     "cuCtxGetDevice",
     "cuCtxPopCurrent_v2",
@@ -90,8 +92,8 @@ impl Unusable {
 fn find() -> Result<Driver, Unusable> {
     let mut reasons = Vec::new();
     for name in LIBRARY_NAMES {
-        // SAFETY: loading runs the library's initialisers. Whoever asks for a CUDA device asks for this library, which
-        // is found where the system's linker looks for it.
+        // SAFETY: loading runs the library's initialisers. Whoever asks for a CUDA device asks for this
+        // library, which is found where the system's linker looks for it.
         match unsafe { Library::new(name) } {
             Ok(library) => return check(name, library),
             // Only the cause says what is wrong; the error itself says that something is.
@@ -133,8 +135,8 @@ fn refused(library: &'static str, code: u32) -> Result<(), Unusable> {
 }
 
 fn symbol<F: Copy>(name: &'static str, library: &Library, symbol: &'static str) -> Result<F, Unusable> {
-    // SAFETY: every name in this file is a function of the driver API, and the callers give its C signature (or only
-    // look whether it is there).
+    // SAFETY: every name in this file is a function of the driver API, and the callers give its C
+    // signature (or only look whether it is there).
     let found = unsafe { library.get::<F>(symbol.as_bytes()) };
     found.map(|found| *found).map_err(|_| Unusable::Incomplete { library: name, symbol })
 }

@@ -1,4 +1,5 @@
-//! What one load shares on its device: a stream for copies, one for giving memory back, the pool of its arenas.
+//! What one load shares on its device: a stream for copies, one for giving memory back, the pool of
+//! its arenas.
 //!
 //! ```text
 //! copies   allocate -- copies of slots -- moves -- "ready"
@@ -24,19 +25,22 @@ pub(crate) struct LaneOptions {
     pub(crate) copies: Option<Stream>,
     /// Where layers go that do not get an arena of ours.
     pub(crate) destinations: Option<Arc<Destinations>>,
-    /// While streaming, arenas of dropped layers are used again; all of them together hold at most so many bytes.
+    /// While streaming, arenas of dropped layers are used again; all of them together hold at most
+    /// so many bytes.
     pub(crate) recycle_bytes_max: Option<u64>,
 }
 
 /// What one load shares on its device.
 pub(crate) struct Lane {
-    /// Arenas that wait for their next layer. First, since they are given back through what is below.
+    /// Arenas that wait for their next layer. First, since they are given back through what is
+    /// below.
     pub(super) idle: IdleArenas<super::memory::DeviceMemory>,
     pub(super) memory: Arc<DevicePool>,
     pub(super) copies: Arc<Stream>,
     /// Made by the first read; one reads at a time.
     read_back: Mutex<Option<ReadBack>>,
-    /// True once the load has ended. Its layers keep the lane, and are not to keep the buffer of a read.
+    /// True once the load has ended. Its layers keep the lane, and are not to keep the buffer of a
+    /// read.
     has_ended: AtomicBool,
     pub(super) destinations: Option<Arc<Destinations>>,
     pub(super) context: Arc<Context>,

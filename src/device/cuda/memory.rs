@@ -1,7 +1,8 @@
-//! Memory of arenas, from a stream-ordered pool of our own: a plain free would stall the whole device.
+//! Memory of arenas, from a stream-ordered pool of our own: a plain free would stall the whole
+//! device.
 //!
-//! The pool is ours rather than the device's default one, so that trimming it takes nothing from others. Where the
-//! device has no pools, memory is allocated and freed plainly.
+//! The pool is ours rather than the device's default one, so that trimming it takes nothing from
+//! others. Where the device has no pools, memory is allocated and freed plainly.
 #![allow(unsafe_code, reason = "calls the driver; each block says why its arguments are valid")]
 
 use std::ffi::c_void;
@@ -34,8 +35,8 @@ unsafe impl Send for RawPool {}
 // SAFETY: as above; the field never changes.
 unsafe impl Sync for RawPool {}
 
-/// `CUmemPoolProps` of cuda.h, 88 bytes in every version of the driver API since 11.2. The bindings name its parts
-/// differently from version to version.
+/// `CUmemPoolProps` of cuda.h, 88 bytes in every version of the driver API since 11.2. The bindings
+/// name its parts differently from version to version.
 #[repr(C)]
 struct PoolProperties {
     allocation_type: u32,
@@ -67,7 +68,8 @@ impl DevicePool {
             };
             let _entered = context.enter()?;
             let mut raw = std::ptr::null_mut();
-            // SAFETY: the properties have the layout of the driver API; the call reads them and writes one handle.
+            // SAFETY: the properties have the layout of the driver API; the call reads them and writes one
+            // handle.
             let answer = unsafe { sys::cuMemPoolCreate(&raw mut raw, (&raw const properties).cast()) };
             call("cuMemPoolCreate", answer)?;
             pool.raw = Some(RawPool(raw));
@@ -124,13 +126,14 @@ impl DevicePool {
         Ok(address)
     }
 
-    /// Lets what is freed from now on wait for everything that the caller has queued in the stream of frees.
+    /// Lets what is freed from now on wait for everything that the caller has queued in the stream
+    /// of frees.
     pub(super) fn frees(&self) -> &Stream {
         &self.frees
     }
 
-    /// Waits for the frees and gives what the pool has kept back to the device. False if either was refused: whatever cannot be
-    /// given back here goes with the pool.
+    /// Waits for the frees and gives what the pool has kept back to the device. False if either was
+    /// refused: whatever cannot be given back here goes with the pool.
     pub(super) fn give_back(&self) -> bool {
         let is_waited = self.frees.synchronize().is_ok();
         let Some(pool) = &self.raw else { return is_waited };
@@ -140,13 +143,15 @@ impl DevicePool {
         is_waited && is_trimmed
     }
 
-    /// Bytes that the pool has taken from the device, used or not. `None` without a pool, or without an answer.
+    /// Bytes that the pool has taken from the device, used or not. `None` without a pool, or
+    /// without an answer.
     pub(super) fn reserved_bytes(&self) -> Option<u64> {
         let pool = self.raw.as_ref()?;
         let _entered = self.copies.context().enter().ok()?;
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
         let mut bytes = 0_u64;
-        // SAFETY: the pool is alive; the call writes 64 bits for this attribute (driver API, `CUmemPool_attribute`).
+        // SAFETY: the pool is alive; the call writes 64 bits for this attribute (driver API,
+        // `CUmemPool_attribute`).
         let answer =
             unsafe { sys::cuMemPoolGetAttribute(pool.0, attribute, (&raw mut bytes).cast::<c_void>()) };
         code_of(answer).ok().map(|()| bytes)
@@ -156,14 +161,14 @@ impl DevicePool {
 impl Drop for DevicePool {
     fn drop(&mut self) {
         let Some(pool) = &self.raw else { return };
-        // SAFETY: not used after this. Memory whose free is still queued keeps it alive inside the driver (driver API,
-        // `cuMemPoolDestroy`).
+        // SAFETY: not used after this. Memory whose free is still queued keeps it alive inside the driver
+        // (driver API, `cuMemPoolDestroy`).
         self.copies.context().give_back(|| unsafe { sys::cuMemPoolDestroy(pool.0) });
     }
 }
 
-/// Memory on the device. Dropping it frees it in the order of the pool's stream of frees: whoever drops it has let that
-/// stream wait for everything that uses the memory.
+/// Memory on the device. Dropping it frees it in the order of the pool's stream of frees: whoever
+/// drops it has let that stream wait for everything that uses the memory.
 #[derive(Debug)]
 pub(super) struct DeviceMemory {
     address: u64,
@@ -240,8 +245,8 @@ impl DeviceMemory {
         let context = self.pool.copies.context();
         let _entered = context.enter().or_else(|_| context.enter());
         let freed = match &self.pool.raw {
-            // SAFETY: allocated from this pool and not used after this; the order of the stream is the promise of whoever
-            // frees it.
+            // SAFETY: allocated from this pool and not used after this; the order of the stream is the
+            // promise of whoever frees it.
             Some(_) => code_of(unsafe { sys::cuMemFreeAsync(self.address, self.pool.frees.raw()) }),
             None => Err(CudaCode::NOT_READY),
         };
@@ -252,15 +257,16 @@ impl DeviceMemory {
         }
     }
 
-    /// Where the free was refused, or there are no pools: once nothing that was queued before uses it any more.
+    /// Where the free was refused, or there are no pools: once nothing that was queued before uses
+    /// it any more.
     fn free_plainly(&self) -> Freed {
         if !self.pool.frees.drain() {
             // Nobody knows who still uses it: it is never freed, and its pool stays.
             std::mem::forget(Arc::clone(&self.pool));
             return Freed::Unconfirmed;
         }
-        // SAFETY: allocated here, not used after this, and everything that used it is over; this function frees memory of
-        // pools too (driver API, `cuMemFree`).
+        // SAFETY: allocated here, not used after this, and everything that used it is over; this function
+        // frees memory of pools too (driver API, `cuMemFree`).
         let is_freed = insist(|| unsafe { sys::cuMemFree_v2(self.address) });
         match (is_freed, &self.pool.raw) {
             (false, _) => Freed::Unconfirmed,
@@ -275,8 +281,8 @@ impl IdleMemory for DeviceMemory {
         self.len_bytes
     }
 
-    /// Every byte of it is taken from the device, used or not: a larger one in place of a small one would not be what the
-    /// plan counts.
+    /// Every byte of it is taken from the device, used or not: a larger one in place of a small one
+    /// would not be what the plan counts.
     fn fits(&self, len_bytes: u64) -> bool {
         self.len_bytes == len_bytes
     }

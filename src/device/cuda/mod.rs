@@ -12,7 +12,8 @@
 //! backend   arena, copy, seal: what the loader drives
 //! ```
 //!
-//! Nothing here depends on the safe layer of the bindings, whose destructors report their errors to whoever calls next.
+//! Nothing here depends on the safe layer of the bindings, whose destructors report their errors to
+//! whoever calls next.
 
 use cudarc::driver::sys::CUresult;
 
@@ -51,7 +52,8 @@ fn code_of(answer: CUresult) -> Result<(), CudaCode> {
     CudaCode::check(answer as u32)
 }
 
-/// True if what was waited for is over: it was waited for, or the context is lost, which moves nothing any more.
+/// True if what was waited for is over: it was waited for, or the context is lost, which moves
+/// nothing any more.
 fn is_over(waited: &Result<(), DeviceError>) -> bool {
     match waited {
         Ok(()) => true,
@@ -64,8 +66,9 @@ fn handle_of_caller<T>(handle: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(usize::try_from(handle).unwrap_or(0))
 }
 
-/// Gives something back, for destructors, which have nobody to tell. A call that is refused has not done its work and is
-/// made once more; one that fails because the context is lost has nothing left to give back. False if it was refused twice.
+/// Gives something back, for destructors, which have nobody to tell. A call that is refused has not
+/// done its work and is made once more; one that fails because the context is lost has nothing left
+/// to give back. False if it was refused twice.
 fn insist(mut give_back: impl FnMut() -> CUresult) -> bool {
     let mut is_refused = || code_of(give_back()).is_err_and(|code| !code.is_fatal());
     !is_refused() || !is_refused()

@@ -1,5 +1,5 @@
-//! Which memory is near a device: on machines with several NUMA nodes, a ring on another node than the device's would be read
-//! across the link between processors.
+//! Which memory is near a device: on machines with several NUMA nodes, a ring on another node than
+//! the device's would be read across the link between processors.
 #![allow(unsafe_code, reason = "a system call without a wrapper; the block says why its arguments are valid")]
 
 use std::fs;
@@ -9,8 +9,8 @@ use std::ptr::NonNull;
 /// `MPOL_PREFERRED` of linux/mempolicy.h: pages come from the node as long as it has any.
 const MPOL_PREFERRED: libc::c_int = 1;
 
-/// The NUMA node that a PCI device is attached to, if the machine has several and says so. `pci_bus_id` is as the driver
-/// writes it, `sys` the root of sysfs.
+/// The NUMA node that a PCI device is attached to, if the machine has several and says so.
+/// `pci_bus_id` is as the driver writes it, `sys` the root of sysfs.
 pub(super) fn node_of(pci_bus_id: &str, sys: &Path) -> Option<u32> {
     let text = |path: &str| fs::read_to_string(sys.join(path)).ok();
     // A list such as `0-1` or `0,2`; one node is one number.
@@ -23,13 +23,15 @@ pub(super) fn node_of(pci_bus_id: &str, sys: &Path) -> Option<u32> {
     node.trim().parse().ok()
 }
 
-/// Lets memory that has not been touched yet come from a node. What the kernel refuses costs speed alone, so nobody is told.
+/// Lets memory that has not been touched yet come from a node. What the kernel refuses costs speed
+/// alone, so nobody is told.
 ///
 /// # Safety
 /// `len_bytes` bytes from `start` are a mapping of this process, `start` on a page.
 pub(super) unsafe fn prefer(node: u32, start: NonNull<u8>, len_bytes: usize) {
     let Some(mask) = 1_u64.checked_shl(node) else { return };
-    // SAFETY: sets a policy for a mapping of ours (the caller's promise) and changes no byte; the mask has 64 bits.
+    // SAFETY: sets a policy for a mapping of ours (the caller's promise) and changes no byte; the mask
+    // has 64 bits.
     unsafe {
         libc::syscall(
             libc::SYS_mbind,

@@ -1,4 +1,5 @@
-//! The ring's memory, registered with the driver: its pages stay where they are, and the device reads them by itself.
+//! The ring's memory, registered with the driver: its pages stay where they are, and the device
+//! reads them by itself.
 #![allow(unsafe_code, reason = "calls the driver; each block says why its arguments are valid")]
 
 use std::path::Path;
@@ -37,7 +38,8 @@ impl Pinner for Registrar {
     unsafe fn pin(&self, start: NonNull<u8>, len_bytes: usize) -> Result<Box<dyn Pinned>, PinRefused> {
         let refused = |error: crate::device::DeviceError| PinRefused(error.to_string());
         let _entered = self.0.enter().map_err(refused)?;
-        // SAFETY: live memory of that length (the caller's promise), which stays mapped until `Registration` is dropped.
+        // SAFETY: live memory of that length (the caller's promise), which stays mapped until
+        // `Registration` is dropped.
         let answer = unsafe {
             sys::cuMemHostRegister_v2(start.as_ptr().cast(), len_bytes, CU_MEMHOSTREGISTER_PORTABLE)
         };
@@ -46,8 +48,8 @@ impl Pinner for Registrar {
     }
 }
 
-/// Brings pages into memory by several threads. Zeroing them is most of what pinning a ring costs, and the driver would do it
-/// alone. Whatever is left undone here is done there.
+/// Brings pages into memory by several threads. Zeroing them is most of what pinning a ring costs,
+/// and the driver would do it alone. Whatever is left undone here is done there.
 ///
 /// # Safety
 /// `len_bytes` bytes from `start` are a mapping of this process, `start` on a page.
@@ -65,7 +67,8 @@ unsafe fn touch(start: NonNull<u8>, len_bytes: usize) {
             let len_bytes = piece_bytes.min(len_bytes - offset);
             let work = move || {
                 let piece = std::ptr::with_exposed_provenance_mut(address + offset);
-                // SAFETY: a part of the mapping (the caller's promise); faults its pages in and changes no byte.
+                // SAFETY: a part of the mapping (the caller's promise); faults its pages in and changes no
+                // byte.
                 let _ = unsafe { rustix::mm::madvise(piece, len_bytes, Advice::LinuxPopulateWrite) };
             };
             let _ = thread::Builder::new().name("onelayer-touch".to_owned()).spawn_scoped(scope, work);
@@ -91,8 +94,8 @@ impl Pinned for Registration {
         if self.is_given_up {
             return true;
         }
-        // SAFETY: registered by `pin`, and still mapped: the ring drops this before its memory. No copy is in flight: each
-        // holds a slot, and each slot the ring.
+        // SAFETY: registered by `pin`, and still mapped: the ring drops this before its memory. No copy is
+        // in flight: each holds a slot, and each slot the ring.
         let unregister = || unsafe { sys::cuMemHostUnregister(self.start.as_ptr().cast()) };
         self.is_given_up = self.context.give_back(unregister);
         self.is_given_up

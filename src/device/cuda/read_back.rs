@@ -17,8 +17,8 @@ const PIECE_BYTES: u64 = MIB;
 #[derive(Debug)]
 pub(super) struct ReadBack {
     stream: Stream,
-    /// The device writes here and not into the caller's memory: this can be leaked if nobody can say whether a copy is
-    /// over. `None` until it is needed. On the list of what is allocated.
+    /// The device writes here and not into the caller's memory: this can be leaked if nobody can
+    /// say whether a copy is over. `None` until it is needed. On the list of what is allocated.
     buffer: Option<AnonymousMemory>,
 }
 
@@ -35,7 +35,8 @@ impl ReadBack {
     /// Copies the bytes from `address` on once the event is over.
     ///
     /// # Safety
-    /// The bytes are device memory of the stream's context that nobody writes to or frees meanwhile.
+    /// The bytes are device memory of the stream's context that nobody writes to or frees
+    /// meanwhile.
     pub(super) unsafe fn read(
         &mut self,
         ready: &Event,
@@ -67,8 +68,8 @@ impl ReadBack {
         };
         let target = buffer.pointer_to(0, to_u64(piece.len()));
         let entered = self.stream.context().enter()?;
-        // SAFETY: the source is the caller's promise. The target is the buffer, long enough; it is not touched before the
-        // stream was waited for, and kept for ever if that fails.
+        // SAFETY: the source is the caller's promise. The target is the buffer, long enough; it is not
+        // touched before the stream was waited for, and kept for ever if that fails.
         let answer = unsafe {
             sys::cuMemcpyDtoHAsync_v2(target.as_ptr().cast(), address, piece.len(), self.stream.raw())
         };

@@ -40,8 +40,9 @@ impl Stream {
     /// A stream of the caller's.
     ///
     /// # Safety
-    /// `raw` is a `CUstream` of this context, or one of the driver's special values (0 and 1: legacy default; 2: per-thread
-    /// default, for a value that stays on its thread), and lives for as long as the value returned.
+    /// `raw` is a `CUstream` of this context, or one of the driver's special values (0 and 1:
+    /// legacy default; 2: per-thread default, for a value that stays on its thread), and lives
+    /// for as long as the value returned.
     pub(crate) unsafe fn of_caller(raw: u64, context: &Arc<Context>) -> Self {
         Self { raw: handle_of_caller(raw), is_own: false, context: Arc::clone(context) }
     }
@@ -53,10 +54,11 @@ impl Stream {
         call("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
     }
 
-    /// Waits until nothing of what was queued so far is in flight. When this has returned `true`, memory that it uses may be
-    /// used again or freed, whatever else went wrong.
+    /// Waits until nothing of what was queued so far is in flight. When this has returned `true`,
+    /// memory that it uses may be used again or freed, whatever else went wrong.
     ///
-    /// Each step is tried because the one before failed; a context that is lost moves nothing any more.
+    /// Each step is tried because the one before failed; a context that is lost moves nothing any
+    /// more.
     pub(crate) fn drain(&self) -> bool {
         is_over(&self.synchronize()) || is_over(&self.synchronize()) || is_over(&self.context.synchronize())
     }
@@ -83,7 +85,8 @@ impl Stream {
 
     fn wait_for_raw(&self, event: sys::CUevent) -> Result<(), DeviceError> {
         let _entered = self.context.enter()?;
-        // SAFETY: stream and event are alive; the event's last record is what counts, so it may be recorded again later.
+        // SAFETY: stream and event are alive; the event's last record is what counts, so it may be recorded
+        // again later.
         call("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event, 0) })
     }
 
@@ -102,8 +105,8 @@ impl Drop for Stream {
         if !self.is_own {
             return;
         }
-        // SAFETY: owned and not used after this; work that is still queued is finished by the driver (driver API,
-        // `cuStreamDestroy`).
+        // SAFETY: owned and not used after this; work that is still queued is finished by the driver
+        // (driver API, `cuStreamDestroy`).
         self.context.give_back(|| unsafe { sys::cuStreamDestroy_v2(self.raw) });
     }
 }
@@ -164,8 +167,8 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: owned and not used after this; the driver keeps it until waits on it are over (driver API,
-        // `cuEventDestroy`).
+        // SAFETY: owned and not used after this; the driver keeps it until waits on it are over (driver
+        // API, `cuEventDestroy`).
         self.context.give_back(|| unsafe { sys::cuEventDestroy_v2(self.raw) });
     }
 }

@@ -1,5 +1,5 @@
-//! One piece of device memory that the layers of a stream share: a layer gets a part of it, and the next one the same part once
-//! everything that used it is over on the device.
+//! One piece of device memory that the layers of a stream share: a layer gets a part of it, and the
+//! next one the same part once everything that used it is over on the device.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,8 @@ use crate::live::MemoryUse;
 pub(super) struct DeviceWindow {
     /// `None` once it was freed.
     memory: Option<DeviceMemory>,
-    /// Behind every use of what was given up so far: frees are one stream, so that the last event covers those before it.
+    /// Behind every use of what was given up so far: frees are one stream, so that the last event
+    /// covers those before it.
     given_up: Mutex<Option<Event>>,
     /// True once nobody can say when a use of some part is over.
     is_spoilt: AtomicBool,
@@ -45,7 +46,8 @@ impl DeviceWindow {
     /// Makes what was given up usable for what is queued in the stream of copies from now on.
     ///
     /// # Errors
-    /// [`DeviceError::Cuda`] if the driver refuses to wait, or has refused to say when some part is free.
+    /// [`DeviceError::Cuda`] if the driver refuses to wait, or has refused to say when some part is
+    /// free.
     pub(super) fn wake(&self, copies: &Stream) -> Result<(), DeviceError> {
         if self.is_spoilt.load(Ordering::Acquire) {
             return Err(DeviceError::WindowInDoubt);

@@ -33,8 +33,9 @@ const JAMBA: &str = r#"{"model_type": "jamba", "hidden_size": 4096, "num_hidden_
     "num_key_value_heads": 8, "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_conv": 4, "mamba_d_state": 16,
     "mamba_expand": 2}"#;
 
-/// "The KV cache of a single token demands 800 KB of space" for the 13B parameter OPT model: Kwon et al., Efficient Memory
-/// Management for Large Language Model Serving with PagedAttention (SOSP 2023), section 3.
+/// "The KV cache of a single token demands 800 KB of space" for the 13B parameter OPT model: Kwon
+/// et al., Efficient Memory Management for Large Language Model Serving with PagedAttention (SOSP
+/// 2023), section 3.
 #[test]
 fn opt_13b_keeps_800_kib_a_token() {
     let text =
@@ -43,13 +44,15 @@ fn opt_13b_keeps_800_kib_a_token() {
     assert_eq!(kinds(text)[0], (CacheKind::MultiHead, None));
 }
 
-/// About 2 GB for Llama 2 7B, 4096 tokens, 16 bits: NVIDIA, Mastering LLM Techniques: Inference Optimization (2023).
+/// About 2 GB for Llama 2 7B, 4096 tokens, 16 bits: NVIDIA, Mastering LLM Techniques: Inference
+/// Optimization (2023).
 #[test]
 fn llama_2_7b_keeps_2_gib() {
     assert_eq!(bytes(LLAMA2_7B, 4096), 2 << 30);
 }
 
-/// 15.62 and 39.06 GB for 128,000 tokens of Llama 3.1 8B and 70B: Hugging Face, the Llama 3.1 announcement (2024).
+/// 15.62 and 39.06 GB for 128,000 tokens of Llama 3.1 8B and 70B: Hugging Face, the Llama 3.1
+/// announcement (2024).
 #[test]
 fn llama_3_1_as_announced() {
     assert_eq!(bytes(LLAMA3_8B, 128_000) * 100 / (1 << 30), 1562);
@@ -57,8 +60,8 @@ fn llama_3_1_as_announced() {
     assert_eq!(kinds(LLAMA3_8B)[31], (CacheKind::GroupedQuery, None));
 }
 
-/// 70.272, 327.680 and 516.096 KB a token for DeepSeek-V3, Qwen2.5 72B and Llama 3.1 405B: Insights into DeepSeek-V3
-/// (arXiv 2505.09343), table 1.
+/// 70.272, 327.680 and 516.096 KB a token for DeepSeek-V3, Qwen2.5 72B and Llama 3.1 405B: Insights
+/// into DeepSeek-V3 (arXiv 2505.09343), table 1.
 #[test]
 fn deepseek_v3_and_its_comparison() {
     assert_eq!(bytes(DEEPSEEK_V3, 1), 70_272);
@@ -71,8 +74,8 @@ fn deepseek_v3_and_its_comparison() {
     assert_eq!(bytes(llama, 1), 516_096);
 }
 
-/// 32 GB for Mistral 7B and 4 GB for Jamba at 256K tokens, 16 bits: Jamba (arXiv 2403.19887), table 1. The state of its
-/// other layers is beside that, and does not grow.
+/// 32 GB for Mistral 7B and 4 GB for Jamba at 256K tokens, 16 bits: Jamba (arXiv 2403.19887), table
+/// 1. The state of its other layers is beside that, and does not grow.
 #[test]
 fn jamba_keeps_an_eighth_of_mistral() {
     let whole = MISTRAL_7B.replace("WINDOW", "null");

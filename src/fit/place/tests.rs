@@ -92,7 +92,8 @@ fn what_layers_keep_of_the_context_is_where_they_compute() {
 
 #[test]
 fn room_that_is_left_on_the_first_gpu_is_used() {
-    // 100 is left after room for one of 30 that travels: a small one behind those that do not fit stays.
+    // 100 is left after room for one of 30 that travels: a small one behind those that do not fit
+    // stays.
     assert_eq!(placed(&[10, 30, 30, 30, 30, 5], &[110], None), "000cc0");
     // 70 of 100: the one of 15 in front gives up its place, and a third of 25 comes in.
     assert_eq!(placed(&[15, 25, 25, 25, 25, 25], &[105], None), "c000cc");
@@ -115,7 +116,8 @@ fn shared_tensors_stay_together() {
     assert_eq!(plan.tiers[0], plan.tiers[3]);
 }
 
-/// The last of three that share a tensor does not fit: all three leave the GPU, and what they leave can be used.
+/// The last of three that share a tensor does not fit: all three leave the GPU, and what they leave
+/// can be used.
 #[test]
 fn no_tie_is_split_by_what_comes_last() {
     let mut tied = demand(&[100, 0, 50, 10, 5]);

@@ -76,7 +76,8 @@ fn narrowing_leaves_what_is_narrow() {
     assert_eq!(of("I32", FloatType::Bf16), 400);
 }
 
-/// Two layers with weights, routers, biases, short rows, four dimensions, a quantised weight with its scale, and what stands beside.
+/// Two layers with weights, routers, biases, short rows, four dimensions, a quantised weight with
+/// its scale, and what stands beside.
 const MIXED: &[(&str, &str, &[u64])] = &[
     ("model.embed_tokens.weight", "F32", &[50, 96]),
     ("model.layers.0.self_attn.q_proj.weight", "BF16", &[70, 96]),

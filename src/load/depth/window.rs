@@ -14,7 +14,8 @@ const IDLE_PART_MAX: u64 = 10;
 /// A stretch of time in which reading is measured.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
-    /// Until so many reads are over, those that were begun before are among them, and slots are used that were not before.
+    /// Until so many reads are over, those that were begun before are among them, and slots are
+    /// used that were not before.
     settled_at_reads: u64,
     ns_min: u64,
     start: Option<Observation>,

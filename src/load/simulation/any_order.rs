@@ -1,5 +1,5 @@
-//! Loads in the order of the files: layers scattered over them in every way, the smallest rings, arenas that come when they like.
-//! What is claimed at the head of `control`, tried.
+//! Loads in the order of the files: layers scattered over them in every way, the smallest rings,
+//! arenas that come when they like. What is claimed at the head of `control`, tried.
 
 use std::sync::mpsc;
 

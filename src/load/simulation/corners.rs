@@ -1,9 +1,11 @@
-//! What only few loads meet: a queue when the gate opens to all, owners of a layer who let go at once.
+//! What only few loads meet: a queue when the gate opens to all, owners of a layer who let go at
+//! once.
 
 use super::*;
 use crate::skipped::skipped;
 
-/// When a load ends, the gate opens to all while jobs may still be there. A queue takes no more than it was made for.
+/// When a load ends, the gate opens to all while jobs may still be there. A queue takes no more
+/// than it was made for.
 #[test]
 fn a_queue_takes_no_more_than_it_was_made_for() {
     use super::super::Progress;
@@ -50,7 +52,8 @@ fn a_queue_takes_no_more_than_it_was_made_for() {
     assert_eq!(outcomes.collect::<Vec<_>>(), [Ok(()), Ok(()), Ok(())]);
 }
 
-/// Layers of many passes are made of one another: nobody who lets go at the same moment as others may lose the block.
+/// Layers of many passes are made of one another: nobody who lets go at the same moment as others
+/// may lose the block.
 #[test]
 fn the_last_owner_puts_the_block_on_the_shelf_whoever_it_is() {
     use super::super::LoadedLayer;

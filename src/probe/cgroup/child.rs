@@ -1,7 +1,9 @@
-//! A control group of our own for one measured run: a fresh kernel peak, and a limit if one is wanted.
+//! A control group of our own for one measured run: a fresh kernel peak, and a limit if one is
+//! wanted.
 //!
-//! It is always a child of the group the caller is in, so no limit is escaped, and it is removed on drop. A process that
-//! is killed drops nothing: what it left behind is removed when the next group is made beside it.
+//! It is always a child of the group the caller is in, so no limit is escaped, and it is removed on
+//! drop. A process that is killed drops nothing: what it left behind is removed when the next group
+//! is made beside it.
 //!
 //! ```text
 //! version 1:  parent ── onelayer-<pid>-<n>          any process may stay in the parent
@@ -10,12 +12,13 @@
 //!               └────── onelayer-<pid>-<n>-caller   the caller, until the drop moves it back
 //! ```
 //!
-//! Version 2 hands a controller only to the children of a group that holds no processes itself ("no internal
-//! processes", `cgroup-v2.rst`). A process that is alone in a delegated scope can satisfy that by stepping
-//! aside; with other processes in the way this is refused, since moving them is not ours to do.
+//! Version 2 hands a controller only to the children of a group that holds no processes itself ("no
+//! internal processes", `cgroup-v2.rst`). A process that is alone in a delegated scope can satisfy
+//! that by stepping aside; with other processes in the way this is refused, since moving them is
+//! not ours to do.
 //!
-//! Memory charged before a process enters stays with its old group: let a command enter before it runs
-//! ([`ChildGroup::place`]).
+//! Memory charged before a process enters stays with its old group: let a command enter before it
+//! runs ([`ChildGroup::place`]).
 #![allow(unsafe_code, reason = "entering a group between fork and exec needs Command::pre_exec")]
 
 use std::fs::{self, File, OpenOptions};
@@ -38,8 +41,9 @@ const PROCS: &str = "cgroup.procs";
 /// How long a drop waits for the kernel to let go of processes that have just ended.
 const REMOVE_PATIENCE: Duration = Duration::from_millis(500);
 
-/// Groups younger than this are left alone by [`sweep`]: whoever made one may be about to enter it, from another namespace
-/// of process ids. The kernel counts from when it last had to look the directory up anew, so a sweep may come late.
+/// Groups younger than this are left alone by [`sweep`]: whoever made one may be about to enter it,
+/// from another namespace of process ids. The kernel counts from when it last had to look the
+/// directory up anew, so a sweep may come late.
 const STALE_AGE: Duration = Duration::from_secs(10);
 
 /// What the names of our groups begin with; the process id follows.
@@ -55,13 +59,15 @@ pub struct ChildGroup {
 }
 
 impl ChildGroup {
-    /// Makes a group below the one the calling process is in. With `limit_bytes` (rounded down to pages by
-    /// the kernel), what it holds is limited to that, and it does not escape into swap.
+    /// Makes a group below the one the calling process is in. With `limit_bytes` (rounded down to
+    /// pages by the kernel), what it holds is limited to that, and it does not escape into
+    /// swap.
     ///
     /// # Errors
-    /// [`ProbeError::GroupNotHere`], [`ProbeError::GroupNotPermitted`], [`ProbeError::GroupNotDelegated`] or
-    /// [`ProbeError::GroupHoldsProcesses`] if there can be none here; [`ProbeError::Group`] if the limit is
-    /// not accepted. Nothing is left behind then.
+    /// [`ProbeError::GroupNotHere`], [`ProbeError::GroupNotPermitted`],
+    /// [`ProbeError::GroupNotDelegated`] or [`ProbeError::GroupHoldsProcesses`] if there can be
+    /// none here; [`ProbeError::Group`] if the limit is not accepted. Nothing is left behind
+    /// then.
     pub fn create(limit_bytes: Option<u64>) -> Result<Self, ProbeError> {
         let parent = Procfs::default()
             .myself()
@@ -123,8 +129,8 @@ impl ChildGroup {
             }),
         }?;
         if self.group.version() == CgroupVersion::V2 {
-            // A program that loses one of its processes goes as a whole, as under a container's runtime. Older than 4.19,
-            // or refused: then it is killed one by one.
+            // A program that loses one of its processes goes as a whole, as under a container's runtime.
+            // Older than 4.19, or refused: then it is killed one by one.
             let _ = write_existing(&self.directory().join("memory.oom.group"), "1");
         }
         Ok(())
@@ -174,8 +180,8 @@ impl ChildGroup {
         loop {
             let pids = self.pids()?;
             let living = pids.iter().filter_map(|pid| Pid::from_raw(i32::try_from(*pid).ok()?));
-            // One that has just ended is as good. A process of a namespace that cannot be seen here has the number 0 and
-            // is left out.
+            // One that has just ended is as good. A process of a namespace that cannot be seen here has the
+            // number 0 and is left out.
             let killed = living.filter(|pid| kill_process(*pid, Signal::KILL).is_ok()).count();
             if killed == 0 || start.elapsed() >= REMOVE_PATIENCE {
                 return Ok(());
@@ -187,8 +193,8 @@ impl ChildGroup {
     /// Makes `command` enter the group before it runs anything of its own.
     ///
     /// # Errors
-    /// [`ProbeError::Group`] if the group's list of processes cannot be opened. If entering fails later,
-    /// `spawn` fails.
+    /// [`ProbeError::Group`] if the group's list of processes cannot be opened. If entering fails
+    /// later, `spawn` fails.
     pub fn place(&self, command: &mut Command) -> Result<(), ProbeError> {
         let path = self.directory().join(PROCS);
         let procs = OpenOptions::new().write(true).open(&path).map_err(|source| ProbeError::Group {
@@ -203,7 +209,8 @@ impl ChildGroup {
         Ok(())
     }
 
-    /// Removes it now, so that a failure can be seen. Processes still in it move to the caller's group.
+    /// Removes it now, so that a failure can be seen. Processes still in it move to the caller's
+    /// group.
     ///
     /// # Errors
     /// [`ProbeError::Group`] if it is still there afterwards.
@@ -243,8 +250,8 @@ impl Drop for ChildGroup {
     }
 }
 
-/// Removes the groups below `parent` that processes which are gone have left behind. The kernel itself refuses to
-/// remove one that is in use.
+/// Removes the groups below `parent` that processes which are gone have left behind. The kernel
+/// itself refuses to remove one that is in use.
 fn sweep(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -332,8 +339,8 @@ fn refused(action: &'static str, path: &Path, parent: &Path, source: io::Error) 
     }
 }
 
-/// Writes into a file of a control group. Never creates one: on any other file system that would look like
-/// success.
+/// Writes into a file of a control group. Never creates one: on any other file system that would
+/// look like success.
 fn write_existing(path: &Path, text: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
 }
@@ -364,8 +371,8 @@ mod tests {
     use super::*;
     use crate::probe::cgroup::locate::Location;
 
-    /// An imitation of a version 2 group: plain files do not refuse, so only the decisions before the
-    /// kernel's are tested.
+    /// An imitation of a version 2 group: plain files do not refuse, so only the decisions before
+    /// the kernel's are tested.
     fn imitation(files: &[(&str, &str)]) -> (tempfile::TempDir, MemoryGroup) {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {

@@ -1,8 +1,8 @@
 //! How many CPUs a control group may use: the quota of the bandwidth controller.
 //!
-//! Version 2 writes `QUOTA PERIOD` or `max PERIOD` into `cpu.max`, version 1 has `cpu.cfs_quota_us` (-1:
-//! none) and `cpu.cfs_period_us`. The smallest ratio of the group and its visible ancestors counts. Sources:
-//! `cgroup-v2.rst` and `Documentation/scheduler/sched-bwc.rst` of the kernel.
+//! Version 2 writes `QUOTA PERIOD` or `max PERIOD` into `cpu.max`, version 1 has `cpu.cfs_quota_us`
+//! (-1: none) and `cpu.cfs_period_us`. The smallest ratio of the group and its visible ancestors
+//! counts. Sources: `cgroup-v2.rst` and `Documentation/scheduler/sched-bwc.rst` of the kernel.
 
 use std::num::NonZeroUsize;
 
@@ -48,8 +48,8 @@ impl CpuGroup {
         Measured::Value(smallest)
     }
 
-    /// How many threads can run at once: the CPUs this process is allowed on, and no more than the quota
-    /// (rounded down, at least 1). `None` if the CPUs cannot be counted.
+    /// How many threads can run at once: the CPUs this process is allowed on, and no more than the
+    /// quota (rounded down, at least 1). `None` if the CPUs cannot be counted.
     #[must_use]
     pub fn parallelism(&self) -> Option<NonZeroUsize> {
         let allowed = std::thread::available_parallelism().ok()?;

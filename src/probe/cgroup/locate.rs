@@ -1,10 +1,10 @@
-//! Finds a process's control group on the file system: pure text first, then a look at which directories
-//! exist.
+//! Finds a process's control group on the file system: pure text first, then a look at which
+//! directories exist.
 //!
-//! `/proc/<pid>/cgroup` names the group as a path within its hierarchy; `/proc/<pid>/mountinfo` says which
-//! part of which hierarchy is mounted where. Both are needed: a container may see its own group as `/` (a
-//! cgroup namespace), or see a path of the host while only its own subtree is mounted, or see a hybrid of
-//! version 1 and version 2, or nothing at all.
+//! `/proc/<pid>/cgroup` names the group as a path within its hierarchy; `/proc/<pid>/mountinfo`
+//! says which part of which hierarchy is mounted where. Both are needed: a container may see its
+//! own group as `/` (a cgroup namespace), or see a path of the host while only its own subtree is
+//! mounted, or see a hybrid of version 1 and version 2, or nothing at all.
 //!
 //! | memberships | mounts | result |
 //! |---|---|---|
@@ -49,7 +49,8 @@ pub(crate) struct Location {
     pub(crate) version: CgroupVersion,
     /// From the group itself up to the mount point; never empty.
     pub(crate) directories: Vec<PathBuf>,
-    /// False if the group's own directory is not there and the first entry is its nearest ancestor that is.
+    /// False if the group's own directory is not there and the first entry is its nearest ancestor
+    /// that is.
     pub(crate) is_own: bool,
 }
 
@@ -123,8 +124,8 @@ fn candidates(
     Ok((version, candidates))
 }
 
-/// The hierarchy and path of the line that counts for `controller`: its own version 1 line, else the version
-/// 2 line.
+/// The hierarchy and path of the line that counts for `controller`: its own version 1 line, else
+/// the version 2 line.
 fn membership(cgroup: &[u8], controller: &str) -> Option<(CgroupVersion, PathBuf)> {
     let mut unified = None;
     for line in cgroup.split(|&byte| byte == b'\n') {

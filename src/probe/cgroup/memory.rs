@@ -1,5 +1,5 @@
-//! The memory of a control group: usage, the kernel's peak, the limit that really applies, what can be taken
-//! back.
+//! The memory of a control group: usage, the kernel's peak, the limit that really applies, what can
+//! be taken back.
 //!
 //! | field | version 1 | version 2 |
 //! |---|---|---|
@@ -13,9 +13,9 @@
 //! | `oom_kill_count` | `oom_kill` of `memory.oom_control` (since 4.13) | `oom_kill` of `memory.events` |
 //! | `file_refault_count` | `total_workingset_refault_file` of `memory.stat` | `workingset_refault_file` (since 5.9) |
 //!
-//! Usage and peak include the page cache, which grows up to whatever limit is set, and count since the group
-//! was made: neither says what a program needs. Limits apply through every ancestor, so the smallest one
-//! counts; those above the mount point cannot be seen in version 2. Sources:
+//! Usage and peak include the page cache, which grows up to whatever limit is set, and count since
+//! the group was made: neither says what a program needs. Limits apply through every ancestor, so
+//! the smallest one counts; those above the mount point cannot be seen in version 2. Sources:
 //! `Documentation/admin-guide/cgroup-v1/memory.rst` and
 //! `cgroup-v2.rst` of the kernel.
 
@@ -31,8 +31,8 @@ use crate::probe::{Measured, Reason};
 /// How reasons call a group's directory.
 const DIRECTORY: &str = "the control group";
 
-/// From here on a number means "no limit": version 1 prints `i64::MAX` rounded down to a page, of at most 64
-/// KiB.
+/// From here on a number means "no limit": version 1 prints `i64::MAX` rounded down to a page, of
+/// at most 64 KiB.
 const UNLIMITED_FROM_BYTES: u64 = (1 << 63) - (64 << 10);
 
 /// A memory control group and its visible ancestors.
@@ -53,8 +53,8 @@ pub struct GroupMemory {
     pub peak_bytes: Measured<u64>,
     /// The smallest limit of the group and its visible ancestors; `Value(None)`: there is none.
     pub limit_bytes: Measured<Option<u64>>,
-    /// The smallest mark above which the group is slowed down; `Value(None)`: there is none, as always in
-    /// version 1.
+    /// The smallest mark above which the group is slowed down; `Value(None)`: there is none, as
+    /// always in version 1.
     pub high_bytes: Measured<Option<u64>>,
     /// Anonymous memory.
     pub anon_bytes: Measured<u64>,
@@ -72,7 +72,8 @@ pub struct GroupMemory {
     pub limit_hit_count: Measured<u64>,
     /// How many processes were killed for it.
     pub oom_kill_count: Measured<u64>,
-    /// Pages of files that were read again after the kernel had taken them back: what a tight limit costs.
+    /// Pages of files that were read again after the kernel had taken them back: what a tight limit
+    /// costs.
     pub file_refault_count: Measured<u64>,
 }
 
@@ -191,9 +192,9 @@ impl MemoryGroup {
         }
     }
 
-    /// What could still be charged before the limit: the smallest, over the group and its visible ancestors,
-    /// of `limit - (usage - page cache that can be dropped)`. Shared memory counts as used. `Value(None)`: no
-    /// limit.
+    /// What could still be charged before the limit: the smallest, over the group and its visible
+    /// ancestors, of `limit - (usage - page cache that can be dropped)`. Shared memory counts
+    /// as used. `Value(None)`: no limit.
     #[must_use]
     pub fn headroom_bytes(&self) -> Measured<Option<u64>> {
         let names = Names::of(self.version());

@@ -1,4 +1,5 @@
-//! Control groups of a process, versions 1 and 2: where they are, what they say, and one of our own.
+//! Control groups of a process, versions 1 and 2: where they are, what they say, and one of our
+//! own.
 
 mod child;
 mod cpu;

@@ -16,8 +16,8 @@ const SUCCESS: u32 = 0;
 const INSUFFICIENT_SIZE: u32 = 7;
 /// `NVML_VALUE_NOT_AVAILABLE`, in place of a process's bytes.
 const NOT_AVAILABLE: u64 = u64::MAX;
-/// The number of the namespace that processes are counted in by the kernel itself (`PROC_PID_INIT_INO`, Linux
-/// `include/linux/proc_ns.h`).
+/// The number of the namespace that processes are counted in by the kernel itself
+/// (`PROC_PID_INIT_INO`, Linux `include/linux/proc_ns.h`).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 /// Processes on one GPU that there is room for from the start.
 const PROCESSES: usize = 64;
@@ -74,14 +74,15 @@ pub(super) struct Device {
     counts_our_processes: bool,
 }
 
-// SAFETY: "all NVML calls are thread-safe" (NVML API Reference Guide, "NVML API Reference"), and a handle is a name.
+// SAFETY: "all NVML calls are thread-safe" (NVML API Reference Guide, "NVML API Reference"), and a
+// handle is a name.
 unsafe impl Send for Device {}
 
 impl Session {
     fn open() -> Result<Self, NvmlError> {
         for name in LIBRARY_NAMES {
-            // SAFETY: loading runs the library's initialisers. It is part of the driver of the GPU that is in use, and is
-            // found where the system's linker looks for it.
+            // SAFETY: loading runs the library's initialisers. It is part of the driver of the GPU that is in
+            // use, and is found where the system's linker looks for it.
             if let Ok(library) = unsafe { Library::new(name) } {
                 let functions = functions(name, &library)?;
                 return Self::start(functions, Some(library));
@@ -103,7 +104,8 @@ impl Session {
         pci_bus_id: Option<&str>,
         total_bytes: u64,
     ) -> Result<Handle, NvmlError> {
-        // The CUDA driver gives the identity of a part of a GPU like that of a whole one, this library does not.
+        // The CUDA driver gives the identity of a part of a GPU like that of a whole one, this library does
+        // not.
         let names = uuid.into_iter().flat_map(|uuid| {
             let part = uuid.strip_prefix("GPU-").map(|digits| format!("MIG-{digits}"));
             [Some(uuid.to_owned()), part].into_iter().flatten()
@@ -254,7 +256,8 @@ mod tests {
 
     use super::*;
 
-    /// How often the fake library below was initialised, less how often it was shut down. One test uses it.
+    /// How often the fake library below was initialised, less how often it was shut down. One test
+    /// uses it.
     static OPEN: AtomicU32 = AtomicU32::new(0);
     const GIB: u64 = 1 << 30;
     /// More than there is room for at first.

@@ -1,12 +1,16 @@
-//! Memory of a GPU as NVIDIA's management library (NVML) counts it: of the whole device, and of one process.
+//! Memory of a GPU as NVIDIA's management library (NVML) counts it: of the whole device, and of one
+//! process.
 //!
-//! The library is looked for at run time under the names that its driver installs; nothing is needed to build. It counts
-//! on its own, beside the CUDA driver: what a program frees shows here, or it was not freed.
+//! The library is looked for at run time under the names that its driver installs; nothing is
+//! needed to build. It counts on its own, beside the CUDA driver: what a program frees shows here,
+//! or it was not freed.
 //!
-//! What it does not do: it holds no CUDA context, and enforces nothing. NVML counts processes by the machine's own process
-//! numbers, so inside a container the share of one process is mostly not to be had, and [`GpuMemory::of_process`] says so.
+//! What it does not do: it holds no CUDA context, and enforces nothing. NVML counts processes by
+//! the machine's own process numbers, so inside a container the share of one process is mostly not
+//! to be had, and [`GpuMemory::of_process`] says so.
 //!
-//! Functions and structures: NVML API Reference Guide, "Initialization and Cleanup", "Device Queries", "Error reporting".
+//! Functions and structures: NVML API Reference Guide, "Initialization and Cleanup", "Device
+//! Queries", "Error reporting".
 
 #[cfg(feature = "cuda")]
 mod library;
@@ -68,9 +72,10 @@ pub struct GpuMemory {
 }
 
 impl GpuMemory {
-    /// The GPU with this identity (`GPU-` and 32 hexadecimal digits in five groups), or else at this place of the PCI bus
-    /// (`domain:bus:device.function`), with this much memory in the eyes of the CUDA driver. A part of a GPU (MIG) is found
-    /// by its identity alone: what is at its place is the whole.
+    /// The GPU with this identity (`GPU-` and 32 hexadecimal digits in five groups), or else at
+    /// this place of the PCI bus (`domain:bus:device.function`), with this much memory in the
+    /// eyes of the CUDA driver. A part of a GPU (MIG) is found by its identity alone: what is
+    /// at its place is the whole.
     ///
     /// # Errors
     /// [`NvmlError`] if there is no usable library, or if it does not know the device.
@@ -96,7 +101,8 @@ impl GpuMemory {
     /// Bytes of the device that a process holds, its CUDA context included.
     ///
     /// # Errors
-    /// [`NvmlError::NoSuchProcess`] if the library does not tell, which is the rule in containers; [`NvmlError::Failed`].
+    /// [`NvmlError::NoSuchProcess`] if the library does not tell, which is the rule in containers;
+    /// [`NvmlError::Failed`].
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there is nothing to ask"))]
     pub fn of_process(&mut self, pid: u32) -> Result<u64, NvmlError> {
         #[cfg(feature = "cuda")]

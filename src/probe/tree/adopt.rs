@@ -1,9 +1,9 @@
 //! Keeps orphans in sight: makes the calling process their new parent.
 //!
-//! A process whose parent ends is handed to the nearest ancestor that is a "subreaper", else to init, where
-//! nothing tells it from a stranger. While an [`Adoption`] lives, that ancestor is the caller. In return the
-//! caller must reap those it adopted, and only those: the root and other children are waited for by whoever
-//! started them.
+//! A process whose parent ends is handed to the nearest ancestor that is a "subreaper", else to
+//! init, where nothing tells it from a stranger. While an [`Adoption`] lives, that ancestor is the
+//! caller. In return the caller must reap those it adopted, and only those: the root and other
+//! children are waited for by whoever started them.
 //!
 //! Source: `PR_SET_CHILD_SUBREAPER(2const)`.
 

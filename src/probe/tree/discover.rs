@@ -1,9 +1,9 @@
 //! Who is whose child.
 //!
-//! `/proc/<pid>/task/<tid>/children` (kernel 3.5, `CONFIG_PROC_CHILDREN`) lists the children of one thread; a
-//! process's children are those of all its threads. Where the file does not exist, every process of the
-//! machine is asked for its parent. Both may miss a child that starts or ends during the reading, so the
-//! caller keeps whom it knows.
+//! `/proc/<pid>/task/<tid>/children` (kernel 3.5, `CONFIG_PROC_CHILDREN`) lists the children of one
+//! thread; a process's children are those of all its threads. Where the file does not exist, every
+//! process of the machine is asked for its parent. Both may miss a child that starts or ends during
+//! the reading, so the caller keeps whom it knows.
 
 use std::fs;
 use std::io;

@@ -1,18 +1,20 @@
-//! Watches a process and all of its descendants from outside: how somebody else's loader is measured.
+//! Watches a process and all of its descendants from outside: how somebody else's loader is
+//! measured.
 //!
 //! ```text
 //! TreeSampler (thread, pace) ── Watch (one sample: who is alive, what they hold) ── discover (who is whose child)
 //!                                                                               └── adopt (orphans come to us)
 //! ```
 //!
-//! Two sums are kept, because processes share pages. The plain sum counts a shared page once per process: it
-//! is never too small, and it is taken at every interval. The other counts each page once (`Pss` of
-//! `smaps_rollup`): it is the real amount, and costs the kernel a walk through all page tables, so it is
-//! taken as often as fits into a fifth of the time and only where it could be a new peak. With one process
-//! both are the same.
+//! Two sums are kept, because processes share pages. The plain sum counts a shared page once per
+//! process: it is never too small, and it is taken at every interval. The other counts each page
+//! once (`Pss` of `smaps_rollup`): it is the real amount, and costs the kernel a walk through all
+//! page tables, so it is taken as often as fits into a fifth of the time and only where it could be
+//! a new peak. With one process both are the same.
 //!
-//! What is not seen: a process that lives and dies between two samples, and what happened to a process after
-//! its last sample. A [`ChildGroup`](super::ChildGroup) around the run catches both in the kernel's own peak.
+//! What is not seen: a process that lives and dies between two samples, and what happened to a
+//! process after its last sample. A [`ChildGroup`](super::ChildGroup) around the run catches both
+//! in the kernel's own peak.
 
 mod adopt;
 mod discover;
@@ -38,11 +40,12 @@ pub struct TreeOptions {
     pub interval: Duration,
     /// How many rows the timeline holds at most; 0 keeps none.
     pub timeline_rows: usize,
-    /// Become the reaper of descendants whose parent ends (`PR_SET_CHILD_SUBREAPER`), so that they stay in
-    /// sight, and reap them. The root must be a child of the caller, who must start no other children
-    /// meanwhile.
+    /// Become the reaper of descendants whose parent ends (`PR_SET_CHILD_SUBREAPER`), so that they
+    /// stay in sight, and reap them. The root must be a child of the caller, who must start no
+    /// other children meanwhile.
     pub adopt_orphans: bool,
-    /// A control group's directory: everything in it belongs to the tree as well, whoever its parent is.
+    /// A control group's directory: everything in it belongs to the tree as well, whoever its
+    /// parent is.
     pub group: Option<PathBuf>,
     /// Where `/proc` is.
     pub procfs: Procfs,
@@ -77,12 +80,13 @@ pub struct TreePeak {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum TreeMethod {
-    /// There was never more than one process: the kernel's high-water mark for `rss`, samples for `host`.
+    /// There was never more than one process: the kernel's high-water mark for `rss`, samples for
+    /// `host`.
     SingleProcess,
     /// Sampled, each page counted once.
     SharedOnce,
-    /// Sampled, shared pages counted once per process: more than there really was. `smaps_rollup` could not
-    /// be read.
+    /// Sampled, shared pages counted once per process: more than there really was. `smaps_rollup`
+    /// could not be read.
     PlainSum,
 }
 
@@ -100,8 +104,8 @@ pub struct ProcessRecord {
     pub first_seen_seconds: f64,
     /// When it was last seen alive.
     pub last_seen_seconds: f64,
-    /// The high-water mark of its resident memory when it was last seen, or before its last `exec` if that
-    /// was more.
+    /// The high-water mark of its resident memory when it was last seen, or before its last `exec`
+    /// if that was more.
     pub rss_peak_bytes: Measured<u64>,
     /// The most it held of what the kernel cannot take back, sampled.
     pub host_peak_bytes: Measured<u64>,
@@ -119,8 +123,8 @@ pub struct TreeSummary {
     pub interval_ms: f64,
     /// The longest time between two samples.
     pub gap_ms_max: f64,
-    /// The longest time between two samples that count shared pages once, while there were several processes
-    /// and one was due; 0 if none was ever late.
+    /// The longest time between two samples that count shared pages once, while there were several
+    /// processes and one was due; 0 if none was ever late.
     pub shared_once_gap_ms_max: f64,
     /// How many samples were taken.
     pub sample_count: u64,
@@ -168,8 +172,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Watches a tree from [`TreeSampler::start`] to [`TreeSampler::finish`]. Dropping it stops the thread and
-/// loses the numbers.
+/// Watches a tree from [`TreeSampler::start`] to [`TreeSampler::finish`]. Dropping it stops the
+/// thread and loses the numbers.
 #[derive(Debug)]
 pub struct TreeSampler {
     shared: Arc<Shared>,
@@ -181,9 +185,9 @@ impl TreeSampler {
     /// Takes a first sample and starts the thread.
     ///
     /// # Errors
-    /// [`ProbeError::Interval`] for an interval out of bounds; [`ProbeError::Process`] if the root cannot be
-    /// read, such as after it was waited for; [`ProbeError::Subreaper`] or [`ProbeError::Thread`] if the
-    /// system refuses.
+    /// [`ProbeError::Interval`] for an interval out of bounds; [`ProbeError::Process`] if the root
+    /// cannot be read, such as after it was waited for; [`ProbeError::Subreaper`] or
+    /// [`ProbeError::Thread`] if the system refuses.
     pub fn start(root_pid: u32, options: &TreeOptions) -> Result<Self, ProbeError> {
         let interval = options.interval;
         if !(INTERVAL_MIN..=INTERVAL_MAX).contains(&interval) {
@@ -206,14 +210,15 @@ impl TreeSampler {
         Ok(Self { shared, thread: Some(thread), interval })
     }
 
-    /// How many processes were alive in the latest sample. 0 after the root has ended and left nobody behind.
+    /// How many processes were alive in the latest sample. 0 after the root has ended and left
+    /// nobody behind.
     #[must_use]
     pub fn live_count(&self) -> u32 {
         self.shared.live_count.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Takes a last sample, stops the thread and sums up. The order of this and of waiting for the root is
-    /// free: a process that has ended keeps the numbers of its last sample.
+    /// Takes a last sample, stops the thread and sums up. The order of this and of waiting for the
+    /// root is free: a process that has ended keeps the numbers of its last sample.
     ///
     /// # Errors
     /// [`ProbeError::ThreadPanicked`] if the thread did.

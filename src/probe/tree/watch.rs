@@ -1,8 +1,8 @@
 //! One sample of a tree after the other: who is alive, what they hold, what was the most.
 //!
-//! A process is known by its id *and* its start time, so an id that is used again is another process.
-//! Everything about one process in one sample is read through one pinned directory, so it cannot be of two
-//! processes either.
+//! A process is known by its id *and* its start time, so an id that is used again is another
+//! process. Everything about one process in one sample is read through one pinned directory, so it
+//! cannot be of two processes either.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -179,8 +179,8 @@ impl Watch {
         count
     }
 
-    /// Reads every member; those that have ended leave. Returns the living and the plain sum of what they
-    /// hold.
+    /// Reads every member; those that have ended leave. Returns the living and the plain sum of
+    /// what they hold.
     fn read_members(&mut self, elapsed: Duration) -> (Vec<Process>, Option<ProcessMemory>) {
         let mut alive = Vec::with_capacity(self.members.len());
         let mut sum: Option<ProcessMemory> = None;
@@ -211,7 +211,8 @@ impl Watch {
         (alive, sum)
     }
 
-    /// Counts each page once, if that could be a new peak and the last such walk was long enough ago.
+    /// Counts each page once, if that could be a new peak and the last such walk was long enough
+    /// ago.
     fn walk_if_useful(&mut self, alive: &[Process], sum: &ProcessMemory, elapsed: Duration, count: u32) {
         if !self.host.is_below(sum.host_bytes) && !self.rss.is_below(sum.rss_bytes) {
             self.walk_due_since = None;
@@ -263,7 +264,8 @@ impl Watch {
         }
     }
 
-    /// Admits `pid` unless it is known, has ended, or has become another process since it was listed.
+    /// Admits `pid` unless it is known, has ended, or has become another process since it was
+    /// listed.
     fn consider(
         &mut self,
         pid: u32,
@@ -376,8 +378,8 @@ impl Watch {
     }
 }
 
-/// The plain sum of two processes' memory. A sum of high-water marks would be no memory that ever was, so it
-/// has none.
+/// The plain sum of two processes' memory. A sum of high-water marks would be no memory that ever
+/// was, so it has none.
 fn add(left: &ProcessMemory, right: &ProcessMemory) -> ProcessMemory {
     let no_mark = Measured::Unavailable(Reason::NotHere("several processes have no common high-water mark"));
     ProcessMemory {

@@ -1,4 +1,5 @@
-//! A file that changes during the load is an error in every source: no signal, no zeros, no mixture.
+//! A file that changes during the load is an error in every source: no signal, no zeros, no
+//! mixture.
 
 use std::io::{Seek, SeekFrom};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -69,8 +70,8 @@ fn assert_changed(result: Result<u64, SourceError>, shard: &Shard, context: &str
     }
 }
 
-/// A source that chooses opens a file once more when it first reads it direct, by its path: what has been removed by then is not
-/// there.
+/// A source that chooses opens a file once more when it first reads it direct, by its path: what
+/// has been removed by then is not there.
 fn assert_found(
     variant: &Variant,
     change: Change,
@@ -153,8 +154,9 @@ fn a_change_between_open_and_read_or_two_reads_is_found() {
     });
 }
 
-/// The change happens right before the n-th system call of a read, whichever call that is, for every n there
-/// is: before and between the calls that move bytes, and between the last of them and the comparison.
+/// The change happens right before the n-th system call of a read, whichever call that is, for
+/// every n there is: before and between the calls that move bytes, and between the last of them and
+/// the comparison.
 #[test]
 fn a_change_before_any_call_of_a_read_is_found() {
     let folder = Folder::new();
@@ -209,7 +211,8 @@ fn a_replaced_file_is_found_when_it_is_opened_again() {
                 (0..20).map(|index| folder.shard(&format!("{index}"), LEN_BYTES)).collect();
             let source = open_with(Kernel, mode, &shards).unwrap();
             let mut buffer = Buffer::new(128 << 10);
-            // Enough for 16 descriptors to turn over, whichever of two files that were used at once goes first.
+            // Enough for 16 descriptors to turn over, whichever of two files that were used at once goes
+            // first.
             for shard in (1..20).cycle().take(19 * 3) {
                 read_and_compare(source.as_ref(), &request(shard, range(0, 100)), &mut buffer).unwrap();
             }
@@ -243,8 +246,8 @@ fn something_else_than_a_file_in_its_place_is_named() {
     }
 }
 
-/// A thread truncates, at a moment nobody chose, while another reads: every read that succeeds is exact, the
-/// first that fails says why, and the process lives.
+/// A thread truncates, at a moment nobody chose, while another reads: every read that succeeds is
+/// exact, the first that fails says why, and the process lives.
 #[test]
 fn a_truncating_thread_never_kills_or_feeds_zeros() {
     const RACES: u64 = 120;

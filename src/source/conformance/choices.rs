@@ -1,4 +1,5 @@
-//! What the source that chooses chooses: what is said beforehand, what is done at each read, and what is left behind.
+//! What the source that chooses chooses: what is said beforehand, what is done at each read, and
+//! what is left behind.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,7 +15,8 @@ use crate::source::{Arrival, SourceError};
 const LEN_BYTES: u64 = 8 * MIB;
 const READ_BYTES: u64 = MIB;
 
-/// A test file on a disk with a page cache that this process may ask about and empty, or nothing, said aloud.
+/// A test file on a disk with a page cache that this process may ask about and empty, or nothing,
+/// said aloud.
 fn disk_file(folder: &Folder, len_bytes: u64) -> Option<Shard> {
     let shard = folder.shard("on_disk.safetensors", len_bytes);
     let file = File::open(&shard.path).unwrap();
@@ -62,8 +64,9 @@ fn cached_bytes(shard: &Shard, bytes: ByteRange) -> u64 {
     page_cache::pages_by_cachestat(&file, bytes).unwrap() * page_bytes()
 }
 
-/// A machine short of memory takes pages back at any time, and nothing that is said of them holds then. `trial` is repeated
-/// until what it brought into the page cache was there before its check and after it; it checks nothing if it was not.
+/// A machine short of memory takes pages back at any time, and nothing that is said of them holds
+/// then. `trial` is repeated until what it brought into the page cache was there before its check
+/// and after it; it checks nothing if it was not.
 fn undisturbed(mut trial: impl FnMut() -> Peace) {
     if !(0..20).any(|_| trial() == Peace::Kept) {
         skipped("pages are taken back again and again here");
@@ -140,8 +143,8 @@ fn a_cold_file_is_read_past_the_page_cache_and_a_warm_one_out_of_it() {
     });
 }
 
-/// What is there is read from there, but for its end, where reading would have the kernel read on: a file that is warm in
-/// front would come in to its end.
+/// What is there is read from there, but for its end, where reading would have the kernel read on:
+/// a file that is warm in front would come in to its end.
 #[test]
 fn a_half_warm_file_is_split_by_range() {
     let folder = Folder::new();
@@ -237,7 +240,8 @@ fn a_wrong_guess_is_corrected_at_the_next_read() {
     });
 }
 
-/// Where direct I/O is no choice, a cold file is read through the page cache, and leaves nothing there; what was there stays.
+/// Where direct I/O is no choice, a cold file is read through the page cache, and leaves nothing
+/// there; what was there stays.
 #[test]
 fn reads_through_the_page_cache_leave_it_as_they_found_it() {
     let folder = Folder::new();
@@ -327,7 +331,8 @@ fn those_who_refuse_to_tell_are_passed_over() {
     assert_ne!(decided.residency_by, Some(ResidencyBy::Cachestat));
 }
 
-/// Nobody tells, and reads are slow: after two of them the file is read direct, but one slow read alone changes nothing.
+/// Nobody tells, and reads are slow: after two of them the file is read direct, but one slow read
+/// alone changes nothing.
 #[test]
 fn a_file_that_is_slow_out_of_the_page_cache_is_read_past_it() {
     let folder = Folder::new();

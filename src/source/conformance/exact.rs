@@ -75,7 +75,8 @@ fn pieces_arrive_in_order_and_are_what_the_whole_is() {
     });
 }
 
-/// Memory at any address, and payloads at any offset: either the bytes arrive, or nothing has been read.
+/// Memory at any address, and payloads at any offset: either the bytes arrive, or nothing has been
+/// read.
 #[test]
 fn memory_at_any_address_is_filled_or_left_alone() {
     let folder = Folder::new();

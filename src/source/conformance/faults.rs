@@ -1,5 +1,5 @@
-//! A system that fails on purpose: short counts, interruptions, refusals, and anything a test wants to happen
-//! to the file right before a call.
+//! A system that fails on purpose: short counts, interruptions, refusals, and anything a test wants
+//! to happen to the file right before a call.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,5 @@
-//! Bounds: descriptors, resident windows. What concerns the whole process runs in a process of its own.
+//! Bounds: descriptors, resident windows. What concerns the whole process runs in a process of its
+//! own.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -51,7 +52,8 @@ fn hundreds_of_shards_need_few_descriptors() {
     let real_folder = folder.0.path().canonicalize().unwrap();
     on_all(|variant| {
         let source = variant.open(&shards);
-        // The source that chooses has two sets of half as many, and opens those for direct reads when there is one.
+        // The source that chooses has two sets of half as many, and opens those for direct reads when there
+        // is one.
         let half = if variant.mode == IoMode::Auto { 2 } else { 1 };
         assert_eq!(open_files_in(&real_folder), DESCRIPTORS / half);
         let mut buffer = Buffer::new(128 << 10);
@@ -66,8 +68,8 @@ fn hundreds_of_shards_need_few_descriptors() {
     });
 }
 
-/// More readers than descriptors, all on files of their own: they wait for each other and all come through, in
-/// a process that has not one descriptor more than the sources may use.
+/// More readers than descriptors, all on files of their own: they wait for each other and all come
+/// through, in a process that has not one descriptor more than the sources may use.
 #[test]
 fn more_readers_than_descriptors_share_them() {
     const READERS: u32 = 24;
@@ -111,8 +113,9 @@ fn more_readers_than_descriptors_share_them() {
     assert!(most.load(Ordering::SeqCst) > DESCRIPTORS / 2, "readers did not pile up: {most:?}");
 }
 
-/// Whoever evicts a file may find that another thread took the place; the news of that thread's own file, which can be
-/// evicted in turn, must not be lost. Each round ends at once, so nothing that happens later can help.
+/// Whoever evicts a file may find that another thread took the place; the news of that thread's own
+/// file, which can be evicted in turn, must not be lost. Each round ends at once, so nothing that
+/// happens later can help.
 #[test]
 fn a_reader_whose_place_was_taken_tries_again() {
     const READERS: u32 = 8;
@@ -142,8 +145,8 @@ fn a_reader_whose_place_was_taken_tries_again() {
     }
 }
 
-/// While every descriptor is just being opened there is none to evict; whoever waits then must learn of the
-/// first that can be.
+/// While every descriptor is just being opened there is none to evict; whoever waits then must
+/// learn of the first that can be.
 #[test]
 fn a_reader_that_finds_all_descriptors_being_opened_comes_through() {
     let folder = Folder::new();

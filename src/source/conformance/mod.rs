@@ -1,5 +1,5 @@
-//! What every source promises, checked on every source and on every way it falls back: [`variants`] lists
-//! them, and each test below runs on all.
+//! What every source promises, checked on every source and on every way it falls back: [`variants`]
+//! lists them, and each test below runs on all.
 
 use std::fs::File;
 use std::io::Write;
@@ -38,7 +38,8 @@ struct Variant {
     system: Faulty,
     /// Whether files of at least this size end up buffered; `None`: never.
     falls_back_from_bytes: Option<u64>,
-    /// What was decided for every file, instead of what follows from the truth: test files are small.
+    /// What was decided for every file, instead of what follows from the truth: test files are
+    /// small.
     decided: Option<(IoMode, IoReason)>,
 }
 
@@ -85,7 +86,8 @@ fn refusing(refused: fn(Call) -> bool, errno: Errno) -> Faulty {
     Faulty { refuse: Some(Arc::new(refuse)), ..Faulty::default() }
 }
 
-/// Every source, as it is, under short counts and interruptions, and with everything refused that can be.
+/// Every source, as it is, under short counts and interruptions, and with everything refused that
+/// can be.
 fn variants() -> Vec<Variant> {
     use IoMode::{Buffered, Direct, Mmap, Uring};
     let plain = Faulty::default;
@@ -246,7 +248,8 @@ fn on_all(test: impl Fn(&Variant)) {
     }
 }
 
-/// Byte `offset_bytes` of every test file. Never zero, so that a hole or a page that was cut off shows.
+/// Byte `offset_bytes` of every test file. Never zero, so that a hole or a page that was cut off
+/// shows.
 fn expected_byte(offset_bytes: u64) -> u8 {
     // splitmix64 of the offset.
     let mut word = offset_bytes.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -286,8 +289,8 @@ impl Folder {
     }
 }
 
-/// What a checkpoint records about a file, once the file system's clock has moved on since it was written, so
-/// that a later change cannot carry the same time on kernels that keep coarse ones.
+/// What a checkpoint records about a file, once the file system's clock has moved on since it was
+/// written, so that a later change cannot carry the same time on kernels that keep coarse ones.
 fn check(path: &Path) -> Shard {
     let (_, identity) = Kernel.open(path).unwrap();
     let mut clock = File::create(path.with_extension("clock")).unwrap();

@@ -87,7 +87,8 @@ impl Owned {
     }
 }
 
-// SAFETY: a mapping of its own, which moves with nobody; each number is used by one buffer of a queue.
+// SAFETY: a mapping of its own, which moves with nobody; each number is used by one buffer of a
+// queue.
 unsafe impl ReadBuffer for Owned {
     fn bytes_mut(&mut self) -> &mut [u8] {
         self.buffer.bytes()
@@ -158,7 +159,8 @@ fn many_reads_in_flight_come_back_each_with_its_own_bytes() {
     assert_eq!(queueing.get(), Queueing::Registered);
 }
 
-/// Each holds files while it has reads in flight, and together they want more than there are descriptors.
+/// Each holds files while it has reads in flight, and together they want more than there are
+/// descriptors.
 #[test]
 fn queues_that_want_more_descriptors_than_there_are_come_through() {
     if refusal().is_some() {
@@ -167,7 +169,8 @@ fn queues_that_want_more_descriptors_than_there_are_come_through() {
     let folder = Folder::new();
     let shards: Vec<Shard> = (0..40).map(|index| folder.shard(&format!("{index}"), 9000)).collect();
     come_through(Arc::from(open_with(Kernel, IoMode::Uring, &shards).unwrap()));
-    // A source with two sets of descriptors, which reads every other time here and now, while it has others in flight.
+    // A source with two sets of descriptors, which reads every other time here and now, while it has
+    // others in flight.
     let odd_is_cold = |bytes: ByteRange| if bytes.end().is_multiple_of(2) { all_pages(bytes) } else { 0 };
     let auto = Variant {
         name: "auto, every other read direct".to_owned(),
@@ -197,7 +200,8 @@ fn come_through(source: Arc<dyn Source>) {
                     let payload = range(3, 9000 - u64::from(tag % 2));
                     queue.submit(to_usize(u64::from(tag)), request(shard, payload), buffer);
                 }
-                // The numbers stand for other memory in the next turn, and nothing here reads it: bytes are compared elsewhere.
+                // The numbers stand for other memory in the next turn, and nothing here reads it: bytes are
+                // compared elsewhere.
                 while let Some(finished) = queue.next().unwrap() {
                     finished.outcome.unwrap();
                 }

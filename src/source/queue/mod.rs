@@ -1,4 +1,5 @@
-//! Reads that are queued with the kernel (io_uring): one thread has many in flight. A queue owns the buffers meanwhile.
+//! Reads that are queued with the kernel (io_uring): one thread has many in flight. A queue owns
+//! the buffers meanwhile.
 //!
 //! ```text
 //! submit(tag, request, buffer) --> waiting --> in flight --answer--> more of the extent, or checked --> next()
@@ -6,8 +7,9 @@
 //!                                    +--> until nothing is in flight -----+
 //! ```
 //!
-//! Everything but the system calls is the source's ([`Queueable`]): what a read begins with, what a short answer means, the comparison
-//! afterwards, and the reads that go through no queue. Reader threads of the loader make a queue each.
+//! Everything but the system calls is the source's ([`Queueable`]): what a read begins with, what a
+//! short answer means, the comparison afterwards, and the reads that go through no queue. Reader
+//! threads of the loader make a queue each.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -33,14 +35,16 @@ mod ring;
 
 /// How reads are queued. A named mode of the report.
 ///
-/// What comes out of the page cache, by decision or because direct reads of its file were refused, goes through no queue.
+/// What comes out of the page cache, by decision or because direct reads of its file were refused,
+/// goes through no queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Queueing {
     /// Nobody wanted queues.
     #[default]
     NotAsked,
-    /// In queues, into buffers that the kernel looks up for each read, as [`IoMode::Auto`](super::IoMode::Auto) has it: it locks no memory.
+    /// In queues, into buffers that the kernel looks up for each read, as
+    /// [`IoMode::Auto`](super::IoMode::Auto) has it: it locks no memory.
     Queued,
     /// In queues, into buffers that the kernel knows.
     Registered,
@@ -125,15 +129,18 @@ pub(super) enum Begun {
     Busy,
 }
 
-/// A source whose reads may go through a queue: all of a direct read but the system calls that move bytes.
+/// A source whose reads may go through a queue: all of a direct read but the system calls that move
+/// bytes.
 pub(super) trait Queueable: Send + Sync {
     /// Why no read would go through a queue, if none would.
     fn refusal(&self) -> Option<String>;
 
-    /// True if the kernel is to know the buffers: that saves it a look at each read, and locks them in memory.
+    /// True if the kernel is to know the buffers: that saves it a look at each read, and locks them
+    /// in memory.
     fn registers(&self) -> bool;
 
-    /// Checks the request and opens its file; or reads it here and now, where it is not to be read direct.
+    /// Checks the request and opens its file; or reads it here and now, where it is not to be read
+    /// direct.
     fn begin(&self, request: &ReadRequest, buffer: &mut [u8], may_wait: bool) -> Result<Begun, SourceError>;
 
     /// One `pread`, for what the queue would not do.
@@ -142,7 +149,8 @@ pub(super) trait Queueable: Send + Sync {
     /// See [`System::answered`](super::system::System::answered).
     fn answered(&self, buffer: &mut [u8], answer: io::Result<usize>) -> io::Result<usize>;
 
-    /// Compares the file with the one that was checked, and falls back where direct reading came to nothing.
+    /// Compares the file with the one that was checked, and falls back where direct reading came to
+    /// nothing.
     fn finish(
         &self,
         outcome: Outcome,
@@ -194,8 +202,9 @@ pub(crate) struct ReadQueue<B: ReadBuffer> {
 }
 
 impl<B: ReadBuffer> ReadQueue<B> {
-    /// A queue for so many reads in flight, into buffers that are numbered below `buffer_count`. `None` if the source asks for
-    /// none, or if there is none to be had: `queueing` then says why.
+    /// A queue for so many reads in flight, into buffers that are numbered below `buffer_count`.
+    /// `None` if the source asks for none, or if there is none to be had: `queueing` then says
+    /// why.
     pub(crate) fn new(
         source: &Arc<dyn Source>,
         reads_most: u32,
@@ -241,10 +250,12 @@ impl<B: ReadBuffer> ReadQueue<B> {
         self.len() < self.reads_most
     }
 
-    /// Reads one request into the buffer, which is this queue's until [`Self::next`] returns it under this tag.
+    /// Reads one request into the buffer, which is this queue's until [`Self::next`] returns it
+    /// under this tag.
     ///
     /// # Panics
-    /// As [`Source::read`], and if there is no [room](Self::has_room); the buffer is dropped then, and not in flight.
+    /// As [`Source::read`], and if there is no [room](Self::has_room); the buffer is dropped then,
+    /// and not in flight.
     pub(crate) fn submit(&mut self, tag: usize, request: ReadRequest, buffer: B) {
         self.waiting.push_back(Waiting { tag, request, buffer });
         self.begin_waiting();
@@ -277,7 +288,8 @@ impl<B: ReadBuffer> ReadQueue<B> {
         }
     }
 
-    /// Begins the reads that wait, as far as descriptors are to be had. Whoever has none in flight may wait for one.
+    /// Begins the reads that wait, as far as descriptors are to be had. Whoever has none in flight
+    /// may wait for one.
     fn begin_waiting(&mut self) {
         while let Some(Waiting { tag, request, mut buffer }) = self.waiting.pop_front() {
             let may_wait = self.ring.len() == 0;
@@ -326,7 +338,8 @@ fn part_of<'a>(buffer: &'a mut impl ReadBuffer, request: &ReadRequest, position_
     &mut buffer.bytes_mut()[to_usize(position_bytes)..to_usize(request.extent.len_bytes())]
 }
 
-/// True for answers that are about the queue and not about the read: out of requests for now, or cancelled.
+/// True for answers that are about the queue and not about the read: out of requests for now, or
+/// cancelled.
 fn is_put_off(error: &io::Error) -> bool {
     use rustix::io::Errno;
     matches!(Errno::from_io_error(error), Some(Errno::AGAIN | Errno::CANCELED))

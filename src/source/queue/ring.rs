@@ -1,7 +1,8 @@
-//! The ring that program and kernel share, as safe calls: what is pushed is owned here until its answer has come.
+//! The ring that program and kernel share, as safe calls: what is pushed is owned here until its
+//! answer has come.
 //!
-//! A buffer is registered when it is first used and not before: the ring of a load has more slots than a fast
-//! load uses, and registering one would touch all of its pages.
+//! A buffer is registered when it is first used and not before: the ring of a load has more slots
+//! than a fast load uses, and registering one would touch all of its pages.
 #![allow(
     unsafe_code,
     reason = "the kernel writes to memory by address; each block says why that memory is ours"
@@ -45,10 +46,12 @@ struct Flight<B, T> {
 }
 
 impl<B: ReadBuffer, T> KernelRing<B, T> {
-    /// A queue for so many reads, with a table for so many buffers, if there is to be one. Says why if the kernel refuses.
+    /// A queue for so many reads, with a table for so many buffers, if there is to be one. Says why
+    /// if the kernel refuses.
     pub(super) fn new(reads_most: u32, buffer_count: Option<u32>) -> Result<Self, String> {
         let entries = reads_most.max(1);
-        // Answers are fetched here anyway: no need to interrupt this thread for them. Kernels before 5.19 do not know that.
+        // Answers are fetched here anyway: no need to interrupt this thread for them. Kernels before 5.19
+        // do not know that.
         let io = IoUring::builder()
             .setup_coop_taskrun()
             .dontfork()
@@ -100,9 +103,10 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
 
     fn tell(&self, number: u32, bytes: &mut [u8]) -> io::Result<()> {
         let part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        // SAFETY: the kernel takes its own reference on each page of these bytes, and writes to them only for a read that
-        // names them; `push` names them for a buffer that has the same bytes, is owned here and so exists (the
-        // promise of `ReadBuffer`). A page that outlives its mapping is nobody's.
+        // SAFETY: the kernel takes its own reference on each page of these bytes, and writes to them only
+        // for a read that names them; `push` names them for a buffer that has the same bytes, is
+        // owned here and so exists (the promise of `ReadBuffer`). A page that outlives its mapping
+        // is nobody's.
         unsafe { self.io.submitter().register_buffers_update(number, &[part], None) }
     }
 
@@ -114,8 +118,8 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
         let tag = self.flights.iter().position(Option::is_none).expect("no more reads than were asked for");
         let entry = self.entry(&mut buffer, &file, piece, tag);
         self.flights[tag] = Some(Flight { buffer, file, rest });
-        // SAFETY: the entry names memory of a buffer and a descriptor of a file that are owned by `flights` until the answer
-        // has come; `flights` is dropped only when nothing is in flight.
+        // SAFETY: the entry names memory of a buffer and a descriptor of a file that are owned by `flights`
+        // until the answer has come; `flights` is dropped only when nothing is in flight.
         let pushed = unsafe { self.io.submission().push(&entry) };
         pushed.expect("the queue has an entry for each flight");
         self.in_flight += 1;
@@ -138,7 +142,8 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
         entry.user_data(u64::try_from(tag).unwrap_or(u64::MAX))
     }
 
-    /// Begins what was pushed. What the kernel has to say against it, it says again when it is waited for.
+    /// Begins what was pushed. What the kernel has to say against it, it says again when it is
+    /// waited for.
     pub(super) fn submit(&self) {
         let _ = self.io.submit();
     }

@@ -9,8 +9,8 @@ use std::ops::Range;
 use super::level::Level;
 use crate::units::to_u64;
 
-/// Elements that are taken out of the slot at once: a block stays in registers or in the first-level cache, and the compiler
-/// knows that what is read and what is written are two places.
+/// Elements that are taken out of the slot at once: a block stays in registers or in the
+/// first-level cache, and the compiler knows that what is read and what is written are two places.
 pub(super) const BLOCK_ELEMENTS: usize = 128;
 
 /// As many elements of so many bytes each.
@@ -29,7 +29,8 @@ pub(super) struct Elements<'a> {
 impl Elements<'_> {
     /// Replaces every element. Returns how many were finite and are not any more.
     ///
-    /// Only where a block has an infinity or no number in it afterwards, each of its elements is looked at.
+    /// Only where a block has an infinity or no number in it afterwards, each of its elements is
+    /// looked at.
     pub(super) fn each<const FROM: usize, const TO: usize>(
         self,
         cast: impl Fn([u8; FROM]) -> [u8; TO],
@@ -47,7 +48,8 @@ impl Elements<'_> {
         self.each_block(cast_block, is_lost)
     }
 
-    /// Replaces every block. `cast_block` says whether it may have an element for which `is_lost` is true; those are counted.
+    /// Replaces every block. `cast_block` says whether it may have an element for which `is_lost`
+    /// is true; those are counted.
     pub(super) fn each_block<const FROM: usize, const TO: usize>(
         self,
         cast_block: impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
@@ -67,7 +69,8 @@ impl Elements<'_> {
     }
 }
 
-// Functions of their own: within a match over all types the compiler makes loops of them that take a third longer.
+// Functions of their own: within a match over all types the compiler makes loops of them that take
+// a third longer.
 #[inline(never)]
 fn baseline<const FROM: usize, const TO: usize>(
     bytes: &mut [u8],
@@ -102,8 +105,8 @@ fn avx512<const FROM: usize, const TO: usize>(
     replace(bytes, source, cast_block, is_lost)
 }
 
-/// The loop itself: from the front, or from the back if elements grow. What a block writes lies only where blocks were that
-/// have been read.
+/// The loop itself: from the front, or from the back if elements grow. What a block writes lies
+/// only where blocks were that have been read.
 #[inline(always)]
 fn replace<const FROM: usize, const TO: usize>(
     bytes: &mut [u8],
@@ -131,8 +134,8 @@ fn replace<const FROM: usize, const TO: usize>(
     overflowed
 }
 
-/// One block, or the elements that are left over. That the compiler knows how many there are in a block is what makes its
-/// loops those of vectors.
+/// One block, or the elements that are left over. That the compiler knows how many there are in a
+/// block is what makes its loops those of vectors.
 #[inline(always)]
 fn replace_block<const FROM: usize, const TO: usize>(
     bytes: &mut [u8],

@@ -1,8 +1,10 @@
-//! One element from one number type to another, as plain integer code that the compiler turns into vectors.
+//! One element from one number type to another, as plain integer code that the compiler turns into
+//! vectors.
 //!
-//! Each is rounded once, to nearest, ties to even, as IEEE 754 has it: what is too large becomes an infinity, what is too
-//! small a subnormal or a zero of its sign. A NaN stays one: quiet, with its sign and as much of the top of its payload as
-//! there is room for. (That of `F8_E8M0` has neither.)
+//! Each is rounded once, to nearest, ties to even, as IEEE 754 has it: what is too large becomes an
+//! infinity, what is too small a subnormal or a zero of its sign. A NaN stays one: quiet, with its
+//! sign and as much of the top of its payload as there is room for. (That of `F8_E8M0` has
+//! neither.)
 //!
 //! ```text
 //! F32, or exactly:  F16 BF16 F8 I8 U8 I16 U16  ->  single, which is rounded to BF16, F16
@@ -10,12 +12,13 @@
 //! I64 U64, rounded to odd                      ->  double, the same
 //! ```
 //!
-//! All are inlined whatever the compiler thinks of it: they are compiled for the instruction set of the loop around them.
+//! All are inlined whatever the compiler thinks of it: they are compiled for the instruction set of
+//! the loop around them.
 //!
-//! Rounding to odd is towards zero, and what is not exact gets a last bit of one. That bit tells a second rounding, to a
-//! format with at least two bits less, on which side of a tie the number was. So both together round as one would.
-//! (S. Boldo, G. Melquiond: Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd, IEEE
-//! Transactions on Computers 57, 2008.)
+//! Rounding to odd is towards zero, and what is not exact gets a last bit of one. That bit tells a
+//! second rounding, to a format with at least two bits less, on which side of a tie the number was.
+//! So both together round as one would. (S. Boldo, G. Melquiond: Emulation of FMA and correctly
+//! rounded sums: proved algorithms using rounding to odd, IEEE Transactions on Computers 57, 2008.)
 
 const F32_SIGN: u32 = 1 << 31;
 const F32_INFINITY: u32 = 0xFF << 23;
@@ -40,7 +43,8 @@ fn low_word(bits: u64) -> u32 {
 #[inline(always)]
 pub(super) fn bf16_of_f32(bits: u32) -> u16 {
     let is_odd = (bits >> 16) & 1;
-    // Half a unit, less the tie that goes down to even. A carry out of the mantissa is the next power of two, or infinity.
+    // Half a unit, less the tie that goes down to even. A carry out of the mantissa is the next power
+    // of two, or infinity.
     let rounded = bits.wrapping_add(0x7FFF + is_odd) >> 16;
     let quiet = (bits | F32_QUIET) >> 16;
     low_half(if bits & !F32_SIGN > F32_INFINITY { quiet } else { rounded })
@@ -49,10 +53,12 @@ pub(super) fn bf16_of_f32(bits: u32) -> u16 {
 /// Single to half precision: 5 bits of exponent biased by 15, 10 of mantissa.
 #[inline(always)]
 pub(super) fn f16_of_f32(bits: u32) -> u16 {
-    /// The smallest number that is normal in half precision, 2^-14, and 2^16, which is beyond all of them.
+    /// The smallest number that is normal in half precision, 2^-14, and 2^16, which is beyond all
+    /// of them.
     const NORMAL_MIN: u32 = (127 - 14) << 23;
     const TOO_LARGE: u32 = (127 + 16) << 23;
-    /// A unit in the last place of this number is the smallest subnormal, 2^-24: adding it rounds as wanted.
+    /// A unit in the last place of this number is the smallest subnormal, 2^-24: adding it rounds
+    /// as wanted.
     const SUBNORMAL_UNIT: u32 = (127 - 24 + 23) << 23;
     const INFINITY: u32 = 0x1F << 10;
     const QUIET: u32 = 1 << 9;
@@ -60,7 +66,8 @@ pub(super) fn f16_of_f32(bits: u32) -> u16 {
     let sign = (bits & F32_SIGN) >> 16;
     let size = bits & !F32_SIGN;
     let is_odd = (size >> 13) & 1;
-    // The exponent's other bias, then as above; infinity is what a carry out of the largest number gives.
+    // The exponent's other bias, then as above; infinity is what a carry out of the largest number
+    // gives.
     let normal = size.wrapping_sub((127 - 15) << 23).wrapping_add(0xFFF + is_odd) >> 13;
     let sum = f32::from_bits(size) + f32::from_bits(SUBNORMAL_UNIT);
     let subnormal = sum.to_bits().wrapping_sub(SUBNORMAL_UNIT);
@@ -119,11 +126,13 @@ pub(super) fn f32_of_bf16(bits: u16) -> u32 {
     if bits & !F32_SIGN > F32_INFINITY { bits | F32_QUIET } else { bits }
 }
 
-/// The sizes of finite floats whose mantissa has `MANTISSA` bits and whose exponent is biased by `BIAS`, as singles.
+/// The sizes of finite floats whose mantissa has `MANTISSA` bits and whose exponent is biased by
+/// `BIAS`, as singles.
 #[inline(always)]
 fn f32_of_small<const MANTISSA: u32, const BIAS: u32>(size: u32) -> u32 {
     let placed = size << (23 - MANTISSA);
-    // Subnormals have the exponent of the smallest normal number, and no leading one: it is put there and taken away.
+    // Subnormals have the exponent of the smallest normal number, and no leading one: it is put there
+    // and taken away.
     let one = (127 - BIAS + 1) << 23;
     let subnormal = f32::from_bits(placed + one) - f32::from_bits(one);
     let normal = placed + ((127 - BIAS) << 23);
@@ -147,7 +156,8 @@ pub(super) fn f32_of_f8_e5m2(bits: u8) -> u32 {
     f32_of_f16(u16::from(bits) << 8)
 }
 
-/// `F8_E4M3` to single precision. It has no infinity, and the NaN is where the largest number would be.
+/// `F8_E4M3` to single precision. It has no infinity, and the NaN is where the largest number would
+/// be.
 ///
 /// (P. Micikevicius et al.: FP8 Formats for Deep Learning, 2022, table 1.)
 #[inline(always)]

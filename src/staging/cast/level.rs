@@ -1,12 +1,14 @@
 //! Instruction sets that the loops of casts are compiled for, and which of them this machine has.
 //!
-//! The crate is compiled for the oldest processors of its kind. Newer ones cast a block in a fraction of the time, so each
-//! loop exists once for each level here. On other architectures than x86-64 there is one level: what the compiler may use
-//! there anyhow (on 64-bit Arm that includes its vectors).
+//! The crate is compiled for the oldest processors of its kind. Newer ones cast a block in a
+//! fraction of the time, so each loop exists once for each level here. On other architectures than
+//! x86-64 there is one level: what the compiler may use there anyhow (on 64-bit Arm that includes
+//! its vectors).
 
 use std::fmt;
 
-/// An instruction set. Made only for machines that have it: whoever holds one may run what is compiled for it.
+/// An instruction set. Made only for machines that have it: whoever holds one may run what is
+/// compiled for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
     /// What every processor of this architecture has.
@@ -24,7 +26,8 @@ pub(crate) enum Level {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HasAvx2(());
 
-/// Proof that this machine has AVX-512 F, BW, DQ and VL, as all have that have one of the last three.
+/// Proof that this machine has AVX-512 F, BW, DQ and VL, as all have that have one of the last
+/// three.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HasAvx512(());

@@ -1,17 +1,19 @@
-//! Casts numbers in a slot, in place, right after they have been read and while they are in the core's cache.
+//! Casts numbers in a slot, in place, right after they have been read and while they are in the
+//! core's cache.
 //!
-//! Elements may start at any byte: slots are phased to blocks of a file and not to tensors. What comes out begins where they
-//! began. Elements that do not grow are taken from the front; those that grow from the back, into room that the plan
-//! has left behind them:
+//! Elements may start at any byte: slots are phased to blocks of a file and not to tensors. What
+//! comes out begins where they began. Elements that do not grow are taken from the front; those
+//! that grow from the back, into room that the plan has left behind them:
 //!
 //! ```text
 //! narrower   |1|2|3|4|5|6|   ->   |1|2|3|.....|      block by block, forwards
 //! wider      |1|2|3|.....|   ->   |1 |2 |3 |  |      block by block, backwards
 //! ```
 //!
-//! Readers call it with what [`LoadPlan::casts`](crate::plan::LoadPlan::casts) lists. How one element is cast is in `floats`, how
-//! many are at once in `blocks`. That is compiled once for each instruction set of [`Level`]; the machine decides, when it runs,
-//! which of them it is. All give the same bits.
+//! Readers call it with what [`LoadPlan::casts`](crate::plan::LoadPlan::casts) lists. How one
+//! element is cast is in `floats`, how many are at once in `blocks`. That is compiled once for each
+//! instruction set of [`Level`]; the machine decides, when it runs, which of them it is. All give
+//! the same bits.
 
 use crate::checkpoint::DType;
 use crate::plan::{Cast, CastOp, FloatType};
@@ -36,7 +38,8 @@ pub(crate) mod reference;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-/// Casts one stretch of a slot. Returns how many elements of it were finite and have become infinite.
+/// Casts one stretch of a slot. Returns how many elements of it were finite and have become
+/// infinite.
 ///
 /// # Panics
 /// If the stretch is not of whole elements, or what comes out of it goes beyond the slot.
@@ -51,12 +54,12 @@ fn cast_step_with(level: Level, slot: &mut [u8], step: &CastOp) -> u64 {
     cast_in_place(level, &mut slot[start..end], 0, source_bytes, step.cast)
 }
 
-/// Casts the elements between two places of one stretch, of which those before have been cast, to where they belong behind
-/// them. They lie at `source` in the slot. Returns as [`cast_step`] does.
+/// Casts the elements between two places of one stretch, of which those before have been cast, to
+/// where they belong behind them. They lie at `source` in the slot. Returns as [`cast_step`] does.
 ///
 /// # Panics
-/// If the places are not between elements of the stretch, if they lie in front of where they belong, or the cast is a
-/// widening one.
+/// If the places are not between elements of the stretch, if they lie in front of where they
+/// belong, or the cast is a widening one.
 fn cast_part(slot: &mut [u8], step: &CastOp, source: u64, start_bytes: u64, end_bytes: u64) -> u64 {
     assert!(!step.cast.is_widening() && start_bytes <= end_bytes && end_bytes <= step.source_len_bytes);
     let target = step.slot_offset_bytes + step.cast.delivered_bytes(start_bytes);
@@ -65,9 +68,10 @@ fn cast_part(slot: &mut [u8], step: &CastOp, source: u64, start_bytes: u64, end_
     cast_in_place(Level::detected(), bytes, to_usize(source - target), to_usize(len_bytes), step.cast)
 }
 
-/// Casts all elements in the `source_bytes` from `source_start` on of `bytes`, so that they begin at its front afterwards; what
-/// lies behind them, up to where they ended before, is undefined then. Only what does not grow may start behind the front.
-/// Returns how many were finite and have become infinite.
+/// Casts all elements in the `source_bytes` from `source_start` on of `bytes`, so that they begin
+/// at its front afterwards; what lies behind them, up to where they ended before, is undefined
+/// then. Only what does not grow may start behind the front. Returns how many were finite and have
+/// become infinite.
 ///
 /// # Panics
 /// If that many bytes are no whole elements, or `bytes` does not hold what comes out.
@@ -151,7 +155,8 @@ mod tests {
         Cast::between(source, to).unwrap()
     }
 
-    /// Every level that this machine has. Those that it has not are skipped aloud, once for all tests.
+    /// Every level that this machine has. Those that it has not are skipped aloud, once for all
+    /// tests.
     pub(super) fn levels() -> Vec<Level> {
         static SAID: Once = Once::new();
         let newer = [("avx2", Level::avx2()), ("avx512", Level::avx512())];
@@ -163,7 +168,8 @@ mod tests {
         std::iter::once(Level::Baseline).chain(newer.into_iter().filter_map(|(_, level)| level)).collect()
     }
 
-    /// Casts a batch of elements, given by their bits, with every level, and compares each with the reference.
+    /// Casts a batch of elements, given by their bits, with every level, and compares each with the
+    /// reference.
     fn check(cast: Cast, numbers: &[u64]) -> Vec<u64> {
         let found: Vec<_> = levels().into_iter().map(|level| check_with(level, cast, numbers)).collect();
         found.into_iter().next().unwrap()
@@ -255,7 +261,8 @@ mod tests {
         assert!(singles().map(|x| u64::from(half::f16::from_f32(x).to_bits())).eq(found));
     }
 
-    /// What lies at, just below and just above every number of a format and every tie between two of them.
+    /// What lies at, just below and just above every number of a format and every tie between two
+    /// of them.
     fn around_all_halves() -> Vec<f64> {
         let numbers = (0..=u16::MAX).flat_map(|bits| {
             let (bf16, f16) = (half::bf16::from_bits(bits), half::f16::from_bits(bits));
@@ -293,7 +300,8 @@ mod tests {
         }
     }
 
-    /// Integers of every length: at, just below and just above the numbers of all targets and the ties between them.
+    /// Integers of every length: at, just below and just above the numbers of all targets and the
+    /// ties between them.
     fn integers(bits: u32) -> Vec<u64> {
         let mut numbers: Vec<u64> = (0..300).collect();
         for (len, kept) in (1..=bits).flat_map(|len| [8, 11, 24].map(|kept| (len, kept))) {
@@ -368,7 +376,8 @@ mod tests {
         cast_in_place(Level::Baseline, &mut [0; 6], 0, 6, cast(DType::F32, FloatType::F16));
     }
 
-    /// Sets the exponents of the floats in a word, so that they are between 0.5 and 1: as weights are, and no infinities.
+    /// Sets the exponents of the floats in a word, so that they are between 0.5 and 1: as weights
+    /// are, and no infinities.
     fn ordinary(word: u64, dtype: DType) -> u64 {
         let (element_bits, exponent, mantissa_bits) = match dtype {
             DType::F64 => (64, (0x7FF, 1022), 52),

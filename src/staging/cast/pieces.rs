@@ -5,16 +5,16 @@
 //!           ^      ^     ^ `done_bytes`        ^ `arrived_bytes`
 //! ```
 //!
-//! Where all of a read is narrowed, the pieces behind the first are read to one place, the end of the payload's, over the piece before,
-//! until what was narrowed reaches it:
+//! Where all of a read is narrowed, the pieces behind the first are read to one place, the end of
+//! the payload's, over the piece before, until what was narrowed reaches it:
 //!
 //! ```text
 //! slot   |narrow|narrow|. . . . . . . . . |piece, just read|
 //! next   |narrow|narrow|narrow|. . . . . .|piece, just read|
 //! ```
 //!
-//! So what a piece is read over is in the core's cache, as is the piece when it is cast; and little more of the slot is written than is
-//! delivered.
+//! So what a piece is read over is in the core's cache, as is the piece when it is cast; and little
+//! more of the slot is written than is delivered.
 
 use super::{cast_part, cast_step};
 use crate::plan::CastOp;
@@ -40,8 +40,8 @@ impl<I: Iterator<Item = CastOp>> Casting<I> {
         self.open.is_some()
     }
 
-    /// Casts every whole element that ends at or before `arrived_bytes` of the slot and has not been cast. `count` is told of
-    /// elements that became infinite.
+    /// Casts every whole element that ends at or before `arrived_bytes` of the slot and has not
+    /// been cast. `count` is told of elements that became infinite.
     pub(crate) fn advance(
         &mut self,
         slot: &mut [u8],
@@ -79,7 +79,8 @@ impl<I: Iterator<Item = CastOp>> Casting<I> {
 pub(crate) struct Narrowing(CastOp);
 
 impl Narrowing {
-    /// The casts of a read, if they are one of all its payload, which lies at `payload_position_bytes` of the slot.
+    /// The casts of a read, if they are one of all its payload, which lies at
+    /// `payload_position_bytes` of the slot.
     pub(crate) fn of(
         mut casts: impl Iterator<Item = CastOp>,
         payload_position_bytes: u64,
@@ -91,8 +92,8 @@ impl Narrowing {
         (is_all && !step.cast.is_widening()).then_some(Self(step))
     }
 
-    /// Casts a part of the payload, which lies where the last call said. Returns where the next part goes, which is no longer. `count` is
-    /// told of elements that became infinite.
+    /// Casts a part of the payload, which lies where the last call said. Returns where the next
+    /// part goes, which is no longer. `count` is told of elements that became infinite.
     pub(crate) fn advance(&self, slot: &mut [u8], arrival: Arrival, count: impl FnOnce(&CastOp, u64)) -> u64 {
         let (step, end_bytes) = (&self.0, arrival.end_bytes());
         count(step, cast_part(slot, step, arrival.position_bytes, arrival.start_bytes, end_bytes));

@@ -1,5 +1,5 @@
-//! Plans of random groups of random tensors, cast at random: carried out, every byte is what a straightforward cast of its
-//! tensor gives, and no read or what becomes of it goes beyond a slot.
+//! Plans of random groups of random tensors, cast at random: carried out, every byte is what a
+//! straightforward cast of its tensor gives, and no read or what becomes of it goes beyond a slot.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -219,8 +219,8 @@ proptest! {
     }
 }
 
-/// Large enough for several reads, at every phase an element may have: also as far behind the beginning of a block as can be,
-/// in slots of as few blocks as there may be.
+/// Large enough for several reads, at every phase an element may have: also as far behind the
+/// beginning of a block as can be, in slots of as few blocks as there may be.
 #[test]
 fn widened_tensors_fit_their_slots_at_any_phase() {
     for dtype in [DType::Bf16, DType::F16, DType::I16, DType::U8, DType::F8E4M3] {

@@ -1,13 +1,15 @@
-//! Quantises rows in a slot, in place, right after they have been read: values in front, their scales behind them.
+//! Quantises rows in a slot, in place, right after they have been read: values in front, their
+//! scales behind them.
 //!
 //! ```text
 //! |row 0        |row 1        |row 2        |   ->   |v0   |v1   |v2   |s0|s1|s2|..........|
 //! ```
 //!
-//! A row is looked at twice: for its largest magnitude, or that of each group, and to be divided. Scales wait in a scratch until
-//! all values are in their place. How one number is rounded stands in plain integer and single precision code, compiled for each
-//! [`Level`]; all give the same bits. What is lost is added up in double precision, row by row in one order, so that
-//! the sums of a row do not depend on where reads are cut either.
+//! A row is looked at twice: for its largest magnitude, or that of each group, and to be divided.
+//! Scales wait in a scratch until all values are in their place. How one number is rounded stands
+//! in plain integer and single precision code, compiled for each [`Level`]; all give the same bits.
+//! What is lost is added up in double precision, row by row in one order, so that the sums of a row
+//! do not depend on where reads are cut either.
 #![allow(
     unsafe_code,
     reason = "calls what is compiled for more than the baseline; each block says why it may"
@@ -19,9 +21,11 @@ use crate::checkpoint::DType;
 use crate::plan::{Quantisation, QuantiseOp, Quantised, QuantisedPart};
 use crate::units::{to_u64, to_usize};
 
-/// Elements that are taken out of the slot at once: the largest group, and a multiple of the others.
+/// Elements that are taken out of the slot at once: the largest group, and a multiple of the
+/// others.
 const BLOCK: usize = 128;
-/// Sums that are kept apart: as many as the widest vectors hold, so that all instruction sets add in the same order.
+/// Sums that are kept apart: as many as the widest vectors hold, so that all instruction sets add
+/// in the same order.
 const LANES: usize = 8;
 
 /// What quantising has lost so far.
@@ -38,7 +42,8 @@ pub(crate) struct Loss {
 }
 
 impl Loss {
-    /// Adds what another stretch has lost. In whatever order stretches come, the sum is the same far beyond single precision.
+    /// Adds what another stretch has lost. In whatever order stretches come, the sum is the same
+    /// far beyond single precision.
     pub(crate) fn add(&mut self, other: Self) {
         self.elements += other.elements;
         self.max_abs = self.max_abs.max(other.max_abs);
@@ -308,7 +313,8 @@ impl Row<'_> {
         Ok(())
     }
 
-    /// Adds up how far what is left of a block lies from what it was. Behind the end of the row both are zero.
+    /// Adds up how far what is left of a block lies from what it was. Behind the end of the row
+    /// both are zero.
     #[inline(always)]
     fn note_loss<const LEN: usize>(&mut self, block: &[u32; LEN], left: &[f32; LEN]) {
         let mut errors = [0.0_f32; LEN];
@@ -330,7 +336,8 @@ fn max_magnitude<const LEN: usize>(max: u32, block: &[u32; LEN]) -> u32 {
     block.iter().fold(max, |max, &bits| max.max(bits & 0x7FFF_FFFF))
 }
 
-/// The scale for a largest magnitude, given by its bits: `magnitude / largest value`, or 1 where that is zero.
+/// The scale for a largest magnitude, given by its bits: `magnitude / largest value`, or 1 where
+/// that is zero.
 #[inline(always)]
 fn scale(max: u32, largest_value: f32) -> Result<f32, IsNotFinite> {
     let max = f32::from_bits(max);
@@ -366,10 +373,12 @@ fn divided<const LEN: usize>(
     (values, left)
 }
 
-/// The nearest integer, even if two are as near, of no more than a magnitude: as a signed byte, and as a number.
+/// The nearest integer, even if two are as near, of no more than a magnitude: as a signed byte, and
+/// as a number.
 #[inline(always)]
 fn rounded_integer(quotient: f32, largest: f32) -> (u8, f32) {
-    /// 1.5 * 2^23: a small number added to it is rounded to an integer, which stands in the last bits.
+    /// 1.5 * 2^23: a small number added to it is rounded to an integer, which stands in the last
+    /// bits.
     const MAGIC: f32 = 12_582_912.0;
     let shifted = quotient.clamp(-largest, largest) + MAGIC;
     (shifted.to_bits().to_le_bytes()[0], shifted - MAGIC)
@@ -488,7 +497,8 @@ mod tests {
         assert_eq!(quantise_step(&mut slot, &step(form, 6)), Err(NotFinite { row: 8 }));
     }
 
-    /// How fast each is, for the notes: `cargo test --release --lib quantise::tests::speed -- --ignored --nocapture`.
+    /// How fast each is, for the notes: `cargo test --release --lib quantise::tests::speed --
+    /// --ignored --nocapture`.
     #[test]
     #[ignore = "measures"]
     #[allow(clippy::print_stderr, reason = "that is what it is for")]

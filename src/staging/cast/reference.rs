@@ -1,5 +1,6 @@
-//! Casts by the definition, for tests. Shares nothing with the code that is tested: the number as an integer times a
-//! power of two, its quotient and remainder by the target's unit, and a decision by the remainder.
+//! Casts by the definition, for tests. Shares nothing with the code that is tested: the number as
+//! an integer times a power of two, its quotient and remainder by the target's unit, and a decision
+//! by the remainder.
 
 use crate::checkpoint::DType;
 use crate::plan::{Cast, FloatType};
@@ -83,7 +84,8 @@ fn round(whole: u64, power: i64, to: Format) -> u64 {
     if whole == 0 {
         return 0;
     }
-    // The power of the leading bit gives the target's unit there; subnormals share that of the smallest normal number.
+    // The power of the leading bit gives the target's unit there; subnormals share that of the smallest
+    // normal number.
     let leading = power + i64::from(63 - whole.leading_zeros());
     let unit = leading.max(1 - to.bias()) - i64::from(to.mantissa_bits);
     let (quotient, up) = match u32::try_from(unit - power) {

@@ -1,5 +1,6 @@
-//! `F32` to `BF16` with the vectors of x86-64, by hand: the one cast that most loads ask for, and the one that what the
-//! compiler makes of `floats` would hold up (38 GB/s of source on a core where this takes in 75, and memory delivers 13).
+//! `F32` to `BF16` with the vectors of x86-64, by hand: the one cast that most loads ask for, and
+//! the one that what the compiler makes of `floats` would hold up (38 GB/s of source on a core
+//! where this takes in 75, and memory delivers 13).
 #![allow(
     unsafe_code,
     reason = "calls what is compiled for more than the baseline; each block says why it may"
@@ -13,10 +14,11 @@ use super::level::Level;
 
 /// Casts all elements, which are singles. For levels above the baseline.
 ///
-/// In halves of words: the upper half is what is kept, and it becomes the next number if the lower half is more than half a
-/// unit, or just that and the upper half is odd. So it does if `lower | (upper & 1) > 0x8000`. That is wrong for some
-/// numbers that are none, and what is finite may become infinite: blocks with an upper half as large as the largest number
-/// there is are cast again, element by element.
+/// In halves of words: the upper half is what is kept, and it becomes the next number if the lower
+/// half is more than half a unit, or just that and the upper half is odd. So it does if `lower |
+/// (upper & 1) > 0x8000`. That is wrong for some numbers that are none, and what is finite may
+/// become infinite: blocks with an upper half as large as the largest number there is are cast
+/// again, element by element.
 pub(super) fn bf16_of_f32(elements: Elements<'_>) -> u64 {
     let is_lost = |source: [u8; 4], target: [u8; 2]| {
         f32::from_le_bytes(source).is_finite() && floats::is_any_bf16_special(&[target])
@@ -45,7 +47,8 @@ fn cast_again(source: &Block<4>, target: &mut Block<2>) -> bool {
     true
 }
 
-/// Twice the upper half of the largest number: with the sign shifted out, nothing below it is special or becomes so.
+/// Twice the upper half of the largest number: with the sign shifted out, nothing below it is
+/// special or becomes so.
 const LARGE: u16 = 0x7F7F << 1;
 
 /// Casts a block; true if it has numbers that this may have got wrong.

@@ -1,7 +1,7 @@
 //! The installed library, and programs in C and C++ that use it: how they are built and run.
 //!
-//! Cargo builds no shared library for tests. So it is built here, once for each test binary, by the install script, which puts it where
-//! the programs find it as they would find an installed one.
+//! Cargo builds no shared library for tests. So it is built here, once for each test binary, by the
+//! install script, which puts it where the programs find it as they would find an installed one.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -89,11 +89,13 @@ pub fn run(program: &Path) -> Command {
     with_library(Command::new(program))
 }
 
-/// Starts a program under valgrind, which ends with 9 where the program would misuse or leak memory.
+/// Starts a program under valgrind, which ends with 9 where the program would misuse or leak
+/// memory.
 pub fn run_in_valgrind(program: &Path) -> Command {
     let mut command = Command::new("valgrind");
     command.args(["--quiet", "--error-exitcode=9", "--leak-check=full"]);
-    // The standard library keeps pointers into the middle of what it has for the main thread: those are possible leaks.
+    // The standard library keeps pointers into the middle of what it has for the main thread: those are
+    // possible leaks.
     command.args(["--show-leak-kinds=definite,indirect", "--errors-for-leak-kinds=definite,indirect"]);
     command.arg(program);
     with_library(command)

@@ -4,8 +4,8 @@ use std::ffi::{CStr, c_char};
 
 use crate::sim::{configure, lock, to_u64};
 
-/// Settings as lines of `NAME=value`, without the prefix `CUDA_SIM_`, over those of the environment. Before any other call.
-/// Returns 0, or 1 if it is too late or the text is not UTF-8.
+/// Settings as lines of `NAME=value`, without the prefix `CUDA_SIM_`, over those of the
+/// environment. Before any other call. Returns 0, or 1 if it is too late or the text is not UTF-8.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuda_sim_configure(text: *const c_char) -> u32 {
     // SAFETY: the caller gives a C string.
@@ -24,7 +24,8 @@ unsafe extern "C" fn cuda_sim_report(buffer: *mut u8, len: u64) -> u64 {
     to_u64(report.len())
 }
 
-/// Writes the report so far to the file of `CUDA_SIM_REPORT`, for programs that are about to be killed.
+/// Writes the report so far to the file of `CUDA_SIM_REPORT`, for programs that are about to be
+/// killed.
 #[unsafe(no_mangle)]
 extern "C" fn cuda_sim_write_report() {
     lock().write_report();

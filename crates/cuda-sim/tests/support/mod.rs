@@ -1,4 +1,5 @@
-//! A simulated driver of its own for each test: a copy of the library, opened under another name, has its own state.
+//! A simulated driver of its own for each test: a copy of the library, opened under another name,
+//! has its own state.
 #![allow(dead_code, unreachable_pub, unused_imports, reason = "each test file uses its own part")]
 #![allow(unsafe_code, reason = "opens the library and calls it with the signatures that it exports")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
@@ -13,7 +14,8 @@ pub mod cuda_sim;
 
 pub use cuda_sim::{SimReport, SimRun};
 
-/// A driver with one device, initialised, whose primary context is current on the thread that made it.
+/// A driver with one device, initialised, whose primary context is current on the thread that made
+/// it.
 #[derive(Debug)]
 pub struct Driver {
     library: Library,

@@ -36,15 +36,16 @@ pub(crate) struct CompareArgs {
     pub(crate) load: LoadArgs,
     /// stream, mmap, read, pread or direct; repeatable
     ///
-    /// Without any: stream, mmap and read. The same twice shows how much the machine varies. Where a --cmd has {strategy} in it, names
-    /// are free text that is put there, one row each.
+    /// Without any: stream, mmap and read. The same twice shows how much the machine varies. Where
+    /// a --cmd has {strategy} in it, names are free text that is put there, one row each.
     #[arg(short, long = "strategy", value_name = "NAME", help_heading = "Compare")]
     pub(crate) strategies: Vec<String>,
     /// A command that loads, such as 'python load.py {source}'
     ///
-    /// One more row, measured as `exec` does: its whole process tree, in a control group of its own where there can be one. Split into
-    /// words as a shell would, but not run by a shell; {source} and {strategy} are put in afterwards. What it prints goes to
-    /// stderr. May be repeated.
+    /// One more row, measured as `exec` does: its whole process tree, in a control group of its own
+    /// where there can be one. Split into words as a shell would, but not run by a shell;
+    /// {source} and {strategy} are put in afterwards. What it prints goes to stderr. May be
+    /// repeated.
     #[arg(long = "cmd", value_name = "TEMPLATE", help_heading = "Compare")]
     pub(crate) commands: Vec<String>,
     /// Rounds: runs of each
@@ -57,8 +58,9 @@ pub(crate) struct CompareArgs {
     pub(crate) warmup: u32,
     /// Page cache before a run: cold, warm, asis
     ///
-    /// `cold` drops the pages of the source, `warm` reads it once; before every run, and looked at each time. A row says if some of
-    /// its runs began otherwise. With `asis` a run finds what the one before it has left.
+    /// `cold` drops the pages of the source, `warm` reads it once; before every run, and looked at
+    /// each time. A row says if some of its runs began otherwise. With `asis` a run finds what
+    /// the one before it has left.
     #[arg(
         long,
         value_name = "STATE",

@@ -69,23 +69,27 @@ pub(crate) struct ConvertArgs {
 pub(crate) struct FileArgs {
     /// Most bytes of tensors in a file
     ///
-    /// Neighbouring layers share a file as long as they fit; a layer that does not fit is cut between tensors. A single
-    /// tensor may be larger. With --merge, files are filled tensor by tensor. Sizes: as for --budget.
+    /// Neighbouring layers share a file as long as they fit; a layer that does not fit is cut
+    /// between tensors. A single tensor may be larger. With --merge, files are filled tensor by
+    /// tensor. Sizes: as for --budget.
     #[arg(long, value_name = "SIZE")]
     pub(crate) max_shard_size: Option<Size>,
     /// Experts of a layer: together or per-file
     ///
-    /// `per-file` gives each expert a file of its own, behind the rest of its layer. `together` is the default.
+    /// `per-file` gives each expert a file of its own, behind the rest of its layer. `together` is
+    /// the default.
     #[arg(long, value_name = "HOW", hide_possible_values = true)]
     pub(crate) experts: Option<ExpertsArg>,
     /// The way back: one file, or a few
     ///
-    /// Undoes the split into layers: shards of at most --max-shard-size, filled tensor by tensor, or one file without it.
+    /// Undoes the split into layers: shards of at most --max-shard-size, filled tensor by tensor,
+    /// or one file without it.
     #[arg(long, conflicts_with = "experts")]
     pub(crate) merge: bool,
     /// Rules that override how tensors are grouped into layers
     ///
-    /// A TOML file with the keys stacks, not_stacks, order and [groups]; `loadcheck inspect` shows the grouping.
+    /// A TOML file with the keys stacks, not_stacks, order and [groups]; `loadcheck inspect` shows
+    /// the grouping.
     #[arg(long, value_name = "FILE.toml", hide_short_help = true)]
     pub(crate) layers: Option<PathBuf>,
 }
@@ -96,36 +100,39 @@ pub(crate) struct FileArgs {
 pub(crate) struct TensorArgs {
     /// Cast plain floats: bf16, f16 or f32
     ///
-    /// F64, F32, F16 and BF16 tensors become this type, rounded once, to nearest even. Integers, 8-bit floats and whatever
-    /// belongs to a quantized weight stay as they are, unless a rule names them.
+    /// F64, F32, F16 and BF16 tensors become this type, rounded once, to nearest even. Integers,
+    /// 8-bit floats and whatever belongs to a quantized weight stay as they are, unless a rule
+    /// names them.
     #[arg(long, value_name = "DTYPE", value_parser = parse_float_type)]
     pub(crate) dtype: Option<FloatType>,
     /// Quantise weights: int8, int4 or fp8
     ///
     /// FORM is int8, int4-g32, int4-g64, int4-g128 (or int4) or fp8.
     ///
-    /// Float weights of two or three dimensions in the layers of stacks, but no routers of experts, row by row: int8 and fp8 (E4M3) with an
-    /// F32 scale for each row, int4 with a BF16 scale for each group of 32, 64 or 128 (int4 alone) elements. `X` is written as values
-    /// under its name, and `X_scale`. What that loses is in the report. What a rule of --dtype-rules names is not quantised. Each of
-    /// these weights is read twice.
+    /// Float weights of two or three dimensions in the layers of stacks, but no routers of experts,
+    /// row by row: int8 and fp8 (E4M3) with an F32 scale for each row, int4 with a BF16 scale
+    /// for each group of 32, 64 or 128 (int4 alone) elements. `X` is written as values
+    /// under its name, and `X_scale`. What that loses is in the report. What a rule of
+    /// --dtype-rules names is not quantised. Each of these weights is read twice.
     #[arg(long, value_name = "FORM")]
     pub(crate) quantise: Option<Quantise>,
     /// Quantise the weights whose name matches, and no others
     ///
-    /// In the place of the rule about layers and routers. Other tensors than floats in two or three dimensions with rows of 32 elements
-    /// or more stay as they are, whatever matches.
+    /// In the place of the rule about layers and routers. Other tensors than floats in two or three
+    /// dimensions with rows of 32 elements or more stay as they are, whatever matches.
     #[arg(long, value_name = "REGEX", requires = "quantise", hide_short_help = true)]
     pub(crate) quantise_only: Option<String>,
     /// Casts by name, before --dtype
     ///
-    /// A TOML file of [[rule]] tables, each with match = "REGEX" (on full names, not anchored) and dtype = "bf16", "f16", "f32"
-    /// or "keep". The first rule that matches a tensor decides about it, whatever number type it has.
+    /// A TOML file of [[rule]] tables, each with match = "REGEX" (on full names, not anchored) and
+    /// dtype = "bf16", "f16", "f32" or "keep". The first rule that matches a tensor decides
+    /// about it, whatever number type it has.
     #[arg(long, value_name = "FILE.toml")]
     pub(crate) dtype_rules: Option<PathBuf>,
     /// Only these: a layer's id, or a regex on names
     ///
-    /// May be repeated: what any of them takes is taken. A PATTERN that equals the id of a layer takes that layer, any other
-    /// is a regular expression on full tensor names, not anchored.
+    /// May be repeated: what any of them takes is taken. A PATTERN that equals the id of a layer
+    /// takes that layer, any other is a regular expression on full tensor names, not anchored.
     #[arg(long, value_name = "PATTERN")]
     pub(crate) select: Vec<String>,
     /// All but these; wins over --select
@@ -135,8 +142,9 @@ pub(crate) struct TensorArgs {
     pub(crate) exclude: Vec<String>,
     /// Write tied weights once
     ///
-    /// Leaves out a tensor outside of all stacks that has the same bytes as an earlier one, such as a tied output head. The
-    /// manifest lists it as an alias. Only for models whose configuration ties them: others would miss it.
+    /// Leaves out a tensor outside of all stacks that has the same bytes as an earlier one, such as
+    /// a tied output head. The manifest lists it as an alias. Only for models whose
+    /// configuration ties them: others would miss it.
     #[arg(long)]
     pub(crate) drop_duplicates: bool,
 }
@@ -155,8 +163,8 @@ pub(crate) struct WorkArgs {
     pub(crate) verify: bool,
     /// Most host memory the conversion may hold
     ///
-    /// Enforced, or refused with the smallest budget that works. Sizes: 512Mi, 10GiB, 10G (10^9), 1024 (bytes), 80% of
-    /// the memory limit, 2x-layer, 1.1x-largest-tensor.
+    /// Enforced, or refused with the smallest budget that works. Sizes: 512Mi, 10GiB, 10G (10^9),
+    /// 1024 (bytes), 80% of the memory limit, 2x-layer, 1.1x-largest-tensor.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) budget: Size,
     /// Threads that read, and as many that write [default: by the plan]
@@ -166,9 +174,10 @@ pub(crate) struct WorkArgs {
     pub(crate) jobs: Option<u32>,
     /// direct, buffered, mmap or auto
     ///
-    /// How the source is read: past the page cache (O_DIRECT); through it; by windows of a mapping; whichever of the first two suits each
-    /// read. A file that cannot be read
-    /// the way that was asked for is named in the report. Files are written past the page cache wherever that is possible.
+    /// How the source is read: past the page cache (O_DIRECT); through it; by windows of a mapping;
+    /// whichever of the first two suits each read. A file that cannot be read
+    /// the way that was asked for is named in the report. Files are written past the page cache
+    /// wherever that is possible.
     #[arg(
         long,
         value_name = "MODE",
@@ -179,7 +188,8 @@ pub(crate) struct WorkArgs {
     pub(crate) io: Io,
     /// Write every byte, even where the kernel could copy or share it
     ///
-    /// Without it, stretches that stay as they are share their blocks with the source where the file system can do that.
+    /// Without it, stretches that stay as they are share their blocks with the source where the
+    /// file system can do that.
     #[arg(long, hide_short_help = true)]
     pub(crate) no_kernel_copy: bool,
     /// SHA-256 in the manifest, beside BLAKE3
@@ -187,8 +197,9 @@ pub(crate) struct WorkArgs {
     pub(crate) sha256: bool,
     /// Only part I of N, such as 1/8, from 1
     ///
-    /// Eight machines that share a file system run parts 1/8 to 8/8, in any order, again if one fails; then one of them runs the same
-    /// command with --finish instead. All of them give the same other options.
+    /// Eight machines that share a file system run parts 1/8 to 8/8, in any order, again if one
+    /// fails; then one of them runs the same command with --finish instead. All of them give
+    /// the same other options.
     #[arg(long, value_name = "I/N")]
     pub(crate) part: Option<Part>,
     /// Once all parts are there: write index and manifest

@@ -29,14 +29,14 @@ pub(crate) struct FitArgs {
     pub(crate) load: LoadArgs,
     /// Another loader: a command, {source} in it
     ///
-    /// Split into words as a shell would, and run without one. With {strategy} in it, it is run for each -s NAME, which is
-    /// put there. May be repeated.
+    /// Split into words as a shell would, and run without one. With {strategy} in it, it is run for
+    /// each -s NAME, which is put there. May be repeated.
     #[arg(long, value_name = "COMMAND", help_heading = "Search")]
     pub(crate) cmd: Vec<String>,
     /// stream, mmap, read, pread, direct; or for {strategy}
     ///
-    /// stream is ours, the others are habits of other loaders. With {strategy} in --cmd, any text. May be repeated.
-    /// [default: stream]
+    /// stream is ours, the others are habits of other loaders. With {strategy} in --cmd, any text.
+    /// May be repeated. [default: stream]
     #[arg(short, long = "strategy", value_name = "NAME", help_heading = "Search")]
     pub(crate) strategies: Vec<String>,
     /// Smallest limit to try
@@ -46,7 +46,8 @@ pub(crate) struct FitArgs {
     pub(crate) lo: Option<Size>,
     /// Largest limit to try
     ///
-    /// [default: a little more than it takes without a limit, page cache included; more if that does not work]
+    /// [default: a little more than it takes without a limit, page cache included; more if that
+    /// does not work]
     #[arg(long, value_name = "SIZE", help_heading = "Search")]
     pub(crate) hi: Option<Size>,
     /// How far off the answer may be
@@ -68,8 +69,9 @@ pub(crate) struct FitArgs {
     pub(crate) max_slowdown: u32,
     /// Page cache before a run: cold, warm, asis
     ///
-    /// Cached pages are charged to the group that read them first. With `cold`, what the load reads is charged to the limit
-    /// that is tried, as in a container; with the others, some of it may not be.
+    /// Cached pages are charged to the group that read them first. With `cold`, what the load reads
+    /// is charged to the limit that is tried, as in a container; with the others, some of it
+    /// may not be.
     #[arg(
         long,
         value_name = "STATE",

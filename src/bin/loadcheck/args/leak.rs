@@ -52,7 +52,8 @@ pub(crate) struct LeakArgs {
     pub(crate) warmup: u32,
     /// Only this component of a pipeline; repeatable
     ///
-    /// As its folder is called. Several are loaded one after the other, each after the one before it was unloaded.
+    /// As its folder is called. Several are loaded one after the other, each after the one before
+    /// it was unloaded.
     #[arg(long = "component", value_name = "NAME", help_heading = "Cycles", conflicts_with_all = ["cmd", "select"])]
     pub(crate) components: Vec<String>,
     /// A fresh process for each cycle
@@ -62,17 +63,20 @@ pub(crate) struct LeakArgs {
     pub(crate) isolate: bool,
     /// A command that loads: 'python load.py {source}'
     ///
-    /// Split into words as a shell would, but not run by a shell; {source} is put in afterwards. What it prints goes to stderr.
+    /// Split into words as a shell would, but not run by a shell; {source} is put in afterwards.
+    /// What it prints goes to stderr.
     #[arg(long, value_name = "TEMPLATE", help_heading = "Cycles")]
     pub(crate) cmd: Option<String>,
     /// Measure --cmd at each such line of its output
     ///
-    /// It runs once, and is stopped after the last cycle. A program that writes to a pipe may hold lines back: `python -u`.
+    /// It runs once, and is stopped after the last cycle. A program that writes to a pipe may hold
+    /// lines back: `python -u`.
     #[arg(long, value_name = "REGEX", help_heading = "Cycles", requires = "cmd")]
     pub(crate) each_line: Option<String>,
     /// Growth a cycle: host, file, pinned, vram
     ///
-    /// The most that is no leak [default: 16KiB]; without a kind, of all. May be repeated. A kind that is named and cannot be measured here is exit code 4.
+    /// The most that is no leak [default: 16KiB]; without a kind, of all. May be repeated. A kind
+    /// that is named and cannot be measured here is exit code 4.
     #[arg(
         long = "max-slope",
         value_name = "[KIND=]SIZE",

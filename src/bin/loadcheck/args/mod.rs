@@ -1,5 +1,5 @@
-//! The command line as clap sees it: names, values, help texts. No decision is taken here; `config` turns
-//! these into what a run needs.
+//! The command line as clap sees it: names, values, help texts. No decision is taken here; `config`
+//! turns these into what a run needs.
 
 #![allow(
     rustdoc::broken_intra_doc_links,
@@ -182,29 +182,33 @@ pub(crate) struct LoadArgs {
     pub(crate) source: OsString,
     /// Most host memory the load may hold
     ///
-    /// The staging ring and whatever else the load holds, kept layers aside. Enforced, or refused with the smallest
-    /// budget that works. Sizes: 512Mi, 10GiB, 10G (10^9), 1024 (bytes), 80% of the memory limit, 2x-layer,
-    /// 1.1x-largest-tensor.
+    /// The staging ring and whatever else the load holds, kept layers aside. Enforced, or refused
+    /// with the smallest budget that works. Sizes: 512Mi, 10GiB, 10G (10^9), 1024 (bytes), 80%
+    /// of the memory limit, 2x-layer, 1.1x-largest-tensor.
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     pub(crate) budget: Size,
     /// auto, buffered, mmap, direct or uring
     ///
-    /// How files are read: through the page cache; by windows of a mapping that are dropped behind the cursor; past the page cache
-    /// (O_DIRECT), one by one or in a queue of the kernel's (io_uring). `auto` takes what is in the page cache from there and reads the
-    /// rest past it, in queues where bytes are copied or cast on the way, leaving the page cache as it was; the report says what was
-    /// decided for each file and why. A file that cannot be read the way that was asked for is named in the report.
+    /// How files are read: through the page cache; by windows of a mapping that are dropped behind
+    /// the cursor; past the page cache (O_DIRECT), one by one or in a queue of the kernel's
+    /// (io_uring). `auto` takes what is in the page cache from there and reads the
+    /// rest past it, in queues where bytes are copied or cast on the way, leaving the page cache as
+    /// it was; the report says what was decided for each file and why. A file that cannot be
+    /// read the way that was asked for is named in the report.
     #[arg(long, value_name = "MODE", default_value = "auto", hide_possible_values = true)]
     pub(crate) io: Io,
     /// auto, cuda:N, host or none
     ///
-    /// Where layers go. `auto` takes cuda:0 where there is a CUDA driver with a device, else the host, and says which. On
-    /// the host device they are memory of the measured process, beside the budget; with `none` bytes are read, hashed if
-    /// that is asked for, and dropped. `plan` needs no device to plan for one.
+    /// Where layers go. `auto` takes cuda:0 where there is a CUDA driver with a device, else the
+    /// host, and says which. On the host device they are memory of the measured process, beside
+    /// the budget; with `none` bytes are read, hashed if that is asked for, and dropped. `plan`
+    /// needs no device to plan for one.
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: Device,
     /// Most device memory that layers may take
     ///
-    /// Refused with the shortfall if the layers of the window need more. Per cent are of the device's memory.
+    /// Refused with the shortfall if the layers of the window need more. Per cent are of the
+    /// device's memory.
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub(crate) device_budget: Option<Size>,
     /// Device memory that stays free
@@ -214,28 +218,31 @@ pub(crate) struct LoadArgs {
     pub(crate) device_reserve: Size,
     /// Narrow wider floats: bf16, f16 or f32
     ///
-    /// F32 and F64 tensors arrive as this type, rounded to nearest even, ties to even; all others arrive as they are.
+    /// F32 and F64 tensors arrive as this type, rounded to nearest even, ties to even; all others
+    /// arrive as they are.
     #[arg(long, value_name = "DTYPE", value_parser = parse_float_type)]
     pub(crate) dtype: Option<FloatType>,
     /// Quantise weights: int8, int4 or fp8
     ///
     /// FORM is int8, int4-g32, int4-g64, int4-g128 (or int4) or fp8.
     ///
-    /// Float weights of two or three dimensions in the layers of stacks, but no routers of experts, row by row: int8 and fp8 (E4M3) with an
-    /// F32 scale for each row, int4 with a BF16 scale for each group of 32, 64 or 128 (int4 alone) elements. `X` arrives as values
+    /// Float weights of two or three dimensions in the layers of stacks, but no routers of experts,
+    /// row by row: int8 and fp8 (E4M3) with an F32 scale for each row, int4 with a BF16 scale
+    /// for each group of 32, 64 or 128 (int4 alone) elements. `X` arrives as values
     /// under its name, and `X_scale`. What that loses is in the report, tensor by tensor.
     #[arg(long, value_name = "FORM")]
     pub(crate) quantise: Option<Quantise>,
     /// Quantise the weights whose name matches, and no others
     ///
-    /// In the place of the rule about layers and routers. Other tensors than floats in two or three dimensions with rows of 32 elements
-    /// or more stay as they are, whatever matches.
+    /// In the place of the rule about layers and routers. Other tensors than floats in two or three
+    /// dimensions with rows of 32 elements or more stay as they are, whatever matches.
     #[arg(long, value_name = "REGEX", requires = "quantise", hide_short_help = true)]
     pub(crate) quantise_only: Option<String>,
     /// Layers kept at once: N, 2GiB or all
     ///
-    /// With `all` every layer stays until the end, then all are given back and memory is measured again. With a
-    /// number, or a size such as 2GiB, each layer is dropped as soon as it was delivered.
+    /// With `all` every layer stays until the end, then all are given back and memory is measured
+    /// again. With a number, or a size such as 2GiB, each layer is dropped as soon as it was
+    /// delivered.
     #[arg(long, value_name = "WINDOW", default_value = "all")]
     pub(crate) window: Window,
     /// Layers read ahead
@@ -249,7 +256,8 @@ pub(crate) struct LoadArgs {
     pub(crate) select: Option<String>,
     /// Rules that override how tensors are grouped into layers
     ///
-    /// A TOML file with the keys stacks, not_stacks, order and [groups]; `loadcheck inspect` shows the grouping.
+    /// A TOML file with the keys stacks, not_stacks, order and [groups]; `loadcheck inspect` shows
+    /// the grouping.
     #[arg(long, value_name = "FILE.toml", hide_short_help = true)]
     pub(crate) layers: Option<PathBuf>,
     /// Let unknown dtypes pass as bytes
@@ -265,8 +273,8 @@ pub(crate) struct LoadArgs {
 pub(crate) struct LimitArgs {
     /// host, rss, vram, pinned, cgroup, time; bare: host
     ///
-    /// Also file: mapped pages of files. May be repeated. The --max-... flags are short for it. A metric that cannot be measured here is exit code 4,
-    /// never a silent pass.
+    /// Also file: mapped pages of files. May be repeated. The --max-... flags are short for it. A
+    /// metric that cannot be measured here is exit code 4, never a silent pass.
     #[arg(long = "limit", value_name = "METRIC=SIZE")]
     pub(crate) limits: Vec<LimitArg>,
     /// Most that the kernel cannot take back
@@ -282,7 +290,8 @@ pub(crate) struct LimitArgs {
     pub(crate) max_pinned: Option<Size>,
     /// Most device memory
     ///
-    /// The peak on the device that is loaded to; @GPU insists on one. Exit code 4 where device memory cannot be measured.
+    /// The peak on the device that is loaded to; @GPU insists on one. Exit code 4 where device
+    /// memory cannot be measured.
     #[arg(long, value_name = "SIZE[@GPU]", hide_short_help = true)]
     pub(crate) max_vram: Option<VramArg>,
     /// Most time, such as 30s; mean of the runs
@@ -337,7 +346,8 @@ pub(crate) struct ExportArgs {
     pub(crate) export_markdown: Option<PathBuf>,
     /// Keep a sample of memory every MS milliseconds in the report
     ///
-    /// In JSON, under runs[].samples. At most 4096 rows are kept; of those that share a row, the highest counts.
+    /// In JSON, under runs[].samples. At most 4096 rows are kept; of those that share a row, the
+    /// highest counts.
     #[arg(long, value_name = "MS", hide_short_help = true, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) timeline: Option<u64>,
 }
@@ -348,7 +358,8 @@ pub(crate) struct ExportArgs {
 pub(crate) struct TerminalArgs {
     /// auto, bar, plain, json, never
     ///
-    /// On stderr: a bar on a terminal, elsewhere a line every 10 % and at least every 10 s; `json` prints an object a line.
+    /// On stderr: a bar on a terminal, elsewhere a line every 10 % and at least every 10 s; `json`
+    /// prints an object a line.
     #[arg(
         long,
         global = true,
@@ -360,7 +371,8 @@ pub(crate) struct TerminalArgs {
     pub(crate) progress: ProgressArg,
     /// auto, always, never
     ///
-    /// NO_COLOR, CLICOLOR_FORCE and TERM=dumb are obeyed; nothing is coloured in a pipe unless it is forced.
+    /// NO_COLOR, CLICOLOR_FORCE and TERM=dumb are obeyed; nothing is coloured in a pipe unless it
+    /// is forced.
     #[arg(
         long,
         global = true,
@@ -397,15 +409,17 @@ pub(crate) struct RunArgs {
     pub(crate) passes: PassesArgs,
     /// Time that each layer is worked on
     ///
-    /// A stand-in for an engine: with --passes each layer is held for so long before it is dropped, such as 5ms.
+    /// A stand-in for an engine: with --passes each layer is held for so long before it is dropped,
+    /// such as 5ms.
     #[arg(long, value_name = "TIME", help_heading = "Load", hide_short_help = true, requires = "passes",
           value_parser = parse_duration)]
     pub(crate) engine_time: Option<Duration>,
     /// Load by a device map: GPUs, host and disk at once
     ///
-    /// A JSON object of modules and places, as accelerate's device_map; `plan --export-device-map` writes one. GPUs by number, then the
-    /// host, one after the other through one budget; the disk is not read. A GPU that is not there is exit code 4, a map
-    /// that does not fit the checkpoint exit code 2 (LC0215).
+    /// A JSON object of modules and places, as accelerate's device_map; `plan --export-device-map`
+    /// writes one. GPUs by number, then the host, one after the other through one budget; the
+    /// disk is not read. A GPU that is not there is exit code 4, a map that does not fit the
+    /// checkpoint exit code 2 (LC0215).
     #[arg(long, value_name = "FILE", help_heading = "Load", hide_short_help = true,
           conflicts_with_all = ["device", "window", "prefetch", "passes", "keep", "engine_time", "tp", "read_through"])]
     pub(crate) device_map: Option<PathBuf>,
@@ -416,9 +430,10 @@ pub(crate) struct RunArgs {
     pub(crate) hash: bool,
     /// Compare every delivered tensor with its file
     ///
-    /// From where it was delivered, in pieces of 1 MiB, against bytes read from the file a second time, by other means; with
-    /// --dtype, against a conversion of its own; not with --quantise. One difference is exit code 5 (LC0508). The time it takes is not part of
-    /// the time that is measured.
+    /// From where it was delivered, in pieces of 1 MiB, against bytes read from the file a second
+    /// time, by other means; with --dtype, against a conversion of its own; not with
+    /// --quantise. One difference is exit code 5 (LC0508). The time it takes is not part of the
+    /// time that is measured.
     #[arg(long, help_heading = "Load")]
     pub(crate) verify: bool,
     /// Runs, each in a fresh process
@@ -433,8 +448,8 @@ pub(crate) struct RunArgs {
     pub(crate) warmup: u32,
     /// Page cache before a run: cold, warm, asis
     ///
-    /// `cold` drops the pages of the source, `warm` reads it once. The state is checked afterwards, and the report says
-    /// `unchecked` where the kernel does not tell.
+    /// `cold` drops the pages of the source, `warm` reads it once. The state is checked afterwards,
+    /// and the report says `unchecked` where the kernel does not tell.
     #[arg(
         long,
         value_name = "STATE",
@@ -477,7 +492,8 @@ pub(crate) struct ExecArgs {
     pub(crate) command: Vec<OsString>,
     /// Measure until a line matches, then stop it
     ///
-    /// Looks at stdout and stderr of the command. A program that writes to a pipe may hold lines back: try `python -u`.
+    /// Looks at stdout and stderr of the command. A program that writes to a pipe may hold lines
+    /// back: try `python -u`.
     #[arg(long, value_name = "REGEX", help_heading = "Measurement")]
     pub(crate) until_line: Option<String>,
     #[command(flatten)]

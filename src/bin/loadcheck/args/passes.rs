@@ -10,16 +10,17 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct PassesArgs {
     /// Times through all layers, as an engine goes
     ///
-    /// For every token or batch, once. From the second pass on nothing is allocated; the report has the time of each pass and what
-    /// binds: the disk, filling (casts and copies), the link, or the engine. Each layer is dropped as soon as it was
-    /// delivered; `--window` says how many are there at once.
+    /// For every token or batch, once. From the second pass on nothing is allocated; the report has
+    /// the time of each pass and what binds: the disk, filling (casts and copies), the link, or
+    /// the engine. Each layer is dropped as soon as it was delivered; `--window` says how many
+    /// are there at once.
     #[arg(long, value_name = "N", default_value_t = 1, hide_short_help = true,
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) passes: u32,
     /// Layers that stay from pass to pass
     ///
-    /// `none`; `outside`: those outside every stack (embedding, head, norm); or names, with commas between. They are read
-    /// once, and their memory comes on top of the window.
+    /// `none`; `outside`: those outside every stack (embedding, head, norm); or names, with commas
+    /// between. They are read once, and their memory comes on top of the window.
     #[arg(long, value_name = "LAYERS", default_value = "none", hide_short_help = true)]
     pub(crate) keep: KeepArg,
 }

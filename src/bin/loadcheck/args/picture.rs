@@ -26,8 +26,9 @@ Examples:
 pub(crate) struct PictureArgs {
     /// Also draw memory over time, on a page that needs no network
     ///
-    /// Memory by kind, the ends of the layers, the peak, the limits, and the numbers in a table: one file without scripts, below 300
-    /// KB. Keeps samples as --timeline does, every 5 ms unless that says otherwise.
+    /// Memory by kind, the ends of the layers, the peak, the limits, and the numbers in a table:
+    /// one file without scripts, below 300 KB. Keeps samples as --timeline does, every 5 ms
+    /// unless that says otherwise.
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub(crate) export_html: Option<PathBuf>,
     /// Also draw memory over time, as a picture

@@ -41,7 +41,8 @@ pub(crate) struct PlaceArgs {
     pub(crate) vram: Vec<Size>,
     /// Host memory for what no GPU holds [default: no limit]
     ///
-    /// What is left goes to the disk. The staging of a load (--budget) is part of it. Per cent are of the memory limit.
+    /// What is left goes to the disk. The staging of a load (--budget) is part of it. Per cent are
+    /// of the memory limit.
     #[arg(long, value_name = "SIZE")]
     pub(crate) host: Option<Size>,
     /// Tokens of a sequence to keep room for
@@ -63,7 +64,8 @@ pub(crate) struct PlaceArgs {
     pub(crate) kv_dtype: CacheDtype,
     /// Check this map instead of finding one
     ///
-    /// A JSON object of modules and places, as accelerate's device_map: every tensor once, no layer split, limits kept.
+    /// A JSON object of modules and places, as accelerate's device_map: every tensor once, no layer
+    /// split, limits kept.
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub(crate) device_map: Option<PathBuf>,
     /// Write the map as JSON for accelerate

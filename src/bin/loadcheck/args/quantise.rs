@@ -1,4 +1,5 @@
-//! `--quantise`: the form of the library's, as a person writes it and as a worker's configuration carries it.
+//! `--quantise`: the form of the library's, as a person writes it and as a worker's configuration
+//! carries it.
 
 use std::fmt;
 use std::str::FromStr;

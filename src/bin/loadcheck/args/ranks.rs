@@ -1,4 +1,5 @@
-//! `--tp`, `--tp-rule` and `--read-through`: the part of one of several ranks, how tensors are divided, and what is read between.
+//! `--tp`, `--tp-rule` and `--read-through`: the part of one of several ranks, how tensors are
+//! divided, and what is read between.
 
 use std::str::FromStr;
 
@@ -16,22 +17,23 @@ use crate::sizes::{Size, SizeError};
 pub(crate) struct RankArgs {
     /// Only that rank's part of each tensor: 0/4, ..., 3/4
     ///
-    /// As engines divide common architectures for tensor parallelism: queries, keys, values, gate and up by their outputs,
-    /// attention's output and down by their inputs, vocabularies by 64, everything else whole. Rows are read as they are; of
-    /// columns, short holes are read through (`--read-through`), and the plan says how much that is.
+    /// As engines divide common architectures for tensor parallelism: queries, keys, values, gate
+    /// and up by their outputs, attention's output and down by their inputs, vocabularies by
+    /// 64, everything else whole. Rows are read as they are; of columns, short holes are read
+    /// through (`--read-through`), and the plan says how much that is.
     #[arg(long, value_name = "RANK/WORLD", hide_short_help = true)]
     pub(crate) tp: Option<Tp>,
     /// Divide tensors whose name matches otherwise: REGEX=AXIS
     ///
-    /// `=whole` leaves them whole, `=0` divides rows and `=1` columns; `=0:3` divides rows of three tensors that are fused
-    /// into one, each by itself. The first rule that matches counts, before what is known of the architecture. May be
-    /// repeated.
+    /// `=whole` leaves them whole, `=0` divides rows and `=1` columns; `=0:3` divides rows of three
+    /// tensors that are fused into one, each by itself. The first rule that matches counts,
+    /// before what is known of the architecture. May be repeated.
     #[arg(long, value_name = "REGEX=AXIS", requires = "tp", hide_short_help = true)]
     pub(crate) tp_rule: Vec<TpRule>,
     /// Read through holes of up to this size: 64KiB
     ///
-    /// Between two tensors, and inside a rank's part of one: one longer request instead of two. `0` reads only what is wanted
-    /// and what alignment adds, which takes more requests.
+    /// Between two tensors, and inside a rank's part of one: one longer request instead of two. `0`
+    /// reads only what is wanted and what alignment adds, which takes more requests.
     #[arg(long, value_name = "SIZE", value_parser = hole_size, hide_short_help = true)]
     pub(crate) read_through: Option<u64>,
 }

@@ -1,12 +1,14 @@
-//! `loadcheck compare`: several ways of loading one checkpoint, in interleaved rounds, each run in a fresh process.
+//! `loadcheck compare`: several ways of loading one checkpoint, in interleaved rounds, each run in
+//! a fresh process.
 //!
 //! ```text
 //! for each round: for each row, another one first: page cache -> run, measured -> Run
 //! all runs -> summary (compare/) -> report
 //! ```
 //!
-//! A row that does not complete is not run again; the others go on. Being refused for want of memory, or killed by the kernel
-//! for it, is a result; any other failure is a problem and decides the exit code.
+//! A row that does not complete is not run again; the others go on. Being refused for want of
+//! memory, or killed by the kernel for it, is a result; any other failure is a problem and decides
+//! the exit code.
 
 use crate::args::{CacheArg, CompareArgs, Device};
 use crate::compare::{Facts, add_notes, cpu_note, order, summarise};
@@ -111,8 +113,8 @@ impl Session<'_> {
         self.entries.iter().any(|entry| entry.what == What::Strategy(Strategy::Stream))
     }
 
-    /// Reads the headers, and decides on the device if `stream` needs one. What memory cannot hold is refused: that of `stream`
-    /// is known here.
+    /// Reads the headers, and decides on the device if `stream` needs one. What memory cannot hold
+    /// is refused: that of `stream` is known here.
     fn prepare(&mut self, has_source: bool) -> Result<Checked, Stop> {
         if !self.has_stream() {
             return self.prepare_headers(has_source, None);
@@ -330,8 +332,9 @@ struct Attempt {
 }
 
 impl Attempt {
-    /// Sorts results from failures: what was refused for want of memory, or in whose group the kernel counted a process that
-    /// it killed for it, is a result. (Whoever starts that process may well end by itself, with a code of its own.)
+    /// Sorts results from failures: what was refused for want of memory, or in whose group the
+    /// kernel counted a process that it killed for it, is a result. (Whoever starts that
+    /// process may well end by itself, with a code of its own.)
     fn judge(mut self, oom_kills: Option<u64>) -> Self {
         let Some(problem) = self.problem.take() else { return self };
         // Of a worker: `by SIGKILL before it could report`.

@@ -1,4 +1,5 @@
-//! `loadcheck convert`: rewrites a checkpoint, measures what that costs, and holds it against the promise.
+//! `loadcheck convert`: rewrites a checkpoint, measures what that costs, and holds it against the
+//! promise.
 //!
 //! ```text
 //! baseline -- survey (headers) -- prepare -- run, or estimate for a dry run -- peaks -- report

@@ -1,4 +1,5 @@
-//! `loadcheck plan` and `loadcheck inspect`: what the headers tell. Nothing is measured, no weight is read.
+//! `loadcheck plan` and `loadcheck inspect`: what the headers tell. Nothing is measured, no weight
+//! is read.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! `loadcheck exec -- CMD`: measures somebody else's process tree, holds it against the same limits.
+//! `loadcheck exec -- CMD`: measures somebody else's process tree, holds it against the same
+//! limits.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -110,7 +111,8 @@ impl Measured {
         interrupts: &Interrupts,
         report: &mut Report,
     ) -> Result<Self, Problem> {
-        // A group of its own gives the kernel's own peak and sees processes that live too short to be sampled.
+        // A group of its own gives the kernel's own peak and sees processes that live too short to be
+        // sampled.
         let group = own_group(interrupts, report);
         // Whoever is orphaned before the sampler looks is to come to us, too.
         let _ = set_child_subreaper(Pid::from_raw(1));

@@ -1,4 +1,5 @@
-//! `loadcheck fit`: the smallest memory limit under which a load really works, found by running it under limits.
+//! `loadcheck fit`: the smallest memory limit under which a load really works, found by running it
+//! under limits.
 
 use std::ffi::OsString;
 

@@ -5,7 +5,8 @@ use onelayer::probe::ChildGroup;
 use crate::report::Report;
 use crate::signals::Interrupts;
 
-/// A control group for one run, where there can be one: its peak is the run's alone. Where there can be none, `report` says why.
+/// A control group for one run, where there can be one: its peak is the run's alone. Where there
+/// can be none, `report` says why.
 pub(super) fn own_group(interrupts: &Interrupts, report: &mut Report) -> Option<ChildGroup> {
     match ChildGroup::create(None) {
         Ok(group) => {

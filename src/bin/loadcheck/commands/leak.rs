@@ -1,4 +1,5 @@
-//! `loadcheck leak`: load, use, unload, again and again; what each kind of memory grows by from cycle to cycle.
+//! `loadcheck leak`: load, use, unload, again and again; what each kind of memory grows by from
+//! cycle to cycle.
 //!
 //! ```text
 //! in one process:     worker: floor, (load, use, unload, measure itself) x N   --points-->  slopes -> verdict
@@ -143,8 +144,8 @@ impl Session<'_> {
         self.args.warmup + self.args.cycles
     }
 
-    /// Decides on the device and reads the headers of everything that is loaded. A command loads what it loads: of its source
-    /// only the path matters.
+    /// Decides on the device and reads the headers of everything that is loaded. A command loads
+    /// what it loads: of its source only the path matters.
     ///
     /// # Errors
     /// A signal.
@@ -326,7 +327,8 @@ impl Session<'_> {
         self.give_up(remains);
     }
 
-    /// Of a command that is gone already nothing can be measured. `listed` has as many entries as there are points.
+    /// Of a command that is gone already nothing can be measured. `listed` has as many entries as
+    /// there are points.
     fn push_line(&mut self, number: u32, held: Option<(Held, Option<u64>)>, listed: &mut Vec<Option<u64>>) {
         if let Some((held, listed_bytes)) = held {
             self.points.push(CyclePoint { number: u64::from(number), held });

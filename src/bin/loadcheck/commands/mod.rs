@@ -79,8 +79,8 @@ fn exit_of(report: &Report) -> Exit {
     }
 }
 
-/// A word as a shell would need it, for hints: plain, quoted, or, with characters that a terminal would act on, in the
-/// form that bash, zsh and ksh read escapes in.
+/// A word as a shell would need it, for hints: plain, quoted, or, with characters that a terminal
+/// would act on, in the form that bash, zsh and ksh read escapes in.
 pub(crate) fn shell_word(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:@,+%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {

@@ -1,4 +1,5 @@
-//! `loadcheck plan --vram …`: which layer fits where, into the report. A device map comes from a file, or goes to one.
+//! `loadcheck plan --vram …`: which layer fits where, into the report. A device map comes from a
+//! file, or goes to one.
 
 use std::path::{Path, PathBuf};
 

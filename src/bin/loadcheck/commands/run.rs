@@ -1,4 +1,5 @@
-//! `loadcheck run`: measures a load in fresh worker processes, holds it against its limits and its promise.
+//! `loadcheck run`: measures a load in fresh worker processes, holds it against its limits and its
+//! promise.
 
 use crate::args::{CacheArg, Device, RunArgs};
 use crate::config::LoadConfig;
@@ -44,7 +45,8 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
     let interval_ms = output.timeline_ms(args.export.timeline);
     let mut session =
         Session { args, interval_ms, terminal, config, interrupts, report, crossings: Vec::new() };
-    // Device and headers are looked at even if something else is wrong already: all problems come in one go.
+    // Device and headers are looked at even if something else is wrong already: all problems come in
+    // one go.
     let prepared = session.prepare(resolved.is_some(), None);
     problems.extend(limits::unmeasurable(&gates, Some(session.config.device)));
     let (checked, resolved) = match (prepared, resolved) {
@@ -78,7 +80,8 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Decides on the device, reads the headers, and brings the page cache into the state that is wanted.
+    /// Decides on the device, reads the headers, and brings the page cache into the state that is
+    /// wanted.
     fn prepare(&mut self, has_source: bool, cache: Option<CacheArg>) -> Result<Checked, Stop> {
         prepare(&mut self.config, &mut self.report, &self.interrupts, has_source, cache)
     }
@@ -231,7 +234,8 @@ fn watches(gates: &[Gate], checked: &Checked) -> (Vec<Watch>, Vec<Problem>) {
     (watches, problems)
 }
 
-/// Broken limits and promises fail; with `--strict-noise`, a limit inside the spread of the runs is inconclusive.
+/// Broken limits and promises fail; with `--strict-noise`, a limit inside the spread of the runs is
+/// inconclusive.
 pub(crate) fn verdict(report: &Report, strict_noise: bool) -> Verdict {
     let promise_broken =
         report.runs.iter().any(|run| run.promise.as_ref().is_some_and(|promise| !promise.kept));

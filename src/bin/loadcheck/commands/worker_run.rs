@@ -1,4 +1,5 @@
-//! What the commands share that load in a worker: how they prepare, listen, and settle what became of it.
+//! What the commands share that load in a worker: how they prepare, listen, and settle what became
+//! of it.
 
 use onelayer::probe::{ChildGroup, GroupMemory};
 
@@ -13,7 +14,8 @@ use crate::report::{Outcome as RunOutcome, Params, Place, Point, Report, Run, Te
 use crate::signals::Interrupts;
 use crate::worker::{Checked, Crossing, Ending, Finished, Message, Stop, Task, ask_to_prepare, carry_out};
 
-/// Decides on the device, reads the headers, and brings the page cache into the state that is wanted.
+/// Decides on the device, reads the headers, and brings the page cache into the state that is
+/// wanted.
 ///
 /// The device that was decided on is put into `config` and `report` whatever is wrong otherwise.
 ///
@@ -50,10 +52,11 @@ pub(super) struct Settled {
     pub(super) oom_kills: Option<u64>,
 }
 
-/// Loads once: a fresh process, a control group of its own where there can be one. What could not be measured is noted in
-/// `report`.
+/// Loads once: a fresh process, a control group of its own where there can be one. What could not
+/// be measured is noted in `report`.
 ///
-/// A run that did not get as far as a report of its own is called `strategy`, and ran with `params`.
+/// A run that did not get as far as a report of its own is called `strategy`, and ran with
+/// `params`.
 pub(super) fn measure(
     task: Task,
     named: (&str, Option<Params>),

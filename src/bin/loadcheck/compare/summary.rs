@@ -1,7 +1,7 @@
 //! The mathematics of a comparison: the order of its rounds, medians, spreads, ratios.
 //!
-//! Memory is the maximum over the runs, time the median. Times are compared within a round and not across: what slows the
-//! machine for a while slows all rows of a round.
+//! Memory is the maximum over the runs, time the median. Times are compared within a round and not
+//! across: what slows the machine for a while slows all rows of a round.
 
 use crate::args::CacheArg;
 use crate::entries::{Entry, What};
@@ -10,10 +10,12 @@ use crate::output::numbers::to_f64;
 use crate::report::{CacheState, Compared, ComparedPeak, Outcome, Run, Spread};
 use crate::strategies::{Habit, Strategy};
 
-/// A share of cached pages that still counts as none, or as all: a page or two that somebody else looked at.
+/// A share of cached pages that still counts as none, or as all: a page or two that somebody else
+/// looked at.
 const CACHE_TOLERANCE: f64 = 0.001;
 
-/// The rows in the order of a round, from 0: each round begins with the next row, so that none is always first.
+/// The rows in the order of a round, from 0: each round begins with the next row, so that none is
+/// always first.
 pub(crate) fn order(entry_count: usize, round: u32) -> impl Iterator<Item = usize> {
     let first = usize::try_from(round).unwrap_or(0) % entry_count.max(1);
     (first..entry_count).chain(0..first)
@@ -69,7 +71,8 @@ fn is_complete(run: &Run) -> bool {
     run.outcome == Outcome::Completed
 }
 
-/// Whether the page cache was as it was asked for when the run began; what could not be looked at was not.
+/// Whether the page cache was as it was asked for when the run began; what could not be looked at
+/// was not.
 pub(crate) fn is_as_asked(cache: &CacheState) -> bool {
     match (cache.asked, cache.cached_share) {
         (CacheArg::Asis, _) => true,
@@ -96,7 +99,8 @@ fn peak(runs: &[&Run]) -> ComparedPeak {
 /// Below so many bytes of tensors, the file pages of a command may as well be its own code.
 const TELLING_BYTES: u64 = 256 << 20;
 
-/// True if a row holds its weights as pages of files: those of a command are told by how many there are.
+/// True if a row holds its weights as pages of files: those of a command are told by how many there
+/// are.
 pub(crate) fn maps(entry: &Entry, peak: &ComparedPeak, tensor_bytes: Option<u64>) -> bool {
     match &entry.what {
         What::Strategy(strategy) => *strategy == Strategy::Habit(Habit::Mmap),
@@ -209,8 +213,8 @@ mod tests {
 
     #[test]
     fn times_are_compared_within_their_round() {
-        // The machine is slower in round 1, and something else disturbs round 3: neither the medians' ratio nor that of
-        // any other pairs is the answer.
+        // The machine is slower in round 1, and something else disturbs round 3: neither the medians' ratio
+        // nor that of any other pairs is the answer.
         let runs = [
             run("stream", 1, 2.0, 10, 0),
             run("read", 1, 6.0, 40, 0),

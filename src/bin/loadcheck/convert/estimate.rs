@@ -1,5 +1,6 @@
-//! How long a conversion will take, from a short measurement: the source is read for a moment the way a conversion reads it,
-//! and random bytes are written and synced where the target will be, into a file that never has a name.
+//! How long a conversion will take, from a short measurement: the source is read for a moment the
+//! way a conversion reads it, and random bytes are written and synced where the target will be,
+//! into a file that never has a name.
 //!
 //! ```text
 //! one device    bytes / read speed + bytes / write speed      they take turns
@@ -7,8 +8,8 @@
 //! many files    files * syncs of each * time of a sync, if that is more: a file is published while the next one is written
 //! ```
 //!
-//! It knows nothing of what changes on the way: other users of the disk, caches of devices, a kernel that shares blocks
-//! instead of copying them.
+//! It knows nothing of what changes on the way: other users of the disk, caches of devices, a
+//! kernel that shares blocks instead of copying them.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -153,7 +154,8 @@ fn read_speed(checkpoint: &Checkpoint, budget_bytes: u64) -> Result<u64, String>
     per_second(progress.read_bytes(), elapsed).ok_or_else(|| "nothing was read in time".to_owned())
 }
 
-/// Bytes per second that reach the disk under `folder`, random ones, synced; and how long it takes to sync a few.
+/// Bytes per second that reach the disk under `folder`, random ones, synced; and how long it takes
+/// to sync a few.
 fn write_speed(folder: &Path) -> io::Result<(u64, Duration)> {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR;

@@ -1,4 +1,5 @@
-//! Measures a conversion, which happens in this very process: from before the source is opened until all is given back.
+//! Measures a conversion, which happens in this very process: from before the source is opened
+//! until all is given back.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,6 @@
-//! What `loadcheck convert` and `loadcheck verify` need beside the library: patterns and rule files read from the command
-//! line, the source described before it is converted, a time estimated from a short measurement, errors put into words.
+//! What `loadcheck convert` and `loadcheck verify` need beside the library: patterns and rule files
+//! read from the command line, the source described before it is converted, a time estimated from a
+//! short measurement, errors put into words.
 //!
 //! The conversion itself is the library's; the commands are in [`crate::commands`].
 

@@ -1,4 +1,5 @@
-//! Listens to a conversion: shows how far it is, and remembers which files are there, should it end early.
+//! Listens to a conversion: shows how far it is, and remembers which files are there, should it end
+//! early.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

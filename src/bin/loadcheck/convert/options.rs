@@ -1,4 +1,5 @@
-//! What a conversion is asked for: from the command line, and the files it names, to the library's settings.
+//! What a conversion is asked for: from the command line, and the files it names, to the library's
+//! settings.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -43,7 +44,8 @@ pub(crate) struct Settings {
 }
 
 impl Options {
-    /// Reads the files that the command line names. What is wrong with one of them does not keep the rest from being checked.
+    /// Reads the files that the command line names. What is wrong with one of them does not keep
+    /// the rest from being checked.
     pub(crate) fn read(args: &ConvertArgs) -> (Self, Vec<Problem>) {
         let mut problems = Vec::new();
         let map = worker::layer_map(args.files.layers.as_deref()).unwrap_or_else(|problem| {

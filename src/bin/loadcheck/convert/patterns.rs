@@ -30,7 +30,8 @@ enum Matcher {
 }
 
 impl Selection {
-    /// Reads the patterns; those for which `is_layer` says yes are ids of layers, the others regular expressions.
+    /// Reads the patterns; those for which `is_layer` says yes are ids of layers, the others
+    /// regular expressions.
     ///
     /// # Errors
     /// A problem for each that is neither.

@@ -10,8 +10,8 @@
 //! dtype = "bf16"
 //! ```
 //!
-//! The first rule that matches a tensor decides about it. This file reads the text and counts what each rule decided; what a
-//! decision does to a tensor is the library's.
+//! The first rule that matches a tensor decides about it. This file reads the text and counts what
+//! each rule decided; what a decision does to a tensor is the library's.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,5 @@
-//! The files of a conversion in words: `27 files` are `24 layers of 29 MiB, model.embed_tokens, model.norm, lm_head`.
+//! The files of a conversion in words: `27 files` are `24 layers of 29 MiB, model.embed_tokens,
+//! model.norm, lm_head`.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -81,7 +82,8 @@ impl Stacks {
         stack.bytes = (stack.bytes.0.min(file_bytes), stack.bytes.1.max(file_bytes));
     }
 
-    /// `24 layers of 29 MiB`; with its name if there are several stacks, with its files if layers were cut.
+    /// `24 layers of 29 MiB`; with its name if there are several stacks, with its files if layers
+    /// were cut.
     fn parts(&self) -> Vec<String> {
         let part = |stack: &Stack| {
             let name = if self.stacks.len() > 1 { format!(" of {}", stack.name) } else { String::new() };

@@ -1,5 +1,5 @@
-//! The source, looked at before it is converted: what a report says about it, what relative sizes relate to, which ids its
-//! layers have, and where its files lie. Only headers are read.
+//! The source, looked at before it is converted: what a report says about it, what relative sizes
+//! relate to, which ids its layers have, and where its files lie. Only headers are read.
 //!
 //! It costs a second reading of the headers, and nothing stays of it but what is kept here.
 

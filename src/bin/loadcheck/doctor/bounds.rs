@@ -1,4 +1,5 @@
-//! What bounds a process before any group does: resource limits, overcommit, CPUs, shared memory, and the kernel's age.
+//! What bounds a process before any group does: resource limits, overcommit, CPUs, shared memory,
+//! and the kernel's age.
 
 use std::fs;
 

@@ -1,4 +1,5 @@
-//! Direct I/O and the page cache where checkpoints are: tried on a file that is there, or else on one without a name.
+//! Direct I/O and the page cache where checkpoints are: tried on a file that is there, or else on
+//! one without a name.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};

@@ -1,4 +1,5 @@
-//! Control groups: where this process is, what limits it, and whether it may make one of its own; and swap.
+//! Control groups: where this process is, what limits it, and whether it may make one of its own;
+//! and swap.
 
 use onelayer::probe::{CgroupVersion, ChildGroup, MemoryGroup, ProbeError, Procfs};
 use onelayer::units::HumanBytes;

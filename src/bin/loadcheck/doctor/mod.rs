@@ -1,5 +1,6 @@
-//! What can be measured and used on this machine. Everything is tried; looking is kept apart from judging, so that the
-//! judgements about machines that are not at hand can be tested by their texts.
+//! What can be measured and used on this machine. Everything is tried; looking is kept apart from
+//! judging, so that the judgements about machines that are not at hand can be tested by their
+//! texts.
 //!
 //! | file | tries |
 //! |---|---|

@@ -1,6 +1,8 @@
-//! io_uring, tried: a ring is set up and a buffer is registered with it, by plain system calls. Nothing is read through it.
+//! io_uring, tried: a ring is set up and a buffer is registered with it, by plain system calls.
+//! Nothing is read through it.
 //!
-//! Numbers and structures: `include/uapi/linux/io_uring.h` of the kernel; `io_uring_setup(2)`, `io_uring_register(2)`.
+//! Numbers and structures: `include/uapi/linux/io_uring.h` of the kernel; `io_uring_setup(2)`,
+//! `io_uring_register(2)`.
 #![allow(unsafe_code, reason = "two system calls that no crate here wraps; each block says why it may")]
 
 use std::fs;
@@ -31,8 +33,8 @@ pub(super) fn io_uring() -> Check {
 
 fn set_up() -> io::Result<OwnedFd> {
     let mut params = [0_u32; PARAMS_WORDS];
-    // SAFETY: the second argument points to 120 writable bytes, aligned to 8 or less as the kernel copies them by bytes; all
-    // zeros ask for nothing special. The kernel keeps no pointer to it.
+    // SAFETY: the second argument points to 120 writable bytes, aligned to 8 or less as the kernel
+    // copies them by bytes; all zeros ask for nothing special. The kernel keeps no pointer to it.
     let result = unsafe { libc::syscall(libc::SYS_io_uring_setup, ENTRIES, params.as_mut_ptr()) };
     let descriptor = i32::try_from(result).ok().filter(|descriptor| *descriptor >= 0);
     let Some(descriptor) = descriptor else { return Err(io::Error::last_os_error()) };
@@ -44,8 +46,9 @@ fn register(ring: &OwnedFd) -> io::Result<()> {
     let mut buffer = vec![0_u8; BUFFER_BYTES];
     let vector = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let count: libc::c_uint = 1;
-    // SAFETY: the vector names one buffer that lives until the end of this function. The kernel pins its pages for as long as
-    // the ring is open, and nothing is ever submitted that would write there; pages outlive the allocation.
+    // SAFETY: the vector names one buffer that lives until the end of this function. The kernel pins
+    // its pages for as long as the ring is open, and nothing is ever submitted that would write
+    // there; pages outlive the allocation.
     let result = unsafe {
         libc::syscall(
             libc::SYS_io_uring_register,

@@ -67,8 +67,8 @@ fn end_of(ended: &Ended) -> End {
     }
 }
 
-/// Makes the files of a source that may be no checkpoint cold or warm; returns the share of their pages that is cached
-/// afterwards, or `None` where the kernel does not tell.
+/// Makes the files of a source that may be no checkpoint cold or warm; returns the share of their
+/// pages that is cached afterwards, or `None` where the kernel does not tell.
 ///
 /// # Errors
 /// [`Code::SourceUnreadable`] if a file cannot be opened or read.

@@ -1,7 +1,8 @@
 //! `--emit`: what was found, as lines that can be pasted.
 //!
-//! What is asked for is the smallest comfortable limit, or else the smallest that works; what is allowed is that and the
-//! headroom. Where a shell puts the lines into a command (`docker`, `args`), they hold flags and nothing else.
+//! What is asked for is the smallest comfortable limit, or else the smallest that works; what is
+//! allowed is that and the headroom. Where a shell puts the lines into a command (`docker`,
+//! `args`), they hold flags and nothing else.
 
 use onelayer::units::MIB;
 
@@ -41,7 +42,8 @@ pub(crate) fn lines(
     }
 }
 
-/// Flags for `loadcheck run`, or of another loader for `loadcheck exec`: the load as it was run, and a gate.
+/// Flags for `loadcheck run`, or of another loader for `loadcheck exec`: the load as it was run,
+/// and a gate.
 fn arguments(fitted: &Fitted, headroom_percent: u64, ours: Option<(&Params, &LoadConfig)>) -> String {
     let mut words = Vec::new();
     let is_ours = fitted.command.is_none() && fitted.strategy == Strategy::Stream.name();

@@ -1,7 +1,9 @@
-//! Watches a run under a limit: ends what is left of it when the kernel has killed a part, or when it takes too long.
+//! Watches a run under a limit: ends what is left of it when the kernel has killed a part, or when
+//! it takes too long.
 //!
-//! A program of several processes may wait forever for the one that was killed, and a limit that is just too small can make a
-//! load a thousand times slower by having it read the same pages again and again.
+//! A program of several processes may wait forever for the one that was killed, and a limit that is
+//! just too small can make a load a thousand times slower by having it read the same pages again
+//! and again.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! The parts of `loadcheck fit`: the search itself knows neither groups nor processes, and a run knows nothing of the search.
+//! The parts of `loadcheck fit`: the search itself knows neither groups nor processes, and a run
+//! knows nothing of the search.
 //!
 //! ```text
 //! commands::fit -> search -> trial -> (ours | command) in a control group, watched by guard

@@ -1,5 +1,5 @@
-//! Our own loader under a limit, or a habit of others that we imitate: a fresh worker, as `run` and `compare` start it, in a
-//! group.
+//! Our own loader under a limit, or a habit of others that we imitate: a fresh worker, as `run` and
+//! `compare` start it, in a group.
 
 use onelayer::probe::ChildGroup;
 

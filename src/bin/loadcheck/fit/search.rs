@@ -6,8 +6,9 @@
 //!          ^ tried again                ^ tried `runs` times, each has to work
 //! ```
 //!
-//! A limit counts as one that works if every run under it does; after the first failure it never counts again. So what
-//! is found lies above every limit that was ever seen to fail, however the border flickers.
+//! A limit counts as one that works if every run under it does; after the first failure it never
+//! counts again. So what is found lies above every limit that was ever seen to fail, however the
+//! border flickers.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,8 @@ use crate::sizes::{Size, SizeContext};
 const COMFORT_PERCENT: f64 = 110.0;
 /// And so much more: very short runs differ by more than a tenth by themselves.
 const COMFORT_SLACK_SECONDS: f64 = 0.02;
-/// Limits are whole numbers of this, so that they can be written down; finer if the precision asks for it.
+/// Limits are whole numbers of this, so that they can be written down; finer if the precision asks
+/// for it.
 const GRAIN_BYTES: u64 = 1 << 20;
 /// The precision that per cent of a small limit come to at least.
 const PRECISION_BYTES_MIN: u64 = 4 << 20;
@@ -160,7 +162,8 @@ impl<E, F: FnMut(Option<u64>) -> Result<Tried, E>> Search<F> {
         }
     }
 
-    /// A limit that fails, going down in halves; `hi` follows. `None` if everything that may be tried works.
+    /// A limit that fails, going down in halves; `hi` follows. `None` if everything that may be
+    /// tried works.
     fn something_that_fails(&mut self, hi: &mut u64) -> Result<Option<u64>, E> {
         let mut limit = self.down(self.range.lo_bytes).min(*hi);
         loop {
@@ -203,8 +206,8 @@ impl<E, F: FnMut(Option<u64>) -> Result<Tried, E>> Search<F> {
         self.works(limit)
     }
 
-    /// As many runs as it takes to know on which side their median is; between them, runs without a limit, since a machine's
-    /// mood changes.
+    /// As many runs as it takes to know on which side their median is; between them, runs without a
+    /// limit, since a machine's mood changes.
     fn is_comfortable(&mut self, limit: u64) -> Result<bool, E> {
         if !self.works(limit)? {
             return Ok(false);
@@ -258,7 +261,8 @@ impl<E, F: FnMut(Option<u64>) -> Result<Tried, E>> Search<F> {
         (limit / self.grain() * self.grain()).max(self.grain())
     }
 
-    /// The middle, if there is one: as many times `lo` as `hi` is of it, since what matters is a share of the answer.
+    /// The middle, if there is one: as many times `lo` as `hi` is of it, since what matters is a
+    /// share of the answer.
     fn between(&self, lo: u64, hi: u64) -> Option<u64> {
         let product = u128::from(lo) * u128::from(hi);
         let middle = self.down(u64::try_from(product.isqrt()).unwrap_or(lo)).max(lo + self.grain());

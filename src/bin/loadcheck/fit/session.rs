@@ -1,4 +1,5 @@
-//! A search as it happens: every run brings the page cache into its state, is told to people, and ends up in the report.
+//! A search as it happens: every run brings the page cache into its state, is told to people, and
+//! ends up in the report.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -22,7 +23,8 @@ use crate::worker::{Stop, ask_to_prepare};
 
 /// Time that every run may take, however quick it is without a limit.
 const GIVE_UP_SECONDS_MIN: f64 = 5.0;
-/// What a run without a limit takes with it: above this, nothing is taken back. The kernel charges in batches.
+/// What a run without a limit takes with it: above this, nothing is taken back. The kernel charges
+/// in batches.
 const CHARGE_SLACK_BYTES: u64 = 8 << 20;
 /// Searches for a border that turns out to flicker are begun anew so many times.
 const SHAKEN_COUNT_MAX: u32 = 5;
@@ -129,7 +131,8 @@ impl Session<'_> {
         stop.map_or(Ok(works), Err)
     }
 
-    /// Brings the page cache into the state that is wanted; returns the share of the source that is cached.
+    /// Brings the page cache into the state that is wanted; returns the share of the source that is
+    /// cached.
     fn bring_about(&self, loader: &Loader) -> Result<Option<f64>, Stop> {
         if self.cache == CacheArg::Asis {
             return Ok(None);

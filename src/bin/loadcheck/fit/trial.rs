@@ -35,7 +35,8 @@ pub(super) struct Ran {
     pub(super) cached_share: Option<f64>,
 }
 
-/// Runs `load` in a group with that limit. What comes back is a try, and why the search has to end, if it has to.
+/// Runs `load` in a group with that limit. What comes back is a try, and why the search has to end,
+/// if it has to.
 ///
 /// # Errors
 /// Where there can be no such group.

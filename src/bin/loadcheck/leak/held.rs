@@ -50,8 +50,9 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Of one process, without its device memory. Page-locked is what it has locked itself (`VmLck`) and what the kernel has
-    /// pinned for devices (`VmPin`); what a driver pins on its own account shows in neither.
+    /// Of one process, without its device memory. Page-locked is what it has locked itself
+    /// (`VmLck`) and what the kernel has pinned for devices (`VmPin`); what a driver pins on
+    /// its own account shows in neither.
     pub(crate) fn of(memory: &ProcessMemory) -> Self {
         Self {
             host_bytes: memory.host_bytes.value(),

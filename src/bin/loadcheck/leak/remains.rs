@@ -1,4 +1,5 @@
-//! What stays on the machine when the processes of a cycle have ended, and what those of a running command hold.
+//! What stays on the machine when the processes of a cycle have ended, and what those of a running
+//! command hold.
 //!
 //! What ends with a process cannot leak beyond it. What does not is looked for where it can be:
 //!
@@ -8,8 +9,8 @@
 //! | file, pinned | those of processes that were left behind | `status` |
 //! | vram | the whole device; of a running command, its processes, where NVML lists them | NVML |
 //!
-//! Page cache is no leak: the kernel takes it back. Where the whole machine or device is counted, others count too; the slope is
-//! made for that, as long as they do not grow steadily themselves.
+//! Page cache is no leak: the kernel takes it back. Where the whole machine or device is counted,
+//! others count too; the slope is made for that, as long as they do not grow steadily themselves.
 
 use onelayer::probe::{ChildGroup, GpuMemory, NvmlError};
 
@@ -25,7 +26,8 @@ pub(crate) struct Remains {
 }
 
 impl Remains {
-    /// With the group that all cycles run in, if there is one, and the GPU that they use, if they do.
+    /// With the group that all cycles run in, if there is one, and the GPU that they use, if they
+    /// do.
     pub(crate) fn new(group: Option<ChildGroup>, gpu: Option<&Gpu>) -> Self {
         let open = |gpu: &Gpu| {
             let total_bytes = gpu.memory_total_bytes.unwrap_or(0);
@@ -65,8 +67,8 @@ impl Remains {
         (held, family.pids.len())
     }
 
-    /// What the processes of a command hold, with the whole device's memory; and what they have of that, if the driver lists any of them.
-    /// `None` if none lives any more.
+    /// What the processes of a command hold, with the whole device's memory; and what they have of
+    /// that, if the driver lists any of them. `None` if none lives any more.
     pub(crate) fn of_processes(&mut self) -> Option<(Held, Option<u64>)> {
         let family = family();
         if family.pids.is_empty() {
@@ -102,9 +104,10 @@ impl Remains {
     }
 }
 
-/// Decides, once for all points, whether device memory is that of the command's processes or the whole device's, which the points
-/// have: a mixture of both would be a step, or hide one. `listed` has what the driver lists at each point. True if it is that of processes: if
-/// the driver has listed them often enough for a slope. Before it lists the first of them, none used the device.
+/// Decides, once for all points, whether device memory is that of the command's processes or the
+/// whole device's, which the points have: a mixture of both would be a step, or hide one. `listed`
+/// has what the driver lists at each point. True if it is that of processes: if the driver has
+/// listed them often enough for a slope. Before it lists the first of them, none used the device.
 pub(crate) fn settle_vram(points: &mut [CyclePoint], listed: &[Option<u64>], warmup: u64) -> bool {
     let counted = points.iter().zip(listed).filter(|(point, _)| point.number > warmup);
     let count = counted.filter(|(_, bytes)| bytes.is_some()).count();
@@ -139,7 +142,8 @@ mod tests {
         assert!(Remains::new(None, None).shared_bytes().is_some());
     }
 
-    /// The driver does not list a process before it uses the device, and once it fails to: neither makes it the whole device's.
+    /// The driver does not list a process before it uses the device, and once it fails to: neither
+    /// makes it the whole device's.
     #[test]
     fn whose_device_memory_it_is_is_decided_once() {
         let point = |number| CyclePoint { number, held: Held { vram_bytes: Some(1000), ..Held::default() } };
@@ -160,7 +164,8 @@ mod tests {
         assert_eq!(vram(&points), [Some(1000); 14]);
     }
 
-    /// Memory that outlives its process is found: a child that goes on, and a file in shared memory.
+    /// Memory that outlives its process is found: a child that goes on, and a file in shared
+    /// memory.
     #[test]
     fn what_is_left_behind_is_counted() {
         let remains = Remains::new(None, None);

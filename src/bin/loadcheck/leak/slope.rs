@@ -1,9 +1,10 @@
 //! How much a quantity grows from one cycle to the next: a robust slope with its confidence.
 //!
-//! The slope is the median of the slopes between pairs of points, and the confidence comes from how many pairs rise and how
-//! many fall: H. Theil, "A rank-invariant method of linear and polynomial regression analysis" (1950); P. K. Sen,
-//! "Estimates of the regression coefficient based on Kendall's tau" (1968). Nothing is assumed about how the noise is
-//! distributed, and a quarter of the points may be anywhere without moving the slope far: page reclaim, a neighbour's
+//! The slope is the median of the slopes between pairs of points, and the confidence comes from how
+//! many pairs rise and how many fall: H. Theil, "A rank-invariant method of linear and polynomial
+//! regression analysis" (1950); P. K. Sen, "Estimates of the regression coefficient based on
+//! Kendall's tau" (1968). Nothing is assumed about how the noise is distributed, and a quarter of
+//! the points may be anywhere without moving the slope far: page reclaim, a neighbour's
 //! load, one cycle that went wrong.
 //!
 //! ```text
@@ -12,11 +13,13 @@
 //!       +-----------+--------- cycles
 //!          block    ^ block       the cut is the largest rise from one cycle to the next
 //! ```
-//! Pairs across the largest rise are left out: a single step, however high, would make each of them rise, and growth that
-//! happened once is no growth from cycle to cycle. What is left are two blocks that are counted together, as for strata: R. M. Hirsch,
-//! J. R. Slack, R. A. Smith, "Techniques of trend analysis for monthly water quality data" (1982). The lower end is that of the blocks or of all
-//! pairs, whichever is lower: only what grows inside the blocks *and* from one to the other grows from cycle to cycle. A sawtooth of a few long
-//! teeth rises in the blocks alone.
+//! Pairs across the largest rise are left out: a single step, however high, would make each of them
+//! rise, and growth that happened once is no growth from cycle to cycle. What is left are two
+//! blocks that are counted together, as for strata: R. M. Hirsch, J. R. Slack, R. A. Smith,
+//! "Techniques of trend analysis for monthly water quality data" (1982). The lower end is that of
+//! the blocks or of all pairs, whichever is lower: only what grows inside the blocks *and* from one
+//! to the other grows from cycle to cycle. A sawtooth of a few long teeth rises in the blocks
+//! alone.
 
 use std::ops::Range;
 
@@ -26,7 +29,8 @@ use crate::output::numbers::to_f64;
 pub(crate) const CONFIDENCE: f64 = 0.99;
 /// The normal distribution's quantile for it, both sides.
 const Z: f64 = 2.575_829_303_548_901;
-/// Fewer points have no confidence of that kind: even if each is above the one before it, chance may have done it.
+/// Fewer points have no confidence of that kind: even if each is above the one before it, chance
+/// may have done it.
 pub(crate) const POINTS_MIN: u32 = 8;
 /// All pairs are looked at: more points would take too long, and too much memory.
 pub(crate) const POINTS_MAX: u32 = 2000;
@@ -109,17 +113,18 @@ fn median(sorted: &[f64]) -> Option<f64> {
 
 /// Where the confidence lies among so many sorted slopes.
 ///
-/// The normal distribution would take in all slopes, and more, of eight points in two blocks of four. But if there is no trend, all
-/// pairs rise in one of `4! x 4! = 576` orders, and in fewer for any other two blocks: so the smallest slope is below the true one with more
-/// than 99.5 % anyway.
+/// The normal distribution would take in all slopes, and more, of eight points in two blocks of
+/// four. But if there is no trend, all pairs rise in one of `4! x 4! = 576` orders, and in fewer
+/// for any other two blocks: so the smallest slope is below the true one with more than 99.5 %
+/// anyway.
 fn confidence_ranks(count: usize, blocks: [&[Level]; 2]) -> Option<Range<usize>> {
     let margin = Z * blocks.map(variance_of_rises).iter().sum::<f64>().sqrt();
     let skipped = lower_rank(count, margin).max(1) - 1;
     (skipped < count - skipped).then(|| skipped..count - skipped)
 }
 
-/// The variance of Kendall's S, the number of pairs that rise less that of pairs that fall, if there is no trend; points that are
-/// equal among themselves make it smaller.
+/// The variance of Kendall's S, the number of pairs that rise less that of pairs that fall, if
+/// there is no trend; points that are equal among themselves make it smaller.
 fn variance_of_rises(points: &[Level]) -> f64 {
     let mut sorted: Vec<u64> = points.iter().map(|point| point.bytes).collect();
     sorted.sort_unstable();
@@ -131,8 +136,8 @@ fn variance_of_rises(points: &[Level]) -> f64 {
     (term(points.len()) - equal).max(0.0) / 18.0
 }
 
-/// The rank, from 1, of the slope that the confidence begins at, of so many; 0 if it begins below all of them. Sen: the integer
-/// part of `(count - margin) / 2`.
+/// The rank, from 1, of the slope that the confidence begins at, of so many; 0 if it begins below
+/// all of them. Sen: the integer part of `(count - margin) / 2`.
 fn lower_rank(count: usize, margin: f64) -> usize {
     let left = |rank: usize| to_f64(u64::try_from(count - 2 * rank).unwrap_or(u64::MAX));
     let (mut low, mut high) = (0, count / 2);

@@ -9,10 +9,12 @@ use crate::sizes::SizeContext;
 use super::held::{CyclePoint, Kind};
 use super::slope::{Level, POINTS_MIN, slope};
 
-/// What is no leak if nothing is said: a thousand cycles would grow by 16 MiB, which is what a load may take beside its budget.
+/// What is no leak if nothing is said: a thousand cycles would grow by 16 MiB, which is what a load
+/// may take beside its budget.
 const DEFAULT_BYTES: u64 = 16 << 10;
 
-/// The most that a kind may grow a cycle: what names it beats what is for all, and the last one counts.
+/// The most that a kind may grow a cycle: what names it beats what is for all, and the last one
+/// counts.
 #[derive(Clone, Debug)]
 pub(crate) struct Stated(Vec<(Option<Kind>, u64)>);
 
@@ -37,7 +39,8 @@ impl Stated {
         last(Some(kind)).or_else(|| last(None)).unwrap_or(DEFAULT_BYTES)
     }
 
-    /// Kinds that are named and were not measured, or were there and could not be measured often enough: never a silent pass.
+    /// Kinds that are named and were not measured, or were there and could not be measured often
+    /// enough: never a silent pass.
     pub(crate) fn unmeasured(
         &self,
         slopes: &[KindSlope],
@@ -75,7 +78,8 @@ impl Gap {
         self.measured < points_min() && self.counted >= points_min()
     }
 
-    /// True if the kind was there to be measured, so that to say nothing of it would look like a pass.
+    /// True if the kind was there to be measured, so that to say nothing of it would look like a
+    /// pass.
     fn is_a_loss(&self) -> bool {
         self.is_too_wide() && self.has_floor
     }
@@ -120,8 +124,8 @@ fn levels(kind: Kind, points: &[CyclePoint], warmup: u64) -> Vec<Level> {
 
 /// The slope of each kind that was measured.
 ///
-/// `points` begin with the floor; `warmup` cycles come before those that count. A cycle after which a kind could not be measured
-/// is left out; if too few are left, there is no slope.
+/// `points` begin with the floor; `warmup` cycles come before those that count. A cycle after which
+/// a kind could not be measured is left out; if too few are left, there is no slope.
 pub(crate) fn slopes_of(points: &[CyclePoint], warmup: u64, stated: &Stated) -> Vec<KindSlope> {
     let gaps = gaps_of(points, warmup);
     let is_told = |kind: Kind| !gaps.iter().any(|gap| gap.kind == kind && gap.is_too_wide());
@@ -232,7 +236,8 @@ mod tests {
         assert!(stated(&["10%".parse().unwrap()]).is_err());
     }
 
-    /// NVML fails once in a hundred cycles: the leak of the other ninety-nine is found, and the distances are those of the cycles.
+    /// NVML fails once in a hundred cycles: the leak of the other ninety-nine is found, and the
+    /// distances are those of the cycles.
     #[test]
     fn a_kind_that_is_missing_once_has_the_slope_of_the_rest() {
         let mut points = points(20, |number| number * MIB);

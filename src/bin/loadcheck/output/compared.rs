@@ -1,6 +1,8 @@
-//! A comparison, for people and for pages: what each way of loading holds, how long it takes, what to know about it.
+//! A comparison, for people and for pages: what each way of loading holds, how long it takes, what
+//! to know about it.
 //!
-//! On the terminal it is three short tables, memory first, so that eighty columns are enough; on a page it is one.
+//! On the terminal it is three short tables, memory first, so that eighty columns are enough; on a
+//! page it is one.
 
 use super::escape::escape;
 use super::grid::{Align, grid};

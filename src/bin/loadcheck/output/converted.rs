@@ -55,7 +55,8 @@ fn target_line(convert: &Convert) -> String {
     format!("target    {}{part}", escape(&convert.target))
 }
 
-/// `files     27 files (24 layers of 29 MiB, lm_head), 821 MiB; data starts on a multiple of 4096 bytes`
+/// `files     27 files (24 layers of 29 MiB, lm_head), 821 MiB; data starts on a multiple of 4096
+/// bytes`
 fn file_lines(convert: &Convert) -> Vec<String> {
     let summary =
         if convert.summary.is_empty() { String::new() } else { format!(" ({})", escape(&convert.summary)) };

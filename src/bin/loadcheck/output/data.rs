@@ -10,8 +10,9 @@ use super::{compared, leaked};
 use crate::listing::Layer;
 use crate::report::{Check, CommandName, ConvertFile, Difference, Fitted, Report, Run, Synth, Try};
 
-/// Writes JSON on, and in it what a terminal would obey or hide as `\u009b`: serde does that below 0x20 only. Such characters stand in
-/// strings and nowhere else, but for the newlines that indent, and each string comes in writes of whole characters.
+/// Writes JSON on, and in it what a terminal would obey or hide as `\u009b`: serde does that below
+/// 0x20 only. Such characters stand in strings and nowhere else, but for the newlines that indent,
+/// and each string comes in writes of whole characters.
 struct Visible<'a>(&'a mut dyn Write);
 
 impl Write for Visible<'_> {
@@ -61,8 +62,9 @@ struct Line<'a, T> {
     fields: T,
 }
 
-/// Writes one object a line, each with `schema` and `type`: `run`, `comparison`, `limit`, `hash`, `layer`, `plan`, `synth`, `convert`,
-/// `verification`, `fit` (one a loader), `slope`, `check`, and last `summary`, which has the verdict and any error.
+/// Writes one object a line, each with `schema` and `type`: `run`, `comparison`, `limit`, `hash`,
+/// `layer`, `plan`, `synth`, `convert`, `verification`, `fit` (one a loader), `slope`, `check`, and
+/// last `summary`, which has the verdict and any error.
 pub(crate) fn write_json_lines(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     fn each<T: Serialize>(
         report: &Report,
@@ -124,8 +126,9 @@ const RUN_COLUMNS: [&str; 25] = [
     "cpu_seconds",
 ];
 
-/// Writes one row a run (`run`, `exec`), a way of loading (`compare`), a layer (`plan`, `inspect`), a checkpoint (`synth`), a file (`convert`), a
-/// difference (`verify`), a try (`fit`), a slope (`leak`) or a check (`doctor`). Empty is "not measured".
+/// Writes one row a run (`run`, `exec`), a way of loading (`compare`), a layer (`plan`, `inspect`),
+/// a checkpoint (`synth`), a file (`convert`), a difference (`verify`), a try (`fit`), a slope
+/// (`leak`) or a check (`doctor`). Empty is "not measured".
 pub(crate) fn write_csv(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     type Rows<'a> = Box<dyn Iterator<Item = Vec<String>> + 'a>;
     let (header, rows): (&[&str], Rows<'_>) = match report.command {

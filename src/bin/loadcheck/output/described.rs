@@ -1,4 +1,5 @@
-//! Text of the commands that describe: `plan` (derived numbers), `inspect` (headers), `synth` (what was written).
+//! Text of the commands that describe: `plan` (derived numbers), `inspect` (headers), `synth` (what
+//! was written).
 
 use super::grid::{Align, grid};
 use super::numbers::{bytes, count, grouped, rate, seconds};

@@ -1,9 +1,11 @@
-//! Makes names that come from files safe to print: a tensor's name may hold anything a JSON string can.
+//! Makes names that come from files safe to print: a tensor's name may hold anything a JSON string
+//! can.
 
 use std::borrow::Cow;
 
-/// `text` without anything that moves the cursor, changes colours, hides or reorders what is printed: such
-/// characters appear as `\u{1b}`. Everything else, other scripts included, stays as it is.
+/// `text` without anything that moves the cursor, changes colours, hides or reorders what is
+/// printed: such characters appear as `\u{1b}`. Everything else, other scripts included, stays as
+/// it is.
 pub(crate) fn escape(text: &str) -> Cow<'_, str> {
     if text.chars().any(is_harmful) { Cow::Owned(visible(text).collect()) } else { Cow::Borrowed(text) }
 }
@@ -20,11 +22,12 @@ fn visible(text: &str) -> impl Iterator<Item = char> {
     })
 }
 
-/// `text` escaped, and if that takes more than `characters_max` characters, with its middle left out: a name in a message
-/// may be as long as a file's author likes.
+/// `text` escaped, and if that takes more than `characters_max` characters, with its middle left
+/// out: a name in a message may be as long as a file's author likes.
 pub(crate) fn escape_and_cut(text: &str, characters_max: usize) -> Cow<'_, str> {
     const GAP: &str = " ... ";
-    // No byte becomes more than six characters (DEL does). Of what is longer, the middle is not looked at.
+    // No byte becomes more than six characters (DEL does). Of what is longer, the middle is not looked
+    // at.
     if text.len() <= characters_max / 6 || visible(text).nth(characters_max).is_none() {
         return escape(text);
     }
@@ -36,8 +39,8 @@ pub(crate) fn escape_and_cut(text: &str, characters_max: usize) -> Cow<'_, str> 
     Cow::Owned(beginning.chain(GAP.chars()).chain(end).collect())
 }
 
-/// The most characters of a cell of a table, escaped: a name may be as long as a file's author likes, and laying out a table takes
-/// the square of that.
+/// The most characters of a cell of a table, escaped: a name may be as long as a file's author
+/// likes, and laying out a table takes the square of that.
 const CELL_CHARACTERS_MAX: usize = 1024;
 
 /// A text for a cell of a table, escaped and cut.
@@ -45,8 +48,8 @@ pub(crate) fn cell(text: &str) -> Cow<'_, str> {
     escape_and_cut(text, CELL_CHARACTERS_MAX)
 }
 
-/// Control characters (C0, DEL, C1), line and paragraph separators, direction marks and overrides, invisible
-/// characters, tags.
+/// Control characters (C0, DEL, C1), line and paragraph separators, direction marks and overrides,
+/// invisible characters, tags.
 pub(crate) fn is_harmful(character: char) -> bool {
     character.is_control()
         || matches!(

@@ -49,7 +49,8 @@ fn block(check: &Check, width: usize, look: &Look) -> Vec<String> {
     lines
 }
 
-/// `text` behind `start`, which takes `column` columns; what does not fit is continued below, from that column on.
+/// `text` behind `start`, which takes `column` columns; what does not fit is continued below, from
+/// that column on.
 fn wrapped(start: &str, column: usize, text: &str, width: Option<u16>) -> Vec<String> {
     let room = width.map_or(usize::MAX, |width| usize::from(width).saturating_sub(column));
     let (mut lines, mut line, mut used) = (Vec::new(), start.to_owned(), 0);

@@ -1,4 +1,5 @@
-//! Aligned columns without lines: comfy-table does the widths and the wrapping, this file the looks.
+//! Aligned columns without lines: comfy-table does the widths and the wrapping, this file the
+//! looks.
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
 
@@ -13,9 +14,9 @@ pub(crate) enum Align {
     Right,
 }
 
-/// Lays out rows under a header, one string a line, no trailing blanks. Columns that are empty throughout are left
-/// out. With a width, long cells of the last columns wrap inside it. Cells are escaped, and
-/// very long ones cut.
+/// Lays out rows under a header, one string a line, no trailing blanks. Columns that are empty
+/// throughout are left out. With a width, long cells of the last columns wrap inside it. Cells are
+/// escaped, and very long ones cut.
 pub(crate) fn grid(header: &[(&str, Align)], rows: &[Vec<String>], width: Option<u16>) -> Vec<String> {
     let used: Vec<usize> = (0..header.len())
         .filter(|column| rows.iter().any(|row| row.get(*column).is_some_and(|cell| !cell.is_empty())))

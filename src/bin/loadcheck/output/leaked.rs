@@ -1,4 +1,5 @@
-//! Repeated loads, for people and for pages: how much each kind of memory grows from cycle to cycle.
+//! Repeated loads, for people and for pages: how much each kind of memory grows from cycle to
+//! cycle.
 
 use super::escape::escape;
 use super::grid::{Align, grid};

@@ -238,7 +238,8 @@ pub(super) fn cell(text: &str) -> String {
     super::escape::cell(text).replace('|', "\\|").replace('<', "&lt;")
 }
 
-/// What a GitHub Actions step prints: failures as workflow commands, so that they become annotations.
+/// What a GitHub Actions step prints: failures as workflow commands, so that they become
+/// annotations.
 pub(crate) fn github(report: &Report) -> String {
     let mut text = String::new();
     for limit in &report.limits {

@@ -1,8 +1,9 @@
 //! From a report to bytes on a stream or in a file.
 //!
-//! stdout carries data and nothing else; messages, hints and progress go to stderr. A reader that closes the pipe
-//! ends the output, not the program's success. Files are written beside their target and renamed, so a report is
-//! never half there, and nothing is overwritten without `--force`.
+//! stdout carries data and nothing else; messages, hints and progress go to stderr. A reader that
+//! closes the pipe ends the output, not the program's success. Files are written beside their
+//! target and renamed, so a report is never half there, and nothing is overwritten without
+//! `--force`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -157,7 +158,8 @@ impl Output {
         }
     }
 
-    /// The distance of samples to keep, in milliseconds, where `asked` is what `--timeline` says: a picture needs some.
+    /// The distance of samples to keep, in milliseconds, where `asked` is what `--timeline` says: a
+    /// picture needs some.
     pub(crate) fn timeline_ms(&self, asked: Option<u64>) -> Option<u64> {
         let draws = self.format.is_picture() || self.exports.iter().any(|(format, _)| format.is_picture());
         asked.or_else(|| draws.then(|| u64::try_from(INTERVAL_DEFAULT.as_millis()).unwrap_or(u64::MAX)))
@@ -179,7 +181,8 @@ impl Output {
         refusal(path, self.force)
     }
 
-    /// Writes a file that is no report, as reports are written: whole, and over none without `--force`.
+    /// Writes a file that is no report, as reports are written: whole, and over none without
+    /// `--force`.
     pub(crate) fn write_beside(&self, path: &Path, text: &str) -> Result<(), Problem> {
         to_file(path, |to| to.write_all(text.as_bytes()), self.force)
     }
@@ -299,7 +302,8 @@ fn weights_refusal(path: &Path) -> Option<Problem> {
         .map(|problem| problem.help("choose another name"))
 }
 
-/// Writes a file as a whole: beside its target first, then renamed. Pipes and devices are written to directly.
+/// Writes a file as a whole: beside its target first, then renamed. Pipes and devices are written
+/// to directly.
 fn to_file(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,

@@ -38,7 +38,8 @@ pub(crate) fn rate(moved_bytes: u64, seconds: f64) -> Option<String> {
     }
 }
 
-/// A memory request that holds `peak_bytes`, and a limit a quarter above it; both in steps of 64 MiB, in Mi.
+/// A memory request that holds `peak_bytes`, and a limit a quarter above it; both in steps of 64
+/// MiB, in Mi.
 pub(crate) fn container(peak_bytes: u64) -> (String, String) {
     let steps = |bytes: u64| bytes.div_ceil(64 * MIB).max(1).saturating_mul(64);
     let request = steps(peak_bytes);

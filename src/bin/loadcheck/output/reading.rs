@@ -7,7 +7,8 @@ use crate::report::{FileReading, IoCounters};
 /// More lines than this help nobody: the rest is in the JSON.
 const LINES_MAX: usize = 4;
 
-/// `reading   direct: 4 files, 15.9 GiB on ext4: not in the page cache; page cache untouched`, a line for files that are alike.
+/// `reading   direct: 4 files, 15.9 GiB on ext4: not in the page cache; page cache untouched`, a
+/// line for files that are alike.
 pub(super) fn lines(files: &[FileReading]) -> Vec<String> {
     let mut groups: Vec<(&FileReading, u64, u64)> = Vec::new();
     for file in files {

@@ -1,7 +1,7 @@
 //! What the two output streams are and what may be done with them: colour, width, progress.
 //!
-//! The rules: `--color` decides; then `NO_COLOR`, then `CLICOLOR_FORCE`, then `TERM=dumb`; else a stream is
-//! coloured if it is a terminal. Hints and progress go to stderr.
+//! The rules: `--color` decides; then `NO_COLOR`, then `CLICOLOR_FORCE`, then `TERM=dumb`; else a
+//! stream is coloured if it is a terminal. Hints and progress go to stderr.
 
 use std::io::IsTerminal as _;
 

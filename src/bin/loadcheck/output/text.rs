@@ -1,5 +1,6 @@
-//! The report for people: what `table` and `plain` print. This file has the commands that measure (`run`, `exec`);
-//! [`super::described`] has those that describe, [`super::converted`] those that write and check checkpoints.
+//! The report for people: what `table` and `plain` print. This file has the commands that measure
+//! (`run`, `exec`); [`super::described`] has those that describe, [`super::converted`] those that
+//! write and check checkpoints.
 
 use super::grid::{Align, grid};
 use super::numbers::{bytes, container, count, grouped, growth, rate, seconds};
@@ -246,7 +247,8 @@ pub(super) fn cache_line(runs: &[Run]) -> Option<String> {
     Some(format!("cache     {text}"))
 }
 
-/// `cold before each run (checked: 0 % cached)`: the share of the run that began least as it was asked to.
+/// `cold before each run (checked: 0 % cached)`: the share of the run that began least as it was
+/// asked to.
 pub(super) fn cache_text(asked: CacheArg, shares: impl Iterator<Item = Option<f64>>) -> Option<String> {
     let (name, worse): (&str, fn(f64, f64) -> f64) = match asked {
         CacheArg::Cold => ("cold", f64::max),

@@ -20,7 +20,8 @@ pub(crate) struct Compared {
     pub(crate) runs: u64,
     /// Of these, runs that completed: time is theirs alone.
     pub(crate) completed: u64,
-    /// Of these, runs before which the page cache was not as it was asked for, or could not be looked at.
+    /// Of these, runs before which the page cache was not as it was asked for, or could not be
+    /// looked at.
     pub(crate) cache_not_as_asked: u64,
     /// Wall time.
     pub(crate) seconds: Option<Spread>,
@@ -32,7 +33,8 @@ pub(crate) struct Compared {
     pub(crate) peak: ComparedPeak,
     /// Time over that of the fastest row, round by round: the median.
     pub(crate) time_ratio: Option<f64>,
-    /// Host peak over the smallest of all rows that own what they load; `null` for those that map it.
+    /// Host peak over the smallest of all rows that own what they load; `null` for those that map
+    /// it.
     pub(crate) host_ratio: Option<f64>,
     /// What a person should know about the row.
     pub(crate) note: Option<String>,

@@ -1,4 +1,5 @@
-//! What is reported of a conversion and of a verification: what is planned, what it did, what differs.
+//! What is reported of a conversion and of a verification: what is planned, what it did, what
+//! differs.
 
 use serde::{Deserialize, Serialize};
 
@@ -141,7 +142,8 @@ pub(crate) struct Estimate {
     pub(crate) read_bytes_per_second: Option<u64>,
     /// How fast random bytes were written where the target will be, and synced.
     pub(crate) write_bytes_per_second: Option<u64>,
-    /// How long the target takes to sync a few bytes. Each file is synced several times, while the next one is written.
+    /// How long the target takes to sync a few bytes. Each file is synced several times, while the
+    /// next one is written.
     pub(crate) sync_seconds: Option<f64>,
     /// Source and target are on one device, so that reading and writing take turns.
     pub(crate) same_device: Option<bool>,

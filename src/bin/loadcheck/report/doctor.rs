@@ -1,4 +1,5 @@
-//! What is reported of a machine: what was tried, what was found, what follows, and how to change it.
+//! What is reported of a machine: what was tried, what was found, what follows, and how to change
+//! it.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,8 +7,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Check {
-    /// What: `cgroup`, `swap`, `memlock`, `address_space`, `overcommit`, `shm`, `cpu`, `kernel`, `direct_io`, `page_cache`,
-    /// `io_uring`, `huge_pages`, `peak_reset`, `exact_memory`, `pressure`, `cuda`, `nvml`.
+    /// What: `cgroup`, `swap`, `memlock`, `address_space`, `overcommit`, `shm`, `cpu`, `kernel`,
+    /// `direct_io`, `page_cache`, `io_uring`, `huge_pages`, `peak_reset`, `exact_memory`,
+    /// `pressure`, `cuda`, `nvml`.
     pub(crate) check: String,
     /// Whether it can be used.
     pub(crate) state: State,

@@ -1,4 +1,5 @@
-//! What is reported of a search for a memory limit: every limit that was tried, and what follows from them.
+//! What is reported of a search for a memory limit: every limit that was tried, and what follows
+//! from them.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +9,8 @@ use crate::args::CacheArg;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Fit {
-    /// State of the page cache that is brought about before every try; `null` before the search began.
+    /// State of the page cache that is brought about before every try; `null` before the search
+    /// began.
     pub(crate) cache: Option<CacheArg>,
     /// Runs at a limit before it counts as one that works.
     pub(crate) runs: u64,
@@ -29,8 +31,8 @@ pub(crate) struct Fit {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Fitted {
-    /// `stream` is ours, `mmap`, `read`, `pread` and `direct` are habits of others; of a command, what was put in for
-    /// `{strategy}`, or `command`.
+    /// `stream` is ours, `mmap`, `read`, `pread` and `direct` are habits of others; of a command,
+    /// what was put in for `{strategy}`, or `command`.
     pub(crate) strategy: String,
     /// The command; `null` for ours.
     pub(crate) command: Option<Vec<String>>,
@@ -46,8 +48,8 @@ pub(crate) struct Fitted {
     pub(crate) unlimited_host_bytes: Option<u64>,
     /// The smallest limit under which every run worked; `null` if none did.
     pub(crate) smallest_bytes: Option<u64>,
-    /// The smallest limit under which a run takes at most 1.1 times as long as without one (and 20 ms); `null` if there
-    /// is none, or it was not looked for.
+    /// The smallest limit under which a run takes at most 1.1 times as long as without one (and 20
+    /// ms); `null` if there is none, or it was not looked for.
     pub(crate) comfortable_bytes: Option<u64>,
     /// Limits under which some runs worked and others did not.
     pub(crate) flaky_bytes: Vec<u64>,

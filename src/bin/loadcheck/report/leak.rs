@@ -52,8 +52,9 @@ pub(crate) struct CycledLoad {
     pub(crate) tensor_bytes: u64,
     /// The most bytes of its layers that are resident at once.
     pub(crate) resident_bytes: Option<u64>,
-    /// The most that the process may grow while it is loaded: its resident layers on the host, the budget, and 16 MiB. In a
-    /// cycle of several loads that of the largest counts, never the sum.
+    /// The most that the process may grow while it is loaded: its resident layers on the host, the
+    /// budget, and 16 MiB. In a cycle of several loads that of the largest counts, never the
+    /// sum.
     pub(crate) promised_bytes: Option<u64>,
 }
 
@@ -61,7 +62,8 @@ pub(crate) struct CycledLoad {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct KindSlope {
-    /// `host`, `rss`, `file`, `pinned` and `vram`, as in `limits`; `live` is what this library says it has allocated.
+    /// `host`, `rss`, `file`, `pinned` and `vram`, as in `limits`; `live` is what this library says
+    /// it has allocated.
     pub(crate) kind: String,
     /// Before the first load.
     pub(crate) floor_bytes: Option<u64>,
@@ -71,8 +73,8 @@ pub(crate) struct KindSlope {
     pub(crate) points_bytes: Vec<u64>,
     /// The most that any of them is above the start.
     pub(crate) most_growth_bytes: u64,
-    /// Growth a cycle: the median of the slopes between pairs of points, those across the largest rise from one
-    /// cycle to the next left out. Below zero it shrinks.
+    /// Growth a cycle: the median of the slopes between pairs of points, those across the largest
+    /// rise from one cycle to the next left out. Below zero it shrinks.
     pub(crate) bytes_per_cycle: Option<f64>,
     /// The lower end of its confidence; `null` with too few points.
     pub(crate) low_bytes_per_cycle: Option<f64>,

@@ -1,8 +1,9 @@
 //! The report: the types behind the JSON schema `loadcheck/1`, and nothing else.
 //!
-//! Every output format is a rendering of [`Report`]. The schema is only ever extended: fields are added, never
-//! renamed or given another unit. `null` beside an entry in `unavailable` is "not measured"; `0` is a measured
-//! zero. A test generates `docs/loadcheck.schema.json` from these types and keeps the two equal.
+//! Every output format is a rendering of [`Report`]. The schema is only ever extended: fields are
+//! added, never renamed or given another unit. `null` beside an entry in `unavailable` is "not
+//! measured"; `0` is a measured zero. A test generates `docs/loadcheck.schema.json` from these
+//! types and keeps the two equal.
 
 use serde::{Deserialize, Serialize};
 
@@ -301,7 +302,8 @@ pub(crate) struct Plan {
     pub(crate) resident_bytes: Option<u64>,
     /// Of these, bytes of host memory: none on a device with memory of its own.
     pub(crate) resident_host_bytes: Option<u64>,
-    /// What `resident_bytes` is made of, where the layers come more than once: the window, and layers that stay.
+    /// What `resident_bytes` is made of, where the layers come more than once: the window, and
+    /// layers that stay.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) resident: Vec<MemoryTerm>,
     /// Bytes of the tensors that are loaded.
@@ -315,10 +317,12 @@ pub(crate) struct Plan {
     /// With `--tp`: what of the checkpoint is this rank's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rank: Option<PlannedRank>,
-    /// With `--device-map`: what each place gets. The other numbers are sums; `ring` and `memory` are those of the first.
+    /// With `--device-map`: what each place gets. The other numbers are sums; `ring` and `memory`
+    /// are those of the first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) places: Vec<PlaceShare>,
-    /// In which order reads are issued: `layers`, one after the other, or `files`, as these have them.
+    /// In which order reads are issued: `layers`, one after the other, or `files`, as these have
+    /// them.
     pub(crate) order: String,
     /// Reads that do not begin where the one before them ended.
     pub(crate) jumps: u64,

@@ -17,7 +17,8 @@ pub(crate) struct Passes {
     pub(crate) engine_seconds: f64,
     /// What was waited for longest: `disk`, `fill`, `link` or `engine`; `null` if nobody waited.
     pub(crate) binds: Option<String>,
-    /// Share of the time in which the load waited for each of them, 0 to 1; in the rest nobody waited.
+    /// Share of the time in which the load waited for each of them, 0 to 1; in the rest nobody
+    /// waited.
     pub(crate) shares: Shares,
     /// Those that came to their end.
     pub(crate) each: Vec<Pass>,

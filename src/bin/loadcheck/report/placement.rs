@@ -28,7 +28,8 @@ pub(crate) struct Placement {
     pub(crate) cache_bytes: Option<u64>,
     /// Why it is not.
     pub(crate) cache_unknown: Option<String>,
-    /// Intermediate results on each device that computes: an estimate; `null` if the widths are not known.
+    /// Intermediate results on each device that computes: an estimate; `null` if the widths are not
+    /// known.
     pub(crate) activation_estimate_bytes: Option<u64>,
     /// Where layers compute that are on no GPU: a GPU's number, or `cpu`.
     pub(crate) computes_on: String,
@@ -36,7 +37,8 @@ pub(crate) struct Placement {
     pub(crate) tiers: Vec<TierShare>,
     /// Every layer, in execution order.
     pub(crate) layers: Vec<PlacedLayer>,
-    /// Tensors that the files have twice and the model once: the second of each pair is not counted.
+    /// Tensors that the files have twice and the model once: the second of each pair is not
+    /// counted.
     pub(crate) ties: Vec<TiedPair>,
     /// What fits at most.
     pub(crate) largest: LargestFit,
@@ -98,7 +100,8 @@ pub(crate) struct TiedPair {
     pub(crate) alias: String,
 }
 
-/// The most that fits, at the other's value; `null` if not even one does, or it is not known what the model keeps.
+/// The most that fits, at the other's value; `null` if not even one does, or it is not known what
+/// the model keeps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct LargestFit {

@@ -12,20 +12,20 @@ pub(crate) struct FileReading {
     pub(crate) bytes: u64,
     /// `direct` or `buffered`; of a file that is partly in the page cache, how most of it is read.
     pub(crate) mode: String,
-    /// Why, in a word: `cold`, `resident`, `partly_resident`, `memory`, `small`, `network`, `program`, `no_direct_io` or
-    /// `residency_unknown`.
+    /// Why, in a word: `cold`, `resident`, `partly_resident`, `memory`, `small`, `network`,
+    /// `program`, `no_direct_io` or `residency_unknown`.
     pub(crate) reason: String,
     /// The same for people.
     pub(crate) why: String,
     /// What holds it; `null` if the system does not say.
     pub(crate) file_system: Option<String>,
-    /// Share of it that was in the page cache when it was decided, 0 to 1, from samples; `null` where nobody tells or it does
-    /// not matter.
+    /// Share of it that was in the page cache when it was decided, 0 to 1, from samples; `null`
+    /// where nobody tells or it does not matter.
     pub(crate) resident_share: Option<f64>,
     /// Who told: `cachestat`, `mincore` or `read_nowait`.
     pub(crate) residency_by: Option<String>,
-    /// What becomes of pages that are brought into the page cache: `untouched` (there are none), `uncached` (the kernel
-    /// forgets them), `dropped_behind` or `kept`.
+    /// What becomes of pages that are brought into the page cache: `untouched` (there are none),
+    /// `uncached` (the kernel forgets them), `dropped_behind` or `kept`.
     pub(crate) new_pages: String,
 }
 
@@ -49,7 +49,8 @@ pub(crate) struct IoCounters {
     pub(crate) buffered_bytes: Option<u64>,
     /// Bytes that were copied out of mappings.
     pub(crate) mapped_bytes: Option<u64>,
-    /// `--io auto`: bytes that were read another way than was decided beforehand, since the page cache had changed.
+    /// `--io auto`: bytes that were read another way than was decided beforehand, since the page
+    /// cache had changed.
     pub(crate) corrected_bytes: Option<u64>,
     /// Bytes of the page cache that were dropped behind reads.
     pub(crate) dropped_behind_bytes: Option<u64>,

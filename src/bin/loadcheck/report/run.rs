@@ -1,4 +1,5 @@
-//! What is reported of one run: memory before, at most and after, what was read, and what was promised.
+//! What is reported of one run: memory before, at most and after, what was read, and what was
+//! promised.
 
 use std::time::Duration;
 
@@ -31,8 +32,9 @@ pub(crate) struct Run {
     pub(crate) signal: Option<i32>,
     /// Wall time of the load. What `--verify` took is left out.
     pub(crate) seconds: Option<f64>,
-    /// CPU time in user and kernel mode until everything was loaded, all threads. Of a command: of all its processes,
-    /// until they ended. What `--verify` took between layers is in it; in steps of 10 ms on most machines.
+    /// CPU time in user and kernel mode until everything was loaded, all threads. Of a command: of
+    /// all its processes, until they ended. What `--verify` took between layers is in it; in
+    /// steps of 10 ms on most machines.
     pub(crate) cpu_seconds: Option<f64>,
     /// State of the page cache before the run, as far as it was brought about and checked.
     pub(crate) cache: CacheState,
@@ -44,12 +46,15 @@ pub(crate) struct Run {
     pub(crate) after_load: Option<Point>,
     /// When everything was given back.
     pub(crate) after_unload: Option<Point>,
-    /// Device memory, by every method that gave a number; the first one is the headline of `peak` and the others.
+    /// Device memory, by every method that gave a number; the first one is the headline of `peak`
+    /// and the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) vram: Vec<Vram>,
-    /// `--verify`: how the comparison came out; `null` if it was not asked for or did not get to its end.
+    /// `--verify`: how the comparison came out; `null` if it was not asked for or did not get to
+    /// its end.
     pub(crate) verified: Option<Verified>,
-    /// What quantising lost, tensor by tensor; as far as it got, if the run did not come to its end.
+    /// What quantising lost, tensor by tensor; as far as it got, if the run did not come to its
+    /// end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) quantised: Vec<QuantisedTensor>,
     /// What was read.
@@ -68,11 +73,13 @@ pub(crate) struct Run {
     pub(crate) places: Vec<PlaceShare>,
     /// The staging ring as it was had; `null` for `exec` and for a load that did not begin.
     pub(crate) ring: Option<Ring>,
-    /// Growth of RSS against what was promised; `null` where nothing is promised or it could not be measured.
+    /// Growth of RSS against what was promised; `null` where nothing is promised or it could not be
+    /// measured.
     pub(crate) promise: Option<Promise>,
     /// Memory over time.
     pub(crate) samples: Option<Samples>,
-    /// When layers were handed out, where a timeline was kept; nobody tells of the layers of others.
+    /// When layers were handed out, where a timeline was kept; nobody tells of the layers of
+    /// others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) deliveries: Option<Deliveries>,
 }
@@ -115,7 +122,8 @@ pub(crate) struct Params {
     pub(crate) passes: Option<u64>,
     /// How files are read.
     pub(crate) io: String,
-    /// Where layers go: `host`, `none` or `cuda:N`, whatever `auto` came to; `map` with `--device-map`.
+    /// Where layers go: `host`, `none` or `cuda:N`, whatever `auto` came to; `map` with
+    /// `--device-map`.
     pub(crate) device: String,
     /// Threads that read.
     pub(crate) readers: Option<u64>,
@@ -225,8 +233,8 @@ pub(crate) struct Ring {
     pub(crate) slots: u64,
     /// Bytes of one slot.
     pub(crate) slot_bytes: u64,
-    /// How much is page-locked: `not_needed`, `whole`, `slot_by_slot`, `fewer_slots` or `pageable`. In a plan, what is
-    /// asked for.
+    /// How much is page-locked: `not_needed`, `whole`, `slot_by_slot`, `fewer_slots` or `pageable`.
+    /// In a plan, what is asked for.
     pub(crate) pinning: String,
     /// The driver's answer, where it refused something.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -261,7 +269,8 @@ pub(crate) struct Point {
     pub(crate) rss_bytes: Option<u64>,
     /// Device memory.
     pub(crate) vram_bytes: Option<u64>,
-    /// What of it the load has allocated, and what is everything else; only of our own loads, after the load and after the unload.
+    /// What of it the load has allocated, and what is everything else; only of our own loads, after
+    /// the load and after the unload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) split: Option<Split>,
 }
@@ -292,13 +301,15 @@ pub(crate) struct Peak {
     pub(crate) anon_bytes: Option<u64>,
     /// Mapped file pages. Sampled.
     pub(crate) file_bytes: Option<u64>,
-    /// Page-locked for a device: the ring's pinned bytes, counted, or what the kernel counts if that is more.
+    /// Page-locked for a device: the ring's pinned bytes, counted, or what the kernel counts if
+    /// that is more.
     pub(crate) pinned_bytes: Option<u64>,
     /// The memory cgroup's peak, page cache included.
     pub(crate) cgroup_bytes: Option<u64>,
     /// Device memory. Sampled.
     pub(crate) vram_bytes: Option<u64>,
-    /// How device memory was measured: `nvml_process` (this process), `nvml_device` or `driver` (everybody on the device).
+    /// How device memory was measured: `nvml_process` (this process), `nvml_device` or `driver`
+    /// (everybody on the device).
     pub(crate) vram_method: Option<String>,
     /// Where `host_bytes` was reached.
     pub(crate) at: Option<Place>,
@@ -348,7 +359,8 @@ pub(crate) struct Promise {
 pub(crate) struct Samples {
     /// Distance of the samples.
     pub(crate) interval_ms: f64,
-    /// Names of the columns; `vram_bytes` is the last of a load to a device with memory of its own, counted as `peak.vram_bytes` is.
+    /// Names of the columns; `vram_bytes` is the last of a load to a device with memory of its own,
+    /// counted as `peak.vram_bytes` is.
     pub(crate) columns: Vec<String>,
     /// One row a sample; empty unless `--timeline` is given, or a picture of it is wanted.
     pub(crate) rows: Vec<Vec<Option<u64>>>,
@@ -397,7 +409,8 @@ impl Samples {
         Self { interval_ms, columns: columns.map(str::to_owned).to_vec(), rows: rows.collect() }
     }
 
-    /// Adds a column of device memory, from its changes: when, by the clock of the samples, and to what. By time.
+    /// Adds a column of device memory, from its changes: when, by the clock of the samples, and to
+    /// what. By time.
     pub(crate) fn with_vram(mut self, steps: &[(Duration, u64)]) -> Self {
         self.columns.push("vram_bytes".to_owned());
         for row in &mut self.rows {

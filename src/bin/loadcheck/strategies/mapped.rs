@@ -1,7 +1,8 @@
-//! A file, mapped whole, and every page of its tensors touched: what `mmap` loaders do, once their tensors are used.
+//! A file, mapped whole, and every page of its tensors touched: what `mmap` loaders do, once their
+//! tensors are used.
 //!
-//! The pages are touched by this process itself, as a loader's would be: a file that loses them meanwhile ends it with
-//! SIGBUS. That is the habit's price, and only a worker pays it.
+//! The pages are touched by this process itself, as a loader's would be: a file that loses them
+//! meanwhile ends it with SIGBUS. That is the habit's price, and only a worker pays it.
 #![allow(unsafe_code, reason = "touching a mapping that may change needs volatile reads")]
 
 use std::fs::File;
@@ -69,9 +70,10 @@ impl Mapping {
         let mut position = start;
         while position < end {
             let byte = mapping.as_ptr().wrapping_add(position);
-            // SAFETY: `position` lies below `mapping.len()`, as asserted, so the byte is in a mapping that can be read
-            // and lives as long as `self`; any value is a valid u8. The file may be changed by others at any time:
-            // the read is volatile, through a raw pointer, and its value is not used.
+            // SAFETY: `position` lies below `mapping.len()`, as asserted, so the byte is in a mapping that
+            // can be read and lives as long as `self`; any value is a valid u8. The file may be
+            // changed by others at any time: the read is volatile, through a raw pointer, and its
+            // value is not used.
             let _ = unsafe { byte.read_volatile() };
             // The first byte of the next page.
             position = (position / page_len + 1).saturating_mul(page_len);

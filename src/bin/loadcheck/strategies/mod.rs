@@ -1,7 +1,7 @@
 //! How others load: the habits that `compare` puts beside our own way, on the same files.
 //!
-//! Modest code on purpose. Each habit is what a loader of its kind does, with one thread and without tricks, so that the
-//! numbers are those of the habit:
+//! Modest code on purpose. Each habit is what a loader of its kind does, with one thread and
+//! without tricks, so that the numbers are those of the habit:
 //!
 //! | habit | does | keeps |
 //! |---|---|---|
@@ -10,8 +10,9 @@
 //! | `pread` | reads one tensor at a time into memory of its own | the tensors, unless all is dropped |
 //! | `direct` | the same past the page cache | the same |
 //!
-//! Every byte of every selected tensor has been in memory when a habit is done; with `read`, what stands between them as
-//! well. What is kept stays until the [`Held`] is dropped. A worker calls [`load`] and measures.
+//! Every byte of every selected tensor has been in memory when a habit is done; with `read`, what
+//! stands between them as well. What is kept stays until the [`Held`] is dropped. A worker calls
+//! [`load`] and measures.
 
 use std::path::{Path, PathBuf};
 

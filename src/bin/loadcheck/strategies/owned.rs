@@ -1,6 +1,8 @@
-//! Memory that a loader owns: one anonymous mapping for a tensor or a file, as the allocator makes it for large blocks.
+//! Memory that a loader owns: one anonymous mapping for a tensor or a file, as the allocator makes
+//! it for large blocks.
 //!
-//! Its pages appear as they are filled. It starts on a page, so that direct reads may write into it.
+//! Its pages appear as they are filled. It starts on a page, so that direct reads may write into
+//! it.
 
 use std::fs::File;
 use std::io;
@@ -43,8 +45,9 @@ impl Owned {
         self
     }
 
-    /// Fills it from a file, from `offset_bytes` on, until the bytes at `wanted` are there. Beside them stand, where a file is
-    /// read in blocks, bytes of neighbours: those do not count as arrived.
+    /// Fills it from a file, from `offset_bytes` on, until the bytes at `wanted` are there. Beside
+    /// them stand, where a file is read in blocks, bytes of neighbours: those do not count as
+    /// arrived.
     ///
     /// # Errors
     /// [`Stop`].

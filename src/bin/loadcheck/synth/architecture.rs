@@ -1,8 +1,10 @@
-//! From a configuration to the tensors of the model, in the order in which `save_pretrained` meets them.
+//! From a configuration to the tensors of the model, in the order in which `save_pretrained` meets
+//! them.
 //!
-//! This file holds what the architectures share: the list that is being built, the names of the families, the cut to
-//! fewer layers, and the refusal of what would change the tensors in a way not known here. The families themselves
-//! are in `decoder` (Llama and its relatives, mixtures of experts among them) and in `other` (GPT-2, T5).
+//! This file holds what the architectures share: the list that is being built, the names of the
+//! families, the cut to fewer layers, and the refusal of what would change the tensors in a way not
+//! known here. The families themselves are in `decoder` (Llama and its relatives, mixtures of
+//! experts among them) and in `other` (GPT-2, T5).
 
 use serde_json::{Value, json};
 
@@ -10,7 +12,8 @@ use super::config::ModelConfig;
 use super::error::SynthError;
 use super::{decoder, other};
 
-/// Twice what the largest published mixtures of experts have; it bounds the memory that a hostile configuration can ask for.
+/// Twice what the largest published mixtures of experts have; it bounds the memory that a hostile
+/// configuration can ask for.
 const TENSOR_COUNT_MAX: usize = 200_000;
 
 /// One tensor of a model.
@@ -37,7 +40,8 @@ pub(super) struct ModelLayout {
 ///
 /// # Errors
 ///
-/// An unknown `model_type`, a missing or wrong value, or one that stands for other tensors than those known here.
+/// An unknown `model_type`, a missing or wrong value, or one that stands for other tensors than
+/// those known here.
 pub(super) fn layout(config: &ModelConfig) -> Result<ModelLayout, SynthError> {
     config.require(
         "quantization_config",
@@ -69,8 +73,8 @@ pub(super) fn model_types() -> Vec<&'static str> {
     names
 }
 
-/// Writes into the configuration that the model has only its first `layer_count` layers (of encoder and decoder,
-/// where there are both), and shortens the lists that have an item per layer.
+/// Writes into the configuration that the model has only its first `layer_count` layers (of encoder
+/// and decoder, where there are both), and shortens the lists that have an item per layer.
 pub(super) fn cut_layers(config: &mut ModelConfig, layer_count: u64) -> Result<(), SynthError> {
     let (key, second_key) = match config.model_type() {
         "gpt2" => ("n_layer", None),
@@ -106,7 +110,8 @@ fn unknown_model_type(config: &ModelConfig, model_type: &str) -> SynthError {
 /// The tensors of a model while they are being listed.
 pub(super) struct TensorList<'a> {
     config: &'a ModelConfig,
-    /// Each with the name that it has in the model in memory, if that differs from the name in the file.
+    /// Each with the name that it has in the model in memory, if that differs from the name in the
+    /// file.
     entries: Vec<(Option<String>, Tensor)>,
     unit_count: u64,
 }
@@ -123,7 +128,8 @@ impl<'a> TensorList<'a> {
         self.push_part(None, name, shape, unit)
     }
 
-    /// Adds a tensor whose name in memory (which decides the order, see [`TensorList::into_saved_order`]) differs.
+    /// Adds a tensor whose name in memory (which decides the order, see
+    /// [`TensorList::into_saved_order`]) differs.
     pub(super) fn push_renamed(
         &mut self,
         memory_name: String,
@@ -153,7 +159,8 @@ impl<'a> TensorList<'a> {
         Ok(())
     }
 
-    /// Adds the weight of a linear layer (`[outputs, inputs]`, as PyTorch stores it) and its bias if it has one.
+    /// Adds the weight of a linear layer (`[outputs, inputs]`, as PyTorch stores it) and its bias
+    /// if it has one.
     pub(super) fn push_linear(
         &mut self,
         name: &str,
@@ -168,20 +175,23 @@ impl<'a> TensorList<'a> {
         Ok(())
     }
 
-    /// A new unit of sharding. `save_pretrained` keeps tensors that are views of one storage in one file; that
-    /// concerns the experts, which transformers 5 holds as one tensor in memory and writes one by one.
+    /// A new unit of sharding. `save_pretrained` keeps tensors that are views of one storage in one
+    /// file; that concerns the experts, which transformers 5 holds as one tensor in memory and
+    /// writes one by one.
     pub(super) fn unit(&mut self) -> u64 {
         self.unit_count += 1;
         self.unit_count
     }
 
-    /// The list in the order in which the modules were added: what models without a conversion are saved in.
+    /// The list in the order in which the modules were added: what models without a conversion are
+    /// saved in.
     pub(super) fn into_module_order(self) -> Vec<Tensor> {
         self.entries.into_iter().map(|(_, tensor)| tensor).collect()
     }
 
-    /// The list sorted by the names in memory, numbers by value, which is how transformers 5 saves the models whose
-    /// weights it converts on the way out; tensors cut out of one keep the order in which they were added.
+    /// The list sorted by the names in memory, numbers by value, which is how transformers 5 saves
+    /// the models whose weights it converts on the way out; tensors cut out of one keep the
+    /// order in which they were added.
     pub(super) fn into_saved_order(mut self) -> Vec<Tensor> {
         self.entries.sort_by_cached_key(|(memory_name, tensor)| {
             natural_key(memory_name.as_deref().unwrap_or(&tensor.name))

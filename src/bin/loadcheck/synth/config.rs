@@ -1,7 +1,8 @@
-//! A model's configuration: read from a Hugging Face `config.json` or a preset, asked with types, and written back
-//! as what was really made.
+//! A model's configuration: read from a Hugging Face `config.json` or a preset, asked with types,
+//! and written back as what was really made.
 //!
-//! It knows JSON and the rules for a missing or null key, not what the keys mean: `architecture` does.
+//! It knows JSON and the rules for a missing or null key, not what the keys mean: `architecture`
+//! does.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,8 @@ use crate::small_file::{self, SmallFileError};
 /// A `config.json` is a few kilobytes; the limit keeps a mistaken argument from filling memory.
 const CONFIG_BYTES_MAX: u64 = 8 << 20;
 
-/// No dimension, count or size of a real model comes near this; it keeps products from overflowing early.
+/// No dimension, count or size of a real model comes near this; it keeps products from overflowing
+/// early.
 const NUMBER_MAX: u64 = 1 << 40;
 
 /// A parsed configuration and where it came from.
@@ -145,7 +147,8 @@ impl ModelConfig {
         }
     }
 
-    /// The element type that the configuration states; `float32` where it states none, as in transformers.
+    /// The element type that the configuration states; `float32` where it states none, as in
+    /// transformers.
     pub(super) fn dtype(&self) -> Result<FloatType, SynthError> {
         let key = if self.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
         let name = self.text_or(key, "float32")?;
@@ -157,8 +160,9 @@ impl ModelConfig {
         self.entries.insert(key.to_owned(), value.into());
     }
 
-    /// Writes the element type under the key or keys that the configuration uses. `torch_dtype` is the key that
-    /// every release of transformers reads, so it is the one added where there is none.
+    /// Writes the element type under the key or keys that the configuration uses. `torch_dtype` is
+    /// the key that every release of transformers reads, so it is the one added where there is
+    /// none.
     pub(super) fn set_dtype(&mut self, dtype: FloatType) {
         let mut found = false;
         for key in ["dtype", "torch_dtype"] {
@@ -186,7 +190,8 @@ impl ModelConfig {
         }
     }
 
-    /// The file's text: keys sorted, indented by two, with a newline at the end, as transformers writes it.
+    /// The file's text: keys sorted, indented by two, with a newline at the end, as transformers
+    /// writes it.
     pub(super) fn to_text(&self) -> String {
         let mut entries = self.entries.clone();
         entries.sort_keys();

@@ -1,7 +1,9 @@
-//! The decoder-only family of Llama: one table says how its members differ, one function lays them all out.
+//! The decoder-only family of Llama: one table says how its members differ, one function lays them
+//! all out.
 //!
-//! The defaults are those of the configuration classes in transformers 5; names, shapes and order were compared with
-//! what `save_pretrained` writes (`fixtures/synth`, made by the script beside them).
+//! The defaults are those of the configuration classes in transformers 5; names, shapes and order
+//! were compared with what `save_pretrained` writes (`fixtures/synth`, made by the script beside
+//! them).
 
 use super::architecture::{ModelLayout, TensorList};
 use super::config::ModelConfig;
@@ -55,7 +57,8 @@ struct ExpertNames {
     count_default: u64,
     /// Whether some layers may be dense (`decoder_sparse_step`, `mlp_only_layers`).
     has_dense_layers: bool,
-    /// The width of the expert that every token uses, where the configuration does not say; zero: there is none.
+    /// The width of the expert that every token uses, where the configuration does not say; zero:
+    /// there is none.
     shared_width_default: u64,
 }
 
@@ -67,7 +70,8 @@ pub(super) struct Family {
     class_name: &'static str,
     /// Heads of key and value where the configuration does not say; none: as many as query heads.
     kv_heads_default: Option<u64>,
-    /// Width of a head where the configuration does not say; none: the hidden size divided by the heads.
+    /// Width of a head where the configuration does not say; none: the hidden size divided by the
+    /// heads.
     head_width_default: Option<u64>,
     /// Whether the head shares the embedding's weight where the configuration does not say.
     tied_default: bool,
@@ -416,7 +420,8 @@ impl FeedForwardShape {
         }
     }
 
-    /// Whether a layer has experts: the rule of Qwen, which every other mixture here meets with its constants.
+    /// Whether a layer has experts: the rule of Qwen, which every other mixture here meets with its
+    /// constants.
     fn is_sparse(&self, layer: u64) -> bool {
         !self.dense_layers.contains(&layer) && (layer + 1).is_multiple_of(self.sparse_step)
     }
@@ -427,8 +432,8 @@ impl FeedForwardShape {
         list.push_linear(&format!("{prefix}.down_proj"), self.hidden, width, self.bias)
     }
 
-    /// Router and experts. In memory transformers 5 holds all experts of a layer in two tensors, `gate_up_proj` and
-    /// `down_proj`, which it cuts up when it saves.
+    /// Router and experts. In memory transformers 5 holds all experts of a layer in two tensors,
+    /// `gate_up_proj` and `down_proj`, which it cuts up when it saves.
     fn push_experts(
         &self,
         list: &mut TensorList,

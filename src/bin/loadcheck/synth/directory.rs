@@ -6,9 +6,10 @@
 //!   └───────────┴──────────────┴─> drop    without publish: every file and directory of this run is removed
 //! ```
 //!
-//! A part is a file whose name starts with a dot and ends in [`PART_SUFFIX`], so that no reader of checkpoints takes
-//! it for one, not even after a kill that left no time to clean up. Names are resolved against the open directory
-//! and created exclusively, so that neither a link nor a file put there meanwhile is followed or overwritten.
+//! A part is a file whose name starts with a dot and ends in [`PART_SUFFIX`], so that no reader of
+//! checkpoints takes it for one, not even after a kill that left no time to clean up. Names are
+//! resolved against the open directory and created exclusively, so that neither a link nor a file
+//! put there meanwhile is followed or overwritten.
 
 use std::fs::File;
 use std::io;
@@ -24,7 +25,8 @@ use crate::source::belongs_to_checkpoint;
 /// The end of the name of an unfinished file.
 pub(super) const PART_SUFFIX: &str = ".loadcheck-part";
 
-/// Tries for a free name of a part; only leftovers of a process with the same number stand in the way.
+/// Tries for a free name of a part; only leftovers of a process with the same number stand in the
+/// way.
 const PART_TRIES: u32 = 100;
 
 /// An open target directory and what this run has put into it.
@@ -51,7 +53,8 @@ pub(super) struct Part {
 }
 
 impl TargetDirectory {
-    /// Opens the directory, makes it if it is missing, and checks that `final_names` may be written.
+    /// Opens the directory, makes it if it is missing, and checks that `final_names` may be
+    /// written.
     pub(super) fn open(
         path: &Path,
         overwrite: bool,
@@ -88,8 +91,8 @@ impl TargetDirectory {
         SynthError::from_io(action, self.path_of(name), self.needed_bytes, source)
     }
 
-    /// Refuses a directory in which something is in the way. Where overwriting is allowed, parts that a killed run
-    /// left behind are removed, so that their space is free again.
+    /// Refuses a directory in which something is in the way. Where overwriting is allowed, parts
+    /// that a killed run left behind are removed, so that their space is free again.
     fn check_entries(&self, final_names: &[String]) -> Result<(), SynthError> {
         let list_failed = |error| failed("list", self.path.clone(), error);
         let mut leftovers = Vec::new();
@@ -121,7 +124,8 @@ impl TargetDirectory {
         let space = rustix::fs::fstatvfs(&self.handle)
             .map_err(|error| failed("ask for the free space of", self.path.clone(), error))?;
         let available_bytes = space.f_bavail.saturating_mul(space.f_frsize);
-        // A file system without a size (ramfs, some network ones) answers zero to everything: that says nothing.
+        // A file system without a size (ramfs, some network ones) answers zero to everything: that says
+        // nothing.
         if space.f_blocks > 0 && available_bytes < self.needed_bytes {
             return Err(SynthError::NoSpace {
                 path: self.path.clone(),
@@ -220,7 +224,8 @@ impl TargetDirectory {
 }
 
 impl Drop for TargetDirectory {
-    /// Removes what an unsuccessful run has made. Errors have nowhere to go: the one that led here is reported.
+    /// Removes what an unsuccessful run has made. Errors have nowhere to go: the one that led here
+    /// is reported.
     fn drop(&mut self) {
         for name in self.names().drain(..) {
             let _ = rustix::fs::unlinkat(&self.handle, name.as_str(), AtFlags::empty());

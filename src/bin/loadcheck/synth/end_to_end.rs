@@ -1,7 +1,8 @@
-//! Whole runs: what stands in the directory afterwards, after success and after every kind of failure.
+//! Whole runs: what stands in the directory afterwards, after success and after every kind of
+//! failure.
 //!
-//! Tests that need a small file system of their own mount one. Where that is not permitted they say so on stderr
-//! and check nothing.
+//! Tests that need a small file system of their own mount one. Where that is not permitted they say
+//! so on stderr and check nothing.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -369,8 +370,8 @@ fn a_disk_that_fills_up_is_reported_and_cleaned() {
     }
 }
 
-/// ramfs refuses direct writes, so the other way of writing is taken, long enough to flush on the way; the bytes are
-/// the same.
+/// ramfs refuses direct writes, so the other way of writing is taken, long enough to flush on the
+/// way; the bytes are the same.
 #[test]
 fn where_direct_writes_are_refused_the_bytes_are_the_same() {
     let Some(mount) = Mount::new("ramfs", "mode=0755") else { return };

@@ -1,7 +1,7 @@
 //! What can go wrong while a checkpoint is made.
 //!
-//! Every error names the file it is about. The predicates sort them for the program's exit code; this file knows no
-//! exit code itself.
+//! Every error names the file it is about. The predicates sort them for the program's exit code;
+//! this file knows no exit code itself.
 
 use std::io;
 use std::path::PathBuf;
@@ -253,7 +253,8 @@ impl SynthError {
         matches!(self, Self::Interrupted { .. })
     }
 
-    /// Turns a failed system call on `path` into an error; a full file system or quota gets its own.
+    /// Turns a failed system call on `path` into an error; a full file system or quota gets its
+    /// own.
     pub(super) fn from_io(action: &'static str, path: PathBuf, needed_bytes: u64, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

@@ -1,16 +1,18 @@
-//! `loadcheck synth`: makes a checkpoint with a real model's tensor names, shapes and dtypes, filled with random
-//! bytes that are finite as floats and never zero, so that anyone can try a loader without a download.
+//! `loadcheck synth`: makes a checkpoint with a real model's tensor names, shapes and dtypes,
+//! filled with random bytes that are finite as floats and never zero, so that anyone can try a
+//! loader without a download.
 //!
 //! ```text
 //! preset or config.json ─> config ─> architecture ─> shards ─> directory ─> writer ─> publish
 //!                          (JSON)    (tensors)       (files)   (checks)     (bytes)   (names)
 //! ```
 //!
-//! The result opens in whatever opens the model itself: `config.json`, shards and index are laid out as transformers
-//! writes them. The weights are noise, so that the model computes nonsense. No tokenizer is made.
+//! The result opens in whatever opens the model itself: `config.json`, shards and index are laid
+//! out as transformers writes them. The weights are noise, so that the model computes nonsense. No
+//! tokenizer is made.
 //!
-//! It knows neither arguments nor the terminal: the program hands over a [`SynthRequest`] and prints the
-//! [`SynthReport`].
+//! It knows neither arguments nor the terminal: the program hands over a [`SynthRequest`] and
+//! prints the [`SynthReport`].
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,8 +58,8 @@ const CONFIG_NAME: &str = "config.json";
 /// What to make, and where.
 #[derive(Clone, Debug)]
 pub(crate) struct SynthRequest {
-    /// A preset's name, or the path of a `config.json` or of a directory that holds one. A preset's name wins over
-    /// a file of that name; a path with a slash is always a path.
+    /// A preset's name, or the path of a `config.json` or of a directory that holds one. A preset's
+    /// name wins over a file of that name; a path with a slash is always a path.
     pub(crate) source: String,
     /// The directory to write into; made if it is missing.
     pub(crate) directory: PathBuf,
@@ -67,9 +69,11 @@ pub(crate) struct SynthRequest {
     pub(crate) layer_count: Option<u64>,
     /// Most bytes of tensors in one file; a larger tensor has a file of its own.
     pub(crate) shard_bytes_max: u64,
-    /// The same seed gives the same bytes, whatever the number of threads and the size of the shards.
+    /// The same seed gives the same bytes, whatever the number of threads and the size of the
+    /// shards.
     pub(crate) seed: u64,
-    /// Threads that make and write bytes, each with a buffer of 4 MiB; none: as many as cores, from 2 to 4.
+    /// Threads that make and write bytes, each with a buffer of 4 MiB; none: as many as cores, from
+    /// 2 to 4.
     pub(crate) thread_count: Option<usize>,
     /// Overwrite files of the same names in a directory that is not empty.
     pub(crate) force: bool,
@@ -78,7 +82,8 @@ pub(crate) struct SynthRequest {
 }
 
 impl SynthRequest {
-    /// A request with the defaults: the configuration's dtype, all layers, shards of 5 GB, seed 0, no overwriting.
+    /// A request with the defaults: the configuration's dtype, all layers, shards of 5 GB, seed 0,
+    /// no overwriting.
     pub(crate) fn new(source: impl Into<String>, directory: impl Into<PathBuf>) -> Self {
         Self {
             source: source.into(),
@@ -123,14 +128,15 @@ pub(crate) struct SynthReport {
 
 /// Makes a checkpoint.
 ///
-/// `progress` is called on this thread with the bytes written and the bytes to be written, first with zero, then
-/// after every block. Memory is one block of 4 MiB per thread, and the headers.
+/// `progress` is called on this thread with the bytes written and the bytes to be written, first
+/// with zero, then after every block. Memory is one block of 4 MiB per thread, and the headers.
 ///
 /// # Errors
 ///
-/// Nothing is written if the request cannot be met: an unknown source, a configuration that cannot be laid out, a
-/// directory that is not empty, too little free space. An error after that (a full disk, a failed write or sync, an
-/// interruption) removes what was made, the directory included if it was new.
+/// Nothing is written if the request cannot be met: an unknown source, a configuration that cannot
+/// be laid out, a directory that is not empty, too little free space. An error after that (a full
+/// disk, a failed write or sync, an interruption) removes what was made, the directory included if
+/// it was new.
 pub(crate) fn run(
     request: &SynthRequest,
     progress: &mut dyn FnMut(u64, u64),
@@ -215,7 +221,8 @@ fn length(text: &str) -> u64 {
     u64::try_from(text.len()).expect("a length in memory fits 64 bits")
 }
 
-/// Two threads hide one's generating behind the other's writing; more than four gain nothing on one disk.
+/// Two threads hide one's generating behind the other's writing; more than four gain nothing on one
+/// disk.
 fn thread_count_default() -> usize {
     std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 4))
 }

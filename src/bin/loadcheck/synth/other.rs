@@ -8,7 +8,8 @@ use super::architecture::{ModelLayout, TensorList};
 use super::config::ModelConfig;
 use super::error::SynthError;
 
-/// GPT-2 with its head. Its projections are stored as `[inputs, outputs]`, unlike those of a linear layer.
+/// GPT-2 with its head. Its projections are stored as `[inputs, outputs]`, unlike those of a linear
+/// layer.
 pub(super) fn gpt2(config: &ModelConfig) -> Result<ModelLayout, SynthError> {
     config.require("add_cross_attention", &json!(false), "synth lays out GPT-2 without cross-attention")?;
     let hidden = config.number("n_embd")?;

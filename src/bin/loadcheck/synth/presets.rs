@@ -1,8 +1,8 @@
 //! Published models whose configurations travel with the program.
 //!
-//! The data stands in `presets.json`: for each preset a line for the help text, the parameter count that its authors
-//! publish (the tests hold the layout against it), and the entries of its `config.json` that decide the tensors or
-//! that a loader insists on.
+//! The data stands in `presets.json`: for each preset a line for the help text, the parameter count
+//! that its authors publish (the tests hold the layout against it), and the entries of its
+//! `config.json` that decide the tensors or that a loader insists on.
 
 use serde_json::{Map, Value};
 
@@ -72,7 +72,8 @@ fn unknown(given: &str, presets: &[Preset]) -> SynthError {
     }
 }
 
-/// The number of single characters to insert, delete or replace to turn one text into the other (Levenshtein).
+/// The number of single characters to insert, delete or replace to turn one text into the other
+/// (Levenshtein).
 fn edit_distance(left: &str, right: &str) -> usize {
     let right: Vec<char> = right.chars().collect();
     let mut row: Vec<usize> = (0..=right.len()).collect();

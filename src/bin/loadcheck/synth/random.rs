@@ -1,13 +1,14 @@
 //! The bytes of a synthetic tensor: fast, finite as floats, and never zero.
 //!
-//! A tensor is cut into groups of [`GROUP_BYTES`]. A group is a pure function of (seed, tensor, group): any part of
-//! any tensor can be made at any time by any thread, and the result does not depend on how the work was shared out.
-//! Inside a group eight independent xorshift generators fill eight interleaved lanes; the loop has no
-//! multiplication and no carried dependency between lanes, so that the compiler turns it into vector code even for
-//! the oldest x86-64.
+//! A tensor is cut into groups of [`GROUP_BYTES`]. A group is a pure function of (seed, tensor,
+//! group): any part of any tensor can be made at any time by any thread, and the result does not
+//! depend on how the work was shared out. Inside a group eight independent xorshift generators fill
+//! eight interleaved lanes; the loop has no multiplication and no carried dependency between lanes,
+//! so that the compiler turns it into vector code even for the oldest x86-64.
 //!
-//! It does not try to be a good statistical generator, and is no cryptographic one: it makes filler that does not
-//! compress, differs everywhere, and cannot be mistaken for a hole in a file. The writer calls it; nothing else does.
+//! It does not try to be a good statistical generator, and is no cryptographic one: it makes filler
+//! that does not compress, differs everywhere, and cannot be mistaken for a hole in a file. The
+//! writer calls it; nothing else does.
 
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
@@ -40,8 +41,8 @@ impl FloatType {
     /// Every type that can be made.
     pub(crate) const ALL: [Self; 3] = [Self::Bf16, Self::F16, Self::F32];
 
-    /// Reads the short name (`bf16`, `f16`, `f32`) or the name that a `config.json` uses (`bfloat16`, `float16`,
-    /// `float32`, with or without `torch.`).
+    /// Reads the short name (`bf16`, `f16`, `f32`) or the name that a `config.json` uses
+    /// (`bfloat16`, `float16`, `float32`, with or without `torch.`).
     pub(crate) fn parse(name: &str) -> Option<Self> {
         let name = name.strip_prefix("torch.").unwrap_or(name).to_ascii_lowercase();
         Self::ALL.into_iter().find(|float| name == float.short_name() || name == float.config_name())
@@ -84,9 +85,10 @@ impl FloatType {
 
     /// Which random bits of a 64-bit word stay, and which bits are then set.
     ///
-    /// Sign and fraction stay random. The exponent keeps two random bits below fixed ones, so that every magnitude
-    /// lies in `[2^-7, 2^-3)`: like a weight, and far from zero, infinity and NaN. The lowest bit of every byte that
-    /// holds only fraction is set, so that no byte is ever zero.
+    /// Sign and fraction stay random. The exponent keeps two random bits below fixed ones, so that
+    /// every magnitude lies in `[2^-7, 2^-3)`: like a weight, and far from zero, infinity and
+    /// NaN. The lowest bit of every byte that holds only fraction is set, so that no byte is
+    /// ever zero.
     fn masks(self) -> Masks {
         match self {
             Self::Bf16 => Masks { keep: repeat_u16(0x81FF), set: repeat_u16(0x3C01) },
@@ -111,12 +113,14 @@ pub(super) struct TensorBytes {
 }
 
 impl TensorBytes {
-    /// The bytes of the tensor numbered `tensor_index` (in the order of the model's state dict) under `seed`.
+    /// The bytes of the tensor numbered `tensor_index` (in the order of the model's state dict)
+    /// under `seed`.
     pub(super) fn new(seed: u64, tensor_index: u64, float: FloatType) -> Self {
         Self { key: mix(mix(seed.wrapping_add(GOLDEN)).wrapping_add(tensor_index)), masks: float.masks() }
     }
 
-    /// Writes the tensor's bytes from `offset_bytes` on, counted from the tensor's start, over all of `target`.
+    /// Writes the tensor's bytes from `offset_bytes` on, counted from the tensor's start, over all
+    /// of `target`.
     pub(super) fn fill(self, offset_bytes: u64, target: &mut [u8]) {
         let group_bytes = u64::try_from(GROUP_BYTES).expect("a small constant");
         let mut group = offset_bytes / group_bytes;
@@ -171,7 +175,8 @@ impl TensorBytes {
     }
 }
 
-/// The output function of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+/// The output function of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+/// generators", 2014).
 fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -215,7 +220,8 @@ mod tests {
         }
     }
 
-    /// The extremes that the masks allow are finite, so every value is, whatever the generator yields.
+    /// The extremes that the masks allow are finite, so every value is, whatever the generator
+    /// yields.
     #[test]
     fn masks_allow_only_small_finite_values() {
         for float in FloatType::ALL {

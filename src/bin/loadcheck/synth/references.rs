@@ -1,9 +1,10 @@
 //! Compares names, shapes, dtypes, order and sharding with what transformers writes and holds.
 //!
-//! `fixtures/synth/NAME.json`: small configurations and what `save_pretrained` of transformers 5.23 made of them, by
-//! the script beside them; `checkpoint-NAME.json`: the same of the small checkpoints that the whole project is tested
-//! with. `class-defaults.json`: the parameters of models as transformers 4.57 builds them from a configuration class
-//! without arguments, one line for all layers and experts.
+//! `fixtures/synth/NAME.json`: small configurations and what `save_pretrained` of transformers 5.23
+//! made of them, by the script beside them; `checkpoint-NAME.json`: the same of the small
+//! checkpoints that the whole project is tested with. `class-defaults.json`: the parameters of
+//! models as transformers 4.57 builds them from a configuration class without arguments, one line
+//! for all layers and experts.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -36,7 +37,8 @@ fn join(shape: &[usize]) -> String {
 
 /// The tensors of a header in file order, as `NAME DTYPE SHAPE`.
 fn lines(head: &[u8]) -> Vec<String> {
-    // The crate wants the tensors too; with a length of zero for all, only the header's text is left to compare.
+    // The crate wants the tensors too; with a length of zero for all, only the header's text is left to
+    // compare.
     let header: Value = serde_json::from_slice(&head[8..]).unwrap();
     let entries = header.as_object().unwrap();
     assert_eq!(entries["__metadata__"], serde_json::json!({"format": "pt"}));

@@ -1,8 +1,10 @@
-//! Which tensor goes into which file, and everything around the tensors' bytes: names, headers, the index.
+//! Which tensor goes into which file, and everything around the tensors' bytes: names, headers, the
+//! index.
 //!
-//! Sharding follows `split_torch_state_dict_into_shards` of huggingface_hub: greedy, in the order of the state dict,
-//! with a tensor above the limit in a file of its own. The order inside a file is that of the safetensors crate
-//! (larger alignment first, then the name); the header is written by that crate's own types.
+//! Sharding follows `split_torch_state_dict_into_shards` of huggingface_hub: greedy, in the order
+//! of the state dict, with a tensor above the limit in a file of its own. The order inside a file
+//! is that of the safetensors crate (larger alignment first, then the name); the header is written
+//! by that crate's own types.
 
 use std::collections::HashMap;
 
@@ -115,7 +117,8 @@ fn lengths(config: &ModelConfig, tensors: &[Tensor], dtype: FloatType) -> Result
     Ok(lengths)
 }
 
-/// The numbers of the tensors in each file. Tensors of one unit are placed together where the first of them falls.
+/// The numbers of the tensors in each file. Tensors of one unit are placed together where the first
+/// of them falls.
 fn split(tensors: &[Tensor], lengths: &[u64], shard_bytes_max: u64) -> Vec<Vec<usize>> {
     let mut units: Vec<(u64, Vec<usize>)> = Vec::new();
     let mut place_of_unit = HashMap::new();

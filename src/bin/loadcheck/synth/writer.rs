@@ -1,10 +1,12 @@
-//! Fills the files of a checkpoint from several threads, in constant memory and past the page cache.
+//! Fills the files of a checkpoint from several threads, in constant memory and past the page
+//! cache.
 //!
-//! All files are one sequence of blocks. A thread takes the next block, makes its bytes in its own buffer and writes
-//! them at their place; the thread that finishes the last block of a file cuts it to length and syncs it. Memory is
-//! one block per thread whatever the size of the model. Where the file system refuses direct writes, a file is
-//! written through the page cache, started on its way to the disk at once and dropped from the cache behind the
-//! writer, so that neither dirty nor clean pages pile up in a container.
+//! All files are one sequence of blocks. A thread takes the next block, makes its bytes in its own
+//! buffer and writes them at their place; the thread that finishes the last block of a file cuts it
+//! to length and syncs it. Memory is one block per thread whatever the size of the model. Where the
+//! file system refuses direct writes, a file is written through the page cache, started on its way
+//! to the disk at once and dropped from the cache behind the writer, so that neither dirty nor
+//! clean pages pile up in a container.
 
 use std::fs::File;
 use std::num::NonZeroU64;
@@ -48,7 +50,8 @@ pub(super) struct Written {
     pub(super) direct: bool,
 }
 
-/// Writes and syncs every file of tensors. `progress` gets bytes written and bytes in all, on the caller's thread.
+/// Writes and syncs every file of tensors. `progress` gets bytes written and bytes in all, on the
+/// caller's thread.
 pub(super) fn write(job: &WriteJob, progress: &mut dyn FnMut(u64, u64)) -> Result<Written, SynthError> {
     let total_bytes = job.plan.file_bytes();
     let queue = Queue::new(job);
@@ -131,7 +134,8 @@ impl<'a> Queue<'a> {
         Self { job, files, next_block: AtomicU64::new(0), block_count, failed: AtomicBool::new(false) }
     }
 
-    /// One thread: takes blocks until none is left, or until any thread fails or the caller stops the run.
+    /// One thread: takes blocks until none is left, or until any thread fails or the caller stops
+    /// the run.
     fn work(&self, sender: &Sender<u64>) -> Result<(), SynthError> {
         let result = self.work_until_done(sender);
         if result.is_err() {
@@ -163,7 +167,8 @@ impl<'a> Queue<'a> {
         }
     }
 
-    /// Makes and writes one block, and finishes the file if it was the last one; returns the block's length.
+    /// Makes and writes one block, and finishes the file if it was the last one; returns the
+    /// block's length.
     fn write_block(&self, file: &ShardFile, block: u64, buffer: &mut [u8]) -> Result<u64, SynthError> {
         let open = self.open(file)?;
         let begin = (block - file.first_block) * BLOCK_BYTES;
@@ -183,7 +188,8 @@ impl<'a> Queue<'a> {
         Ok(end - begin)
     }
 
-    /// The file, made when its first block is written: a checkpoint may have more files than a process may open.
+    /// The file, made when its first block is written: a checkpoint may have more files than a
+    /// process may open.
     fn open(&self, file: &ShardFile) -> Result<Arc<OpenFile>, SynthError> {
         let mut state = file.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(open) = &state.open {
@@ -233,12 +239,13 @@ impl<'a> Queue<'a> {
 }
 
 impl OpenFile {
-    /// Writes a block: padded to the alignment where the page cache is bypassed, its exact length elsewhere.
+    /// Writes a block: padded to the alignment where the page cache is bypassed, its exact length
+    /// elsewhere.
     fn write_at(&self, offset_bytes: u64, padded: &[u8], length: usize) -> std::io::Result<()> {
         if self.direct.load(Ordering::Relaxed) {
             match self.file.write_all_at(padded, offset_bytes) {
-                // Some file systems open for direct writes and then refuse the first one, or a coarser alignment is
-                // wanted; from here on the page cache takes part.
+                // Some file systems open for direct writes and then refuse the first one, or a coarser
+                // alignment is wanted; from here on the page cache takes part.
                 Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => self.leave_direct()?,
                 result => return result,
             }
@@ -267,7 +274,8 @@ fn drop_from_cache(file: &File, offset_bytes: u64, len_bytes: Option<NonZeroU64>
     let _ = rustix::fs::fadvise(file, offset_bytes, len_bytes, Advice::DontNeed);
 }
 
-/// Makes the bytes of a file from `begin` on, over all of `target`, which must not reach past the file's end.
+/// Makes the bytes of a file from `begin` on, over all of `target`, which must not reach past the
+/// file's end.
 fn fill_range(shard: &Shard, begin: u64, target: &mut [u8], bytes_of: impl Fn(u64) -> TensorBytes) {
     let mut position = begin;
     let mut rest = target;

@@ -1,5 +1,5 @@
-//! A thread beside the load: marks the place for the samples, looks at the device's memory, reports progress, notices
-//! limits that are crossed, passes on cancellation.
+//! A thread beside the load: marks the place for the samples, looks at the device's memory, reports
+//! progress, notices limits that are crossed, passes on cancellation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -121,7 +121,8 @@ impl Attendant<'_> {
         }
     }
 
-    /// What was exceeded before anything was loaded was exceeded at its beginning, however late this thread comes.
+    /// What was exceeded before anything was loaded was exceeded at its beginning, however late
+    /// this thread comes.
     fn watch_baseline(&mut self) {
         let memory = &self.sampler.baseline().memory;
         for watch in self.watches {

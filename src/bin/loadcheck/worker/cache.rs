@@ -16,12 +16,12 @@ pub(crate) const NOT_AS_ASKED: &str = "asked for a";
 /// Enough to keep a disk busy while the pages that were read stay in the cache.
 const BLOCK_BYTES: usize = 4 << 20;
 
-/// How often a state is brought about that is not there afterwards: a machine that gives memory back to its host takes pages away at
-/// any moment.
+/// How often a state is brought about that is not there afterwards: a machine that gives memory
+/// back to its host takes pages away at any moment.
 const TRIES: u32 = 3;
 
-/// Makes the files of a checkpoint cold or warm; returns the share of their pages that is cached afterwards, or
-/// `None` where the kernel does not tell. What did not work becomes a note.
+/// Makes the files of a checkpoint cold or warm; returns the share of their pages that is cached
+/// afterwards, or `None` where the kernel does not tell. What did not work becomes a note.
 pub(super) fn bring_about(
     checkpoint: &Checkpoint,
     state: CacheArg,

@@ -19,7 +19,8 @@ pub(crate) const ARGUMENT: &str = "__worker";
 pub(crate) fn main() -> ExitCode {
     // With the parent gone nobody would stop or read this process.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
-    // Started through a link, the process is called like the link, `exe`. Where that cannot be changed it stays so.
+    // Started through a link, the process is called like the link, `exe`. Where that cannot be changed
+    // it stays so.
     let _ = std::fs::write("/proc/self/comm", env!("CARGO_BIN_NAME"));
     let mut text = String::new();
     let job = io::stdin()
@@ -70,8 +71,8 @@ pub(crate) fn main() -> ExitCode {
     Exit::Ok.into()
 }
 
-/// Sends a message. A worker that cannot, ends: its parent must not take a part of the story for the whole. (A parent
-/// that is gone takes this process with it anyway.)
+/// Sends a message. A worker that cannot, ends: its parent must not take a part of the story for
+/// the whole. (A parent that is gone takes this process with it anyway.)
 pub(super) fn tell(message: &Message) {
     let mut line = serde_json::to_vec(message).expect("messages are plain data");
     line.push(b'\n');

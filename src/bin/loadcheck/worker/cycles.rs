@@ -1,7 +1,8 @@
-//! The task `Cycle`: load, use, unload, again and again, in one process that measures itself after each cycle.
+//! The task `Cycle`: load, use, unload, again and again, in one process that measures itself after
+//! each cycle.
 //!
-//! Nothing is kept from one cycle to the next but counters and one sum for each load: what is measured is told to the parent at
-//! once, so that the list of measurements is no leak of its own.
+//! Nothing is kept from one cycle to the next but counters and one sum for each load: what is
+//! measured is told to the parent at once, so that the list of measurements is no leak of its own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -41,7 +42,8 @@ pub(crate) struct CycleLoad {
 /// Runs `count` cycles of `loads` and measures them.
 ///
 /// # Errors
-/// Whatever kept the first load from starting. Cycles that began and failed are a [`Finished`] with a problem in it.
+/// Whatever kept the first load from starting. Cycles that began and failed are a [`Finished`] with
+/// a problem in it.
 pub(super) fn cycle(loads: &[CycleLoad], count: u32, cancel: &AtomicBool) -> Result<Finished, Vec<Problem>> {
     let mut tell_point = |point: CyclePoint| tell(&Message::Cycle(point));
     let mut cycles = Cycles::begin(loads, cancel)?;
@@ -50,8 +52,8 @@ pub(super) fn cycle(loads: &[CycleLoad], count: u32, cancel: &AtomicBool) -> Res
     cycles.finish(ended)
 }
 
-/// Reads every byte of a layer; the sum of the first halves of its tensors' hashes tells one content from another in whatever order
-/// layers come.
+/// Reads every byte of a layer; the sum of the first halves of its tensors' hashes tells one
+/// content from another in whatever order layers come.
 fn touch(layer: &LoadedLayer) -> Result<u64, LoadError> {
     let mut sum = 0_u64;
     for tensor in layer.tensors() {
@@ -91,7 +93,8 @@ struct Cycles<'a> {
 }
 
 impl<'a> Cycles<'a> {
-    /// Opens the device, and measures what is there before the first load: a driver's context is no leak of a load.
+    /// Opens the device, and measures what is there before the first load: a driver's context is no
+    /// leak of a load.
     fn begin(loads: &'a [CycleLoad], cancel: &'a AtomicBool) -> Result<Self, Vec<Problem>> {
         let open =
             |load: &CycleLoad| measure::open(&load.load, &load.budgets, &measure::PassTimes::default());

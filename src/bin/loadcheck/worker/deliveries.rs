@@ -1,8 +1,9 @@
 //! When layers were handed out, in a fixed amount of memory.
 //!
-//! Every row is the end of a group of layers that were handed out one after the other. Groups are of one layer at first;
-//! once there are too many, they double: a load of any number of layers fits, and the ends that stay are exact. All rows
-//! are allocated and touched before the baseline is taken.
+//! Every row is the end of a group of layers that were handed out one after the other. Groups are
+//! of one layer at first; once there are too many, they double: a load of any number of layers
+//! fits, and the ends that stay are exact. All rows are allocated and touched before the baseline
+//! is taken.
 
 use std::time::{Duration, Instant};
 

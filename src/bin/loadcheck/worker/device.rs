@@ -1,5 +1,5 @@
-//! What `--device` comes to on this machine. Decided once, before anything is measured, by a worker: its parent never
-//! opens a driver.
+//! What `--device` comes to on this machine. Decided once, before anything is measured, by a
+//! worker: its parent never opens a driver.
 
 use onelayer::{Device, DeviceError, Target};
 
@@ -26,8 +26,8 @@ impl Decided {
     }
 }
 
-/// Opens what was asked for, and closes it again. `auto` is the first CUDA device if there is a driver that shows one, else
-/// the host, with a note that says why.
+/// Opens what was asked for, and closes it again. `auto` is the first CUDA device if there is a
+/// driver that shows one, else the host, with a note that says why.
 ///
 /// # Errors
 /// The device cannot be used. `auto` fails only where a device is there and does not open.
@@ -81,8 +81,8 @@ pub(super) fn unusable(ordinal: u32, error: &DeviceError) -> Problem {
         .help("--device host keeps the layers in memory, --device none only reads them")
 }
 
-/// Refuses layers that do not fit what is free on the device: the same check as the load's own, before anything is
-/// allocated or measured.
+/// Refuses layers that do not fit what is free on the device: the same check as the load's own,
+/// before anything is allocated or measured.
 pub(super) fn fits(
     needed_bytes: u64,
     free_bytes: u64,

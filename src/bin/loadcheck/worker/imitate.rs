@@ -26,8 +26,8 @@ const TELL_INTERVAL: Duration = Duration::from_millis(100);
 /// Loads and measures.
 ///
 /// # Errors
-/// Whatever kept the load from starting; [`Code::CannotBeMet`] if it `refuses` what memory cannot hold, and that is so. A load that
-/// started and failed is a [`Finished`] with a problem in it.
+/// Whatever kept the load from starting; [`Code::CannotBeMet`] if it `refuses` what memory cannot
+/// hold, and that is so. A load that started and failed is a [`Finished`] with a problem in it.
 pub(super) fn imitate(
     config: &LoadConfig,
     habit: Habit,

@@ -1,4 +1,5 @@
-//! The task `Measure`: one load, watched from before the checkpoint is opened until everything is given back.
+//! The task `Measure`: one load, watched from before the checkpoint is opened until everything is
+//! given back.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,7 +39,8 @@ pub(super) const TIMELINE_ROWS: usize = 4096;
 /// Loads and measures.
 ///
 /// # Errors
-/// Whatever kept the load from starting. A load that started and failed is a [`Finished`] with a problem in it.
+/// Whatever kept the load from starting. A load that started and failed is a [`Finished`] with a
+/// problem in it.
 pub(super) fn measure(
     config: &LoadConfig,
     budgets: &Budgets,
@@ -49,8 +51,8 @@ pub(super) fn measure(
     if let Some(map) = &config.device_map {
         return super::measure_places::measure(config, map, budgets, watches, interval_ms, cancel);
     }
-    // Before the baseline: a compiled pattern is the program's, not the load's, and so is a driver's context, and what it
-    // takes to count and to compare.
+    // Before the baseline: a compiled pattern is the program's, not the load's, and so is a driver's
+    // context, and what it takes to count and to compare.
     let passes = Arc::new(Mutex::new(Vec::with_capacity(usize::try_from(config.passes.passes).unwrap_or(0))));
     let loader = open(config, budgets, &passes).map_err(|problem| vec![problem])?;
     let vram = VramMeter::open(loader.device());
@@ -185,8 +187,9 @@ impl Load<'_> {
         })
     }
 
-    /// Takes every layer; keeps them all if the window is all, else holds each as long as an engine would. Compares them once all are there, or
-    /// each before it is dropped; that is not part of the time.
+    /// Takes every layer; keeps them all if the window is all, else holds each as long as an engine
+    /// would. Compares them once all are there, or each before it is dropped; that is not part
+    /// of the time.
     fn deliver(
         &self,
         stream: &mut LayerStream,

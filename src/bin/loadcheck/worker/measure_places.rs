@@ -1,5 +1,6 @@
-//! `--device-map`: measures a load onto several devices, host and disk. One place after the other, each a stream whose layers are kept
-//! until all are there. What is looked at before is in `places`.
+//! `--device-map`: measures a load onto several devices, host and disk. One place after the other,
+//! each a stream whose layers are kept until all are there. What is looked at before is in
+//! `places`.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

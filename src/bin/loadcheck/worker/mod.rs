@@ -1,12 +1,14 @@
-//! A load happens in a fresh process, so that what it costs is not mixed with what its parent held before.
+//! A load happens in a fresh process, so that what it costs is not mixed with what its parent held
+//! before.
 //!
 //! ```text
 //! parent  -- Job, one JSON object, stdin -->  worker
 //! parent  <-- Message, one JSON object a line, stdout --  worker
 //! ```
 //!
-//! The worker is this program again, started through `/proc/self/exe` with a hidden first argument. It measures
-//! itself and prints nothing for people; it dies with its parent. The parent renders, judges and writes.
+//! The worker is this program again, started through `/proc/self/exe` with a hidden first argument.
+//! It measures itself and prints nothing for people; it dies with its parent. The parent renders,
+//! judges and writes.
 
 mod attendant;
 mod cache;

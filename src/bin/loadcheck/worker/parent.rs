@@ -1,4 +1,5 @@
-//! The parent's side: starts a worker, listens to it, stops it in time, and knows what became of it.
+//! The parent's side: starts a worker, listens to it, stops it in time, and knows what became of
+//! it.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead as _, BufReader, Read, Write as _};
@@ -17,7 +18,8 @@ use crate::problem::{Code, Problem};
 use crate::report::Outcome;
 use crate::signals::{ASKING_TO_STOP, Interrupts, name_of};
 
-/// How long a worker may take to end by itself after it was asked to: the whole program has two seconds, on a busy machine too.
+/// How long a worker may take to end by itself after it was asked to: the whole program has two
+/// seconds, on a busy machine too.
 const PATIENCE: Duration = Duration::from_millis(1200);
 /// How much later than its worker this process may hear of a signal that went to both.
 const SIGNAL_PATIENCE: Duration = Duration::from_secs(1);
@@ -37,10 +39,12 @@ pub(crate) enum Ending {
     Interrupted(i32),
 }
 
-/// Starts a worker on `task` and hands its messages to `listen` until it has ended. A message that is the worker's last
-/// word (`Checked`, `Done`, `Error`) is handed over like any other. With a control group, the worker runs in it.
+/// Starts a worker on `task` and hands its messages to `listen` until it has ended. A message that
+/// is the worker's last word (`Checked`, `Done`, `Error`) is handed over like any other. With a
+/// control group, the worker runs in it.
 ///
-/// Call it from a thread that outlives the worker: the kernel kills a child when the *thread* that started it ends.
+/// Call it from a thread that outlives the worker: the kernel kills a child when the *thread* that
+/// started it ends.
 pub(crate) fn carry_out(
     task: Task,
     group: Option<&ChildGroup>,
@@ -77,7 +81,8 @@ pub(crate) fn carry_out(
         }
     }
     let status = wait(&mut child);
-    // Ctrl-C reaches worker and parent alike, and the worker may have been the faster one: half a load is no success.
+    // Ctrl-C reaches worker and parent alike, and the worker may have been the faster one: half a load
+    // is no success.
     let is_on_its_way = was_told_to_stop || is_ended_by_interrupt(status);
     let patience = if is_on_its_way { SIGNAL_PATIENCE } else { Duration::ZERO };
     match interrupted.or_else(|| interrupts.receiver().recv_timeout(patience).ok()) {
@@ -151,9 +156,10 @@ fn start(task: Task, group: Option<&ChildGroup>) -> Result<(Child, Receiver<Mess
     Ok((child, messages))
 }
 
-/// Settings of glibc with which it keeps little of what is given back: no thread has a cache of its own, all share one arena, and
-/// the stacks of threads that have ended go. What it keeps otherwise grows for hundreds of cycles, more slowly each time, and
-/// would be measured as a slope. What there is already comes last, and so counts.
+/// Settings of glibc with which it keeps little of what is given back: no thread has a cache of its
+/// own, all share one arena, and the stacks of threads that have ended go. What it keeps otherwise
+/// grows for hundreds of cycles, more slowly each time, and would be measured as a slope. What
+/// there is already comes last, and so counts.
 ///
 /// Format and names: "Tunables" in the GNU C Library manual. Other libraries do not look.
 fn frugal_allocator(already: Option<OsString>) -> OsString {

@@ -1,4 +1,5 @@
-//! `--device-map`, before a load: the devices, the map and the checkpoint are held against each other. `measure_places` loads.
+//! `--device-map`, before a load: the devices, the map and the checkpoint are held against each
+//! other. `measure_places` loads.
 
 use std::sync::atomic::AtomicBool;
 
@@ -24,8 +25,8 @@ const FLAG: &str = "--device-map";
 /// The task `Prepare` for a load by a map.
 ///
 /// # Errors
-/// Devices that are not there, a map that does not fit the checkpoint, places that are too small: as far as they can be told
-/// together.
+/// Devices that are not there, a map that does not fit the checkpoint, places that are too small:
+/// as far as they can be told together.
 pub(super) fn prepare(
     config: &LoadConfig,
     map: &DeviceMap,

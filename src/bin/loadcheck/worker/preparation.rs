@@ -27,11 +27,13 @@ impl From<Problem> for Stop {
 pub(crate) struct Preparation {
     /// The GPUs that there are, if it was to decide on a device and could.
     pub(crate) gpus: Option<Vec<Gpu>>,
-    /// What the headers say. Without a source there are none: then it stops without a problem, if the device is there.
+    /// What the headers say. Without a source there are none: then it stops without a problem, if
+    /// the device is there.
     pub(crate) checked: Result<Checked, Stop>,
 }
 
-/// Decides on the device, reads the headers, and brings the page cache into the state that is wanted.
+/// Decides on the device, reads the headers, and brings the page cache into the state that is
+/// wanted.
 ///
 /// The device that was decided on is put into `load` whatever is wrong otherwise.
 pub(crate) fn ask_to_prepare(

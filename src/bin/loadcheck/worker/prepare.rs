@@ -1,7 +1,7 @@
 //! Before a load: what the headers say, what the plan needs, and the state of the page cache.
 //!
-//! Called by a worker for `run`, and directly by `plan` and `inspect`, which measure nothing. Reads no weights, unless
-//! the page cache is to be warmed.
+//! Called by a worker for `run`, and directly by `plan` and `inspect`, which measure nothing. Reads
+//! no weights, unless the page cache is to be warmed.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -114,7 +114,8 @@ pub(super) fn prepare(
     if let Some(map) = &config.device_map {
         return super::places::prepare(config, map, has_source, cache, cancel);
     }
-    // Between runs only the page cache is looked after: the device was decided on, and opening it takes its time.
+    // Between runs only the page cache is looked after: the device was decided on, and opening it takes
+    // its time.
     let asked = if cache.is_none() { device::decide(config.device).map(Some) } else { Ok(None) };
     let (decided, mut problems) = match asked {
         Ok(decided) => (decided, Vec::new()),
@@ -152,7 +153,8 @@ pub(super) fn prepare(
     Ok(Checked { source, plan, budgets, context, cached_share, notes })
 }
 
-/// Refuses a load whose kept layers the device cannot hold, or the machine: the kernel would end it halfway.
+/// Refuses a load whose kept layers the device cannot hold, or the machine: the kernel would end it
+/// halfway.
 fn fits(planned: &Planned, device_free_bytes: Option<u64>) -> Result<(), Problem> {
     let plan = &planned.plan;
     let kept = match (plan.params.window, plan.params.window_bytes) {
@@ -193,7 +195,8 @@ pub(crate) struct Planned {
     pub(crate) budgets: Budgets,
 }
 
-/// Groups, resolves the budgets, plans. The device need not be there; `device_bytes` is its memory, if it is known.
+/// Groups, resolves the budgets, plans. The device need not be there; `device_bytes` is its memory,
+/// if it is known.
 ///
 /// # Errors
 /// One problem: what comes first is what the rest builds on.
@@ -217,7 +220,8 @@ pub(crate) fn plan_of(
     Ok(Planned { layers, plan, context, budgets })
 }
 
-/// The device that a description is for: `auto` is decided as for a load, any other need not be there.
+/// The device that a description is for: `auto` is decided as for a load, any other need not be
+/// there.
 ///
 /// # Errors
 /// A device is there and does not open.

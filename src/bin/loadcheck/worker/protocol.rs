@@ -25,7 +25,8 @@ pub(crate) struct Job {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Task {
-    /// Decide on the device, read the headers, plan, and bring the page cache into the state that was asked for.
+    /// Decide on the device, read the headers, plan, and bring the page cache into the state that
+    /// was asked for.
     Prepare {
         /// The load that will follow.
         load: LoadConfig,
@@ -87,7 +88,8 @@ pub(crate) struct Crossing {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Message {
-    /// What `--device` comes to on this machine; the first word of `Prepare`, unless the device cannot be used.
+    /// What `--device` comes to on this machine; the first word of `Prepare`, unless the device
+    /// cannot be used.
     Decided {
         /// Where layers go; never `auto`.
         device: Device,

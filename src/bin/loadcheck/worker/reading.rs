@@ -25,8 +25,8 @@ fn file(checkpoint: &Checkpoint, decision: &IoDecision) -> FileReading {
     }
 }
 
-/// What was moved, `from_storage` of it by a device as far as that is known. `wanted_bytes` are those of all tensors in their
-/// files, for a load that came to its end.
+/// What was moved, `from_storage` of it by a device as far as that is known. `wanted_bytes` are
+/// those of all tensors in their files, for a load that came to its end.
 pub(super) fn counters(
     report: &LoadReport,
     from_storage: Option<u64>,

@@ -1,7 +1,8 @@
 //! Which layer and tensor a load is at, from the number of bytes that have arrived.
 //!
-//! Reads are issued in an order that the plan tells, so a running sum over its tensors tells the place to within the reads
-//! that are in flight. The tracker walks forward and keeps nothing per tensor.
+//! Reads are issued in an order that the plan tells, so a running sum over its tensors tells the
+//! place to within the reads that are in flight. The tracker walks forward and keeps nothing per
+//! tensor.
 
 use onelayer::LoadPlan;
 use onelayer::checkpoint::Checkpoint;
@@ -29,7 +30,8 @@ impl<'a> Tracker<'a> {
         tracker
     }
 
-    /// Walks to where `done_bytes` of all tensors have arrived; returns whether the layer and the tensor changed.
+    /// Walks to where `done_bytes` of all tensors have arrived; returns whether the layer and the
+    /// tensor changed.
     pub(crate) fn advance(&mut self, done_bytes: u64) -> (bool, bool) {
         let place = |tracker: &Self| (tracker.layer, tracker.tensor.map(|placement| placement.tensor));
         let before = place(self);

@@ -1,4 +1,5 @@
-//! The library's errors, in the shape that people and scripts get. The one place that maps them to codes.
+//! The library's errors, in the shape that people and scripts get. The one place that maps them to
+//! codes.
 
 use onelayer::DeviceError;
 use onelayer::checkpoint::CheckpointError;

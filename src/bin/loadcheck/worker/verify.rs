@@ -1,11 +1,12 @@
 //! `--verify`: what was delivered, compared with what is in the files.
 //!
-//! Every tensor is read back from where it lies, a piece at a time, and held against bytes that are read from its file a
-//! second time: by plain reads of this file's own, not by the library's sources, its ring or its narrowing. Narrowed tensors
-//! are held against a conversion with other means (`half` and the language's own casts).
+//! Every tensor is read back from where it lies, a piece at a time, and held against bytes that are
+//! read from its file a second time: by plain reads of this file's own, not by the library's
+//! sources, its ring or its narrowing. Narrowed tensors are held against a conversion with other
+//! means (`half` and the language's own casts).
 //!
-//! A NaN that is narrowed has to arrive as a NaN. Which one is up to whoever converts, so its sign and payload are not
-//! compared; tensors that are not narrowed are compared bit by bit, NaN or not.
+//! A NaN that is narrowed has to arrive as a NaN. Which one is up to whoever converts, so its sign
+//! and payload are not compared; tensors that are not narrowed are compared bit by bit, NaN or not.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -27,8 +28,8 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Bytes that a report shows of a difference.
 const SHOWN_BYTES: usize = 8;
 
-/// Compares delivered tensors with their files. Holds two pieces of 1 MiB, whatever is compared; they are resident from the
-/// start, so that they count for the baseline and not for the load.
+/// Compares delivered tensors with their files. Holds two pieces of 1 MiB, whatever is compared;
+/// they are resident from the start, so that they count for the baseline and not for the load.
 pub(super) struct Verifier {
     in_file: Vec<u8>,
     delivered: Vec<u8>,
@@ -128,7 +129,8 @@ impl Verifier {
     }
 }
 
-/// Reads what is wanted of a tensor's extent, from its `start`th byte on: all of it, or runs of it one by one.
+/// Reads what is wanted of a tensor's extent, from its `start`th byte on: all of it, or runs of it
+/// one by one.
 fn read_wanted(file: &File, placement: &Placement, start: u64, target: &mut [u8]) -> std::io::Result<()> {
     let extent = placement.extent;
     let Some(gather) = placement.gather else {
@@ -253,9 +255,9 @@ fn nearest(from: [u8; 8]) -> f32 {
     f64::from_le_bytes(from) as f32
 }
 
-/// A double as a single, rounded to odd: not to the nearest, but to the neighbour whose last bit is one, unless it is exact.
-/// Rounded once more, to fewer bits, that gives what rounding once would have given. (`half` takes doubles as well, by ways
-/// that round twice or drop the lower half.)
+/// A double as a single, rounded to odd: not to the nearest, but to the neighbour whose last bit is
+/// one, unless it is exact. Rounded once more, to fewer bits, that gives what rounding once would
+/// have given. (`half` takes doubles as well, by ways that round twice or drop the lower half.)
 fn to_odd(from: [u8; 8]) -> f32 {
     let exact = f64::from_le_bytes(from);
     let single = nearest(from);

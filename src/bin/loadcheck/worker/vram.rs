@@ -1,8 +1,9 @@
-//! Device memory during a load, counted by whoever can: NVML for this process, NVML for the device, the CUDA driver for the
-//! device. All that answer are reported; the first one that does is the headline.
+//! Device memory during a load, counted by whoever can: NVML for this process, NVML for the device,
+//! the CUDA driver for the device. All that answer are reported; the first one that does is the
+//! headline.
 //!
-//! Only the first tells this process from others. The other two see everybody, so their growth is this load's alone on a
-//! device that nobody else uses meanwhile.
+//! Only the first tells this process from others. The other two see everybody, so their growth is
+//! this load's alone on a device that nobody else uses meanwhile.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +13,8 @@ use onelayer::{Device, Target};
 
 use crate::report::{Place, Unavailable, Vram};
 
-/// The driver answers in microseconds; NVML takes a lock of its own, so it is asked less often: at every so many looks.
+/// The driver answers in microseconds; NVML takes a lock of its own, so it is asked less often: at
+/// every so many looks.
 const LOOKS_PER_NVML_SAMPLE: u32 = 4;
 /// NVML is asked on behalf of layers no more often than this.
 const LAYER_INTERVAL: Duration = Duration::from_millis(20);
@@ -117,7 +119,8 @@ impl Counters for Asked {
     }
 }
 
-/// Watches the memory of one device. Asked from the thread that takes layers and from the one beside it.
+/// Watches the memory of one device. Asked from the thread that takes layers and from the one
+/// beside it.
 pub(super) struct VramMeter(Mutex<Inner>);
 
 struct Inner {
@@ -132,8 +135,8 @@ struct Inner {
 }
 
 impl VramMeter {
-    /// For a device with memory of its own. Takes the baseline: the device's context is open, and so is NVML after this, so
-    /// neither counts as the load's.
+    /// For a device with memory of its own. Takes the baseline: the device's context is open, and
+    /// so is NVML after this, so neither counts as the load's.
     pub(super) fn open(device: &Device) -> Option<Self> {
         if matches!(device.target(), Target::Host | Target::None) {
             return None;
@@ -157,7 +160,8 @@ impl VramMeter {
         Self(Mutex::new(inner))
     }
 
-    /// Keeps the changes of the headline, too. Their list is allocated and touched here: before the baseline of host memory.
+    /// Keeps the changes of the headline, too. Their list is allocated and touched here: before the
+    /// baseline of host memory.
     pub(super) fn keep_steps(&self) {
         let mut steps = vec![(Instant::now(), 1); STEPS_MAX];
         steps.clear();
@@ -179,8 +183,9 @@ impl VramMeter {
         inner.headline().peak
     }
 
-    /// A layer is about to be dropped: what it takes is seen, however short the load. NVML is asked for the first one, and
-    /// not more often than once in [`LAYER_INTERVAL`] then, so that many small layers are not held up.
+    /// A layer is about to be dropped: what it takes is seen, however short the load. NVML is asked
+    /// for the first one, and not more often than once in [`LAYER_INTERVAL`] then, so that many
+    /// small layers are not held up.
     pub(super) fn layer_end(&self, place: impl Fn() -> Place) {
         let mut inner = self.inner();
         let with_nvml = inner.layer_asked.is_none_or(|asked| asked.elapsed() >= LAYER_INTERVAL);

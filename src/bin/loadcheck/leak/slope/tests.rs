@@ -69,9 +69,10 @@ fn a_straight_line_is_found_exactly() {
     assert_eq!(slope_of(points.into_iter().rev()).value, -mib);
 }
 
-/// Worked out by hand. The largest rise is the one before 42, so there are blocks of three and of five points with 3 + 10 slopes, and the
-/// variance of S is `3 x 2 x 11 / 18 + 5 x 4 x 15 / 18 = 20.3`: the margin is 11.6, and the confidence goes from the first to the last. Of
-/// 28 slopes of eight points in one block the margin is 20.8, and it would go from the 3rd to the 26th.
+/// Worked out by hand. The largest rise is the one before 42, so there are blocks of three and of
+/// five points with 3 + 10 slopes, and the variance of S is `3 x 2 x 11 / 18 + 5 x 4 x 15 / 18 =
+/// 20.3`: the margin is 11.6, and the confidence goes from the first to the last. Of 28 slopes of
+/// eight points in one block the margin is 20.8, and it would go from the 3rd to the 26th.
 #[test]
 fn the_confidence_is_cut_where_sen_says() {
     let points = levels([10, 21, 29, 42, 48, 61, 73, 79].map(|value: u64| value * 1000));

@@ -1,4 +1,5 @@
-//! The picture: title, legend, and under them one plot for each run that is drawn, all at the same scale.
+//! The picture: title, legend, and under them one plot for each run that is drawn, all at the same
+//! scale.
 
 use std::fmt::Write as _;
 

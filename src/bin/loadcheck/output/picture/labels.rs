@@ -36,8 +36,8 @@ pub(super) fn fitted(text: &str, size: f64, width: f64) -> String {
     shortened(fits)
 }
 
-/// Parts in lines that are at most `width` wide. A part that is wider than a line is broken between its words, and a word that is
-/// wider loses its middle.
+/// Parts in lines that are at most `width` wide. A part that is wider than a line is broken between
+/// its words, and a word that is wider loses its middle.
 pub(super) fn lines(parts: &[String], separator: &str, size: f64, width: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for part in parts.iter().filter(|part| !part.is_empty()) {

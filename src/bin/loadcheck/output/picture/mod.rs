@@ -5,8 +5,9 @@
 //!                                              └──── page: the picture twice (wide, narrow), tables
 //! ```
 //!
-//! No scripts, no fonts, no network: what happens when the pointer rests on a layer is what `<title>` does by itself. Sizes are bounded whatever the
-//! report holds: samples share places, layers share cells, names are cut. Everything that comes from a file is escaped twice: for
+//! No scripts, no fonts, no network: what happens when the pointer rests on a layer is what
+//! `<title>` does by itself. Sizes are bounded whatever the report holds: samples share places,
+//! layers share cells, names are cut. Everything that comes from a file is escaped twice: for
 //! people (no control characters, no direction marks) and for XML.
 
 use std::fmt::Write as _;
@@ -27,8 +28,8 @@ mod plot;
 /// Characters of a checkpoint's name, a command, a sentence.
 const TEXT_CHARACTERS_MAX: usize = 500;
 
-/// Every colour: its name, on light paper, on dark paper. Told apart with any colour vision (after Okabe and Ito); what they mean is
-/// also said by their order, by lines, and by words.
+/// Every colour: its name, on light paper, on dark paper. Told apart with any colour vision (after
+/// Okabe and Ito); what they mean is also said by their order, by lines, and by words.
 const COLOURS: [(&str, &str, &str); 13] = [
     ("paper", "#ffffff", "#11151a"),
     ("ink", "#1b1f24", "#e3e7ec"),
@@ -45,7 +46,8 @@ const COLOURS: [(&str, &str, &str); 13] = [
     ("bad", "#b3261e", "#ff7b72"),
 ];
 
-/// How the parts of the picture look. Colours stand before their variable too, for programs that draw SVG and know no variables.
+/// How the parts of the picture look. Colours stand before their variable too, for programs that
+/// draw SVG and know no variables.
 const LOOK: [(&str, &str); 18] = [
     (".paper", "fill:@paper"),
     (".ink", "fill:@ink"),
@@ -129,7 +131,8 @@ fn shown(text: &str) -> String {
     escape_and_cut(text, TEXT_CHARACTERS_MAX).into_owned()
 }
 
-/// `742 MiB`, `1 062 MiB`: of a few gibibytes a tenth is too coarse to show what is left under a limit.
+/// `742 MiB`, `1 062 MiB`: of a few gibibytes a tenth is too coarse to show what is left under a
+/// limit.
 fn bytes(value: Option<u64>) -> String {
     match value {
         Some(value) if (GIB..100 * GIB).contains(&value) => {

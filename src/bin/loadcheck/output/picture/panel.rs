@@ -1,4 +1,5 @@
-//! What is drawn of a report: which of its runs, and of each the curve, the layers, the peaks and the limits.
+//! What is drawn of a report: which of its runs, and of each the curve, the layers, the peaks and
+//! the limits.
 
 use super::{bytes, growth};
 use crate::output::escape::escape_and_cut;
@@ -41,7 +42,8 @@ pub(super) struct Dot {
 }
 
 impl Dot {
-    /// The upper edges of anonymous memory, of shared memory on top of it, and of file pages on top of both.
+    /// The upper edges of anonymous memory, of shared memory on top of it, and of file pages on top
+    /// of both.
     pub(super) fn edges(&self) -> [Option<f64>; 3] {
         let shared = self.anon.zip(self.shmem).map(|(below, own)| below + own);
         [self.anon, shared, shared.zip(self.file).map(|(below, own)| below + own)]
@@ -272,8 +274,8 @@ impl Panel<'_> {
         values.chain(peaks).fold(0.0, f64::max)
     }
 
-    /// At most `count_max` samples, evenly over the time: of those that share a place, the one with the most host memory, and the most device
-    /// memory of any.
+    /// At most `count_max` samples, evenly over the time: of those that share a place, the one with
+    /// the most host memory, and the most device memory of any.
     pub(super) fn thinned(&self, count_max: usize) -> Vec<Dot> {
         if self.dots.len() <= count_max {
             return self.dots.clone();

@@ -1,5 +1,5 @@
-//! One plot: areas of memory by kind, the line of host memory on top, limits, peaks, and a cell for each layer. Under it device memory, at a scale
-//! of its own: it is often a hundred times as much.
+//! One plot: areas of memory by kind, the line of host memory on top, limits, peaks, and a cell for
+//! each layer. Under it device memory, at a scale of its own: it is often a hundred times as much.
 
 use std::fmt::Write as _;
 
@@ -354,7 +354,8 @@ impl Labels<'_> {
         let _ = writeln!(self.out, "<path class=\"{class}\" d=\"M{left} {}H{right}\"/>", number(y));
     }
 
-    /// Places for a text beside a level: at the right above and below it, at the left above and below it.
+    /// Places for a text beside a level: at the right above and below it, at the left above and
+    /// below it.
     fn beside(&self, frame: &Frame, y: f64, text: &str) -> [(f64, f64); 4] {
         let width = text_width(text, self.text_size);
         let (near, far) = (frame.left + 6.0, frame.left + frame.width - 6.0 - width);
@@ -362,7 +363,8 @@ impl Labels<'_> {
         [(far, above), (far, below), (near, above), (near, below)]
     }
 
-    /// Writes `text` at the first of these places that is free: where it begins, and its baseline. False if none is.
+    /// Writes `text` at the first of these places that is free: where it begins, and its baseline.
+    /// False if none is.
     fn write(&mut self, class: &str, text: &str, places: &[(f64, f64)]) -> bool {
         let width = text_width(text, self.text_size);
         let area = |(left, baseline): &(f64, f64)| Area::of_text(*left, *baseline, width, self.text_size);

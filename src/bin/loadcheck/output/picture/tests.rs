@@ -11,7 +11,8 @@ const MIB: u64 = 1 << 20;
 /// Sizes are promised for whatever a report holds.
 const BYTES_MAX: usize = 300 << 10;
 
-/// A load of `layers` layers in two seconds: memory climbs to a plateau, and file pages come and go.
+/// A load of `layers` layers in two seconds: memory climbs to a plateau, and file pages come and
+/// go.
 fn run(layers: u64, samples: u64, name: &dyn Fn(u64) -> String) -> Run {
     let columns = ["elapsed_us", "host_bytes", "rss_bytes", "anon_bytes", "file_bytes", "shmem_bytes"];
     let rows = (0..samples).map(|index| {
@@ -85,7 +86,8 @@ fn report(runs: Vec<Run>) -> Report {
     report
 }
 
-/// What is wrong with it as XML: tags that do not match, characters that are none, names that broke out.
+/// What is wrong with it as XML: tags that do not match, characters that are none, names that broke
+/// out.
 fn check_xml(text: &str) {
     let mut open: Vec<&str> = Vec::new();
     let mut rest = text;

@@ -1,7 +1,9 @@
-//! Leaks that are planted in a load, one for each kind of memory: measured as the program measures, all of them are found.
+//! Leaks that are planted in a load, one for each kind of memory: measured as the program measures,
+//! all of them are found.
 //!
-//! What a process holds is nobody else's doing only if nothing else runs in it, so each scenario is a test that is ignored, and that
-//! another one runs in a process of its own, on the simulated CUDA driver.
+//! What a process holds is nobody else's doing only if nothing else runs in it, so each scenario is
+//! a test that is ignored, and that another one runs in a process of its own, on the simulated CUDA
+//! driver.
 #![allow(
     clippy::unwrap_used,
     unsafe_code,
