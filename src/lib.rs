@@ -73,28 +73,20 @@
 //! | [`ranks`] | what one of several ranks gets: a part of each tensor, or whole ones of its own |
 //! | [`live`] | what is allocated: every arena, ring and scratch, with what is in it |
 //! | [`plan`] | checkpoint + layers + limits → reads and copies, every term of the peak |
-//! | `fit` | sizes and `config.json` → a place for each layer on GPUs, host and disk (feature `fit`) |
 //! | [`source`] | file bytes → a buffer: mapped windows, `pread`, direct I/O, or what suits each |
 //! | `staging` | the ring: N slots of S bytes; the slot is the permit |
 //! | [`device`] | where layers live: allocate, copy from a slot, free |
 //! | [`load`] | the control loop that sees source, ring and device together |
 //! | [`model`] | what is resident: layers, tensors, unload, receipts |
-//! | `placed` | one load onto several devices, host and disk, by a device map (feature `fit`) |
 //! | `convert` | the same reads, written to files of one layer each (feature `convert`) |
-//! | [`probe`] | what the system says was used; observes and is used by no stage |
 //!
-//! The library never prints, exits, or reads the environment. The feature `cli` (on by default) is
-//! for the program `loadcheck`; turn it off to get few dependencies.
+//! The library never prints, exits, or reads the environment. Beside it stand `onelayer-probe`
+//! (what the system says was used), `onelayer-fit` (what fits where, and loads onto several
+//! devices) and the program `loadcheck`.
 
-pub mod units;
+pub use onelayer_system::units;
 
 mod footprint;
-
-mod file_system;
-
-mod page_cache;
-
-mod folder;
 
 pub mod budget;
 
@@ -110,9 +102,6 @@ pub mod ranks;
 
 pub mod plan;
 
-#[cfg(feature = "fit")]
-pub mod fit;
-
 pub mod source;
 
 mod staging;
@@ -123,17 +112,8 @@ pub mod load;
 
 pub mod model;
 
-#[cfg(feature = "fit")]
-pub mod placed;
-
 #[cfg(feature = "convert")]
 pub mod convert;
-
-pub mod probe;
-
-#[cfg(test)]
-#[path = "../tests/common/skipped.rs"]
-mod skipped;
 
 /// For `benches/ring.rs` alone: no part of the interface.
 #[cfg(not(loom))]
@@ -159,5 +139,3 @@ pub use self::load::{
     Receipt, TensorHash, TensorReader, Waits,
 };
 pub use self::model::{Model, Part, Scope};
-#[cfg(feature = "fit")]
-pub use self::placed::{PlacedError, PlacedLoader, PlacedModel};

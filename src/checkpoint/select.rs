@@ -19,7 +19,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::error::CheckpointError;
-use crate::folder::names_in;
+use onelayer_system::folder::names_in;
 use crate::units::to_u64;
 
 const SUFFIX: &str = ".safetensors";

@@ -20,7 +20,7 @@ use super::digest::{Digest, hex};
 use super::pieces::{PieceFault, read_pieces};
 use super::{ConvertError, MANIFEST_NAME, SideFileRecord};
 use crate::checkpoint::{Checkpoint, CheckpointError, FileKind, relative_name};
-use crate::folder::names_in;
+use onelayer_system::folder::names_in;
 use crate::units::to_u64;
 
 /// Folders below the source that are searched, one inside the other.

@@ -385,7 +385,7 @@ mod tests {
     use crate::checkpoint::TensorId;
     use crate::device::PendingCopy;
     #[cfg(not(miri))]
-    use crate::page_cache::page_bytes;
+    use onelayer_system::page_cache::page_bytes;
     use crate::plan::{Placement, RingShape};
     use crate::staging::Ring;
     use crate::units::{ByteRange, KIB, MIB};

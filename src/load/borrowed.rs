@@ -51,11 +51,10 @@ impl Borrowed {
         }
     }
 }
-
-#[cfg(feature = "fit")]
 impl LoaderBuilder {
-    /// True if the caller has brought anything that belongs to one device.
-    pub(crate) fn is_tied_to_a_device(&self) -> bool {
+    /// True if the caller has brought a context, a stream or memory of one device.
+    #[must_use]
+    pub fn is_tied_to_a_device(&self) -> bool {
         let Borrowed { context, stream, destinations } = &self.borrowed;
         context.is_some() || stream.is_some() || destinations.is_some()
     }

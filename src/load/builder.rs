@@ -293,10 +293,10 @@ impl LoaderBuilder {
         self
     }
 
-    /// The same settings for one place of several: what is there, once, to stay. Between what is
-    /// wanted lies what others want: read through, it would be read twice.
-    #[cfg(feature = "fit")]
-    pub(crate) fn for_place(
+    /// The same settings for one of several devices that share a checkpoint: one pass over the
+    /// tensors that `is_here` picks, to stay. The bytes between them belong to other devices, so
+    /// they are not read through.
+    pub fn for_place(
         mut self,
         target: Target,
         is_here: impl Fn(&TensorEntry<'_>) -> bool + Send + Sync + 'static,
@@ -312,24 +312,28 @@ impl LoaderBuilder {
     }
 
     /// The layers of a checkpoint, as these settings group them.
-    #[cfg(feature = "fit")]
-    pub(crate) fn layers(&self, checkpoint: &Checkpoint) -> Result<Layers, LoadError> {
+    ///
+    /// # Errors
+    /// [`LoadError::Layers`] if the grouping fails.
+    pub fn layers(&self, checkpoint: &Checkpoint) -> Result<Layers, LoadError> {
         Ok(Layers::group_whole(checkpoint, &self.map)?)
     }
 
-    /// True if the tensor is one of those that are wanted.
-    #[cfg(feature = "fit")]
-    pub(crate) fn wants(&self, tensor: &TensorEntry<'_>) -> bool {
+    /// True if [`Self::select`] takes the tensor; without it, every tensor is taken.
+    #[must_use]
+    pub fn wants(&self, tensor: &TensorEntry<'_>) -> bool {
         self.select.as_ref().is_none_or(|select| select(tensor))
     }
 
-    #[cfg(feature = "fit")]
-    pub(crate) fn host_budget_bytes(&self) -> u64 {
+    /// The host budget, in bytes.
+    #[must_use]
+    pub fn host_budget_bytes(&self) -> u64 {
         self.host_budget_bytes
     }
 
-    #[cfg(feature = "fit")]
-    pub(crate) fn device_reserve_bytes(&self) -> u64 {
+    /// Device memory that has to stay free, in bytes.
+    #[must_use]
+    pub fn device_reserve_bytes(&self) -> u64 {
         self.device_reserve_bytes
     }
 

@@ -48,7 +48,6 @@ pub(super) struct Engine {
 
 impl Engine {
     /// Whom to tell, and nothing else: for a load that keeps everything.
-    #[cfg(feature = "fit")]
     pub(super) fn for_one_pass(self) -> Self {
         Self { hooks: self.hooks, ..Self::default() }
     }

@@ -182,7 +182,6 @@ impl Model {
     }
 
     /// True if the model has, or had, a layer of the part.
-    #[cfg(feature = "fit")]
     pub(crate) fn had(&self, part: &Part<'_>) -> bool {
         self.ids.iter().any(|id| part.contains(id))
     }

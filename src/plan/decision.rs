@@ -7,7 +7,7 @@ use std::fmt;
 
 use super::IoMode;
 use crate::checkpoint::ShardId;
-pub use crate::file_system::FileSystem;
+pub use onelayer_system::file_system::FileSystem;
 use crate::units::HumanBytes;
 
 /// How one file is to be read, and why.

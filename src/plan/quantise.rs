@@ -126,7 +126,6 @@ impl Quantisation {
     }
 
     /// Bytes of the values and of the scales of a row.
-    #[cfg(feature = "fit")]
     pub(crate) fn row_bytes(self, row_elements: u64) -> u64 {
         let scale_bytes = self.scales_in_row(row_elements).saturating_mul(self.scale_bytes());
         self.value_row_bytes(row_elements).saturating_add(scale_bytes)
@@ -358,7 +357,6 @@ impl<'a> QuantiseRule<'a> {
     }
 
     /// Into what.
-    #[cfg(feature = "fit")]
     pub(crate) fn to(&self) -> Quantisation {
         self.to
     }
@@ -381,7 +379,6 @@ impl<'a> QuantiseRule<'a> {
     }
 
     /// True for what the rule about places, names and shapes takes for a weight, whatever its type.
-    #[cfg(feature = "fit")]
     pub(crate) fn is_weight(&self, entry: &TensorEntry<'_>) -> bool {
         row_elements(entry).is_some() && self.is_weight_of_layer(entry)
     }

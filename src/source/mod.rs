@@ -24,7 +24,7 @@ use std::fs::File;
 use std::path::Path;
 
 use crate::checkpoint::{Checkpoint, Shard, ShardId};
-use crate::page_cache;
+use onelayer_system::page_cache;
 use crate::plan::LoadPlan;
 use crate::units::{Alignment, ByteRange, to_u64, to_usize};
 

@@ -77,7 +77,7 @@ mod tests {
         let memory = AnonymousMemory::new(4 << 20).unwrap();
         let start = memory.pointer_to(0, 4 << 20);
         let Ok(before) = fs::read_to_string("/proc/self/numa_maps") else {
-            crate::skipped::skipped("this kernel tells nothing of NUMA");
+            onelayer_testing::skipped("this kernel tells nothing of NUMA");
             return;
         };
         let policy = |text: &str| {

@@ -2,7 +2,7 @@
 //! once.
 
 use super::*;
-use crate::skipped::skipped;
+use onelayer_testing::skipped;
 
 /// When a load ends, the gate opens to all while jobs may still be there. A queue takes no more
 /// than it was made for.

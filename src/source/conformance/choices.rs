@@ -7,9 +7,9 @@ use std::time::Duration;
 use rustix::fs::Advice;
 
 use super::*;
-use crate::page_cache;
+use onelayer_system::page_cache;
 use crate::plan::{CacheManners, IoDecision, IoWays, ResidencyBy};
-use crate::skipped::skipped;
+use onelayer_testing::skipped;
 use crate::source::{Arrival, SourceError};
 
 const LEN_BYTES: u64 = 8 * MIB;

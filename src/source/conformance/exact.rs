@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 
 use super::*;
-use crate::skipped::skipped;
+use onelayer_testing::skipped;
 use crate::source::{Fallback, SourceError};
 use crate::units::GIB;
 

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::range;
 use crate::checkpoint::{FileIdentity, OpenFault};
-use crate::file_system::FileSystem;
+use onelayer_system::file_system::FileSystem;
 use crate::source::system::{DirectSupport, Kernel, System};
 use crate::source::window::Window;
 use crate::units::{ByteRange, to_u64};

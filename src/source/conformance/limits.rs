@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::*;
 use crate::plan::request::window_bytes;
-use crate::skipped::skipped_by_child;
+use onelayer_testing::skipped_by_child;
 use crate::source::files::FileSet;
 
 /// Descriptors that a source may hold.

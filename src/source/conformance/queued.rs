@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::skipped::skipped;
+use onelayer_testing::skipped;
 use crate::source::{
     Fallback, IoWays, Queueable, Queueing, QueueingCell, ReadBuffer, ReadQueue, Sealed, SourceError,
 };

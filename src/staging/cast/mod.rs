@@ -148,7 +148,7 @@ mod tests {
     use super::reference::{cast_bytes, elements, every_cast, is_overflow, seeded};
     use super::*;
     use crate::checkpoint::TensorId;
-    use crate::skipped::skipped;
+    use onelayer_testing::skipped;
     use crate::units::to_u64;
 
     fn cast(source: DType, to: FloatType) -> Cast {

@@ -1,0 +1,224 @@
+//! What the layers of a model need, one by one: bytes of weights, what they keep of a context, what
+//! they share.
+
+use std::collections::HashMap;
+
+use super::activation::Activation;
+use super::cache::{CacheModel, LayerCache, Workload};
+use super::config::ModelConfig;
+use super::weights::{Weighing, Weights};
+use onelayer::checkpoint::{Checkpoint, TensorId};
+use onelayer::layers::{Layer, LayerId, LayerKind, Layers};
+
+/// One layer: it is placed as a whole, experts included.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Unit {
+    /// The layer.
+    pub id: LayerId,
+    /// Bytes of its tensors, without those that are the same as tensors of an earlier layer.
+    pub weight_bytes: u64,
+    /// Bytes of it that have to be together on the device that computes, if it lives elsewhere: an
+    /// element of a stack as a whole; of a group outside every stack, the largest module.
+    pub landing_bytes: u64,
+    /// Of the weights, bytes in numbered parts (experts).
+    pub sub_unit_bytes: u64,
+    /// What it keeps of a context; `None` outside the decoder, and where that is not known.
+    pub cache: Option<LayerCache>,
+    /// Position of the earlier layer that it shares a tensor with: both have to be in one place.
+    pub tied_to: Option<usize>,
+}
+
+impl Unit {
+    /// Bytes of what it keeps under a workload.
+    #[must_use]
+    pub fn cache_bytes(&self, workload: &Workload) -> u64 {
+        self.cache.map_or(0, |cache| cache.bytes(workload))
+    }
+}
+
+/// Two tensors that are one: the files have both, the configuration says that the model has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Tie {
+    /// The one that is counted, in the layer that runs first.
+    pub owner: TensorId,
+    /// The one that is not.
+    pub alias: TensorId,
+}
+
+/// What a model needs.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Demand {
+    /// Its layers, in execution order.
+    pub units: Box<[Unit]>,
+    /// What its decoder keeps of a context.
+    pub cache: CacheModel,
+    /// What computing takes; `None` if the configuration does not tell.
+    pub activation: Option<Activation>,
+    /// Tensors that are one.
+    pub ties: Box<[Tie]>,
+    /// A module without a tensor in the files, because it shares the embedding's: its name and the
+    /// position of the embedding's layer. Device maps for whole models have to name it.
+    pub tied_head: Option<(&'static str, usize)>,
+    /// The longest context that the model was made for.
+    pub context_max: Option<u64>,
+}
+
+impl Demand {
+    /// What the layers of a checkpoint need. Without a configuration, caches and activations are
+    /// not known.
+    #[must_use]
+    pub fn of(
+        checkpoint: &Checkpoint,
+        layers: &Layers,
+        config: Option<&ModelConfig>,
+        weights: Weights,
+    ) -> Self {
+        let ties = config.map_or_else(Vec::new, |config| ties(checkpoint, layers, config));
+        let mut cache = match config {
+            Some(config) => config.cache(),
+            None => CacheModel::Unknown { why: "there is no config.json".to_owned() },
+        };
+        let caches = match assign(layers, checkpoint, cache.layers()) {
+            Ok(caches) => caches,
+            Err(why) => {
+                cache = CacheModel::Unknown { why };
+                vec![None; layers.as_slice().len()]
+            }
+        };
+        let weighing = Weighing::new(weights, checkpoint, layers);
+        let is_alias = |tensor: TensorId| ties.iter().any(|tie| tie.alias == tensor);
+        let unit = |(layer, cache): (&Layer, Option<LayerCache>)| {
+            let in_stack = matches!(layer.kind, LayerKind::Member { .. });
+            let bytes = |tensors: &[TensorId]| {
+                let counted = tensors.iter().filter(|tensor| !is_alias(**tensor));
+                counted.map(|tensor| weighing.bytes(*tensor)).sum()
+            };
+            let tie = ties.iter().find(|tie| layers.layer_of(tie.alias).id == layer.id);
+            let tied_to = tie.map(|tie| layers.position_of(tie.owner));
+            let weight_bytes = bytes(&layer.tensors);
+            let largest_module = || {
+                let mut modules: HashMap<&str, u64> = HashMap::new();
+                for tensor in &layer.tensors {
+                    let name = checkpoint.tensor(*tensor).name;
+                    *modules.entry(name.rsplit_once('.').map_or("", |(module, _)| module)).or_default() +=
+                        bytes(std::slice::from_ref(tensor));
+                }
+                modules.into_values().max().unwrap_or(0)
+            };
+            Unit {
+                id: layer.id.clone(),
+                weight_bytes,
+                landing_bytes: if in_stack { weight_bytes } else { largest_module() },
+                sub_unit_bytes: layer.sub_units.iter().map(|part| bytes(&part.tensors)).sum(),
+                cache,
+                tied_to: tied_to.filter(|owner| layers.as_slice()[*owner].id != layer.id),
+            }
+        };
+        Self {
+            units: layers.as_slice().iter().zip(caches).map(unit).collect(),
+            activation: config.and_then(Activation::of),
+            tied_head: config.and_then(|config| tied_head(checkpoint, layers, config)),
+            context_max: config.and_then(ModelConfig::context_max),
+            ties: ties.into(),
+            cache,
+        }
+    }
+
+    /// Bytes of all weights.
+    #[must_use]
+    pub fn weight_bytes(&self) -> u64 {
+        self.units.iter().map(|unit| unit.weight_bytes).sum()
+    }
+
+    /// Bytes that computing takes on each device that does; zero if that is not known.
+    #[must_use]
+    pub fn activation_bytes(&self, workload: &Workload) -> u64 {
+        self.activation.map_or(0, |activation| activation.bytes(workload))
+    }
+}
+
+/// Which layer keeps what: the decoder is the stack with as many members as the configuration has
+/// layers, the largest if there are several; or with more of them, where the numbers in excess are
+/// predictors of further tokens.
+fn assign(
+    layers: &Layers,
+    checkpoint: &Checkpoint,
+    caches: &[LayerCache],
+) -> Result<Vec<Option<LayerCache>>, String> {
+    let mut assigned = vec![None; layers.as_slice().len()];
+    if caches.is_empty() {
+        return Ok(assigned);
+    }
+    // Members and bytes of each stack.
+    let mut sizes = vec![(0_usize, 0_u64); layers.stacks().len()];
+    for layer in layers.as_slice() {
+        if let LayerKind::Member { stack } = layer.kind {
+            sizes[stack].0 += 1;
+            sizes[stack].1 +=
+                layer.tensors.iter().map(|id| checkpoint.tensor(*id).extent.len_bytes()).sum::<u64>();
+        }
+    }
+    let largest = |is_wanted: &dyn Fn(usize) -> bool| {
+        let wanted = sizes.iter().enumerate().filter(|(_, (members, _))| is_wanted(*members));
+        wanted.max_by_key(|(_, (_, bytes))| *bytes).map(|(stack, _)| stack)
+    };
+    let count = caches.len();
+    let Some(stack) = largest(&|members| members == count).or_else(|| largest(&|members| members > count))
+    else {
+        return Err(format!("config.json has {count} layers, and no stack in the files has as many"));
+    };
+    for (position, layer) in layers.as_slice().iter().enumerate() {
+        let number = layer.id.as_str().rsplit('.').next().and_then(|number| number.parse::<usize>().ok());
+        if layer.kind == (LayerKind::Member { stack }) {
+            assigned[position] = number.and_then(|number| caches.get(number)).copied();
+        }
+    }
+    Ok(assigned)
+}
+
+/// Tensors outside every stack that have the shape and type of an embedding, if the configuration
+/// says that embedding and head are one: the first is counted, the others are the same.
+fn ties(checkpoint: &Checkpoint, layers: &Layers, config: &ModelConfig) -> Vec<Tie> {
+    if config.ties_embeddings() != Some(true) {
+        return Vec::new();
+    }
+    let mut embeddings = embeddings(checkpoint, layers, config);
+    embeddings.sort_by_key(|tensor| (layers.position_of(*tensor), tensor.index()));
+    let Some((owner, aliases)) = embeddings.split_first() else { return Vec::new() };
+    let dtype = checkpoint.tensor(*owner).dtype;
+    let same = aliases.iter().filter(|alias| checkpoint.tensor(**alias).dtype == dtype);
+    same.map(|alias| Tie { owner: *owner, alias: *alias }).collect()
+}
+
+/// Tensors of the shape vocabulary x hidden, outside every stack.
+fn embeddings(checkpoint: &Checkpoint, layers: &Layers, config: &ModelConfig) -> Vec<TensorId> {
+    let (Ok(vocabulary), Ok(hidden)) =
+        (config.required(&["vocab_size"]), super::attention::hidden_width(config))
+    else {
+        return Vec::new();
+    };
+    let groups = layers.as_slice().iter().filter(|layer| layer.kind == LayerKind::Group);
+    let tensors = groups.flat_map(|layer| layer.tensors.iter().copied());
+    tensors.filter(|tensor| *checkpoint.tensor(*tensor).shape == [vocabulary, hidden]).collect()
+}
+
+/// The head that has no tensor of its own: models for text call it `lm_head`, with few exceptions.
+fn tied_head(
+    checkpoint: &Checkpoint,
+    layers: &Layers,
+    config: &ModelConfig,
+) -> Option<(&'static str, usize)> {
+    let has_head = config.class_name().is_some_and(|name| {
+        name.ends_with("ForCausalLM")
+            || name.ends_with("LMHeadModel")
+            || name.ends_with("ForConditionalGeneration")
+    });
+    let embeddings = embeddings(checkpoint, layers, config);
+    let [embedding] = embeddings[..] else { return None };
+    let is_tied = has_head && config.ties_embeddings() == Some(true);
+    let head = if config.model_type() == Some("gpt_neox") { "embed_out" } else { "lm_head" };
+    is_tied.then(|| (head, layers.position_of(embedding)))
+}

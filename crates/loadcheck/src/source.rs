@@ -1,0 +1,128 @@
+//! SOURCE, as it is given on the command line, to a path: an existing path beats `org/name` in the
+//! local cache.
+//!
+//! The library takes paths and a cache directory; the environment is read here. Nothing is ever
+//! fetched.
+
+use std::env;
+use std::ffi::OsStr;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use onelayer::checkpoint::{CacheVariables, HubCache};
+
+use crate::problem::{Code, Problem};
+use crate::report::Source;
+use crate::worker;
+
+/// A source that was found.
+#[derive(Clone, Debug)]
+pub(crate) struct Resolved {
+    /// As it was given.
+    pub(crate) given: String,
+    /// What to open.
+    pub(crate) path: PathBuf,
+    /// The commit, for a repository in the local cache.
+    pub(crate) revision: Option<String>,
+}
+
+impl Resolved {
+    /// `source`, with what it is called and where it was found.
+    pub(crate) fn named(&self, source: Source) -> Source {
+        Source {
+            given: self.given.clone(),
+            resolved: Some(self.path.display().to_string()),
+            revision: self.revision.clone(),
+            ..source
+        }
+    }
+}
+
+/// Finds what `given` means.
+///
+/// # Errors
+/// Problems of the classes LC0301, LC0303 and LC0304.
+pub(crate) fn resolve(given: &OsStr) -> Result<Resolved, Vec<Problem>> {
+    let text = given.to_string_lossy().into_owned();
+    let path = Path::new(given);
+    match path.symlink_metadata() {
+        Ok(_) => return Ok(Resolved { given: text, path: path.to_owned(), revision: None }),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
+        // It may well be there.
+        Err(error) => {
+            return Err(vec![
+                Problem::new(Code::SourceUnreadable, format!("cannot be looked up: {error}")).at(text),
+            ]);
+        }
+    }
+    let repository = given.to_str().map(|given| given.strip_prefix("hf://").unwrap_or(given));
+    if let Some((scheme, _)) = text.split_once("://").filter(|(scheme, _)| *scheme != "hf") {
+        return Err(vec![
+            Problem::new(Code::SourceMissing, format!("{scheme}:// addresses are not read by this version"))
+                .at(text.clone())
+                .help("copy the checkpoint to a local directory first"),
+        ]);
+    }
+    match repository.filter(|repository| looks_like_repository(repository)) {
+        Some(repository) => in_cache(&text, repository),
+        None => Err(vec![Problem::new(Code::SourceMissing, "no such file or directory").at(text)]),
+    }
+}
+
+/// `org/name` or `org/name@revision`: exactly one slash, no path of any other kind.
+fn looks_like_repository(text: &str) -> bool {
+    let name = text.split_once('@').map_or(text, |(name, _)| name);
+    let parts: Vec<&str> = name.split('/').collect();
+    let is_part = |part: &&str| {
+        !part.is_empty()
+            && !part.starts_with('.')
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+    };
+    parts.len() == 2
+        && parts.iter().all(is_part)
+        && !name.ends_with(".safetensors")
+        && !name.ends_with(".json")
+}
+
+fn in_cache(given: &str, repository: &str) -> Result<Resolved, Vec<Problem>> {
+    let Some(root) = HubCache::locate(&variables()) else {
+        let problem = Problem::new(Code::NotInCache, "the local cache cannot be found: HOME is not set");
+        return Err(vec![problem.at(given).help("set HF_HOME or HF_HUB_CACHE")]);
+    };
+    match HubCache::new(root).resolve(repository) {
+        Ok(snapshot) => Ok(Resolved {
+            given: given.to_owned(),
+            revision: snapshot.file_name().map(|name| name.to_string_lossy().into_owned()),
+            path: snapshot,
+        }),
+        Err(error) => Err(worker::checkpoint_problems(&error)),
+    }
+}
+
+/// What the environment says about where the cache is.
+fn variables() -> CacheVariables {
+    CacheVariables {
+        hf_hub_cache: env::var_os("HF_HUB_CACHE"),
+        huggingface_hub_cache: env::var_os("HUGGINGFACE_HUB_CACHE"),
+        hf_home: env::var_os("HF_HOME"),
+        xdg_cache_home: env::var_os("XDG_CACHE_HOME"),
+        home: env::var_os("HOME"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repositories_have_one_slash() {
+        for text in ["org/name", "org/name@main", "meta-llama/Llama-3.1-8B@refs/pr/1", "a_b/c.d"] {
+            assert!(looks_like_repository(text), "{text}");
+        }
+        for text in
+            ["name", "./name", "../name", "/a/b", "a/b/c", "a//b", "a/", "a/m.safetensors", "a b/c", "a/.."]
+        {
+            assert!(!looks_like_repository(text), "{text}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What kind of file system holds a file: by the number that `statfs` gives, and a table of names.
+//!
+//! Two stages ask: the one that decides how to read (is the page cache what the file is made of,
+//! does a network lie between), and the probe, for its reports.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+
+use serde::{Serialize, Serializer};
+
+/// The kind of a file system, by the number `statfs` gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileSystem {
+    magic: u64,
+}
+
+/// Where the bytes of a file are when they are not in the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// On a device of this machine, as far as its number tells.
+    Local,
+    /// Nowhere else: the file system lives in memory.
+    Memory,
+    /// Behind a network.
+    Network,
+    /// Wherever a program of this machine gets them from.
+    Program,
+}
+
+/// `linux/magic.h` and the file systems' own sources.
+const FILE_SYSTEMS: [(u64, &str, Place); 36] = [
+    (0xEF53, "ext4", Place::Local), // ext2 and ext3 have the same number and the same driver
+    (0x5846_5342, "xfs", Place::Local),
+    (0x9123_683E, "btrfs", Place::Local),
+    (0x0102_1994, "tmpfs", Place::Memory),
+    (0x8584_58F6, "ramfs", Place::Memory),
+    (0x9584_58F6, "hugetlbfs", Place::Memory),
+    (OVERLAY, "overlayfs", Place::Local),
+    (0x6573_5546, "fuse", Place::Program),
+    (0x2FC1_2FC1, "zfs", Place::Local),
+    (0xF2F5_2010, "f2fs", Place::Local),
+    (0xCA45_1A4E, "bcachefs", Place::Local),
+    (0x7371_7368, "squashfs", Place::Local),
+    (0xE0F5_E1E2, "erofs", Place::Local),
+    (0x4D44, "vfat", Place::Local),
+    (0x2011_BAB0, "exfat", Place::Local),
+    (0x5346_544E, "ntfs", Place::Local),
+    (0x7366_746E, "ntfs3", Place::Local),
+    (0x9660, "iso9660", Place::Local),
+    (0x5265_4973, "reiserfs", Place::Local),
+    (0x3153_464A, "jfs", Place::Local),
+    (0x9FA0, "proc", Place::Local),
+    (0x6265_6572, "sysfs", Place::Local),
+    (0x786F_4256, "vboxsf", Place::Program),
+    (0xBACB_ACBC, "vmhgfs", Place::Program),
+    (0x6969, "nfs", Place::Network),
+    (0xFF53_4D42, "cifs", Place::Network),
+    (0xFE53_4D42, "smb2", Place::Network),
+    (0x517B, "smb", Place::Network),
+    (0x00C3_6400, "ceph", Place::Network),
+    (0x0BD0_0BD0, "lustre", Place::Network),
+    (0x4750_4653, "gpfs", Place::Network),
+    (0x1983_0326, "beegfs", Place::Network),
+    (0x0102_1997, "9p", Place::Network),
+    (0x5346_414F, "afs", Place::Network),
+    (0x7375_7245, "coda", Place::Network),
+    (0x2003_0528, "orangefs", Place::Network),
+];
+
+const OVERLAY: u64 = 0x794C_7630;
+
+impl FileSystem {
+    /// The one that holds an open file.
+    pub fn holding(file: &File) -> io::Result<Self> {
+        Ok(Self::from_raw(rustix::fs::fstatfs(file.as_fd())?.f_type))
+    }
+
+    /// The word is 32 or 64 bits wide, signed or not, by architecture; the number itself has 32
+    /// bits.
+    pub fn from_raw(raw: impl Into<i128>) -> Self {
+        let bits = raw.into() & i128::from(u32::MAX);
+        Self { magic: u64::try_from(bits).expect("32 bits fit in 64") }
+    }
+
+    /// The number `statfs` gives.
+    #[must_use]
+    pub fn magic(self) -> u64 {
+        self.magic
+    }
+
+    /// Its name, or `None` for one that is not in the table.
+    #[must_use]
+    pub fn name(self) -> Option<&'static str> {
+        self.entry().map(|(_, name, _)| *name)
+    }
+
+    /// True if its bytes are known to come over a network. FUSE may do anything and is not counted
+    /// here.
+    #[must_use]
+    pub fn is_network(self) -> bool {
+        self.is_at(Place::Network)
+    }
+
+    /// True if its files are made of memory and of nothing else.
+    #[must_use]
+    pub fn is_memory(self) -> bool {
+        self.is_at(Place::Memory)
+    }
+
+    /// True if a program gets the bytes: FUSE, and the shared folders of virtual machines.
+    #[must_use]
+    pub fn is_program(self) -> bool {
+        self.is_at(Place::Program)
+    }
+
+    pub fn is_overlay(self) -> bool {
+        self.magic == OVERLAY
+    }
+
+    fn is_at(self, place: Place) -> bool {
+        self.entry().is_some_and(|(_, _, found)| *found == place)
+    }
+
+    fn entry(self) -> Option<&'static (u64, &'static str, Place)> {
+        FILE_SYSTEMS.iter().find(|(magic, ..)| *magic == self.magic)
+    }
+}
+
+/// Its name, or its number as `0x…`.
+impl fmt::Display for FileSystem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.pad(name),
+            None => f.pad(&format!("{:#x}", self.magic)),
+        }
+    }
+}
+
+/// As its name, or its number as `0x…`.
+impl Serialize for FileSystem {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_systems_have_names() {
+        let proc = FileSystem::holding(&File::open("/proc/self/stat").unwrap()).unwrap();
+        assert_eq!(proc.to_string(), "proc");
+        let unknown = FileSystem::from_raw(0x1234_5678_i64);
+        assert_eq!((unknown.name(), unknown.to_string()), (None, "0x12345678".to_owned()));
+        assert!(!unknown.is_network() && !unknown.is_memory() && !unknown.is_program());
+        let btrfs = FileSystem::from_raw(-1_859_950_530_i64);
+        assert_eq!(btrfs.name(), Some("btrfs"), "sign-extended on 32 bits");
+    }
+
+    #[test]
+    fn each_is_at_one_place() {
+        let named = |wanted: &str| {
+            let (magic, ..) = FILE_SYSTEMS.iter().find(|(_, name, _)| *name == wanted).unwrap();
+            FileSystem::from_raw(i128::from(*magic))
+        };
+        for (name, network, memory, program) in [
+            ("ext4", false, false, false),
+            ("overlayfs", false, false, false),
+            ("tmpfs", false, true, false),
+            ("hugetlbfs", false, true, false),
+            ("nfs", true, false, false),
+            ("lustre", true, false, false),
+            ("fuse", false, false, true),
+        ] {
+            let kind = named(name);
+            assert_eq!(
+                (kind.is_network(), kind.is_memory(), kind.is_program()),
+                (network, memory, program),
+                "{name}"
+            );
+        }
+        assert!(named("overlayfs").is_overlay() && !named("ext4").is_overlay());
+    }
+}

@@ -1,0 +1,20 @@
+//! Sizes, byte ranges, and what the operating system says of files.
+//!
+//! The loader and the probe both stand on this crate, so that neither depends on the other.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`units`] | byte ranges, alignment, sizes for people |
+//! | [`file_system`] | which kind of file system holds a file |
+//! | [`page_cache`] | which pages of a file are cached |
+//! | [`folder`] | the names in a folder |
+//! | [`small_file`] | a small file that a user named, whole |
+
+pub mod file_system;
+pub mod folder;
+pub mod page_cache;
+pub mod small_file;
+pub mod units;
+
+pub use self::file_system::FileSystem;
+pub use self::units::HumanBytes;
