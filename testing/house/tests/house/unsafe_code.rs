@@ -2,39 +2,25 @@
 //! files says why.
 //!
 //! That each block has a proof beside it is a lint (`clippy::undocumented_unsafe_blocks`). After a
-//! change on purpose: `UPDATE_UNSAFE=1 cargo test --test unsafe_code`, and review what it changed.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+//! change on purpose: `UPDATE_UNSAFE=1 cargo test -p house unsafe_code`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use house::{repository, tree};
 use proc_macro2::{TokenStream, TokenTree};
 
 const HEAD: &str = "# Unsafe code\n\n\
-    Every file that has any, with the number of `unsafe` in it (blocks, functions, implementations, attributes) and why it is there. Everywhere else it is an error\n\
-    (`unsafe_code = \"deny\"`), and a block without a proof beside it does not pass the lints of `scripts/check`. The list is made and compared by\n\
-    `cargo test --test unsafe_code`.\n\n\
+    Every file that has any, with the number of `unsafe` in it (blocks, functions, implementations,\n\
+    attributes) and why it is there. Everywhere else it is an error (`unsafe_code = \"deny\"`), and a\n\
+    block without a proof beside it does not pass the lints of `scripts/check`. The list is made and\n\
+    compared by `cargo test -p house`.\n\n\
     | file | `unsafe` | why |\n|---|---:|---|\n";
 
 /// Where there is code.
-const FOLDERS: [&str; 6] = ["benches", "crates", "examples", "fuzz", "src", "tests"];
-
-/// All files of a folder, but what was built there.
-fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.ends_with("target") {
-            continue;
-        }
-        if path.is_dir() {
-            rust_files(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-}
+const FOLDERS: [&str; 8] = ["benches", "bindings", "crates", "examples", "fuzz", "src", "testing", "tests"];
 
 /// How often the keyword stands there, types of functions aside. Comments and texts are no words.
 fn count(tokens: TokenStream) -> u64 {
@@ -68,16 +54,14 @@ fn reason_in(text: &str) -> Option<String> {
 
 #[test]
 fn unsafe_code_is_where_the_list_says() {
-    let mut files = Vec::new();
-    FOLDERS.iter().for_each(|folder| rust_files(Path::new(folder), &mut files));
     let mut rows = BTreeMap::new();
     let mut total = 0;
-    for path in files {
+    for path in FOLDERS.iter().flat_map(|folder| tree::files(&repository().join(folder), ".rs")) {
         let text = fs::read_to_string(&path).unwrap();
         let found = count(text.parse().unwrap_or_else(|error| panic!("{}: {error}", path.display())));
         if found > 0 {
-            let why = reason(&path);
-            rows.insert(path.to_str().unwrap().replace('\\', "/"), (found, why.unwrap_or_default()));
+            let shown = path.strip_prefix(repository()).unwrap().to_str().unwrap().to_owned();
+            rows.insert(shown, (found, reason(&path).unwrap_or_default()));
             total += found;
         }
     }
@@ -89,10 +73,5 @@ fn unsafe_code_is_where_the_list_says() {
         let _ = writeln!(list, "| `{path}` | {found} | {why} |");
     }
     let _ = writeln!(list, "| **{} files** | **{total}** | |", rows.len());
-    let path = Path::new("docs/unsafe.md");
-    if std::env::var_os("UPDATE_UNSAFE").is_some() {
-        fs::write(path, &list).unwrap();
-    }
-    let known = fs::read_to_string(path).unwrap_or_default();
-    assert!(known == list, "run this test with UPDATE_UNSAFE=1, review and commit {}", path.display());
+    super::compare(&repository().join("docs/unsafe.md"), &list, "UPDATE_UNSAFE");
 }
