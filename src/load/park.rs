@@ -261,10 +261,10 @@ impl fmt::Debug for ParkedLayer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::{ByteRange, MIB};
     use onelayer_system::file_system::FileSystem;
     use onelayer_system::page_cache;
     use onelayer_testing::skipped;
-    use crate::units::{ByteRange, MIB};
 
     /// What the system has read ahead of a piece stays for the next one; in the end nothing is
     /// cached.
@@ -272,7 +272,7 @@ mod tests {
     fn what_was_read_leaves_the_cache_and_what_is_read_ahead_stays() {
         let folder = tempfile::tempdir().unwrap();
         let file = nameless_file(folder.path()).unwrap();
-        if FileSystem::of_file(&file).unwrap().name() == Some("tmpfs") {
+        if FileSystem::holding(&file).unwrap().name() == Some("tmpfs") {
             skipped("temporary files live in memory here");
             return;
         }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use onelayer::live::{self, MemoryUse};
 use onelayer::load::{LoadedLayer, Loader};
-use onelayer::probe::{Sampler, SamplerOptions};
 use onelayer::{LoadError, Receipt, Target};
+use onelayer_probe::{Sampler, SamplerOptions};
 use serde::{Deserialize, Serialize};
 
 use super::child::tell;
@@ -279,7 +279,7 @@ impl<'a> Cycles<'a> {
     }
 }
 
-fn cannot_measure(error: onelayer::probe::ProbeError) -> Vec<Problem> {
+fn cannot_measure(error: onelayer_probe::ProbeError) -> Vec<Problem> {
     vec![Problem::new(Code::CannotMeasure, format!("cannot measure: {error}"))]
 }
 
