@@ -114,12 +114,12 @@ pub enum CheckpointError {
     },
 
     /// The text of a header or an index is not what its format asks for.
-    #[error("{}: in {place}, at byte {offset}: expected {expected}, found {found}", path.display())]
+    #[error("{}: in {section}, at byte {offset}: expected {expected}, found {found}", path.display())]
     Syntax {
         /// The file.
         path: PathBuf,
         /// The part of the text: `the header`, ``tensor `x` ``, ...
-        place: Place,
+        section: JsonSection,
         /// Where, counted from the start of the file.
         offset: u64,
         /// What may stand there.
@@ -129,12 +129,12 @@ pub enum CheckpointError {
     },
 
     /// A key stands twice in one object.
-    #[error("{}: in {place}: expected each key once, found {} twice", path.display(), Quoted(key))]
+    #[error("{}: in {section}: expected each key once, found {} twice", path.display(), Quoted(key))]
     DuplicateKey {
         /// The file.
         path: PathBuf,
         /// The object.
-        place: Place,
+        section: JsonSection,
         /// The key, escapes resolved.
         key: String,
     },
@@ -508,8 +508,8 @@ impl CheckpointError {
             | Self::UnindexedTensor { tensor, .. }
             | Self::WrongShard { tensor, .. }
             | Self::DuplicateTensor { tensor, .. }
-            | Self::Syntax { place: Place::Tensor(tensor), .. }
-            | Self::DuplicateKey { place: Place::Tensor(tensor), .. } => Some(tensor),
+            | Self::Syntax { section: JsonSection::Tensor(tensor), .. }
+            | Self::DuplicateKey { section: JsonSection::Tensor(tensor), .. } => Some(tensor),
             Self::Several { problems } => problems.first().and_then(Self::tensor),
             _ => None,
         }
@@ -528,7 +528,7 @@ impl CheckpointError {
 /// The part of a text that an error is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Place {
+pub enum JsonSection {
     /// The header of a file, outside any tensor.
     Header,
     /// The description of one tensor.
@@ -543,7 +543,7 @@ pub enum Place {
     Pipeline,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for JsonSection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Header => f.write_str("the header"),

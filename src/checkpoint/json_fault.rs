@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use super::error::{CheckpointError, Place};
+use super::error::{CheckpointError, JsonSection};
 use super::error_text::kept;
 
 /// What is wrong with a text.
@@ -26,14 +26,14 @@ pub(super) enum JsonFault {
 
 impl JsonFault {
     /// The error for that file and that part of its text.
-    pub(super) fn at(self, path: &Path, place: Place) -> CheckpointError {
+    pub(super) fn at(self, path: &Path, section: JsonSection) -> CheckpointError {
         let path = path.to_owned();
         match self {
             Self::Io(source) => CheckpointError::Io { path, operation: "read", source },
             Self::Syntax { offset, expected, found } => {
-                CheckpointError::Syntax { path, place, offset, expected, found }
+                CheckpointError::Syntax { path, section, offset, expected, found }
             }
-            Self::Duplicate(key) => CheckpointError::DuplicateKey { path, place, key: kept(&key) },
+            Self::Duplicate(key) => CheckpointError::DuplicateKey { path, section, key: kept(&key) },
         }
     }
 }

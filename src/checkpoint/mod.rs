@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub use self::dtype::{DType, UnknownDType};
-pub use self::error::{CheckpointError, Place};
+pub use self::error::{CheckpointError, JsonSection};
 pub use self::hub::{CacheVariables, HubCache};
 pub use self::identity::{FileIdentity, FileKind};
 #[allow(unused_imports, reason = "the readers of the source stage reopen files with these")]

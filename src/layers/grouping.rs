@@ -219,7 +219,7 @@ impl<'a> Drafts<'a> {
                     Draft::Member { .. } | Draft::Rest { .. } => None,
                 });
                 let id = taken.expect("only a group of the override can collide");
-                return Err(LayersError::MapIdTaken { place: id.place, name: id.name.clone() });
+                return Err(LayersError::MapIdTaken { position: id.position, name: id.name.clone() });
             }
             seen.insert(draft, id);
         }

@@ -11,9 +11,10 @@
 pub use self::error::LayersError;
 pub use self::id::LayerId;
 pub use self::layer::{Layer, LayerKind, Layers, NamedShape, SubUnit};
-pub use self::map::{LayerMap, Place};
+pub use self::map::LayerMap;
 pub use self::rule::{Confidence, Rule};
 pub use self::shared::{Prefix, TensorIds};
+pub use onelayer_system::TextPosition;
 
 mod companions;
 mod error;

@@ -58,7 +58,7 @@ impl Claims {
         }
         let mut unused: Vec<_> =
             prefixes.values().filter(|(_, _, used)| !used).map(|&(_, entry, _)| entry).collect();
-        unused.sort_by_key(|entry| (entry.place.line, entry.place.column));
+        unused.sort_by_key(|entry| (entry.position.line, entry.position.column));
         match unused.first() {
             None => Ok(Self { groups }),
             Some(entry) => {
@@ -78,11 +78,11 @@ impl Claims {
 
 fn conflict(second: (&Group, &Entry), first: (&Group, &Entry)) -> LayersError {
     LayersError::MapConflict {
-        place: second.1.place,
+        position: second.1.position,
         key: format!("groups.{}", second.0.id.name),
         name: second.1.name.clone(),
         other_key: format!("groups.{}", first.0.id.name),
-        other_place: first.1.place,
+        other_position: first.1.position,
     }
 }
 
@@ -133,11 +133,11 @@ pub(super) fn given_lists(lists: &Lists<'_>, map: &LayerMap) -> Result<HashMap<u
 
 fn contradiction(key: &str, entry: &Entry, other_key: &str, first: &Entry) -> LayersError {
     LayersError::MapConflict {
-        place: entry.place,
+        position: entry.position,
         key: key.to_owned(),
         name: entry.name.clone(),
         other_key: other_key.to_owned(),
-        other_place: first.place,
+        other_position: first.position,
     }
 }
 
@@ -225,7 +225,7 @@ fn unknown<'a>(
     known: impl Iterator<Item = &'a str>,
 ) -> LayersError {
     LayersError::MapUnknownName {
-        place: entry.place,
+        position: entry.position,
         key,
         name: entry.name.clone(),
         expected,

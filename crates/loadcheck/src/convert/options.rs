@@ -17,8 +17,8 @@ use crate::config::bad_pattern;
 use crate::problem::{Code, Problem};
 use crate::report::ConvertParams;
 use crate::sizes::{Size, SizeContext};
-use onelayer_system::small_file;
 use crate::worker;
+use onelayer_system::small_file;
 
 /// The command line, and what the files that it names say.
 #[derive(Debug)]
@@ -129,7 +129,7 @@ impl Options {
             conversion = conversion.jobs(jobs);
         }
         if let Some(dtype) = tensors.dtype {
-            conversion = conversion.dtype(crate::config::float_type(dtype));
+            conversion = conversion.dtype(dtype);
         }
         if let Some(form) = tensors.quantise {
             conversion = conversion.quantise(form.0);
