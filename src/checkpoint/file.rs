@@ -9,8 +9,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::error::{CheckpointError, JsonSection};
-use super::error_text::kept;
+use super::error::{CheckpointError, JsonSection, kept};
 use super::header::HeaderParser;
 use super::identity::{FileIdentity, OpenFault, open_regular};
 use super::json::JsonReader;

@@ -27,10 +27,9 @@
 use std::io::Read;
 use std::path::Path;
 
-use super::error::{CheckpointError, JsonSection};
-use super::error_text::{kept, shape_text};
+use super::error::{CheckpointError, JsonSection, kept, shape_text};
 use super::json::{Cursor, JsonFault, JsonReader};
-use super::keys::OpenKeys;
+use super::json::OpenKeys;
 use super::metadata::FileMetadata;
 use super::tensor::{Record, Span, TensorTable};
 use super::{DType, UnknownDType};

@@ -10,11 +10,10 @@
 
 use std::path::Path;
 
-use super::error::{CheckpointError, JsonSection};
-use super::error_text::kept;
+use super::error::{CheckpointError, JsonSection, kept};
 use super::file;
 use super::json::{JsonFault, JsonReader};
-use super::keys::OpenKeys;
+use super::json::OpenKeys;
 use super::options::OpenOptions;
 use super::path_rule;
 use super::tensor::Span;
@@ -103,10 +102,7 @@ impl WeightMap {
     fn finish(&mut self) -> Result<(), String> {
         let text = &self.text;
         let spelled = |span: Span| &text[span.range()];
-        let sorted = sort_by_text(&mut self.entries, |entry| spelled(entry.tensor).as_bytes());
-        let held_bytes = self.heap_bytes() + sorted.held_bytes;
-        self.read_peak_bytes = self.read_peak_bytes.max(held_bytes);
-        if let Some(entry) = sorted.duplicate {
+        if let Some(entry) = sort_by_text(&mut self.entries, |entry| spelled(entry.tensor).as_bytes()) {
             return Err(spelled(entry.tensor).to_owned());
         }
         let mut files: Vec<Span> = Vec::new();

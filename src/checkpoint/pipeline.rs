@@ -9,11 +9,10 @@
 
 use std::path::Path;
 
-use super::error::{CheckpointError, JsonSection};
-use super::error_text::kept;
+use super::error::{CheckpointError, JsonSection, kept};
 use super::file;
 use super::json::{JsonFault, JsonReader};
-use super::keys::OpenKeys;
+use super::json::OpenKeys;
 use super::options::OpenOptions;
 use super::path_rule;
 use crate::units::{ByteRange, to_u64};

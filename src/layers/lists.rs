@@ -11,7 +11,6 @@ use std::ops::Range;
 use super::index::TextIndex;
 use super::named::Names;
 use super::names;
-use crate::checkpoint::agreed_len;
 use crate::footprint::{Held, Meter};
 
 /// How many numbered components of one name are looked at, from the left: enough for the experts of
@@ -249,7 +248,7 @@ impl<'a> Builder<'a> {
     /// Notes the children that `name` is below. Neighbours in a file mostly share them, so those of
     /// the previous name are taken over as far as the names agree.
     fn add(&mut self, name: &'a str, tensor: u32) {
-        let agreed = agreed_len(name.as_bytes(), self.previous.as_bytes());
+        let agreed = names::agreed_len(name.as_bytes(), self.previous.as_bytes());
         let kept = self.open.iter().take_while(|level| level.end < agreed).count();
         // What is before it agrees, so whatever begins there is an element of the same list.
         let sibling = self.open.get(kept).filter(|level| level.start <= agreed).copied();

@@ -5,8 +5,6 @@
 
 use std::cmp::Ordering;
 
-use crate::checkpoint::agreed_len;
-
 /// Where the dotted part of a name starts: behind `component/` in a pipeline, else at 0.
 ///
 /// Only a first part without a dot is a component, so that a stray `/` inside a module name changes
@@ -117,6 +115,16 @@ fn digit_run(bytes: &[u8]) -> usize {
     bytes.iter().take_while(|byte| byte.is_ascii_digit()).count()
 }
 
+/// How many bytes two texts begin with alike.
+pub(super) fn agreed_len(left: &[u8], right: &[u8]) -> usize {
+    let (left_words, _) = left.as_chunks::<8>();
+    let (right_words, _) = right.as_chunks::<8>();
+    let words = left_words.iter().zip(right_words).take_while(|(left, right)| left == right).count();
+    let start = 8 * words;
+    let rest = left[start..].iter().zip(&right[start..]);
+    start + rest.take_while(|(left, right)| left == right).count()
+}
+
 /// How many bytes of `left` and `right` agree, cut back to whole components: the length of the
 /// deepest common container, or 0. Equal texts share all their bytes.
 pub(super) fn common_container(left: &str, right: &str) -> usize {
@@ -161,6 +169,16 @@ mod tests {
         assert_eq!(compare_indices(b"1", b"01"), Ordering::Less);
         assert_eq!(compare_indices(b"0", b"00"), Ordering::Less);
         assert_eq!(compare_indices(b"7", b"7"), Ordering::Equal);
+    }
+
+    #[test]
+    fn texts_agree_up_to_the_first_difference() {
+        let text = b"model.layers.10.mlp.experts";
+        for at in 0..=text.len() {
+            let other = |behind: &[u8]| [&text[..at], b"!", behind].concat();
+            assert_eq!(agreed_len(text, &text[..at]), at);
+            assert_eq!((agreed_len(&other(b""), text), agreed_len(&other(text), text)), (at, at));
+        }
     }
 
     #[test]

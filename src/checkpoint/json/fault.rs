@@ -3,12 +3,11 @@
 use std::io;
 use std::path::Path;
 
-use super::error::{CheckpointError, JsonSection};
-use super::error_text::kept;
+use super::super::error::{CheckpointError, JsonSection, kept};
 
 /// What is wrong with a text.
 #[derive(Debug)]
-pub(super) enum JsonFault {
+pub(in super::super) enum JsonFault {
     /// The system refused to read on.
     Io(io::Error),
     /// Something stands where it may not.
@@ -26,7 +25,7 @@ pub(super) enum JsonFault {
 
 impl JsonFault {
     /// The error for that file and that part of its text.
-    pub(super) fn at(self, path: &Path, section: JsonSection) -> CheckpointError {
+    pub(in super::super) fn at(self, path: &Path, section: JsonSection) -> CheckpointError {
         let path = path.to_owned();
         match self {
             Self::Io(source) => CheckpointError::Io { path, operation: "read", source },
@@ -39,7 +38,7 @@ impl JsonFault {
 }
 
 /// A byte in words.
-pub(super) fn describe(byte: Option<u8>) -> String {
+pub(in super::super) fn describe(byte: Option<u8>) -> String {
     match byte {
         None => "the end".to_owned(),
         Some(byte @ 0x21..=0x7e) => format!("`{}`", char::from(byte)),
