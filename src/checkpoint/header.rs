@@ -28,8 +28,8 @@ use std::io::Read;
 use std::path::Path;
 
 use super::error::{CheckpointError, JsonSection, kept, shape_text};
-use super::json::{Cursor, JsonFault, JsonReader};
 use super::json::OpenKeys;
+use super::json::{Cursor, JsonFault, JsonReader};
 use super::metadata::FileMetadata;
 use super::tensor::{Record, Span, TensorTable};
 use super::{DType, UnknownDType};

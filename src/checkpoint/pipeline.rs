@@ -11,8 +11,8 @@ use std::path::Path;
 
 use super::error::{CheckpointError, JsonSection, kept};
 use super::file;
-use super::json::{JsonFault, JsonReader};
 use super::json::OpenKeys;
+use super::json::{JsonFault, JsonReader};
 use super::options::OpenOptions;
 use super::path_rule;
 use crate::units::{ByteRange, to_u64};

@@ -8,8 +8,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use self::text::{Listed, Others, PartOf, Quoted};
 pub use self::text::JsonSection;
+use self::text::{Listed, Others, PartOf, Quoted};
 pub(super) use self::text::{kept, shape_text};
 use super::{FileIdentity, FileKind};
 use crate::units::HumanBytes;

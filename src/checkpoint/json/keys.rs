@@ -47,7 +47,7 @@ impl OpenKeys {
     }
 
     /// The innermost level; `None` if nothing is open.
-    pub(in super::super) fn innermost(&mut self) -> Option<Innermost<'_>> {
+    pub(super) fn innermost(&mut self) -> Option<Innermost<'_>> {
         let level = self.levels.last_mut()?;
         Some(Innermost { is_object: level.is_object, first: &mut level.first, text: &mut self.text })
     }
