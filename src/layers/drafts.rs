@@ -138,7 +138,11 @@ impl<'a> Inputs<'a> {
 }
 
 impl<'a> Drafts<'a> {
-    pub(super) fn assign(inputs: Inputs<'a>, claims: &Claims, meter: &mut PeakMeter) -> Result<Self, LayersError> {
+    pub(super) fn assign(
+        inputs: Inputs<'a>,
+        claims: &Claims,
+        meter: &mut PeakMeter,
+    ) -> Result<Self, LayersError> {
         let mut assignment = Assignment::new(inputs);
         let mut of_tensor = vec![NONE; inputs.names.count()];
         for tensor in inputs.names.tensors().filter(|&tensor| inputs.companions.weight(tensor).is_none()) {

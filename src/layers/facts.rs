@@ -140,7 +140,13 @@ pub(super) struct Measure<'a> {
 }
 
 impl<'a> Measure<'a> {
-    pub(super) fn of(lists: &Lists<'a>, list: u32, rule: &Rule, inner: &[Facts], meter: &mut PeakMeter) -> Facts {
+    pub(super) fn of(
+        lists: &Lists<'a>,
+        list: u32,
+        rule: &Rule,
+        inner: &[Facts],
+        meter: &mut PeakMeter,
+    ) -> Facts {
         let children = lists.children(list);
         if children.iter().all(|&child| lists.tensors(child).len() < 2) {
             // One tensor is one module at most, so the list is shallow, and nothing else matters.

@@ -27,12 +27,7 @@ const NONE: u32 = u32::MAX;
 const TENSORS_MAX: u64 = 1 << 28;
 
 /// Groups `names`.
-fn group(
-    names: Names<'_>,
-    map: &LayerMap,
-    rule: &Rule,
-    sub_units: SubUnits,
-) -> Result<Layers, LayersError> {
+fn group(names: Names<'_>, map: &LayerMap, rule: &Rule, sub_units: SubUnits) -> Result<Layers, LayersError> {
     let found = to_u64(names.count());
     if found > TENSORS_MAX {
         return Err(LayersError::TooManyTensors { found, limit: TENSORS_MAX });

@@ -38,7 +38,11 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    pub(super) fn of<'s>(widths: &[u64], dimension_max: u64, shapes: impl Iterator<Item = Option<&'s [u64]>>) -> Self {
+    pub(super) fn of<'s>(
+        widths: &[u64],
+        dimension_max: u64,
+        shapes: impl Iterator<Item = Option<&'s [u64]>>,
+    ) -> Self {
         let mut flow = Self { only_vectors: true, ..Self::default() };
         let mut outputs = Vec::new();
         let mut biases = Vec::new();
