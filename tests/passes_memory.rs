@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use common::{TestTensor, write_sharded};
 use onelayer::probe::Procfs;
+use onelayer::plan::TermKind;
 use onelayer::{Checkpoint, IoMode, Keep, LoadedTensor, Loader, Passes, Target, Window};
 
 const KIB: u64 = 1 << 10;
@@ -110,8 +111,7 @@ fn measured_child() {
     let loader = builder.prefetch(8).keep(Keep::OutsideStacks).passes(passes).build().unwrap();
     let mut stream = loader.stream(&checkpoint).unwrap();
     let resident_bytes = stream.plan().memory().resident_bytes();
-    let windows = stream.plan().memory().terms().iter().filter(|term| term.name == "mapped windows");
-    let mapped_bytes: u64 = windows.map(|term| term.bytes).sum();
+    let mapped_bytes = stream.plan().memory().bytes_of(TermKind::MappedWindows);
     let layers = stream.plan().layers().len() as u64;
     // A thread that tensors are sent to: now this one is the last to let go of a layer, now that. The
     // channel is never full.

@@ -24,7 +24,6 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::budget::MemoryBudget;
 use crate::checkpoint::Checkpoint;
 #[cfg(feature = "cuda")]
 use crate::device::DeviceError;
@@ -271,12 +270,8 @@ impl Launch<'_> {
             attendants.allocate_ahead(first, place);
         }
         let memory = plan.memory();
-        let budget = MemoryBudget::new(memory.budget_bytes());
-        let mut reservations = Vec::with_capacity(memory.terms().len());
-        for term in memory.terms() {
-            reservations.push(budget.reserve(term.name, term.bytes)?);
-        }
-        let ring = Ring::new(memory.ring(), reservations.remove(0), pinner)?;
+        let reservations = memory.reserve()?;
+        let ring = Ring::new(memory.ring(), reservations.ring, pinner)?;
         let source = Arc::from(source::open_planned(&plan, checkpoint)?);
         let setup = setup::Setup {
             checkpoint: checkpoint.clone(),
@@ -292,7 +287,7 @@ impl Launch<'_> {
             witness: self.witness,
             hooks: self.hooks,
             started: self.started,
-            reservations,
+            reservations: reservations.others,
         };
         stream::start(setup, attendants, self.stall_timeout)
     }

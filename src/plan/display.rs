@@ -8,7 +8,9 @@
 
 use std::fmt;
 
-use super::{Cast, IoGroup, LoadPlan, Placement, PlannedLayer, QuantisedPart, ReadOrder, ResidentKind};
+use super::{
+    Cast, IoGroup, LoadPlan, Placement, PlannedLayer, QuantisedPart, ReadOrder, ResidentKind, TermKind,
+};
 use crate::units::HumanBytes;
 
 impl fmt::Display for LoadPlan {
@@ -72,9 +74,9 @@ impl fmt::Display for LoadPlan {
             HumanBytes(memory.smallest_budget_bytes())
         )?;
         for term in memory.terms() {
-            write!(f, "  {:<20} {:>9}", term.name, HumanBytes(term.bytes))?;
-            match term.name {
-                "ring" => writeln!(f, "  {} slots of {}", ring.slots, HumanBytes(ring.slot_bytes))?,
+            write!(f, "  {:<20} {:>9}", term.kind, HumanBytes(term.bytes))?;
+            match term.kind {
+                TermKind::Ring => writeln!(f, "  {} slots of {}", ring.slots, HumanBytes(ring.slot_bytes))?,
                 _ => writeln!(f)?,
             }
         }
@@ -86,7 +88,7 @@ impl fmt::Display for LoadPlan {
         writeln!(f, "resident {} at most, {place}", HumanBytes(memory.resident_bytes()))?;
         if !self.passes.is_one() {
             for term in memory.resident_terms() {
-                writeln!(f, "  {:<20} {:>9}", term.name, HumanBytes(term.bytes))?;
+                writeln!(f, "  {:<20} {:>9}", term.kind, HumanBytes(term.bytes))?;
             }
             writeln!(f, "passes   {}", self.passes)?;
         }

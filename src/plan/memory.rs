@@ -1,5 +1,8 @@
 //! The peak, term by term: what the load will hold, and how the ring is cut so that it fits.
 
+use std::fmt;
+
+use crate::budget::{BudgetError, MemoryBudget, Reservation};
 use crate::checkpoint::Checkpoint;
 use crate::layers::Layers;
 use crate::units::{Alignment, HumanBytes, MIB, to_u64};
@@ -49,14 +52,91 @@ const FILE_STATE_BYTES: u64 = 1024;
 /// A hash that is kept for a tensor.
 const HASH_BYTES: u64 = 32;
 
-/// One named part of the peak.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The parts that a peak is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TermKind {
+    /// The staging ring.
+    Ring,
+    /// Windows of a mapping, one per reader.
+    MappedWindows,
+    /// Scales of quantised rows, until they are copied behind the values.
+    Scales,
+    /// The description of the checkpoint.
+    Metadata,
+    /// The peak of grouping tensors into layers.
+    Grouping,
+    /// The plan.
+    Plan,
+    /// Entries of layers and files while the load runs.
+    LoaderState,
+    /// Hashes of tensors.
+    Hashes,
+    /// Buffers of files that are written.
+    WriteBuffers,
+    /// Lists of the files of a conversion.
+    Files,
+    /// Hashes that a verification compares with.
+    HashesToCompare,
+    /// The description of the second checkpoint of a comparison.
+    OtherMetadata,
+    /// Resident layers in the window.
+    Window,
+    /// Resident layers that stay through all passes.
+    KeptLayers,
+}
+
+impl TermKind {
+    /// Its name in printed plans and in reports, such as `mapped windows`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::MappedWindows => "mapped windows",
+            Self::Scales => "scales in the making",
+            Self::Metadata => "checkpoint metadata",
+            Self::Grouping => "layer grouping",
+            Self::Plan => "plan",
+            Self::LoaderState => "loader state",
+            Self::Hashes => "hashes",
+            Self::WriteBuffers => "write buffers",
+            Self::Files => "files",
+            Self::HashesToCompare => "hashes to compare",
+            Self::OtherMetadata => "metadata of the other checkpoint",
+            Self::Window => "window",
+            Self::KeptLayers => "kept layers",
+        }
+    }
+}
+
+impl fmt::Display for TermKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// One part of the peak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryTerm {
-    /// What it is.
-    pub name: &'static str,
+    /// Which part.
+    pub kind: TermKind,
     /// Its size in bytes.
     pub bytes: u64,
+}
+
+impl MemoryTerm {
+    pub(crate) const fn new(kind: TermKind, bytes: u64) -> Self {
+        Self { kind, bytes }
+    }
+}
+
+/// The terms of a plan, reserved from its budget.
+pub(crate) struct Reservations {
+    /// For the staging ring.
+    pub(crate) ring: Reservation,
+    /// For everything else.
+    pub(crate) others: Vec<Reservation>,
 }
 
 /// How the ring is cut.
@@ -104,6 +184,26 @@ impl MemoryTerms {
     #[must_use]
     pub fn terms(&self) -> &[MemoryTerm] {
         &self.terms
+    }
+
+    /// Bytes of one kind in [`Self::terms`] and [`Self::resident_terms`]; 0 if it has no part.
+    #[must_use]
+    pub fn bytes_of(&self, kind: TermKind) -> u64 {
+        let all = self.terms.iter().chain(&self.resident.terms);
+        all.filter(|term| term.kind == kind).map(|term| term.bytes).sum()
+    }
+
+    /// Reserves every term from a budget as large as the plan's.
+    ///
+    /// # Errors
+    /// [`BudgetError`] if they do not fit, which a plan has ruled out.
+    pub(crate) fn reserve(&self) -> Result<Reservations, BudgetError> {
+        let budget = MemoryBudget::new(self.budget_bytes);
+        let ring = budget.reserve(TermKind::Ring.name(), self.ring.bytes())?;
+        let others = self.terms.iter().filter(|term| term.kind != TermKind::Ring);
+        let others =
+            others.map(|term| budget.reserve(term.kind.name(), term.bytes)).collect::<Result<_, _>>()?;
+        Ok(Reservations { ring, others })
     }
 
     /// Sum of [`Self::terms`]; never above the budget.
@@ -184,18 +284,18 @@ impl MemoryTerms {
         let resident = ResidentMemory::of(layout, limits)?;
         let metadata_bytes = checkpoint.metadata_bytes();
         let mut fixed = vec![
-            MemoryTerm { name: "checkpoint metadata", bytes: metadata_bytes },
+            MemoryTerm::new(TermKind::Metadata, metadata_bytes),
             // At its highest, not what is kept: the rest goes back to the allocator, which may not give it
             // back to the system.
-            MemoryTerm { name: "layer grouping", bytes: grouping_bytes },
-            MemoryTerm { name: "plan", bytes: plan_bytes(layout, run_bytes) },
-            MemoryTerm { name: "loader state", bytes: state_bytes(checkpoint, layout, limits) },
+            MemoryTerm::new(TermKind::Grouping, grouping_bytes),
+            MemoryTerm::new(TermKind::Plan, plan_bytes(layout, run_bytes)),
+            MemoryTerm::new(TermKind::LoaderState, state_bytes(checkpoint, layout, limits)),
         ];
         if limits.hash {
             let bytes = to_u64(layout.placements.len()).saturating_mul(HASH_BYTES);
-            fixed.push(MemoryTerm { name: "hashes", bytes });
+            fixed.push(MemoryTerm::new(TermKind::Hashes, bytes));
         }
-        fixed.extend(limits.beside.iter().cloned());
+        fixed.extend(limits.beside.iter().copied());
         let fixed_bytes = fixed.iter().fold(0_u64, |sum, term| sum.saturating_add(term.bytes));
         let row_blocks = row_blocks(&layout.placements, limits.alignment);
         let scratch = if row_blocks > 0 { Scratch::OfScales } else { Scratch::None };
@@ -227,12 +327,12 @@ impl MemoryTerms {
         let ring = largest_ring(limits, slot_bytes_min, |ring| needs(ring).total_bytes <= budget_bytes)
             .unwrap_or(smallest);
         let needs = needs(ring);
-        let mut terms = vec![MemoryTerm { name: "ring", bytes: ring.bytes() }];
+        let mut terms = vec![MemoryTerm::new(TermKind::Ring, ring.bytes())];
         if needs.window_bytes > 0 {
-            terms.push(MemoryTerm { name: "mapped windows", bytes: needs.window_bytes });
+            terms.push(MemoryTerm::new(TermKind::MappedWindows, needs.window_bytes));
         }
         if needs.scratch_bytes > 0 {
-            terms.push(MemoryTerm { name: "scales in the making", bytes: needs.scratch_bytes });
+            terms.push(MemoryTerm::new(TermKind::Scales, needs.scratch_bytes));
         }
         terms.extend(fixed);
         Ok(Self {
@@ -271,8 +371,8 @@ impl Needs {
     fn describe(&self, ring: RingShape) -> String {
         let mut text = format!("{} slots of {}", ring.slots, HumanBytes(ring.slot_bytes));
         let others = [
-            ("mapped windows", self.window_bytes),
-            ("scales in the making", self.scratch_bytes),
+            (TermKind::MappedWindows.name(), self.window_bytes),
+            (TermKind::Scales.name(), self.scratch_bytes),
             ("metadata and plan", self.fixed_bytes),
         ];
         for (name, bytes) in others {

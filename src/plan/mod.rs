@@ -38,7 +38,7 @@ pub use self::limits::{Landing, PlanLimits, ResidentKind, Window};
 #[cfg(test)]
 pub(crate) use self::memory::LAYER_STATE_BYTES;
 pub(crate) use self::memory::grouping_peak_bytes;
-pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerm, MemoryTerms, RingShape};
+pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerm, MemoryTerms, RingShape, TermKind};
 pub use self::order::ReadOrder;
 pub(crate) use self::order::{IssuePlace, Turn};
 use self::parts::Parts;

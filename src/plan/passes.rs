@@ -13,7 +13,7 @@
 //! there are always as many; where it is a number of bytes, a place is as long as its layer.
 
 use super::layout::Layout;
-use super::{MemoryTerm, PlanError, PlanLimits, PlannedLayer, ResidentKind, Window};
+use super::{MemoryTerm, PlanError, PlanLimits, PlannedLayer, ResidentKind, TermKind, Window};
 use crate::units::{Alignment, HumanBytes};
 
 /// How often a stream goes through all its layers.
@@ -81,7 +81,7 @@ impl ResidentMemory {
         };
         match limits.device_budget_bytes {
             Some(budget_bytes) if this.bytes > budget_bytes => Err(PlanError::DeviceBudgetTooSmall {
-                what: this.terms.iter().map(|term| term.name).collect::<Vec<_>>().join(" and "),
+                what: this.terms.iter().map(|term| term.kind.name()).collect::<Vec<_>>().join(" and "),
                 needed_bytes: this.bytes,
                 budget_bytes,
             }),
@@ -99,7 +99,7 @@ impl ResidentMemory {
             }
             Window::All | Window::Layers(_) => largest_window(layers, limits)?,
         };
-        Ok(Self { bytes, terms: vec![MemoryTerm { name: "window", bytes }], window: None })
+        Ok(Self { bytes, terms: vec![MemoryTerm::new(TermKind::Window, bytes)], window: None })
     }
 
     fn of_passes(layout: &Layout, limits: &PlanLimits) -> Result<Self, PlanError> {
@@ -121,9 +121,9 @@ impl ResidentMemory {
             }
         };
         let bytes = window.bytes.checked_add(kept_bytes).ok_or_else(|| overflow(longest))?;
-        let mut terms = vec![MemoryTerm { name: "window", bytes: window.bytes }];
+        let mut terms = vec![MemoryTerm::new(TermKind::Window, window.bytes)];
         if kept_bytes > 0 {
-            terms.push(MemoryTerm { name: "kept layers", bytes: kept_bytes });
+            terms.push(MemoryTerm::new(TermKind::KeptLayers, kept_bytes));
         }
         Ok(Self { bytes, terms, window: Some(window) })
     }
