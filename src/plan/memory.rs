@@ -1,19 +1,18 @@
 //! The peak, term by term: what the load will hold, and how the ring is cut so that it fits.
 
-use std::fmt;
-
 use crate::budget::{BudgetError, MemoryBudget, Reservation};
 use crate::checkpoint::Checkpoint;
 use crate::layers::Layers;
 use crate::units::{Alignment, HumanBytes, MIB, to_u64};
 
-use super::decision::is_mostly_direct;
+use super::io::{is_mostly_direct, window_bytes};
 use super::layout::Layout;
-use super::passes::{ResidentMemory, WindowShape};
-use super::quantise::{SCALE_SHARE, longest_row};
-use super::reads::row_blocks;
-use super::request;
-use super::{IoMode, MoveOp, Placement, PlanError, PlanLimits, PlannedLayer, ResidentKind};
+use super::quantise::SCALE_SHARE;
+use super::reads::{longest_row, row_blocks};
+use super::resident::{ResidentMemory, WindowShape};
+use super::{
+    IoMode, MemoryTerm, MoveOp, Placement, PlanError, PlanLimits, PlannedLayer, ResidentKind, TermKind,
+};
 
 /// Fewer slots than this leave a reader or a copy without one.
 const SLOTS_MIN: u32 = 4;
@@ -51,85 +50,6 @@ pub(crate) const LAYER_STATE_BYTES: u64 = 640;
 const FILE_STATE_BYTES: u64 = 1024;
 /// A hash that is kept for a tensor.
 const HASH_BYTES: u64 = 32;
-
-/// The parts that a peak is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum TermKind {
-    /// The staging ring.
-    Ring,
-    /// Windows of a mapping, one per reader.
-    MappedWindows,
-    /// Scales of quantised rows, until they are copied behind the values.
-    Scales,
-    /// The description of the checkpoint.
-    Metadata,
-    /// The peak of grouping tensors into layers.
-    Grouping,
-    /// The plan.
-    Plan,
-    /// Entries of layers and files while the load runs.
-    LoaderState,
-    /// Hashes of tensors.
-    Hashes,
-    /// Buffers of files that are written.
-    WriteBuffers,
-    /// Lists of the files of a conversion.
-    Files,
-    /// Hashes that a verification compares with.
-    HashesToCompare,
-    /// The description of the second checkpoint of a comparison.
-    OtherMetadata,
-    /// Resident layers in the window.
-    Window,
-    /// Resident layers that stay through all passes.
-    KeptLayers,
-}
-
-impl TermKind {
-    /// Its name in printed plans and in reports, such as `mapped windows`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ring => "ring",
-            Self::MappedWindows => "mapped windows",
-            Self::Scales => "scales in the making",
-            Self::Metadata => "checkpoint metadata",
-            Self::Grouping => "layer grouping",
-            Self::Plan => "plan",
-            Self::LoaderState => "loader state",
-            Self::Hashes => "hashes",
-            Self::WriteBuffers => "write buffers",
-            Self::Files => "files",
-            Self::HashesToCompare => "hashes to compare",
-            Self::OtherMetadata => "metadata of the other checkpoint",
-            Self::Window => "window",
-            Self::KeptLayers => "kept layers",
-        }
-    }
-}
-
-impl fmt::Display for TermKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// One part of the peak.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct MemoryTerm {
-    /// Which part.
-    pub kind: TermKind,
-    /// Its size in bytes.
-    pub bytes: u64,
-}
-
-impl MemoryTerm {
-    pub(crate) const fn new(kind: TermKind, bytes: u64) -> Self {
-        Self { kind, bytes }
-    }
-}
 
 /// The terms of a plan, reserved from its budget.
 pub(crate) struct Reservations {
@@ -357,7 +277,7 @@ struct Needs {
 
 impl Needs {
     fn of(ring: RingShape, io: IoMode, scratch: Scratch, fixed_bytes: u64) -> Self {
-        let window_bytes = request::window_bytes(io, u64::from(ring.readers), ring.slot_bytes);
+        let window_bytes = window_bytes(io, u64::from(ring.readers), ring.slot_bytes);
         let scratch_bytes = scratch.bytes(ring);
         let parts = [ring.bytes(), window_bytes, scratch_bytes, fixed_bytes];
         Self {

@@ -20,241 +20,58 @@
 
 use std::ops::Range;
 
-use crate::checkpoint::{Checkpoint, DType, TensorId};
-use crate::layers::{LayerId, Layers};
+use crate::checkpoint::{Checkpoint, TensorEntry, TensorId};
+use crate::layers::Layers;
 use crate::ranks::{Cut, Rank, RankPart, SplitRules, Splitter};
-use crate::units::{ByteRange, to_u64, to_usize};
+use crate::units::{to_u64, to_usize};
 
 #[cfg(feature = "convert")]
 pub(crate) use self::cast::is_plain;
 pub use self::cast::narrowing_of;
 pub use self::cast::{Cast, FloatType};
-pub use self::decision::{CacheManners, FileSystem, IoDecision, IoGroup, IoReason, IoWays, ResidencyBy};
-pub(crate) use self::decision::{is_most, is_mostly_direct};
 pub use self::error::PlanError;
 pub use self::gather::{Gather, GatherOp};
+pub use self::io::{
+    CacheManners, FileSystem, IoDecision, IoGroup, IoMode, IoReason, IoWays, ReadRequest, ResidencyBy,
+};
+pub(crate) use self::io::{is_most, is_mostly_direct};
 use self::layout::Layout;
 pub use self::limits::{Landing, PlanLimits, ResidentKind, Window};
 #[cfg(test)]
 pub(crate) use self::memory::LAYER_STATE_BYTES;
 pub(crate) use self::memory::grouping_peak_bytes;
-pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerm, MemoryTerms, RingShape, TermKind};
+pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerms, RingShape};
+pub use self::operations::{CastOp, CopyOp, MoveOp, Placement, PlannedLayer, ReadOp};
+pub(crate) use self::operations::{Group, Transform};
 pub use self::order::ReadOrder;
 pub(crate) use self::order::{IssuePlace, Turn};
-use self::parts::Parts;
-pub use self::passes::{Passes, WindowShape};
 pub use self::quantise::QuantiseRule;
-use self::quantise::QuantisedTensors;
 pub use self::quantise::{
-    Quantisation, QuantiseChoice, QuantiseOp, Quantised, QuantisedPart, QuantisedTensor, SCALE_SUFFIX,
-    UnknownQuantisation,
+    Quantisation, QuantiseChoice, QuantiseOp, Quantised, QuantisedPart, SCALE_SUFFIX, UnknownQuantisation,
 };
 pub use self::reads::Copies;
 use self::reads::ReadList;
-pub use self::request::{IoMode, ReadRequest};
+pub use self::resident::{Passes, WindowShape};
+pub use self::tensors::QuantisedTensor;
+use self::tensors::{Parts, QuantisedTensors};
+pub use self::terms::{MemoryTerm, TermKind};
 
 mod cast;
-mod decision;
 mod display;
 mod error;
-#[cfg(test)]
-mod for_tests;
 mod gather;
+pub(crate) mod io;
 mod landing;
 mod layout;
 mod limits;
 mod memory;
+mod operations;
 mod order;
-mod parts;
-mod passes;
 mod quantise;
 mod reads;
-pub(crate) mod request;
-
-/// One read: a stretch of one file that fits one slot.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ReadOp {
-    /// Where the bytes are.
-    pub request: ReadRequest,
-    /// The tensors of its run, as indices of placements.
-    placements: Range<u32>,
-}
-
-/// One copy from a slot to the arena of the read's layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct CopyOp {
-    /// Where the bytes start in the slot.
-    pub slot_offset_bytes: u64,
-    /// Where they go in the arena.
-    pub arena_offset_bytes: u64,
-    /// How many there are.
-    pub len_bytes: u64,
-}
-
-/// One stretch of a slot that is cast before it is copied, in place: what comes out begins where
-/// the elements began.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct CastOp {
-    /// The tensor.
-    pub tensor: TensorId,
-    /// Where the elements start in the slot; at any byte.
-    pub slot_offset_bytes: u64,
-    /// How many bytes they take there: whole elements.
-    pub source_len_bytes: u64,
-    /// From which type to which.
-    pub cast: Cast,
-}
-
-/// One move inside the arena, once all copies of its layer are complete: of a tensor that could not
-/// land in its place.
-///
-/// No move reads or overwrites what another one of its layer has written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct MoveOp {
-    /// Where the bytes landed.
-    pub source_arena_offset_bytes: u64,
-    /// Where they go: the place of their tensor.
-    pub target_arena_offset_bytes: u64,
-    /// How many there are.
-    pub len_bytes: u64,
-}
-
-/// Where one tensor lies in the arena of its layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Placement {
-    /// The tensor.
-    pub tensor: TensorId,
-    /// Where its bytes are in its file: of a part, from the first byte that is wanted to the last.
-    pub extent: ByteRange,
-    /// Where it starts in the arena, after the moves; a multiple of
-    /// [`Alignment::TENSOR`](crate::units::Alignment::TENSOR).
-    pub arena_offset_bytes: u64,
-    /// What it is cast to on the way; `None` if it arrives as it is in its file.
-    pub cast: Option<Cast>,
-    /// Which bytes of the extent are wanted; all of them if `None`.
-    pub gather: Option<Gather>,
-    /// How it is quantised on the way, and whether this is its values or its scales; `None` if it
-    /// is not.
-    pub quantised: Option<Quantised>,
-}
-
-impl ReadOp {
-    /// True if it is of the run of that placement, by its index in the plan.
-    pub(crate) fn is_of(&self, placement: u32) -> bool {
-        self.placements.contains(&placement)
-    }
-}
-
-impl Placement {
-    /// Bytes it takes in the arena.
-    #[must_use]
-    pub fn len_bytes(&self) -> u64 {
-        self.delivered_bytes(self.source_bytes())
-    }
-
-    /// Bytes that are wanted of its file.
-    #[must_use]
-    pub fn source_bytes(&self) -> u64 {
-        self.source_bytes_before(self.extent.end())
-    }
-
-    /// Bytes of it that lie before a place of its file, which is no place before its extent.
-    fn source_bytes_before(&self, place: u64) -> u64 {
-        let len_bytes = place - self.extent.start();
-        self.gather.map_or(len_bytes, |gather| gather.wanted_bytes(len_bytes))
-    }
-
-    /// Bytes of it in a piece of its extent.
-    fn source_bytes_in(&self, piece: ByteRange) -> u64 {
-        self.source_bytes_before(piece.end()) - self.source_bytes_before(piece.start())
-    }
-
-    /// What a piece of its extent takes in the arena, in bytes. The piece is of whole elements.
-    pub(crate) fn delivered_bytes_in(&self, piece: ByteRange) -> u64 {
-        self.delivered_bytes(self.source_bytes_in(piece))
-    }
-
-    /// What whole elements of so many bytes in the file take in the arena, in bytes.
-    #[must_use]
-    pub fn delivered_bytes(&self, source_bytes: u64) -> u64 {
-        if let Some(form) = self.quantised {
-            return form.delivered_bytes(source_bytes);
-        }
-        self.cast.map_or(source_bytes, |cast| cast.delivered_bytes(source_bytes))
-    }
-
-    /// The type of the delivered elements, for a tensor that has the type `dtype` in its file.
-    #[must_use]
-    pub fn delivered_dtype(&self, dtype: DType) -> DType {
-        let cast = self.cast.map(|cast| cast.to().into());
-        self.quantised.map(Quantised::delivered_dtype).or(cast).unwrap_or(dtype)
-    }
-
-    /// The name of that type, which an opaque one keeps.
-    #[cfg(feature = "convert")]
-    pub(crate) fn delivered_dtype_name<'a>(&self, entry: &crate::checkpoint::TensorEntry<'a>) -> &'a str {
-        match (self.quantised, self.cast) {
-            (None, None) => entry.dtype_name,
-            _ => self.delivered_dtype(entry.dtype).name(),
-        }
-    }
-
-    /// True if it has reads of its own.
-    #[must_use]
-    pub fn has_reads(&self) -> bool {
-        !self.extent.is_empty() && !self.quantised.is_some_and(Quantised::has_no_reads)
-    }
-}
-
-/// What becomes of a tensor on its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Transform {
-    /// It arrives as it is.
-    Keep,
-    Cast(Cast),
-    Quantise(Quantised),
-}
-
-impl From<Option<Cast>> for Transform {
-    fn from(cast: Option<Cast>) -> Self {
-        cast.map_or(Self::Keep, Self::Cast)
-    }
-}
-
-/// What gets one arena: a layer, or a file to be.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Group<'a> {
-    /// Its name.
-    pub(crate) id: &'a LayerId,
-    /// Its tensors, in the order in which they are read and lie in the arena.
-    pub(crate) tensors: &'a [TensorId],
-}
-
-/// One layer of the plan.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PlannedLayer {
-    /// The layer's name.
-    pub id: LayerId,
-    /// Its reads, as indices for [`LoadPlan::read`].
-    pub reads: Range<u32>,
-    /// Its tensors, as indices for [`LoadPlan::placements`].
-    pub placements: Range<u32>,
-    /// Its moves.
-    moves: Range<u32>,
-    /// True if it stays where it is from the first pass to the last.
-    pub is_kept: bool,
-    /// Bytes of its tensors, as they are delivered.
-    pub tensor_bytes: u64,
-    /// Bytes of its arena: the tensors with their alignment and where they land before they are
-    /// moved, rounded up to 2 MiB, or to 4 KiB if they are less than 2 MiB.
-    pub arena_bytes: u64,
-}
+mod resident;
+mod tensors;
+mod terms;
 
 /// A deterministic list of reads and copies, with every term of the peak memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -518,7 +335,7 @@ impl LoadPlan {
     pub(crate) fn delivered<'a>(
         &'a self,
         placement: &Placement,
-        entry: &crate::checkpoint::TensorEntry<'a>,
+        entry: &TensorEntry<'a>,
     ) -> (&'a str, &'a [u64]) {
         let quantised =
             placement.quantised.and_then(|form| Some((form, self.quantised.find(placement.tensor)?)));

@@ -19,11 +19,10 @@ use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::Placement;
 use super::cast::is_plain;
 use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
 use crate::layers::{LayerKind, Layers};
-use crate::units::{ByteRange, to_u64};
+use crate::units::ByteRange;
 
 /// Behind the name of a weight: the name of its scales. One of those that the grouping of layers
 /// knows as a companion's.
@@ -415,85 +414,6 @@ fn is_weight(name: &str) -> bool {
     let last = module.rsplit('.').next().unwrap_or(module);
     let is_of_router = module.split('.').any(|component| component.ends_with("router"));
     !last.ends_with("bias") && !matches!(last, "gate" | "shared_expert_gate") && !is_of_router
-}
-
-/// What a plan knows of a quantised tensor beside its placements: what they are called, and their
-/// shapes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct QuantisedTensor {
-    /// The tensor.
-    pub tensor: TensorId,
-    /// Into what.
-    pub to: Quantisation,
-    /// Name of the scales.
-    pub scale_name: Box<str>,
-    /// Shape of the values: the tensor's own, or with half as many bytes in the last dimension.
-    pub value_shape: Box<[u64]>,
-    /// Shape of the scales: the tensor's, with the scales of a row in the last dimension.
-    pub scale_shape: Box<[u64]>,
-}
-
-/// What an error of a quantised tensor takes while it is added up, its entry in a tree included.
-const ERROR_BYTES: u64 = 128;
-
-/// The quantised tensors of a plan.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct QuantisedTensors {
-    /// Ascending.
-    list: Vec<QuantisedTensor>,
-}
-
-impl QuantisedTensors {
-    pub(super) fn of(checkpoint: &Checkpoint, placements: &[Placement]) -> Self {
-        let values = placements.iter().filter_map(|placement| {
-            let form = placement.quantised.filter(|form| !form.is_scales())?;
-            let entry = checkpoint.tensor(placement.tensor);
-            let [value_shape, scale_shape] = form.shapes(entry.shape);
-            Some(QuantisedTensor {
-                tensor: placement.tensor,
-                to: form.to,
-                scale_name: format!("{}{SCALE_SUFFIX}", entry.name).into(),
-                value_shape,
-                scale_shape,
-            })
-        });
-        let mut list: Vec<_> = values.collect();
-        list.sort_unstable_by_key(|quantised| quantised.tensor);
-        list.shrink_to_fit();
-        Self { list }
-    }
-
-    pub(super) fn as_slice(&self) -> &[QuantisedTensor] {
-        &self.list
-    }
-
-    pub(super) fn find(&self, tensor: TensorId) -> Option<&QuantisedTensor> {
-        let index = self.list.binary_search_by_key(&tensor, |quantised| quantised.tensor).ok()?;
-        Some(&self.list[index])
-    }
-
-    /// Host memory that the list holds, in bytes as the allocator takes them, and what its tensors'
-    /// errors are added up in.
-    pub(super) fn held_bytes(&self) -> u64 {
-        let item_bytes = |len: usize| to_u64(len.next_multiple_of(16) + 16);
-        let texts = |quantised: &QuantisedTensor| {
-            item_bytes(quantised.scale_name.len())
-                + item_bytes(size_of_val(&*quantised.value_shape))
-                + item_bytes(size_of_val(&*quantised.scale_shape))
-                + ERROR_BYTES
-        };
-        let items: u64 = self.list.iter().map(texts).sum();
-        to_u64(self.list.capacity() * size_of::<QuantisedTensor>()) + items
-    }
-}
-
-/// The longest row that is quantised: its bytes in the file, and its tensor.
-pub(super) fn longest_row(placements: &[Placement]) -> Option<(u64, TensorId)> {
-    let rows = placements.iter().filter_map(|placement| {
-        Some((placement.quantised?.source_row_bytes(), std::cmp::Reverse(placement.tensor)))
-    });
-    rows.max().map(|(bytes, tensor)| (bytes, tensor.0))
 }
 
 /// The number of the first row of a piece of a tensor, which is of whole ones.

@@ -16,12 +16,12 @@ use std::ops::Range;
 use super::gather::stretches;
 use super::landing::landing_of;
 use super::layout::Layout;
-use super::quantise::{first_row, longest_row};
+use super::quantise::first_row;
 use super::{
     Cast, CastOp, CopyOp, GatherOp, MoveOp, Placement, PlanError, QuantiseOp, Quantised, ReadOp, ReadRequest,
     index_range,
 };
-use crate::checkpoint::{Checkpoint, ShardId};
+use crate::checkpoint::{Checkpoint, ShardId, TensorId};
 use crate::units::{Alignment, ByteRange, to_usize};
 
 /// A stretch of one file that is wanted as a whole, and the tensors in it.
@@ -246,6 +246,14 @@ fn start_of_unit(placements: &[Placement], at: u64) -> u64 {
     let row_bytes = across.quantised.map(Quantised::source_row_bytes);
     let unit_bytes = row_bytes.or(across.cast.map(Cast::source_element_bytes));
     unit_bytes.map_or(at, |bytes| at - (at - across.extent.start()) % bytes)
+}
+
+/// The longest row that is quantised: its bytes in the file, and its tensor.
+pub(super) fn longest_row(placements: &[Placement]) -> Option<(u64, TensorId)> {
+    let rows = placements.iter().filter_map(|placement| {
+        Some((placement.quantised?.source_row_bytes(), std::cmp::Reverse(placement.tensor)))
+    });
+    rows.max().map(|(bytes, tensor)| (bytes, tensor.0))
 }
 
 /// The blocks that a row to be quantised takes at most, in bytes.
