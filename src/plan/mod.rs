@@ -1,8 +1,8 @@
 //! Checkpoint + layers + limits -> a deterministic, printable list of reads and copies.
 //!
 //! A plan is made from headers alone. It names and sums every term of the peak memory, so a budget
-//! that cannot work is refused here, before any tensor byte is read, with the smallest one that
-//! would. The loader then only carries the list out:
+//! that is too small is refused before a tensor byte is read, with the smallest one that works. The
+//! loader carries the list out:
 //!
 //! ```text
 //! tensors of a layer (file order)
@@ -16,7 +16,11 @@
 //!    -> moves             arena -> arena, of what could not land in its place
 //! ```
 //!
-//! Nothing here opens a file or allocates in proportion to a tensor's bytes.
+//! Planning opens no file, and allocates nothing in proportion to a tensor's bytes.
+//!
+//! The files, from what they need of each other: `terms`, `io`, `cast`, `gather` and `quantise`
+//! define values; `operations` is made of them; `landing` and `layout` arrange arenas; `reads` and
+//! `order` cut files into reads; `resident` and `memory` sum the peak; `display` prints.
 
 use std::ops::Range;
 
@@ -92,7 +96,7 @@ pub struct LoadPlan {
 }
 
 impl LoadPlan {
-    /// Plans a load of every tensor for which `select` says yes.
+    /// Plans a load of every tensor for which `select` returns true.
     ///
     /// # Errors
     /// [`PlanError::BudgetTooSmall`] with the smallest budget that works, [`PlanError::Overflow`]
@@ -107,11 +111,10 @@ impl LoadPlan {
         Self::build_for(checkpoint, layers, limits, None, select)
     }
 
-    /// The same for one of several ranks, which has the parts of tensors that the rules give it.
+    /// The same for one of several ranks, which gets its parts of tensors as the rules say.
     ///
     /// # Errors
-    /// As [`Self::build`], and [`PlanError::Split`] for a tensor that cannot be divided as a rule
-    /// says.
+    /// As [`Self::build`], and [`PlanError::Split`] for a tensor that a rule cannot divide.
     pub fn build_shard(
         checkpoint: &Checkpoint,
         layers: &Layers,
@@ -153,8 +156,8 @@ impl LoadPlan {
             Ok(stretch)
         };
         let layout = layout::arrange(checkpoint, groups, limits, select, transform, &mut stretch)?;
-        // Of the checkpoint, not of what is selected: what one place or one rank gets of it may be an
-        // embedding.
+        // Looks at the whole checkpoint: the selection (of one place or one rank) may be an
+        // embedding alone.
         let finds_none = |rule: &QuantiseRule<'_>| !layout.has_quantised() && !rule.finds_any();
         if let Some(form) = limits.quantise.filter(|_| rule.as_ref().is_some_and(finds_none)) {
             return Err(PlanError::NothingToQuantise { form });
@@ -164,10 +167,10 @@ impl LoadPlan {
         Self::finish(checkpoint, layout, parts, grouping_peak_bytes(checkpoint, layers), limits)
     }
 
-    /// Plans a load of groups of the caller's, each with an arena of its own. The tensors of a
-    /// group keep the order in which they are given, those without bytes at its end, and each
-    /// becomes what `transform` says. Of a group in which any is quantised, wider elements come
-    /// before narrower ones. `grouping_bytes` is host memory that made the groups.
+    /// Plans a load of the caller's groups of tensors, each with its own arena. The tensors of a
+    /// group keep their order, those without bytes at its end, and `transform` says what each
+    /// becomes. In a group with quantised tensors, wider elements come before narrower ones.
+    /// `grouping_bytes` is the host memory that grouping took.
     ///
     /// # Errors
     /// As [`Self::build`].
@@ -199,7 +202,7 @@ impl LoadPlan {
         }
         let runs = reads::join(checkpoint, &layout, limits.hole_bytes_max);
         let order = order::permutation(&runs, limits.order_had());
-        // Both lists are as long as they are large.
+        // Neither list has spare capacity.
         let list_bytes = to_u64(size_of_val(&*runs)) + to_u64(size_of_val(&*order));
         let quantised = QuantisedTensors::of(checkpoint, &layout.placements);
         let list_bytes = list_bytes + parts.as_ref().map_or(0, Parts::held_bytes) + quantised.held_bytes();
@@ -230,7 +233,7 @@ impl LoadPlan {
         &self.layers
     }
 
-    /// All reads, layer by layer. [`Self::reads_in_order`] has them as they are issued.
+    /// All reads, layer by layer. [`Self::reads_in_order`] has the order in which they are issued.
     pub fn reads(&self) -> impl ExactSizeIterator<Item = ReadOp> {
         (0..self.reads.count()).map(|index| self.read(index))
     }
@@ -247,29 +250,29 @@ impl LoadPlan {
     /// The copies of one read, in file order.
     #[must_use]
     pub fn copies(&self, read: &ReadOp) -> Copies<'_> {
-        // A run, and so a read, is of one layer.
+        // A run, and so a read, belongs to one layer.
         let layer = self.layers.partition_point(|layer| layer.placements.end <= read.placements.start);
         let moves = self.layers.get(layer).map_or(&[][..], |layer| self.moves(layer));
         Copies::new(read.request, &self.placements[index_range(&read.placements)], moves)
     }
 
-    /// What of one read is gathered before its casts and copies, in file order.
+    /// The gathers of one read, which come before its casts and copies; in file order.
     pub fn gathers(&self, read: &ReadOp) -> impl Iterator<Item = GatherOp> + Clone {
         reads::gathers(read.request, &self.placements[index_range(&read.placements)])
     }
 
-    /// What of one read is cast before its copies, in file order.
+    /// The casts of one read, which come before its copies; in file order.
     pub fn casts(&self, read: &ReadOp) -> impl Iterator<Item = CastOp> + Clone {
         reads::casts(read.request, &self.placements[index_range(&read.placements)])
     }
 
-    /// What of one read is quantised before its copies, in file order.
+    /// The stretches of one read that are quantised before its copies, in file order.
     pub fn quantising(&self, read: &ReadOp) -> impl Iterator<Item = QuantiseOp> + Clone {
         reads::quantising(read.request, &self.placements[index_range(&read.placements)])
     }
 
-    /// The tensors of one layer and their places, in file order. A quantised one has two: its
-    /// values, then its scales.
+    /// The tensors of one layer and their places, in file order. A quantised tensor has two
+    /// placements: its values, then its scales.
     #[must_use]
     pub fn placements(&self, layer: &PlannedLayer) -> &[Placement] {
         &self.placements[index_range(&layer.placements)]
@@ -293,8 +296,8 @@ impl LoadPlan {
         self.io
     }
 
-    /// How each file is read and why, in the order of the files, where that is left to the loader
-    /// ([`IoMode::Auto`]); else nothing.
+    /// How each file is read and why, in the order of the files, for [`IoMode::Auto`]; empty for
+    /// other modes.
     #[must_use]
     pub fn decisions(&self) -> &[IoDecision] {
         &self.decisions
@@ -312,13 +315,13 @@ impl LoadPlan {
         self.passes
     }
 
-    /// What wider floats are narrowed to on the way, if they are.
+    /// The type that wider floats are narrowed to, if any.
     #[must_use]
     pub fn dtype(&self) -> Option<FloatType> {
         self.dtype
     }
 
-    /// The tensors that are quantised on the way, by id.
+    /// The quantised tensors, by id.
     #[must_use]
     pub fn quantised(&self) -> &[QuantisedTensor] {
         self.quantised.as_slice()
@@ -330,8 +333,8 @@ impl LoadPlan {
         self.quantised.find(tensor)
     }
 
-    /// The name under which a placement is delivered, and its shape, of a tensor with that
-    /// description.
+    /// The name and the shape under which a placement is delivered, for the tensor described by
+    /// `entry`.
     pub(crate) fn delivered<'a>(
         &'a self,
         placement: &Placement,
@@ -346,13 +349,13 @@ impl LoadPlan {
         }
     }
 
-    /// The rank whose parts are loaded, if it is one of several.
+    /// The rank whose parts are loaded, if there are several.
     #[must_use]
     pub fn rank(&self) -> Option<Rank> {
         self.parts.as_ref().map(|parts| parts.rank)
     }
 
-    /// The part of a tensor that is loaded; `None` if that is all of it.
+    /// The part of a tensor that is loaded; `None` for the whole tensor.
     #[must_use]
     pub fn part(&self, tensor: TensorId) -> Option<&RankPart> {
         self.parts.as_ref()?.find(tensor)
@@ -364,8 +367,8 @@ impl LoadPlan {
         self.parts.as_ref().map_or(0, Parts::count)
     }
 
-    /// Bytes of all selected tensors in their files, and of their parts where that is what is
-    /// loaded. What is read twice counts twice.
+    /// Bytes of all selected tensors (or of their parts) in their files. Bytes that are read twice
+    /// count twice.
     #[must_use]
     pub fn source_bytes(&self) -> u64 {
         let with_reads = self.placements.iter().filter(|placement| placement.has_reads());
@@ -378,22 +381,22 @@ impl LoadPlan {
         self.layers.iter().map(|layer| layer.tensor_bytes).sum()
     }
 
-    /// Bytes that an aligned source reads: [`Self::source_bytes`], and what alignment and gaps that
-    /// are read through add.
+    /// Bytes that an aligned source reads: [`Self::source_bytes`], plus alignment and gaps that are
+    /// read through.
     #[must_use]
     pub fn aligned_read_bytes(&self) -> u64 {
         self.reads().map(|read| read.request.extent.len_bytes()).sum()
     }
 
-    /// Bytes between those that are wanted which every source reads: short holes between tensors,
-    /// and the gaps of gathered parts.
+    /// Unwanted bytes inside payloads, which every source reads: short holes between tensors, and
+    /// gaps of gathered parts.
     #[must_use]
     pub fn gap_bytes(&self) -> u64 {
         self.reads().map(|read| read.request.payload.len_bytes()).sum::<u64>() - self.source_bytes()
     }
 
-    /// Bytes that are read and thrown away, alignment, holes and the gaps of gathered parts: at
-    /// most, since an unaligned source reads only payloads.
+    /// Bytes that are read and thrown away (alignment, holes, gaps of gathered parts). An upper
+    /// bound: an unaligned source reads payloads alone.
     #[must_use]
     pub fn over_read_bytes(&self) -> u64 {
         self.aligned_read_bytes() - self.source_bytes()

@@ -1,5 +1,5 @@
-//! What a plan is made of: layers, the places of their tensors, and the reads, casts, copies and
-//! moves that bring the bytes there.
+//! The parts of a plan: layers, the places of their tensors, and the reads, casts, copies and moves
+//! that bring the bytes there.
 
 use std::ops::Range;
 
@@ -30,8 +30,8 @@ pub struct CopyOp {
     pub len_bytes: u64,
 }
 
-/// One stretch of a slot that is cast before it is copied, in place: what comes out begins where
-/// the elements began.
+/// One stretch of a slot that is cast in place before it is copied. The result begins where the
+/// elements began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CastOp {
@@ -41,14 +41,14 @@ pub struct CastOp {
     pub slot_offset_bytes: u64,
     /// How many bytes they take there: whole elements.
     pub source_len_bytes: u64,
-    /// From which type to which.
+    /// Source and target type.
     pub cast: Cast,
 }
 
-/// One move inside the arena, once all copies of its layer are complete: of a tensor that could not
-/// land in its place.
+/// One move inside the arena, after all copies of its layer: for a tensor that could not land in
+/// its place.
 ///
-/// No move reads or overwrites what another one of its layer has written.
+/// Moves of a layer do not overlap each other's source or target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MoveOp {
@@ -66,22 +66,21 @@ pub struct MoveOp {
 pub struct Placement {
     /// The tensor.
     pub tensor: TensorId,
-    /// Where its bytes are in its file: of a part, from the first byte that is wanted to the last.
+    /// Its bytes in the file; of a part, from the first wanted byte to the last.
     pub extent: ByteRange,
     /// Where it starts in the arena, after the moves; a multiple of
     /// [`Alignment::TENSOR`](crate::units::Alignment::TENSOR).
     pub arena_offset_bytes: u64,
-    /// What it is cast to on the way; `None` if it arrives as it is in its file.
+    /// Its cast on the way; `None` if it keeps its type.
     pub cast: Option<Cast>,
-    /// Which bytes of the extent are wanted; all of them if `None`.
+    /// The wanted bytes of the extent; all of them if `None`.
     pub gather: Option<Gather>,
-    /// How it is quantised on the way, and whether this is its values or its scales; `None` if it
-    /// is not.
+    /// How it is quantised, and whether this is its values or its scales; `None` if it is not.
     pub quantised: Option<Quantised>,
 }
 
 impl ReadOp {
-    /// True if it is of the run of that placement, by its index in the plan.
+    /// True if its run holds the placement with this index in the plan.
     pub(crate) fn is_of(&self, placement: u32) -> bool {
         self.placements.contains(&placement)
     }
@@ -94,29 +93,29 @@ impl Placement {
         self.delivered_bytes(self.source_bytes())
     }
 
-    /// Bytes that are wanted of its file.
+    /// Wanted bytes of its file.
     #[must_use]
     pub fn source_bytes(&self) -> u64 {
         self.source_bytes_before(self.extent.end())
     }
 
-    /// Bytes of it that lie before a place of its file, which is no place before its extent.
+    /// Wanted bytes in front of a file offset, which must not be before the extent.
     pub(super) fn source_bytes_before(&self, place: u64) -> u64 {
         let len_bytes = place - self.extent.start();
         self.gather.map_or(len_bytes, |gather| gather.wanted_bytes(len_bytes))
     }
 
-    /// Bytes of it in a piece of its extent.
+    /// Wanted bytes in a piece of its extent.
     pub(super) fn source_bytes_in(&self, piece: ByteRange) -> u64 {
         self.source_bytes_before(piece.end()) - self.source_bytes_before(piece.start())
     }
 
-    /// What a piece of its extent takes in the arena, in bytes. The piece is of whole elements.
+    /// Bytes that a piece of its extent takes in the arena. The piece holds whole elements.
     pub(crate) fn delivered_bytes_in(&self, piece: ByteRange) -> u64 {
         self.delivered_bytes(self.source_bytes_in(piece))
     }
 
-    /// What whole elements of so many bytes in the file take in the arena, in bytes.
+    /// Bytes in the arena of whole elements that take `source_bytes` in the file.
     #[must_use]
     pub fn delivered_bytes(&self, source_bytes: u64) -> u64 {
         if let Some(form) = self.quantised {
@@ -125,14 +124,14 @@ impl Placement {
         self.cast.map_or(source_bytes, |cast| cast.delivered_bytes(source_bytes))
     }
 
-    /// The type of the delivered elements, for a tensor that has the type `dtype` in its file.
+    /// The type of the delivered elements of a tensor of type `dtype`.
     #[must_use]
     pub fn delivered_dtype(&self, dtype: DType) -> DType {
         let cast = self.cast.map(|cast| cast.to().into());
         self.quantised.map(Quantised::delivered_dtype).or(cast).unwrap_or(dtype)
     }
 
-    /// The name of that type, which an opaque one keeps.
+    /// The name of that type. An opaque tensor keeps its name.
     #[cfg(feature = "convert")]
     pub(crate) fn delivered_dtype_name<'a>(&self, entry: &crate::checkpoint::TensorEntry<'a>) -> &'a str {
         match (self.quantised, self.cast) {
@@ -141,17 +140,17 @@ impl Placement {
         }
     }
 
-    /// True if it has reads of its own.
+    /// True if reads are planned for it.
     #[must_use]
     pub fn has_reads(&self) -> bool {
         !self.extent.is_empty() && !self.quantised.is_some_and(Quantised::has_no_reads)
     }
 }
 
-/// What becomes of a tensor on its way.
+/// The change to a tensor on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transform {
-    /// It arrives as it is.
+    /// None.
     Keep,
     Cast(Cast),
     Quantise(Quantised),
@@ -163,12 +162,12 @@ impl From<Option<Cast>> for Transform {
     }
 }
 
-/// What gets one arena: a layer, or a file to be.
+/// Tensors that share an arena: a layer, or a file to be written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Group<'a> {
     /// Its name.
     pub(crate) id: &'a LayerId,
-    /// Its tensors, in the order in which they are read and lie in the arena.
+    /// Its tensors, in the order of their reads and of the arena.
     pub(crate) tensors: &'a [TensorId],
 }
 
@@ -184,12 +183,12 @@ pub struct PlannedLayer {
     pub placements: Range<u32>,
     /// Its moves.
     pub(super) moves: Range<u32>,
-    /// True if it stays where it is from the first pass to the last.
+    /// True if it stays resident from the first pass to the last.
     pub is_kept: bool,
     /// Bytes of its tensors, as they are delivered.
     pub tensor_bytes: u64,
-    /// Bytes of its arena: the tensors with their alignment and where they land before they are
-    /// moved, rounded up to 2 MiB, or to 4 KiB if they are less than 2 MiB.
+    /// Bytes of its arena: the tensors, alignment, and where tensors land before they are moved;
+    /// rounded up to 2 MiB, or to 4 KiB below 2 MiB.
     pub arena_bytes: u64,
 }
 

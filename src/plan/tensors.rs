@@ -1,5 +1,5 @@
-//! What a plan knows of single tensors beside their placements: which are parts of a rank, and the
-//! names and shapes of quantised ones.
+//! Facts about single tensors that placements do not hold: parts of ranks, and the names and shapes
+//! of quantised tensors.
 
 use super::quantise::SCALE_SUFFIX;
 use super::{Placement, Quantisation};
@@ -7,7 +7,7 @@ use crate::checkpoint::{Checkpoint, TensorId};
 use crate::ranks::{Rank, RankPart};
 use crate::units::to_u64;
 
-/// The rank, and the tensors that it has a part of.
+/// The rank, and the tensors of which it has a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Parts {
     pub(super) rank: Rank,
@@ -31,7 +31,7 @@ impl Parts {
         self.list.len()
     }
 
-    /// Host memory that the list holds, in bytes as the allocator takes them.
+    /// Host memory of the list, in bytes with the allocator's overhead.
     pub(super) fn held_bytes(&self) -> u64 {
         let shape_bytes = |part: &RankPart| to_u64(size_of_val(&*part.shape).next_multiple_of(16) + 16);
         let shapes: u64 = self.list.iter().map(|(_, part)| shape_bytes(part)).sum();
@@ -39,24 +39,23 @@ impl Parts {
     }
 }
 
-/// What a plan knows of a quantised tensor beside its placements: what they are called, and their
-/// shapes.
+/// Names and shapes of one quantised tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QuantisedTensor {
     /// The tensor.
     pub tensor: TensorId,
-    /// Into what.
+    /// The target form.
     pub to: Quantisation,
-    /// Name of the scales.
+    /// Name of the tensor of scales.
     pub scale_name: Box<str>,
-    /// Shape of the values: the tensor's own, or with half as many bytes in the last dimension.
+    /// Shape of the values: the tensor's, or half as many bytes in the last dimension.
     pub value_shape: Box<[u64]>,
-    /// Shape of the scales: the tensor's, with the scales of a row in the last dimension.
+    /// Shape of the scales: the tensor's, with the scales of one row as the last dimension.
     pub scale_shape: Box<[u64]>,
 }
 
-/// What an error of a quantised tensor takes while it is added up, its entry in a tree included.
+/// Bytes for summing up the quantisation error of one tensor, with its entry in a tree.
 const ERROR_BYTES: u64 = 128;
 
 /// The quantised tensors of a plan.
@@ -95,8 +94,8 @@ impl QuantisedTensors {
         Some(&self.list[index])
     }
 
-    /// Host memory that the list holds, in bytes as the allocator takes them, and what its tensors'
-    /// errors are added up in.
+    /// Host memory of the list and of the sums of quantisation errors, in bytes with the
+    /// allocator's overhead.
     pub(super) fn held_bytes(&self) -> u64 {
         let item_bytes = |len: usize| to_u64(len.next_multiple_of(16) + 16);
         let texts = |quantised: &QuantisedTensor| {

@@ -8,7 +8,7 @@ use std::fmt;
 pub enum TermKind {
     /// The staging ring.
     Ring,
-    /// Windows of a mapping, one per reader.
+    /// Mapped windows of files, one per reader.
     MappedWindows,
     /// Scales of quantised rows, until they are copied behind the values.
     Scales,
