@@ -67,7 +67,11 @@ fn check(what: &str, path: &Path, map: &LayerMap) {
     let (checkpoint, plan) = open_and_plan();
     let measured = PEAK.load(Ordering::Relaxed) - before;
     let kept = LIVE.load(Ordering::Relaxed) - before;
-    let terms = plan.memory().terms().iter().filter(|term| !matches!(term.kind, TermKind::Ring | TermKind::MappedWindows));
+    let terms = plan
+        .memory()
+        .terms()
+        .iter()
+        .filter(|term| !matches!(term.kind, TermKind::Ring | TermKind::MappedWindows));
     let promised = terms.map(|term| term.bytes).sum::<u64>() as usize;
     let layers = plan.layers().len();
     drop((checkpoint, plan));
