@@ -161,11 +161,11 @@ impl HashPass<'_> {
     ) -> Result<LoadPlan, ConvertError> {
         let ReadSettings { host_budget_bytes, io, readers } = self.settings;
         let mut limits = PlanLimits::new(host_budget_bytes);
-        limits.window = Window::Layers(DEFAULT_PREFETCH_LAYERS);
+        limits.options.window = Window::Layers(DEFAULT_PREFETCH_LAYERS);
         decide_io(&mut limits, self.checkpoint, io, readers, Target::None).map_err(LoadError::Source)?;
         limits.resident = ResidentKind::Nowhere;
         limits.landing = Landing::Packed;
-        limits.hash = keeps_hashes;
+        limits.options.hash = keeps_hashes;
         limits.beside.clone_from(&self.beside);
         let grouping_bytes = to_u64(size_of_val(ids) + size_of_val(groups));
         let groups = groups.iter().map(|(id, range)| Group { id, tensors: &ids[range.clone()] });

@@ -130,8 +130,8 @@ impl Scope {
     /// The plan of some of the files, in their order.
     pub(super) fn plan(&self, settings: &Conversion, files: &[usize]) -> Result<LoadPlan, ConvertError> {
         let mut limits = PlanLimits::new(settings.host_budget_bytes);
-        limits.window = Window::Layers(1);
-        limits.io = settings.io;
+        limits.options.window = Window::Layers(1);
+        limits.options.io = settings.io;
         limits.readers = settings.readers();
         limits.alignment = source::alignment(&self.checkpoint).map_err(crate::load::LoadError::from)?;
         (limits.resident, limits.landing) = (ResidentKind::Nowhere, Landing::Packed);
@@ -140,7 +140,7 @@ impl Scope {
             let file = &self.shapes.files[file];
             Group { id: &file.id, tensors: self.shapes.tensors(file) }
         });
-        limits.quantise = settings.quantise;
+        limits.options.quantise = settings.quantise;
         let transform = |id: TensorId| self.transforms[id.index()];
         let plan = LoadPlan::build_groups(
             &self.checkpoint,

@@ -34,11 +34,12 @@ pub(crate) use self::decision::{is_most, is_mostly_direct};
 pub use self::error::PlanError;
 pub use self::gather::{Gather, GatherOp};
 use self::layout::Layout;
-pub use self::limits::{Landing, PlanLimits, ResidentKind, Window};
+pub use self::limits::{Landing, PlanLimits, ResidentKind};
 #[cfg(test)]
 pub(crate) use self::memory::LAYER_STATE_BYTES;
 pub(crate) use self::memory::grouping_peak_bytes;
 pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerm, MemoryTerms, RingShape};
+pub use self::options::{HandOut, LoadOptions, Window};
 pub use self::order::ReadOrder;
 pub(crate) use self::order::{IssuePlace, Turn};
 use self::parts::Parts;
@@ -64,6 +65,7 @@ mod landing;
 mod layout;
 mod limits;
 mod memory;
+mod options;
 mod order;
 mod parts;
 mod passes;
@@ -316,13 +318,13 @@ impl LoadPlan {
     ) -> Result<Self, PlanError> {
         let groups =
             layers.as_slice().iter().map(|layer| Group { id: &layer.id, tensors: layer.tensors.as_ref() });
-        let choice = limits.quantise_choice.as_ref();
-        let rule = limits.quantise.map(|to| QuantiseRule::new(checkpoint, layers, to, choice));
+        let choice = limits.options.quantise_choice.as_ref();
+        let rule = limits.options.quantise.map(|to| QuantiseRule::new(checkpoint, layers, to, choice));
         let transform = |tensor| match rule.as_ref().and_then(|rule| rule.of(tensor)) {
             Some(form) => Transform::Quantise(form),
-            None => limits.dtype.and_then(|to| narrowing_of(checkpoint, layers, tensor, to)).into(),
+            None => limits.options.dtype.and_then(|to| narrowing_of(checkpoint, layers, tensor, to)).into(),
         };
-        if let (Some(form), Some(_)) = (limits.quantise, splitter) {
+        if let (Some(form), Some(_)) = (limits.options.quantise, splitter) {
             return Err(PlanError::QuantisedShard { form });
         }
         let mut parts = Vec::new();
@@ -339,7 +341,7 @@ impl LoadPlan {
         // Of the checkpoint, not of what is selected: what one place or one rank gets of it may be an
         // embedding.
         let finds_none = |rule: &QuantiseRule<'_>| !layout.has_quantised() && !rule.finds_any();
-        if let Some(form) = limits.quantise.filter(|_| rule.as_ref().is_some_and(finds_none)) {
+        if let Some(form) = limits.options.quantise.filter(|_| rule.as_ref().is_some_and(finds_none)) {
             return Err(PlanError::NothingToQuantise { form });
         }
         drop(rule);
@@ -374,14 +376,14 @@ impl LoadPlan {
         grouping_bytes: u64,
         limits: &PlanLimits,
     ) -> Result<Self, PlanError> {
-        for layer in layout.layers.iter_mut().filter(|_| !limits.passes.is_one()) {
+        for layer in layout.layers.iter_mut().filter(|_| !limits.options.passes.is_one()) {
             layer.is_kept = limits.kept.contains(&layer.id);
         }
         if layout.placements.is_empty() && checkpoint.tensor_count() > 0 {
             return Err(PlanError::NothingSelected { tensors: to_u64(checkpoint.tensor_count()) });
         }
-        let runs = reads::join(checkpoint, &layout, limits.hole_bytes_max);
-        let order = order::permutation(&runs, limits.order_had());
+        let runs = reads::join(checkpoint, &layout, limits.options.hole_bytes_max);
+        let order = order::permutation(&runs, limits.possible_order());
         // Both lists are as long as they are large.
         let list_bytes = to_u64(size_of_val(&*runs)) + to_u64(size_of_val(&*order));
         let quantised = QuantisedTensors::of(checkpoint, &layout.placements);
@@ -396,12 +398,12 @@ impl LoadPlan {
             moves,
             reads,
             memory,
-            io: limits.io,
+            io: limits.options.io,
             decisions: limits.decisions.clone(),
-            window: limits.window,
-            passes: limits.passes,
-            order: limits.order_had(),
-            dtype: limits.dtype,
+            window: limits.options.window,
+            passes: limits.options.passes,
+            order: limits.possible_order(),
+            dtype: limits.options.dtype,
             parts,
             quantised,
         })

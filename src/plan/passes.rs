@@ -75,11 +75,11 @@ impl ResidentMemory {
         if limits.resident == ResidentKind::Nowhere {
             return Ok(Self { bytes: 0, terms: Vec::new(), window: None });
         }
-        let this = match limits.passes.is_one() {
+        let this = match limits.options.passes.is_one() {
             true => Self::of_one_pass(layout, limits)?,
             false => Self::of_passes(layout, limits)?,
         };
-        match limits.device_budget_bytes {
+        match limits.options.device_budget_bytes {
             Some(budget_bytes) if this.bytes > budget_bytes => Err(PlanError::DeviceBudgetTooSmall {
                 what: this.terms.iter().map(|term| term.name).collect::<Vec<_>>().join(" and "),
                 needed_bytes: this.bytes,
@@ -92,7 +92,7 @@ impl ResidentMemory {
     /// The most bytes that neighbours in the window have together.
     fn of_one_pass(layout: &Layout, limits: &PlanLimits) -> Result<Self, PlanError> {
         let layers = &layout.layers;
-        let bytes = match limits.window {
+        let bytes = match limits.options.window {
             Window::Bytes(bytes) => {
                 check_longest(layers.iter(), bytes)?;
                 total(layers.iter())?.min(bytes)
@@ -107,7 +107,7 @@ impl ResidentMemory {
         let others = || layout.layers.iter().filter(|layer| !layer.is_kept);
         let longest = others().max_by_key(|layer| layer.arena_bytes);
         let longest_bytes = longest.map_or(0, |layer| layer.arena_bytes);
-        let window = match limits.window {
+        let window = match limits.options.window {
             Window::Bytes(bytes) => {
                 check_longest(others(), bytes)?;
                 let bytes = total(others())?.min(bytes);
@@ -115,7 +115,7 @@ impl ResidentMemory {
             }
             Window::All => WindowShape { bytes: total(others())?, unit_bytes: Alignment::PAGE.bytes() },
             Window::Layers(_) => {
-                let places = u64::try_from(limits.window.over(others().count())).unwrap_or(u64::MAX);
+                let places = u64::try_from(limits.options.window.over(others().count())).unwrap_or(u64::MAX);
                 let bytes = places.checked_mul(longest_bytes).ok_or_else(|| overflow(longest))?;
                 WindowShape { bytes, unit_bytes: longest_bytes.max(1) }
             }
@@ -156,12 +156,12 @@ fn check_longest<'a>(
 
 /// The largest sum of neighbours in a window of layers.
 fn largest_window(layers: &[PlannedLayer], limits: &PlanLimits) -> Result<u64, PlanError> {
-    let count = limits.window.over(layers.len());
+    let count = limits.options.window.over(layers.len());
     let mut largest = (0_u64, 0_usize);
     for (first, neighbours) in layers.windows(count).enumerate() {
         largest = largest.max((total(neighbours.iter())?, first));
     }
-    match limits.device_budget_bytes {
+    match limits.options.device_budget_bytes {
         Some(budget_bytes) if largest.0 > budget_bytes => Err(PlanError::DeviceBudgetTooSmall {
             what: format!("a window of {count} layers from {}", layers[largest.1].id),
             needed_bytes: largest.0,
