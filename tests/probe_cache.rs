@@ -58,7 +58,7 @@ fn pages_below_an_overlay_are_seen_and_dropped() {
         return;
     };
     let path = overlay.file();
-    assert_eq!(FileSystem::of(&path).unwrap().name(), Some("overlayfs"));
+    assert_eq!(file_system_of(&path).unwrap().name(), Some("overlayfs"));
     let warm = || {
         assert_eq!(std::fs::read(&path).unwrap().len(), 2 << 20);
         let warm = residency(&path).value().unwrap();

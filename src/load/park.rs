@@ -272,7 +272,7 @@ mod tests {
     fn what_was_read_leaves_the_cache_and_what_is_read_ahead_stays() {
         let folder = tempfile::tempdir().unwrap();
         let file = nameless_file(folder.path()).unwrap();
-        if FileSystem::of_file(&file).unwrap().name() == Some("tmpfs") {
+        if FileSystem::holding(&file).unwrap().name() == Some("tmpfs") {
             skipped("temporary files live in memory here");
             return;
         }

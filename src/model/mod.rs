@@ -182,7 +182,8 @@ impl Model {
     }
 
     /// True if the model has, or had, a layer of the part.
-    pub(crate) fn had(&self, part: &Part<'_>) -> bool {
+    #[must_use]
+    pub fn had(&self, part: &Part<'_>) -> bool {
         self.ids.iter().any(|id| part.contains(id))
     }
 
@@ -234,7 +235,8 @@ fn unload(states: impl IntoIterator<Item = State>) -> Receipt {
 }
 
 /// The known name that shares the longest beginning and end with the one that was asked for.
-pub(crate) fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
+#[must_use]
+pub fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<String> {
     let shared = |other: &str| {
         let front = name.bytes().zip(other.bytes()).take_while(|(left, right)| left == right).count();
         let back =

@@ -47,7 +47,8 @@ impl Part<'_> {
     }
 
     /// What kind of part it is, and its name.
-    pub(crate) fn words(&self) -> (&'static str, &str) {
+    #[must_use]
+    pub fn words(&self) -> (&'static str, &str) {
         match *self {
             Self::Layer(id) => ("layer", id.as_str()),
             Self::Prefix(prefix) => ("layer below", prefix),

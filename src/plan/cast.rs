@@ -140,7 +140,8 @@ impl fmt::Display for Cast {
 
 /// How a load narrows a tensor, if it does. The scale of a quantized weight is not a plain float:
 /// what it is multiplied with has lost its precision already.
-pub(crate) fn narrowing_of(
+#[must_use]
+pub fn narrowing_of(
     checkpoint: &Checkpoint,
     layers: &Layers,
     tensor: TensorId,

@@ -27,7 +27,7 @@ use crate::units::{ByteRange, to_u64, to_usize};
 
 #[cfg(feature = "convert")]
 pub(crate) use self::cast::is_plain;
-pub(crate) use self::cast::narrowing_of;
+pub use self::cast::narrowing_of;
 pub use self::cast::{Cast, FloatType};
 pub use self::decision::{CacheManners, FileSystem, IoDecision, IoGroup, IoReason, IoWays, ResidencyBy};
 pub(crate) use self::decision::{is_most, is_mostly_direct};
@@ -44,7 +44,7 @@ pub use self::order::ReadOrder;
 pub(crate) use self::order::{IssuePlace, Turn};
 use self::parts::Parts;
 pub use self::passes::{Passes, WindowShape};
-pub(crate) use self::quantise::QuantiseRule;
+pub use self::quantise::QuantiseRule;
 use self::quantise::QuantisedTensors;
 pub use self::quantise::{
     Quantisation, QuantiseChoice, QuantiseOp, Quantised, QuantisedPart, QuantisedTensor, SCALE_SUFFIX,

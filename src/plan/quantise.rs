@@ -126,7 +126,8 @@ impl Quantisation {
     }
 
     /// Bytes of the values and of the scales of a row.
-    pub(crate) fn row_bytes(self, row_elements: u64) -> u64 {
+    #[must_use]
+    pub fn row_bytes(self, row_elements: u64) -> u64 {
         let scale_bytes = self.scales_in_row(row_elements).saturating_mul(self.scale_bytes());
         self.value_row_bytes(row_elements).saturating_add(scale_bytes)
     }
@@ -332,7 +333,7 @@ impl Eq for QuantiseChoice {}
 /// Says which tensors of a checkpoint are quantised, and how. Made once for a plan, and asked about
 /// each tensor.
 #[derive(Debug)]
-pub(crate) struct QuantiseRule<'a> {
+pub struct QuantiseRule<'a> {
     checkpoint: &'a Checkpoint,
     layers: &'a Layers,
     to: Quantisation,
@@ -344,7 +345,8 @@ pub(crate) struct QuantiseRule<'a> {
 impl<'a> QuantiseRule<'a> {
     /// `choice` is asked in the place of the rule about places and names; what can be quantised at
     /// all is not its to say.
-    pub(crate) fn new(
+    #[must_use]
+    pub fn new(
         checkpoint: &'a Checkpoint,
         layers: &'a Layers,
         to: Quantisation,
@@ -357,12 +359,14 @@ impl<'a> QuantiseRule<'a> {
     }
 
     /// Into what.
-    pub(crate) fn to(&self) -> Quantisation {
+    #[must_use]
+    pub fn to(&self) -> Quantisation {
         self.to
     }
 
     /// How a tensor is quantised, if it is.
-    pub(crate) fn of(&self, tensor: TensorId) -> Option<Quantised> {
+    #[must_use]
+    pub fn of(&self, tensor: TensorId) -> Option<Quantised> {
         let entry = self.checkpoint.tensor(tensor);
         let is_plain = || is_plain(self.checkpoint, self.layers, tensor);
         let form = Quantised::of(&entry, self.to).filter(|_| is_plain())?;
@@ -374,12 +378,14 @@ impl<'a> QuantiseRule<'a> {
     }
 
     /// True if any tensor is quantised, of all that the checkpoint has.
-    pub(crate) fn finds_any(&self) -> bool {
+    #[must_use]
+    pub fn finds_any(&self) -> bool {
         self.checkpoint.tensors().any(|entry| self.of(entry.id).is_some())
     }
 
     /// True for what the rule about places, names and shapes takes for a weight, whatever its type.
-    pub(crate) fn is_weight(&self, entry: &TensorEntry<'_>) -> bool {
+    #[must_use]
+    pub fn is_weight(&self, entry: &TensorEntry<'_>) -> bool {
         row_elements(entry).is_some() && self.is_weight_of_layer(entry)
     }
 

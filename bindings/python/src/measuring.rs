@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use onelayer::probe::{GpuMemory, Measured, Sampler, SamplerOptions};
+use onelayer_probe::{GpuMemory, Measured, Sampler, SamplerOptions};
 use onelayer::{Device, Target};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;

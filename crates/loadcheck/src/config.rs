@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use onelayer::Target;
-use onelayer::fit::DeviceMap;
+use onelayer_fit::DeviceMap;
 use onelayer::plan::{FloatType, HOST_BUDGET_FLOOR_BYTES};
 use onelayer::units::HumanBytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -16,7 +16,6 @@ use crate::args::{Device, Io, LoadArgs, PassesArgs, Quantise, RankArgs, Window};
 use crate::problem::{Code, Problem};
 use crate::report::Params;
 use crate::sizes::{Size, SizeContext};
-use crate::synth;
 
 /// A path that survives JSON even where it is no UTF-8.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,13 +45,12 @@ impl<'de> Deserialize<'de> for RawPath {
     }
 }
 
-impl From<synth::FloatType> for FloatType {
-    fn from(float: synth::FloatType) -> Self {
-        match float {
-            synth::FloatType::Bf16 => Self::Bf16,
-            synth::FloatType::F16 => Self::F16,
-            synth::FloatType::F32 => Self::F32,
-        }
+/// The loader's name for a type.
+pub(crate) fn float_type(float: onelayer_synth::FloatType) -> FloatType {
+    match float {
+        onelayer_synth::FloatType::Bf16 => FloatType::Bf16,
+        onelayer_synth::FloatType::F16 => FloatType::F16,
+        onelayer_synth::FloatType::F32 => FloatType::F32,
     }
 }
 
@@ -86,7 +84,7 @@ pub(crate) struct LoadConfig {
     /// Where each layer goes, instead of all of them to `device`.
     pub(crate) device_map: Option<DeviceMap>,
     /// What wider floats are narrowed to.
-    pub(crate) dtype: Option<synth::FloatType>,
+    pub(crate) dtype: Option<onelayer_synth::FloatType>,
     /// What weights are quantised to.
     pub(crate) quantise: Option<Quantise>,
     /// Only weights whose name matches are.

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use onelayer::fit::{DeviceMap, ModelConfig, Tier};
+use onelayer_fit::{DeviceMap, ModelConfig, Tier};
 
 use crate::problem::{Code, Problem};
-use crate::small_file::{self, SmallFileError};
+use onelayer_system::small_file::{self, SmallFileError};
 
 /// Configurations take kilobytes.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select, unbounded};
-use onelayer::probe::{ChildGroup, goes_first};
+use onelayer_probe::{ChildGroup, goes_first};
 use regex::bytes::Regex;
 use rustix::process::{Signal, getpgrp, kill_process};
 use signal_hook::consts::SIGINT;

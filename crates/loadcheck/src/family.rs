@@ -7,7 +7,7 @@
 
 use std::sync::OnceLock;
 
-use onelayer::probe::Procfs;
+use onelayer_probe::Procfs;
 use rustix::process::Pid;
 
 /// A process: its id, which is used again, and its start in ticks since the machine's.

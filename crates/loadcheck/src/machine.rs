@@ -1,13 +1,13 @@
 //! What the machine offers: kernel, memory, and the memory limit that applies to this process.
 
-use onelayer::probe::{CgroupVersion, Procfs};
+use onelayer_probe::{CgroupVersion, Procfs};
 
 use crate::report::{Cgroup, Host};
 
 /// The machine, as a report has it.
 pub(crate) fn host() -> Host {
     let procfs = Procfs::default();
-    let machine = onelayer::probe::Host::read(&procfs);
+    let machine = onelayer_probe::Host::read(&procfs);
     let group = procfs.myself().memory_group().ok();
     Host {
         kernel: machine.kernel.value().map(Into::into),
@@ -35,7 +35,7 @@ pub(crate) fn memory_limit_bytes() -> Option<u64> {
 /// dropped counts as free. `None` where neither says.
 pub(crate) fn memory_available_bytes() -> Option<u64> {
     let procfs = Procfs::default();
-    let machine_bytes = onelayer::probe::Host::read(&procfs).ram_available_bytes.value();
+    let machine_bytes = onelayer_probe::Host::read(&procfs).ram_available_bytes.value();
     let group_bytes =
         procfs.myself().memory_group().ok().and_then(|group| group.headroom_bytes().value().flatten());
     match (machine_bytes, group_bytes) {

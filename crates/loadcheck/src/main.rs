@@ -32,13 +32,8 @@ mod progress;
 mod report;
 mod signals;
 mod sizes;
-#[cfg(test)]
-#[path = "../../../tests/common/skipped.rs"]
-mod skipped;
-mod small_file;
 mod source;
 mod strategies;
-mod synth;
 mod template;
 mod words;
 mod worker;

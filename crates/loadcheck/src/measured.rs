@@ -2,7 +2,7 @@
 //! a load, and for a conversion, which measures itself.
 
 use onelayer::live::{self, MemoryKind};
-use onelayer::probe::{self, Measured, ProcessMemory, Summary};
+use onelayer_probe::{Measured, ProcessMemory, Summary};
 use onelayer::units::MIB;
 
 use crate::report::{Peak, Place, Point, Promise, Report, Split, Unavailable};
@@ -31,7 +31,7 @@ pub(crate) fn split(point: Point) -> Point {
 }
 
 /// Where a peak was.
-pub(crate) fn place_of(peak: &Measured<probe::Peak>) -> Option<Place> {
+pub(crate) fn place_of(peak: &Measured<onelayer_probe::Peak>) -> Option<Place> {
     let Measured::Value(peak) = peak else { return None };
     Some(Place {
         layer: peak.at.layer.as_deref().map(str::to_owned),

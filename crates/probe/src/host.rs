@@ -91,24 +91,22 @@ fn cpu_model(text: &str) -> Result<Box<str>, Reason> {
         .ok_or(Reason::FieldMissing { file: "/proc/cpuinfo", field: "model name" })
 }
 
-impl FileSystem {
-    /// The one that holds `path`.
-    ///
-    /// # Errors
-    /// The reason it cannot be told.
-    pub fn of(path: &Path) -> Result<Self, Reason> {
-        rustix::fs::statfs(path)
-            .map(|statfs| Self::from_raw(statfs.f_type))
-            .map_err(|errno| Reason::unreadable("the path", &errno.into()))
-    }
+/// The file system that holds `path`.
+///
+/// # Errors
+/// The reason it cannot be told.
+pub fn file_system_of(path: &Path) -> Result<FileSystem, Reason> {
+    rustix::fs::statfs(path)
+        .map(|statfs| FileSystem::from_raw(statfs.f_type))
+        .map_err(|errno| Reason::unreadable("the path", &errno.into()))
+}
 
-    /// The one that holds an open file.
-    ///
-    /// # Errors
-    /// The reason it cannot be told.
-    pub fn of_file(file: &File) -> Result<Self, Reason> {
-        Self::holding(file).map_err(|error| Reason::unreadable("the file", &error))
-    }
+/// The file system that holds an open file.
+///
+/// # Errors
+/// The reason it cannot be told.
+pub fn file_system_of_file(file: &File) -> Result<FileSystem, Reason> {
+    FileSystem::holding(file).map_err(|error| Reason::unreadable("the file", &error))
 }
 
 #[cfg(test)]
@@ -137,7 +135,7 @@ mod tests {
 
     #[test]
     fn the_file_system_of_a_path_is_found() {
-        assert_eq!(FileSystem::of(Path::new("/proc")).unwrap().to_string(), "proc");
-        assert!(FileSystem::of(Path::new("/nonexistent")).is_err());
+        assert_eq!(file_system_of(Path::new("/proc")).unwrap().to_string(), "proc");
+        assert!(file_system_of(Path::new("/nonexistent")).is_err());
     }
 }

@@ -50,7 +50,7 @@ pub use onelayer_system::file_system::FileSystem;
 pub use activity::Activity;
 pub use cgroup::{CgroupVersion, ChildGroup, CpuGroup, GroupMemory, MemoryGroup};
 pub use error::ProbeError;
-pub use host::Host;
+pub use host::{Host, file_system_of, file_system_of_file};
 pub use measured::{Measured, Reason, Unavailable};
 pub use memory::{PeakReset, ProcessMemory};
 pub use nvml::{GpuMemory, NvmlError};

@@ -101,7 +101,7 @@ fn residency_of(file: &File) -> Result<Residency, Reason> {
         return Err(Reason::NotHere("only regular files have a page cache of their own"));
     }
     let file_bytes = metadata.len();
-    let is_overlay = FileSystem::of_file(file).is_ok_and(|kind| kind.is_overlay());
+    let is_overlay = FileSystem::holding(file).is_ok_and(|kind| kind.is_overlay());
     let all = ByteRange::with_len(0, file_bytes).expect("a range that begins at zero");
     let counted = if is_overlay { None } else { page_cache::pages_by_cachestat(file, all).ok() };
     let (pages, method) = match counted {
@@ -145,7 +145,7 @@ mod tests {
     /// Temporary files live on tmpfs on some machines: what is dropped there would be lost, so
     /// nothing is.
     fn is_on_disk(file: &tempfile::NamedTempFile) -> bool {
-        let kind = FileSystem::of_file(file.as_file()).unwrap();
+        let kind = FileSystem::holding(file.as_file()).unwrap();
         let on_disk = kind.name() != Some("tmpfs");
         if !on_disk {
             skipped("temporary files live in memory here");

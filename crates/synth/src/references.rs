@@ -16,7 +16,7 @@ use super::config::ModelConfig;
 use super::{architecture, shards};
 
 fn fixtures() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures/synth")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/synth")
 }
 
 fn read(name: &str) -> Value {

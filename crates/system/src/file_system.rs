@@ -115,6 +115,8 @@ impl FileSystem {
         self.is_at(Place::Program)
     }
 
+    /// True if it is an overlay, which hands calls on to other file systems.
+    #[must_use]
     pub fn is_overlay(self) -> bool {
         self.magic == OVERLAY
     }

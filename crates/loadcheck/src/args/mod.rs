@@ -26,7 +26,7 @@ use crate::exit::Exit;
 use crate::limits::{LimitArg, VramArg};
 use crate::output::numbers::to_f64;
 use crate::sizes::{Size, parse_duration};
-use crate::synth::{FloatType, presets};
+use onelayer_synth::{FloatType, presets};
 
 mod compare;
 mod convert;

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use onelayer::probe::{ChildGroup, Procfs, TreeOptions, TreeSampler, TreeSummary};
+use onelayer_probe::{ChildGroup, Procfs, TreeOptions, TreeSampler, TreeSummary};
 
 use rustix::process::{Pid, set_child_subreaper};
 

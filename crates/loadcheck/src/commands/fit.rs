@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 
-use onelayer::probe::ChildGroup;
+use onelayer_probe::ChildGroup;
 use onelayer::units::HumanBytes;
 use rustix::process::{Pid, set_child_subreaper};
 

@@ -1,6 +1,6 @@
 //! The control group that a run gets for itself.
 
-use onelayer::probe::ChildGroup;
+use onelayer_probe::ChildGroup;
 
 use crate::report::Report;
 use crate::signals::Interrupts;

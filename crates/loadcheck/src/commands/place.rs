@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use onelayer::fit::{
+use onelayer_fit::{
     CacheType, Demand, DeviceMap, FitError, FitPlan, Limits, ModelConfig, Precision, Tier, Weights, Workload,
 };
-use onelayer::{Checkpoint, FloatType, Layers};
+use onelayer::{Checkpoint, Layers};
 
 use crate::args::{CacheDtype, PlaceArgs};
 use crate::config::LoadConfig;
@@ -125,7 +125,7 @@ impl<'a> Asked<'a> {
             weight_bytes: demand.weight_bytes(),
             cache_bytes: demand.cache.bytes(workload),
             cache_unknown: match &demand.cache {
-                onelayer::fit::CacheModel::Unknown { why } => Some(why.clone()),
+                onelayer_fit::CacheModel::Unknown { why } => Some(why.clone()),
                 _ => None,
             },
             activation_estimate_bytes: demand.activation.map(|activation| activation.bytes(workload)),
@@ -157,7 +157,7 @@ impl<'a> Asked<'a> {
 
     /// What is not known, or was decided without being asked.
     fn note(&self, demand: &Demand, report: &mut Report) {
-        if let onelayer::fit::CacheModel::Unknown { why } = &demand.cache {
+        if let onelayer_fit::CacheModel::Unknown { why } = &demand.cache {
             report.note(format!("no room is kept for the cache of a context: {why}"));
         } else if self.args.context.is_none() {
             report.note("no room is kept for a context: --context says how long it is to be".to_owned());
@@ -176,7 +176,7 @@ impl<'a> Asked<'a> {
 
 /// As the load would deliver them.
 fn weights_of(load: &LoadConfig) -> Weights {
-    let dtype = load.dtype.map(FloatType::from);
+    let dtype = load.dtype.map(crate::config::float_type);
     match (load.quantise, dtype) {
         (Some(form), dtype) => Weights::Quantised { to: form.0, dtype },
         (None, Some(dtype)) => Weights::Narrowed(dtype),
@@ -193,7 +193,7 @@ fn problem(error: &FitError) -> Problem {
     Problem::new(Code::CannotBeMet, error.to_string()).help(help)
 }
 
-fn tier_share(share: &onelayer::fit::TierUse) -> TierShare {
+fn tier_share(share: &onelayer_fit::TierUse) -> TierShare {
     TierShare {
         tier: tier_name(share.tier),
         limit_bytes: share.limit_bytes,
@@ -208,7 +208,7 @@ fn tier_share(share: &onelayer::fit::TierUse) -> TierShare {
 }
 
 fn placed_layers(demand: &Demand, plan: &FitPlan, workload: &Workload) -> Vec<PlacedLayer> {
-    let layer = |(unit, tier): (&onelayer::fit::Unit, &Tier)| PlacedLayer {
+    let layer = |(unit, tier): (&onelayer_fit::Unit, &Tier)| PlacedLayer {
         id: unit.id.to_string(),
         tier: tier_name(*tier),
         weight_bytes: unit.weight_bytes,

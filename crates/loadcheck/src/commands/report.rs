@@ -8,7 +8,7 @@ use crate::output::terminal::Terminal;
 use crate::output::{Output, json, print_problems, to_stdout};
 use crate::problem::{Code, Problem, most_basic_first};
 use crate::report::{CommandName, Report, SCHEMA};
-use crate::small_file;
+use onelayer_system::small_file;
 
 /// The most that is read: a report with the hashes of a million tensors has a quarter of it.
 const FILE_BYTES_MAX: u64 = 512 << 20;

@@ -13,7 +13,7 @@ use crate::progress::Progress;
 use crate::report::{CommandName, Report, Synth};
 use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::sizes::SizeContext;
-use crate::synth::{self, SynthError, SynthRequest};
+use onelayer_synth::{SynthError, SynthReport, SynthRequest};
 
 use super::{Outcome, shell_word};
 
@@ -86,7 +86,7 @@ fn make(
     request: &SynthRequest,
     interrupts: &Interrupts,
     terminal: &Terminal,
-) -> (Result<synth::SynthReport, SynthError>, Option<i32>) {
+) -> (Result<SynthReport, SynthError>, Option<i32>) {
     let cancel = Arc::clone(&request.cancel);
     let over = AtomicBool::new(false);
     let mut progress = Progress::start(terminal.progress, "");
@@ -105,7 +105,7 @@ fn make(
             Err(source) => return (Err(SynthError::Thread { source }), None),
         };
         let made =
-            synth::run(request, &mut |done_bytes, total_bytes| progress.update(done_bytes, total_bytes, ""));
+            onelayer_synth::run(request, &mut |done_bytes, total_bytes| progress.update(done_bytes, total_bytes, ""));
         over.store(true, Ordering::Relaxed);
         drop(progress);
         (made, listener.join().unwrap_or_default())

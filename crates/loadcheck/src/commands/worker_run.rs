@@ -1,7 +1,7 @@
 //! What the commands share that load in a worker: how they prepare, listen, and settle what became
 //! of it.
 
-use onelayer::probe::{ChildGroup, GroupMemory};
+use onelayer_probe::{ChildGroup, GroupMemory};
 
 use super::group::own_group;
 use crate::args::CacheArg;

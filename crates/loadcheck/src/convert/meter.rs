@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use onelayer::probe::{Sampler, SamplerOptions};
+use onelayer_probe::{Sampler, SamplerOptions};
 
 use crate::measured::{self, point};
 use crate::pressure::{self, Counters};

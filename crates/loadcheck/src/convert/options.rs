@@ -17,7 +17,7 @@ use crate::config::bad_pattern;
 use crate::problem::{Code, Problem};
 use crate::report::ConvertParams;
 use crate::sizes::{Size, SizeContext};
-use crate::small_file;
+use onelayer_system::small_file;
 use crate::worker;
 
 /// The command line, and what the files that it names say.
@@ -129,7 +129,7 @@ impl Options {
             conversion = conversion.jobs(jobs);
         }
         if let Some(dtype) = tensors.dtype {
-            conversion = conversion.dtype(dtype.into());
+            conversion = conversion.dtype(crate::config::float_type(dtype));
         }
         if let Some(form) = tensors.quantise {
             conversion = conversion.quantise(form.0);

@@ -22,7 +22,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use crate::config::reason_of;
-use crate::synth::FloatType;
+use onelayer_synth::FloatType;
 
 /// Rules are written by hand; more than this is another file, given by mistake.
 pub(crate) const RULES_BYTES_MAX: u64 = 256 << 10;
@@ -156,7 +156,7 @@ impl Rule {
             .map_err(|error| RulesError::Pattern { place, reason: reason_of(&error) })?;
         let dtype = entry.dtype.get_ref().clone();
         let casting = match FloatType::ALL.into_iter().find(|float| float.short_name() == dtype) {
-            Some(float) => Casting::To(float.into()),
+            Some(float) => Casting::To(crate::config::float_type(float)),
             None if dtype == "keep" => Casting::Keep,
             None => {
                 let place = Place::of(text, entry.dtype.span());

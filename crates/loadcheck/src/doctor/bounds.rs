@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use onelayer::probe::{Host, Procfs};
+use onelayer_probe::{Host, Procfs};
 use onelayer::units::{HumanBytes, MIB};
 use rustix::process::{Resource, getrlimit};
 

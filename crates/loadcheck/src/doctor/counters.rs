@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use onelayer::probe::{PeakReset, ProbeError, Procfs};
+use onelayer_probe::{PeakReset, ProbeError, Procfs};
 
 use crate::report::Check;
 

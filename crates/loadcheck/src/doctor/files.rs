@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use onelayer::probe::{FileSystem, Measured, Residency, ResidencyMethod, residency};
+use onelayer_probe::{FileSystem, Measured, Residency, ResidencyMethod, residency};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 
 use crate::report::Check;
@@ -31,7 +31,7 @@ pub(super) fn files(path: &Path) -> Vec<Check> {
     match tried(path) {
         Ok(tried) => {
             let cache = residency(&tried.path);
-            let system = FileSystem::of_file(&tried.file).ok();
+            let system = FileSystem::holding(&tried.file).ok();
             let name = system.and_then(FileSystem::name).unwrap_or("unknown file system");
             let is_network = system.is_some_and(FileSystem::is_network);
             let direct = Direct {
@@ -161,7 +161,7 @@ fn judge_cache(system: &str, cache: Measured<Residency>) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use onelayer::probe::Reason;
+    use onelayer_probe::Reason;
 
     use super::*;
     use crate::report::State;

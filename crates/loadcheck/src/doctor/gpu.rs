@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use onelayer::probe::{GpuMemory, NvmlError};
+use onelayer_probe::{GpuMemory, NvmlError};
 
 use crate::args::{Device, LoadArgs};
 use crate::config::LoadConfig;

@@ -1,7 +1,7 @@
 //! Control groups: where this process is, what limits it, and whether it may make one of its own;
 //! and swap.
 
-use onelayer::probe::{CgroupVersion, ChildGroup, MemoryGroup, ProbeError, Procfs};
+use onelayer_probe::{CgroupVersion, ChildGroup, MemoryGroup, ProbeError, Procfs};
 use onelayer::units::HumanBytes;
 
 use crate::report::Check;
@@ -89,7 +89,7 @@ fn judge_swap(text: &str) -> Check {
 mod tests {
     use std::io;
 
-    use onelayer::probe::Reason;
+    use onelayer_probe::Reason;
 
     use super::*;
     use crate::report::State;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use onelayer::probe::{ChildGroup, TreeOptions, TreeSampler, drop_cache, residency};
+use onelayer_probe::{ChildGroup, TreeOptions, TreeSampler, drop_cache, residency};
 
 use super::trial::{End, Ran};
 use crate::args::CacheArg;

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
-use onelayer::probe::ChildGroup;
+use onelayer_probe::ChildGroup;
 
 /// How often it looks.
 const INTERVAL: Duration = Duration::from_millis(100);

@@ -1,7 +1,7 @@
 //! Our own loader under a limit, or a habit of others that we imitate: a fresh worker, as `run` and
 //! `compare` start it, in a group.
 
-use onelayer::probe::ChildGroup;
+use onelayer_probe::ChildGroup;
 
 use super::trial::{End, Ran};
 use crate::config::LoadConfig;

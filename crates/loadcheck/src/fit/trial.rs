@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onelayer::probe::{ChildGroup, GroupMemory, ProbeError};
+use onelayer_probe::{ChildGroup, GroupMemory, ProbeError};
 use rustix::param::page_size;
 
 use super::guard::{Guarded, guarded};
@@ -116,7 +116,7 @@ pub(crate) fn no_group(error: &ProbeError) -> Problem {
 
 #[cfg(test)]
 mod tests {
-    use onelayer::probe::{Measured, Procfs};
+    use onelayer_probe::{Measured, Procfs};
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! What the processes hold that this program has started and that still live.
 
-use onelayer::probe::{Procfs, Reason};
+use onelayer_probe::{Procfs, Reason};
 
 use super::held::Held;
 use crate::family::descendants;

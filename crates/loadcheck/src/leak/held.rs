@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use onelayer::probe::ProcessMemory;
+use onelayer_probe::ProcessMemory;
 
 /// A kind of memory, as in a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

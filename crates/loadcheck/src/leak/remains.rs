@@ -12,7 +12,7 @@
 //! Page cache is no leak: the kernel takes it back. Where the whole machine or device is counted,
 //! others count too; the slope is made for that, as long as they do not grow steadily themselves.
 
-use onelayer::probe::{ChildGroup, GpuMemory, NvmlError};
+use onelayer_probe::{ChildGroup, GpuMemory, NvmlError};
 
 use super::family::family;
 use super::held::{CyclePoint, Held};

@@ -9,13 +9,13 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use onelayer::probe::INTERVAL_DEFAULT;
+use onelayer_probe::INTERVAL_DEFAULT;
 use rustix::fs::{Access, CWD, RenameFlags, access};
 
 use crate::args::{ExportArgs, FormatArg, OutputArgs, PictureArgs};
 use crate::problem::{Code, Problem};
 use crate::report::Report;
-use crate::source::belongs_to_checkpoint;
+use onelayer_synth::belongs_to_checkpoint;
 
 use self::terminal::{Paint, Role, Terminal};
 use self::text::Look;

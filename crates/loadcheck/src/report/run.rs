@@ -400,7 +400,7 @@ pub(crate) struct TensorHash {
 
 impl Samples {
     /// The samples of a timeline; without its rows unless `keep` is set.
-    pub(crate) fn new(interval_ms: f64, timeline: &onelayer::probe::Timeline, keep: bool) -> Self {
+    pub(crate) fn new(interval_ms: f64, timeline: &onelayer_probe::Timeline, keep: bool) -> Self {
         let columns = ["elapsed_us", "host_bytes", "rss_bytes", "anon_bytes", "file_bytes", "shmem_bytes"];
         let rows = timeline.rows().filter(|_| keep).map(|row| {
             let elapsed_us = u64::try_from(row.elapsed.as_micros()).ok();

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use onelayer::load::{CancelHandle, Progress};
-use onelayer::probe::{Marker, Sampler, Summary};
+use onelayer_probe::{Marker, Sampler, Summary};
 
 use super::child::tell;
 use super::protocol::{Crossing, Message, Watch};

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use onelayer::checkpoint::Checkpoint;
-use onelayer::probe::{drop_cache, residency};
+use onelayer_probe::{drop_cache, residency};
 
 use crate::args::CacheArg;
 use crate::output::numbers::to_f64;

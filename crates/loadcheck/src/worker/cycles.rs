@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use onelayer::live::{self, MemoryUse};
 use onelayer::load::{LoadedLayer, Loader};
-use onelayer::probe::{Sampler, SamplerOptions};
+use onelayer_probe::{Sampler, SamplerOptions};
 use onelayer::{LoadError, Receipt, Target};
 use serde::{Deserialize, Serialize};
 
@@ -279,7 +279,7 @@ impl<'a> Cycles<'a> {
     }
 }
 
-fn cannot_measure(error: onelayer::probe::ProbeError) -> Vec<Problem> {
+fn cannot_measure(error: onelayer_probe::ProbeError) -> Vec<Problem> {
     vec![Problem::new(Code::CannotMeasure, format!("cannot measure: {error}"))]
 }
 
@@ -289,5 +289,5 @@ fn first(problems: Vec<Problem>) -> Problem {
     problems.into_iter().next().unwrap_or_else(none)
 }
 
-#[cfg(all(test, feature = "cuda"))]
+#[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use onelayer::checkpoint::{Checkpoint, TensorId};
-use onelayer::probe::{Marker, Procfs, Sampler, SamplerOptions};
+use onelayer_probe::{Marker, Procfs, Sampler, SamplerOptions};
 use onelayer::units::HumanBytes;
 
 use super::child::tell;

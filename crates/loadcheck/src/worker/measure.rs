@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use onelayer::checkpoint::Checkpoint;
 use onelayer::load::{LayerStream, LoadError, LoadReport, LoadedLayer, Loader};
 use onelayer::plan::{MemoryTerms, Placement};
-use onelayer::probe::{Procfs, Sampler, SamplerOptions, Summary};
+use onelayer_probe::{Procfs, Sampler, SamplerOptions, Summary};
 use onelayer::source::Queueing;
 use onelayer::{LoadPlan, Pinning, RingMode};
 

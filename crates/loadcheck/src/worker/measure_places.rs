@@ -7,10 +7,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use onelayer::checkpoint::Checkpoint;
-use onelayer::fit::{DeviceMap, Tier};
+use onelayer_fit::{DeviceMap, Tier};
 use onelayer::load::{LoadReport, LoadedLayer};
-use onelayer::placed::{PlacedError, PlacedPlan, TierLoader};
-use onelayer::probe::{Procfs, Sampler, SamplerOptions, Summary};
+use onelayer_fit::{PlacedError, PlacedPlan, TierLoader};
+use onelayer_probe::{Procfs, Sampler, SamplerOptions, Summary};
 use onelayer::{Device, LoadError, LoadPlan, Target};
 
 use super::attendant::{Attendant, add_missed};

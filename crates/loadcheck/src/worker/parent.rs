@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, after, never, select, unbounded};
-use onelayer::probe::{ChildGroup, goes_first};
+use onelayer_probe::{ChildGroup, goes_first};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::child::ARGUMENT;

@@ -5,9 +5,9 @@ use std::sync::atomic::AtomicBool;
 
 use onelayer::LoadPlan;
 use onelayer::checkpoint::Checkpoint;
-use onelayer::fit::{DeviceMap, Tier};
+use onelayer_fit::{DeviceMap, Tier};
 use onelayer::layers::Layers;
-use onelayer::placed::{PlacedError, PlacedLoader, PlacedPlan};
+use onelayer_fit::{PlacedError, PlacedLoader, PlacedPlan};
 use onelayer::units::HumanBytes;
 
 use super::child::tell;

@@ -22,7 +22,7 @@ use crate::config::{Budgets, LoadConfig};
 use crate::problem::{Code, Problem};
 use crate::report::{DtypeShare, Largest, MemoryTerm, Plan, PlannedRank, Ring, Source};
 use crate::sizes::SizeContext;
-use crate::small_file;
+use onelayer_system::small_file;
 
 /// Rules for layers are written by hand; more than this is another file, given by mistake.
 const LAYER_MAP_BYTES_MAX: u64 = 256 << 10;
@@ -69,7 +69,7 @@ pub(super) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBu
         builder = builder.device_budget(device_budget_bytes);
     }
     if let Some(dtype) = config.dtype {
-        builder = builder.dtype(dtype.into());
+        builder = builder.dtype(crate::config::float_type(dtype));
     }
     if let Some(form) = config.quantise {
         builder = builder.quantise(form.0);

@@ -8,7 +8,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use onelayer::probe::{GpuMemory, NvmlError};
+use onelayer_probe::{GpuMemory, NvmlError};
 use onelayer::{Device, Target};
 
 use crate::report::{Place, Unavailable, Vram};

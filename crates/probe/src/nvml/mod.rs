@@ -12,7 +12,7 @@
 //! Functions and structures: NVML API Reference Guide, "Initialization and Cleanup", "Device
 //! Queries", "Error reporting".
 
-#[cfg(feature = "cuda")]
+#[cfg(feature = "nvml")]
 mod library;
 
 /// Why NVML does not tell.
@@ -65,9 +65,9 @@ pub enum NvmlError {
 /// A GPU that NVML knows. Closes the library when dropped.
 #[derive(Debug)]
 pub struct GpuMemory {
-    #[cfg(feature = "cuda")]
+    #[cfg(feature = "nvml")]
     device: library::Device,
-    #[cfg(not(feature = "cuda"))]
+    #[cfg(not(feature = "nvml"))]
     never: std::convert::Infallible,
 }
 
@@ -79,11 +79,11 @@ impl GpuMemory {
     ///
     /// # Errors
     /// [`NvmlError`] if there is no usable library, or if it does not know the device.
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there is nothing to ask"))]
+    #[cfg_attr(not(feature = "nvml"), expect(unused_variables, reason = "there is nothing to ask"))]
     pub fn open(uuid: Option<&str>, pci_bus_id: Option<&str>, total_bytes: u64) -> Result<Self, NvmlError> {
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "nvml")]
         return library::Device::open(uuid, pci_bus_id, total_bytes).map(|device| Self { device });
-        #[cfg(not(feature = "cuda"))]
+        #[cfg(not(feature = "nvml"))]
         Err(NvmlError::NotBuilt)
     }
 
@@ -92,9 +92,9 @@ impl GpuMemory {
     /// # Errors
     /// [`NvmlError::Failed`].
     pub fn used_bytes(&self) -> Result<u64, NvmlError> {
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "nvml")]
         return self.device.used_bytes();
-        #[cfg(not(feature = "cuda"))]
+        #[cfg(not(feature = "nvml"))]
         match self.never {}
     }
 
@@ -103,11 +103,11 @@ impl GpuMemory {
     /// # Errors
     /// [`NvmlError::NoSuchProcess`] if the library does not tell, which is the rule in containers;
     /// [`NvmlError::Failed`].
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there is nothing to ask"))]
+    #[cfg_attr(not(feature = "nvml"), expect(unused_variables, reason = "there is nothing to ask"))]
     pub fn of_process(&mut self, pid: u32) -> Result<u64, NvmlError> {
-        #[cfg(feature = "cuda")]
+        #[cfg(feature = "nvml")]
         return self.device.of_process(pid);
-        #[cfg(not(feature = "cuda"))]
+        #[cfg(not(feature = "nvml"))]
         match self.never {}
     }
 }
