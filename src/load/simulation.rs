@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use super::attend::Attendants;
 use super::setup::Setup;
-use super::{HandOut, Hooks, LayerStream, LoadError, stream};
+use super::{Hooks, LayerStream, LoadError, stream};
 use crate::checkpoint::Checkpoint;
 use crate::device::{Backend, DeviceError, PendingCopy, Place, Resident};
 use crate::layers::Layers;
-use crate::plan::{Copies, CopyOp, LoadPlan, MoveOp, PlanLimits, PlannedLayer, Window};
+use crate::plan::{Copies, CopyOp, HandOut, LoadPlan, MoveOp, PlanLimits, PlannedLayer, Window};
 use crate::source::{self, Fallback, IoMode, IoWays, ReadRequest, Source, SourceError};
 use crate::staging::{Empty, Filled, Ring, Slot};
 use crate::units::{to_u64, to_usize};

@@ -397,12 +397,14 @@ mod tests {
         let mut limits = PlanLimits::new(6 * MIB);
         (limits.options.io, limits.options.readers) = (IoMode::Mmap, Some(8));
         let fits = |ring: RingShape| {
-            Needs::of(ring, limits.options.io, Scratch::None, 0).total_bytes <= limits.options.host_budget_bytes
+            Needs::of(ring, limits.options.io, Scratch::None, 0).total_bytes
+                <= limits.options.host_budget_bytes
         };
         let ring = largest_ring(&limits, SLOT_BYTES_MIN, fits).unwrap();
         assert_eq!((ring.slots, ring.readers), (4, 2));
         let fits = |ring: RingShape| {
-            Needs::of(ring, limits.options.io, Scratch::None, MIB).total_bytes <= limits.options.host_budget_bytes
+            Needs::of(ring, limits.options.io, Scratch::None, MIB).total_bytes
+                <= limits.options.host_budget_bytes
         };
         let ring = largest_ring(&limits, SLOT_BYTES_MIN, fits).unwrap();
         assert_eq!((ring.slots, ring.readers), (4, 1));

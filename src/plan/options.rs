@@ -30,13 +30,14 @@ use crate::units::{HumanBytes, KIB, MIB};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LoadOptions {
-    /// Most host memory that the load may hold beside resident layers, in bytes. 64 MiB by default.
+    /// Most host memory that the load may hold beside resident layers, in bytes. 64 MiB by
+    /// default, enough for every disk and link that was measured.
     pub host_budget_bytes: u64,
     /// Most memory that resident layers may take on the device, in bytes. `None`, the default, sets
     /// no limit.
     pub device_budget_bytes: Option<u64>,
-    /// Device memory that must stay free, in bytes. 64 MiB by default. The plan ignores it; the
-    /// loader checks it before it allocates.
+    /// Device memory that must stay free, in bytes. 64 MiB by default, what a driver needs for
+    /// its own bookkeeping. The plan ignores it; the loader checks it before it allocates.
     pub device_reserve_bytes: u64,
     /// Layers resident at once. Two by default.
     pub window: Window,
@@ -72,24 +73,21 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// The default of [`Self::host_budget_bytes`]: enough for every disk and link that was measured.
-    pub const DEFAULT_HOST_BUDGET_BYTES: u64 = 64 * MIB;
-    /// The default of [`Self::device_reserve_bytes`]: what a driver takes for its own bookkeeping.
-    pub const DEFAULT_DEVICE_RESERVE_BYTES: u64 = 64 * MIB;
-    /// The default of [`Self::prefetch_layers`].
-    pub const DEFAULT_PREFETCH_LAYERS: u32 = 2;
-    /// The default of [`Self::stall_timeout`].
-    pub const DEFAULT_STALL_TIMEOUT: Duration = Duration::from_secs(30);
+    /// The same options for one pass over all layers, which all stay resident.
+    #[must_use]
+    pub(crate) fn keeping_everything(self) -> Self {
+        Self { window: Window::All, order: ReadOrder::Files, passes: Passes::default(), ..self }
+    }
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
         Self {
-            host_budget_bytes: Self::DEFAULT_HOST_BUDGET_BYTES,
+            host_budget_bytes: 64 * MIB,
             device_budget_bytes: None,
-            device_reserve_bytes: Self::DEFAULT_DEVICE_RESERVE_BYTES,
+            device_reserve_bytes: 64 * MIB,
             window: Window::Layers(2),
-            prefetch_layers: Self::DEFAULT_PREFETCH_LAYERS,
+            prefetch_layers: 2,
             passes: Passes::default(),
             order: ReadOrder::Layers,
             io: IoMode::Auto,
@@ -100,7 +98,7 @@ impl Default for LoadOptions {
             hole_bytes_max: 64 * KIB,
             hash: false,
             hand_out: HandOut::default(),
-            stall_timeout: Self::DEFAULT_STALL_TIMEOUT,
+            stall_timeout: Duration::from_secs(30),
         }
     }
 }
