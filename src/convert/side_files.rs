@@ -20,8 +20,8 @@ use super::digest::{Digest, hex};
 use super::pieces::{PieceFault, read_pieces};
 use super::{ConvertError, MANIFEST_NAME, SideFileRecord};
 use crate::checkpoint::{Checkpoint, CheckpointError, FileKind, relative_name};
-use onelayer_system::folder::names_in;
 use crate::units::to_u64;
+use onelayer_system::folder::names_in;
 
 /// Folders below the source that are searched, one inside the other.
 const DEPTH_MAX: usize = 8;
