@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{IoDecision, IoMode, LoadOptions, MemoryTerm, ReadOrder, Window};
+use super::io::{IoDecision, IoMode};
+use super::options::{LoadOptions, ReadOrder, Window};
+use super::terms::MemoryTerm;
 use crate::layers::LayerId;
 use crate::units::Alignment;
 

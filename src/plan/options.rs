@@ -4,7 +4,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{FloatType, IoMode, Passes, Quantisation, QuantiseChoice, ReadOrder};
+use super::cast::FloatType;
+use super::io::IoMode;
+use super::quantise::{Quantisation, QuantiseChoice};
 use crate::units::{HumanBytes, KIB, MIB};
 
 /// The options of a load that are plain values. [`LoadOptions::default`] has the defaults; change
@@ -134,6 +136,68 @@ impl fmt::Display for Window {
             Self::Layers(count) => write!(f, "{count}"),
             Self::Bytes(bytes) => write!(f, "{}", HumanBytes(*bytes)),
         }
+    }
+}
+
+/// How often a stream goes over all its layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Passes {
+    /// This many times; zero counts as one.
+    Times(u64),
+    /// Until the stream is dropped or fails.
+    Endless,
+}
+
+impl Passes {
+    /// The number of passes; `None` if endless.
+    #[must_use]
+    pub fn count(self) -> Option<u64> {
+        match self {
+            Self::Times(count) => Some(count.max(1)),
+            Self::Endless => None,
+        }
+    }
+
+    /// True if every layer is handed out once.
+    #[must_use]
+    pub fn is_one(self) -> bool {
+        self.count() == Some(1)
+    }
+}
+
+impl Default for Passes {
+    fn default() -> Self {
+        Self::Times(1)
+    }
+}
+
+impl fmt::Display for Passes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.count() {
+            Some(count) => write!(f, "{count}"),
+            None => f.write_str("endless"),
+        }
+    }
+}
+
+/// The order in which reads are issued.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ReadOrder {
+    /// One layer after the other, in execution order; within a layer in file order.
+    #[default]
+    Layers,
+    /// In file order, whatever the layer: for loads that keep everything. Layers complete in any
+    /// order.
+    Files,
+}
+
+impl fmt::Display for ReadOrder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Layers => "layers",
+            Self::Files => "files",
+        })
     }
 }
 
