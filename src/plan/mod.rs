@@ -30,10 +30,10 @@ use crate::layers::Layers;
 use crate::ranks::{Cut, Rank, RankPart, SplitRules, Splitter};
 use crate::units::{to_u64, to_usize};
 
+pub use self::cast::Cast;
 #[cfg(feature = "convert")]
 pub(crate) use self::cast::is_plain;
 pub use self::cast::narrowing_of;
-pub use self::cast::{Cast, FloatType};
 pub use self::error::PlanError;
 pub use self::gather::{Gather, GatherOp};
 pub use self::io::{
@@ -60,6 +60,7 @@ pub use self::resident::WindowShape;
 pub use self::tensors::QuantisedTensor;
 use self::tensors::{Parts, QuantisedTensors};
 pub use self::terms::{MemoryTerm, TermKind};
+pub use onelayer_system::FloatType;
 
 mod cast;
 mod display;

@@ -4,10 +4,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::cast::FloatType;
 use super::io::IoMode;
 use super::quantise::{Quantisation, QuantiseChoice};
 use crate::units::{HumanBytes, KIB, MIB};
+use onelayer_system::FloatType;
 
 /// The options of a load that are plain values. [`LoadOptions::default`] has the defaults; change
 /// the fields that differ.

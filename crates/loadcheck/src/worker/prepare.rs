@@ -86,7 +86,7 @@ fn load_options(config: &LoadConfig, budgets: &Budgets) -> LoadOptions {
     options.order = if config.hash { ReadOrder::Layers } else { ReadOrder::Files };
     options.io = config.io.mode();
     options.readers = config.readers.map(|readers| readers.max(1));
-    options.dtype = config.dtype.map(crate::config::float_type);
+    options.dtype = config.dtype;
     options.quantise = config.quantise.map(|form| form.0);
     options.hole_bytes_max = config.ranks.read_through.unwrap_or(options.hole_bytes_max);
     options.hash = config.hash;
