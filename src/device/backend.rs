@@ -1,4 +1,4 @@
-//! What the loader needs of a device.
+//! The traits of a device: arenas, copies, resident layers.
 //!
 //! ```text
 //! allocate --> arena, shared by the copies into it --(all copies queued)--> seal --> resident --> drop frees

@@ -73,7 +73,7 @@ pub enum DeviceError {
     },
     /// The driver refused memory for an arena that should have fitted.
     #[error(
-        "cannot allocate an arena of {} on the device: {} are free now; does somebody else use it?",
+        "cannot allocate an arena of {} on the device: {} are free now; does another process use it?",
         HumanBytes(*bytes), HumanBytes(*free_bytes)
     )]
     DeviceAllocation {
@@ -105,7 +105,9 @@ pub enum DeviceError {
     PerThreadStream,
     /// The driver refused to report when a dropped layer's part of the window is free, so no layer
     /// can follow it there.
-    #[error("nobody knows when a dropped layer's part of the window is free: the driver has refused to say")]
+    #[error(
+        "it is unknown when a dropped layer's part of the window is free: the driver has refused to report it"
+    )]
     WindowInDoubt,
     /// A call of the driver failed.
     #[error("{call} failed: {code}")]

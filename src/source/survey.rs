@@ -6,7 +6,7 @@
 //! ```text
 //! statfs, statx, O_DIRECT --+
 //! cachestat on samples -----+--> Facts --decide--> IoDecision
-//!   else mincore, else reads of single bytes that must not wait, else nobody
+//!   else mincore, else reads of single bytes that must not wait
 //! ```
 
 use std::fs::File;
@@ -93,7 +93,7 @@ impl Facts {
         }
         advise_random(file);
         let all = ByteRange::with_len(0, file_bytes).expect("a range that begins at zero");
-        let by = who_tells(system, file, file_system);
+        let by = residency_lookup(system, file, file_system);
         facts.resident = by.and_then(|by| Some((by, resident_in_samples(system, by, file, all)?)));
         facts.has_uncached_reads = file_bytes > 0 && system.read_uncached(file, &mut [0], 0).is_ok();
         facts
@@ -114,9 +114,13 @@ pub(super) fn advise_random(file: &File) {
 }
 
 /// The first way of finding resident pages that works on this file.
-fn who_tells<S: System>(system: &S, file: &File, held_by: Option<FileSystem>) -> Option<ResidencyBy> {
+fn residency_lookup<S: System>(
+    system: &S,
+    file: &File,
+    file_system: Option<FileSystem>,
+) -> Option<ResidencyBy> {
     let first = ByteRange::new(0, 1)?;
-    let is_overlay = held_by.is_some_and(FileSystem::is_overlay);
+    let is_overlay = file_system.is_some_and(FileSystem::is_overlay);
     if !is_overlay && system.pages_by_cachestat(file, first).is_ok() {
         Some(ResidencyBy::Cachestat)
     } else if system.pages_by_mincore(file, first).is_ok() {

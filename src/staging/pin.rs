@@ -61,7 +61,7 @@ pub enum Pinning {
     },
     /// Only this many slots were granted, and the ring has no others.
     FewerSlots {
-        /// How many.
+        /// Number of slots.
         slots: u32,
         /// The driver's answer for the next one.
         reason: String,

@@ -278,8 +278,8 @@ mod tests {
         }
     }
 
-    /// What came to lie at the address of memory that a driver holds for pinned would be copied
-    /// from where that was.
+    /// New memory at the address of memory that a driver believes to be pinned would be copied from
+    /// the old pages.
     #[test]
     #[cfg(not(miri))]
     fn memory_that_stays_pinned_stays_mapped() {

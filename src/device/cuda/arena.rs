@@ -356,7 +356,7 @@ impl Resident for CudaResident {
 impl Drop for CudaResident {
     fn drop(&mut self) {
         if self.arena.is_callers {
-            // Memory of the caller's is the caller's again: nothing may write to it any more.
+            // The caller has its memory again: nothing of the load may write to it any more.
             let ready = self.ready();
             if ready.wait().is_err() {
                 self.arena.session.copies.drain();

@@ -15,7 +15,7 @@ use crate::plan::{Copies, MoveOp, PlannedLayer};
 use crate::staging::{Empty, Filled, Slot};
 use crate::units::to_usize;
 
-/// Drives one session.
+/// The backend of one session.
 #[derive(Debug)]
 pub(crate) struct CudaBackend {
     session: Arc<CudaSession>,

@@ -1,9 +1,9 @@
-//! What one load shares on its device: a stream for copies, one for giving memory back, the pool of
-//! its arenas.
+//! The state of one load on its device: a stream for copies, a stream for frees, the pool of its
+//! arenas.
 //!
 //! ```text
 //! copies   allocate -- copies of slots -- moves -- "ready"
-//!                                                   |  (the caller's kernels, in streams of its own)
+//!                                                   |  (the caller's kernels, in its streams)
 //! frees                                             +--> wait -- free, or recycle
 //! ```
 #![allow(unsafe_code, reason = "the contract of reading back")]
@@ -18,7 +18,7 @@ use super::{Context, Event, Stream};
 use crate::device::idle::IdleArenas;
 use crate::device::{Destinations, DeviceError};
 
-/// How a session is made.
+/// Options of a session.
 #[derive(Default)]
 pub(crate) struct SessionOptions {
     /// The stream for copies; a new one if `None`.

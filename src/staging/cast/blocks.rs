@@ -1,7 +1,7 @@
 //! Casts all elements of a stretch, block by block. Compiled once per [`Level`].
 #![allow(
     unsafe_code,
-    reason = "calls what is compiled for more than the baseline; each block says why it may"
+    reason = "calls functions compiled for more than the baseline; each block says why it may"
 )]
 
 use std::ops::Range;
@@ -60,7 +60,7 @@ impl Elements<'_> {
         match level {
             Level::Baseline => baseline(bytes, source, cast_block, is_lost),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: whoever has this level is on a machine that has what it stands for.
+            // SAFETY: a value of this level exists only on machines that have its instructions.
             Level::Avx2(_) => unsafe { avx2(bytes, source, cast_block, is_lost) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.

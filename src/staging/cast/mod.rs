@@ -34,7 +34,7 @@ mod level;
 mod pieces;
 #[cfg(not(loom))]
 #[cfg(test)]
-mod plans;
+mod plan_tests;
 mod quantise;
 #[cfg(not(loom))]
 #[cfg(test)]
@@ -263,8 +263,8 @@ mod tests {
         assert!(singles().map(|x| u64::from(half::f16::from_f32(x).to_bits())).eq(found));
     }
 
-    /// What lies at, just below and just above every number of a format and every tie between two
-    /// of them.
+    /// Every number of a 16-bit format and every tie between two of them, with the neighbours of
+    /// both.
     fn around_all_halves() -> Vec<f64> {
         let numbers = (0..=u16::MAX).flat_map(|bits| {
             let (bf16, f16) = (half::bf16::from_bits(bits), half::f16::from_bits(bits));
@@ -278,7 +278,8 @@ mod tests {
                 tie(f16.to_f64(), next_f16.to_f64()),
             ]
         });
-        // Also what is too large for all, and between the largest number and infinity.
+        // Also numbers that are too large for all formats, and between the largest number and
+        // infinity.
         numbers.chain([65520.0, 3.396e38, 3.402_823_567e38, 1e300, f64::MAX, 1e-46, 1e-60, 5e-324]).collect()
     }
 

@@ -120,7 +120,7 @@ mod tests {
         CastOp { tensor: TensorId(0), slot_offset_bytes, source_len_bytes, cast }
     }
 
-    /// Each piece is read where the one before said.
+    /// Each piece is read where the previous one said.
     #[test]
     fn pieces_over_one_another_give_what_the_whole_gives() {
         let random: Vec<u8> = seeded(1000).flat_map(u64::to_le_bytes).collect();
@@ -178,7 +178,7 @@ mod tests {
                 let (mut arrived, mut overflowed) = (0, 0);
                 while arrived < end {
                     let next = (arrived + piece).min(end);
-                    // Nothing but elements arrives: what is widened has a read of its own.
+                    // Only elements arrive: widened tensors have their own reads.
                     for step in steps {
                         let source = step.slot_offset_bytes..step.slot_offset_bytes + step.source_len_bytes;
                         let new = arrived.max(to_usize(source.start))..next.min(to_usize(source.end));

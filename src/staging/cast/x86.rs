@@ -3,7 +3,7 @@
 //! memory delivers 13).
 #![allow(
     unsafe_code,
-    reason = "calls what is compiled for more than the baseline; each block says why it may"
+    reason = "calls functions compiled for more than the baseline; each block says why it may"
 )]
 
 use std::arch::x86_64::*;
@@ -24,7 +24,7 @@ pub(super) fn bf16_of_f32(elements: Elements<'_>) -> u64 {
     };
     match elements.level {
         Level::Avx512(_) => elements.each_block(
-            // SAFETY: this level is only had on machines that have what it stands for.
+            // SAFETY: a value of this level exists only on machines that have its instructions.
             |source, target| unsafe { block_avx512(source, target) } && cast_again(source, target),
             is_lost,
         ),
