@@ -19,8 +19,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use super::error::CheckpointError;
-use onelayer_system::folder::names_in;
 use crate::units::to_u64;
+use onelayer_system::folder::names_in;
 
 const SUFFIX: &str = ".safetensors";
 const INDEX_MARK: &str = ".safetensors.index";

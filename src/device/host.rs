@@ -384,11 +384,11 @@ mod tests {
     use crate::budget::MemoryBudget;
     use crate::checkpoint::TensorId;
     use crate::device::PendingCopy;
-    #[cfg(not(miri))]
-    use onelayer_system::page_cache::page_bytes;
     use crate::plan::{Placement, RingShape};
     use crate::staging::Ring;
     use crate::units::{ByteRange, KIB, MIB};
+    #[cfg(not(miri))]
+    use onelayer_system::page_cache::page_bytes;
     #[cfg(not(miri))]
     use std::time::{Duration, Instant};
 

@@ -48,7 +48,7 @@ pub use self::builder::{
 };
 pub use self::engine::Keep;
 pub use self::error::LoadError;
-#[cfg(all(test, feature = "convert"))]
+#[cfg(feature = "convert")]
 pub(crate) use self::hash::PARALLEL_BYTES_MIN;
 pub use self::hash::TensorHash;
 #[cfg(feature = "convert")]

@@ -261,10 +261,10 @@ impl fmt::Debug for ParkedLayer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::{ByteRange, MIB};
     use onelayer_system::file_system::FileSystem;
     use onelayer_system::page_cache;
     use onelayer_testing::skipped;
-    use crate::units::{ByteRange, MIB};
 
     /// What the system has read ahead of a piece stays for the next one; in the end nothing is
     /// cached.

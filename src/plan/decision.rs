@@ -7,8 +7,8 @@ use std::fmt;
 
 use super::IoMode;
 use crate::checkpoint::ShardId;
-pub use onelayer_system::file_system::FileSystem;
 use crate::units::HumanBytes;
+pub use onelayer_system::file_system::FileSystem;
 
 /// How one file is to be read, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -24,9 +24,9 @@ use std::fs::File;
 use std::path::Path;
 
 use crate::checkpoint::{Checkpoint, Shard, ShardId};
-use onelayer_system::page_cache;
 use crate::plan::LoadPlan;
 use crate::units::{Alignment, ByteRange, to_u64, to_usize};
+use onelayer_system::page_cache;
 
 use self::auto::Auto;
 use self::buffered::Buffered;

@@ -17,10 +17,10 @@ use rustix::fs::Advice;
 use super::system::{DirectSupport, System};
 use super::{IoDecision, IoMode, SourceError, alignment_least, direct_support};
 use crate::checkpoint::{Checkpoint, Shard, ShardId};
-use onelayer_system::file_system::FileSystem;
-use onelayer_system::page_cache::page_bytes;
 use crate::plan::{CacheManners, IoReason, ResidencyBy};
 use crate::units::{Alignment, ByteRange, MIB};
+use onelayer_system::file_system::FileSystem;
+use onelayer_system::page_cache::page_bytes;
 
 use super::system::Kernel;
 

@@ -13,9 +13,9 @@ use rustix::fs::{Advice, AtFlags, OFlags, Statx, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::checkpoint::{FileIdentity, OpenFault, open_regular};
+use crate::units::{Alignment, ByteRange};
 use onelayer_system::file_system::FileSystem;
 use onelayer_system::page_cache;
-use crate::units::{Alignment, ByteRange};
 
 use super::window::Window;
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use onelayer_probe::{GpuMemory, Measured, Sampler, SamplerOptions};
 use onelayer::{Device, Target};
+use onelayer_probe::{GpuMemory, Measured, Sampler, SamplerOptions};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 

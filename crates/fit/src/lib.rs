@@ -19,8 +19,8 @@ pub use self::device_map::DeviceMap;
 pub use self::error::FitError;
 pub use self::place::{FitPlan, Limits, Tier, TierUse};
 pub use self::placed::{
-    DiskPlan, DiskTensor, PlacedError, PlacedLoader, PlacedModel, PlacedPlan, PlacedTensor, TierLoader, TierPlan,
-    TierReport,
+    DiskPlan, DiskTensor, PlacedError, PlacedLoader, PlacedModel, PlacedPlan, PlacedTensor, TierLoader,
+    TierPlan, TierReport,
 };
 pub use self::weights::{Precision, Weights};
 

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use onelayer::Target;
-use onelayer_fit::DeviceMap;
 use onelayer::plan::{FloatType, HOST_BUDGET_FLOOR_BYTES};
 use onelayer::units::HumanBytes;
+use onelayer_fit::DeviceMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::args::{Device, Io, LoadArgs, PassesArgs, Quantise, RankArgs, Window};

@@ -2,8 +2,8 @@
 //! a load, and for a conversion, which measures itself.
 
 use onelayer::live::{self, MemoryKind};
-use onelayer_probe::{Measured, ProcessMemory, Summary};
 use onelayer::units::MIB;
+use onelayer_probe::{Measured, ProcessMemory, Summary};
 
 use crate::report::{Peak, Place, Point, Promise, Report, Split, Unavailable};
 

@@ -46,7 +46,6 @@ mod timeline;
 mod tree;
 mod victim;
 
-pub use onelayer_system::file_system::FileSystem;
 pub use activity::Activity;
 pub use cgroup::{CgroupVersion, ChildGroup, CpuGroup, GroupMemory, MemoryGroup};
 pub use error::ProbeError;
@@ -54,6 +53,7 @@ pub use host::{Host, file_system_of, file_system_of_file};
 pub use measured::{Measured, Reason, Unavailable};
 pub use memory::{PeakReset, ProcessMemory};
 pub use nvml::{GpuMemory, NvmlError};
+pub use onelayer_system::file_system::FileSystem;
 pub use page_cache::{CacheDrop, Residency, ResidencyMethod, drop_cache, residency};
 pub use procfs::{Process, Procfs};
 pub use recorder::{At, LABEL_BYTES_MAX, Peak, Peaks, Recorder, RssPeakMethod};

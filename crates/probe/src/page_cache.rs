@@ -130,8 +130,8 @@ mod tests {
     use memmap2::MmapOptions;
 
     use super::*;
-    use onelayer_testing::skipped;
     use onelayer_system::units::MIB;
+    use onelayer_testing::skipped;
 
     fn file_of(mib: usize) -> tempfile::NamedTempFile {
         let mut file = tempfile::NamedTempFile::new().unwrap();

@@ -291,4 +291,3 @@ pub fn belongs_to_checkpoint(name: &str) -> bool {
     [".safetensors", ".safetensors.index.json", ".bin.index.json"].iter().any(|end| name.ends_with(end))
         || (name.starts_with("pytorch_model") && name.ends_with(".bin"))
 }
-

@@ -138,10 +138,7 @@ pub struct SynthReport {
 /// be laid out, a directory that is not empty, too little free space. An error after that (a full
 /// disk, a failed write or sync, an interruption) removes what was made, the directory included if
 /// it was new.
-pub fn run(
-    request: &SynthRequest,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<SynthReport, SynthError> {
+pub fn run(request: &SynthRequest, progress: &mut dyn FnMut(u64, u64)) -> Result<SynthReport, SynthError> {
     let mut config = read_source(&request.source)?;
     if let Some(layer_count) = request.layer_count {
         architecture::cut_layers(&mut config, layer_count)?;

@@ -7,10 +7,10 @@ use std::time::Duration;
 use rustix::fs::Advice;
 
 use super::*;
-use onelayer_system::page_cache;
 use crate::plan::{CacheManners, IoDecision, IoWays, ResidencyBy};
-use onelayer_testing::skipped;
 use crate::source::{Arrival, SourceError};
+use onelayer_system::page_cache;
+use onelayer_testing::skipped;
 
 const LEN_BYTES: u64 = 8 * MIB;
 const READ_BYTES: u64 = MIB;

@@ -3,9 +3,9 @@
 use rustix::io::Errno;
 
 use super::*;
-use onelayer_testing::skipped;
 use crate::source::{Fallback, SourceError};
 use crate::units::GIB;
+use onelayer_testing::skipped;
 
 #[test]
 fn all_sizes_and_offsets_arrive_exactly() {

@@ -11,10 +11,10 @@ use rustix::io::Errno;
 
 use super::range;
 use crate::checkpoint::{FileIdentity, OpenFault};
-use onelayer_system::file_system::FileSystem;
 use crate::source::system::{DirectSupport, Kernel, System};
 use crate::source::window::Window;
 use crate::units::{ByteRange, to_u64};
+use onelayer_system::file_system::FileSystem;
 
 /// A call that is about to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::*;
 use crate::plan::request::window_bytes;
-use onelayer_testing::skipped_by_child;
 use crate::source::files::FileSet;
+use onelayer_testing::skipped_by_child;
 
 /// Descriptors that a source may hold.
 const DESCRIPTORS: usize = 16;

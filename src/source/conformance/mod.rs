@@ -18,10 +18,10 @@ use super::survey::survey_with;
 use super::system::{DirectSupport, Kernel, System};
 use super::{IoMode, ReadRequest, Source, open_with};
 use crate::checkpoint::{Shard, ShardId};
-use onelayer_system::file_system::FileSystem;
-use onelayer_system::page_cache::page_bytes;
 use crate::plan::IoReason;
 use crate::units::{Alignment, ByteRange, KIB, MIB, to_u64, to_usize};
+use onelayer_system::file_system::FileSystem;
+use onelayer_system::page_cache::page_bytes;
 
 mod changes;
 mod choices;

@@ -4,10 +4,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use onelayer_testing::skipped;
 use crate::source::{
     Fallback, IoWays, Queueable, Queueing, QueueingCell, ReadBuffer, ReadQueue, Sealed, SourceError,
 };
+use onelayer_testing::skipped;
 
 /// A source whose reads go through a queue each, as those of a reader thread go through its own.
 pub(super) struct Queued {

@@ -148,8 +148,8 @@ mod tests {
     use super::reference::{cast_bytes, elements, every_cast, is_overflow, seeded};
     use super::*;
     use crate::checkpoint::TensorId;
-    use onelayer_testing::skipped;
     use crate::units::to_u64;
+    use onelayer_testing::skipped;
 
     fn cast(source: DType, to: FloatType) -> Cast {
         Cast::between(source, to).unwrap()

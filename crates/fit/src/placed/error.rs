@@ -1,7 +1,7 @@
 //! Why a load by a device map cannot begin, or what ended it.
 
-use onelayer::device::DeviceError;
 use crate::{FitError, Tier};
+use onelayer::device::DeviceError;
 use onelayer::load::LoadError;
 use onelayer::units::HumanBytes;
 

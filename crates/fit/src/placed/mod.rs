@@ -15,9 +15,9 @@
 
 use std::sync::Arc;
 
+use crate::{Demand, DeviceMap, ModelConfig, Tier, Weights, unknown_keys};
 use onelayer::checkpoint::{Checkpoint, TensorEntry};
 use onelayer::device::Target;
-use crate::{Demand, DeviceMap, ModelConfig, Tier, Weights, unknown_keys};
 use onelayer::layers::Layers;
 use onelayer::load::{LoadError, LoadedLayer, Loader, LoaderBuilder, TensorReader};
 use onelayer::plan::{LoadPlan, PlanError};

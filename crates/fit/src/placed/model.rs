@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::PlacedLoader;
 use super::plan::DiskPlan;
-use onelayer::checkpoint::{DType, TensorEntry, TensorId};
 use crate::Tier;
+use onelayer::checkpoint::{DType, TensorEntry, TensorId};
 use onelayer::layers::LayerId;
 use onelayer::load::{Holder, LoadError, LoadReport, LoadedLayer, LoadedTensor, Receipt, TensorReader};
 use onelayer::model::{Model, Part, nearest};

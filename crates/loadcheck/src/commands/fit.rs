@@ -3,8 +3,8 @@
 
 use std::ffi::OsString;
 
-use onelayer_probe::ChildGroup;
 use onelayer::units::HumanBytes;
+use onelayer_probe::ChildGroup;
 use rustix::process::{Pid, set_child_subreaper};
 
 use crate::args::{Device, FitArgs};

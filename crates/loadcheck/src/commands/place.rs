@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
+use onelayer::{Checkpoint, Layers};
 use onelayer_fit::{
     CacheType, Demand, DeviceMap, FitError, FitPlan, Limits, ModelConfig, Precision, Tier, Weights, Workload,
 };
-use onelayer::{Checkpoint, Layers};
 
 use crate::args::{CacheDtype, PlaceArgs};
 use crate::config::LoadConfig;

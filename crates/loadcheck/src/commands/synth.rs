@@ -104,8 +104,9 @@ fn make(
             Ok(listener) => listener,
             Err(source) => return (Err(SynthError::Thread { source }), None),
         };
-        let made =
-            onelayer_synth::run(request, &mut |done_bytes, total_bytes| progress.update(done_bytes, total_bytes, ""));
+        let made = onelayer_synth::run(request, &mut |done_bytes, total_bytes| {
+            progress.update(done_bytes, total_bytes, "")
+        });
         over.store(true, Ordering::Relaxed);
         drop(progress);
         (made, listener.join().unwrap_or_default())

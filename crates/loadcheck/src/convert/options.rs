@@ -17,8 +17,8 @@ use crate::config::bad_pattern;
 use crate::problem::{Code, Problem};
 use crate::report::ConvertParams;
 use crate::sizes::{Size, SizeContext};
-use onelayer_system::small_file;
 use crate::worker;
+use onelayer_system::small_file;
 
 /// The command line, and what the files that it names say.
 #[derive(Debug)]

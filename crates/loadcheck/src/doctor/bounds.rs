@@ -3,8 +3,8 @@
 
 use std::fs;
 
-use onelayer_probe::{Host, Procfs};
 use onelayer::units::{HumanBytes, MIB};
+use onelayer_probe::{Host, Procfs};
 use rustix::process::{Resource, getrlimit};
 
 use crate::report::Check;

@@ -1,8 +1,8 @@
 //! Control groups: where this process is, what limits it, and whether it may make one of its own;
 //! and swap.
 
-use onelayer_probe::{CgroupVersion, ChildGroup, MemoryGroup, ProbeError, Procfs};
 use onelayer::units::HumanBytes;
+use onelayer_probe::{CgroupVersion, ChildGroup, MemoryGroup, ProbeError, Procfs};
 
 use crate::report::Check;
 

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use onelayer::live::{self, MemoryUse};
 use onelayer::load::{LoadedLayer, Loader};
-use onelayer_probe::{Sampler, SamplerOptions};
 use onelayer::{LoadError, Receipt, Target};
+use onelayer_probe::{Sampler, SamplerOptions};
 use serde::{Deserialize, Serialize};
 
 use super::child::tell;

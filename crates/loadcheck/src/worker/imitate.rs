@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use onelayer::checkpoint::{Checkpoint, TensorId};
-use onelayer_probe::{Marker, Procfs, Sampler, SamplerOptions};
 use onelayer::units::HumanBytes;
+use onelayer_probe::{Marker, Procfs, Sampler, SamplerOptions};
 
 use super::child::tell;
 use super::protocol::{Finished, Message};

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use onelayer::checkpoint::Checkpoint;
 use onelayer::load::{LayerStream, LoadError, LoadReport, LoadedLayer, Loader};
 use onelayer::plan::{MemoryTerms, Placement};
-use onelayer_probe::{Procfs, Sampler, SamplerOptions, Summary};
 use onelayer::source::Queueing;
 use onelayer::{LoadPlan, Pinning, RingMode};
+use onelayer_probe::{Procfs, Sampler, SamplerOptions, Summary};
 
 use super::attendant::{Attendant, add_missed};
 use super::child::tell;

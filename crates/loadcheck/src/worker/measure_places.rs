@@ -7,11 +7,11 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use onelayer::checkpoint::Checkpoint;
-use onelayer_fit::{DeviceMap, Tier};
 use onelayer::load::{LoadReport, LoadedLayer};
+use onelayer::{Device, LoadError, LoadPlan, Target};
+use onelayer_fit::{DeviceMap, Tier};
 use onelayer_fit::{PlacedError, PlacedPlan, TierLoader};
 use onelayer_probe::{Procfs, Sampler, SamplerOptions, Summary};
-use onelayer::{Device, LoadError, LoadPlan, Target};
 
 use super::attendant::{Attendant, add_missed};
 use super::child::tell;

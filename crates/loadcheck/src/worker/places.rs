@@ -5,10 +5,10 @@ use std::sync::atomic::AtomicBool;
 
 use onelayer::LoadPlan;
 use onelayer::checkpoint::Checkpoint;
-use onelayer_fit::{DeviceMap, Tier};
 use onelayer::layers::Layers;
-use onelayer_fit::{PlacedError, PlacedLoader, PlacedPlan};
 use onelayer::units::HumanBytes;
+use onelayer_fit::{DeviceMap, Tier};
+use onelayer_fit::{PlacedError, PlacedLoader, PlacedPlan};
 
 use super::child::tell;
 use super::protocol::{Checked, Message};

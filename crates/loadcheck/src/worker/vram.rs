@@ -8,8 +8,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use onelayer_probe::{GpuMemory, NvmlError};
 use onelayer::{Device, Target};
+use onelayer_probe::{GpuMemory, NvmlError};
 
 use crate::report::{Place, Unavailable, Vram};
 
