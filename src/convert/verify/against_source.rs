@@ -354,7 +354,7 @@ mod tests {
             let mut bytes = source.bytes.clone();
             bytes.resize(bytes.len().max(delivered), 0);
             if let Some(cast) = cast {
-                let tensor = crate::checkpoint::TensorId(0);
+                let tensor = TensorId(0);
                 cast_step(&mut bytes, &CastOp { tensor, slot_offset_bytes: 0, source_len_bytes: len, cast });
             }
             bytes.truncate(delivered);
