@@ -13,8 +13,8 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use onelayer::probe::Procfs;
 use onelayer::{Checkpoint, Loader, Target};
+use onelayer_probe::Procfs;
 use serde_json::{Value, json};
 
 struct Arguments {

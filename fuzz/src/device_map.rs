@@ -5,11 +5,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a check that cannot go on panics")]
 
-use onelayer::fit::{CacheType, Demand, DeviceMap, Limits, Tier, Weights, Workload};
 use onelayer::{Checkpoint, Layers};
+use onelayer_fit::{CacheType, Demand, DeviceMap, Limits, Tier, Weights, Workload};
 
-use super::safetensors_file::FileBuilder;
 use super::scratch::Scratch;
+use onelayer_testing::safetensors_file::FileBuilder;
 
 /// A checkpoint that maps are about.
 struct Model {

@@ -12,8 +12,8 @@ use onelayer::{Checkpoint, Layers};
 use super::layers::check_layers;
 use super::memory::peak_of;
 use super::oracle;
-use super::safetensors_file::with_header;
 use super::scratch::Scratch;
+use onelayer_testing::safetensors_file::with_header;
 
 /// Bytes of data that a header gets, at most.
 const DATA_BYTES_MAX: u64 = 1 << 16;

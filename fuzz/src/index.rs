@@ -23,8 +23,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::header::{check_message, open_bounded};
-use super::safetensors_file::FileBuilder;
 use super::scratch;
+use onelayer_testing::safetensors_file::FileBuilder;
 
 /// The tensor outside.
 const OUTSIDE: &str = "outside";

@@ -7,16 +7,14 @@
 
 #![allow(unreachable_pub, reason = "a library here, a module of a test there")]
 
-#[path = "../../tests/common/header_structure.rs"]
+#[path = "../../tests/support/header_structure.rs"]
 mod header_structure;
-#[path = "../../tests/common/oracle.rs"]
+#[path = "../../tests/support/oracle.rs"]
 mod oracle;
-#[path = "../../tests/common/plan_arena.rs"]
+#[path = "../../tests/support/plan_arena.rs"]
 mod plan_arena;
-#[path = "../../tests/common/plan_check.rs"]
+#[path = "../../tests/support/plan_check.rs"]
 mod plan_check;
-#[path = "../../tests/common/safetensors_file.rs"]
-mod safetensors_file;
 
 pub mod device_map;
 pub mod header;

@@ -18,9 +18,9 @@ use onelayer::{Checkpoint, LayerId, Layers};
 use tempfile::TempDir;
 
 use super::plan_check::Wanted;
-use super::safetensors_file::quoted;
 use super::scratch;
 use super::{plan_arena, plan_check};
+use onelayer_testing::safetensors_file::quoted;
 
 /// Files of a checkpoint. Some may be without tensors.
 const FILES: usize = 3;

@@ -9,47 +9,10 @@
 
 use std::fmt;
 
+use onelayer_system::FloatType;
+
 use crate::checkpoint::{Checkpoint, DType, TensorId};
 use crate::layers::Layers;
-
-/// A float type that tensors can be cast to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum FloatType {
-    /// bfloat16: 8 bits of exponent, 7 of mantissa.
-    Bf16,
-    /// IEEE half precision.
-    F16,
-    /// IEEE single precision.
-    F32,
-}
-
-impl FloatType {
-    /// Bytes of one element.
-    #[must_use]
-    pub const fn bytes(self) -> u64 {
-        match self {
-            Self::Bf16 | Self::F16 => 2,
-            Self::F32 => 4,
-        }
-    }
-}
-
-impl From<FloatType> for DType {
-    fn from(float: FloatType) -> Self {
-        match float {
-            FloatType::Bf16 => Self::Bf16,
-            FloatType::F16 => Self::F16,
-            FloatType::F32 => Self::F32,
-        }
-    }
-}
-
-impl fmt::Display for FloatType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        DType::from(*self).fmt(f)
-    }
-}
 
 /// From which type to which: two different ones, of which the first is a number of whole bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

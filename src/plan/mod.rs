@@ -25,10 +25,10 @@ use crate::layers::{LayerId, Layers};
 use crate::ranks::{Cut, Rank, RankPart, SplitRules, Splitter};
 use crate::units::{ByteRange, to_u64, to_usize};
 
+pub use self::cast::Cast;
 #[cfg(feature = "convert")]
 pub(crate) use self::cast::is_plain;
 pub use self::cast::narrowing_of;
-pub use self::cast::{Cast, FloatType};
 pub use self::decision::{CacheManners, FileSystem, IoDecision, IoGroup, IoReason, IoWays, ResidencyBy};
 pub(crate) use self::decision::{is_most, is_mostly_direct};
 pub use self::error::PlanError;
@@ -52,6 +52,7 @@ pub use self::quantise::{
 pub use self::reads::Copies;
 use self::reads::ReadList;
 pub use self::request::{IoMode, ReadRequest};
+pub use onelayer_system::FloatType;
 
 mod cast;
 mod decision;

@@ -2,13 +2,9 @@
 //! down misuse.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-#[path = "../../../tests/common/mod.rs"]
-mod common;
-#[path = "../../../tests/common/cuda_sim.rs"]
-mod cuda_sim;
 mod support;
 
-use cuda_sim::{MODES, SimRun};
+use onelayer_testing::cuda_sim::{MODES, SimRun};
 use support::{can_compile, compile_with, expected, fixture, pkg_config, run, sorted_lines, source};
 
 #[test]

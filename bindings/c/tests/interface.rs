@@ -2,8 +2,6 @@
 //! DLPack's own, and no symbol but `ol_`.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-#[path = "../../../tests/common/mod.rs"]
-mod common;
 mod support;
 
 use std::collections::BTreeSet;

@@ -2,15 +2,13 @@
 //! status, no leak.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-#[path = "../../../tests/common/mod.rs"]
-mod common;
 mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 
-use common::{small_decoder, write_sharded};
+use onelayer_testing::{small_decoder, write_sharded};
 use support::{
     can_compile, compile, compile_with, expected, fixture, is_installed, lines, package, pkg_config, prefix,
     run, run_in_valgrind, source, succeed,

@@ -3,21 +3,18 @@
 #![allow(unsafe_code, reason = "plays the consumer, which is C; each block says why")]
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
-#[path = "../../../tests/common/mod.rs"]
-mod common;
-
 use std::path::PathBuf;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{TestTensor, random_bytes, small_decoder, write_file, write_sharded};
 use onelayer::{Checkpoint, DType, LoadError, Loader, Model, Rank, SplitRules, Target, Window};
 use onelayer_dlpack::{
     DEVICE_CPU, DLDevice, DLManagedTensorVersioned, DLTensor, ExportError, FLAG_READ_ONLY, ManagedTensor,
     Memory, VERSION, data_type, export, export_for_stream, export_with,
 };
+use onelayer_testing::{TestTensor, random_bytes, small_decoder, write_file, write_sharded};
 
 const HOST: DLDevice = DLDevice { device_type: DEVICE_CPU, device_id: 0 };
 

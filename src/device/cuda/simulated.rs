@@ -18,14 +18,10 @@ use crate::plan::{PlannedLayer, RingShape};
 use crate::staging::{Pinning, Ring};
 use crate::units::{ByteRange, KIB};
 
-#[path = "../../../tests/common/cuda_sim.rs"]
-mod cuda_sim;
-
-use cuda_sim::{MODES, SimOutcome, SimRun};
+use onelayer_testing::cuda_sim::{MODES, SimOutcome, SimRun};
 
 fn run(scenario: &str, mode: &str, seed: u64, change: impl FnOnce(SimRun) -> SimRun) -> SimOutcome {
-    let scenario = format!("{}::{scenario}", module_path!().split_once("::").unwrap().1);
-    let run = SimRun::again(&scenario).set("MODE", mode).set("SEED", seed);
+    let run = SimRun::again(module_path!(), scenario).set("MODE", mode).set("SEED", seed);
     let outcome = change(run).run();
     outcome.assert_success();
     outcome

@@ -136,7 +136,7 @@ fn child_leaves_a_stream_behind() {
 
 #[test]
 fn a_process_that_ends_writes_its_report() {
-    let outcome = SimRun::again("child_leaves_a_stream_behind").set("SEED", 77).run();
+    let outcome = SimRun::again(module_path!(), "child_leaves_a_stream_behind").set("SEED", 77).run();
     let report = outcome.assert_success().report();
     assert!(outcome.stdout.contains("cuInit 0\ntrim true"), "{}", outcome.stdout);
     assert_eq!((report.number("seed"), report.text("mode")), (77, "lazy"));
@@ -149,19 +149,19 @@ fn a_process_that_ends_writes_its_report() {
 #[test]
 fn stubs_and_old_drivers() {
     let child = "child_leaves_a_stream_behind";
-    let outcome = SimRun::again(child).on_stub().run();
+    let outcome = SimRun::again(module_path!(), child).on_stub().run();
     assert!(outcome.stdout.contains("cuInit 34"), "{}", outcome.stdout);
     assert!(outcome.reports.is_empty(), "it was never initialised");
     let old = driver_without(&["cuMemPoolTrimTo"]);
     assert_ne!(old, sim_driver());
-    let outcome = SimRun::again(child).on_driver(&old).run();
+    let outcome = SimRun::again(module_path!(), child).on_driver(&old).run();
     assert!(outcome.stdout.contains("trim false"), "{}", outcome.stdout);
     assert_eq!(outcome.report().number("calls.cuInit"), 1);
 }
 
 #[test]
 fn a_setting_that_does_not_exist_ends_the_program() {
-    let outcome = SimRun::again("child_leaves_a_stream_behind").set("SEAD", 1).run();
+    let outcome = SimRun::again(module_path!(), "child_leaves_a_stream_behind").set("SEAD", 1).run();
     assert!(!outcome.status.success());
     assert!(outcome.stderr.contains("there is no setting CUDA_SIM_SEAD"), "{}", outcome.stderr);
 }

@@ -1,6 +1,17 @@
 //! What the tests of all packages share. It depends on none of them, so that a change in one does
 //! not rebuild the tests of the others.
+#![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
+#![allow(missing_docs, missing_debug_implementations, reason = "helpers of tests")]
 
+pub mod cuda_sim;
+pub mod driver;
+pub mod layouts;
+pub mod safetensors_file;
+
+mod again;
+mod checkpoints;
 mod skipped;
 
+pub use again::{again, full_name, measured, repository};
+pub use checkpoints::{Random, TestTensor, fixture, random_bytes, small_decoder, write_file, write_sharded};
 pub use skipped::{skipped, skipped_by_child};

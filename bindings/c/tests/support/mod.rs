@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use crate::common::skipped::skipped;
+use onelayer_testing::skipped;
 
 /// What programs in C are compiled with, and those in C++.
 const C: [&str; 7] = ["gcc", "-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-g"];

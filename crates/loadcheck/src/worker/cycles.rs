@@ -289,5 +289,5 @@ fn first(problems: Vec<Problem>) -> Problem {
     problems.into_iter().next().unwrap_or_else(none)
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "cuda"))]
 mod tests;

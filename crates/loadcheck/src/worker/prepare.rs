@@ -69,7 +69,7 @@ pub(super) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBu
         builder = builder.device_budget(device_budget_bytes);
     }
     if let Some(dtype) = config.dtype {
-        builder = builder.dtype(crate::config::float_type(dtype));
+        builder = builder.dtype(dtype);
     }
     if let Some(form) = config.quantise {
         builder = builder.quantise(form.0);

@@ -9,10 +9,7 @@ use std::ffi::{CString, c_void};
 
 use libloading::Library;
 
-#[path = "../../../../tests/common/cuda_sim.rs"]
-pub mod cuda_sim;
-
-pub use cuda_sim::{SimReport, SimRun};
+pub use onelayer_testing::cuda_sim::{self, SimReport, SimRun};
 
 /// A driver with one device, initialised, whose primary context is current on the thread that made
 /// it.

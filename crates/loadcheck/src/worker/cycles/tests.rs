@@ -23,10 +23,7 @@ use crate::args::{Cli, Command};
 use crate::leak::{slopes_of, stated};
 use crate::report::{KindSlope, SlopeVerdict};
 
-#[path = "../../../../../tests/common/cuda_sim.rs"]
-mod cuda_sim;
-
-use cuda_sim::SimRun;
+use onelayer_testing::cuda_sim::SimRun;
 
 const MIB: usize = 1 << 20;
 /// Cycles to warm up, and cycles in all: a leak is found within 30.
@@ -103,7 +100,7 @@ fn assert_a_mib(slope: &KindSlope) {
 }
 
 fn alone(scenario: &str) {
-    let outcome = SimRun::again(&format!("worker::cycles::tests::{scenario}")).run();
+    let outcome = SimRun::again(module_path!(), scenario).run();
     outcome.assert_success();
     assert!(outcome.stdout.contains("1 passed"), "{}", outcome.stdout);
 }

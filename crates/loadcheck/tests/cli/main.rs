@@ -1,0 +1,29 @@
+//! The program as its users call it.
+#![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
+
+mod compare;
+mod convert;
+mod convert_read_by_others;
+mod convert_ready_files;
+mod cuda;
+mod device;
+mod doctor;
+mod exec;
+mod exit_codes;
+mod fit;
+mod gpu_check;
+mod leak;
+mod output;
+mod passes;
+mod peers;
+mod place;
+mod places;
+mod ranks;
+mod readme;
+#[path = "../support/mod.rs"]
+mod support;
+mod synth;
+mod timeline;
+mod transformers;
+mod verify;
+mod worker;

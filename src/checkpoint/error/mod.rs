@@ -1,0 +1,428 @@
+//! What can be wrong with a checkpoint.
+//!
+//! Every variant names the file and, where there is one, the tensor, with what was expected and
+//! what was found. Names stand in the fields as the file spells them, control characters included:
+//! whoever prints a message on a terminal escapes it. Messages shorten long names, the fields hold
+//! up to 64 KiB of them.
+
+use std::io;
+use std::path::PathBuf;
+
+pub use self::text::JsonSection;
+use self::text::{Listed, Others, PartOf, Quoted};
+pub(super) use self::text::{kept, shape_text};
+use super::{FileIdentity, FileKind};
+use crate::units::HumanBytes;
+
+mod predicates;
+mod text;
+
+/// What can be wrong with a checkpoint.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The system refused to open, read or list.
+    #[error("{}: cannot {operation}: {source}", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What was tried: `open`, `read the header of`, ...
+        operation: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+
+    /// There is nothing at that path.
+    #[error("{}: no such file or directory", path.display())]
+    NotFound {
+        /// The path.
+        path: PathBuf,
+    },
+
+    /// A symbolic link leads nowhere: in a hub cache, a download that did not finish.
+    #[error("{}: links to {}, which is missing{}; download it again", path.display(), target.display(),
+        PartOf(partial_bytes.as_ref()))]
+    DanglingLink {
+        /// The link.
+        path: PathBuf,
+        /// Where it leads.
+        target: PathBuf,
+        /// Bytes that an interrupted download left next to the target.
+        partial_bytes: Option<u64>,
+    },
+
+    /// A path leads to something that is not a regular file.
+    #[error("{}: expected a regular file, found a {found}", path.display())]
+    NotRegular {
+        /// The path.
+        path: PathBuf,
+        /// What is there.
+        found: FileKind,
+    },
+
+    /// A directory holds no weights that this crate reads.
+    #[error("{}: no safetensors weights here: expected {expected}, found {found}", path.display())]
+    NoWeights {
+        /// The directory.
+        path: PathBuf,
+        /// What would have been taken.
+        expected: &'static str,
+        /// What is there instead.
+        found: String,
+    },
+
+    /// Not a safetensors file at all.
+    #[error("{}: expected a safetensors file, found {found}", path.display())]
+    NotSafetensors {
+        /// The file.
+        path: PathBuf,
+        /// What its first bytes look like, or how short it is.
+        found: String,
+    },
+
+    /// The header cannot be as long as the file says.
+    #[error("{}: header of {header_bytes} bytes announced, but only {} of the file's {file_bytes} bytes follow: \
+        interrupted download, or not a safetensors file", path.display(), file_bytes.saturating_sub(8))]
+    HeaderExceedsFile {
+        /// The file.
+        path: PathBuf,
+        /// Announced length of the header.
+        header_bytes: u64,
+        /// Length of the file.
+        file_bytes: u64,
+    },
+
+    /// A header or an index is longer than the limit.
+    #[error("{}: {what} of {found_bytes} bytes ({}) is over the limit of {limit_bytes} ({}); raise the limit if \
+        you trust the file", path.display(), HumanBytes(*found_bytes), HumanBytes(*limit_bytes))]
+    OverLimit {
+        /// The file.
+        path: PathBuf,
+        /// `header`, `index`, ...
+        what: &'static str,
+        /// Its length.
+        found_bytes: u64,
+        /// The limit.
+        limit_bytes: u64,
+    },
+
+    /// More of something than the tables of this crate can number.
+    #[error("{}: more than {limit} {what}", path.display())]
+    TooMany {
+        /// The file that went over.
+        path: PathBuf,
+        /// `tensors`, `bytes of tensor names`, ...
+        what: &'static str,
+        /// The largest number that works.
+        limit: u64,
+    },
+
+    /// The text of a header or an index is not what its format asks for.
+    #[error("{}: in {section}, at byte {offset}: expected {expected}, found {found}", path.display())]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// The part of the text: `the header`, ``tensor `x` ``, ...
+        section: JsonSection,
+        /// Where, counted from the start of the file.
+        offset: u64,
+        /// What may stand there.
+        expected: &'static str,
+        /// What stands there.
+        found: String,
+    },
+
+    /// A key stands twice in one object.
+    #[error("{}: in {section}: expected each key once, found {} twice", path.display(), Quoted(key))]
+    DuplicateKey {
+        /// The file.
+        path: PathBuf,
+        /// The object.
+        section: JsonSection,
+        /// The key, escapes resolved.
+        key: String,
+    },
+
+    /// A tensor lacks one of its three fields.
+    #[error("{}: tensor {}: expected the fields dtype, shape and data_offsets, found no {field}", path.display(),
+        Quoted(tensor))]
+    MissingField {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The field that is not there.
+        field: &'static str,
+    },
+
+    /// An element type this version does not know.
+    #[error("{}: tensor {}: expected a dtype of safetensors 0.8, found {}; opaque dtypes must be allowed \
+        explicitly", path.display(), Quoted(tensor), Quoted(found))]
+    UnknownDType {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The name of the type.
+        found: String,
+    },
+
+    /// A tensor of that shape has more bits than 64-bit arithmetic can count. A zero elsewhere in
+    /// the shape does not excuse it, so the verdict does not depend on the order of the
+    /// dimensions.
+    #[error("{}: tensor {}: expected a size below 2^64 bits, found {dtype} of shape {shape}", path.display(),
+        Quoted(tensor))]
+    SizeOverflow {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its element type.
+        dtype: super::DType,
+        /// Its shape, shortened if long.
+        shape: String,
+    },
+
+    /// Elements smaller than a byte that do not fill their last byte.
+    #[error("{}: tensor {}: expected whole bytes, found {bits} bits ({dtype} of shape {shape})", path.display(),
+        Quoted(tensor))]
+    PartialByte {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its element type.
+        dtype: super::DType,
+        /// Its shape, shortened if long.
+        shape: String,
+        /// Bits of all its elements.
+        bits: u64,
+    },
+
+    /// The offsets of a tensor run backwards.
+    #[error("{}: tensor {}: expected data_offsets in ascending order, found [{start}, {end}]", path.display(),
+        Quoted(tensor))]
+    ReversedOffsets {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// First offset.
+        start: u64,
+        /// Second offset.
+        end: u64,
+    },
+
+    /// Shape and dtype ask for another number of bytes than the offsets span.
+    #[error("{}: tensor {}: expected {expected_bytes} bytes ({dtype} of shape {shape}), found data_offsets that \
+        span {found_bytes}", path.display(), Quoted(tensor))]
+    SizeMismatch {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Its element type.
+        dtype: super::DType,
+        /// Its shape, shortened if long.
+        shape: String,
+        /// Bytes that dtype and shape need.
+        expected_bytes: u64,
+        /// Bytes that the offsets span.
+        found_bytes: u64,
+    },
+
+    /// Bytes of the data section that belong to no tensor.
+    #[error("{}: tensor {}: expected its bytes to start at offset {expected_start} of the data section, found \
+        {found_start}: {} bytes belong to no tensor", path.display(), Quoted(tensor),
+        found_start.saturating_sub(*expected_start))]
+    Hole {
+        /// The file.
+        path: PathBuf,
+        /// The tensor after the hole.
+        tensor: String,
+        /// End of the tensor before.
+        expected_start: u64,
+        /// Where the tensor starts.
+        found_start: u64,
+    },
+
+    /// Bytes that belong to two tensors.
+    #[error("{}: tensor {}: expected its bytes to start at offset {expected_start} of the data section, found \
+        {found_start}, inside tensor {}", path.display(), Quoted(tensor), Quoted(other))]
+    Overlap {
+        /// The file.
+        path: PathBuf,
+        /// The later tensor.
+        tensor: String,
+        /// The tensor before it.
+        other: String,
+        /// End of the tensor before.
+        expected_start: u64,
+        /// Where the later tensor starts.
+        found_start: u64,
+    },
+
+    /// The file ends before its tensors do.
+    #[error("{}: expected {expected_bytes} bytes, found {found_bytes}: file is {} bytes short, cut inside tensor {}: \
+        interrupted download?", path.display(), expected_bytes.saturating_sub(u128::from(*found_bytes)), Quoted(tensor))]
+    Truncated {
+        /// The file.
+        path: PathBuf,
+        /// The first tensor that is not whole.
+        tensor: String,
+        /// Length of the file that the header describes; offsets near 2^64 make it larger than a
+        /// `u64`.
+        expected_bytes: u128,
+        /// Length of the file.
+        found_bytes: u64,
+    },
+
+    /// The file goes on after its last tensor.
+    #[error("{}: expected {expected_bytes} bytes, found {found_bytes}: {} bytes follow the last tensor", path.display(),
+        found_bytes.saturating_sub(*expected_bytes))]
+    TrailingBytes {
+        /// The file.
+        path: PathBuf,
+        /// Length of the file that the header describes.
+        expected_bytes: u64,
+        /// Length of the file.
+        found_bytes: u64,
+    },
+
+    /// The file was touched while its header was read.
+    #[error("{}: changed while it was read: expected {}, found {}", path.display(), states.0, states.1)]
+    FileChanged {
+        /// The file.
+        path: PathBuf,
+        /// Before and after.
+        states: Box<(FileIdentity, FileIdentity)>,
+    },
+
+    /// An index has no list of tensors, or an empty one.
+    #[error("{}: expected an index with a weight_map, found {found}", path.display())]
+    NotAnIndex {
+        /// The index.
+        path: PathBuf,
+        /// What it holds.
+        found: String,
+    },
+
+    /// A name that would lead out of its directory, or is no file name at all.
+    #[error("{}: expected a relative path inside the directory for {}, found {}: {reason}", path.display(),
+        Quoted(key), Quoted(found))]
+    UnsafeName {
+        /// The file that holds the name.
+        path: PathBuf,
+        /// The key it stands under: a tensor, a component, a revision.
+        key: String,
+        /// The name.
+        found: String,
+        /// Which rule it breaks.
+        reason: &'static str,
+    },
+
+    /// Files that an index or a numbered set promises are not there.
+    #[error("{}: {} of {expected_count} files missing: {}; download them again", path.display(), missing_count,
+        Listed(missing, *missing_count))]
+    MissingShards {
+        /// The index or the directory.
+        path: PathBuf,
+        /// The missing files, the first 64 of them.
+        missing: Vec<String>,
+        /// How many are missing.
+        missing_count: u64,
+        /// How many there should be.
+        expected_count: u64,
+    },
+
+    /// Tensors that the index promises are not in their shard.
+    #[error("{}: expected {} in {}, found no such tensor there{}", path.display(), Quoted(tensor), Quoted(shard),
+        Others(*count))]
+    MissingTensor {
+        /// The index.
+        path: PathBuf,
+        /// The first such tensor.
+        tensor: String,
+        /// The shard the index names for it.
+        shard: String,
+        /// How many tensors are like that.
+        count: u64,
+    },
+
+    /// Tensors that a shard holds and the index does not list.
+    #[error("{}: expected every tensor of its shards to be listed, found {} only in {}{}", path.display(),
+        Quoted(tensor), shard.display(), Others(*count))]
+    UnindexedTensor {
+        /// The index.
+        path: PathBuf,
+        /// The first such tensor.
+        tensor: String,
+        /// The shard that holds it.
+        shard: PathBuf,
+        /// How many tensors are like that.
+        count: u64,
+    },
+
+    /// A tensor stands in another shard than the index says.
+    #[error("{}: expected {} in {}, found it in {}{}", path.display(), Quoted(tensor), Quoted(expected),
+        found.display(), Others(*count))]
+    WrongShard {
+        /// The index.
+        path: PathBuf,
+        /// The first such tensor.
+        tensor: String,
+        /// The shard the index names for it.
+        expected: String,
+        /// The shard that holds it.
+        found: PathBuf,
+        /// How many tensors are like that.
+        count: u64,
+    },
+
+    /// Two files hold a tensor of the same name.
+    #[error("{}: expected tensor {} in one file, found it in {} too{}", path.display(), Quoted(tensor),
+        other.display(), Others(*count))]
+    DuplicateTensor {
+        /// The first file.
+        path: PathBuf,
+        /// The first such tensor.
+        tensor: String,
+        /// The second file.
+        other: PathBuf,
+        /// How many tensors are like that.
+        count: u64,
+    },
+
+    /// A name that cannot be a repository of the hub.
+    #[error(
+        "expected a repository `name` or `org/name`, then perhaps `@revision`, found {}: {reason}",
+        Quoted(found)
+    )]
+    InvalidRepository {
+        /// The text.
+        found: String,
+        /// Which rule it breaks.
+        reason: &'static str,
+    },
+
+    /// The hub cache does not hold that revision of that repository.
+    #[error("{}: expected revision {} of {} in the cache, found {found}; download it first", path.display(),
+        Quoted(revision), Quoted(repository))]
+    NotCached {
+        /// Where it would be.
+        path: PathBuf,
+        /// The repository.
+        repository: String,
+        /// The revision.
+        revision: String,
+        /// What is there.
+        found: String,
+    },
+
+    /// Several files of a set are faulty.
+    #[error("{}{}", problems.first().map_or(String::new(), ToString::to_string), Others(problems.len().try_into().unwrap_or(u64::MAX)))]
+    Several {
+        /// One error per faulty file, the first 32 of them.
+        problems: Vec<CheckpointError>,
+    },
+}
