@@ -528,7 +528,7 @@ mod round_trip_tests {
     }
 
     fn hash() -> impl Strategy<Value = String> {
-        any::<[u8; 32]>().prop_map(|bytes| super::super::hash::hex(&bytes))
+        any::<[u8; 32]>().prop_map(|bytes| hash::hex(&bytes))
     }
 
     /// Texts with what JSON has to escape, and what a line breaker could take for structure.

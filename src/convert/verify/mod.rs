@@ -24,7 +24,7 @@ use super::manifest_read::OpenManifest;
 use super::side_files::directory_of;
 use super::{ConvertError, ConvertEvent, Difference, MANIFEST_NAME, VerifyReport};
 use crate::checkpoint::{Checkpoint, CheckpointError, OpenOptions, TensorId};
-use crate::plan::{IoMode, MemoryTerm};
+use crate::plan::{IoMode, MemoryTerm, TermKind};
 use crate::source::Fallback;
 use crate::units::to_u64;
 
@@ -311,10 +311,9 @@ impl Work<'_> {
             PassOver::Source => self.target.metadata_bytes(),
             PassOver::Target => self.comparison.map_or(0, Comparison::source_metadata_bytes),
         };
-        let term = |name, bytes| MemoryTerm { name, bytes };
         vec![
-            term("hashes to compare", to_u64(hashes) + stated + comparison),
-            term("metadata of the other checkpoint", metadata),
+            MemoryTerm::new(TermKind::HashesToCompare, to_u64(hashes) + stated + comparison),
+            MemoryTerm::new(TermKind::OtherMetadata, metadata),
         ]
     }
 }
