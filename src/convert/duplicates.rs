@@ -10,15 +10,14 @@
 //! kept.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use super::ConvertError;
-use super::hash_pass::{HashPass, PassEvent, ReadSettings};
-use crate::checkpoint::{Checkpoint, DType, OpenFault, TensorId, open_regular};
+use super::hash_pass::{HashPass, PassEvent};
+use super::read_file::OpenShard;
+use crate::checkpoint::{Checkpoint, DType, TensorId, open_regular};
 use crate::layers::{LayerKind, Layers};
-use crate::plan::{MemoryTerm, Transform};
+use crate::plan::{LoadOptions, MemoryTerm, Transform};
 use crate::units::to_usize;
 
 /// The longest configuration that is read, in bytes.
@@ -46,14 +45,14 @@ pub(super) fn find(
     checkpoint: &Checkpoint,
     layers: &Layers,
     is_wanted: &dyn Fn(TensorId) -> bool,
-    settings: ReadSettings,
+    options: LoadOptions,
     beside: Vec<MemoryTerm>,
 ) -> Result<Duplicates, ConvertError> {
     let candidates = candidates(checkpoint, layers, is_wanted);
     let mut wanted: Vec<TensorId> = candidates.iter().flatten().copied().collect();
     wanted.sort_unstable();
     let mut hashes = BTreeMap::new();
-    let pass = HashPass { checkpoint, settings, beside };
+    let pass = HashPass { checkpoint, options, beside };
     pass.tensors(&wanted, &|_| Transform::Keep, &mut |event| {
         if let PassEvent::Tensor(id, found) = event {
             hashes.insert(id, found.blake3);
@@ -159,32 +158,21 @@ fn read_config(path: &Path) -> Option<serde_json::Value> {
 /// True if all elements of a tensor have the same bytes. Mostly its first bytes decide.
 fn is_constant(checkpoint: &Checkpoint, id: TensorId) -> Result<bool, ConvertError> {
     let tensor = checkpoint.tensor(id);
-    let path = &checkpoint.shard(tensor.shard).path;
-    let failed = |operation, source| ConvertError::Read { path: path.clone(), operation, source };
-    let (file, _) = open_regular(path).map_err(|fault| match fault {
-        OpenFault::Io(source) => failed("open", source),
-        OpenFault::NotRegular(_) => {
-            failed("open", std::io::Error::other("it is not a regular file any more"))
-        }
-    })?;
+    let file = OpenShard::open(checkpoint, tensor.shard)?;
     let mut at = tensor.extent.start();
-    let first =
-        read_piece(&file, at, element_bytes(tensor.dtype)).map_err(|source| failed("read", source))?;
+    let mut first = vec![0; to_usize(element_bytes(tensor.dtype))];
+    file.read(at, &mut first)?;
+    let mut piece = vec![0; to_usize(PIECE_BYTES)];
     while at < tensor.extent.end() {
         let len = PIECE_BYTES.min(tensor.extent.end() - at);
-        let piece = read_piece(&file, at, len).map_err(|source| failed("read", source))?;
+        let piece = &mut piece[..to_usize(len)];
+        file.read(at, piece)?;
         if piece.chunks(first.len()).any(|element| *element != first[..element.len()]) {
             return Ok(false);
         }
         at += len;
     }
     Ok(true)
-}
-
-fn read_piece(file: &File, offset: u64, len: u64) -> std::io::Result<Vec<u8>> {
-    let mut piece = vec![0; to_usize(len)];
-    file.read_exact_at(&mut piece, offset)?;
-    Ok(piece)
 }
 
 /// Bytes after which the bytes of a constant tensor repeat.
@@ -202,10 +190,11 @@ fn element_bytes(dtype: DType) -> u64 {
 mod tests {
     use std::fs;
 
+    use super::super::settings::default_options;
     use super::super::test_files::{Tensor, tensor, write_file, write_sharded};
     use super::*;
 
-    /// Two layers, and what is given outside of them.
+    /// Two layers, and tensors outside of them.
     fn with_layers(outside: Vec<Tensor>) -> Vec<Tensor> {
         let part = |layer: u64, name: &str| {
             // All layers have the same bytes: that is no tie.
@@ -228,7 +217,7 @@ mod tests {
         let layers = Layers::group(&checkpoint).unwrap();
         let name = |id: TensorId| checkpoint.tensor(id).name.to_owned();
         let is_wanted = |id: TensorId| is_wanted(&name(id));
-        let found = find(&checkpoint, &layers, &is_wanted, ReadSettings::default(), Vec::new()).unwrap();
+        let found = find(&checkpoint, &layers, &is_wanted, default_options(), Vec::new()).unwrap();
         (found.pairs.into_iter().map(|(dropped, kept)| (name(dropped), name(kept))).collect(), found.notes)
     }
 
@@ -248,7 +237,7 @@ mod tests {
     #[test]
     fn a_head_that_is_the_embedding_is_left_out_if_the_configuration_agrees() {
         let embedding = embedding();
-        // The head comes first in the file; what comes first in a load is kept.
+        // The head comes first in the file; the first one in a load is kept.
         let tensors = with_layers(vec![copy_of(&embedding, "lm_head.weight"), embedding]);
         let tied = [head_of_embedding()];
         for config in [
@@ -297,7 +286,7 @@ mod tests {
             ("nil", DType::F64, vec![0; 8]),
             ("six", DType::F6E2M3, vec![1, 2, 3]),
         ] {
-            // Longer than what is looked at at once.
+            // Longer than a piece.
             let bytes: Vec<u8> = element.iter().copied().cycle().take(48 * 4096).collect();
             let rows = 48 * 4096 * 8 / dtype.bits().unwrap() / 32;
             let constant = Tensor { name: name.to_owned(), dtype, shape: vec![rows, 32], bytes };

@@ -8,23 +8,24 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
 use super::duplicates;
 use super::hash::{HashPool, Hashes, hex, start_pool};
-use super::hash_pass::ReadSettings;
 use super::header::{HEADER_BYTES_MAX, Header};
 use super::layout::{self, Component, FileLayout, Rules, TargetFile};
 use super::manifest::{ManifestSource, SourceFile};
-use super::output::{Headers, WriteBuffers};
+use super::output::{FileSet, WriteBuffers};
 use super::side_files::directory_of;
+use super::target_directory::TargetDirectory;
 use super::{Casting, Conversion, ConvertError, Part};
 use crate::checkpoint::{Checkpoint, DType, Shard, TensorId};
 use crate::layers::Layers;
 use crate::plan::{
-    Cast, Group, Landing, LoadPlan, MemoryTerm, PlanError, PlanLimits, Quantisation, QuantiseRule,
-    ResidentKind, TermKind, Transform, Window, grouping_peak_bytes, is_plain,
+    Cast, Group, Landing, LoadOptions, LoadPlan, MemoryTerm, PlanError, PlanLimits, Quantisation,
+    QuantiseRule, ResidentKind, TermKind, Transform, Window, grouping_peak_bytes, is_plain,
 };
 use crate::source;
 use crate::units::{to_u64, to_usize};
@@ -141,10 +142,7 @@ impl FilePlan {
 
     /// The load that writes some of the files, in their order.
     pub(super) fn load_plan(&self, settings: &Conversion, files: &[usize]) -> Result<LoadPlan, ConvertError> {
-        let mut limits = PlanLimits::new(settings.host_budget_bytes);
-        limits.window = Window::Layers(1);
-        limits.io = settings.io;
-        limits.readers = settings.readers();
+        let mut limits = PlanLimits::of(LoadOptions { window: Window::Layers(1), ..settings.reading() });
         limits.alignment = source::alignment(&self.checkpoint).map_err(crate::load::LoadError::from)?;
         (limits.resident, limits.landing) = (ResidentKind::Nowhere, Landing::Packed);
         limits.beside = self.terms(files);
@@ -152,7 +150,7 @@ impl FilePlan {
             let file = &self.layout.files[file];
             Group { id: &file.id, tensors: self.layout.tensors(file) }
         });
-        limits.quantise = settings.quantise;
+        limits.options.quantise = settings.options.quantise;
         let transform = |id: TensorId| self.transforms[id.index()];
         let plan = LoadPlan::build_groups(
             &self.checkpoint,
@@ -188,10 +186,17 @@ impl FilePlan {
         ]
     }
 
-    /// The contents of the headers of some of the files.
-    pub(super) fn headers(&self, files: &[usize]) -> Headers {
+    /// The files of a run: those of `plan`, which is that of `files`.
+    pub(super) fn file_set(
+        &self,
+        plan: &Arc<LoadPlan>,
+        files: &[usize],
+        directory: &TargetDirectory,
+    ) -> FileSet {
         let components = self.layout.components.iter().zip(&self.metadata);
-        Headers {
+        FileSet {
+            plan: Arc::clone(plan),
+            directory: directory.clone(),
             checkpoint: self.checkpoint.clone(),
             components: components
                 .map(|(component, text)| (component.prefix.clone(), text.clone()))
@@ -322,22 +327,29 @@ impl FilePlan {
 
 impl Conversion {
     /// How passes over the source read, before or after the conversion itself.
-    pub(super) fn reading(&self) -> ReadSettings {
-        ReadSettings { host_budget_bytes: self.host_budget_bytes, io: self.io, readers: Some(self.readers()) }
+    pub(super) fn reading(&self) -> LoadOptions {
+        LoadOptions {
+            readers: Some(self.readers()),
+            // The passes hash tensors as they are in the files.
+            dtype: None,
+            quantise: None,
+            quantise_choice: None,
+            ..self.options.clone()
+        }
     }
 
     /// Threads that read. Direct reads wait for the disk, so even a small machine has a few.
     fn readers(&self) -> u32 {
         let cores = std::thread::available_parallelism()
             .map_or(1, |cores| cores.get().try_into().unwrap_or(u32::MAX));
-        self.jobs.unwrap_or(cores.clamp(2, 8)).min(64)
+        self.options.readers.unwrap_or(cores.clamp(2, 8)).min(64)
     }
 
     /// The buffers of the writers, if the budget has room for them.
     fn write_buffers(&self) -> WriteBuffers {
         const WRITERS: std::ops::RangeInclusive<u32> = 1..=4;
-        let writers = self.jobs.unwrap_or(2).clamp(*WRITERS.start(), *WRITERS.end());
-        WriteBuffers::for_budget(self.host_budget_bytes, writers)
+        let writers = self.options.readers.unwrap_or(2).clamp(*WRITERS.start(), *WRITERS.end());
+        WriteBuffers::for_budget(self.options.host_budget_bytes, writers)
     }
 }
 
@@ -361,8 +373,8 @@ fn transforms(
     layers: &Layers,
 ) -> Result<Vec<Transform>, ConvertError> {
     let mut transforms = Vec::with_capacity(checkpoint.tensor_count());
-    let choice = settings.quantise_choice.as_ref();
-    let quantising = settings.quantise.map(|to| QuantiseRule::new(checkpoint, layers, to, choice));
+    let choice = settings.options.quantise_choice.as_ref();
+    let quantising = settings.options.quantise.map(|to| QuantiseRule::new(checkpoint, layers, to, choice));
     let mut has_quantised = false;
     for entry in checkpoint.tensors() {
         let rule = settings.rule.as_ref().and_then(|rule| rule(&entry));
@@ -384,13 +396,14 @@ fn transforms(
                 })?)
             }
             None => settings
+                .options
                 .dtype
                 .filter(|_| is_plain(checkpoint, layers, entry.id))
                 .and_then(|to| Cast::between(entry.dtype, to)),
         };
         transforms.push(cast.into());
     }
-    match settings.quantise.filter(|_| !has_quantised) {
+    match settings.options.quantise.filter(|_| !has_quantised) {
         Some(form) => Err(PlanError::NothingToQuantise { form }.into()),
         None => Ok(transforms),
     }

@@ -3,27 +3,18 @@
 //! Large pieces are hashed on a pool with at most one thread for each core, and at most
 //! [`THREADS_MAX`]. The pool holds no bytes: callers wait until a piece is hashed.
 
-use std::fs::File;
-use std::io::{self, Read as _, Write};
-use std::num::NonZeroU64;
-use std::path::Path;
+use std::io::{self, Write};
 use std::sync::Arc;
 
 use blake3::Hasher;
-use rustix::fs::Advice;
 use sha2::{Digest as _, Sha256};
 
-use crate::checkpoint::{FileIdentity, FileKind, OpenFault, open_regular};
 use crate::load::{LoadError, PARALLEL_BYTES_MIN, update_hash};
 use crate::plan::Placement;
 use crate::units::{to_u64, to_usize};
 
 /// Threads that hash, at most: a slot of 4 MiB has no more pieces that are worth a thread.
 const THREADS_MAX: usize = 16;
-/// Bytes of a file that are read at once: enough to be hashed by several threads.
-const PIECE_BYTES: usize = PARALLEL_BYTES_MIN;
-/// Bytes of a file that may stay in the page cache after they were read.
-const CACHED_BYTES_MAX: u64 = 8 << 20;
 
 /// Threads that hash. rayon's global pool is left to the caller's program.
 pub(super) type HashPool = Arc<rayon::ThreadPool>;
@@ -192,78 +183,6 @@ impl<W: Write> Write for HashingWriter<W> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
-    }
-}
-
-/// Why a file was not read to its end.
-#[derive(Debug)]
-pub(super) enum ReadFault<E> {
-    /// The system did not open it.
-    Open(io::Error),
-    /// The system refused an operation on the open file.
-    Io(&'static str, io::Error),
-    /// It is not a regular file.
-    NotRegular(FileKind),
-    /// It changed while it was read: before and after.
-    Changed(Box<(FileIdentity, FileIdentity)>),
-    /// The consumer of its bytes failed.
-    Consumer(E),
-}
-
-/// Reads a regular file to its end, 256 KiB at a time. Returns its length in bytes.
-pub(super) fn read_file<E>(
-    path: &Path,
-    consume: impl FnMut(&[u8]) -> Result<(), E>,
-) -> Result<u64, ReadFault<E>> {
-    let (file, was) = open_regular(path).map_err(|fault| match fault {
-        OpenFault::Io(source) => ReadFault::Open(source),
-        OpenFault::NotRegular(found) => ReadFault::NotRegular(found),
-    })?;
-    read_open_file(&file, was, consume)
-}
-
-/// Reads an open file to its end, 256 KiB at a time. Returns its length in bytes. The file must not
-/// change meanwhile; of a large one, little stays in the page cache.
-pub(super) fn read_open_file<E>(
-    mut file: &File,
-    was: FileIdentity,
-    mut consume: impl FnMut(&[u8]) -> Result<(), E>,
-) -> Result<u64, ReadFault<E>> {
-    let mut piece = vec![0; PIECE_BYTES.min(to_usize(was.len_bytes).max(1))];
-    let (mut bytes, mut dropped_bytes) = (0, 0);
-    loop {
-        let len = match file.read(&mut piece) {
-            Ok(0) => break,
-            Ok(len) => len,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(source) => return Err(ReadFault::Io("read", source)),
-        };
-        consume(&piece[..len]).map_err(ReadFault::Consumer)?;
-        bytes += to_u64(len);
-        if bytes - dropped_bytes >= CACHED_BYTES_MAX {
-            drop_from_cache(file, dropped_bytes, bytes);
-            dropped_bytes = bytes;
-        }
-        // A file that grows as fast as it is read has no end.
-        if bytes > was.len_bytes {
-            break;
-        }
-    }
-    if dropped_bytes > 0 {
-        drop_from_cache(file, dropped_bytes, bytes);
-    }
-    let now = FileIdentity::of(file).map_err(|source| ReadFault::Io("stat", source))?;
-    if now != was || bytes != was.len_bytes {
-        return Err(ReadFault::Changed(Box::new((was, now))));
-    }
-    Ok(bytes)
-}
-
-/// Advises the kernel to drop a range of a file from the page cache. It may keep the pages.
-pub(super) fn drop_from_cache(file: &File, start: u64, end: u64) {
-    // A length of zero would mean the whole file.
-    if let Some(len) = NonZeroU64::new(end - start) {
-        let _ = rustix::fs::fadvise(file, start, Some(len), Advice::DontNeed);
     }
 }
 

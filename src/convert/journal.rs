@@ -29,12 +29,12 @@ use crate::units::{ByteRange, to_u64};
 /// The folder of the journals, in the target.
 pub(super) const WORK_FOLDER: &str = ".onelayer-convert";
 
-/// Longest field other than an entry, in bytes. A longer one is damage.
-const HEAD_BYTES_MAX: usize = 64 << 10;
-/// Fields of the longest line.
-const FIELDS_MAX: usize = 4;
+/// Bytes at the start of a line that are kept. All fields but the entry fit in.
+const PREFIX_BYTES_MAX: usize = 64 << 10;
 /// Hexadecimal digits of the hash at the end of a line.
 const HASH_DIGITS: usize = 16;
+/// Bytes of the last field, with the tab before it.
+const HASH_FIELD_BYTES: usize = 1 + HASH_DIGITS;
 
 #[derive(Serialize, Deserialize)]
 struct Begun {
@@ -55,7 +55,7 @@ struct Published {
     modified_ns: i128,
 }
 
-/// What the journals have about one file.
+/// The record of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     /// The path of the journal below the target.
@@ -185,11 +185,12 @@ impl Line {
     /// The next line that is whole; damaged lines are skipped. `None` at the end.
     fn read(reader: &mut impl BufRead, offset_bytes: &mut u64) -> io::Result<Option<Self>> {
         loop {
-            let mut fields = Fields::default();
-            if !fields.read(reader, offset_bytes)? {
+            let mut raw = RawLine { start_bytes: *offset_bytes, ..RawLine::default() };
+            if !raw.read(reader)? {
                 return Ok(None);
             }
-            if let Some(line) = fields.into_line() {
+            *offset_bytes += raw.len_bytes + 1;
+            if let Some(line) = raw.into_line() {
                 return Ok(Some(line));
             }
         }
@@ -198,82 +199,66 @@ impl Line {
 
 /// A line while it is read.
 #[derive(Default)]
-struct Fields {
-    /// The first bytes of each field, without an entry's.
-    heads: Vec<Vec<u8>>,
-    /// The bytes of each field in the journal.
-    places: Vec<(u64, u64)>,
-    /// Of all fields so far.
+struct RawLine {
+    /// The offset of the line in the journal.
+    start_bytes: u64,
+    /// The length of the line, without its end.
+    len_bytes: u64,
+    /// The first bytes of the line.
+    prefix: Vec<u8>,
+    /// The last bytes of the line, which may be its hash.
+    suffix: Vec<u8>,
+    /// Of all bytes before the suffix.
     hasher: blake3::Hasher,
-    /// Of all fields but the last, which may be the hash of the line.
-    before_last: Option<blake3::Hasher>,
-    is_damaged: bool,
 }
 
-impl Fields {
+impl RawLine {
     /// Reads up to the end of the line. False at the end of the journal: a line without an end does
     /// not count.
-    fn read(&mut self, reader: &mut impl BufRead, offset_bytes: &mut u64) -> io::Result<bool> {
-        self.open(*offset_bytes);
+    fn read(&mut self, reader: &mut impl BufRead) -> io::Result<bool> {
         loop {
             let buffer = reader.fill_buf()?;
             if buffer.is_empty() {
                 return Ok(false);
             }
-            let end = buffer.iter().position(|byte| matches!(byte, b'\t' | b'\n'));
+            let end = buffer.iter().position(|&byte| byte == b'\n');
             let taken = end.unwrap_or(buffer.len());
             self.extend(&buffer[..taken]);
-            let separator = end.map(|at| buffer[at]);
-            let consumed = taken + usize::from(separator.is_some());
-            reader.consume(consumed);
-            *offset_bytes += to_u64(consumed);
-            match separator {
-                Some(b'\n') => return Ok(true),
-                Some(_) => self.open(*offset_bytes),
-                None => {}
+            reader.consume(taken + usize::from(end.is_some()));
+            if end.is_some() {
+                return Ok(true);
             }
         }
     }
 
-    fn open(&mut self, offset_bytes: u64) {
-        if self.heads.len() > FIELDS_MAX {
-            // `extend` notes the damage; no more fields are kept.
-            return;
-        }
-        self.before_last = (!self.heads.is_empty()).then(|| self.hasher.clone());
-        if !self.heads.is_empty() {
-            self.hasher.update(b"\t");
-        }
-        self.heads.push(Vec::new());
-        self.places.push((offset_bytes, offset_bytes));
-    }
-
     fn extend(&mut self, bytes: &[u8]) {
-        self.hasher.update(bytes);
-        let number = self.heads.len() - 1;
-        self.places[number].1 += to_u64(bytes.len());
-        let is_entry = number == 2;
-        let room = if is_entry { HASH_DIGITS } else { HEAD_BYTES_MAX };
-        let kept = bytes.len().min(room.saturating_sub(self.heads[number].len()));
-        self.heads[number].extend_from_slice(&bytes[..kept]);
-        self.is_damaged |= !is_entry && kept < bytes.len() || number > 3;
+        self.len_bytes += to_u64(bytes.len());
+        let kept = bytes.len().min(PREFIX_BYTES_MAX - self.prefix.len());
+        self.prefix.extend_from_slice(&bytes[..kept]);
+        self.suffix.extend_from_slice(bytes);
+        let hashed = self.suffix.len().saturating_sub(HASH_FIELD_BYTES);
+        self.hasher.update(&self.suffix[..hashed]);
+        self.suffix.drain(..hashed);
     }
 
-    fn into_line(self) -> Option<Line> {
-        let expected = self.before_last?.finalize().to_hex();
-        let mut heads = self.heads;
-        let hash = heads.pop()?;
-        let is_whole = !self.is_damaged && hash == expected.as_bytes()[..HASH_DIGITS];
-        let entry = (heads.len() == 3).then(|| self.places[2]);
-        if !is_whole || heads.len() < 2 {
+    /// The fields of the line; `None` if its hash is wrong.
+    fn into_line(mut self) -> Option<Line> {
+        let hash = self.hasher.finalize().to_hex();
+        if self.suffix.strip_prefix(b"\t")? != &hash.as_bytes()[..HASH_DIGITS] {
             return None;
         }
-        let entry = match entry {
-            Some((start, end)) => Some(ByteRange::new(start, end)?),
+        let end_bytes = self.len_bytes - to_u64(HASH_FIELD_BYTES);
+        self.prefix.truncate(usize::try_from(end_bytes).unwrap_or(usize::MAX));
+        let mut fields = self.prefix.splitn(3, |&byte| byte == b'\t');
+        let (kind, head) = (fields.next()?.to_vec(), fields.next()?.to_vec());
+        let entry = match fields.next() {
+            Some(_) => {
+                let before_bytes = to_u64(kind.len() + head.len() + 2);
+                Some(ByteRange::new(self.start_bytes + before_bytes, self.start_bytes + end_bytes)?)
+            }
             None => None,
         };
-        let head = heads.swap_remove(1);
-        Some(Line { kind: heads.swap_remove(0), head, entry })
+        Some(Line { kind, head, entry })
     }
 }
 
@@ -563,7 +548,7 @@ mod tests {
         Journal::begin(&target, part(3, 3), "abc").unwrap();
     }
 
-    /// Cut off anywhere, the journal tells what stood before the cut, and takes more lines.
+    /// A journal that is cut off anywhere keeps the lines before the cut, and takes more lines.
     #[test]
     fn a_torn_journal_loses_only_what_was_torn() {
         let (folder, target) = target();

@@ -17,7 +17,7 @@ pub const MANIFEST_NAME: &str = "onelayer.manifest.json";
 /// The schema of the manifests that this version writes and reads.
 pub(super) const MANIFEST_SCHEMA: &str = "onelayer-manifest/1";
 
-/// What a conversion made, its source, and the hash of each part.
+/// The files of a conversion, their source, and the hash of each part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Manifest {

@@ -531,7 +531,7 @@ mod round_trip_tests {
         any::<[u8; 32]>().prop_map(|bytes| hash::hex(&bytes))
     }
 
-    /// Texts with what JSON has to escape, and what a line breaker could take for structure.
+    /// Texts with characters that JSON escapes, and with brackets and quotes.
     fn text() -> impl Strategy<Value = String> {
         prop_oneof![any::<String>(), "[\\[\\]{}\",\\\\ \n]{0,12}"]
     }
@@ -555,7 +555,7 @@ mod round_trip_tests {
     fn file() -> impl Strategy<Value = ManifestFile> {
         (hash(), option::of(hash()), vec(text(), 0..3), vec(tensor(), 0..4)).prop_map(
             |(blake3, sha256, layers, tensors)| {
-                let name = String::new(); // numbered below: names stand once
+                let name = String::new(); // numbered below: names occur once
                 ManifestFile { name, bytes: u64::MAX, blake3, sha256, layers, tensors }
             },
         )

@@ -6,10 +6,10 @@
 //! The modules, each of which uses only those above it:
 //!
 //! ```text
-//! report, error, settings       what callers see: events, reports, errors, options
-//! hash                          BLAKE3 and SHA-256, on a bounded pool of threads
+//! report, error, settings       for callers: events, reports, errors, options
+//! hash, read_file               BLAKE3 and SHA-256, on a bounded pool of threads; reads without the ring
 //! manifest, manifest_read       the manifest: its types and how it is written; how it is read
-//! target_directory, journal     the target: files appear under their names once whole; what runs did
+//! target_directory, journal     the target: files get their names once they are whole; records of runs
 //! header, layout                the header of a file; which tensor goes to which file
 //! output                        a device that writes layers to files
 //! hash_pass, duplicates         hashes of a checkpoint's bytes; tied weights
@@ -33,6 +33,7 @@ mod manifest;
 mod manifest_read;
 mod output;
 mod prepare;
+mod read_file;
 mod report;
 mod run;
 mod settings;

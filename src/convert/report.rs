@@ -1,4 +1,4 @@
-//! What callers learn of a conversion and of a verification: events on the way, reports at the end.
+//! Events and reports of a conversion and of a verification.
 
 use std::time::Duration;
 

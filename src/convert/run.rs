@@ -19,17 +19,18 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{RecvTimeoutError, bounded};
 
 use super::finish::{finish, incomplete, remove_journals};
-use super::hash::{Digest, ReadFault, drop_from_cache, hex, read_open_file};
+use super::hash::{Digest, hex};
 use super::journal::{Journal, Record};
 use super::manifest::{ManifestFile, ManifestTensor, write_file_entry};
-use super::output::{FileBackend, FileSet, FinishedFile, OutputEnd};
+use super::output::{FileBackend, FinishedFile, OutputEnd};
 use super::prepare::PreparedConversion;
+use super::read_file::{ReadFault, drop_from_cache, read_open_file};
 use super::target_directory::{Found, TargetDirectory};
 use super::target_state::{FileState, remove_other_conversion};
 use super::{ConvertError, ConvertEvent, ConvertReport, KernelCopied, Part, Verification, source_overlap};
 use crate::checkpoint::{FileIdentity, ShardId, open_regular};
-use crate::load::{DEFAULT_STALL_TIMEOUT, HandOut, Hooks, Launch, LayerStream, LoadError, Progress};
-use crate::plan::{IoMode, LoadPlan, PlannedLayer};
+use crate::load::{Hooks, Launch, LayerStream, LoadError, Progress};
+use crate::plan::{IoMode, LoadOptions, LoadPlan, PlannedLayer};
 use crate::units::{ByteRange, to_u64};
 
 /// Time between two reports of progress.
@@ -208,9 +209,9 @@ impl Run<'_> {
     }
 
     fn hashes_to(&self, file: &File, name: &str, record: &Record) -> Result<bool, ConvertError> {
-        let failed =
-            |operation, source| ConvertError::Read { path: self.target.path_of(name), operation, source };
-        let was = FileIdentity::of(file).map_err(|source| failed("stat", source))?;
+        let path = self.target.path_of(name);
+        let stat_failed = |source| ConvertError::Read { path: path.clone(), operation: "stat", source };
+        let was = FileIdentity::of(file).map_err(stat_failed)?;
         let (pool, cancel) = (&self.prepared.files.pool, &self.prepared.cancel);
         let mut digest = Digest::new(false);
         let read = read_open_file(file, was, |piece| {
@@ -222,10 +223,9 @@ impl Run<'_> {
         });
         match read {
             Ok(_) => Ok(hex(&digest.take().blake3) == record.blake3),
-            Err(ReadFault::Consumer(error)) => Err(error.into()),
-            Err(ReadFault::Open(source)) => Err(failed("open", source)),
-            Err(ReadFault::Io(operation, source)) => Err(failed(operation, source)),
-            Err(ReadFault::NotRegular(_) | ReadFault::Changed(_)) => Ok(false),
+            // Another program changed it: it is written again.
+            Err(ReadFault::Changed(_)) => Ok(false),
+            Err(fault) => Err(fault.at(&path)),
         }
     }
 
@@ -243,18 +243,18 @@ impl Run<'_> {
                 Arc::new(prepared.files.load_plan(&prepared.settings, todo)?)
             }
         };
-        let (backend, end) = self.start_output(&plan, todo)?;
+        let files = prepared.files.file_set(&plan, todo, self.target);
+        let (settings, pool) = (&prepared.settings, Arc::clone(&prepared.files.pool));
+        let (backend, end) =
+            FileBackend::start(files, prepared.files.buffers, pool, settings.kernel_copy, settings.sha256)?;
         let launch = Launch {
             checkpoint: &prepared.files.checkpoint,
             plan: Arc::clone(&plan),
-            prefetch: PREFETCH_LAYERS,
-            hand_out: HandOut::WhenComplete,
+            options: LoadOptions { prefetch_layers: PREFETCH_LAYERS, ..LoadOptions::default() },
             adapts: false,
             queues: (plan.io() == IoMode::Uring).then_some(1),
-            hash: false,
             witness: None,
             hooks: Hooks::default(),
-            stall_timeout: DEFAULT_STALL_TIMEOUT,
             started: Instant::now(),
         };
         let mut stream = launch.start_on(backend, None)?;
@@ -265,18 +265,6 @@ impl Run<'_> {
         self.report.write_mode = Some(end.write_mode());
         self.report.kernel_copied = end.kernel_copied();
         outcome
-    }
-
-    fn start_output(
-        &self,
-        plan: &Arc<LoadPlan>,
-        todo: &[usize],
-    ) -> Result<(FileBackend, OutputEnd), ConvertError> {
-        let (planned, settings) = (&self.prepared.files, &self.prepared.settings);
-        let headers = planned.headers(todo);
-        let files = FileSet { plan: Arc::clone(plan), headers, directory: self.target.clone() };
-        let pool = Arc::clone(&planned.pool);
-        Ok(FileBackend::start(files, planned.buffers, pool, settings.kernel_copy, settings.sha256)?)
     }
 
     fn report_load(&mut self, stream: &LayerStream) {

@@ -14,9 +14,10 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use super::hash::{Digest, ReadFault, hex, read_file};
+use super::hash::{Digest, hex};
+use super::read_file::read_file;
 use super::{ConvertError, MANIFEST_NAME, SideFileRecord};
-use crate::checkpoint::{Checkpoint, CheckpointError, FileKind, relative_name};
+use crate::checkpoint::{Checkpoint, FileKind, relative_name};
 use crate::units::to_u64;
 use onelayer_system::folder::names_in;
 
@@ -298,9 +299,8 @@ impl SideFile {
         out_path: &Path,
         with_sha256: bool,
     ) -> Result<SideFileRecord, ConvertError> {
-        let failed = |operation, source| ConvertError::Read { path: self.path.clone(), operation, source };
         let mut digest = Digest::new(with_sha256);
-        let bytes = read_file(&self.path, |piece| {
+        let read = read_file(&self.path, |piece| {
             digest.update(piece);
             out.write_all(piece).map_err(|source| ConvertError::Write {
                 path: out_path.to_owned(),
@@ -308,17 +308,7 @@ impl SideFile {
                 source,
             })
         });
-        let bytes = bytes.map_err(|fault| match fault {
-            ReadFault::Open(source) => failed("open", source),
-            ReadFault::Io(operation, source) => failed(operation, source),
-            ReadFault::NotRegular(found) => {
-                CheckpointError::NotRegular { path: self.path.clone(), found }.into()
-            }
-            ReadFault::Changed(states) => {
-                CheckpointError::FileChanged { path: self.path.clone(), states }.into()
-            }
-            ReadFault::Consumer(error) => error,
-        })?;
+        let bytes = read.map_err(|fault| fault.at(&self.path))?;
         let hashes = digest.take();
         let sha256 = hashes.sha256.as_ref().map(hex);
         Ok(SideFileRecord { name: self.name.clone(), bytes, blake3: hex(&hashes.blake3), sha256 })
@@ -335,6 +325,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::checkpoint::CheckpointError;
 
     /// A file of one tensor without bytes.
     const WEIGHTS_FILE: &[u8] =

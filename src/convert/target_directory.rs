@@ -51,7 +51,7 @@ pub(super) struct PartialFile {
     is_kept: bool,
 }
 
-/// What has a name in the target.
+/// A file, directory or other thing in the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     /// A regular file: its length, its last modification in nanoseconds since 1970, and the bytes
@@ -182,7 +182,7 @@ impl TargetDirectory {
         Ok(Some(opened))
     }
 
-    /// What has a path; links are not followed.
+    /// Finds a path; links are not followed.
     pub(super) fn find(&self, path: &str) -> Result<Option<Found>, ConvertError> {
         let Some((folder, name)) = self.folder_of(path, false)? else { return Ok(None) };
         match rustix::fs::statat(&*folder, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -192,7 +192,7 @@ impl TargetDirectory {
         }
     }
 
-    /// What has the unfinished name of a path.
+    /// Finds the unfinished name of a path.
     pub(super) fn find_partial(&self, path: &str) -> Result<Option<Found>, ConvertError> {
         self.find(&partial_path(path))
     }

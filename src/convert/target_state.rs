@@ -1,5 +1,5 @@
 //! The files that the target already has: none, some or all files of this conversion, or files of
-//! other programs. Clears what another conversion made.
+//! other programs. Removes the files of another conversion.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -33,9 +33,11 @@ mod kernel_copy;
 mod packer;
 mod writer;
 
-/// The contents of the headers of all files.
+/// The files of one run.
 #[derive(Debug)]
-pub(super) struct Headers {
+pub(super) struct FileSet {
+    pub(super) plan: Arc<LoadPlan>,
+    pub(super) directory: TargetDirectory,
     pub(super) checkpoint: Checkpoint,
     /// Of each component: the prefix that is removed from names, and the text of `__metadata__`.
     pub(super) components: Vec<(Box<str>, BTreeMap<String, String>)>,
@@ -43,31 +45,17 @@ pub(super) struct Headers {
     pub(super) component_of: Vec<usize>,
 }
 
-impl Headers {
-    /// The header of one file, which has these tensors.
-    pub(super) fn of<'a>(
-        &'a self,
-        index: usize,
-        plan: &'a LoadPlan,
-        placements: &'a [Placement],
-    ) -> Header<'a> {
-        let (name_prefix, metadata) = &self.components[self.component_of[index]];
-        Header { checkpoint: &self.checkpoint, name_prefix, metadata, placements, plan }
-    }
-}
-
-/// The files of one run.
-#[derive(Debug)]
-pub(super) struct FileSet {
-    pub(super) plan: Arc<LoadPlan>,
-    pub(super) headers: Headers,
-    pub(super) directory: TargetDirectory,
-}
-
 impl FileSet {
     /// The tensors of a file, in its order.
     pub(super) fn placements(&self, index: usize) -> &[Placement] {
         self.plan.placements(&self.plan.layers()[index])
+    }
+
+    /// The header of a file.
+    fn header(&self, index: usize) -> Header<'_> {
+        let (name_prefix, metadata) = &self.components[self.component_of[index]];
+        let (checkpoint, plan) = (&self.checkpoint, &self.plan);
+        Header { checkpoint, name_prefix, metadata, placements: self.placements(index), plan }
     }
 
     /// The position of a file in the plan.
@@ -212,8 +200,8 @@ impl FileBackend {
     /// Makes an unfinished file, lets the kernel copy what it can, and reserves space for the rest.
     fn make(&self, index: usize, planned: &PlannedLayer) -> Result<(OutputFile, CopiedRanges), ConvertError> {
         let partial = self.files.directory.create_file(planned.id.as_str())?;
-        let (checkpoint, placements) = (&self.files.headers.checkpoint, self.files.placements(index));
-        let data_start = self.files.headers.of(index, &self.files.plan, placements).data_start();
+        let (checkpoint, placements) = (&self.files.checkpoint, self.files.placements(index));
+        let data_start = self.files.header(index).data_start();
         let ranges =
             self.copier.copy(checkpoint, &stretches(checkpoint, placements, data_start), partial.file());
         let file = OutputFile::new(partial, data_start + planned.arena_bytes, &self.mode)?;

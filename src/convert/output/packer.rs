@@ -17,7 +17,6 @@ use crossbeam_channel::{Receiver, Sender};
 
 use super::super::ConvertError;
 use super::super::hash::{FileDigest, HashPool, Hashes};
-use super::super::header::Header;
 use super::kernel_copy::CopiedRanges;
 use super::writer::{BLOCK, OutputFile, Piece, Writers};
 use super::{FileSet, FinishedFile};
@@ -304,11 +303,5 @@ impl Write for HeaderBytes<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-impl FileSet {
-    fn header(&self, index: usize) -> Header<'_> {
-        self.headers.of(index, &self.plan, self.placements(index))
     }
 }

@@ -4,16 +4,16 @@
 //! of each file and tensor is kept, until the bytes were read.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 
-use super::super::hash::{Digest, Hashes, ReadFault, from_hex, hex, read_file, start_pool};
+use super::super::hash::{Digest, Hashes, from_hex, hex, start_pool};
 use super::super::manifest::{Alias, Entry, ManifestFile, ManifestTensor, SideFileRecord};
+use super::super::read_file::{ReadFault, read_file};
 use super::super::side_files::SideFiles;
 use super::{ConvertError, Findings, OpenManifest};
-use crate::checkpoint::{Checkpoint, CheckpointError, DType, Shard, ShardId, TensorId};
+use crate::checkpoint::{Checkpoint, DType, Shard, ShardId, TensorId};
 use crate::footprint::{Held, block_bytes};
 use crate::plan::Quantisation;
 use crate::units::to_u64;
@@ -340,13 +340,13 @@ fn difference(stated: &Hashes, found: &Hashes) -> Option<String> {
 /// Says how a side file differs from its record, if it does.
 ///
 /// # Errors
-/// [`ConvertError::Read`], [`CheckpointError::FileChanged`].
+/// [`ConvertError::Read`], [`ConvertError::Checkpoint`].
 fn check_side_file(file: &SideFileRecord, root: &Path) -> Result<Option<String>, ConvertError> {
     let path = root.join(&file.name);
     let mut digest = Digest::new(file.sha256.is_some());
     let read = read_file(&path, |piece| {
         digest.update(piece);
-        Ok::<(), Infallible>(())
+        Ok::<(), ConvertError>(())
     });
     let bytes = match read {
         Ok(bytes) => bytes,
@@ -354,14 +354,7 @@ fn check_side_file(file: &SideFileRecord, root: &Path) -> Result<Option<String>,
             return Ok(Some("is missing".to_owned()));
         }
         Err(ReadFault::NotRegular(found)) => return Ok(Some(format!("is a {found}, not a file"))),
-        Err(ReadFault::Open(source)) => return Err(ConvertError::Read { path, operation: "open", source }),
-        Err(ReadFault::Io(operation, source)) => {
-            return Err(ConvertError::Read { path, operation, source });
-        }
-        Err(ReadFault::Changed(states)) => {
-            return Err(CheckpointError::FileChanged { path, states }.into());
-        }
-        Err(ReadFault::Consumer(never)) => match never {},
+        Err(fault) => return Err(fault.at(&path)),
     };
     if bytes != file.bytes {
         return Ok(Some(format!("has {bytes} bytes, the manifest says {}", file.bytes)));

@@ -3,13 +3,10 @@
 //! A tensor is right if it has the type, shape and bytes of the source; or, if the manifest says that
 //! it was cast, those of the cast. The manifest must list missing tensors as left out.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt as _;
-use std::path::PathBuf;
-
 use super::super::hash_pass::{HashPass, PassEvent};
-use super::{CheckpointError, ConvertError, Findings, PassOver, Stated, Work, note_fallbacks};
-use crate::checkpoint::{Checkpoint, DType, OpenFault, TensorEntry, TensorId, open_regular};
+use super::super::read_file::OpenShard;
+use super::{ConvertError, Findings, PassOver, Stated, Work, note_fallbacks};
+use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
 use crate::footprint::{items_bytes, list_bytes};
 use crate::plan::{Cast, CastOp, FloatType, Quantisation, Quantised, SCALE_SUFFIX, Transform};
 use crate::staging::cast::cast_step;
@@ -135,7 +132,7 @@ impl Comparison {
     fn pass(&self, work: &Work<'_>) -> (HashPass<'_>, Vec<TensorId>) {
         let ids = self.pairs.iter().map(|pair| pair.source).collect();
         let beside = work.memory(PassOver::Source);
-        (HashPass { checkpoint: &self.source, settings: work.reading, beside }, ids)
+        (HashPass { checkpoint: &self.source, options: work.options.clone(), beside }, ids)
     }
 
     /// Hashes the source, and compares it with the hashes of the target.
@@ -270,7 +267,8 @@ fn float_type(dtype: DType) -> Option<FloatType> {
 /// [`ConvertError::Read`], [`ConvertError::Checkpoint`].
 fn first_difference(source: &Checkpoint, target: &Checkpoint, pair: Pair) -> Result<String, ConvertError> {
     let (expected, found) = (source.tensor(pair.source), target.tensor(pair.target));
-    let (expected_file, found_file) = (open(source, &expected)?, open(target, &found)?);
+    let expected_file = OpenShard::open(source, expected.shard)?;
+    let found_file = OpenShard::open(target, found.shard)?;
     let (mut read_bytes, mut compared_bytes) = (0, 0);
     while read_bytes < expected.extent.len_bytes() {
         let len = PIECE_BYTES.min(expected.extent.len_bytes() - read_bytes);
@@ -300,31 +298,6 @@ fn first_difference(source: &Checkpoint, target: &Checkpoint, pair: Pair) -> Res
         compared_bytes += delivered;
     }
     Ok("had other bytes than in the source, but not when both were read again: check the storage".to_owned())
-}
-
-/// A file, and its path for errors.
-struct Opened {
-    file: File,
-    path: PathBuf,
-}
-
-impl Opened {
-    fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), ConvertError> {
-        self.file.read_exact_at(buffer, offset).map_err(|source| ConvertError::Read {
-            path: self.path.clone(),
-            operation: "read",
-            source,
-        })
-    }
-}
-
-fn open(checkpoint: &Checkpoint, tensor: &TensorEntry<'_>) -> Result<Opened, ConvertError> {
-    let path = checkpoint.shard(tensor.shard).path.clone();
-    match open_regular(&path) {
-        Ok((file, _)) => Ok(Opened { file, path }),
-        Err(OpenFault::Io(source)) => Err(ConvertError::Read { path, operation: "open", source }),
-        Err(OpenFault::NotRegular(found)) => Err(CheckpointError::NotRegular { path, found }.into()),
-    }
 }
 
 #[cfg(test)]

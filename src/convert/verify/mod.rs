@@ -18,13 +18,14 @@ use std::path::Path;
 
 use self::against_manifest::Stated;
 use self::against_source::Comparison;
-use super::hash_pass::{HashPass, PassEvent, ReadSettings};
+use super::hash_pass::{HashPass, PassEvent};
 use super::journal::WORK_FOLDER;
 use super::manifest_read::OpenManifest;
+use super::settings::default_options;
 use super::side_files::directory_of;
 use super::{ConvertError, ConvertEvent, Difference, MANIFEST_NAME, VerifyReport};
 use crate::checkpoint::{Checkpoint, CheckpointError, OpenOptions, TensorId};
-use crate::plan::{IoMode, MemoryTerm, TermKind};
+use crate::plan::{IoMode, LoadOptions, MemoryTerm, TermKind};
 use crate::source::Fallback;
 use crate::units::to_u64;
 
@@ -32,22 +33,28 @@ use crate::units::to_u64;
 const DIFFERENCES_MAX: usize = 1000;
 
 /// Settings of a verification.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 #[must_use = "settings do nothing until they are used"]
 pub struct Verification {
     open_options: OpenOptions,
-    reading: ReadSettings,
+    options: LoadOptions,
+}
+
+impl Default for Verification {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Verification {
     /// Within 64 MiB of host memory, past the page cache.
     pub fn new() -> Self {
-        Self::default()
+        Self::with(OpenOptions::default(), default_options())
     }
 
     /// With these settings.
-    pub(super) fn with(open_options: OpenOptions, reading: ReadSettings) -> Self {
-        Self { open_options, reading }
+    pub(super) fn with(open_options: OpenOptions, options: LoadOptions) -> Self {
+        Self { open_options, options }
     }
 
     /// How checkpoints are opened.
@@ -59,19 +66,19 @@ impl Verification {
     /// The most host memory that the verification may hold, in bytes. 64 MiB by default. The metadata
     /// of both checkpoints and a hash for each tensor count too.
     pub fn host_budget(mut self, bytes: u64) -> Self {
-        self.reading.host_budget_bytes = bytes;
+        self.options.host_budget_bytes = bytes;
         self
     }
 
     /// How files are read. Past the page cache by default.
     pub fn io(mut self, mode: IoMode) -> Self {
-        self.reading.io = mode;
+        self.options.io = mode;
         self
     }
 
     /// Threads that read; zero counts as one. By default as many as the disk and the machine can use.
     pub fn jobs(mut self, threads: u32) -> Self {
-        self.reading.readers = Some(threads.max(1));
+        self.options.readers = Some(threads.max(1));
         self
     }
 
@@ -127,7 +134,7 @@ impl Verification {
         let comparison =
             source.map(|source| Comparison::new(&checkpoint, source, stated.as_ref(), &mut findings));
         let mut work = Work {
-            reading: self.reading,
+            options: self.options.clone(),
             target: &checkpoint,
             stated: stated.as_ref(),
             comparison: comparison.as_ref(),
@@ -225,7 +232,7 @@ enum PassOver {
 
 /// The passes over bytes.
 struct Work<'a> {
-    reading: ReadSettings,
+    options: LoadOptions,
     target: &'a Checkpoint,
     stated: Option<&'a Stated>,
     comparison: Option<&'a Comparison>,
@@ -271,8 +278,11 @@ impl Work<'_> {
         report: &mut dyn FnMut(u64),
     ) -> Result<(), ConvertError> {
         let (target, stated) = (self.target, self.stated);
-        let pass =
-            HashPass { checkpoint: target, settings: self.reading, beside: self.memory(PassOver::Target) };
+        let pass = HashPass {
+            checkpoint: target,
+            options: self.options.clone(),
+            beside: self.memory(PassOver::Target),
+        };
         let with_sha256 = stated.is_some_and(Stated::has_sha256);
         let fallbacks = pass.files(with_sha256, &mut |event| match event {
             PassEvent::Progress(bytes) => report(bytes),
