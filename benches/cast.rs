@@ -4,7 +4,7 @@
 //! narrowed on the way. Bytes read per second, threads and ring of the load included: what
 //! narrowing costs is the ratio of the lines.
 //!
-//! `cargo bench --bench cast`
+//! `cargo bench -p onelayer --bench cast`
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use onelayer::{Checkpoint, FloatType, IoMode, Loader, Target};

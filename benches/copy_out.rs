@@ -11,7 +11,7 @@
 //! Ways to copy out of a file mapping against `pread`, warm or cold: what `docs/design.md` quotes
 //! for the choice of `process_vm_readv` on windows that are mapped for one read.
 //!
-//! `cargo bench --bench copy_out -- FILE [THREADS [BLOCK_MIB [RING_MIB [cold]]]]`
+//! `cargo bench -p onelayer --bench copy_out -- FILE [THREADS [BLOCK_MIB [RING_MIB [cold]]]]`
 //!
 //! Each thread takes blocks from a shared counter and copies them into its part of one huge-page
 //! ring. All ways run in turn, five rounds; best and median are printed. All but `memcpy` survive a
@@ -58,7 +58,7 @@ const WAYS: [(Way, &str); 10] = [
 fn main() -> io::Result<()> {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let Some(path) = words.first() else {
-        eprintln!("usage: cargo bench --bench copy_out -- FILE [THREADS [BLOCK_MIB [RING_MIB [cold]]]]");
+        eprintln!("usage: cargo bench -p onelayer --bench copy_out -- FILE [THREADS [BLOCK_MIB [RING_MIB [cold]]]]");
         return Ok(());
     };
     let number = |position: usize, default: usize| {

@@ -2,7 +2,7 @@
 //! what each round left behind.
 //!
 //! ```text
-//! cargo bench --bench device_cycles -- CHECKPOINT [--device N] [--cycles N] [--budget BYTES]
+//! cargo bench -p onelayer --bench device_cycles -- CHECKPOINT [--device N] [--cycles N] [--budget BYTES]
 //! ```
 //!
 //! Prints one JSON object. Exit code 1 if a load fails, 2 for wrong usage, 4 without a usable

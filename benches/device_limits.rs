@@ -2,7 +2,7 @@
 //! What this machine can do at best: the limits that loads are held against, measured without this
 //! library.
 //!
-//! `cargo bench --bench device_limits -- [--device N] [--quick] [--only SECTION ...] [--file FILE
+//! `cargo bench -p onelayer --bench device_limits -- [--device N] [--quick] [--only SECTION ...] [--file FILE
 //! ...] [--threads N ...] [--seconds N]`
 //!
 //! Prints one JSON object. Sections: `h2d` (host to device from registered huge pages, by chunk,

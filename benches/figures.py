@@ -30,11 +30,11 @@ from figure_tools import LOADCHECK, MIB, RELEASE, ROOT, Group, Table, compare, f
 
 
 def build():
-    names = ["plain_reader", "watch_rss", "inventories"]
-    words = ["cargo", "build", "--release", "--bins"] + [w for n in names for w in ("--example", n)]
-    subprocess.run(words, cwd=ROOT, check=True)
-    words = ["cargo", "test", "--release", "--no-run", "--test", "checkpoint_million"]
-    subprocess.run(words, cwd=ROOT, check=True)
+    examples = [word for name in ("plain_reader", "watch_rss", "inventories") for word in ("--example", name)]
+    cargo = lambda *words: subprocess.run(["cargo", *words], cwd=ROOT, check=True)
+    cargo("build", "--release", "-p", "loadcheck")
+    cargo("build", "--release", "-p", "onelayer", *examples)
+    cargo("test", "--release", "-p", "onelayer", "--no-run", "--test", "loader")
 
 
 def watched(folder, *flags):
@@ -177,7 +177,7 @@ def checkpoints(table, big, args):
 
 def million(table, big, args):
     out = subprocess.run(
-        ["cargo", "test", "--release", "--test", "checkpoint_million", "--", "--nocapture"],
+        ["cargo", "test", "--release", "-p", "onelayer", "--test", "loader", "--", "checkpoint_million", "--nocapture"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )
     lines = [line for line in out.stdout.decode().splitlines() if "1000000" in line or "10^6" in line or "million" in line.lower()]

@@ -4,7 +4,7 @@
 //! into one slot for each thread. The file is in the page cache (`mincore` was asked), so that
 //! buffered and mapped reads copy from there; direct reads come from the disk all the same.
 //!
-//! `cargo bench --bench fill`
+//! `cargo bench -p onelayer --bench fill`
 
 use std::thread;
 

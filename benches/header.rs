@@ -3,7 +3,7 @@
 //! Reading headers: `Checkpoint::open` on one file, whose header is in the page cache. Bytes of
 //! header per second.
 //!
-//! `cargo bench --bench header`
+//! `cargo bench -p onelayer --bench header`
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use onelayer::Checkpoint;

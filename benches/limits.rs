@@ -10,7 +10,7 @@
 //! Ours against the limits of the machine, measured in the same run, on the files of one
 //! checkpoint.
 //!
-//! `cargo bench --bench limits -- DIR [--rounds N] [--only cold|warm] [--io IO] [--threads N]
+//! `cargo bench -p onelayer --bench limits -- DIR [--rounds N] [--only cold|warm] [--io IO] [--threads N]
 //! [--pilot-mib N]`
 //!
 //! Cold: the fastest plain direct reader. Warm: the fastest plain copy out of the page cache, into
@@ -94,7 +94,7 @@ struct Contest {
 fn main() {
     let Some(options) = parse() else {
         eprintln!(
-            "usage: cargo bench --bench limits -- DIR [--rounds N] [--only cold|warm] [--io IO] [--threads N]"
+            "usage: cargo bench -p onelayer --bench limits -- DIR [--rounds N] [--only cold|warm] [--io IO] [--threads N]"
         );
         return;
     };

@@ -3,7 +3,7 @@
 //! Planning: tensors to layers, and layers to reads and copies, from a checkpoint whose headers
 //! have been read. Tensors per second.
 //!
-//! `cargo bench --bench plan`
+//! `cargo bench -p onelayer --bench plan`
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use onelayer::plan::PlanLimits;

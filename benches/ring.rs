@@ -2,7 +2,7 @@
 //! The ring: taking slots and giving them back, by one thread, by two that contend, and from one
 //! thread to another as in a load. Slots per second; a load at 20 GB/s takes about 5000.
 //!
-//! `cargo bench --bench ring`
+//! `cargo bench -p onelayer --bench ring`
 
 use std::sync::mpsc;
 use std::thread;

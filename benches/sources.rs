@@ -4,7 +4,7 @@
 //! buffer, in turns: cold (pages dropped before every run, `mincore` says how many stayed) and
 //! warm.
 //!
-//! `cargo bench --bench sources -- [--file X.safetensors | --size 1GiB] [--threads N] [--block
+//! `cargo bench -p onelayer --bench sources -- [--file X.safetensors | --size 1GiB] [--threads N] [--block
 //! 4MiB] [--buffer 64MiB] [--rounds N]`
 //!
 //! Without a file, one of random bytes is made in the temporary folder and removed afterwards. Each

@@ -128,7 +128,7 @@ def speed_cold(table, big, args):
 def speed_warm(table, big, args):
     """Chosen and measured by benches/limits.rs: pread, copies and non-temporal copies out of mappings, blocks of 256 KiB to 4 MiB."""
     rounds = max(args.rounds, 9)
-    words = ["cargo", "bench", "--bench", "limits", "--", four(args), "--only", "warm", "--rounds", rounds]
+    words = ["cargo", "bench", "-p", "onelayer", "--bench", "limits", "--", four(args), "--only", "warm", "--rounds", rounds]
     text = subprocess.run([str(w) for w in words], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout.decode()
     for title, must in (("warm, against a ring of 64 MiB in turn", 0.92), ("warm, against hot memory", None)):
         section = text[text.index(title):]

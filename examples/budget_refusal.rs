@@ -1,7 +1,7 @@
 //! Asks for a load that cannot work, reads from the refusal what would, and loads with exactly
 //! that.
 //!
-//! `cargo run --release --example budget_refusal -- PATH`
+//! `cargo run --release -p onelayer --example budget_refusal -- PATH`
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::error::Error;

@@ -1,4 +1,4 @@
-//! Measures the grouping rule: `cargo run --release --example inventories -- PATH [--verbose]
+//! Measures the grouping rule: `cargo run --release -p onelayer --example inventories -- PATH [--verbose]
 //! [--sensitivity] [--names-only]`.
 //!
 //! `--names-only` forgets the shapes, as an index file has none; `--sensitivity` varies the

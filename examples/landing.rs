@@ -1,7 +1,7 @@
 //! What landing in phase saves and costs: copies, moves and arena bytes of a checkpoint's plan,
 //! both ways.
 //!
-//! `cargo run --example landing -- [PATH]... [INVENTORY]...` where a path is a checkpoint, and an
+//! `cargo run -p onelayer --example landing -- [PATH]... [INVENTORY]...` where a path is a checkpoint, and an
 //! inventory is the name of one of fixtures/inventories, with `+fp8` for weights of 8 bits with two
 //! scales each, as static quantization leaves them. An inventory is laid out in one file as the
 //! format's own writer does: wide types first, then by name. Without arguments: everything in

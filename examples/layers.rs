@@ -1,6 +1,6 @@
 //! Streams a checkpoint layer by layer, as an engine would, and prints what each layer holds.
 //!
-//! `cargo run --release --example layers -- PATH [BUDGET_MIB] [buffered|mmap|direct] [none|host]
+//! `cargo run --release -p onelayer --example layers -- PATH [BUDGET_MIB] [buffered|mmap|direct] [none|host]
 //! [WINDOW]`
 #![allow(clippy::print_stdout, clippy::as_conversions, reason = "an example prints rounded numbers")]
 

@@ -1,6 +1,6 @@
 //! Loads a whole checkpoint, looks tensors up by name, and gives the memory back with a receipt.
 //!
-//! `cargo run --release --example load_and_look_up -- PATH NAME...`
+//! `cargo run --release -p onelayer --example load_and_look_up -- PATH NAME...`
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::error::Error;

@@ -1,7 +1,7 @@
 //! Loads into device memory that an engine has allocated, with copies queued in the engine's own
 //! stream.
 //!
-//! `cargo run --release --example own_destinations -- PATH`
+//! `cargo run --release -p onelayer --example own_destinations -- PATH`
 //!
 //! The engine here is the crate `cudarc`, of whichever version it likes: the loader takes handles
 //! and addresses as integers.

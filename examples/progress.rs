@@ -1,6 +1,6 @@
 //! Watches a load from another thread, and cancels it half way if asked to.
 //!
-//! `cargo run --release --example progress -- PATH [cancel]`
+//! `cargo run --release -p onelayer --example progress -- PATH [cancel]`
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::error::Error;

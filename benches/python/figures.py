@@ -5,7 +5,7 @@
 
 FOLDER is a checkpoint of transformers with one safetensors file of a few gigabytes, such as
 `loadcheck synth mistral-7b FOLDER --layers 8` writes, with its config.json. Needs the interpreter that has onelayer, torch,
-transformers and safetensors, and of this repository `cargo build --release --example one_load`. Rounds are interleaved, every run
+transformers and safetensors, and of this repository `cargo build --release -p onelayer --example one_load`. Rounds are interleaved, every run
 is a fresh process, and a cold run has the page cache of the files dropped before it. Memory is measured in further runs, since measuring
 it takes time.
 """

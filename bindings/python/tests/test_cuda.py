@@ -1,4 +1,4 @@
-"""The CUDA device, on the simulated driver of `crates/cuda-sim`: no GPU is needed, and what only a GPU shows is not tested.
+"""The CUDA device, on the simulated driver of `testing/cuda-sim`: no GPU is needed, and what only a GPU shows is not tested.
 
 `ONELAYER_CUDA_SIM` names the built library, as scripts/python-check sets it. Programs that are to see it run in processes of their
 own.

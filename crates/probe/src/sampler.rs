@@ -28,7 +28,7 @@ use super::timeline::{TIMELINE_ROWS_DEFAULT, Timeline};
 use super::{Activity, Measured, MemoryGroup, PeakReset, ProbeError, Process, Procfs, Reason, Snapshot};
 
 /// The time between two samples unless asked otherwise. A sample costs about 12 µs of CPU time in a
-/// release build (`cargo test --release --test probe_memory watching -- --nocapture` prints it), so
+/// release build (`cargo test -p onelayer-probe --release --test probe watching -- --nocapture` prints it), so
 /// this is 0.3 % of one core.
 pub const INTERVAL_DEFAULT: Duration = Duration::from_millis(5);
 /// The shortest interval that is accepted: below it, one core does little else.

@@ -41,8 +41,8 @@ fn bytes(peak: Measured<TreePeak>) -> u64 {
 
 /// A command that plays `role`: words separated by spaces.
 fn playing(role: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "role", "--ignored", "--nocapture", "--test-threads=1"]);
+    let mut command = onelayer_testing::again(module_path!(), "role");
+    command.arg("--ignored");
     command.env(ROLE, role).stdin(Stdio::null()).stdout(Stdio::null());
     command
 }
