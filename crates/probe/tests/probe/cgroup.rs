@@ -115,7 +115,7 @@ fn reading_more_than_the_limit_is_harmless_because_page_cache_can_go() {
     onelayer_probe::drop_cache(file.path()).unwrap();
     let mut command = Command::new("dd");
     command.arg(format!("if={}", file.path().display())).args(["of=/dev/null", "bs=1M"]);
-    group.place(command.stderr(Stdio::null())).unwrap();
+    group.enter_on_spawn(command.stderr(Stdio::null())).unwrap();
     assert!(command.status().unwrap().success());
     let memory = group.memory();
     println!("{memory:?}");
