@@ -58,7 +58,9 @@ const WAYS: [(Way, &str); 10] = [
 fn main() -> io::Result<()> {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let Some(path) = words.first() else {
-        eprintln!("usage: cargo bench -p onelayer --bench copy_out -- FILE [THREADS [BLOCK_MIB [RING_MIB [cold]]]]");
+        eprintln!(
+            "usage: cargo bench -p onelayer --bench copy_out -- FILE [THREADS [BLOCK_MIB [RING_MIB [cold]]]]"
+        );
         return Ok(());
     };
     let number = |position: usize, default: usize| {
