@@ -1,4 +1,4 @@
-//! Converts a checkpoint to a file per layer, and says how far it is: the library call behind
+//! Converts a checkpoint to one file per layer and prints progress: the library call behind
 //! `loadcheck convert`.
 //!
 //! `cargo run --release -p onelayer --example convert -- SOURCE TARGET`
