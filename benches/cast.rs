@@ -1,8 +1,8 @@
 #![allow(missing_docs, reason = "a bench")]
 #![allow(dead_code, reason = "each bench uses only a part of the shared code")]
-//! Casts to narrower types: a load of 64 MiB of F32 from the page cache that drops its bytes, with and
-//! without a cast. Prints bytes read per second for the whole load; the ratio of the lines is the cost
-//! of the cast.
+//! Casts to narrower types: a load of 64 MiB of F32 from the page cache that drops its bytes, with
+//! and without a cast. Prints bytes read per second for the whole load; the ratio of the lines is
+//! the cost of the cast.
 //!
 //! `cargo bench -p onelayer --bench cast`
 

@@ -8,14 +8,14 @@
     missing_docs,
     reason = "a bench"
 )]
-//! Compares ways to copy out of a file mapping with `pread`, warm or cold. `docs/design.md` quotes it
-//! for the choice of `process_vm_readv` on windows that are mapped for one read.
+//! Compares ways to copy out of a file mapping with `pread`, warm or cold. `docs/design.md` quotes
+//! it for the choice of `process_vm_readv` on windows that are mapped for one read.
 //!
 //! `cargo bench -p onelayer --bench copy_out -- FILE [THREADS [BLOCK_MIB [RING_MIB [cold]]]]`
 //!
-//! Each thread takes blocks from a shared counter and copies them into its part of one huge-page ring.
-//! All ways run in turn for five rounds; prints best and median. All but `memcpy` survive a truncated
-//! file.
+//! Each thread takes blocks from a shared counter and copies them into its part of one huge-page
+//! ring. All ways run in turn for five rounds; prints best and median. All but `memcpy` survive a
+//! truncated file.
 
 use std::fs::File;
 use std::io;
@@ -175,8 +175,8 @@ fn copy(
             }
             let start = whole.as_ptr().wrapping_add(offset);
             readv(start, target)?;
-            // SAFETY: the mapping is shared and read-only, without references into it, so dropping its pages
-            // changes nothing observable.
+            // SAFETY: the mapping is shared and read-only, without references into it, so dropping
+            // its pages changes nothing observable.
             let rc = unsafe { libc::madvise(start.cast_mut().cast(), target.len(), libc::MADV_DONTNEED) };
             assert_eq!(rc, 0);
             return Ok(());
@@ -196,7 +196,8 @@ fn copy(
     match way {
         Way::WindowReadv | Way::WindowReadvNoPopulate | Way::WindowReadvWillNeed => readv(start, target)?,
         Way::WindowMemcpy => {
-            // SAFETY: both have `target.len()` bytes and do not overlap; the file is not truncated here.
+            // SAFETY: both have `target.len()` bytes and do not overlap; the file is not truncated
+            // here.
             unsafe { std::ptr::copy_nonoverlapping(start, target.as_mut_ptr(), target.len()) };
         }
         Way::WindowProcMem => tools.memory.read_exact_at(target, start.addr() as u64)?,

@@ -1,12 +1,12 @@
-//! Repeatedly loads a checkpoint to a CUDA device and unloads it, in one process, and prints the memory
-//! after each round.
+//! Repeatedly loads a checkpoint to a CUDA device and unloads it, in one process, and prints the
+//! memory after each round.
 //!
 //! ```text
 //! cargo bench -p onelayer --bench device_cycles -- CHECKPOINT [--device N] [--cycles N] [--budget BYTES]
 //! ```
 //!
-//! Prints one JSON object. Exit code 1 if a load fails, 2 for wrong usage, 4 without a usable device.
-//! It does not judge the numbers, since other processes may use the device, too.
+//! Prints one JSON object. Exit code 1 if a load fails, 2 for wrong usage, 4 without a usable
+//! device. It does not judge the numbers, since other processes may use the device, too.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a program of measurements")]
 
 use std::process::ExitCode;

@@ -1,8 +1,8 @@
 #![allow(missing_docs, clippy::print_stderr, reason = "a bench")]
 #![allow(dead_code, reason = "each bench uses only a part of the shared code")]
-//! Filling slots: every source reads a file of 64 MiB in reads of 4 MiB, with one and two threads, into
-//! one slot per thread. The file is in the page cache (checked with `mincore`), so buffered and mapped
-//! reads copy from there; direct reads still come from the disk.
+//! Filling slots: every source reads a file of 64 MiB in reads of 4 MiB, with one and two threads,
+//! into one slot per thread. The file is in the page cache (checked with `mincore`), so buffered
+//! and mapped reads copy from there; direct reads still come from the disk.
 //!
 //! `cargo bench -p onelayer --bench fill`
 

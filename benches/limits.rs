@@ -12,12 +12,12 @@
 //! `cargo bench -p onelayer --bench limits -- DIR [--rounds N] [--only cold|warm] [--io IO] [--threads N]
 //! [--pilot-mib N]`
 //!
-//! The cold limit is the fastest plain direct reader. The warm limit is the fastest plain copy out of
-//! the page cache: into a ring of 64 MiB, into hot memory, and into fresh memory that keeps everything.
-//! A pilot chooses three shapes (threads, block size) for each kind. These run in turns with ours,
-//! each round in another order; the limit is the shape with the highest median. Ratios are taken
-//! within rounds: median, minimum and maximum. A/A is the ratio of the limit to itself in the previous
-//! round, which shows the noise.
+//! The cold limit is the fastest plain direct reader. The warm limit is the fastest plain copy out
+//! of the page cache: into a ring of 64 MiB, into hot memory, and into fresh memory that keeps
+//! everything. A pilot chooses three shapes (threads, block size) for each kind. These run in turns
+//! with ours, each round in another order; the limit is the shape with the highest median. Ratios
+//! are taken within rounds: median, minimum and maximum. A/A is the ratio of the limit to itself in
+//! the previous round, which shows the noise.
 //!
 //! Cold: `mincore` found less than 1 % of the files cached. Warm: it found at least 99 %.
 
@@ -126,8 +126,8 @@ fn check_copies(target: &mut [u8]) {
     for copy in StreamCopy::available() {
         for (from, to, len) in [(0, 0, 8192), (1, 0, 10_006), (3, 64, 255), (5, 1, 777)] {
             target[..source.len() + 64].fill(0);
-            // SAFETY: source and buffer have as many bytes and do not overlap; only ways supported by the
-            // processor are available.
+            // SAFETY: source and buffer have as many bytes and do not overlap; only ways supported
+            // by the processor are available.
             unsafe { copy.copy(source[from..].as_ptr(), target[to..].as_mut_ptr(), len) };
             assert_eq!(target[to..][..len], source[from..][..len], "{}", copy.name());
             assert_eq!(target[to + len], 0, "{}", copy.name());
@@ -342,7 +342,8 @@ fn read_in(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Copy rate without files: from 256 MiB of memory into a buffer of the ring's size, by all threads.
+/// Copy rate without files: from 256 MiB of memory into a buffer of the ring's size, by all
+/// threads.
 fn memory(options: &Options) -> String {
     let mut source = HugeBuffer::new(256 * MIB).expect("memory");
     let mut target = HugeBuffer::new(RING_BYTES).expect("memory");

@@ -1,15 +1,16 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench")]
 #![allow(clippy::as_conversions, clippy::cast_precision_loss, reason = "rounded figures")]
-//! Compares the sources with the plain reader on the same file, with the same block size, threads and
-//! buffer, in turns: cold (pages are dropped before every run, checked with `mincore`) and warm.
+//! Compares the sources with the plain reader on the same file, with the same block size, threads
+//! and buffer, in turns: cold (pages are dropped before every run, checked with `mincore`) and
+//! warm.
 //!
 //! `cargo bench -p onelayer --bench sources -- [--file X.safetensors | --size 1GiB] [--threads N] [--block
 //! 4MiB] [--buffer 64MiB] [--rounds N]`
 //!
-//! Without a file, it creates one of random bytes in the temporary folder and removes it afterwards.
-//! Each line has the best and the median rate, and the median ratio to the plain reader of the same
-//! round: `direct` and, cold, every other source is compared with plain direct and plain buffered
-//! reads.
+//! Without a file, it creates one of random bytes in the temporary folder and removes it
+//! afterwards. Each line has the best and the median rate, and the median ratio to the plain reader
+//! of the same round: `direct` and, cold, every other source is compared with plain direct and
+//! plain buffered reads.
 
 use std::fs::File;
 use std::io::{self, Write};

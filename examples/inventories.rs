@@ -3,9 +3,9 @@
 //! `cargo run --release -p onelayer --example inventories -- PATH [--verbose] [--sensitivity]
 //! [--names-only]`
 //!
-//! PATH is a folder of inventories (or of folders), or one file. `--names-only` drops the shapes, like
-//! an index file; `--sensitivity` varies the thresholds. `--scale`, without a PATH, times the grouping
-//! of large and hostile sets of names. `inventories/read.rs` describes the formats,
+//! PATH is a folder of inventories (or of folders), or one file. `--names-only` drops the shapes,
+//! like an index file; `--sensitivity` varies the thresholds. `--scale`, without a PATH, times the
+//! grouping of large and hostile sets of names. `inventories/read.rs` describes the formats,
 //! `inventories/score.rs` the scoring. Prints one line per folder and one per miss. Exits with 1 if a
 //! tensor is lost, or a folder called `transformers` or `diffusers` is below its target.
 

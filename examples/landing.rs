@@ -2,10 +2,10 @@
 //!
 //! `cargo run -p onelayer --example landing -- [PATH]... [INVENTORY]...`
 //!
-//! PATH is a checkpoint. INVENTORY is a name in fixtures/inventories; with `+fp8` its weights have 8
-//! bits and two scales each, as after static quantization. An inventory is laid out in one file like
-//! the format's own writer does: wide types first, then by name. Without arguments: the sum over
-//! fixtures/inventories.
+//! PATH is a checkpoint. INVENTORY is a name in fixtures/inventories; with `+fp8` its weights have
+//! 8 bits and two scales each, as after static quantization. An inventory is laid out in one file
+//! like the format's own writer does: wide types first, then by name. Without arguments: the sum
+//! over fixtures/inventories.
 #![allow(clippy::print_stdout, clippy::as_conversions, reason = "an example prints rounded numbers")]
 #![allow(dead_code, reason = "it shares a reader with another example")]
 

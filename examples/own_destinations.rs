@@ -52,11 +52,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let regions = engine.regions();
 
     let raw_stream = u64::try_from(engine.stream.cu_stream().addr())?;
-    // SAFETY: a live stream of the device's primary context, kept by `engine` until the model is dropped;
-    // it captures no graph.
+    // SAFETY: a live stream of the device's primary context, kept by `engine` until the model is
+    // dropped; it captures no graph.
     let settings = unsafe { settings.cuda_stream(raw_stream) };
-    // SAFETY: device memory of that context, one region per layer, kept by `engine` until the model is
-    // dropped, and not used otherwise until then.
+    // SAFETY: device memory of that context, one region per layer, kept by `engine` until the model
+    // is dropped, and not used otherwise until then.
     let settings = unsafe { settings.destinations(move |layer| regions.get(&layer.id).copied()) };
     let model = settings.build()?.load(&checkpoint)?;
 

@@ -2,8 +2,8 @@
 //!
 //! An independent check of `loadcheck`'s numbers, so it shares no code with the library. It reads
 //! `/proc/<pid>/status`, keeps the last value of each process, and prints one line of JSON on stdout
-//! after the command has ended. The command's stdout goes to stderr. The exit code is the command's, or
-//! 128 + N after signal N.
+//! after the command has ended. The command's stdout goes to stderr. The exit code is the
+//! command's, or 128 + N after signal N.
 //!
 //! Changes after the last sample of a process are not seen; its high-water mark (`VmHWM`) covers
 //! everything before.

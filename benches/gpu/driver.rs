@@ -99,7 +99,8 @@ macro_rules! functions {
 
             $(
                 /// # Safety
-                /// What the driver's manual asks for: pointers that may be written, handles that are alive.
+                /// What the driver's manual asks for: pointers that may be written, handles that
+                /// are alive.
                 unsafe fn $name(&self, $($argument: $kind),*) -> Answer<()> {
                     // SAFETY: the caller vouches for the arguments.
                     match unsafe { (self.$name)($($argument),*) } {
@@ -167,7 +168,8 @@ impl Gpu {
     pub(crate) fn open(ordinal: u32) -> Answer<Self> {
         let library = library()?;
         let driver = Functions::find(&library)?;
-        // The driver has threads of its own once it is initialised: it stays for the life of the process.
+        // The driver has threads of its own once it is initialised: it stays for the life of the
+        // process.
         std::mem::forget(library);
         let start = Instant::now();
         // SAFETY: the only flags that exist are zero.
@@ -205,7 +207,8 @@ impl Gpu {
         unsafe { self.driver.driver_version(&raw mut cuda_version) }?;
         let attributes = ATTRIBUTES.map(|(name, number)| {
             let mut value = 0;
-            // SAFETY: writes one int to a variable that is alive; an unknown number is an error, not a write.
+            // SAFETY: writes one int to a variable that is alive; an unknown number is an error,
+            // not a write.
             let known = unsafe { self.driver.device_attribute(&raw mut value, number, self.device) };
             (name, known.is_ok().then_some(value))
         });
@@ -245,8 +248,8 @@ impl Gpu {
     /// Makes memory page-locked and known to the device.
     pub(crate) fn register(&self, buffer: HugeBuffer) -> Answer<HostMemory<'_>> {
         let mut memory = HostMemory::pageable(self, buffer);
-        // SAFETY: the range is a mapping of this process that lives until `HostMemory` is dropped, which
-        // unregisters it first.
+        // SAFETY: the range is a mapping of this process that lives until `HostMemory` is dropped,
+        // which unregisters it first.
         unsafe { self.driver.register(memory.start.cast(), memory.bytes, PORTABLE) }?;
         memory.registered = true;
         Ok(memory)
@@ -285,8 +288,8 @@ impl Drop for Gpu {
         let mut context = std::ptr::null_mut();
         // SAFETY: writes one handle; what was pushed by `open` is popped once.
         let _ = unsafe { self.driver.context_pop(&raw mut context) };
-        // SAFETY: was retained once by `open`; everything that lives in the context borrows from this
-        // value.
+        // SAFETY: was retained once by `open`; everything that lives in the context borrows from
+        // this value.
         let _ = unsafe { self.driver.context_release(self.device) };
     }
 }
@@ -294,7 +297,8 @@ impl Drop for Gpu {
 fn library() -> Answer<Library> {
     let mut reasons = Vec::new();
     for name in LIBRARY_NAMES {
-        // SAFETY: loading runs the library's initialisers: it is the driver that the system's linker finds.
+        // SAFETY: loading runs the library's initialisers: it is the driver that the system's
+        // linker finds.
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok(library),
             Err(error) => {
@@ -390,8 +394,8 @@ impl Stream<'_> {
         bytes: usize,
     ) -> Answer<()> {
         let (address, memory) = ranges(target, source, bytes);
-        // SAFETY: both ranges lie inside what their owners hold, and the owners wait for all copies before
-        // they give it back.
+        // SAFETY: both ranges lie inside what their owners hold, and the owners wait for all copies
+        // before they give it back.
         unsafe { self.gpu.driver.to_device(address, memory.cast(), bytes, self.handle) }
     }
 
@@ -406,7 +410,8 @@ impl Stream<'_> {
         bytes: usize,
     ) -> Answer<()> {
         let (address, memory) = ranges(source, target, bytes);
-        // SAFETY: as above; nobody else reads or writes the host memory meanwhile, since it lends no slice.
+        // SAFETY: as above; nobody else reads or writes the host memory meanwhile, since it lends
+        // no slice.
         unsafe { self.gpu.driver.to_host(memory.cast(), address, bytes, self.handle) }
     }
 
@@ -456,8 +461,8 @@ impl Pool<'_> {
 
     /// Gives memory back to the pool.
     pub(crate) fn free(&self, block: PoolBlock, stream: &Stream<'_>) -> Answer<()> {
-        // SAFETY: the stream is alive; the address came from a pool and is freed once, since the block is
-        // taken by value; no copy ever used it.
+        // SAFETY: the stream is alive; the address came from a pool and is freed once, since the
+        // block is taken by value; no copy ever used it.
         unsafe { self.gpu.driver.pool_free(block.address, stream.handle) }
     }
 

@@ -30,8 +30,8 @@ pub(crate) fn cached_bytes(path: &Path) -> io::Result<usize> {
     let map = MmapOptions::new().map_raw_read_only(&file)?;
     let page = rustix::param::page_size();
     let mut resident = vec![0u8; map.len().div_ceil(page)];
-    // SAFETY: the mapping is alive and page-aligned, since it starts at offset 0; the vector has one byte
-    // per page.
+    // SAFETY: the mapping is alive and page-aligned, since it starts at offset 0; the vector has
+    // one byte per page.
     let status = unsafe { libc::mincore(map.as_mut_ptr().cast(), map.len(), resident.as_mut_ptr()) };
     if status != 0 {
         return Err(io::Error::last_os_error());

@@ -45,7 +45,8 @@ impl StreamCopy {
     /// Copies `len` bytes.
     ///
     /// # Safety
-    /// Both pointers are valid for `len` bytes that do not overlap, and the processor supports this way.
+    /// Both pointers are valid for `len` bytes that do not overlap, and the processor supports this
+    /// way.
     pub(crate) unsafe fn copy(self, source: *const u8, target: *mut u8, len: usize) {
         let done = match self {
             Self::Plain => 0,
@@ -97,8 +98,8 @@ unsafe fn avx512(source: *const u8, target: *mut u8, len: usize) -> usize {
     if whole == 0 {
         return 0;
     }
-    // SAFETY: reads and writes the first `whole` bytes, 256 at a time; the target's address is a multiple
-    // of 64; the registers are declared as clobbered.
+    // SAFETY: reads and writes the first `whole` bytes, 256 at a time; the target's address is a
+    // multiple of 64; the registers are declared as clobbered.
     unsafe {
         std::arch::asm!(
             "2:",

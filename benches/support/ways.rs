@@ -1,8 +1,8 @@
 //! Plain ways to read files into memory, as limits for loads. Nothing is parsed or checked.
 //!
-//! Threads take blocks in file order from one counter. Each copies block after block into its own part
-//! of one buffer. With one block per thread the buffer stays hot in the cache; a larger one is used in
-//! turn.
+//! Threads take blocks in file order from one counter. Each copies block after block into its own
+//! part of one buffer. With one block per thread the buffer stays hot in the cache; a larger one is
+//! used in turn.
 #![allow(unsafe_code, reason = "copies out of mappings of the bench's files")]
 
 use std::fmt;
@@ -75,8 +75,8 @@ struct Open {
 }
 
 impl Shape {
-    /// Reads at most `most_bytes` of the files into `buffer` or into fresh memory. Returns that memory
-    /// and the number of bytes. Includes opening, mapping and allocation, as for any load.
+    /// Reads at most `most_bytes` of the files into `buffer` or into fresh memory. Returns that
+    /// memory and the number of bytes. Includes opening, mapping and allocation, as for any load.
     ///
     /// # Errors
     /// The error of the system.
@@ -175,8 +175,8 @@ impl Shape {
                 Way::MapStream(copy) => copy,
                 _ => StreamCopy::Plain,
             };
-            // SAFETY: the mapping has these bytes and does not overlap the buffer; the files of a bench are
-            // not truncated.
+            // SAFETY: the mapping has these bytes and does not overlap the buffer; the files of a
+            // bench are not truncated.
             unsafe { copy.copy(source, target.as_mut_ptr(), target.len()) };
             return Ok(target.len());
         }

@@ -1,4 +1,5 @@
-//! Reads inventories of checkpoints: tensor names, shapes, and the boundaries given by their authors.
+//! Reads inventories of checkpoints: tensor names, shapes, and the boundaries given by their
+//! authors.
 //!
 //! Three forms: a JSON inventory (`tensors`: name -> `[shape, dtype]`, `no_split_paths`), a Hugging
 //! Face index (`weight_map`; names only), and the compact text of fixtures/inventories, one file

@@ -6,7 +6,8 @@
 //! - no such path is **split**: all tensors below it are in one layer; and
 //! - no two are **merged**: no layer has tensors of two of them, unless one lies inside the other.
 //!
-//! A tensor is *lost* unless it is in exactly one layer. Lost tensors are counted for every inventory.
+//! A tensor is *lost* unless it is in exactly one layer. Lost tensors are counted for every
+//! inventory.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 

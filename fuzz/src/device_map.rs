@@ -1,5 +1,6 @@
-//! A device map is accepted or refused. An accepted one is the same after writing and reading it. The
-//! device of a tensor is that of its longest matching entry, and a plan places each layer accordingly.
+//! A device map is accepted or refused. An accepted one is the same after writing and reading it.
+//! The device of a tensor is that of its longest matching entry, and a plan places each layer
+//! accordingly.
 //!
 //! Input: JSON.
 

@@ -1,4 +1,5 @@
-//! A file of any bytes: same verdict and description as the reference reader, or a known difference.
+//! A file of any bytes: same verdict and description as the reference reader, or a known
+//! difference.
 //!
 //! Input: a file, or if it starts like JSON, the text of a header. The check then adds the header's
 //! length and as many data bytes as the header needs, so the fuzzer need not.

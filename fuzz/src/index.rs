@@ -1,5 +1,5 @@
-//! An index (or pipeline index) in a folder of shards: no path may leave the folder, and an accepted
-//! checkpoint matches the index.
+//! An index (or pipeline index) in a folder of shards: no path may leave the folder, and an
+//! accepted checkpoint matches the index.
 //!
 //! Input: a byte that selects the folder, then the text of the index.
 //!

@@ -1,8 +1,8 @@
-//! A grouping override is accepted, or refused with a position in the text. In every case each tensor
-//! is in exactly one layer.
+//! A grouping override is accepted, or refused with a position in the text. In every case each
+//! tensor is in exactly one layer.
 //!
-//! Input: TOML. Comments `#n NAME` give names of tensors; without any, the tensors are those of a small
-//! model.
+//! Input: TOML. Comments `#n NAME` give names of tensors; without any, the tensors are those of a
+//! small model.
 
 use onelayer::layers::{LayerMap, Layers, LayersError, TextPosition};
 

@@ -1,8 +1,9 @@
-//! The checks of fuzz inputs: each target has a function `check`, which panics if a promise is broken.
+//! The checks of fuzz inputs: each target has a function `check`, which panics if a promise is
+//! broken.
 //!
-//! The targets in `fuzz_targets` call them with coverage-guided inputs. `tests/loader/fuzz_corpus.rs`
-//! calls them in ordinary tests, with the committed inputs and mutations of them. The oracles are those
-//! of the tests.
+//! The targets in `fuzz_targets` call them with coverage-guided inputs.
+//! `tests/loader/fuzz_corpus.rs` calls them in ordinary tests, with the committed inputs and
+//! mutations of them. The oracles are those of the tests.
 
 #![allow(unreachable_pub, reason = "a library here, a module of a test there")]
 

@@ -11,7 +11,8 @@ struct Counting;
 static ALLOCATOR: Counting = Counting;
 
 thread_local! {
-    /// Bytes allocated less bytes freed, by this thread. What another one allocated may make it negative.
+    /// Bytes allocated less bytes freed, by this thread. What another one allocated may make it
+    /// negative.
     static LIVE: Cell<i64> = const { Cell::new(0) };
     static PEAK: Cell<i64> = const { Cell::new(0) };
 }

@@ -202,8 +202,8 @@ fn check_bytes(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits, is
     }
 }
 
-/// Checks that both orders read the same. Skips quantised tensors: they arrive as values and scales,
-/// which this check cannot distinguish.
+/// Checks that both orders read the same. Skips quantised tensors: they arrive as values and
+/// scales, which this check cannot distinguish.
 fn check_orders(checkpoint: &Checkpoint, layers: &Layers, limits: &PlanLimits, is_wanted: Wanted<'_>) {
     let plan = |order| {
         let mut limits = limits.clone();

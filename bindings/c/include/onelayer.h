@@ -241,8 +241,8 @@ void ol_close(ol_checkpoint *checkpoint);
 // Number of tensors in the checkpoint; 0 for null.
 size_t ol_tensor_count(const ol_checkpoint *checkpoint);
 
-// Describes the tensor with this index, from 0 on. The first call builds a table of all names: their
-// length and nine bytes each, outside the budget.
+// Describes the tensor with this index, from 0 on. The first call builds a table of all names:
+// their length and nine bytes each, outside the budget.
 //
 // OL_EINVAL if there is no such index or tensor->struct_size is invalid.
 ol_status ol_tensor_info(const ol_checkpoint *checkpoint, size_t index, ol_tensor *tensor);
@@ -253,11 +253,11 @@ ol_status ol_find_tensor(const ol_checkpoint *checkpoint, const char *name, size
 // The smallest host budget for a load with these options, in bytes. Ignores host_budget_bytes.
 ol_status ol_min_budget(const ol_checkpoint *checkpoint, const ol_options *options, uint64_t *bytes);
 
-// The plan of a load with these options, as text: how each file is read, and every term of the peak
-// memory. Reads no tensor.
+// The plan of a load with these options, as text: how each file is read, and every term of the
+// peak memory. Reads no tensor.
 //
-// *text is null unless the status is OL_OK; free it with ol_text_free(). OL_EBUDGET if the budget is
-// too small.
+// *text is null unless the status is OL_OK; free it with ol_text_free(). OL_EBUDGET if the budget
+// is too small.
 ol_status ol_plan_text(const ol_checkpoint *checkpoint, const ol_options *options, char **text);
 
 // Frees a text. Null is ignored.
@@ -265,22 +265,22 @@ void ol_text_free(char *text);
 
 // Starts a load. The checkpoint may be closed before the load ends.
 //
-// *out is null unless the status is OL_OK; free it with ol_stream_free(). OL_EBUDGET if the budget is
-// too small (before any tensor is read); OL_EUNSUPPORTED if there is no such device.
+// *out is null unless the status is OL_OK; free it with ol_stream_free(). OL_EBUDGET if the budget
+// is too small (before any tensor is read); OL_EUNSUPPORTED if there is no such device.
 ol_status ol_stream_start(const ol_checkpoint *checkpoint, const ol_options *options, ol_stream **out);
 
 // Waits for the next layer, in execution order.
 //
-// *out is null unless the status is OL_OK; free it with ol_layer_free(). OL_END after the last layer
-// and after any failure. OL_ESTALLED if the program holds as many layers as may be resident.
+// *out is null unless the status is OL_OK; free it with ol_layer_free(). OL_END after the last
+// layer and after any failure. OL_ESTALLED if the program holds as many layers as may be resident.
 ol_status ol_next_layer(const ol_stream *stream, ol_layer **out);
 
-// Waits up to timeout_ms milliseconds for the next layer. OL_NOT_YET if it has not arrived; reading
-// continues.
+// Waits up to timeout_ms milliseconds for the next layer. OL_NOT_YET if it has not arrived;
+// reading continues.
 ol_status ol_next_layer_within(const ol_stream *stream, uint64_t timeout_ms, ol_layer **out);
 
-// Cancels a load, from any thread. Calls that wait for a layer, and later ones, return OL_ECANCELLED.
-// Returns at once. Null is ignored.
+// Cancels a load, from any thread. Calls that wait for a layer, and later ones, return
+// OL_ECANCELLED. Returns at once. Null is ignored.
 void ol_cancel(const ol_stream *stream);
 
 // Number of layers in the load; 0 for null.
@@ -292,7 +292,8 @@ ol_status ol_stream_progress(const ol_stream *stream, uint64_t *done_bytes, uint
 // The report of a load so far; final after OL_END. OL_EINVAL if report->struct_size is invalid.
 ol_status ol_stream_report(const ol_stream *stream, ol_report *report);
 
-// Ends a load: cancels the rest and frees its memory. Layers handed out stay valid. Null is ignored.
+// Ends a load: cancels the rest and frees its memory. Layers handed out stay valid. Null is
+// ignored.
 void ol_stream_free(ol_stream *stream);
 
 // The name of the layer, valid until the layer is freed. Null for null.
@@ -309,18 +310,18 @@ size_t ol_layer_len(const ol_layer *layer);
 
 // The tensor with this index, from 0 on, in file order. Waits until its bytes have arrived.
 //
-// The tensor keeps the layer's memory alive, even if layer, stream and checkpoint are freed. Call its
-// deleter once, on any thread. name may be null; *name is valid until the layer is freed. *out is
-// null unless the status is OL_OK. OL_EUNSUPPORTED if DLPack has no such type, or if there is no
-// device.
+// The tensor keeps the layer's memory alive, even if layer, stream and checkpoint are freed. Call
+// its deleter once, on any thread. name may be null; *name is valid until the layer is freed. *out
+// is null unless the status is OL_OK. OL_EUNSUPPORTED if DLPack has no such type, or if there is
+// no device.
 ol_status ol_layer_tensor(const ol_layer *layer,
                           size_t index,
                           const char **name,
                           DLManagedTensorVersioned **out);
 
-// Like ol_layer_tensor(), for use in a CUDA stream. Returns at once; work queued in the stream from
-// now on waits until the bytes have arrived. cuda_stream is a live CUstream of the context of the
-// load.
+// Like ol_layer_tensor(), for use in a CUDA stream. Returns at once; work queued in the stream
+// from now on waits until the bytes have arrived. cuda_stream is a live CUstream of the context of
+// the load.
 ol_status ol_layer_tensor_for_stream(const ol_layer *layer,
                                      size_t index,
                                      uint64_t cuda_stream,
@@ -339,16 +340,17 @@ ol_status ol_layer_wait(const ol_layer *layer);
 // cuda_stream is a live CUstream of the context of the load. Does nothing without a device.
 ol_status ol_layer_let_wait(const ol_layer *layer, uint64_t cuda_stream);
 
-// Delays freeing or reusing the layer's memory until all work queued in a CUDA stream so far is done.
-// Freeing the layer and its tensors then returns at once; without this call it waits for the whole
-// context. cuda_stream as in ol_layer_let_wait(); it must have all work that uses the layer.
+// Delays freeing or reusing the layer's memory until all work queued in a CUDA stream so far is
+// done. Freeing the layer and its tensors then returns at once; without this call it waits for the
+// whole context. cuda_stream as in ol_layer_let_wait(); it must have all work that uses the layer.
 ol_status ol_layer_release_after(const ol_layer *layer, uint64_t cuda_stream);
 
-// Frees a layer. Its memory is freed once all its exported tensors are deleted too. Null is ignored.
+// Frees a layer. Its memory is freed once all its exported tensors are deleted too. Null is
+// ignored.
 void ol_layer_free(ol_layer *layer);
 
-// Reads a whole tensor into host memory, in the format of the file: little-endian, row-major. Uses no
-// extra memory in proportion to the tensor. Several threads read big tensors.
+// Reads a whole tensor into host memory, in the format of the file: little-endian, row-major. Uses
+// no extra memory in proportion to the tensor. Several threads read big tensors.
 //
 // OL_EINVAL if target has fewer bytes than the tensor; extra bytes are not changed. After
 // OL_ENOTFOUND, OL_EIO or OL_ECHANGED the contents of target are undefined.
@@ -363,8 +365,8 @@ ol_status ol_read_part(const ol_checkpoint *checkpoint,
                        size_t target_bytes);
 
 // Reads a slice of a tensor: index ranges of its first dimensions, outermost first; the others are
-// read whole. The result is row-major; otherwise like ol_read_into(). OL_EINVAL if there is no such
-// slice or target_bytes is not its length.
+// read whole. The result is row-major; otherwise like ol_read_into(). OL_EINVAL if there is no
+// such slice or target_bytes is not its length.
 ol_status ol_read_slice(const ol_checkpoint *checkpoint,
                         const char *name,
                         const ol_indices *indices,

@@ -108,8 +108,8 @@ pub unsafe extern "C" fn ol_tensor_count(checkpoint: *const Checkpoint) -> usize
     guarded_or(0, || Ok(unsafe { borrowed(checkpoint, "checkpoint") }?.opened.tensor_count()))
 }
 
-/// Describes the tensor with this index, from 0 on. The first call builds a table of all names: their
-/// length and nine bytes each, outside the budget.
+/// Describes the tensor with this index, from 0 on. The first call builds a table of all names:
+/// their length and nine bytes each, outside the budget.
 ///
 /// OL_EINVAL if there is no such index or tensor->struct_size is invalid.
 #[unsafe(no_mangle)]
@@ -169,11 +169,11 @@ pub unsafe extern "C" fn ol_min_budget(
     })
 }
 
-/// The plan of a load with these options, as text: how each file is read, and every term of the peak
-/// memory. Reads no tensor.
+/// The plan of a load with these options, as text: how each file is read, and every term of the
+/// peak memory. Reads no tensor.
 ///
-/// *text is null unless the status is OL_OK; free it with ol_text_free(). OL_EBUDGET if the budget is
-/// too small.
+/// *text is null unless the status is OL_OK; free it with ol_text_free(). OL_EBUDGET if the budget
+/// is too small.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_plan_text(
     checkpoint: *const Checkpoint,

@@ -101,7 +101,8 @@ impl From<ExportError> for Failure {
 
 /// Runs the body of a function. A failure or panic becomes the thread's last failure.
 pub(crate) fn guarded(body: impl FnOnce() -> Result<Status, Failure>) -> Status {
-    // A handle is still usable after a panic: lock poisoning is ignored, and the loader ends the load.
+    // A handle is still usable after a panic: lock poisoning is ignored, and the loader ends the
+    // load.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(status)) => status,
         Ok(Err(failure)) => failure.report(),

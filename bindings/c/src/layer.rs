@@ -69,10 +69,10 @@ pub unsafe extern "C" fn ol_layer_len(layer: *const Layer) -> usize {
 
 /// The tensor with this index, from 0 on, in file order. Waits until its bytes have arrived.
 ///
-/// The tensor keeps the layer's memory alive, even if layer, stream and checkpoint are freed. Call its
-/// deleter once, on any thread. name may be null; *name is valid until the layer is freed. *out is
-/// null unless the status is OL_OK. OL_EUNSUPPORTED if DLPack has no such type, or if there is no
-/// device.
+/// The tensor keeps the layer's memory alive, even if layer, stream and checkpoint are freed. Call
+/// its deleter once, on any thread. name may be null; *name is valid until the layer is freed. *out
+/// is null unless the status is OL_OK. OL_EUNSUPPORTED if DLPack has no such type, or if there is
+/// no device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_layer_tensor(
     layer: *const Layer,
@@ -84,9 +84,9 @@ pub unsafe extern "C" fn ol_layer_tensor(
     guarded(|| unsafe { tensor_of(layer, index, name, out, |tensor| Ok(export(tensor)?)) })
 }
 
-/// Like ol_layer_tensor(), for use in a CUDA stream. Returns at once; work queued in the stream from
-/// now on waits until the bytes have arrived. cuda_stream is a live CUstream of the context of the
-/// load.
+/// Like ol_layer_tensor(), for use in a CUDA stream. Returns at once; work queued in the stream
+/// from now on waits until the bytes have arrived. cuda_stream is a live CUstream of the context of
+/// the load.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_layer_tensor_for_stream(
     layer: *const Layer,
@@ -149,9 +149,9 @@ pub unsafe extern "C" fn ol_layer_let_wait(layer: *const Layer, cuda_stream: u64
     })
 }
 
-/// Delays freeing or reusing the layer's memory until all work queued in a CUDA stream so far is done.
-/// Freeing the layer and its tensors then returns at once; without this call it waits for the whole
-/// context. cuda_stream as in ol_layer_let_wait(); it must have all work that uses the layer.
+/// Delays freeing or reusing the layer's memory until all work queued in a CUDA stream so far is
+/// done. Freeing the layer and its tensors then returns at once; without this call it waits for the
+/// whole context. cuda_stream as in ol_layer_let_wait(); it must have all work that uses the layer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_layer_release_after(layer: *const Layer, cuda_stream: u64) -> Status {
     guarded(|| {
@@ -163,7 +163,8 @@ pub unsafe extern "C" fn ol_layer_release_after(layer: *const Layer, cuda_stream
     })
 }
 
-/// Frees a layer. Its memory is freed once all its exported tensors are deleted too. Null is ignored.
+/// Frees a layer. Its memory is freed once all its exported tensors are deleted too. Null is
+/// ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_layer_free(layer: *mut Layer) {
     guarded(|| {

@@ -9,10 +9,10 @@
 //! layer       names, tensors, CUDA streams read       single tensors into memory of the caller
 //! ```
 //!
-//! Every function with pointers relies on one promise of its caller: each pointer is null, or points
-//! to a valid value of its type that is not freed during the call, and strings end with NUL. A null
-//! pointer returns a status. A handle may be used on several threads at once, but must be freed only
-//! once and not while it is used.
+//! Every function with pointers relies on one promise of its caller: each pointer is null, or
+//! points to a valid value of its type that is not freed during the call, and strings end with NUL.
+//! A null pointer returns a status. A handle may be used on several threads at once, but must be
+//! freed only once and not while it is used.
 //!
 //! A panic becomes a status. Only functions whose names begin with `ol_` are exported.
 #![allow(clippy::missing_safety_doc, reason = "one promise, stated above, covers every pointer")]

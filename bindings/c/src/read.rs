@@ -22,8 +22,8 @@ pub struct Indices {
     pub end: u64,
 }
 
-/// Reads a whole tensor into host memory, in the format of the file: little-endian, row-major. Uses no
-/// extra memory in proportion to the tensor. Several threads read big tensors.
+/// Reads a whole tensor into host memory, in the format of the file: little-endian, row-major. Uses
+/// no extra memory in proportion to the tensor. Several threads read big tensors.
 ///
 /// OL_EINVAL if target has fewer bytes than the tensor; extra bytes are not changed. After
 /// OL_ENOTFOUND, OL_EIO or OL_ECHANGED the contents of target are undefined.
@@ -77,8 +77,8 @@ pub unsafe extern "C" fn ol_read_part(
 }
 
 /// Reads a slice of a tensor: index ranges of its first dimensions, outermost first; the others are
-/// read whole. The result is row-major; otherwise like ol_read_into(). OL_EINVAL if there is no such
-/// slice or target_bytes is not its length.
+/// read whole. The result is row-major; otherwise like ol_read_into(). OL_EINVAL if there is no
+/// such slice or target_bytes is not its length.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_read_slice(
     checkpoint: *const Checkpoint,
@@ -124,8 +124,8 @@ unsafe fn ranges_of(indices: *const Indices, dimensions: usize) -> Result<Vec<Ra
 /// The caller's buffer.
 ///
 /// # Safety
-/// Null, or `len` bytes that nothing else uses while the reference lives. They come from a program in
-/// another language, so the compiler treats them as initialised bytes.
+/// Null, or `len` bytes that nothing else uses while the reference lives. They come from a program
+/// in another language, so the compiler treats them as initialised bytes.
 unsafe fn bytes_of<'a>(target: *mut c_void, len: usize) -> Result<&'a mut [u8], Failure> {
     if len == 0 {
         return Ok(&mut []);

@@ -1,8 +1,8 @@
 //! Structures that start with their size, so that later versions can add fields.
 //!
-//! A program and the library may be built with different versions of the header. Fields missing in a
-//! shorter structure get their default. A longer structure is refused if a byte that the library does
-//! not know is not zero.
+//! A program and the library may be built with different versions of the header. Fields missing in
+//! a shorter structure get their default. A longer structure is refused if a byte that the library
+//! does not know is not zero.
 #![allow(unsafe_code, reason = "copies structures with a size stated by the caller")]
 
 use std::ptr;

@@ -60,8 +60,8 @@ unsafe impl SizedStruct for Report {
 
 /// Starts a load. The checkpoint may be closed before the load ends.
 ///
-/// *out is null unless the status is OL_OK; free it with ol_stream_free(). OL_EBUDGET if the budget is
-/// too small (before any tensor is read); OL_EUNSUPPORTED if there is no such device.
+/// *out is null unless the status is OL_OK; free it with ol_stream_free(). OL_EBUDGET if the budget
+/// is too small (before any tensor is read); OL_EUNSUPPORTED if there is no such device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_stream_start(
     checkpoint: *const Checkpoint,
@@ -88,16 +88,16 @@ pub unsafe extern "C" fn ol_stream_start(
 
 /// Waits for the next layer, in execution order.
 ///
-/// *out is null unless the status is OL_OK; free it with ol_layer_free(). OL_END after the last layer
-/// and after any failure. OL_ESTALLED if the program holds as many layers as may be resident.
+/// *out is null unless the status is OL_OK; free it with ol_layer_free(). OL_END after the last
+/// layer and after any failure. OL_ESTALLED if the program holds as many layers as may be resident.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_next_layer(stream: *const Stream, out: *mut *mut Layer) -> Status {
     // SAFETY: the caller's promise.
     guarded(|| unsafe { next(stream, Duration::MAX, out) })
 }
 
-/// Waits up to timeout_ms milliseconds for the next layer. OL_NOT_YET if it has not arrived; reading
-/// continues.
+/// Waits up to timeout_ms milliseconds for the next layer. OL_NOT_YET if it has not arrived;
+/// reading continues.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_next_layer_within(
     stream: *const Stream,
@@ -108,8 +108,8 @@ pub unsafe extern "C" fn ol_next_layer_within(
     guarded(|| unsafe { next(stream, Duration::from_millis(timeout_ms), out) })
 }
 
-/// Cancels a load, from any thread. Calls that wait for a layer, and later ones, return OL_ECANCELLED.
-/// Returns at once. Null is ignored.
+/// Cancels a load, from any thread. Calls that wait for a layer, and later ones, return
+/// OL_ECANCELLED. Returns at once. Null is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_cancel(stream: *const Stream) {
     guarded(|| {
@@ -159,7 +159,8 @@ pub unsafe extern "C" fn ol_stream_report(stream: *const Stream, report: *mut Re
     })
 }
 
-/// Ends a load: cancels the rest and frees its memory. Layers handed out stay valid. Null is ignored.
+/// Ends a load: cancels the rest and frees its memory. Layers handed out stay valid. Null is
+/// ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_stream_free(stream: *mut Stream) {
     guarded(|| {

@@ -1,4 +1,5 @@
-//! The public interface: the header matches the sources and works with DLPack's own header, and only
+//! The public interface: the header matches the sources and works with DLPack's own header, and
+//! only
 //! `ol_` symbols are exported.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 

@@ -1,4 +1,5 @@
-//! C and C++ programs that use the installed library: right bytes, misuse returns a status, no leaks.
+//! C and C++ programs that use the installed library: right bytes, misuse returns a status, no
+//! leaks.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod support;
@@ -95,8 +96,8 @@ fn programs_misuse_and_leak_no_memory() {
     assert!(said.contains("definitely lost") && said.contains("ol_layer_tensor"), "{said}");
 }
 
-/// The memory promise, by the kernel's high-water mark: at most the budget and 16 MiB, and one layer
-/// on the host.
+/// The memory promise, by the kernel's high-water mark: at most the budget and 16 MiB, and one
+/// layer on the host.
 #[test]
 fn memory_grows_by_no_more_than_the_budget_allows() {
     if !can_compile() {

@@ -1,10 +1,10 @@
-//! Layers in memory owned by candle: splits a plan so that each arena has one element type, and makes
-//! tensors as views of their arena.
+//! Layers in memory owned by candle: splits a plan so that each arena has one element type, and
+//! makes tensors as views of their arena.
 //!
 //! Candle frees the memory of its tensors itself, so it cannot use an arena of the loader. Instead
-//! candle allocates the arena as one flat tensor, the loader fills it, and each tensor of the layer is
-//! a view of it, without a copy. A view has the element type of its arena, so a layer with tensors of
-//! several types gets an arena for each type.
+//! candle allocates the arena as one flat tensor, the loader fills it, and each tensor of the layer
+//! is a view of it, without a copy. A view has the element type of its arena, so a layer with
+//! tensors of several types gets an arena for each type.
 
 use std::collections::{HashMap, HashSet};
 
@@ -128,7 +128,8 @@ mod tests {
         }
     }
 
-    /// Plans for a CUDA device, without one: each tensor is in exactly one group, of its delivered type.
+    /// Plans for a CUDA device, without one: each tensor is in exactly one group, of its delivered
+    /// type.
     #[test]
     fn every_tensor_is_in_the_group_of_its_type() {
         for (name, wanted, groups_expected) in [

@@ -13,15 +13,15 @@ use crate::whole;
 /// The default staging memory for a tensor that is cast or goes to a device, in bytes.
 pub const DEFAULT_STAGING_BYTES: u64 = 16 << 20;
 
-/// Serves tensors of a checkpoint to candle and reads each one on request. Several threads may request
-/// tensors at once; each uses separate staging memory.
+/// Serves tensors of a checkpoint to candle and reads each one on request. Several threads may
+/// request tensors at once; each uses separate staging memory.
 ///
 /// A tensor for the CPU in its stored type is read directly into its final memory. A tensor that is
-/// cast or goes to another device passes through [staging](Self::staging) in pieces: read, cast on the
-/// host, copied to its place.
+/// cast or goes to another device passes through [staging](Self::staging) in pieces: read, cast on
+/// the host, copied to its place.
 ///
-/// Errors are those of candle's backends, `CannotFindTensor` and `UnexpectedShape` (before any byte is
-/// read), or an [`AdapterError`].
+/// Errors are those of candle's backends, `CannotFindTensor` and `UnexpectedShape` (before any byte
+/// is read), or an [`AdapterError`].
 ///
 /// # Example
 /// ```
@@ -55,8 +55,8 @@ impl CheckpointBackend {
         Ok(Self { checkpoint: checkpoint.clone(), reader, staging_bytes: DEFAULT_STAGING_BYTES })
     }
 
-    /// Sets the maximum host memory, in bytes, for reading a tensor, besides its final memory: stored and
-    /// cast pieces of all threads that work on it. Default: 16 MiB; minimum: 64 KiB.
+    /// Sets the maximum host memory, in bytes, for reading a tensor, besides its final memory:
+    /// stored and cast pieces of all threads that work on it. Default: 16 MiB; minimum: 64 KiB.
     #[must_use]
     pub fn staging(mut self, bytes: u64) -> Self {
         self.staging_bytes = bytes;

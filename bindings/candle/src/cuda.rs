@@ -27,8 +27,8 @@ use crate::arenas;
 use crate::backend::{CheckpointBackend, check_shape};
 use crate::error::AdapterError;
 
-/// Serves tensors already on a CUDA device, as views of arenas owned by candle. Tensors that cannot be
-/// in an arena (types without arithmetic, U16, other devices) are read on request, like in
+/// Serves tensors already on a CUDA device, as views of arenas owned by candle. Tensors that cannot
+/// be in an arena (types without arithmetic, U16, other devices) are read on request, like in
 /// [`CheckpointBackend`].
 ///
 /// An arena is freed when the last tensor of its layer and this backend are dropped.
@@ -50,13 +50,13 @@ impl std::fmt::Debug for ArenaBackend {
 }
 
 impl ArenaBackend {
-    /// Loads the whole checkpoint to candle's device. If `dtype` is BF16, F16 or F32, wider floats are
-    /// cast to it on the host while loading; other casts run on the device on request.
+    /// Loads the whole checkpoint to candle's device. If `dtype` is BF16, F16 or F32, wider floats
+    /// are cast to it on the host while loading; other casts run on the device on request.
     /// `host_budget_bytes` limits the host memory of the load, like [`LoaderBuilder::host_budget`].
     ///
     /// # Errors
-    /// [`AdapterError`] if `device` is not a CUDA device, or if the load fails; candle's error if the
-    /// device is out of memory.
+    /// [`AdapterError`] if `device` is not a CUDA device, or if the load fails; candle's error if
+    /// the device is out of memory.
     pub fn load(
         checkpoint: &Checkpoint,
         dtype: DType,
@@ -164,8 +164,9 @@ fn load_type(
         assert!(owners.contains_key(&layer.id), "the plan is the one that was allocated for");
         regions.get(&layer.id).copied()
     };
-    // SAFETY: each region is a whole allocation of this context for one layer. The closure owns their
-    // tensors, so they stay allocated while the loader may write; no other view exists before it is done.
+    // SAFETY: each region is a whole allocation of this context for one layer. The closure owns
+    // their tensors, so they stay allocated while the loader may write; no other view exists before
+    // it is done.
     let settings = unsafe { settings.destinations(destination) };
     let loader = settings.build().map_err(AdapterError::from)?;
     let mut stream = loader.stream(checkpoint).map_err(AdapterError::from)?;

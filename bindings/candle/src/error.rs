@@ -8,8 +8,8 @@ use onelayer::{CheckpointError, LoadError};
 
 /// An error between a checkpoint and candle.
 ///
-/// Candle's traits return candle's errors, so this error is wrapped in one, with the text of all its
-/// causes.
+/// Candle's traits return candle's errors, so this error is wrapped in one, with the text of all
+/// its causes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdapterError {

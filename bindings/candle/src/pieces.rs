@@ -1,4 +1,5 @@
-//! Reads tensors through staging: read a piece, cast it with candle on the host, copy it to its place.
+//! Reads tensors through staging: read a piece, cast it with candle on the host, copy it to its
+//! place.
 //!
 //! ```text
 //! file -> stored piece -> piece as a tensor -> cast, if needed -> on the device, if any -> part of the tensor
@@ -17,7 +18,8 @@ use crate::backend::Pull;
 use crate::types::Taken;
 use crate::whole::zeroed;
 
-/// Maximum number of threads per tensor. More hardly help: pieces are copied under the tensor's lock.
+/// Maximum number of threads per tensor. More hardly help: pieces are copied under the tensor's
+/// lock.
 const WORKERS_MAX: usize = 4;
 /// The smallest piece: a system call for less is not worth it.
 const STAGING_BYTES_MIN: u64 = 64 << 10;
@@ -74,7 +76,8 @@ impl Pieces {
         Self::cut(pull.count, element_bytes, staging_bytes, cores.min(WORKERS_MAX))
     }
 
-    /// Pieces for which all workers together stay within the staging, with at most one worker per piece.
+    /// Pieces for which all workers together stay within the staging, with at most one worker per
+    /// piece.
     fn cut(total: usize, element_bytes: usize, staging_bytes: usize, workers: usize) -> Self {
         let each = (staging_bytes / workers / element_bytes).max(1);
         Self { total, each, workers: workers.min(total.div_ceil(each)).max(1) }
@@ -107,7 +110,8 @@ fn piece(pull: &Pull<'_>, elements: Range<usize>) -> Result<Tensor> {
     }
 }
 
-/// Candle's cast. For one pair of types candle 0.11.1 recurses forever; the detour used here is exact.
+/// Candle's cast. For one pair of types candle 0.11.1 recurses forever; the detour used here is
+/// exact.
 fn cast(piece: &Tensor, dtype: DType) -> Result<Tensor> {
     match (piece.dtype(), dtype) {
         (DType::F8E4M3, DType::F64) => piece.to_dtype(DType::F32)?.to_dtype(dtype),

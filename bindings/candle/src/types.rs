@@ -14,7 +14,8 @@ pub(crate) enum Taken {
 }
 
 impl Taken {
-    /// How candle stores that type; `None` if unsupported. Same as its loader, see `candle_core::safetensors`.
+    /// How candle stores that type; `None` if unsupported. Same as its loader, see
+    /// `candle_core::safetensors`.
     pub(crate) fn of(stored: onelayer::DType) -> Option<Self> {
         use onelayer::DType as Stored;
         Some(match stored {
@@ -50,7 +51,8 @@ impl Taken {
 mod tests {
     use super::*;
 
-    /// Candle's reader is the oracle: exactly the same types are accepted, as the same candle types.
+    /// Candle's reader is the oracle: exactly the same types are accepted, as the same candle
+    /// types.
     #[test]
     fn candle_reads_the_same_types() {
         for stored in onelayer::DType::ALL {

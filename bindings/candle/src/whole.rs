@@ -1,4 +1,5 @@
-//! Reads whole tensors to the CPU in their stored type, directly into a vector that candle will own.
+//! Reads whole tensors to the CPU in their stored type, directly into a vector that candle will
+//! own.
 
 use candle_core::{DType, Device, Result, Tensor, WithDType};
 use half::{bf16, f16};
@@ -7,8 +8,8 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::backend::Pull;
 use crate::error::AdapterError;
 
-/// Reads the tensor into its final memory on the CPU. `None` for F8_E4M3, whose elements are not plain
-/// bytes for [`zerocopy`].
+/// Reads the tensor into its final memory on the CPU. `None` for F8_E4M3, whose elements are not
+/// plain bytes for [`zerocopy`].
 pub(crate) fn read(pull: &Pull<'_>, dtype: DType) -> Option<Result<Tensor>> {
     Some(match dtype {
         DType::U8 => typed::<u8>(pull),

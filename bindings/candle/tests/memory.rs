@@ -1,5 +1,5 @@
-//! Peak memory of a load: tensors, staging and reader, but nothing in proportion to a tensor. Candle's
-//! own loader is measured on the same file for comparison.
+//! Peak memory of a load: tensors, staging and reader, but nothing in proportion to a tensor.
+//! Candle's own loader is measured on the same file for comparison.
 //!
 //! The only test of its program, since the peak is that of the whole process.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
@@ -73,7 +73,8 @@ fn a_load_takes_the_tensors_and_the_staging() {
             "{dtype:?}: {} MiB",
             found / MIB
         );
-        // The measurement works: it sees the mapped pages, and with a cast the copy before the cast.
+        // The measurement works: it sees the mapped pages, and with a cast the copy before the
+        // cast.
         assert!(theirs > found + 32 * MIB, "{dtype:?}: candle's own took {} MiB", theirs / MIB);
     }
 }

@@ -112,7 +112,8 @@ fn every_type_becomes_what_candle_makes_of_it() {
             let ours = backend.into_var_builder(wanted, &Device::Cpu);
             for (name, shape) in &named {
                 if wanted == DType::F64 && name.starts_with("F8_E4M3.") {
-                    // Another test covers these: candle's cast of them recurses until the stack overflows.
+                    // Another test covers these: candle's cast of them recurses until the stack
+                    // overflows.
                     continue;
                 }
                 match (read(&ours, name, shape), read(&theirs, name, shape)) {

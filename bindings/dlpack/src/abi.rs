@@ -1,7 +1,7 @@
 //! The structures of DLPack 1.2 with C layout. Nothing here allocates or frees.
 //!
-//! Source: `include/dlpack/dlpack.h` of <https://github.com/dmlc/dlpack>. Structures and fields have
-//! the names of that header.
+//! Source: `include/dlpack/dlpack.h` of <https://github.com/dmlc/dlpack>. Structures and fields
+//! have the names of that header.
 
 use std::ffi::c_void;
 

@@ -23,8 +23,8 @@ mod code {
     pub(super) const FLOAT4_E2M1FN: u8 = 17;
 }
 
-/// The element type; `None` for types unknown to this version. Two 4-bit floats are one element of two
-/// lanes, as in PyTorch (`float4_e2m1fn_x2`); 6-bit floats are packed.
+/// The element type; `None` for types unknown to this version. Two 4-bit floats are one element of
+/// two lanes, as in PyTorch (`float4_e2m1fn_x2`); 6-bit floats are packed.
 #[must_use]
 pub fn data_type(dtype: DType) -> Option<DLDataType> {
     let (code, bits, lanes) = match dtype {
@@ -69,8 +69,8 @@ pub fn device(target: Target) -> Option<DLDevice> {
     }
 }
 
-/// The shape in elements of [`data_type`]: the shape in the checkpoint, with the innermost dimension
-/// halved for 4-bit floats. `name` is for messages.
+/// The shape in elements of [`data_type`]: the shape in the checkpoint, with the innermost
+/// dimension halved for 4-bit floats. `name` is for messages.
 ///
 /// # Errors
 /// [`ExportError::HalfElement`] if the innermost dimension has an odd number of 4-bit floats, or if

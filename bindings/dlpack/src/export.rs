@@ -40,8 +40,8 @@ pub fn export(tensor: LoadedTensor) -> Result<ManagedTensor, ExportError> {
     export_once_ready(tensor, LoadedTensor::wait_ready)
 }
 
-/// Exports a tensor for use in a CUDA stream. Returns at once; work queued in the stream from now on
-/// waits until the tensor has arrived. Never waits on the host.
+/// Exports a tensor for use in a CUDA stream. Returns at once; work queued in the stream from now
+/// on waits until the tensor has arrived. Never waits on the host.
 ///
 /// # Errors
 /// [`ExportError`] if DLPack cannot describe it, or if the driver refuses.

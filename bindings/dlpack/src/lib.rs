@@ -2,8 +2,8 @@
 //!
 //! [DLPack](https://dmlc.github.io/dlpack/latest/) is the in-memory structure with which PyTorch,
 //! NumPy, JAX, CuPy, TVM and others exchange tensors. An exported tensor owns its memory: it may
-//! outlive the stream, the checkpoint and its thread. Its deleter frees the memory, on any thread. The
-//! deleter is plain Rust: it needs no interpreter and may run after one has exited.
+//! outlive the stream, the checkpoint and its thread. Its deleter frees the memory, on any thread.
+//! The deleter is plain Rust: it needs no interpreter and may run after one has exited.
 //!
 //! ```text
 //! LoadedTensor --export--> ManagedTensor --into_raw--> consumer --deleter--> frees the layer's memory
@@ -30,7 +30,8 @@
 //!
 //! - Exported tensors are writable unless [flagged](FLAG_READ_ONLY). A consumer that writes must
 //!   prevent concurrent reads of the same tensor.
-//! - A tensor keeps its whole layer alive: the layer's memory is freed with the last of its tensors.
+//! - A tensor keeps its whole layer alive: the layer's memory is freed with the last of its
+//!   tensors.
 
 mod abi;
 mod element;

@@ -1,7 +1,7 @@
 //! Exported tensors and their deleters.
 //!
-//! An export is one allocation: the structure for the consumer, its shape and strides, and the owner
-//! of the memory. The deleter frees all of it.
+//! An export is one allocation: the structure for the consumer, its shape and strides, and the
+//! owner of the memory. The deleter frees all of it.
 #![allow(unsafe_code, reason = "passes memory to another language and back; each block says why")]
 
 use std::ffi::c_void;
@@ -64,7 +64,8 @@ impl ManagedTensor {
         let raw = Box::into_raw(Box::new(Export { managed, shape, strides, owner }));
         // SAFETY: `raw` has just come from a box, and nothing else refers to it.
         let export = unsafe { &mut *raw };
-        // The boxes do not move with their holder, and only the consumer accesses them from here on.
+        // The boxes do not move with their holder, and only the consumer accesses them from here
+        // on.
         export.managed.dl_tensor.shape = export.shape.as_mut_ptr();
         export.managed.dl_tensor.strides = export.strides.as_mut_ptr();
         export.managed.manager_ctx = raw.cast();
@@ -92,7 +93,8 @@ impl ManagedTensor {
         raw
     }
 
-    /// Returns the tensor in the structure from before version 1, for consumers that request no version.
+    /// Returns the tensor in the structure from before version 1, for consumers that request no
+    /// version.
     ///
     /// # Errors
     /// [`ExportError::ReadOnly`] for a read-only tensor, which that structure cannot express.
@@ -144,8 +146,8 @@ unsafe extern "C" fn delete<Owner>(raw: *mut DLManagedTensorVersioned) {
     if raw.is_null() {
         return;
     }
-    // SAFETY: `new` made it from a box of this type, with the deleter of that type. The structure is its
-    // first field.
+    // SAFETY: `new` made it from a box of this type, with the deleter of that type. The structure
+    // is its first field.
     let export = unsafe { Box::from_raw(raw.cast::<Export<Owner>>()) };
     // A panic must not cross into C. An owner that panics may leak.
     drop(catch_unwind(AssertUnwindSafe(|| drop(export))));

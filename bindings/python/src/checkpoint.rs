@@ -123,8 +123,8 @@ impl NativeCheckpoint {
     }
 }
 
-/// The directory of `org/name@revision` in the local cache of the hub. The cache is `root`, or given by
-/// environment variables, whose values are in the order of `CacheVariables`.
+/// The directory of `org/name@revision` in the local cache of the hub. The cache is `root`, or
+/// given by environment variables, whose values are in the order of `CacheVariables`.
 #[pyfunction]
 pub(crate) fn locate_in_cache(
     py: Python<'_>,

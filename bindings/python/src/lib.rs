@@ -6,13 +6,13 @@
 //! torch.from_dlpack(tensor)        <- capsule --- Tensor.__dlpack__
 //! ```
 //!
-//! Code that waits or reads is detached from the interpreter. Locks that may be held during a wait are
-//! taken only while detached: a thread that holds the interpreter and waits for such a lock would block
-//! the lock's owner. Exported memory is freed by plain Rust code, on the thread that drops it last, even
-//! without an interpreter. Freeing device memory may wait for copies to it.
+//! Code that waits or reads is detached from the interpreter. Locks that may be held during a wait
+//! are taken only while detached: a thread that holds the interpreter and waits for such a lock
+//! would block the lock's owner. Exported memory is freed by plain Rust code, on the thread that
+//! drops it last, even without an interpreter. Freeing device memory may wait for copies to it.
 //!
-//! The Python half (`python/onelayer`) has the public names, defaults and documentation, and all code
-//! for numpy and torch.
+//! The Python half (`python/onelayer`) has the public names, defaults and documentation, and all
+//! code for numpy and torch.
 
 use pyo3::prelude::*;
 

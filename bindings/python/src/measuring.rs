@@ -1,5 +1,5 @@
-//! Measures memory growth of running code, for the pytest plug-in: host memory from the kernel, device
-//! memory from NVML.
+//! Measures memory growth of running code, for the pytest plug-in: host memory from the kernel,
+//! device memory from NVML.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

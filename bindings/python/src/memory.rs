@@ -1,5 +1,5 @@
-//! Host memory owned by single tensors: mapped pages, allocator memory for small ones, or a part of a
-//! private file mapping.
+//! Host memory owned by single tensors: mapped pages, allocator memory for small ones, or a part of
+//! a private file mapping.
 #![allow(unsafe_code, reason = "memory is shared by address; each block says why it is valid")]
 
 use std::fs::File;
@@ -36,8 +36,8 @@ enum Owner {
     File(Arc<FileMapping>),
 }
 
-// SAFETY: memory is not bound to a thread; users that share it by address order their accesses, as the
-// protocol requires.
+// SAFETY: memory is not bound to a thread; users that share it by address order their accesses, as
+// the protocol requires.
 unsafe impl Send for HostMemory {}
 // SAFETY: as above; a shared reference only allows copies of bytes, no borrows.
 unsafe impl Sync for HostMemory {}
@@ -79,8 +79,8 @@ impl HostMemory {
     /// Copies all of it to memory of the same length.
     pub(crate) fn copy_to(&self, target: &mut [u8]) {
         assert_eq!(target.len(), self.len, "copies are whole");
-        // SAFETY: both have as many bytes, and `target` is exclusively borrowed, so they do not overlap. A
-        // consumer that writes here meanwhile violates the protocol.
+        // SAFETY: both have as many bytes, and `target` is exclusively borrowed, so they do not
+        // overlap. A consumer that writes here meanwhile violates the protocol.
         unsafe { std::ptr::copy_nonoverlapping(self.start.as_ptr(), target.as_mut_ptr(), self.len) };
     }
 }
@@ -100,8 +100,8 @@ unsafe impl Sync for FileMapping {}
 impl FileMapping {
     /// Maps a file without reading it.
     pub(crate) fn new(file: &File) -> io::Result<Self> {
-        // SAFETY: no slice of it is handed out. Only consumers of the raw address see changes of the file,
-        // which callers document.
+        // SAFETY: no slice of it is handed out. Only consumers of the raw address see changes of
+        // the file, which callers document.
         let mut pages = unsafe { MmapOptions::new().map_copy(file) }?;
         let start = NonNull::new(pages.as_mut_ptr()).expect("a mapping has an address");
         Ok(Self { start, len: pages.len(), _pages: pages })

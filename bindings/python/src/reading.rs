@@ -17,7 +17,8 @@ use crate::errors;
 use crate::memory::{FileMapping, HostMemory};
 use crate::tensor::Tensor;
 
-/// Bytes per read-ahead request. The kernel reads at most its window for sequential reads per request.
+/// Bytes per read-ahead request. The kernel reads at most its window for sequential reads per
+/// request.
 const AHEAD_BYTES: u64 = 128 << 10;
 
 /// Reads tensors and slices into owned memory. Shared by threads.
@@ -44,7 +45,8 @@ impl NativeReader {
         Ok(Tensor::of_memory(name, (dtype, entry.dtype_name), shape, memory))
     }
 
-    /// A part of a tensor: a start and an end for each dimension, outermost first, within the shape.
+    /// A part of a tensor: a start and an end for each dimension, outermost first, within the
+    /// shape.
     fn read_slice(&self, py: Python<'_>, name: &str, ranges: Vec<(u64, u64)>) -> PyResult<Tensor> {
         let entry = find(self.reader.checkpoint(), name)?;
         let ranges: Vec<_> = ranges.into_iter().map(|(start, end)| start..end).collect();
@@ -92,8 +94,8 @@ impl NativeReader {
     }
 }
 
-/// Private, copy-on-write mappings of the files of a checkpoint. Writes to a tensor create private pages
-/// and do not change the file; unwritten pages belong to the page cache.
+/// Private, copy-on-write mappings of the files of a checkpoint. Writes to a tensor create private
+/// pages and do not change the file; unwritten pages belong to the page cache.
 ///
 /// Unlike readers they cannot detect a changed file: truncating it kills this process (`SIGBUS`).
 #[pyclass(frozen, module = "onelayer._native")]
@@ -153,8 +155,8 @@ impl NativeMapping {
 /// The number of sampled positions in a file.
 const PROBES: u64 = 16;
 
-/// True if the file is cached at a few sampled positions: advice costs time for cached pages, too. Reads
-/// one byte at each, only if that needs no disk.
+/// True if the file is cached at a few sampled positions: advice costs time for cached pages, too.
+/// Reads one byte at each, only if that needs no disk.
 fn is_cached(file: &File, data: ByteRange) -> bool {
     let is_there = |probe: u64| {
         let at = data.start() + data.len_bytes() / PROBES * probe;

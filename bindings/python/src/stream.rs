@@ -151,7 +151,8 @@ impl LayerStream {
 
 impl Drop for LayerStream {
     fn drop(&mut self) {
-        // The interpreter may be attached here. Joining the threads cannot hang, since they never need it.
+        // The interpreter may be attached here. Joining the threads cannot hang, since they never
+        // need it.
         self.end();
     }
 }

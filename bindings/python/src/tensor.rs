@@ -94,7 +94,8 @@ impl Tensor {
         ))
     }
 
-    /// True if the consumer gets a copy on the host, false if it shares the memory. Refuses other copies.
+    /// True if the consumer gets a copy on the host, false if it shares the memory. Refuses other
+    /// copies.
     fn must_copy(
         &self,
         device: DLDevice,
@@ -118,8 +119,8 @@ impl Tensor {
         }
     }
 
-    /// An export that shares the memory. Work queued in `stream` waits for the tensor; without a stream,
-    /// this call waits.
+    /// An export that shares the memory. Work queued in `stream` waits for the tensor; without a
+    /// stream, this call waits.
     fn share(&self, stream: Option<u64>) -> PyResult<ManagedTensor> {
         match &self.source {
             Source::Memory(memory) => self.export_memory(Arc::clone(memory), 0),
@@ -147,16 +148,16 @@ impl Tensor {
             None => return Err(self.nowhere()),
         };
         let described = self.described(address, 0);
-        // SAFETY: the lease keeps the bytes in place, and the loader never writes to a tensor that has
-        // arrived.
+        // SAFETY: the lease keeps the bytes in place, and the loader never writes to a tensor that
+        // has arrived.
         let exported = unsafe { onelayer_dlpack::export_with(tensor, &described) };
         exported.map_err(|error| refusal(&error))
     }
 
     fn export_memory(&self, memory: Arc<HostMemory>, flags: u64) -> PyResult<ManagedTensor> {
         let described = self.described(memory.address().as_ptr().cast(), flags);
-        // SAFETY: the memory has the bytes of this tensor, does not move until its last owner is dropped, and
-        // is not borrowed once shared.
+        // SAFETY: the memory has the bytes of this tensor, does not move until its last owner is
+        // dropped, and is not borrowed once shared.
         let exported = unsafe { onelayer_dlpack::export_with(memory, &described) };
         exported.map_err(|error| refusal(&error))
     }
@@ -257,7 +258,8 @@ impl Tensor {
         }
     }
 
-    /// The same memory as a one-dimensional byte tensor, for types unknown to a consumer. Host only.
+    /// The same memory as a one-dimensional byte tensor, for types unknown to a consumer. Host
+    /// only.
     fn view_bytes(&self) -> PyResult<Self> {
         if self.target() != Target::Host {
             return Err(self.nowhere());

@@ -1,8 +1,9 @@
 //! The activity of a process: page faults, bytes read, CPU time.
 //!
 //! From `/proc/<pid>/stat` and `/proc/<pid>/io` (`proc_pid_stat(5)`, `proc_pid_io(5)`). CPU time is
-//! in clock ticks (usually 10 ms). `read_bytes` counts bytes fetched from storage when a read enters
-//! the block layer. It includes page faults on mappings; a network file system may count nothing.
+//! in clock ticks (usually 10 ms). `read_bytes` counts bytes fetched from storage when a read
+//! enters the block layer. It includes page faults on mappings; a network file system may count
+//! nothing.
 //! `read_call_bytes` (`rchar`) counts bytes returned by read calls, cached or not; mappings do not
 //! count.
 
@@ -66,8 +67,8 @@ pub(crate) struct Stat {
 }
 
 impl Stat {
-    /// Parses the text of a `stat` file. The name is in parentheses and may contain `(`, `)`, spaces
-    /// and line ends.
+    /// Parses the text of a `stat` file. The name is in parentheses and may contain `(`, `)`,
+    /// spaces and line ends.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let open = text.iter().position(|&byte| byte == b'(')?;
         let close = text.iter().rposition(|&byte| byte == b')')?;

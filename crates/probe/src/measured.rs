@@ -2,8 +2,8 @@
 //!
 //! Every number of this crate is a [`Measured`]: a value, or the reason there is none. A missing
 //! number never becomes 0. A sum with a missing term is missing. In a report it is `null`, and a
-//! list of [`Unavailable`] next to it has the reason. Reasons are `Copy` and hold no heap memory, so
-//! a sampler can store them without changing the memory that it measures.
+//! list of [`Unavailable`] next to it has the reason. Reasons are `Copy` and hold no heap memory,
+//! so a sampler can store them without changing the memory that it measures.
 
 use std::io;
 

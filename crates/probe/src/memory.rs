@@ -15,9 +15,10 @@
 //! locked.
 //!
 //! **Lag.** Kernels since 6.2 count resident pages in per-CPU batches of `max(32, 2 * CPUs)` pages,
-//! older ones in batches of 64 pages per thread. The sum in `status` may be off by up to batch x CPUs
-//! (128 KiB per CPU on small machines, many MiB on large ones). [`SmapsRollup`](super::SmapsRollup)
-//! walks the page tables and is exact. A [`Snapshot`](super::Snapshot) holds both.
+//! older ones in batches of 64 pages per thread. The sum in `status` may be off by up to batch x
+//! CPUs (128 KiB per CPU on small machines, many MiB on large ones).
+//! [`SmapsRollup`](super::SmapsRollup) walks the page tables and is exact. A
+//! [`Snapshot`](super::Snapshot) holds both.
 //!
 //! Format: `proc_pid_status(5)` and `Documentation/filesystems/proc.rst` of the kernel.
 

@@ -1,9 +1,9 @@
 //! Reads the files of one process in `/proc`, through a descriptor of its directory.
 //!
-//! A [`Process`] is opened once, and every read is relative to that descriptor. The kernel binds the
-//! descriptor to the process, not to its id, so a reused id reads as "ended" and never as another
-//! process. Opening never fails: if `/proc` is missing or hidden, each metric has that reason. The
-//! modules `memory`, `rollup` and `activity` parse the files.
+//! A [`Process`] is opened once, and every read is relative to that descriptor. The kernel binds
+//! the descriptor to the process, not to its id, so a reused id reads as "ended" and never as
+//! another process. Opening never fails: if `/proc` is missing or hidden, each metric has that
+//! reason. The modules `memory`, `rollup` and `activity` parse the files.
 
 use std::fs::File;
 use std::io;
@@ -43,8 +43,8 @@ impl Procfs {
         &self.root
     }
 
-    /// False if its process ids are those of another namespace, such as after `unshare --pid` without
-    /// a new `/proc`. Then only `self` is right, and every id means another process.
+    /// False if its process ids are those of another namespace, such as after `unshare --pid`
+    /// without a new `/proc`. Then only `self` is right, and every id means another process.
     #[must_use]
     pub fn is_of_this_namespace(&self) -> bool {
         let myself = std::fs::read_link(self.root.join("self")).ok();

@@ -21,7 +21,8 @@ pub const LABEL_BYTES_MAX: usize = 256;
 pub struct LoadPosition {
     /// The layer that was being loaded, if any.
     pub layer: Option<Box<str>>,
-    /// The tensor that was being loaded, if any. Both names are cut after [`LABEL_BYTES_MAX`] bytes.
+    /// The tensor that was being loaded, if any. Both names are cut after [`LABEL_BYTES_MAX`]
+    /// bytes.
     pub tensor: Option<Box<str>>,
     /// Time since the baseline.
     pub seconds: f64,

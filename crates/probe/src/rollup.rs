@@ -1,9 +1,10 @@
 //! Exact memory of one process: `/proc/<pid>/smaps_rollup` (since kernel 4.14).
 //!
 //! The kernel walks the page tables, so the numbers do not lag. A read takes time in proportion to
-//! resident memory (8 ms per GiB of small pages on a 2026 server core) and holds the address space's
-//! lock meanwhile. So it is read only at both ends of a run, and for process trees: only `Pss` counts
-//! shared pages once, since it divides each page by the number of processes that map it. `Pss_Anon`,
+//! resident memory (8 ms per GiB of small pages on a 2026 server core) and holds the address
+//! space's lock meanwhile. So it is read only at both ends of a run, and for process trees: only
+//! `Pss` counts shared pages once, since it divides each page by the number of processes that map
+//! it. `Pss_Anon`,
 //! `Pss_File` and `Pss_Shmem` came with kernel 5.4.
 
 use serde::Serialize;

@@ -27,8 +27,8 @@ use super::timeline::{TIMELINE_ROWS_DEFAULT, Timeline};
 use super::{Activity, Measured, MemoryGroup, PeakReset, ProbeError, Process, Procfs, Reason, Snapshot};
 
 /// The default time between two samples. A sample costs about 12 µs of CPU time in a release build,
-/// so this is 0.3 % of one core. To measure it: `cargo test -p onelayer-probe --release --test probe
-/// watching -- --nocapture`.
+/// so this is 0.3 % of one core. To measure it: `cargo test -p onelayer-probe --release --test
+/// probe watching -- --nocapture`.
 pub const INTERVAL_DEFAULT: Duration = Duration::from_millis(5);
 /// The shortest accepted interval; a shorter one would keep a core busy.
 pub const INTERVAL_MIN: Duration = Duration::from_micros(100);
@@ -124,7 +124,8 @@ impl Summary {
 #[derive(Debug)]
 struct Shared {
     recorder: Mutex<Recorder>,
-    /// For markers. The thread has a separate reader, so neither waits for the other's system calls.
+    /// For markers. The thread has a separate reader, so neither waits for the other's system
+    /// calls.
     mark_reader: Mutex<MemoryReader>,
     run: Mutex<Run>,
     changed: Condvar,

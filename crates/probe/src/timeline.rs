@@ -2,8 +2,8 @@
 //!
 //! A [`Timeline`] holds a fixed number of rows. When it is full, neighbouring rows are merged in
 //! pairs, and each row then stands for twice as many samples. A row keeps the sample with the most
-//! host memory, so no peak is averaged away. All rows are allocated and touched before the baseline;
-//! adding one allocates nothing.
+//! host memory, so no peak is averaged away. All rows are allocated and touched before the
+//! baseline; adding one allocates nothing.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! The exported functions of the driver API, by subject. Handles are numbers and are never
 //! dereferenced.
 //!
-//! Arguments are those of the driver API reference. A panic in a function aborts the process (`extern
-//! "C"`).
+//! Arguments are those of the driver API reference. A panic in a function aborts the process
+//! (`extern "C"`).
 #![allow(unsafe_code, reason = "exports C functions and writes to their callers' addresses")]
 #![allow(non_snake_case, reason = "the names are the driver's")]
 

@@ -1,8 +1,8 @@
 //! The order of work: vector clocks over streams.
 //!
 //! Each stream and the host have a clock. A stream's clock grows with its own work, with each event
-//! it waits for, and with all work that the host knows to be done. Work that has merely run by chance
-//! is not ordered.
+//! it waits for, and with all work that the host knows to be done. Work that has merely run by
+//! chance is not ordered.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Settings from environment variables that start with `CUDA_SIM_`. An unknown or invalid one ends the
-//! process: a test that sets it must not pass by accident.
+//! Settings from environment variables that start with `CUDA_SIM_`. An unknown or invalid one ends
+//! the process: a test that sets it must not pass by accident.
 
 use crate::faults::{self, Fault};
 

@@ -94,8 +94,8 @@ fn read_part(start: usize, buffer: &mut [u8]) -> Result<(), Missing> {
         && is_mapped(start, buffer.len())
     {
         let source: *const u8 = std::ptr::with_exposed_provenance(start);
-        // SAFETY: the range is mapped (checked above), the buffer is as long and ours, so they do not
-        // overlap.
+        // SAFETY: the range is mapped (checked above), the buffer is as long and ours, so they do
+        // not overlap.
         unsafe { std::ptr::copy_nonoverlapping(source, buffer.as_mut_ptr(), buffer.len()) };
         return Ok(());
     }
@@ -147,8 +147,8 @@ pub(crate) fn write(target: usize, bytes: &DeviceBytes, offset: u64, len: usize)
     let target = std::ptr::with_exposed_provenance_mut::<u8>(target);
     let mut done = 0;
     while done < len {
-        // SAFETY: the kernel writes at most `len - done` bytes to the address given by the caller; missing
-        // memory is an error (pread(2)).
+        // SAFETY: the kernel writes at most `len - done` bytes to the address given by the caller;
+        // missing memory is an error (pread(2)).
         let read = unsafe { bytes.read_to(target.wrapping_add(done), len - done, offset + to_u64(done)) };
         done += read.ok_or(Missing)?;
     }
@@ -186,7 +186,8 @@ impl Sim {
         Ok(())
     }
 
-    /// Unpins a range. Copies that still use it, or that the host has not waited for, are violations.
+    /// Unpins a range. Copies that still use it, or that the host has not waited for, are
+    /// violations.
     pub(crate) fn unpin(&mut self, start: usize, is_own: bool) -> Answer {
         let is_known = self.pinned.get(&start).is_some_and(|pinned| pinned.is_own == is_own);
         if !is_known {

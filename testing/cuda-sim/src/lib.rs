@@ -2,8 +2,8 @@
 //!
 //! The library exports the part of the CUDA driver API that loading needs, and a part of NVML, on
 //! host memory. Queued work runs as late and as far out of order as CUDA allows, so a program that
-//! forgets to wait gets wrong bytes. Misuse that a real driver ignores is recorded. `README.md` lists
-//! the settings and the report.
+//! forgets to wait gets wrong bytes. Misuse that a real driver ignores is recorded. `README.md`
+//! lists the settings and the report.
 //!
 //! ```text
 //! api, nvml    the exported functions: arguments in, a code out

@@ -1,8 +1,8 @@
 //! Device memory: allocations, their bytes, and the order of their uses.
 //!
-//! Addresses are not canonical, so no process can map memory there, and a host that dereferences one
-//! crashes. No address is reused. The bytes are in an unmapped memory file, so they are not part of
-//! the process's resident memory, as on a device.
+//! Addresses are not canonical, so no process can map memory there, and a host that dereferences
+//! one crashes. No address is reused. The bytes are in an unmapped memory file, so they are not
+//! part of the process's resident memory, as on a device.
 #![allow(unsafe_code, reason = "reads and writes the memory file by raw system calls")]
 
 use std::fs::File;
@@ -13,8 +13,8 @@ use crate::clock::{Clock, Point};
 use crate::code::{Answer, Code};
 use crate::sim::{Sim, to_u64};
 
-/// The first address. On x86-64, bits 48 to 63 of a pointer repeat bit 47; on other architectures user
-/// addresses are far below.
+/// The first address. On x86-64, bits 48 to 63 of a pointer repeat bit 47; on other architectures
+/// user addresses are far below.
 const FIRST_ADDRESS: u64 = 0x0007_0000_0000_0000;
 /// Address range of each device.
 const DEVICE_SPAN: u64 = 1 << 42;
@@ -231,8 +231,8 @@ impl Sim {
         Err(Code::INVALID_VALUE)
     }
 
-    /// Checks that a stream may use a range of an allocation found by [`Self::resolve`], and records
-    /// the use that will be queued at `point`.
+    /// Checks that a stream may use a range of an allocation found by [`Self::resolve`], and
+    /// records the use that will be queued at `point`.
     pub(crate) fn note_use(&mut self, start: u64, range: std::ops::Range<u64>, is_write: bool, point: Point) {
         let clock = self.clock_of(point.stream);
         let host = &self.host;

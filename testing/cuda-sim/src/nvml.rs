@@ -269,7 +269,8 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: usize, memory: *mut Memo
         if memory.is_null() {
             return Err(INVALID_ARGUMENT);
         }
-        // SAFETY: not null, and the caller has set the version, which comes first (NVML: struct versions).
+        // SAFETY: not null, and the caller has set the version, which comes first (NVML: struct
+        // versions).
         let version = unsafe { memory.cast::<u32>().read() };
         let state = &sim.devices[device];
         let (total, free, used) = (state.total_bytes, state.free_bytes(), used_bytes(sim, device));

@@ -2,7 +2,8 @@
 //!
 //! A stream runs its work in order. A wait blocks it until a point in another stream. Work runs
 //!
-//! - `lazy`: when something waits for it; the needed streams run in random order, others do not run;
+//! - `lazy`: when something waits for it; the needed streams run in random order, others do not
+//!   run;
 //! - `thread`: at random moments on a thread, or when something waits for it;
 //! - `eager`: at once, unless blocked by a wait.
 
@@ -14,7 +15,8 @@ use crate::config::Mode;
 use crate::execute::Copy;
 use crate::sim::{Sim, to_u64};
 
-/// How often `cuEventQuery` and `cuStreamQuery` return "not ready" in lazy mode before the work runs.
+/// How often `cuEventQuery` and `cuStreamQuery` return "not ready" in lazy mode before the work
+/// runs.
 const QUERIES_MAX: u32 = 8;
 
 /// A piece of work.

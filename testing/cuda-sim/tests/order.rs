@@ -8,8 +8,8 @@ use support::{Driver, at, made, overwrite};
 
 const LEN: usize = 4096;
 
-/// Sends blocks through a ring of two slots. `waits`: waits for a slot before refilling it. Returns the
-/// number of wrong blocks.
+/// Sends blocks through a ring of two slots. `waits`: waits for a slot before refilling it. Returns
+/// the number of wrong blocks.
 fn wrong_blocks(settings: &str, waits: bool) -> (Driver, usize) {
     const BLOCKS: usize = 16;
     let driver = Driver::new(settings);
@@ -92,7 +92,8 @@ fn waits_keep_the_order_of_two_streams_under_every_schedule() {
             assert_eq!(driver.cuMemsetD8Async(address, 7, 256, streams[0]), 0);
             for step in 1..32_u64 {
                 let stream = streams[usize::try_from(step % 2).unwrap()];
-                // One event, recorded many times: a wait uses the last record at the time it was queued.
+                // One event, recorded many times: a wait uses the last record at the time it was
+                // queued.
                 let other = streams[usize::try_from((step + 1) % 2).unwrap()];
                 assert_eq!(driver.cuEventRecord(event, other), 0);
                 assert_eq!(driver.cuStreamWaitEvent(stream, event, 0), 0);

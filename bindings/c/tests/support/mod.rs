@@ -92,8 +92,8 @@ pub fn run(program: &Path) -> Command {
 pub fn run_in_valgrind(program: &Path) -> Command {
     let mut command = Command::new("valgrind");
     command.args(["--quiet", "--error-exitcode=9", "--leak-check=full"]);
-    // The standard library keeps interior pointers for the main thread, which valgrind calls possible
-    // leaks.
+    // The standard library keeps interior pointers for the main thread, which valgrind calls
+    // possible leaks.
     command.args(["--show-leak-kinds=definite,indirect", "--errors-for-leak-kinds=definite,indirect"]);
     command.arg(program);
     with_library(command)

@@ -1,5 +1,5 @@
-//! mistral.rs with the adapter: passes the same backend to `ShardedSafeTensors::wrap` and creates layers
-//! of mistral.rs from it, whole and for one of two ranks.
+//! mistral.rs with the adapter: passes the same backend to `ShardedSafeTensors::wrap` and creates
+//! layers of mistral.rs from it, whole and for one of two ranks.
 //!
 //! `cargo run -- CHECKPOINT`, with a checkpoint of the Llama architecture. Compares every weight with a
 //! plain reader.

@@ -33,8 +33,8 @@ pub fn numbers(count: usize, seed: u64) -> Vec<f64> {
     (0..count).map(|_| next()).collect()
 }
 
-/// Creates every tensor that a model requests and records it: a checkpoint with the names and shapes of
-/// candle's code.
+/// Creates every tensor that a model requests and records it: a checkpoint with the names and
+/// shapes of candle's code.
 pub struct Inventor {
     /// Names that exist before they are requested.
     there: &'static [&'static str],

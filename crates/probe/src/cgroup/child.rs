@@ -1,7 +1,7 @@
 //! Creates a control group for one measured run, with a fresh kernel peak and an optional limit.
 //!
-//! It is a child of the caller's group, so existing limits still apply, and it is removed on drop. A
-//! killed process drops nothing; its group is removed when the next one is created beside it.
+//! It is a child of the caller's group, so existing limits still apply, and it is removed on drop.
+//! A killed process drops nothing; its group is removed when the next one is created beside it.
 //!
 //! ```text
 //! version 1:  parent ── onelayer-<pid>-<n>          any process may stay in the parent
@@ -14,8 +14,8 @@
 //! processes", `cgroup-v2.rst`). A process that is alone in a delegated scope can move itself to a
 //! child group. If the group holds other processes, creation is refused: they are never moved.
 //!
-//! Memory charged before a process enters stays with its old group, so let a command enter before it
-//! runs ([`ChildGroup::enter_on_spawn`]).
+//! Memory charged before a process enters stays with its old group, so let a command enter before
+//! it runs ([`ChildGroup::enter_on_spawn`]).
 #![allow(unsafe_code, reason = "entering a group between fork and exec needs Command::pre_exec")]
 
 use std::fs::{self, File, OpenOptions};
@@ -56,8 +56,8 @@ pub struct ChildGroup {
 }
 
 impl ChildGroup {
-    /// Creates a group below the caller's. `limit_bytes` (rounded down to pages by the kernel) limits
-    /// its memory and disables swapping.
+    /// Creates a group below the caller's. `limit_bytes` (rounded down to pages by the kernel)
+    /// limits its memory and disables swapping.
     ///
     /// # Errors
     /// [`ProbeError::GroupNotHere`], [`ProbeError::GroupNotPermitted`],
@@ -102,8 +102,8 @@ impl ChildGroup {
     }
 
     fn set_limit(&self, limit_bytes: u64) -> Result<(), ProbeError> {
-        // Not `memory.memsw.limit_in_bytes` in version 1: no counter shows hits of that limit (observed on
-        // 6.18).
+        // Not `memory.memsw.limit_in_bytes` in version 1: no counter shows hits of that limit
+        // (observed on 6.18).
         let (limit, swap) = match self.group.version() {
             CgroupVersion::V1 => ("memory.limit_in_bytes", "memory.swappiness"),
             CgroupVersion::V2 => ("memory.max", "memory.swap.max"),
@@ -125,8 +125,8 @@ impl ChildGroup {
             }),
         }?;
         if self.group.version() == CgroupVersion::V2 {
-            // The kernel then kills all processes of the group together, as container runtimes configure it.
-            // Before 4.19, or if refused, it kills them one by one.
+            // The kernel then kills all processes of the group together, as container runtimes
+            // configure it. Before 4.19, or if refused, it kills them one by one.
             let _ = write_existing(&self.directory().join("memory.oom.group"), "1");
         }
         Ok(())
@@ -198,7 +198,8 @@ impl ChildGroup {
             source,
         })?;
         let enter = move || enter_group(&procs);
-        // SAFETY: between fork and exec the closure calls `write` once on a descriptor it owns and reads
+        // SAFETY: between fork and exec the closure calls `write` once on a descriptor it owns and
+        // reads
         // `errno`. It takes no lock and allocates nothing, so it is async-signal-safe, which pre_exec
         // requires.
         unsafe { command.pre_exec(enter) };
@@ -280,7 +281,8 @@ impl Drop for MovedCaller {
             groups.all(|entry| entry.path() == self.leaf)
         });
         if !is_last {
-            // Another group needs the controller. The caller stays in the leaf, under the same limits.
+            // Another group needs the controller. The caller stays in the leaf, under the same
+            // limits.
             return;
         }
         // In this order: a group that enables controllers must hold no process.

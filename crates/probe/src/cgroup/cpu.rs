@@ -48,8 +48,8 @@ impl CpuGroup {
         Measured::Value(smallest)
     }
 
-    /// The number of threads that can run at once: the CPUs allowed for this process, limited by the
-    /// quota (rounded down, at least 1). `None` if the CPUs cannot be counted.
+    /// The number of threads that can run at once: the CPUs allowed for this process, limited by
+    /// the quota (rounded down, at least 1). `None` if the CPUs cannot be counted.
     #[must_use]
     pub fn parallelism(&self) -> Option<NonZeroUsize> {
         let allowed = std::thread::available_parallelism().ok()?;

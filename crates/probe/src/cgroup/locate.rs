@@ -1,9 +1,9 @@
 //! Finds the directory of a process's control group.
 //!
 //! `/proc/<pid>/cgroup` has the group's path within its hierarchy. `/proc/<pid>/mountinfo` says which
-//! part of each hierarchy is mounted where. Both are needed: a container may see its group as `/` (a
-//! cgroup namespace), a host path with only its own subtree mounted, a hybrid of versions 1 and 2, or
-//! nothing.
+//! part of each hierarchy is mounted where. Both are needed: a container may see its group as `/`
+//! (a cgroup namespace), a host path with only its own subtree mounted, a hybrid of versions 1 and
+//! 2, or nothing.
 //!
 //! | memberships | mounts | result |
 //! |---|---|---|
@@ -97,7 +97,8 @@ fn offers(directories: &[PathBuf], controller: &str) -> bool {
     })
 }
 
-/// The version and the possible directories, the widest view of the hierarchy first. Reads no files.
+/// The version and the possible directories, the widest view of the hierarchy first. Reads no
+/// files.
 fn candidates(
     cgroup: &[u8],
     mountinfo: &[u8],

@@ -12,9 +12,9 @@
 //! | `oom_kill_count` | `oom_kill` of `memory.oom_control` (since 4.13) | `oom_kill` of `memory.events` |
 //! | `file_refault_count` | `total_workingset_refault_file` of `memory.stat` | `workingset_refault_file` (since 5.9) |
 //!
-//! Usage and peak include the page cache, which grows up to the limit, and count since the group was
-//! created. Neither is the memory that a program needs. The limits of all ancestors apply, so the
-//! smallest one counts; limits above the mount point are not visible in version 2. Sources:
+//! Usage and peak include the page cache, which grows up to the limit, and count since the group
+//! was created. Neither is the memory that a program needs. The limits of all ancestors apply, so
+//! the smallest one counts; limits above the mount point are not visible in version 2. Sources:
 //! `Documentation/admin-guide/cgroup-v1/memory.rst` and `cgroup-v2.rst` of the kernel.
 
 use std::fs;
@@ -51,8 +51,8 @@ pub struct GroupMemory {
     pub peak_bytes: Measured<u64>,
     /// The smallest limit of the group and its visible ancestors; `Value(None)`: no limit.
     pub limit_bytes: Measured<Option<u64>>,
-    /// The smallest `memory.high`, above which the kernel throttles the group; `Value(None)`: none, as
-    /// always in version 1.
+    /// The smallest `memory.high`, above which the kernel throttles the group; `Value(None)`: none,
+    /// as always in version 1.
     pub high_bytes: Measured<Option<u64>>,
     /// Anonymous memory.
     pub anon_bytes: Measured<u64>,
@@ -70,7 +70,8 @@ pub struct GroupMemory {
     pub limit_hit_count: Measured<u64>,
     /// How many processes were killed because of the limit.
     pub oom_kill_count: Measured<u64>,
-    /// File pages that were read again after the kernel had reclaimed them: the cost of a tight limit.
+    /// File pages that were read again after the kernel had reclaimed them: the cost of a tight
+    /// limit.
     pub file_refault_count: Measured<u64>,
 }
 
@@ -189,8 +190,8 @@ impl MemoryGroup {
         }
     }
 
-    /// The memory left below the limit: the smallest `limit - (usage - reclaimable page cache)` of the
-    /// group and its visible ancestors. Shared memory counts as used. `Value(None)`: no limit.
+    /// The memory left below the limit: the smallest `limit - (usage - reclaimable page cache)` of
+    /// the group and its visible ancestors. Shared memory counts as used. `Value(None)`: no limit.
     #[must_use]
     pub fn headroom_bytes(&self) -> Measured<Option<u64>> {
         let names = Names::of(self.version());

@@ -84,8 +84,8 @@ unsafe impl Send for Device {}
 impl Session {
     fn open() -> Result<Self, NvmlError> {
         for name in LIBRARY_NAMES {
-            // SAFETY: loading runs the library's initialisers. It is part of the GPU driver, found on the
-            // linker's search path.
+            // SAFETY: loading runs the library's initialisers. It is part of the GPU driver, found
+            // on the linker's search path.
             if let Ok(library) = unsafe { Library::new(name) } {
                 let functions = functions(name, &library)?;
                 return Self::start(functions, Some(library));
@@ -95,7 +95,8 @@ impl Session {
     }
 
     fn start(functions: Functions, library: Option<Library>) -> Result<Self, NvmlError> {
-        // SAFETY: takes no arguments. NVML counts the calls, so other users in this process are unaffected.
+        // SAFETY: takes no arguments. NVML counts the calls, so other users in this process are
+        // unaffected.
         let code = unsafe { (functions.init)() };
         check(&functions, "nvmlInit_v2", code)?;
         Ok(Self { functions, _library: library })
@@ -119,7 +120,8 @@ impl Session {
         }
         let at_place = pci_bus_id.and_then(|place| self.handle(self.functions.by_pci_bus_id, place));
         let is_that = |handle: &Handle| {
-            // CUDA and NVML differ slightly, since each reserves some memory; a MIG instance has at most half.
+            // CUDA and NVML differ slightly, since each reserves some memory; a MIG instance has at
+            // most half.
             let there = memory(&self.functions, *handle).map_or(0, |memory| memory.total);
             there / 4 * 3 <= total_bytes && total_bytes / 4 * 3 <= there
         };
@@ -194,7 +196,8 @@ impl Device {
         loop {
             let room = self.processes.len();
             let mut count = c_uint::try_from(room).unwrap_or(c_uint::MAX);
-            // SAFETY: the buffer has room for `count` processes; the call replaces `count` by the real number.
+            // SAFETY: the buffer has room for `count` processes; the call replaces `count` by the
+            // real number.
             let code = unsafe {
                 (self.session.functions.processes)(self.handle, &raw mut count, self.processes.as_mut_ptr())
             };
@@ -235,7 +238,8 @@ fn check(functions: &Functions, call: &'static str, code: u32) -> Result<(), Nvm
 
 fn functions(name: &'static str, library: &Library) -> Result<Functions, NvmlError> {
     fn symbol<F: Copy>(name: &'static str, library: &Library, symbol: &'static str) -> Result<F, NvmlError> {
-        // SAFETY: each name below is an NVML function, and its field has the C signature of that function.
+        // SAFETY: each name below is an NVML function, and its field has the C signature of that
+        // function.
         let found = unsafe { library.get::<F>(symbol.as_bytes()) };
         found.map(|found| *found).map_err(|_| NvmlError::Incomplete { library: name, symbol })
     }
@@ -336,7 +340,8 @@ mod tests {
 
     #[test]
     fn a_device_is_found_and_asked() {
-        // A MIG instance by UUID, whatever is at its address; a whole GPU by address, if it is as large.
+        // A MIG instance by UUID, whatever is at its address; a whole GPU by address, if it is as
+        // large.
         assert!(device("GPU-12", "0000:00:00.0", 10 * GIB, false).is_ok());
         assert!(device("GPU-34", "0000:3b:00.0", 79 * GIB, false).is_ok());
         let error = device("GPU-34", "0000:3b:00.0", 40 * GIB, false).unwrap_err();

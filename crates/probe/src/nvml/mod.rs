@@ -18,7 +18,8 @@ mod library;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NvmlError {
-    /// Built without the feature `nvml`, which the features `cuda` of the program and the bindings enable.
+    /// Built without the feature `nvml`, which the features `cuda` of the program and the bindings
+    /// enable.
     #[error("this build does not look for NVML: build it with the feature `cuda`")]
     NotBuilt,
     /// The library was not found.
@@ -71,10 +72,10 @@ pub struct GpuMemory {
 }
 
 impl GpuMemory {
-    /// Opens the GPU with this UUID (`GPU-` and 32 hexadecimal digits in five groups), or else at this
-    /// PCI address (`domain:bus:device.function`) if its total memory is about `total_bytes`, the
-    /// number of the CUDA driver. A MIG instance is found only by UUID: at its PCI address is the
-    /// whole GPU.
+    /// Opens the GPU with this UUID (`GPU-` and 32 hexadecimal digits in five groups), or else at
+    /// this PCI address (`domain:bus:device.function`) if its total memory is about `total_bytes`,
+    /// the number of the CUDA driver. A MIG instance is found only by UUID: at its PCI address is
+    /// the whole GPU.
     ///
     /// # Errors
     /// [`NvmlError`] if there is no usable library, or if it does not know the device.

@@ -2,8 +2,8 @@
 //!
 //! `/proc/<pid>/task/<tid>/children` (kernel 3.5, `CONFIG_PROC_CHILDREN`) lists the children of one
 //! thread; the children of all threads are those of the process. Without that file, the parent of
-//! every process on the machine is read. Both may miss a child that starts or ends meanwhile, so the
-//! caller remembers the processes it knows.
+//! every process on the machine is read. Both may miss a child that starts or ends meanwhile, so
+//! the caller remembers the processes it knows.
 
 use std::fs;
 use std::io;

@@ -5,8 +5,9 @@
 //!                                                                                   └── subreaper
 //! ```
 //!
-//! Processes share pages, so there are two sums. The plain sum counts a shared page once per process.
-//! It is an upper bound and is taken at every interval. The exact sum counts each page once (`Pss` of
+//! Processes share pages, so there are two sums. The plain sum counts a shared page once per
+//! process. It is an upper bound and is taken at every interval. The exact sum counts each page
+//! once (`Pss` of
 //! `smaps_rollup`). The kernel walks all page tables for it, so it takes at most a fifth of the time
 //! and is taken only if it could be a new peak. For one process both sums are equal.
 //!
@@ -38,8 +39,8 @@ pub struct TreeOptions {
     /// Maximum number of timeline rows; 0 keeps none.
     pub timeline_rows: usize,
     /// Adopt and reap descendants whose parent ends (`PR_SET_CHILD_SUBREAPER`), so that they stay
-    /// visible. The root must be a child of the caller, and the caller must not start other children
-    /// during the measurement.
+    /// visible. The root must be a child of the caller, and the caller must not start other
+    /// children during the measurement.
     pub adopt_orphans: bool,
     /// The directory of a control group. All processes in it belong to the tree, whatever their
     /// parent is.

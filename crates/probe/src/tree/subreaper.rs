@@ -1,9 +1,9 @@
 //! Makes the calling process the new parent of orphaned descendants, so that they stay visible.
 //!
 //! When a parent ends, the kernel gives its children to the nearest ancestor that is a "subreaper",
-//! or else to init, where they can no longer be told from unrelated processes. While a [`Subreaper`]
-//! lives, the caller is that ancestor. The caller must then reap the processes it adopted, and only
-//! those: other children are reaped by the code that started them.
+//! or else to init, where they can no longer be told from unrelated processes. While a
+//! [`Subreaper`] lives, the caller is that ancestor. The caller must then reap the processes it
+//! adopted, and only those: other children are reaped by the code that started them.
 //!
 //! Source: `PR_SET_CHILD_SUBREAPER(2const)`.
 

@@ -1,7 +1,8 @@
 //! A tree of real processes: children, grandchildren, orphans, shared pages.
 //!
-//! The processes are this test program, started again with a role in an environment variable (`role`,
-//! an ignored test). Subreaping applies to the whole process, so the tests run one at a time.
+//! The processes are this test program, started again with a role in an environment variable
+//! (`role`, an ignored test). Subreaping applies to the whole process, so the tests run one at a
+//! time.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -68,7 +69,8 @@ fn role() {
         }
         ["share", path, ms] => {
             let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
-            // SAFETY: the file keeps its length while the tests run, and no one reads through the mapping.
+            // SAFETY: the file keeps its length while the tests run, and no one reads through the
+            // mapping.
             let mut memory = unsafe { MmapMut::map_mut(&file) }.unwrap();
             touch(&mut memory);
             pause(ms);

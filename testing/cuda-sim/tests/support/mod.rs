@@ -26,7 +26,8 @@ macro_rules! functions {
                 // SAFETY: the library exports this name with this signature.
                 let found = unsafe { self.library.get::<Function>(stringify!($name).as_bytes()) };
                 let function = found.unwrap();
-                // SAFETY: tests pass addresses of live variables, or ones that the driver must refuse.
+                // SAFETY: tests pass addresses of live variables, or ones that the driver must
+                // refuse.
                 unsafe { function($($argument),*) }
             })*
         }
