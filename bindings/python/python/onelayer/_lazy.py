@@ -138,7 +138,7 @@ def _stored(dtype: str, ranges: Ranges) -> Ranges:
 class LazyTensor:
     """A tensor that indexing reads: ``tensor[...]`` reads it whole, ``tensor[2:5]`` only these rows."""
 
-    __slots__ = ("_dtype", "_reader", "_name", "_shape")
+    __slots__ = ("_dtype", "_name", "_reader", "_shape")
 
     def __init__(self, reader: TensorReader, name: str, dtype: str, shape: tuple[int, ...]) -> None:
         self._reader = reader
@@ -169,7 +169,9 @@ class LazyTensor:
         ranges, rest = plan_index(index, self._shape)
         if self._dtype == "F4" and rest is not None and rest[-1] != slice(None, None, 1):
             raise ValueError("elements of F4 are stored in pairs: the last dimension takes no index and no step")
-        found = self._reader.whole(self._name) if is_whole(ranges, self._shape) else self._reader.part(self._name, ranges)
+        found = (
+            self._reader.whole(self._name) if is_whole(ranges, self._shape) else self._reader.part(self._name, ranges)
+        )
         return found if rest is None else found[rest]
 
     def __repr__(self) -> str:
@@ -204,7 +206,9 @@ def converter(framework: str) -> Callable[[Any], Any]:
     return names[framework]
 
 
-def reader_for(checkpoint: Checkpoint, *, framework: str, device: object, mode: str, budget: int | None) -> TensorReader:
+def reader_for(
+    checkpoint: Checkpoint, *, framework: str, device: object, mode: str, budget: int | None
+) -> TensorReader:
     """The reader for these options."""
     native = checkpoint._native
     convert = converter(framework)

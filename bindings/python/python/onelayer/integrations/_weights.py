@@ -30,7 +30,9 @@ def split_options(configured: object) -> tuple[dict[str, Any], dict[str, Any]]:
         if ours.get(name) is not None:
             ours[name] = onelayer.parse_size(ours[name])
     if ours.get("window") == 1:
-        raise ValueError("window=1: engines hold a weight while they request the next one; use at least 2 layers, or 'all'")
+        raise ValueError(
+            "window=1: engines hold a weight while they request the next one; use at least 2 layers, or 'all'"
+        )
     return ours, {name: value for name, value in configured.items() if name not in OPTIONS}
 
 
