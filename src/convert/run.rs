@@ -346,7 +346,7 @@ impl Run<'_> {
         let (plan, checkpoint) = (stream.plan(), &self.prepared.scope.checkpoint);
         let fallbacks = stream.report().fallbacks;
         let is_cached = |shard: ShardId| match plan.io() {
-            // It has manners of its own, and knows what was there before.
+            // It treats the page cache in its own way, and knows which pages were there before.
             IoMode::Auto => false,
             IoMode::Direct | IoMode::Uring => fallbacks.iter().any(|fallback| fallback.shard == shard),
             IoMode::Buffered | IoMode::Mmap => true,

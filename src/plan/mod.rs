@@ -37,7 +37,7 @@ pub use self::cast::narrowing_of;
 pub use self::error::PlanError;
 pub use self::gather::{Gather, GatherOp};
 pub use self::io::{
-    CacheManners, FileSystem, IoDecision, IoGroup, IoMode, IoReason, IoWays, ReadRequest, ResidencyBy,
+    CacheEffect, FileSystem, IoDecision, IoGroup, IoMode, IoReason, IoWays, ReadRequest, ResidencyBy,
 };
 pub(crate) use self::io::{is_most, is_mostly_direct};
 use self::layout::Layout;
