@@ -1,5 +1,5 @@
 //! An engine that holds two layers at a time and goes through all of them for every token: `cargo
-//! run --example passes -- DIR`.
+//! run -p onelayer --example passes -- DIR`.
 //!
 //! Embedding, norm and head stay; the first layers of a token are read while the last ones of the
 //! token before are used.
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .build()?;
     let mut stream = loader.stream(&Checkpoint::open(path)?)?;
     for term in stream.plan().memory().resident_terms() {
-        println!("{}: {} bytes", term.name, term.bytes);
+        println!("{}: {} bytes", term.kind, term.bytes);
     }
     for layer in &mut stream {
         let layer = layer?;

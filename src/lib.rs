@@ -55,7 +55,7 @@
 //! - The 16 MiB are for what no budget counts: thread stacks, the allocator's slack, the threads of
 //!   `rayon`'s global pool if hashes are asked for. The page cache is the kernel's;
 //!   [`IoMode::Auto`] and [`IoMode::Direct`] leave it as it was where the system lets them:
-//!   [`IoDecision::manners`] says.
+//!   [`IoDecision::cache_effect`] says.
 //! - A program that changes a file through a shared writable mapping, or within one tick of the
 //!   file system's clock, can escape detection: see [`source`].
 //! - Linux only, 64-bit. A `fork` in the middle of a load gets neither ring nor layers.
@@ -125,7 +125,8 @@ pub mod for_benches {
 pub use self::checkpoint::{Checkpoint, CheckpointError, DType, OpenOptions, TensorEntry};
 pub use self::layers::{LayerId, LayerMap, Layers};
 pub use self::plan::{
-    FloatType, IoDecision, IoMode, LoadPlan, Passes, PlanError, Quantisation, ReadOrder, Window,
+    FloatType, HandOut, IoDecision, IoMode, LoadOptions, LoadPlan, Passes, PlanError, Quantisation,
+    ReadOrder, Window,
 };
 pub use self::ranks::{Rank, RankPart, Share, Split, SplitError, SplitRules};
 pub use self::slices::SliceError;
@@ -134,7 +135,7 @@ pub use self::staging::{Pinning, RingMode, StagingError};
 // In the order of the flow, as above.
 pub use self::device::{After, CudaCode, Device, DeviceError, DeviceRegion, Target};
 pub use self::load::{
-    Awaited, Binding, CancelHandle, HandOut, Holder, Keep, LayerStream, LayerTimes, LoadError, LoadReport,
+    Awaited, Binding, CancelHandle, Holder, Keep, LayerStream, LayerTimes, LoadError, LoadReport,
     LoadedLayer, LoadedTensor, Loader, LoaderBuilder, ParkTo, PassReport, Progress, QuantisationError,
     Receipt, TensorHash, TensorReader, Waits,
 };

@@ -1,12 +1,11 @@
-//! What every device has to do, whatever it is made of: one suite for all of them.
+//! The conformance suite of all devices.
 //!
-//! The host runs it here; a CUDA device runs it against a simulated driver, in a process of its
-//! own.
+//! The host runs it here. A CUDA device runs it on a simulated driver, in a separate process.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::{Backend, HostBackend, PendingCopy, Place, Resident};
+use super::{ArenaPlace, Backend, HostBackend, PendingCopy, Resident};
 use crate::budget::MemoryBudget;
 use crate::checkpoint::TensorId;
 #[cfg(feature = "cuda")]
@@ -26,8 +25,8 @@ pub(crate) fn ring(pinner: Option<&dyn Pinner>) -> Arc<Ring> {
     Ring::new(shape, reservation, pinner).unwrap()
 }
 
-/// Fills `bytes` with what slot number `number` of a test holds: words that hardly ever stand
-/// twice, in it or in another slot.
+/// Fills `bytes` with the contents of slot `number`: words that hardly ever repeat, in this slot or
+/// another.
 fn fill(number: u64, bytes: &mut [u8]) {
     let number = (number + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     for (index, word) in (1_u64..).zip(bytes.chunks_mut(8)) {
@@ -36,7 +35,7 @@ fn fill(number: u64, bytes: &mut [u8]) {
     }
 }
 
-/// What such a slot holds.
+/// The contents of slot `number`.
 fn filled(number: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     fill(number, &mut bytes);
@@ -65,7 +64,7 @@ pub(crate) fn start_copy<B: Backend>(
     backend.copy_async(arena, slot.into_filled(), Copies::of_one_tensor(&placement)).unwrap()
 }
 
-/// The first byte of copy `number` at `place` that is not what it should be.
+/// Offset of the first wrong byte of copy `number` at `place`.
 fn differs<R: Resident>(resident: &R, number: u64, place: ByteRange) -> Option<u64> {
     let mut found = vec![0; to_usize(place.len_bytes())];
     assert!(resident.read(place.start(), &mut found).unwrap());
@@ -74,7 +73,7 @@ fn differs<R: Resident>(resident: &R, number: u64, place: ByteRange) -> Option<u
     wrong.map(|offset| place.start() + to_u64(offset))
 }
 
-/// The first of `copies` copies that is wrong, where they lie one behind the other.
+/// The first wrong one of `copies` copies that lie one behind the other.
 #[cfg(feature = "cuda")]
 pub(crate) fn first_wrong<R: Resident>(resident: &R, len_bytes: u64, copies: u64) -> Option<u64> {
     let mut found = vec![0; to_usize(copies * len_bytes)];
@@ -106,7 +105,7 @@ pub(crate) fn suite<B: Backend>(backend: impl Fn(Option<u64>) -> B, ring: &Arc<R
 }
 
 fn every_byte_arrives<B: Backend>(backend: &B, ring: &Arc<Ring>) {
-    let arena = backend.allocate(&PlannedLayer::of_bytes(64 * KIB), Place::Own).unwrap();
+    let arena = backend.allocate(&PlannedLayer::of_bytes(64 * KIB), ArenaPlace::Own).unwrap();
     let places = [bytes(0, SLOT_BYTES), bytes(SLOT_BYTES, 1), bytes(12_345, 777), bytes(64 * KIB - 300, 300)];
     let mut pending: Vec<_> =
         (0..).zip(places).map(|(number, place)| start_copy(backend, ring, &arena, number, place)).collect();
@@ -125,17 +124,17 @@ fn every_byte_arrives<B: Backend>(backend: &B, ring: &Arc<Ring>) {
 }
 
 fn a_copy_that_nobody_waits_for_is_made<B: Backend>(backend: &B, ring: &Arc<Ring>) {
-    let arena = backend.allocate(&PlannedLayer::of_bytes(16 * KIB), Place::Own).unwrap();
+    let arena = backend.allocate(&PlannedLayer::of_bytes(16 * KIB), ArenaPlace::Own).unwrap();
     drop(start_copy(backend, ring, &arena, 7, bytes(100, 5000)));
     assert_eq!(ring.free_slots(), to_usize(u64::from(SLOTS)));
     check(&*backend.seal(arena, &[]).unwrap(), 7, bytes(100, 5000));
 }
 
-/// Slots come back in whatever order, and are filled anew at once: no copy may see its successor's
-/// bytes.
+/// Slots come back in any order and are filled again at once: no copy may see the next bytes of its
+/// slot.
 fn slots_are_used_again_and_again<B: Backend>(backend: &B, ring: &Arc<Ring>) {
     const COPIES: u64 = 32;
-    let arena = backend.allocate(&PlannedLayer::of_bytes(COPIES * SLOT_BYTES), Place::Own).unwrap();
+    let arena = backend.allocate(&PlannedLayer::of_bytes(COPIES * SLOT_BYTES), ArenaPlace::Own).unwrap();
     let place = |number| bytes(number * SLOT_BYTES, SLOT_BYTES - number);
     let mut pending = Vec::new();
     for number in 0..COPIES {
@@ -151,7 +150,7 @@ fn slots_are_used_again_and_again<B: Backend>(backend: &B, ring: &Arc<Ring>) {
 }
 
 fn a_layer_without_bytes_is_a_layer<B: Backend>(backend: &B, _ring: &Arc<Ring>) {
-    let arena = backend.allocate(&PlannedLayer::of_bytes(0), Place::Own).unwrap();
+    let arena = backend.allocate(&PlannedLayer::of_bytes(0), ArenaPlace::Own).unwrap();
     let resident = backend.seal(arena, &[]).unwrap();
     resident.wait_ready().unwrap();
     assert_eq!(resident.len_bytes(), 0);
@@ -161,8 +160,10 @@ fn a_layer_without_bytes_is_a_layer<B: Backend>(backend: &B, _ring: &Arc<Ring>) 
 fn arenas_are_apart_and_are_used_again<B: Backend>(backend: &B, ring: &Arc<Ring>) {
     for round in 0..5 {
         let layer = PlannedLayer::of_bytes(MIB);
-        let arenas =
-            [backend.allocate(&layer, Place::Own).unwrap(), backend.allocate(&layer, Place::Own).unwrap()];
+        let arenas = [
+            backend.allocate(&layer, ArenaPlace::Own).unwrap(),
+            backend.allocate(&layer, ArenaPlace::Own).unwrap(),
+        ];
         for (number, arena) in (round..).zip(&arenas) {
             let copy = start_copy(backend, ring, arena, number, bytes(500_000, SLOT_BYTES));
             drop(copy.wait().unwrap());
@@ -176,7 +177,7 @@ fn arenas_are_apart_and_are_used_again<B: Backend>(backend: &B, ring: &Arc<Ring>
 }
 
 fn a_layer_outlives_its_backend<B: Backend>(backend: B, ring: &Arc<Ring>) {
-    let arena = backend.allocate(&PlannedLayer::of_bytes(16 * KIB), Place::Own).unwrap();
+    let arena = backend.allocate(&PlannedLayer::of_bytes(16 * KIB), ArenaPlace::Own).unwrap();
     let copy = start_copy(&backend, ring, &arena, 3, bytes(0, SLOT_BYTES));
     let resident = backend.seal(arena, &[]).unwrap();
     drop(copy);
@@ -186,7 +187,7 @@ fn a_layer_outlives_its_backend<B: Backend>(backend: B, ring: &Arc<Ring>) {
 }
 
 fn reading_beyond_the_end_panics<B: Backend>(backend: &B, _ring: &Arc<Ring>) {
-    let arena = backend.allocate(&PlannedLayer::of_bytes(4 * KIB), Place::Own).unwrap();
+    let arena = backend.allocate(&PlannedLayer::of_bytes(4 * KIB), ArenaPlace::Own).unwrap();
     let resident = backend.seal(arena, &[]).unwrap();
     for (offset, len) in [(4096, 1), (4000, 97), (u64::MAX, 1)] {
         let read = AssertUnwindSafe(|| resident.read(offset, &mut vec![0; len]));
@@ -196,16 +197,16 @@ fn reading_beyond_the_end_panics<B: Backend>(backend: &B, _ring: &Arc<Ring>) {
 }
 
 fn memory_that_no_machine_has_is_refused<B: Backend>(backend: &B, ring: &Arc<Ring>) {
-    let refused = backend.allocate(&PlannedLayer::of_bytes(1 << 62), Place::Own);
+    let refused = backend.allocate(&PlannedLayer::of_bytes(1 << 62), ArenaPlace::Own);
     let error = refused.err().expect("that much is refused").to_string();
     assert!(error.starts_with("cannot allocate an arena of 4194304 TiB"), "{error}");
     a_copy_that_nobody_waits_for_is_made(backend, ring);
 }
 
-/// For devices that move what could not land in its place.
+/// For devices that make moves.
 #[cfg(feature = "cuda")]
 pub(crate) fn moves_come_after_all_copies<B: Backend>(backend: &B, ring: &Arc<Ring>) {
-    let arena = backend.allocate(&PlannedLayer::of_bytes(64 * KIB), Place::Own).unwrap();
+    let arena = backend.allocate(&PlannedLayer::of_bytes(64 * KIB), ArenaPlace::Own).unwrap();
     let landed = [bytes(101, 300), bytes(20_001, 5000)];
     let copies: Vec<_> =
         (0..).zip(landed).map(|(number, place)| start_copy(backend, ring, &arena, number, place)).collect();

@@ -1,17 +1,18 @@
-//! Host memory as a device: one mapping per layer, recycled while streaming, given back at the end.
+//! Host memory as a device: one mapping per layer, recycled while streaming, returned at the end.
 //!
-//! It moves bytes with `memcpy` on the calling thread, so its copies are complete when they return.
-//! Everything else (arenas, windows, recycling, freeing) behaves as on a device with memory of its
-//! own.
+//! Copies run on the calling thread, so they are complete when they return. Arenas, windows,
+//! recycling and freeing work as on other devices.
 #![allow(unsafe_code, reason = "reader threads write disjoint parts of one arena; each block says why")]
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::ahead::{Toucher, Touching};
 use super::idle::IdleArenas;
 use super::none::CompletedCopy;
-use super::{Backend, DeviceError, Fill, Freed, Home, Place, Resident, Target, Unfilled, refill_pieces};
+use super::prefault::{Prefaulter, Prefaulting};
+use super::{
+    ArenaPlace, ArenaPool, Backend, DeviceError, Fill, Freed, Resident, Target, Unfilled, refill_pieces,
+};
 use crate::live::{Entry, MemoryUse};
 use crate::plan::{Copies, MoveOp, PlannedLayer};
 use crate::staging::copy::copy_past_cache;
@@ -23,21 +24,20 @@ use crate::units::to_usize;
 #[derive(Debug)]
 pub(crate) struct HostBackend {
     pool: Arc<IdleArenas<AnonymousMemory>>,
-    /// What layers share that come and go. `None` if each has an arena of its own, and once it was
-    /// trimmed.
+    /// The memory that layers share. `None` if each has its own arena, and after the trim.
     window: Mutex<Option<Arc<HostWindow>>>,
     /// Touches fresh arenas ahead of the readers.
-    toucher: Option<Toucher>,
+    prefaulter: Option<Prefaulter>,
 }
 
 impl HostBackend {
     /// A backend that frees the arenas of dropped layers at once.
     pub(crate) fn new() -> Self {
-        Self { pool: Arc::new(IdleArenas::closed()), window: Mutex::default(), toucher: None }
+        Self { pool: Arc::new(IdleArenas::closed()), window: Mutex::default(), prefaulter: None }
     }
 
-    /// A backend whose layers share a window of so many bytes, those aside that get an arena of
-    /// their own. So many layers at once need nothing of the allocator, however late they come.
+    /// A backend whose layers share a window of `bytes`, except those that get their own arena.
+    /// `layers` arenas at once need no allocation, however late they come.
     pub(crate) fn with_window(bytes: u64, layers: usize) -> Result<Self, DeviceError> {
         let backend = Self::new();
         if bytes > 0 {
@@ -50,54 +50,53 @@ impl HostBackend {
     }
 
     fn window(&self) -> MutexGuard<'_, Option<Arc<HostWindow>>> {
-        // It is only ever assigned.
+        // Every update is one assignment.
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A backend that uses the arenas of dropped layers again until it is trimmed. All its arenas
-    /// together, in use or not, hold at most `resident_bytes_max`, or what the layers in use
-    /// hold if that is more.
+    /// A backend that reuses the arenas of dropped layers until it is trimmed. All its arenas
+    /// together, used or idle, hold at most `resident_bytes_max`, or the layers in use if that is
+    /// more.
     pub(crate) fn recycling(resident_bytes_max: u64) -> Self {
         let pool = Arc::new(IdleArenas::open(resident_bytes_max));
-        Self { pool, window: Mutex::default(), toucher: None }
+        Self { pool, window: Mutex::default(), prefaulter: None }
     }
 
-    /// The same, with a thread that touches fresh arenas ahead of the readers: for readers that
-    /// wait for a disk.
-    pub(crate) fn touching_ahead(self) -> Self {
-        Self { toucher: Toucher::start(), ..self }
+    /// The same, with a thread that touches fresh arenas ahead of readers that wait for a disk.
+    pub(crate) fn prefaulting(self) -> Self {
+        Self { prefaulter: Prefaulter::start(), ..self }
     }
 
     fn arena(&self, len_bytes: u64) -> Result<Arc<HostArena>, DeviceError> {
-        HostArena::new(&self.pool, self.toucher.as_ref(), len_bytes).map(Arc::new)
+        HostArena::new(&self.pool, self.prefaulter.as_ref(), len_bytes).map(Arc::new)
     }
 }
 
-/// Memory that the layers of a stream share.
+/// The memory that the layers of a stream share.
 #[derive(Debug)]
 struct HostWindow {
     memory: AnonymousMemory,
-    /// Arenas without memory, of layers that have gone: the next layers get them, so that pass
-    /// after pass none is made. Never more than there were layers at once.
+    /// Empty arenas of dropped layers, for the next layers: so no pass allocates any. Never more
+    /// than there were layers at once.
     blanks: Mutex<Vec<Arc<HostArena>>>,
 }
 
 impl HostWindow {
     fn new(memory: AnonymousMemory, layers: usize) -> Self {
         let blank = || {
-            let (memory, touching, pool) = (None, None, None);
-            Arc::new(HostArena { len_bytes: 0, is_sealed: false, memory, touching, pool })
+            let (memory, prefaulting, pool) = (None, None, None);
+            Arc::new(HostArena { len_bytes: 0, is_sealed: false, memory, prefaulting, pool })
         };
         let blanks = std::iter::repeat_with(blank).take(layers).collect();
         Self { memory, blanks: Mutex::new(blanks) }
     }
 
     fn blanks(&self) -> MutexGuard<'_, Vec<Arc<HostArena>>> {
-        // One comes or goes at a time.
+        // Every update adds or removes one.
         self.blanks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An arena at a place that nobody else has.
+    /// An arena at a place without other users.
     fn arena(
         self: &Arc<Self>,
         start_bytes: u64,
@@ -108,7 +107,7 @@ impl HostWindow {
         assert!(end.is_some_and(|end| end <= self.memory.len_bytes()), "a place outside the window");
         let memory = (len_bytes > 0).then(|| Memory::Part { window: Arc::clone(self), start_bytes });
         let pool = Some(Arc::clone(pool));
-        let arena = HostArena { len_bytes, memory, touching: None, is_sealed: false, pool };
+        let arena = HostArena { len_bytes, memory, prefaulting: None, is_sealed: false, pool };
         let mut blank = self.blanks().pop();
         match blank.as_mut().and_then(Arc::get_mut) {
             Some(place) => *place = arena,
@@ -122,13 +121,13 @@ impl HostWindow {
 #[derive(Debug)]
 pub(crate) struct HostArena {
     len_bytes: u64,
-    /// True once it is complete: then nothing of ours writes to it any more.
+    /// True once it is complete: the loader no longer writes to it.
     is_sealed: bool,
     /// `None` for a layer without bytes, and while being made or dropped.
     memory: Option<Memory>,
-    /// Over before the memory is anybody else's.
-    touching: Option<Touching>,
-    /// `None` once it was given up.
+    /// Dropped before the memory gets another user.
+    prefaulting: Option<Prefaulting>,
+    /// `None` once it was freed.
     pool: Option<Arc<IdleArenas<AnonymousMemory>>>,
 }
 
@@ -144,7 +143,7 @@ enum Memory {
 }
 
 impl Memory {
-    /// What it lies in, and where.
+    /// The mapping, and the offset in it.
     fn parts(&self) -> (&AnonymousMemory, u64) {
         match self {
             Self::Own(memory) => (memory, 0),
@@ -182,16 +181,16 @@ impl Memory {
 impl HostArena {
     fn new(
         pool: &Arc<IdleArenas<AnonymousMemory>>,
-        toucher: Option<&Toucher>,
+        prefaulter: Option<&Prefaulter>,
         len_bytes: u64,
     ) -> Result<Self, DeviceError> {
         let failed = |source| DeviceError::HostAllocation { bytes: len_bytes, source };
         let recycled = pool.take(len_bytes).memory;
-        // From here on the arena's drop gives back what the pool has counted, whatever fails below.
+        // From here on, the arena's drop undoes the pool's count, whatever fails below.
         let pool = Some(Arc::clone(pool));
-        let mut arena = Self { len_bytes, memory: None, touching: None, is_sealed: false, pool };
+        let mut arena = Self { len_bytes, memory: None, prefaulting: None, is_sealed: false, pool };
         match recycled {
-            // What the last layer touched beyond this one's end would count as resident.
+            // Pages beyond this layer that the last one touched would count as resident.
             Some(memory) => {
                 memory.live().note(MemoryUse::Filling, None);
                 // SAFETY: an arena that was idle has no other owner, so nothing refers to its bytes.
@@ -203,7 +202,7 @@ impl HostArena {
             None => {
                 let memory = AnonymousMemory::new(len_bytes).map_err(failed)?;
                 memory.live().note(MemoryUse::Filling, None);
-                arena.touching = toucher.and_then(|toucher| toucher.touch(&memory, len_bytes));
+                arena.prefaulting = prefaulter.and_then(|prefaulter| prefaulter.touch(&memory, len_bytes));
                 arena.memory = Some(Memory::Own(memory));
             }
         }
@@ -211,7 +210,7 @@ impl HostArena {
     }
 
     fn give_up(&mut self) -> Freed {
-        drop(self.touching.take());
+        drop(self.prefaulting.take());
         let Some(pool) = self.pool.take() else { return Freed::Unconfirmed };
         let own = match self.memory.take() {
             Some(Memory::Part { window, .. }) => return give_up_part(window),
@@ -231,7 +230,7 @@ impl HostArena {
     }
 }
 
-/// Gives up a part of a window: the last one of a window that was trimmed meanwhile takes it along.
+/// Frees a part of a window. The last part of a trimmed window frees the window.
 fn give_up_part(window: Arc<HostWindow>) -> Freed {
     match Arc::into_inner(window).map(|window| window.memory.unmap()) {
         Some(Ok(())) => Freed::Returned,
@@ -246,7 +245,7 @@ impl Drop for HostArena {
     }
 }
 
-impl Home for IdleArenas<AnonymousMemory> {
+impl ArenaPool for IdleArenas<AnonymousMemory> {
     fn pool_bytes(&self) -> Option<u64> {
         None
     }
@@ -293,8 +292,8 @@ impl Resident for HostArena {
         give_up_part(window)
     }
 
-    fn home(&self) -> Option<Arc<dyn Home>> {
-        // Those in a window too: where they are parked and restored, it is to memory of their own.
+    fn arena_pool(&self) -> Option<Arc<dyn ArenaPool>> {
+        // Arenas in a window too: when a parked layer is restored, it gets its own memory.
         let pool = self.pool.clone()?;
         Some(pool)
     }
@@ -330,12 +329,12 @@ impl Backend for HostBackend {
 
     const IS_ASYNCHRONOUS: bool = false;
 
-    fn allocate(&self, layer: &PlannedLayer, place: Place) -> Result<Arc<HostArena>, DeviceError> {
+    fn allocate(&self, layer: &PlannedLayer, place: ArenaPlace) -> Result<Arc<HostArena>, DeviceError> {
         match (place, &*self.window()) {
-            (Place::InWindow { offset_bytes }, Some(window)) => {
+            (ArenaPlace::InWindow { offset_bytes }, Some(window)) => {
                 Ok(window.arena(offset_bytes, layer.arena_bytes, &self.pool))
             }
-            (Place::Own | Place::InWindow { .. }, _) => self.arena(layer.arena_bytes),
+            (ArenaPlace::Own | ArenaPlace::InWindow { .. }, _) => self.arena(layer.arena_bytes),
         }
     }
 
@@ -365,14 +364,14 @@ impl Backend for HostBackend {
         let mut owner = arena;
         let arena = Arc::get_mut(&mut owner);
         let arena = arena.expect("copies are over when they return, so that none shares the arena");
-        drop(arena.touching.take());
+        drop(arena.prefaulting.take());
         arena.is_sealed = true;
         Ok(owner)
     }
 
     fn trim(&self) {
         self.pool.close();
-        // What a layer still lies in stays until that is gone.
+        // The window stays until its last layer is dropped.
         drop(self.window().take());
     }
 }
@@ -459,7 +458,7 @@ mod tests {
     #[test]
     #[cfg(not(miri))] // miri knows no madvise
     fn an_arena_is_touched_ahead_and_given_back_meanwhile() {
-        let backend = HostBackend::new().touching_ahead();
+        let backend = HostBackend::new().prefaulting();
         let arena = backend.arena(64 * MIB).unwrap();
         let is_resident = || arena.memory.as_ref().unwrap().parts().0.resident_bytes() == 64 * MIB;
         let deadline = Instant::now() + Duration::from_secs(20);

@@ -68,7 +68,8 @@ impl LayerHasher {
             let piece = placement.extent.intersect(request.payload);
             let piece = piece.filter(|_| shard == request.shard && is_of_read);
             let Some(piece) = piece else { return };
-            // What is gathered or cast begins where its bytes began, and it is hashed as it is delivered.
+            // What is gathered or cast begins where its bytes began, and it is hashed as it is
+            // delivered.
             let len_bytes = placement.delivered_bytes_in(piece);
             update_hash(&mut self.open, slot.part(piece.start() - request.extent.start(), len_bytes));
             if placement.extent.end() > request.payload.end() {
@@ -191,7 +192,7 @@ mod tests {
         let (checkpoint, delivered) = mixed(folder.path());
         let layers = Layers::group(&checkpoint).unwrap();
         let mut limits = PlanLimits::new(6 * MIB);
-        limits.dtype = Some(FloatType::Bf16);
+        limits.options.dtype = Some(FloatType::Bf16);
         let plan = LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap();
         let shape = plan.memory().ring();
         let ring =

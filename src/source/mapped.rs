@@ -1,9 +1,9 @@
-//! Windows of a read-only mapping: one read maps its bytes, has the kernel copy them out, and
-//! unmaps them. So at most one window per reader is resident, whatever the size of the file.
+//! Reads through mapped windows: a read maps its bytes, has the kernel copy them out, and unmaps
+//! them. So each reader has at most one window resident, whatever the size of the file.
 //!
-//! A file that cannot be mapped, or whose mapping faults without the file having changed, is read
-//! buffered from then on, and says so in [`Source::fallbacks`]; so does every file where a sandbox
-//! forbids the copy.
+//! A file that cannot be mapped, or whose mapping faults although the file is unchanged, is read
+//! buffered from then on, and listed in [`Source::fallbacks`]. Where a sandbox forbids the copy,
+//! that is every file.
 
 use std::fs::File;
 use std::io;
@@ -13,32 +13,31 @@ use rustix::io::Errno;
 use crate::checkpoint::Shard;
 use crate::units::to_u64;
 
-use super::fallback::Fallbacks;
 use super::files::FileSet;
+use super::report::{ByteCounters, Fallbacks};
 use super::system::System;
-use super::tally::Tally;
 use super::{Fallback, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError, buffered};
 
 /// See the [module](self).
 pub(super) struct Mapped<S> {
     files: FileSet<S>,
     fallbacks: Fallbacks,
-    tally: Tally,
+    counters: ByteCounters,
 }
 
 impl<S: System> Mapped<S> {
-    /// Opens every file once, so that one that is gone or changed is found before any byte is read.
+    /// Opens every file once, so that a missing or changed file is found before any byte is read.
     pub(super) fn open(system: S, shards: &[Shard]) -> Result<Self, SourceError> {
         let files = FileSet::new(system, shards);
         let fallbacks = Fallbacks::new(IoMode::Mmap, files.len());
-        let source = Self { files, fallbacks, tally: Tally::default() };
+        let source = Self { files, fallbacks, counters: ByteCounters::default() };
         for shard in source.files.shards_from_last() {
             source.files.acquire(shard, buffered::advise_sequential)?;
         }
         Ok(source)
     }
 
-    /// Why this read cannot go through a mapping, or nothing if it has filled `target`.
+    /// Fills `target` through a window, or returns why that is not possible.
     fn copy_through_window(
         &self,
         file: &File,
@@ -82,20 +81,20 @@ impl<S: System> Source for Mapped<S> {
         let target = request.payload_of(buffer);
         self.files.check_end(request)?;
         let file = self.files.acquire(request.shard, buffered::advise_sequential)?;
-        // An empty mapping is refused by the system; buffered reading has no such corner.
+        // The system refuses empty mappings.
         if self.fallbacks.contains(request.shard) || target.is_empty() {
-            return Ok(self.tally.buffered(buffered::read_payload(&self.files, &file, request, target)?));
+            return Ok(self.counters.buffered(buffered::read_payload(&self.files, &file, request, target)?));
         }
         let copied = self.copy_through_window(&file, request, target);
         self.files.verify(request.shard, &file)?;
         match copied {
-            Ok(()) => Ok(self.tally.mapped(request.payload.len_bytes())),
+            Ok(()) => Ok(self.counters.mapped(request.payload.len_bytes())),
             Err(reason) => {
-                // The file is what it was, so either its device failed, which a plain read reports with its
-                // own error and offset, or mapping does not work here.
+                // The file is unchanged. Either its device failed, and a plain read reports that
+                // with its own error and offset, or mapping does not work here.
                 let moved = buffered::read_payload(&self.files, &file, request, target)?;
                 self.fallbacks.record(request.shard, reason);
-                Ok(self.tally.buffered(moved))
+                Ok(self.counters.buffered(moved))
             }
         }
     }
@@ -105,6 +104,6 @@ impl<S: System> Source for Mapped<S> {
     }
 
     fn ways(&self) -> IoWays {
-        self.tally.ways()
+        self.counters.ways()
     }
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 use crate::plan_check::{check, check_order};
-use onelayer::plan::{LoadPlan, PlanError, PlanLimits};
+use onelayer::plan::{LoadPlan, PlanError, PlanLimits, TermKind};
 use onelayer::units::{Alignment, MIB};
 use onelayer::{Checkpoint, IoMode, Layers, ReadOrder, Window};
 use onelayer_testing::{TestTensor, write_sharded};
@@ -71,9 +71,9 @@ proptest! {
         let checkpoint = checkpoint(folder.path(), &shards);
         let layers = Layers::group(&checkpoint).unwrap();
         let mut plan_limits = PlanLimits::new(limits.budget_bytes);
-        plan_limits.readers = limits.readers;
-        plan_limits.io = if limits.mmap { IoMode::Mmap } else { IoMode::Direct };
-        plan_limits.window = if limits.window == 0 { Window::All } else { Window::Layers(limits.window) };
+        plan_limits.options.readers = Some(limits.readers);
+        plan_limits.options.io = if limits.mmap { IoMode::Mmap } else { IoMode::Direct };
+        plan_limits.options.window = if limits.window == 0 { Window::All } else { Window::Layers(limits.window) };
         plan_limits.alignment = Alignment::new(1 << limits.alignment_log2).unwrap();
         match LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true) {
             Ok(plan) => {
@@ -82,7 +82,7 @@ proptest! {
                 // The same input gives the same plan, to the letter.
                 let again = LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true).unwrap();
                 prop_assert_eq!(format!("{again:#}"), format!("{plan:#}"));
-                plan_limits.order = ReadOrder::Files;
+                plan_limits.options.order = ReadOrder::Files;
                 match LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true) {
                     Ok(by_file) if limits.window == 0 => check_order(&checkpoint, &plan, &by_file, &|_| true),
                     Ok(by_file) => prop_assert_eq!(by_file, plan),
@@ -92,7 +92,7 @@ proptest! {
             }
             Err(PlanError::BudgetTooSmall { smallest_bytes, .. }) => {
                 prop_assert!(smallest_bytes > limits.budget_bytes);
-                plan_limits.host_budget_bytes = smallest_bytes;
+                plan_limits.options.host_budget_bytes = smallest_bytes;
                 let plan = LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true).unwrap();
                 check(&checkpoint, &plan, &plan_limits, &|_| true);
             }
@@ -126,7 +126,7 @@ fn a_plan_grows_with_tensors_and_not_with_bytes() {
         LoadPlan::build(checkpoint, &layers, &PlanLimits::new(5 * MIB), |_| true).unwrap()
     };
     let (small, large) = (plan(&open(1)), plan(&open(4 << 40)));
-    let term = |plan: &LoadPlan| plan.memory().terms().iter().find(|term| term.name == "plan").unwrap().bytes;
+    let term = |plan: &LoadPlan| plan.memory().bytes_of(TermKind::Plan);
     assert_eq!(term(&small), term(&large));
     assert_eq!(large.memory().smallest_budget_bytes(), 5 * MIB);
     assert_eq!(large.reads().len() as u64, (4 << 40) / MIB + 1);

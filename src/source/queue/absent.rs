@@ -1,4 +1,4 @@
-//! What stands in for queues in a build without the feature `uring`: there are none.
+//! Replaces io_uring in a build without the feature `uring`: no queue can be made.
 
 use std::convert::Infallible;
 use std::io;
@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use super::super::extent::Piece;
 use super::super::files::OpenFile;
-use super::{Landed, ReadBuffer};
+use super::{Completion, ReadBuffer};
 
-/// Not to be had.
+/// Never constructed.
 pub(super) struct KernelRing<B, T> {
     never: Infallible,
     kinds: PhantomData<(B, T)>,
@@ -36,7 +36,7 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
         match self.never {}
     }
 
-    pub(super) fn wait(&mut self) -> io::Result<Option<Landed<B, T>>> {
+    pub(super) fn wait(&mut self) -> io::Result<Option<Completion<B, T>>> {
         match self.never {}
     }
 }

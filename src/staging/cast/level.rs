@@ -1,22 +1,35 @@
-//! Instruction sets that the loops of casts are compiled for, and which of them this machine has.
+//! The instruction sets for which the loops of casts are compiled, and which of them this machine
+//! has.
 //!
-//! The crate is compiled for the oldest processors of its kind. Newer ones cast a block in a
-//! fraction of the time, so each loop exists once for each level here. On other architectures than
-//! x86-64 there is one level: what the compiler may use there anyhow (on 64-bit Arm that includes
-//! its vectors).
+//! The crate is compiled for the oldest processors of each architecture. Newer ones cast a block in
+//! a fraction of the time, so each loop exists once per level. Architectures other than x86-64 have
+//! one level, with what the compiler may use there anyway (on 64-bit Arm that includes vectors).
+
+#![allow(
+    unsafe_code,
+    reason = "calls functions compiled for more than the baseline; each block says why it may"
+)]
 
 use std::fmt;
 
-/// An instruction set. Made only for machines that have it: whoever holds one may run what is
-/// compiled for it.
+/// A loop that is compiled once per level. Implementations mark `run` with `#[inline(always)]`, so
+/// that it is compiled for the level's instructions.
+pub(super) trait Work {
+    type Output;
+
+    fn run(self) -> Self::Output;
+}
+
+/// An instruction set. Constructed only on machines that have it: a value is the proof that code
+/// for it may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
-    /// What every processor of this architecture has.
+    /// The baseline of the architecture.
     Baseline,
     /// Vectors of 256 bits.
     #[cfg(target_arch = "x86_64")]
     Avx2(HasAvx2),
-    /// Vectors of 512 bits, of bytes and words too.
+    /// Vectors of 512 bits, also of bytes and words.
     #[cfg(target_arch = "x86_64")]
     Avx512(HasAvx512),
 }
@@ -26,16 +39,28 @@ pub(crate) enum Level {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HasAvx2(());
 
-/// Proof that this machine has AVX-512 F, BW, DQ and VL, as all have that have one of the last
-/// three.
+/// Proof that this machine has AVX-512 F, BW, DQ and VL.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HasAvx512(());
 
 impl Level {
-    /// The best one of this machine. Asks the processor once and remembers.
+    /// The best level of this machine. Detected once.
     pub(crate) fn detected() -> Self {
         Self::avx512().or_else(Self::avx2).unwrap_or(Self::Baseline)
+    }
+
+    /// Runs a loop with this level's instructions.
+    pub(super) fn run<W: Work>(self, work: W) -> W::Output {
+        match self {
+            Self::Baseline => baseline(work),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a value of this level exists only on machines that have its instructions.
+            Self::Avx2(_) => unsafe { avx2(work) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Self::Avx512(_) => unsafe { avx512(work) },
+        }
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -61,6 +86,27 @@ impl Level {
     pub(super) fn avx512() -> Option<Self> {
         None
     }
+}
+
+// Separate functions: inlined into a match over all types, the compiler's loops take a third
+// longer.
+#[inline(never)]
+fn baseline<W: Work>(work: W) -> W::Output {
+    work.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+#[target_feature(enable = "avx2")]
+fn avx2<W: Work>(work: W) -> W::Output {
+    work.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn avx512<W: Work>(work: W) -> W::Output {
+    work.run()
 }
 
 impl fmt::Display for Level {

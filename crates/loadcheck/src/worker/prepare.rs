@@ -12,7 +12,7 @@ use onelayer::layers::{LayerMap, Layers};
 use onelayer::load::{LoadError, Loader, LoaderBuilder};
 use onelayer::plan::Window;
 use onelayer::units::HumanBytes;
-use onelayer::{LoadPlan, Passes, Pinning, Rank, ReadOrder};
+use onelayer::{LoadOptions, LoadPlan, Passes, Pinning, Rank, ReadOrder};
 
 use super::child::tell;
 use super::protocol::{Checked, Message};
@@ -54,33 +54,13 @@ pub(crate) fn layer_map(path: Option<&Path>) -> Result<LayerMap, Problem> {
 pub(super) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBuilder, Problem> {
     let map_path = config.layers.as_ref().map(|path| path.0.as_path());
     let mut builder = Loader::builder(config.device.target())
-        .host_budget(budgets.host_bytes)
-        .device_reserve(budgets.device_reserve_bytes)
-        .window(window(config))
-        .passes(Passes::Times(u64::from(config.passes.passes)))
+        .options(load_options(config, budgets))
         .keep(config.passes.keep.keep())
-        // Whoever keeps everything does not mind in which order it comes; a list of hashes has one.
-        .read_order(if config.hash { ReadOrder::Layers } else { ReadOrder::Files })
-        .prefetch(config.prefetch)
-        .io(config.io.mode())
-        .hash(config.hash)
         .layer_map(layer_map(map_path)?);
-    if let Some(device_budget_bytes) = budgets.device_bytes {
-        builder = builder.device_budget(device_budget_bytes);
-    }
-    if let Some(dtype) = config.dtype {
-        builder = builder.dtype(crate::config::float_type(dtype));
-    }
-    if let Some(form) = config.quantise {
-        builder = builder.quantise(form.0);
-    }
     if let Some(pattern) = &config.quantise_only {
         let only = regex::Regex::new(pattern)
             .map_err(|error| crate::config::bad_pattern("--quantise-only", &error))?;
         builder = builder.quantise_only(move |tensor| only.is_match(tensor.name));
-    }
-    if let Some(readers) = config.readers {
-        builder = builder.readers(readers);
     }
     if let Some(select) = &config.select {
         let select =
@@ -90,10 +70,27 @@ pub(super) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBu
     if let Some((rank, rules)) = config.ranks.shard() {
         builder = builder.shard(rank, rules);
     }
-    if let Some(hole_bytes_max) = config.ranks.read_through {
-        builder = builder.read_through(hole_bytes_max);
-    }
     Ok(builder)
+}
+
+/// The plain options that a configuration asks for.
+fn load_options(config: &LoadConfig, budgets: &Budgets) -> LoadOptions {
+    let mut options = LoadOptions::default();
+    options.host_budget_bytes = budgets.host_bytes;
+    options.device_budget_bytes = budgets.device_bytes;
+    options.device_reserve_bytes = budgets.device_reserve_bytes;
+    options.window = window(config);
+    options.prefetch_layers = config.prefetch;
+    options.passes = Passes::Times(u64::from(config.passes.passes));
+    // Hashes are listed in the order of layers. Otherwise any order will do.
+    options.order = if config.hash { ReadOrder::Layers } else { ReadOrder::Files };
+    options.io = config.io.mode();
+    options.readers = config.readers.map(|readers| readers.max(1));
+    options.dtype = config.dtype;
+    options.quantise = config.quantise.map(|form| form.0);
+    options.hole_bytes_max = config.ranks.read_through.unwrap_or(options.hole_bytes_max);
+    options.hash = config.hash;
+    options
 }
 
 fn window(config: &LoadConfig) -> Window {
@@ -264,7 +261,7 @@ pub(super) fn derived(
     Plan {
         source: "derived".to_owned(),
         params: config.params(budgets, Some(u64::from(ring.readers))),
-        memory: memory.terms().iter().map(|part| term(part.name, part.bytes)).collect(),
+        memory: memory.terms().iter().map(|part| term(part.kind.name(), part.bytes)).collect(),
         host_bytes: memory.budgeted_bytes(),
         ring: Ring {
             mode: None,
@@ -281,7 +278,7 @@ pub(super) fn derived(
         resident_host_bytes: Some(memory.resident_host_bytes()),
         resident: match plan.passes().is_one() {
             true => Vec::new(),
-            false => memory.resident_terms().iter().map(|part| term(part.name, part.bytes)).collect(),
+            false => memory.resident_terms().iter().map(|part| term(part.kind.name(), part.bytes)).collect(),
         },
         tensor_bytes: plan.tensor_bytes(),
         reads: count(plan.reads().len()),
