@@ -21,7 +21,7 @@ use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::config::reason_of;
+use crate::args::reason_of;
 use onelayer_synth::FloatType;
 
 /// Rules are written by hand; more than this is another file, given by mistake.

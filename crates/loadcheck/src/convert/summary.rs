@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::output::numbers::{bytes, count, grouped};
+use crate::numbers::{bytes, count, grouped};
 use crate::report::ConvertFile;
 
 /// Files with one name of their own that are listed; the others are counted.

@@ -7,10 +7,10 @@
 use super::escape::escape;
 use super::grid::{Align, grid};
 use super::markup::{cell, code};
-use super::numbers::{bytes, count, rate, seconds};
 use super::reading;
 use super::terminal::Role;
 use super::text::{Look, cache_line, device_line, promise_lines, source_line, strategy_line};
+use crate::numbers::{bytes, count, rate, seconds};
 use crate::report::{Compared, Outcome, Report, Spread};
 
 /// Characters of a row's name in a table, at most.

@@ -2,10 +2,10 @@
 
 use super::escape::{escape, escape_and_cut};
 use super::grid::{Align, grid};
-use super::numbers::{bytes, count, grouped, rate, seconds};
 use super::quantised;
 use super::terminal::Role;
 use super::text::{Look, partial_line, peak_table, promise_lines, source_line};
+use crate::numbers::{bytes, count, grouped, rate, seconds};
 use crate::report::{Convert, Converted, Estimate, FileState, Report, Verification};
 
 /// Differences that are listed; JSON has all of them.

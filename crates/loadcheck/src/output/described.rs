@@ -2,11 +2,11 @@
 //! was written).
 
 use super::grid::{Align, grid};
-use super::numbers::{bytes, count, grouped, rate, seconds};
 use super::terminal::Role;
 use super::text::{Look, source_line, strategy_line};
 use super::{escape::escape, placed, reading};
 use crate::listing::{Layer, Listing, Tensor};
+use crate::numbers::{bytes, count, grouped, rate, seconds};
 use crate::report::Report;
 
 /// Layers are listed in full up to so many lines, stacks folded into one line each beyond.

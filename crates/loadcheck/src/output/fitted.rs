@@ -4,11 +4,11 @@ use onelayer::units::MIB;
 
 use super::escape::escape;
 use super::grid::{Align, grid};
-use super::numbers::{bytes, grouped, seconds, to_f64};
 use super::terminal::{Paint, Role, Terminal};
 use super::text::{Look, cache_text, device_line, source_line, strategy_line};
 use crate::args::CacheArg;
-use crate::fit::median;
+use crate::numbers::median;
+use crate::numbers::{bytes, grouped, seconds, to_f64};
 use crate::report::{Fit, Fitted, Report, Try, TryOutcome};
 
 /// `loadcheck fit`: the lines that were asked for, or else the log.

@@ -4,9 +4,9 @@
 use super::escape::escape;
 use super::grid::{Align, grid};
 use super::markup::cell;
-use super::numbers::{bytes, grouped, seconds, signed};
 use super::terminal::Role;
 use super::text::{Look, device_line, partial_line, peak_table, promise_lines, source_line, strategy_line};
+use crate::numbers::{bytes, grouped, seconds, signed};
 use crate::report::{KindSlope, Leak, LeakMode, Report, SlopeVerdict};
 
 /// The slopes of a report.

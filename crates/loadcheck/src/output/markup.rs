@@ -4,10 +4,10 @@ use super::compared;
 use super::escape::escape;
 use super::fitted::limit_text;
 use super::leaked;
-use super::numbers::{bytes, count, growth, seconds};
 use super::reading::{self, moved_line};
 use super::terminal::Paint;
 use super::text::{Look, device_line, exceeded_at, limit_line, limit_values, place, render, verified_line};
+use crate::numbers::{bytes, count, growth, seconds};
 use crate::problem::Problem;
 use crate::report::{Check, CommandName, Convert, Fit, Fitted, Report, Run, Verification};
 

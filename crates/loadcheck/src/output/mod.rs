@@ -30,7 +30,6 @@ pub(crate) mod fitted;
 mod grid;
 mod leaked;
 mod markup;
-pub(crate) mod numbers;
 mod passes;
 mod picture;
 mod placed;

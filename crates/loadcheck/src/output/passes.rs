@@ -1,6 +1,6 @@
 //! Text about passes: how long each took and what binds.
 
-use super::numbers::{bytes, grouped, rate, seconds};
+use crate::numbers::{bytes, grouped, rate, seconds};
 use crate::report::{Passes, Shares};
 
 /// More passes than this are alike: the rest is in the JSON.

@@ -1,9 +1,9 @@
 //! Text of `plan --vram`: what is on each GPU, on the host and on the disk, and what fits at most.
 
 use super::grid::{Align, grid};
-use super::numbers::{bytes, grouped};
 use super::terminal::Role;
 use super::text::Look;
+use crate::numbers::{bytes, grouped};
 use crate::report::{PlacedLayer, Placement, TierShare};
 
 /// Runs of layers are listed up to so many lines.

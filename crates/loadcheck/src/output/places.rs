@@ -1,6 +1,6 @@
 //! Text about a load by a device map: a line for each place.
 
-use super::numbers::{bytes, count, rate, seconds};
+use crate::numbers::{bytes, count, rate, seconds};
 use crate::report::PlaceShare;
 
 /// `place     GPU 0: 12 layers, 3.1 GiB; 1.2 s, 2.6 GiB/s`

@@ -1,7 +1,7 @@
 //! What quantising lost, in a few lines: how many tensors, and the worst of them.
 
 use super::escape::escape;
-use super::numbers::count;
+use crate::numbers::count;
 use crate::report::QuantisedTensor;
 
 /// Tensors that are shown.

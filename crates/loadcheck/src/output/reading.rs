@@ -1,7 +1,7 @@
 //! Text about reading: how files are read and why, and what went which way.
 
 use super::escape::escape;
-use super::numbers::{bytes, count};
+use crate::numbers::{bytes, count};
 use crate::report::{FileReading, IoCounters};
 
 /// More lines than this help nobody: the rest is in the JSON.

@@ -3,14 +3,14 @@
 //! write and check checkpoints.
 
 use super::grid::{Align, grid};
-use super::numbers::{bytes, container, count, grouped, growth, rate, seconds};
 use super::terminal::{Paint, Role};
 use super::{
     compared, converted, described, escape::escape, examined, fitted, leaked, passes, places, quantised,
     reading,
 };
 use crate::args::CacheArg;
-use crate::limits::mean;
+use crate::numbers::mean;
+use crate::numbers::{bytes, container, count, grouped, growth, rate, seconds};
 use crate::report::{CommandName, Limit, Outcome, Params, Place, Report, Run, Source};
 
 /// How text is to look.

@@ -408,7 +408,7 @@ pub(crate) struct Unavailable {
 }
 
 /// A gate and how it came out.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Limit {
     /// What was limited.

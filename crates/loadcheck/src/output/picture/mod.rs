@@ -15,7 +15,7 @@ use std::fmt::Write as _;
 use super::escape::escape_and_cut;
 use onelayer::units::{GIB, HumanBytes, MIB};
 
-use super::numbers::grouped;
+use crate::numbers::grouped;
 use crate::report::{CommandName, Report};
 
 mod axis;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::drawing::{Shape, inline};
 use super::panel::{Panel, panels};
 use super::{bytes, circumstances, growth, style, title, xml};
-use crate::output::numbers::{rate, seconds};
+use crate::numbers::{rate, seconds};
 use crate::output::reading::moved_line;
 use crate::output::text::{device_line, exceeded_at, limit_values, place, verified_line};
 use crate::report::{CommandName, Place, Report, Run, Verdict};

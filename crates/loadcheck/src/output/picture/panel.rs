@@ -2,8 +2,8 @@
 //! the limits.
 
 use super::{bytes, growth};
+use crate::numbers::{seconds, to_f64};
 use crate::output::escape::escape_and_cut;
-use crate::output::numbers::{seconds, to_f64};
 use crate::output::text::place;
 use crate::report::{CommandName, Place, Report, Run, Samples};
 

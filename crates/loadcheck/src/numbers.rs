@@ -1,4 +1,5 @@
-//! Numbers for people: bytes, differences, times, rates, Kubernetes quantities.
+//! Numbers for people (bytes, differences, times, rates, Kubernetes quantities), averages, and the
+//! two conversions between whole numbers and floats.
 
 use onelayer::units::{GIB, HumanBytes, MIB};
 
@@ -82,6 +83,11 @@ pub(crate) fn whole(value: f64) -> u64 {
     value.round() as u64
 }
 
+/// The length of a list.
+pub(crate) fn count_of(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}
+
 /// For rates and percentages only: exact below 2^53.
 #[expect(
     clippy::as_conversions,
@@ -90,6 +96,24 @@ pub(crate) fn whole(value: f64) -> u64 {
 )]
 pub(crate) fn to_f64(value: u64) -> f64 {
     value as f64
+}
+
+/// Arithmetic mean; 0 for nothing.
+pub(crate) fn mean(values: &[f64]) -> f64 {
+    let count = f64::from(u32::try_from(values.len()).unwrap_or(u32::MAX));
+    if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / count }
+}
+
+/// The median; 0 of nothing.
+pub(crate) fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => 0.0,
+        count if count.is_multiple_of(2) => f64::midpoint(sorted[middle - 1], sorted[middle]),
+        _ => sorted[middle],
+    }
 }
 
 #[cfg(test)]
@@ -125,5 +149,13 @@ mod tests {
         assert_eq!(container(742 * MIB), ("768Mi".to_owned(), "960Mi".to_owned()));
         assert_eq!(container(64 * MIB), ("64Mi".to_owned(), "128Mi".to_owned()));
         assert_eq!(container(0), ("64Mi".to_owned(), "128Mi".to_owned()));
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(
+            (median(&[]), median(&[3.0]), median(&[4.0, 1.0]), median(&[9.0, 1.0, 2.0])),
+            (0.0, 3.0, 2.5, 2.0)
+        );
     }
 }
