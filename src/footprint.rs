@@ -78,12 +78,12 @@ impl Held {
 
 /// What a computation holds now, and the most that it held.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Meter {
+pub(crate) struct PeakMeter {
     held_bytes: u64,
     peak_bytes: u64,
 }
 
-impl Meter {
+impl PeakMeter {
     /// Notes what is held for a moment, beside everything that is kept.
     pub(crate) fn note(&mut self, scratch: Held) {
         self.peak_bytes = self.peak_bytes.max(self.held_bytes.saturating_add(scratch.peak_bytes()));
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn the_peak_is_of_what_is_held_together() {
-        let mut meter = Meter::default();
+        let mut meter = PeakMeter::default();
         meter.keep(Held::default().and(100));
         meter.note(Held::default().and(10).grown(40));
         meter.release(100);

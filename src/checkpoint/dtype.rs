@@ -6,6 +6,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use onelayer_system::FloatType;
+
 /// An element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
@@ -133,6 +135,16 @@ impl DType {
             Self::I64 => "I64",
             Self::U64 => "U64",
             Self::Opaque => "opaque",
+        }
+    }
+}
+
+impl From<FloatType> for DType {
+    fn from(float: FloatType) -> Self {
+        match float {
+            FloatType::Bf16 => Self::Bf16,
+            FloatType::F16 => Self::F16,
+            FloatType::F32 => Self::F32,
         }
     }
 }

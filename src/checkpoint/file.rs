@@ -9,8 +9,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::error::{CheckpointError, Place};
-use super::error_text::kept;
+use super::error::{CheckpointError, JsonSection, kept};
 use super::header::HeaderParser;
 use super::identity::{FileIdentity, OpenFault, open_regular};
 use super::json::JsonReader;
@@ -163,7 +162,7 @@ fn layout_error(path: &Path, fault: LayoutFault, data: ByteRange) -> CheckpointE
     let path = path.to_owned();
     match fault {
         LayoutFault::Duplicate(key) => {
-            CheckpointError::DuplicateKey { path, place: Place::Header, key: kept(&key) }
+            CheckpointError::DuplicateKey { path, section: JsonSection::Header, key: kept(&key) }
         }
         LayoutFault::Hole { tensor, expected_start, found_start } => {
             CheckpointError::Hole { path, tensor: kept(&tensor), expected_start, found_start }

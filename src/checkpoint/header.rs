@@ -27,10 +27,9 @@
 use std::io::Read;
 use std::path::Path;
 
-use super::error::{CheckpointError, Place};
-use super::error_text::{kept, shape_text};
+use super::error::{CheckpointError, JsonSection, kept, shape_text};
+use super::json::OpenKeys;
 use super::json::{Cursor, JsonFault, JsonReader};
-use super::keys::OpenKeys;
 use super::metadata::FileMetadata;
 use super::tensor::{Record, Span, TensorTable};
 use super::{DType, UnknownDType};
@@ -64,7 +63,7 @@ impl<R: Read> HeaderParser<'_, R> {
         let mut metadata = None;
         self.json
             .open_object("`{`, the start of the header")
-            .map_err(|fault| self.fault(fault, Place::Header))?;
+            .map_err(|fault| self.fault(fault, JsonSection::Header))?;
         let mut first = true;
         let mut kind = Kind::default();
         loop {
@@ -77,7 +76,7 @@ impl<R: Read> HeaderParser<'_, R> {
                 continue;
             }
             let more = self.json.next_key(&mut first, &mut self.table.names);
-            if !more.map_err(|fault| self.fault(fault, Place::Header))? {
+            if !more.map_err(|fault| self.fault(fault, JsonSection::Header))? {
                 self.table.names.truncate(name_start);
                 break;
             }
@@ -85,7 +84,9 @@ impl<R: Read> HeaderParser<'_, R> {
                 self.table.names.truncate(name_start);
                 let duplicate = metadata.replace(self.metadata()?);
                 if duplicate.is_some() {
-                    return Err(self.fault(JsonFault::Duplicate(METADATA_KEY.to_owned()), Place::Header));
+                    return Err(
+                        self.fault(JsonFault::Duplicate(METADATA_KEY.to_owned()), JsonSection::Header)
+                    );
                 }
                 continue;
             }
@@ -93,7 +94,7 @@ impl<R: Read> HeaderParser<'_, R> {
             let fields = self.tensor(name, &mut keys)?;
             self.add(name, fields)?;
         }
-        self.json.finish().map_err(|fault| self.fault(fault, Place::Header))?;
+        self.json.finish().map_err(|fault| self.fault(fault, JsonSection::Header))?;
         self.table.note_beside(keys.held());
         Ok(metadata.unwrap_or_default())
     }
@@ -106,9 +107,10 @@ impl<R: Read> HeaderParser<'_, R> {
 
     fn metadata(&mut self) -> Result<FileMetadata, CheckpointError> {
         let mut metadata = FileMetadata::default();
-        self.metadata_entries(&mut metadata).map_err(|fault| self.fault(fault, Place::Metadata))?;
+        self.metadata_entries(&mut metadata).map_err(|fault| self.fault(fault, JsonSection::Metadata))?;
         let held = metadata.finish();
-        self.table.note_beside(held.map_err(|key| self.fault(JsonFault::Duplicate(key), Place::Metadata))?);
+        self.table
+            .note_beside(held.map_err(|key| self.fault(JsonFault::Duplicate(key), JsonSection::Metadata))?);
         Ok(metadata)
     }
 
@@ -162,8 +164,8 @@ impl<R: Read> HeaderParser<'_, R> {
         match outcome {
             Ok(()) => Ok(fields),
             Err(FieldFault::Json(fault)) => {
-                let place = Place::Tensor(tensor(self.table));
-                Err(self.fault(fault, place))
+                let section = JsonSection::Tensor(tensor(self.table));
+                Err(self.fault(fault, section))
             }
             Err(FieldFault::UnknownDType(UnknownDType { found })) => {
                 let (path, found) = (self.path.to_owned(), kept(&found));
@@ -313,8 +315,8 @@ impl<R: Read> HeaderParser<'_, R> {
         CheckpointError::TooMany { path: self.path.to_owned(), what, limit: u64::from(u32::MAX) }
     }
 
-    fn fault(&self, fault: JsonFault, place: Place) -> CheckpointError {
-        fault.at(self.path, place)
+    fn fault(&self, fault: JsonFault, section: JsonSection) -> CheckpointError {
+        fault.at(self.path, section)
     }
 }
 

@@ -13,10 +13,9 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::error::CheckpointError;
-use super::error_text::kept;
+use super::error::{CheckpointError, kept};
 use super::options::OpenOptions;
-use super::{file, path_rule, set};
+use super::{file, open, path_rule};
 
 /// Bytes of a reference file, at most; it holds one commit.
 const REFERENCE_BYTES_MAX: u64 = 4096;
@@ -113,7 +112,7 @@ impl HubCache {
         if !snapshot.is_dir() {
             return Err(not_cached(snapshot, "no snapshot of it"));
         }
-        set::check_present(&snapshot, &OpenOptions::new())?;
+        open::check_present(&snapshot, &OpenOptions::new())?;
         Ok(snapshot)
     }
 }

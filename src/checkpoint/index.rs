@@ -10,11 +10,10 @@
 
 use std::path::Path;
 
-use super::error::{CheckpointError, Place};
-use super::error_text::kept;
+use super::error::{CheckpointError, JsonSection, kept};
 use super::file;
+use super::json::OpenKeys;
 use super::json::{JsonFault, JsonReader};
-use super::keys::OpenKeys;
 use super::options::OpenOptions;
 use super::path_rule;
 use super::tensor::Span;
@@ -103,10 +102,7 @@ impl WeightMap {
     fn finish(&mut self) -> Result<(), String> {
         let text = &self.text;
         let spelled = |span: Span| &text[span.range()];
-        let sorted = sort_by_text(&mut self.entries, |entry| spelled(entry.tensor).as_bytes());
-        let held_bytes = self.heap_bytes() + sorted.held_bytes;
-        self.read_peak_bytes = self.read_peak_bytes.max(held_bytes);
-        if let Some(entry) = sorted.duplicate {
+        if let Some(entry) = sort_by_text(&mut self.entries, |entry| spelled(entry.tensor).as_bytes()) {
             return Err(spelled(entry.tensor).to_owned());
         }
         let mut files: Vec<Span> = Vec::new();
@@ -142,7 +138,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
     }
 
     fn parse(mut self) -> Result<WeightMap, CheckpointError> {
-        let index_fault = |path: &Path, fault: JsonFault| fault.at(path, Place::Index);
+        let index_fault = |path: &Path, fault: JsonFault| fault.at(path, JsonSection::Index);
         self.json.open_object("`{`, the start of an index").map_err(|fault| index_fault(self.path, fault))?;
         self.keys.open(true);
         let mut first = true;
@@ -164,7 +160,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
         // The keys are no longer needed, and the next step needs memory.
         self.keys = OpenKeys::default();
         self.check_kind()?;
-        self.map.finish().map_err(|key| JsonFault::Duplicate(key).at(self.path, Place::WeightMap))?;
+        self.map.finish().map_err(|key| JsonFault::Duplicate(key).at(self.path, JsonSection::WeightMap))?;
         if self.map.files.len() > FILES_MAX {
             return Err(self.too_many("files", to_u64(FILES_MAX)));
         }
@@ -173,7 +169,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
 
     /// Reads one value of the outermost object.
     fn member(&mut self, key: &str) -> Result<(), CheckpointError> {
-        let fault = |path: &Path, fault: JsonFault| fault.at(path, Place::Index);
+        let fault = |path: &Path, fault: JsonFault| fault.at(path, JsonSection::Index);
         if key == "weight_map" {
             // What looked like a flat map until here was something else.
             self.map.entries.clear();
@@ -187,7 +183,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
         if is_text && !self.has_weight_map {
             let start = self.map.text.len();
             self.map.text.push_str(key);
-            return self.entry(start, Place::Index);
+            return self.entry(start, JsonSection::Index);
         }
         if !is_text && self.other_key.is_none() {
             self.other_key = Some(kept(key));
@@ -218,7 +214,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
     }
 
     fn weight_map(&mut self) -> Result<(), CheckpointError> {
-        let fault = |path: &Path, fault: JsonFault| fault.at(path, Place::WeightMap);
+        let fault = |path: &Path, fault: JsonFault| fault.at(path, JsonSection::WeightMap);
         self.json
             .open_object("an object of tensors and their files")
             .map_err(|error| fault(self.path, error))?;
@@ -229,16 +225,16 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
             if !more.map_err(|error| fault(self.path, error))? {
                 return Ok(());
             }
-            self.entry(start, Place::WeightMap)?;
+            self.entry(start, JsonSection::WeightMap)?;
         }
     }
 
     /// Reads the file of a tensor whose name stands in the text from `start`, and keeps both.
-    fn entry(&mut self, start: usize, place: Place) -> Result<(), CheckpointError> {
+    fn entry(&mut self, start: usize, section: JsonSection) -> Result<(), CheckpointError> {
         let middle = self.map.text.len();
         self.json
             .string(&mut self.map.text, "the name of a file")
-            .map_err(|fault| fault.at(self.path, place))?;
+            .map_err(|fault| fault.at(self.path, section))?;
         let found = &self.map.text[middle..];
         let skipped = match path_rule::relative(found) {
             Ok(rest) => found.len() - rest.len(),

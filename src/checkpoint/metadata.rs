@@ -74,12 +74,11 @@ impl FileMetadata {
     /// A key that stands twice.
     pub(super) fn finish(&mut self) -> Result<Held, String> {
         let mut entries = std::mem::take(&mut self.entries);
-        let sorted = sort_by_text(&mut entries, |entry| self.key(entry).as_bytes());
-        if let Some(entry) = sorted.duplicate {
+        if let Some(entry) = sort_by_text(&mut entries, |entry| self.key(entry).as_bytes()) {
             return Err(self.key(entry).to_owned());
         }
         let text_bytes = block_bytes(to_u64(self.text.capacity()));
-        let held = Held::default().grown_list(&entries).grown(text_bytes).and(sorted.held_bytes);
+        let held = Held::default().grown_list(&entries).grown(text_bytes);
         entries.shrink_to_fit();
         self.entries = entries;
         self.text.shrink_to_fit();

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub use self::dtype::{DType, UnknownDType};
-pub use self::error::{CheckpointError, Place};
+pub use self::error::{CheckpointError, JsonSection};
 pub use self::hub::{CacheVariables, HubCache};
 pub use self::identity::{FileIdentity, FileKind};
 #[allow(unused_imports, reason = "the readers of the source stage reopen files with these")]
@@ -17,25 +17,21 @@ pub use self::options::OpenOptions;
 #[allow(unused_imports, reason = "used by the converter, which can be left out")]
 pub(crate) use self::path_rule::relative as relative_name;
 pub use self::tensor::{Shard, ShardId, TensorEntry, TensorId};
-pub(crate) use self::text_sort::agreed_len;
 
+mod directory;
 mod dtype;
 mod error;
-mod error_text;
 mod file;
 mod header;
 mod hub;
 mod identity;
 mod index;
 mod json;
-mod json_fault;
-mod keys;
 mod metadata;
+mod open;
 mod options;
 mod path_rule;
 mod pipeline;
-mod select;
-mod set;
 mod tensor;
 mod text_sort;
 
@@ -56,6 +52,16 @@ struct Inner {
     notes: Vec<String>,
     tensor_bytes: u64,
     opening_bytes: u64,
+}
+
+impl OpenOptions {
+    /// Opens and checks what `path` names; see [`Checkpoint::open`] for the forms it may take.
+    ///
+    /// # Errors
+    /// [`CheckpointError`], as for [`Checkpoint::open`].
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
+        open::open(path.as_ref(), self)
+    }
 }
 
 impl Checkpoint {

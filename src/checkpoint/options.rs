@@ -1,9 +1,5 @@
 //! How a checkpoint is opened.
 
-use std::path::Path;
-
-use super::{Checkpoint, CheckpointError, set};
-
 /// The reference's limit on a header, in bytes.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
@@ -52,13 +48,5 @@ impl OpenOptions {
     pub fn allow_opaque_dtypes(mut self, allow: bool) -> Self {
         self.allow_opaque_dtypes = allow;
         self
-    }
-
-    /// Opens and checks what lies at `path`; [`Checkpoint::open`] says what that may be.
-    ///
-    /// # Errors
-    /// [`CheckpointError`], with all problems of a set as far as that is sensible.
-    pub fn open(&self, path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
-        set::open(path.as_ref(), self)
     }
 }

@@ -9,11 +9,10 @@
 
 use std::path::Path;
 
-use super::error::{CheckpointError, Place};
-use super::error_text::kept;
+use super::error::{CheckpointError, JsonSection, kept};
 use super::file;
+use super::json::OpenKeys;
 use super::json::{JsonFault, JsonReader};
-use super::keys::OpenKeys;
 use super::options::OpenOptions;
 use super::path_rule;
 use crate::units::{ByteRange, to_u64};
@@ -43,7 +42,7 @@ pub(super) fn components(path: &Path, options: &OpenOptions) -> Result<Vec<Strin
 }
 
 fn parse<R: std::io::Read>(path: &Path, json: &mut JsonReader<R>) -> Result<Vec<String>, CheckpointError> {
-    let at = |fault: JsonFault| fault.at(path, Place::Pipeline);
+    let at = |fault: JsonFault| fault.at(path, JsonSection::Pipeline);
     let mut components = Vec::new();
     let mut keys = OpenKeys::default();
     json.open_object("`{`, the start of a pipeline's index").map_err(at)?;

@@ -309,9 +309,7 @@ impl TensorTable {
         let records = &self.records;
         let text_of = |id: u32| &names.as_bytes()[records[to_usize(u64::from(id))].name.range()];
         self.by_name.extend(file_start..file_end);
-        let sorted = sort_by_text(&mut self.by_name[mark.by_name..], text_of);
-        self.beside_bytes = self.beside_bytes.max(sorted.held_bytes);
-        if let Some(id) = sorted.duplicate {
+        if let Some(id) = sort_by_text(&mut self.by_name[mark.by_name..], text_of) {
             return Err(LayoutFault::Duplicate(self.name_of(id).to_owned()));
         }
         self.check_coverage(mark.records, data)?;

@@ -1,6 +1,6 @@
 //! What can go wrong while grouping.
 
-use super::map::Place;
+use onelayer_system::TextPosition;
 
 /// What can go wrong while grouping.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -27,20 +27,20 @@ pub enum LayersError {
     },
 
     /// The override is not TOML, or has a key or a type that does not belong there.
-    #[error("layer map, line {}, column {}: {message}", .place.line, .place.column)]
+    #[error("layer map, line {}, column {}: {message}", .position.line, .position.column)]
     MapSyntax {
         /// Where.
-        place: Place,
+        position: TextPosition,
         /// What the parser says, in one line.
         message: String,
     },
 
     /// The override names what the checkpoint does not have.
     #[error("layer map, line {}, column {}: `{key}` names `{name}`, but no {expected} has that name{}",
-        .place.line, .place.column, or_nearest(.nearest))]
+        .position.line, .position.column, or_nearest(.nearest))]
     MapUnknownName {
         /// Where.
-        place: Place,
+        position: TextPosition,
         /// The key of the override.
         key: String,
         /// The name it gives.
@@ -53,10 +53,10 @@ pub enum LayersError {
 
     /// Two entries of the override claim the same tensors, list or place.
     #[error("layer map, line {}, column {}: `{key}` names `{name}`, which `{other_key}` in line {} already claims; remove one",
-        .place.line, .place.column, .other_place.line)]
+        .position.line, .position.column, .other_position.line)]
     MapConflict {
         /// Where the second claim is.
-        place: Place,
+        position: TextPosition,
         /// Its key.
         key: String,
         /// The name both claim.
@@ -64,15 +64,15 @@ pub enum LayersError {
         /// The key of the first claim.
         other_key: String,
         /// Where the first claim is.
-        other_place: Place,
+        other_position: TextPosition,
     },
 
     /// A group of the override has the id of another layer.
     #[error("layer map, line {}, column {}: group `{name}` has the id of a layer that the checkpoint has; choose another name",
-        .place.line, .place.column)]
+        .position.line, .position.column)]
     MapIdTaken {
         /// Where the group is named.
-        place: Place,
+        position: TextPosition,
         /// Its name.
         name: String,
     },

@@ -6,13 +6,12 @@
 //! decided here but in `rule`.
 
 use std::cmp::Ordering;
-use std::ops::Range;
 
-use super::index::TextIndex;
-use super::named::Names;
-use super::names;
-use crate::checkpoint::agreed_len;
-use crate::footprint::{Held, Meter};
+use super::name_parts;
+use super::names::Names;
+use super::positions::{bucket, index32, slot, span};
+use super::text_index::TextIndex;
+use crate::footprint::{Held, PeakMeter};
 
 /// How many numbered components of one name are looked at, from the left: enough for the experts of
 /// the blocks of the stages of the second of two towers. The bound keeps hostile names (thousands
@@ -68,7 +67,7 @@ pub(super) struct Lists<'a> {
 
 impl<'a> Lists<'a> {
     /// The lists of all names for which `takes_part` is true.
-    pub(super) fn find(names: Names<'a>, takes_part: impl Fn(u32) -> bool, meter: &mut Meter) -> Self {
+    pub(super) fn find(names: Names<'a>, takes_part: impl Fn(u32) -> bool, meter: &mut PeakMeter) -> Self {
         let mut builder = Builder::new(names);
         let mut level_starts = Vec::with_capacity(names.count() + 1);
         level_starts.push(0);
@@ -116,7 +115,7 @@ impl<'a> Lists<'a> {
         let index = |child: u32| index_of(*names, lists, &children[slot(child)]);
         for (at, _) in lists.iter().enumerate().filter(|(_, list)| !list.is_ascending) {
             members[span(member_starts, at)]
-                .sort_unstable_by(|&left, &right| names::compare_indices(index(left), index(right)));
+                .sort_unstable_by(|&left, &right| name_parts::compare_indices(index(left), index(right)));
         }
     }
 
@@ -162,7 +161,7 @@ impl<'a> Lists<'a> {
 
     /// The prefix of a list as people write it: `model.layers`.
     pub(super) fn path(&self, list: u32) -> &'a str {
-        names::path_of_prefix(self.prefix(list))
+        name_parts::path_of_prefix(self.prefix(list))
     }
 
     /// The full prefix of a child: `model.layers.7`.
@@ -187,7 +186,7 @@ impl<'a> Lists<'a> {
 
     /// What follows the child's index in a tensor's name.
     pub(super) fn suffix(&self, child: u32, tensor: u32) -> &'a str {
-        names::suffix_after(self.names.name(tensor), slot(self.child(child).path_len))
+        name_parts::suffix_after(self.names.name(tensor), slot(self.child(child).path_len))
     }
 
     /// The shape of a tensor, if it is known.
@@ -249,15 +248,15 @@ impl<'a> Builder<'a> {
     /// Notes the children that `name` is below. Neighbours in a file mostly share them, so those of
     /// the previous name are taken over as far as the names agree.
     fn add(&mut self, name: &'a str, tensor: u32) {
-        let agreed = agreed_len(name.as_bytes(), self.previous.as_bytes());
+        let agreed = name_parts::agreed_len(name.as_bytes(), self.previous.as_bytes());
         let kept = self.open.iter().take_while(|level| level.end < agreed).count();
         // What is before it agrees, so whatever begins there is an element of the same list.
         let sibling = self.open.get(kept).filter(|level| level.start <= agreed).copied();
         self.open.truncate(kept);
         self.previous = name;
         let dot = name.as_bytes()[..agreed].iter().rposition(|&byte| byte == b'.');
-        let from = dot.map_or_else(|| names::body_start(name), |dot| dot + 1);
-        for (start, end) in names::numbered(name, from).take(LEVELS_MAX - kept) {
+        let from = dot.map_or_else(|| name_parts::body_start(name), |dot| dot + 1);
+        for (start, end) in name_parts::numbered(name, from).take(LEVELS_MAX - kept) {
             let list = match sibling.filter(|sibling| sibling.start == start) {
                 Some(sibling) => self.children[slot(sibling.child)].list,
                 None => self.list(name, tensor, start),
@@ -274,7 +273,7 @@ impl<'a> Builder<'a> {
         let &List { last, is_ascending, prefix_len, .. } = &self.lists[slot(list)];
         let order = self.children.get(slot(last)).map(|last| {
             let index = &name.as_bytes()[slot(prefix_len)..end];
-            names::compare_indices(index, index_of(self.names, &self.lists, last))
+            name_parts::compare_indices(index, index_of(self.names, &self.lists, last))
         });
         if order == Some(Ordering::Equal) {
             return last;
@@ -340,53 +339,13 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Sorts `(bucket, value)` pairs into buckets, keeping their order: the values, and where each
-/// bucket starts.
-pub(super) fn bucket(count: usize, pairs: impl Iterator<Item = (u32, u32)> + Clone) -> (Vec<u32>, Vec<u32>) {
-    // One place further than where they end up: while values are filled in, `starts[bucket + 1]` is
-    // where the next one goes, and in the end it is where the next bucket starts.
-    let mut starts = vec![0_u32; count + 2];
-    for (bucket, _) in pairs.clone() {
-        starts[slot(bucket) + 2] += 1;
-    }
-    for at in 1..starts.len() {
-        starts[at] += starts[at - 1];
-    }
-    let mut values = vec![0; slot(starts[count + 1])];
-    for (bucket, value) in pairs {
-        let at = &mut starts[slot(bucket) + 1];
-        values[slot(*at)] = value;
-        *at += 1;
-    }
-    starts.truncate(count + 1);
-    (values, starts)
-}
-
-/// The positions of bucket `bucket`.
-pub(super) fn span(starts: &[u32], bucket: usize) -> Range<usize> {
-    slot(starts[bucket])..slot(starts[bucket + 1])
-}
-
-/// A position in one of the flat arrays as it is stored.
-///
-/// # Panics
-/// If it does not fit, which [`Layers::from_names`](super::Layers::from_names) rules out before.
-pub(super) fn index32(position: usize) -> u32 {
-    u32::try_from(position).expect("positions were checked to fit in 32 bits")
-}
-
-/// A stored position as an index.
-pub(super) fn slot(position: u32) -> usize {
-    usize::try_from(position).expect("a position of an array in this process fits in usize")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::layers::NamedShape;
 
     fn found<'a>(entries: &'a [NamedShape<'a>]) -> Lists<'a> {
-        Lists::find(Names::Listed(entries), |_| true, &mut Meter::default())
+        Lists::find(Names::Listed(entries), |_| true, &mut PeakMeter::default())
     }
 
     fn named<'a>(names: &[&'a str]) -> Vec<NamedShape<'a>> {

@@ -9,25 +9,29 @@
 //! read from tensors.
 
 pub use self::error::LayersError;
-pub use self::id::LayerId;
-pub use self::layer::{Layer, LayerKind, Layers, NamedShape, SubUnit};
-pub use self::map::{LayerMap, Place};
+pub use self::layer::{Layer, LayerId, LayerKind, Layers, SubUnit};
+pub use self::map::LayerMap;
+pub use self::names::NamedShape;
 pub use self::rule::{Confidence, Rule};
 pub use self::shared::{Prefix, TensorIds};
+pub use onelayer_system::TextPosition;
 
+mod classify;
 mod companions;
+mod drafts;
 mod error;
+mod facts;
 mod finish;
 mod grouping;
-mod id;
-mod index;
 mod layer;
 mod lists;
 mod map;
-mod named;
+mod name_parts;
 mod names;
 mod order;
 mod overrides;
-mod reorder;
+mod positions;
+mod role;
 mod rule;
 mod shared;
+mod text_index;

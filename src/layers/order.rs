@@ -10,22 +10,11 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::index::TextIndex;
-use super::lists::{index32, slot};
-use super::names;
-use crate::footprint::{Held, Meter, list_bytes};
-
-/// The words that settle what names and shapes leave open.
-mod words {
-    /// In front: an embedding has the shape of a head.
-    pub(super) const FRONT: &str = "emb";
-    /// Behind.
-    pub(super) const BACK: [&str; 3] = ["head", "out", "final"];
-    /// Behind, and before a head.
-    pub(super) const NORM: &str = "norm";
-    /// After its encoder.
-    pub(super) const DECODER: &str = "decoder";
-}
+use super::name_parts;
+use super::positions::{index32, slot};
+use super::role::{Flow, Role, words};
+use super::text_index::TextIndex;
+use crate::footprint::{Held, PeakMeter, list_bytes};
 
 /// How many tensors of a group, and how many widths of a container, are looked at.
 const LOOK_MAX: usize = 64;
@@ -47,25 +36,16 @@ pub(super) trait Shapes {
     fn shapes(&self, item: u32) -> impl Iterator<Item = Option<&[u64]>>;
 }
 
-/// Where a group stands among its siblings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Role {
-    Front,
-    Middle,
-    Norm,
-    Back,
-}
-
 /// Positions of `items` in the default order. They are kept in the meter.
-pub(super) fn order(items: &[Item<'_>], shapes: &impl Shapes, meter: &mut Meter) -> Vec<u32> {
+pub(super) fn order(items: &[Item<'_>], shapes: &impl Shapes, meter: &mut PeakMeter) -> Vec<u32> {
     let mut sorted: Vec<u32> = (0..index32(items.len())).collect();
     let split = |item: u32| {
         let path = items[slot(item)].path;
-        path.split_at(names::body_start(path))
+        path.split_at(name_parts::body_start(path))
     };
     sorted.sort_unstable_by(|&left, &right| {
         let ((left_component, left_body), (right_component, right_body)) = (split(left), split(right));
-        (names::compare_natural(left_component, right_component))
+        (name_parts::compare_natural(left_component, right_component))
             .then_with(|| compare_paths(left_body, right_body))
             .then_with(|| left.cmp(&right))
     });
@@ -148,7 +128,7 @@ fn range((start, end): (u32, u32)) -> Range<usize> {
 
 impl<'a> Tree<'a> {
     /// The tree of one component, whose items come sorted by path.
-    fn of(items: &'a [Item<'a>], sorted: &[u32], shapes: &impl Shapes, meter: &mut Meter) -> Self {
+    fn of(items: &'a [Item<'a>], sorted: &[u32], shapes: &impl Shapes, meter: &mut PeakMeter) -> Self {
         let mut nodes = Vec::with_capacity(sorted.len() + 1);
         nodes.push(Node::new(0, NONE, 0));
         let mut tree = Self { items, nodes, root: 0, widths: Vec::new(), vocabularies: Vec::new() };
@@ -156,7 +136,7 @@ impl<'a> Tree<'a> {
         let mut previous: Option<u32> = None;
         for &item in sorted {
             let agreed =
-                previous.map_or(0, |other| names::common_container(tree.body(other), tree.body(item)));
+                previous.map_or(0, |other| name_parts::common_container(tree.body(other), tree.body(item)));
             tree.close(&mut open, agreed);
             let depth = tree.body(item).len() + 1;
             open.push(tree.push(Node::new(depth, item, item)));
@@ -175,7 +155,7 @@ impl<'a> Tree<'a> {
 
     fn body(&self, item: u32) -> &'a str {
         let path = self.items[slot(item)].path;
-        &path[names::body_start(path)..]
+        &path[name_parts::body_start(path)..]
     }
 
     fn push(&mut self, node: Node) -> u32 {
@@ -240,7 +220,7 @@ impl<'a> Tree<'a> {
         nodes
     }
 
-    fn measure(&mut self, shapes: &impl Shapes, meter: &mut Meter) {
+    fn measure(&mut self, shapes: &impl Shapes, meter: &mut PeakMeter) {
         let downwards = self.downwards();
         for &node in downwards.iter().rev() {
             self.measure_stacks(node, shapes);
@@ -340,7 +320,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Appends the items of the tree in order.
-    fn walk(self, ordered: &mut Vec<u32>, meter: &mut Meter) {
+    fn walk(self, ordered: &mut Vec<u32>, meter: &mut PeakMeter) {
         let mut open = vec![self.root];
         while let Some(node) = open.pop() {
             ordered.extend(self.item(node));
@@ -365,7 +345,7 @@ impl<'a> Tree<'a> {
     }
 
     /// The children of a container in order.
-    fn sorted(&self, container: u32, meter: &mut Meter) -> Vec<Key> {
+    fn sorted(&self, container: u32, meter: &mut PeakMeter) -> Vec<Key> {
         let depth = self.nodes[slot(container)].depth;
         let name = |child: u32| self.name(depth, child);
         let mut stack_names = TextIndex::default();
@@ -397,9 +377,9 @@ impl<'a> Tree<'a> {
             let (left_name, right_name) = (name(left.child), name(right.child));
             let plain = |key: &Key, name: &'a str| &name[slot(key.plain_start)..];
             (left.rank().cmp(&right.rank()))
-                .then_with(|| names::compare_natural(plain(left, left_name), plain(right, right_name)))
+                .then_with(|| name_parts::compare_natural(plain(left, left_name), plain(right, right_name)))
                 .then_with(|| left_name.len().cmp(&right_name.len()))
-                .then_with(|| names::compare_natural(left_name, right_name))
+                .then_with(|| name_parts::compare_natural(left_name, right_name))
                 .then_with(|| left.child.cmp(&right.child))
         });
         keyed
@@ -429,73 +409,4 @@ impl Key {
 fn plain_start(name: &str, is_sibling: impl Fn(&str) -> bool) -> usize {
     let starts = name.rmatch_indices('_').take(8).map(|(at, _)| at + 1);
     starts.into_iter().find(|&start| is_sibling(&name[start..])).unwrap_or(0)
-}
-
-/// How the matrices of a group connect to the width of the stacks beside it.
-#[derive(Default)]
-struct Flow {
-    maps_in: bool,
-    maps_out: bool,
-    /// It maps out and has a bias as long as its output: a linear layer, not a table.
-    has_output_bias: bool,
-    only_vectors: bool,
-    is_known: bool,
-    /// Width of a table longer than any dimension of the stacks.
-    vocabulary_width: Option<u64>,
-}
-
-impl Flow {
-    fn of<'s>(widths: &[u64], dimension_max: u64, shapes: impl Iterator<Item = Option<&'s [u64]>>) -> Self {
-        let mut flow = Self { only_vectors: true, ..Self::default() };
-        let mut outputs = Vec::new();
-        let mut biases = Vec::new();
-        let is_width = |length: u64| widths.contains(&length);
-        for shape in shapes.flatten() {
-            flow.is_known = true;
-            match *shape {
-                [] => {}
-                [length] => biases.push(length),
-                [first, second, ..] => {
-                    flow.only_vectors = false;
-                    flow.maps_in |= is_width(first) && !is_width(second);
-                    if is_width(second) && !is_width(first) {
-                        flow.maps_out = true;
-                        outputs.push(first);
-                        if shape.len() == 2 && first > dimension_max {
-                            flow.vocabulary_width = Some(second);
-                        }
-                    }
-                }
-            }
-        }
-        flow.has_output_bias = outputs.iter().any(|output| biases.contains(output));
-        flow.vocabulary_width = flow.vocabulary_width.filter(|_| !flow.has_output_bias);
-        flow
-    }
-
-    /// The role of a group called `name` (lower case) in its container.
-    fn role(&self, name: &str, is_outside: bool, has_several_stacks: bool) -> Role {
-        let is_front_word = name.contains(words::FRONT);
-        let is_back_word = words::BACK.iter().any(|word| name.contains(word));
-        let is_norm_word = name.contains(words::NORM);
-        if self.is_known && self.only_vectors {
-            let own_parameters = name.is_empty();
-            return if is_front_word || own_parameters { Role::Front } else { Role::Norm };
-        }
-        if self.maps_in && !(self.maps_out && (is_back_word || is_norm_word)) {
-            return Role::Front;
-        }
-        if self.maps_out && self.has_output_bias {
-            return Role::Back;
-        }
-        match (is_front_word, is_back_word) {
-            (true, true) => Role::Back,
-            (true, false) => Role::Front,
-            (false, _) if is_norm_word => Role::Norm,
-            (false, true) => Role::Back,
-            (false, false) if is_outside => Role::Back,
-            (false, false) if has_several_stacks && !self.maps_out => Role::Middle,
-            (false, false) => Role::Front,
-        }
-    }
 }

@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::lists::{Lists, NO_CHILD, index32, slot};
+use super::lists::{Lists, NO_CHILD};
 use super::map::{Entry, Group};
-use super::named::Names;
-use super::names;
+use super::name_parts;
+use super::names::Names;
+use super::positions::{index32, slot};
 use super::{LayerMap, LayersError};
-use crate::footprint::{Held, Meter, items_bytes};
+use crate::footprint::{Held, PeakMeter, items_bytes};
 
 /// "Claimed by none".
 const NO_GROUP: u32 = u32::MAX;
@@ -25,7 +26,7 @@ impl Claims {
     ///
     /// # Errors
     /// If a prefix holds no tensor, or two prefixes hold the same one.
-    pub(super) fn find(names: Names<'_>, map: &LayerMap, meter: &mut Meter) -> Result<Self, LayersError> {
+    pub(super) fn find(names: Names<'_>, map: &LayerMap, meter: &mut PeakMeter) -> Result<Self, LayersError> {
         if map.groups.is_empty() {
             return Ok(Self::default());
         }
@@ -58,7 +59,7 @@ impl Claims {
         }
         let mut unused: Vec<_> =
             prefixes.values().filter(|(_, _, used)| !used).map(|&(_, entry, _)| entry).collect();
-        unused.sort_by_key(|entry| (entry.place.line, entry.place.column));
+        unused.sort_by_key(|entry| (entry.position.line, entry.position.column));
         match unused.first() {
             None => Ok(Self { groups }),
             Some(entry) => {
@@ -78,11 +79,11 @@ impl Claims {
 
 fn conflict(second: (&Group, &Entry), first: (&Group, &Entry)) -> LayersError {
     LayersError::MapConflict {
-        place: second.1.place,
+        position: second.1.position,
         key: format!("groups.{}", second.0.id.name),
         name: second.1.name.clone(),
         other_key: format!("groups.{}", first.0.id.name),
-        other_place: first.1.place,
+        other_position: first.1.position,
     }
 }
 
@@ -133,11 +134,11 @@ pub(super) fn given_lists(lists: &Lists<'_>, map: &LayerMap) -> Result<HashMap<u
 
 fn contradiction(key: &str, entry: &Entry, other_key: &str, first: &Entry) -> LayersError {
     LayersError::MapConflict {
-        place: entry.place,
+        position: entry.position,
         key: key.to_owned(),
         name: entry.name.clone(),
         other_key: other_key.to_owned(),
-        other_place: first.place,
+        other_position: first.position,
     }
 }
 
@@ -158,7 +159,7 @@ pub(super) fn reorder<'a>(
     count: usize,
     layer: impl Fn(u32) -> Ordered<'a>,
     order: &[Entry],
-    meter: &mut Meter,
+    meter: &mut PeakMeter,
 ) -> Result<Vec<u32>, LayersError> {
     let layers = || (0..index32(count)).map(|position| (position, layer(position)));
     // Only what is named: a checkpoint may have a million layers.
@@ -213,9 +214,9 @@ fn is_below(id: &str, prefix: &str) -> bool {
 /// `name` and the containers around it, outermost first; the first few, which is enough to suggest
 /// one.
 fn prefixes_of(name: &str) -> impl Iterator<Item = &str> {
-    let component = names::body_start(name);
+    let component = name_parts::body_start(name);
     let first = (component > 0).then(|| &name[..component.saturating_sub(1)]);
-    first.into_iter().chain(names::components(name, component).take(6).map(|(_, end)| &name[..end]))
+    first.into_iter().chain(name_parts::components(name, component).take(6).map(|(_, end)| &name[..end]))
 }
 
 fn unknown<'a>(
@@ -225,7 +226,7 @@ fn unknown<'a>(
     known: impl Iterator<Item = &'a str>,
 ) -> LayersError {
     LayersError::MapUnknownName {
-        place: entry.place,
+        position: entry.position,
         key,
         name: entry.name.clone(),
         expected,

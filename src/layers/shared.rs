@@ -12,7 +12,7 @@ use std::hash::{Hash, Hasher};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use super::lists::{index32, slot};
+use super::positions::{index32, slot};
 use crate::checkpoint::TensorId;
 use crate::footprint::{Held, block_bytes, items_bytes};
 use crate::units::to_u64;
@@ -156,7 +156,7 @@ pub(super) type Span = Range<u32>;
 
 /// The shared arrays while they grow.
 #[derive(Default)]
-pub(super) struct Drawn {
+pub(super) struct SharedBuilder {
     text: String,
     ids: Vec<TensorId>,
 }
@@ -167,7 +167,7 @@ pub(super) struct Shared {
     ids: Arc<[TensorId]>,
 }
 
-impl Drawn {
+impl SharedBuilder {
     /// Room for so many ids.
     pub(super) fn with_capacity(ids: usize) -> Self {
         Self { text: String::new(), ids: Vec::with_capacity(ids) }

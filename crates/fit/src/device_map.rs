@@ -168,9 +168,9 @@ impl Serialize for Tier {
 
 impl<'de> Deserialize<'de> for Tier {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Place;
+        struct TierVisitor;
 
-        impl Visitor<'_> for Place {
+        impl Visitor<'_> for TierVisitor {
             type Value = Tier;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -196,7 +196,7 @@ impl<'de> Deserialize<'de> for Tier {
             }
         }
 
-        deserializer.deserialize_any(Place)
+        deserializer.deserialize_any(TierVisitor)
     }
 }
 

@@ -6,7 +6,7 @@ use onelayer::load::{Loader, LoaderBuilder};
 use onelayer::plan::{IoDecision, Window};
 use onelayer::{LoadPlan, Passes, Pinning, Rank, ReadOrder};
 
-use crate::config::{Budgets, LoadConfig, bad_pattern, float_type};
+use crate::config::{Budgets, LoadConfig, bad_pattern};
 use crate::inputs::{context_of, group, layer_map};
 use crate::library_errors;
 use crate::numbers::count_of;
@@ -32,7 +32,7 @@ pub(crate) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBu
         builder = builder.device_budget(device_budget_bytes);
     }
     if let Some(dtype) = config.dtype {
-        builder = builder.dtype(float_type(dtype));
+        builder = builder.dtype(dtype);
     }
     if let Some(form) = config.quantise {
         builder = builder.quantise(form.0);
@@ -113,7 +113,7 @@ pub(crate) fn derived(
     Plan {
         source: "derived".to_owned(),
         params: config.params(budgets, Some(u64::from(ring.readers))),
-        memory: memory.terms().iter().map(|part| term(part.name, part.bytes)).collect(),
+        memory: memory.terms().iter().map(|part| term(part.kind.name(), part.bytes)).collect(),
         host_bytes: memory.budgeted_bytes(),
         ring: Ring {
             mode: None,
@@ -130,7 +130,7 @@ pub(crate) fn derived(
         resident_host_bytes: Some(memory.resident_host_bytes()),
         resident: match plan.passes().is_one() {
             true => Vec::new(),
-            false => memory.resident_terms().iter().map(|part| term(part.name, part.bytes)).collect(),
+            false => memory.resident_terms().iter().map(|part| term(part.kind.name(), part.bytes)).collect(),
         },
         tensor_bytes: plan.tensor_bytes(),
         reads: count_of(plan.reads().len()),

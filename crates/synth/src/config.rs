@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::error::SynthError;
-use super::random::FloatType;
+use onelayer_system::FloatType;
 use onelayer_system::small_file::{self, SmallFileError};
 
 /// A `config.json` is a few kilobytes; the limit keeps a mistaken argument from filling memory.

@@ -82,7 +82,7 @@ fn every_dtype_reads_back_finite_and_not_zero() {
         let found = tensors(directory.path());
         assert_eq!(found.len(), 75);
         for (name, (found_dtype, bytes)) in &found {
-            assert_eq!(*found_dtype, dtype.dtype());
+            assert_eq!(*found_dtype, shards::header_dtype(dtype));
             assert_finite_and_not_zero(name, *found_dtype, bytes);
         }
         assert_eq!(report.tensor_bytes, found.values().map(|(_, bytes)| length_of(bytes)).sum::<u64>());

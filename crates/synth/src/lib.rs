@@ -36,8 +36,8 @@ mod writer;
 
 pub use directory::belongs_to_checkpoint;
 pub use error::SynthError;
+pub use onelayer_system::FloatType;
 pub use presets::presets;
-pub use random::FloatType;
 
 use config::ModelConfig;
 use directory::TargetDirectory;

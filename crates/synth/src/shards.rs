@@ -8,13 +8,13 @@
 
 use std::collections::HashMap;
 
-use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 
 use super::architecture::Tensor;
 use super::config::ModelConfig;
 use super::error::SynthError;
-use super::random::FloatType;
+use onelayer_system::FloatType;
 
 /// Readers of the format refuse a longer header.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -90,7 +90,7 @@ pub(super) fn plan(
         shards.push(shard(config, name, tensors, &lengths, members, dtype)?);
     }
     let tensor_bytes = lengths.iter().sum::<u64>();
-    let parameter_count = tensor_bytes / dtype.size_bytes();
+    let parameter_count = tensor_bytes / dtype.bytes();
     let index_text = (count > 1).then(|| index_text(&shards, tensors, tensor_bytes, parameter_count));
     Ok(ShardPlan { shards, index_text, tensor_bytes, parameter_count })
 }
@@ -102,7 +102,7 @@ fn lengths(config: &ModelConfig, tensors: &[Tensor], dtype: FloatType) -> Result
     let mut total = 0_u64;
     let mut lengths = Vec::with_capacity(tensors.len());
     for tensor in tensors {
-        let length = tensor.shape.iter().try_fold(dtype.size_bytes(), |size, side| size.checked_mul(*side));
+        let length = tensor.shape.iter().try_fold(dtype.bytes(), |size, side| size.checked_mul(*side));
         let sum = length.and_then(|length| total.checked_add(length)).filter(|sum| *sum <= limit);
         let (Some(length), Some(sum)) = (length, sum) else {
             return Err(SynthError::TooLarge {
@@ -172,7 +172,10 @@ fn shard(
         end += lengths[member];
         let shape = tensors[member].shape.iter().map(|side| to_usize(*side)).collect::<Result<_, _>>()?;
         let data_offsets = (to_usize(begin)?, to_usize(end)?);
-        infos.push((tensors[member].name.clone(), TensorInfo { dtype: dtype.dtype(), shape, data_offsets }));
+        infos.push((
+            tensors[member].name.clone(),
+            TensorInfo { dtype: header_dtype(dtype), shape, data_offsets },
+        ));
     }
     let head = head(infos).map_err(header_error)?;
     let head_bytes = u64::try_from(head.len()).expect("a length in memory fits 64 bits");
@@ -191,6 +194,15 @@ fn shard(
         position += lengths[member];
     }
     Ok(Shard { name, head, tensors: placed, file_bytes: position })
+}
+
+/// The type as a safetensors header names it.
+pub(super) fn header_dtype(float: FloatType) -> Dtype {
+    match float {
+        FloatType::Bf16 => Dtype::BF16,
+        FloatType::F16 => Dtype::F16,
+        FloatType::F32 => Dtype::F32,
+    }
 }
 
 /// The length word and the header, padded with spaces so that the tensors start at a multiple of 8.

@@ -16,11 +16,12 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::MmapMut;
+use onelayer_system::FloatType;
 use rustix::fs::{Advice, FallocateFlags, OFlags};
 
 use super::directory::{Part, TargetDirectory};
 use super::error::SynthError;
-use super::random::{FloatType, TensorBytes};
+use super::random::TensorBytes;
 use super::shards::{Shard, ShardPlan};
 
 /// Bytes made and written at a time by one thread; a multiple of every block size of direct writes.

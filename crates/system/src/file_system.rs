@@ -18,7 +18,7 @@ pub struct FileSystem {
 
 /// Where the bytes of a file are when they are not in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Storage {
     /// On a device of this machine, as far as its number tells.
     Local,
     /// Nowhere else: the file system lives in memory.
@@ -30,43 +30,43 @@ enum Place {
 }
 
 /// `linux/magic.h` and the file systems' own sources.
-const FILE_SYSTEMS: [(u64, &str, Place); 36] = [
-    (0xEF53, "ext4", Place::Local), // ext2 and ext3 have the same number and the same driver
-    (0x5846_5342, "xfs", Place::Local),
-    (0x9123_683E, "btrfs", Place::Local),
-    (0x0102_1994, "tmpfs", Place::Memory),
-    (0x8584_58F6, "ramfs", Place::Memory),
-    (0x9584_58F6, "hugetlbfs", Place::Memory),
-    (OVERLAY, "overlayfs", Place::Local),
-    (0x6573_5546, "fuse", Place::Program),
-    (0x2FC1_2FC1, "zfs", Place::Local),
-    (0xF2F5_2010, "f2fs", Place::Local),
-    (0xCA45_1A4E, "bcachefs", Place::Local),
-    (0x7371_7368, "squashfs", Place::Local),
-    (0xE0F5_E1E2, "erofs", Place::Local),
-    (0x4D44, "vfat", Place::Local),
-    (0x2011_BAB0, "exfat", Place::Local),
-    (0x5346_544E, "ntfs", Place::Local),
-    (0x7366_746E, "ntfs3", Place::Local),
-    (0x9660, "iso9660", Place::Local),
-    (0x5265_4973, "reiserfs", Place::Local),
-    (0x3153_464A, "jfs", Place::Local),
-    (0x9FA0, "proc", Place::Local),
-    (0x6265_6572, "sysfs", Place::Local),
-    (0x786F_4256, "vboxsf", Place::Program),
-    (0xBACB_ACBC, "vmhgfs", Place::Program),
-    (0x6969, "nfs", Place::Network),
-    (0xFF53_4D42, "cifs", Place::Network),
-    (0xFE53_4D42, "smb2", Place::Network),
-    (0x517B, "smb", Place::Network),
-    (0x00C3_6400, "ceph", Place::Network),
-    (0x0BD0_0BD0, "lustre", Place::Network),
-    (0x4750_4653, "gpfs", Place::Network),
-    (0x1983_0326, "beegfs", Place::Network),
-    (0x0102_1997, "9p", Place::Network),
-    (0x5346_414F, "afs", Place::Network),
-    (0x7375_7245, "coda", Place::Network),
-    (0x2003_0528, "orangefs", Place::Network),
+const FILE_SYSTEMS: [(u64, &str, Storage); 36] = [
+    (0xEF53, "ext4", Storage::Local), // ext2 and ext3 have the same number and the same driver
+    (0x5846_5342, "xfs", Storage::Local),
+    (0x9123_683E, "btrfs", Storage::Local),
+    (0x0102_1994, "tmpfs", Storage::Memory),
+    (0x8584_58F6, "ramfs", Storage::Memory),
+    (0x9584_58F6, "hugetlbfs", Storage::Memory),
+    (OVERLAY, "overlayfs", Storage::Local),
+    (0x6573_5546, "fuse", Storage::Program),
+    (0x2FC1_2FC1, "zfs", Storage::Local),
+    (0xF2F5_2010, "f2fs", Storage::Local),
+    (0xCA45_1A4E, "bcachefs", Storage::Local),
+    (0x7371_7368, "squashfs", Storage::Local),
+    (0xE0F5_E1E2, "erofs", Storage::Local),
+    (0x4D44, "vfat", Storage::Local),
+    (0x2011_BAB0, "exfat", Storage::Local),
+    (0x5346_544E, "ntfs", Storage::Local),
+    (0x7366_746E, "ntfs3", Storage::Local),
+    (0x9660, "iso9660", Storage::Local),
+    (0x5265_4973, "reiserfs", Storage::Local),
+    (0x3153_464A, "jfs", Storage::Local),
+    (0x9FA0, "proc", Storage::Local),
+    (0x6265_6572, "sysfs", Storage::Local),
+    (0x786F_4256, "vboxsf", Storage::Program),
+    (0xBACB_ACBC, "vmhgfs", Storage::Program),
+    (0x6969, "nfs", Storage::Network),
+    (0xFF53_4D42, "cifs", Storage::Network),
+    (0xFE53_4D42, "smb2", Storage::Network),
+    (0x517B, "smb", Storage::Network),
+    (0x00C3_6400, "ceph", Storage::Network),
+    (0x0BD0_0BD0, "lustre", Storage::Network),
+    (0x4750_4653, "gpfs", Storage::Network),
+    (0x1983_0326, "beegfs", Storage::Network),
+    (0x0102_1997, "9p", Storage::Network),
+    (0x5346_414F, "afs", Storage::Network),
+    (0x7375_7245, "coda", Storage::Network),
+    (0x2003_0528, "orangefs", Storage::Network),
 ];
 
 const OVERLAY: u64 = 0x794C_7630;
@@ -100,19 +100,19 @@ impl FileSystem {
     /// here.
     #[must_use]
     pub fn is_network(self) -> bool {
-        self.is_at(Place::Network)
+        self.has(Storage::Network)
     }
 
     /// True if its files are made of memory and of nothing else.
     #[must_use]
     pub fn is_memory(self) -> bool {
-        self.is_at(Place::Memory)
+        self.has(Storage::Memory)
     }
 
     /// True if a program gets the bytes: FUSE, and the shared folders of virtual machines.
     #[must_use]
     pub fn is_program(self) -> bool {
-        self.is_at(Place::Program)
+        self.has(Storage::Program)
     }
 
     /// True if it is an overlay, which hands calls on to other file systems.
@@ -121,11 +121,11 @@ impl FileSystem {
         self.magic == OVERLAY
     }
 
-    fn is_at(self, place: Place) -> bool {
-        self.entry().is_some_and(|(_, _, found)| *found == place)
+    fn has(self, storage: Storage) -> bool {
+        self.entry().is_some_and(|(_, _, found)| *found == storage)
     }
 
-    fn entry(self) -> Option<&'static (u64, &'static str, Place)> {
+    fn entry(self) -> Option<&'static (u64, &'static str, Storage)> {
         FILE_SYSTEMS.iter().find(|(magic, ..)| *magic == self.magic)
     }
 }

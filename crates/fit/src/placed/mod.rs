@@ -20,7 +20,7 @@ use onelayer::checkpoint::{Checkpoint, TensorEntry};
 use onelayer::device::Target;
 use onelayer::layers::Layers;
 use onelayer::load::{LoadError, LoadedLayer, Loader, LoaderBuilder, TensorReader};
-use onelayer::plan::{LoadPlan, PlanError};
+use onelayer::plan::{LoadPlan, PlanError, TermKind};
 
 pub use self::error::PlacedError;
 pub use self::model::{DiskTensor, PlacedModel, PlacedTensor, TierReport};
@@ -207,8 +207,7 @@ impl PlacedLoader {
                 }
                 planned => planned.map_err(|error| failed(tier, error))?,
             };
-            let kept = plan.memory().terms().iter().filter(|term| term.name == "plan");
-            budget_bytes = budget_bytes.saturating_sub(kept.map(|term| term.bytes).sum());
+            budget_bytes = budget_bytes.saturating_sub(plan.memory().bytes_of(TermKind::Plan));
             steps.push(each(tier, settings, plan)?);
         }
         match nothing {

@@ -28,7 +28,8 @@ pub(crate) use self::values::{
 use crate::exit::Exit;
 use crate::numbers::to_f64;
 use crate::sizes::{Size, parse_duration};
-use onelayer_synth::{FloatType, presets};
+use onelayer::FloatType;
+use onelayer_synth::presets;
 
 mod compare;
 mod convert;

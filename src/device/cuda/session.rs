@@ -18,9 +18,9 @@ use super::{Context, Event, Stream};
 use crate::device::idle::IdleArenas;
 use crate::device::{Destinations, DeviceError};
 
-/// How a lane is made.
+/// How a session is made.
 #[derive(Default)]
-pub(crate) struct LaneOptions {
+pub(crate) struct SessionOptions {
     /// Copies go to this stream instead of one of our own.
     pub(crate) copies: Option<Stream>,
     /// Where layers go that do not get an arena of ours.
@@ -31,7 +31,7 @@ pub(crate) struct LaneOptions {
 }
 
 /// What one load shares on its device.
-pub(crate) struct Lane {
+pub(crate) struct CudaSession {
     /// Arenas that wait for their next layer. First, since they are given back through what is
     /// below.
     pub(super) idle: IdleArenas<super::memory::DeviceMemory>,
@@ -39,19 +39,19 @@ pub(crate) struct Lane {
     pub(super) copies: Arc<Stream>,
     /// Made by the first read; one reads at a time.
     read_back: Mutex<Option<ReadBack>>,
-    /// True once the load has ended. Its layers keep the lane, and are not to keep the buffer of a
+    /// True once the load has ended. Its layers keep the session, and are not to keep the buffer of a
     /// read.
     has_ended: AtomicBool,
     pub(super) destinations: Option<Arc<Destinations>>,
     pub(super) context: Arc<Context>,
 }
 
-impl Lane {
+impl CudaSession {
     /// The streams and the pool of a load.
     ///
     /// # Errors
     /// [`DeviceError::Cuda`] if the driver refuses one of them.
-    pub(crate) fn new(context: &Arc<Context>, options: LaneOptions) -> Result<Arc<Self>, DeviceError> {
+    pub(crate) fn new(context: &Arc<Context>, options: SessionOptions) -> Result<Arc<Self>, DeviceError> {
         let copies = match options.copies {
             Some(stream) => stream,
             None => Stream::new(context)?,
@@ -69,10 +69,10 @@ impl Lane {
     }
 
     /// The load has ended: what reading back needs is given back, and from now on after each read.
-    pub(super) fn rest(&self) {
+    pub(super) fn end(&self) {
         self.has_ended.store(true, Ordering::SeqCst);
         if let Some(read_back) = &mut *self.read_back.lock().unwrap_or_else(PoisonError::into_inner) {
-            read_back.rest();
+            read_back.free_buffer();
         }
     }
 
@@ -95,14 +95,14 @@ impl Lane {
         // SAFETY: the caller's promise.
         let read = unsafe { read_back.read(ready, address, target) };
         if self.has_ended.load(Ordering::SeqCst) {
-            read_back.rest();
+            read_back.free_buffer();
         }
         read
     }
 }
 
-impl fmt::Debug for Lane {
+impl fmt::Debug for CudaSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lane").field("context", &self.context).finish_non_exhaustive()
+        f.debug_struct("CudaSession").field("context", &self.context).finish_non_exhaustive()
     }
 }

@@ -23,11 +23,11 @@ use crate::units::{ByteRange, to_usize};
 
 /// A read-only shared mapping of some bytes of a file. Its pages are resident from the first
 /// [`copy_out`](Self::copy_out) until it is dropped.
-pub(super) struct Window {
+pub(super) struct MappedWindow {
     mapping: MmapRaw,
 }
 
-impl Window {
+impl MappedWindow {
     /// Maps these bytes of the file, which must not be none. Nothing is read in yet.
     pub(super) fn map(file: &File, bytes: ByteRange) -> io::Result<Self> {
         // memmap2 rounds the start down to the page size of the system.

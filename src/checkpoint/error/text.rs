@@ -9,7 +9,7 @@ const NAME_BYTES_MAX: usize = 64 << 10;
 
 /// A name for the fields of an error: whole up to 64 KiB, so that an error cannot hold a whole
 /// header.
-pub(super) fn kept(name: &str) -> String {
+pub(in super::super) fn kept(name: &str) -> String {
     name[..floor_char_boundary(name, NAME_BYTES_MAX)].to_owned()
 }
 
@@ -19,7 +19,7 @@ fn floor_char_boundary(text: &str, limit: usize) -> usize {
 }
 
 /// A shape for the fields of an error: `[2, 3]`, or the first dimensions and the rank.
-pub(super) fn shape_text(shape: &[u64]) -> String {
+pub(in super::super) fn shape_text(shape: &[u64]) -> String {
     const SHOWN: usize = 16;
     if shape.len() <= SHOWN {
         return format!("{shape:?}");
@@ -82,6 +82,37 @@ impl fmt::Display for PartOf<'_> {
         match self.0 {
             Some(bytes) => write!(f, " ({} of it arrived)", HumanBytes(*bytes)),
             None => Ok(()),
+        }
+    }
+}
+
+/// The part of a text that an error is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum JsonSection {
+    /// The header of a file, outside any tensor.
+    Header,
+    /// The description of one tensor.
+    Tensor(String),
+    /// The `__metadata__` of a header.
+    Metadata,
+    /// The outermost object of an index.
+    Index,
+    /// The `weight_map` of an index.
+    WeightMap,
+    /// The `model_index.json` of a pipeline.
+    Pipeline,
+}
+
+impl fmt::Display for JsonSection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Header => f.write_str("the header"),
+            Self::Tensor(name) => write!(f, "tensor {}", Quoted(name)),
+            Self::Metadata => f.write_str("the header's `__metadata__`"),
+            Self::Index => f.write_str("the index"),
+            Self::WeightMap => f.write_str("the index's `weight_map`"),
+            Self::Pipeline => f.write_str("the pipeline's index"),
         }
     }
 }

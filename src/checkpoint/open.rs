@@ -8,17 +8,16 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::error::CheckpointError;
-use super::error_text::kept;
+use super::directory::{Choice, LISTED_MAX, choose, not_read};
+use super::error::{CheckpointError, kept};
 use super::file;
 use super::identity::FileKind;
 use super::index::{FILES_MAX, WeightMap};
 use super::options::OpenOptions;
 use super::pipeline;
-use super::select::{self, Choice, LISTED_MAX};
 use super::tensor::{Mark, Shard, TensorTable};
 use super::{Checkpoint, Inner};
-use crate::footprint::{Held, Meter};
+use crate::footprint::{Held, PeakMeter};
 use crate::units::to_u64;
 
 /// Problems that are collected before the search for more is given up.
@@ -28,7 +27,7 @@ const PROBLEMS_MAX: usize = 32;
 pub(super) fn open(path: &Path, options: &OpenOptions) -> Result<Checkpoint, CheckpointError> {
     let mut notes = Vec::new();
     let parts = parts(path, options, &mut notes)?;
-    let mut meter = Meter::default();
+    let mut meter = PeakMeter::default();
     for (_, map) in parts.iter().filter_map(|part| part.index.as_ref()) {
         meter.note(Held::default().and(map.read_peak_bytes()));
         meter.keep(Held::default().and(map.heap_bytes()));
@@ -85,7 +84,7 @@ fn parts(path: &Path, options: &OpenOptions, notes: &mut Vec<String>) -> Result<
     };
     let name = path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
     match kind {
-        FileKind::Directory => match select::choose(path, true, notes)? {
+        FileKind::Directory => match choose(path, true, notes)? {
             Choice::Pipeline(index) => pipeline_parts(path, &index, options, notes),
             choice => Ok(vec![Part::new(path, String::new(), choice, options, notes)?]),
         },
@@ -120,7 +119,7 @@ fn pipeline_parts(
             continue;
         }
         let prefix = format!("{component}/");
-        let chosen = select::choose(&folder, false, notes);
+        let chosen = choose(&folder, false, notes);
         match chosen.and_then(|choice| Part::new(&folder, prefix, choice, options, notes)) {
             Ok(part) => parts.push(part),
             Err(CheckpointError::NoWeights { path, found, .. }) => {
@@ -160,7 +159,7 @@ impl Part {
                 let listed: Vec<&str> = map.files().collect();
                 let others = beside.iter().map(String::as_str);
                 let others = others.filter(|other| listed.binary_search(other).is_err());
-                notes.extend(select::not_read(directory, &name, others));
+                notes.extend(not_read(directory, &name, others));
                 Ok(Self { prefix, files: Vec::new(), index: Some((path, map)) })
             }
             Choice::Pipeline(path) => {
@@ -222,7 +221,7 @@ struct Set<'a> {
     table: TensorTable,
     shards: Vec<Shard>,
     notes: Vec<String>,
-    meter: Meter,
+    meter: PeakMeter,
 }
 
 impl Set<'_> {

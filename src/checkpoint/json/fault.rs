@@ -3,12 +3,11 @@
 use std::io;
 use std::path::Path;
 
-use super::error::{CheckpointError, Place};
-use super::error_text::kept;
+use super::super::error::{CheckpointError, JsonSection, kept};
 
 /// What is wrong with a text.
 #[derive(Debug)]
-pub(super) enum JsonFault {
+pub(in super::super) enum JsonFault {
     /// The system refused to read on.
     Io(io::Error),
     /// Something stands where it may not.
@@ -26,20 +25,20 @@ pub(super) enum JsonFault {
 
 impl JsonFault {
     /// The error for that file and that part of its text.
-    pub(super) fn at(self, path: &Path, place: Place) -> CheckpointError {
+    pub(in super::super) fn at(self, path: &Path, section: JsonSection) -> CheckpointError {
         let path = path.to_owned();
         match self {
             Self::Io(source) => CheckpointError::Io { path, operation: "read", source },
             Self::Syntax { offset, expected, found } => {
-                CheckpointError::Syntax { path, place, offset, expected, found }
+                CheckpointError::Syntax { path, section, offset, expected, found }
             }
-            Self::Duplicate(key) => CheckpointError::DuplicateKey { path, place, key: kept(&key) },
+            Self::Duplicate(key) => CheckpointError::DuplicateKey { path, section, key: kept(&key) },
         }
     }
 }
 
 /// A byte in words.
-pub(super) fn describe(byte: Option<u8>) -> String {
+pub(in super::super) fn describe(byte: Option<u8>) -> String {
     match byte {
         None => "the end".to_owned(),
         Some(byte @ 0x21..=0x7e) => format!("`{}`", char::from(byte)),

@@ -1,14 +1,72 @@
-//! How one file is to be read where the choice is left to the loader, and why.
+//! How files are read: the modes, one read as the plan lists it, and the decision for each file
+//! where the choice is left to the loader.
 //!
-//! The stage below makes these from what the system says of each file; the plan carries them, so
-//! that they can be looked at before a byte is read and compared afterwards with what was done.
+//! The `source` stage makes the decisions, from what the system says of each file. The plan carries
+//! them, so that they can be inspected before a byte is read and compared with what was done.
 
 use std::fmt;
 
-use super::IoMode;
 use crate::checkpoint::ShardId;
-use crate::units::HumanBytes;
+use crate::units::{ByteRange, HumanBytes};
 pub use onelayer_system::file_system::FileSystem;
+
+/// How files are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum IoMode {
+    /// For each file, and for each read of a partly resident file, the fastest of the other modes
+    /// that leaves the page cache as it was; see [`IoDecision`]. Where most bytes are read direct
+    /// and then cast or copied by the CPU, reads go through queues as in [`Self::Uring`].
+    Auto,
+    /// Mapped windows of the file, copied out by the kernel and unmapped after each read.
+    Mmap,
+    /// `pread` through the page cache.
+    Buffered,
+    /// `pread` past the page cache (`O_DIRECT`).
+    Direct,
+    /// The same, by queues of reads (io_uring) instead of one thread per read in flight. Where the
+    /// kernel refuses queues, as [`Self::Direct`];
+    /// [`LoadReport::queueing`](crate::LoadReport::queueing) tells.
+    Uring,
+}
+
+/// One read, as the plan lists it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadRequest {
+    /// The file.
+    pub shard: ShardId,
+    /// The bytes that an aligned source reads. Both ends are multiples of the plan's alignment; the
+    /// end may be past the end of the file. Byte `extent.start()` of the file goes to byte 0 of the
+    /// buffer.
+    pub extent: ByteRange,
+    /// The bytes that must arrive, inside `extent` and inside the file. Other bytes of the buffer
+    /// may hold anything.
+    pub payload: ByteRange,
+}
+
+impl fmt::Display for IoMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Auto => "auto",
+            Self::Mmap => "mmap",
+            Self::Buffered => "buffered",
+            Self::Direct => "direct",
+            Self::Uring => "uring",
+        })
+    }
+}
+
+/// Host memory that a source holds beside the ring, in bytes, with `readers` threads that read at
+/// most `read_bytes_max` at a time: one mapped window per reader, unmapped when its read ends. A
+/// term of every plan. (Page tables are not counted: two pages per window, and one per 2 MiB of
+/// it.)
+#[must_use]
+pub(crate) fn window_bytes(mode: IoMode, readers: u64, read_bytes_max: u64) -> u64 {
+    match mode {
+        IoMode::Mmap => readers.saturating_mul(read_bytes_max),
+        IoMode::Auto | IoMode::Buffered | IoMode::Direct | IoMode::Uring => 0,
+    }
+}
 
 /// How one file is to be read, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,30 +74,29 @@ pub use onelayer_system::file_system::FileSystem;
 pub struct IoDecision {
     /// The file.
     pub shard: ShardId,
-    /// How it is read: [`IoMode::Direct`] or [`IoMode::Buffered`]. Of a file that is partly
-    /// resident, how most of it is: each of its reads is decided on its own.
+    /// [`IoMode::Direct`] or [`IoMode::Buffered`]. For a partly resident file, the mode of most of
+    /// its bytes: each read is decided on its own.
     pub mode: IoMode,
     /// Why.
     pub reason: IoReason,
     /// Its length in bytes.
     pub file_bytes: u64,
-    /// How much of it is in the page cache, in bytes, as samples tell; `None` where nobody tells,
-    /// or where it does not matter.
+    /// Bytes of it in the page cache, estimated from samples; `None` if unknown or irrelevant.
     pub resident_bytes: Option<u64>,
-    /// Who told; `None` as above.
+    /// How that was found; `None` as above.
     pub residency_by: Option<ResidencyBy>,
-    /// What holds it; `None` if the system does not say.
+    /// Its file system; `None` if the system does not say.
     pub file_system: Option<FileSystem>,
-    /// What becomes of pages that its reads bring into the page cache.
+    /// What happens to pages that its reads bring into the page cache.
     pub manners: CacheManners,
 }
 
 impl IoDecision {
-    /// What share of the file is in the page cache, 0 to 1, as far as it is known.
+    /// Share of the file in the page cache, 0 to 1, if known.
     #[must_use]
     pub fn resident_share(&self) -> Option<f64> {
         let share_of = |bytes: u64| {
-            // In thousandths: a sample tells no more.
+            // In thousandths: samples are no more exact.
             let thousandths = u128::from(bytes) * 1000 / u128::from(self.file_bytes.max(1));
             f64::from(u32::try_from(thousandths).unwrap_or(1000).min(1000)) / 1000.0
         };
@@ -52,11 +109,11 @@ impl IoDecision {
     }
 }
 
-/// Files that are read alike, for the same reason: what text says in one line.
+/// Files that are read the same way for the same reason: one line of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct IoGroup {
-    /// One of them; its bytes are those of all.
+    /// The decision; its bytes are the sum over all files.
     pub all: IoDecision,
     /// How many there are.
     pub files: u64,
@@ -107,29 +164,29 @@ impl fmt::Display for IoGroup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum IoReason {
-    /// Hardly anything of it is in the page cache.
+    /// Hardly any of it is in the page cache.
     Cold,
     /// Nearly all of it is in the page cache.
     Resident,
     /// A part of it is in the page cache: each read goes the way that suits its bytes.
     PartlyResident,
-    /// Its file system is memory: there is nothing beside the page cache.
+    /// Its file system is memory: the page cache is the file.
     Memory,
-    /// One read takes it whole.
+    /// One read takes the whole file.
     Small,
-    /// Its bytes come over a network, where the kernel's reading ahead is worth more than a saved
+    /// Its bytes come over a network, where the kernel's read-ahead is worth more than a saved
     /// copy.
     Network,
-    /// A program gets its bytes, and may have a cache of its own.
+    /// A program serves its bytes (FUSE), and may have its own cache.
     Program,
     /// Its file system refuses direct I/O.
     NoDirectIo,
-    /// Nobody tells what of it is in the page cache: it is tried.
+    /// The page cache cannot be asked: buffered reads are tried and timed.
     ResidencyUnknown,
 }
 
 impl IoReason {
-    /// A word for programs, such as `partly_resident`.
+    /// Its name in reports, such as `partly_resident`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -162,7 +219,7 @@ impl fmt::Display for IoReason {
     }
 }
 
-/// Who tells what of a file is in the page cache.
+/// How the pages of a file in the page cache are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ResidencyBy {
@@ -170,12 +227,12 @@ pub enum ResidencyBy {
     Cachestat,
     /// `mincore`, on a mapping.
     Mincore,
-    /// Reads of single bytes that must not wait: an estimate.
+    /// Reads of single bytes with `RWF_NOWAIT`: an estimate.
     ReadNowait,
 }
 
 impl ResidencyBy {
-    /// A word for programs.
+    /// Its name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -186,23 +243,23 @@ impl ResidencyBy {
     }
 }
 
-/// What becomes of pages that reads bring into the page cache. Pages that were there before always
+/// What happens to pages that reads bring into the page cache. Pages that were there before always
 /// stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum CacheManners {
-    /// None are brought in: reads go past the page cache, or find there what they want.
+    /// No page is brought in: reads bypass the page cache, or find their bytes there.
     Untouched,
-    /// The kernel forgets them when the read is over (`RWF_DONTCACHE`).
+    /// The kernel drops them when the read ends (`RWF_DONTCACHE`).
     Uncached,
-    /// They are dropped behind the reads (`POSIX_FADV_DONTNEED`).
+    /// The loader drops them after each read (`POSIX_FADV_DONTNEED`).
     DroppedBehind,
-    /// They stay: nobody tells them from those that were there before.
+    /// They stay, since they cannot be told from pages that were there before.
     Kept,
 }
 
 impl CacheManners {
-    /// A word for programs, such as `dropped_behind`.
+    /// Its name in reports, such as `dropped_behind`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -235,11 +292,10 @@ pub struct IoWays {
     pub buffered_bytes: u64,
     /// Through windows of a mapping.
     pub mapped_bytes: u64,
-    /// Of these, bytes that went another way than the plan said, because the page cache was not as
-    /// the plan found it.
+    /// Of these, bytes that went another way than planned, because the page cache had changed.
     pub corrected_bytes: u64,
-    /// Bytes of the page cache that were dropped behind reads, whole pages; what the kernel forgets
-    /// by itself is not counted.
+    /// Bytes that were dropped from the page cache after reads, in whole pages. Pages that the
+    /// kernel drops by itself do not count.
     pub dropped_behind_bytes: u64,
 }
 
@@ -252,7 +308,7 @@ pub(crate) fn is_mostly_direct(io: IoMode, decisions: &[IoDecision]) -> bool {
     }
 }
 
-/// True if the files that are meant have more than half of the bytes.
+/// True if the files for which `is_meant` is true have more than half of all bytes.
 pub(crate) fn is_most(decisions: &[IoDecision], is_meant: impl Fn(&IoDecision) -> bool) -> bool {
     let bytes = |decision: &IoDecision| decision.file_bytes;
     let meant_bytes: u64 = decisions.iter().filter(|decision| is_meant(decision)).map(bytes).sum();

@@ -4,19 +4,17 @@
 //! Flat: one text and one list for all levels, so that a hostile value costs a small multiple of
 //! its length.
 
-use super::text_sort::sort_by_text;
+use super::super::text_sort::sort_by_text;
 use crate::footprint::{Held, block_bytes};
 use crate::units::{to_u64, to_usize};
 
 /// Keys of all open objects. See the module's text.
 #[derive(Debug, Default)]
-pub(super) struct OpenKeys {
+pub(in super::super) struct OpenKeys {
     levels: Vec<Level>,
     text: String,
     /// Start and end of each key in `text`.
     keys: Vec<(u32, u32)>,
-    /// The most that sorting held beside them.
-    sorting_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -38,12 +36,12 @@ pub(super) struct Innermost<'a> {
 
 impl OpenKeys {
     /// Open objects and arrays.
-    pub(super) fn depth(&self) -> usize {
+    pub(in super::super) fn depth(&self) -> usize {
         self.levels.len()
     }
 
     /// Enters an object (or an array, which has no keys).
-    pub(super) fn open(&mut self, is_object: bool) {
+    pub(in super::super) fn open(&mut self, is_object: bool) {
         let (text_len, key_count) = (self.text.len(), self.keys.len());
         self.levels.push(Level { is_object, first: true, text_len, key_count });
     }
@@ -55,14 +53,14 @@ impl OpenKeys {
     }
 
     /// The room for a string nobody wants: the same text, behind the keys.
-    pub(super) fn text(&mut self) -> &mut String {
+    pub(in super::super) fn text(&mut self) -> &mut String {
         &mut self.text
     }
 
     /// Takes what was appended to the text since the last key as a key of the innermost object.
     /// False if there are more than 4 GiB of keys.
     #[must_use]
-    pub(super) fn key_is_complete(&mut self) -> bool {
+    pub(in super::super) fn key_is_complete(&mut self) -> bool {
         let Some(level) = self.levels.last() else { return false };
         let start = match self.keys[level.key_count..].last() {
             Some(&(_, end)) => Some(end),
@@ -79,7 +77,7 @@ impl OpenKeys {
 
     /// Adds a key to the innermost object. False as for [`Self::key_is_complete`].
     #[must_use]
-    pub(super) fn push(&mut self, key: &str) -> bool {
+    pub(in super::super) fn push(&mut self, key: &str) -> bool {
         self.text.push_str(key);
         self.key_is_complete()
     }
@@ -88,14 +86,12 @@ impl OpenKeys {
     ///
     /// # Errors
     /// A key that it held twice.
-    pub(super) fn close(&mut self) -> Result<(), String> {
+    pub(in super::super) fn close(&mut self) -> Result<(), String> {
         let Some(level) = self.levels.pop() else { return Ok(()) };
         let text = &self.text;
         let spelled = |(start, end): (u32, u32)| &text[to_usize(u64::from(start))..to_usize(u64::from(end))];
         let keys = &mut self.keys[level.key_count..];
-        let sorted = sort_by_text(keys, |key| spelled(key).as_bytes());
-        self.sorting_bytes = self.sorting_bytes.max(sorted.held_bytes);
-        if let Some(key) = sorted.duplicate {
+        if let Some(key) = sort_by_text(keys, |key| spelled(key).as_bytes()) {
             return Err(spelled(key).to_owned());
         }
         self.keys.truncate(level.key_count);
@@ -104,9 +100,9 @@ impl OpenKeys {
     }
 
     /// The most that was held until now.
-    pub(super) fn held(&self) -> Held {
+    pub(in super::super) fn held(&self) -> Held {
         let lists = Held::default().grown_list(&self.levels).grown_list(&self.keys);
-        lists.grown(block_bytes(to_u64(self.text.capacity()))).and(self.sorting_bytes)
+        lists.grown(block_bytes(to_u64(self.text.capacity())))
     }
 }
 

@@ -7,14 +7,17 @@
 
 use std::io::{self, Read};
 
-pub(super) use super::json_fault::JsonFault;
-use super::json_fault::describe;
-use super::keys::OpenKeys;
 use crate::units::to_u64;
 
-pub(super) use self::plain::Cursor;
+pub(super) use self::cursor::Cursor;
+use self::cursor::plain_len;
+pub(super) use self::fault::JsonFault;
+use self::fault::describe;
+pub(super) use self::keys::OpenKeys;
 
-mod plain;
+mod cursor;
+mod fault;
+mod keys;
 
 /// Levels of nesting that are followed; the reference stops at the same depth.
 pub(super) const DEPTH_MAX: u32 = 127;
@@ -211,7 +214,7 @@ impl<R: Read> JsonReader<R> {
         let start_offset = self.offset();
         let rest = &self.buffer[self.next..self.filled];
         // Nearly every string lies whole in the buffer and has no escapes.
-        let end = plain::plain_len(rest);
+        let end = plain_len(rest);
         if rest.get(end) == Some(&b'"') {
             text.push_str(checked_utf8(&rest[..end], start_offset)?);
             self.next += end + 1;
@@ -220,7 +223,7 @@ impl<R: Read> JsonReader<R> {
         self.scratch.clear();
         loop {
             let rest = &self.buffer[self.next..self.filled];
-            let plain = plain::plain_len(rest);
+            let plain = plain_len(rest);
             self.scratch.extend_from_slice(&rest[..plain]);
             self.next += plain;
             match self.peek()? {

@@ -1,33 +1,33 @@
-//! How often a stream goes through its layers, and what its layers take on the device meanwhile.
+//! Memory of resident layers: how often a stream passes over them, and what they take meanwhile.
 //!
-//! In one pass an arena is made for each layer, and used again where one fits. From two passes on
-//! nothing is allocated after the beginning: layers that are kept have an arena each, and all
-//! others share one piece of memory, the window:
+//! In one pass each layer gets an arena, and later layers reuse arenas that fit. With two or more
+//! passes nothing is allocated after the start: kept layers have an arena each, and all other
+//! layers share one allocation, the window:
 //!
 //! ```text
 //! kept     | embed_tokens | | lm_head |            read once, handed out in every pass
 //! window   | layers.7 | layers.5 | layers.6 |      a place is free again when its layer is dropped
 //! ```
 //!
-//! Where the window is a number of layers, every place is as long as the longest of them, so that
-//! there are always as many; where it is a number of bytes, a place is as long as its layer.
+//! With a window of N layers, every place is as long as the longest layer, so that N layers always
+//! fit. With a window of bytes, a place is as long as its layer.
 
 use super::layout::Layout;
-use super::{MemoryTerm, PlanError, PlanLimits, PlannedLayer, ResidentKind, Window};
+use super::{MemoryTerm, PlanError, PlanLimits, PlannedLayer, ResidentKind, TermKind, Window};
 use crate::units::{Alignment, HumanBytes};
 
-/// How often a stream goes through all its layers.
+/// How often a stream goes over all its layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Passes {
-    /// So many times; zero counts as one.
+    /// This many times; zero counts as one.
     Times(u64),
     /// Until the stream is dropped or fails.
     Endless,
 }
 
 impl Passes {
-    /// How many; `None` without an end.
+    /// The number of passes; `None` if endless.
     #[must_use]
     pub fn count(self) -> Option<u64> {
         match self {
@@ -49,24 +49,24 @@ impl Default for Passes {
     }
 }
 
-/// The memory that layers share which come and go, pass after pass.
+/// The memory that all layers but kept ones share, pass after pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WindowShape {
-    /// Its length: one allocation.
+    /// Its length in bytes: one allocation.
     pub bytes: u64,
-    /// What the length of a place in it is a multiple of.
+    /// Lengths of places are multiples of this.
     pub unit_bytes: u64,
 }
 
 /// Memory of resident layers, wherever they live.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ResidentMemory {
-    /// Most bytes at once.
+    /// Peak bytes.
     pub(super) bytes: u64,
-    /// What they are made of.
+    /// The parts of the sum.
     pub(super) terms: Vec<MemoryTerm>,
-    /// `None` if every layer has an arena of its own.
+    /// `None` if every layer has its own arena.
     pub(super) window: Option<WindowShape>,
 }
 
@@ -81,7 +81,7 @@ impl ResidentMemory {
         };
         match limits.device_budget_bytes {
             Some(budget_bytes) if this.bytes > budget_bytes => Err(PlanError::DeviceBudgetTooSmall {
-                what: this.terms.iter().map(|term| term.name).collect::<Vec<_>>().join(" and "),
+                what: this.terms.iter().map(|term| term.kind.name()).collect::<Vec<_>>().join(" and "),
                 needed_bytes: this.bytes,
                 budget_bytes,
             }),
@@ -89,7 +89,7 @@ impl ResidentMemory {
         }
     }
 
-    /// The most bytes that neighbours in the window have together.
+    /// The largest sum of neighbours in the window.
     fn of_one_pass(layout: &Layout, limits: &PlanLimits) -> Result<Self, PlanError> {
         let layers = &layout.layers;
         let bytes = match limits.window {
@@ -99,7 +99,7 @@ impl ResidentMemory {
             }
             Window::All | Window::Layers(_) => largest_window(layers, limits)?,
         };
-        Ok(Self { bytes, terms: vec![MemoryTerm { name: "window", bytes }], window: None })
+        Ok(Self { bytes, terms: vec![MemoryTerm::new(TermKind::Window, bytes)], window: None })
     }
 
     fn of_passes(layout: &Layout, limits: &PlanLimits) -> Result<Self, PlanError> {
@@ -121,9 +121,9 @@ impl ResidentMemory {
             }
         };
         let bytes = window.bytes.checked_add(kept_bytes).ok_or_else(|| overflow(longest))?;
-        let mut terms = vec![MemoryTerm { name: "window", bytes: window.bytes }];
+        let mut terms = vec![MemoryTerm::new(TermKind::Window, window.bytes)];
         if kept_bytes > 0 {
-            terms.push(MemoryTerm { name: "kept layers", bytes: kept_bytes });
+            terms.push(MemoryTerm::new(TermKind::KeptLayers, kept_bytes));
         }
         Ok(Self { bytes, terms, window: Some(window) })
     }

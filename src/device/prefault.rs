@@ -21,13 +21,13 @@ use crate::units::{Alignment, to_usize};
 
 /// The thread that touches. Dropping this ends it, at the latest behind the step that it has begun.
 #[derive(Debug)]
-pub(super) struct Toucher {
+pub(super) struct Prefaulter {
     /// `None` while being dropped.
     stretches: Option<Sender<Arc<Stretch>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Toucher {
+impl Prefaulter {
     /// `None` if there is no thread to be had.
     pub(super) fn start() -> Option<Self> {
         let (stretches, to_touch) = unbounded::<Arc<Stretch>>();
@@ -38,7 +38,7 @@ impl Toucher {
 
     /// Has the first `len_bytes` of fresh memory touched, from the front, until what is returned is
     /// dropped.
-    pub(super) fn touch(&self, memory: &AnonymousMemory, len_bytes: u64) -> Option<Touching> {
+    pub(super) fn touch(&self, memory: &AnonymousMemory, len_bytes: u64) -> Option<Prefaulting> {
         // Small memory is touched as fast as it is handed over.
         if !is_huge(len_bytes) {
             return None;
@@ -46,11 +46,11 @@ impl Toucher {
         let rest = Rest { start: memory.pointer_to(0, len_bytes), len: to_usize(len_bytes) };
         let stretch = Arc::new(Stretch(Mutex::new(Some(rest))));
         self.stretches.as_ref()?.send(Arc::clone(&stretch)).ok()?;
-        Some(Touching(stretch))
+        Some(Prefaulting(stretch))
     }
 }
 
-impl Drop for Toucher {
+impl Drop for Prefaulter {
     fn drop(&mut self) {
         drop(self.stretches.take());
         if let Some(thread) = self.thread.take() {
@@ -63,9 +63,9 @@ impl Drop for Toucher {
 /// Memory that is being touched. It must be dropped before the memory is unmapped, and waits for
 /// the step that is under way.
 #[derive(Debug)]
-pub(super) struct Touching(Arc<Stretch>);
+pub(super) struct Prefaulting(Arc<Stretch>);
 
-impl Drop for Touching {
+impl Drop for Prefaulting {
     fn drop(&mut self) {
         *self.0.rest() = None;
     }
@@ -100,7 +100,7 @@ impl Stretch {
         let Some(Rest { start, len }) = *guard else { return false };
         let step = len.min(to_usize(Alignment::HUGE_PAGE.bytes()));
         // SAFETY: pages of a private anonymous mapping: whoever waits for the lock unmaps it only
-        // afterwards (see `Touching`). Their bytes stay what they are, so that those who write to
+        // afterwards (see `Prefaulting`). Their bytes stay what they are, so that those who write to
         // them meanwhile are not concerned.
         let touched = unsafe { rustix::mm::madvise(start.as_ptr().cast(), step, Advice::LinuxPopulateWrite) };
         *guard = match touched {

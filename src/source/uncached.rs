@@ -19,9 +19,9 @@ use rustix::io::Errno;
 
 use super::buffered::read_payload_with;
 use super::files::FileSet;
+use super::report::ByteCounters;
 use super::survey::resident_bytes;
 use super::system::System;
-use super::tally::Tally;
 use super::{ReadRequest, SourceError};
 use crate::plan::ResidencyBy;
 use crate::units::{Alignment, ByteRange};
@@ -33,7 +33,7 @@ const BLOCK: Alignment = Alignment::HUGE_PAGE;
 
 /// What one file needs for such reads.
 #[derive(Default)]
-pub(super) struct Behind {
+pub(super) struct UncachedReads {
     /// The kernel has refused to forget, or is known to.
     is_refused: AtomicBool,
     /// Who tells what is in the page cache.
@@ -43,7 +43,7 @@ pub(super) struct Behind {
     is_touched: AtomicBool,
 }
 
-impl Behind {
+impl UncachedReads {
     /// For a file that `by` may be asked about.
     pub(super) fn new(by: Option<ResidencyBy>) -> Self {
         Self { by, ..Self::default() }
@@ -51,7 +51,7 @@ impl Behind {
 
     /// Looks at an open file as it is found, once. Without somebody who tells exactly what is
     /// there, nothing is ever dropped.
-    pub(super) fn look<S: System>(&self, system: &S, file: &File, file_bytes: u64) -> &[ByteRange] {
+    pub(super) fn find_absent<S: System>(&self, system: &S, file: &File, file_bytes: u64) -> &[ByteRange] {
         self.absent.get_or_init(|| {
             let mut absent = Vec::new();
             let all = ByteRange::new(0, file_bytes).filter(|all| !all.is_empty());
@@ -69,7 +69,7 @@ impl Behind {
     }
 
     /// True if the kernel forgets what these reads bring in, as far as is known.
-    pub(super) fn has_uncached_reads(&self) -> bool {
+    pub(super) fn is_supported(&self) -> bool {
         !self.is_refused.load(Ordering::Relaxed)
     }
 
@@ -80,33 +80,33 @@ impl Behind {
         file: &File,
         request: &ReadRequest,
         buffer: &mut [u8],
-        tally: &Tally,
+        counters: &ByteCounters,
     ) -> Result<u64, SourceError> {
         self.is_touched.store(true, Ordering::Relaxed);
         let target = request.payload_of(buffer);
         let read = |rest: &mut [u8], offset_bytes| {
-            if self.has_uncached_reads() {
+            if self.is_supported() {
                 match files.system.read_uncached(file, rest, offset_bytes) {
                     Err(error) if is_refusal(&error) => self.refuse(),
                     other => return other,
                 }
             }
-            self.look(&files.system, file, files.len_bytes(request.shard));
+            self.find_absent(&files.system, file, files.len_bytes(request.shard));
             files.system.read_at(file, rest, offset_bytes)
         };
         let moved = read_payload_with(files, file, request, target, read)?;
-        if !self.has_uncached_reads() {
-            self.drop_pages(&files.system, file, request.extent, tally);
+        if !self.is_supported() {
+            self.drop_pages(&files.system, file, request.extent, counters);
         }
-        Ok(tally.buffered(moved))
+        Ok(counters.buffered(moved))
     }
 
     /// Drops what of these bytes was not there before.
-    fn drop_pages<S: System>(&self, system: &S, file: &File, bytes: ByteRange, tally: &Tally) {
+    fn drop_pages<S: System>(&self, system: &S, file: &File, bytes: ByteRange, counters: &ByteCounters) {
         for run in self.absent.get().into_iter().flatten().filter_map(|run| run.intersect(bytes)) {
             // A hint that is not heeded costs page cache, not bytes.
             if system.drop_pages(file, run).is_ok() {
-                tally.dropped_behind(run.len_bytes());
+                counters.dropped_behind(run.len_bytes());
             }
         }
     }

@@ -5,13 +5,17 @@
 //! whoever prints a message on a terminal escapes it. Messages shorten long names, the fields hold
 //! up to 64 KiB of them.
 
-use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use super::error_text::{Listed, Others, PartOf, Quoted};
+pub use self::text::JsonSection;
+use self::text::{Listed, Others, PartOf, Quoted};
+pub(super) use self::text::{kept, shape_text};
 use super::{FileIdentity, FileKind};
 use crate::units::HumanBytes;
+
+mod predicates;
+mod text;
 
 /// What can be wrong with a checkpoint.
 #[derive(Debug, thiserror::Error)]
@@ -114,12 +118,12 @@ pub enum CheckpointError {
     },
 
     /// The text of a header or an index is not what its format asks for.
-    #[error("{}: in {place}, at byte {offset}: expected {expected}, found {found}", path.display())]
+    #[error("{}: in {section}, at byte {offset}: expected {expected}, found {found}", path.display())]
     Syntax {
         /// The file.
         path: PathBuf,
         /// The part of the text: `the header`, ``tensor `x` ``, ...
-        place: Place,
+        section: JsonSection,
         /// Where, counted from the start of the file.
         offset: u64,
         /// What may stand there.
@@ -129,12 +133,12 @@ pub enum CheckpointError {
     },
 
     /// A key stands twice in one object.
-    #[error("{}: in {place}: expected each key once, found {} twice", path.display(), Quoted(key))]
+    #[error("{}: in {section}: expected each key once, found {} twice", path.display(), Quoted(key))]
     DuplicateKey {
         /// The file.
         path: PathBuf,
         /// The object.
-        place: Place,
+        section: JsonSection,
         /// The key, escapes resolved.
         key: String,
     },
@@ -421,203 +425,4 @@ pub enum CheckpointError {
         /// One error per faulty file, the first 32 of them.
         problems: Vec<CheckpointError>,
     },
-}
-
-impl CheckpointError {
-    /// True if something that should be there is not: nothing at the path, a shard that is missing,
-    /// no weights.
-    #[must_use]
-    pub fn is_missing(&self) -> bool {
-        match self {
-            Self::NotFound { .. }
-            | Self::DanglingLink { .. }
-            | Self::NoWeights { .. }
-            | Self::MissingShards { .. }
-            | Self::NotCached { .. } => true,
-            Self::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
-            Self::Several { problems } => problems.iter().all(Self::is_missing),
-            _ => false,
-        }
-    }
-
-    /// True if what is there breaks the format, or is not a checkpoint. False for what is missing
-    /// and for refusals of the system.
-    #[must_use]
-    pub fn is_invalid(&self) -> bool {
-        match self {
-            Self::Io { .. } | Self::FileChanged { .. } | Self::InvalidRepository { .. } => false,
-            Self::Several { problems } => problems.iter().any(Self::is_invalid),
-            other => !other.is_missing(),
-        }
-    }
-
-    /// The file or directory that is at fault, if there is one: of several problems that of the
-    /// first.
-    #[must_use]
-    pub fn path(&self) -> Option<&Path> {
-        match self {
-            Self::Io { path, .. }
-            | Self::NotFound { path }
-            | Self::DanglingLink { path, .. }
-            | Self::NotRegular { path, .. }
-            | Self::NoWeights { path, .. }
-            | Self::NotSafetensors { path, .. }
-            | Self::HeaderExceedsFile { path, .. }
-            | Self::OverLimit { path, .. }
-            | Self::TooMany { path, .. }
-            | Self::Syntax { path, .. }
-            | Self::DuplicateKey { path, .. }
-            | Self::MissingField { path, .. }
-            | Self::UnknownDType { path, .. }
-            | Self::SizeOverflow { path, .. }
-            | Self::PartialByte { path, .. }
-            | Self::ReversedOffsets { path, .. }
-            | Self::SizeMismatch { path, .. }
-            | Self::Hole { path, .. }
-            | Self::Overlap { path, .. }
-            | Self::Truncated { path, .. }
-            | Self::TrailingBytes { path, .. }
-            | Self::FileChanged { path, .. }
-            | Self::NotAnIndex { path, .. }
-            | Self::UnsafeName { path, .. }
-            | Self::MissingShards { path, .. }
-            | Self::MissingTensor { path, .. }
-            | Self::UnindexedTensor { path, .. }
-            | Self::WrongShard { path, .. }
-            | Self::DuplicateTensor { path, .. }
-            | Self::NotCached { path, .. } => Some(path),
-            Self::InvalidRepository { .. } => None,
-            Self::Several { problems } => problems.first().and_then(Self::path),
-        }
-    }
-
-    /// The tensor that is at fault, if it is one: of several problems that of the first.
-    #[must_use]
-    pub fn tensor(&self) -> Option<&str> {
-        match self {
-            Self::MissingField { tensor, .. }
-            | Self::UnknownDType { tensor, .. }
-            | Self::SizeOverflow { tensor, .. }
-            | Self::PartialByte { tensor, .. }
-            | Self::ReversedOffsets { tensor, .. }
-            | Self::SizeMismatch { tensor, .. }
-            | Self::Hole { tensor, .. }
-            | Self::Overlap { tensor, .. }
-            | Self::Truncated { tensor, .. }
-            | Self::MissingTensor { tensor, .. }
-            | Self::UnindexedTensor { tensor, .. }
-            | Self::WrongShard { tensor, .. }
-            | Self::DuplicateTensor { tensor, .. }
-            | Self::Syntax { place: Place::Tensor(tensor), .. }
-            | Self::DuplicateKey { place: Place::Tensor(tensor), .. } => Some(tensor),
-            Self::Several { problems } => problems.first().and_then(Self::tensor),
-            _ => None,
-        }
-    }
-
-    /// The single problems, most basic first: those of [`CheckpointError::Several`], or this one.
-    #[must_use]
-    pub fn problems(&self) -> &[Self] {
-        match self {
-            Self::Several { problems } => problems,
-            other => std::slice::from_ref(other),
-        }
-    }
-}
-
-/// The part of a text that an error is about.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Place {
-    /// The header of a file, outside any tensor.
-    Header,
-    /// The description of one tensor.
-    Tensor(String),
-    /// The `__metadata__` of a header.
-    Metadata,
-    /// The outermost object of an index.
-    Index,
-    /// The `weight_map` of an index.
-    WeightMap,
-    /// The `model_index.json` of a pipeline.
-    Pipeline,
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Header => f.write_str("the header"),
-            Self::Tensor(name) => write!(f, "tensor {}", Quoted(name)),
-            Self::Metadata => f.write_str("the header's `__metadata__`"),
-            Self::Index => f.write_str("the index"),
-            Self::WeightMap => f.write_str("the index's `weight_map`"),
-            Self::Pipeline => f.write_str("the pipeline's index"),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::error_text::kept;
-    use super::*;
-
-    #[test]
-    fn messages_stay_on_one_line_of_500_bytes() {
-        let error = CheckpointError::Overlap {
-            path: "model.safetensors".into(),
-            tensor: kept(&"é".repeat(100_000)),
-            other: kept(&"x".repeat(100_000)),
-            expected_start: u64::MAX,
-            found_start: 0,
-        };
-        let message = error.to_string();
-        assert!(message.len() <= 500, "{}", message.len());
-        assert!(message.contains("model.safetensors") && message.contains("65536 bytes"), "{message}");
-    }
-
-    #[test]
-    fn lists_say_how_much_they_left_out() {
-        let missing: Vec<String> = (0..64).map(|number| format!("{number}.safetensors")).collect();
-        let error = CheckpointError::MissingShards {
-            path: "index.json".into(),
-            missing,
-            missing_count: 413,
-            expected_count: 500,
-        };
-        assert!(error.to_string().contains("413 of 500 files missing"), "{error}");
-        assert!(error.to_string().contains("and 409 more"), "{error}");
-        assert!(error.is_missing() && !error.is_invalid());
-    }
-
-    #[test]
-    fn several_is_missing_only_if_all_are() {
-        let missing = || CheckpointError::NotFound { path: "a".into() };
-        let invalid = || CheckpointError::NotAnIndex { path: "b".into(), found: "a list".to_owned() };
-        assert!(CheckpointError::Several { problems: vec![missing(), missing()] }.is_missing());
-        let mixed = CheckpointError::Several { problems: vec![missing(), invalid()] };
-        assert!(!mixed.is_missing() && mixed.is_invalid());
-        assert_eq!(mixed.problems().len(), 2);
-        assert!(mixed.to_string().ends_with("(and 1 more)"), "{mixed}");
-    }
-
-    #[test]
-    fn the_file_and_the_tensor_at_fault_can_be_asked_for() {
-        let truncated = || CheckpointError::Truncated {
-            path: "a".into(),
-            tensor: "t".to_owned(),
-            expected_bytes: 2,
-            found_bytes: 1,
-        };
-        let missing = || CheckpointError::NotFound { path: "b".into() };
-        let parts = |error: &CheckpointError| {
-            let path = error.path().map(|path| path.display().to_string());
-            (path, error.tensor().map(ToOwned::to_owned))
-        };
-        assert_eq!(parts(&truncated()), (Some("a".to_owned()), Some("t".to_owned())));
-        assert_eq!(parts(&missing()), (Some("b".to_owned()), None));
-        let several = CheckpointError::Several { problems: vec![truncated(), missing()] };
-        assert_eq!(parts(&several), parts(&truncated()));
-        let nowhere = CheckpointError::InvalidRepository { found: String::new(), reason: "" };
-        assert_eq!(parts(&nowhere), (None, None));
-    }
 }
