@@ -105,11 +105,11 @@ fn make_unique(entries: &mut [Entry]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strategies::Habit;
+    use crate::strategies::SimpleStrategy;
 
     fn rows(names: &[&str], templates: &[&str]) -> Result<Vec<(String, Vec<String>)>, Vec<Problem>> {
         let own = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<String>>();
-        let usual = [Strategy::Stream, Strategy::Habit(Habit::Mmap)];
+        let usual = [Strategy::Stream, Strategy::Simple(SimpleStrategy::Mmap)];
         let entries = entries(&own(names), &usual, &own(templates), Path::new("a b/model"))?;
         Ok(entries
             .into_iter()
@@ -161,7 +161,7 @@ mod tests {
         let found = rows(&["mmap", "mmap", "stream", "mmap"], &[]).unwrap();
         let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["mmap", "mmap #2", "stream", "mmap #3"]);
-        assert_eq!(Strategy::parse("mmap"), Ok(Strategy::Habit(Habit::Mmap)));
+        assert_eq!(Strategy::parse("mmap"), Ok(Strategy::Simple(SimpleStrategy::Mmap)));
     }
 
     #[test]

@@ -24,8 +24,8 @@ use crate::report::{CacheState, CommandName, Outcome as RunOutcome, Report, Run}
 use crate::shell::shell_word;
 use crate::signals::{Interrupts, exit_of, interrupted, name_of};
 use crate::source::{self, Resolved};
-use crate::strategies::{Habit, Strategy};
-use crate::worker::{Checked, NOT_AS_ASKED, Stop, Task};
+use crate::strategies::{SimpleStrategy, Strategy};
+use crate::worker::{Checked, MeasureTask, NOT_AS_ASKED, Stop, Task};
 
 use super::Outcome;
 use super::exec::{Asked, Measured};
@@ -33,7 +33,8 @@ use super::run::verdict;
 use super::worker_run::{Settled, measure, prepare};
 
 /// What is compared if nothing is named.
-const USUAL: [Strategy; 3] = [Strategy::Stream, Strategy::Habit(Habit::Mmap), Strategy::Habit(Habit::Read)];
+const USUAL: [Strategy; 3] =
+    [Strategy::Stream, Strategy::Simple(SimpleStrategy::Mmap), Strategy::Simple(SimpleStrategy::Read)];
 
 /// Compares.
 pub(crate) fn run(args: &CompareArgs, output: &Output, terminal: &Terminal) -> Outcome {
@@ -222,10 +223,13 @@ impl Session<'_> {
         let interval_ms = self.interval_ms;
         let load = self.config.clone();
         let task = match strategy {
-            Strategy::Stream => {
-                Task::Measure { load, budgets: checked.budgets, watches: Vec::new(), interval_ms }
-            }
-            Strategy::Habit(habit) => Task::Imitate { load, habit, refuses: true, interval_ms },
+            Strategy::Stream => Task::Measure(MeasureTask {
+                load,
+                budgets: checked.budgets,
+                watches: Vec::new(),
+                interval_ms,
+            }),
+            Strategy::Simple(strategy) => Task::MeasureSimple { load, strategy, refuses: true, interval_ms },
         };
         let params = (strategy == Strategy::Stream).then(|| checked.plan.params.clone());
         let progress = Progress::start(self.terminal.progress, label);

@@ -22,6 +22,7 @@ use crate::convert::options::{Options, Settings};
 use crate::convert::summary::summary;
 use crate::convert::survey::Survey;
 use crate::convert::translate::{self, Stage};
+use crate::heap;
 use crate::machine;
 use crate::output::Output;
 use crate::output::terminal::Terminal;
@@ -33,7 +34,6 @@ use crate::report::{
 use crate::shell::shell_word;
 use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::source::{self, Resolved};
-use crate::worker;
 
 use super::Outcome;
 use super::run::verdict;
@@ -293,7 +293,7 @@ fn prepare(options: &Options, source: &Path, observer: &Observer, is_well: bool)
     let for_estimate = options.args.work.dry_run.then_some(checkpoint);
     if for_estimate.is_none() {
         // What is opened next may take its place.
-        worker::give_heap_back();
+        heap::give_back();
     }
     let prepared = match settings.conversion.clone().prepare(source, &options.args.target) {
         Ok(prepared) => prepared,

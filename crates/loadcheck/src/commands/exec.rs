@@ -13,6 +13,7 @@ use crate::config::bad_pattern;
 use crate::exec::{Child, Ended, LineWatch};
 use crate::limits;
 use crate::machine::{self, PressureCounters, note_missing_pressure};
+use crate::measuring::TIMELINE_ROWS;
 use crate::output::Output;
 use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Exec, Outcome as RunOutcome, Place, Point, Pressure, Report, Run, Samples};
@@ -23,8 +24,6 @@ use super::Outcome;
 use super::group::own_group;
 use super::run::verdict;
 
-/// Rows of the timeline, if one is wanted.
-const TIMELINE_ROWS: usize = 4096;
 /// Rows that are kept anyway, to find where a limit was first exceeded.
 const TIMELINE_ROWS_MIN: usize = 1024;
 

@@ -20,7 +20,7 @@ use crate::leak::{
     CONFIDENCE, CyclePoint, Held, Remains, Stated, gaps_of, limits_of, settle_vram, slopes_of, stated,
 };
 use crate::machine;
-use crate::measured::SLACK_BYTES;
+use crate::measuring::promised_bytes;
 use crate::output::Output;
 use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
@@ -195,8 +195,7 @@ impl Session<'_> {
         load.settle(&checked.budgets);
         let plan = &checked.plan;
         let resident_host_bytes = plan.resident_host_bytes.unwrap_or(0);
-        let promised_bytes =
-            checked.budgets.host_bytes.saturating_add(SLACK_BYTES).saturating_add(resident_host_bytes);
+        let promised_bytes = promised_bytes(checked.budgets.host_bytes, resident_host_bytes);
         let name = match component {
             Some(component) => format!("{}: {component}", source.given),
             None => source.given.clone(),

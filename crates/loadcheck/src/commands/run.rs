@@ -15,7 +15,7 @@ use crate::report::{CacheState, CommandName, Place, Report, Verdict};
 use crate::shell::shell_word;
 use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::source::{self, Resolved};
-use crate::worker::{Checked, Stop, Task, Watch};
+use crate::worker::{Checked, MeasureTask, Stop, Task, Watch};
 
 use super::Outcome;
 use super::worker_run::{Settled, measure, prepare};
@@ -119,12 +119,12 @@ impl Session<'_> {
         counts: bool,
     ) -> Result<(), Stop> {
         let cache = CacheState { asked: self.args.cache, cached_share: self.prepare_cache()? };
-        let task = Task::Measure {
+        let task = Task::Measure(MeasureTask {
             load: self.config.clone(),
             budgets: checked.budgets,
             watches: watches.to_vec(),
             interval_ms: self.interval_ms,
-        };
+        });
         let progress = Progress::start(self.terminal.progress, label);
         let stream = ("stream", Some(checked.plan.params.clone()));
         let Settled { mut run, mut problems, signal, crossings, hashes, .. } =

@@ -7,7 +7,7 @@ use crate::args::{CacheArg, Device};
 use crate::entries::{Entry, What};
 use crate::numbers::count;
 use crate::report::{Compared, Outcome};
-use crate::strategies::{Habit, Strategy};
+use crate::strategies::{SimpleStrategy, Strategy};
 
 /// What the rows have in common.
 #[derive(Clone, Copy, Debug)]
@@ -92,14 +92,16 @@ fn what_it_keeps(row: &Compared, entry: &Entry, facts: &Facts) -> Option<String>
             };
             if facts.narrows { format!("{text}; narrowed on the way") } else { text }
         }
-        What::Strategy(Strategy::Habit(Habit::Mmap)) => on_files(),
-        What::Strategy(Strategy::Habit(Habit::Read)) => "whole files kept".to_owned(),
-        What::Strategy(Strategy::Habit(Habit::Pread)) if keeps => "every tensor kept".to_owned(),
-        What::Strategy(Strategy::Habit(Habit::Direct)) if keeps => {
+        What::Strategy(Strategy::Simple(SimpleStrategy::Mmap)) => on_files(),
+        What::Strategy(Strategy::Simple(SimpleStrategy::Read)) => "whole files kept".to_owned(),
+        What::Strategy(Strategy::Simple(SimpleStrategy::Pread)) if keeps => "every tensor kept".to_owned(),
+        What::Strategy(Strategy::Simple(SimpleStrategy::Direct)) if keeps => {
             "every tensor kept, no page cache".to_owned()
         }
-        What::Strategy(Strategy::Habit(Habit::Pread)) => "one tensor at a time, then dropped".to_owned(),
-        What::Strategy(Strategy::Habit(Habit::Direct)) => {
+        What::Strategy(Strategy::Simple(SimpleStrategy::Pread)) => {
+            "one tensor at a time, then dropped".to_owned()
+        }
+        What::Strategy(Strategy::Simple(SimpleStrategy::Direct)) => {
             "one tensor at a time, then dropped, no page cache".to_owned()
         }
         What::Command(_) if maps(entry, &row.peak, facts.tensor_bytes) => on_files(),

@@ -7,7 +7,7 @@ use crate::args::CacheArg;
 use crate::entries::{Entry, What};
 use crate::numbers::{median, to_f64};
 use crate::report::{CacheState, Compared, ComparedPeak, Outcome, Run, Spread};
-use crate::strategies::{Habit, Strategy};
+use crate::strategies::{SimpleStrategy, Strategy};
 
 /// A share of cached pages that still counts as none, or as all: a page or two that somebody else
 /// looked at.
@@ -102,7 +102,7 @@ const TELLING_BYTES: u64 = 256 << 20;
 /// are.
 pub(crate) fn maps(entry: &Entry, peak: &ComparedPeak, tensor_bytes: Option<u64>) -> bool {
     match &entry.what {
-        What::Strategy(strategy) => *strategy == Strategy::Habit(Habit::Mmap),
+        What::Strategy(strategy) => *strategy == Strategy::Simple(SimpleStrategy::Mmap),
         What::Command(_) => peak
             .file_bytes
             .zip(tensor_bytes)

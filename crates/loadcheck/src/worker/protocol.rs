@@ -1,6 +1,7 @@
 //! What parent and worker say to each other.
 
 use std::io::{self, Write as _};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -8,10 +9,14 @@ use crate::args::{CacheArg, Device, Metric};
 use crate::config::{Budgets, LoadConfig};
 use crate::exit::Exit;
 use crate::leak::CyclePoint;
+use crate::measuring::Session;
 use crate::problem::Problem;
 use crate::report::{Gpu, Place, Plan, Point, Run, Source, TensorHash, Unavailable};
 use crate::sizes::SizeContext;
-use crate::strategies::Habit;
+use crate::strategies::SimpleStrategy;
+
+/// How often progress is reported.
+pub(super) const TELL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What the worker is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -37,22 +42,13 @@ pub(crate) enum Task {
         cache: Option<CacheArg>,
     },
     /// Load, and measure it.
-    Measure {
-        /// The load, its device decided.
+    Measure(MeasureTask),
+    /// Load by a simple strategy, and measure it.
+    MeasureSimple {
+        /// What to load.
         load: LoadConfig,
-        /// What it may hold.
-        budgets: Budgets,
-        /// Limits to notice.
-        watches: Vec<Watch>,
-        /// Distance of the samples; `None` is the default.
-        interval_ms: Option<u64>,
-    },
-    /// Load by somebody else's habit, and measure it.
-    Imitate {
-        /// What to load; how is the habit's.
-        load: LoadConfig,
-        /// The habit.
-        habit: Habit,
+        /// How.
+        strategy: SimpleStrategy,
         /// Refuse what memory cannot hold. Without it, the kernel decides.
         refuses: bool,
         /// Distance of the samples; `None` is the default.
@@ -65,6 +61,19 @@ pub(crate) enum Task {
         /// How many cycles.
         count: u32,
     },
+}
+
+/// A load that is measured.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct MeasureTask {
+    /// The load, its device decided.
+    pub(crate) load: LoadConfig,
+    /// What it may hold.
+    pub(crate) budgets: Budgets,
+    /// Limits to notice.
+    pub(crate) watches: Vec<Watch>,
+    /// Distance of the samples; `None` is the default.
+    pub(crate) interval_ms: Option<u64>,
 }
 
 /// Something that each cycle loads.
@@ -81,7 +90,7 @@ pub(crate) struct CycleLoad {
 }
 
 /// A limit whose first crossing is to be noticed.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Watch {
     /// What is limited.
     pub(crate) metric: Metric,
@@ -134,7 +143,7 @@ pub(crate) enum Message {
     Hash(TensorHash),
     /// `Prepare` is done.
     Checked(Box<Checked>),
-    /// `Measure`, `Imitate` or `Cycle` is done, perhaps partly.
+    /// `Measure`, `MeasureSimple` or `Cycle` is done, perhaps partly.
     Done(Box<Finished>),
     /// It could not be done.
     Error(Vec<Problem>),
@@ -172,8 +181,8 @@ pub(crate) struct Finished {
     pub(crate) problem: Option<Problem>,
 }
 
-/// Sends a message. A worker that cannot, ends: its parent must not take a part of the story for
-/// the whole. (A parent that is gone takes this process with it anyway.)
+/// Sends a message. A worker that cannot send ends at once, so that its parent does not take part of
+/// the messages for all of them.
 pub(super) fn tell(message: &Message) {
     let mut line = serde_json::to_vec(message).expect("messages are plain data");
     line.push(b'\n');
@@ -181,4 +190,31 @@ pub(super) fn tell(message: &Message) {
     if stdout.write_all(&line).and_then(|()| stdout.flush()).is_err() {
         std::process::exit(i32::from(Exit::LoadFailed.code()));
     }
+}
+
+/// Tells that the baseline was taken.
+pub(super) fn tell_started(session: &Session, vram_bytes: Option<u64>) {
+    tell(&Message::Started { baseline: Point { vram_bytes, ..session.baseline() } });
+}
+
+/// Tells how far a load is: bytes that have arrived, of how many.
+pub(super) fn tell_progress(
+    session: &Session,
+    (done_bytes, total_bytes): (u64, u64),
+    layer: &str,
+    vram_bytes: Option<u64>,
+) {
+    let peaks = session.sampler.peaks();
+    tell(&Message::Progress {
+        done_bytes,
+        total_bytes,
+        layer: layer.to_owned(),
+        peak: Point {
+            host_bytes: peaks.host.bytes().value(),
+            rss_bytes: peaks.rss.bytes().value(),
+            vram_bytes,
+            split: None,
+        },
+        seconds: session.start.elapsed().as_secs_f64(),
+    });
 }
