@@ -1,8 +1,8 @@
-//! A directory -> the files that make up the checkpoint in it.
+//! Chooses the files of a directory that make up a checkpoint.
 //!
-//! Directories hold several copies side by side: sharded and consolidated, in several precisions,
-//! for several libraries. One rule chooses, sets are never mixed, and every choice that left
-//! something out is a note. In this order:
+//! Directories often hold several copies: sharded and consolidated, in several precisions, for
+//! several libraries. One rule chooses among them. Sets are never mixed, and a note names files
+//! that were left out. In this order:
 //!
 //! 1. `model_index.json`: a pipeline, one component per folder (see `pipeline.rs`);
 //! 2. an index, `*.safetensors.index*.json`;
@@ -11,9 +11,9 @@
 //! 5. a variant of 3, such as `model.fp16.safetensors`;
 //! 6. all `*.safetensors` files together.
 //!
-//! Where a rule fits several times: without a variant (`fp16` in `model.fp16...`) before with one,
+//! If several files match a rule: without a variant (`fp16` in `model.fp16...`) before with one,
 //! `model` before `diffusion_pytorch_model` before other names, then alphabetically. Hidden files
-//! do not count.
+//! are ignored.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -25,10 +25,10 @@ use onelayer_system::folder::names_in;
 const SUFFIX: &str = ".safetensors";
 const INDEX_MARK: &str = ".safetensors.index";
 
-/// Missing files that an error lists.
+/// The most missing files that an error lists.
 pub(super) const LISTED_MAX: usize = 64;
 
-/// What was chosen in a directory.
+/// The choice in a directory.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     /// The `model_index.json` of a pipeline.
@@ -44,7 +44,7 @@ pub(super) fn is_index_name(name: &str) -> bool {
     name.ends_with(".json") && name.contains(INDEX_MARK)
 }
 
-/// Chooses in `directory`; what was left out goes to `notes`.
+/// Chooses in `directory`; notes name the files that were left out.
 pub(super) fn choose(
     directory: &Path,
     pipelines: bool,
@@ -73,7 +73,7 @@ pub(super) fn choose(
         },
     };
     let Some(first) = chosen.first() else { return Err(listing.nothing(directory)) };
-    // Both are sorted, and there may be many.
+    // Binary search, since there may be many files.
     let is_chosen = |name: &Name| chosen.binary_search_by(|other| other.raw.cmp(&name.raw)).is_ok();
     let others = listing.weights.iter().filter(|name| !is_chosen(name));
     listing.note(directory, &first.text, others, notes);
@@ -82,7 +82,7 @@ pub(super) fn choose(
     Ok(Choice::Files(files))
 }
 
-/// Key of the order in which one of several is taken.
+/// Sort key: the smallest is chosen.
 fn rank(name: &Name) -> (bool, u8, &str) {
     let base = match name.stem().split('.').next() {
         Some("model") => 0,
@@ -136,13 +136,13 @@ impl Name {
     }
 }
 
-/// What a directory holds, as far as the rule asks. Sorted.
+/// The entries of a directory that the rule asks about, sorted.
 #[derive(Debug, Default)]
 struct Listing {
     weights: Vec<Name>,
     indices: Vec<Name>,
     has_pipeline: bool,
-    /// Files with weights in formats that are not read here.
+    /// Weights in other formats.
     foreign: Vec<String>,
 }
 
@@ -156,7 +156,7 @@ impl Listing {
             if text.starts_with('.') || !is_interesting(&text) {
                 continue;
             }
-            // A link that leads nowhere stays in: that a shard is missing must be said.
+            // A dangling link is kept, so that the missing shard is reported.
             if directory.join(&raw).is_dir() {
                 continue;
             }
@@ -175,7 +175,7 @@ impl Listing {
         Ok(listing)
     }
 
-    /// Rules 3 and 5: the best file that carries one of the two usual names.
+    /// Rules 3 and 5: the best file with one of the two usual names.
     fn single(&self, fits: impl Fn(&Name) -> bool) -> Option<&Name> {
         self.weights
             .iter()
@@ -223,7 +223,7 @@ impl Listing {
     }
 }
 
-/// True for names that the rule or its error messages ask about.
+/// True for names that the rule or its errors need.
 fn is_interesting(name: &str) -> bool {
     const FOREIGN: [&str; 8] = [".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".npz"];
     name.ends_with(SUFFIX)
@@ -232,7 +232,7 @@ fn is_interesting(name: &str) -> bool {
         || FOREIGN.iter().any(|suffix| name.ends_with(suffix))
 }
 
-/// The note that something was left out; `None` if nothing was.
+/// A note that names the files left out; `None` if there are none.
 pub(super) fn not_read<'a>(
     directory: &Path,
     chosen: &str,
@@ -249,8 +249,8 @@ pub(super) fn not_read<'a>(
         .then(|| format!("{}: {chosen} wins; not read: {}{more}", directory.display(), shown.join(", ")))
 }
 
-/// A numbered set promises how many files it has; whether they count from 0 or from 1 it does not
-/// say.
+/// Checks that no file of a numbered set is missing. Names give the number of files; counting may
+/// start at 0 or 1.
 fn check_complete(directory: &Path, chosen: Numbered<'_>, set: &[&Name]) -> Result<(), CheckpointError> {
     let mut numbers: Vec<u64> = Vec::with_capacity(set.len());
     for name in set {
@@ -277,8 +277,8 @@ fn check_complete(directory: &Path, chosen: Numbered<'_>, set: &[&Name]) -> Resu
     Err(CheckpointError::MissingShards { path, missing, missing_count, expected_count })
 }
 
-/// In a hub cache, `snapshots/REVISION` holds links to `blobs`, and a download under way is a blob
-/// of its own.
+/// In a hub cache, `snapshots/REVISION` holds links to `blobs`, and an unfinished download is a
+/// blob named `*.incomplete`.
 fn unfinished_download(directory: &Path) -> Option<PathBuf> {
     let snapshots = directory.parent().filter(|parent| parent.ends_with("snapshots"))?;
     let blobs = snapshots.parent()?.join("blobs");

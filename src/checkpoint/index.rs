@@ -1,12 +1,12 @@
-//! The index of a sharded checkpoint: which tensor lies in which file.
+//! Reads the index of a sharded checkpoint: which tensor is in which file.
 //!
 //! ```text
 //! { "metadata": { "total_size": n, ... }, "weight_map": { tensor: file, ... } }     as transformers writes it
 //! { tensor: file, ... }                                                             as accelerate writes it
 //! ```
 //!
-//! Only the text is read here: names are checked lexically, duplicates refused. Whether the shards
-//! hold what the map says is compared by the caller, both ways, once their headers are known.
+//! Only the text is checked here: syntax, names, duplicates. `open.rs` compares the index with the
+//! headers of the shards, both ways.
 
 use std::path::Path;
 
@@ -21,8 +21,8 @@ use super::text_sort::sort_by_text;
 use crate::footprint::{Held, block_bytes, list_bytes};
 use crate::units::{ByteRange, to_u64};
 
-/// Files of one checkpoint, at most. The largest seen have a few hundred; a hostile index could
-/// list millions, and each costs a path and a system call.
+/// The most files of one checkpoint. The largest published ones have a few hundred. A hostile index
+/// could list millions, and each costs a path and a system call.
 pub(super) const FILES_MAX: usize = 1 << 16;
 
 /// A checked `weight_map`, sorted by tensor.
@@ -32,9 +32,9 @@ pub(super) struct WeightMap {
     entries: Vec<Entry>,
     /// The distinct files, sorted.
     files: Vec<Span>,
-    /// `metadata.total_size` as it is spelled, if it is a number.
+    /// `metadata.total_size` as spelled, if it is a number.
     pub(super) total_size: Option<String>,
-    /// The most that was held while it was read, and with it.
+    /// Peak of memory while reading, this map included.
     read_peak_bytes: u64,
 }
 
@@ -64,7 +64,7 @@ impl WeightMap {
         })
     }
 
-    /// Names of the files, sorted, each once.
+    /// The distinct file names, sorted.
     pub(super) fn files(&self) -> impl ExactSizeIterator<Item = &str> {
         self.files.iter().map(|&span| self.spelled(span))
     }
@@ -79,12 +79,12 @@ impl WeightMap {
         block_bytes(to_u64(self.text.capacity())) + list_bytes(&self.entries) + list_bytes(&self.files)
     }
 
-    /// The most that was held while it was read, itself among it, in bytes.
+    /// Peak of memory while reading, this map included, in bytes.
     pub(super) fn read_peak_bytes(&self) -> u64 {
         self.read_peak_bytes
     }
 
-    /// Notes what is held beside it while it grows.
+    /// Counts `scratch`, held beside the growing map, towards the peak.
     fn note_beside(&mut self, scratch: Held) {
         let text_bytes = block_bytes(to_u64(self.text.capacity()));
         let held = scratch.grown(text_bytes).grown_list(&self.entries);
@@ -98,7 +98,7 @@ impl WeightMap {
     /// Sorts the entries and collects the files.
     ///
     /// # Errors
-    /// A tensor that stands twice.
+    /// A tensor that is listed twice.
     fn finish(&mut self) -> Result<(), String> {
         let text = &self.text;
         let spelled = |span: Span| &text[span.range()];
@@ -124,10 +124,10 @@ struct Parser<'a, R> {
     keys: OpenKeys,
     map: WeightMap,
     has_weight_map: bool,
-    /// The first key outside `weight_map` whose value is no text.
+    /// The first key outside `weight_map` whose value is not a string.
     other_key: Option<String>,
-    /// The first text outside `weight_map` that is no file name: fatal only if the map turns out to
-    /// be flat.
+    /// The first string outside `weight_map` that is not a file name. An error only if the map is
+    /// flat.
     unsafe_name: Option<CheckpointError>,
 }
 
@@ -171,7 +171,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
     fn member(&mut self, key: &str) -> Result<(), CheckpointError> {
         let fault = |path: &Path, fault: JsonFault| fault.at(path, JsonSection::Index);
         if key == "weight_map" {
-            // What looked like a flat map until here was something else.
+            // The entries so far were not a flat map.
             self.map.entries.clear();
             self.has_weight_map = true;
             return self.weight_map();
@@ -229,7 +229,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
         }
     }
 
-    /// Reads the file of a tensor whose name stands in the text from `start`, and keeps both.
+    /// Reads the file of the tensor whose name is the text from `start` on, and adds an entry.
     fn entry(&mut self, start: usize, section: JsonSection) -> Result<(), CheckpointError> {
         let middle = self.map.text.len();
         self.json
@@ -254,7 +254,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
         else {
             return Err(self.too_many("bytes of names", u64::from(u32::MAX)));
         };
-        // The same file mostly stands in the next entry too: one spelling is enough.
+        // Neighbours mostly share their file, which is then stored once.
         match self.map.entries.last() {
             Some(last) if self.map.spelled(last.file) == self.map.spelled(file) => {
                 let file = last.file;
@@ -266,7 +266,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
         Ok(())
     }
 
-    /// Refuses JSON that is no index.
+    /// Refuses JSON that is not an index.
     fn check_kind(&mut self) -> Result<(), CheckpointError> {
         if let (None, false, Some(error)) = (&self.other_key, self.has_weight_map, self.unsafe_name.take()) {
             return Err(error);

@@ -1,8 +1,7 @@
-//! What lies at a path -> all its files, opened and compared with each other.
+//! Opens all files of a checkpoint and compares them with each other.
 //!
-//! A checkpoint has one part, a pipeline one per component. Files are opened one after the other,
-//! at most two at a time, however many there are. All problems of a set are collected before it is
-//! refused.
+//! A checkpoint has one part, a pipeline one part per component. Files are opened one after the
+//! other, and closed again. The problems of all files are collected before a set is refused.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -20,10 +19,10 @@ use super::{Checkpoint, Inner};
 use crate::footprint::{Held, PeakMeter};
 use crate::units::to_u64;
 
-/// Problems that are collected before the search for more is given up.
+/// The most problems that are collected.
 const PROBLEMS_MAX: usize = 32;
 
-/// Opens and checks what lies at `path`.
+/// Opens and checks the checkpoint at `path`.
 pub(super) fn open(path: &Path, options: &OpenOptions) -> Result<Checkpoint, CheckpointError> {
     let mut notes = Vec::new();
     let parts = parts(path, options, &mut notes)?;
@@ -68,14 +67,14 @@ fn report(mut problems: Vec<CheckpointError>) -> Result<(), CheckpointError> {
 struct Part {
     /// Put before the names of its tensors.
     prefix: String,
-    /// Files that no index lists.
+    /// Files, if there is no index.
     files: Vec<PathBuf>,
-    /// The index that lists the files, if one does. Their paths are made one at a time: an index of
-    /// a MiB lists 65 536 of them.
+    /// The index that lists the files. Paths are built one at a time, since an index of a MiB can
+    /// list 65 536 files.
     index: Option<(PathBuf, WeightMap)>,
 }
 
-/// What lies at a path, as parts.
+/// The parts of the checkpoint at `path`.
 fn parts(path: &Path, options: &OpenOptions, notes: &mut Vec<String>) -> Result<Vec<Part>, CheckpointError> {
     let kind = match path.metadata() {
         Ok(metadata) => FileKind::of(metadata.file_type()),
@@ -169,7 +168,7 @@ impl Part {
         }
     }
 
-    /// Paths of its files.
+    /// The paths of its files.
     fn files(&self) -> impl Iterator<Item = Cow<'_, Path>> {
         let listed = self
             .index
@@ -182,7 +181,7 @@ impl Part {
         self.files.len() + self.index.as_ref().map_or(0, |(_, map)| map.files().len())
     }
 
-    /// Refuses the part if files are missing, and names all of them.
+    /// Refuses the part if files are missing. The error lists them.
     fn check_present(&self) -> Result<(), CheckpointError> {
         let mut problems = Vec::new();
         let mut missing = Vec::new();
@@ -241,7 +240,7 @@ impl Set<'_> {
         report(problems)?;
         self.meter.note(self.table.held());
         self.table.merge_names(mark);
-        // Within one file they were found.
+        // Reading a file has found duplicates within it.
         if part.file_count() > 1 {
             report(self.duplicates(mark).into_iter().collect())?;
         }
@@ -253,7 +252,7 @@ impl Set<'_> {
         Ok(())
     }
 
-    /// Tensors that stand in two files.
+    /// Finds tensors that are in two files.
     fn duplicates(&self, mark: Mark) -> Option<CheckpointError> {
         let mut ids = self.table.sorted_since(mark);
         let mut previous = self.table.entry(ids.next()?);
@@ -275,7 +274,7 @@ impl Set<'_> {
         })
     }
 
-    /// `total_size` is often wrong, so nothing rests on it.
+    /// Notes a wrong `total_size`. It is often wrong, so nothing depends on it.
     fn note_total_size(&mut self, index: &Path, map: &WeightMap, mark: Mark) {
         let Some(stated) = &map.total_size else { return };
         let ids = self.table.sorted_since(mark);
@@ -304,7 +303,7 @@ impl Set<'_> {
     }
 }
 
-/// An index against the headers of its shards, both ways.
+/// Compares an index with the headers of its shards, both ways.
 struct Comparison<'a> {
     set: &'a Set<'a>,
     path: &'a Path,
@@ -314,7 +313,7 @@ struct Comparison<'a> {
     first_shard: usize,
 }
 
-/// The first of some, and how many.
+/// The first of several, and their count.
 type Tally<T> = Option<(T, u64)>;
 
 fn count<T>(tally: &mut Tally<T>, example: T) {
@@ -325,7 +324,7 @@ fn count<T>(tally: &mut Tally<T>, example: T) {
 }
 
 impl Comparison<'_> {
-    /// Walks both sides, sorted by name, at once.
+    /// Merges both sides, which are sorted by name.
     fn run(&self) -> Vec<CheckpointError> {
         let (mut missing, mut unindexed, mut misplaced) = (None, None, None);
         let files: Vec<&str> = self.map.files().collect();

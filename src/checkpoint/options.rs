@@ -1,9 +1,9 @@
-//! How a checkpoint is opened.
+//! Options for opening a checkpoint.
 
 /// The reference's limit on a header, in bytes.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// How a checkpoint is opened.
+/// Options for opening a checkpoint.
 ///
 /// # Example
 /// ```
@@ -32,16 +32,16 @@ impl OpenOptions {
         Self::default()
     }
 
-    /// The longest header or index that is read, in bytes. Its description takes at most four times
-    /// as much memory.
+    /// The longest header or index that is accepted, in bytes. The description takes at most four
+    /// times this memory.
     #[must_use]
     pub fn header_bytes_max(mut self, bytes: u64) -> Self {
         self.header_bytes_max = bytes;
         self
     }
 
-    /// Lets tensors pass whose dtype the format does not name. Their bytes are [`DType::Opaque`]:
-    /// the size is what the offsets say, and nothing compares it with the shape.
+    /// Accepts tensors whose dtype the format does not know, as [`DType::Opaque`]. Their size comes
+    /// from the offsets alone and is not compared with the shape.
     ///
     /// [`DType::Opaque`]: super::DType::Opaque
     #[must_use]

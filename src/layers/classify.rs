@@ -10,7 +10,7 @@ use super::positions::{bucket, index32, slot};
 use super::{Confidence, Rule};
 use crate::footprint::{Held, PeakMeter};
 
-/// What became of a list.
+/// The kind of a numbered list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ListKind {
     /// A stack.
@@ -21,7 +21,7 @@ pub(super) enum ListKind {
     Inside,
 }
 
-/// The verdict on every list.
+/// The kind of every list.
 #[derive(Debug)]
 pub(super) struct ListKinds {
     kinds: Vec<ListKind>,
@@ -30,7 +30,7 @@ pub(super) struct ListKinds {
 }
 
 impl ListKinds {
-    /// Judges all lists. `given` has the override's word on a list, if any: stack or not.
+    /// Classifies all lists. `given` is the override's decision on a list, if any: stack or not.
     pub(super) fn classify(
         lists: &Lists<'_>,
         rule: &Rule,
@@ -66,31 +66,31 @@ impl ListKinds {
         Self { kinds, is_plural }
     }
 
-    /// The verdict on a list.
+    /// The kind of a list.
     pub(super) fn of(&self, list: u32) -> ListKind {
         self.kinds[slot(list)]
     }
 
-    /// True if the list is inside a layer and its children are worth telling apart.
+    /// True if the list is inside a layer and its children are sub-units.
     pub(super) fn is_sub_unit_list(&self, list: u32) -> bool {
         self.of(list) == ListKind::Inside && self.is_plural[slot(list)]
     }
 }
 
-/// The rule itself, once a list is described.
+/// The rule itself.
 fn choose(facts: &Facts, rule: &Rule) -> ListKind {
     if !facts.deep {
         return ListKind::Transparent;
     }
     let uniform = facts.uniform.is_none_or(|share| share >= 10 * rule.uniform_percent);
-    // A single child says nothing about shapes, so it is read as strictly as a uniform list.
+    // A single child tells nothing about uniformity, so the stricter thresholds apply.
     let strict = uniform || facts.children == 1;
     let (own, elements_percent) = if strict {
         (facts.own_beside_blocks, rule.own_elements_uniform_percent)
     } else {
         (facts.own, rule.own_elements_percent)
     };
-    // A few children with a long chain of blocks in each are whole networks, whatever else they have.
+    // A few children, each with a long chain of blocks, are whole networks.
     let holds_networks = strict && facts.blocks_longest / facts.children >= rule.chain_ratio;
     let is_mostly_inner = own.names < 10 * rule.own_names_percent || holds_networks;
     if is_mostly_inner && own.elements < 10 * elements_percent {

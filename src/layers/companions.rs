@@ -1,17 +1,16 @@
-//! Quantization companions: scales, zero points and states that belong to a weight, whatever their
-//! name.
+//! Finds quantization companions: scales, zero points and states that belong to a weight.
 //!
 //! `mlp.up.weight.absmax` looks like a parameter of a module `mlp.up.weight`, and a few such
-//! "modules" make a flat list of linears look like a stack. So companions take no part in the
-//! search for stacks and follow their weight. A suffix alone proves nothing (`logit_scale` is a
-//! plain parameter): the weight, or the packed form that replaced it, has to exist.
+//! "modules" make a flat list of linear layers look like a stack. So the search for stacks ignores
+//! companions, and each is put into the layer of its weight. A suffix is not enough (`logit_scale`
+//! is a plain parameter): the weight, or its packed form, must exist.
 
 use super::names::Names;
 use super::positions::{index32, slot};
 use super::text_index::TextIndex;
 use crate::footprint::{Held, PeakMeter};
 
-/// Behind the name of a tensor: bitsandbytes, compressed-tensors, FP8, torchao, MXFP4.
+/// Suffixes of a tensor's name: bitsandbytes, compressed-tensors, FP8, torchao, MXFP4.
 const TENSOR_SUFFIXES: [&str; 17] = [
     ".absmax",
     ".quant_map",
@@ -32,13 +31,13 @@ const TENSOR_SUFFIXES: [&str; 17] = [
     "_scales",
 ];
 
-/// Inside the name of a companion, with anything behind it.
+/// Infix of a companion's name; anything may follow.
 const STATE_INFIX: &str = ".quant_state.";
 
-/// What replaces the tensor in packed formats, behind its name.
+/// Suffixes of the packed form that replaces a tensor.
 const TENSOR_PAYLOADS: [&str; 3] = ["_packed", "_blocks", ".qdata"];
 
-/// Behind the name of a module, beside its `.weight` or `.qweight`: GPTQ, AWQ, MLX, LLM.int8.
+/// Suffixes of a module's name, beside its `.weight` or `.qweight`: GPTQ, AWQ, MLX, LLM.int8.
 const MODULE_SUFFIXES: [&str; 5] = [".scales", ".biases", ".qzeros", ".g_idx", ".SCB"];
 const MODULE_PAYLOADS: [&str; 2] = [".weight", ".qweight"];
 
@@ -57,24 +56,24 @@ pub(super) struct Companions {
     weights: Vec<u32>,
 }
 
-/// What a companion belongs to, by name.
+/// The name that a companion extends.
 #[derive(Clone, Copy)]
 enum Stem<'a> {
     Tensor(&'a str),
     Module(&'a str),
 }
 
-/// A tensor that is a companion if what it is named after exists.
+/// A tensor that is a companion if a tensor or module with its stem exists.
 struct Candidate {
     tensor: u32,
     stem_len: u32,
     /// The first candidate of the same stem.
     first: u32,
-    /// What has the stem's name; known of the first one.
+    /// The tensor with the stem's name; set for the first candidate of a stem.
     weight: u32,
 }
 
-/// The candidates, found by their stems: those of tensors and those of modules apart.
+/// The candidates, indexed by stem.
 #[derive(Default)]
 struct Candidates {
     list: Vec<Candidate>,
@@ -115,12 +114,12 @@ impl Companions {
         companions
     }
 
-    /// The weight that `tensor` follows, if it is a companion.
+    /// The weight of `tensor`, if it is a companion.
     pub(super) fn weight(&self, tensor: u32) -> Option<u32> {
         self.weights.get(slot(tensor)).copied().filter(|&weight| weight != NO_WEIGHT)
     }
 
-    /// All companions with the weight each belongs to, ascending.
+    /// All companions with their weights, ascending.
     pub(super) fn pairs(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         (self.weights.iter().enumerate())
             .filter(|&(_, &weight)| weight != NO_WEIGHT)
@@ -164,15 +163,14 @@ fn spelled<'a>(names: Names<'a>, list: &[Candidate], candidate: u32) -> &'a str 
     &names.name(tensor)[..slot(stem_len)]
 }
 
-/// The weight of each candidate; a companion of a companion belongs to the weight of the latter.
+/// The weight of each candidate. A companion of a companion belongs to the weight of the latter.
 fn resolve(names: Names<'_>, mut candidates: Vec<Candidate>, meter: &mut PeakMeter) -> Companions {
     for at in 0..candidates.len() {
         candidates[at].weight = candidates[slot(candidates[at].first)].weight;
     }
     candidates.retain(|candidate| candidate.weight != NO_WEIGHT && candidate.weight != candidate.tensor);
-    // A stem is shorter than its companion, so that in order of length every weight is settled before it
-    // is used. Packed forms are as long as their companions, but a packed form with a stem is not
-    // asked for.
+    // A stem is shorter than its companion, so in order of length every weight is resolved before it
+    // is used. Packed forms are as long as their companions, but are never looked up as companions.
     candidates.sort_unstable_by_key(|candidate| (names.name(candidate.tensor).len(), candidate.tensor));
     let mut weights = vec![NO_WEIGHT; names.count()];
     for Candidate { tensor, weight, .. } in &candidates {
@@ -196,7 +194,7 @@ fn stem(name: &str) -> Option<Stem<'_>> {
     stripped(name, &TENSOR_SUFFIXES, &TENSOR_ENDINGS).map(Stem::Tensor)
 }
 
-/// As `str::rfind`, whose preparations take longer than a look at each byte of a name.
+/// As `str::rfind`, which takes longer to prepare its search than this takes for a short name.
 fn last_state_infix(name: &str) -> Option<usize> {
     let bytes = name.as_bytes();
     let has_q = |part: &[u8]| part.iter().fold(false, |has, &byte| has | (byte == b'q'));
@@ -209,8 +207,8 @@ fn last_state_infix(name: &str) -> Option<usize> {
     (0..bytes.len()).rev().find(begins)
 }
 
-/// What every suffix of a group ends in: most names end in something else, which is told sooner
-/// than by comparing them with each suffix.
+/// The last two bytes of each suffix. Most names end in others, which is faster to see than by
+/// comparing all suffixes.
 const fn endings<const COUNT: usize>(suffixes: [&str; COUNT]) -> [[u8; 2]; COUNT] {
     let mut endings = [[0; 2]; COUNT];
     let mut at = 0;

@@ -15,7 +15,7 @@ use crate::footprint::{Held, PeakMeter};
 /// "None yet", in the flat arrays.
 const NONE: u32 = u32::MAX;
 
-/// What is known before tensors are assigned.
+/// Results of the earlier steps.
 #[derive(Clone, Copy)]
 pub(super) struct Inputs<'a> {
     pub(super) names: Names<'a>,
@@ -25,7 +25,7 @@ pub(super) struct Inputs<'a> {
     pub(super) companions: &'a Companions,
 }
 
-/// A layer before it has a place.
+/// A layer before it has a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Draft {
     /// A child of a list that is a stack.
@@ -33,21 +33,21 @@ pub(super) enum Draft {
         /// The child.
         child: u32,
     },
-    /// A group outside every stack: the first bytes of the name of one of its tensors.
+    /// A group outside every stack: a prefix of the name of one of its tensors.
     Rest {
         /// The tensor.
         sample: u32,
-        /// How many bytes.
+        /// Length of the prefix.
         path_len: u32,
     },
     /// A group of the override.
     Given {
-        /// Which one.
+        /// Its position in the override.
         group: u32,
     },
 }
 
-/// The layers, each with its tensors, in no order yet.
+/// The layers with their tensors, not yet in order.
 pub(super) struct Drafts<'a> {
     pub(super) inputs: Inputs<'a>,
     pub(super) list: Vec<Draft>,
@@ -58,7 +58,7 @@ pub(super) struct Drafts<'a> {
     starts: Vec<u32>,
 }
 
-/// Drafts while tensors are assigned, and how to find the one that a tensor belongs to.
+/// Drafts while tensors are assigned, with indices to find the draft of a tensor.
 struct Assignment<'a> {
     inputs: Inputs<'a>,
     containers: Containers<'a>,
@@ -101,7 +101,7 @@ impl<'a> Assignment<'a> {
 
     fn rest(&mut self, sample: u32, path: &str) -> u32 {
         let Self { inputs, list, by_path, .. } = self;
-        // Only such drafts are in the index.
+        // The index holds only groups outside every stack.
         let path_of = |list: &[Draft], draft: u32| inputs.id(list[slot(draft)]);
         if let Some(draft) = by_path.find(path, |draft| path_of(list, draft)) {
             return draft;
@@ -119,7 +119,7 @@ impl<'a> Assignment<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    /// The id of a draft.
+    /// The id of a draft's layer.
     pub(super) fn id(&self, draft: Draft) -> &'a str {
         match draft {
             Draft::Member { child } => self.lists.child_path(child),
@@ -128,7 +128,7 @@ impl<'a> Inputs<'a> {
         }
     }
 
-    /// The stack that a draft is a layer of.
+    /// The stack of a draft, if it is a member of one.
     pub(super) fn stack(&self, draft: Draft) -> Option<u32> {
         match draft {
             Draft::Member { child } => Some(self.lists.child(child).list),
@@ -163,8 +163,8 @@ impl<'a> Drafts<'a> {
         Ok(drafts)
     }
 
-    /// Ids of the rule are prefixes and cannot collide; a group of the override can take one that
-    /// exists.
+    /// Checks that a group of the override does not take the id of another layer. Ids of the rule
+    /// are prefixes and cannot collide.
     fn check_ids(&self, meter: &mut PeakMeter) -> Result<(), LayersError> {
         let groups = &self.inputs.map.groups;
         if groups.is_empty() {
@@ -193,9 +193,9 @@ impl<'a> Drafts<'a> {
     }
 }
 
-/// The containers of all stacks, to tell how deep a group outside of them is.
+/// The containers of all stacks, which decide the depth of groups outside of them.
 struct Containers<'a> {
-    /// Paths of the stacks, sorted bytewise: the path that shares most with a name is next to it.
+    /// Paths of the stacks, sorted bytewise. The path that shares most with a name is next to it.
     stacks: Vec<&'a str>,
 }
 
@@ -209,9 +209,9 @@ impl<'a> Containers<'a> {
         Self { stacks }
     }
 
-    /// The group of a tensor outside every stack: one component more than the deepest container of
-    /// a stack around it; a parameter directly on such a container belongs to the container's
-    /// own group.
+    /// The group of a tensor outside every stack: the deepest container of a stack around it, and
+    /// one component more. A parameter directly in such a container belongs to the container's own
+    /// group.
     fn group_path<'n>(&self, name: &'n str) -> &'n str {
         let at = self.stacks.partition_point(|stack| *stack < name);
         let neighbours = [at.checked_sub(1), Some(at)].into_iter().flatten();
@@ -230,7 +230,7 @@ impl<'a> Containers<'a> {
     }
 }
 
-/// Length of the deepest container of both, which is neither of them.
+/// Length of the deepest container of both that is neither of them.
 fn proper_container(stack: &str, name: &str) -> usize {
     let shared = name_parts::common_container(stack, name);
     if shared < stack.len() && shared < name.len() {

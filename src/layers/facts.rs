@@ -15,26 +15,26 @@ use super::text_index::TextIndex;
 use crate::footprint::{Held, PeakMeter, block_bytes};
 use crate::units::to_u64;
 
-/// What `measure` found out about one list. Shares are in thousandths.
+/// The description of one list. Shares are in thousandths.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Facts {
     pub(super) children: u32,
     pub(super) deep: bool,
     pub(super) common: bool,
-    /// Suffixes whose shape most children agree on; `None` without shapes.
+    /// Share of suffixes on whose shape most children agree; `None` without shapes.
     pub(super) uniform: Option<u32>,
-    /// Children that look like a residual block: a module of vectors (a norm) beside two weight
-    /// matrices. Without shapes: four modules or more.
+    /// Half of the children look like a residual block: a module of vectors (a norm) beside two
+    /// weight matrices. Without shapes: four modules or more.
     pub(super) blocks: bool,
-    /// Children with two weight matrices or more.
+    /// Half of the children have two weight matrices or more.
     pub(super) matrices: bool,
-    /// Share of a child's suffixes that half of its siblings have too.
+    /// Mean share of a child's suffixes that enough of its siblings have too.
     pub(super) alike: u32,
-    /// Share of a child's names (and elements) outside inner lists of alike children.
+    /// Mean share of a child's names (and elements) outside inner lists of similar children.
     pub(super) own: Own,
-    /// The same, counting only inner lists of alike blocks.
+    /// The same, but outside inner lists of similar blocks.
     pub(super) own_beside_blocks: Own,
-    /// Children of the longest inner list of alike blocks.
+    /// Length of the longest inner list of similar blocks.
     pub(super) blocks_longest: u32,
 }
 
@@ -45,27 +45,26 @@ pub(super) struct Own {
 }
 
 impl Facts {
-    /// True if this list, seen from an outer one, holds alike children.
+    /// True if the list, inside another one, has similar children.
     fn is_inner_stack(&self, rule: &Rule) -> bool {
         self.children >= 2 && self.deep && self.alike >= 10 * rule.alike_percent
     }
 
-    /// The same, for an outer list that looks like a stack itself: only near-identical blocks
-    /// count.
+    /// The same, inside a list that looks like a stack itself: only nearly identical blocks count.
     fn is_inner_block_stack(&self, rule: &Rule) -> bool {
         self.is_inner_stack(rule) && self.blocks && self.alike >= 10 * rule.alike_uniform_percent
     }
 
-    /// A list of several modules, worth telling apart inside a layer.
+    /// True for a list of several modules, which are sub-units inside a layer.
     pub(super) fn is_plural(&self) -> bool {
         self.children >= 2 && self.deep
     }
 }
 
-/// One spelling of a suffix below the children of one list.
+/// A suffix below the children of a list.
 struct Suffix<'a> {
     text: &'a str,
-    /// The suffix with its indices made alike.
+    /// The suffix with indices ignored.
     indexless: u32,
     module: u32,
     /// Children that have it.
@@ -74,7 +73,7 @@ struct Suffix<'a> {
     votes: u32,
 }
 
-/// A shape of a suffix, and how many children have it.
+/// A shape of a suffix, and the number of children that have it.
 struct Vote {
     /// The first tensor that has it.
     sample: u32,
@@ -86,11 +85,11 @@ struct Vote {
 /// "No more shapes".
 const NO_VOTE: u32 = u32::MAX;
 
-/// How many different shapes of a suffix are told apart. With more than this many nothing is
-/// uniform, except in lists so long that the bound stands for "no agreement" all the same.
+/// The most different shapes of a suffix that are counted. More of them mean that the children do
+/// not agree.
 const VOTES_MAX: usize = 16;
 
-/// A module of one child: what it was last seen in, and the highest rank of its tensors there.
+/// A module: the last child that has it, and the highest rank of its tensors in that child.
 #[derive(Clone, Copy)]
 struct Module<'a> {
     text: &'a str,
@@ -98,8 +97,8 @@ struct Module<'a> {
     rank_max: u32,
 }
 
-/// A suffix with its indices made alike: the child it was last seen in, inside and outside of inner
-/// lists, and how many children have it.
+/// A suffix with indices ignored: the last child that has it (for each way of counting), and the
+/// number of children that have it.
 #[derive(Clone, Copy, Default)]
 struct Indexless {
     hash: u64,
@@ -111,19 +110,19 @@ const ALL: usize = 0;
 const OUTSIDE: usize = 1;
 const OUTSIDE_BLOCKS: usize = 2;
 
-/// The running description of one list. Children are numbered from 1, so that 0 is "never seen".
+/// Builds the description of one list. Children are numbered from 1, so that 0 means "not seen".
 #[derive(Default)]
 pub(super) struct Measure<'a> {
     suffix_of: TextIndex,
     suffixes: Vec<Suffix<'a>>,
-    /// Those of the child before in the order of its tensors; up to the tensor at hand, those of
-    /// the child at hand.
+    /// Suffixes in the order of the previous child's tensors, overwritten by those of the current
+    /// child.
     sequence: Vec<u32>,
     votes: Vec<Vote>,
     module_of: TextIndex,
     modules: Vec<Module<'a>>,
     indexless_of: HashTable<u32>,
-    /// Keyed at random: names come from strangers.
+    /// Seeded at random, since names come from strangers.
     state: RandomState,
     indexless: Vec<Indexless>,
     /// Indexless suffixes of each child, one child after the other.
@@ -149,7 +148,7 @@ impl<'a> Measure<'a> {
     ) -> Facts {
         let children = lists.children(list);
         if children.iter().all(|&child| lists.tensors(child).len() < 2) {
-            // One tensor is one module at most, so the list is shallow, and nothing else matters.
+            // One tensor is at most one module, so the list is too shallow for a stack.
             return Facts { children: index32(children.len()), ..Facts::default() };
         }
         let mut measure = Self { shaped: true, ..Self::default() };
@@ -160,7 +159,7 @@ impl<'a> Measure<'a> {
         measure.facts(index32(children.len()), rule)
     }
 
-    /// What the description takes.
+    /// Memory of the description.
     fn held(&self) -> Held {
         let named =
             Held::default().grown_list(&self.suffixes).grown_list(&self.votes).grown_list(&self.modules);
@@ -168,7 +167,7 @@ impl<'a> Measure<'a> {
             named.grown_list(&self.indexless).grown_list(&self.child_suffixes).grown_list(&self.sequence);
         (counted.grown_list(&self.child_ends).grown(self.suffix_of.bytes()).grown(self.module_of.bytes()))
             .grown(block_bytes(to_u64(self.indexless_of.allocation_size())))
-            // The modules of one child, and the slack of blocks this small.
+            // The modules of one child, and the overhead of small blocks.
             .and(to_u64(self.modules.len()).saturating_mul(8))
     }
 
@@ -218,8 +217,8 @@ impl<'a> Measure<'a> {
         self.close_modules(&touched);
     }
 
-    /// What a tensor counts for, by the inner lists that it is in: always for the child, and for
-    /// the child's own part unless one of them is a stack of its own.
+    /// Where a tensor is counted: always for the whole child; for the parts outside inner stacks
+    /// only if none of the inner lists around it is such a stack.
     fn is_counted<'f>(&mut self, inner: impl Iterator<Item = &'f Facts>, rule: &Rule) -> [bool; 3] {
         let mut counted = [true; 3];
         for facts in inner {
@@ -232,7 +231,7 @@ impl<'a> Measure<'a> {
         counted
     }
 
-    /// Counts what kind of child the modules just seen make.
+    /// Classifies the child by its modules.
     fn close_modules(&mut self, touched: &[u32]) {
         let ranks = || touched.iter().map(|&module| self.modules[slot(module)].rank_max);
         let matrices = ranks().filter(|&rank| rank >= 2).count();
@@ -243,7 +242,7 @@ impl<'a> Measure<'a> {
         self.matrices += u32::from(matrices >= 2);
     }
 
-    /// The suffix of that tensor of a child. Children mostly have the same ones in the same order.
+    /// The suffix of a child's tensor. Children mostly have the same suffixes in the same order.
     fn suffix_at(&mut self, place: usize, text: &'a str) -> u32 {
         match self.sequence.get(place) {
             Some(&suffix) if self.suffixes[slot(suffix)].text == text => suffix,
@@ -281,7 +280,7 @@ impl<'a> Measure<'a> {
 
     fn indexless(&mut self, hash: u64) -> u32 {
         let Self { indexless_of, indexless, state, .. } = self;
-        // Hashed once more: names come from strangers, and this hash is no secret.
+        // Hashed again with a secret seed, since names come from strangers.
         let keyed = |hash: u64| state.hash_one(hash);
         if let Some(&at) = indexless_of.find(keyed(hash), |&at| indexless[slot(at)].hash == hash) {
             return at;
@@ -292,14 +291,14 @@ impl<'a> Measure<'a> {
         at
     }
 
-    /// The shapes of a suffix that are told apart, as positions in `votes`.
+    /// The shapes of a suffix, as positions in `votes`.
     fn votes(&self, suffix: u32) -> impl Iterator<Item = u32> + '_ {
         let known = |at: u32| (at != NO_VOTE).then_some(at);
         let first = known(self.suffixes[slot(suffix)].votes);
         std::iter::successors(first, move |&at| known(self.votes[slot(at)].next))
     }
 
-    /// Counts the shape of a tensor of one more child for a suffix.
+    /// Counts the shape of one more child's tensor.
     fn vote(&mut self, lists: &Lists<'_>, suffix: u32, tensor: u32) {
         let shape = lists.shape(tensor);
         let known = self.votes(suffix).find(|&at| lists.shape(self.votes[slot(at)].sample) == shape);
@@ -342,13 +341,12 @@ impl<'a> Measure<'a> {
         }
     }
 
-    /// Where shapes are unknown, only names can be weighed.
+    /// Without shapes only names count.
     fn without_shapes_no_elements(&self, own: Own) -> Own {
         if self.shaped { own } else { Own { elements: 0, ..own } }
     }
 
-    /// Share of the suffixes, among those of two children or more, on whose shape the children
-    /// agree.
+    /// Share of the suffixes of two or more children on whose shape the children agree.
     fn uniform(&self, rule: &Rule) -> u32 {
         let mut shared = 0;
         let mut agreed = 0;
@@ -368,7 +366,7 @@ fn element_count(shape: Option<&[u64]>) -> u64 {
     shape.map_or(0, |shape| shape.iter().fold(1, |product: u64, &length| product.saturating_mul(length)))
 }
 
-/// `part / whole` in thousandths; 1000 of nothing, so that an empty child owns all it has.
+/// `part / whole` in thousandths; 1000 if `whole` is zero, so that an empty child owns all it has.
 fn thousandths(part: u64, whole: u64) -> u32 {
     let share = if whole == 0 { 1000 } else { u128::from(part) * 1000 / u128::from(whole) };
     u32::try_from(share).expect("a part is not larger than its whole")

@@ -1,7 +1,8 @@
-//! Ordered drafts -> [`Layers`]: ids, tensors and sub-units, shared_parts from two shared arrays.
+//! Makes [`Layers`] of the ordered drafts: ids, tensors and sub-units are ranges of two shared
+//! arrays.
 //!
-//! First everything is appended to the arrays and only spans are noted; then, when the arrays are
-//! whole, the layers are made from the spans. The last step of the grouping.
+//! First all texts and ids are appended to the arrays and their ranges are recorded. When the
+//! arrays are complete, the layers are made from the ranges. The last step of the grouping.
 
 use super::classify::ListKind;
 use super::drafts::{Drafts, Inputs};
@@ -14,14 +15,15 @@ use crate::footprint::{Held, PeakMeter, items_bytes, list_bytes};
 /// "None yet".
 const NONE: u32 = u32::MAX;
 
-/// Whether layers name their sub-units. Among very many experts that takes as long as all the rest.
+/// Whether layers list their sub-units. With very many experts this takes as long as all other
+/// steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SubUnits {
     Named,
     LeftOut,
 }
 
-/// Makes the layers in this order; they are in the meter afterwards.
+/// Makes the layers in this order. The meter counts them as kept.
 pub(super) fn finish(
     drafts: Drafts<'_>,
     ordered: &[u32],
@@ -61,8 +63,8 @@ pub(super) fn finish(
     for (position, &draft) in (0..).zip(ordered) {
         position_of[slot(draft)] = position;
     }
-    // The draft of each tensor becomes the position of its layer; the meter has that list as the
-    // drafts'.
+    // Reuses the list of the drafts, which the meter counts: each entry becomes the position of a
+    // layer.
     layers.layer_of = drafts.of_tensor;
     for entry in &mut layers.layer_of {
         *entry = position_of[slot(*entry)];
@@ -76,7 +78,7 @@ pub(super) fn finish(
     Ok(layers)
 }
 
-/// What the layers take.
+/// Memory of the layers.
 fn held(layers: &Layers, shared: &Shared) -> Held {
     let sub_units = layers.layers.iter().map(|layer| items_bytes::<SubUnit>(layer.sub_units.len()));
     let flat = shared.held().list(&layers.layers).list(&layers.stacks).list(&layers.confidence);
@@ -95,7 +97,7 @@ fn companions(inputs: &Inputs<'_>) -> Vec<(TensorId, TensorId)> {
 struct LayerSpan {
     id: Span,
     tensors: Span,
-    /// Where its sub-units end among all of them.
+    /// End of its sub-units in the list of all of them.
     unit_end: u32,
 }
 
@@ -111,17 +113,17 @@ impl UnitSpan {
     }
 }
 
-/// The shared arrays while they grow, and where everything is in them.
+/// The growing shared arrays, and the ranges in them.
 struct Assembly {
     sub_units: SubUnits,
     shared_parts: SharedBuilder,
     layers: Vec<LayerSpan>,
     units: Vec<UnitSpan>,
-    /// Stacks in the order in which they first run.
+    /// Stacks in execution order.
     stacks: Vec<(Span, Confidence)>,
     /// Positions in `stacks`.
     stack_of_list: Vec<u32>,
-    /// Of the layer at hand: the tensors that are in a sub-unit, each behind its child; the lists
+    /// Of the current layer: pairs of child and tensor for the tensors in sub-units, and the lists
     /// of those children.
     inside: Vec<(u32, u32)>,
     inner_lists: Vec<u32>,
@@ -141,7 +143,7 @@ impl Assembly {
         }
     }
 
-    /// Draws a layer; `None` if there is too much text.
+    /// Adds a layer; `None` if there is too much text.
     fn add(&mut self, drafts: &Drafts<'_>, draft: u32) -> Option<()> {
         let inputs = &drafts.inputs;
         let entry = drafts.list[slot(draft)];
@@ -169,7 +171,7 @@ impl Assembly {
         Some(())
     }
 
-    /// Lists inside of a member, outermost first, each child with its tensors and their companions.
+    /// Adds the children of the outermost lists inside a member, with their tensors and companions.
     fn add_sub_units(&mut self, inputs: &Inputs<'_>, tensors: &[u32]) -> Option<()> {
         let Inputs { lists, kinds, companions, .. } = inputs;
         let is_sub_unit = |child: u32| kinds.is_sub_unit_list(lists.child(child).list);
@@ -193,7 +195,7 @@ impl Assembly {
         });
         let mut next = 0;
         for &child in self.inner_lists.iter().flat_map(|&list| lists.children(list)) {
-            // Children are mostly numbered in the order in which they stand in their list.
+            // Children are mostly numbered in the order of their list.
             let is_next = self.inside.get(next).is_some_and(|&(other, _)| other == child);
             let start = if is_next { next } else { self.inside.partition_point(|&(other, _)| other < child) };
             let own = self.inside[start..].iter().take_while(|&&(other, _)| other == child);

@@ -1,9 +1,7 @@
-//! Assigns every tensor to one layer: companions, claims of the override, stacks, then the groups
-//! outside of them.
+//! Runs the steps of the grouping in order, and checks that every tensor is in exactly one layer.
 //!
-//! Puts the other files of this stage together and checks that no tensor is lost; [`Layers`] is its
-//! only caller. A checkpoint may have a million layers, so everything here is a flat list, and a
-//! [`PeakMeter`] counts what is held.
+//! A checkpoint may have a million layers, so all tables are flat lists, and a [`PeakMeter`] counts
+//! their memory.
 
 use super::classify::ListKinds;
 use super::companions::Companions;
@@ -22,8 +20,8 @@ use crate::units::to_u64;
 /// "None yet", in the flat arrays.
 const NONE: u32 = u32::MAX;
 
-/// Most tensors that can be grouped: positions in the flat arrays (several per tensor) are 32 bits
-/// wide.
+/// The most tensors that can be grouped: positions in the flat arrays (several per tensor) have 32
+/// bits.
 const TENSORS_MAX: u64 = 1 << 28;
 
 /// Groups `names`.
@@ -49,8 +47,8 @@ fn group(names: Names<'_>, map: &LayerMap, rule: &Rule, sub_units: SubUnits) -> 
 }
 
 impl Drafts<'_> {
-    /// All layers in execution order, by the default and then by the override. What it returns is
-    /// kept.
+    /// All layers in execution order: the default order, then the override's. The meter counts the
+    /// result as kept.
     fn ordered(&self, meter: &mut PeakMeter) -> Result<Vec<u32>, LayersError> {
         let units = Units::of(self, meter);
         let sequence = order::order(&units.items, &UnitShapes { drafts: self, units: &units }, meter);
@@ -78,7 +76,7 @@ impl Drafts<'_> {
     }
 }
 
-/// Stacks with their members in natural order, and groups: what is put in order.
+/// Stacks with their members in natural order, and groups: the items of the default order.
 struct Units<'a> {
     items: Vec<Item<'a>>,
     /// The drafts of each unit.
@@ -87,7 +85,7 @@ struct Units<'a> {
 }
 
 impl<'a> Units<'a> {
-    /// The units of all drafts; kept until they are released.
+    /// The units of all drafts. The meter counts them until they are released.
     fn of(drafts: &Drafts<'a>, meter: &mut PeakMeter) -> Self {
         let Inputs { names, map, lists, .. } = drafts.inputs;
         let mut draft_of_child = vec![NONE; lists.child_count()];
@@ -109,7 +107,7 @@ impl<'a> Units<'a> {
                     }
                     let members = lists.children(list).iter();
                     units.drafts.extend(members.map(|&child| draft_of_child[slot(child)]));
-                    // The slash of `vae/` stays, so that a list at its root is known to be in a component.
+                    // The slash of `vae/` stays, to mark a list at the root of a component.
                     let prefix = lists.prefix(list);
                     (prefix.strip_suffix('.').unwrap_or(prefix), true)
                 }
@@ -155,7 +153,7 @@ impl Shapes for UnitShapes<'_, '_> {
     }
 }
 
-/// Step 5 of the rule: every tensor is in exactly one layer.
+/// Checks that every tensor is in exactly one layer.
 fn check_complete(tensor_count: usize, layers: &Layers, meter: &mut PeakMeter) -> Result<(), LayersError> {
     let mut seen = vec![false; tensor_count];
     meter.note(Held::default().list(&seen));
@@ -187,14 +185,13 @@ impl Layers {
     /// Groups the tensors of a checkpoint by the rule and an override.
     ///
     /// # Errors
-    /// As [`group`](Self::group), and if the override names what the checkpoint does not have, or
-    /// contradicts itself.
+    /// As [`group`](Self::group), and if the override has a name that the checkpoint does not have,
+    /// or contradicts itself.
     pub fn group_with(checkpoint: &Checkpoint, map: &LayerMap) -> Result<Self, LayersError> {
         Self::of_checkpoint(checkpoint, map, SubUnits::Named)
     }
 
-    /// As [`group_with`](Self::group_with), for a caller who takes layers as a whole: none of them
-    /// has a sub-unit.
+    /// As [`group_with`](Self::group_with), without sub-units.
     pub(crate) fn group_whole(checkpoint: &Checkpoint, map: &LayerMap) -> Result<Self, LayersError> {
         Self::of_checkpoint(checkpoint, map, SubUnits::LeftOut)
     }
@@ -214,7 +211,7 @@ impl Layers {
         Ok(layers)
     }
 
-    /// Groups bare names: tensor ids count in the order given.
+    /// Groups bare names. A tensor's id is its position in `names`.
     ///
     /// # Errors
     /// As [`group_with`](Self::group_with), and [`LayersError::TooManyTensors`].
@@ -222,7 +219,7 @@ impl Layers {
         Self::from_names_by(names, map, &Rule::default())
     }
 
-    /// The same with other thresholds: to measure how much they matter.
+    /// As [`from_names`](Self::from_names), with other thresholds, to measure how much they matter.
     ///
     /// # Errors
     /// As [`from_names`](Self::from_names).

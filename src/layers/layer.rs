@@ -1,4 +1,4 @@
-//! Layers and the set of them.
+//! Layers, and the list of all layers of a checkpoint.
 
 use std::fmt;
 
@@ -6,25 +6,23 @@ use super::positions::{index32, slot};
 use super::{Confidence, LayersError, Prefix, TensorIds};
 use crate::checkpoint::TensorId;
 
-/// The name of a layer: the full prefix of its tensors, such as `model.layers.0` or `lm_head`; in a
+/// The id of a layer: the full prefix of its tensors, such as `model.layers.0` or `lm_head`; in a
 /// pipeline with its component in front, such as `transformer/transformer_blocks.0`. Cheap to
 /// clone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LayerId(Prefix);
 
 impl LayerId {
-    /// The id spelled `text`, unchecked: whether a layer has that id is for
-    /// [`Layers::find`](super::Layers::find) to say.
+    /// An id with this text. [`Layers::find`](super::Layers::find) tells whether a layer has it.
     #[must_use]
     pub fn new(text: &str) -> Self {
         Self(Prefix::new(text))
     }
 
-    /// The id that a person or a file spelled `text`.
+    /// An id with this text, which a person or a file gave.
     ///
     /// # Errors
-    /// [`LayersError::EmptyId`] if `text` is empty. Nothing else is refused, since tensor names may
-    /// hold any text.
+    /// [`LayersError::EmptyId`] if `text` is empty. Any other text is accepted, as in tensor names.
     pub fn parse(text: &str) -> Result<Self, LayersError> {
         if text.is_empty() { Err(LayersError::EmptyId) } else { Ok(Self::new(text)) }
     }
@@ -54,7 +52,7 @@ impl fmt::Display for LayerId {
     }
 }
 
-/// Where a layer comes from.
+/// The kind of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LayerKind {
@@ -67,7 +65,7 @@ pub enum LayerKind {
     Group,
 }
 
-/// A part of a layer that can be told apart, such as one expert.
+/// A named part of a layer, such as one expert.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SubUnit {
@@ -77,7 +75,7 @@ pub struct SubUnit {
     pub tensors: TensorIds,
 }
 
-/// One layer: what is loaded, handed out and freed together.
+/// One layer: tensors that are loaded, delivered and freed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Layer {
@@ -87,25 +85,25 @@ pub struct Layer {
     pub kind: LayerKind,
     /// All its tensors, in file order (ascending ids), sub-units included.
     pub tensors: TensorIds,
-    /// Lists inside the layer (experts), in natural order. What is in none of them is the layer's
-    /// base part.
+    /// Numbered parts of the layer (experts), in natural order. The other tensors are its base
+    /// part.
     pub sub_units: Box<[SubUnit]>,
 }
 
-/// The place of a layer that has none yet.
+/// "No position yet".
 const NOWHERE: u32 = u32::MAX;
 
 /// All layers of a checkpoint, in execution order. Every tensor is in exactly one.
 ///
-/// Nothing is read: names and shapes decide. docs/layers.md tells the rule, its figures and its
-/// limits.
+/// Only names and shapes decide; no tensor is read. docs/layers.md explains the rule, its scores
+/// and its limits.
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
     pub(super) layers: Vec<Layer>,
     pub(super) stacks: Vec<Prefix>,
     /// Per stack.
     pub(super) confidence: Vec<Confidence>,
-    /// Position of each tensor's layer.
+    /// Per tensor: the position of its layer.
     pub(super) layer_of: Vec<u32>,
     /// Positions of the layers, sorted by id.
     pub(super) by_id: Vec<u32>,
@@ -122,8 +120,8 @@ impl Layers {
         &self.layers
     }
 
-    /// Full prefixes of the stacks, such as `model.layers`, in the order in which they first run. A
-    /// list at the root of the names has the prefix "".
+    /// Full prefixes of the stacks, such as `model.layers`, in execution order. A stack at the root
+    /// of the names has the prefix "".
     #[must_use]
     pub fn stacks(&self) -> &[Prefix] {
         &self.stacks
@@ -159,7 +157,7 @@ impl Layers {
         &self.layers[self.position_of(tensor)]
     }
 
-    /// The position in [`as_slice`](Self::as_slice) of the layer that holds a tensor.
+    /// The position of a tensor's layer in [`as_slice`](Self::as_slice).
     ///
     /// # Panics
     /// If `tensor` comes from another checkpoint and is out of range.
@@ -168,35 +166,32 @@ impl Layers {
         slot(self.layer_of[tensor.index()])
     }
 
-    /// Quantization companions (scales, zero points, states), each with the weight that it belongs
-    /// to.
+    /// Quantization companions (scales, zero points, states), each with its weight.
     #[must_use]
     pub fn companions(&self) -> &[(TensorId, TensorId)] {
         &self.companions
     }
 
-    /// Host memory that the grouping holds, in bytes as the allocator takes them.
+    /// Host memory of the grouping, in bytes, allocator overhead included.
     #[must_use]
     pub fn metadata_bytes(&self) -> u64 {
         self.metadata_bytes
     }
 
-    /// The most host memory that grouping held at once, in bytes as the allocator takes them: what
-    /// is kept, and the tables that led to it. Part of every host budget.
+    /// Peak of host memory while grouping, in bytes: the result and temporary tables, allocator
+    /// overhead included. It counts against every host budget.
     ///
-    /// A sum of the capacities of all lists and tables that are held together, at its highest. Not
-    /// in it: the override itself, and what scales with its entries.
+    /// The override and tables that scale with its entries are not counted.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
         self.peak_bytes
     }
 
-    /// Puts the layers into that order. It has to name each layer that has a selected tensor, and
+    /// Puts the layers into the caller's order. It must name every layer with a selected tensor,
     /// each once; the others come last.
     ///
     /// # Errors
-    /// [`LayersError::CallOrder`] for a name that no layer has, one that comes twice, and a layer
-    /// that is left out.
+    /// [`LayersError::CallOrder`] for an unknown id, an id that occurs twice, and a missing layer.
     pub(crate) fn reorder(
         &mut self,
         order: &[LayerId],
@@ -222,7 +217,7 @@ impl Layers {
         for at in self.by_id.iter_mut().chain(&mut self.layer_of) {
             *at = places[slot(*at)];
         }
-        // Each swap puts one layer into its place for good.
+        // Each swap puts one layer into its final position.
         for at in 0..places.len() {
             while places[at] != index32(at) {
                 let place = slot(places[at]);

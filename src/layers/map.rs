@@ -1,6 +1,6 @@
-//! The override file: a small TOML that replaces what the rule decided.
+//! Reads the override file: a small TOML that replaces decisions of the rule.
 //!
-//! This file only reads it. Whether the names exist is checked against a checkpoint in `overrides`.
+//! `overrides.rs` checks its names against a checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -46,21 +46,21 @@ pub struct LayerMap {
     pub(super) groups: Vec<Group>,
 }
 
-/// A name as the override spells it.
+/// A name in the override.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) name: String,
     pub(super) position: TextPosition,
 }
 
-/// A layer that the override defines.
+/// A layer defined by the override.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Group {
     pub(super) id: Entry,
     pub(super) prefixes: Vec<Entry>,
 }
 
-/// The file as serde sees it.
+/// The file, for serde.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct File {
@@ -105,7 +105,7 @@ impl LayerMap {
         })
     }
 
-    /// True if it changes nothing.
+    /// True if it is empty and changes nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()

@@ -1,13 +1,12 @@
-//! How a tensor name is cut: components, numbered components, suffixes, natural order.
+//! Parts of tensor names: components, numbered components, suffixes, natural order.
 //!
-//! Works on slices of the name and allocates nothing. Knows nothing of lists, layers or tensors;
-//! the other files of this stage call it.
+//! Works on slices of a name and allocates nothing.
 
 use std::cmp::Ordering;
 
-/// Where the dotted part of a name starts: behind `component/` in a pipeline, else at 0.
+/// Start of the dotted part of a name: behind `component/` in a pipeline, else 0.
 ///
-/// Only a first part without a dot is a component, so that a stray `/` inside a module name changes
+/// Only a first part without a dot is a component, so that a `/` inside a module name changes
 /// nothing.
 pub(super) fn body_start(name: &str) -> usize {
     match name.bytes().position(|byte| byte == b'.' || byte == b'/') {
@@ -43,7 +42,7 @@ pub(super) fn components(name: &str, start: usize) -> impl Iterator<Item = (usiz
     })
 }
 
-/// What follows the component that ends at byte `end`, without the dot; empty at the end of the
+/// The text behind the component that ends at byte `end`, without the dot; empty at the end of the
 /// name.
 pub(super) fn suffix_after(name: &str, end: usize) -> &str {
     name.get(end + 1..).unwrap_or("")
@@ -55,28 +54,28 @@ pub(super) fn module_of(suffix: &str) -> &str {
     suffix.rfind('.').map_or("", |dot| &suffix[..dot])
 }
 
-/// A number for `suffix` in which all indices look alike, so that `experts.3.w1` and
-/// `experts.41.w1` are one (FNV-1a).
+/// A hash (FNV-1a) of `suffix` that ignores the values of indices: `experts.3.w1` and
+/// `experts.41.w1` have the same.
 ///
-/// A collision could only make the rule miscount, never lose a tensor.
+/// A collision could make the rule miscount, but never lose a tensor.
 pub(super) fn indexless_hash(suffix: &str) -> u64 {
     let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     suffix.split('.').fold(0xcbf2_9ce4_8422_2325, |hash, component| {
-        // Neither byte occurs in UTF-8, so that no component can imitate an index or an end.
+        // Neither byte occurs in UTF-8, so no component can look like an index or an end.
         let index: &[u8] = b"\xff";
         let bytes = if is_index(component.as_bytes()) { index } else { component.as_bytes() };
         mix(bytes.iter().fold(hash, |hash, &byte| mix(hash, byte)), 0xfe)
     })
 }
 
-/// A list's prefix as people write it: `model.layers.` is `model.layers`, `vae/` is `vae`, "" is
+/// A list's prefix without its separator: `model.layers.` is `model.layers`, `vae/` is `vae`, "" is
 /// the root.
 pub(super) fn path_of_prefix(prefix: &str) -> &str {
     prefix.strip_suffix(['.', '/']).unwrap_or(prefix)
 }
 
-/// Compares two indices by value, then by spelling, so that `9 < 10` and `01` stays apart from `1`.
-/// No integer is built: an index may have a thousand digits.
+/// Compares two indices by value, then by spelling: `9 < 10`, and `01` differs from `1`. Works on
+/// digits, since an index may have a thousand of them.
 pub(super) fn compare_indices(left: &[u8], right: &[u8]) -> Ordering {
     let significant = |digits: &[u8]| digits.len() - digits.iter().take_while(|&&byte| byte == b'0').count();
     let (left_length, right_length) = (significant(left), significant(right));
@@ -115,7 +114,7 @@ fn digit_run(bytes: &[u8]) -> usize {
     bytes.iter().take_while(|byte| byte.is_ascii_digit()).count()
 }
 
-/// How many bytes two texts begin with alike.
+/// Length of the common prefix of two texts.
 pub(super) fn agreed_len(left: &[u8], right: &[u8]) -> usize {
     let (left_words, _) = left.as_chunks::<8>();
     let (right_words, _) = right.as_chunks::<8>();
@@ -125,8 +124,8 @@ pub(super) fn agreed_len(left: &[u8], right: &[u8]) -> usize {
     start + rest.take_while(|(left, right)| left == right).count()
 }
 
-/// How many bytes of `left` and `right` agree, cut back to whole components: the length of the
-/// deepest common container, or 0. Equal texts share all their bytes.
+/// Length of the deepest common container of two paths: their common prefix, cut back to whole
+/// components, or 0. Equal paths share all their bytes.
 pub(super) fn common_container(left: &str, right: &str) -> usize {
     let agreed = agreed_len(left.as_bytes(), right.as_bytes());
     let at_boundary = |text: &str| text.len() == agreed || text.as_bytes()[agreed] == b'.';

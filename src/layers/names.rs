@@ -1,9 +1,9 @@
-//! The names and shapes that are grouped, wherever they are kept.
+//! The names and shapes that are grouped.
 
 use super::positions::{index32, slot};
 use crate::checkpoint::{Checkpoint, TensorId};
 
-/// What the rule sees of a tensor: its name, and its shape where it is known (an index file has
+/// The input of the rule for one tensor: its name, and its shape if it is known (an index has
 /// none).
 #[derive(Clone, Copy, Debug)]
 pub struct NamedShape<'a> {
@@ -13,18 +13,18 @@ pub struct NamedShape<'a> {
     pub shape: Option<&'a [u64]>,
 }
 
-/// Names and shapes by tensor. A checkpoint's are read where they are: a list of them would take 32
-/// bytes each.
+/// Names and shapes by tensor. Those of a checkpoint are not copied: a list would take 32 bytes
+/// each.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Names<'a> {
-    /// Those of a checkpoint.
+    /// The tensors of a checkpoint.
     Opened(&'a Checkpoint),
     /// A caller's list.
     Listed(&'a [NamedShape<'a>]),
 }
 
 impl<'a> Names<'a> {
-    /// How many there are.
+    /// Number of tensors.
     pub(super) fn count(self) -> usize {
         match self {
             Self::Opened(checkpoint) => checkpoint.tensor_count(),
@@ -53,7 +53,7 @@ impl<'a> Names<'a> {
         }
     }
 
-    /// The file of a tensor; 0 where files are unknown.
+    /// The file of a tensor; 0 if files are unknown.
     pub(super) fn shard(self, tensor: u32) -> u32 {
         match self {
             Self::Opened(checkpoint) => checkpoint.shard_of(TensorId(tensor)).0,

@@ -1,10 +1,8 @@
-//! The default order of execution: what is in front of the stacks, the stacks, what is behind them.
+//! The default order of execution: groups in front of the stacks, the stacks, groups behind them.
 //!
-//! Layers form a tree of containers (`model` holds `embed_tokens`, `layers` and `norm`); siblings
-//! are sorted at every node. Where a group stands is read from shapes as far as possible: a matrix
-//! that maps into the width of the stacks is in front, one that maps out of it is behind, a group
-//! of vectors is a closing norm. Words decide only what shapes cannot: see [`words`]. It is a
-//! default; an override replaces it. Pipelines keep their components apart.
+//! Layers form a tree of containers (`model` holds `embed_tokens`, `layers` and `norm`), and
+//! siblings are sorted at every node. `role.rs` tells the position of a group among its siblings.
+//! An override can replace the order. The components of a pipeline stay apart.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -16,27 +14,27 @@ use super::role::{Flow, Role, words};
 use super::text_index::TextIndex;
 use crate::footprint::{Held, PeakMeter, list_bytes};
 
-/// How many tensors of a group, and how many widths of a container, are looked at.
+/// The most tensors of a group, and widths of a container, that are examined.
 const LOOK_MAX: usize = 64;
 
 /// A stack or a group, to be put in order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item<'a> {
-    /// Where it is: the path of the stack, or of the group.
+    /// The path of the stack or group.
     pub(super) path: &'a str,
     /// True for a stack.
     pub(super) is_stack: bool,
-    /// The first file that holds a part of it; 0 where files are unknown.
+    /// The first file that holds a part of it; 0 if files are unknown.
     pub(super) first_shard: u32,
 }
 
-/// What the order needs to know of the tensors.
+/// Shapes of tensors, which the order depends on.
 pub(super) trait Shapes {
-    /// Shapes of the tensors of an item: of the first member of a stack, of all of a group.
+    /// Shapes of an item's tensors: those of a stack's first member, or of a whole group.
     fn shapes(&self, item: u32) -> impl Iterator<Item = Option<&[u64]>>;
 }
 
-/// Positions of `items` in the default order. They are kept in the meter.
+/// Positions of `items` in the default order. The meter counts the result as kept.
 pub(super) fn order(items: &[Item<'_>], shapes: &impl Shapes, meter: &mut PeakMeter) -> Vec<u32> {
     let mut sorted: Vec<u32> = (0..index32(items.len())).collect();
     let split = |item: u32| {
@@ -58,7 +56,7 @@ pub(super) fn order(items: &[Item<'_>], shapes: &impl Shapes, meter: &mut PeakMe
     ordered
 }
 
-/// Compares paths component by component, so that everything below a container is in one run.
+/// Compares paths component by component, so that everything below a container is contiguous.
 fn compare_paths(left: &str, right: &str) -> Ordering {
     let key = |byte: u8| if byte == b'.' { 0 } else { u16::from(byte) + 1 };
     left.bytes().map(key).cmp(right.bytes().map(key))
@@ -67,7 +65,8 @@ fn compare_paths(left: &str, right: &str) -> Ordering {
 /// "No node", "no item".
 const NONE: u32 = u32::MAX;
 
-/// A container, or an item at a leaf. There may be a million, so lists are spans of the tree's.
+/// A container, or an item at a leaf. There may be a million nodes, so their lists are ranges of
+/// shared arrays.
 #[derive(Debug)]
 struct Node {
     /// Length of the container's path; one more than the path for a leaf.
@@ -81,9 +80,10 @@ struct Node {
     child_last: u32,
     /// The next child of the same container.
     next: u32,
-    /// Lengths of the vectors of the stacks below: the widths that layers speak to each other in.
+    /// Lengths of the vectors of the stacks below: the widths of the activations between layers.
     widths: (u32, u32),
-    /// Width of the vocabularies right in this container, to find the stack that reads them.
+    /// Widths of the embedding tables directly in this container, to find the stack that reads
+    /// them.
     vocabularies: (u32, u32),
     first_shard: u32,
     /// Longest dimension in the stacks below.
@@ -188,8 +188,7 @@ impl<'a> Tree<'a> {
         Some(self.nodes[slot(node)].item).filter(|&item| item != NONE)
     }
 
-    /// Attaches every open node deeper than `depth` to its container, which is made where it is
-    /// missing.
+    /// Attaches every open node deeper than `depth` to its container, which is created if missing.
     fn close(&mut self, open: &mut Vec<u32>, depth: usize) {
         let depth_of = |nodes: &[Node], node: u32| slot(nodes[slot(node)].depth);
         let mut last: Option<u32> = None;
@@ -243,7 +242,7 @@ impl<'a> Tree<'a> {
         meter.note(self.held().list(&downwards));
     }
 
-    /// What is known of a node from the stacks below it.
+    /// Fills in the fields of a node that depend on the stacks below it.
     fn measure_stacks(&mut self, node: u32, shapes: &impl Shapes) {
         // Ordered, so that the same names give the same order in every run.
         let mut widths: BTreeSet<u64> = BTreeSet::new();
@@ -279,7 +278,7 @@ impl<'a> Tree<'a> {
         (entry.has_stack, entry.first_shard) = (has_stack, first_shard);
     }
 
-    /// Where the group `child` stands below its container `node`, and whether it holds a
+    /// Fills in the role of the group `child` in its container `node`, and whether it holds a
     /// vocabulary.
     fn measure_group(
         &mut self,
@@ -309,8 +308,8 @@ impl<'a> Tree<'a> {
         self.children(node).filter(|&child| self.nodes[slot(child)].has_stack)
     }
 
-    /// True if all stacks below `node` are in one and the same container below it, so that what
-    /// stands beside that container was put on top of it.
+    /// True if all stacks below `node` are in a single container below it. Then the groups beside
+    /// that container were put on top of it.
     fn is_wrapped(&self, node: u32) -> bool {
         let mut holders = self.stack_holders(node);
         match (holders.next(), holders.next()) {
@@ -330,8 +329,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// True if `node` is a stack beside a vocabulary of its width: what reads tokens, not what
-    /// feeds images to it.
+    /// True if `node` is a stack beside a vocabulary of its width: it reads tokens.
     fn reads_vocabulary(&self, container: u32, node: u32) -> bool {
         let widths = &self.vocabularies[range(self.nodes[slot(container)].vocabularies)];
         let own = &self.widths[range(self.nodes[slot(node)].widths)];
@@ -386,14 +384,14 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// What a child is sorted by, before its name.
+/// The sort key of a child, before its name.
 struct Key {
     role: Role,
     is_decoder: bool,
     tokens_last: bool,
     has_no_stack: bool,
     shard: u32,
-    /// Where the plain part of the name starts.
+    /// Start of the plain part of the name.
     plain_start: u32,
     child: u32,
 }
@@ -404,8 +402,8 @@ impl Key {
     }
 }
 
-/// Where the name of a sibling stack starts that `name` qualifies: `single_transformer_blocks` is
-/// `transformer_blocks`, qualified, and comes after it. Else 0.
+/// Start of a sibling stack's name inside `name`, else 0: `single_transformer_blocks` contains
+/// `transformer_blocks` and comes after it.
 fn plain_start(name: &str, is_sibling: impl Fn(&str) -> bool) -> usize {
     let starts = name.rmatch_indices('_').take(8).map(|(at, _)| at + 1);
     starts.into_iter().find(|&start| is_sibling(&name[start..])).unwrap_or(0)

@@ -1,5 +1,5 @@
-//! An override applied to one checkpoint: names become lists, prefixes and layers, or an error that
-//! says what exists instead.
+//! Applies an override to a checkpoint: names become lists, prefixes and layers, or an error that
+//! suggests names that exist.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -14,7 +14,7 @@ use crate::footprint::{Held, PeakMeter, items_bytes};
 /// "Claimed by none".
 const NO_GROUP: u32 = u32::MAX;
 
-/// Which tensors the groups of an override claim.
+/// The tensors that the groups of an override claim.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     /// Group per tensor, or [`NO_GROUP`]; empty without groups.
@@ -25,7 +25,7 @@ impl Claims {
     /// Finds the tensors of every group.
     ///
     /// # Errors
-    /// If a prefix holds no tensor, or two prefixes hold the same one.
+    /// If a prefix matches no tensor, or two prefixes match the same one.
     pub(super) fn find(names: Names<'_>, map: &LayerMap, meter: &mut PeakMeter) -> Result<Self, LayersError> {
         if map.groups.is_empty() {
             return Ok(Self::default());
@@ -87,16 +87,16 @@ fn conflict(second: (&Group, &Entry), first: (&Group, &Entry)) -> LayersError {
     }
 }
 
-/// What the override says of lists: stack or not. A list around a given stack is none.
+/// The override's decisions on lists: stack or not. A list around a given stack is not a stack.
 ///
 /// # Errors
-/// If a name is no list, or two entries contradict each other.
+/// If a name is not a list, or two entries contradict each other.
 pub(super) fn given_lists(lists: &Lists<'_>, map: &LayerMap) -> Result<HashMap<u32, bool>, LayersError> {
     let mut given = HashMap::new();
     if map.stacks.is_empty() && map.not_stacks.is_empty() {
         return Ok(given);
     }
-    // Only what is named: a checkpoint may have a million lists.
+    // Only named lists are indexed, since a checkpoint may have a million.
     let entries = || map.stacks.iter().chain(&map.not_stacks);
     let mut list_of: HashMap<&str, Option<u32>> =
         entries().map(|entry| (entry.name.as_str(), None)).collect();
@@ -142,7 +142,7 @@ fn contradiction(key: &str, entry: &Entry, other_key: &str, first: &Entry) -> La
     }
 }
 
-/// A layer as the order of an override sees it.
+/// The names of a layer in the order of an override.
 pub(super) struct Ordered<'a> {
     /// Its id.
     pub(super) id: &'a str,
@@ -150,11 +150,11 @@ pub(super) struct Ordered<'a> {
     pub(super) stack: Option<&'a str>,
 }
 
-/// Applies the override's order to `count` layers, which `layer` tells in the default order; the
-/// result is the positions in it, reordered.
+/// Applies the override's order to `count` layers; `layer` gives them in the default order. Returns
+/// their positions in that order, reordered.
 ///
 /// # Errors
-/// If an entry names no layer, stack or container, or is listed twice.
+/// If an entry is not a layer, stack or container, or is listed twice.
 pub(super) fn reorder<'a>(
     count: usize,
     layer: impl Fn(u32) -> Ordered<'a>,
@@ -162,7 +162,7 @@ pub(super) fn reorder<'a>(
     meter: &mut PeakMeter,
 ) -> Result<Vec<u32>, LayersError> {
     let layers = || (0..index32(count)).map(|position| (position, layer(position)));
-    // Only what is named: a checkpoint may have a million layers.
+    // Only named layers are indexed, since a checkpoint may have a million.
     let mut by_id: HashMap<&str, Vec<u32>> =
         order.iter().map(|entry| (entry.name.as_str(), Vec::new())).collect();
     for (position, layer) in layers() {
@@ -176,8 +176,7 @@ pub(super) fn reorder<'a>(
     let mut placed = vec![false; count];
     let mut positions = Vec::with_capacity(count);
     let named = by_id.values().fold(Held::default(), Held::grown_list);
-    // A container's layers are listed one container at a time: no more than all layers, doubled while
-    // the list grows.
+    // The layers of one container at a time: at most all layers, doubled while the list grows.
     let below = items_bytes::<u32>(count.saturating_mul(2));
     meter.note(named.list(&placed).list(&positions).grown(below));
     for entry in order {
@@ -211,8 +210,7 @@ fn is_below(id: &str, prefix: &str) -> bool {
     id.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(['.', '/']))
 }
 
-/// `name` and the containers around it, outermost first; the first few, which is enough to suggest
-/// one.
+/// The first few containers around `name`, outermost first, and `name` itself.
 fn prefixes_of(name: &str) -> impl Iterator<Item = &str> {
     let component = name_parts::body_start(name);
     let first = (component > 0).then(|| &name[..component.saturating_sub(1)]);
@@ -234,9 +232,9 @@ fn unknown<'a>(
     }
 }
 
-/// Up to three known names that differ least from `name`.
+/// Up to three known names with the smallest distance to `name`.
 fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<String> {
-    /// More candidates or longer names than this are no help to a person, and cost time.
+    /// More candidates or longer names do not help a person, and cost time.
     const CANDIDATES_MAX: usize = 20_000;
     const LENGTH_MAX: usize = 128;
     let candidates: BTreeSet<&str> =

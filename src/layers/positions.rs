@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-/// Sorts `(bucket, value)` pairs into buckets, keeping their order: the values, and where each
-/// bucket starts.
+/// Sorts `(bucket, value)` pairs into buckets, keeping their order. Returns the values, and the
+/// start of each bucket.
 pub(super) fn bucket(count: usize, pairs: impl Iterator<Item = (u32, u32)> + Clone) -> (Vec<u32>, Vec<u32>) {
-    // One place further than where they end up: while values are filled in, `starts[bucket + 1]` is
-    // where the next one goes, and in the end it is where the next bucket starts.
+    // Shifted by one: while values are filled in, `starts[bucket + 1]` is the position of the
+    // bucket's next value. In the end it is the start of the next bucket.
     let mut starts = vec![0_u32; count + 2];
     for (bucket, _) in pairs.clone() {
         starts[slot(bucket) + 2] += 1;
@@ -24,15 +24,15 @@ pub(super) fn bucket(count: usize, pairs: impl Iterator<Item = (u32, u32)> + Clo
     (values, starts)
 }
 
-/// The positions of bucket `bucket`.
+/// The range of a bucket's values.
 pub(super) fn span(starts: &[u32], bucket: usize) -> Range<usize> {
     slot(starts[bucket])..slot(starts[bucket + 1])
 }
 
-/// A position in one of the flat arrays as it is stored.
+/// A position in a flat array, as it is stored.
 ///
 /// # Panics
-/// If it does not fit, which [`Layers::from_names`](super::Layers::from_names) rules out before.
+/// If it does not fit in 32 bits. [`Layers::from_names`](super::Layers::from_names) rules that out.
 pub(super) fn index32(position: usize) -> u32 {
     u32::try_from(position).expect("positions were checked to fit in 32 bits")
 }

@@ -3,9 +3,9 @@
 //! A matrix that maps into the width of the stacks is in front, one that maps out of it is behind,
 //! a group of vectors is a closing norm. Words decide only where shapes cannot: see [`words`].
 
-/// The words that settle what names and shapes leave open.
+/// The words that decide where shapes do not.
 pub(super) mod words {
-    /// In front: an embedding has the shape of a head.
+    /// In front. An embedding has the same shape as a head.
     pub(in super::super) const FRONT: &str = "emb";
     /// Behind.
     pub(in super::super) const BACK: [&str; 3] = ["head", "out", "final"];
@@ -15,7 +15,7 @@ pub(super) mod words {
     pub(in super::super) const DECODER: &str = "decoder";
 }
 
-/// Where a group stands among its siblings.
+/// The position of a group among its siblings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Role {
     Front,
@@ -24,16 +24,16 @@ pub(super) enum Role {
     Back,
 }
 
-/// How the matrices of a group connect to the width of the stacks beside it.
+/// How the matrices of a group connect to the widths of the stacks beside it.
 #[derive(Default)]
 pub(super) struct Flow {
     maps_in: bool,
     maps_out: bool,
-    /// It maps out and has a bias as long as its output: a linear layer, not a table.
+    /// It maps out and has a bias of its output's length: a linear layer, not an embedding table.
     has_output_bias: bool,
     only_vectors: bool,
     is_known: bool,
-    /// Width of a table longer than any dimension of the stacks.
+    /// Width of an embedding table that is longer than any dimension of the stacks.
     pub(super) vocabulary_width: Option<u64>,
 }
 

@@ -2,23 +2,23 @@
 //!
 //! docs/layers.md explains the rule and gives its scores.
 
-/// The thresholds of the rule, most in percent. The default is what the figures in docs/layers.md
-/// are for; anything else is for measuring how much they matter.
+/// The thresholds of the rule, most in percent. The scores in docs/layers.md are for the default;
+/// other values serve to measure how much a threshold matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rule {
-    /// Share of children that must have two modules or more, else the list is too shallow for a
-    /// stack.
+    /// Share of children that must have two or more modules. Otherwise the list is too shallow for
+    /// a stack.
     pub deep_percent: u32,
-    /// Share of children (two at least) that must have a suffix in common.
+    /// Share of children (at least two) that must have a suffix in common.
     pub common_percent: u32,
     /// Share of children that must agree on the shape of a suffix for that suffix to count as
     /// uniform.
     pub agreement_percent: u32,
-    /// Share of suffixes that must be uniform for a list to count as uniform.
+    /// Share of suffixes that must be uniform for the list to count as uniform.
     pub uniform_percent: u32,
-    /// A list is a mere container of inner stacks only if less than this share of the names below a
-    /// child is outside of them.
+    /// A list is only a container of inner stacks if less than this share of a child's names is
+    /// outside of them.
     pub own_names_percent: u32,
     /// The same for tensor elements, in a list whose shapes change from child to child.
     pub own_elements_percent: u32,
@@ -29,8 +29,8 @@ pub struct Rule {
     pub alike_percent: u32,
     /// The same where the outer list is uniform.
     pub alike_uniform_percent: u32,
-    /// A list whose children hold chains of blocks this many times as long as itself is a list of
-    /// networks, however many names stand beside the chains.
+    /// A list is a list of networks if its children hold chains of blocks this many times as long
+    /// as the list.
     pub chain_ratio: u32,
 }
 
@@ -51,16 +51,16 @@ impl Default for Rule {
     }
 }
 
-/// How sure the rule is of a stack.
+/// How certain it is that a list is a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Confidence {
-    /// The override file says so.
+    /// Given by the override file.
     Given,
     /// Several children of the same structure and the same shapes.
     High,
-    /// Several children of the same structure; their shapes change, as in a pyramid of widths.
+    /// Several children of the same structure with different shapes, as in a pyramid of widths.
     Medium,
-    /// A single child, or shapes unknown.
+    /// A single child, or unknown shapes.
     Low,
 }

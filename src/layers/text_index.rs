@@ -1,8 +1,8 @@
-//! Finds texts that are kept elsewhere: a hash table of 4-byte positions.
+//! Finds texts that are stored elsewhere: a hash table of 4-byte positions.
 //!
-//! A map from `&str` takes 25 bytes a bucket, and while it grows half as much again; with a million
-//! layers that was the largest part of what grouping held. Here a bucket takes 5 bytes, and the
-//! caller tells the text of a position.
+//! A map from `&str` takes 25 bytes a bucket, and half as much again while it grows: with a million
+//! layers that was the largest table of the grouping. Here a bucket takes 5 bytes, and the caller
+//! returns the text of a position.
 
 use std::hash::BuildHasher;
 
@@ -17,25 +17,25 @@ use crate::units::to_u64;
 #[derive(Debug, Default)]
 pub(super) struct TextIndex {
     table: HashTable<u32>,
-    // Keyed at random: names come from strangers.
+    // Seeded at random, since names come from strangers.
     state: RandomState,
 }
 
 impl TextIndex {
-    /// The position of `text`; `text_of` spells the positions that were inserted.
+    /// The position of `text`. `text_of` returns the text of an inserted position.
     pub(super) fn find<'t>(&self, text: &str, text_of: impl Fn(u32) -> &'t str) -> Option<u32> {
         self.table.find(self.state.hash_one(text), |&at| text_of(at) == text).copied()
     }
 
-    /// Adds the position of a text that is not there yet. `text_of` must know it by now.
+    /// Adds the position of a new text. `text_of` must know it already.
     pub(super) fn insert<'t>(&mut self, position: u32, text_of: impl Fn(u32) -> &'t str) {
         let Self { table, state } = self;
         let hash = |at: &u32| state.hash_one(text_of(*at));
         table.insert_unique(hash(&position), position, hash);
     }
 
-    /// The position of `text`, or `None` and adds it as that of `position`. `text_of` must know
-    /// those that were inserted before.
+    /// The position of `text`, or `None` after adding `position` for it. `text_of` must know the
+    /// positions that were inserted before.
     pub(super) fn find_or_insert<'t>(
         &mut self,
         text: &str,
@@ -53,7 +53,7 @@ impl TextIndex {
         }
     }
 
-    /// What the table takes.
+    /// Memory of the table.
     pub(super) fn bytes(&self) -> u64 {
         block_bytes(to_u64(self.table.allocation_size()))
     }

@@ -1,8 +1,6 @@
-//! Whole runs: what stands in the directory afterwards, after success and after every kind of
-//! failure.
+//! Whole runs: the contents of the directory after success and after every kind of failure.
 //!
-//! Tests that need a small file system of their own mount one. Where that is not permitted they say
-//! so on stderr and check nothing.
+//! Some tests mount a small file system. If that is not permitted, they print that they skip.
 
 use std::collections::BTreeMap;
 use std::fs;

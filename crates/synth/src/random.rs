@@ -1,18 +1,17 @@
 //! The bytes of a synthetic tensor: fast, finite as floats, and never zero.
 //!
-//! A tensor is cut into groups of [`GROUP_BYTES`]. A group is a pure function of (seed, tensor,
-//! group): any part of any tensor can be made at any time by any thread, and the result does not
-//! depend on how the work was shared out. Inside a group eight independent xorshift generators fill
-//! eight interleaved lanes; the loop has no multiplication and no carried dependency between lanes,
-//! so that the compiler turns it into vector code even for the oldest x86-64.
+//! A tensor consists of groups of [`GROUP_BYTES`]. The bytes of a group depend only on seed, tensor
+//! and group, so any thread can make any part at any time with the same result. Inside a group,
+//! eight independent xorshift generators fill eight interleaved lanes. The loop has no
+//! multiplication and no dependency between lanes, so the compiler vectorizes it even for the
+//! oldest x86-64.
 //!
-//! It does not try to be a good statistical generator, and is no cryptographic one: it makes filler
-//! that does not compress, differs everywhere, and cannot be mistaken for a hole in a file. The
-//! writer calls it; nothing else does.
+//! This is neither a good statistical nor a cryptographic generator. Its output does not compress,
+//! differs everywhere, and cannot be mistaken for a hole in a file.
 
 use onelayer_system::FloatType;
 
-/// Length of the unit of generation, in bytes; a multiple of one round of the eight lanes.
+/// Bytes of a group; a multiple of one round of the eight lanes.
 pub(super) const GROUP_BYTES: usize = 4096;
 
 /// Lanes of 64 bits that a round fills.
@@ -24,12 +23,11 @@ const ROUND_BYTES: usize = LANE_COUNT * 8;
 /// The increment of splitmix64: 2^64 divided by the golden ratio, made odd.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Which random bits of a 64-bit word stay, and which bits are then set.
+/// The random bits of a 64-bit word that are kept, and the bits that are then set.
 ///
 /// Sign and fraction stay random. The exponent keeps two random bits below fixed ones, so that
-/// every magnitude lies in `[2^-7, 2^-3)`: like a weight, and far from zero, infinity and
-/// NaN. The lowest bit of every byte that holds only fraction is set, so that no byte is
-/// ever zero.
+/// every magnitude is in `[2^-7, 2^-3)`: like a weight, and far from zero, infinity and NaN. The
+/// lowest bit of every byte of the fraction alone is set, so that no byte is zero.
 fn masks(float: FloatType) -> Masks {
     match float {
         FloatType::Bf16 => Masks { keep: repeat_u16(0x81FF), set: repeat_u16(0x3C01) },
@@ -53,14 +51,12 @@ pub(super) struct TensorBytes {
 }
 
 impl TensorBytes {
-    /// The bytes of the tensor numbered `tensor_index` (in the order of the model's state dict)
-    /// under `seed`.
+    /// The bytes of tensor `tensor_index` (in the order of the state dict) with `seed`.
     pub(super) fn new(seed: u64, tensor_index: u64, float: FloatType) -> Self {
         Self { key: mix(mix(seed.wrapping_add(GOLDEN)).wrapping_add(tensor_index)), masks: masks(float) }
     }
 
-    /// Writes the tensor's bytes from `offset_bytes` on, counted from the tensor's start, over all
-    /// of `target`.
+    /// Fills `target` with the tensor's bytes from `offset_bytes` on.
     pub(super) fn fill(self, offset_bytes: u64, target: &mut [u8]) {
         let group_bytes = u64::try_from(GROUP_BYTES).expect("a small constant");
         let mut group = offset_bytes / group_bytes;
@@ -99,7 +95,7 @@ impl TensorBytes {
         let mut state = key;
         for lane in &mut lanes {
             state = state.wrapping_add(GOLDEN);
-            // A xorshift generator must not start at zero: it would stay there.
+            // A xorshift generator must not start at zero, where it would stay.
             *lane = mix(state) | 1;
         }
         for round in target.chunks_exact_mut(ROUND_BYTES) {

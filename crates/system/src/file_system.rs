@@ -1,7 +1,7 @@
-//! What kind of file system holds a file: by the number that `statfs` gives, and a table of names.
+//! The kind of file system that holds a file: the number of `statfs`, and a table of names.
 //!
-//! Two stages ask: the one that decides how to read (is the page cache what the file is made of,
-//! does a network lie between), and the probe, for its reports.
+//! The loader uses it to decide how to read (files in memory, files behind a network), the probe
+//! for its reports.
 
 use std::fmt;
 use std::fs::File;
@@ -16,16 +16,16 @@ pub struct FileSystem {
     magic: u64,
 }
 
-/// Where the bytes of a file are when they are not in the page cache.
+/// Where the bytes of a file come from if they are not in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Storage {
-    /// On a device of this machine, as far as its number tells.
+    /// A device of this machine.
     Local,
-    /// Nowhere else: the file system lives in memory.
+    /// Memory: there is no other copy.
     Memory,
-    /// Behind a network.
+    /// A network.
     Network,
-    /// Wherever a program of this machine gets them from.
+    /// A program on this machine.
     Program,
 }
 
@@ -72,50 +72,49 @@ const FILE_SYSTEMS: [(u64, &str, Storage); 36] = [
 const OVERLAY: u64 = 0x794C_7630;
 
 impl FileSystem {
-    /// The one that holds an open file.
+    /// The file system of an open file.
     pub fn holding(file: &File) -> io::Result<Self> {
         Ok(Self::from_raw(rustix::fs::fstatfs(file.as_fd())?.f_type))
     }
 
-    /// The word is 32 or 64 bits wide, signed or not, by architecture; the number itself has 32
-    /// bits.
+    /// The kind with the number `raw`. `statfs` returns 32 or 64 bits, signed or not, depending on
+    /// the architecture; the number itself has 32 bits.
     pub fn from_raw(raw: impl Into<i128>) -> Self {
         let bits = raw.into() & i128::from(u32::MAX);
         Self { magic: u64::try_from(bits).expect("32 bits fit in 64") }
     }
 
-    /// The number `statfs` gives.
+    /// The number of `statfs`.
     #[must_use]
     pub fn magic(self) -> u64 {
         self.magic
     }
 
-    /// Its name, or `None` for one that is not in the table.
+    /// Its name, or `None` if it is not in the table.
     #[must_use]
     pub fn name(self) -> Option<&'static str> {
         self.entry().map(|(_, name, _)| *name)
     }
 
-    /// True if its bytes are known to come over a network. FUSE may do anything and is not counted
-    /// here.
+    /// True if its bytes come over a network. False for FUSE, which may do anything.
     #[must_use]
     pub fn is_network(self) -> bool {
         self.has(Storage::Network)
     }
 
-    /// True if its files are made of memory and of nothing else.
+    /// True if its files are in memory only.
     #[must_use]
     pub fn is_memory(self) -> bool {
         self.has(Storage::Memory)
     }
 
-    /// True if a program gets the bytes: FUSE, and the shared folders of virtual machines.
+    /// True if a program delivers the bytes: FUSE, and shared folders of virtual machines.
     #[must_use]
     pub fn is_program(self) -> bool {
         self.has(Storage::Program)
     }
 
-    /// True if it is an overlay, which hands calls on to other file systems.
+    /// True for an overlay, which forwards calls to other file systems.
     #[must_use]
     pub fn is_overlay(self) -> bool {
         self.magic == OVERLAY
@@ -140,7 +139,7 @@ impl fmt::Display for FileSystem {
     }
 }
 
-/// As its name, or its number as `0x…`.
+/// Serializes its name, or its number as `0x…`.
 impl Serialize for FileSystem {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)

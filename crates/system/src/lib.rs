@@ -1,6 +1,7 @@
-//! Sizes, byte ranges, and what the operating system says of files.
+//! Sizes, byte ranges, float types, and facts about files from the operating system.
 //!
-//! The loader and the probe both stand on this crate, so that neither depends on the other.
+//! The loader, the probe and the other packages share this crate, so that they need not depend on
+//! each other. No module here uses another one, except `units`.
 //!
 //! | module | holds |
 //! |---|---|

@@ -1,9 +1,8 @@
-//! What can be wrong with a checkpoint.
+//! Errors about checkpoints.
 //!
-//! Every variant names the file and, where there is one, the tensor, with what was expected and
-//! what was found. Names stand in the fields as the file spells them, control characters included:
-//! whoever prints a message on a terminal escapes it. Messages shorten long names, the fields hold
-//! up to 64 KiB of them.
+//! Every variant names the file, the tensor if there is one, the expected and the found value.
+//! Fields hold names as the file spells them, control characters included: escape them before
+//! printing to a terminal. Messages shorten long names; fields hold up to 64 KiB of a name.
 
 use std::io;
 use std::path::PathBuf;
@@ -17,7 +16,7 @@ use crate::units::HumanBytes;
 mod predicates;
 mod text;
 
-/// What can be wrong with a checkpoint.
+/// An error about a checkpoint.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
@@ -32,26 +31,27 @@ pub enum CheckpointError {
         source: io::Error,
     },
 
-    /// There is nothing at that path.
+    /// The path does not exist.
     #[error("{}: no such file or directory", path.display())]
     NotFound {
         /// The path.
         path: PathBuf,
     },
 
-    /// A symbolic link leads nowhere: in a hub cache, a download that did not finish.
+    /// The target of a symbolic link is missing. In a hub cache, this is a download that did not
+    /// finish.
     #[error("{}: links to {}, which is missing{}; download it again", path.display(), target.display(),
         PartOf(partial_bytes.as_ref()))]
     DanglingLink {
         /// The link.
         path: PathBuf,
-        /// Where it leads.
+        /// Its target.
         target: PathBuf,
-        /// Bytes that an interrupted download left next to the target.
+        /// Bytes of an unfinished download beside the target.
         partial_bytes: Option<u64>,
     },
 
-    /// A path leads to something that is not a regular file.
+    /// The path names something other than a regular file.
     #[error("{}: expected a regular file, found a {found}", path.display())]
     NotRegular {
         /// The path.
@@ -60,27 +60,27 @@ pub enum CheckpointError {
         found: FileKind,
     },
 
-    /// A directory holds no weights that this crate reads.
+    /// A directory holds no safetensors weights.
     #[error("{}: no safetensors weights here: expected {expected}, found {found}", path.display())]
     NoWeights {
         /// The directory.
         path: PathBuf,
-        /// What would have been taken.
+        /// The files that would have been read.
         expected: &'static str,
         /// What is there instead.
         found: String,
     },
 
-    /// Not a safetensors file at all.
+    /// The file is not a safetensors file.
     #[error("{}: expected a safetensors file, found {found}", path.display())]
     NotSafetensors {
         /// The file.
         path: PathBuf,
-        /// What its first bytes look like, or how short it is.
+        /// A guess from its first bytes, or its length if it is too short.
         found: String,
     },
 
-    /// The header cannot be as long as the file says.
+    /// The announced header is longer than the file.
     #[error("{}: header of {header_bytes} bytes announced, but only {} of the file's {file_bytes} bytes follow: \
         interrupted download, or not a safetensors file", path.display(), file_bytes.saturating_sub(8))]
     HeaderExceedsFile {
@@ -106,7 +106,7 @@ pub enum CheckpointError {
         limit_bytes: u64,
     },
 
-    /// More of something than the tables of this crate can number.
+    /// More items than the tables of this crate can count.
     #[error("{}: more than {limit} {what}", path.display())]
     TooMany {
         /// The file that went over.
@@ -117,14 +117,14 @@ pub enum CheckpointError {
         limit: u64,
     },
 
-    /// The text of a header or an index is not what its format asks for.
+    /// The text of a header or an index breaks its format.
     #[error("{}: in {section}, at byte {offset}: expected {expected}, found {found}", path.display())]
     Syntax {
         /// The file.
         path: PathBuf,
-        /// The part of the text: `the header`, ``tensor `x` ``, ...
+        /// The section of the text: `the header`, ``tensor `x` ``, ...
         section: JsonSection,
-        /// Where, counted from the start of the file.
+        /// Byte offset from the start of the file.
         offset: u64,
         /// What may stand there.
         expected: &'static str,
@@ -132,7 +132,7 @@ pub enum CheckpointError {
         found: String,
     },
 
-    /// A key stands twice in one object.
+    /// An object has a key twice.
     #[error("{}: in {section}: expected each key once, found {} twice", path.display(), Quoted(key))]
     DuplicateKey {
         /// The file.
@@ -167,9 +167,8 @@ pub enum CheckpointError {
         found: String,
     },
 
-    /// A tensor of that shape has more bits than 64-bit arithmetic can count. A zero elsewhere in
-    /// the shape does not excuse it, so the verdict does not depend on the order of the
-    /// dimensions.
+    /// The shape has more bits than 64-bit arithmetic can count. A dimension of zero does not
+    /// excuse this, so that the result does not depend on the order of the dimensions.
     #[error("{}: tensor {}: expected a size below 2^64 bits, found {dtype} of shape {shape}", path.display(),
         Quoted(tensor))]
     SizeOverflow {
@@ -183,7 +182,7 @@ pub enum CheckpointError {
         shape: String,
     },
 
-    /// Elements smaller than a byte that do not fill their last byte.
+    /// Elements smaller than a byte do not fill the last byte.
     #[error("{}: tensor {}: expected whole bytes, found {bits} bits ({dtype} of shape {shape})", path.display(),
         Quoted(tensor))]
     PartialByte {
@@ -199,7 +198,7 @@ pub enum CheckpointError {
         bits: u64,
     },
 
-    /// The offsets of a tensor run backwards.
+    /// The end offset of a tensor is below its start offset.
     #[error("{}: tensor {}: expected data_offsets in ascending order, found [{start}, {end}]", path.display(),
         Quoted(tensor))]
     ReversedOffsets {
@@ -213,7 +212,7 @@ pub enum CheckpointError {
         end: u64,
     },
 
-    /// Shape and dtype ask for another number of bytes than the offsets span.
+    /// Shape and dtype need a different number of bytes than the offsets span.
     #[error("{}: tensor {}: expected {expected_bytes} bytes ({dtype} of shape {shape}), found data_offsets that \
         span {found_bytes}", path.display(), Quoted(tensor))]
     SizeMismatch {
@@ -231,7 +230,7 @@ pub enum CheckpointError {
         found_bytes: u64,
     },
 
-    /// Bytes of the data section that belong to no tensor.
+    /// Some bytes of the data section belong to no tensor.
     #[error("{}: tensor {}: expected its bytes to start at offset {expected_start} of the data section, found \
         {found_start}: {} bytes belong to no tensor", path.display(), Quoted(tensor),
         found_start.saturating_sub(*expected_start))]
@@ -246,7 +245,7 @@ pub enum CheckpointError {
         found_start: u64,
     },
 
-    /// Bytes that belong to two tensors.
+    /// Some bytes belong to two tensors.
     #[error("{}: tensor {}: expected its bytes to start at offset {expected_start} of the data section, found \
         {found_start}, inside tensor {}", path.display(), Quoted(tensor), Quoted(other))]
     Overlap {
@@ -277,7 +276,7 @@ pub enum CheckpointError {
         found_bytes: u64,
     },
 
-    /// The file goes on after its last tensor.
+    /// The file has bytes after its last tensor.
     #[error("{}: expected {expected_bytes} bytes, found {found_bytes}: {} bytes follow the last tensor", path.display(),
         found_bytes.saturating_sub(*expected_bytes))]
     TrailingBytes {
@@ -289,7 +288,7 @@ pub enum CheckpointError {
         found_bytes: u64,
     },
 
-    /// The file was touched while its header was read.
+    /// The file changed while its header was read.
     #[error("{}: changed while it was read: expected {}, found {}", path.display(), states.0, states.1)]
     FileChanged {
         /// The file.
@@ -298,7 +297,7 @@ pub enum CheckpointError {
         states: Box<(FileIdentity, FileIdentity)>,
     },
 
-    /// An index has no list of tensors, or an empty one.
+    /// An index lists no tensors.
     #[error("{}: expected an index with a weight_map, found {found}", path.display())]
     NotAnIndex {
         /// The index.
@@ -307,7 +306,7 @@ pub enum CheckpointError {
         found: String,
     },
 
-    /// A name that would lead out of its directory, or is no file name at all.
+    /// A name would lead out of its directory, or is not a file name.
     #[error("{}: expected a relative path inside the directory for {}, found {}: {reason}", path.display(),
         Quoted(key), Quoted(found))]
     UnsafeName {
@@ -321,7 +320,7 @@ pub enum CheckpointError {
         reason: &'static str,
     },
 
-    /// Files that an index or a numbered set promises are not there.
+    /// Files that an index or a numbered set announces are missing.
     #[error("{}: {} of {expected_count} files missing: {}; download them again", path.display(), missing_count,
         Listed(missing, *missing_count))]
     MissingShards {
@@ -335,7 +334,7 @@ pub enum CheckpointError {
         expected_count: u64,
     },
 
-    /// Tensors that the index promises are not in their shard.
+    /// Tensors that the index lists are missing from their shard.
     #[error("{}: expected {} in {}, found no such tensor there{}", path.display(), Quoted(tensor), Quoted(shard),
         Others(*count))]
     MissingTensor {
@@ -349,7 +348,7 @@ pub enum CheckpointError {
         count: u64,
     },
 
-    /// Tensors that a shard holds and the index does not list.
+    /// A shard holds tensors that the index does not list.
     #[error("{}: expected every tensor of its shards to be listed, found {} only in {}{}", path.display(),
         Quoted(tensor), shard.display(), Others(*count))]
     UnindexedTensor {
@@ -363,7 +362,7 @@ pub enum CheckpointError {
         count: u64,
     },
 
-    /// A tensor stands in another shard than the index says.
+    /// A tensor is in a different shard than the index says.
     #[error("{}: expected {} in {}, found it in {}{}", path.display(), Quoted(tensor), Quoted(expected),
         found.display(), Others(*count))]
     WrongShard {
@@ -393,7 +392,7 @@ pub enum CheckpointError {
         count: u64,
     },
 
-    /// A name that cannot be a repository of the hub.
+    /// The text is not the name of a hub repository.
     #[error(
         "expected a repository `name` or `org/name`, then perhaps `@revision`, found {}: {reason}",
         Quoted(found)
@@ -405,7 +404,7 @@ pub enum CheckpointError {
         reason: &'static str,
     },
 
-    /// The hub cache does not hold that revision of that repository.
+    /// The hub cache does not hold this revision of the repository.
     #[error("{}: expected revision {} of {} in the cache, found {found}; download it first", path.display(),
         Quoted(revision), Quoted(repository))]
     NotCached {

@@ -6,8 +6,7 @@ use std::path::Path;
 use super::{CheckpointError, JsonSection};
 
 impl CheckpointError {
-    /// True if something that should be there is not: nothing at the path, a shard that is missing,
-    /// no weights.
+    /// True if something is missing: the path, a shard, or all weights.
     #[must_use]
     pub fn is_missing(&self) -> bool {
         match self {
@@ -22,8 +21,8 @@ impl CheckpointError {
         }
     }
 
-    /// True if what is there breaks the format, or is not a checkpoint. False for what is missing
-    /// and for refusals of the system.
+    /// True if the files break the format or are not a checkpoint. False for missing files and for
+    /// errors of the operating system.
     #[must_use]
     pub fn is_invalid(&self) -> bool {
         match self {
@@ -33,8 +32,7 @@ impl CheckpointError {
         }
     }
 
-    /// The file or directory that is at fault, if there is one: of several problems that of the
-    /// first.
+    /// The file or directory at fault, if there is one. For several problems, that of the first.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
@@ -73,7 +71,7 @@ impl CheckpointError {
         }
     }
 
-    /// The tensor that is at fault, if it is one: of several problems that of the first.
+    /// The tensor at fault, if there is one. For several problems, that of the first.
     #[must_use]
     pub fn tensor(&self) -> Option<&str> {
         match self {

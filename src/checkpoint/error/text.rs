@@ -1,14 +1,13 @@
-//! How names, shapes and lists stand in errors: bounded in the fields, short in the messages.
+//! Names, shapes and lists in errors: bounded in the fields, short in the messages.
 
 use std::fmt;
 
 use crate::units::HumanBytes;
 
-/// Bytes of a name that an error keeps.
+/// The most bytes of a name that an error keeps.
 const NAME_BYTES_MAX: usize = 64 << 10;
 
-/// A name for the fields of an error: whole up to 64 KiB, so that an error cannot hold a whole
-/// header.
+/// A name for a field of an error, cut to 64 KiB: an error must not hold a whole header.
 pub(in super::super) fn kept(name: &str) -> String {
     name[..floor_char_boundary(name, NAME_BYTES_MAX)].to_owned()
 }
@@ -18,7 +17,7 @@ fn floor_char_boundary(text: &str, limit: usize) -> usize {
     (0..=limit.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }
 
-/// A shape for the fields of an error: `[2, 3]`, or the first dimensions and the rank.
+/// A shape for a field of an error: `[2, 3]`, or the first dimensions and the rank.
 pub(in super::super) fn shape_text(shape: &[u64]) -> String {
     const SHOWN: usize = 16;
     if shape.len() <= SHOWN {
@@ -29,7 +28,7 @@ pub(in super::super) fn shape_text(shape: &[u64]) -> String {
     format!("{text}, ...] (rank {})", shape.len())
 }
 
-/// A name in back quotes, shortened to what fits in a line.
+/// A name in back quotes, shortened to fit a line.
 pub(super) struct Quoted<'a>(pub(super) &'a str);
 
 impl fmt::Display for Quoted<'_> {
@@ -56,7 +55,7 @@ impl fmt::Display for Others {
     }
 }
 
-/// The first few of a list of names, and how many there are beside them.
+/// The first few names of a list, and the number of the others.
 pub(super) struct Listed<'a>(pub(super) &'a [String], pub(super) u64);
 
 impl fmt::Display for Listed<'_> {
@@ -86,7 +85,7 @@ impl fmt::Display for PartOf<'_> {
     }
 }
 
-/// The part of a text that an error is about.
+/// The section of a JSON text (a header or an index) that an error is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum JsonSection {

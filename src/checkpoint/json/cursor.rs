@@ -1,9 +1,9 @@
-//! What stands whole and plain in the buffer, as nearly all of a header does, read without a look
-//! at the buffer's end for each byte.
+//! The fast path: reads tokens that are whole in the buffer, without a check for its end at every
+//! byte.
 //!
-//! A [`Cursor`] tries; only when all that it was asked for was there, [`JsonReader::advance_to`]
-//! consumes it. Otherwise the careful reader of the parent reads the same bytes: it alone knows the
-//! whole grammar and words every error. So nothing may be taken here that it would refuse.
+//! A [`Cursor`] looks ahead. If it finds a whole entry, [`JsonReader::advance_to`] consumes it.
+//! Otherwise the careful reader of the parent reads the same bytes: only it knows the whole grammar
+//! and makes errors. So the cursor must never accept a text that the careful reader would refuse.
 
 use super::JsonReader;
 
@@ -11,13 +11,13 @@ use super::JsonReader;
 const DIGITS_MAX: usize = 19;
 
 impl<R> JsonReader<R> {
-    /// A look at what comes next.
+    /// A cursor at the next byte.
     #[inline]
     pub(in super::super) fn cursor(&self) -> Cursor<'_> {
         Cursor { bytes: &self.buffer[..self.filled], at: self.next }
     }
 
-    /// Consumes what a cursor has read: whole values, or entries of an object.
+    /// Consumes the bytes that a cursor has read: whole values, or entries of an object.
     #[inline]
     pub(in super::super) fn advance_to(&mut self, place: usize) {
         debug_assert!((self.next..=self.filled).contains(&place), "a place of this cursor's buffer");
@@ -25,27 +25,27 @@ impl<R> JsonReader<R> {
     }
 }
 
-/// Reads ahead in what the buffer holds. `None` says that the careful reader has to look; the
-/// cursor is of no use then.
+/// Reads ahead in the buffer. After `None`, the careful reader takes over and the cursor is
+/// discarded.
 pub(in super::super) struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl<'a> Cursor<'a> {
-    /// Where it is, for [`JsonReader::advance_to`].
+    /// Its position, for [`JsonReader::advance_to`].
     #[inline]
     pub(in super::super) fn place(&self) -> usize {
         self.at
     }
 
-    /// What was read since it was at `place`.
+    /// The bytes read since it was at `place`.
     #[inline]
     pub(in super::super) fn since(&self, place: usize) -> &'a [u8] {
         &self.bytes[place..self.at]
     }
 
-    /// Goes behind these bytes if they come next.
+    /// Skips these bytes if they come next.
     #[inline]
     pub(in super::super) fn skip(&mut self, expected: &[u8]) -> bool {
         let is_next = self.bytes.get(self.at..).is_some_and(|rest| rest.starts_with(expected));
@@ -53,7 +53,7 @@ impl<'a> Cursor<'a> {
         is_next
     }
 
-    /// Goes behind this byte and whitespace before it.
+    /// Skips whitespace and then this byte.
     #[inline]
     pub(in super::super) fn token(&mut self, expected: u8) -> Option<()> {
         let byte = self.peek_token()?;
@@ -61,7 +61,8 @@ impl<'a> Cursor<'a> {
         (byte == expected).then_some(())
     }
 
-    /// Goes behind a string without escapes: what is between its quotes, not yet known to be UTF-8.
+    /// Reads a string without escapes. Returns the bytes between its quotes, not yet checked as
+    /// UTF-8.
     #[inline]
     pub(in super::super) fn string(&mut self) -> Option<&'a [u8]> {
         self.token(b'"')?;
@@ -72,7 +73,7 @@ impl<'a> Cursor<'a> {
         Some(text)
     }
 
-    /// Goes behind this key, spelled with its quotes, and the colon.
+    /// Skips this key, given with its quotes, and the colon.
     #[inline]
     pub(in super::super) fn key<const LEN: usize>(&mut self, quoted: &[u8; LEN]) -> Option<()> {
         self.peek_token()?;
@@ -82,7 +83,7 @@ impl<'a> Cursor<'a> {
         self.token(b':')
     }
 
-    /// Goes behind an integer of few digits, without sign, fraction or exponent.
+    /// Reads an integer of at most 19 digits, without sign, fraction or exponent.
     #[inline]
     pub(in super::super) fn unsigned(&mut self) -> Option<u64> {
         let first = self.peek_token()?;
@@ -99,7 +100,7 @@ impl<'a> Cursor<'a> {
                 break;
             }
         }
-        // Of the last bytes in the buffer, one at a time.
+        // One byte at a time near the end of the buffer.
         while let digit @ 0..=9 = self.peek()?.wrapping_sub(b'0') {
             self.at += 1;
             if self.at - start > DIGITS_MAX {
@@ -108,14 +109,13 @@ impl<'a> Cursor<'a> {
             value = value * 10 + u64::from(digit);
         }
         let len = self.at - start;
-        // Whatever stands behind it may belong to it.
+        // The next byte may belong to the number.
         let is_whole = !matches!(self.peek()?, b'.' | b'e' | b'E');
         let has_plain_digits = len == 1 || (len > 1 && first != b'0');
         (is_whole && has_plain_digits).then_some(value)
     }
 
-    /// Goes behind an array of such integers, which are appended to `numbers`: those of a broken
-    /// one too.
+    /// Reads an array of such integers and appends them to `numbers`, also on failure.
     #[inline]
     pub(in super::super) fn array(&mut self, numbers: &mut Vec<u64>) -> Option<()> {
         self.token(b'[')?;
@@ -152,31 +152,30 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Powers of ten, by the number of digits that are appended.
+/// Powers of ten, by number of digits.
 const TENS: [u64; 9] = [1, 10, 100, 1000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000];
 
-/// The number that the digits at the beginning spell, and how many they are.
+/// The value of the leading digits, and their count.
 ///
 /// Source of the method: Daniel Lemire, "Quickly parsing eight digits"
 /// (<https://lemire.me/blog/2018/10/03/quickly-parsing-eight-digits/>).
 #[inline]
 fn leading_digits(text: &[u8; 8]) -> (u64, usize) {
     let digits = u64::from_le_bytes(*text) ^ repeated(b'0');
-    // What is more than 9 reaches the highest bit of its byte. A byte above it may be one that was
-    // carried into.
+    // Values above 9 set the highest bit of their byte. Bytes above the first such one may be wrong
+    // through a carry.
     let others = (digits.wrapping_add(repeated(0x80 - 10)) | digits) & repeated(0x80);
     let len = others.trailing_zeros() / 8;
-    // Zeros in front of them.
+    // Shift the digits up, with zeros in front.
     let digits = digits.checked_shl(64 - 8 * len).unwrap_or(0);
-    // Pairs of digits, of pairs, of fours: each is the upper half of a product.
+    // Combine digits to pairs, pairs to fours, fours to eights: the upper halves of products.
     let pairs = (digits.wrapping_mul((10 << 8) + 1) >> 8) & 0x00ff_00ff_00ff_00ff;
     let fours = (pairs.wrapping_mul((100 << 16) + 1) >> 16) & 0x0000_ffff_0000_ffff;
     let value = fours.wrapping_mul((10_000 << 32) + 1) >> 32;
     (value, usize::try_from(len).expect("a word has 8 bytes"))
 }
 
-/// How many bytes stand before the first that ends a run of plain ones in a string: a quote, a
-/// backslash, a control character.
+/// The number of bytes before the first quote, backslash or control character.
 #[inline]
 pub(super) fn plain_len(bytes: &[u8]) -> usize {
     let (words, rest) = bytes.as_chunks::<8>();
@@ -190,8 +189,8 @@ pub(super) fn plain_len(bytes: &[u8]) -> usize {
     words.len() * 8 + rest.iter().position(is_mark).unwrap_or(rest.len())
 }
 
-/// The highest bit of bytes that are marks. Only the lowest one set is sure to be right: a byte
-/// above it may be one that was borrowed from.
+/// Sets the highest bit of every byte that is a mark. Only the lowest set bit is reliable, since
+/// bytes above it may be wrong through a borrow.
 ///
 /// Source of the formula: "Bit Twiddling Hacks", determine if a word has a byte less than n
 /// (<https://graphics.stanford.edu/~seander/bithacks.html#HasLessInWord>).

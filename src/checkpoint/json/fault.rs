@@ -1,30 +1,30 @@
-//! What the JSON reader finds wrong, before anyone knows which file and which part of it that was.
+//! Faults that the JSON reader finds. The caller adds the file and the section.
 
 use std::io;
 use std::path::Path;
 
 use super::super::error::{CheckpointError, JsonSection, kept};
 
-/// What is wrong with a text.
+/// A fault in a JSON text.
 #[derive(Debug)]
 pub(in super::super) enum JsonFault {
-    /// The system refused to read on.
+    /// Reading failed.
     Io(io::Error),
-    /// Something stands where it may not.
+    /// The text breaks the grammar, or has a value of the wrong type.
     Syntax {
-        /// Where, counted as the reader was told to count.
+        /// Byte offset in the file.
         offset: u64,
-        /// What may stand there.
+        /// What is allowed there.
         expected: &'static str,
-        /// What stands there.
+        /// What is there.
         found: String,
     },
-    /// A key stands twice in one object.
+    /// An object has a key twice.
     Duplicate(String),
 }
 
 impl JsonFault {
-    /// The error for that file and that part of its text.
+    /// The error for a file and a section of its text.
     pub(in super::super) fn at(self, path: &Path, section: JsonSection) -> CheckpointError {
         let path = path.to_owned();
         match self {

@@ -1,14 +1,13 @@
-//! The keys of the JSON objects that are open while a value is read over: finds those that stand
-//! twice.
+//! The keys of the JSON objects that are open while a value is skipped, to find duplicates.
 //!
-//! Flat: one text and one list for all levels, so that a hostile value costs a small multiple of
-//! its length.
+//! One text and one list for all levels, so that a hostile value costs a small multiple of its
+//! length.
 
 use super::super::text_sort::sort_by_text;
 use crate::footprint::{Held, block_bytes};
 use crate::units::{to_u64, to_usize};
 
-/// Keys of all open objects. See the module's text.
+/// Keys of all open objects.
 #[derive(Debug, Default)]
 pub(in super::super) struct OpenKeys {
     levels: Vec<Level>,
@@ -28,19 +27,19 @@ struct Level {
 /// The innermost open object or array, for the reader.
 pub(super) struct Innermost<'a> {
     pub(super) is_object: bool,
-    /// The reader's note whether it stands before the first item.
+    /// True before the first item.
     pub(super) first: &'a mut bool,
-    /// Where the next key is to be appended; anything else appended is to be taken off again.
+    /// The text to append the next key to. Anything else that is appended must be removed again.
     pub(super) text: &'a mut String,
 }
 
 impl OpenKeys {
-    /// Open objects and arrays.
+    /// Number of open objects and arrays.
     pub(in super::super) fn depth(&self) -> usize {
         self.levels.len()
     }
 
-    /// Enters an object (or an array, which has no keys).
+    /// Enters an object or an array. An array has no keys.
     pub(in super::super) fn open(&mut self, is_object: bool) {
         let (text_len, key_count) = (self.text.len(), self.keys.len());
         self.levels.push(Level { is_object, first: true, text_len, key_count });
@@ -52,13 +51,13 @@ impl OpenKeys {
         Some(Innermost { is_object: level.is_object, first: &mut level.first, text: &mut self.text })
     }
 
-    /// The room for a string nobody wants: the same text, behind the keys.
+    /// Room for a skipped string: the same text, behind the keys.
     pub(in super::super) fn text(&mut self) -> &mut String {
         &mut self.text
     }
 
-    /// Takes what was appended to the text since the last key as a key of the innermost object.
-    /// False if there are more than 4 GiB of keys.
+    /// Makes the text appended since the last key a key of the innermost object. False beyond 4 GiB
+    /// of keys.
     #[must_use]
     pub(in super::super) fn key_is_complete(&mut self) -> bool {
         let Some(level) = self.levels.last() else { return false };
@@ -85,7 +84,7 @@ impl OpenKeys {
     /// Leaves the innermost object or array.
     ///
     /// # Errors
-    /// A key that it held twice.
+    /// A key that occurs twice.
     pub(in super::super) fn close(&mut self) -> Result<(), String> {
         let Some(level) = self.levels.pop() else { return Ok(()) };
         let text = &self.text;
@@ -99,7 +98,7 @@ impl OpenKeys {
         Ok(())
     }
 
-    /// The most that was held until now.
+    /// Peak of memory so far.
     pub(in super::super) fn held(&self) -> Held {
         let lists = Held::default().grown_list(&self.levels).grown_list(&self.keys);
         lists.grown(block_bytes(to_u64(self.text.capacity())))

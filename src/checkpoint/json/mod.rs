@@ -1,9 +1,11 @@
-//! A strict JSON reader that never holds the text: it pulls tokens out of a small, refilled buffer.
+//! A strict JSON reader that streams: tokens come out of a small buffer, which is refilled.
 //!
-//! The grammar is RFC 8259's, nothing more: UTF-8 without a byte order mark, no lone surrogates, no
-//! trailing commas, exactly one value. It is iterative (nesting costs a counter, not stack), linear
-//! in the text, and bounded by it. What the tokens mean is the caller's business: headers, indices
-//! and pipeline indices.
+//! Written by hand because headers come from strangers: memory is bounded by a small buffer,
+//! duplicate keys are refused at every depth, skipped fields included, and errors have byte
+//! offsets. `serde_json` gives none of these. The grammar is that of RFC 8259 and nothing more:
+//! UTF-8 without a byte order mark, no lone surrogates, no trailing commas, exactly one value. Time
+//! and memory are linear in the text; nesting costs a counter and no stack. The callers interpret
+//! the tokens: headers, indices, pipelines.
 
 use std::io::{self, Read};
 
@@ -19,22 +21,22 @@ mod cursor;
 mod fault;
 mod keys;
 
-/// Levels of nesting that are followed; the reference stops at the same depth.
+/// The deepest nesting that is accepted, as in the reference.
 pub(super) const DEPTH_MAX: u32 = 127;
 
-/// Bytes of a number that an error shows.
+/// The most bytes of a number that an error shows.
 const NUMBER_SHOWN_BYTES: usize = 40;
 
-/// A number, as far as anyone here asks.
+/// A number. Only plain integers have a value here.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Number {
     /// A non-negative integer without sign, fraction or exponent, below 2^64.
     Unsigned(u64),
-    /// Anything else that the grammar allows.
+    /// Any other number of the grammar.
     Other,
 }
 
-/// The reader. See the module's text.
+/// The reader.
 pub(super) struct JsonReader<R> {
     source: R,
     buffer: Box<[u8]>,
@@ -45,12 +47,12 @@ pub(super) struct JsonReader<R> {
     depth: u32,
     /// Bytes of a string that has escapes or crosses the buffer's end.
     scratch: Vec<u8>,
-    /// Start of the last number's text.
+    /// The first bytes of the last number.
     number: String,
 }
 
 impl<R: Read> JsonReader<R> {
-    /// A reader of all that `source` gives, `offset` being the place of its first byte in the file.
+    /// A reader of all bytes of `source`, which starts at byte `offset` of its file.
     pub(super) fn new(source: R, offset: u64, buffer_bytes: usize) -> Self {
         Self {
             source,
@@ -94,7 +96,7 @@ impl<R: Read> JsonReader<R> {
         }
     }
 
-    /// The next byte that is not whitespace, not consumed.
+    /// The next byte that is not whitespace. It is not consumed.
     #[inline]
     fn peek_token(&mut self) -> Result<Option<u8>, JsonFault> {
         loop {
@@ -105,7 +107,7 @@ impl<R: Read> JsonReader<R> {
         }
     }
 
-    /// The error for whatever comes next.
+    /// The error for the next byte.
     pub(super) fn unexpected(&mut self, expected: &'static str) -> JsonFault {
         match self.peek() {
             Ok(byte) => self.syntax(expected, describe(byte)),
@@ -113,7 +115,7 @@ impl<R: Read> JsonReader<R> {
         }
     }
 
-    /// The error for something that has just been read over.
+    /// The error for something that has just been read.
     pub(super) fn unexpected_before(&self, expected: &'static str, found: &str) -> JsonFault {
         self.syntax(expected, found.to_owned())
     }
@@ -162,8 +164,8 @@ impl<R: Read> JsonReader<R> {
         Ok(())
     }
 
-    /// Appends the next key of the open object to `key` and stops before its value; false when the
-    /// object has ended. `first` starts as true and is this function's own note.
+    /// Appends the next key of the open object to `key` and stops before its value. False at the
+    /// end of the object. The caller passes `first` as true once and does not change it.
     pub(super) fn next_key(&mut self, first: &mut bool, key: &mut String) -> Result<bool, JsonFault> {
         match self.peek_token()? {
             Some(b'}') => {
@@ -187,7 +189,7 @@ impl<R: Read> JsonReader<R> {
         Ok(true)
     }
 
-    /// Stops before the next element of the open array; false when the array has ended.
+    /// Stops before the next element of the open array. False at the end of the array.
     pub(super) fn next_element(&mut self, first: &mut bool) -> Result<bool, JsonFault> {
         match self.peek_token()? {
             Some(b']') => {
@@ -213,7 +215,7 @@ impl<R: Read> JsonReader<R> {
         self.expect(b'"', expected)?;
         let start_offset = self.offset();
         let rest = &self.buffer[self.next..self.filled];
-        // Nearly every string lies whole in the buffer and has no escapes.
+        // Nearly every string is whole in the buffer and has no escapes.
         let end = plain_len(rest);
         if rest.get(end) == Some(&b'"') {
             text.push_str(checked_utf8(&rest[..end], start_offset)?);
@@ -241,7 +243,7 @@ impl<R: Read> JsonReader<R> {
         Ok(())
     }
 
-    /// What follows a backslash.
+    /// Reads the rest of an escape, behind the backslash.
     fn escape(&mut self) -> Result<(), JsonFault> {
         let plain = match self.peek()? {
             Some(byte @ (b'"' | b'\\' | b'/')) => byte,
@@ -263,7 +265,7 @@ impl<R: Read> JsonReader<R> {
         Ok(())
     }
 
-    /// What follows `\u`: one unit of UTF-16, or two that belong together.
+    /// Reads the rest of a `\u` escape: one unit of UTF-16, or a pair of surrogates.
     fn unicode_escape(&mut self) -> Result<char, JsonFault> {
         let first = self.four_digits()?;
         if let Some(character) = char::from_u32(first) {
@@ -316,7 +318,7 @@ impl<R: Read> JsonReader<R> {
         }
     }
 
-    /// The text of the last number, cut to its first 40 bytes.
+    /// The first 40 bytes of the last number.
     pub(super) fn number_text(&self) -> &str {
         &self.number
     }
@@ -362,7 +364,7 @@ impl<R: Read> JsonReader<R> {
         Ok(())
     }
 
-    /// Consumes the next byte into the number's text if it fits.
+    /// Consumes the next byte if it fits, and appends it to the number's text.
     #[inline]
     fn take_if(&mut self, fits: impl Fn(u8) -> bool) -> Result<Option<u8>, JsonFault> {
         match self.peek()? {
@@ -377,7 +379,7 @@ impl<R: Read> JsonReader<R> {
         }
     }
 
-    /// Reads over the next value, whatever it is. Duplicate keys in it are refused.
+    /// Skips the next value. Duplicate keys in it are refused.
     pub(super) fn skip_value(&mut self, keys: &mut OpenKeys) -> Result<(), JsonFault> {
         let floor = keys.depth();
         self.skip_start(keys)?;
@@ -401,7 +403,7 @@ impl<R: Read> JsonReader<R> {
         Ok(())
     }
 
-    /// Reads over a scalar, or enters an array or an object.
+    /// Skips a scalar, or enters an array or an object.
     fn skip_start(&mut self, keys: &mut OpenKeys) -> Result<(), JsonFault> {
         match self.peek_token()? {
             Some(b'{') => {
@@ -439,7 +441,7 @@ impl<R: Read> JsonReader<R> {
         Ok(())
     }
 
-    /// Refuses anything but whitespace up to the end of the text.
+    /// Checks that only whitespace is left.
     pub(super) fn finish(&mut self) -> Result<(), JsonFault> {
         match self.peek_token()? {
             None => Ok(()),
