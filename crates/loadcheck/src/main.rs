@@ -25,6 +25,7 @@ mod limits;
 mod listing;
 mod machine;
 mod measured;
+mod numbers;
 mod output;
 mod pressure;
 mod problem;

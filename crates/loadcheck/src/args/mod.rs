@@ -24,7 +24,7 @@ pub(crate) use self::ranks::RankArgs;
 pub(crate) use self::values::{CacheArg, ColorArg, Device, ExpertsArg, FormatArg, Io, ProgressArg, Window};
 use crate::exit::Exit;
 use crate::limits::{LimitArg, VramArg};
-use crate::output::numbers::to_f64;
+use crate::numbers::to_f64;
 use crate::sizes::{Size, parse_duration};
 use onelayer_synth::{FloatType, presets};
 

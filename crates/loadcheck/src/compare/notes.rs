@@ -5,7 +5,7 @@ use onelayer::units::HumanBytes;
 use super::summary::maps;
 use crate::args::{CacheArg, Device};
 use crate::entries::{Entry, What};
-use crate::output::numbers::count;
+use crate::numbers::count;
 use crate::report::{Compared, Outcome};
 use crate::strategies::{Habit, Strategy};
 

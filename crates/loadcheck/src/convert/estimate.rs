@@ -26,7 +26,7 @@ use onelayer::units::MIB;
 use onelayer::{IoMode, Target, Window};
 use rustix::fs::{CWD, Mode, OFlags, fcntl_setfl, openat};
 
-use crate::output::numbers::to_f64;
+use crate::numbers::to_f64;
 use crate::report::Estimate;
 
 /// Most that is read, and for how long.

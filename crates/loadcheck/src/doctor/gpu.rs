@@ -6,7 +6,7 @@ use onelayer_probe::{GpuMemory, NvmlError};
 
 use crate::args::{Device, LoadArgs};
 use crate::config::LoadConfig;
-use crate::output::numbers::bytes;
+use crate::numbers::bytes;
 use crate::report::{Check, Gpu};
 use crate::signals::Interrupts;
 use crate::worker::{Stop, ask_to_prepare};

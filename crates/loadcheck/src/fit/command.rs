@@ -9,7 +9,7 @@ use onelayer_probe::{ChildGroup, TreeOptions, TreeSampler, drop_cache, residency
 use super::trial::{End, Ran};
 use crate::args::CacheArg;
 use crate::exec::{Child, Ended};
-use crate::output::numbers::to_f64;
+use crate::numbers::to_f64;
 use crate::problem::{Code, Problem};
 use crate::signals::{Interrupts, name_of};
 

@@ -23,7 +23,7 @@
 
 use std::ops::Range;
 
-use crate::output::numbers::to_f64;
+use crate::numbers::to_f64;
 
 /// The confidence that [`Slope::low`] and [`Slope::high`] are for.
 pub(crate) const CONFIDENCE: f64 = 0.99;

@@ -1,7 +1,7 @@
 //! From what was held after each cycle to slopes, and from slopes to limits that are kept or not.
 
 use crate::args::MaxSlope;
-use crate::output::numbers::whole;
+use crate::numbers::whole;
 use crate::problem::{Code, Problem};
 use crate::report::{KindSlope, Limit, Report, SlopeVerdict, Unavailable};
 use crate::sizes::SizeContext;
@@ -156,7 +156,7 @@ fn slope_of(kind: Kind, points: &[CyclePoint], warmup: u64, max_bytes: u64) -> O
 }
 
 fn verdict(low: Option<f64>, high: Option<f64>, max_bytes: u64) -> SlopeVerdict {
-    let max = crate::output::numbers::to_f64(max_bytes);
+    let max = crate::numbers::to_f64(max_bytes);
     match (low, high) {
         (Some(low), _) if low > max => SlopeVerdict::Leak,
         (Some(_), Some(high)) if high > max => SlopeVerdict::Unclear,

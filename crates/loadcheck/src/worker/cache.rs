@@ -9,7 +9,7 @@ use onelayer::checkpoint::Checkpoint;
 use onelayer_probe::{drop_cache, residency};
 
 use crate::args::CacheArg;
-use crate::output::numbers::to_f64;
+use crate::numbers::to_f64;
 
 /// What a note about a state that was not reached begins with.
 pub(crate) const NOT_AS_ASKED: &str = "asked for a";

@@ -308,7 +308,7 @@ fn verified_between(spent: Duration) -> String {
     format!(
         "the time leaves out {} of comparing between the layers, in which reading ahead went on: a load without \
          --verify may take longer",
-        crate::output::numbers::seconds(spent.as_secs_f64())
+        crate::numbers::seconds(spent.as_secs_f64())
     )
 }
 

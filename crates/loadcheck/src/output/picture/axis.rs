@@ -1,6 +1,6 @@
 //! Axes: round ticks in the unit that suits, and texts for them.
 
-use crate::output::numbers::to_f64;
+use crate::numbers::to_f64;
 
 /// From zero to the most that is shown.
 pub(super) struct Axis {

@@ -8,7 +8,7 @@ use super::drawing::{human, number};
 use super::labels::{Area, Room, text_width};
 use super::panel::{Dot, Line, Panel};
 use super::xml;
-use crate::output::numbers::{count, seconds, to_f64};
+use crate::numbers::{count, seconds, to_f64};
 
 /// Ticks of layers that are drawn from top to bottom; more would hide the curve.
 const TALL_TICKS_MAX: usize = 60;

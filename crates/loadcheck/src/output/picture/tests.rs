@@ -334,6 +334,6 @@ fn thinning_keeps_the_highest_of_either_memory() {
     let thinned = panels[0].thinned(20);
     assert!(thinned.len() <= 21, "{}", thinned.len());
     let most = |of: fn(&panel::Dot) -> Option<f64>| thinned.iter().filter_map(of).reduce(f64::max);
-    let mib = |count: u64| Some(crate::output::numbers::to_f64(count * MIB));
+    let mib = |count: u64| Some(crate::numbers::to_f64(count * MIB));
     assert_eq!((most(|dot| dot.vram), most(|dot| dot.host)), (mib(900), mib(500)));
 }

@@ -95,7 +95,7 @@ fn of<'a>(slopes: &'a [KindSlope], kind: &str) -> &'a KindSlope {
 /// A slope of a MiB a cycle, as far as pages go.
 #[track_caller]
 fn assert_a_mib(slope: &KindSlope) {
-    let mib = crate::output::numbers::to_f64(1 << 20);
+    let mib = crate::numbers::to_f64(1 << 20);
     assert!((slope.bytes_per_cycle.unwrap() / mib - 1.0).abs() < 0.05, "{slope:?}");
 }
 
@@ -196,5 +196,5 @@ fn scenario_pinned() {
 fn scenario_device() {
     let found = slopes("cuda:0", |layer, _| forget(layer.tensors().next().unwrap()));
     assert_eq!(leaks(&found), ["vram", "live"], "{found:?}");
-    assert!(of(&found, "vram").bytes_per_cycle >= Some(crate::output::numbers::to_f64(1 << 20)));
+    assert!(of(&found, "vram").bytes_per_cycle >= Some(crate::numbers::to_f64(1 << 20)));
 }
