@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let loader = settings.host_budget(smallest_bytes).build()?;
     let plan = loader.plan(&checkpoint)?;
     for term in plan.memory().terms() {
-        println!("{:>12}  {}", HumanBytes(term.bytes).to_string(), term.name);
+        println!("{:>12}  {}", HumanBytes(term.bytes).to_string(), term.kind);
     }
     let loaded = loader.stream(&checkpoint)?.map(|layer| layer.map(|layer| layer.tensor_bytes()));
     let tensor_bytes: u64 = loaded.sum::<Result<u64, LoadError>>()?;

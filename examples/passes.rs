@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .build()?;
     let mut stream = loader.stream(&Checkpoint::open(path)?)?;
     for term in stream.plan().memory().resident_terms() {
-        println!("{}: {} bytes", term.name, term.bytes);
+        println!("{}: {} bytes", term.kind, term.bytes);
     }
     for layer in &mut stream {
         let layer = layer?;

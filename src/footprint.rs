@@ -1,22 +1,21 @@
-//! What lists and tables take of the system allocator, and the highest sum of them on the way to a
-//! result.
+//! Memory of lists and tables as the system allocator accounts for it, and the peak while a result
+//! is computed.
 //!
-//! The promise is about resident pages, so what counts is not what is asked for but what the
-//! allocator takes, and not what is kept in the end but the most that is held at once. The stages
-//! before the load add up both here, from the capacities of their real lists.
-//! `tests/metadata_memory.rs` compares the sums with a counting allocator.
+//! The guarantee is about resident pages. So the overhead of the allocator counts, and the peak
+//! counts instead of the final size. The stages before the load add up the capacities of their
+//! lists here; a test compares the sums with a counting allocator.
 
 use crate::units::{KIB, to_u64};
 
-/// From here on a block is a mapping of its own: whole pages.
+/// Blocks of this size or more are separate mappings of whole pages.
 const MAPPED_BYTES_MIN: u64 = 128 * KIB;
 const PAGE_BYTES: u64 = 4 * KIB;
-/// A block carries its length, and no block is smaller than what a freed one needs for its links.
+/// Each block stores its length. The smallest block holds the links of a freed one.
 const HEADER_BYTES: u64 = 8;
 const BLOCK_BYTES_MIN: u64 = 32;
 
-/// What the allocator takes for a block: glibc's rule on 64 bits, which wastes most of those in
-/// use. Nothing for an empty one.
+/// Memory of one block, by the rule of glibc on 64 bits: the most wasteful of the usual allocators.
+/// An empty block takes nothing.
 pub(crate) fn block_bytes(bytes: u64) -> u64 {
     match bytes {
         0 => 0,
@@ -25,12 +24,12 @@ pub(crate) fn block_bytes(bytes: u64) -> u64 {
     }
 }
 
-/// What a list takes, spare room included.
+/// Memory of a list, spare capacity included.
 pub(crate) fn list_bytes<T>(list: &Vec<T>) -> u64 {
     items_bytes::<T>(list.capacity())
 }
 
-/// What a block of so many items takes.
+/// Memory of a block of `count` items.
 pub(crate) fn items_bytes<T>(count: usize) -> u64 {
     block_bytes(to_u64(count).saturating_mul(to_u64(size_of::<T>())))
 }
@@ -39,7 +38,7 @@ pub(crate) fn items_bytes<T>(count: usize) -> u64 {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Held {
     bytes: u64,
-    /// The largest block that was reached by growing.
+    /// The largest block that grew by doubling.
     grown_bytes: u64,
 }
 
@@ -49,7 +48,7 @@ impl Held {
         Self { bytes: self.bytes.saturating_add(bytes), ..self }
     }
 
-    /// Adds a list that has the room it was made with.
+    /// Adds a list that was allocated once.
     pub(crate) fn list<T>(self, list: &Vec<T>) -> Self {
         self.and(list_bytes(list))
     }
@@ -69,38 +68,38 @@ impl Held {
         self.bytes
     }
 
-    /// The most that was held while the sum came about: whatever grew last stood beside its old
-    /// half for a moment.
+    /// The peak while the blocks were built: the largest block that grew was beside its old half
+    /// for a moment.
     pub(crate) fn peak_bytes(self) -> u64 {
         self.bytes.saturating_add(self.grown_bytes / 2)
     }
 }
 
-/// What a computation holds now, and the most that it held.
+/// Bytes that a computation holds now, and their peak.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Meter {
+pub(crate) struct PeakMeter {
     held_bytes: u64,
     peak_bytes: u64,
 }
 
-impl Meter {
-    /// Notes what is held for a moment, beside everything that is kept.
+impl PeakMeter {
+    /// Counts memory that is held for a moment, beside everything that is kept.
     pub(crate) fn note(&mut self, scratch: Held) {
         self.peak_bytes = self.peak_bytes.max(self.held_bytes.saturating_add(scratch.peak_bytes()));
     }
 
-    /// Notes what is held from now on.
+    /// Counts memory that is held from now on.
     pub(crate) fn keep(&mut self, held: Held) {
         self.note(held);
         self.held_bytes = self.held_bytes.saturating_add(held.bytes());
     }
 
-    /// Notes that something kept has gone.
+    /// Subtracts memory that was freed.
     pub(crate) fn release(&mut self, bytes: u64) {
         self.held_bytes = self.held_bytes.saturating_sub(bytes);
     }
 
-    /// The most that was held at once.
+    /// The peak.
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.peak_bytes
     }
@@ -122,7 +121,7 @@ mod tests {
 
     #[test]
     fn the_peak_is_of_what_is_held_together() {
-        let mut meter = Meter::default();
+        let mut meter = PeakMeter::default();
         meter.keep(Held::default().and(100));
         meter.note(Held::default().and(10).grown(40));
         meter.release(100);

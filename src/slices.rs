@@ -1,21 +1,21 @@
 //! Parts of tensors: a range for each dimension -> runs of bytes.
 //!
-//! Tensors are row-major: a range of the outermost dimension is one run of bytes, a range of an
-//! inner one is a run for each index of the dimensions outside it. All runs of a slice are equally
-//! long, and they come in the order of the slice's own bytes:
+//! Tensors are row-major. A range of the outermost dimension is one run of bytes; a range of an
+//! inner dimension is one run for each index of the dimensions around it. All runs of a slice have
+//! the same length, and they are in the order of the slice's bytes:
 //!
 //! ```text
 //! tensor [4, 6], rows 1..3           |. . . . . .|x x x x x x x x x x x x|. . . . . .|     one run
 //! tensor [4, 6], columns 2..4        |. . x x . .|. . x x . .|. . x x . .|. . x x . .|     four runs
 //! ```
 //!
-//! Nothing here reads. Tensors are read in such parts by [`TensorReader`](crate::TensorReader).
+//! Only arithmetic: [`TensorReader`](crate::TensorReader) reads the runs.
 
 use std::ops::Range;
 
 use crate::checkpoint::TensorEntry;
 
-/// Why a part of a tensor cannot be had.
+/// Why a part of a tensor cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SliceError {
@@ -29,7 +29,7 @@ pub enum SliceError {
         /// Dimensions of the tensor.
         dimensions: usize,
     },
-    /// A range that is reversed, or goes beyond its dimension.
+    /// A range is reversed, or ends beyond its dimension.
     #[error(
         "the range {start}..{end} is not inside dimension {dimension} of {tensor:?}, which has {len} elements"
     )]
@@ -45,7 +45,7 @@ pub enum SliceError {
         /// Elements of the dimension.
         len: u64,
     },
-    /// A byte would have to be cut: elements of less than 8 bits can be had in whole bytes alone.
+    /// The slice would cut a byte: elements of less than 8 bits are read in whole bytes only.
     #[error("a slice of {tensor:?} cuts a byte: its elements have {element_bits} bits")]
     CutsByte {
         /// The tensor.
@@ -53,7 +53,7 @@ pub enum SliceError {
         /// Bits of an element.
         element_bits: u64,
     },
-    /// Nobody knows where the elements of such a type begin: only the whole tensor can be had.
+    /// The size of the elements is not known, so only the whole tensor can be read.
     #[error("{tensor:?} can be had as a whole alone: the size of its elements, {dtype}, is not known")]
     UnknownElements {
         /// The tensor.
@@ -75,7 +75,7 @@ pub enum SliceError {
         /// Bytes of the tensor.
         tensor_bytes: u64,
     },
-    /// The target is not as long as what was asked for.
+    /// The target and the slice differ in length.
     #[error("the target has {found_bytes} bytes, the slice of {tensor:?} has {expected_bytes}")]
     WrongTargetLength {
         /// The tensor.
@@ -87,23 +87,23 @@ pub enum SliceError {
     },
 }
 
-/// The runs of bytes of a slice: equally long, in the order of the slice's own bytes.
+/// The runs of bytes of a slice: of equal length, in the order of the slice's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Runs {
-    /// Where the first one begins in the tensor.
+    /// First byte of the first run in the tensor.
     start_bytes: u64,
     run_bytes: u64,
-    /// How often what is inside is repeated, and how far apart; the outermost first.
+    /// Repetitions of the run, the outermost first.
     loops: Vec<Loop>,
 }
 
-/// Runs that are equally far apart.
+/// Runs at equal distances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Strided {
-    /// Where the first one begins in the tensor.
+    /// First byte of the first run in the tensor.
     pub(crate) start_bytes: u64,
     pub(crate) run_bytes: u64,
-    /// From the start of one to the start of the next.
+    /// From the start of one run to the start of the next.
     pub(crate) stride_bytes: u64,
     pub(crate) count: u64,
 }
@@ -115,12 +115,12 @@ struct Loop {
 }
 
 impl Runs {
-    /// One run: bytes as they stand.
+    /// One contiguous run.
     pub(crate) fn contiguous(start_bytes: u64, len_bytes: u64) -> Self {
         Self { start_bytes, run_bytes: len_bytes, loops: Vec::new() }
     }
 
-    /// Those of a range for each of the first dimensions; of the others everything.
+    /// The runs of a slice: one range for each of the first dimensions, the other dimensions whole.
     pub(crate) fn of_slice(tensor: &TensorEntry<'_>, ranges: &[Range<u64>]) -> Result<Self, SliceError> {
         check(tensor, ranges)?;
         let is_cut = |(range, &len): (&Range<u64>, &u64)| *range != (0..len);
@@ -139,11 +139,12 @@ impl Runs {
         Self::in_bits(tensor.shape, ranges, element_bits).ok_or_else(cuts_byte)
     }
 
-    /// The same, of ranges that are inside a tensor and not empty, the last of them not whole.
-    /// `None` if one of the runs is not of whole bytes.
+    /// The runs of ranges that are inside the tensor and not empty; the last one is not its whole
+    /// dimension. `None` if a run does not consist of whole bytes.
     fn in_bits(shape: &[u64], ranges: &[Range<u64>], element_bits: u64) -> Option<Self> {
         let whole_bytes = |bits: u128| bits.is_multiple_of(8).then(|| u64::try_from(bits / 8).ok()).flatten();
-        // From the inside out; no product is larger than the tensor, which has fewer than 2^67 bits.
+        // From the innermost dimension outwards. No product exceeds the bits of the tensor, which
+        // are below 2^67.
         let inside = shape[ranges.len()..].iter().map(|&len| u128::from(len));
         let mut stride_bits = inside.product::<u128>() * u128::from(element_bits);
         let (mut start_bits, mut run_bits) = (0, 0);
@@ -156,7 +157,7 @@ impl Runs {
             } else if count > 1 {
                 let stride_bytes = whole_bytes(stride_bits)?;
                 match loops.last_mut() {
-                    // What is inside is taken whole: one loop over both.
+                    // The inner loop covers its dimension: one loop over both.
                     Some(inner) if inner.count.checked_mul(inner.stride_bytes) == Some(stride_bytes) => {
                         inner.count *= count;
                     }
@@ -169,7 +170,7 @@ impl Runs {
         Some(Self { start_bytes: whole_bytes(start_bits)?, run_bytes: whole_bytes(run_bits)?, loops })
     }
 
-    /// The runs, if they are equally far apart: those of a range of one dimension are.
+    /// The runs, if they are at equal distances, as those of a range of one dimension are.
     pub(crate) fn strided(&self) -> Option<Strided> {
         let &Self { start_bytes, run_bytes, .. } = self;
         match *self.loops {
@@ -184,7 +185,7 @@ impl Runs {
         self.run_bytes
     }
 
-    /// How many runs there are: at least one, which may have no bytes.
+    /// Number of runs: at least one, which may be empty.
     pub(crate) fn count(&self) -> u64 {
         self.loops.iter().map(|around| around.count).product()
     }
@@ -194,7 +195,7 @@ impl Runs {
         self.count() * self.run_bytes
     }
 
-    /// Where a run begins in the tensor.
+    /// First byte of a run in the tensor.
     pub(crate) fn start_of(&self, index: u64) -> u64 {
         let mut rest = index;
         let outward = self.loops.iter().rev();
@@ -209,7 +210,7 @@ impl Runs {
     }
 }
 
-/// Checks that the ranges lie in their dimensions.
+/// Checks that the ranges are inside their dimensions.
 fn check(tensor: &TensorEntry<'_>, ranges: &[Range<u64>]) -> Result<(), SliceError> {
     if ranges.len() > tensor.shape.len() {
         return Err(SliceError::TooManyRanges {
@@ -247,7 +248,7 @@ mod tests {
         TensorEntry { id, name: "w", dtype, dtype_name: dtype.name(), shape, shard, extent }
     }
 
-    /// The bits of a slice, one element after the other, as the definition of row-major has them.
+    /// The elements of a slice in order, by the definition of row-major.
     fn elements(shape: &[u64], ranges: &[Range<u64>]) -> Vec<u64> {
         let Some((&len, inner)) = shape.split_first() else { return vec![0] };
         let (range, rest) = match ranges.split_first() {

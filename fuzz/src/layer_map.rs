@@ -4,7 +4,7 @@
 //! Input: TOML. Names of tensors stand in comments, a `#n NAME` in each; without any, the tensors
 //! are those of a small model.
 
-use onelayer::layers::{LayerMap, Layers, LayersError, Place};
+use onelayer::layers::{LayerMap, Layers, LayersError, TextPosition};
 
 use super::layers::{Named, check_layers, entries};
 
@@ -16,7 +16,7 @@ pub fn check(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let map = match LayerMap::parse(&text) {
         Ok(map) => map,
-        Err(LayersError::MapSyntax { place, .. }) => return check_place(&text, place),
+        Err(LayersError::MapSyntax { position, .. }) => return check_position(&text, position),
         Err(error) => panic!("{error}"),
     };
     assert_eq!(LayerMap::parse(&text).ok().as_ref(), Some(&map));
@@ -39,11 +39,11 @@ pub fn check(data: &[u8]) {
     }
 }
 
-/// A place is one of the text, or the end of it.
-fn check_place(text: &str, place: Place) {
-    let line = text.split('\n').nth(place.line.checked_sub(1).expect("lines count from 1"));
-    let line = line.unwrap_or_else(|| panic!("there is no line {}", place.line));
-    assert!((1..=line.chars().count() + 1).contains(&place.column), "{place:?} in {line:?}");
+/// A position is one of the text, or the end of it.
+fn check_position(text: &str, position: TextPosition) {
+    let line = text.split('\n').nth(position.line.checked_sub(1).expect("lines count from 1"));
+    let line = line.unwrap_or_else(|| panic!("there is no line {}", position.line));
+    assert!((1..=line.chars().count() + 1).contains(&position.column), "{position:?} in {line:?}");
 }
 
 /// A decoder, a tower and experts.

@@ -1,10 +1,11 @@
 //! Element types of the safetensors format, with their sizes in bits.
 //!
-//! The list is that of safetensors 0.8. Nothing here reads or converts elements; the header parser
-//! maps names to types and the size check multiplies by [`DType::bits`].
+//! The list is that of safetensors 0.8. Nothing here reads or converts elements.
 
 use std::fmt;
 use std::str::FromStr;
+
+use onelayer_system::FloatType;
 
 /// An element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,12 +55,12 @@ pub enum DType {
     I64,
     /// Unsigned 64-bit integer.
     U64,
-    /// A type this version does not know; the bytes pass through unread.
+    /// A type that this version does not know. Its bytes pass through unchanged.
     Opaque,
 }
 
 impl DType {
-    /// Every type the format names, [`DType::Opaque`] left out.
+    /// Every type of the format, without [`DType::Opaque`].
     pub const ALL: [Self; 22] = [
         Self::Bool,
         Self::F4,
@@ -85,7 +86,7 @@ impl DType {
         Self::U64,
     ];
 
-    /// Bits of one element; `None` for [`DType::Opaque`], whose size nobody knows.
+    /// Bits of one element; `None` for [`DType::Opaque`], whose size is not known.
     #[must_use]
     pub const fn bits(self) -> Option<u64> {
         Some(match self {
@@ -106,7 +107,7 @@ impl DType {
         })
     }
 
-    /// The name that headers use; `opaque` for [`DType::Opaque`], which no header uses for it.
+    /// The name in headers; `opaque` for [`DType::Opaque`].
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -137,13 +138,23 @@ impl DType {
     }
 }
 
+impl From<FloatType> for DType {
+    fn from(float: FloatType) -> Self {
+        match float {
+            FloatType::Bf16 => Self::Bf16,
+            FloatType::F16 => Self::F16,
+            FloatType::F32 => Self::F32,
+        }
+    }
+}
+
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-/// A dtype name that the format does not know.
+/// The format has no dtype of this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown dtype `{found}`")]
 #[non_exhaustive]

@@ -1,16 +1,15 @@
-//! One safetensors file: opened, measured, its header read, its layout checked.
+//! Opens one safetensors file, reads its header and checks its layout.
 //!
-//! Nothing is allocated before the announced length of the header has been compared with the length
-//! of the file and with the limit. The header passes through a buffer of at most 64 KiB; its text
-//! is never held.
+//! The announced length of the header is compared with the length of the file and with the limit
+//! before anything is allocated. The header passes through a buffer of at most 64 KiB; its whole
+//! text is never in memory.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::error::{CheckpointError, Place};
-use super::error_text::kept;
+use super::error::{CheckpointError, JsonSection, kept};
 use super::header::HeaderParser;
 use super::identity::{FileIdentity, OpenFault, open_regular};
 use super::json::JsonReader;
@@ -18,15 +17,14 @@ use super::options::OpenOptions;
 use super::tensor::{LayoutFault, Mark, Shard, TensorTable};
 use crate::units::{ByteRange, to_u64, to_usize};
 
-/// Bytes of the length in front of the header.
+/// Bytes of the header's length, which comes first in the file.
 const PREFIX_BYTES: u64 = 8;
 
-/// Bytes of text in memory at a time: they stay in the nearer caches, and few pages are touched for
-/// them.
+/// Bytes of text in memory at a time. Small enough for the processor's second-level cache.
 const BUFFER_BYTES: u64 = 64 << 10;
 
-/// Reads one file and appends its tensors, with `name_prefix` before their names. A file that is
-/// refused leaves the table as it was.
+/// Reads one file and appends its tensors, with `name_prefix` before their names. If the file is
+/// refused, the table is unchanged.
 pub(super) fn read(
     path: &Path,
     name_prefix: &str,
@@ -39,7 +37,7 @@ pub(super) fn read(
     if outcome.is_err() {
         table.rewind(mark);
     }
-    // Whatever was found, right or wrong, was found in a file that stood still, or nothing was found.
+    // A result, good or bad, counts only if the file did not change meanwhile.
     check_unchanged(path, &file, identity)?;
     outcome
 }
@@ -71,7 +69,7 @@ pub(super) fn open(path: &Path) -> Result<(File, FileIdentity), CheckpointError>
     })
 }
 
-/// The error for a path that leads to nothing: a link without target, or nothing at all.
+/// The error for a path that does not exist: a link without a target, or nothing.
 pub(super) fn missing(path: &Path) -> CheckpointError {
     let path = path.to_owned();
     let Ok(link) = std::fs::read_link(&path) else { return CheckpointError::NotFound { path } };
@@ -100,7 +98,7 @@ pub(super) fn json_reader(file: &File, text: ByteRange) -> JsonReader<FilePart<'
     JsonReader::new(FilePart { file, rest: text }, text.start(), buffer_bytes)
 }
 
-/// Where the header's text is.
+/// The bytes of the header's text.
 fn header_range(
     path: &Path,
     file: &File,
@@ -138,7 +136,7 @@ fn header_range(
     }
 }
 
-/// What a file is that is not what it should be, from its first bytes.
+/// The kind of a file that is not safetensors, by its first bytes.
 pub(super) fn sniff(file: &File) -> Option<&'static str> {
     const KINDS: [(&[u8], &str); 9] = [
         (b"version https://git-lfs", "a Git LFS pointer: fetch the file itself, with `git lfs pull`"),
@@ -163,7 +161,7 @@ fn layout_error(path: &Path, fault: LayoutFault, data: ByteRange) -> CheckpointE
     let path = path.to_owned();
     match fault {
         LayoutFault::Duplicate(key) => {
-            CheckpointError::DuplicateKey { path, place: Place::Header, key: kept(&key) }
+            CheckpointError::DuplicateKey { path, section: JsonSection::Header, key: kept(&key) }
         }
         LayoutFault::Hole { tensor, expected_start, found_start } => {
             CheckpointError::Hole { path, tensor: kept(&tensor), expected_start, found_start }
@@ -203,7 +201,7 @@ impl Read for FilePart<'_> {
     }
 }
 
-/// A small text file, whole.
+/// Reads a small text file whole.
 pub(super) fn read_small(
     path: &Path,
     limit_bytes: u64,

@@ -1,13 +1,12 @@
-//! The header of a safetensors file: JSON text -> records in the table.
+//! Parses the header of a safetensors file: JSON text -> records in the table.
 //!
 //! ```text
 //! { "__metadata__": { text: text, ... },
 //!   name: { "dtype": text, "shape": [n, ...], "data_offsets": [start, end] }, ... }
 //! ```
 //!
-//! Typed and strict, and whatever the format allows is let through. Fields of a tensor that the
-//! format does not know are read over, as the reference does. Against the reference, the
-//! safetensors crate 0.8:
+//! Strict: exactly the format is accepted. Unknown fields of a tensor are skipped, as the reference
+//! does. Differences from the reference, the safetensors crate 0.8:
 //!
 //! | input | reference | here |
 //! |---|---|---|
@@ -19,37 +18,36 @@
 //! | a number beyond `f64` in an unknown field | refused | read over |
 //! | whitespace before `{` | accepted | accepted, though the format asks for `{` |
 //!
-//! `tests/checkpoint_oracle.rs` holds this list complete. What the offsets mean together is checked
-//! by [`TensorTable::seal_file`], when the whole header is known.
+//! A test against the reference keeps this list complete. [`TensorTable::seal_file`] checks the
+//! offsets against each other once the whole header is known.
 //!
 //! Format: <https://huggingface.co/docs/safetensors/index#format>.
 
 use std::io::Read;
 use std::path::Path;
 
-use super::error::{CheckpointError, Place};
-use super::error_text::{kept, shape_text};
+use super::error::{CheckpointError, JsonSection, kept, shape_text};
+use super::json::OpenKeys;
 use super::json::{Cursor, JsonFault, JsonReader};
-use super::keys::OpenKeys;
 use super::metadata::FileMetadata;
 use super::tensor::{Record, Span, TensorTable};
 use super::{DType, UnknownDType};
 
-/// The key that is no tensor.
+/// The one key that is not a tensor.
 const METADATA_KEY: &str = "__metadata__";
 
 /// Reads one header into a table.
 pub(super) struct HeaderParser<'a, R> {
     pub(super) path: &'a Path,
-    /// Put before every name.
+    /// Prefix of every name.
     pub(super) prefix: &'a str,
-    /// Let dtypes pass that the format does not name.
+    /// Accept dtypes that the format does not know.
     pub(super) allow_opaque: bool,
     pub(super) json: JsonReader<R>,
     pub(super) table: &'a mut TensorTable,
 }
 
-/// The three fields of a tensor, as far as they were seen.
+/// The three fields of a tensor that were seen so far.
 #[derive(Default)]
 struct Fields {
     dtype: Option<(DType, u32)>,
@@ -58,13 +56,13 @@ struct Fields {
 }
 
 impl<R: Read> HeaderParser<'_, R> {
-    /// Reads the whole header; its tensors are appended to the table, not sealed.
+    /// Reads the whole header and appends its tensors to the table. The file is not sealed yet.
     pub(super) fn parse(mut self) -> Result<FileMetadata, CheckpointError> {
         let mut keys = OpenKeys::default();
         let mut metadata = None;
         self.json
             .open_object("`{`, the start of the header")
-            .map_err(|fault| self.fault(fault, Place::Header))?;
+            .map_err(|fault| self.fault(fault, JsonSection::Header))?;
         let mut first = true;
         let mut kind = Kind::default();
         loop {
@@ -77,7 +75,7 @@ impl<R: Read> HeaderParser<'_, R> {
                 continue;
             }
             let more = self.json.next_key(&mut first, &mut self.table.names);
-            if !more.map_err(|fault| self.fault(fault, Place::Header))? {
+            if !more.map_err(|fault| self.fault(fault, JsonSection::Header))? {
                 self.table.names.truncate(name_start);
                 break;
             }
@@ -85,7 +83,9 @@ impl<R: Read> HeaderParser<'_, R> {
                 self.table.names.truncate(name_start);
                 let duplicate = metadata.replace(self.metadata()?);
                 if duplicate.is_some() {
-                    return Err(self.fault(JsonFault::Duplicate(METADATA_KEY.to_owned()), Place::Header));
+                    return Err(
+                        self.fault(JsonFault::Duplicate(METADATA_KEY.to_owned()), JsonSection::Header)
+                    );
                 }
                 continue;
             }
@@ -93,12 +93,12 @@ impl<R: Read> HeaderParser<'_, R> {
             let fields = self.tensor(name, &mut keys)?;
             self.add(name, fields)?;
         }
-        self.json.finish().map_err(|fault| self.fault(fault, Place::Header))?;
+        self.json.finish().map_err(|fault| self.fault(fault, JsonSection::Header))?;
         self.table.note_beside(keys.held());
         Ok(metadata.unwrap_or_default())
     }
 
-    /// The name that ends the table's names.
+    /// The span of the last name, from `start` to the end of the table's names.
     fn name_from(&self, start: usize) -> Result<Span, CheckpointError> {
         let name = Span::tail(start, self.table.names.len());
         name.ok_or_else(|| self.too_many("bytes of tensor names"))
@@ -106,9 +106,10 @@ impl<R: Read> HeaderParser<'_, R> {
 
     fn metadata(&mut self) -> Result<FileMetadata, CheckpointError> {
         let mut metadata = FileMetadata::default();
-        self.metadata_entries(&mut metadata).map_err(|fault| self.fault(fault, Place::Metadata))?;
+        self.metadata_entries(&mut metadata).map_err(|fault| self.fault(fault, JsonSection::Metadata))?;
         let held = metadata.finish();
-        self.table.note_beside(held.map_err(|key| self.fault(JsonFault::Duplicate(key), Place::Metadata))?);
+        self.table
+            .note_beside(held.map_err(|key| self.fault(JsonFault::Duplicate(key), JsonSection::Metadata))?);
         Ok(metadata)
     }
 
@@ -125,9 +126,9 @@ impl<R: Read> HeaderParser<'_, R> {
         Ok(())
     }
 
-    /// Reads the next entry of the header if it is a tensor's and spelled as nearly all are; else
-    /// nothing. Its name is appended to the names. `kind` is that of the entry before; it is
-    /// forgotten where nothing comes of this one.
+    /// Fast path: reads the next entry if it is a tensor in the usual spelling, and appends its
+    /// name. Otherwise it reads nothing and clears `kind`, the dtype and shape of the previous
+    /// entry.
     fn usual_entry(&mut self, first: &mut bool, kind: &mut Kind) -> Option<Fields> {
         let TensorTable { names, dims, .. } = &mut *self.table;
         let mut cursor = self.json.cursor();
@@ -152,7 +153,7 @@ impl<R: Read> HeaderParser<'_, R> {
         Some(Fields { dtype: Some((kind.dtype, 0)), shape: Some(kind.shape), offsets: Some(offsets) })
     }
 
-    /// Reads one tensor's object; its name ends the table's names.
+    /// Reads one tensor's object. Its name is the last in the table's names.
     fn tensor(&mut self, name: Span, keys: &mut OpenKeys) -> Result<Fields, CheckpointError> {
         keys.open(true);
         let mut fields = Fields::default();
@@ -162,8 +163,8 @@ impl<R: Read> HeaderParser<'_, R> {
         match outcome {
             Ok(()) => Ok(fields),
             Err(FieldFault::Json(fault)) => {
-                let place = Place::Tensor(tensor(self.table));
-                Err(self.fault(fault, place))
+                let section = JsonSection::Tensor(tensor(self.table));
+                Err(self.fault(fault, section))
             }
             Err(FieldFault::UnknownDType(UnknownDType { found })) => {
                 let (path, found) = (self.path.to_owned(), kept(&found));
@@ -195,7 +196,7 @@ impl<R: Read> HeaderParser<'_, R> {
         let mut first = true;
         let mut seen = SeenFields::default();
         loop {
-            // The key is spelled out behind the names and taken off again.
+            // The key is appended to the names and removed again.
             let key_start = self.table.names.len();
             if !self.json.next_key(&mut first, &mut self.table.names)? {
                 return Ok(());
@@ -226,7 +227,7 @@ impl<R: Read> HeaderParser<'_, R> {
             Err(_) if self.allow_opaque => {
                 let span = Span::tail(start, self.table.names.len());
                 let span = span.ok_or(FieldFault::TooMany("bytes of tensor names"))?;
-                // Neighbours mostly share their dtype.
+                // Neighbours mostly share their dtype's name.
                 let known = self.table.opaque_names.last().copied();
                 if known.is_some_and(|known| self.table.spelled(known) == self.table.spelled(span)) {
                     self.table.names.truncate(start);
@@ -271,7 +272,7 @@ impl<R: Read> HeaderParser<'_, R> {
         Ok((offsets[0], offsets[1]))
     }
 
-    /// Compares what dtype and shape need with what the offsets span.
+    /// Compares the bytes of dtype and shape with the span of the offsets.
     fn check_size(&self, record: &Record, tensor: impl Fn() -> String) -> Result<(), CheckpointError> {
         let (start, end) = (record.start, record.end);
         let path = || self.path.to_owned();
@@ -280,7 +281,7 @@ impl<R: Read> HeaderParser<'_, R> {
         };
         let dtype = record.dtype;
         let Some(element_bits) = dtype.bits() else { return Ok(()) };
-        // Of the kind and the length of the one before, which was checked.
+        // Same dtype, shape and length as the previous tensor, which was checked.
         let before = self.table.records.last().map(|last| (last.dtype, last.shape, last.end - last.start));
         if before == Some((dtype, record.shape, found_bytes)) {
             return Ok(());
@@ -313,20 +314,18 @@ impl<R: Read> HeaderParser<'_, R> {
         CheckpointError::TooMany { path: self.path.to_owned(), what, limit: u64::from(u32::MAX) }
     }
 
-    fn fault(&self, fault: JsonFault, place: Place) -> CheckpointError {
-        fault.at(self.path, place)
+    fn fault(&self, fault: JsonFault, section: JsonSection) -> CheckpointError {
+        fault.at(self.path, section)
     }
 }
 
-/// Bytes that dtype and shape are spelled in, at most, to be compared with those of the next
-/// tensor.
+/// The longest spelling of dtype and shape that is kept for comparison with the next tensor.
 const KIND_BYTES_MAX: usize = 256;
 
-/// Dtype and shape of a tensor, and what they were read from: the bytes from its name to its
-/// offsets. Neighbours mostly share them, and to compare bytes is sooner done than to read them
-/// again.
+/// Dtype and shape of the previous tensor, with the bytes they were read from (from its name to its
+/// offsets). Neighbours mostly share them, and comparing bytes is faster than parsing again.
 struct Kind {
-    /// Empty if nothing is known.
+    /// Empty if there is none.
     spelled: Vec<u8>,
     dtype: DType,
     shape: Span,
@@ -339,9 +338,8 @@ impl Default for Kind {
 }
 
 impl Kind {
-    /// Reads a tensor's object up to its offsets, if its fields are in the order in which they
-    /// mostly stand. A new shape is appended to `dims`; without success, whoever calls takes
-    /// off again what belongs to no tensor, and forgets this kind.
+    /// Reads a tensor's object up to its offsets, if its fields are in the usual order. A new shape
+    /// is appended to `dims`. On failure the caller restores `dims` and clears this kind.
     fn read(&mut self, cursor: &mut Cursor<'_>, dims: &mut Vec<u64>) -> Option<()> {
         if !self.spelled.is_empty() && cursor.skip(&self.spelled) {
             return Some(());
@@ -352,7 +350,7 @@ impl Kind {
         cursor.key(b"\"dtype\"")?;
         let name = cursor.string()?;
         let is_called = |dtype: &DType| dtype.name().as_bytes() == name;
-        // The name of an opaque one is in the table and not in the type: it is never found here.
+        // Opaque dtypes have no name here, so they are never found.
         self.dtype = Some(self.dtype).filter(is_called).or_else(|| DType::ALL.into_iter().find(is_called))?;
         cursor.token(b',')?;
         cursor.key(b"\"shape\"")?;
@@ -370,7 +368,7 @@ impl Kind {
     }
 }
 
-/// The value of `data_offsets` and the end of the object.
+/// Reads the value of `data_offsets` and the end of the object.
 fn usual_offsets(cursor: &mut Cursor<'_>) -> Option<(u64, u64)> {
     cursor.token(b'[')?;
     let start = cursor.unsigned()?;
@@ -381,9 +379,8 @@ fn usual_offsets(cursor: &mut Cursor<'_>) -> Option<(u64, u64)> {
     Some((start, end))
 }
 
-/// Bits of a tensor, or `None` if the product of its non-zero dimensions does not fit in 64 bits of
-/// bits. Independent of the order of the dimensions; no framework can make a tensor that this
-/// refuses.
+/// Bits of a tensor; `None` if the product of its non-zero dimensions, in bits, exceeds 64 bits.
+/// Independent of the order of the dimensions. No framework can create a refused tensor.
 fn total_bits(shape: &[u64], element_bits: u64) -> Option<u64> {
     let mut nonzero = shape.iter().filter(|&&dim| dim != 0);
     let bits = nonzero.try_fold(element_bits, |product, &dim| product.checked_mul(dim))?;
@@ -418,7 +415,7 @@ impl Field {
     }
 }
 
-/// Which of the three fields were there already.
+/// Which of the three fields have occurred.
 #[derive(Default)]
 struct SeenFields {
     seen: [bool; 3],
@@ -439,7 +436,7 @@ impl SeenFields {
     }
 }
 
-/// What is wrong inside a tensor's object; the caller adds its name.
+/// A fault inside a tensor's object. The caller adds the tensor's name.
 enum FieldFault {
     Json(JsonFault),
     UnknownDType(UnknownDType),
@@ -464,8 +461,8 @@ mod tests {
 
     type Found = (String, DType, Vec<u64>, (u64, u64));
 
-    /// Reads a header's text through a buffer of so many bytes: of one byte, nothing in it is ever
-    /// whole.
+    /// Reads a header's text through a buffer of `buffer_bytes`. With one byte, the fast path never
+    /// applies.
     fn read(text: &str, buffer_bytes: usize) -> Result<TensorTable, CheckpointError> {
         let mut table = TensorTable::default();
         let json = JsonReader::new(text.as_bytes(), 0, buffer_bytes);
@@ -474,7 +471,7 @@ mod tests {
         Ok(table)
     }
 
-    /// What a header's text says, and how many dimensions are kept.
+    /// The tensors of a header's text, and the number of stored dimensions.
     fn parsed(text: &str, buffer_bytes: usize) -> (Vec<Found>, usize) {
         let table = read(text, buffer_bytes).unwrap();
         let found = |record: &Record| {
@@ -496,7 +493,7 @@ mod tests {
             plain("other", "3", 12, 15),
             plain("as long", "4", 15, 19),
             plain("longer", "45", 19, 64),
-            // Read whole but for its end, so that its shape is taken off again.
+            // The fast path fails at its end, so that its shape is removed again.
             r#""more":{"dtype":"U8","shape":[5],"data_offsets":[64,69],"x":1}"#.to_owned(),
             plain("as it", "5", 69, 74),
             r#""turned":{"data_offsets":[74,79],"shape":[5],"dtype":"U8"}"#.to_owned(),
@@ -510,7 +507,7 @@ mod tests {
             plain("scalar", "", 101, 102),
             plain("scalar too", "", 102, 103),
             plain("five", "5", 103, 108),
-            // Of a known kind, and not read whole either.
+            // Same dtype and shape, but the fast path fails at its end.
             r#""five more":{"dtype":"U8","shape":[5],"data_offsets":[108,113],"x":1}"#.to_owned(),
             plain("five again", "5", 113, 118),
         ];
@@ -522,7 +519,8 @@ mod tests {
         for buffer_bytes in (2..text.len() + 2).chain([1 << 16]) {
             assert_eq!(parsed(&text, buffer_bytes).0, carefully, "{buffer_bytes}");
         }
-        // Shared: those of "alike" and "wide too". "as it" and "five again" follow what was not usual.
+        // Shared: the shapes of "alike" and "wide too". "as it" and "five again" follow an unusual
+        // entry.
         assert_eq!(parsed(&text, 1 << 16).1, dims - 2 - 1);
     }
 

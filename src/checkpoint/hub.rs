@@ -6,22 +6,21 @@
 //!                       /blobs/HASH, HASH.incomplete         the bytes; a download that is not finished
 //! ```
 //!
-//! The layout is documented at <https://huggingface.co/docs/huggingface_hub/guides/manage-cache>. Where the
-//! cache is, the caller says: this library does not read the environment. [`HubCache::locate`] has
-//! the hub's own rule for whoever does.
+//! Layout: <https://huggingface.co/docs/huggingface_hub/guides/manage-cache>. The caller passes the
+//! cache directory, since this library does not read the environment. [`HubCache::locate`] applies
+//! the hub's own rule to the values of its variables.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::error::CheckpointError;
-use super::error_text::kept;
+use super::error::{CheckpointError, kept};
 use super::options::OpenOptions;
-use super::{file, path_rule, set};
+use super::{file, open, path_rule};
 
-/// Bytes of a reference file, at most; it holds one commit.
+/// The most bytes of a reference file. It holds one commit.
 const REFERENCE_BYTES_MAX: u64 = 4096;
 
-/// The revision that a name without one means.
+/// The revision of a name that gives none.
 const DEFAULT_REVISION: &str = "main";
 
 /// A cache of the Hugging Face hub.
@@ -31,31 +30,31 @@ pub struct HubCache {
     pub root: PathBuf,
 }
 
-/// The values of the environment variables that say where the cache is. Empty means unset.
+/// The environment variables that name the cache directory. Empty means unset.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheVariables {
     /// `HF_HUB_CACHE`: the cache itself.
     pub hf_hub_cache: Option<OsString>,
-    /// `HUGGINGFACE_HUB_CACHE`: the older name of the same.
+    /// `HUGGINGFACE_HUB_CACHE`: the older name of `HF_HUB_CACHE`.
     pub huggingface_hub_cache: Option<OsString>,
     /// `HF_HOME`: the cache is its `hub`.
     pub hf_home: Option<OsString>,
     /// `XDG_CACHE_HOME`: the cache is its `huggingface/hub`.
     pub xdg_cache_home: Option<OsString>,
-    /// `HOME`: the cache is its `.cache/huggingface/hub`; also what a leading `~` in the others
-    /// means.
+    /// `HOME`: the cache is its `.cache/huggingface/hub`. A leading `~` in the other values is this
+    /// directory.
     pub home: Option<OsString>,
 }
 
 impl HubCache {
-    /// The cache in that directory.
+    /// The cache in the directory `root`.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// The directory that the hub's own tools would use, by the first variable that is set, in the
-    /// order of [`CacheVariables`]. `None` if none is. Variables inside the values are not
+    /// The directory that the hub's own tools would use: the first variable that is set decides, in
+    /// the order of [`CacheVariables`]. `None` if none is set. Variables inside the values are not
     /// expanded.
     #[must_use]
     pub fn locate(variables: &CacheVariables) -> Option<PathBuf> {
@@ -78,10 +77,10 @@ impl HubCache {
     /// branch or tag that was downloaded under that name, or a whole commit.
     ///
     /// # Errors
-    /// [`CheckpointError::InvalidRepository`] and [`CheckpointError::UnsafeName`] for text that is
-    /// no name, [`CheckpointError::NotCached`] if the revision is not there, and what is
-    /// missing if it is there in part: the blob that a link leads to, or the shards that an
-    /// index lists.
+    /// [`CheckpointError::InvalidRepository`] and [`CheckpointError::UnsafeName`] if `name` is
+    /// malformed, [`CheckpointError::NotCached`] if the revision is not in the cache. For an
+    /// incomplete download, [`CheckpointError::DanglingLink`] or
+    /// [`CheckpointError::MissingShards`].
     pub fn resolve(&self, name: &str) -> Result<PathBuf, CheckpointError> {
         let (repository, revision) = name.split_once('@').unwrap_or((name, DEFAULT_REVISION));
         check_repository(repository)
@@ -93,7 +92,7 @@ impl HubCache {
             revision: kept(revision),
             found: found.to_owned(),
         };
-        // The name becomes a path, so the same rule holds as for names out of a file.
+        // The revision becomes a part of a path, so the rule for names from files applies.
         let checked = path_rule::relative(revision).map_err(|reason| CheckpointError::UnsafeName {
             path: folder.clone(),
             key: "the revision".to_owned(),
@@ -113,12 +112,12 @@ impl HubCache {
         if !snapshot.is_dir() {
             return Err(not_cached(snapshot, "no snapshot of it"));
         }
-        set::check_present(&snapshot, &OpenOptions::new())?;
+        open::check_present(&snapshot, &OpenOptions::new())?;
         Ok(snapshot)
     }
 }
 
-/// The commit in a reference file.
+/// Reads the commit from a reference file.
 fn read_reference(path: &Path) -> Result<String, CheckpointError> {
     let text = file::read_small(path, REFERENCE_BYTES_MAX, "reference")?;
     let commit = text.trim_ascii();
@@ -130,7 +129,7 @@ fn read_reference(path: &Path) -> Result<String, CheckpointError> {
     Err(CheckpointError::UnsafeName { path, key, found, reason })
 }
 
-/// SHA-1 or SHA-256, in hexadecimal digits.
+/// True for a SHA-1 or SHA-256 in hexadecimal digits.
 fn is_commit(text: &str) -> bool {
     matches!(text.len(), 40 | 64) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

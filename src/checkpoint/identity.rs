@@ -1,8 +1,8 @@
-//! Which file exactly was checked: so that a later read can prove it is still the same.
+//! Opens regular files and records their identity, so that a later read can prove that the file is
+//! still the same.
 //!
-//! Also the one place where a path from outside is opened: nothing that is not a regular file gets
-//! past it, and nothing makes it wait. The checks of this stage and the readers of a later one both
-//! use it.
+//! Every path from outside is opened here, by this stage and by the readers of a later one. Only
+//! regular files are accepted, and opening never waits.
 
 use std::fmt;
 use std::fs::{File, FileType, Metadata};
@@ -12,7 +12,7 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// What identifies the state of a file: a change in any field means that the file was touched.
+/// The identity and state of a file. Any changed field means that the file changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct FileIdentity {
@@ -29,11 +29,10 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// The state of an open file, from `fstat`: what the descriptor refers to, whatever its path
-    /// means by now.
+    /// The state of an open file, from `fstat`. The path plays no role.
     ///
     /// # Errors
-    /// What the system says if it cannot tell.
+    /// The error of `fstat`.
     pub fn of(file: &File) -> io::Result<Self> {
         Ok(Self::from_metadata(&file.metadata()?))
     }
@@ -60,11 +59,11 @@ impl fmt::Display for FileIdentity {
     }
 }
 
-/// What a path leads to.
+/// The kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FileKind {
-    /// A file with bytes on storage.
+    /// A file of bytes.
     Regular,
     /// A directory.
     Directory,
@@ -76,7 +75,7 @@ pub enum FileKind {
     BlockDevice,
     /// A character device.
     CharacterDevice,
-    /// Something this system has no name for.
+    /// Any other kind.
     Other,
 }
 
@@ -114,21 +113,20 @@ impl fmt::Display for FileKind {
     }
 }
 
-/// Why a file was not opened. It carries no path: each stage puts this into its own error, with the
-/// path.
+/// Why a file was not opened. The caller's error adds the path.
 #[derive(Debug)]
 pub(crate) enum OpenFault {
-    /// The system refused.
+    /// Error of the system.
     Io(io::Error),
-    /// There is something, but not a regular file.
+    /// It is not a regular file.
     NotRegular(FileKind),
 }
 
-/// Opens a regular file for reading and says which one it is.
+/// Opens a regular file for reading and returns its identity.
 ///
-/// Never waits: `O_NONBLOCK` keeps the open of a pipe without a writer from hanging, and `fstat` on
-/// the descriptor (not a `stat` of the path before, which could be outrun) tells what was opened.
-/// Symbolic links are followed.
+/// Never waits: with `O_NONBLOCK`, opening a pipe without a writer does not hang. `fstat` on the
+/// descriptor tells the kind; a `stat` of the path before opening would be a race. Symbolic links
+/// are followed.
 pub(crate) fn open_regular(path: &Path) -> Result<(File, FileIdentity), OpenFault> {
     open_regular_with(path, OFlags::empty())
 }
@@ -146,12 +144,12 @@ pub(crate) fn open_regular_with(path: &Path, flags: OFlags) -> Result<(File, Fil
         FileKind::Regular => {}
         other => return Err(OpenFault::NotRegular(other)),
     }
-    // Some file systems honour O_NONBLOCK on regular files; from here on a read may take its time.
+    // Some file systems honour O_NONBLOCK on regular files. Reads may block from here on.
     rustix::fs::fcntl_setfl(&file, flags).map_err(|errno| OpenFault::Io(errno.into()))?;
     Ok((file, FileIdentity::from_metadata(&metadata)))
 }
 
-/// Sockets cannot be opened at all (ENXIO), and a system error about one says less than its kind.
+/// Opening a socket fails with ENXIO; the kind of the file explains more than that error.
 fn refine(path: &Path, error: io::Error) -> OpenFault {
     match path.metadata().map(|metadata| FileKind::of(metadata.file_type())) {
         Ok(kind) if kind != FileKind::Regular => OpenFault::NotRegular(kind),

@@ -1,20 +1,19 @@
-//! The index of a sharded checkpoint: which tensor lies in which file.
+//! Reads the index of a sharded checkpoint: which tensor is in which file.
 //!
 //! ```text
 //! { "metadata": { "total_size": n, ... }, "weight_map": { tensor: file, ... } }     as transformers writes it
 //! { tensor: file, ... }                                                             as accelerate writes it
 //! ```
 //!
-//! Only the text is read here: names are checked lexically, duplicates refused. Whether the shards
-//! hold what the map says is compared by the caller, both ways, once their headers are known.
+//! Only the text is checked here: syntax, names, duplicates. `open.rs` compares the index with the
+//! headers of the shards, both ways.
 
 use std::path::Path;
 
-use super::error::{CheckpointError, Place};
-use super::error_text::kept;
+use super::error::{CheckpointError, JsonSection, kept};
 use super::file;
+use super::json::OpenKeys;
 use super::json::{JsonFault, JsonReader};
-use super::keys::OpenKeys;
 use super::options::OpenOptions;
 use super::path_rule;
 use super::tensor::Span;
@@ -22,8 +21,8 @@ use super::text_sort::sort_by_text;
 use crate::footprint::{Held, block_bytes, list_bytes};
 use crate::units::{ByteRange, to_u64};
 
-/// Files of one checkpoint, at most. The largest seen have a few hundred; a hostile index could
-/// list millions, and each costs a path and a system call.
+/// The most files of one checkpoint. The largest published ones have a few hundred. A hostile index
+/// could list millions, and each costs a path and a system call.
 pub(super) const FILES_MAX: usize = 1 << 16;
 
 /// A checked `weight_map`, sorted by tensor.
@@ -33,9 +32,9 @@ pub(super) struct WeightMap {
     entries: Vec<Entry>,
     /// The distinct files, sorted.
     files: Vec<Span>,
-    /// `metadata.total_size` as it is spelled, if it is a number.
+    /// `metadata.total_size` as spelled, if it is a number.
     pub(super) total_size: Option<String>,
-    /// The most that was held while it was read, and with it.
+    /// Peak of memory while reading, this map included.
     read_peak_bytes: u64,
 }
 
@@ -65,7 +64,7 @@ impl WeightMap {
         })
     }
 
-    /// Names of the files, sorted, each once.
+    /// The distinct file names, sorted.
     pub(super) fn files(&self) -> impl ExactSizeIterator<Item = &str> {
         self.files.iter().map(|&span| self.spelled(span))
     }
@@ -80,12 +79,12 @@ impl WeightMap {
         block_bytes(to_u64(self.text.capacity())) + list_bytes(&self.entries) + list_bytes(&self.files)
     }
 
-    /// The most that was held while it was read, itself among it, in bytes.
+    /// Peak of memory while reading, this map included, in bytes.
     pub(super) fn read_peak_bytes(&self) -> u64 {
         self.read_peak_bytes
     }
 
-    /// Notes what is held beside it while it grows.
+    /// Counts `scratch`, held beside the growing map, towards the peak.
     fn note_beside(&mut self, scratch: Held) {
         let text_bytes = block_bytes(to_u64(self.text.capacity()));
         let held = scratch.grown(text_bytes).grown_list(&self.entries);
@@ -99,14 +98,11 @@ impl WeightMap {
     /// Sorts the entries and collects the files.
     ///
     /// # Errors
-    /// A tensor that stands twice.
+    /// A tensor that is listed twice.
     fn finish(&mut self) -> Result<(), String> {
         let text = &self.text;
         let spelled = |span: Span| &text[span.range()];
-        let sorted = sort_by_text(&mut self.entries, |entry| spelled(entry.tensor).as_bytes());
-        let held_bytes = self.heap_bytes() + sorted.held_bytes;
-        self.read_peak_bytes = self.read_peak_bytes.max(held_bytes);
-        if let Some(entry) = sorted.duplicate {
+        if let Some(entry) = sort_by_text(&mut self.entries, |entry| spelled(entry.tensor).as_bytes()) {
             return Err(spelled(entry.tensor).to_owned());
         }
         let mut files: Vec<Span> = Vec::new();
@@ -128,10 +124,10 @@ struct Parser<'a, R> {
     keys: OpenKeys,
     map: WeightMap,
     has_weight_map: bool,
-    /// The first key outside `weight_map` whose value is no text.
+    /// The first key outside `weight_map` whose value is not a string.
     other_key: Option<String>,
-    /// The first text outside `weight_map` that is no file name: fatal only if the map turns out to
-    /// be flat.
+    /// The first string outside `weight_map` that is not a file name. An error only if the map is
+    /// flat.
     unsafe_name: Option<CheckpointError>,
 }
 
@@ -142,7 +138,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
     }
 
     fn parse(mut self) -> Result<WeightMap, CheckpointError> {
-        let index_fault = |path: &Path, fault: JsonFault| fault.at(path, Place::Index);
+        let index_fault = |path: &Path, fault: JsonFault| fault.at(path, JsonSection::Index);
         self.json.open_object("`{`, the start of an index").map_err(|fault| index_fault(self.path, fault))?;
         self.keys.open(true);
         let mut first = true;
@@ -164,7 +160,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
         // The keys are no longer needed, and the next step needs memory.
         self.keys = OpenKeys::default();
         self.check_kind()?;
-        self.map.finish().map_err(|key| JsonFault::Duplicate(key).at(self.path, Place::WeightMap))?;
+        self.map.finish().map_err(|key| JsonFault::Duplicate(key).at(self.path, JsonSection::WeightMap))?;
         if self.map.files.len() > FILES_MAX {
             return Err(self.too_many("files", to_u64(FILES_MAX)));
         }
@@ -173,9 +169,9 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
 
     /// Reads one value of the outermost object.
     fn member(&mut self, key: &str) -> Result<(), CheckpointError> {
-        let fault = |path: &Path, fault: JsonFault| fault.at(path, Place::Index);
+        let fault = |path: &Path, fault: JsonFault| fault.at(path, JsonSection::Index);
         if key == "weight_map" {
-            // What looked like a flat map until here was something else.
+            // The entries so far were not a flat map.
             self.map.entries.clear();
             self.has_weight_map = true;
             return self.weight_map();
@@ -187,7 +183,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
         if is_text && !self.has_weight_map {
             let start = self.map.text.len();
             self.map.text.push_str(key);
-            return self.entry(start, Place::Index);
+            return self.entry(start, JsonSection::Index);
         }
         if !is_text && self.other_key.is_none() {
             self.other_key = Some(kept(key));
@@ -218,7 +214,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
     }
 
     fn weight_map(&mut self) -> Result<(), CheckpointError> {
-        let fault = |path: &Path, fault: JsonFault| fault.at(path, Place::WeightMap);
+        let fault = |path: &Path, fault: JsonFault| fault.at(path, JsonSection::WeightMap);
         self.json
             .open_object("an object of tensors and their files")
             .map_err(|error| fault(self.path, error))?;
@@ -229,16 +225,16 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
             if !more.map_err(|error| fault(self.path, error))? {
                 return Ok(());
             }
-            self.entry(start, Place::WeightMap)?;
+            self.entry(start, JsonSection::WeightMap)?;
         }
     }
 
-    /// Reads the file of a tensor whose name stands in the text from `start`, and keeps both.
-    fn entry(&mut self, start: usize, place: Place) -> Result<(), CheckpointError> {
+    /// Reads the file of the tensor whose name is the text from `start` on, and adds an entry.
+    fn entry(&mut self, start: usize, section: JsonSection) -> Result<(), CheckpointError> {
         let middle = self.map.text.len();
         self.json
             .string(&mut self.map.text, "the name of a file")
-            .map_err(|fault| fault.at(self.path, place))?;
+            .map_err(|fault| fault.at(self.path, section))?;
         let found = &self.map.text[middle..];
         let skipped = match path_rule::relative(found) {
             Ok(rest) => found.len() - rest.len(),
@@ -258,7 +254,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
         else {
             return Err(self.too_many("bytes of names", u64::from(u32::MAX)));
         };
-        // The same file mostly stands in the next entry too: one spelling is enough.
+        // Neighbours mostly share their file, which is then stored once.
         match self.map.entries.last() {
             Some(last) if self.map.spelled(last.file) == self.map.spelled(file) => {
                 let file = last.file;
@@ -270,7 +266,7 @@ impl<'a, R: std::io::Read> Parser<'a, R> {
         Ok(())
     }
 
-    /// Refuses JSON that is no index.
+    /// Refuses JSON that is not an index.
     fn check_kind(&mut self) -> Result<(), CheckpointError> {
         if let (None, false, Some(error)) = (&self.other_key, self.has_weight_map, self.unsafe_name.take()) {
             return Err(error);

@@ -1,4 +1,4 @@
-//! The free text that a file carries about itself: the `__metadata__` of its header.
+//! The `__metadata__` of a header: free text about the file.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub struct FileMetadata {
     entries: Vec<Entry>,
 }
 
-/// A key and, right behind it, its value.
+/// A key, followed by its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {
     start: u32,
@@ -54,13 +54,13 @@ impl FileMetadata {
         &self.text[to_usize(u64::from(entry.middle))..to_usize(u64::from(entry.end))]
     }
 
-    /// Where the reader appends a key and then its value.
+    /// The text, to which the reader appends a key and then its value.
     pub(super) fn text(&mut self) -> &mut String {
         &mut self.text
     }
 
-    /// Takes what was appended since the last entry as a key that ends at `middle` and its value.
-    /// `None` if there are more than 4 GiB of text.
+    /// Makes an entry of the text appended since the last one: a key that ends at `middle`, then
+    /// its value. `None` beyond 4 GiB of text.
     pub(super) fn entry_is_complete(&mut self, middle: usize) -> Option<()> {
         let start = self.entries.last().map_or(0, |entry| entry.end);
         let (middle, end) = (u32::try_from(middle).ok()?, u32::try_from(self.text.len()).ok()?);
@@ -68,18 +68,17 @@ impl FileMetadata {
         Some(())
     }
 
-    /// Sorts the entries and gives back spare memory. Returns what was held until then.
+    /// Sorts the entries and gives back spare memory. Returns the memory held before.
     ///
     /// # Errors
-    /// A key that stands twice.
+    /// A key that occurs twice.
     pub(super) fn finish(&mut self) -> Result<Held, String> {
         let mut entries = std::mem::take(&mut self.entries);
-        let sorted = sort_by_text(&mut entries, |entry| self.key(entry).as_bytes());
-        if let Some(entry) = sorted.duplicate {
+        if let Some(entry) = sort_by_text(&mut entries, |entry| self.key(entry).as_bytes()) {
             return Err(self.key(entry).to_owned());
         }
         let text_bytes = block_bytes(to_u64(self.text.capacity()));
-        let held = Held::default().grown_list(&entries).grown(text_bytes).and(sorted.held_bytes);
+        let held = Held::default().grown_list(&entries).grown(text_bytes);
         entries.shrink_to_fit();
         self.entries = entries;
         self.text.shrink_to_fit();

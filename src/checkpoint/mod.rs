@@ -1,13 +1,26 @@
-//! Files on disk -> a checked description: tensors, dtypes, shapes, byte extents, shards.
+//! Files on disk -> a checked description of a checkpoint: tensors, dtypes, shapes, byte ranges,
+//! shards.
 //!
-//! Only headers are read. After [`Checkpoint::open`] returned, every structural promise of the
-//! format has been checked for every shard; no tensor byte has been touched.
+//! Only headers and indices are read. When [`Checkpoint::open`] returns, every rule of the format
+//! has been checked for every shard, and no tensor byte has been read.
+//!
+//! A file here uses only files further down this list, and this one:
+//!
+//! | file | does |
+//! |---|---|
+//! | `hub` | the local cache of the Hugging Face hub -> a directory |
+//! | `open` | opens all files of a checkpoint and compares them with each other |
+//! | `directory`, `index`, `pipeline` | which files: by name, by an index, per component |
+//! | `file`, `header` | one file: its length, header and layout |
+//! | `tensor`, `metadata` | the table of tensors; the free text of a header |
+//! | `json` | a strict, streaming JSON reader |
+//! | `error`, `identity`, `dtype`, `options`, `path_rule`, `text_sort` | used by the files above |
 
 use std::path::Path;
 use std::sync::Arc;
 
 pub use self::dtype::{DType, UnknownDType};
-pub use self::error::{CheckpointError, Place};
+pub use self::error::{CheckpointError, JsonSection};
 pub use self::hub::{CacheVariables, HubCache};
 pub use self::identity::{FileIdentity, FileKind};
 #[allow(unused_imports, reason = "the readers of the source stage reopen files with these")]
@@ -17,33 +30,29 @@ pub use self::options::OpenOptions;
 #[allow(unused_imports, reason = "used by the converter, which can be left out")]
 pub(crate) use self::path_rule::relative as relative_name;
 pub use self::tensor::{Shard, ShardId, TensorEntry, TensorId};
-pub(crate) use self::text_sort::agreed_len;
 
+mod directory;
 mod dtype;
 mod error;
-mod error_text;
 mod file;
 mod header;
 mod hub;
 mod identity;
 mod index;
 mod json;
-mod json_fault;
-mod keys;
 mod metadata;
+mod open;
 mod options;
 mod path_rule;
 mod pipeline;
-mod select;
-mod set;
 mod tensor;
 mod text_sort;
 
 use self::tensor::{TensorTable, text_bytes};
 use crate::units::{ByteRange, to_u64};
 
-/// A checked description of a checkpoint: what lies where in which file. Cheap to clone, `Send +
-/// Sync`.
+/// A checked description of a checkpoint: its files, and the place of every tensor in them. Cheap
+/// to clone, `Send + Sync`.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     inner: Arc<Inner>,
@@ -58,6 +67,16 @@ struct Inner {
     opening_bytes: u64,
 }
 
+impl OpenOptions {
+    /// Opens and checks what `path` names; see [`Checkpoint::open`] for the forms it may take.
+    ///
+    /// # Errors
+    /// [`CheckpointError`], as for [`Checkpoint::open`].
+    pub fn open(&self, path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
+        open::open(path.as_ref(), self)
+    }
+}
+
 impl Checkpoint {
     /// Opens a checkpoint with the default [`OpenOptions`]. `path` may be
     ///
@@ -67,13 +86,13 @@ impl Checkpoint {
     /// - a directory with a `model_index.json`, or that file: a pipeline. Each component is such a
     ///   directory, and its tensors are named `component/tensor`.
     ///
-    /// Where a directory holds several copies, one is taken and [`Self::notes`] says which: an
-    /// index before `model.safetensors` before a numbered set before variants such as
-    /// `model.fp16.safetensors`; without a variant before with one. Sets are never mixed.
+    /// A directory may hold several copies. One is chosen, and [`Self::notes`] says which. An index
+    /// comes before `model.safetensors`, then a numbered set, then variants such as
+    /// `model.fp16.safetensors`. Sets without a variant come before those with one. Sets are never
+    /// mixed.
     ///
     /// # Errors
-    /// [`CheckpointError`]. All problems of a set are found in one call, as far as that is
-    /// sensible.
+    /// [`CheckpointError`]. One call reports the problems of all files of a set, up to 32.
     ///
     /// # Example
     /// ```no_run
@@ -91,13 +110,13 @@ impl Checkpoint {
         OpenOptions::new().open(path)
     }
 
-    /// All tensors, sorted by shard, then by offset in the shard, then by name. `TensorId`s count
-    /// in this order.
+    /// All tensors, sorted by shard, then by offset in the shard, then by name. A `TensorId` is a
+    /// position in this order.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorEntry<'_>> {
         self.inner.table.iter()
     }
 
-    /// True if both are clones of one.
+    /// True if both are clones of the same description.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
@@ -143,7 +162,7 @@ impl Checkpoint {
         self.inner.table.find(name).map(|id| self.tensor(id))
     }
 
-    /// The files, in the order of their ids.
+    /// The files. A [`ShardId`] is a position in this list.
     #[must_use]
     pub fn shards(&self) -> &[Shard] {
         &self.inner.shards
@@ -164,7 +183,7 @@ impl Checkpoint {
         self.inner.tensor_bytes
     }
 
-    /// Host memory that this description holds, in bytes. Part of every host budget.
+    /// Host memory of this description, in bytes. It counts against every host budget.
     #[must_use]
     pub fn metadata_bytes(&self) -> u64 {
         let shards = self.inner.shards.iter().map(Shard::heap_bytes).sum::<u64>();
@@ -174,14 +193,14 @@ impl Checkpoint {
         self.inner.table.heap_bytes() + shards + notes + to_u64(lists)
     }
 
-    /// The most host memory that opening held at once, in bytes: the description before what is
-    /// left over was given back, and what led to it. It is free again.
+    /// The peak of host memory while opening, in bytes: the description before spare capacity was
+    /// given back, and temporary tables. They are freed by now.
     pub(crate) fn opening_bytes(&self) -> u64 {
         self.inner.opening_bytes
     }
 
-    /// Choices made while opening that a person should know: "index wins over model.safetensors",
-    /// ...
+    /// Choices that were made while opening, as sentences for people: "index wins over
+    /// model.safetensors", ...
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.inner.notes

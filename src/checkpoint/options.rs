@@ -1,13 +1,9 @@
-//! How a checkpoint is opened.
-
-use std::path::Path;
-
-use super::{Checkpoint, CheckpointError, set};
+//! Options for opening a checkpoint.
 
 /// The reference's limit on a header, in bytes.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// How a checkpoint is opened.
+/// Options for opening a checkpoint.
 ///
 /// # Example
 /// ```
@@ -36,29 +32,21 @@ impl OpenOptions {
         Self::default()
     }
 
-    /// The longest header or index that is read, in bytes. Its description takes at most four times
-    /// as much memory.
+    /// The longest header or index that is accepted, in bytes. The description takes at most four
+    /// times this memory.
     #[must_use]
     pub fn header_bytes_max(mut self, bytes: u64) -> Self {
         self.header_bytes_max = bytes;
         self
     }
 
-    /// Lets tensors pass whose dtype the format does not name. Their bytes are [`DType::Opaque`]:
-    /// the size is what the offsets say, and nothing compares it with the shape.
+    /// Accepts tensors whose dtype the format does not know, as [`DType::Opaque`]. Their size comes
+    /// from the offsets alone and is not compared with the shape.
     ///
     /// [`DType::Opaque`]: super::DType::Opaque
     #[must_use]
     pub fn allow_opaque_dtypes(mut self, allow: bool) -> Self {
         self.allow_opaque_dtypes = allow;
         self
-    }
-
-    /// Opens and checks what lies at `path`; [`Checkpoint::open`] says what that may be.
-    ///
-    /// # Errors
-    /// [`CheckpointError`], with all problems of a set as far as that is sensible.
-    pub fn open(&self, path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
-        set::open(path.as_ref(), self)
     }
 }

@@ -1,10 +1,9 @@
-//! The lexical rule for names that come out of a file and become part of a path.
+//! The rule for names that are read from a file and become part of a path.
 //!
-//! The string is checked, not where it leads: a symbolic link that lies on disk was put there by
-//! the owner of the disk (hub caches consist of them) and is followed.
+//! Only the text is checked. Symbolic links on disk are followed: the owner of the disk made them,
+//! and hub caches consist of them.
 
-/// Checks a name that is to be joined to a directory and must stay in it. Returns it without
-/// leading `./`.
+/// Checks that a name stays inside the directory it is joined to. Returns it without leading `./`.
 ///
 /// # Errors
 /// The rule that it breaks.
@@ -39,7 +38,7 @@ pub(crate) fn relative(name: &str) -> Result<&str, &'static str> {
     Ok(rest)
 }
 
-/// [`relative`] for a name that must be one folder, not a path of several.
+/// As [`relative`], for a name that must be a single folder.
 pub(super) fn single(name: &str) -> Result<&str, &'static str> {
     match relative(name)? {
         rest if rest.contains('/') || rest.len() != name.len() => Err("it has several parts"),

@@ -1,19 +1,19 @@
-//! The `model_index.json` of a diffusers pipeline: which folders are its components.
+//! Reads the `model_index.json` of a diffusers pipeline: the folders of its components.
 //!
 //! ```text
 //! { "_class_name": "...", "unet": ["diffusers", "UNet2DConditionModel"], "safety_checker": [null, null], ... }
 //! ```
 //!
-//! A component is a key with a library and a class. Keys with `_`, null entries and plain settings
-//! are not. Whether a component has weights is not said here: tokenizers and schedulers have none.
+//! A component is a key whose value is a library and a class. Keys that start with `_`, null
+//! entries and plain settings are no components. A component need not have weights: tokenizers and
+//! schedulers have none.
 
 use std::path::Path;
 
-use super::error::{CheckpointError, Place};
-use super::error_text::kept;
+use super::error::{CheckpointError, JsonSection, kept};
 use super::file;
+use super::json::OpenKeys;
 use super::json::{JsonFault, JsonReader};
-use super::keys::OpenKeys;
 use super::options::OpenOptions;
 use super::path_rule;
 use crate::units::{ByteRange, to_u64};
@@ -21,10 +21,10 @@ use crate::units::{ByteRange, to_u64};
 /// The name of the file.
 pub(super) const FILE_NAME: &str = "model_index.json";
 
-/// Components of one pipeline, at most.
+/// The most components of one pipeline.
 const COMPONENTS_MAX: usize = 256;
 
-/// Bytes of a component's name, at most: it stands before the name of each of its tensors.
+/// The most bytes of a component's name, which is put before the name of each of its tensors.
 const NAME_BYTES_MAX: usize = 128;
 
 /// The folders of the components, in the order of the file.
@@ -43,7 +43,7 @@ pub(super) fn components(path: &Path, options: &OpenOptions) -> Result<Vec<Strin
 }
 
 fn parse<R: std::io::Read>(path: &Path, json: &mut JsonReader<R>) -> Result<Vec<String>, CheckpointError> {
-    let at = |fault: JsonFault| fault.at(path, Place::Pipeline);
+    let at = |fault: JsonFault| fault.at(path, JsonSection::Pipeline);
     let mut components = Vec::new();
     let mut keys = OpenKeys::default();
     json.open_object("`{`, the start of a pipeline's index").map_err(at)?;
@@ -74,8 +74,7 @@ fn parse<R: std::io::Read>(path: &Path, json: &mut JsonReader<R>) -> Result<Vec<
     Ok(components)
 }
 
-/// Reads a value; true if it is a pair with at least one text in it and nothing but texts and
-/// nulls.
+/// Reads a value. True for a pair of strings, or of a string and a null.
 fn is_component<R: std::io::Read>(json: &mut JsonReader<R>, keys: &mut OpenKeys) -> Result<bool, JsonFault> {
     if !json.next_is(b'[')? {
         json.skip_value(keys)?;

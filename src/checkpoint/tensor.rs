@@ -1,8 +1,7 @@
 //! The table of tensors: names, dtypes, shapes and extents in a few flat arrays.
 //!
 //! A checkpoint may have a million tensors, so nothing is allocated per tensor. The header parser
-//! appends to the arrays while it reads; [`TensorTable::seal_file`] then sorts and checks what one
-//! file added.
+//! appends to the arrays. [`TensorTable::seal_file`] then sorts and checks the tensors of one file.
 
 use std::path::PathBuf;
 
@@ -46,13 +45,13 @@ pub struct TensorEntry<'a> {
     pub name: &'a str,
     /// Element type.
     pub dtype: DType,
-    /// Element type as the file spells it; tells opaque types apart.
+    /// Element type as the file spells it: the real name of an opaque type.
     pub dtype_name: &'a str,
     /// Elements per dimension, outermost first; empty for a scalar.
     pub shape: &'a [u64],
     /// The file that holds it.
     pub shard: ShardId,
-    /// Where its bytes are, counted from the start of the file.
+    /// Its bytes, counted from the start of the file.
     pub extent: ByteRange,
 }
 
@@ -60,15 +59,15 @@ pub struct TensorEntry<'a> {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Shard {
-    /// The path it was opened by.
+    /// Its path.
     pub path: PathBuf,
-    /// What it was when it was checked.
+    /// Its identity when it was checked.
     pub identity: FileIdentity,
-    /// Where its tensor bytes are, counted from the start of the file.
+    /// Its tensor bytes, counted from the start of the file.
     pub data: ByteRange,
-    /// The free text of its header.
+    /// The `__metadata__` of its header.
     pub metadata: FileMetadata,
-    /// What stands before the names of its tensors: `component/` in a pipeline, else nothing.
+    /// The prefix of the names of its tensors: `component/` in a pipeline, else empty.
     pub name_prefix: Box<str>,
 }
 
@@ -80,8 +79,8 @@ impl Shard {
     }
 }
 
-/// Memory of a text with a path in it, from above: in steps of 256 bytes, so that what a checkpoint
-/// needs, and with it every plan, is the same wherever the checkpoint lies.
+/// Memory of a text that contains a path, rounded up to steps of 256 bytes. So plans do not depend
+/// on the length of the path to a checkpoint.
 pub(super) fn text_bytes(len: usize) -> u64 {
     to_u64(len.next_multiple_of(256))
 }
@@ -89,7 +88,8 @@ pub(super) fn text_bytes(len: usize) -> u64 {
 /// One tensor in the table: 40 bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
-    /// First byte: in the data section until the file is sealed, in the file afterwards.
+    /// First byte: counted from the data section until the file is sealed, then from the start of
+    /// the file.
     pub(super) start: u64,
     /// One past the last byte, counted as `start`.
     pub(super) end: u64,
@@ -97,7 +97,7 @@ pub(super) struct Record {
     pub(super) name: Span,
     /// The shape in `dims`.
     pub(super) shape: Span,
-    /// Which of `opaque_names`, if the dtype is opaque.
+    /// Position in `opaque_names`, if the dtype is opaque.
     pub(super) opaque: u32,
     pub(super) dtype: DType,
 }
@@ -116,7 +116,7 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// From `start` to the end of an array of `len` items; `None` beyond what 32 bits can number.
+    /// From `start` to the end of an array of `len` items; `None` if 32 bits are too few.
     pub(super) fn tail(start: usize, len: usize) -> Option<Self> {
         Some(Self { start: start.try_into().ok()?, len: len.checked_sub(start)?.try_into().ok()? })
     }
@@ -127,7 +127,7 @@ impl Span {
     }
 }
 
-/// Where the table's arrays end: what a faulty file added is cut off again.
+/// The lengths of the table's arrays, to remove again what a faulty file added.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Mark {
     records: usize,
@@ -138,20 +138,20 @@ pub(super) struct Mark {
     files: usize,
 }
 
-/// What is wrong with the tensors of a file, taken together.
+/// A fault in the layout of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LayoutFault {
-    /// Two tensors of one name.
+    /// Two tensors have the same name.
     Duplicate(String),
     /// The tensor starts after the end of the one before.
     Hole { tensor: String, expected_start: u64, found_start: u64 },
     /// The tensor starts before the end of the one before.
     Overlap { tensor: String, other: String, expected_start: u64, found_start: u64 },
-    /// The first tensor that does not end inside the file.
+    /// This tensor, the first of several, does not end inside the file.
     Truncated { tensor: String, data_bytes: u64 },
     /// Bytes after the last tensor.
     Trailing { data_bytes: u64 },
-    /// More tensors than an id can number.
+    /// More tensors than ids can count.
     TooMany,
 }
 
@@ -162,7 +162,7 @@ pub(crate) struct TensorTable {
     pub(super) records: Vec<Record>,
     /// All names, one after the other.
     pub(super) names: String,
-    /// All shapes, one after the other; neighbours that are alike share theirs.
+    /// All shapes, one after the other. Neighbours with equal shapes share one.
     pub(super) dims: Vec<u64>,
     /// Names of opaque dtypes, in `names`.
     pub(super) opaque_names: Vec<Span>,
@@ -170,8 +170,7 @@ pub(crate) struct TensorTable {
     by_name: Vec<u32>,
     /// The id after the last of each file.
     file_ends: Vec<u32>,
-    /// The most that was held beside the table while it was made: keys of unknown fields, free
-    /// text, names that were sorted.
+    /// Peak of memory beside the table while it was built: keys of unknown fields, free text.
     beside_bytes: u64,
 }
 
@@ -197,7 +196,7 @@ impl TensorTable {
 
     /// The file of a tensor alone.
     pub(crate) fn shard_of(&self, id: TensorId) -> ShardId {
-        // Most checkpoints of very many tensors are one file.
+        // Checkpoints with very many tensors are mostly one file.
         let shard = match self.file_ends[..] {
             [_] => 0,
             _ => self.file_ends.partition_point(|&end| end <= id.0),
@@ -261,19 +260,19 @@ impl TensorTable {
             + to_u64(self.file_ends.capacity() * size_of::<u32>())
     }
 
-    /// What the arrays take while they grow, and what was held beside them.
+    /// Memory of the growing arrays and of what was held beside them.
     pub(super) fn held(&self) -> Held {
         let lists = Held::default().grown_list(&self.records).grown_list(&self.dims);
         let named = lists.grown(block_bytes(to_u64(self.names.capacity()))).grown_list(&self.by_name);
         named.grown_list(&self.opaque_names).grown_list(&self.file_ends).and(self.beside_bytes)
     }
 
-    /// Notes what was held for a moment beside the table.
+    /// Counts memory that was held for a moment beside the table.
     pub(super) fn note_beside(&mut self, scratch: Held) {
         self.beside_bytes = self.beside_bytes.max(scratch.peak_bytes());
     }
 
-    /// Where the arrays end now.
+    /// The current lengths of the arrays.
     pub(super) fn mark(&self) -> Mark {
         Mark {
             records: self.records.len(),
@@ -285,7 +284,7 @@ impl TensorTable {
         }
     }
 
-    /// Cuts off what was added since.
+    /// Removes everything added since `mark`.
     pub(super) fn rewind(&mut self, mark: Mark) {
         self.records.truncate(mark.records);
         self.names.truncate(mark.names);
@@ -295,9 +294,8 @@ impl TensorTable {
         self.file_ends.truncate(mark.files);
     }
 
-    /// Takes all records since `mark` as one file whose data section lies at `data`: sorts them,
-    /// checks that they cover it exactly and that no name stands twice, and makes their offsets
-    /// count from the start of the file.
+    /// Completes a file: sorts the records since `mark`, checks that they cover `data` exactly and
+    /// that no name occurs twice, and turns their offsets into offsets from the start of the file.
     pub(super) fn seal_file(&mut self, mark: Mark, data: ByteRange) -> Result<(), LayoutFault> {
         let file_end = u32::try_from(self.records.len()).map_err(|_| LayoutFault::TooMany)?;
         let names = &self.names;
@@ -309,14 +307,12 @@ impl TensorTable {
         let records = &self.records;
         let text_of = |id: u32| &names.as_bytes()[records[to_usize(u64::from(id))].name.range()];
         self.by_name.extend(file_start..file_end);
-        let sorted = sort_by_text(&mut self.by_name[mark.by_name..], text_of);
-        self.beside_bytes = self.beside_bytes.max(sorted.held_bytes);
-        if let Some(id) = sorted.duplicate {
+        if let Some(id) = sort_by_text(&mut self.by_name[mark.by_name..], text_of) {
             return Err(LayoutFault::Duplicate(self.name_of(id).to_owned()));
         }
         self.check_coverage(mark.records, data)?;
         for record in &mut self.records[mark.records..] {
-            // No overflow: the coverage check has shown that both lie inside the file.
+            // No overflow: by the coverage check, both are inside the file.
             record.start += data.start();
             record.end += data.start();
         }
@@ -349,13 +345,12 @@ impl TensorTable {
         }
     }
 
-    /// Merges the name indices of all files since `mark`. Afterwards [`Self::sorted_since`] is
-    /// sorted.
+    /// Merges the name indices of all files since `mark`, for [`Self::sorted_since`].
     pub(super) fn merge_names(&mut self, mark: Mark) {
         if self.file_ends.len() > mark.files + 1 {
             let (records, names) = (&self.records, &self.names);
             let name_of = |id: u32| &names[records[to_usize(u64::from(id))].name.range()];
-            // Stable: it finds the sorted runs of the files and merges them.
+            // A stable sort finds the sorted runs of the files and merges them.
             self.by_name[mark.by_name..].sort_by(|&left, &right| name_of(left).cmp(name_of(right)));
         }
     }
@@ -365,7 +360,7 @@ impl TensorTable {
         self.by_name[mark.by_name..].iter().map(|&id| TensorId(id))
     }
 
-    /// Gives back what growing left over.
+    /// Gives back spare capacity.
     pub(super) fn shrink(&mut self) {
         self.records.shrink_to_fit();
         self.names.shrink_to_fit();

@@ -408,7 +408,7 @@ mod tests {
     use super::super::for_tests::{Tensor, tensor, write_sharded};
     use super::*;
     use crate::checkpoint::DType;
-    use crate::plan::{Cast, CastOp, FloatType};
+    use crate::plan::{Cast, CastOp, FloatType, TermKind};
     use crate::staging::cast::cast_step;
     use crate::units::MIB;
 
@@ -511,7 +511,7 @@ mod tests {
         let pass = |bytes| HashPass {
             checkpoint: &checkpoint,
             settings: settings(),
-            beside: vec![MemoryTerm { name: "other", bytes }],
+            beside: vec![MemoryTerm::new(TermKind::Files, bytes)],
         };
         assert!(pass(0).files(false, &mut |_| {}).is_ok());
         let refused = pass(MIB).files(false, &mut |_| {}).unwrap_err();

@@ -21,7 +21,7 @@ use crate::checkpoint::{Checkpoint, DType, Shard, TensorId};
 use crate::layers::Layers;
 use crate::plan::{
     Cast, Group, Landing, LoadPlan, MemoryTerm, PlanError, PlanLimits, Quantisation, QuantiseRule,
-    ResidentKind, Transform, Window, grouping_peak_bytes, is_plain,
+    ResidentKind, TermKind, Transform, Window, grouping_peak_bytes, is_plain,
 };
 use crate::source;
 use crate::units::{to_u64, to_usize};
@@ -70,7 +70,7 @@ impl Scope {
         let mut wanted = selected.clone();
         let mut aliases: Vec<(TensorId, TensorId)> = Vec::new();
         if settings.drop_duplicates {
-            let grouping = MemoryTerm { name: "layer grouping", bytes: layers.metadata_bytes() };
+            let grouping = MemoryTerm::new(TermKind::Grouping, layers.metadata_bytes());
             let is_selected = |id: TensorId| selected[id.index()];
             let found =
                 duplicates::find(&checkpoint, &layers, &is_selected, settings.reading(), vec![grouping])?;
@@ -167,11 +167,13 @@ impl Scope {
         let lists = self.shapes.held_bytes()
             + to_u64(self.transforms.capacity() * size_of::<Transform>())
             + to_u64(self.checkpoint.tensor_count()) * TENSOR_BYTES;
-        let term = |name, bytes| MemoryTerm { name, bytes };
         vec![
-            term("write buffers", self.buffers.bytes()),
-            term("files", lists + to_u64(self.shapes.files.len()) * FILE_BYTES + TEXT_BYTES),
-            term("hashes", hashes),
+            MemoryTerm::new(TermKind::WriteBuffers, self.buffers.bytes()),
+            MemoryTerm::new(
+                TermKind::Files,
+                lists + to_u64(self.shapes.files.len()) * FILE_BYTES + TEXT_BYTES,
+            ),
+            MemoryTerm::new(TermKind::Hashes, hashes),
         ]
     }
 

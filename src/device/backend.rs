@@ -30,7 +30,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
 
     /// Makes the arena of a layer, at that place. A place in the window is nobody else's until the
     /// arena is gone.
-    fn allocate(&self, layer: &PlannedLayer, place: Place) -> Result<Arc<Self::Arena>, DeviceError>;
+    fn allocate(&self, layer: &PlannedLayer, place: ArenaPlace) -> Result<Arc<Self::Arena>, DeviceError>;
 
     /// Starts the copies of one read. The pending copy owns the slot and keeps the arena alive. On
     /// an error nothing is in flight any more when this returns.
@@ -59,7 +59,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
 
 /// Where the arena of a layer lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum ArenaPlace {
     /// In memory of its own.
     Own,
     /// In the window, which the backend has allocated as a whole, at this offset.
@@ -83,7 +83,7 @@ pub(crate) enum Freed {
     /// The system or the driver has taken it back, and said so.
     Returned,
     /// Its pool has it, and gives it back to the device as far as it can when it is
-    /// [settled](Home::settle).
+    /// [settled](ArenaPool::settle).
     ToPool,
     /// The device frees it once what somebody named is over.
     Queued,
@@ -96,7 +96,7 @@ pub(crate) enum Freed {
 }
 
 /// Where arenas come from and go back to. Lives longer than they do.
-pub(crate) trait Home: Send + Sync {
+pub(crate) trait ArenaPool: Send + Sync {
     /// Bytes that its pool has taken from the device, used or not, as the driver says. `None`
     /// without a pool, or without an answer.
     fn pool_bytes(&self) -> Option<u64>;
@@ -160,7 +160,7 @@ pub(crate) trait Resident: Send + Sync {
     }
 
     /// Where it came from, if that wants to be settled.
-    fn home(&self) -> Option<Arc<dyn Home>> {
+    fn arena_pool(&self) -> Option<Arc<dyn ArenaPool>> {
         None
     }
 

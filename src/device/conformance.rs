@@ -6,7 +6,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::{Backend, HostBackend, PendingCopy, Place, Resident};
+use super::{ArenaPlace, Backend, HostBackend, PendingCopy, Resident};
 use crate::budget::MemoryBudget;
 use crate::checkpoint::TensorId;
 #[cfg(feature = "cuda")]
@@ -106,7 +106,7 @@ pub(crate) fn suite<B: Backend>(backend: impl Fn(Option<u64>) -> B, ring: &Arc<R
 }
 
 fn every_byte_arrives<B: Backend>(backend: &B, ring: &Arc<Ring>) {
-    let arena = backend.allocate(&PlannedLayer::of_bytes(64 * KIB), Place::Own).unwrap();
+    let arena = backend.allocate(&PlannedLayer::of_bytes(64 * KIB), ArenaPlace::Own).unwrap();
     let places = [bytes(0, SLOT_BYTES), bytes(SLOT_BYTES, 1), bytes(12_345, 777), bytes(64 * KIB - 300, 300)];
     let mut pending: Vec<_> =
         (0..).zip(places).map(|(number, place)| start_copy(backend, ring, &arena, number, place)).collect();
@@ -125,7 +125,7 @@ fn every_byte_arrives<B: Backend>(backend: &B, ring: &Arc<Ring>) {
 }
 
 fn a_copy_that_nobody_waits_for_is_made<B: Backend>(backend: &B, ring: &Arc<Ring>) {
-    let arena = backend.allocate(&PlannedLayer::of_bytes(16 * KIB), Place::Own).unwrap();
+    let arena = backend.allocate(&PlannedLayer::of_bytes(16 * KIB), ArenaPlace::Own).unwrap();
     drop(start_copy(backend, ring, &arena, 7, bytes(100, 5000)));
     assert_eq!(ring.free_slots(), to_usize(u64::from(SLOTS)));
     check(&*backend.seal(arena, &[]).unwrap(), 7, bytes(100, 5000));
@@ -135,7 +135,7 @@ fn a_copy_that_nobody_waits_for_is_made<B: Backend>(backend: &B, ring: &Arc<Ring
 /// bytes.
 fn slots_are_used_again_and_again<B: Backend>(backend: &B, ring: &Arc<Ring>) {
     const COPIES: u64 = 32;
-    let arena = backend.allocate(&PlannedLayer::of_bytes(COPIES * SLOT_BYTES), Place::Own).unwrap();
+    let arena = backend.allocate(&PlannedLayer::of_bytes(COPIES * SLOT_BYTES), ArenaPlace::Own).unwrap();
     let place = |number| bytes(number * SLOT_BYTES, SLOT_BYTES - number);
     let mut pending = Vec::new();
     for number in 0..COPIES {
@@ -151,7 +151,7 @@ fn slots_are_used_again_and_again<B: Backend>(backend: &B, ring: &Arc<Ring>) {
 }
 
 fn a_layer_without_bytes_is_a_layer<B: Backend>(backend: &B, _ring: &Arc<Ring>) {
-    let arena = backend.allocate(&PlannedLayer::of_bytes(0), Place::Own).unwrap();
+    let arena = backend.allocate(&PlannedLayer::of_bytes(0), ArenaPlace::Own).unwrap();
     let resident = backend.seal(arena, &[]).unwrap();
     resident.wait_ready().unwrap();
     assert_eq!(resident.len_bytes(), 0);
@@ -161,8 +161,10 @@ fn a_layer_without_bytes_is_a_layer<B: Backend>(backend: &B, _ring: &Arc<Ring>) 
 fn arenas_are_apart_and_are_used_again<B: Backend>(backend: &B, ring: &Arc<Ring>) {
     for round in 0..5 {
         let layer = PlannedLayer::of_bytes(MIB);
-        let arenas =
-            [backend.allocate(&layer, Place::Own).unwrap(), backend.allocate(&layer, Place::Own).unwrap()];
+        let arenas = [
+            backend.allocate(&layer, ArenaPlace::Own).unwrap(),
+            backend.allocate(&layer, ArenaPlace::Own).unwrap(),
+        ];
         for (number, arena) in (round..).zip(&arenas) {
             let copy = start_copy(backend, ring, arena, number, bytes(500_000, SLOT_BYTES));
             drop(copy.wait().unwrap());
@@ -176,7 +178,7 @@ fn arenas_are_apart_and_are_used_again<B: Backend>(backend: &B, ring: &Arc<Ring>
 }
 
 fn a_layer_outlives_its_backend<B: Backend>(backend: B, ring: &Arc<Ring>) {
-    let arena = backend.allocate(&PlannedLayer::of_bytes(16 * KIB), Place::Own).unwrap();
+    let arena = backend.allocate(&PlannedLayer::of_bytes(16 * KIB), ArenaPlace::Own).unwrap();
     let copy = start_copy(&backend, ring, &arena, 3, bytes(0, SLOT_BYTES));
     let resident = backend.seal(arena, &[]).unwrap();
     drop(copy);
@@ -186,7 +188,7 @@ fn a_layer_outlives_its_backend<B: Backend>(backend: B, ring: &Arc<Ring>) {
 }
 
 fn reading_beyond_the_end_panics<B: Backend>(backend: &B, _ring: &Arc<Ring>) {
-    let arena = backend.allocate(&PlannedLayer::of_bytes(4 * KIB), Place::Own).unwrap();
+    let arena = backend.allocate(&PlannedLayer::of_bytes(4 * KIB), ArenaPlace::Own).unwrap();
     let resident = backend.seal(arena, &[]).unwrap();
     for (offset, len) in [(4096, 1), (4000, 97), (u64::MAX, 1)] {
         let read = AssertUnwindSafe(|| resident.read(offset, &mut vec![0; len]));
@@ -196,7 +198,7 @@ fn reading_beyond_the_end_panics<B: Backend>(backend: &B, _ring: &Arc<Ring>) {
 }
 
 fn memory_that_no_machine_has_is_refused<B: Backend>(backend: &B, ring: &Arc<Ring>) {
-    let refused = backend.allocate(&PlannedLayer::of_bytes(1 << 62), Place::Own);
+    let refused = backend.allocate(&PlannedLayer::of_bytes(1 << 62), ArenaPlace::Own);
     let error = refused.err().expect("that much is refused").to_string();
     assert!(error.starts_with("cannot allocate an arena of 4194304 TiB"), "{error}");
     a_copy_that_nobody_waits_for_is_made(backend, ring);
@@ -205,7 +207,7 @@ fn memory_that_no_machine_has_is_refused<B: Backend>(backend: &B, ring: &Arc<Rin
 /// For devices that move what could not land in its place.
 #[cfg(feature = "cuda")]
 pub(crate) fn moves_come_after_all_copies<B: Backend>(backend: &B, ring: &Arc<Ring>) {
-    let arena = backend.allocate(&PlannedLayer::of_bytes(64 * KIB), Place::Own).unwrap();
+    let arena = backend.allocate(&PlannedLayer::of_bytes(64 * KIB), ArenaPlace::Own).unwrap();
     let landed = [bytes(101, 300), bytes(20_001, 5000)];
     let copies: Vec<_> =
         (0..).zip(landed).map(|(number, place)| start_copy(backend, ring, &arena, number, place)).collect();

@@ -8,10 +8,12 @@
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::ahead::{Toucher, Touching};
 use super::idle::IdleArenas;
 use super::none::CompletedCopy;
-use super::{Backend, DeviceError, Fill, Freed, Home, Place, Resident, Target, Unfilled, refill_pieces};
+use super::prefault::{Prefaulter, Prefaulting};
+use super::{
+    ArenaPlace, ArenaPool, Backend, DeviceError, Fill, Freed, Resident, Target, Unfilled, refill_pieces,
+};
 use crate::live::{Entry, MemoryUse};
 use crate::plan::{Copies, MoveOp, PlannedLayer};
 use crate::staging::copy::copy_past_cache;
@@ -27,13 +29,13 @@ pub(crate) struct HostBackend {
     /// trimmed.
     window: Mutex<Option<Arc<HostWindow>>>,
     /// Touches fresh arenas ahead of the readers.
-    toucher: Option<Toucher>,
+    prefaulter: Option<Prefaulter>,
 }
 
 impl HostBackend {
     /// A backend that frees the arenas of dropped layers at once.
     pub(crate) fn new() -> Self {
-        Self { pool: Arc::new(IdleArenas::closed()), window: Mutex::default(), toucher: None }
+        Self { pool: Arc::new(IdleArenas::closed()), window: Mutex::default(), prefaulter: None }
     }
 
     /// A backend whose layers share a window of so many bytes, those aside that get an arena of
@@ -59,17 +61,17 @@ impl HostBackend {
     /// hold if that is more.
     pub(crate) fn recycling(resident_bytes_max: u64) -> Self {
         let pool = Arc::new(IdleArenas::open(resident_bytes_max));
-        Self { pool, window: Mutex::default(), toucher: None }
+        Self { pool, window: Mutex::default(), prefaulter: None }
     }
 
     /// The same, with a thread that touches fresh arenas ahead of the readers: for readers that
     /// wait for a disk.
-    pub(crate) fn touching_ahead(self) -> Self {
-        Self { toucher: Toucher::start(), ..self }
+    pub(crate) fn prefaulting(self) -> Self {
+        Self { prefaulter: Prefaulter::start(), ..self }
     }
 
     fn arena(&self, len_bytes: u64) -> Result<Arc<HostArena>, DeviceError> {
-        HostArena::new(&self.pool, self.toucher.as_ref(), len_bytes).map(Arc::new)
+        HostArena::new(&self.pool, self.prefaulter.as_ref(), len_bytes).map(Arc::new)
     }
 }
 
@@ -85,8 +87,8 @@ struct HostWindow {
 impl HostWindow {
     fn new(memory: AnonymousMemory, layers: usize) -> Self {
         let blank = || {
-            let (memory, touching, pool) = (None, None, None);
-            Arc::new(HostArena { len_bytes: 0, is_sealed: false, memory, touching, pool })
+            let (memory, prefaulting, pool) = (None, None, None);
+            Arc::new(HostArena { len_bytes: 0, is_sealed: false, memory, prefaulting, pool })
         };
         let blanks = std::iter::repeat_with(blank).take(layers).collect();
         Self { memory, blanks: Mutex::new(blanks) }
@@ -108,7 +110,7 @@ impl HostWindow {
         assert!(end.is_some_and(|end| end <= self.memory.len_bytes()), "a place outside the window");
         let memory = (len_bytes > 0).then(|| Memory::Part { window: Arc::clone(self), start_bytes });
         let pool = Some(Arc::clone(pool));
-        let arena = HostArena { len_bytes, memory, touching: None, is_sealed: false, pool };
+        let arena = HostArena { len_bytes, memory, prefaulting: None, is_sealed: false, pool };
         let mut blank = self.blanks().pop();
         match blank.as_mut().and_then(Arc::get_mut) {
             Some(place) => *place = arena,
@@ -127,7 +129,7 @@ pub(crate) struct HostArena {
     /// `None` for a layer without bytes, and while being made or dropped.
     memory: Option<Memory>,
     /// Over before the memory is anybody else's.
-    touching: Option<Touching>,
+    prefaulting: Option<Prefaulting>,
     /// `None` once it was given up.
     pool: Option<Arc<IdleArenas<AnonymousMemory>>>,
 }
@@ -182,14 +184,14 @@ impl Memory {
 impl HostArena {
     fn new(
         pool: &Arc<IdleArenas<AnonymousMemory>>,
-        toucher: Option<&Toucher>,
+        prefaulter: Option<&Prefaulter>,
         len_bytes: u64,
     ) -> Result<Self, DeviceError> {
         let failed = |source| DeviceError::HostAllocation { bytes: len_bytes, source };
         let recycled = pool.take(len_bytes).memory;
         // From here on the arena's drop gives back what the pool has counted, whatever fails below.
         let pool = Some(Arc::clone(pool));
-        let mut arena = Self { len_bytes, memory: None, touching: None, is_sealed: false, pool };
+        let mut arena = Self { len_bytes, memory: None, prefaulting: None, is_sealed: false, pool };
         match recycled {
             // What the last layer touched beyond this one's end would count as resident.
             Some(memory) => {
@@ -203,7 +205,7 @@ impl HostArena {
             None => {
                 let memory = AnonymousMemory::new(len_bytes).map_err(failed)?;
                 memory.live().note(MemoryUse::Filling, None);
-                arena.touching = toucher.and_then(|toucher| toucher.touch(&memory, len_bytes));
+                arena.prefaulting = prefaulter.and_then(|prefaulter| prefaulter.touch(&memory, len_bytes));
                 arena.memory = Some(Memory::Own(memory));
             }
         }
@@ -211,7 +213,7 @@ impl HostArena {
     }
 
     fn give_up(&mut self) -> Freed {
-        drop(self.touching.take());
+        drop(self.prefaulting.take());
         let Some(pool) = self.pool.take() else { return Freed::Unconfirmed };
         let own = match self.memory.take() {
             Some(Memory::Part { window, .. }) => return give_up_part(window),
@@ -246,7 +248,7 @@ impl Drop for HostArena {
     }
 }
 
-impl Home for IdleArenas<AnonymousMemory> {
+impl ArenaPool for IdleArenas<AnonymousMemory> {
     fn pool_bytes(&self) -> Option<u64> {
         None
     }
@@ -293,7 +295,7 @@ impl Resident for HostArena {
         give_up_part(window)
     }
 
-    fn home(&self) -> Option<Arc<dyn Home>> {
+    fn arena_pool(&self) -> Option<Arc<dyn ArenaPool>> {
         // Those in a window too: where they are parked and restored, it is to memory of their own.
         let pool = self.pool.clone()?;
         Some(pool)
@@ -330,12 +332,12 @@ impl Backend for HostBackend {
 
     const IS_ASYNCHRONOUS: bool = false;
 
-    fn allocate(&self, layer: &PlannedLayer, place: Place) -> Result<Arc<HostArena>, DeviceError> {
+    fn allocate(&self, layer: &PlannedLayer, place: ArenaPlace) -> Result<Arc<HostArena>, DeviceError> {
         match (place, &*self.window()) {
-            (Place::InWindow { offset_bytes }, Some(window)) => {
+            (ArenaPlace::InWindow { offset_bytes }, Some(window)) => {
                 Ok(window.arena(offset_bytes, layer.arena_bytes, &self.pool))
             }
-            (Place::Own | Place::InWindow { .. }, _) => self.arena(layer.arena_bytes),
+            (ArenaPlace::Own | ArenaPlace::InWindow { .. }, _) => self.arena(layer.arena_bytes),
         }
     }
 
@@ -365,7 +367,7 @@ impl Backend for HostBackend {
         let mut owner = arena;
         let arena = Arc::get_mut(&mut owner);
         let arena = arena.expect("copies are over when they return, so that none shares the arena");
-        drop(arena.touching.take());
+        drop(arena.prefaulting.take());
         arena.is_sealed = true;
         Ok(owner)
     }
@@ -459,7 +461,7 @@ mod tests {
     #[test]
     #[cfg(not(miri))] // miri knows no madvise
     fn an_arena_is_touched_ahead_and_given_back_meanwhile() {
-        let backend = HostBackend::new().touching_ahead();
+        let backend = HostBackend::new().prefaulting();
         let arena = backend.arena(64 * MIB).unwrap();
         let is_resident = || arena.memory.as_ref().unwrap().parts().0.resident_bytes() == 64 * MIB;
         let deadline = Instant::now() + Duration::from_secs(20);

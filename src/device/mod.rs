@@ -10,17 +10,16 @@ use std::str::FromStr;
 pub use self::backend::After;
 use self::backend::refill_pieces;
 pub(crate) use self::backend::{
-    Backend, Fill, Freed, Home, PendingCopy, Place, REFILLED_BYTES_MAX, Resident, Unfilled,
+    ArenaPlace, ArenaPool, Backend, Fill, Freed, PendingCopy, REFILLED_BYTES_MAX, Resident, Unfilled,
 };
 pub use self::code::CudaCode;
 pub use self::error::DeviceError;
 pub(crate) use self::host::HostBackend;
 pub(crate) use self::none::NoneBackend;
+pub use self::open::Device;
 pub(crate) use self::open::DeviceKind;
-pub use self::open::{Device, DeviceInfo, DeviceMemoryInfo};
 use crate::plan::PlannedLayer;
 
-mod ahead;
 mod backend;
 mod code;
 #[cfg(not(loom))]
@@ -33,6 +32,7 @@ mod host;
 mod idle;
 mod none;
 mod open;
+mod prefault;
 
 /// Where a load goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,6 +78,39 @@ impl FromStr for Target {
                 ordinal.map(Self::Cuda).ok_or(UnknownTarget)
             }
         }
+    }
+}
+
+/// What a device says about itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// Its name in the driver's words; `host` or `none` otherwise.
+    pub name: String,
+    /// The device's identity, as other tools print it, if it has one: `GPU-` and 32 hexadecimal
+    /// digits in five groups.
+    pub uuid: Option<String>,
+    /// Where it is on the PCI bus, if it is there: `domain:bus:device.function`.
+    pub pci_bus_id: Option<String>,
+    /// The newest CUDA version that the driver serves, major and minor, if there is a driver.
+    pub cuda_version: Option<(u32, u32)>,
+}
+
+/// Memory of a device, everybody's and not only ours, as its driver says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceMemoryInfo {
+    /// Bytes that nobody uses.
+    pub free_bytes: u64,
+    /// Bytes that there are.
+    pub total_bytes: u64,
+}
+
+impl DeviceMemoryInfo {
+    /// Bytes in use, by whomever.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.total_bytes.saturating_sub(self.free_bytes)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Backend, DeviceError, PendingCopy, Place, Resident};
+use super::{ArenaPlace, Backend, DeviceError, PendingCopy, Resident};
 use crate::plan::{Copies, MoveOp, PlannedLayer};
 use crate::staging::{Empty, Filled, Slot};
 
@@ -39,7 +39,7 @@ impl Backend for NoneBackend {
 
     const IS_ASYNCHRONOUS: bool = false;
 
-    fn allocate(&self, _layer: &PlannedLayer, _place: Place) -> Result<Arc<NoArena>, DeviceError> {
+    fn allocate(&self, _layer: &PlannedLayer, _place: ArenaPlace) -> Result<Arc<NoArena>, DeviceError> {
         Ok(Arc::new(NoArena))
     }
 

@@ -3,7 +3,7 @@
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
 
-use super::{DeviceError, Target};
+use super::{DeviceError, DeviceInfo, DeviceMemoryInfo, Target};
 
 /// A device that is ready for loads. For a CUDA device this holds its primary context, so that
 /// nothing of the driver's own memory is counted as a load's: open it before measuring a baseline.
@@ -23,39 +23,6 @@ pub(crate) enum DeviceKind {
         ordinal: u32,
         context: Arc<super::cuda::Context>,
     },
-}
-
-/// What a device says about itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DeviceInfo {
-    /// Its name in the driver's words; `host` or `none` otherwise.
-    pub name: String,
-    /// The device's identity, as other tools print it, if it has one: `GPU-` and 32 hexadecimal
-    /// digits in five groups.
-    pub uuid: Option<String>,
-    /// Where it is on the PCI bus, if it is there: `domain:bus:device.function`.
-    pub pci_bus_id: Option<String>,
-    /// The newest CUDA version that the driver serves, major and minor, if there is a driver.
-    pub cuda_version: Option<(u32, u32)>,
-}
-
-/// Memory of a device, everybody's and not only ours, as its driver says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DeviceMemoryInfo {
-    /// Bytes that nobody uses.
-    pub free_bytes: u64,
-    /// Bytes that there are.
-    pub total_bytes: u64,
-}
-
-impl DeviceMemoryInfo {
-    /// Bytes in use, by whomever.
-    #[must_use]
-    pub fn used_bytes(&self) -> u64 {
-        self.total_bytes.saturating_sub(self.free_bytes)
-    }
 }
 
 impl Device {

@@ -1,17 +1,16 @@
-//! Quantization companions: scales, zero points and states that belong to a weight, whatever their
-//! name.
+//! Finds quantization companions: scales, zero points and states that belong to a weight.
 //!
 //! `mlp.up.weight.absmax` looks like a parameter of a module `mlp.up.weight`, and a few such
-//! "modules" make a flat list of linears look like a stack. So companions take no part in the
-//! search for stacks and follow their weight. A suffix alone proves nothing (`logit_scale` is a
-//! plain parameter): the weight, or the packed form that replaced it, has to exist.
+//! "modules" make a flat list of linear layers look like a stack. So the search for stacks ignores
+//! companions, and each is put into the layer of its weight. A suffix is not enough (`logit_scale`
+//! is a plain parameter): the weight, or its packed form, must exist.
 
-use super::index::TextIndex;
-use super::lists::{index32, slot};
-use super::named::Names;
-use crate::footprint::{Held, Meter};
+use super::names::Names;
+use super::positions::{index32, slot};
+use super::text_index::TextIndex;
+use crate::footprint::{Held, PeakMeter};
 
-/// Behind the name of a tensor: bitsandbytes, compressed-tensors, FP8, torchao, MXFP4.
+/// Suffixes of a tensor's name: bitsandbytes, compressed-tensors, FP8, torchao, MXFP4.
 const TENSOR_SUFFIXES: [&str; 17] = [
     ".absmax",
     ".quant_map",
@@ -32,13 +31,13 @@ const TENSOR_SUFFIXES: [&str; 17] = [
     "_scales",
 ];
 
-/// Inside the name of a companion, with anything behind it.
+/// Infix of a companion's name; anything may follow.
 const STATE_INFIX: &str = ".quant_state.";
 
-/// What replaces the tensor in packed formats, behind its name.
+/// Suffixes of the packed form that replaces a tensor.
 const TENSOR_PAYLOADS: [&str; 3] = ["_packed", "_blocks", ".qdata"];
 
-/// Behind the name of a module, beside its `.weight` or `.qweight`: GPTQ, AWQ, MLX, LLM.int8.
+/// Suffixes of a module's name, beside its `.weight` or `.qweight`: GPTQ, AWQ, MLX, LLM.int8.
 const MODULE_SUFFIXES: [&str; 5] = [".scales", ".biases", ".qzeros", ".g_idx", ".SCB"];
 const MODULE_PAYLOADS: [&str; 2] = [".weight", ".qweight"];
 
@@ -48,33 +47,33 @@ const MODULE_ENDINGS: [[u8; 2]; MODULE_SUFFIXES.len()] = endings(MODULE_SUFFIXES
 const MODULE_PAYLOAD_ENDINGS: [[u8; 2]; MODULE_PAYLOADS.len()] = endings(MODULE_PAYLOADS);
 
 /// "Not a companion".
-const NO_HOST: u32 = u32::MAX;
+const NO_WEIGHT: u32 = u32::MAX;
 
 /// The weight of every tensor that is a companion.
 #[derive(Debug, Default)]
 pub(super) struct Companions {
     /// Per tensor, or empty if there are none.
-    hosts: Vec<u32>,
+    weights: Vec<u32>,
 }
 
-/// What a companion belongs to, by name.
+/// The name that a companion extends.
 #[derive(Clone, Copy)]
 enum Stem<'a> {
     Tensor(&'a str),
     Module(&'a str),
 }
 
-/// A tensor that is a companion if what it is named after exists.
+/// A tensor that is a companion if a tensor or module with its stem exists.
 struct Candidate {
     tensor: u32,
     stem_len: u32,
     /// The first candidate of the same stem.
     first: u32,
-    /// What has the stem's name; known of the first one.
-    host: u32,
+    /// The tensor with the stem's name; set for the first candidate of a stem.
+    weight: u32,
 }
 
-/// The candidates, found by their stems: those of tensors and those of modules apart.
+/// The candidates, indexed by stem.
 #[derive(Default)]
 struct Candidates {
     list: Vec<Candidate>,
@@ -84,7 +83,7 @@ struct Candidates {
 
 impl Companions {
     /// Finds the companions among `names`.
-    pub(super) fn find(names: Names<'_>, meter: &mut Meter) -> Self {
+    pub(super) fn find(names: Names<'_>, meter: &mut PeakMeter) -> Self {
         let mut candidates = Candidates::default();
         for tensor in names.tensors() {
             if let Some(stem) = stem(names.name(tensor)) {
@@ -101,30 +100,30 @@ impl Companions {
             let module = stripped(name, &MODULE_PAYLOADS, &MODULE_PAYLOAD_ENDINGS)
                 .map(|base| (Stem::Module(base), false));
             for (stem, is_exact) in [Some((Stem::Tensor(name), true)), packed, module].into_iter().flatten() {
-                if let Some(host) = candidates.host_mut(names, stem)
-                    && (is_exact || *host == NO_HOST)
+                if let Some(weight) = candidates.weight_mut(names, stem)
+                    && (is_exact || *weight == NO_WEIGHT)
                 {
-                    *host = tensor;
+                    *weight = tensor;
                 }
             }
         }
         meter.note(candidates.held());
         let Candidates { list, .. } = candidates;
         let companions = resolve(names, list, meter);
-        meter.keep(Held::default().list(&companions.hosts));
+        meter.keep(Held::default().list(&companions.weights));
         companions
     }
 
-    /// The weight that `tensor` follows, if it is a companion.
-    pub(super) fn host(&self, tensor: u32) -> Option<u32> {
-        self.hosts.get(slot(tensor)).copied().filter(|&host| host != NO_HOST)
+    /// The weight of `tensor`, if it is a companion.
+    pub(super) fn weight(&self, tensor: u32) -> Option<u32> {
+        self.weights.get(slot(tensor)).copied().filter(|&weight| weight != NO_WEIGHT)
     }
 
-    /// All companions with the weight each belongs to, ascending.
+    /// All companions with their weights, ascending.
     pub(super) fn pairs(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        (self.hosts.iter().enumerate())
-            .filter(|&(_, &host)| host != NO_HOST)
-            .map(|(tensor, &host)| (index32(tensor), host))
+        (self.weights.iter().enumerate())
+            .filter(|&(_, &weight)| weight != NO_WEIGHT)
+            .map(|(tensor, &weight)| (index32(tensor), weight))
     }
 }
 
@@ -138,20 +137,20 @@ impl Candidates {
         let known = index.find(text, |at| spelled(names, list, at));
         let position = index32(list.len());
         let first = known.unwrap_or(position);
-        list.push(Candidate { tensor, stem_len: index32(text.len()), first, host: NO_HOST });
+        list.push(Candidate { tensor, stem_len: index32(text.len()), first, weight: NO_WEIGHT });
         if known.is_none() {
             index.insert(position, |at| spelled(names, list, at));
         }
     }
 
-    fn host_mut(&mut self, names: Names<'_>, stem: Stem<'_>) -> Option<&mut u32> {
+    fn weight_mut(&mut self, names: Names<'_>, stem: Stem<'_>) -> Option<&mut u32> {
         let Self { list, by_tensor, by_module } = self;
         let (index, text) = match stem {
             Stem::Tensor(text) => (by_tensor, text),
             Stem::Module(text) => (by_module, text),
         };
         let first = index.find(text, |at| spelled(names, list, at))?;
-        Some(&mut list[slot(first)].host)
+        Some(&mut list[slot(first)].weight)
     }
 
     fn held(&self) -> Held {
@@ -164,26 +163,25 @@ fn spelled<'a>(names: Names<'a>, list: &[Candidate], candidate: u32) -> &'a str 
     &names.name(tensor)[..slot(stem_len)]
 }
 
-/// The weight of each candidate; a companion of a companion belongs to the weight of the latter.
-fn resolve(names: Names<'_>, mut candidates: Vec<Candidate>, meter: &mut Meter) -> Companions {
+/// The weight of each candidate. A companion of a companion belongs to the weight of the latter.
+fn resolve(names: Names<'_>, mut candidates: Vec<Candidate>, meter: &mut PeakMeter) -> Companions {
     for at in 0..candidates.len() {
-        candidates[at].host = candidates[slot(candidates[at].first)].host;
+        candidates[at].weight = candidates[slot(candidates[at].first)].weight;
     }
-    candidates.retain(|candidate| candidate.host != NO_HOST && candidate.host != candidate.tensor);
-    // A stem is shorter than its companion, so that in order of length every host is settled before it
-    // is used. Packed forms are as long as their companions, but a packed form with a stem is not
-    // asked for.
+    candidates.retain(|candidate| candidate.weight != NO_WEIGHT && candidate.weight != candidate.tensor);
+    // A stem is shorter than its companion, so in order of length every weight is resolved before it
+    // is used. Packed forms are as long as their companions, but are never looked up as companions.
     candidates.sort_unstable_by_key(|candidate| (names.name(candidate.tensor).len(), candidate.tensor));
-    let mut hosts = vec![NO_HOST; names.count()];
-    for Candidate { tensor, host, .. } in &candidates {
-        let settled = hosts[slot(*host)];
-        let root = if settled == NO_HOST { *host } else { settled };
+    let mut weights = vec![NO_WEIGHT; names.count()];
+    for Candidate { tensor, weight, .. } in &candidates {
+        let settled = weights[slot(*weight)];
+        let root = if settled == NO_WEIGHT { *weight } else { settled };
         if root != *tensor {
-            hosts[slot(*tensor)] = root;
+            weights[slot(*tensor)] = root;
         }
     }
-    meter.note(Held::default().list(&candidates).list(&hosts));
-    Companions { hosts }
+    meter.note(Held::default().list(&candidates).list(&weights));
+    Companions { weights }
 }
 
 fn stem(name: &str) -> Option<Stem<'_>> {
@@ -196,7 +194,7 @@ fn stem(name: &str) -> Option<Stem<'_>> {
     stripped(name, &TENSOR_SUFFIXES, &TENSOR_ENDINGS).map(Stem::Tensor)
 }
 
-/// As `str::rfind`, whose preparations take longer than a look at each byte of a name.
+/// As `str::rfind`, which takes longer to prepare its search than this takes for a short name.
 fn last_state_infix(name: &str) -> Option<usize> {
     let bytes = name.as_bytes();
     let has_q = |part: &[u8]| part.iter().fold(false, |has, &byte| has | (byte == b'q'));
@@ -209,8 +207,8 @@ fn last_state_infix(name: &str) -> Option<usize> {
     (0..bytes.len()).rev().find(begins)
 }
 
-/// What every suffix of a group ends in: most names end in something else, which is told sooner
-/// than by comparing them with each suffix.
+/// The last two bytes of each suffix. Most names end in others, which is faster to see than by
+/// comparing all suffixes.
 const fn endings<const COUNT: usize>(suffixes: [&str; COUNT]) -> [[u8; 2]; COUNT] {
     let mut endings = [[0; 2]; COUNT];
     let mut at = 0;
@@ -234,29 +232,29 @@ mod tests {
     use super::*;
     use crate::layers::NamedShape;
 
-    fn hosts(names: &[&str]) -> Vec<(String, String)> {
+    fn weights(names: &[&str]) -> Vec<(String, String)> {
         let entries: Vec<_> = names.iter().map(|&name| NamedShape { name, shape: None }).collect();
-        let pairs = Companions::find(Names::Listed(&entries), &mut Meter::default());
+        let pairs = Companions::find(Names::Listed(&entries), &mut PeakMeter::default());
         pairs.pairs().map(|(left, right)| (names[slot(left)].into(), names[slot(right)].into())).collect()
     }
 
     #[test]
     fn the_weight_or_its_packed_form_has_to_exist() {
         let pair = |left: &str, right: &str| (left.to_owned(), right.to_owned());
-        assert_eq!(hosts(&["logit_scale", "layer_scale", "x.scales", "image_shape"]), []);
-        assert_eq!(hosts(&["a.weight_scale_inv", "a.weight"]), [pair("a.weight_scale_inv", "a.weight")]);
+        assert_eq!(weights(&["logit_scale", "layer_scale", "x.scales", "image_shape"]), []);
+        assert_eq!(weights(&["a.weight_scale_inv", "a.weight"]), [pair("a.weight_scale_inv", "a.weight")]);
         assert_eq!(
-            hosts(&["a.weight_shape", "a.weight_packed"]),
+            weights(&["a.weight_shape", "a.weight_packed"]),
             [pair("a.weight_shape", "a.weight_packed")]
         );
-        assert_eq!(hosts(&["e.up_scales", "e.up_blocks"]), [pair("e.up_scales", "e.up_blocks")]);
+        assert_eq!(weights(&["e.up_scales", "e.up_blocks"]), [pair("e.up_scales", "e.up_blocks")]);
         assert_eq!(
-            hosts(&["a.qweight", "a.qzeros", "a.scales", "a.g_idx"]).len(),
+            weights(&["a.qweight", "a.qzeros", "a.scales", "a.g_idx"]).len(),
             3,
             "GPTQ keeps scales beside a packed weight"
         );
         assert_eq!(
-            hosts(&["a.weight", "a.weight.quant_state.bitsandbytes__nf4", "a.weight.nested_absmax"]).len(),
+            weights(&["a.weight", "a.weight.quant_state.bitsandbytes__nf4", "a.weight.nested_absmax"]).len(),
             2
         );
     }
@@ -265,8 +263,8 @@ mod tests {
     fn chains_end_at_the_weight() {
         let chain: Vec<String> = (0..50).map(|count| format!("a{}", "_scale".repeat(count))).collect();
         let names: Vec<&str> = chain.iter().rev().map(String::as_str).collect();
-        let found = hosts(&names);
+        let found = weights(&names);
         assert_eq!(found.len(), 49);
-        assert!(found.iter().all(|(_, host)| host == "a"));
+        assert!(found.iter().all(|(_, weight)| weight == "a"));
     }
 }

@@ -1,8 +1,8 @@
-//! What can go wrong while grouping.
+//! Errors of the grouping.
 
-use super::map::Place;
+use onelayer_system::TextPosition;
 
-/// What can go wrong while grouping.
+/// An error of the grouping.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayersError {
@@ -10,7 +10,7 @@ pub enum LayersError {
     #[error("a layer id must not be empty; `loadcheck inspect` lists the ids of a checkpoint")]
     EmptyId,
 
-    /// More names than ids can count.
+    /// More tensors than can be counted.
     #[error("{found} tensors cannot be grouped, at most {limit} can")]
     TooManyTensors {
         /// Tensors given.
@@ -19,44 +19,44 @@ pub enum LayersError {
         limit: u64,
     },
 
-    /// Longer names of layers and their parts than positions can count.
+    /// The names of layers and their parts are too long together.
     #[error("the names of all layers and their parts are longer than {limit_bytes} bytes")]
     TooMuchText {
         /// Most bytes that are accepted.
         limit_bytes: u64,
     },
 
-    /// The override is not TOML, or has a key or a type that does not belong there.
-    #[error("layer map, line {}, column {}: {message}", .place.line, .place.column)]
+    /// The override is not TOML, or has a wrong key or type.
+    #[error("layer map, line {}, column {}: {message}", .position.line, .position.column)]
     MapSyntax {
         /// Where.
-        place: Place,
-        /// What the parser says, in one line.
+        position: TextPosition,
+        /// The parser's message, in one line.
         message: String,
     },
 
-    /// The override names what the checkpoint does not have.
+    /// The override has a name that the checkpoint does not have.
     #[error("layer map, line {}, column {}: `{key}` names `{name}`, but no {expected} has that name{}",
-        .place.line, .place.column, or_nearest(.nearest))]
+        .position.line, .position.column, or_nearest(.nearest))]
     MapUnknownName {
         /// Where.
-        place: Place,
+        position: TextPosition,
         /// The key of the override.
         key: String,
         /// The name it gives.
         name: String,
-        /// What it should have been: "numbered list", "layer, stack or prefix of one", ...
+        /// The expected kind of name: "numbered list", "layer, stack or prefix of one", ...
         expected: &'static str,
-        /// Names that exist and look alike, best first.
+        /// Similar names that exist, best first.
         nearest: Vec<String>,
     },
 
-    /// Two entries of the override claim the same tensors, list or place.
+    /// Two entries of the override claim the same tensors or the same list.
     #[error("layer map, line {}, column {}: `{key}` names `{name}`, which `{other_key}` in line {} already claims; remove one",
-        .place.line, .place.column, .other_place.line)]
+        .position.line, .position.column, .other_position.line)]
     MapConflict {
         /// Where the second claim is.
-        place: Place,
+        position: TextPosition,
         /// Its key.
         key: String,
         /// The name both claim.
@@ -64,29 +64,29 @@ pub enum LayersError {
         /// The key of the first claim.
         other_key: String,
         /// Where the first claim is.
-        other_place: Place,
+        other_position: TextPosition,
     },
 
     /// A group of the override has the id of another layer.
     #[error("layer map, line {}, column {}: group `{name}` has the id of a layer that the checkpoint has; choose another name",
-        .place.line, .place.column)]
+        .position.line, .position.column)]
     MapIdTaken {
         /// Where the group is named.
-        place: Place,
+        position: TextPosition,
         /// Its name.
         name: String,
     },
 
-    /// The caller's order of layers does not name every layer once.
+    /// The caller's order does not name every layer once.
     #[error("the call order names layer `{layer}` {what}")]
     CallOrder {
         /// The layer.
         layer: String,
-        /// What is wrong with that.
+        /// The mistake.
         what: &'static str,
     },
 
-    /// The grouping lost or doubled tensors: a bug, reported instead of a wrong load.
+    /// The grouping lost or duplicated tensors. This is a bug, reported instead of a wrong load.
     #[error(
         "grouping accounts for {found} {what}, but the headers hold {expected}; please report this as a bug"
     )]

@@ -1,51 +1,60 @@
-//! Ordered drafts -> [`Layers`]: ids, tensors and sub-units, drawn from two shared arrays.
+//! Makes [`Layers`] of the ordered drafts: ids, tensors and sub-units are ranges of two shared
+//! arrays.
 //!
-//! First everything is appended to the arrays and only spans are noted; then, when the arrays are
-//! whole, the layers are made from the spans. The last step of the grouping.
+//! First all texts and ids are appended to the arrays and their ranges are recorded. When the
+//! arrays are complete, the layers are made from the ranges. The last step of the grouping.
 
-use super::grouping::{Basis, Drafts, SubUnits};
-use super::lists::{index32, slot};
-use super::rule::Verdict;
-use super::shared::{Drawn, Shared, Span};
-use super::{Confidence, Layer, LayerKind, Layers, LayersError, SubUnit, names};
+use super::classify::ListKind;
+use super::drafts::{Drafts, Inputs};
+use super::positions::{index32, slot};
+use super::shared::{Shared, SharedBuilder, Span};
+use super::{Confidence, Layer, LayerKind, Layers, LayersError, SubUnit, name_parts};
 use crate::checkpoint::TensorId;
-use crate::footprint::{Held, Meter, items_bytes, list_bytes};
+use crate::footprint::{Held, PeakMeter, items_bytes, list_bytes};
 
 /// "None yet".
 const NONE: u32 = u32::MAX;
 
-/// Makes the layers in this order; they are in the meter afterwards.
+/// Whether layers list their sub-units. With very many experts this takes as long as all other
+/// steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SubUnits {
+    Named,
+    LeftOut,
+}
+
+/// Makes the layers in this order. The meter counts them as kept.
 pub(super) fn finish(
     drafts: Drafts<'_>,
     ordered: &[u32],
     sub_units: SubUnits,
-    meter: &mut Meter,
+    meter: &mut PeakMeter,
 ) -> Result<Layers, LayersError> {
-    let mut drawing = Drawing::new(&drafts, sub_units);
+    let mut assembly = Assembly::new(&drafts, sub_units);
     for &draft in ordered {
         let full = || LayersError::TooMuchText { limit_bytes: u64::from(u32::MAX) };
-        drawing.add(&drafts, draft).ok_or_else(full)?;
+        assembly.add(&drafts, draft).ok_or_else(full)?;
     }
-    let spans = drawing.held();
+    let spans = assembly.held();
     meter.keep(spans);
-    let Drawing { drawn, layers: layer_spans, units, stacks, stack_of_list, .. } = drawing;
-    let shared = drawn.share();
+    let Assembly { shared_parts, layers: layer_spans, units, stacks, stack_of_list, .. } = assembly;
+    let shared = shared_parts.share();
     let mut layers = Layers { layers: Vec::with_capacity(ordered.len()), ..Layers::default() };
     let mut first_unit = 0;
     for (&draft, span) in ordered.iter().zip(layer_spans) {
-        let kind = match drafts.basis.stack(drafts.list[slot(draft)]) {
+        let kind = match drafts.inputs.stack(drafts.list[slot(draft)]) {
             Some(list) => LayerKind::Member { stack: slot(stack_of_list[slot(list)]) },
             None => LayerKind::Group,
         };
         let sub_units =
-            units[first_unit..slot(span.unit_end)].iter().map(|unit| unit.drawn(&shared)).collect();
+            units[first_unit..slot(span.unit_end)].iter().map(|unit| unit.sub_unit(&shared)).collect();
         first_unit = slot(span.unit_end);
         let tensors = shared.ids(span.tensors);
         layers.layers.push(Layer { id: shared.prefix(span.id).into(), kind, tensors, sub_units });
     }
     layers.stacks = stacks.iter().map(|(path, _)| shared.prefix(path.clone())).collect();
     layers.confidence = stacks.iter().map(|&(_, confidence)| confidence).collect();
-    layers.companions = companions(&drafts.basis);
+    layers.companions = companions(&drafts.inputs);
     layers.by_id = (0..index32(layers.layers.len())).collect();
     layers
         .by_id
@@ -54,8 +63,8 @@ pub(super) fn finish(
     for (position, &draft) in (0..).zip(ordered) {
         position_of[slot(draft)] = position;
     }
-    // The draft of each tensor becomes the position of its layer; the meter has that list as the
-    // drafts'.
+    // Reuses the list of the drafts, which the meter counts: each entry becomes the position of a
+    // layer.
     layers.layer_of = drafts.of_tensor;
     for entry in &mut layers.layer_of {
         *entry = position_of[slot(*entry)];
@@ -69,15 +78,16 @@ pub(super) fn finish(
     Ok(layers)
 }
 
-/// What the layers take.
+/// Memory of the layers.
 fn held(layers: &Layers, shared: &Shared) -> Held {
     let sub_units = layers.layers.iter().map(|layer| items_bytes::<SubUnit>(layer.sub_units.len()));
     let flat = shared.held().list(&layers.layers).list(&layers.stacks).list(&layers.confidence);
     flat.list(&layers.layer_of).list(&layers.by_id).list(&layers.companions).and(sub_units.sum())
 }
 
-fn companions(basis: &Basis<'_>) -> Vec<(TensorId, TensorId)> {
-    let pairs = || basis.companions.pairs().map(|(companion, host)| (TensorId(companion), TensorId(host)));
+fn companions(inputs: &Inputs<'_>) -> Vec<(TensorId, TensorId)> {
+    let pairs =
+        || inputs.companions.pairs().map(|(companion, weight)| (TensorId(companion), TensorId(weight)));
     let mut companions = Vec::with_capacity(pairs().count());
     companions.extend(pairs());
     companions
@@ -87,7 +97,7 @@ fn companions(basis: &Basis<'_>) -> Vec<(TensorId, TensorId)> {
 struct LayerSpan {
     id: Span,
     tensors: Span,
-    /// Where its sub-units end among all of them.
+    /// End of its sub-units in the list of all of them.
     unit_end: u32,
 }
 
@@ -98,76 +108,76 @@ struct UnitSpan {
 }
 
 impl UnitSpan {
-    fn drawn(&self, shared: &Shared) -> SubUnit {
+    fn sub_unit(&self, shared: &Shared) -> SubUnit {
         SubUnit { prefix: shared.prefix(self.prefix.clone()), tensors: shared.ids(self.tensors.clone()) }
     }
 }
 
-/// The shared arrays while they grow, and where everything is in them.
-struct Drawing {
+/// The growing shared arrays, and the ranges in them.
+struct Assembly {
     sub_units: SubUnits,
-    drawn: Drawn,
+    shared_parts: SharedBuilder,
     layers: Vec<LayerSpan>,
     units: Vec<UnitSpan>,
-    /// Stacks in the order in which they first run.
+    /// Stacks in execution order.
     stacks: Vec<(Span, Confidence)>,
     /// Positions in `stacks`.
     stack_of_list: Vec<u32>,
-    /// Of the layer at hand: the tensors that are in a sub-unit, each behind its child; the lists
+    /// Of the current layer: pairs of child and tensor for the tensors in sub-units, and the lists
     /// of those children.
     inside: Vec<(u32, u32)>,
     inner_lists: Vec<u32>,
 }
 
-impl Drawing {
+impl Assembly {
     fn new(drafts: &Drafts<'_>, sub_units: SubUnits) -> Self {
         Self {
             sub_units,
-            drawn: Drawn::with_capacity(drafts.of_tensor.len()),
+            shared_parts: SharedBuilder::with_capacity(drafts.of_tensor.len()),
             layers: Vec::with_capacity(drafts.list.len()),
             units: Vec::new(),
             stacks: Vec::new(),
-            stack_of_list: vec![NONE; drafts.basis.lists.count()],
+            stack_of_list: vec![NONE; drafts.inputs.lists.count()],
             inside: Vec::new(),
             inner_lists: Vec::new(),
         }
     }
 
-    /// Draws a layer; `None` if there is too much text.
+    /// Adds a layer; `None` if there is too much text.
     fn add(&mut self, drafts: &Drafts<'_>, draft: u32) -> Option<()> {
-        let basis = &drafts.basis;
+        let inputs = &drafts.inputs;
         let entry = drafts.list[slot(draft)];
-        let id = self.drawn.text(basis.id(entry))?;
-        let tensors = self.drawn.ids(drafts.tensors(draft).iter().map(|&tensor| TensorId(tensor)));
-        if let Some(list) = basis.stack(entry) {
-            self.add_stack(basis, list)?;
+        let id = self.shared_parts.text(inputs.id(entry))?;
+        let tensors = self.shared_parts.ids(drafts.tensors(draft).iter().map(|&tensor| TensorId(tensor)));
+        if let Some(list) = inputs.stack(entry) {
+            self.add_stack(inputs, list)?;
             if self.sub_units == SubUnits::Named {
-                self.add_sub_units(basis, drafts.tensors(draft))?;
+                self.add_sub_units(inputs, drafts.tensors(draft))?;
             }
         }
         self.layers.push(LayerSpan { id, tensors, unit_end: index32(self.units.len()) });
         Some(())
     }
 
-    fn add_stack(&mut self, basis: &Basis<'_>, list: u32) -> Option<()> {
+    fn add_stack(&mut self, inputs: &Inputs<'_>, list: u32) -> Option<()> {
         let known = &mut self.stack_of_list[slot(list)];
         if *known == NONE {
             *known = index32(self.stacks.len());
-            let Verdict::Stack(confidence) = basis.verdicts.of(list) else {
+            let ListKind::Stack(confidence) = inputs.kinds.of(list) else {
                 unreachable!("only members of stacks have a list")
             };
-            self.stacks.push((self.drawn.text(basis.lists.path(list))?, confidence));
+            self.stacks.push((self.shared_parts.text(inputs.lists.path(list))?, confidence));
         }
         Some(())
     }
 
-    /// Lists inside of a member, outermost first, each child with its tensors and their companions.
-    fn add_sub_units(&mut self, basis: &Basis<'_>, tensors: &[u32]) -> Option<()> {
-        let Basis { lists, verdicts, companions, .. } = basis;
-        let is_sub_unit = |child: u32| verdicts.is_sub_unit_list(lists.child(child).list);
+    /// Adds the children of the outermost lists inside a member, with their tensors and companions.
+    fn add_sub_units(&mut self, inputs: &Inputs<'_>, tensors: &[u32]) -> Option<()> {
+        let Inputs { lists, kinds, companions, .. } = inputs;
+        let is_sub_unit = |child: u32| kinds.is_sub_unit_list(lists.child(child).list);
         self.inside.clear();
         for &tensor in tensors {
-            let children = lists.around(companions.host(tensor).unwrap_or(tensor));
+            let children = lists.around(companions.weight(tensor).unwrap_or(tensor));
             let child = children.iter().copied().find(|&child| is_sub_unit(child));
             self.inside.extend(child.map(|child| (child, tensor)));
         }
@@ -181,18 +191,18 @@ impl Drawing {
         self.inner_lists.sort_unstable();
         self.inner_lists.dedup();
         self.inner_lists.sort_unstable_by(|&left, &right| {
-            names::compare_natural(lists.path(left), lists.path(right)).then(left.cmp(&right))
+            name_parts::compare_natural(lists.path(left), lists.path(right)).then(left.cmp(&right))
         });
         let mut next = 0;
         for &child in self.inner_lists.iter().flat_map(|&list| lists.children(list)) {
-            // Children are mostly numbered in the order in which they stand in their list.
+            // Children are mostly numbered in the order of their list.
             let is_next = self.inside.get(next).is_some_and(|&(other, _)| other == child);
             let start = if is_next { next } else { self.inside.partition_point(|&(other, _)| other < child) };
             let own = self.inside[start..].iter().take_while(|&&(other, _)| other == child);
-            let tensors = self.drawn.ids(own.map(|&(_, tensor)| TensorId(tensor)));
+            let tensors = self.shared_parts.ids(own.map(|&(_, tensor)| TensorId(tensor)));
             next = start + tensors.len();
             if !tensors.is_empty() {
-                let prefix = self.drawn.text(lists.child_path(child))?;
+                let prefix = self.shared_parts.text(lists.child_path(child))?;
                 self.units.push(UnitSpan { prefix, tensors });
             }
         }
@@ -200,8 +210,8 @@ impl Drawing {
     }
 
     fn held(&self) -> Held {
-        let drawn = self.drawn.held().list(&self.layers).list(&self.stack_of_list);
-        let grown = drawn.grown_list(&self.units).grown_list(&self.stacks);
+        let shared_parts = self.shared_parts.held().list(&self.layers).list(&self.stack_of_list);
+        let grown = shared_parts.grown_list(&self.units).grown_list(&self.stacks);
         grown.grown_list(&self.inside).grown_list(&self.inner_lists)
     }
 }

@@ -1,41 +1,40 @@
-//! The numbered lists that tensor names form, with their children and the tensors below each child.
+//! Finds the numbered lists in tensor names, with their children and the tensors below each child.
 //!
 //! `model.layers.7.mlp.experts.3.w1` is below child `7` of list `model.layers.` and below child `3`
-//! of list `model.layers.7.mlp.experts.`. Everything is kept as offsets into the names, in flat
-//! arrays: 4 bytes per tensor and list it lies in, about 20 per child. Which list is a stack is not
-//! decided here but in `rule`.
+//! of list `model.layers.7.mlp.experts.`. Everything is an offset into the names, in flat arrays: 4
+//! bytes per tensor and list around it, about 20 per child. `classify.rs` decides which list is a
+//! stack.
 
 use std::cmp::Ordering;
-use std::ops::Range;
 
-use super::index::TextIndex;
-use super::named::Names;
-use super::names;
-use crate::checkpoint::agreed_len;
-use crate::footprint::{Held, Meter};
+use super::name_parts;
+use super::names::Names;
+use super::positions::{bucket, index32, slot, span};
+use super::text_index::TextIndex;
+use crate::footprint::{Held, PeakMeter};
 
-/// How many numbered components of one name are looked at, from the left: enough for the experts of
-/// the blocks of the stages of the second of two towers. The bound keeps hostile names (thousands
-/// of numbers) linear.
+/// The most numbered components of a name that are examined, from the left: enough for an expert of
+/// a block of a stage of one of two towers. The bound keeps hostile names (thousands of numbers)
+/// linear.
 pub(super) const LEVELS_MAX: usize = 4;
 
-/// "No child": the list stands outside every other list.
+/// "No child": the list is inside no other list.
 pub(super) const NO_CHILD: u32 = u32::MAX;
 
 /// One numbered list.
 #[derive(Debug)]
 pub(super) struct List {
-    /// A tensor below it; the first `prefix_len` bytes of its name are the list's prefix, separator
+    /// A tensor below it. The first `prefix_len` bytes of its name are the list's prefix, separator
     /// included.
     sample: u32,
     prefix_len: u32,
-    /// The child of an outer list that this list lies in, or [`NO_CHILD`].
+    /// The child of an outer list around this list, or [`NO_CHILD`].
     pub(super) parent: u32,
     /// Number of lists around it.
     pub(super) level: u8,
-    /// Its children were found in natural order: the last of them has the highest index.
+    /// Its children were found in natural order, so that the last one has the highest index.
     is_ascending: bool,
-    /// The child found last.
+    /// The child that was found last.
     last: u32,
 }
 
@@ -45,7 +44,7 @@ pub(super) struct Child {
     /// The list it belongs to.
     pub(super) list: u32,
     sample: u32,
-    /// Where the index ends in the names of its tensors.
+    /// End of the index in the names of its tensors.
     path_len: u32,
 }
 
@@ -55,7 +54,7 @@ pub(super) struct Lists<'a> {
     names: Names<'a>,
     lists: Vec<List>,
     children: Vec<Child>,
-    /// Children that each tensor is below, outermost first.
+    /// The children around each tensor, outermost first.
     levels: Vec<u32>,
     level_starts: Vec<u32>,
     /// Children of each list, in natural order.
@@ -67,8 +66,8 @@ pub(super) struct Lists<'a> {
 }
 
 impl<'a> Lists<'a> {
-    /// The lists of all names for which `takes_part` is true.
-    pub(super) fn find(names: Names<'a>, takes_part: impl Fn(u32) -> bool, meter: &mut Meter) -> Self {
+    /// Finds the lists in all names for which `takes_part` is true.
+    pub(super) fn find(names: Names<'a>, takes_part: impl Fn(u32) -> bool, meter: &mut PeakMeter) -> Self {
         let mut builder = Builder::new(names);
         let mut level_starts = Vec::with_capacity(names.count() + 1);
         level_starts.push(0);
@@ -116,11 +115,11 @@ impl<'a> Lists<'a> {
         let index = |child: u32| index_of(*names, lists, &children[slot(child)]);
         for (at, _) in lists.iter().enumerate().filter(|(_, list)| !list.is_ascending) {
             members[span(member_starts, at)]
-                .sort_unstable_by(|&left, &right| names::compare_indices(index(left), index(right)));
+                .sort_unstable_by(|&left, &right| name_parts::compare_indices(index(left), index(right)));
         }
     }
 
-    /// What the lists take.
+    /// Memory of the lists.
     fn held(&self) -> Held {
         let flat = [
             &self.levels,
@@ -160,9 +159,9 @@ impl<'a> Lists<'a> {
         &self.names.name(entry.sample)[..slot(entry.prefix_len)]
     }
 
-    /// The prefix of a list as people write it: `model.layers`.
+    /// The prefix of a list without its separator: `model.layers`.
     pub(super) fn path(&self, list: u32) -> &'a str {
-        names::path_of_prefix(self.prefix(list))
+        name_parts::path_of_prefix(self.prefix(list))
     }
 
     /// The full prefix of a child: `model.layers.7`.
@@ -180,14 +179,14 @@ impl<'a> Lists<'a> {
         &self.tensors[span(&self.tensor_starts, slot(child))]
     }
 
-    /// The children that a tensor is below, outermost first.
+    /// The children around a tensor, outermost first.
     pub(super) fn around(&self, tensor: u32) -> &[u32] {
         &self.levels[span(&self.level_starts, slot(tensor))]
     }
 
-    /// What follows the child's index in a tensor's name.
+    /// The part of a tensor's name behind the child's index.
     pub(super) fn suffix(&self, child: u32, tensor: u32) -> &'a str {
-        names::suffix_after(self.names.name(tensor), slot(self.child(child).path_len))
+        name_parts::suffix_after(self.names.name(tensor), slot(self.child(child).path_len))
     }
 
     /// The shape of a tensor, if it is known.
@@ -209,7 +208,7 @@ fn index_of<'a>(names: Names<'a>, lists: &[List], child: &Child) -> &'a [u8] {
     &names.name(child.sample).as_bytes()[prefix_len..slot(child.path_len)]
 }
 
-/// A numbered component of the name at hand, from byte `start` to byte `end`.
+/// A numbered component of the current name, from byte `start` to byte `end`.
 #[derive(Clone, Copy)]
 struct Level {
     start: usize,
@@ -223,10 +222,10 @@ struct Builder<'a> {
     children: Vec<Child>,
     levels: Vec<u32>,
     list_of_prefix: TextIndex,
-    /// Empty until a child has to be looked for.
+    /// Empty until a child must be looked up.
     child_of_path: TextIndex,
     is_indexed: bool,
-    /// The last name that was added, and the levels that it is in.
+    /// The previous name, and its levels.
     previous: &'a str,
     open: Vec<Level>,
 }
@@ -246,18 +245,19 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Notes the children that `name` is below. Neighbours in a file mostly share them, so those of
-    /// the previous name are taken over as far as the names agree.
+    /// Records the children around a tensor. Neighbours in a file mostly share them, so the levels
+    /// of the previous name are reused as far as the names agree.
     fn add(&mut self, name: &'a str, tensor: u32) {
-        let agreed = agreed_len(name.as_bytes(), self.previous.as_bytes());
+        let agreed = name_parts::agreed_len(name.as_bytes(), self.previous.as_bytes());
         let kept = self.open.iter().take_while(|level| level.end < agreed).count();
-        // What is before it agrees, so whatever begins there is an element of the same list.
+        // The names agree up to its start, so a number that begins there is an element of the same
+        // list.
         let sibling = self.open.get(kept).filter(|level| level.start <= agreed).copied();
         self.open.truncate(kept);
         self.previous = name;
         let dot = name.as_bytes()[..agreed].iter().rposition(|&byte| byte == b'.');
-        let from = dot.map_or_else(|| names::body_start(name), |dot| dot + 1);
-        for (start, end) in names::numbered(name, from).take(LEVELS_MAX - kept) {
+        let from = dot.map_or_else(|| name_parts::body_start(name), |dot| dot + 1);
+        for (start, end) in name_parts::numbered(name, from).take(LEVELS_MAX - kept) {
             let list = match sibling.filter(|sibling| sibling.start == start) {
                 Some(sibling) => self.children[slot(sibling.child)].list,
                 None => self.list(name, tensor, start),
@@ -274,12 +274,12 @@ impl<'a> Builder<'a> {
         let &List { last, is_ascending, prefix_len, .. } = &self.lists[slot(list)];
         let order = self.children.get(slot(last)).map(|last| {
             let index = &name.as_bytes()[slot(prefix_len)..end];
-            names::compare_indices(index, index_of(self.names, &self.lists, last))
+            name_parts::compare_indices(index, index_of(self.names, &self.lists, last))
         });
         if order == Some(Ordering::Equal) {
             return last;
         }
-        // Behind all of them, so it cannot be one of them.
+        // Greater than all of them, so it is new.
         let is_new = is_ascending && order != Some(Ordering::Less);
         if !is_new {
             self.index_all();
@@ -293,7 +293,7 @@ impl<'a> Builder<'a> {
         next
     }
 
-    /// From now on children can be looked for.
+    /// Indexes all children, so that they can be looked up.
     fn index_all(&mut self) {
         if std::mem::replace(&mut self.is_indexed, true) {
             return;
@@ -304,8 +304,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The child of that path, or `None`, and it will be `next`. Looks only if children can be
-    /// looked for.
+    /// The child with this path, or `None` after recording `next` for it. Does nothing while
+    /// children are not indexed.
     fn find_or_note(&mut self, path: &str, next: u32) -> Option<u32> {
         let Self { names, children, child_of_path, .. } = self;
         if !self.is_indexed {
@@ -314,8 +314,7 @@ impl<'a> Builder<'a> {
         child_of_path.find_or_insert(path, next, |child| children[slot(child)].path(*names))
     }
 
-    /// The list whose prefix is the first `prefix_len` bytes of `name`, around the levels that are
-    /// open.
+    /// The list whose prefix is the first `prefix_len` bytes of `name`, inside the open levels.
     fn list(&mut self, name: &str, sample: u32, prefix_len: usize) -> u32 {
         let Self { names, lists, .. } = self;
         let prefix_of = |list: u32| {
@@ -340,53 +339,13 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Sorts `(bucket, value)` pairs into buckets, keeping their order: the values, and where each
-/// bucket starts.
-pub(super) fn bucket(count: usize, pairs: impl Iterator<Item = (u32, u32)> + Clone) -> (Vec<u32>, Vec<u32>) {
-    // One place further than where they end up: while values are filled in, `starts[bucket + 1]` is
-    // where the next one goes, and in the end it is where the next bucket starts.
-    let mut starts = vec![0_u32; count + 2];
-    for (bucket, _) in pairs.clone() {
-        starts[slot(bucket) + 2] += 1;
-    }
-    for at in 1..starts.len() {
-        starts[at] += starts[at - 1];
-    }
-    let mut values = vec![0; slot(starts[count + 1])];
-    for (bucket, value) in pairs {
-        let at = &mut starts[slot(bucket) + 1];
-        values[slot(*at)] = value;
-        *at += 1;
-    }
-    starts.truncate(count + 1);
-    (values, starts)
-}
-
-/// The positions of bucket `bucket`.
-pub(super) fn span(starts: &[u32], bucket: usize) -> Range<usize> {
-    slot(starts[bucket])..slot(starts[bucket + 1])
-}
-
-/// A position in one of the flat arrays as it is stored.
-///
-/// # Panics
-/// If it does not fit, which [`Layers::from_names`](super::Layers::from_names) rules out before.
-pub(super) fn index32(position: usize) -> u32 {
-    u32::try_from(position).expect("positions were checked to fit in 32 bits")
-}
-
-/// A stored position as an index.
-pub(super) fn slot(position: u32) -> usize {
-    usize::try_from(position).expect("a position of an array in this process fits in usize")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::layers::NamedShape;
 
     fn found<'a>(entries: &'a [NamedShape<'a>]) -> Lists<'a> {
-        Lists::find(Names::Listed(entries), |_| true, &mut Meter::default())
+        Lists::find(Names::Listed(entries), |_| true, &mut PeakMeter::default())
     }
 
     fn named<'a>(names: &[&'a str]) -> Vec<NamedShape<'a>> {

@@ -1,10 +1,11 @@
-//! The override file: a small TOML that replaces what the rule decided.
+//! Reads the override file: a small TOML that replaces decisions of the rule.
 //!
-//! This file only reads it. Whether the names exist is checked against a checkpoint in `overrides`.
+//! `overrides.rs` checks its names against a checkpoint.
 
-use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::ops::Range;
+
+use onelayer_system::TextPosition;
+use serde::Deserialize;
 use toml::Spanned;
 
 use super::LayersError;
@@ -45,31 +46,21 @@ pub struct LayerMap {
     pub(super) groups: Vec<Group>,
 }
 
-/// A place in an override file, for error messages. Both count from 1; columns count characters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Place {
-    /// Line.
-    pub line: usize,
-    /// Column.
-    pub column: usize,
-}
-
-/// A name as the override spells it.
+/// A name in the override.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) name: String,
-    pub(super) place: Place,
+    pub(super) position: TextPosition,
 }
 
-/// A layer that the override defines.
+/// A layer defined by the override.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Group {
     pub(super) id: Entry,
     pub(super) prefixes: Vec<Entry>,
 }
 
-/// The file as serde sees it.
+/// The file, for serde.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct File {
@@ -87,12 +78,12 @@ impl LayerMap {
     /// key, a value of another type, or a group without an id or without prefixes.
     pub fn parse(text: &str) -> Result<Self, LayersError> {
         let file: File = toml::from_str(text).map_err(|error| LayersError::MapSyntax {
-            place: place(text, error.span().unwrap_or_default()),
+            position: TextPosition::of_byte(text, error.span().unwrap_or_default().start),
             message: error.message().replace('\n', ", "),
         })?;
         let entry = |name: Spanned<String>| {
-            let place = place(text, name.span());
-            Entry { name: name.into_inner(), place }
+            let position = TextPosition::of_byte(text, name.span().start);
+            Entry { name: name.into_inner(), position }
         };
         let entries = |names: Vec<Spanned<String>>| names.into_iter().map(entry).collect::<Vec<_>>();
         let groups: Vec<_> = (file.groups.into_iter())
@@ -104,7 +95,7 @@ impl LayerMap {
                 (_, true) => format!("group `{}` lists no prefix", group.id.name),
                 _ => continue,
             };
-            return Err(LayersError::MapSyntax { place: group.id.place, message });
+            return Err(LayersError::MapSyntax { position: group.id.position, message });
         }
         Ok(Self {
             stacks: entries(file.stacks),
@@ -114,17 +105,11 @@ impl LayerMap {
         })
     }
 
-    /// True if it changes nothing.
+    /// True if it is empty and changes nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
-}
-
-fn place(text: &str, span: Range<usize>) -> Place {
-    let before = text.get(..span.start).unwrap_or(text);
-    let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-    Place { line: 1 + before.matches('\n').count(), column: 1 + before[line_start..].chars().count() }
 }
 
 #[cfg(test)]
@@ -137,10 +122,11 @@ mod tests {
             "stacks = [\"a\"]\nnot_stacks = ['b']\norder = [\"c\", \"d\"]\n[groups]\n\"x.y\" = [\"e\"]\n",
         )
         .unwrap();
-        assert_eq!(map.stacks[0], Entry { name: "a".into(), place: Place { line: 1, column: 11 } });
+        let place = |entry: &Entry| (entry.name.clone(), entry.position.line, entry.position.column);
+        assert_eq!(place(&map.stacks[0]), ("a".to_owned(), 1, 11));
         assert_eq!(map.not_stacks[0].name, "b");
-        assert_eq!(map.order[1].place, Place { line: 3, column: 15 });
-        assert_eq!(map.groups[0].id, Entry { name: "x.y".into(), place: Place { line: 5, column: 1 } });
+        assert_eq!(place(&map.order[1]), ("d".to_owned(), 3, 15));
+        assert_eq!(place(&map.groups[0].id), ("x.y".to_owned(), 5, 1));
         assert!(!map.is_empty() && LayerMap::parse("").unwrap().is_empty());
     }
 

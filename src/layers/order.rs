@@ -1,71 +1,49 @@
-//! The default order of execution: what is in front of the stacks, the stacks, what is behind them.
+//! The default order of execution: groups in front of the stacks, the stacks, groups behind them.
 //!
-//! Layers form a tree of containers (`model` holds `embed_tokens`, `layers` and `norm`); siblings
-//! are sorted at every node. Where a group stands is read from shapes as far as possible: a matrix
-//! that maps into the width of the stacks is in front, one that maps out of it is behind, a group
-//! of vectors is a closing norm. Words decide only what shapes cannot: see [`words`]. It is a
-//! default; an override replaces it. Pipelines keep their components apart.
+//! Layers form a tree of containers (`model` holds `embed_tokens`, `layers` and `norm`), and
+//! siblings are sorted at every node. `role.rs` tells the position of a group among its siblings.
+//! An override can replace the order. The components of a pipeline stay apart.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::index::TextIndex;
-use super::lists::{index32, slot};
-use super::names;
-use crate::footprint::{Held, Meter, list_bytes};
+use super::name_parts;
+use super::positions::{index32, slot};
+use super::role::{Flow, Role, words};
+use super::text_index::TextIndex;
+use crate::footprint::{Held, PeakMeter, list_bytes};
 
-/// The words that settle what names and shapes leave open.
-mod words {
-    /// In front: an embedding has the shape of a head.
-    pub(super) const FRONT: &str = "emb";
-    /// Behind.
-    pub(super) const BACK: [&str; 3] = ["head", "out", "final"];
-    /// Behind, and before a head.
-    pub(super) const NORM: &str = "norm";
-    /// After its encoder.
-    pub(super) const DECODER: &str = "decoder";
-}
-
-/// How many tensors of a group, and how many widths of a container, are looked at.
+/// The most tensors of a group, and widths of a container, that are examined.
 const LOOK_MAX: usize = 64;
 
 /// A stack or a group, to be put in order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item<'a> {
-    /// Where it is: the path of the stack, or of the group.
+    /// The path of the stack or group.
     pub(super) path: &'a str,
     /// True for a stack.
     pub(super) is_stack: bool,
-    /// The first file that holds a part of it; 0 where files are unknown.
+    /// The first file that holds a part of it; 0 if files are unknown.
     pub(super) first_shard: u32,
 }
 
-/// What the order needs to know of the tensors.
+/// Shapes of tensors, which the order depends on.
 pub(super) trait Shapes {
-    /// Shapes of the tensors of an item: of the first member of a stack, of all of a group.
+    /// Shapes of an item's tensors: those of a stack's first member, or of a whole group.
     fn shapes(&self, item: u32) -> impl Iterator<Item = Option<&[u64]>>;
 }
 
-/// Where a group stands among its siblings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Role {
-    Front,
-    Middle,
-    Norm,
-    Back,
-}
-
-/// Positions of `items` in the default order. They are kept in the meter.
-pub(super) fn order(items: &[Item<'_>], shapes: &impl Shapes, meter: &mut Meter) -> Vec<u32> {
+/// Positions of `items` in the default order. The meter counts the result as kept.
+pub(super) fn order(items: &[Item<'_>], shapes: &impl Shapes, meter: &mut PeakMeter) -> Vec<u32> {
     let mut sorted: Vec<u32> = (0..index32(items.len())).collect();
     let split = |item: u32| {
         let path = items[slot(item)].path;
-        path.split_at(names::body_start(path))
+        path.split_at(name_parts::body_start(path))
     };
     sorted.sort_unstable_by(|&left, &right| {
         let ((left_component, left_body), (right_component, right_body)) = (split(left), split(right));
-        (names::compare_natural(left_component, right_component))
+        (name_parts::compare_natural(left_component, right_component))
             .then_with(|| compare_paths(left_body, right_body))
             .then_with(|| left.cmp(&right))
     });
@@ -78,7 +56,7 @@ pub(super) fn order(items: &[Item<'_>], shapes: &impl Shapes, meter: &mut Meter)
     ordered
 }
 
-/// Compares paths component by component, so that everything below a container is in one run.
+/// Compares paths component by component, so that everything below a container is contiguous.
 fn compare_paths(left: &str, right: &str) -> Ordering {
     let key = |byte: u8| if byte == b'.' { 0 } else { u16::from(byte) + 1 };
     left.bytes().map(key).cmp(right.bytes().map(key))
@@ -87,7 +65,8 @@ fn compare_paths(left: &str, right: &str) -> Ordering {
 /// "No node", "no item".
 const NONE: u32 = u32::MAX;
 
-/// A container, or an item at a leaf. There may be a million, so lists are spans of the tree's.
+/// A container, or an item at a leaf. There may be a million nodes, so their lists are ranges of
+/// shared arrays.
 #[derive(Debug)]
 struct Node {
     /// Length of the container's path; one more than the path for a leaf.
@@ -101,9 +80,10 @@ struct Node {
     child_last: u32,
     /// The next child of the same container.
     next: u32,
-    /// Lengths of the vectors of the stacks below: the widths that layers speak to each other in.
+    /// Lengths of the vectors of the stacks below: the widths of the activations between layers.
     widths: (u32, u32),
-    /// Width of the vocabularies right in this container, to find the stack that reads them.
+    /// Widths of the embedding tables directly in this container, to find the stack that reads
+    /// them.
     vocabularies: (u32, u32),
     first_shard: u32,
     /// Longest dimension in the stacks below.
@@ -148,7 +128,7 @@ fn range((start, end): (u32, u32)) -> Range<usize> {
 
 impl<'a> Tree<'a> {
     /// The tree of one component, whose items come sorted by path.
-    fn of(items: &'a [Item<'a>], sorted: &[u32], shapes: &impl Shapes, meter: &mut Meter) -> Self {
+    fn of(items: &'a [Item<'a>], sorted: &[u32], shapes: &impl Shapes, meter: &mut PeakMeter) -> Self {
         let mut nodes = Vec::with_capacity(sorted.len() + 1);
         nodes.push(Node::new(0, NONE, 0));
         let mut tree = Self { items, nodes, root: 0, widths: Vec::new(), vocabularies: Vec::new() };
@@ -156,7 +136,7 @@ impl<'a> Tree<'a> {
         let mut previous: Option<u32> = None;
         for &item in sorted {
             let agreed =
-                previous.map_or(0, |other| names::common_container(tree.body(other), tree.body(item)));
+                previous.map_or(0, |other| name_parts::common_container(tree.body(other), tree.body(item)));
             tree.close(&mut open, agreed);
             let depth = tree.body(item).len() + 1;
             open.push(tree.push(Node::new(depth, item, item)));
@@ -175,7 +155,7 @@ impl<'a> Tree<'a> {
 
     fn body(&self, item: u32) -> &'a str {
         let path = self.items[slot(item)].path;
-        &path[names::body_start(path)..]
+        &path[name_parts::body_start(path)..]
     }
 
     fn push(&mut self, node: Node) -> u32 {
@@ -208,8 +188,7 @@ impl<'a> Tree<'a> {
         Some(self.nodes[slot(node)].item).filter(|&item| item != NONE)
     }
 
-    /// Attaches every open node deeper than `depth` to its container, which is made where it is
-    /// missing.
+    /// Attaches every open node deeper than `depth` to its container, which is created if missing.
     fn close(&mut self, open: &mut Vec<u32>, depth: usize) {
         let depth_of = |nodes: &[Node], node: u32| slot(nodes[slot(node)].depth);
         let mut last: Option<u32> = None;
@@ -240,7 +219,7 @@ impl<'a> Tree<'a> {
         nodes
     }
 
-    fn measure(&mut self, shapes: &impl Shapes, meter: &mut Meter) {
+    fn measure(&mut self, shapes: &impl Shapes, meter: &mut PeakMeter) {
         let downwards = self.downwards();
         for &node in downwards.iter().rev() {
             self.measure_stacks(node, shapes);
@@ -263,7 +242,7 @@ impl<'a> Tree<'a> {
         meter.note(self.held().list(&downwards));
     }
 
-    /// What is known of a node from the stacks below it.
+    /// Fills in the fields of a node that depend on the stacks below it.
     fn measure_stacks(&mut self, node: u32, shapes: &impl Shapes) {
         // Ordered, so that the same names give the same order in every run.
         let mut widths: BTreeSet<u64> = BTreeSet::new();
@@ -299,7 +278,7 @@ impl<'a> Tree<'a> {
         (entry.has_stack, entry.first_shard) = (has_stack, first_shard);
     }
 
-    /// Where the group `child` stands below its container `node`, and whether it holds a
+    /// Fills in the role of the group `child` in its container `node`, and whether it holds a
     /// vocabulary.
     fn measure_group(
         &mut self,
@@ -329,8 +308,8 @@ impl<'a> Tree<'a> {
         self.children(node).filter(|&child| self.nodes[slot(child)].has_stack)
     }
 
-    /// True if all stacks below `node` are in one and the same container below it, so that what
-    /// stands beside that container was put on top of it.
+    /// True if all stacks below `node` are in a single container below it. Then the groups beside
+    /// that container were put on top of it.
     fn is_wrapped(&self, node: u32) -> bool {
         let mut holders = self.stack_holders(node);
         match (holders.next(), holders.next()) {
@@ -340,7 +319,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Appends the items of the tree in order.
-    fn walk(self, ordered: &mut Vec<u32>, meter: &mut Meter) {
+    fn walk(self, ordered: &mut Vec<u32>, meter: &mut PeakMeter) {
         let mut open = vec![self.root];
         while let Some(node) = open.pop() {
             ordered.extend(self.item(node));
@@ -350,8 +329,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// True if `node` is a stack beside a vocabulary of its width: what reads tokens, not what
-    /// feeds images to it.
+    /// True if `node` is a stack beside a vocabulary of its width: it reads tokens.
     fn reads_vocabulary(&self, container: u32, node: u32) -> bool {
         let widths = &self.vocabularies[range(self.nodes[slot(container)].vocabularies)];
         let own = &self.widths[range(self.nodes[slot(node)].widths)];
@@ -365,7 +343,7 @@ impl<'a> Tree<'a> {
     }
 
     /// The children of a container in order.
-    fn sorted(&self, container: u32, meter: &mut Meter) -> Vec<Key> {
+    fn sorted(&self, container: u32, meter: &mut PeakMeter) -> Vec<Key> {
         let depth = self.nodes[slot(container)].depth;
         let name = |child: u32| self.name(depth, child);
         let mut stack_names = TextIndex::default();
@@ -397,23 +375,23 @@ impl<'a> Tree<'a> {
             let (left_name, right_name) = (name(left.child), name(right.child));
             let plain = |key: &Key, name: &'a str| &name[slot(key.plain_start)..];
             (left.rank().cmp(&right.rank()))
-                .then_with(|| names::compare_natural(plain(left, left_name), plain(right, right_name)))
+                .then_with(|| name_parts::compare_natural(plain(left, left_name), plain(right, right_name)))
                 .then_with(|| left_name.len().cmp(&right_name.len()))
-                .then_with(|| names::compare_natural(left_name, right_name))
+                .then_with(|| name_parts::compare_natural(left_name, right_name))
                 .then_with(|| left.child.cmp(&right.child))
         });
         keyed
     }
 }
 
-/// What a child is sorted by, before its name.
+/// The sort key of a child, before its name.
 struct Key {
     role: Role,
     is_decoder: bool,
     tokens_last: bool,
     has_no_stack: bool,
     shard: u32,
-    /// Where the plain part of the name starts.
+    /// Start of the plain part of the name.
     plain_start: u32,
     child: u32,
 }
@@ -424,78 +402,9 @@ impl Key {
     }
 }
 
-/// Where the name of a sibling stack starts that `name` qualifies: `single_transformer_blocks` is
-/// `transformer_blocks`, qualified, and comes after it. Else 0.
+/// Start of a sibling stack's name inside `name`, else 0: `single_transformer_blocks` contains
+/// `transformer_blocks` and comes after it.
 fn plain_start(name: &str, is_sibling: impl Fn(&str) -> bool) -> usize {
     let starts = name.rmatch_indices('_').take(8).map(|(at, _)| at + 1);
     starts.into_iter().find(|&start| is_sibling(&name[start..])).unwrap_or(0)
-}
-
-/// How the matrices of a group connect to the width of the stacks beside it.
-#[derive(Default)]
-struct Flow {
-    maps_in: bool,
-    maps_out: bool,
-    /// It maps out and has a bias as long as its output: a linear layer, not a table.
-    has_output_bias: bool,
-    only_vectors: bool,
-    is_known: bool,
-    /// Width of a table longer than any dimension of the stacks.
-    vocabulary_width: Option<u64>,
-}
-
-impl Flow {
-    fn of<'s>(widths: &[u64], dimension_max: u64, shapes: impl Iterator<Item = Option<&'s [u64]>>) -> Self {
-        let mut flow = Self { only_vectors: true, ..Self::default() };
-        let mut outputs = Vec::new();
-        let mut biases = Vec::new();
-        let is_width = |length: u64| widths.contains(&length);
-        for shape in shapes.flatten() {
-            flow.is_known = true;
-            match *shape {
-                [] => {}
-                [length] => biases.push(length),
-                [first, second, ..] => {
-                    flow.only_vectors = false;
-                    flow.maps_in |= is_width(first) && !is_width(second);
-                    if is_width(second) && !is_width(first) {
-                        flow.maps_out = true;
-                        outputs.push(first);
-                        if shape.len() == 2 && first > dimension_max {
-                            flow.vocabulary_width = Some(second);
-                        }
-                    }
-                }
-            }
-        }
-        flow.has_output_bias = outputs.iter().any(|output| biases.contains(output));
-        flow.vocabulary_width = flow.vocabulary_width.filter(|_| !flow.has_output_bias);
-        flow
-    }
-
-    /// The role of a group called `name` (lower case) in its container.
-    fn role(&self, name: &str, is_outside: bool, has_several_stacks: bool) -> Role {
-        let is_front_word = name.contains(words::FRONT);
-        let is_back_word = words::BACK.iter().any(|word| name.contains(word));
-        let is_norm_word = name.contains(words::NORM);
-        if self.is_known && self.only_vectors {
-            let own_parameters = name.is_empty();
-            return if is_front_word || own_parameters { Role::Front } else { Role::Norm };
-        }
-        if self.maps_in && !(self.maps_out && (is_back_word || is_norm_word)) {
-            return Role::Front;
-        }
-        if self.maps_out && self.has_output_bias {
-            return Role::Back;
-        }
-        match (is_front_word, is_back_word) {
-            (true, true) => Role::Back,
-            (true, false) => Role::Front,
-            (false, _) if is_norm_word => Role::Norm,
-            (false, true) => Role::Back,
-            (false, false) if is_outside => Role::Back,
-            (false, false) if has_several_stacks && !self.maps_out => Role::Middle,
-            (false, false) => Role::Front,
-        }
-    }
 }

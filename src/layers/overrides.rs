@@ -1,19 +1,20 @@
-//! An override applied to one checkpoint: names become lists, prefixes and layers, or an error that
-//! says what exists instead.
+//! Applies an override to a checkpoint: names become lists, prefixes and layers, or an error that
+//! suggests names that exist.
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::lists::{Lists, NO_CHILD, index32, slot};
+use super::lists::{Lists, NO_CHILD};
 use super::map::{Entry, Group};
-use super::named::Names;
-use super::names;
+use super::name_parts;
+use super::names::Names;
+use super::positions::{index32, slot};
 use super::{LayerMap, LayersError};
-use crate::footprint::{Held, Meter, items_bytes};
+use crate::footprint::{Held, PeakMeter, items_bytes};
 
 /// "Claimed by none".
 const NO_GROUP: u32 = u32::MAX;
 
-/// Which tensors the groups of an override claim.
+/// The tensors that the groups of an override claim.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     /// Group per tensor, or [`NO_GROUP`]; empty without groups.
@@ -24,8 +25,8 @@ impl Claims {
     /// Finds the tensors of every group.
     ///
     /// # Errors
-    /// If a prefix holds no tensor, or two prefixes hold the same one.
-    pub(super) fn find(names: Names<'_>, map: &LayerMap, meter: &mut Meter) -> Result<Self, LayersError> {
+    /// If a prefix matches no tensor, or two prefixes match the same one.
+    pub(super) fn find(names: Names<'_>, map: &LayerMap, meter: &mut PeakMeter) -> Result<Self, LayersError> {
         if map.groups.is_empty() {
             return Ok(Self::default());
         }
@@ -58,7 +59,7 @@ impl Claims {
         }
         let mut unused: Vec<_> =
             prefixes.values().filter(|(_, _, used)| !used).map(|&(_, entry, _)| entry).collect();
-        unused.sort_by_key(|entry| (entry.place.line, entry.place.column));
+        unused.sort_by_key(|entry| (entry.position.line, entry.position.column));
         match unused.first() {
             None => Ok(Self { groups }),
             Some(entry) => {
@@ -78,24 +79,24 @@ impl Claims {
 
 fn conflict(second: (&Group, &Entry), first: (&Group, &Entry)) -> LayersError {
     LayersError::MapConflict {
-        place: second.1.place,
+        position: second.1.position,
         key: format!("groups.{}", second.0.id.name),
         name: second.1.name.clone(),
         other_key: format!("groups.{}", first.0.id.name),
-        other_place: first.1.place,
+        other_position: first.1.position,
     }
 }
 
-/// What the override says of lists: stack or not. A list around a given stack is none.
+/// The override's decisions on lists: stack or not. A list around a given stack is not a stack.
 ///
 /// # Errors
-/// If a name is no list, or two entries contradict each other.
+/// If a name is not a list, or two entries contradict each other.
 pub(super) fn given_lists(lists: &Lists<'_>, map: &LayerMap) -> Result<HashMap<u32, bool>, LayersError> {
     let mut given = HashMap::new();
     if map.stacks.is_empty() && map.not_stacks.is_empty() {
         return Ok(given);
     }
-    // Only what is named: a checkpoint may have a million lists.
+    // Only named lists are indexed, since a checkpoint may have a million.
     let entries = || map.stacks.iter().chain(&map.not_stacks);
     let mut list_of: HashMap<&str, Option<u32>> =
         entries().map(|entry| (entry.name.as_str(), None)).collect();
@@ -133,15 +134,15 @@ pub(super) fn given_lists(lists: &Lists<'_>, map: &LayerMap) -> Result<HashMap<u
 
 fn contradiction(key: &str, entry: &Entry, other_key: &str, first: &Entry) -> LayersError {
     LayersError::MapConflict {
-        place: entry.place,
+        position: entry.position,
         key: key.to_owned(),
         name: entry.name.clone(),
         other_key: other_key.to_owned(),
-        other_place: first.place,
+        other_position: first.position,
     }
 }
 
-/// A layer as the order of an override sees it.
+/// The names of a layer in the order of an override.
 pub(super) struct Ordered<'a> {
     /// Its id.
     pub(super) id: &'a str,
@@ -149,19 +150,19 @@ pub(super) struct Ordered<'a> {
     pub(super) stack: Option<&'a str>,
 }
 
-/// Applies the override's order to `count` layers, which `layer` tells in the default order; the
-/// result is the positions in it, reordered.
+/// Applies the override's order to `count` layers; `layer` gives them in the default order. Returns
+/// their positions in that order, reordered.
 ///
 /// # Errors
-/// If an entry names no layer, stack or container, or is listed twice.
+/// If an entry is not a layer, stack or container, or is listed twice.
 pub(super) fn reorder<'a>(
     count: usize,
     layer: impl Fn(u32) -> Ordered<'a>,
     order: &[Entry],
-    meter: &mut Meter,
+    meter: &mut PeakMeter,
 ) -> Result<Vec<u32>, LayersError> {
     let layers = || (0..index32(count)).map(|position| (position, layer(position)));
-    // Only what is named: a checkpoint may have a million layers.
+    // Only named layers are indexed, since a checkpoint may have a million.
     let mut by_id: HashMap<&str, Vec<u32>> =
         order.iter().map(|entry| (entry.name.as_str(), Vec::new())).collect();
     for (position, layer) in layers() {
@@ -175,8 +176,7 @@ pub(super) fn reorder<'a>(
     let mut placed = vec![false; count];
     let mut positions = Vec::with_capacity(count);
     let named = by_id.values().fold(Held::default(), Held::grown_list);
-    // A container's layers are listed one container at a time: no more than all layers, doubled while
-    // the list grows.
+    // The layers of one container at a time: at most all layers, doubled while the list grows.
     let below = items_bytes::<u32>(count.saturating_mul(2));
     meter.note(named.list(&placed).list(&positions).grown(below));
     for entry in order {
@@ -210,12 +210,11 @@ fn is_below(id: &str, prefix: &str) -> bool {
     id.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(['.', '/']))
 }
 
-/// `name` and the containers around it, outermost first; the first few, which is enough to suggest
-/// one.
+/// The first few containers around `name`, outermost first, and `name` itself.
 fn prefixes_of(name: &str) -> impl Iterator<Item = &str> {
-    let component = names::body_start(name);
+    let component = name_parts::body_start(name);
     let first = (component > 0).then(|| &name[..component.saturating_sub(1)]);
-    first.into_iter().chain(names::components(name, component).take(6).map(|(_, end)| &name[..end]))
+    first.into_iter().chain(name_parts::components(name, component).take(6).map(|(_, end)| &name[..end]))
 }
 
 fn unknown<'a>(
@@ -225,7 +224,7 @@ fn unknown<'a>(
     known: impl Iterator<Item = &'a str>,
 ) -> LayersError {
     LayersError::MapUnknownName {
-        place: entry.place,
+        position: entry.position,
         key,
         name: entry.name.clone(),
         expected,
@@ -233,9 +232,9 @@ fn unknown<'a>(
     }
 }
 
-/// Up to three known names that differ least from `name`.
+/// Up to three known names with the smallest distance to `name`.
 fn nearest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<String> {
-    /// More candidates or longer names than this are no help to a person, and cost time.
+    /// More candidates or longer names do not help a person, and cost time.
     const CANDIDATES_MAX: usize = 20_000;
     const LENGTH_MAX: usize = 128;
     let candidates: BTreeSet<&str> =

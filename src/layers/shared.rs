@@ -1,9 +1,7 @@
-//! Texts and lists of tensors that all layers of a checkpoint share: one allocation each, however
-//! many layers.
+//! Two arrays that all layers of a checkpoint share: the texts of ids, and the lists of tensors.
 //!
-//! A checkpoint may have a million layers of one tensor. An allocation for each name and each list
-//! would take more than what it holds, and freeing a million small blocks returns nothing to the
-//! system while others stand between.
+//! A checkpoint may have a million layers of one tensor. Separate allocations would take more
+//! memory than their contents, and freed small blocks between others do not return to the system.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -12,13 +10,13 @@ use std::hash::{Hash, Hasher};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use super::lists::{index32, slot};
+use super::positions::{index32, slot};
 use crate::checkpoint::TensorId;
 use crate::footprint::{Held, block_bytes, items_bytes};
 use crate::units::to_u64;
 
-/// A full prefix of tensor names, such as `model.layers.0`: a text that is cheap to clone. It keeps
-/// the prefixes of the whole grouping alive.
+/// A full prefix of tensor names, such as `model.layers.0`. Cheap to clone; it keeps the prefixes
+/// of the whole grouping alive.
 #[derive(Clone)]
 pub struct Prefix {
     all: Arc<str>,
@@ -33,7 +31,7 @@ impl Prefix {
         &self.all[slot(self.start)..slot(self.end)]
     }
 
-    /// A text of its own.
+    /// A prefix with an allocation for itself alone.
     ///
     /// # Panics
     /// If it is longer than 4 GiB.
@@ -100,7 +98,7 @@ impl fmt::Display for Prefix {
     }
 }
 
-/// Tensors of a layer or of a part of it, ascending: a slice that is cheap to clone.
+/// Tensors of a layer or of a part of it, ascending. Cheap to clone.
 #[derive(Clone)]
 pub struct TensorIds {
     all: Arc<[TensorId]>,
@@ -126,7 +124,7 @@ impl<'a> IntoIterator for &'a TensorIds {
 }
 
 impl FromIterator<TensorId> for TensorIds {
-    /// A list of its own.
+    /// A list with an allocation for itself alone.
     ///
     /// # Panics
     /// If there are 2^32 or more.
@@ -151,24 +149,24 @@ impl fmt::Debug for TensorIds {
     }
 }
 
-/// A part of one of the two shared arrays.
+/// A range of one of the two shared arrays.
 pub(super) type Span = Range<u32>;
 
 /// The shared arrays while they grow.
 #[derive(Default)]
-pub(super) struct Drawn {
+pub(super) struct SharedBuilder {
     text: String,
     ids: Vec<TensorId>,
 }
 
-/// The shared arrays, whole.
+/// The complete shared arrays.
 pub(super) struct Shared {
     text: Arc<str>,
     ids: Arc<[TensorId]>,
 }
 
-impl Drawn {
-    /// Room for so many ids.
+impl SharedBuilder {
+    /// Empty arrays with room for `ids` ids.
     pub(super) fn with_capacity(ids: usize) -> Self {
         Self { text: String::new(), ids: Vec::with_capacity(ids) }
     }
@@ -187,12 +185,12 @@ impl Drawn {
         start..index32(self.ids.len())
     }
 
-    /// What the arrays take, growing included.
+    /// Memory of the growing arrays.
     pub(super) fn held(&self) -> Held {
         Held::default().grown(block_bytes(to_u64(self.text.capacity()))).grown_list(&self.ids)
     }
 
-    /// The arrays as they are kept: exact copies.
+    /// The complete arrays, without spare capacity.
     pub(super) fn share(self) -> Shared {
         Shared { text: self.text.into(), ids: self.ids.into() }
     }
@@ -207,9 +205,9 @@ impl Shared {
         TensorIds { all: Arc::clone(&self.ids), start: span.start, end: span.end }
     }
 
-    /// What the arrays take.
+    /// Memory of the arrays.
     pub(super) fn held(&self) -> Held {
-        /// Two counters stand in front of what is shared.
+        /// An `Arc` stores two counters before its contents.
         const COUNTERS_BYTES: usize = 16;
         let text = block_bytes(to_u64(COUNTERS_BYTES + self.text.len()));
         let ids = items_bytes::<TensorId>(self.ids.len() + COUNTERS_BYTES / size_of::<TensorId>());

@@ -22,7 +22,7 @@ use super::channels::{Sizes, channel};
 use super::reader::panic_message;
 use super::window::Permit;
 use super::{LoadError, LoadedLayer};
-use crate::device::{Backend, PendingCopy, Place};
+use crate::device::{ArenaPlace, Backend, PendingCopy};
 use crate::plan::LoadPlan;
 
 /// What somebody waits for.
@@ -57,7 +57,7 @@ pub(super) struct Attendants<B: Backend> {
 /// An arena that is wanted.
 struct Allocation {
     turn: usize,
-    place: Place,
+    place: ArenaPlace,
 }
 
 /// What the threads are asked for.
@@ -104,14 +104,14 @@ impl<B: Backend> Attendants<B> {
     }
 
     /// Asks for the arena of the layer that will be the first to need one.
-    pub(super) fn allocate_ahead(&mut self, turn: usize, place: Place) {
+    pub(super) fn allocate_ahead(&mut self, turn: usize, place: ArenaPlace) {
         self.allocate(turn, place);
         self.ahead = Some(turn);
     }
 
     /// Asks for the arena of a layer, unless that was done ahead. Each turn is asked for once, in
     /// the order in which they need theirs.
-    pub(super) fn allocate(&mut self, turn: usize, place: Place) {
+    pub(super) fn allocate(&mut self, turn: usize, place: ArenaPlace) {
         if self.ahead.take_if(|ahead| *ahead == turn).is_none() {
             let allocation = Allocation { turn, place };
             self.requests().allocations.send(allocation).expect("a receiver of the allocations is kept here");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::LoaderBuilder;
 #[cfg(feature = "cuda")]
-use crate::device::cuda::{Context, Lane, LaneOptions, Stream};
+use crate::device::cuda::{Context, CudaSession, SessionOptions, Stream};
 use crate::device::{Destinations, Device, DeviceError, DeviceRegion, Target};
 use crate::plan::PlannedLayer;
 
@@ -64,18 +64,18 @@ impl LoaderBuilder {
 impl super::Loader {
     /// What a load shares on the device. In a window arenas are used again, up to
     /// `recycle_bytes_max` of them.
-    pub(super) fn lane(
+    pub(super) fn session(
         &self,
         context: &Arc<Context>,
         recycle_bytes_max: Option<u64>,
-    ) -> Result<Arc<Lane>, DeviceError> {
+    ) -> Result<Arc<CudaSession>, DeviceError> {
         let borrowed = &self.settings.borrowed;
         let copies = borrowed.stream.map(|stream| {
             // SAFETY: a live stream of this context: the promise of `LoaderBuilder::cuda_stream`.
             unsafe { Stream::of_caller(stream, context) }
         });
         let destinations = borrowed.destinations.clone();
-        Lane::new(context, LaneOptions { copies, destinations, recycle_bytes_max })
+        CudaSession::new(context, SessionOptions { copies, destinations, recycle_bytes_max })
     }
 }
 

@@ -40,7 +40,7 @@ use super::stream::Delivery;
 use super::turns::Turns;
 use super::window::{Permit, PermitOffice, layers_at_once};
 use super::{HandOut, LoadError, LoadedLayer, Progress};
-use crate::device::{Backend, PendingCopy, Place};
+use crate::device::{ArenaPlace, Backend, PendingCopy};
 use crate::plan::{ReadOrder, Turn};
 use crate::staging::{Filled, Slot};
 use crate::units::{to_u64, to_usize};
@@ -223,7 +223,7 @@ impl<B: Backend> Control<B> {
         let place = if open.is_there {
             return Ok(true);
         } else if layer.is_kept {
-            Place::Own
+            ArenaPlace::Own
         } else {
             let Some(permit) = self.office.try_issue(turn, layer.arena_bytes) else { return Ok(false) };
             open.permit.insert(permit).place()

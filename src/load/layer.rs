@@ -17,7 +17,7 @@ use super::shelf::Shelf;
 use super::window::Permit;
 use super::{Holder, LoadError, Receipt};
 use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
-use crate::device::{Freed, Home, Resident};
+use crate::device::{ArenaPool, Freed, Resident};
 use crate::layers::LayerId;
 use crate::live::{Describe, Entry, LiveTensor};
 use crate::plan::{LoadPlan, Placement, PlannedLayer, Quantised, SCALE_SUFFIX};
@@ -67,7 +67,7 @@ impl Content {
     /// Gives it up, with nobody to hear what became of it.
     fn let_go(self) {
         let Self { resident, permit } = self;
-        let home = resident.home();
+        let home = resident.arena_pool();
         if let (Freed::ToPool, Some(home)) = (resident.free(), home) {
             home.settle();
         }
@@ -296,8 +296,8 @@ impl LoadedLayer {
     }
 
     /// Where its memory came from, if that wants to be settled.
-    pub(super) fn home(&self) -> Option<Arc<dyn Home>> {
-        self.data.resident().home()
+    pub(super) fn home(&self) -> Option<Arc<dyn ArenaPool>> {
+        self.data.resident().arena_pool()
     }
 
     /// Frees the layer if nobody else holds it; else says which tensors do.

@@ -24,13 +24,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::budget::MemoryBudget;
 use crate::checkpoint::Checkpoint;
 #[cfg(feature = "cuda")]
 use crate::device::DeviceError;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::{CudaBackend, Registrar};
-use crate::device::{Backend, Device, DeviceKind, HostBackend, NoneBackend, Place, Target};
+use crate::device::{ArenaPlace, Backend, Device, DeviceKind, HostBackend, NoneBackend, Target};
 use crate::plan::{LoadPlan, ReadOp, Window, is_mostly_direct};
 use crate::source;
 use crate::staging::{Filled, Pinner, Ring, Slot};
@@ -187,7 +186,7 @@ impl Loader {
                     (None, Window::All) => HostBackend::new(),
                     (None, Window::Layers(_) | Window::Bytes(_)) => HostBackend::recycling(resident_bytes),
                 };
-                let backend = if waits_for_disk { backend.touching_ahead() } else { backend };
+                let backend = if waits_for_disk { backend.prefaulting() } else { backend };
                 launch.start_on(backend, None)
             }
             DeviceKind::None => launch.start_on(NoneBackend, None),
@@ -197,9 +196,9 @@ impl Loader {
                     self.check_room(resident_bytes)?;
                 }
                 let recycles = shared.is_none() && route.window != Window::All;
-                let lane = self.lane(context, recycles.then_some(resident_bytes))?;
+                let session = self.session(context, recycles.then_some(resident_bytes))?;
                 let slots = launch.plan.memory().ring().slots;
-                let backend = CudaBackend::new(lane, slots)?;
+                let backend = CudaBackend::new(session, slots)?;
                 let backend = match shared.filter(|_| self.settings.borrowed.destinations.is_none()) {
                     Some(shape) => backend.with_window(shape.bytes)?,
                     None => backend,
@@ -267,16 +266,12 @@ impl Launch<'_> {
             let first = plan.first_layer();
             let is_shared = plan.memory().window().is_some() && !plan.layers()[first].is_kept;
             // Nothing else has a place in the window by then.
-            let place = if is_shared { Place::InWindow { offset_bytes: 0 } } else { Place::Own };
+            let place = if is_shared { ArenaPlace::InWindow { offset_bytes: 0 } } else { ArenaPlace::Own };
             attendants.allocate_ahead(first, place);
         }
         let memory = plan.memory();
-        let budget = MemoryBudget::new(memory.budget_bytes());
-        let mut reservations = Vec::with_capacity(memory.terms().len());
-        for term in memory.terms() {
-            reservations.push(budget.reserve(term.name, term.bytes)?);
-        }
-        let ring = Ring::new(memory.ring(), reservations.remove(0), pinner)?;
+        let reservations = memory.reserve()?;
+        let ring = Ring::new(memory.ring(), reservations.ring, pinner)?;
         let source = Arc::from(source::open_planned(&plan, checkpoint)?);
         let setup = setup::Setup {
             checkpoint: checkpoint.clone(),
@@ -292,7 +287,7 @@ impl Launch<'_> {
             witness: self.witness,
             hooks: self.hooks,
             started: self.started,
-            reservations,
+            reservations: reservations.others,
         };
         stream::start(setup, attendants, self.stall_timeout)
     }

@@ -21,7 +21,7 @@ use super::layer::{Content, LayerData};
 use super::owners::Owners;
 use super::{LoadError, LoadedLayer, Receipt};
 use crate::checkpoint::Checkpoint;
-use crate::device::{Home, REFILLED_BYTES_MAX, Target, Unfilled};
+use crate::device::{ArenaPool, REFILLED_BYTES_MAX, Target, Unfilled};
 use crate::live::MemoryUse;
 use crate::plan::{LoadPlan, PlannedLayer};
 use crate::staging::memory::AnonymousMemory;
@@ -45,7 +45,7 @@ pub(crate) struct ParkedLayer {
     plan: Arc<LoadPlan>,
     index: usize,
     hashes: Vec<TensorHash>,
-    home: Arc<dyn Home>,
+    home: Arc<dyn ArenaPool>,
     bytes: Parked,
 }
 

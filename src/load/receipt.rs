@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::LoadedLayer;
-use crate::device::{Freed, Home};
+use crate::device::{ArenaPool, Freed};
 use crate::layers::LayerId;
 use crate::units::HumanBytes;
 
@@ -108,7 +108,7 @@ impl Receipt {
 }
 
 /// True if the layer comes from that place.
-fn is_same(home: Option<&Arc<dyn Home>>, layer: &LoadedLayer) -> bool {
+fn is_same(home: Option<&Arc<dyn ArenaPool>>, layer: &LoadedLayer) -> bool {
     match (home, layer.home()) {
         (Some(one), Some(other)) => Arc::ptr_eq(one, &other),
         (None, None) => true,
@@ -117,9 +117,9 @@ fn is_same(home: Option<&Arc<dyn Home>>, layer: &LoadedLayer) -> bool {
 }
 
 /// Frees layers that came from one place.
-fn free_together(home: Option<&dyn Home>, layers: impl IntoIterator<Item = LoadedLayer>) -> Receipt {
+fn free_together(home: Option<&dyn ArenaPool>, layers: impl IntoIterator<Item = LoadedLayer>) -> Receipt {
     let mut receipt = Receipt::default();
-    let before_bytes = home.and_then(Home::pool_bytes);
+    let before_bytes = home.and_then(ArenaPool::pool_bytes);
     let mut pooled_bytes = 0;
     for layer in layers {
         let bytes = layer.resident_bytes();

@@ -11,7 +11,7 @@ use super::attend::Attendants;
 use super::setup::Setup;
 use super::{HandOut, Hooks, LayerStream, LoadError, stream};
 use crate::checkpoint::Checkpoint;
-use crate::device::{Backend, DeviceError, PendingCopy, Place, Resident};
+use crate::device::{ArenaPlace, Backend, DeviceError, PendingCopy, Resident};
 use crate::layers::Layers;
 use crate::plan::{Copies, CopyOp, LoadPlan, MoveOp, PlanLimits, PlannedLayer, Window};
 use crate::source::{self, Fallback, IoMode, IoWays, ReadRequest, Source, SourceError};
@@ -154,7 +154,7 @@ impl Backend for LateBackend {
 
     const IS_ASYNCHRONOUS: bool = true;
 
-    fn allocate(&self, layer: &PlannedLayer, _place: Place) -> Result<Arc<LateArena>, DeviceError> {
+    fn allocate(&self, layer: &PlannedLayer, _place: ArenaPlace) -> Result<Arc<LateArena>, DeviceError> {
         let number = self.allocations.fetch_add(1, Ordering::SeqCst);
         if self.faults.allocate_at == Some(number) {
             return Err(self.faults.strike());
@@ -353,7 +353,7 @@ fn start_on(
     };
     let mut attendants = Attendants::start(&setup.backend, &setup.plan).unwrap();
     if let Some(attendants) = &mut attendants {
-        attendants.allocate_ahead(setup.plan.first_layer(), Place::Own);
+        attendants.allocate_ahead(setup.plan.first_layer(), ArenaPlace::Own);
     }
     Run {
         checkpoint,

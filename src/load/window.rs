@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use super::signals::Signals;
 use super::space::Space;
-use crate::device::Place;
+use crate::device::ArenaPlace;
 use crate::plan::{LoadPlan, Window};
 
 /// What a window may hold.
@@ -133,9 +133,9 @@ impl PermitOffice {
             return None;
         }
         let place = match &mut holders.space {
-            None => Place::Own,
+            None => ArenaPlace::Own,
             Some(space) => match space.take(arena_bytes) {
-                Some(offset_bytes) => Place::InWindow { offset_bytes },
+                Some(offset_bytes) => ArenaPlace::InWindow { offset_bytes },
                 None => {
                     // The bytes are free, and not in one piece.
                     holders.refusal = Some(Full::Bytes { bytes_max: bytes_max.unwrap_or(bytes) });
@@ -177,13 +177,13 @@ impl PermitOffice {
 pub(super) struct Permit {
     turn: usize,
     arena_bytes: u64,
-    place: Place,
+    place: ArenaPlace,
     office: Arc<PermitOffice>,
 }
 
 impl Permit {
     /// Where the arena of its layer lies.
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> ArenaPlace {
         self.place
     }
 }
@@ -209,7 +209,7 @@ impl Drop for Permit {
         }
         holders.layers.swap_remove(index);
         holders.bytes -= self.arena_bytes;
-        if let (Some(space), Place::InWindow { offset_bytes }) = (&mut holders.space, self.place) {
+        if let (Some(space), ArenaPlace::InWindow { offset_bytes }) = (&mut holders.space, self.place) {
             space.give(offset_bytes, self.arena_bytes);
         }
         if let Some(ended) = &mut holders.ended {
@@ -264,7 +264,7 @@ mod tests {
         let office = office(10, Some(100), space());
         let [first, second, third] =
             [(0, 40), (1, 20), (2, 40)].map(|(t, len)| office.try_issue(t, len).unwrap());
-        assert_eq!(second.place(), Place::InWindow { offset_bytes: 40 });
+        assert_eq!(second.place(), ArenaPlace::InWindow { offset_bytes: 40 });
         drop((first, third));
         assert!(office.try_issue(3, 60).is_none(), "80 are free, in two pieces");
         assert_eq!(office.stopped_by_turns_below(3), Some((Full::Bytes { bytes_max: 100 }, vec![1])));

@@ -1,57 +1,18 @@
-//! From which number type to which float type a tensor is cast on its way, and what that does to
-//! its size.
+//! Casts of tensors: source type, target type, and the sizes.
 //!
-//! The bytes themselves are cast in the ring, right after they have been read. What a *load* asks
-//! for only ever narrows: plain floats that are wider than what is wanted. Between `bf16` and `f16`
-//! neither is narrower, and integers, 8-bit floats, packed types and whatever belongs to a
-//! quantized weight keep their bytes there. A conversion says for each tensor what becomes of it,
-//! and any [`Cast`] will do.
+//! The bytes are cast in the ring, right after they were read. A *load* only narrows: plain floats
+//! that are wider than the wanted type. Between `bf16` and `f16` neither is narrower, and integers,
+//! 8-bit floats, packed types and the tensors of a quantised weight keep their bytes. A conversion
+//! chooses any [`Cast`] for each tensor.
 
 use std::fmt;
+
+use onelayer_system::FloatType;
 
 use crate::checkpoint::{Checkpoint, DType, TensorId};
 use crate::layers::Layers;
 
-/// A float type that tensors can be cast to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum FloatType {
-    /// bfloat16: 8 bits of exponent, 7 of mantissa.
-    Bf16,
-    /// IEEE half precision.
-    F16,
-    /// IEEE single precision.
-    F32,
-}
-
-impl FloatType {
-    /// Bytes of one element.
-    #[must_use]
-    pub const fn bytes(self) -> u64 {
-        match self {
-            Self::Bf16 | Self::F16 => 2,
-            Self::F32 => 4,
-        }
-    }
-}
-
-impl From<FloatType> for DType {
-    fn from(float: FloatType) -> Self {
-        match float {
-            FloatType::Bf16 => Self::Bf16,
-            FloatType::F16 => Self::F16,
-            FloatType::F32 => Self::F32,
-        }
-    }
-}
-
-impl fmt::Display for FloatType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        DType::from(*self).fmt(f)
-    }
-}
-
-/// From which type to which: two different ones, of which the first is a number of whole bytes.
+/// A source type and a different target type. Elements of the source take whole bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cast {
     source: DType,
@@ -59,10 +20,9 @@ pub struct Cast {
 }
 
 impl Cast {
-    /// What makes numbers of type `source` floats of type `to`. `None` if they are that already, or
-    /// no real numbers of a type whose meaning is agreed on and whose elements are bytes of
-    /// their own: truth values, complex numbers, packed floats and the 8-bit floats that end on
-    /// `FNUZ` stay what they are.
+    /// The cast from `source` to `to`. `None` if the types are equal, or if `source` has no agreed
+    /// meaning as real numbers of whole bytes: booleans, complex numbers, packed floats and 8-bit
+    /// floats ending on `FNUZ` are not cast.
     #[must_use]
     pub const fn between(source: DType, to: FloatType) -> Option<Self> {
         let is_castable = match source {
@@ -108,7 +68,7 @@ impl Cast {
         self.to.bytes() > self.source_element_bytes()
     }
 
-    /// True if a finite number may become infinite: `to` does not reach as far.
+    /// True if a finite number may become infinite: the range of `to` is smaller.
     #[must_use]
     pub const fn can_overflow(self) -> bool {
         match self.to {
@@ -120,13 +80,13 @@ impl Cast {
         }
     }
 
-    /// What whole elements of so many bytes become, in bytes.
+    /// Bytes of whole elements after the cast.
     #[must_use]
     pub const fn delivered_bytes(self, source_bytes: u64) -> u64 {
         source_bytes / self.source_element_bytes() * self.to.bytes()
     }
 
-    /// The same; `None` if no number holds that.
+    /// The same; `None` on overflow.
     pub(super) const fn checked_delivered_bytes(self, source_bytes: u64) -> Option<u64> {
         (source_bytes / self.source_element_bytes()).checked_mul(self.to.bytes())
     }
@@ -138,8 +98,8 @@ impl fmt::Display for Cast {
     }
 }
 
-/// How a load narrows a tensor, if it does. The scale of a quantized weight is not a plain float:
-/// what it is multiplied with has lost its precision already.
+/// The cast with which a load narrows a tensor, if any. Scales of quantised weights keep their
+/// type: their weights have lost precision already.
 #[must_use]
 pub fn narrowing_of(
     checkpoint: &Checkpoint,
@@ -151,7 +111,7 @@ pub fn narrowing_of(
     is_plain(checkpoint, layers, tensor).then_some(cast)
 }
 
-/// True for floats of 16 bits and more that are no part of a quantized weight.
+/// True for floats of 16 bits and more that are not part of a quantised weight.
 pub(crate) fn is_plain(checkpoint: &Checkpoint, layers: &Layers, tensor: TensorId) -> bool {
     let is_float = |id: TensorId| {
         matches!(checkpoint.tensor(id).dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F64)

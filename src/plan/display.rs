@@ -1,20 +1,21 @@
-//! The plan as text: terms of the peak, then a line per layer; with `{:#}` also every read, copy
+//! The plan as text: terms of the peak, then a line per layer. `{:#}` also prints every read, copy
 //! and move.
 //!
-//! The text is stable: the same checkpoint and limits give the same bytes on every machine, so that
-//! plans can be compared and pinned. (Decisions on how to read are limits, too: what the page cache
-//! holds is in them.) Layer names are printed as they are; a program that prints to a terminal
-//! escapes them.
+//! The text is stable: the same checkpoint and limits print the same bytes on every machine, so
+//! plans can be compared and kept as golden files. (Decisions on how to read are part of the
+//! limits, and depend on the page cache.) Layer names are printed as they are; a program that
+//! prints to a terminal escapes them.
 
 use std::fmt;
 
-use super::{Cast, IoGroup, LoadPlan, Placement, PlannedLayer, QuantisedPart, ReadOrder, ResidentKind};
+use super::{
+    Cast, IoGroup, LoadPlan, Placement, PlannedLayer, QuantisedPart, ReadOp, ReadOrder, ResidentKind,
+    TermKind,
+};
 use crate::units::HumanBytes;
 
 impl fmt::Display for LoadPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let memory = &self.memory;
-        let ring = memory.ring();
         writeln!(
             f,
             "plan     {} layers, {} of tensors, {} reads, {} copies; {} over-read at most",
@@ -24,6 +25,32 @@ impl fmt::Display for LoadPlan {
             self.reads().map(|read| self.copies(&read).count()).sum::<usize>(),
             HumanBytes(self.over_read_bytes()),
         )?;
+        self.fmt_tensors(f)?;
+        writeln!(
+            f,
+            "reading  {} by {} threads, window {}",
+            self.io,
+            self.memory.ring().readers,
+            self.window
+        )?;
+        if self.order == ReadOrder::Files {
+            writeln!(f, "order    as the files have them, {} jumps", self.jumps())?;
+        }
+        // One line for all files that are read the same way.
+        for group in IoGroup::of(&self.decisions) {
+            writeln!(f, "  {group}")?;
+        }
+        self.fmt_memory(f)?;
+        for layer in &self.layers {
+            self.fmt_layer(f, layer)?;
+        }
+        Ok(())
+    }
+}
+
+impl LoadPlan {
+    /// Lines about tensors that are moved, divided, narrowed or quantised.
+    fn fmt_tensors(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let moves = self.moves.len();
         if moves > 0 {
             let moved_bytes = self.moves.iter().map(|step| step.len_bytes).sum();
@@ -60,21 +87,19 @@ impl fmt::Display for LoadPlan {
                 HumanBytes(values.map(|half| half.extent.len_bytes()).sum()),
             )?;
         }
-        writeln!(f, "reading  {} by {} threads, window {}", self.io, ring.readers, self.window)?;
-        if self.order == ReadOrder::Files {
-            writeln!(f, "order    as the files have them, {} jumps", self.jumps())?;
-        }
-        self.fmt_decisions(f)?;
-        writeln!(
-            f,
-            "budget   {} (smallest {})",
-            HumanBytes(memory.budget_bytes()),
-            HumanBytes(memory.smallest_budget_bytes())
-        )?;
+        Ok(())
+    }
+
+    /// The budget, and every term of the peak.
+    fn fmt_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let memory = &self.memory;
+        let ring = memory.ring();
+        let (budget, smallest) = (memory.budget_bytes(), memory.smallest_budget_bytes());
+        writeln!(f, "budget   {} (smallest {})", HumanBytes(budget), HumanBytes(smallest))?;
         for term in memory.terms() {
-            write!(f, "  {:<20} {:>9}", term.name, HumanBytes(term.bytes))?;
-            match term.name {
-                "ring" => writeln!(f, "  {} slots of {}", ring.slots, HumanBytes(ring.slot_bytes))?,
+            write!(f, "  {:<20} {:>9}", term.kind, HumanBytes(term.bytes))?;
+            match term.kind {
+                TermKind::Ring => writeln!(f, "  {} slots of {}", ring.slots, HumanBytes(ring.slot_bytes))?,
                 _ => writeln!(f)?,
             }
         }
@@ -86,22 +111,9 @@ impl fmt::Display for LoadPlan {
         writeln!(f, "resident {} at most, {place}", HumanBytes(memory.resident_bytes()))?;
         if !self.passes.is_one() {
             for term in memory.resident_terms() {
-                writeln!(f, "  {:<20} {:>9}", term.name, HumanBytes(term.bytes))?;
+                writeln!(f, "  {:<20} {:>9}", term.kind, HumanBytes(term.bytes))?;
             }
             writeln!(f, "passes   {}", self.passes)?;
-        }
-        for layer in &self.layers {
-            self.fmt_layer(f, layer)?;
-        }
-        Ok(())
-    }
-}
-
-impl LoadPlan {
-    /// One line for all files that are read alike.
-    fn fmt_decisions(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for group in IoGroup::of(&self.decisions) {
-            writeln!(f, "  {group}")?;
         }
         Ok(())
     }
@@ -120,54 +132,7 @@ impl LoadPlan {
             return Ok(());
         }
         for read in layer.reads.clone().map(|index| self.read(index)) {
-            let request = &read.request;
-            writeln!(
-                f,
-                "  read   shard {} {} (wanted {})",
-                request.shard.index(),
-                request.extent,
-                request.payload
-            )?;
-            for step in self.gathers(&read) {
-                writeln!(
-                    f,
-                    "    gather slot+{}, {} of {} bytes, in runs of {}",
-                    step.slot_offset_bytes,
-                    step.wanted_bytes(),
-                    step.source_len_bytes,
-                    step.gather.run_bytes()
-                )?;
-            }
-            for step in self.casts(&read) {
-                writeln!(
-                    f,
-                    "    {} slot+{}, {} bytes, to {}",
-                    name(step.cast),
-                    step.slot_offset_bytes,
-                    step.source_len_bytes,
-                    step.cast.to()
-                )?;
-            }
-            for step in self.quantising(&read) {
-                let (rows, to) = (step.source_len_bytes / step.form.source_row_bytes(), step.form.to());
-                let what = match step.form.part() {
-                    QuantisedPart::Values => ", values",
-                    QuantisedPart::Scales => ", scales",
-                    QuantisedPart::ValuesWithScales | QuantisedPart::ScalesOfSame => "",
-                };
-                writeln!(
-                    f,
-                    "    quantise slot+{}, {rows} rows from {}, to {to}{what}",
-                    step.slot_offset_bytes, step.first_row
-                )?;
-            }
-            for copy in self.copies(&read) {
-                writeln!(
-                    f,
-                    "    copy slot+{} -> arena+{}, {} bytes",
-                    copy.slot_offset_bytes, copy.arena_offset_bytes, copy.len_bytes
-                )?;
-            }
+            self.fmt_read(f, &read)?;
         }
         for step in self.moves(layer) {
             writeln!(
@@ -178,9 +143,61 @@ impl LoadPlan {
         }
         Ok(())
     }
+
+    fn fmt_read(&self, f: &mut fmt::Formatter<'_>, read: &ReadOp) -> fmt::Result {
+        let request = &read.request;
+        writeln!(
+            f,
+            "  read   shard {} {} (wanted {})",
+            request.shard.index(),
+            request.extent,
+            request.payload
+        )?;
+        for step in self.gathers(read) {
+            writeln!(
+                f,
+                "    gather slot+{}, {} of {} bytes, in runs of {}",
+                step.slot_offset_bytes,
+                step.wanted_bytes(),
+                step.source_len_bytes,
+                step.gather.run_bytes()
+            )?;
+        }
+        for step in self.casts(read) {
+            writeln!(
+                f,
+                "    {} slot+{}, {} bytes, to {}",
+                name(step.cast),
+                step.slot_offset_bytes,
+                step.source_len_bytes,
+                step.cast.to()
+            )?;
+        }
+        for step in self.quantising(read) {
+            let (rows, to) = (step.source_len_bytes / step.form.source_row_bytes(), step.form.to());
+            let what = match step.form.part() {
+                QuantisedPart::Values => ", values",
+                QuantisedPart::Scales => ", scales",
+                QuantisedPart::ValuesWithScales | QuantisedPart::ScalesOfSame => "",
+            };
+            writeln!(
+                f,
+                "    quantise slot+{}, {rows} rows from {}, to {to}{what}",
+                step.slot_offset_bytes, step.first_row
+            )?;
+        }
+        for copy in self.copies(read) {
+            writeln!(
+                f,
+                "    copy slot+{} -> arena+{}, {} bytes",
+                copy.slot_offset_bytes, copy.arena_offset_bytes, copy.len_bytes
+            )?;
+        }
+        Ok(())
+    }
 }
 
-/// What a cast does to the size of an element.
+/// The effect of a cast on the size of an element.
 const fn name(cast: Cast) -> &'static str {
     match (cast.is_narrowing(), cast.is_widening()) {
         (true, _) => "narrow",

@@ -8,18 +8,18 @@ use crate::units::HumanBytes;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// The host budget does not hold what the load needs at least.
+    /// The host budget is below the smallest one that works.
     #[error(
         "host budget of {} is below the floor of {} ({detail}); use {} or more",
         HumanBytes(*budget_bytes), HumanBytes(*smallest_bytes), HumanBytes(*smallest_bytes)
     )]
     BudgetTooSmall {
-        /// What the caller allowed.
+        /// The caller's budget.
         budget_bytes: u64,
         /// The smallest budget that works for this checkpoint and these settings: a whole number of
         /// MiB.
         smallest_bytes: u64,
-        /// What the floor is made of.
+        /// The parts of the floor.
         detail: String,
     },
     /// The layers do not fit the device budget.
@@ -28,14 +28,14 @@ pub enum PlanError {
         HumanBytes(*needed_bytes), HumanBytes(*budget_bytes)
     )]
     DeviceBudgetTooSmall {
-        /// What does not fit.
+        /// The part that does not fit.
         what: String,
-        /// What it needs.
+        /// Bytes that it needs.
         needed_bytes: u64,
-        /// What the caller allowed.
+        /// The caller's budget.
         budget_bytes: u64,
     },
-    /// A layer does not fit a window of bytes, not even alone.
+    /// A layer does not fit the window of bytes, even alone.
     #[error(
         "layer {layer} takes {} and the window is {}; allow a window of {} or more, or keep the layer",
         HumanBytes(*needed_bytes), HumanBytes(*window_bytes), HumanBytes(*needed_bytes)
@@ -43,7 +43,7 @@ pub enum PlanError {
     WindowTooSmall {
         /// The largest layer.
         layer: String,
-        /// What it takes.
+        /// Bytes that it needs.
         needed_bytes: u64,
         /// The window.
         window_bytes: u64,
@@ -51,38 +51,38 @@ pub enum PlanError {
     /// A sum of sizes does not fit in 64 bits, or a count in 32.
     #[error("{what} of layer {layer} do not fit: the checkpoint is larger than any machine")]
     Overflow {
-        /// What was summed.
+        /// The sum or count that overflowed.
         what: &'static str,
-        /// Where.
+        /// The layer.
         layer: String,
     },
     /// A tensor cannot be divided among the ranks.
     #[error(transparent)]
     Split(#[from] SplitError),
-    /// The pieces of a part lie further apart than a plan counts.
+    /// The pieces of a rank's part are too far apart for a plan's 32-bit counts.
     #[error("{tensor:?} cannot be divided in that dimension: its parts are in pieces 4 GiB apart")]
     TooFarApart {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor that is divided among ranks would have other scales on each.
+    /// Ranks would compute different scales for their parts of a tensor.
     #[error(
         "one rank of several cannot have its parts quantised to {form}: convert the checkpoint first, with --quantise {form}"
     )]
     QuantisedShard {
-        /// What was asked for.
+        /// The requested form.
         form: Quantisation,
     },
-    /// Nothing of the whole checkpoint can be quantised, whatever of it is selected.
+    /// No tensor of the whole checkpoint can be quantised, whatever is selected.
     #[error(
         "nothing to quantise to {form}: no layer of a stack has a plain float weight of two or three dimensions and rows of 32 \
          elements or more"
     )]
     NothingToQuantise {
-        /// What was asked for.
+        /// The requested form.
         form: Quantisation,
     },
-    /// A selection left nothing of a checkpoint that has tensors.
+    /// The selection matches no tensor of a checkpoint that has tensors.
     #[error("the selection matches none of the {tensors} tensors")]
     NothingSelected {
         /// Tensors in the checkpoint.

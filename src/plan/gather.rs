@@ -1,8 +1,6 @@
-//! What is wanted of a stretch of a file where that is not all of it: runs that are equally long
-//! and equally far apart.
+//! The wanted part of a stretch of a file: runs of equal length at equal distances.
 //!
-//! A stretch with short gaps is read as a whole, and what is wanted of it is moved together in the
-//! slot, towards its front:
+//! A stretch with short gaps is read as a whole, and its runs are moved to its front in the slot:
 //!
 //! ```text
 //! slot    |..|run|gap|run|gap|run|gap|..|       after the read
@@ -15,7 +13,7 @@ use crate::checkpoint::TensorId;
 use crate::slices::Strided;
 use crate::units::ByteRange;
 
-/// Runs of a stretch, the first of which begins with it. The last one ends with it.
+/// The runs of a stretch. The first run begins with it, and the last run ends with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gather {
     run_bytes: NonZeroU32,
@@ -23,9 +21,8 @@ pub struct Gather {
 }
 
 impl Gather {
-    /// The stretch of a file with such runs of a tensor that begins at `start`, and the runs unless
-    /// they are one. `None` for numbers that no file has, and for runs further apart than 4
-    /// GiB.
+    /// The stretch of the file that holds these runs of a tensor starting at `start`, and the runs
+    /// if there are several. `None` on overflow, and for runs more than 4 GiB apart.
     pub(super) fn of(start: u64, bytes: Strided) -> Option<(ByteRange, Option<Self>)> {
         let Strided { start_bytes, run_bytes, stride_bytes, count } = bytes;
         let start = start.checked_add(start_bytes)?;
@@ -41,7 +38,7 @@ impl Gather {
         Some((stretch, Some(Self { run_bytes, stride_bytes })))
     }
 
-    /// Runs of a tensor at the start of a file: for tests of what gathers them.
+    /// Runs of a tensor at the start of a file, for tests.
     #[cfg(test)]
     pub(crate) fn of_runs(bytes: Strided) -> Option<(ByteRange, Option<Self>)> {
         Self::of(0, bytes)
@@ -53,13 +50,13 @@ impl Gather {
         u64::from(self.run_bytes.get())
     }
 
-    /// From the start of one run to that of the next, in bytes.
+    /// Bytes from the start of one run to the start of the next.
     #[must_use]
     pub fn stride_bytes(self) -> u64 {
         u64::from(self.stride_bytes)
     }
 
-    /// How many of the first `len_bytes` bytes of the stretch are wanted.
+    /// Wanted bytes among the first `len_bytes` of the stretch.
     #[must_use]
     pub fn wanted_bytes(self, len_bytes: u64) -> u64 {
         let (run_bytes, stride_bytes) = (self.run_bytes(), self.stride_bytes());
@@ -72,8 +69,8 @@ impl Gather {
     }
 }
 
-/// What of a tensor's stretch is read on its own: the whole stretch, or each of its runs where
-/// longer holes than that are between.
+/// The parts of a tensor's stretch that are read on their own: the whole stretch, or each run if
+/// the gaps are longer than `hole_bytes_max`.
 pub(super) fn stretches(
     extent: ByteRange,
     gather: Option<Gather>,
@@ -94,32 +91,31 @@ pub(super) fn stretches(
     })
 }
 
-/// One stretch of a slot whose wanted bytes are moved to its front, before they are cast and
-/// copied.
+/// One stretch of a slot whose wanted bytes are moved to its front, before casts and copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatherOp {
     /// The tensor.
     pub tensor: TensorId,
-    /// Where the stretch starts in the slot, and what is gathered afterwards.
+    /// Where the stretch starts in the slot, and where the gathered bytes go.
     pub slot_offset_bytes: u64,
-    /// Its bytes.
+    /// Its length.
     pub source_len_bytes: u64,
-    /// How far behind the start of a run the stretch begins; inside the run, or in the gap behind
-    /// it.
+    /// Bytes from the start of a run to the start of the stretch, which is inside the run or in the
+    /// gap behind it.
     pub phase_bytes: u64,
     /// The runs.
     pub gather: Gather,
 }
 
 impl GatherOp {
-    /// Bytes that are wanted.
+    /// Wanted bytes.
     #[must_use]
     pub fn wanted_bytes(&self) -> u64 {
         self.gather.wanted_bytes(self.phase_bytes + self.source_len_bytes)
             - self.gather.wanted_bytes(self.phase_bytes)
     }
 
-    /// True if the stretch is inside a run: nothing has to be moved.
+    /// True if the stretch is inside one run: nothing has to be moved.
     pub(super) fn is_one_run(&self) -> bool {
         self.phase_bytes + self.source_len_bytes <= self.gather.run_bytes()
     }

@@ -1,8 +1,8 @@
-//! In which arrangement the tensors of a layer land in its arena.
+//! Where the tensors of a layer land in its arena.
 //!
-//! [`packed`] leaves no gaps, as in a file. [`exact`] gives each tensor a place on 256 bytes and
-//! lets it land there. [`in_phase`] lets neighbours in a file keep the file's spacing, so that a
-//! segment of them travels as one copy:
+//! [`packed`] leaves no gaps, as in a file. [`exact`] puts each tensor on a multiple of 256 bytes
+//! and copies it there. [`in_phase`] keeps the file's spacing between neighbours, so that a segment
+//! of them is one copy:
 //!
 //! ```text
 //! file    ..|  weight (large)  |a|b|   weight (large)   |..     a, b: small, of odd lengths
@@ -10,31 +10,30 @@
 //!          segment, aligned               segment, aligned       the appendix: a and b are moved here
 //! ```
 //!
-//! Where the file's spacing puts tensors on different phases of 256 bytes, the large ones of a
-//! segment have to agree: one that does not starts the next segment. A small one that does not is
-//! moved to the appendix of the arena, once everything has landed. Segments begin only where
-//! [`exact`] would need a new copy too, so there are never more copies, and an arena is larger by
-//! less than
+//! In a segment, all large tensors must have the same phase (offset modulo 256); a large tensor
+//! with another phase starts the next segment. A small tensor with another phase is moved to the
+//! appendix of the arena after all copies. A segment begins only where [`exact`] would need a new
+//! copy too, so there are never more copies. The arena grows by less than
 //!
 //! ```text
 //! 256 * (segments + 1) + max(64 KiB, tensor_bytes / 64)
 //! ```
 //!
-//! before it is rounded up.
+//! before rounding up.
 
 use super::{MoveOp, Placement};
 use crate::checkpoint::Checkpoint;
 use crate::units::{Alignment, KIB, to_usize};
 
-/// A larger tensor is never moved: it would take its bytes a second time.
+/// Larger tensors are never moved: they would take their bytes twice.
 const MOVED_BYTES_MAX: u64 = 64 * KIB;
-/// What the appendix of a layer may always take.
+/// The appendix of a layer may always be this large.
 const APPENDIX_BYTES_MIN: u64 = 64 * KIB;
-/// What part of a layer its appendix may take: one in so many.
+/// Or this share of its layer: one part in 64.
 const APPENDIX_SHARE: u64 = 64;
 
-/// Gives each tensor of a layer its place. Returns where the last one ends; `None` if that does not
-/// fit.
+/// Puts each tensor of a layer on the next multiple of 256 bytes. Returns the end of the last one;
+/// `None` on overflow.
 pub(super) fn exact(placements: &mut [Placement]) -> Option<u64> {
     let mut end = 0_u64;
     for placement in placements {
@@ -44,8 +43,8 @@ pub(super) fn exact(placements: &mut [Placement]) -> Option<u64> {
     Some(end)
 }
 
-/// Puts each tensor right behind the one before it. Returns where the last one ends; `None` if that
-/// does not fit.
+/// Puts each tensor directly behind the one before it. Returns the end of the last one; `None` on
+/// overflow.
 pub(super) fn packed(placements: &mut [Placement]) -> Option<u64> {
     let mut end = 0_u64;
     for placement in placements {
@@ -55,12 +54,11 @@ pub(super) fn packed(placements: &mut [Placement]) -> Option<u64> {
     Some(end)
 }
 
-/// Lets the tensors of a layer land in segments. Returns where the last one ends; `None` if that
-/// does not fit.
+/// Puts the tensors of a layer in segments. Returns the end of the last one; `None` on overflow.
 ///
-/// Those that landed beside a multiple of 256 bytes are to be moved: see [`append`].
+/// Tensors that are not on a multiple of 256 bytes then have to be moved: see [`append`].
 pub(super) fn in_phase(checkpoint: &Checkpoint, placements: &mut [Placement]) -> Option<u64> {
-    // Landing, padding and a place in the appendix, from above: below, no sum overflows.
+    // An upper bound of the arena with padding and appendix: no sum below overflows.
     let reserve = 2 * (MOVED_BYTES_MAX + Alignment::TENSOR.bytes());
     let grown =
         |sum: u64, placement: &Placement| sum.checked_add(placement.len_bytes())?.checked_add(reserve);
@@ -73,12 +71,12 @@ pub(super) fn in_phase(checkpoint: &Checkpoint, placements: &mut [Placement]) ->
         if moved(placements).map(appended_bytes).sum::<u64>() <= appendix_bytes_max {
             return Some(end);
         }
-        // With nothing that may be moved, the appendix is empty.
+        // Ends at the latest when no tensor may be moved: the appendix is empty then.
         phases.moved_bytes_max /= 2;
     }
 }
 
-/// The tensors that did not land in their place.
+/// The tensors that have to be moved.
 pub(super) fn moved(placements: &[Placement]) -> impl Iterator<Item = &Placement> {
     placements.iter().filter(|placement| !is_in_place(placement))
 }
@@ -87,13 +85,13 @@ fn is_in_place(placement: &Placement) -> bool {
     Alignment::TENSOR.divides(placement.arena_offset_bytes)
 }
 
-/// What a tensor takes in the appendix.
+/// Bytes of a tensor in the appendix.
 fn appended_bytes(placement: &Placement) -> u64 {
     placement.len_bytes().next_multiple_of(Alignment::TENSOR.bytes())
 }
 
-/// Gives those tensors of a layer that have to be moved their place behind `end` and lists the
-/// moves, ascending. Returns where the last one ends.
+/// Gives each tensor that has to be moved a place behind `end`, and adds its move, in ascending
+/// order. Returns the end of the last one.
 pub(super) fn append(placements: &mut [Placement], end: u64, moves: &mut Vec<MoveOp>) -> u64 {
     let mut end = end;
     for placement in placements.iter_mut().filter(|placement| !is_in_place(placement)) {
@@ -109,7 +107,7 @@ pub(super) fn append(placements: &mut [Placement], end: u64, moves: &mut Vec<Mov
     end
 }
 
-/// Where the first byte of a tensor lands. `moves` are those of its layer.
+/// Where the first byte of a tensor is copied to. `moves` are those of its layer.
 pub(super) fn landing_of(placement: &Placement, moves: &[MoveOp]) -> u64 {
     let place = placement.arena_offset_bytes;
     match moves.first() {
@@ -121,28 +119,28 @@ pub(super) fn landing_of(placement: &Placement, moves: &[MoveOp]) -> u64 {
     }
 }
 
-/// How a layer is cut into segments.
+/// Cuts a layer into segments.
 struct Phases<'a> {
     checkpoint: &'a Checkpoint,
-    /// Larger tensors have to land in their place.
+    /// Larger tensors must not be moved.
     moved_bytes_max: u64,
 }
 
-/// Tensors that keep the file's spacing.
+/// Tensors that keep the spacing of the file.
 struct Segment {
-    /// How many: the next ones of the layer.
+    /// Number of tensors, the next ones of the layer.
     len: usize,
-    /// Those of this phase in the file land in their place.
+    /// Tensors of this phase in the file need no move.
     phase: u64,
 }
 
-/// Where a tensor's start lies between two multiples of 256 bytes of its file.
+/// A tensor's offset in its file, modulo 256.
 fn phase(placement: &Placement) -> u64 {
     placement.extent.start() % Alignment::TENSOR.bytes()
 }
 
 impl Phases<'_> {
-    /// Lets all segments land one behind the other. Returns where the last one ends.
+    /// Places all segments, one behind the other. Returns the end of the last one.
     fn land(&self, placements: &mut [Placement]) -> u64 {
         let mut end = 0_u64;
         let mut rest = placements;
@@ -151,7 +149,7 @@ impl Phases<'_> {
             let (segment, behind) = rest.split_at_mut(len);
             let origin = segment.iter().find(|placement| !placement.extent.is_empty());
             let origin = origin.map_or(0, |placement| placement.extent.start());
-            // The next byte of the arena that has the phase of the segment's first byte.
+            // Up to the next byte of the arena with the phase of the segment's first byte.
             let padding = origin.wrapping_sub(phase).wrapping_sub(end) % Alignment::TENSOR.bytes();
             let base = end + padding;
             for placement in segment {
@@ -171,18 +169,18 @@ impl Phases<'_> {
         placement.len_bytes() > self.moved_bytes_max
     }
 
-    /// True if `next` can travel in one copy with the tensor before it. What is gathered, narrowed
-    /// or quantised leaves a hole behind it.
+    /// True if `next` can be in one copy with the tensor before it. A gathered, cast or quantised
+    /// tensor leaves a hole behind it.
     fn continues(&self, before: &Placement, next: &Placement) -> bool {
         let shard = |placement: &Placement| self.checkpoint.shard_of(placement.tensor);
         let keeps_its_size = before.cast.is_none() && before.gather.is_none() && before.quantised.is_none();
         keeps_its_size && before.extent.end() == next.extent.start() && shard(before) == shard(next)
     }
 
-    /// The segment that `rest` begins with.
+    /// The first segment of `rest`.
     fn first_segment(&self, rest: &[Placement]) -> Segment {
         let mut before: Option<&Placement> = None;
-        // The last tensor that has to land in its place: its index and phase.
+        // Index and phase of the last tensor that must not be moved.
         let mut fixed: Option<(usize, u64)> = None;
         for (index, placement) in with_bytes(rest) {
             if before.is_some_and(|before| !self.continues(before, placement)) {
@@ -208,8 +206,7 @@ fn with_bytes(placements: &[Placement]) -> impl Iterator<Item = (usize, &Placeme
     placements.iter().enumerate().filter(|(_, placement)| !placement.extent.is_empty())
 }
 
-/// The phase of a whole segment: that of a tensor that has to land in its place, else the one most
-/// have.
+/// The phase of a segment: that of a tensor that must not be moved, else the most common one.
 fn settled_phase(segment: &[Placement], fixed: Option<(usize, u64)>) -> u64 {
     if let Some((_, phase)) = fixed {
         return phase;
@@ -222,15 +219,16 @@ fn settled_phase(segment: &[Placement], fixed: Option<(usize, u64)>) -> u64 {
     counts.iter().max().map_or(0, |&(_, phase)| phase)
 }
 
-/// Where to end a segment whose last settled tensor is `last`, when `next` has to start another
-/// one: where the fewest tensors between them have to be moved, and the first such place.
+/// Where to end a segment whose last unmovable tensor is `last` if `next` has to start another one:
+/// at the first place where the fewest tensors between them have to be moved.
 ///
-/// There the phase changes: within neighbours of one phase, either the count does not change, or it
-/// falls to one end. So [`exact`] begins a copy there too.
+/// The phase changes there: between neighbours of one phase the count is constant, or falls towards
+/// one end. So [`exact`] begins a copy there too.
 fn split(rest: &[Placement], last: usize, next: usize) -> usize {
     let (left, right) = (phase(&rest[last]), phase(&rest[next]));
     let between = || with_bytes(&rest[..=next]).filter(|&(index, _)| index > last);
-    // How many are moved if the segment ends right behind `last`; then one tensor further, and so on.
+    // The number of moves if the segment ends directly behind `last`; then one tensor further, and
+    // so on.
     let mut moved_count = between().filter(|(_, placement)| phase(placement) != right).count();
     let mut best = (usize::MAX, next);
     for (index, placement) in between() {

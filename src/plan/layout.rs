@@ -1,8 +1,8 @@
-//! Where every tensor lies in the arena of its layer.
+//! The place of every tensor in the arena of its layer.
 //!
-//! Tensors keep their file order, those aside that are moved once they have landed, and each starts
-//! on 256 bytes. Neighbours in the file whose sizes are multiples of 256, which is nearly all of
-//! them, thus stay neighbours in the arena and travel in one copy.
+//! Tensors keep their file order, except those that are moved after the copies, and each starts on
+//! a multiple of 256 bytes. Neighbours in the file whose sizes are multiples of 256 (nearly all
+//! are) stay neighbours in the arena and share one copy.
 
 use std::cmp::Reverse;
 
@@ -13,16 +13,16 @@ use super::{
 use crate::checkpoint::{Checkpoint, TensorId};
 use crate::units::{Alignment, ByteRange};
 
-/// All layers with their arenas laid out.
+/// All layers with their arenas.
 pub(super) struct Layout {
-    /// Their reads are not known yet.
+    /// Their reads are not set yet.
     pub(super) layers: Vec<PlannedLayer>,
     pub(super) placements: Vec<Placement>,
     pub(super) moves: Vec<MoveOp>,
 }
 
-/// Lays out every group that has a selected tensor. `stretch` says where in its file a tensor is,
-/// and what of that is wanted.
+/// Lays out every group that has a selected tensor. `stretch` returns a tensor's bytes in its file,
+/// and which of them are wanted.
 pub(super) fn arrange<'a>(
     checkpoint: &Checkpoint,
     groups: impl ExactSizeIterator<Item = Group<'a>>,
@@ -32,7 +32,7 @@ pub(super) fn arrange<'a>(
     stretch: &mut impl FnMut(TensorId) -> Result<(ByteRange, Option<Gather>), PlanError>,
 ) -> Result<Layout, PlanError> {
     let landing = limits.landing;
-    // Where bytes are wanted in the order in which they lie, values and scales cannot come together.
+    // Where bytes must arrive in the order of the target, values and scales cannot share a read.
     let parts = match landing == Landing::Packed || limits.hash {
         true => [QuantisedPart::Values, QuantisedPart::Scales],
         false => [QuantisedPart::ValuesWithScales, QuantisedPart::ScalesOfSame],
@@ -47,21 +47,9 @@ pub(super) fn arrange<'a>(
         let overflow = |what| PlanError::Overflow { what, layer: group.id.to_string() };
         let first = layout.next_index().ok_or_else(|| overflow("the tensors"))?;
         for &tensor in group.tensors.iter().filter(|&&tensor| select(tensor)) {
-            let (extent, gather) = stretch(tensor)?;
-            let plain =
-                Placement { tensor, extent, arena_offset_bytes: 0, cast: None, gather, quantised: None };
-            match transform(tensor) {
-                Transform::Keep => layout.placements.push(plain),
-                // Sizes of placements are known to fit from here on.
-                Transform::Cast(cast) if cast.checked_delivered_bytes(extent.len_bytes()).is_none() => {
-                    return Err(overflow("the bytes"));
-                }
-                Transform::Cast(cast) => layout.placements.push(Placement { cast: Some(cast), ..plain }),
-                Transform::Quantise(form) => {
-                    let half = |part| Placement { quantised: Some(form.as_part(part)), ..plain };
-                    layout.placements.extend(parts.map(half));
-                }
-            }
+            layout
+                .place(tensor, stretch(tensor)?, transform(tensor), parts)
+                .ok_or_else(|| overflow("the bytes"))?;
         }
         let placements = first..layout.next_index().ok_or_else(|| overflow("the tensors"))?;
         if placements.is_empty() {
@@ -79,19 +67,16 @@ pub(super) fn arrange<'a>(
         let end = end.ok_or_else(|| overflow("the bytes"))?;
         // Cannot overflow: never above `end`.
         let tensor_bytes = landed.iter().map(Placement::len_bytes).sum();
-        let id = group.id.clone();
-        // Where the tensors end, until the appendix is known.
-        let arena_bytes = end;
-        let planned = PlannedLayer {
-            id,
+        layout.layers.push(PlannedLayer {
+            id: group.id.clone(),
             reads: 0..0,
             placements,
             moves: 0..0,
             is_kept: false,
             tensor_bytes,
-            arena_bytes,
-        };
-        layout.layers.push(planned);
+            // Until the appendix is added.
+            arena_bytes: end,
+        });
     }
     if landing != Landing::Packed {
         layout.append_moved()?;
@@ -99,8 +84,8 @@ pub(super) fn arrange<'a>(
     Ok(layout)
 }
 
-/// Wider elements first, what has no bytes last: then each tensor begins at a multiple of its
-/// element without gaps. Scales are wider than the values of any tensor.
+/// Wider elements first, empty tensors last: then each tensor is aligned to its element without
+/// gaps. Scales are wider than any values.
 fn sort_by_width(checkpoint: &Checkpoint, placements: &mut [Placement]) {
     placements.sort_by_key(|placement| {
         let dtype = placement.delivered_dtype(checkpoint.tensor(placement.tensor).dtype);
@@ -108,18 +93,41 @@ fn sort_by_width(checkpoint: &Checkpoint, placements: &mut [Placement]) {
     });
 }
 
-/// Bytes of the arena for tensors that end at `end`: whole huge pages, or, where one would mostly
-/// be padding, whole small pages. `None` on overflow.
+/// Bytes of an arena whose tensors end at `end`: whole huge pages, or whole small pages below one
+/// huge page. `None` on overflow.
 fn arena_bytes(end: u64) -> Option<u64> {
     let unit = if end < Alignment::HUGE_PAGE.bytes() { Alignment::PAGE } else { Alignment::HUGE_PAGE };
     unit.up(end)
 }
 
 impl Layout {
-    /// Gives what did not land in its place a place behind everything else, and each arena its
-    /// size.
+    /// Adds a tensor: one placement, or one for each part of a quantised tensor. `None` on overflow.
+    fn place(
+        &mut self,
+        tensor: TensorId,
+        (extent, gather): (ByteRange, Option<Gather>),
+        transform: Transform,
+        parts: [QuantisedPart; 2],
+    ) -> Option<()> {
+        let plain = Placement { tensor, extent, arena_offset_bytes: 0, cast: None, gather, quantised: None };
+        match transform {
+            Transform::Keep => self.placements.push(plain),
+            Transform::Cast(cast) => {
+                // From here on, sizes of placements cannot overflow.
+                cast.checked_delivered_bytes(extent.len_bytes())?;
+                self.placements.push(Placement { cast: Some(cast), ..plain });
+            }
+            Transform::Quantise(form) => {
+                let half = |part| Placement { quantised: Some(form.as_part(part)), ..plain };
+                self.placements.extend(parts.map(half));
+            }
+        }
+        Some(())
+    }
+
+    /// Adds the appendix of moved tensors to each arena, and rounds its size up.
     fn append_moved(&mut self) -> Result<(), PlanError> {
-        // Counted first: what a growing list leaves behind would not be what the plan counts.
+        // Counted first: a growing list would leave more memory than the plan counts.
         self.moves.reserve_exact(landing::moved(&self.placements).count());
         for layer in &mut self.layers {
             let overflow = |what| PlanError::Overflow { what, layer: layer.id.to_string() };

@@ -1,62 +1,60 @@
-//! The peak, term by term: what the load will hold, and how the ring is cut so that it fits.
+//! The memory peak, term by term, and the ring that fits the budget.
 
+use crate::budget::{BudgetError, MemoryBudget, Reservation};
 use crate::checkpoint::Checkpoint;
 use crate::layers::Layers;
 use crate::units::{Alignment, HumanBytes, MIB, to_u64};
 
-use super::decision::is_mostly_direct;
+use super::io::{is_mostly_direct, window_bytes};
 use super::layout::Layout;
-use super::passes::{ResidentMemory, WindowShape};
-use super::quantise::{SCALE_SHARE, longest_row};
-use super::reads::row_blocks;
-use super::request;
-use super::{IoMode, MoveOp, Placement, PlanError, PlanLimits, PlannedLayer, ResidentKind};
+use super::quantise::SCALE_SHARE;
+use super::reads::{longest_row, row_blocks};
+use super::resident::{ResidentMemory, WindowShape};
+use super::{
+    IoMode, MemoryTerm, MoveOp, Placement, PlanError, PlanLimits, PlannedLayer, ResidentKind, TermKind,
+};
 
-/// Fewer slots than this leave a reader or a copy without one.
+/// With fewer slots, a reader or a copy would have none.
 const SLOTS_MIN: u32 = 4;
 /// Smaller slots cost more system calls than they save memory.
 const SLOT_BYTES_MIN: u64 = MIB;
 /// Aligned blocks that a slot holds at least.
 const SLOT_BLOCKS_MIN: u64 = 8;
-/// Larger slots gain nothing: from here on reads and copies run at the speed of the link.
+/// Larger slots are not faster: reads and copies already run at the speed of the link.
 const SLOT_BYTES_MAX: u64 = 4 * MIB;
-/// The same where there is no link: a disk and a copy run at their speed from here on, and the less
-/// memory is in use at once, the more of it stays in the cache.
+/// The same without a link to a device. Smaller slots are in use at once, so more of them stays in
+/// the CPU cache.
 const SLOT_BYTES_MAX_UNLINKED: u64 = 2 * MIB;
-/// The same where bytes that come past the page cache are copied on: others are being read
-/// meanwhile, so several slots are in use.
+/// The same where direct reads are copied on by the CPU: several slots are in use at a time.
 const SLOT_BYTES_MAX_COPIED: u64 = MIB;
-/// How many slots the ring should have before its slots are made larger: one for each reader, and
-/// these for copies in flight, but never fewer or more than so many.
+/// Slots that the ring should have before its slots are made larger: one per reader and these for
+/// copies in flight, within `SLOTS_WANTED`.
 const SLOTS_WANTED_FOR_COPIES: u32 = 4;
 const SLOTS_WANTED: std::ops::RangeInclusive<u32> = 8..=16;
-/// More slots than this only cost first touches and cache: the ring never grows past 256 MiB,
-/// whatever the budget.
+/// More slots only cost page faults and CPU cache. With 4 MiB slots the ring never exceeds 256 MiB.
 const SLOTS_MAX: u32 = 64;
 
-/// No host budget below this works for any checkpoint: the fewest slots of the smallest size. What
-/// a checkpoint's description takes comes on top of it.
+/// No smaller host budget works for any checkpoint: the fewest slots of the smallest size. The
+/// checkpoint's description comes on top.
 pub const HOST_BUDGET_FLOOR_BYTES: u64 = 4 * SLOT_BYTES_MIN;
 const _: () = assert!(SLOTS_MIN == 4, "the floor is that many slots");
 
-/// What the loader keeps for a layer that is open or resident, from above: its entry, its handle,
-/// its permit, its place in a channel. The loader's tests hold it to this.
+/// Upper bound of what the loader keeps for an open or resident layer: its entry, its handle, its
+/// window permit, its place in a channel. The loader's tests check it.
 pub(crate) const LAYER_STATE_BYTES: u64 = 640;
-/// What a source keeps for a file, from above: its path, its identity, its place among the open
-/// ones, why it fell back. Not the path's true length: a plan does not depend on where its
-/// checkpoint lies.
+/// Upper bound of what a source keeps for a file: its path, its identity, its entry among the open
+/// files, its fallback. The true length of the path does not count: a plan does not depend on where
+/// its checkpoint lies.
 const FILE_STATE_BYTES: u64 = 1024;
-/// A hash that is kept for a tensor.
+/// The hash of one tensor.
 const HASH_BYTES: u64 = 32;
 
-/// One named part of the peak.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct MemoryTerm {
-    /// What it is.
-    pub name: &'static str,
-    /// Its size in bytes.
-    pub bytes: u64,
+/// The terms of a plan, reserved from its budget.
+pub(crate) struct Reservations {
+    /// For the staging ring.
+    pub(crate) ring: Reservation,
+    /// For everything else.
+    pub(crate) others: Vec<Reservation>,
 }
 
 /// How the ring is cut.
@@ -79,9 +77,9 @@ impl RingShape {
     }
 }
 
-/// Every term of the peak host memory of a load. What counts against the budget is summed in
-/// [`Self::budgeted_bytes`]; resident layers are the caller's: on the host they stand beside it, on
-/// a device they are no host memory at all.
+/// Every term of the peak host memory of a load. [`Self::budgeted_bytes`] sums what counts against
+/// the budget. Resident layers belong to the caller: on the host they are beside the budget, on a
+/// device they are no host memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryTerms {
     budget_bytes: u64,
@@ -93,17 +91,37 @@ pub struct MemoryTerms {
     device_budget_bytes: Option<u64>,
 }
 
-/// Most that was held before a plan is made, beside the description: by grouping, or by opening,
-/// which was over by then.
+/// Peak memory before the plan is made, beside the description: of grouping, or of opening, which
+/// is over by then.
 pub(crate) fn grouping_peak_bytes(checkpoint: &Checkpoint, layers: &Layers) -> u64 {
     layers.peak_bytes().max(checkpoint.opening_bytes().saturating_sub(checkpoint.metadata_bytes()))
 }
 
 impl MemoryTerms {
-    /// What counts against the budget, the ring first.
+    /// The parts that count against the budget, the ring first.
     #[must_use]
     pub fn terms(&self) -> &[MemoryTerm] {
         &self.terms
+    }
+
+    /// Bytes of one kind in [`Self::terms`] and [`Self::resident_terms`]; 0 if it has no part.
+    #[must_use]
+    pub fn bytes_of(&self, kind: TermKind) -> u64 {
+        let all = self.terms.iter().chain(&self.resident.terms);
+        all.filter(|term| term.kind == kind).map(|term| term.bytes).sum()
+    }
+
+    /// Reserves every term from a budget as large as the plan's.
+    ///
+    /// # Errors
+    /// [`BudgetError`] if they do not fit, which a plan has ruled out.
+    pub(crate) fn reserve(&self) -> Result<Reservations, BudgetError> {
+        let budget = MemoryBudget::new(self.budget_bytes);
+        let ring = budget.reserve(TermKind::Ring.name(), self.ring.bytes())?;
+        let others = self.terms.iter().filter(|term| term.kind != TermKind::Ring);
+        let others =
+            others.map(|term| budget.reserve(term.kind.name(), term.bytes)).collect::<Result<_, _>>()?;
+        Ok(Reservations { ring, others })
     }
 
     /// Sum of [`Self::terms`]; never above the budget.
@@ -124,12 +142,12 @@ impl MemoryTerms {
         self.smallest_budget_bytes
     }
 
-    /// Most bytes of resident layers at once, wherever they live: in one pass the largest sum of
-    /// neighbours in the window, in several the whole window and all layers that are kept.
+    /// Peak bytes of resident layers, wherever they live. In one pass: the largest sum of
+    /// neighbours in the window. In several: the whole window and all kept layers.
     ///
-    /// That is for a caller who drops layers in the order in which they come. One who keeps an
-    /// early layer while going on (a tied embedding, say) holds what it holds, up to the
-    /// `window` largest layers, and never more than [`Self::device_budget_bytes`].
+    /// This assumes that the caller drops layers in the order in which they come. A caller that
+    /// keeps an early layer (a tied embedding, say) may hold up to the `window` largest layers, but
+    /// never more than [`Self::device_budget_bytes`].
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
         self.resident.bytes
@@ -141,19 +159,19 @@ impl MemoryTerms {
         self.resident_kind
     }
 
-    /// What [`Self::resident_bytes`] is made of: the window, and layers that are kept.
+    /// The parts of [`Self::resident_bytes`]: the window and the kept layers.
     #[must_use]
     pub fn resident_terms(&self) -> &[MemoryTerm] {
         &self.resident.terms
     }
 
-    /// The memory that layers share which come and go, where there is more than one pass.
+    /// The memory that all layers but kept ones share, if there is more than one pass.
     #[must_use]
     pub fn window(&self) -> Option<WindowShape> {
         self.resident.window
     }
 
-    /// What of [`Self::resident_bytes`] is host memory: what stands beside the budget there.
+    /// The part of [`Self::resident_bytes`] that is host memory beside the budget.
     #[must_use]
     pub fn resident_host_bytes(&self) -> u64 {
         match self.resident_kind {
@@ -162,7 +180,7 @@ impl MemoryTerms {
         }
     }
 
-    /// What resident layers may take at most, whatever the caller keeps; not bounded if `None`.
+    /// Limit of resident bytes, whatever the caller keeps; `None` if there is none.
     #[must_use]
     pub fn device_budget_bytes(&self) -> Option<u64> {
         self.device_budget_bytes
@@ -184,27 +202,25 @@ impl MemoryTerms {
         let resident = ResidentMemory::of(layout, limits)?;
         let metadata_bytes = checkpoint.metadata_bytes();
         let mut fixed = vec![
-            MemoryTerm { name: "checkpoint metadata", bytes: metadata_bytes },
-            // At its highest, not what is kept: the rest goes back to the allocator, which may not give it
-            // back to the system.
-            MemoryTerm { name: "layer grouping", bytes: grouping_bytes },
-            MemoryTerm { name: "plan", bytes: plan_bytes(layout, run_bytes) },
-            MemoryTerm { name: "loader state", bytes: state_bytes(checkpoint, layout, limits) },
+            MemoryTerm::new(TermKind::Metadata, metadata_bytes),
+            // The peak: the allocator may keep what is freed.
+            MemoryTerm::new(TermKind::Grouping, grouping_bytes),
+            MemoryTerm::new(TermKind::Plan, plan_bytes(layout, run_bytes)),
+            MemoryTerm::new(TermKind::LoaderState, state_bytes(checkpoint, layout, limits)),
         ];
         if limits.hash {
             let bytes = to_u64(layout.placements.len()).saturating_mul(HASH_BYTES);
-            fixed.push(MemoryTerm { name: "hashes", bytes });
+            fixed.push(MemoryTerm::new(TermKind::Hashes, bytes));
         }
-        fixed.extend(limits.beside.iter().cloned());
+        fixed.extend(limits.beside.iter().copied());
         let fixed_bytes = fixed.iter().fold(0_u64, |sum, term| sum.saturating_add(term.bytes));
         let row_blocks = row_blocks(&layout.placements, limits.alignment);
         let scratch = if row_blocks > 0 { Scratch::OfScales } else { Scratch::None };
         let needs = |ring: RingShape| Needs::of(ring, limits.io, scratch, fixed_bytes);
-        // So that a read of one block always fits whatever its phase; that one which begins a block earlier
-        // for the sake of an element is not the same read again; and that this holds for a read too
-        // that has to fit four times.
+        // So that a read of one block fits whatever its phase, that a read starting one block
+        // earlier still makes progress, and that both hold for a read widened four times.
         let slot_bytes_min = SLOT_BYTES_MIN.max(limits.alignment.bytes().saturating_mul(SLOT_BLOCKS_MIN));
-        // A row is not cut: a read may begin so much earlier, and has one row at least.
+        // Rows are not cut: a read may begin up to a row earlier, and has at least one row.
         let row_slot_bytes = row_blocks.saturating_mul(2).saturating_add(limits.alignment.bytes());
         let slot_bytes_min = slot_bytes_min.max(row_slot_bytes);
         let smallest = RingShape { slots: SLOTS_MIN, slot_bytes: slot_bytes_min, readers: 1 };
@@ -227,12 +243,12 @@ impl MemoryTerms {
         let ring = largest_ring(limits, slot_bytes_min, |ring| needs(ring).total_bytes <= budget_bytes)
             .unwrap_or(smallest);
         let needs = needs(ring);
-        let mut terms = vec![MemoryTerm { name: "ring", bytes: ring.bytes() }];
+        let mut terms = vec![MemoryTerm::new(TermKind::Ring, ring.bytes())];
         if needs.window_bytes > 0 {
-            terms.push(MemoryTerm { name: "mapped windows", bytes: needs.window_bytes });
+            terms.push(MemoryTerm::new(TermKind::MappedWindows, needs.window_bytes));
         }
         if needs.scratch_bytes > 0 {
-            terms.push(MemoryTerm { name: "scales in the making", bytes: needs.scratch_bytes });
+            terms.push(MemoryTerm::new(TermKind::Scales, needs.scratch_bytes));
         }
         terms.extend(fixed);
         Ok(Self {
@@ -247,7 +263,7 @@ impl MemoryTerms {
     }
 }
 
-/// What a ring of some shape costs, with everything that comes with it.
+/// The memory that a ring of some shape needs, with everything that depends on it.
 struct Needs {
     window_bytes: u64,
     scratch_bytes: u64,
@@ -257,7 +273,7 @@ struct Needs {
 
 impl Needs {
     fn of(ring: RingShape, io: IoMode, scratch: Scratch, fixed_bytes: u64) -> Self {
-        let window_bytes = request::window_bytes(io, u64::from(ring.readers), ring.slot_bytes);
+        let window_bytes = window_bytes(io, u64::from(ring.readers), ring.slot_bytes);
         let scratch_bytes = scratch.bytes(ring);
         let parts = [ring.bytes(), window_bytes, scratch_bytes, fixed_bytes];
         Self {
@@ -271,8 +287,8 @@ impl Needs {
     fn describe(&self, ring: RingShape) -> String {
         let mut text = format!("{} slots of {}", ring.slots, HumanBytes(ring.slot_bytes));
         let others = [
-            ("mapped windows", self.window_bytes),
-            ("scales in the making", self.scratch_bytes),
+            (TermKind::MappedWindows.name(), self.window_bytes),
+            (TermKind::Scales.name(), self.scratch_bytes),
             ("metadata and plan", self.fixed_bytes),
         ];
         for (name, bytes) in others {
@@ -284,11 +300,11 @@ impl Needs {
     }
 }
 
-/// What readers need beside their slots.
+/// Memory of readers beside their slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scratch {
     None,
-    /// Scales of a slot wait there until its values are in their place.
+    /// The scales of a slot, until its values are in place.
     OfScales,
 }
 
@@ -296,13 +312,13 @@ impl Scratch {
     fn bytes(self, ring: RingShape) -> u64 {
         match self {
             Self::None => 0,
-            // No more threads than reads in flight, with queues too.
+            // With queues too, there are no more threads than reads in flight.
             Self::OfScales => u64::from(ring.readers).saturating_mul(ring.slot_bytes / SCALE_SHARE),
         }
     }
 }
 
-/// How large slots may be.
+/// The largest useful slot.
 fn slot_bytes_most(limits: &PlanLimits) -> u64 {
     match limits.resident {
         ResidentKind::Device => SLOT_BYTES_MAX,
@@ -311,8 +327,8 @@ fn slot_bytes_most(limits: &PlanLimits) -> u64 {
     }
 }
 
-/// The ring for a budget: slots as large as useful while there are enough of them, then as many as
-/// fit.
+/// The largest ring that fits: slots as large as useful while there are enough of them, then as
+/// many as fit.
 fn largest_ring(
     limits: &PlanLimits,
     slot_bytes_min: u64,
@@ -343,8 +359,8 @@ fn largest_ring(
     }
 }
 
-/// Host memory of the running load beside the ring: what it keeps for each file, and for each layer
-/// that is open (each of those beyond the window holds a slot) or resident.
+/// Host memory of the running load beside the ring: its entries for files, and for layers that are
+/// resident or open (each open layer beyond the window holds a slot).
 fn state_bytes(checkpoint: &Checkpoint, layout: &Layout, limits: &PlanLimits) -> u64 {
     let layer_count = layout.layers.len();
     let slots_max = usize::try_from(SLOTS_MAX).unwrap_or(usize::MAX);
@@ -354,7 +370,7 @@ fn state_bytes(checkpoint: &Checkpoint, layout: &Layout, limits: &PlanLimits) ->
     to_u64(layers) * LAYER_STATE_BYTES + to_u64(checkpoint.shards().len()) * FILE_STATE_BYTES
 }
 
-/// Host memory of the plan itself: a place for each tensor, the runs and their order, the layers.
+/// Host memory of the plan: placements, runs and their order, layers, moves.
 fn plan_bytes(layout: &Layout, run_bytes: u64) -> u64 {
     [
         (to_u64(layout.placements.capacity()), size_of::<Placement>()),

@@ -1,7 +1,7 @@
-//! In which order reads are issued, and how much of it is one long sequential read.
+//! The order in which reads are issued, and how sequential it is.
 //!
-//! Reads are numbered layer by layer, whatever the order. Where files come first, the runs are
-//! sorted by file and offset, and only their permutation is kept:
+//! Reads are always numbered layer by layer. In file order, the runs are sorted by file and offset,
+//! and only the permutation is kept:
 //!
 //! ```text
 //! file       | q.0 | q.1 | q.2 | k.0 | k.1 | k.2 |
@@ -9,8 +9,8 @@
 //! files      | q.0 | q.1 | q.2 | k.0 | k.1 | k.2 |     none, and every layer is open at once
 //! ```
 //!
-//! A run that reads through a small hole goes on behind it; the run of another layer that lies in
-//! the hole comes next, a step back.
+//! If a run reads through a small hole, a run of another layer in that hole comes next: a small
+//! step back.
 
 use std::fmt;
 
@@ -18,14 +18,14 @@ use super::reads::Run;
 use super::{LoadPlan, Placement, ReadOp};
 use crate::units::to_usize;
 
-/// In which order reads are issued.
+/// The order in which reads are issued.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ReadOrder {
-    /// One layer after the other, in execution order; within a layer as the files have them.
+    /// One layer after the other, in execution order; within a layer in file order.
     #[default]
     Layers,
-    /// As the files have them, whatever layer they are of: for loads that keep everything. Layers
-    /// complete in any order.
+    /// In file order, whatever the layer: for loads that keep everything. Layers complete in any
+    /// order.
     Files,
 }
 
@@ -38,28 +38,28 @@ impl fmt::Display for ReadOrder {
     }
 }
 
-/// Indices of the runs in the order in which they are read; empty if that is the order they have.
+/// Indices of the runs in the order of their reads; empty if they are in order already.
 pub(super) fn permutation(runs: &[Run], order: ReadOrder) -> Vec<u32> {
     let place = |run: &Run| (run.shard().index(), run.bytes().start());
     if order == ReadOrder::Layers || runs.is_sorted_by_key(place) {
         return Vec::new();
     }
-    // More runs than reads there are not, and those are counted with a u32.
+    // No more runs than reads, which are counted with a u32.
     let mut indices: Vec<u32> = (0..u32::try_from(runs.len()).unwrap_or(u32::MAX)).collect();
     indices.sort_unstable_by_key(|&index| (place(&runs[to_usize(u64::from(index))]), index));
     indices
 }
 
-/// A place in the order of a plan's reads: in front of one of them, or behind the last.
+/// A position in the order of a plan's reads: in front of a read, or at the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct IssuePlace {
-    /// Of the runs in their order.
+    /// Index in the order of runs.
     run: usize,
-    /// Reads of that run before it.
+    /// Reads of that run in front of it.
     reads: u32,
 }
 
-/// A read whose turn it is.
+/// The read at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Turn {
     /// Its layer.
@@ -75,13 +75,13 @@ impl LoadPlan {
         self.order
     }
 
-    /// The read at a place of the order; `None` behind the last one.
+    /// The read at a position; `None` at the end.
     pub(crate) fn turn(&self, place: IssuePlace) -> Option<Turn> {
         let read = self.reads.reads_at(place.run)?.start + place.reads;
         Some(Turn { layer: self.layers.partition_point(|layer| layer.reads.end <= read), read })
     }
 
-    /// The place behind the read at this one.
+    /// The position behind this one.
     pub(crate) fn behind(&self, place: IssuePlace) -> IssuePlace {
         let is_last = self.reads.reads_at(place.run).is_none_or(|run| run.start + place.reads + 1 >= run.end);
         if is_last {
@@ -91,8 +91,8 @@ impl LoadPlan {
         }
     }
 
-    /// The layer that is the first to need an arena: that of the first read if files come first,
-    /// else the first one, even if it has no bytes.
+    /// The first layer that needs an arena: in file order the layer of the first read, else the
+    /// first layer, even if it has no bytes.
     pub(crate) fn first_layer(&self) -> usize {
         match self.order {
             ReadOrder::Layers => 0,
@@ -110,8 +110,8 @@ impl LoadPlan {
         })
     }
 
-    /// Tensors in the order in which their reads are issued, with the indices of their layers.
-    /// Those without bytes may be left out.
+    /// Tensors in the order of their reads, with the indices of their layers. Tensors without bytes
+    /// may be missing.
     pub fn arrivals(&self) -> impl Iterator<Item = (usize, &Placement)> {
         (0..self.reads.run_count()).flat_map(move |run| {
             let placements = self.reads.placements_at(run);
@@ -120,9 +120,8 @@ impl LoadPlan {
         })
     }
 
-    /// Reads that begin elsewhere than where the one issued before them ended: what a disk has to
-    /// seek for, and what ends the kernel's reading ahead. A read that begins in the last block
-    /// of the one before it goes on where that ended.
+    /// Reads that do not begin where the previous read ended: a disk has to seek, and the kernel's
+    /// read-ahead ends. A read that begins in the last block of the previous one does not count.
     #[must_use]
     pub fn jumps(&self) -> u64 {
         let mut before: Option<ReadOp> = None;

@@ -1,8 +1,8 @@
-//! Which tensors are quantised on their way, how, and what comes of them.
+//! Which tensors are quantised, how, and the sizes of the result.
 //!
-//! A row (the elements of the last dimension) is what a scale belongs to, or what groups with a
-//! scale each are cut from. So each row is quantised on its own: reads are cut between rows, and a
-//! row has to fit a slot. docs/quantise.md has the definitions, the names and the packing.
+//! Each row (the elements of the last dimension) has its own scale, or is cut into groups with a
+//! scale each. So reads are cut between rows, and a row has to fit a slot. docs/quantise.md has the
+//! definitions, the names and the packing.
 //!
 //! ```text
 //! file    | row 0 | row 1 | row 2 | ..             `X.weight`
@@ -10,33 +10,31 @@
 //! arena   | values: `X.weight` | scales: `X.weight_scale` |
 //! ```
 //!
-//! Where bytes have to come in the order in which they lie in the target (a file that is hashed
-//! while it is written), values and scales cannot come from one read. Both are read on their own
-//! there, the same bytes twice.
+//! A file that is hashed while it is written needs its bytes in order, so values and scales cannot
+//! share a read: there the same bytes are read twice.
 
 use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::Placement;
 use super::cast::is_plain;
 use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
 use crate::layers::{LayerKind, Layers};
-use crate::units::{ByteRange, to_u64};
+use crate::units::ByteRange;
 
-/// Behind the name of a weight: the name of its scales. One of those that the grouping of layers
-/// knows as a companion's.
+/// The name of a weight with this suffix is the name of its scales. The grouping of layers knows
+/// such names as companions.
 pub const SCALE_SUFFIX: &str = "_scale";
 
-/// Shorter rows are not quantised: their scales would take as much as is saved.
+/// Shorter rows are not quantised: their scales would take what is saved.
 const ROW_ELEMENTS_MIN: u64 = 32;
-/// What scales take at most of the bytes that they were made of: one in so many.
+/// Scales take at most one byte in so many of their source.
 pub(super) const SCALE_SHARE: u64 = 16;
 const _: () =
     assert!(SCALE_SHARE * 4 <= ROW_ELEMENTS_MIN * 2, "a scale of 4 bytes for the shortest row of 16 bits");
 
-/// A form in which weights are kept in fewer bits.
+/// A form of weights with fewer bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Quantisation {
@@ -90,7 +88,7 @@ impl Quantisation {
         }
     }
 
-    /// Elements of a row that share a scale; all of them if `None`.
+    /// Elements of a row that share a scale; the whole row if `None`.
     #[must_use]
     pub const fn group_elements(self) -> Option<u32> {
         match self {
@@ -101,7 +99,7 @@ impl Quantisation {
         }
     }
 
-    /// Bytes that the values of a row take: two elements of 4 bits in one, the last one alone if
+    /// Bytes of the values of a row. Two 4-bit elements share a byte; the last one is alone if
     /// their number is odd.
     #[must_use]
     pub const fn value_row_bytes(self, row_elements: u64) -> u64 {
@@ -139,7 +137,7 @@ impl fmt::Display for Quantisation {
     }
 }
 
-/// What a text that names no quantisation may be told.
+/// The text names no quantisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a form of quantised weights; there are int8, int4-g32, int4-g64, int4-g128 (or int4) and fp8")]
 pub struct UnknownQuantisation;
@@ -157,9 +155,9 @@ impl FromStr for Quantisation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum QuantisedPart {
-    /// Values; their scales come from the same reads, and are the next placement.
+    /// Values. Their scales come from the same reads, and are the next placement.
     ValuesWithScales,
-    /// Those scales: no read is theirs.
+    /// Scales from the reads of the values.
     ScalesOfSame,
     /// Values, read on their own.
     Values,
@@ -167,7 +165,7 @@ pub enum QuantisedPart {
     Scales,
 }
 
-/// How one tensor is quantised, and which half of what comes of it this is.
+/// How one tensor is quantised, and which half of the result this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Quantised {
     to: Quantisation,
@@ -177,15 +175,15 @@ pub struct Quantised {
 }
 
 impl Quantised {
-    /// How a tensor would be quantised, if it can be: floats of 16 bits and more in two or three
-    /// dimensions, with rows that are not too short.
+    /// How a tensor would be quantised; `None` if it cannot be. It needs floats of 16 bits or more
+    /// in two or three dimensions, with rows of 32 elements or more.
     pub(crate) fn of(entry: &TensorEntry<'_>, to: Quantisation) -> Option<Self> {
         let is_float = matches!(entry.dtype, DType::Bf16 | DType::F16 | DType::F32 | DType::F64);
         let row_elements = row_elements(entry).filter(|_| is_float)?;
         Some(Self { to, source: entry.dtype, part: QuantisedPart::ValuesWithScales, row_elements })
     }
 
-    /// Values and scales together, of rows of so many elements.
+    /// Values with scales, in rows of so many elements.
     #[cfg(test)]
     pub(crate) fn for_tests(to: Quantisation, source: DType, row_elements: u32) -> Self {
         let row_elements = NonZeroU32::new(row_elements).expect("a row has elements");
@@ -202,7 +200,7 @@ impl Quantised {
         })
     }
 
-    /// Into what.
+    /// The target form.
     #[must_use]
     pub const fn to(self) -> Quantisation {
         self.to
@@ -226,7 +224,7 @@ impl Quantised {
         matches!(self.part, QuantisedPart::Scales | QuantisedPart::ScalesOfSame)
     }
 
-    /// True for what comes from another placement's reads.
+    /// True if its bytes come from the reads of another placement.
     #[must_use]
     pub const fn has_no_reads(self) -> bool {
         matches!(self.part, QuantisedPart::ScalesOfSame)
@@ -250,20 +248,20 @@ impl Quantised {
         self.source.bits().expect("only floats are quantised") / 8
     }
 
-    /// Bytes of the values of so many bytes in the file, which are whole rows.
+    /// Bytes of the values of `source_bytes`, which are whole rows.
     #[must_use]
     pub fn value_bytes(self, source_bytes: u64) -> u64 {
         source_bytes / self.source_row_bytes() * self.to.value_row_bytes(self.row_elements())
     }
 
-    /// Bytes of their scales.
+    /// Bytes of the scales of `source_bytes`, which are whole rows.
     #[must_use]
     pub fn scale_bytes(self, source_bytes: u64) -> u64 {
         let row_bytes = self.to.scales_in_row(self.row_elements()) * self.to.scale_bytes();
         source_bytes / self.source_row_bytes() * row_bytes
     }
 
-    /// Bytes of this half.
+    /// Bytes of this half for `source_bytes`, which are whole rows.
     #[must_use]
     pub fn delivered_bytes(self, source_bytes: u64) -> u64 {
         match self.is_scales() {
@@ -281,15 +279,15 @@ impl Quantised {
         }
     }
 
-    /// The same tensor, the other half or read in another way.
+    /// The same tensor with another part.
     #[must_use]
     pub(super) const fn as_part(self, part: QuantisedPart) -> Self {
         Self { part, ..self }
     }
 }
 
-/// One stretch of a slot that is quantised before it is copied, in place: values begin where the
-/// rows began, and scales, if both are wanted, where those end.
+/// One stretch of a slot that is quantised in place before it is copied. Values begin where the
+/// rows began; scales, if wanted too, begin where the values end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QuantiseOp {
@@ -299,18 +297,18 @@ pub struct QuantiseOp {
     pub slot_offset_bytes: u64,
     /// How many bytes they take there: whole rows.
     pub source_len_bytes: u64,
-    /// The first row's number.
+    /// Number of the first row.
     pub first_row: u64,
-    /// How.
+    /// The form.
     pub form: Quantised,
 }
 
-/// Decides which tensors are quantised, in the place of the rule about places and names.
+/// Chooses the tensors to quantise, instead of the rule about layers and names.
 #[derive(Clone)]
 pub struct QuantiseChoice(Arc<dyn Fn(&TensorEntry<'_>) -> bool + Send + Sync>);
 
 impl QuantiseChoice {
-    /// Those for which `choose` says yes.
+    /// Quantises the tensors for which `choose` returns true.
     pub fn new(choose: impl Fn(&TensorEntry<'_>) -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(choose))
     }
@@ -330,21 +328,20 @@ impl PartialEq for QuantiseChoice {
 
 impl Eq for QuantiseChoice {}
 
-/// Says which tensors of a checkpoint are quantised, and how. Made once for a plan, and asked about
-/// each tensor.
+/// Decides which tensors of a checkpoint are quantised, and how. Made once per plan.
 #[derive(Debug)]
 pub struct QuantiseRule<'a> {
     checkpoint: &'a Checkpoint,
     layers: &'a Layers,
     to: Quantisation,
     choice: Option<&'a QuantiseChoice>,
-    /// Tensors that have companions. Ascending.
+    /// Tensors that have companions, ascending.
     accompanied: Vec<TensorId>,
 }
 
 impl<'a> QuantiseRule<'a> {
-    /// `choice` is asked in the place of the rule about places and names; what can be quantised at
-    /// all is not its to say.
+    /// `choice` replaces the rule about layers and names. It cannot add tensors that cannot be
+    /// quantised.
     #[must_use]
     pub fn new(
         checkpoint: &'a Checkpoint,
@@ -358,7 +355,7 @@ impl<'a> QuantiseRule<'a> {
         Self { checkpoint, layers, to, choice, accompanied }
     }
 
-    /// Into what.
+    /// The target form.
     #[must_use]
     pub fn to(&self) -> Quantisation {
         self.to
@@ -377,13 +374,13 @@ impl<'a> QuantiseRule<'a> {
         (is_wanted && !self.is_part_of_quantised(tensor)).then_some(form)
     }
 
-    /// True if any tensor is quantised, of all that the checkpoint has.
+    /// True if any tensor of the checkpoint is quantised.
     #[must_use]
     pub fn finds_any(&self) -> bool {
         self.checkpoint.tensors().any(|entry| self.of(entry.id).is_some())
     }
 
-    /// True for what the rule about places, names and shapes takes for a weight, whatever its type.
+    /// True for weights by layer, name and shape, whatever the type.
     #[must_use]
     pub fn is_weight(&self, entry: &TensorEntry<'_>) -> bool {
         row_elements(entry).is_some() && self.is_weight_of_layer(entry)
@@ -393,7 +390,7 @@ impl<'a> QuantiseRule<'a> {
         is_weight(entry.name) && matches!(self.layers.layer_of(entry.id).kind, LayerKind::Member { .. })
     }
 
-    /// True for a companion, and for what has one: a name of its scales may be taken.
+    /// True for companions and for tensors that have one: the name of the scales may be taken.
     fn is_part_of_quantised(&self, tensor: TensorId) -> bool {
         let companions = self.layers.companions();
         companions.binary_search_by_key(&tensor, |&(companion, _)| companion).is_ok()
@@ -401,15 +398,15 @@ impl<'a> QuantiseRule<'a> {
     }
 }
 
-/// Elements of a row, of what has rows that are not too short, in two or three dimensions.
+/// Elements of a row; `None` unless the tensor has two or three dimensions and long enough rows.
 fn row_elements(entry: &TensorEntry<'_>) -> Option<NonZeroU32> {
     let row_elements = NonZeroU32::new(u32::try_from(*entry.shape.last()?).ok()?)?;
     let is_long = u64::from(row_elements.get()) >= ROW_ELEMENTS_MIN;
     (is_long && matches!(entry.shape.len(), 2 | 3) && !entry.extent.is_empty()).then_some(row_elements)
 }
 
-/// False for biases of fused experts, which have two dimensions too, and for what decides which
-/// expert gets a token: small, and what is lost there is lost for all that follows.
+/// False for biases of fused experts, which have two dimensions too, and for routers of experts:
+/// they are small, and an error in a routing decision spreads to everything behind it.
 fn is_weight(name: &str) -> bool {
     let module = name.strip_suffix(".weight").unwrap_or(name);
     let last = module.rsplit('.').next().unwrap_or(module);
@@ -417,86 +414,7 @@ fn is_weight(name: &str) -> bool {
     !last.ends_with("bias") && !matches!(last, "gate" | "shared_expert_gate") && !is_of_router
 }
 
-/// What a plan knows of a quantised tensor beside its placements: what they are called, and their
-/// shapes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct QuantisedTensor {
-    /// The tensor.
-    pub tensor: TensorId,
-    /// Into what.
-    pub to: Quantisation,
-    /// Name of the scales.
-    pub scale_name: Box<str>,
-    /// Shape of the values: the tensor's own, or with half as many bytes in the last dimension.
-    pub value_shape: Box<[u64]>,
-    /// Shape of the scales: the tensor's, with the scales of a row in the last dimension.
-    pub scale_shape: Box<[u64]>,
-}
-
-/// What an error of a quantised tensor takes while it is added up, its entry in a tree included.
-const ERROR_BYTES: u64 = 128;
-
-/// The quantised tensors of a plan.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct QuantisedTensors {
-    /// Ascending.
-    list: Vec<QuantisedTensor>,
-}
-
-impl QuantisedTensors {
-    pub(super) fn of(checkpoint: &Checkpoint, placements: &[Placement]) -> Self {
-        let values = placements.iter().filter_map(|placement| {
-            let form = placement.quantised.filter(|form| !form.is_scales())?;
-            let entry = checkpoint.tensor(placement.tensor);
-            let [value_shape, scale_shape] = form.shapes(entry.shape);
-            Some(QuantisedTensor {
-                tensor: placement.tensor,
-                to: form.to,
-                scale_name: format!("{}{SCALE_SUFFIX}", entry.name).into(),
-                value_shape,
-                scale_shape,
-            })
-        });
-        let mut list: Vec<_> = values.collect();
-        list.sort_unstable_by_key(|quantised| quantised.tensor);
-        list.shrink_to_fit();
-        Self { list }
-    }
-
-    pub(super) fn as_slice(&self) -> &[QuantisedTensor] {
-        &self.list
-    }
-
-    pub(super) fn find(&self, tensor: TensorId) -> Option<&QuantisedTensor> {
-        let index = self.list.binary_search_by_key(&tensor, |quantised| quantised.tensor).ok()?;
-        Some(&self.list[index])
-    }
-
-    /// Host memory that the list holds, in bytes as the allocator takes them, and what its tensors'
-    /// errors are added up in.
-    pub(super) fn held_bytes(&self) -> u64 {
-        let item_bytes = |len: usize| to_u64(len.next_multiple_of(16) + 16);
-        let texts = |quantised: &QuantisedTensor| {
-            item_bytes(quantised.scale_name.len())
-                + item_bytes(size_of_val(&*quantised.value_shape))
-                + item_bytes(size_of_val(&*quantised.scale_shape))
-                + ERROR_BYTES
-        };
-        let items: u64 = self.list.iter().map(texts).sum();
-        to_u64(self.list.capacity() * size_of::<QuantisedTensor>()) + items
-    }
-}
-
-/// The longest row that is quantised: its bytes in the file, and its tensor.
-pub(super) fn longest_row(placements: &[Placement]) -> Option<(u64, TensorId)> {
-    let rows = placements.iter().filter_map(|placement| {
-        Some((placement.quantised?.source_row_bytes(), std::cmp::Reverse(placement.tensor)))
-    });
-    rows.max().map(|(bytes, tensor)| (bytes, tensor.0))
-}
-
-/// The number of the first row of a piece of a tensor, which is of whole ones.
+/// Number of the first row of a piece of whole rows.
 pub(super) fn first_row(extent: ByteRange, piece: ByteRange, form: Quantised) -> u64 {
     (piece.start() - extent.start()) / form.source_row_bytes()
 }

@@ -1,10 +1,10 @@
-//! Extents of a layer -> runs, reads of at most one slot each, and the copies out of them.
+//! From extents of a layer to runs, reads of at most one slot each, and the copies out of them.
 //!
-//! Only runs are stored: a read is a slot-sized cut of a run, and its copies follow from the places
-//! of the run's tensors. So a plan grows with the number of tensors and not with their bytes.
+//! Only runs are stored. A read is a slot-sized cut of a run, and its copies follow from the places
+//! of the run's tensors. So a plan grows with the number of tensors, not with their bytes.
 //!
-//! What is widened grows in its slot, from where its elements began. It is a run of its own, and
-//! its reads are short:
+//! Elements that are widened grow in the slot, from their start. Such a tensor is a run of its own,
+//! with shorter reads:
 //!
 //! ```text
 //! slot    |..|elements|                    after the read
@@ -16,27 +16,27 @@ use std::ops::Range;
 use super::gather::stretches;
 use super::landing::landing_of;
 use super::layout::Layout;
-use super::quantise::{first_row, longest_row};
+use super::quantise::first_row;
 use super::{
     Cast, CastOp, CopyOp, GatherOp, MoveOp, Placement, PlanError, QuantiseOp, Quantised, ReadOp, ReadRequest,
     index_range,
 };
-use crate::checkpoint::{Checkpoint, ShardId};
+use crate::checkpoint::{Checkpoint, ShardId, TensorId};
 use crate::units::{Alignment, ByteRange, to_usize};
 
-/// A stretch of one file that is wanted as a whole, and the tensors in it.
+/// A stretch of one file that is read as a whole, and its tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     shard: ShardId,
     bytes: ByteRange,
-    /// Its tensors, tensors without bytes left out at its ends.
+    /// Its tensors, without empty ones at its ends.
     placements: Range<u32>,
     /// Index of its first read in the plan.
     first_read: u32,
 }
 
 /// All runs, layer by layer. A run never spans two layers: files often hold `layers.10` next to
-/// `layers.1`, and a slot that waits for a layer outside the window would never be freed.
+/// `layers.1`, and a slot waiting for a layer outside the window would never be freed.
 pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout, hole_bytes_max: u64) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for layer in &layout.layers {
@@ -51,7 +51,7 @@ pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout, hole_bytes_max: u64
             let shard = checkpoint.shard_of(placement.tensor);
             for bytes in stretches(placement.extent, placement.gather, hole_bytes_max) {
                 let near = |run: &&mut Run| {
-                    // Tensors of a caller's group may stand in another order than in their file.
+                    // The tensors of a caller's group may be in another order than in their file.
                     let hole_bytes = bytes.start().checked_sub(run.bytes.end());
                     run.shard == shard
                         && hole_bytes.is_some_and(|bytes| bytes <= hole_bytes_max)
@@ -71,31 +71,31 @@ pub(super) fn join(checkpoint: &Checkpoint, layout: &Layout, hole_bytes_max: u64
     runs
 }
 
-/// One more read is little from here on.
+/// With so many reads, one more costs little.
 const LONG_RUN_READS: u64 = 8;
 
 /// The reads of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReadList {
     runs: Vec<Run>,
-    /// Indices of the runs in the order in which they are read; empty if that is theirs.
+    /// Indices of the runs in the order of their reads; empty if they are in order already.
     order: Vec<u32>,
     cuts: Cuts,
     count: u32,
 }
 
-/// Where runs are cut into reads.
+/// How runs are cut into reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cuts {
     slot_bytes: u64,
     alignment: Alignment,
-    /// The longest of what may lie across such a place and is not to be cut, in whole blocks: an
-    /// element that is cast, or a row that is quantised.
+    /// Longest unit that must not be cut (an element to be cast, a row to be quantised), rounded up
+    /// to blocks.
     uncut_bytes: u64,
 }
 
 impl ReadList {
-    /// Numbers the reads of all runs and tells each layer which are its own.
+    /// Numbers the reads of all runs, and sets the reads of each layer.
     pub(super) fn number(
         mut runs: Vec<Run>,
         order: Vec<u32>,
@@ -130,7 +130,7 @@ impl ReadList {
         self.runs.len()
     }
 
-    /// Index of the run at a place of the order; `None` behind the last one.
+    /// Index of the run at a position of the order; `None` at the end.
     fn run_at(&self, place: usize) -> Option<usize> {
         match self.order.is_empty() {
             true => Some(place).filter(|&place| place < self.runs.len()),
@@ -138,19 +138,19 @@ impl ReadList {
         }
     }
 
-    /// The reads of the run at a place of the order; `None` behind the last one.
+    /// The reads of the run at a position of the order; `None` at the end.
     pub(super) fn reads_at(&self, place: usize) -> Option<Range<u32>> {
         let index = self.run_at(place)?;
         let end = self.runs.get(index + 1).map_or(self.count, |next| next.first_read);
         Some(self.runs[index].first_read..end)
     }
 
-    /// The tensors of the run at a place of the order.
+    /// The tensors of the run at a position of the order.
     pub(super) fn placements_at(&self, place: usize) -> Range<u32> {
         self.run_at(place).map_or(0..0, |index| self.runs[index].placements.clone())
     }
 
-    /// One read. `placements` are all of the plan.
+    /// One read. `placements` are all placements of the plan.
     ///
     /// # Panics
     /// If the index is not below [`Self::count`].
@@ -159,7 +159,7 @@ impl ReadList {
         let run = &self.runs[self.runs.partition_point(|run| run.first_read <= index) - 1];
         let Cuts { alignment, uncut_bytes, .. } = self.cuts;
         let stride_bytes = self.cuts.stride_bytes(run, placements);
-        // Neither sum nor product overflows: all lie below the aligned end of the run, which fits.
+        // Nothing overflows: everything is below the aligned end of the run, which fits.
         let start = self.cuts.base(run, stride_bytes) + u64::from(index - run.first_read) * stride_bytes;
         let end = start.checked_add(stride_bytes).unwrap_or(run.bytes.end());
         let cut = |at: u64| match uncut_bytes {
@@ -183,7 +183,7 @@ impl Run {
         self.bytes
     }
 
-    /// What all of it is widened by. `placements` are all of the plan.
+    /// The widening cast of its tensors, if any. `placements` are all placements of the plan.
     fn widening(&self, placements: &[Placement]) -> Option<Cast> {
         widening(&placements[to_usize(u64::from(self.placements.start))])
     }
@@ -193,38 +193,38 @@ fn widening(placement: &Placement) -> Option<Cast> {
     placement.cast.filter(|cast| cast.is_widening())
 }
 
-/// True if a cut may fall into an element that is cast: cuts are multiples of the alignment, and so
-/// of every element's size.
+/// True if a cut may fall into an element to be cast: cuts are multiples of the alignment, and so
+/// of every element size.
 fn is_split(placement: &Placement) -> bool {
     let element_bytes = placement.cast.map(Cast::source_element_bytes);
     element_bytes.is_some_and(|bytes| !placement.extent.start().is_multiple_of(bytes))
 }
 
 impl Cuts {
-    /// From where one read of a run begins to where the next one does, before both are cut between
-    /// elements: at least two blocks, so that every read has bytes.
+    /// Distance between the starts of two reads of a run, before they are moved to the start of an
+    /// element: at least two blocks, so that every read has bytes.
     fn stride_bytes(&self, run: &Run, placements: &[Placement]) -> u64 {
-        // A cut goes down to the start of its element or row: the read behind it may begin so much earlier.
+        // A cut moves down to the start of its element or row, so the read behind it may begin that
+        // much earlier.
         let Some(cast) = run.widening(placements) else { return self.slot_bytes - self.uncut_bytes };
         let shorter =
             |is_split| if is_split { self.slot_bytes - self.alignment.bytes() } else { self.slot_bytes };
         let only = &placements[to_usize(u64::from(run.placements.start))];
-        // Widened, the first read of a run is no longer than the others: `phase + ratio * (stride -
-        // phase)`.
+        // The first read of a run, widened, is no longer than the others: `phase + ratio * (stride
+        // - phase)`.
         self.alignment.down(shorter(is_split(only)) * cast.source_element_bytes() / cast.to().bytes())
     }
 
-    /// How many reads a run takes; `None` if there are too many, or if its aligned end does not
-    /// fit.
+    /// Number of reads of a run; `None` if there are too many, or if its aligned end overflows.
     fn reads_in(&self, run: &Run, placements: &[Placement]) -> Option<u32> {
         let aligned = run.bytes.align_outward(self.alignment)?;
         let stride_bytes = self.stride_bytes(run, placements);
         u32::try_from((aligned.end() - self.base(run, stride_bytes)).div_ceil(stride_bytes)).ok()
     }
 
-    /// From where the reads of a run are counted. Those of a long run lie on multiples of their
-    /// length in the file, as its blocks on a disk mostly do: its first read is shorter then. A
-    /// short run could become two reads for it.
+    /// The file offset from which the reads of a run are counted. The reads of a long run lie on
+    /// multiples of their length in the file, as disk blocks mostly do, so its first read is
+    /// shorter. A short run could need a second read for that.
     fn base(&self, run: &Run, stride_bytes: u64) -> u64 {
         let start = run.bytes.start();
         let is_long = run.bytes.len_bytes() / stride_bytes >= LONG_RUN_READS;
@@ -236,8 +236,8 @@ impl Cuts {
     }
 }
 
-/// `at`, or the start of the element across it if that is one to be cast, or of the row if that is
-/// to be quantised. `placements` are those of a run.
+/// `at`, or the start of the unit around it: an element to be cast, or a row to be quantised.
+/// `placements` are those of one run.
 fn start_of_unit(placements: &[Placement], at: u64) -> u64 {
     let index = placements.partition_point(|placement| placement.extent.end() <= at);
     let Some(across) = placements.get(index).filter(|placement| placement.extent.start() < at) else {
@@ -248,22 +248,30 @@ fn start_of_unit(placements: &[Placement], at: u64) -> u64 {
     unit_bytes.map_or(at, |bytes| at - (at - across.extent.start()) % bytes)
 }
 
-/// The blocks that a row to be quantised takes at most, in bytes.
+/// The longest row to be quantised: its bytes in the file, and its tensor.
+pub(super) fn longest_row(placements: &[Placement]) -> Option<(u64, TensorId)> {
+    let rows = placements.iter().filter_map(|placement| {
+        Some((placement.quantised?.source_row_bytes(), std::cmp::Reverse(placement.tensor)))
+    });
+    rows.max().map(|(bytes, tensor)| (bytes, tensor.0))
+}
+
+/// Bytes of the blocks that hold one row to be quantised, at most.
 pub(super) fn row_blocks(placements: &[Placement], alignment: Alignment) -> u64 {
     longest_row(placements).map_or(0, |(bytes, _)| alignment.up(bytes).unwrap_or(u64::MAX))
 }
 
-/// The copies of one read, in file order; neighbours are joined.
+/// The copies of one read, in file order. Neighbours are joined.
 #[derive(Clone, Debug)]
 pub struct Copies<'a> {
     request: ReadRequest,
     /// Tensors that may still have bytes in the read.
     rest: &'a [Placement],
-    /// Those of the layer.
+    /// The moves of the layer.
     moves: &'a [MoveOp],
 }
 
-/// Those of a run's tensors that lie in a read or behind it.
+/// The tensors of a run that end behind the start of a read.
 fn not_before<'a>(request: &ReadRequest, placements: &'a [Placement]) -> &'a [Placement] {
     &placements[placements.partition_point(|placement| placement.extent.end() <= request.payload.start())..]
 }
@@ -274,7 +282,7 @@ impl<'a> Copies<'a> {
         Self { request, rest: not_before(&request, placements), moves }
     }
 
-    /// The copies of a read that holds one tensor and nothing else: for tests of devices.
+    /// The copies of a read of exactly one tensor, for tests of devices.
     #[cfg(test)]
     pub(crate) fn of_one_tensor(placement: &'a Placement) -> Self {
         let request = ReadRequest { shard: ShardId(0), extent: placement.extent, payload: placement.extent };
@@ -292,7 +300,7 @@ impl<'a> Copies<'a> {
             arena_offset_bytes: landing_of(placement, self.moves) + before,
             len_bytes: placement.delivered_bytes_in(piece),
         };
-        // A piece may lie between two runs.
+        // The piece may lie in a gap between two runs.
         Some(copy).filter(|copy| copy.len_bytes > 0)
     }
 }
@@ -325,27 +333,38 @@ impl CopyOp {
     }
 }
 
-/// What of a read is cast, in file order. `placements` are those of its run.
+/// The tensors of a read, each with its piece of the payload, in file order. `placements` are those
+/// of the read's run.
+fn pieces(
+    request: ReadRequest,
+    placements: &[Placement],
+) -> impl Iterator<Item = (&Placement, ByteRange)> + Clone {
+    not_before(&request, placements)
+        .iter()
+        .take_while(move |placement| placement.extent.start() < request.payload.end())
+        .filter_map(move |placement| Some((placement, placement.extent.intersect(request.payload)?)))
+}
+
+/// The casts of a read, in file order. `placements` are those of its run.
 pub(super) fn casts(request: ReadRequest, placements: &[Placement]) -> impl Iterator<Item = CastOp> + Clone {
-    let behind = move |placement: &&Placement| placement.extent.start() < request.payload.end();
-    not_before(&request, placements).iter().take_while(behind).filter_map(move |placement| {
+    pieces(request, placements).filter_map(move |(placement, piece)| {
         let cast = placement.cast?;
-        let piece = placement.extent.intersect(request.payload)?;
-        let slot_offset_bytes = piece.start() - request.extent.start();
-        let source_len_bytes = placement.source_bytes_in(piece);
-        Some(CastOp { tensor: placement.tensor, slot_offset_bytes, source_len_bytes, cast })
+        Some(CastOp {
+            tensor: placement.tensor,
+            slot_offset_bytes: piece.start() - request.extent.start(),
+            source_len_bytes: placement.source_bytes_in(piece),
+            cast,
+        })
     })
 }
 
-/// What of a read is quantised, in file order. `placements` are those of its run.
+/// The stretches of a read that are quantised, in file order. `placements` are those of its run.
 pub(super) fn quantising(
     request: ReadRequest,
     placements: &[Placement],
 ) -> impl Iterator<Item = QuantiseOp> + Clone {
-    let behind = move |placement: &&Placement| placement.extent.start() < request.payload.end();
-    not_before(&request, placements).iter().take_while(behind).filter_map(move |placement| {
+    pieces(request, placements).filter_map(move |(placement, piece)| {
         let form = placement.quantised.filter(|form| !form.has_no_reads())?;
-        let piece = placement.extent.intersect(request.payload)?;
         Some(QuantiseOp {
             tensor: placement.tensor,
             slot_offset_bytes: piece.start() - request.extent.start(),
@@ -356,15 +375,13 @@ pub(super) fn quantising(
     })
 }
 
-/// What of a read is gathered, in file order. `placements` are those of its run.
+/// The gathers of a read, in file order. `placements` are those of its run.
 pub(super) fn gathers(
     request: ReadRequest,
     placements: &[Placement],
 ) -> impl Iterator<Item = GatherOp> + Clone {
-    let behind = move |placement: &&Placement| placement.extent.start() < request.payload.end();
-    let wanted = not_before(&request, placements).iter().take_while(behind).filter_map(move |placement| {
+    let wanted = pieces(request, placements).filter_map(move |(placement, piece)| {
         let gather = placement.gather?;
-        let piece = placement.extent.intersect(request.payload)?;
         Some(GatherOp {
             tensor: placement.tensor,
             slot_offset_bytes: piece.start() - request.extent.start(),

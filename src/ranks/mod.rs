@@ -1,5 +1,4 @@
-//! What one of several ranks gets of a checkpoint: a part of every tensor, or whole tensors of its
-//! own.
+//! The tensors of one of several ranks: a part of each tensor, or whole tensors.
 //!
 //! ```text
 //! tensor parallelism   rank 0 |q[0..h/2] |k[0..h/2] |norm|       each tensor is split, or every rank has it whole
@@ -9,7 +8,9 @@
 //! ```
 //!
 //! A part is a range of one dimension, in one or several blocks of it. In the file it is one run of
-//! bytes or many that are equally long and equally far apart: what a plan can express.
+//! bytes, or runs of equal length at equal distances: what a plan can express.
+//!
+//! `table` knows the common architectures; `share` divides whole tensors.
 
 use std::fmt;
 use std::ops::Range;
@@ -46,7 +47,7 @@ impl Rank {
         self.rank
     }
 
-    /// How many there are.
+    /// Number of ranks.
     #[must_use]
     pub const fn world(self) -> u32 {
         self.world
@@ -63,27 +64,27 @@ impl fmt::Display for Rank {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Split {
-    /// Not at all: every rank has all of it.
+    /// Every rank has the whole tensor.
     Whole,
-    /// Into parts of the same length, in the order of the ranks. A dimension that the ranks do not
-    /// divide is an error.
+    /// Equal parts, in the order of the ranks. It is an error if the number of ranks does not
+    /// divide the dimension.
     Even {
         /// The dimension, from 0, the outermost.
         axis: usize,
-        /// How many tensors of the same shape lie fused behind one another in that dimension: each
-        /// is divided by itself, and a rank has its part of each, one behind the other. 1
-        /// for a tensor that is one.
+        /// Number of fused tensors of the same shape, one behind the other in that dimension. Each
+        /// is divided on its own, and a rank gets its part of each. 1 for a tensor that is not
+        /// fused.
         blocks: u64,
     },
-    /// As [`Even`](Self::Even), as if the dimension ended on a multiple: the last ranks have less,
-    /// maybe nothing. So vocabularies are divided.
+    /// As [`Even`](Self::Even) with the dimension padded to a multiple: the last ranks have less,
+    /// maybe nothing. Used for vocabularies.
     Padded {
         /// The dimension.
         axis: usize,
         /// The multiple, in elements.
         multiple: u64,
     },
-    /// The caller knows what this rank has.
+    /// The range of this rank, chosen by the caller.
     Range {
         /// The dimension.
         axis: usize,
@@ -92,11 +93,11 @@ pub enum Split {
     },
 }
 
-/// Why a tensor cannot be divided as a rule says.
+/// Why a rule cannot divide a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SplitError {
-    /// The rule names a dimension that the tensor has not.
+    /// The tensor has no such dimension.
     #[error("{tensor:?} has {dimensions} dimensions, a rule divides dimension {axis}")]
     NoSuchAxis {
         /// The tensor.
@@ -106,7 +107,7 @@ pub enum SplitError {
         /// Dimensions of the tensor.
         dimensions: usize,
     },
-    /// The ranks do not divide the dimension.
+    /// The number of ranks does not divide the dimension.
     #[error(
         "dimension {axis} of {tensor:?} has {len} elements{}, which {world} ranks cannot divide evenly; give a rule for it",
         if *blocks == 1 { String::new() } else { format!(" in {blocks} blocks") }
@@ -116,14 +117,14 @@ pub enum SplitError {
         tensor: String,
         /// The dimension.
         axis: usize,
-        /// Its elements, padding counted.
+        /// Its elements, padding included.
         len: u64,
-        /// Blocks that are fused in it.
+        /// Number of fused blocks.
         blocks: u64,
-        /// How many ranks there are.
+        /// Number of ranks.
         world: u32,
     },
-    /// A part that cannot be cut out.
+    /// The range is not inside the tensor.
     #[error(transparent)]
     Slice(#[from] SliceError),
 }
@@ -132,9 +133,9 @@ pub enum SplitError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RankPart {
-    /// The dimension that is divided, from 0, the outermost.
+    /// The divided dimension, from 0, the outermost.
     pub axis: usize,
-    /// How many blocks of the same length it is made of; mostly 1.
+    /// Number of fused blocks of equal length; mostly 1.
     pub blocks: u64,
     /// The elements of each block.
     pub range: Range<u64>,
@@ -169,14 +170,14 @@ type Rule = dyn Fn(&TensorEntry<'_>) -> Option<Split> + Send + Sync;
 /// ```
 #[derive(Clone, Default)]
 pub struct SplitRules {
-    /// The last one is asked first.
+    /// The last rule is asked first.
     given: Vec<Arc<Rule>>,
     has_table: bool,
 }
 
 impl SplitRules {
     /// A small table of common architectures: Llama, Mistral, Qwen, Gemma, Phi-1 and 2, OPT,
-    /// DeepSeek's attention, Mixtral and other experts with names of their own, GPT-2,
+    /// DeepSeek's attention, Mixtral and other models whose experts are separate tensors, GPT-2,
     /// GPT-NeoX.
     ///
     /// - Queries, keys, values, `gate` and `up`, with their biases: by their outputs.
@@ -184,29 +185,27 @@ impl SplitRules {
     /// - Embedding and head: by the vocabulary, padded to a multiple of 64.
     /// - GPT-2's layers, which have inputs first, and GPTQ's and AWQ's `qweight`: by the other
     ///   dimension.
-    /// - `gate` and `up` fused into one, and GPT-2's fused queries, keys and values: each block by
-    ///   itself.
-    /// - Scales, zero points and other companions of a quantized weight: as their weight, where
-    ///   their shape says that they can; else whole.
-    /// - Everything else is whole: norms, routers, positions, and what the table does not know.
-    ///   Among that: queries, keys and values that are fused in other ways, and experts that are
-    ///   fused into one tensor.
+    /// - Fused `gate` and `up`, and GPT-2's fused queries, keys and values: each block on its own.
+    /// - Scales, zero points and other companions of a quantized weight: as their weight if their
+    ///   shape allows it, else whole.
+    /// - Everything else is whole: norms, routers, positions, and what the table does not know,
+    ///   such as queries, keys and values fused in other ways, and experts fused into one tensor.
     ///
-    /// Names and shapes tell nothing of heads: where there are more ranks than heads of keys, an
-    /// engine repeats heads, and has to say so with a rule of its own.
+    /// Names and shapes do not tell the number of heads. An engine with more ranks than key heads
+    /// repeats heads, and needs its own rule for them.
     #[must_use]
     pub fn common() -> Self {
         Self { given: Vec::new(), has_table: true }
     }
 
-    /// Everything is whole that no [other rule](Self::with) divides.
+    /// Every tensor is whole unless a [rule](Self::with) divides it.
     #[must_use]
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// One more rule, which is asked before those there are. It may decide by anything: a list, a
-    /// pattern of names.
+    /// Adds a rule that is asked before the others. It may decide by a list, a pattern of names, or
+    /// anything else.
     #[must_use]
     pub fn with(mut self, rule: impl Fn(&TensorEntry<'_>) -> Option<Split> + Send + Sync + 'static) -> Self {
         self.given.push(Arc::new(rule));
@@ -223,7 +222,7 @@ impl fmt::Debug for SplitRules {
     }
 }
 
-/// What one rank has of each tensor of one checkpoint.
+/// Cuts the tensors of one checkpoint for one rank.
 pub(crate) struct Splitter<'a> {
     checkpoint: &'a Checkpoint,
     layers: &'a Layers,
@@ -251,7 +250,7 @@ impl<'a> Splitter<'a> {
         self.rank
     }
 
-    /// What this rank has of a tensor; `None` if that is all of it.
+    /// The part of this rank; `None` for the whole tensor.
     pub(crate) fn cut(&self, tensor: TensorId) -> Result<Option<Cut>, SplitError> {
         let entry = self.checkpoint.tensor(tensor);
         let Some(part) = part_of(&entry, &self.split_of(&entry), self.rank)? else { return Ok(None) };
@@ -280,7 +279,7 @@ impl<'a> Splitter<'a> {
         })
     }
 
-    /// What the last rule that has something to say about a tensor says.
+    /// The answer of the last rule that decides about a tensor.
     fn given(&self, entry: &TensorEntry<'_>) -> Option<Split> {
         self.rules.given.iter().rev().find_map(|rule| rule(entry))
     }
@@ -290,16 +289,16 @@ impl<'a> Splitter<'a> {
     }
 }
 
-/// How a companion is divided whose weight is: along with it, if it has the same dimension in the
-/// same or in coarser steps, and if the parts begin on such steps.
+/// How the companion of a divided weight is divided: like the weight, if it has the same dimension
+/// in the same or coarser steps and every part begins on such a step; else whole.
 fn follow(companion: &TensorEntry<'_>, weight: &TensorEntry<'_>, split: &Split, rank: Rank) -> Split {
     let (Split::Even { axis, .. } | Split::Padded { axis, .. } | Split::Range { axis, .. }) = *split else {
         return Split::Whole;
     };
-    // Tables, and shapes as numbers.
+    // Lookup tables, and shapes stored as numbers.
     let is_table = ["quant_map", ".quant_state.", "nested_"].iter().any(|word| companion.name.contains(word))
         || companion.name.ends_with("_shape");
-    // A list has a step for each output, or for several: it goes with the outermost dimension.
+    // A list has one step per output or per several outputs: it follows the outermost dimension.
     let is_list = companion.shape.len() == 1 && axis == 0;
     let is_alike = companion.shape.len() == weight.shape.len() || is_list;
     let (Some(&steps), Some(&len)) = (companion.shape.get(axis), weight.shape.get(axis)) else {
@@ -308,8 +307,8 @@ fn follow(companion: &TensorEntry<'_>, weight: &TensorEntry<'_>, split: &Split, 
     if is_table || !is_alike || steps <= 1 {
         return Split::Whole;
     }
-    // Blocks have 2^n elements. Where the last one is not full, the quotient says nothing of them: 448
-    // rows in blocks of 128 are 4 steps.
+    // Blocks have 2^n elements. If the last block is not full, the quotient tells nothing: 448 rows
+    // in blocks of 128 are 4 steps.
     let is_step = |many: u64, few: u64| many.is_multiple_of(few) && (many / few).is_power_of_two();
     let is_packed = steps != len && (is_step(len, steps) || is_step(steps, len));
     match split {
@@ -323,7 +322,7 @@ fn follow(companion: &TensorEntry<'_>, weight: &TensorEntry<'_>, split: &Split, 
     }
 }
 
-/// The part of a rank; `None` if that is all of the tensor.
+/// The part of a rank; `None` for the whole tensor.
 fn part_of(entry: &TensorEntry<'_>, split: &Split, rank: Rank) -> Result<Option<RankPart>, SplitError> {
     let (axis, blocks) = match *split {
         Split::Whole => return Ok(None),

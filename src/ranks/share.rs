@@ -1,9 +1,9 @@
-//! Which whole tensors a rank reads where each is read once in all.
+//! Which rank reads each whole tensor, so that each is read once in all.
 //!
-//! Large tensors are given out first, the largest to the rank that has the fewest bytes. The others
-//! follow layer by layer, each to the rank that has the fewest bytes by then; of the bytes of its
-//! large tensors, a rank is taken to have as many as the ranks have come through the layers. So
-//! shares are balanced, and balanced all the way:
+//! Large tensors are assigned first, from the largest down, each to the rank with the fewest bytes.
+//! The others follow layer by layer, each to the rank with the fewest bytes so far, where a rank's
+//! large tensors count in proportion to the progress through the layers. So the shares are balanced
+//! at the end and all the way:
 //!
 //! ```text
 //! layers     embedding | 0       | 1       | 2       | 3       | head
@@ -19,13 +19,13 @@ use crate::checkpoint::{Checkpoint, TensorId};
 use crate::layers::Layers;
 use crate::units::to_usize;
 
-/// A tensor is large that has more than one part in so many of a rank's share.
+/// A tensor is large if it has more than this part of a rank's share.
 const LARGE_PART: u64 = 32;
-/// "Not divided".
+/// The tensor was not selected.
 const NO_RANK: u32 = u32::MAX;
 
 /// Which rank reads each tensor of a checkpoint, so that each is read once in all. It follows from
-/// names, sizes and layers alone: every rank comes to the same.
+/// names, sizes and layers alone, so every rank computes the same.
 ///
 /// # Example
 /// ```
@@ -44,11 +44,11 @@ const NO_RANK: u32 = u32::MAX;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Per tensor: the number of its rank, or [`NO_RANK`].
+    /// The rank of each tensor, or [`NO_RANK`].
     owners: Vec<u32>,
 }
 
-/// What ranks have while tensors are given out.
+/// Bytes assigned so far.
 struct Loads {
     /// Bytes of large tensors, per rank.
     large_bytes: Vec<u64>,
@@ -57,7 +57,7 @@ struct Loads {
 }
 
 impl Share {
-    /// Divides the tensors for which `select` says yes among `world` ranks; zero counts as one.
+    /// Divides the tensors for which `select` returns true among `world` ranks; zero counts as one.
     #[must_use]
     pub fn divide(
         checkpoint: &Checkpoint,
@@ -78,7 +78,7 @@ impl Share {
         let mut loads = Loads { large_bytes: none.clone(), other_bytes: none };
 
         let mut large: Vec<TensorId> = selected().filter(|&tensor| is_large(tensor)).collect();
-        // Stable: of tensors of one size, the first one to be used comes first.
+        // Stable: among tensors of equal size, the first one used comes first.
         large.sort_by_key(|&tensor| Reverse(bytes_of(tensor)));
         for tensor in large {
             let rank = least(loads.large_bytes.iter().map(|&bytes| u128::from(bytes)));
@@ -109,7 +109,7 @@ impl Share {
         Some(self.owners[tensor.index()]).filter(|&owner| owner != NO_RANK)
     }
 
-    /// True if a tensor is this rank's to read.
+    /// True if this rank reads the tensor.
     ///
     /// # Panics
     /// If `tensor` comes from another checkpoint and is out of range.
@@ -124,8 +124,8 @@ impl Share {
 }
 
 impl Loads {
-    /// The rank with the fewest bytes, where of the large ones only the part counts that the others
-    /// have come.
+    /// The rank with the fewest bytes so far. Large tensors count in proportion to the other bytes
+    /// assigned so far.
     fn least_by_now(&self, others_bytes: u64) -> usize {
         let given: u128 = self.other_bytes.iter().map(|&bytes| u128::from(bytes)).sum();
         let all = u128::from(others_bytes.max(1));
@@ -135,7 +135,7 @@ impl Loads {
     }
 }
 
-/// The first of the smallest.
+/// Index of the smallest load; the first one of equals.
 fn least(loads: impl Iterator<Item = u128>) -> usize {
     loads.enumerate().min_by_key(|&(_, load)| load).map_or(0, |(rank, _)| rank)
 }

@@ -1,15 +1,15 @@
-//! The table of common architectures: how a tensor is divided, from its name, its shape and what
-//! stands beside it.
+//! The table of common architectures: how a tensor is divided, from its name, its shape and the
+//! tensors beside it.
 
 use super::Split;
 use crate::checkpoint::{Checkpoint, TensorEntry};
 
-/// What a module does, and so how it is divided. `[outputs, inputs]` is how most have their weight.
+/// How a module is divided. Most weights have the shape `[outputs, inputs]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// Each rank has some of the outputs, and the biases of those.
+    /// Each rank has some of the outputs and their biases.
     Outputs,
-    /// Two such modules in one, one behind the other.
+    /// Two modules divided by outputs, one behind the other in one tensor.
     FusedPair,
     /// Each rank has some of the inputs. Outputs are summed over the ranks, so the bias is not
     /// divided.
@@ -55,10 +55,10 @@ const ROLES: [(&str, Role); 28] = [
     ("tok_embeddings", Role::Vocabulary),
 ];
 
-/// Vocabularies are divided as if they ended on a multiple of this, as vLLM pads them.
+/// Vocabularies are padded to a multiple of this, as in vLLM.
 const VOCABULARY_MULTIPLE: u64 = 64;
 
-/// The table on one checkpoint.
+/// The table applied to one checkpoint.
 pub(super) struct Table<'a> {
     checkpoint: &'a Checkpoint,
 }
@@ -84,8 +84,8 @@ impl<'a> Table<'a> {
         if is_known { split(role, parameter, entry.shape) } else { Split::Whole }
     }
 
-    /// True if a module `w1`, `w2` or `w3` has the other two beside it: then `w2` leads back.
-    /// Qwen's first models have a gate of that name, and no `w3`.
+    /// True if all of `w1`, `w2` and `w3` exist: then `w2` is the way back. Early Qwen models have
+    /// a gate of that name and no `w3`.
     fn is_gated(&self, module: &str, parameter: &str) -> bool {
         let around = module.strip_suffix(['1', '2', '3']).unwrap_or(module);
         ["1", "2", "3"]
@@ -93,8 +93,8 @@ impl<'a> Table<'a> {
             .all(|which| self.checkpoint.find(&format!("{around}{which}.{parameter}")).is_some())
     }
 
-    /// True if a module `dense_h_to_4h` is one, as in GPT-NeoX. In ChatGLM it is a gate and what it
-    /// gates, twice what `dense_4h_to_h` takes.
+    /// True if `dense_h_to_4h` is one module, as in GPT-NeoX. In ChatGLM it is a fused gate and up
+    /// projection, twice as wide as the input of `dense_4h_to_h`.
     fn is_plain_pair(&self, module: &str, parameter: &str, shape: &[u64]) -> bool {
         let around = module.strip_suffix("dense_h_to_4h").unwrap_or(module);
         let back = self.checkpoint.find(&format!("{around}dense_4h_to_h.weight"));
@@ -103,8 +103,8 @@ impl<'a> Table<'a> {
     }
 
     /// GPT-2 has inputs first, and queries, keys and values one behind the other. Other models
-    /// share its names and not its shapes: what its attention looks like, three outputs for
-    /// each input, tells them apart.
+    /// share its names but not its shapes; three outputs per input in the attention tell GPT-2
+    /// apart.
     fn split_of_gpt2(&self, module: &str, parameter: &str, shape: &[u64]) -> Option<Split> {
         let (block, name) = module.rsplit_once('.').and_then(|(around, name)| {
             let (block, part) = around.rsplit_once('.')?;
@@ -125,16 +125,16 @@ impl<'a> Table<'a> {
     }
 }
 
-/// True if the last names of a module are these.
+/// True if the module's name ends on these components.
 fn ends_on(module: &str, names: &str) -> bool {
     module.strip_suffix(names).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
 fn split(role: Role, parameter: &str, shape: &[u64]) -> Split {
-    // Where outputs and inputs are.
+    // The dimensions of outputs and inputs.
     let (outputs, inputs) = match (parameter, shape) {
         ("weight" | "weight_packed", [_, _]) => (0, 1),
-        // Its columns may be packed, and then they are no tokens.
+        // Its columns may be packed, and then they are not tokens.
         ("qweight", [_, _]) if role == Role::Vocabulary => return Split::Whole,
         ("qweight", [_, _]) => (1, 0),
         ("bias", [_]) if role != Role::Inputs => (0, 0),
@@ -143,7 +143,7 @@ fn split(role: Role, parameter: &str, shape: &[u64]) -> Split {
     match role {
         Role::Outputs => Split::Even { axis: outputs, blocks: 1 },
         Role::FusedPair => Split::Even { axis: outputs, blocks: 2 },
-        // Packed into one column: the inputs lie inside the bytes.
+        // Packed into one column: the inputs are inside the bytes.
         Role::Inputs if shape[inputs] == 1 => Split::Whole,
         Role::Inputs => Split::Even { axis: inputs, blocks: 1 },
         Role::Vocabulary => Split::Padded { axis: outputs, multiple: VOCABULARY_MULTIPLE },

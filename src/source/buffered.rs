@@ -10,20 +10,20 @@ use crate::checkpoint::{Shard, ShardId};
 use crate::units::{ByteRange, to_u64, to_usize};
 
 use super::files::FileSet;
+use super::report::ByteCounters;
 use super::system::System;
-use super::tally::Tally;
-use super::{Arrival, Each, Fallback, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError};
+use super::{Arrival, Fallback, IoMode, IoWays, OnArrival, ReadRequest, Sealed, Source, SourceError};
 
 /// See the [module](self).
 pub(super) struct Buffered<S> {
     files: FileSet<S>,
-    tally: Tally,
+    counters: ByteCounters,
 }
 
 impl<S: System> Buffered<S> {
     /// Opens every file once, so that one that is gone or changed is found before any byte is read.
     pub(super) fn open(system: S, shards: &[Shard]) -> Result<Self, SourceError> {
-        let source = Self { files: FileSet::new(system, shards), tally: Tally::default() };
+        let source = Self { files: FileSet::new(system, shards), counters: ByteCounters::default() };
         for shard in source.files.shards_from_last() {
             source.files.acquire(shard, advise_sequential)?;
         }
@@ -42,19 +42,19 @@ impl<S: System> Source for Buffered<S> {
         let target = request.payload_of(buffer);
         self.files.check_end(request)?;
         let file = self.files.acquire(request.shard, advise_sequential)?;
-        Ok(self.tally.buffered(read_payload(&self.files, &file, request, target)?))
+        Ok(self.counters.buffered(read_payload(&self.files, &file, request, target)?))
     }
 
     fn read_in_pieces(
         &self,
         request: &ReadRequest,
         buffer: &mut [u8],
-        each: &mut Each<'_>,
+        each: &mut OnArrival<'_>,
     ) -> Result<u64, SourceError> {
         self.files.check_end(request)?;
         let file = self.files.acquire(request.shard, advise_sequential)?;
         let read = |rest: &mut [u8], offset| self.files.system.read_at(&file, rest, offset);
-        Ok(self.tally.buffered(read_payload_in_pieces(&self.files, &file, request, buffer, each, read)?))
+        Ok(self.counters.buffered(read_payload_in_pieces(&self.files, &file, request, buffer, each, read)?))
     }
 
     fn read_anywhere(
@@ -71,7 +71,7 @@ impl<S: System> Source for Buffered<S> {
     }
 
     fn ways(&self) -> IoWays {
-        self.tally.ways()
+        self.counters.ways()
     }
 }
 
@@ -103,7 +103,7 @@ pub(super) fn read_payload_in_pieces<S: System>(
     file: &File,
     request: &ReadRequest,
     buffer: &mut [u8],
-    each: &mut Each<'_>,
+    each: &mut OnArrival<'_>,
     mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>,
 ) -> Result<u64, SourceError> {
     let (start, len) = (request.payload.start(), request.payload_of(buffer).len());

@@ -14,11 +14,10 @@ use crate::checkpoint::{Shard, ShardId};
 use crate::units::{Alignment, to_u64, to_usize};
 
 use super::extent::{ExtentRead, Next, Outcome};
-use super::fallback::Fallbacks;
 use super::files::{FileSet, OpenFile};
 use super::queue::{Begun, Queueable};
+use super::report::{ByteCounters, Fallbacks};
 use super::system::{DirectSupport, System};
-use super::tally::Tally;
 use super::{Fallback, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError, buffered};
 
 /// See the [module](self).
@@ -32,7 +31,7 @@ pub(super) struct Direct<S> {
     block: Alignment,
     /// What every file accepts as an address.
     memory: Alignment,
-    tally: Tally,
+    counters: ByteCounters,
 }
 
 impl<S: System> Direct<S> {
@@ -56,7 +55,7 @@ impl<S: System> Direct<S> {
     /// `block` are the largest alignments that those files report which will be read.
     pub(super) fn unopened(mode: IoMode, files: FileSet<S>, memory: Alignment, block: Alignment) -> Self {
         let fallbacks = Fallbacks::new(mode, files.len());
-        Self { mode, files, fallbacks, block, memory, tally: Tally::default() }
+        Self { mode, files, fallbacks, block, memory, counters: ByteCounters::default() }
     }
 
     /// Reads past the page cache, or returns `None` if this file is refused, at once or at some
@@ -133,7 +132,7 @@ impl<S: System> Direct<S> {
             .set_direct(file, false)
             .map_err(|source| self.read_error(request, request.payload.start(), source))?;
         let target = request.payload_of(buffer);
-        Ok(self.tally.buffered(buffered::read_payload(&self.files, file, request, target)?))
+        Ok(self.counters.buffered(buffered::read_payload(&self.files, file, request, target)?))
     }
 
     /// Checks the request and opens its file; `None` if it would have to wait for a descriptor and
@@ -201,7 +200,7 @@ impl<S: System> Direct<S> {
     ) -> Result<Option<u64>, SourceError> {
         self.files.verify(request.shard, file)?;
         let reason = match outcome {
-            Outcome::Filled { moved_bytes } => return Ok(Some(self.tally.direct(moved_bytes))),
+            Outcome::Filled { moved_bytes } => return Ok(Some(self.counters.direct(moved_bytes))),
             Outcome::Stuck { offset_bytes } => {
                 format!("a direct read ended inside a block at byte {offset_bytes}")
             }
@@ -246,7 +245,7 @@ impl<S: System> Source for Direct<S> {
     }
 
     fn ways(&self) -> IoWays {
-        self.tally.ways()
+        self.counters.ways()
     }
 }
 

@@ -13,17 +13,16 @@ use rustix::io::Errno;
 use crate::checkpoint::Shard;
 use crate::units::to_u64;
 
-use super::fallback::Fallbacks;
 use super::files::FileSet;
+use super::report::{ByteCounters, Fallbacks};
 use super::system::System;
-use super::tally::Tally;
 use super::{Fallback, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError, buffered};
 
 /// See the [module](self).
 pub(super) struct Mapped<S> {
     files: FileSet<S>,
     fallbacks: Fallbacks,
-    tally: Tally,
+    counters: ByteCounters,
 }
 
 impl<S: System> Mapped<S> {
@@ -31,7 +30,7 @@ impl<S: System> Mapped<S> {
     pub(super) fn open(system: S, shards: &[Shard]) -> Result<Self, SourceError> {
         let files = FileSet::new(system, shards);
         let fallbacks = Fallbacks::new(IoMode::Mmap, files.len());
-        let source = Self { files, fallbacks, tally: Tally::default() };
+        let source = Self { files, fallbacks, counters: ByteCounters::default() };
         for shard in source.files.shards_from_last() {
             source.files.acquire(shard, buffered::advise_sequential)?;
         }
@@ -84,18 +83,18 @@ impl<S: System> Source for Mapped<S> {
         let file = self.files.acquire(request.shard, buffered::advise_sequential)?;
         // An empty mapping is refused by the system; buffered reading has no such corner.
         if self.fallbacks.contains(request.shard) || target.is_empty() {
-            return Ok(self.tally.buffered(buffered::read_payload(&self.files, &file, request, target)?));
+            return Ok(self.counters.buffered(buffered::read_payload(&self.files, &file, request, target)?));
         }
         let copied = self.copy_through_window(&file, request, target);
         self.files.verify(request.shard, &file)?;
         match copied {
-            Ok(()) => Ok(self.tally.mapped(request.payload.len_bytes())),
+            Ok(()) => Ok(self.counters.mapped(request.payload.len_bytes())),
             Err(reason) => {
                 // The file is what it was, so either its device failed, which a plain read reports with its
                 // own error and offset, or mapping does not work here.
                 let moved = buffered::read_payload(&self.files, &file, request, target)?;
                 self.fallbacks.record(request.shard, reason);
-                Ok(self.tally.buffered(moved))
+                Ok(self.counters.buffered(moved))
             }
         }
     }
@@ -105,6 +104,6 @@ impl<S: System> Source for Mapped<S> {
     }
 
     fn ways(&self) -> IoWays {
-        self.tally.ways()
+        self.counters.ways()
     }
 }

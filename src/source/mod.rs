@@ -42,21 +42,20 @@ pub use self::survey::{Survey, survey};
 pub use crate::plan::{IoDecision, IoMode, IoWays, ReadRequest};
 
 mod auto;
-mod behind;
 mod buffered;
 #[cfg(test)]
 mod conformance;
 mod direct;
 mod error;
 mod extent;
-mod fallback;
 mod files;
 mod mapped;
+mod mapped_window;
 mod queue;
+mod report;
 mod survey;
 mod system;
-mod tally;
-mod window;
+mod uncached;
 
 impl ReadRequest {
     /// One without blocks, into a target as long as the payload.
@@ -121,7 +120,7 @@ pub(crate) use self::sealed::Sealed;
 /// the next part is to go: [behind this one](Arrival::next_position_bytes), or anywhere in the
 /// buffer where nothing lies that is wanted any more and as much as has just arrived has room: no
 /// part is longer than the one before.
-pub type Each<'a> = dyn FnMut(&mut [u8], Arrival) -> u64 + 'a;
+pub type OnArrival<'a> = dyn FnMut(&mut [u8], Arrival) -> u64 + 'a;
 
 /// A part of a payload that has just arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,7 +185,7 @@ pub trait Source: Sealed + Send + Sync {
         &self,
         request: &ReadRequest,
         buffer: &mut [u8],
-        each: &mut Each<'_>,
+        each: &mut OnArrival<'_>,
     ) -> Result<u64, SourceError> {
         let moved = self.read(request, buffer)?;
         each(buffer, Arrival::whole(request));

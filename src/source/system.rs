@@ -17,7 +17,7 @@ use crate::units::{Alignment, ByteRange};
 use onelayer_system::file_system::FileSystem;
 use onelayer_system::page_cache;
 
-use super::window::Window;
+use super::mapped_window::MappedWindow;
 
 /// What a file system says about direct I/O on one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,11 +65,11 @@ pub(super) trait System: Send + Sync {
     /// What the file system says about direct I/O on this file.
     fn direct_support(&self, file: &File) -> io::Result<DirectSupport>;
 
-    /// Maps some bytes of a file; see [`Window::map`].
-    fn map(&self, file: &File, bytes: ByteRange) -> io::Result<Window>;
+    /// Maps some bytes of a file; see [`MappedWindow::map`].
+    fn map(&self, file: &File, bytes: ByteRange) -> io::Result<MappedWindow>;
 
-    /// Copies out of a window once; see [`Window::copy_out`].
-    fn copy_out(&self, window: &Window, position: usize, target: &mut [u8]) -> io::Result<usize>;
+    /// Copies out of a window once; see [`MappedWindow::copy_out`].
+    fn copy_out(&self, window: &MappedWindow, position: usize, target: &mut [u8]) -> io::Result<usize>;
 
     /// What holds the file.
     fn file_system(&self, file: &File) -> io::Result<FileSystem>;
@@ -132,11 +132,11 @@ impl System for Kernel {
         Ok(support_of(&status))
     }
 
-    fn map(&self, file: &File, bytes: ByteRange) -> io::Result<Window> {
-        Window::map(file, bytes)
+    fn map(&self, file: &File, bytes: ByteRange) -> io::Result<MappedWindow> {
+        MappedWindow::map(file, bytes)
     }
 
-    fn copy_out(&self, window: &Window, position: usize, target: &mut [u8]) -> io::Result<usize> {
+    fn copy_out(&self, window: &MappedWindow, position: usize, target: &mut [u8]) -> io::Result<usize> {
         window.copy_out(position, target)
     }
 

@@ -254,7 +254,7 @@ fn no_arena_is_made_after_the_first_pass() {
             assert!(is_kept, "pass {pass}: {now:?}, after the first {after_first:?}");
         }
         let terms = stream.plan().memory().resident_terms().to_vec();
-        assert_eq!(terms.iter().map(|term| term.name).collect::<Vec<_>>(), ["window", "kept layers"]);
+        assert_eq!(terms.iter().map(|term| term.kind.name()).collect::<Vec<_>>(), ["window", "kept layers"]);
         assert_eq!(terms.iter().map(|term| term.bytes).sum::<u64>(), stream.plan().memory().resident_bytes());
         drop(stream);
         assert!(live::snapshot().allocations().is_empty());

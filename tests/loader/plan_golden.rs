@@ -2,7 +2,7 @@
 //! behaviour.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
-use onelayer::plan::{FloatType, Landing, PlanLimits, ResidentKind};
+use onelayer::plan::{FloatType, Landing, PlanLimits, ResidentKind, TermKind};
 use onelayer::{Checkpoint, IoMode, Layers, LoadPlan, Loader, Target, Window};
 use onelayer_testing::fixture;
 
@@ -32,7 +32,7 @@ fn hashes_are_a_term_where_nothing_else_is_kept() {
     let checkpoint = Checkpoint::open(fixture("llama")).unwrap();
     let hashes = |target| {
         let plan = Loader::builder(target).hash(true).build().unwrap().plan(&checkpoint).unwrap();
-        plan.memory().terms().iter().find(|term| term.name == "hashes").map(|term| term.bytes)
+        plan.memory().terms().iter().find(|term| term.kind == TermKind::Hashes).map(|term| term.bytes)
     };
     assert_eq!(hashes(Target::None), Some(32 * checkpoint.tensor_count() as u64));
     assert_eq!(hashes(Target::Host), None);

@@ -12,7 +12,7 @@ use crate::plan_arena;
 use std::path::Path;
 
 use onelayer::checkpoint::TensorId;
-use onelayer::plan::{FloatType, Landing, LoadPlan, PlanLimits, PlannedLayer, ResidentKind};
+use onelayer::plan::{FloatType, Landing, LoadPlan, PlanLimits, PlannedLayer, ResidentKind, TermKind};
 use onelayer::units::{Alignment, KIB, MIB};
 use onelayer::{Checkpoint, DType, Layers};
 use onelayer_testing::{TestTensor, write_file, write_sharded};
@@ -280,8 +280,7 @@ fn layers_on_a_device_are_no_host_memory() {
     assert_eq!(on_host.memory().terms(), memory.terms());
     // Moves are held, so they are counted.
     limits.landing = Landing::Exact;
-    let plan_bytes =
-        |plan: &LoadPlan| plan.memory().terms().iter().find(|term| term.name == "plan").unwrap().bytes;
+    let plan_bytes = |plan: &LoadPlan| plan.memory().bytes_of(TermKind::Plan);
     let difference = plan_bytes(&on_host) - plan_bytes(&plan_of(&limits));
     let moves = on_host.moves(&on_host.layers()[0]);
     assert_eq!(difference, size_of_val(moves) as u64);

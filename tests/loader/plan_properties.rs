@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 use crate::plan_check::{check, check_order};
-use onelayer::plan::{LoadPlan, PlanError, PlanLimits};
+use onelayer::plan::{LoadPlan, PlanError, PlanLimits, TermKind};
 use onelayer::units::{Alignment, MIB};
 use onelayer::{Checkpoint, IoMode, Layers, ReadOrder, Window};
 use onelayer_testing::{TestTensor, write_sharded};
@@ -126,7 +126,7 @@ fn a_plan_grows_with_tensors_and_not_with_bytes() {
         LoadPlan::build(checkpoint, &layers, &PlanLimits::new(5 * MIB), |_| true).unwrap()
     };
     let (small, large) = (plan(&open(1)), plan(&open(4 << 40)));
-    let term = |plan: &LoadPlan| plan.memory().terms().iter().find(|term| term.name == "plan").unwrap().bytes;
+    let term = |plan: &LoadPlan| plan.memory().bytes_of(TermKind::Plan);
     assert_eq!(term(&small), term(&large));
     assert_eq!(large.memory().smallest_budget_bytes(), 5 * MIB);
     assert_eq!(large.reads().len() as u64, (4 << 40) / MIB + 1);

@@ -2,6 +2,7 @@
 //! the file: a load that keeps everything reads it in one go.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
+use onelayer::plan::TermKind;
 use onelayer::{Checkpoint, FloatType, IoMode, LayerId, Loader, ReadOrder, Target, Window};
 use onelayer_testing::{TestTensor, write_file};
 
@@ -38,9 +39,7 @@ fn a_load_reads_in_one_go_what_a_stream_jumps_to_and_fro_for() {
     assert_eq!((by_file.order(), by_file.jumps()), (ReadOrder::Files, 0));
     assert!(by_file.to_string().contains("order    as the files have them, 0 jumps"), "{by_file}");
     // The permutation is counted: four bytes for each stretch.
-    let plan_bytes = |plan: &onelayer::LoadPlan| {
-        plan.memory().terms().iter().find(|term| term.name == "plan").unwrap().bytes
-    };
+    let plan_bytes = |plan: &onelayer::LoadPlan| plan.memory().bytes_of(TermKind::Plan);
     assert_eq!(plan_bytes(&by_file) - plan_bytes(&by_layer), 4 * 3 * LAYERS);
 
     // Who keeps two layers, or hashes on the way, needs one layer after the other.

@@ -18,6 +18,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use crate::allocator::{LIVE, PEAK};
+use onelayer::plan::TermKind;
 use onelayer::{Checkpoint, LayerMap, Loader, Target};
 
 const MIB: usize = 1 << 20;
@@ -66,7 +67,11 @@ fn check(what: &str, path: &Path, map: &LayerMap) {
     let (checkpoint, plan) = open_and_plan();
     let measured = PEAK.load(Ordering::Relaxed) - before;
     let kept = LIVE.load(Ordering::Relaxed) - before;
-    let terms = plan.memory().terms().iter().filter(|term| !["ring", "mapped windows"].contains(&term.name));
+    let terms = plan
+        .memory()
+        .terms()
+        .iter()
+        .filter(|term| !matches!(term.kind, TermKind::Ring | TermKind::MappedWindows));
     let promised = terms.map(|term| term.bytes).sum::<u64>() as usize;
     let layers = plan.layers().len();
     drop((checkpoint, plan));

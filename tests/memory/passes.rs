@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::allocator::{BLOCKS, IS_COUNTING};
+use onelayer::plan::TermKind;
 use onelayer::{Checkpoint, IoMode, Keep, LoadedTensor, Loader, Passes, Target, Window};
 use onelayer_probe::Procfs;
 use onelayer_testing::{TestTensor, write_sharded};
@@ -72,8 +73,7 @@ fn measured_child() {
     let loader = builder.prefetch(8).keep(Keep::OutsideStacks).passes(passes).build().unwrap();
     let mut stream = loader.stream(&checkpoint).unwrap();
     let resident_bytes = stream.plan().memory().resident_bytes();
-    let windows = stream.plan().memory().terms().iter().filter(|term| term.name == "mapped windows");
-    let mapped_bytes: u64 = windows.map(|term| term.bytes).sum();
+    let mapped_bytes = stream.plan().memory().bytes_of(TermKind::MappedWindows);
     let layers = stream.plan().layers().len() as u64;
     // A thread that tensors are sent to: now this one is the last to let go of a layer, now that. The
     // channel is never full.

@@ -13,7 +13,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::sync::Once;
 
-use onelayer::checkpoint::{Checkpoint, CheckpointError, Place};
+use onelayer::checkpoint::{Checkpoint, CheckpointError, JsonSection};
 use safetensors::SafeTensors;
 
 /// Why the two differ, where they may. Ours is the stricter one in all but the last two.
@@ -143,11 +143,12 @@ fn stricter(error: &CheckpointError, repeats_a_name: bool, accepted: &Described)
         CheckpointError::Syntax { expected: "the name of a dtype", found, .. } if found == "`{`" => {
             Some(Class::DerivedForm)
         }
-        CheckpointError::Syntax { place: Place::Metadata, expected: "an object of texts", found, .. }
-            if found == "`n`" =>
-        {
-            Some(Class::NullMetadata)
-        }
+        CheckpointError::Syntax {
+            section: JsonSection::Metadata,
+            expected: "an object of texts",
+            found,
+            ..
+        } if found == "`n`" => Some(Class::NullMetadata),
         // The message shows the first of very many dimensions alone, and of a long name not all.
         CheckpointError::SizeOverflow { tensor, shape, .. }
             if shape.split([' ', '[', ']', ',']).any(|dim| dim == "0")

@@ -32,7 +32,7 @@ impl Plan {
             budget: memory.budget_bytes(),
             min_budget: memory.smallest_budget_bytes(),
             host_bytes: memory.budgeted_bytes(),
-            terms: memory.terms().iter().map(|term| (term.name, term.bytes)).collect(),
+            terms: memory.terms().iter().map(|term| (term.kind.name(), term.bytes)).collect(),
             resident_bytes: memory.resident_bytes(),
             nbytes: plan.tensor_bytes(),
             read_bytes: plan.aligned_read_bytes(),

@@ -1,32 +1,31 @@
-//! An estimate of the memory that computing takes beside weights and caches.
+//! Estimates the memory of intermediate results, beside weights and caches.
 
-use super::attention::{head_width, hidden_width, query_heads};
 use super::cache::Workload;
 use super::config::{ModelConfig, Why};
+use super::dimensions::{head_width, hidden_width, query_heads};
 
-/// Engines feed long prompts in pieces; this many tokens of a sequence are assumed to be under way
-/// at once.
+/// The most tokens of a sequence that are processed at once. Engines feed long prompts in pieces.
 const PREFILL_TOKENS: u64 = 2048;
 
-/// The widths that intermediate results have. An **estimate**, not a bound: engines differ in what
-/// they keep.
+/// The widths of intermediate results. An **estimate**, not a bound: engines differ in what they
+/// keep.
 ///
 /// `tokens x (4 x hidden + 2 x intermediate x experts per token + queries + keys and values) x 2
 /// bytes` and `batch x vocabulary x 4 bytes` together, where `tokens` is `batch x min(context,
-/// 2048)`: residual stream, its norm and what is added to it; both halves of a gated feed-forward
-/// part; the projections of attention; logits of the last token in f32. The scores of attention are
-/// not counted: fused kernels do not store them.
+/// 2048)`: the residual stream, its norm and the sum; both halves of a gated feed-forward part; the
+/// projections of attention; logits of the last token in f32. Attention scores are not counted,
+/// since fused kernels do not store them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Activation {
-    /// Elements for each token that is under way.
+    /// Elements for each token that is being processed.
     pub values_per_token: u64,
     /// Size of the vocabulary.
     pub vocabulary: u64,
 }
 
 impl Activation {
-    /// What a configuration tells; `None` if a width is missing.
+    /// The widths of a configuration; `None` if one is missing.
     #[must_use]
     pub fn of(config: &ModelConfig) -> Option<Self> {
         Self::read(config).ok()
@@ -44,7 +43,7 @@ impl Activation {
                 let width = head_width(config, heads, None)?;
                 heads.saturating_add(kv_heads.saturating_mul(2)).saturating_mul(width)
             }
-            // Models without attention expand the stream once more instead.
+            // Models without attention expand the residual stream once more instead.
             Err(_) => hidden.saturating_mul(2),
         };
         let values_per_token =
@@ -52,7 +51,7 @@ impl Activation {
         Ok(Self { values_per_token, vocabulary: config.required(&["vocab_size"])? })
     }
 
-    /// Bytes on each device that computes. Nothing without a context.
+    /// Bytes on each device that computes; zero without a context.
     #[must_use]
     pub fn bytes(&self, workload: &Workload) -> u64 {
         if workload.context_tokens == 0 {

@@ -1,39 +1,42 @@
-//! From a configuration to what each layer keeps: a table of architectures, by `model_type`.
+//! The cache of each layer, from a configuration: a table of architectures, by `model_type`.
 //!
-//! What is not in the table is unknown, whatever its keys look like: two architectures with the
-//! same keys may keep different things. The defaults are those of the configuration classes in
-//! transformers 5.23, for nested configurations that leave them out.
+//! Other architectures are unknown, even with the same keys, since their caches may differ. The
+//! defaults are those of the configuration classes in transformers 5.23, for nested configurations
+//! that omit them.
 
-use super::cache::{CacheKind, LayerCache};
+use serde_json::{Map, Value};
+
+use super::cache::{CacheKind, CacheModel, LayerCache};
 use super::config::{ModelConfig, Why};
+use super::dimensions::{at, head_width, layer_types, product, query_heads};
 use super::recurrent;
 
-/// What the layers of an architecture are.
+/// The layers of an architecture.
 #[derive(Clone, Copy, Debug)]
 enum Layers {
     /// Attention in each.
     Attention(Heads, Windows),
     /// Latent attention in each.
     Latent,
-    /// A mixture that `recurrent` knows.
+    /// Layers with states, alone or among attention: see `recurrent`.
     Mixed,
 }
 
-/// Where the number of heads of keys and values comes from.
+/// The source of the number of key and value heads.
 #[derive(Clone, Copy, Debug)]
 enum Heads {
-    /// `num_key_value_heads`; without it as many as query heads.
+    /// `num_key_value_heads`, by default the number of query heads.
     Own,
     /// The same, with defaults for the number of such heads and for the width of a head.
     Default { kv_heads: Option<u64>, width: Option<u64> },
     /// As many as query heads, always.
     AsQueries,
-    /// One if `multi_query` (which is on unless it is turned off), `num_kv_heads` or `n_head_kv` in
+    /// One if `multi_query` is true, which is the default; `num_kv_heads` or `n_head_kv` in
     /// Falcon's new architecture.
     MultiQueryFlag,
 }
 
-/// Which layers look back over a part of the context only, where `layer_types` does not say.
+/// The layers with a window on the context, if there are no `layer_types`.
 #[derive(Clone, Copy, Debug)]
 enum Windows {
     /// None.
@@ -51,7 +54,7 @@ enum Windows {
 
 const OWN: Heads = Heads::Own;
 
-/// Architectures and what their layers are.
+/// The architectures.
 const TABLE: &[(&[&str], Layers)] = &[
     (
         &[
@@ -156,7 +159,7 @@ const TABLE: &[(&[&str], Layers)] = &[
     ),
 ];
 
-/// Architectures whose head is the embedding unless their configuration says otherwise.
+/// Architectures with tied embeddings by default.
 const TIED: [&str; 20] = [
     "bloom",
     "cohere",
@@ -180,18 +183,38 @@ const TIED: [&str; 20] = [
     "vaultgemma",
 ];
 
-/// True if the head of the architecture is its embedding unless the configuration says otherwise.
-pub(super) fn ties_by_default(model_type: &str) -> bool {
+/// True if the architecture ties head and embedding by default.
+fn ties_by_default(model_type: &str) -> bool {
     TIED.contains(&model_type)
 }
 
-/// The number of layers that keep something.
-pub(super) fn layer_count(config: &ModelConfig) -> Result<u64, Why> {
+impl ModelConfig {
+    /// The cache of each layer.
+    #[must_use]
+    pub fn cache(&self) -> CacheModel {
+        match layers(self) {
+            Ok(layers) => CacheModel::Known(layers.into()),
+            Err(why) => CacheModel::Unknown { why },
+        }
+    }
+
+    /// True if the model says that its head uses the embedding's weight; `None` if it does not say.
+    #[must_use]
+    pub fn ties_embeddings(&self) -> Option<bool> {
+        let of = |map: &Map<String, Value>| map.get("tie_word_embeddings").and_then(Value::as_bool);
+        of(&self.outer)
+            .or_else(|| self.inner.as_ref().and_then(of))
+            .or_else(|| self.model_type().filter(|name| ties_by_default(name)).map(|_| true))
+    }
+}
+
+/// The number of layers.
+fn layer_count(config: &ModelConfig) -> Result<u64, Why> {
     config.required(&["num_hidden_layers", "n_layer", "n_layers", "num_layers"])
 }
 
-/// What each layer keeps.
-pub(super) fn layers(config: &ModelConfig) -> Result<Vec<LayerCache>, Why> {
+/// The cache of each layer.
+fn layers(config: &ModelConfig) -> Result<Vec<LayerCache>, Why> {
     let model_type = config.model_type().ok_or("config.json has no `model_type`")?;
     if config.flag("is_encoder_decoder") == Some(true) {
         return Err("an encoder-decoder also keeps keys and values of its input, whose length is not given"
@@ -212,7 +235,7 @@ pub(super) fn layers(config: &ModelConfig) -> Result<Vec<LayerCache>, Why> {
     }
 }
 
-/// Far above any model: it bounds what a hostile configuration can make this program allocate.
+/// The most layers, far above any model. It bounds memory for hostile configurations.
 const LAYERS_MAX: u64 = 65_536;
 
 /// Keys and values: `2 x heads of keys and values x width of a head` elements a token.
@@ -241,40 +264,8 @@ fn attention(
     (0..count).map(|layer| Ok(LayerCache { window_tokens: window_of(layer)?, ..full })).collect()
 }
 
-/// The product of a few numbers of a configuration.
-pub(super) fn product(factors: &[u64]) -> Result<u64, Why> {
-    let bounded = factors.iter().try_fold(1_u64, |product, factor| product.checked_mul(*factor));
-    // A tenth of the range: whoever adds a few of them, or doubles one, need not check again.
-    bounded
-        .filter(|product| *product < u64::MAX / 16)
-        .ok_or_else(|| "the sizes in config.json are out of all proportion".to_owned())
-}
-
-/// Heads of queries.
-pub(super) fn query_heads(config: &ModelConfig) -> Result<u64, Why> {
-    let keys = ["num_attention_heads", "n_head", "n_heads", "num_heads"];
-    match (config.optional(&keys)?, config.model_type()) {
-        // The only one whose nested configurations are found without it.
-        (None, Some("gemma3_text")) => Ok(8),
-        _ => config.required(&keys),
-    }
-}
-
-/// Width of the residual stream.
-pub(super) fn hidden_width(config: &ModelConfig) -> Result<u64, Why> {
-    config.required(&["hidden_size", "n_embd", "n_embed", "d_model"])
-}
-
-/// Width of a head of keys or values.
-pub(super) fn head_width(config: &ModelConfig, queries: u64, default: Option<u64>) -> Result<u64, Why> {
-    match config.optional(&["head_dim"])?.or(default) {
-        Some(width) => Ok(width),
-        None => Ok(hidden_width(config)? / queries),
-    }
-}
-
 fn multi_query_heads(config: &ModelConfig, queries: u64) -> Result<u64, Why> {
-    // The first Falcon 40B came with code of its own, before there was a flag for what it does.
+    // The first Falcon 40B predates this flag.
     let is_new = config.flag("new_decoder_architecture").unwrap_or(config.model_type() == Some("RefinedWeb"));
     if is_new {
         return Ok(config.optional(&["num_kv_heads", "n_head_kv"])?.unwrap_or(queries));
@@ -293,8 +284,7 @@ fn latent(config: &ModelConfig, count: u64) -> Result<Vec<LayerCache>, Why> {
 
 type WindowOf<'a> = Box<dyn Fn(u64) -> Result<Option<u64>, Why> + 'a>;
 
-/// The window of each layer: by `layer_types` where it is given, else by what the architecture
-/// does.
+/// The window of each layer: by `layer_types` if present, else by the architecture.
 fn window_of<'a>(config: &'a ModelConfig, windows: Windows) -> Result<WindowOf<'a>, Why> {
     if let Some(types) = layer_types(config)? {
         let window = move |layer: u64| match at(&types, layer)? {
@@ -338,19 +328,6 @@ fn sliding_window(config: &ModelConfig, windows: Windows) -> Result<u64, Why> {
         (_, Windows::Pattern { window_tokens, .. }) => Ok(window_tokens),
         _ => config.required(&["sliding_window"]),
     }
-}
-
-/// The list `layer_types`, where it is given.
-pub(super) fn layer_types(config: &ModelConfig) -> Result<Option<Vec<&str>>, Why> {
-    let Some(value) = config.value("layer_types") else { return Ok(None) };
-    let texts = value.as_array().and_then(|list| list.iter().map(serde_json::Value::as_str).collect());
-    texts.map(Some).ok_or_else(|| "`layer_types` in config.json is no list of texts".to_owned())
-}
-
-/// The entry for a layer.
-pub(super) fn at<'a>(types: &[&'a str], layer: u64) -> Result<&'a str, Why> {
-    let entry = usize::try_from(layer).ok().and_then(|layer| types.get(layer));
-    entry.copied().ok_or_else(|| format!("`layer_types` in config.json has only {} entries", types.len()))
 }
 
 #[cfg(test)]

@@ -1,12 +1,10 @@
-//! What a layer keeps of the tokens it has seen: keys and values, one latent, or a state of fixed
-//! size.
+//! The cache of a layer: keys and values, one latent vector per token, or a state of fixed size.
 //!
-//! Only arithmetic is here; `attention` and `recurrent` read from a configuration what each layer
-//! keeps.
+//! Only arithmetic. `attention` and `recurrent` read the sizes from a configuration.
 
 use std::fmt;
 
-/// What a layer keeps.
+/// The kind of a layer's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CacheKind {
@@ -35,7 +33,7 @@ impl CacheKind {
         }
     }
 
-    /// The field's own short name.
+    /// The usual short name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -55,19 +53,19 @@ impl fmt::Display for CacheKind {
     }
 }
 
-/// What one layer keeps, in elements.
+/// The cache of one layer, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LayerCache {
-    /// In which way.
+    /// Its kind.
     pub kind: CacheKind,
     /// Elements for each token of each sequence, keys and values together.
     pub values_per_token: u64,
-    /// The most tokens of a sequence that are kept, for sliding windows and chunks.
+    /// The most tokens of a sequence in the cache, for sliding windows and chunks.
     pub window_tokens: Option<u64>,
-    /// Elements for each sequence, however long it is, of the cache's type.
+    /// Elements for each sequence of any length, of the cache's type.
     pub state_values: u64,
-    /// The same, of type f32: recurrent states are summed up in full precision.
+    /// The same, of type f32: recurrent states accumulate in full precision.
     pub state_f32_values: u64,
 }
 
@@ -97,8 +95,8 @@ impl LayerCache {
         }
     }
 
-    /// Bytes that the layer keeps under a workload: `batch x (tokens x values per token + state)`,
-    /// where `tokens` is the context, or the window where that is smaller.
+    /// Bytes of the cache under a workload: `batch x (tokens x values per token + state)`, where
+    /// `tokens` is the context, or the window if that is smaller.
     #[must_use]
     pub fn bytes(&self, workload: &Workload) -> u64 {
         let tokens =
@@ -113,21 +111,21 @@ impl LayerCache {
     }
 }
 
-/// What all layers of a model keep.
+/// The caches of all layers of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CacheModel {
     /// One entry for each layer of the decoder, in order.
     Known(Box<[LayerCache]>),
-    /// The configuration does not tell, or tells what is not known here.
+    /// The configuration does not determine the caches, or its architecture is not supported.
     Unknown {
-        /// Why, lower case, no full stop.
+        /// The reason, in lower case, without a full stop.
         why: String,
     },
 }
 
 impl CacheModel {
-    /// The layers, none if they are not known.
+    /// The caches of the layers; empty if they are unknown.
     #[must_use]
     pub fn layers(&self) -> &[LayerCache] {
         match self {
@@ -136,7 +134,7 @@ impl CacheModel {
         }
     }
 
-    /// Bytes of all layers; `None` if they are not known.
+    /// Bytes of all caches; `None` if they are unknown.
     #[must_use]
     pub fn bytes(&self, workload: &Workload) -> Option<u64> {
         match self {
@@ -148,7 +146,7 @@ impl CacheModel {
     }
 }
 
-/// How the elements of a cache are stored.
+/// The element type of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CacheType {
@@ -173,15 +171,15 @@ impl CacheType {
     }
 }
 
-/// How a model is to be used.
+/// The intended use of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// Tokens of a sequence, prompt and answer together. Zero reserves nothing for caches and
-    /// activations.
+    /// Tokens of a sequence, prompt and answer together. With zero, nothing is reserved for caches
+    /// and activations.
     pub context_tokens: u64,
     /// Sequences at once.
     pub batch: u64,
-    /// How the cache is stored.
+    /// The element type of the cache.
     pub cache_type: CacheType,
 }
 

@@ -1,23 +1,23 @@
-//! A device map that comes back, perhaps edited: does it place every tensor once, split no layer,
-//! keep the limits?
+//! Checks a device map: every tensor has a place, no layer is split, the limits are kept.
 
 use super::cache::Workload;
 use super::demand::Demand;
 use super::device_map::DeviceMap;
 use super::error::FitError;
-use super::place::{FitPlan, Limits, Tier};
+use super::place::{FitPlan, Limits};
+use super::tier::Tier;
 use onelayer::checkpoint::Checkpoint;
 use onelayer::layers::Layers;
 
-/// Layers that are cut are named up to so many; who has cut one has often cut all.
+/// The most split layers that are reported. A map that splits one often splits all.
 const SPLIT_LAYERS_MAX: usize = 8;
 
 impl Demand {
-    /// Takes the places from a map instead of finding them. `limits` without GPUs leave the number
-    /// of GPUs open, and what they hold unchecked.
+    /// Takes the tiers from a map instead of choosing them. If `limits` has no GPUs, any number of
+    /// GPUs is allowed, without limits.
     ///
     /// # Errors
-    /// Everything that is wrong with the map; and limits that it does not keep.
+    /// All mistakes of the map, or all limits that it exceeds.
     pub fn check(
         &self,
         map: &DeviceMap,
@@ -49,7 +49,7 @@ impl Demand {
         if over.is_empty() { Ok(plan) } else { Err(over) }
     }
 
-    /// The place of each layer, where the map gives it one.
+    /// The tier of each layer; `None` if a tensor has none.
     pub(crate) fn tiers_of(
         &self,
         map: &DeviceMap,
@@ -72,7 +72,7 @@ impl Demand {
         let mut tiers = Vec::with_capacity(layers.as_slice().len());
         let mut split = 0;
         for layer in layers.as_slice() {
-            // A layer without tensors is nowhere, and takes nothing.
+            // A layer without tensors takes nothing.
             let Some(first) = layer.tensors.first().copied() else {
                 tiers.push(Tier::Disk);
                 continue;
@@ -102,8 +102,8 @@ impl Demand {
     }
 }
 
-/// The entries that name no module and no tensor of a checkpoint, if there are any. The head that
-/// shares the embedding's tensor is one of the model.
+/// An error if entries name no module and no tensor of the checkpoint. A head that shares the
+/// embedding's tensor is a module.
 pub(crate) fn unknown_keys(map: &DeviceMap, demand: &Demand, checkpoint: &Checkpoint) -> Option<FitError> {
     let lookup = map.lookup();
     let mut is_known = vec![false; map.entries().len()];
@@ -117,16 +117,16 @@ pub(crate) fn unknown_keys(map: &DeviceMap, demand: &Demand, checkpoint: &Checkp
     Some(FitError::UnknownKey { key: first.clone(), count: 1 + keys.count() })
 }
 
-/// The same limits with as many GPUs as the map names, each without a limit.
+/// The limits with as many GPUs as the map names, each without a limit.
 fn as_many_as_named(map: &DeviceMap, limits: &Limits) -> Limits {
     let numbers = map.entries().iter().filter_map(|(_, tier)| match tier {
         Tier::Device(device) => usize::try_from(*device).ok(),
         Tier::Host | Tier::Disk => None,
     });
-    // A map names few; whoever writes a large number gets so many empty rows and no more.
+    // A large number in a map must not allocate without bound.
     let count = numbers.max().map_or(0, |largest| largest.saturating_add(1).min(DEVICES_MAX));
     Limits { device_bytes: vec![u64::MAX; count], ..limits.clone() }
 }
 
-/// Above any machine.
+/// The most GPUs of a map, more than any machine has.
 const DEVICES_MAX: usize = 1024;

@@ -1,33 +1,31 @@
-//! `config.json` of a Hugging Face checkpoint: the keys that sizes depend on, and nothing else.
+//! The `config.json` of a Hugging Face checkpoint: the keys that sizes depend on.
 //!
-//! A configuration that wraps several models (`text_config`, `llm_config`) is looked at for its
-//! language model. What the values mean is told in `attention`, `recurrent` and `activation`.
+//! If a configuration wraps several models (`text_config`, `llm_config`), that of the language
+//! model is used. `attention`, `recurrent` and `activation` interpret the values.
 
 use serde_json::{Map, Value};
 
-use super::attention;
-use super::cache::CacheModel;
 use super::error::FitError;
 
-/// Where wrapping configurations keep that of their language model.
+/// Keys of a wrapped language model's configuration.
 const INNER: [&str; 3] = ["text_config", "llm_config", "language_config"];
 
-/// The configuration of a model, as its `config.json` has it.
+/// The configuration of a model.
 #[derive(Clone, Debug)]
 pub struct ModelConfig {
-    outer: Map<String, Value>,
-    /// The language model's, where it is wrapped.
-    inner: Option<Map<String, Value>>,
+    pub(super) outer: Map<String, Value>,
+    /// The configuration of a wrapped language model.
+    pub(super) inner: Option<Map<String, Value>>,
 }
 
-/// Why a number is not there: lower case, no full stop.
+/// The reason why a number is unknown, in lower case, without a full stop.
 pub(super) type Why = String;
 
 impl ModelConfig {
     /// Reads the text of a `config.json`. `origin` names it in errors.
     ///
     /// # Errors
-    /// [`FitError::BadConfig`] if `text` is no JSON object.
+    /// [`FitError::BadConfig`] if `text` is not a JSON object.
     ///
     /// # Example
     /// ```
@@ -49,36 +47,17 @@ impl ModelConfig {
         Ok(Self { outer, inner })
     }
 
-    /// What each layer keeps of the tokens it has seen.
-    #[must_use]
-    pub fn cache(&self) -> CacheModel {
-        match attention::layers(self) {
-            Ok(layers) => CacheModel::Known(layers.into()),
-            Err(why) => CacheModel::Unknown { why },
-        }
-    }
-
-    /// The architecture, as the configuration names it: of the language model, where that is
-    /// wrapped.
+    /// The `model_type`: that of the language model, if it is wrapped.
     #[must_use]
     pub fn model_type(&self) -> Option<&str> {
         self.value("model_type").and_then(Value::as_str)
     }
 
-    /// The most tokens of a sequence that the model was made for.
+    /// The longest sequence that the model was made for, in tokens.
     #[must_use]
     pub fn context_max(&self) -> Option<u64> {
         let keys = ["max_position_embeddings", "n_positions", "max_seq_len", "seq_length"];
         self.optional(&keys).ok().flatten().filter(|tokens| *tokens > 0)
-    }
-
-    /// True if the model says that its head uses the embedding's weight; `None` if it does not say.
-    #[must_use]
-    pub fn ties_embeddings(&self) -> Option<bool> {
-        let of = |map: &Map<String, Value>| map.get("tie_word_embeddings").and_then(Value::as_bool);
-        of(&self.outer)
-            .or_else(|| self.inner.as_ref().and_then(of))
-            .or_else(|| self.model_type().filter(|name| attention::ties_by_default(name)).map(|_| true))
     }
 
     /// The first name in `architectures`.
@@ -86,13 +65,13 @@ impl ModelConfig {
         self.outer.get("architectures")?.get(0)?.as_str()
     }
 
-    /// A value of the language model. What is null is not there.
+    /// A value of the language model. A null counts as absent.
     pub(super) fn value(&self, key: &str) -> Option<&Value> {
         let map = self.inner.as_ref().unwrap_or(&self.outer);
         map.get(key).filter(|value| !value.is_null())
     }
 
-    /// The first of `keys` that is there.
+    /// The value of the first of `keys` that is present.
     pub(super) fn optional(&self, keys: &[&str]) -> Result<Option<u64>, Why> {
         let Some((key, value)) = keys.iter().find_map(|key| Some((key, self.value(key)?))) else {
             return Ok(None);
@@ -100,7 +79,7 @@ impl ModelConfig {
         value.as_u64().map(Some).ok_or_else(|| format!("`{key}` in config.json is no whole number"))
     }
 
-    /// The first of `keys` that is there, which must be above zero.
+    /// The value of the first of `keys` that is present. It must be above zero.
     pub(super) fn required(&self, keys: &[&str]) -> Result<u64, Why> {
         match self.optional(keys)? {
             Some(0) => Err(format!("`{}` in config.json is zero", keys[0])),
@@ -109,7 +88,7 @@ impl ModelConfig {
         }
     }
 
-    /// A flag.
+    /// A value that is true or false.
     pub(super) fn flag(&self, key: &str) -> Option<bool> {
         self.value(key).and_then(Value::as_bool)
     }

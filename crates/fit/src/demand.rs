@@ -1,74 +1,73 @@
-//! What the layers of a model need, one by one: bytes of weights, what they keep of a context, what
-//! they share.
+//! The memory needs of a model, layer by layer: weights, caches, shared tensors.
 
 use std::collections::HashMap;
 
 use super::activation::Activation;
 use super::cache::{CacheModel, LayerCache, Workload};
 use super::config::ModelConfig;
+use super::dimensions::hidden_width;
 use super::weights::{Weighing, Weights};
 use onelayer::checkpoint::{Checkpoint, TensorId};
 use onelayer::layers::{Layer, LayerId, LayerKind, Layers};
 
-/// One layer: it is placed as a whole, experts included.
+/// One layer. It is placed as a whole, experts included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Unit {
     /// The layer.
     pub id: LayerId,
-    /// Bytes of its tensors, without those that are the same as tensors of an earlier layer.
+    /// Bytes of its tensors, without those that are shared with an earlier layer.
     pub weight_bytes: u64,
-    /// Bytes of it that have to be together on the device that computes, if it lives elsewhere: an
-    /// element of a stack as a whole; of a group outside every stack, the largest module.
+    /// Bytes that must be on the computing device together if the layer is elsewhere: a member of a
+    /// stack as a whole, the largest module of a group outside every stack.
     pub landing_bytes: u64,
-    /// Of the weights, bytes in numbered parts (experts).
+    /// Bytes of the weights in sub-units (experts).
     pub sub_unit_bytes: u64,
-    /// What it keeps of a context; `None` outside the decoder, and where that is not known.
+    /// Its cache; `None` outside the decoder, and if it is unknown.
     pub cache: Option<LayerCache>,
-    /// Position of the earlier layer that it shares a tensor with: both have to be in one place.
+    /// Position of the earlier layer that it shares a tensor with. Both must be on the same tier.
     pub tied_to: Option<usize>,
 }
 
 impl Unit {
-    /// Bytes of what it keeps under a workload.
+    /// Bytes of its cache under a workload.
     #[must_use]
     pub fn cache_bytes(&self, workload: &Workload) -> u64 {
         self.cache.map_or(0, |cache| cache.bytes(workload))
     }
 }
 
-/// Two tensors that are one: the files have both, the configuration says that the model has one.
+/// Two tensors in the files that are one tensor in the model, by its configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tie {
-    /// The one that is counted, in the layer that runs first.
+    /// The tensor that is counted, in the layer that runs first.
     pub owner: TensorId,
-    /// The one that is not.
+    /// The tensor that is not counted.
     pub alias: TensorId,
 }
 
-/// What a model needs.
+/// The memory needs of a model.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Demand {
     /// Its layers, in execution order.
     pub units: Box<[Unit]>,
-    /// What its decoder keeps of a context.
+    /// The caches of its decoder.
     pub cache: CacheModel,
-    /// What computing takes; `None` if the configuration does not tell.
+    /// Memory of intermediate results; `None` if unknown.
     pub activation: Option<Activation>,
-    /// Tensors that are one.
+    /// Pairs of tensors that are one.
     pub ties: Box<[Tie]>,
-    /// A module without a tensor in the files, because it shares the embedding's: its name and the
-    /// position of the embedding's layer. Device maps for whole models have to name it.
+    /// A head without a tensor in the files, because it shares the embedding's: its name, and the
+    /// position of the embedding's layer. Device maps of whole models must name it.
     pub tied_head: Option<(&'static str, usize)>,
-    /// The longest context that the model was made for.
+    /// The longest context that the model was made for, in tokens.
     pub context_max: Option<u64>,
 }
 
 impl Demand {
-    /// What the layers of a checkpoint need. Without a configuration, caches and activations are
-    /// not known.
+    /// The needs of a checkpoint. Without a configuration, caches and activations are unknown.
     #[must_use]
     pub fn of(
         checkpoint: &Checkpoint,
@@ -133,16 +132,16 @@ impl Demand {
         self.units.iter().map(|unit| unit.weight_bytes).sum()
     }
 
-    /// Bytes that computing takes on each device that does; zero if that is not known.
+    /// Bytes of intermediate results on each device that computes; zero if unknown.
     #[must_use]
     pub fn activation_bytes(&self, workload: &Workload) -> u64 {
         self.activation.map_or(0, |activation| activation.bytes(workload))
     }
 }
 
-/// Which layer keeps what: the decoder is the stack with as many members as the configuration has
-/// layers, the largest if there are several; or with more of them, where the numbers in excess are
-/// predictors of further tokens.
+/// Assigns caches to layers. The decoder is the largest stack with as many members as the
+/// configuration has layers. If there is none, it is the largest stack with more members; the extra
+/// ones predict further tokens.
 fn assign(
     layers: &Layers,
     checkpoint: &Checkpoint,
@@ -179,8 +178,8 @@ fn assign(
     Ok(assigned)
 }
 
-/// Tensors outside every stack that have the shape and type of an embedding, if the configuration
-/// says that embedding and head are one: the first is counted, the others are the same.
+/// Tensors outside every stack with the shape and type of the embedding, if the configuration ties
+/// embedding and head. The first one is counted.
 fn ties(checkpoint: &Checkpoint, layers: &Layers, config: &ModelConfig) -> Vec<Tie> {
     if config.ties_embeddings() != Some(true) {
         return Vec::new();
@@ -195,9 +194,7 @@ fn ties(checkpoint: &Checkpoint, layers: &Layers, config: &ModelConfig) -> Vec<T
 
 /// Tensors of the shape vocabulary x hidden, outside every stack.
 fn embeddings(checkpoint: &Checkpoint, layers: &Layers, config: &ModelConfig) -> Vec<TensorId> {
-    let (Ok(vocabulary), Ok(hidden)) =
-        (config.required(&["vocab_size"]), super::attention::hidden_width(config))
-    else {
+    let (Ok(vocabulary), Ok(hidden)) = (config.required(&["vocab_size"]), hidden_width(config)) else {
         return Vec::new();
     };
     let groups = layers.as_slice().iter().filter(|layer| layer.kind == LayerKind::Group);
@@ -205,7 +202,7 @@ fn embeddings(checkpoint: &Checkpoint, layers: &Layers, config: &ModelConfig) ->
     tensors.filter(|tensor| *checkpoint.tensor(*tensor).shape == [vocabulary, hidden]).collect()
 }
 
-/// The head that has no tensor of its own: models for text call it `lm_head`, with few exceptions.
+/// The head without a tensor in the files. Nearly all text models call it `lm_head`.
 fn tied_head(
     checkpoint: &Checkpoint,
     layers: &Layers,

@@ -1,8 +1,8 @@
-//! A device map: names of modules and where they are, as accelerate and transformers take it.
+//! Device maps: names of modules and their tiers, in the format of accelerate and transformers.
 //!
 //! `{"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": "cpu", "lm_head": "disk"}`.
-//! Names are those of the checkpoint; an engine that renames tensors on loading has others. This
-//! file writes and reads; `check` judges.
+//! Names are those of the checkpoint; engines that rename tensors while loading have others.
+//! `check.rs` compares a map with a checkpoint.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -12,11 +12,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::demand::Demand;
 use super::error::FitError;
-use super::place::{FitPlan, Tier};
+use super::place::FitPlan;
+use super::tier::Tier;
 use onelayer::checkpoint::Checkpoint;
 use onelayer::layers::Layers;
 
-/// Modules (or single tensors) and their places, in order. As JSON an object: whole numbers for
+/// Modules (or single tensors) and their tiers, in order. In JSON an object: whole numbers for
 /// GPUs, `"cpu"`, `"disk"`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceMap {
@@ -24,11 +25,11 @@ pub struct DeviceMap {
 }
 
 impl DeviceMap {
-    /// The map of a plan: one entry for each module that holds nothing but tensors of one layer, as
-    /// far up as that is so.
+    /// The map of a plan: one entry for each outermost module whose tensors all belong to one
+    /// layer.
     ///
-    /// A head that has no tensor in the files, because it shares the embedding's, is named beside
-    /// it: whoever builds the whole model asks for it.
+    /// A head without a tensor in the files, because it shares the embedding's, gets an entry with
+    /// the embedding's tier: programs that build the whole model need it.
     #[must_use]
     pub fn of(plan: &FitPlan, demand: &Demand, checkpoint: &Checkpoint, layers: &Layers) -> Self {
         let owners = Owners::of(checkpoint, layers);
@@ -48,10 +49,10 @@ impl DeviceMap {
         Self { entries }
     }
 
-    /// A map of these entries.
+    /// A map with these entries.
     ///
     /// # Errors
-    /// [`FitError::BadMap`] if a name stands twice.
+    /// [`FitError::BadMap`] if a name occurs twice.
     pub fn of_entries(entries: impl IntoIterator<Item = (String, Tier)>) -> Result<Self, FitError> {
         let entries: Vec<(String, Tier)> = entries.into_iter().collect();
         let mut seen = HashSet::new();
@@ -61,10 +62,11 @@ impl DeviceMap {
         }
     }
 
-    /// Reads a map.
+    /// Reads a map from JSON.
     ///
     /// # Errors
-    /// [`FitError::BadMap`] if `text` is no JSON object of names and places, or has a name twice.
+    /// [`FitError::BadMap`] if `text` is not a JSON object of names and places, or has a name
+    /// twice.
     ///
     /// # Example
     /// ```
@@ -92,8 +94,8 @@ impl DeviceMap {
         &self.entries
     }
 
-    /// Where a tensor is: the longest entry that is its name or a module around it decides. For
-    /// many tensors, see [`Demand::check`].
+    /// The tier of a tensor, by the longest entry that is its name or a module around it. For many
+    /// tensors, use [`Demand::check`].
     #[must_use]
     pub fn tier_of(&self, tensor: &str) -> Option<Tier> {
         self.lookup().of(tensor).map(|entry| self.entries[entry].1)
@@ -112,12 +114,12 @@ pub(super) struct Lookup<'a> {
 }
 
 impl Lookup<'_> {
-    /// The entry that decides about a tensor.
+    /// The entry of a tensor.
     pub(super) fn of(&self, tensor: &str) -> Option<usize> {
         self.around(tensor).next()
     }
 
-    /// The entries that are a tensor's name or a module around it, the longest first.
+    /// The entries for a tensor's name and the modules around it, the longest first.
     pub(super) fn around(&self, tensor: &str) -> impl Iterator<Item = usize> {
         let ends = tensor.rmatch_indices('.').map(|(end, _)| &tensor[..end]);
         let names = std::iter::once(tensor).chain(ends).chain((!tensor.is_empty()).then_some(""));
@@ -125,8 +127,7 @@ impl Lookup<'_> {
     }
 }
 
-/// For each module, the position of the one layer that its tensors belong to; `None` if there are
-/// several.
+/// For each module, the position of its tensors' layer; `None` if they belong to several.
 struct Owners<'a> {
     of_module: HashMap<&'a str, Option<usize>>,
 }
@@ -144,7 +145,7 @@ impl<'a> Owners<'a> {
         Self { of_module }
     }
 
-    /// The outermost module around a tensor that belongs to a layer alone.
+    /// The outermost module around a tensor that belongs to a single layer.
     fn module_of<'b>(&self, tensor: &'b str, position: usize) -> &'b str {
         let own = |module: &&str| self.of_module.get(module) == Some(&Some(position));
         modules(tensor).find(own).unwrap_or(tensor)
@@ -154,50 +155,6 @@ impl<'a> Owners<'a> {
 /// The modules around a tensor, outermost first, and the tensor.
 fn modules(tensor: &str) -> impl Iterator<Item = &str> {
     tensor.match_indices('.').map(|(end, _)| &tensor[..end]).chain([tensor])
-}
-
-impl Serialize for Tier {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Device(device) => serializer.serialize_u32(*device),
-            Self::Host => serializer.serialize_str("cpu"),
-            Self::Disk => serializer.serialize_str("disk"),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Tier {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Place;
-
-        impl Visitor<'_> for Place {
-            type Value = Tier;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the number of a GPU, \"cuda:N\", \"cpu\" or \"disk\"")
-            }
-
-            fn visit_u64<E: serde::de::Error>(self, device: u64) -> Result<Tier, E> {
-                let number = u32::try_from(device);
-                number
-                    .map(Tier::Device)
-                    .map_err(|_| E::invalid_value(serde::de::Unexpected::Unsigned(device), &self))
-            }
-
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Tier, E> {
-                let number = text.strip_prefix("cuda:").unwrap_or(text).parse();
-                match (text, number) {
-                    ("cpu", _) => Ok(Tier::Host),
-                    ("disk", _) => Ok(Tier::Disk),
-                    ("cuda", _) => Ok(Tier::Device(0)),
-                    (_, Ok(device)) => Ok(Tier::Device(device)),
-                    _ => Err(E::invalid_value(serde::de::Unexpected::Str(text), &self)),
-                }
-            }
-        }
-
-        deserializer.deserialize_any(Place)
-    }
 }
 
 impl Serialize for DeviceMap {

@@ -1,39 +1,39 @@
-//! Why something does not fit, or a map is none.
+//! Errors of plans and device maps.
 
-use super::place::Tier;
+use super::tier::Tier;
 use onelayer::units::HumanBytes;
 
-/// Why a plan cannot be made, or a device map cannot be kept.
+/// Why a model does not fit, or a device map is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FitError {
-    /// `config.json` is none.
+    /// The `config.json` is not valid.
     #[error("{origin}: {message}")]
     BadConfig {
         /// The file.
         origin: String,
-        /// What is wrong.
+        /// The mistake.
         message: String,
     },
-    /// What has to be in one place does not fit there.
+    /// A tier is too small for its minimum.
     #[error("{tier} has to hold at least {}, of which {reason}; its limit is {}", HumanBytes(*needed_bytes), HumanBytes(*limit_bytes))]
     TooSmall {
         /// Where.
         tier: Tier,
-        /// The smallest limit that works.
+        /// The smallest sufficient limit.
         needed_bytes: u64,
         /// The limit.
         limit_bytes: u64,
-        /// The largest part of it.
+        /// The largest part of the needed bytes.
         reason: String,
     },
-    /// A device map is no JSON object of names and places.
+    /// A device map is not a JSON object of names and places.
     #[error("the device map is not understood: {message}")]
     BadMap {
-        /// What is wrong.
+        /// The mistake.
         message: String,
     },
-    /// A device map names a GPU that is not there.
+    /// A device map names a GPU that does not exist.
     #[error("`{key}` is placed on GPU {device}, and there are {count}")]
     UnknownDevice {
         /// The key.
@@ -53,7 +53,7 @@ pub enum FitError {
         /// How many.
         count: usize,
     },
-    /// A tensor is in no entry of a device map.
+    /// No entry of a device map covers a tensor.
     #[error(
         "{count} tensors have no place, the first is `{tensor}`; add its module, or \"\" for all the rest"
     )]
@@ -63,7 +63,7 @@ pub enum FitError {
         /// How many.
         count: usize,
     },
-    /// A device map cuts through a layer.
+    /// A device map splits a layer.
     #[error("layer `{layer}` is split: `{first}` is on {first_tier}, `{second}` on {second_tier}")]
     SplitLayer {
         /// The layer.
@@ -77,12 +77,12 @@ pub enum FitError {
         /// Where that is.
         second_tier: Tier,
     },
-    /// A device map separates two tensors that are one.
+    /// A device map puts a shared tensor in two places.
     #[error(
         "`{alias}` is the same tensor as `{owner}`, but one is on {alias_tier} and the other on {owner_tier}"
     )]
     SeparatedTie {
-        /// The one that is counted.
+        /// The tensor that is counted.
         owner: String,
         /// Where it is.
         owner_tier: Tier,
@@ -91,12 +91,12 @@ pub enum FitError {
         /// Where that is.
         alias_tier: Tier,
     },
-    /// A place has to hold more than its limit.
+    /// A tier would hold more than its limit.
     #[error("{tier} has to hold {}, its limit is {}", HumanBytes(*needed_bytes), HumanBytes(*limit_bytes))]
     OverLimit {
         /// Where.
         tier: Tier,
-        /// What it would hold.
+        /// Bytes that it would hold.
         needed_bytes: u64,
         /// Its limit.
         limit_bytes: u64,
@@ -104,13 +104,13 @@ pub enum FitError {
 }
 
 impl FitError {
-    /// True if a larger limit, a shorter context or a smaller batch would help.
+    /// True if a larger limit, a shorter context or a smaller batch may help.
     #[must_use]
     pub const fn is_over_budget(&self) -> bool {
         matches!(self, Self::TooSmall { .. } | Self::OverLimit { .. })
     }
 
-    /// True if a device map is wrong whatever the limits are.
+    /// True if a device map is wrong with any limits.
     #[must_use]
     pub const fn is_bad_map(&self) -> bool {
         matches!(

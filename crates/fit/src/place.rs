@@ -1,81 +1,57 @@
-//! A place for each layer: GPUs in the order given, then the host, then the disk. No layer is
+//! Assigns each layer to a tier: GPUs in the given order, then the host, then the disk. No layer is
 //! split.
 //!
-//! Layers are placed in execution order, so that each device holds consecutive ones. What does not
-//! fit on the GPUs still computes on the first of them: that one keeps room for the largest such
-//! layer, and for what they keep of the context. How much that is depends on what does not fit, so
-//! the room is found by trying: from none upwards, until it is enough.
-
-use std::fmt;
+//! Layers are placed in execution order, so that each device has consecutive ones. Layers that do
+//! not fit on the GPUs still compute on the first GPU, which reserves room for the largest of them
+//! and for their caches. The size of that room depends on which layers do not fit, so it is found
+//! by iteration: from zero upwards, until it is enough.
 
 use super::cache::Workload;
 use super::demand::{Demand, Unit};
 use super::error::FitError;
+use super::tier::Tier;
 
-/// Where a layer is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Tier {
-    /// The GPU of that number.
-    Device(u32),
-    /// Host memory.
-    Host,
-    /// The files.
-    Disk,
-}
-
-impl fmt::Display for Tier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Device(device) => f.pad(&format!("GPU {device}")),
-            Self::Host => f.pad("the host"),
-            Self::Disk => f.pad("the disk"),
-        }
-    }
-}
-
-/// What may be used.
+/// The available memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of each GPU, in order. What the driver takes for itself is not the model's: leave it
-    /// out.
+    /// Bytes of each GPU, in order, without the memory of the driver.
     pub device_bytes: Vec<u64>,
     /// Bytes of host memory; `None` is no limit.
     pub host_bytes: Option<u64>,
-    /// Of the host's, bytes through which a load passes: its budget.
+    /// Bytes of the host's memory for the load itself: its budget.
     pub staging_bytes: u64,
 }
 
-/// What a plan puts in one place.
+/// The use of one tier in a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TierUse {
     /// The place.
     pub tier: Tier,
-    /// What it may hold; `None` is no limit.
+    /// Its limit; `None` is no limit.
     pub limit_bytes: Option<u64>,
-    /// Layers.
+    /// Number of layers.
     pub layers: u64,
-    /// Their weights.
+    /// Bytes of their weights.
     pub weight_bytes: u64,
-    /// What layers that compute here keep of the context.
+    /// Caches of the layers that compute here.
     pub cache_bytes: u64,
     /// Intermediate results, an estimate.
     pub activation_bytes: u64,
-    /// Room for the largest layer that computes here and lives elsewhere; on the host also the
-    /// staging of the load.
+    /// Room for the largest layer that computes here and is kept elsewhere. On the host also the
+    /// staging memory of the load.
     pub landing_bytes: u64,
 }
 
 impl TierUse {
-    /// All of it.
+    /// The sum of all parts.
     #[must_use]
     pub const fn needed_bytes(&self) -> u64 {
         let kept = self.weight_bytes.saturating_add(self.cache_bytes);
         kept.saturating_add(self.activation_bytes).saturating_add(self.landing_bytes)
     }
 
-    /// What is left; `None` without a limit.
+    /// Bytes that are left; `None` without a limit.
     #[must_use]
     pub fn free_bytes(&self) -> Option<u64> {
         self.limit_bytes.map(|limit_bytes| limit_bytes.saturating_sub(self.needed_bytes()))
@@ -88,15 +64,15 @@ impl TierUse {
     }
 }
 
-/// A place for each layer, and what that comes to.
+/// The tier of each layer, and the use of each tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FitPlan {
-    /// For each of [`Demand::units`].
+    /// The tier of each of [`Demand::units`].
     pub tiers: Box<[Tier]>,
     /// The GPUs in order, the host, the disk.
     pub uses: Box<[TierUse]>,
-    /// Where layers compute that are on no GPU.
+    /// The tier that computes the layers that are not on a GPU.
     pub executor: Tier,
 }
 
@@ -109,16 +85,17 @@ impl FitPlan {
 }
 
 impl Demand {
-    /// Finds a place for each layer.
+    /// Assigns each layer to a tier.
     ///
     /// # Errors
-    /// [`FitError::TooSmall`] if the host, or the only GPU that could compute, cannot hold what has
-    /// to be there.
+    /// [`FitError::TooSmall`] if the host, or the only GPU that could compute, is too small for its
+    /// minimum.
     pub fn place(&self, limits: &Limits, workload: &Workload) -> Result<FitPlan, FitError> {
         let activation_bytes = self.activation_bytes(workload);
         let needs: Vec<Need> = self.units.iter().map(|unit| Need::of(unit, workload)).collect();
         let mut on_devices = vec![None; needs.len()];
-        // What is on no GPU computes on the first that has layers: one that gets none is passed over.
+        // Layers without a GPU compute on the first GPU with layers. A GPU that gets none is
+        // skipped.
         for (number, first) in (0_u32..).zip(0..limits.device_bytes.len()) {
             let devices = Devices { limits: &limits.device_bytes, first, activation_bytes };
             if let Some(found) = devices.fill(&needs).filter(|found| found.contains(&Some(number))) {
@@ -134,8 +111,8 @@ impl Demand {
         }
     }
 
-    /// Host and disk. A layer that the host has no room for goes to the disk; smaller ones behind
-    /// it may still stay.
+    /// Places the other layers on host and disk. A layer that does not fit on the host goes to the
+    /// disk; smaller layers behind it may still fit.
     fn place_the_rest(
         &self,
         needs: &[Need],
@@ -147,7 +124,7 @@ impl Demand {
         let kept = if computes { total(needs.iter().map(|need| need.cache_bytes)) } else { 0 };
         let fixed = if computes { kept.saturating_add(activation_bytes) } else { 0 };
         let fixed = fixed.saturating_add(limits.staging_bytes);
-        // Upwards, as for the first GPU: room for the largest layer that comes from the disk.
+        // By iteration, as for the first GPU: room for the largest layer from the disk.
         let mut landing_bytes = 0;
         loop {
             let room =
@@ -178,7 +155,7 @@ impl Demand {
         }
     }
 
-    /// What places come to.
+    /// Adds up the use of each tier.
     pub(super) fn plan_of(&self, tiers: Box<[Tier]>, limits: &Limits, workload: &Workload) -> FitPlan {
         let first = tiers.iter().filter_map(|tier| match tier {
             Tier::Device(device) => Some(*device),
@@ -222,7 +199,7 @@ impl Demand {
     }
 }
 
-/// The refusal, with the largest part of what is needed.
+/// The error, with the largest part of the needed bytes.
 fn too_small(share: &TierUse) -> FitError {
     let parts = [
         (share.weight_bytes, "weights"),
@@ -239,7 +216,7 @@ fn too_small(share: &TierUse) -> FitError {
     }
 }
 
-/// What one layer needs under a workload.
+/// The needs of one layer under a workload.
 #[derive(Clone, Copy, Debug)]
 struct Need {
     weight_bytes: u64,
@@ -263,7 +240,7 @@ impl Need {
     }
 }
 
-/// GPUs to be filled from the one that computes for whatever is on none.
+/// GPUs to fill, from the one that computes the layers without a GPU.
 struct Devices<'a> {
     limits: &'a [u64],
     first: usize,
@@ -271,8 +248,8 @@ struct Devices<'a> {
 }
 
 impl Devices<'_> {
-    /// The device of each layer, if it is on one; `None` if the first device cannot hold what has
-    /// to be there.
+    /// The device of each layer, if it has one; `None` if the first device is too small for its
+    /// minimum.
     fn fill(&self, needs: &[Need]) -> Option<Vec<Option<u32>>> {
         let mut reserve_bytes = 0;
         loop {
@@ -286,13 +263,13 @@ impl Devices<'_> {
             if needed_bytes <= reserve_bytes {
                 return Some(placed);
             }
-            // Grows with every round, since less fits with less room: it ends.
+            // It grows in every round, since less fits into less room, so the loop ends.
             reserve_bytes = needed_bytes;
         }
     }
 
-    /// What is left for layers on each device, from the first on.
-    /// `None` for those that cannot compute at all.
+    /// Room for layers on each device, from the first on. `None` for devices that cannot compute at
+    /// all.
     fn rooms(&self, reserve_bytes: u64) -> Option<Vec<Option<u64>>> {
         let fixed = self.activation_bytes.saturating_add(reserve_bytes);
         let first = self.limits[self.first].checked_sub(fixed)?;
@@ -302,9 +279,9 @@ impl Devices<'_> {
     }
 }
 
-/// Puts consecutive layers on consecutive devices. A layer that fits on none of those that are left
-/// is passed over; unless it would fit on none at all, even empty, those behind it are, too: they
-/// would stand before it. What is passed over and still fits on the first goes there.
+/// Puts consecutive layers on consecutive devices. A layer that fits on no remaining device is
+/// skipped. Layers behind it are skipped, too, to keep the order, unless the layer would not fit on
+/// any empty device. Skipped layers that fit on the first device go there.
 fn fill_rooms(needs: &[Need], first: usize, rooms: &[Option<u64>]) -> Vec<Option<u32>> {
     let holds = |room: Option<u64>, need: &Need| room.is_some_and(|room| need.bytes() <= room);
     let slot_of = |device: Option<u32>| Some(usize::try_from(device?).ok()? - first);
@@ -314,13 +291,14 @@ fn fill_rooms(needs: &[Need], first: usize, rooms: &[Option<u64>]) -> Vec<Option
     let mut placed: Vec<Option<u32>> = Vec::with_capacity(needs.len());
     for need in needs {
         if let Some(owner) = need.tied_to.filter(|owner| *owner < placed.len()) {
-            // What it has beside the shared tensor has to follow it.
+            // The rest of the layer must be with the shared tensor.
             let device = placed[owner];
             let slot = slot_of(device);
             match slot.filter(|slot| holds(left[*slot], need)) {
                 Some(slot) => left[slot] = left[slot].map(|room| room - need.bytes()),
                 None if need.bytes() == 0 => {}
-                // Those that share it are together or nowhere: all of them give back their room.
+                // Layers that share a tensor are together or on no device: all of them give back
+                // their room.
                 None => {
                     for number in (0..placed.len()).filter(|&number| is_one(number, owner)) {
                         if let Some(slot) = slot_of(placed[number].take()) {
@@ -340,7 +318,7 @@ fn fill_rooms(needs: &[Need], first: usize, rooms: &[Option<u64>]) -> Vec<Option
         } else if rooms.iter().any(|room| holds(*room, need)) {
             cursor = left.len();
         }
-        // What is on none computes on the first: there it is at hand.
+        // Skipped layers compute on the first device, so it is the best place for them.
         let fits = next.or_else(|| holds(left[0], need).then_some(0));
         if let Some(slot) = fits {
             left[slot] = left[slot].map(|room| room - need.bytes());
@@ -350,18 +328,18 @@ fn fill_rooms(needs: &[Need], first: usize, rooms: &[Option<u64>]) -> Vec<Option
     placed
 }
 
-/// A sum that stays at the largest number.
+/// A saturating sum.
 fn total(bytes: impl Iterator<Item = u64>) -> u64 {
     bytes.fold(0, u64::saturating_add)
 }
 
-/// Exchanges at most: each leaves less room than the one before.
+/// The most exchanges. Each leaves less room than the one before.
 const EXCHANGES_MAX: usize = 8;
-/// An exchange that gains less than this part of the room is not worth the order.
+/// An exchange must gain at least this part of the room (1/50), since it costs the order.
 const EXCHANGE_SHARE: u64 = 50;
 
-/// Gives up small layers of the first device for larger ones that are on none, where they fit in
-/// their place: what is on none travels in every pass.
+/// Exchanges small layers of the first device for larger layers without a device that fit in their
+/// place: layers without a device are copied in every pass.
 fn exchange(needs: &[Need], placed: &mut [Option<u32>], first: usize, room_bytes: u64) {
     if placed.iter().all(Option::is_some) {
         return;
@@ -380,7 +358,7 @@ fn exchange(needs: &[Need], placed: &mut [Option<u32>], first: usize, room_bytes
         smaller.sort_by_key(|&number| needs[number].bytes());
         let gain = |number: usize| {
             let bytes = needs[number].bytes();
-            // The smallest whose place is enough.
+            // The smallest layer that makes enough room.
             let enough = smaller.partition_point(|&other| needs[other].bytes() + left < bytes);
             let other = *smaller.get(enough)?;
             let gain = bytes.checked_sub(needs[other].bytes())?;

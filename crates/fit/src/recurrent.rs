@@ -1,13 +1,13 @@
-//! Layers that keep a state of fixed size, alone or among layers of attention.
+//! Caches of layers with a state of fixed size, alone or among layers of attention.
 //!
-//! Sizes are those of the tensors that transformers 5.23 keeps; the last inputs of a convolution
-//! are of the cache's type, what is summed up over the sequence is f32.
+//! Sizes are those of the tensors in transformers 5.23. The last inputs of a convolution have the
+//! cache's type; sums over the sequence are f32.
 
-use super::attention::{at, head_width, hidden_width, layer_types, product, query_heads};
 use super::cache::{CacheKind, LayerCache};
 use super::config::{ModelConfig, Why};
+use super::dimensions::{at, head_width, hidden_width, layer_types, product, query_heads};
 
-/// What a layer does with what came before.
+/// The way a layer uses earlier tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mixer {
     Attention,
@@ -16,7 +16,7 @@ enum Mixer {
     Both,
 }
 
-/// What each layer of such an architecture keeps.
+/// The cache of each layer.
 pub(super) fn layers(config: &ModelConfig, model_type: &str, count: u64) -> Result<Vec<LayerCache>, Why> {
     let state = state(config, model_type)?;
     let mixers = (0..count).map(|layer| mixer(config, model_type, layer)).collect::<Result<Vec<_>, Why>>()?;
@@ -79,7 +79,7 @@ fn mixer(config: &ModelConfig, model_type: &str, layer: u64) -> Result<Mixer, Wh
     }
 }
 
-/// True if the list `key` holds the number of the layer. Without a list there is none.
+/// True if the list `key` has the number of the layer. Without a list, false.
 fn is_listed(config: &ModelConfig, key: &str, layer: u64) -> Result<bool, Why> {
     let Some(value) = config.value(key) else { return Ok(false) };
     let list = value.as_array().ok_or_else(|| format!("`{key}` in config.json is no list"))?;
@@ -98,7 +98,7 @@ fn attention(config: &ModelConfig, model_type: &str) -> Result<LayerCache, Why> 
     Ok(LayerCache::attention(CacheKind::of_heads(queries, kv_heads), values, None))
 }
 
-/// What a layer with a state keeps.
+/// The cache of a layer with a state.
 fn state(config: &ModelConfig, model_type: &str) -> Result<LayerCache, Why> {
     match model_type {
         "mamba" | "falcon_mamba" => selective(config, "state_size", "conv_kernel", "expand"),
@@ -111,7 +111,7 @@ fn state(config: &ModelConfig, model_type: &str) -> Result<LayerCache, Why> {
             let heads = config.required(&["mamba_n_heads"])?;
             let width = match config.optional(&["mamba_d_head"]) {
                 Ok(Some(width)) => width,
-                // `auto`: whatever the heads leave of the expanded width.
+                // `auto`: the expanded width divided by the heads.
                 _ => expanded(config, "mamba_expand")? / heads,
             };
             structured(config, (heads, width), "mamba_d_state", "mamba_n_groups", "mamba_d_conv")

@@ -1,9 +1,7 @@
-//! Bytes of a tensor as it is stored, as it is narrowed or quantised on loading, or as it would be
-//! in another precision.
+//! Bytes of a tensor as stored, as narrowed or quantised by a load, or in another precision.
 //!
-//! What loading makes of a tensor is asked of the plans of loads. Other precisions are the same
-//! rules, and arithmetic on shapes for what is narrower than they are: what nobody has quantised
-//! yet has no bytes to measure.
+//! The rules of load plans decide what a load does to a tensor. Other precisions use the same
+//! rules, and arithmetic on shapes.
 
 use std::fmt;
 
@@ -11,29 +9,29 @@ use onelayer::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
 use onelayer::layers::{LayerKind, Layers};
 use onelayer::plan::{FloatType, Quantisation, QuantiseRule, narrowing_of};
 
-/// In which form the weights are counted.
+/// The form in which weights are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Weights {
-    /// As the files have them.
+    /// As stored in the files.
     #[default]
     AsStored,
     /// Wider floats narrowed, as [`LoaderBuilder::dtype`](onelayer::load::LoaderBuilder::dtype) does.
     Narrowed(FloatType),
     /// Weights of layers quantised, as
-    /// [`LoaderBuilder::quantise`](onelayer::load::LoaderBuilder::quantise) does; whatever is not is
-    /// narrowed, if that is asked for too.
+    /// [`LoaderBuilder::quantise`](onelayer::load::LoaderBuilder::quantise) does. The other tensors
+    /// are narrowed if `dtype` is set.
     Quantised {
-        /// Into what.
+        /// The format of quantised weights.
         to: Quantisation,
-        /// What all others are narrowed to.
+        /// The type of the other tensors.
         dtype: Option<FloatType>,
     },
-    /// As they would be in another precision.
+    /// As they would be in a different precision.
     Derived(Precision),
 }
 
-/// A precision that weights could have. What is counted:
+/// A precision of weights. Counted bytes:
 ///
 /// | precision | matrices of the layers | all other floats |
 /// |---|---|---|
@@ -45,8 +43,8 @@ pub enum Weights {
 /// *Matrices of the layers* are, for bf16, floats of two or more dimensions in an element of a
 /// stack; for the others, what [`LoaderBuilder::quantise`](onelayer::load::LoaderBuilder::quantise)
 /// takes for a weight: two or three dimensions, rows of 32 elements or more, no biases, and no
-/// routers of experts. Embedding, head and norms keep 16 bits. Integers are as stored: they are
-/// quantised already, or no weights. So is fp8 as fp8.
+/// routers of experts. Embedding, head and norms keep 16 bits. Integers count as stored: they are
+/// quantised already, or not weights. So does fp8 for `fp8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Precision {
@@ -75,7 +73,7 @@ impl Precision {
         }
     }
 
-    /// What a load would have to make of the weights.
+    /// The quantisation that a load would need.
     const fn quantisation(self) -> Option<Quantisation> {
         match self {
             Self::Bf16 => None,
@@ -128,7 +126,7 @@ impl<'a> Weighing<'a> {
         cast.map_or(stored_bytes, |cast| cast.delivered_bytes(stored_bytes))
     }
 
-    /// Bytes of what no load would quantise to a precision.
+    /// Bytes of a tensor that a load would not quantise to this precision.
     fn derived(&self, tensor: &TensorEntry<'_>, precision: Precision) -> u64 {
         let Some(bits) = float_bits(tensor.dtype) else { return tensor.extent.len_bytes() };
         let is_member = || matches!(self.layers.layer_of(tensor.id).kind, LayerKind::Member { .. });
@@ -137,7 +135,7 @@ impl<'a> Weighing<'a> {
             (Precision::Bf16, _) if tensor.shape.len() >= 2 && is_member() => {
                 elements(tensor).saturating_mul(2)
             }
-            // It is that already; its scales are tensors of their own.
+            // It is fp8 already, and its scales are separate tensors.
             (Precision::Fp8, Some(_)) => tensor.extent.len_bytes(),
             (_, Some(rule)) => {
                 let row_elements = tensor.shape.last().copied().unwrap_or(1);
@@ -153,7 +151,7 @@ fn elements(tensor: &TensorEntry<'_>) -> u64 {
     tensor.shape.iter().fold(1, |product, length| product.saturating_mul(*length))
 }
 
-/// Bits of an element if it is a float that a weight may have.
+/// Bits of an element if it is a float type of weights.
 const fn float_bits(dtype: DType) -> Option<u64> {
     match dtype {
         DType::F16 | DType::Bf16 | DType::F32 | DType::F64 => dtype.bits(),

@@ -45,15 +45,6 @@ impl<'de> Deserialize<'de> for RawPath {
     }
 }
 
-/// The loader's name for a type.
-pub(crate) fn float_type(float: onelayer_synth::FloatType) -> FloatType {
-    match float {
-        onelayer_synth::FloatType::Bf16 => FloatType::Bf16,
-        onelayer_synth::FloatType::F16 => FloatType::F16,
-        onelayer_synth::FloatType::F32 => FloatType::F32,
-    }
-}
-
 /// What a load may hold, in bytes: a configuration's sizes once the headers have told what they
 /// relate to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,7 +75,7 @@ pub(crate) struct LoadConfig {
     /// Where each layer goes, instead of all of them to `device`.
     pub(crate) device_map: Option<DeviceMap>,
     /// What wider floats are narrowed to.
-    pub(crate) dtype: Option<onelayer_synth::FloatType>,
+    pub(crate) dtype: Option<FloatType>,
     /// What weights are quantised to.
     pub(crate) quantise: Option<Quantise>,
     /// Only weights whose name matches are.

@@ -1,25 +1,25 @@
-//! A model's configuration: read from a Hugging Face `config.json` or a preset, asked with types,
-//! and written back as what was really made.
+//! A model's configuration: read from a Hugging Face `config.json` or a preset, queried with types,
+//! and written back with the changes.
 //!
-//! It knows JSON and the rules for a missing or null key, not what the keys mean: `architecture`
-//! does.
+//! It applies the rules for missing and null keys. `architecture` interprets the values.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
 use super::error::SynthError;
-use super::random::FloatType;
+use onelayer_system::FloatType;
 use onelayer_system::small_file::{self, SmallFileError};
 
-/// A `config.json` is a few kilobytes; the limit keeps a mistaken argument from filling memory.
+/// The longest `config.json` that is read. Real ones have a few kilobytes; the limit keeps a
+/// mistaken argument from filling memory.
 const CONFIG_BYTES_MAX: u64 = 8 << 20;
 
-/// No dimension, count or size of a real model comes near this; it keeps products from overflowing
-/// early.
+/// The largest number that is accepted, far above any real model. It keeps products from
+/// overflowing.
 const NUMBER_MAX: u64 = 1 << 40;
 
-/// A parsed configuration and where it came from.
+/// A parsed configuration and its origin.
 #[derive(Clone, Debug)]
 pub(super) struct ModelConfig {
     /// The path or `preset NAME`, for messages.
@@ -28,7 +28,7 @@ pub(super) struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// Reads a `config.json`; a directory stands for the `config.json` in it.
+    /// Reads a `config.json`, or the one in a directory.
     pub(super) fn read(path: &Path) -> Result<Self, SynthError> {
         let path = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
         let text = read_small_file(&path)?;
@@ -46,12 +46,12 @@ impl ModelConfig {
         }
     }
 
-    /// Takes entries that are already parsed.
+    /// A configuration of parsed entries.
     pub(super) fn from_entries(origin: String, entries: Map<String, Value>) -> Self {
         Self { origin, entries }
     }
 
-    /// Where this came from, for messages.
+    /// Its origin, for messages.
     pub(super) fn origin(&self) -> &str {
         &self.origin
     }
@@ -61,7 +61,7 @@ impl ModelConfig {
         self.entries.get("model_type").and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// A key's value; a null counts as absent, as it does in transformers.
+    /// A key's value. A null counts as absent, as in transformers.
     fn get(&self, key: &str) -> Option<&Value> {
         self.entries.get(key).filter(|value| !value.is_null())
     }
@@ -75,12 +75,12 @@ impl ModelConfig {
         })
     }
 
-    /// A positive whole number, or `default` where the key is absent or null.
+    /// A positive whole number, or `default` if the key is absent or null.
     pub(super) fn number_or(&self, key: &'static str, default: u64) -> Result<u64, SynthError> {
         Ok(self.number_or_none(key)?.unwrap_or(default))
     }
 
-    /// A positive whole number if the key is there and not null.
+    /// A positive whole number, or `None` if the key is absent or null.
     pub(super) fn number_or_none(&self, key: &'static str) -> Result<Option<u64>, SynthError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_u64() {
@@ -89,19 +89,19 @@ impl ModelConfig {
         }
     }
 
-    /// Whether the key is there with the value null.
+    /// True if the key is present with the value null.
     pub(super) fn is_null(&self, key: &str) -> bool {
         self.entries.get(key).is_some_and(Value::is_null)
     }
 
-    /// The product of two numbers, of which the one under `key` is to blame if it is too large.
+    /// The product of two numbers. If it is too large, the error names `key`.
     pub(super) fn product(&self, key: &'static str, left: u64, right: u64) -> Result<u64, SynthError> {
         left.checked_mul(right)
             .filter(|product| *product <= NUMBER_MAX)
             .ok_or_else(|| self.bad_value(key, format!("such that {left} x {right} is at most {NUMBER_MAX}")))
     }
 
-    /// True or false, or `default` where the key is absent or null.
+    /// True or false, or `default` if the key is absent or null.
     pub(super) fn flag_or(&self, key: &'static str, default: bool) -> Result<bool, SynthError> {
         match self.get(key) {
             None => Ok(default),
@@ -110,7 +110,7 @@ impl ModelConfig {
         }
     }
 
-    /// A text, or `default` where the key is absent or null.
+    /// A text, or `default` if the key is absent or null.
     pub(super) fn text_or<'a>(&'a self, key: &'static str, default: &'a str) -> Result<&'a str, SynthError> {
         match self.get(key) {
             None => Ok(default),
@@ -119,7 +119,7 @@ impl ModelConfig {
         }
     }
 
-    /// A list of whole numbers, empty where the key is absent or null.
+    /// A list of whole numbers; empty if the key is absent or null.
     pub(super) fn numbers(&self, key: &'static str) -> Result<Vec<u64>, SynthError> {
         let wrong = || self.bad_value(key, "a list of whole numbers".to_owned());
         match self.get(key) {
@@ -129,7 +129,7 @@ impl ModelConfig {
         }
     }
 
-    /// Refuses a configuration in which `key` holds anything but `accepted` (or nothing).
+    /// Refuses the configuration if `key` has a value other than `accepted`.
     pub(super) fn require(
         &self,
         key: &'static str,
@@ -147,22 +147,20 @@ impl ModelConfig {
         }
     }
 
-    /// The element type that the configuration states; `float32` where it states none, as in
-    /// transformers.
+    /// The element type of the configuration; `float32` if there is none, as in transformers.
     pub(super) fn dtype(&self) -> Result<FloatType, SynthError> {
         let key = if self.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
         let name = self.text_or(key, "float32")?;
         FloatType::parse(name).ok_or_else(|| self.bad_value(key, "bfloat16, float16 or float32".to_owned()))
     }
 
-    /// Sets a key that exists or shall exist.
+    /// Sets a key.
     pub(super) fn set(&mut self, key: &str, value: impl Into<Value>) {
         self.entries.insert(key.to_owned(), value.into());
     }
 
-    /// Writes the element type under the key or keys that the configuration uses. `torch_dtype` is
-    /// the key that every release of transformers reads, so it is the one added where there is
-    /// none.
+    /// Writes the element type under the keys that the configuration uses. If there is none, adds
+    /// `torch_dtype`, which every release of transformers reads.
     pub(super) fn set_dtype(&mut self, dtype: FloatType) {
         let mut found = false;
         for key in ["dtype", "torch_dtype"] {
@@ -176,22 +174,22 @@ impl ModelConfig {
         }
     }
 
-    /// Cuts a list that has one item per layer; other values are left alone.
+    /// Cuts a list with one item per layer. Other values are unchanged.
     pub(super) fn truncate_list(&mut self, key: &str, layer_count: u64) {
         if let Some(Value::Array(items)) = self.entries.get_mut(key) {
             items.truncate(usize::try_from(layer_count).unwrap_or(usize::MAX));
         }
     }
 
-    /// Removes from a list of layer numbers those that are cut off.
+    /// Removes the numbers of layers that are cut off from a list.
     pub(super) fn drop_layers_from(&mut self, key: &str, layer_count: u64) {
         if let Some(Value::Array(items)) = self.entries.get_mut(key) {
             items.retain(|item| item.as_u64().is_none_or(|layer| layer < layer_count));
         }
     }
 
-    /// The file's text: keys sorted, indented by two, with a newline at the end, as transformers
-    /// writes it.
+    /// The text of the file as transformers writes it: sorted keys, indented by two, with a final
+    /// newline.
     pub(super) fn to_text(&self) -> String {
         let mut entries = self.entries.clone();
         entries.sort_keys();
@@ -205,7 +203,7 @@ impl ModelConfig {
     }
 }
 
-/// A value as JSON, cut to what fits a message.
+/// A value as JSON, shortened for a message.
 fn shorten(value: &Value) -> String {
     const CHARACTERS_MAX: usize = 60;
     let text = value.to_string();
@@ -215,7 +213,7 @@ fn shorten(value: &Value) -> String {
     text.chars().take(CHARACTERS_MAX).chain("...".chars()).collect()
 }
 
-/// Reads the file, if it is one and small.
+/// Reads a small regular file.
 fn read_small_file(path: &Path) -> Result<Vec<u8>, SynthError> {
     small_file::read(path, CONFIG_BYTES_MAX).map_err(|error| match error {
         SmallFileError::Io(source) => SynthError::ReadConfig { path: PathBuf::from(path), source },

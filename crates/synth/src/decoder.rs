@@ -1,13 +1,13 @@
-//! The decoder-only family of Llama: one table says how its members differ, one function lays them
-//! all out.
+//! Decoder-only models related to Llama: a table of their differences, and one function that lists
+//! the tensors of all of them.
 //!
-//! The defaults are those of the configuration classes in transformers 5; names, shapes and order
-//! were compared with what `save_pretrained` writes (`fixtures/synth`, made by the script beside
-//! them).
+//! The defaults are those of the configuration classes in transformers 5. Tests compare names,
+//! shapes and order with the output of `save_pretrained` (`fixtures/synth`, made by the script
+//! there).
 
-use super::architecture::{ModelLayout, TensorList};
 use super::config::ModelConfig;
 use super::error::SynthError;
+use super::tensor_list::{ModelLayout, TensorList};
 
 /// Which projections of the attention have a bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ enum AttentionBias {
     InputsUnlessUnset,
 }
 
-/// What normalizes query and key.
+/// The norm of query and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QueryKeyNorm {
     None,
@@ -43,22 +43,21 @@ enum FeedForward {
     Experts(ExpertNames),
 }
 
-/// Where a mixture of experts keeps its parts.
+/// Names of the parts of a mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ExpertNames {
-    /// The block in the files; in memory it is always `mlp`.
+    /// The block in the files. In memory it is always `mlp`.
     block: &'static str,
     gate: &'static str,
     up: &'static str,
     down: &'static str,
     /// The key that gives the width of an expert.
     width_key: &'static str,
-    /// The number of experts where the configuration does not say.
+    /// The default number of experts.
     count_default: u64,
     /// Whether some layers may be dense (`decoder_sparse_step`, `mlp_only_layers`).
     has_dense_layers: bool,
-    /// The width of the expert that every token uses, where the configuration does not say; zero:
-    /// there is none.
+    /// The default width of the shared expert, which every token uses. Zero: there is none.
     shared_width_default: u64,
 }
 
@@ -68,15 +67,14 @@ pub(super) struct Family {
     /// The value of `model_type`.
     pub(super) model_type: &'static str,
     class_name: &'static str,
-    /// Heads of key and value where the configuration does not say; none: as many as query heads.
+    /// The default number of key and value heads. `None`: as many as query heads.
     kv_heads_default: Option<u64>,
-    /// Width of a head where the configuration does not say; none: the hidden size divided by the
-    /// heads.
+    /// The default width of a head. `None`: the hidden size divided by the number of heads.
     head_width_default: Option<u64>,
-    /// Whether the head shares the embedding's weight where the configuration does not say.
+    /// Whether the output head shares the embedding's weight by default.
     tied_default: bool,
     attention_bias: AttentionBias,
-    /// Whether `mlp_bias` is heeded.
+    /// Whether `mlp_bias` is read.
     reads_mlp_bias: bool,
     query_key_norm: QueryKeyNorm,
     feed_forward: FeedForward,
@@ -92,7 +90,7 @@ const FOUR_NORMS: &[&str] = &[
     "post_feedforward_layernorm",
 ];
 
-/// Plain Llama: what the others are said to differ from.
+/// Llama, the base of the other entries.
 const LLAMA: Family = Family {
     model_type: "llama",
     class_name: "LlamaForCausalLM",
@@ -106,7 +104,7 @@ const LLAMA: Family = Family {
     norms: TWO_NORMS,
 };
 
-/// Experts as Qwen names them.
+/// Experts with Qwen's names.
 const QWEN_EXPERTS: ExpertNames = ExpertNames {
     block: "mlp",
     gate: "gate_proj",
@@ -259,7 +257,7 @@ pub(super) fn family(model_type: &str) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.model_type == model_type)
 }
 
-/// The tensors of a member under a configuration.
+/// The tensors of a family with a configuration.
 pub(super) fn layout(config: &ModelConfig, family: &Family) -> Result<ModelLayout, SynthError> {
     let hidden = config.number("hidden_size")?;
     let vocabulary = config.number("vocab_size")?;
@@ -287,7 +285,7 @@ pub(super) fn layout(config: &ModelConfig, family: &Family) -> Result<ModelLayou
     Ok(ModelLayout { tensors, class_name: family.class_name })
 }
 
-/// The numbers that decide the tensors of the attention.
+/// The sizes of the attention.
 struct Attention {
     hidden: u64,
     query_width: u64,
@@ -303,7 +301,7 @@ impl Attention {
     fn read(config: &ModelConfig, family: &Family, hidden: u64) -> Result<Self, SynthError> {
         let heads = config.number("num_attention_heads")?;
         let kv_heads_default = match family.kv_heads_default {
-            // A null, unlike an absent key, means "as many as query heads" in all of them.
+            // Unlike an absent key, a null means "as many as query heads" in all families.
             Some(count) if !config.is_null("num_key_value_heads") => count,
             _ => heads,
         };
@@ -360,7 +358,7 @@ impl Attention {
     }
 }
 
-/// The numbers that decide the tensors of the feed-forward part.
+/// The sizes of the feed-forward part.
 struct FeedForwardShape {
     kind: FeedForward,
     hidden: u64,
@@ -388,7 +386,7 @@ impl FeedForwardShape {
             dense_layers: Vec::new(),
         };
         if let FeedForward::Experts(names) = family.feed_forward {
-            // One number under two names: transformers 4 and 5 do not agree on it for all of these models.
+            // Transformers 4 and 5 use different keys for some of these models.
             shape.expert_count = match config.number_or_none("num_experts")? {
                 Some(count) => count,
                 None => config.number_or("num_local_experts", names.count_default)?,
@@ -420,8 +418,8 @@ impl FeedForwardShape {
         }
     }
 
-    /// Whether a layer has experts: the rule of Qwen, which every other mixture here meets with its
-    /// constants.
+    /// Whether a layer has experts, by Qwen's rule. With their constants it holds for all other
+    /// mixtures.
     fn is_sparse(&self, layer: u64) -> bool {
         !self.dense_layers.contains(&layer) && (layer + 1).is_multiple_of(self.sparse_step)
     }
@@ -432,8 +430,8 @@ impl FeedForwardShape {
         list.push_linear(&format!("{prefix}.down_proj"), self.hidden, width, self.bias)
     }
 
-    /// Router and experts. In memory transformers 5 holds all experts of a layer in two tensors,
-    /// `gate_up_proj` and `down_proj`, which it cuts up when it saves.
+    /// Adds router and experts. In memory transformers 5 holds all experts of a layer in two
+    /// tensors, `gate_up_proj` and `down_proj`. It splits them when saving.
     fn push_experts(
         &self,
         list: &mut TensorList,

@@ -1,4 +1,4 @@
-//! The target directory: nothing appears in it under a final name before everything is on disk.
+//! The target directory. Files get their final names only after everything is on disk.
 //!
 //! ```text
 //! open ──> create_part* ──> publish        everything renamed, the configuration last; the directory synced
@@ -6,10 +6,10 @@
 //!   └───────────┴──────────────┴─> drop    without publish: every file and directory of this run is removed
 //! ```
 //!
-//! A part is a file whose name starts with a dot and ends in [`PART_SUFFIX`], so that no reader of
-//! checkpoints takes it for one, not even after a kill that left no time to clean up. Names are
-//! resolved against the open directory and created exclusively, so that neither a link nor a file
-//! put there meanwhile is followed or overwritten.
+//! A part is an unfinished file. Its name starts with a dot and ends in [`PART_SUFFIX`], so that no
+//! reader takes it for a checkpoint, even after a kill without cleanup. Names are resolved relative
+//! to the open directory and created exclusively: a link or file that appears meanwhile is neither
+//! followed nor overwritten.
 
 use std::fs::File;
 use std::io;
@@ -24,36 +24,35 @@ use super::error::SynthError;
 /// The end of the name of an unfinished file.
 pub(super) const PART_SUFFIX: &str = ".loadcheck-part";
 
-/// Tries for a free name of a part; only leftovers of a process with the same number stand in the
-/// way.
+/// Attempts to find a free name for a part. Only leftovers of a process with the same id can occupy
+/// names.
 const PART_TRIES: u32 = 100;
 
-/// An open target directory and what this run has put into it.
+/// An open target directory, and the files that this run has created in it.
 #[derive(Debug)]
 pub(super) struct TargetDirectory {
     path: PathBuf,
     handle: OwnedFd,
-    /// Directories that this run made, outermost first.
+    /// Directories that this run created, outermost first.
     created: Vec<PathBuf>,
     overwrite: bool,
     /// Bytes of the whole checkpoint, for messages about a full file system.
     needed_bytes: u64,
-    /// Names in the directory that must go if the run does not succeed.
+    /// Names to remove if the run fails.
     unfinished: Mutex<Vec<String>>,
 }
 
 /// A file that is being written.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// Its name for now.
+    /// Its temporary name.
     pub(super) name: String,
-    /// Its name when all is done.
+    /// Its final name.
     pub(super) final_name: String,
 }
 
 impl TargetDirectory {
-    /// Opens the directory, makes it if it is missing, and checks that `final_names` may be
-    /// written.
+    /// Opens the directory, creating it if missing, and checks that `final_names` may be written.
     pub(super) fn open(
         path: &Path,
         overwrite: bool,
@@ -90,8 +89,8 @@ impl TargetDirectory {
         SynthError::from_io(action, self.path_of(name), self.needed_bytes, source)
     }
 
-    /// Refuses a directory in which something is in the way. Where overwriting is allowed, parts
-    /// that a killed run left behind are removed, so that their space is free again.
+    /// Refuses a directory with conflicting files. If overwriting is allowed, removes the parts of
+    /// killed runs to free their space.
     fn check_entries(&self, final_names: &[String]) -> Result<(), SynthError> {
         let list_failed = |error| failed("list", self.path.clone(), error);
         let mut leftovers = Vec::new();
@@ -118,13 +117,12 @@ impl TargetDirectory {
         Ok(())
     }
 
-    /// Refuses a file system with less room than the files take, block by block.
+    /// Refuses a file system with too little free space for the files, in whole blocks.
     fn check_space(&self) -> Result<(), SynthError> {
         let space = rustix::fs::fstatvfs(&self.handle)
             .map_err(|error| failed("ask for the free space of", self.path.clone(), error))?;
         let available_bytes = space.f_bavail.saturating_mul(space.f_frsize);
-        // A file system without a size (ramfs, some network ones) answers zero to everything: that says
-        // nothing.
+        // File systems without a size (ramfs, some network ones) report zero for everything.
         if space.f_blocks > 0 && available_bytes < self.needed_bytes {
             return Err(SynthError::NoSpace {
                 path: self.path.clone(),
@@ -135,9 +133,9 @@ impl TargetDirectory {
         Ok(())
     }
 
-    /// Makes a new, empty file for writing, past the page cache where `direct` asks for it.
+    /// Creates a new, empty file for writing; with `direct`, bypassing the page cache if possible.
     ///
-    /// The mode is what the umask leaves of 0666.
+    /// The mode is 0666 without the bits of the umask.
     pub(super) fn create_part(
         &self,
         final_name: &str,
@@ -159,7 +157,8 @@ impl TargetDirectory {
                     ));
                 }
                 Err(rustix::io::Errno::EXIST) if tries < PART_TRIES => tries += 1,
-                // The file system does not write past its cache. Some kernels notice after making the file.
+                // The file system does not support direct writes. Some kernels notice after
+                // creating the file.
                 Err(rustix::io::Errno::INVAL) if direct => {
                     let _ = rustix::fs::unlinkat(&self.handle, name.as_str(), AtFlags::empty());
                     direct = false;
@@ -198,7 +197,7 @@ impl TargetDirectory {
             rustix::fs::renameat(at, from, at, to)
         } else {
             match rustix::fs::renameat_with(at, from, at, to, RenameFlags::NOREPLACE) {
-                // Not every file system has this flag; a hard link never replaces either.
+                // Not every file system has this flag. A hard link never replaces a file either.
                 Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
                     rustix::fs::linkat(at, from, at, to, AtFlags::empty())
                         .and_then(|()| rustix::fs::unlinkat(at, from, AtFlags::empty()))
@@ -217,14 +216,13 @@ impl TargetDirectory {
     }
 
     fn names(&self) -> std::sync::MutexGuard<'_, Vec<String>> {
-        // A list of names is whole after every step, so a panic elsewhere does not spoil it.
+        // The list is consistent after every step, so a panic elsewhere does not matter.
         self.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for TargetDirectory {
-    /// Removes what an unsuccessful run has made. Errors have nowhere to go: the one that led here
-    /// is reported.
+    /// Removes the files of a failed run. Errors are ignored: the error of the run is reported.
     fn drop(&mut self) {
         for name in self.names().drain(..) {
             let _ = rustix::fs::unlinkat(&self.handle, name.as_str(), AtFlags::empty());
@@ -233,7 +231,7 @@ impl Drop for TargetDirectory {
     }
 }
 
-/// Makes the directory and its missing parents; says which were made, outermost first.
+/// Creates the directory and its missing parents. Returns those created, outermost first.
 fn create_missing(path: &Path) -> Result<Vec<PathBuf>, SynthError> {
     let mut missing = Vec::new();
     let mut next = Some(path);
@@ -258,14 +256,14 @@ fn create_missing(path: &Path) -> Result<Vec<PathBuf>, SynthError> {
     Ok(created)
 }
 
-/// Removes directories that this run made, as far as they are empty.
+/// Removes the empty ones of the directories that this run created.
 fn remove_directories(created: &[PathBuf]) {
     for directory in created.iter().rev() {
         let _ = std::fs::remove_dir(directory);
     }
 }
 
-/// Makes the entries of new directories durable in their parents.
+/// Syncs the parents of new directories.
 fn sync_parents(created: &[PathBuf]) -> Result<(), SynthError> {
     for directory in created {
         let parent = match directory.parent() {
@@ -286,7 +284,7 @@ fn failed(action: &'static str, path: PathBuf, error: rustix::io::Errno) -> Synt
     SynthError::Io { action, path, source: error.into() }
 }
 
-/// Whether a reader of checkpoints would look at a file of this name.
+/// True for file names that readers of checkpoints open.
 pub fn belongs_to_checkpoint(name: &str) -> bool {
     [".safetensors", ".safetensors.index.json", ".bin.index.json"].iter().any(|end| name.ends_with(end))
         || (name.starts_with("pytorch_model") && name.ends_with(".bin"))

@@ -1,8 +1,6 @@
-//! Whole runs: what stands in the directory afterwards, after success and after every kind of
-//! failure.
+//! Whole runs: the contents of the directory after success and after every kind of failure.
 //!
-//! Tests that need a small file system of their own mount one. Where that is not permitted they say
-//! so on stderr and check nothing.
+//! Some tests mount a small file system. If that is not permitted, they print that they skip.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -82,7 +80,7 @@ fn every_dtype_reads_back_finite_and_not_zero() {
         let found = tensors(directory.path());
         assert_eq!(found.len(), 75);
         for (name, (found_dtype, bytes)) in &found {
-            assert_eq!(*found_dtype, dtype.dtype());
+            assert_eq!(*found_dtype, shards::header_dtype(dtype));
             assert_finite_and_not_zero(name, *found_dtype, bytes);
         }
         assert_eq!(report.tensor_bytes, found.values().map(|(_, bytes)| length_of(bytes)).sum::<u64>());

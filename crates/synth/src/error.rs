@@ -1,7 +1,6 @@
-//! What can go wrong while a checkpoint is made.
+//! Errors while a checkpoint is made.
 //!
-//! Every error names the file it is about. The predicates sort them for the program's exit code;
-//! this file knows no exit code itself.
+//! Every error names its file. The program derives its exit code from the predicates.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,16 +9,16 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SynthError {
-    /// The source names neither a preset nor a file.
+    /// The source is neither a preset nor a file.
     #[error(
         "unknown preset `{given}`{}; known presets: {known}; \
          to use a configuration file, give its path (`./config.json`)",
         suggestion.as_ref().map(|name| format!("; did you mean `{name}`?")).unwrap_or_default()
     )]
     UnknownPreset {
-        /// What was asked for.
+        /// The given name.
         given: String,
-        /// The nearest preset, if one is near.
+        /// The most similar preset, if there is one.
         suggestion: Option<String>,
         /// All presets, separated by commas.
         known: String,
@@ -32,10 +31,10 @@ pub enum SynthError {
         /// Why.
         source: io::Error,
     },
-    /// The system refused a thread.
+    /// A thread could not be started.
     #[error("cannot start a thread: {source}")]
     Thread {
-        /// The system's answer.
+        /// The error of the system.
         source: io::Error,
     },
     /// A configuration file is far too large to be one.
@@ -56,7 +55,7 @@ pub enum SynthError {
         /// What the parser says.
         reason: String,
     },
-    /// The configuration belongs to an architecture whose tensors are not known here.
+    /// The architecture of the configuration is not supported.
     #[error("{origin} has model_type `{model_type}`, whose tensors synth does not know; known: {known}")]
     UnknownModelType {
         /// The file or preset.
@@ -66,7 +65,7 @@ pub enum SynthError {
         /// All known values, separated by commas.
         known: String,
     },
-    /// The configuration lacks what decides a shape.
+    /// The configuration lacks a key that a shape depends on.
     #[error("{origin} lacks `{key}`, which is needed to lay out a {model_type} model")]
     MissingKey {
         /// The file or preset.
@@ -88,7 +87,7 @@ pub enum SynthError {
         /// The value found, as JSON.
         found: String,
     },
-    /// The configuration asks for something that changes the tensors in a way not known here.
+    /// The configuration would change the tensors in an unknown way.
     #[error("{origin}: `{key}` is {found}; {reason}")]
     Unsupported {
         /// The file or preset.
@@ -97,10 +96,10 @@ pub enum SynthError {
         key: &'static str,
         /// The value found, as JSON.
         found: String,
-        /// What is supported and what to do.
+        /// The supported value and what to do.
         reason: &'static str,
     },
-    /// More layers were asked for than the model has.
+    /// The model has fewer layers than asked for.
     #[error("--layers {asked} is not possible: {origin} has {available} layers; give 1 to {available}")]
     Layers {
         /// The file or preset.
@@ -110,7 +109,7 @@ pub enum SynthError {
         /// Layers that the model has.
         available: u64,
     },
-    /// The model is larger than a file or a header can say.
+    /// The model is too large for a file or a header.
     #[error("{origin}: the model is too large: {what} exceeds {limit}")]
     TooLarge {
         /// The file or preset.
@@ -129,7 +128,7 @@ pub enum SynthError {
         /// The target.
         path: PathBuf,
     },
-    /// The target directory holds something.
+    /// The target directory is not empty.
     #[error(
         "{} is not empty (it holds `{}`); nothing was written; \
          choose another directory, or pass --force to overwrite files of the same names \
@@ -154,7 +153,7 @@ pub enum SynthError {
         /// The file that would be left over.
         entry: String,
     },
-    /// Somebody made a file of the same name while this run was writing.
+    /// A file of the same name was created by something else during the run.
     #[error("{} appeared during the run and was not overwritten; what this run had written was removed", path.display())]
     Appeared {
         /// The file.
@@ -191,22 +190,22 @@ pub enum SynthError {
     /// A system call on the target failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was being done, as a verb.
+        /// The operation, as a verb.
         action: &'static str,
-        /// To what.
+        /// Its path.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
     },
-    /// The header crate refused the layout.
+    /// The safetensors crate refused the layout.
     #[error("cannot make the header of {file}: {reason}")]
     Header {
         /// The shard.
         file: String,
-        /// What the crate said.
+        /// The message of the crate.
         reason: String,
     },
-    /// The caller asked to stop.
+    /// The caller stopped the run.
     #[error(
         "interrupted after {written_bytes} of {total_bytes} bytes; what this run had written was removed"
     )]
@@ -219,7 +218,7 @@ pub enum SynthError {
 }
 
 impl SynthError {
-    /// The request itself cannot be met: a wrong name, a target in use, too little room.
+    /// True if the request cannot be met: a wrong name, a target in use, too little space.
     pub fn is_request(&self) -> bool {
         matches!(
             self,
@@ -233,7 +232,7 @@ impl SynthError {
         )
     }
 
-    /// The configuration file is missing, unreadable, malformed or of an unknown kind.
+    /// True if the configuration file is missing, unreadable, malformed or of an unknown kind.
     pub fn is_invalid_config(&self) -> bool {
         matches!(
             self,
@@ -248,13 +247,13 @@ impl SynthError {
         )
     }
 
-    /// The caller stopped the run.
+    /// True if the caller stopped the run.
     pub fn is_interrupted(&self) -> bool {
         matches!(self, Self::Interrupted { .. })
     }
 
-    /// Turns a failed system call on `path` into an error; a full file system or quota gets its
-    /// own.
+    /// The error of a failed system call on `path`. A full file system or quota has its own
+    /// variant.
     pub(super) fn from_io(action: &'static str, path: PathBuf, needed_bytes: u64, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

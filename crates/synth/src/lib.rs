@@ -1,18 +1,18 @@
-//! `loadcheck synth`: makes a checkpoint with a real model's tensor names, shapes and dtypes,
-//! filled with random bytes that are finite as floats and never zero, so that anyone can try a
-//! loader without a download.
+//! Makes checkpoints of random weights with the tensor names, shapes and dtypes of real models, to
+//! try a loader without a download. The weights are finite and never zero.
 //!
 //! ```text
 //! preset or config.json ─> config ─> architecture ─> shards ─> directory ─> writer ─> publish
 //!                          (JSON)    (tensors)       (files)   (checks)     (bytes)   (names)
 //! ```
 //!
-//! The result opens in whatever opens the model itself: `config.json`, shards and index are laid
-//! out as transformers writes them. The weights are noise, so that the model computes nonsense. No
-//! tokenizer is made.
+//! Every program that opens the real model opens the result: `config.json`, shards and index are
+//! laid out as transformers writes them. There is no tokenizer.
 //!
-//! It knows neither arguments nor the terminal: the program hands over a [`SynthRequest`] and
-//! prints the [`SynthReport`].
+//! `loadcheck synth` passes a [`SynthRequest`] to [`run`] and prints the [`SynthReport`].
+//!
+//! A file uses only files to its left in the picture, and `error`. `presets` feeds `config`;
+//! `decoder`, `other` and `tensor_list` belong to `architecture`, `random` to `writer`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,22 +32,23 @@ mod random;
 #[cfg(test)]
 mod references;
 mod shards;
+mod tensor_list;
 mod writer;
 
 pub use directory::belongs_to_checkpoint;
 pub use error::SynthError;
+pub use onelayer_system::FloatType;
 pub use presets::presets;
-pub use random::FloatType;
 
 use config::ModelConfig;
 use directory::TargetDirectory;
 use shards::ShardPlan;
 use writer::WriteJob;
 
-/// The size of a shard where the caller does not say: 5 GB, as huggingface_hub has it.
+/// The default size of a shard: 5 GB, as in huggingface_hub.
 pub const SHARD_BYTES_DEFAULT: u64 = 5_000_000_000;
 
-/// A file never takes less than whole blocks; what most file systems use.
+/// Files take whole blocks of this size on most file systems.
 const BLOCK_BYTES_MIN: u64 = 4096;
 
 /// The name of the index.
@@ -56,29 +57,29 @@ const INDEX_NAME: &str = "model.safetensors.index.json";
 /// The name of the configuration.
 const CONFIG_NAME: &str = "config.json";
 
-/// What to make, and where.
+/// A checkpoint to make.
 #[derive(Clone, Debug)]
 pub struct SynthRequest {
-    /// A preset's name, or the path of a `config.json` or of a directory that holds one. A preset's
-    /// name wins over a file of that name; a path with a slash is always a path.
+    /// A preset's name, or the path of a `config.json` or of a directory with one. A preset wins
+    /// over a file of the same name; text with a slash is always a path.
     pub source: String,
-    /// The directory to write into; made if it is missing.
+    /// The directory to write into. It is created if missing.
     pub directory: PathBuf,
-    /// Another element type than the configuration's.
+    /// The element type; `None`: that of the configuration.
     pub dtype: Option<FloatType>,
-    /// Keep only this many layers (of encoder and decoder each, where there are both).
+    /// Keep only this many layers, of encoder and decoder each if there are both.
     pub layer_count: Option<u64>,
-    /// Most bytes of tensors in one file; a larger tensor has a file of its own.
+    /// The most bytes of tensors in one file. A larger tensor gets a file for itself.
     pub shard_bytes_max: u64,
-    /// The same seed gives the same bytes, whatever the number of threads and the size of the
-    /// shards.
+    /// The same seed gives the same tensors, for any number of threads and any size of the shards.
     pub seed: u64,
-    /// Threads that make and write bytes, each with a buffer of 4 MiB; none: as many as cores, from
+    /// Threads that generate and write, each with a buffer of 4 MiB. `None`: as many as cores, from
     /// 2 to 4.
     pub thread_count: Option<usize>,
     /// Overwrite files of the same names in a directory that is not empty.
     pub force: bool,
-    /// Set it (from a signal handler, say) to stop early; what was written is then removed.
+    /// Set it, for instance from a signal handler, to stop early. All written files are then
+    /// removed.
     pub cancel: Arc<AtomicBool>,
 }
 
@@ -100,7 +101,7 @@ impl SynthRequest {
     }
 }
 
-/// What was made.
+/// The checkpoint that was made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SynthReport {
     /// The directory.
@@ -109,7 +110,7 @@ pub struct SynthReport {
     pub model_type: String,
     /// The element type of every tensor.
     pub dtype: FloatType,
-    /// Every file, with its length: tensors first, then the index, then the configuration.
+    /// Every file with its length: shards, then the index, then the configuration.
     pub files: Vec<(String, u64)>,
     /// Number of tensors.
     pub tensor_count: u64,
@@ -121,22 +122,22 @@ pub struct SynthReport {
     pub file_bytes: u64,
     /// The seed that was used.
     pub seed: u64,
-    /// Whether the page cache was bypassed; where not, it was dropped behind the writer.
+    /// Whether the page cache was bypassed. Otherwise cached pages were dropped after writing.
     pub direct: bool,
-    /// From the first block to the last sync and rename.
+    /// Time from the first block to the last sync and rename.
     pub elapsed: Duration,
 }
 
 /// Makes a checkpoint.
 ///
-/// `progress` is called on this thread with the bytes written and the bytes to be written, first
-/// with zero, then after every block. Memory is one block of 4 MiB per thread, and the headers.
+/// `progress` is called on this thread with the bytes written so far and the total: first with
+/// zero, then after every block. Memory: one block of 4 MiB per thread, and the headers.
 ///
 /// # Errors
 ///
-/// Nothing is written if the request cannot be met: an unknown source, a configuration that cannot
-/// be laid out, a directory that is not empty, too little free space. An error after that (a full
-/// disk, a failed write or sync, an interruption) removes what was made, the directory included if
+/// Nothing is written if the request cannot be met: an unknown source, an unsupported
+/// configuration, a directory that is not empty, too little free space. After a later error (a full
+/// disk, a failed write or sync, an interruption), all new files are removed, and the directory if
 /// it was new.
 pub fn run(request: &SynthRequest, progress: &mut dyn FnMut(u64, u64)) -> Result<SynthReport, SynthError> {
     let mut config = read_source(&request.source)?;
@@ -190,7 +191,7 @@ pub fn run(request: &SynthRequest, progress: &mut dyn FnMut(u64, u64)) -> Result
     })
 }
 
-/// Finds the configuration that the source names.
+/// Reads the configuration that `source` names.
 fn read_source(source: &str) -> Result<ModelConfig, SynthError> {
     match presets::find(source) {
         Ok(config) => Ok(config),
@@ -202,13 +203,13 @@ fn read_source(source: &str) -> Result<ModelConfig, SynthError> {
     }
 }
 
-/// The small files beside the tensors, in the order in which they get their names.
+/// The small files beside the shards, in the order of publishing.
 fn side_files(config: &ModelConfig, plan: &ShardPlan) -> Vec<(&'static str, String)> {
     let index = plan.index_text.iter().map(|text| (INDEX_NAME, text.clone()));
     index.chain([(CONFIG_NAME, config.to_text())]).collect()
 }
 
-/// Room that all files take, in whole blocks.
+/// Space of all files, in whole blocks.
 fn needed_bytes(plan: &ShardPlan, side_files: &[(&str, String)]) -> u64 {
     let shards = plan.shards.iter().map(|shard| shard.file_bytes);
     let lengths = shards.chain(side_files.iter().map(|(_, text)| length(text)));
@@ -219,8 +220,7 @@ fn length(text: &str) -> u64 {
     u64::try_from(text.len()).expect("a length in memory fits 64 bits")
 }
 
-/// Two threads hide one's generating behind the other's writing; more than four gain nothing on one
-/// disk.
+/// With two threads, one generates while the other writes. More than four gain nothing on one disk.
 fn thread_count_default() -> usize {
     std::thread::available_parallelism().map_or(2, |cores| cores.get().clamp(2, 4))
 }

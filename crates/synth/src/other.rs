@@ -1,12 +1,12 @@
 //! Architectures outside the Llama family: GPT-2 and T5.
 //!
-//! Names, shapes and order were compared with what `save_pretrained` writes, as those of `decoder`.
+//! Tests compare names, shapes and order with the output of `save_pretrained`.
 
 use serde_json::json;
 
-use super::architecture::{ModelLayout, TensorList};
 use super::config::ModelConfig;
 use super::error::SynthError;
+use super::tensor_list::{ModelLayout, TensorList};
 
 /// GPT-2 with its head. Its projections are stored as `[inputs, outputs]`, unlike those of a linear
 /// layer.
@@ -68,7 +68,7 @@ pub(super) fn t5(config: &ModelConfig) -> Result<ModelLayout, SynthError> {
     Ok(ModelLayout { tensors: list.into_module_order(), class_name: "T5ForConditionalGeneration" })
 }
 
-/// The numbers that decide the tensors of a stack of T5 blocks.
+/// The sizes of a stack of T5 blocks.
 struct T5Stack {
     model: u64,
     attention_width: u64,

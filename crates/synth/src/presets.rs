@@ -1,8 +1,8 @@
-//! Published models whose configurations travel with the program.
+//! Configurations of published models, embedded in the program.
 //!
-//! The data stands in `presets.json`: for each preset a line for the help text, the parameter count
-//! that its authors publish (the tests hold the layout against it), and the entries of its
-//! `config.json` that decide the tensors or that a loader insists on.
+//! The data is in `presets.json`. Each preset has a line for the help text, the published parameter
+//! count (which the tests compare), and the entries of its `config.json` that decide the tensors or
+//! that loaders require.
 
 use serde_json::{Map, Value};
 
@@ -19,7 +19,7 @@ pub struct Preset {
     pub name: String,
     /// One line for the help text.
     pub about: String,
-    /// The number of parameters that the authors publish, for the size in the help text.
+    /// The published number of parameters, for the help text.
     pub parameter_count: u64,
     config: Map<String, Value>,
 }
@@ -32,7 +32,7 @@ pub fn presets() -> Vec<Preset> {
     entries.into_iter().filter_map(|(name, value)| preset(name, &value)).collect()
 }
 
-/// Reads one entry; a test checks that none is dropped.
+/// Reads one entry. A test checks that none is dropped.
 fn preset(name: String, value: &Value) -> Option<Preset> {
     Some(Preset {
         name,
@@ -42,11 +42,11 @@ fn preset(name: String, value: &Value) -> Option<Preset> {
     })
 }
 
-/// The configuration of a preset, found without regard to upper and lower case.
+/// The configuration of a preset. Case does not matter.
 ///
 /// # Errors
 ///
-/// [`SynthError::UnknownPreset`], with the nearest name where one is near.
+/// [`SynthError::UnknownPreset`], with the most similar name if there is one.
 pub(super) fn find(given: &str) -> Result<ModelConfig, SynthError> {
     let presets = presets();
     match presets.iter().find(|preset| preset.name.eq_ignore_ascii_case(given)) {
@@ -57,7 +57,7 @@ pub(super) fn find(given: &str) -> Result<ModelConfig, SynthError> {
     }
 }
 
-/// The error for a name that is none.
+/// The error for an unknown name.
 fn unknown(given: &str, presets: &[Preset]) -> SynthError {
     let wanted = given.to_ascii_lowercase();
     let nearest = presets

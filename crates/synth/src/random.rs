@@ -1,19 +1,17 @@
 //! The bytes of a synthetic tensor: fast, finite as floats, and never zero.
 //!
-//! A tensor is cut into groups of [`GROUP_BYTES`]. A group is a pure function of (seed, tensor,
-//! group): any part of any tensor can be made at any time by any thread, and the result does not
-//! depend on how the work was shared out. Inside a group eight independent xorshift generators fill
-//! eight interleaved lanes; the loop has no multiplication and no carried dependency between lanes,
-//! so that the compiler turns it into vector code even for the oldest x86-64.
+//! A tensor consists of groups of [`GROUP_BYTES`]. The bytes of a group depend only on seed, tensor
+//! and group, so any thread can make any part at any time with the same result. Inside a group,
+//! eight independent xorshift generators fill eight interleaved lanes. The loop has no
+//! multiplication and no dependency between lanes, so the compiler vectorizes it even for the
+//! oldest x86-64.
 //!
-//! It does not try to be a good statistical generator, and is no cryptographic one: it makes filler
-//! that does not compress, differs everywhere, and cannot be mistaken for a hole in a file. The
-//! writer calls it; nothing else does.
+//! This is neither a good statistical nor a cryptographic generator. Its output does not compress,
+//! differs everywhere, and cannot be mistaken for a hole in a file.
 
-use safetensors::Dtype;
-use serde::{Deserialize, Serialize};
+use onelayer_system::FloatType;
 
-/// Length of the unit of generation, in bytes; a multiple of one round of the eight lanes.
+/// Bytes of a group; a multiple of one round of the eight lanes.
 pub(super) const GROUP_BYTES: usize = 4096;
 
 /// Lanes of 64 bits that a round fills.
@@ -25,80 +23,20 @@ const ROUND_BYTES: usize = LANE_COUNT * 8;
 /// The increment of splitmix64: 2^64 divided by the golden ratio, made odd.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The element types that can be made, and narrowed to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FloatType {
-    /// bfloat16: 8 bits of exponent, 7 of fraction.
-    Bf16,
-    /// IEEE 754 half precision: 5 bits of exponent, 10 of fraction.
-    F16,
-    /// IEEE 754 single precision.
-    F32,
-}
-
-impl FloatType {
-    /// Every type that can be made.
-    pub const ALL: [Self; 3] = [Self::Bf16, Self::F16, Self::F32];
-
-    /// Reads the short name (`bf16`, `f16`, `f32`) or the name that a `config.json` uses
-    /// (`bfloat16`, `float16`, `float32`, with or without `torch.`).
-    pub fn parse(name: &str) -> Option<Self> {
-        let name = name.strip_prefix("torch.").unwrap_or(name).to_ascii_lowercase();
-        Self::ALL.into_iter().find(|float| name == float.short_name() || name == float.config_name())
-    }
-
-    /// The name used on the command line.
-    pub fn short_name(self) -> &'static str {
-        match self {
-            Self::Bf16 => "bf16",
-            Self::F16 => "f16",
-            Self::F32 => "f32",
-        }
-    }
-
-    /// The name used in `config.json`.
-    pub(super) fn config_name(self) -> &'static str {
-        match self {
-            Self::Bf16 => "bfloat16",
-            Self::F16 => "float16",
-            Self::F32 => "float32",
-        }
-    }
-
-    /// The type as a safetensors header names it.
-    pub(super) fn dtype(self) -> Dtype {
-        match self {
-            Self::Bf16 => Dtype::BF16,
-            Self::F16 => Dtype::F16,
-            Self::F32 => Dtype::F32,
-        }
-    }
-
-    /// Size of one element.
-    pub(super) fn size_bytes(self) -> u64 {
-        match self {
-            Self::Bf16 | Self::F16 => 2,
-            Self::F32 => 4,
-        }
-    }
-
-    /// Which random bits of a 64-bit word stay, and which bits are then set.
-    ///
-    /// Sign and fraction stay random. The exponent keeps two random bits below fixed ones, so that
-    /// every magnitude lies in `[2^-7, 2^-3)`: like a weight, and far from zero, infinity and
-    /// NaN. The lowest bit of every byte that holds only fraction is set, so that no byte is
-    /// ever zero.
-    fn masks(self) -> Masks {
-        match self {
-            Self::Bf16 => Masks { keep: repeat_u16(0x81FF), set: repeat_u16(0x3C01) },
-            Self::F16 => Masks { keep: repeat_u16(0x8FFF), set: repeat_u16(0x2001) },
-            Self::F32 => Masks { keep: repeat_u32(0x81FF_FFFF), set: repeat_u32(0x3C01_0101) },
-        }
+/// The random bits of a 64-bit word that are kept, and the bits that are then set.
+///
+/// Sign and fraction stay random. The exponent keeps two random bits below fixed ones, so that
+/// every magnitude is in `[2^-7, 2^-3)`: like a weight, and far from zero, infinity and NaN. The
+/// lowest bit of every byte of the fraction alone is set, so that no byte is zero.
+fn masks(float: FloatType) -> Masks {
+    match float {
+        FloatType::Bf16 => Masks { keep: repeat_u16(0x81FF), set: repeat_u16(0x3C01) },
+        FloatType::F16 => Masks { keep: repeat_u16(0x8FFF), set: repeat_u16(0x2001) },
+        FloatType::F32 => Masks { keep: repeat_u32(0x81FF_FFFF), set: repeat_u32(0x3C01_0101) },
     }
 }
 
-/// See [`FloatType::masks`].
+/// See [`masks`].
 #[derive(Clone, Copy)]
 struct Masks {
     keep: u64,
@@ -113,14 +51,12 @@ pub(super) struct TensorBytes {
 }
 
 impl TensorBytes {
-    /// The bytes of the tensor numbered `tensor_index` (in the order of the model's state dict)
-    /// under `seed`.
+    /// The bytes of tensor `tensor_index` (in the order of the state dict) with `seed`.
     pub(super) fn new(seed: u64, tensor_index: u64, float: FloatType) -> Self {
-        Self { key: mix(mix(seed.wrapping_add(GOLDEN)).wrapping_add(tensor_index)), masks: float.masks() }
+        Self { key: mix(mix(seed.wrapping_add(GOLDEN)).wrapping_add(tensor_index)), masks: masks(float) }
     }
 
-    /// Writes the tensor's bytes from `offset_bytes` on, counted from the tensor's start, over all
-    /// of `target`.
+    /// Fills `target` with the tensor's bytes from `offset_bytes` on.
     pub(super) fn fill(self, offset_bytes: u64, target: &mut [u8]) {
         let group_bytes = u64::try_from(GROUP_BYTES).expect("a small constant");
         let mut group = offset_bytes / group_bytes;
@@ -159,7 +95,7 @@ impl TensorBytes {
         let mut state = key;
         for lane in &mut lanes {
             state = state.wrapping_add(GOLDEN);
-            // A xorshift generator must not start at zero: it would stay there.
+            // A xorshift generator must not start at zero, where it would stay.
             *lane = mix(state) | 1;
         }
         for round in target.chunks_exact_mut(ROUND_BYTES) {
@@ -225,7 +161,7 @@ mod tests {
     #[test]
     fn masks_allow_only_small_finite_values() {
         for float in FloatType::ALL {
-            let masks = float.masks();
+            let masks = masks(float);
             for bits in [0, u64::MAX, 0x5555_5555_5555_5555, 0xAAAA_AAAA_AAAA_AAAA] {
                 let word = ((bits & masks.keep) | masks.set).to_le_bytes();
                 for value in values(float, &word) {
@@ -241,7 +177,7 @@ mod tests {
         for float in FloatType::ALL {
             let bytes = sample(float);
             assert!(bytes.iter().all(|&byte| byte != 0), "{float:?}");
-            let masks = float.masks();
+            let masks = masks(float);
             let (mut ones, mut zeros) = (0, 0);
             for word in bytes.chunks_exact(8) {
                 let word = u64::from_le_bytes(word.try_into().unwrap());
@@ -297,15 +233,5 @@ mod tests {
         for other in [make(1, 0, 0), make(0, 1, 0), make(0, 0, 4096), make(0, 0, 256)] {
             assert_ne!(base, other);
         }
-    }
-
-    #[test]
-    fn names_parse_in_both_spellings() {
-        for float in FloatType::ALL {
-            assert_eq!(FloatType::parse(float.short_name()), Some(float));
-            assert_eq!(FloatType::parse(&format!("torch.{}", float.config_name())), Some(float));
-        }
-        assert_eq!(FloatType::parse("BF16"), Some(FloatType::Bf16));
-        assert_eq!(FloatType::parse("float64"), None);
     }
 }

@@ -1,10 +1,10 @@
-//! Compares names, shapes, dtypes, order and sharding with what transformers writes and holds.
+//! Compares names, shapes, dtypes, order and sharding with transformers.
 //!
-//! `fixtures/synth/NAME.json`: small configurations and what `save_pretrained` of transformers 5.23
-//! made of them, by the script beside them; `checkpoint-NAME.json`: the same of the small
-//! checkpoints that the whole project is tested with. `class-defaults.json`: the parameters of
-//! models as transformers 4.57 builds them from a configuration class without arguments, one line
-//! for all layers and experts.
+//! `fixtures/synth/NAME.json`: small configurations and the files that `save_pretrained` of
+//! transformers 5.23 wrote for them, by the script there. `checkpoint-NAME.json`: the same for the
+//! small checkpoints in `fixtures/checkpoints`. `class-defaults.json`: the parameters of models
+//! that transformers 4.57 builds from a configuration class without arguments, one line for all
+//! layers and experts.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -1,32 +1,30 @@
-//! Which tensor goes into which file, and everything around the tensors' bytes: names, headers, the
-//! index.
+//! Assigns tensors to files, and makes file names, headers and the index.
 //!
 //! Sharding follows `split_torch_state_dict_into_shards` of huggingface_hub: greedy, in the order
-//! of the state dict, with a tensor above the limit in a file of its own. The order inside a file
-//! is that of the safetensors crate (larger alignment first, then the name); the header is written
-//! by that crate's own types.
+//! of the state dict, with a separate file for a tensor above the limit. Inside a file the order is
+//! that of the safetensors crate (larger alignment first, then name), whose types write the header.
 
 use std::collections::HashMap;
 
-use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde_json::{Map, Value, json};
 
-use super::architecture::Tensor;
 use super::config::ModelConfig;
 use super::error::SynthError;
-use super::random::FloatType;
+use super::tensor_list::Tensor;
+use onelayer_system::FloatType;
 
 /// Readers of the format refuse a longer header.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
-/// A tensor's place in its file.
+/// A tensor's position in its file.
 #[derive(Clone, Debug)]
 pub(super) struct Placed {
-    /// Its number in the state dict, which its bytes depend on.
+    /// Its position in the state dict. Its bytes depend on it.
     pub(super) index: u64,
     /// Its first byte, counted from the start of the file.
     pub(super) begin_bytes: u64,
-    /// Its length; zero is possible in principle, and harmless.
+    /// Its length. Zero is possible, and harmless.
     pub(super) len_bytes: u64,
 }
 
@@ -35,29 +33,29 @@ pub(super) struct Placed {
 pub(super) struct Shard {
     /// The file's name.
     pub(super) name: String,
-    /// What comes before the tensors: the length of the header, and the header.
+    /// The bytes before the tensors: the length of the header, and the header.
     pub(super) head: Vec<u8>,
-    /// The tensors in the order of their bytes; they follow the head and each other without a gap.
+    /// The tensors, in file order and without gaps.
     pub(super) tensors: Vec<Placed>,
     /// The length of the file.
     pub(super) file_bytes: u64,
 }
 
-/// All files of a checkpoint, short of `config.json`.
+/// All files of a checkpoint except `config.json`.
 #[derive(Debug)]
 pub(super) struct ShardPlan {
     /// The files of tensors, in the order of their numbers.
     pub(super) shards: Vec<Shard>,
     /// The text of the index, if there is more than one file.
     pub(super) index_text: Option<String>,
-    /// The sum of all tensors' lengths.
+    /// Bytes of all tensors.
     pub(super) tensor_bytes: u64,
-    /// The sum of all tensors' elements.
+    /// Elements of all tensors.
     pub(super) parameter_count: u64,
 }
 
 impl ShardPlan {
-    /// The sum of all files of tensors.
+    /// Bytes of all shards.
     pub(super) fn file_bytes(&self) -> u64 {
         self.shards.iter().map(|shard| shard.file_bytes).sum()
     }
@@ -67,7 +65,7 @@ impl ShardPlan {
 ///
 /// # Errors
 ///
-/// A size that does not fit 63 bits, a header above the format's limit, a limit of zero.
+/// If a size exceeds 63 bits, a header exceeds the format's limit, or the limit is zero.
 pub(super) fn plan(
     config: &ModelConfig,
     tensors: &[Tensor],
@@ -90,19 +88,19 @@ pub(super) fn plan(
         shards.push(shard(config, name, tensors, &lengths, members, dtype)?);
     }
     let tensor_bytes = lengths.iter().sum::<u64>();
-    let parameter_count = tensor_bytes / dtype.size_bytes();
+    let parameter_count = tensor_bytes / dtype.bytes();
     let index_text = (count > 1).then(|| index_text(&shards, tensors, tensor_bytes, parameter_count));
     Ok(ShardPlan { shards, index_text, tensor_bytes, parameter_count })
 }
 
-/// The length of every tensor in bytes; their sum is known to fit.
+/// The bytes of every tensor. Their sum fits a file offset.
 fn lengths(config: &ModelConfig, tensors: &[Tensor], dtype: FloatType) -> Result<Vec<u64>, SynthError> {
-    // A file offset has 63 bits; headers need a little of that.
+    // A file offset has 63 bits, and headers need some of that.
     let limit = u64::MAX / 4;
     let mut total = 0_u64;
     let mut lengths = Vec::with_capacity(tensors.len());
     for tensor in tensors {
-        let length = tensor.shape.iter().try_fold(dtype.size_bytes(), |size, side| size.checked_mul(*side));
+        let length = tensor.shape.iter().try_fold(dtype.bytes(), |size, side| size.checked_mul(*side));
         let sum = length.and_then(|length| total.checked_add(length)).filter(|sum| *sum <= limit);
         let (Some(length), Some(sum)) = (length, sum) else {
             return Err(SynthError::TooLarge {
@@ -117,8 +115,8 @@ fn lengths(config: &ModelConfig, tensors: &[Tensor], dtype: FloatType) -> Result
     Ok(lengths)
 }
 
-/// The numbers of the tensors in each file. Tensors of one unit are placed together where the first
-/// of them falls.
+/// The positions of the tensors in each file. The tensors of a unit go together where the first one
+/// goes.
 fn split(tensors: &[Tensor], lengths: &[u64], shard_bytes_max: u64) -> Vec<Vec<usize>> {
     let mut units: Vec<(u64, Vec<usize>)> = Vec::new();
     let mut place_of_unit = HashMap::new();
@@ -135,7 +133,7 @@ fn split(tensors: &[Tensor], lengths: &[u64], shard_bytes_max: u64) -> Vec<Vec<u
     let mut current_bytes = 0;
     for (unit_bytes, members) in units {
         if unit_bytes > shard_bytes_max {
-            // Its own file, which comes before the one that is being filled.
+            // A separate file, before the one that is being filled.
             shards.push(members);
             continue;
         }
@@ -161,7 +159,7 @@ fn shard(
     mut members: Vec<usize>,
     dtype: FloatType,
 ) -> Result<Shard, SynthError> {
-    // All have one type, so that "alignment first, then name" is just the name.
+    // All tensors have the same type, so the order is by name.
     members.sort_by(|left, right| tensors[*left].name.cmp(&tensors[*right].name));
     let header_error = |reason: String| SynthError::Header { file: name.clone(), reason };
     let to_usize = |value: u64| usize::try_from(value).map_err(|error| header_error(error.to_string()));
@@ -172,7 +170,10 @@ fn shard(
         end += lengths[member];
         let shape = tensors[member].shape.iter().map(|side| to_usize(*side)).collect::<Result<_, _>>()?;
         let data_offsets = (to_usize(begin)?, to_usize(end)?);
-        infos.push((tensors[member].name.clone(), TensorInfo { dtype: dtype.dtype(), shape, data_offsets }));
+        infos.push((
+            tensors[member].name.clone(),
+            TensorInfo { dtype: header_dtype(dtype), shape, data_offsets },
+        ));
     }
     let head = head(infos).map_err(header_error)?;
     let head_bytes = u64::try_from(head.len()).expect("a length in memory fits 64 bits");
@@ -193,7 +194,16 @@ fn shard(
     Ok(Shard { name, head, tensors: placed, file_bytes: position })
 }
 
-/// The length word and the header, padded with spaces so that the tensors start at a multiple of 8.
+/// The type as a safetensors header names it.
+pub(super) fn header_dtype(float: FloatType) -> Dtype {
+    match float {
+        FloatType::Bf16 => Dtype::BF16,
+        FloatType::F16 => Dtype::F16,
+        FloatType::F32 => Dtype::F32,
+    }
+}
+
+/// The length and the header, padded with spaces so that the tensors start at a multiple of 8.
 fn head(infos: Vec<(String, TensorInfo)>) -> Result<Vec<u8>, String> {
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let metadata = Metadata::new(Some(format), infos).map_err(|error| error.to_string())?;

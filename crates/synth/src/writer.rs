@@ -1,12 +1,12 @@
-//! Fills the files of a checkpoint from several threads, in constant memory and past the page
+//! Writes the files of a checkpoint with several threads, in constant memory and bypassing the page
 //! cache.
 //!
-//! All files are one sequence of blocks. A thread takes the next block, makes its bytes in its own
-//! buffer and writes them at their place; the thread that finishes the last block of a file cuts it
-//! to length and syncs it. Memory is one block per thread whatever the size of the model. Where the
-//! file system refuses direct writes, a file is written through the page cache, started on its way
-//! to the disk at once and dropped from the cache behind the writer, so that neither dirty nor
-//! clean pages pile up in a container.
+//! All files are one sequence of blocks. A thread takes the next block, generates its bytes in its
+//! own buffer and writes them. The thread that finishes the last block of a file cuts it to length
+//! and syncs it. Memory is one block per thread for any size of the model. If the file system
+//! refuses direct writes, files are written through the page cache; writeback starts at once and
+//! written pages are dropped, so that pages do not pile up in a container. The threads mostly wait
+//! for the disk, so they are scoped threads and not a `rayon` pool.
 
 use std::fs::File;
 use std::num::NonZeroU64;
@@ -16,23 +16,25 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::MmapMut;
+use onelayer_system::FloatType;
 use rustix::fs::{Advice, FallocateFlags, OFlags};
 
 use super::directory::{Part, TargetDirectory};
 use super::error::SynthError;
-use super::random::{FloatType, TensorBytes};
+use super::random::TensorBytes;
 use super::shards::{Shard, ShardPlan};
 
-/// Bytes made and written at a time by one thread; a multiple of every block size of direct writes.
+/// Bytes that a thread generates and writes at a time; a multiple of every block size of direct
+/// writes.
 const BLOCK_BYTES: u64 = 4 << 20;
 
-/// Offset and length of a direct write are multiples of this, as is the buffer's address.
+/// Alignment of offset, length and buffer address of direct writes.
 const ALIGNMENT_BYTES: u64 = 4096;
 
 /// Blocks written through the page cache between two flushes.
 const BLOCKS_PER_FLUSH: u64 = 8;
 
-/// What to write and how.
+/// A checkpoint to write.
 pub(super) struct WriteJob<'a> {
     pub(super) plan: &'a ShardPlan,
     pub(super) target: &'a TargetDirectory,
@@ -46,12 +48,12 @@ pub(super) struct WriteJob<'a> {
 /// The finished parts, in the order of the shards.
 pub(super) struct Written {
     pub(super) parts: Vec<Part>,
-    /// Whether every file was written past the page cache.
+    /// Whether every file bypassed the page cache.
     pub(super) direct: bool,
 }
 
-/// Writes and syncs every file of tensors. `progress` gets bytes written and bytes in all, on the
-/// caller's thread.
+/// Writes and syncs every shard. `progress` gets the bytes written and the total, on the caller's
+/// thread.
 pub(super) fn write(job: &WriteJob, progress: &mut dyn FnMut(u64, u64)) -> Result<Written, SynthError> {
     let total_bytes = job.plan.file_bytes();
     let queue = Queue::new(job);
@@ -66,7 +68,7 @@ pub(super) fn write(job: &WriteJob, progress: &mut dyn FnMut(u64, u64)) -> Resul
             match thread.spawn_scoped(scope, move || queue.work(&sender)) {
                 Ok(worker) => workers.push(worker),
                 Err(source) if workers.is_empty() => return Err(SynthError::Thread { source }),
-                // Those that there are do the work of all.
+                // The started threads do all the work.
                 Err(_) => break,
             }
         }
@@ -91,7 +93,7 @@ pub(super) fn write(job: &WriteJob, progress: &mut dyn FnMut(u64, u64)) -> Resul
     Ok(queue.into_written())
 }
 
-/// The blocks that are left, shared by the threads.
+/// The remaining blocks, shared by the threads.
 struct Queue<'a> {
     job: &'a WriteJob<'a>,
     files: Vec<ShardFile<'a>>,
@@ -103,7 +105,7 @@ struct Queue<'a> {
 /// One file of the queue.
 struct ShardFile<'a> {
     shard: &'a Shard,
-    /// Number of its first block in the whole sequence.
+    /// Position of its first block in the sequence of all blocks.
     first_block: u64,
     blocks_left: AtomicU64,
     state: Mutex<FileState>,
@@ -134,8 +136,7 @@ impl<'a> Queue<'a> {
         Self { job, files, next_block: AtomicU64::new(0), block_count, failed: AtomicBool::new(false) }
     }
 
-    /// One thread: takes blocks until none is left, or until any thread fails or the caller stops
-    /// the run.
+    /// Takes blocks until none is left, a thread fails, or the caller stops the run.
     fn work(&self, sender: &Sender<u64>) -> Result<(), SynthError> {
         let result = self.work_until_done(sender);
         if result.is_err() {
@@ -159,7 +160,7 @@ impl<'a> Queue<'a> {
             if block >= self.block_count {
                 return Ok(());
             }
-            // Every file holds at least its header, so first blocks strictly increase.
+            // Every file has at least a header, so first blocks strictly increase.
             let number = self.files.partition_point(|file| file.first_block <= block) - 1;
             let bytes = self.write_block(&self.files[number], block, &mut buffer)?;
             // The receiver lives until every sender is gone.
@@ -167,7 +168,7 @@ impl<'a> Queue<'a> {
         }
     }
 
-    /// Makes and writes one block, and finishes the file if it was the last one; returns the
+    /// Generates and writes one block, and finishes the file if it was its last one. Returns the
     /// block's length.
     fn write_block(&self, file: &ShardFile, block: u64, buffer: &mut [u8]) -> Result<u64, SynthError> {
         let open = self.open(file)?;
@@ -188,8 +189,8 @@ impl<'a> Queue<'a> {
         Ok(end - begin)
     }
 
-    /// The file, made when its first block is written: a checkpoint may have more files than a
-    /// process may open.
+    /// The file, created with its first block: a checkpoint may have more files than a process may
+    /// open.
     fn open(&self, file: &ShardFile) -> Result<Arc<OpenFile>, SynthError> {
         let mut state = file.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(open) = &state.open {
@@ -239,20 +240,20 @@ impl<'a> Queue<'a> {
 }
 
 impl OpenFile {
-    /// Writes a block: padded to the alignment where the page cache is bypassed, its exact length
-    /// elsewhere.
+    /// Writes a block: padded to the alignment for a direct write, else its exact length.
     fn write_at(&self, offset_bytes: u64, padded: &[u8], length: usize) -> std::io::Result<()> {
         if self.direct.load(Ordering::Relaxed) {
             match self.file.write_all_at(padded, offset_bytes) {
-                // Some file systems open for direct writes and then refuse the first one, or a coarser
-                // alignment is wanted; from here on the page cache takes part.
+                // Some file systems accept the flag and refuse the first direct write, or need a
+                // coarser alignment. Use the page cache from here on.
                 Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => self.leave_direct()?,
                 result => return result,
             }
         }
         self.file.write_all_at(&padded[..length], offset_bytes)?;
         let block = offset_bytes / BLOCK_BYTES;
-        // The advice starts writing what is dirty and drops what is clean; the flush bounds what is dirty.
+        // The advice starts writeback of dirty pages and drops clean ones. The sync bounds dirty
+        // pages.
         drop_from_cache(&self.file, offset_bytes, NonZeroU64::new(BLOCK_BYTES));
         if block % BLOCKS_PER_FLUSH == BLOCKS_PER_FLUSH - 1 {
             self.file.sync_data()?;
@@ -269,13 +270,12 @@ impl OpenFile {
     }
 }
 
-/// Asks the kernel to drop cached pages; a file system that does not heed advice keeps them.
+/// Asks the kernel to drop cached pages. Some file systems ignore the advice.
 fn drop_from_cache(file: &File, offset_bytes: u64, len_bytes: Option<NonZeroU64>) {
     let _ = rustix::fs::fadvise(file, offset_bytes, len_bytes, Advice::DontNeed);
 }
 
-/// Makes the bytes of a file from `begin` on, over all of `target`, which must not reach past the
-/// file's end.
+/// Fills `target` with the bytes of a file from `begin` on. `target` must end inside the file.
 fn fill_range(shard: &Shard, begin: u64, target: &mut [u8], bytes_of: impl Fn(u64) -> TensorBytes) {
     let mut position = begin;
     let mut rest = target;

@@ -1,7 +1,7 @@
-//! What kind of file system holds a file: by the number that `statfs` gives, and a table of names.
+//! The kind of file system that holds a file: the number of `statfs`, and a table of names.
 //!
-//! Two stages ask: the one that decides how to read (is the page cache what the file is made of,
-//! does a network lie between), and the probe, for its reports.
+//! The loader uses it to decide how to read (files in memory, files behind a network), the probe
+//! for its reports.
 
 use std::fmt;
 use std::fs::File;
@@ -16,116 +16,115 @@ pub struct FileSystem {
     magic: u64,
 }
 
-/// Where the bytes of a file are when they are not in the page cache.
+/// Where the bytes of a file come from if they are not in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// On a device of this machine, as far as its number tells.
+enum Storage {
+    /// A device of this machine.
     Local,
-    /// Nowhere else: the file system lives in memory.
+    /// Memory: there is no other copy.
     Memory,
-    /// Behind a network.
+    /// A network.
     Network,
-    /// Wherever a program of this machine gets them from.
+    /// A program on this machine.
     Program,
 }
 
 /// `linux/magic.h` and the file systems' own sources.
-const FILE_SYSTEMS: [(u64, &str, Place); 36] = [
-    (0xEF53, "ext4", Place::Local), // ext2 and ext3 have the same number and the same driver
-    (0x5846_5342, "xfs", Place::Local),
-    (0x9123_683E, "btrfs", Place::Local),
-    (0x0102_1994, "tmpfs", Place::Memory),
-    (0x8584_58F6, "ramfs", Place::Memory),
-    (0x9584_58F6, "hugetlbfs", Place::Memory),
-    (OVERLAY, "overlayfs", Place::Local),
-    (0x6573_5546, "fuse", Place::Program),
-    (0x2FC1_2FC1, "zfs", Place::Local),
-    (0xF2F5_2010, "f2fs", Place::Local),
-    (0xCA45_1A4E, "bcachefs", Place::Local),
-    (0x7371_7368, "squashfs", Place::Local),
-    (0xE0F5_E1E2, "erofs", Place::Local),
-    (0x4D44, "vfat", Place::Local),
-    (0x2011_BAB0, "exfat", Place::Local),
-    (0x5346_544E, "ntfs", Place::Local),
-    (0x7366_746E, "ntfs3", Place::Local),
-    (0x9660, "iso9660", Place::Local),
-    (0x5265_4973, "reiserfs", Place::Local),
-    (0x3153_464A, "jfs", Place::Local),
-    (0x9FA0, "proc", Place::Local),
-    (0x6265_6572, "sysfs", Place::Local),
-    (0x786F_4256, "vboxsf", Place::Program),
-    (0xBACB_ACBC, "vmhgfs", Place::Program),
-    (0x6969, "nfs", Place::Network),
-    (0xFF53_4D42, "cifs", Place::Network),
-    (0xFE53_4D42, "smb2", Place::Network),
-    (0x517B, "smb", Place::Network),
-    (0x00C3_6400, "ceph", Place::Network),
-    (0x0BD0_0BD0, "lustre", Place::Network),
-    (0x4750_4653, "gpfs", Place::Network),
-    (0x1983_0326, "beegfs", Place::Network),
-    (0x0102_1997, "9p", Place::Network),
-    (0x5346_414F, "afs", Place::Network),
-    (0x7375_7245, "coda", Place::Network),
-    (0x2003_0528, "orangefs", Place::Network),
+const FILE_SYSTEMS: [(u64, &str, Storage); 36] = [
+    (0xEF53, "ext4", Storage::Local), // ext2 and ext3 have the same number and the same driver
+    (0x5846_5342, "xfs", Storage::Local),
+    (0x9123_683E, "btrfs", Storage::Local),
+    (0x0102_1994, "tmpfs", Storage::Memory),
+    (0x8584_58F6, "ramfs", Storage::Memory),
+    (0x9584_58F6, "hugetlbfs", Storage::Memory),
+    (OVERLAY, "overlayfs", Storage::Local),
+    (0x6573_5546, "fuse", Storage::Program),
+    (0x2FC1_2FC1, "zfs", Storage::Local),
+    (0xF2F5_2010, "f2fs", Storage::Local),
+    (0xCA45_1A4E, "bcachefs", Storage::Local),
+    (0x7371_7368, "squashfs", Storage::Local),
+    (0xE0F5_E1E2, "erofs", Storage::Local),
+    (0x4D44, "vfat", Storage::Local),
+    (0x2011_BAB0, "exfat", Storage::Local),
+    (0x5346_544E, "ntfs", Storage::Local),
+    (0x7366_746E, "ntfs3", Storage::Local),
+    (0x9660, "iso9660", Storage::Local),
+    (0x5265_4973, "reiserfs", Storage::Local),
+    (0x3153_464A, "jfs", Storage::Local),
+    (0x9FA0, "proc", Storage::Local),
+    (0x6265_6572, "sysfs", Storage::Local),
+    (0x786F_4256, "vboxsf", Storage::Program),
+    (0xBACB_ACBC, "vmhgfs", Storage::Program),
+    (0x6969, "nfs", Storage::Network),
+    (0xFF53_4D42, "cifs", Storage::Network),
+    (0xFE53_4D42, "smb2", Storage::Network),
+    (0x517B, "smb", Storage::Network),
+    (0x00C3_6400, "ceph", Storage::Network),
+    (0x0BD0_0BD0, "lustre", Storage::Network),
+    (0x4750_4653, "gpfs", Storage::Network),
+    (0x1983_0326, "beegfs", Storage::Network),
+    (0x0102_1997, "9p", Storage::Network),
+    (0x5346_414F, "afs", Storage::Network),
+    (0x7375_7245, "coda", Storage::Network),
+    (0x2003_0528, "orangefs", Storage::Network),
 ];
 
 const OVERLAY: u64 = 0x794C_7630;
 
 impl FileSystem {
-    /// The one that holds an open file.
+    /// The file system of an open file.
     pub fn holding(file: &File) -> io::Result<Self> {
         Ok(Self::from_raw(rustix::fs::fstatfs(file.as_fd())?.f_type))
     }
 
-    /// The word is 32 or 64 bits wide, signed or not, by architecture; the number itself has 32
-    /// bits.
+    /// The kind with the number `raw`. `statfs` returns 32 or 64 bits, signed or not, depending on
+    /// the architecture; the number itself has 32 bits.
     pub fn from_raw(raw: impl Into<i128>) -> Self {
         let bits = raw.into() & i128::from(u32::MAX);
         Self { magic: u64::try_from(bits).expect("32 bits fit in 64") }
     }
 
-    /// The number `statfs` gives.
+    /// The number of `statfs`.
     #[must_use]
     pub fn magic(self) -> u64 {
         self.magic
     }
 
-    /// Its name, or `None` for one that is not in the table.
+    /// Its name, or `None` if it is not in the table.
     #[must_use]
     pub fn name(self) -> Option<&'static str> {
         self.entry().map(|(_, name, _)| *name)
     }
 
-    /// True if its bytes are known to come over a network. FUSE may do anything and is not counted
-    /// here.
+    /// True if its bytes come over a network. False for FUSE, which may do anything.
     #[must_use]
     pub fn is_network(self) -> bool {
-        self.is_at(Place::Network)
+        self.has(Storage::Network)
     }
 
-    /// True if its files are made of memory and of nothing else.
+    /// True if its files are in memory only.
     #[must_use]
     pub fn is_memory(self) -> bool {
-        self.is_at(Place::Memory)
+        self.has(Storage::Memory)
     }
 
-    /// True if a program gets the bytes: FUSE, and the shared folders of virtual machines.
+    /// True if a program delivers the bytes: FUSE, and shared folders of virtual machines.
     #[must_use]
     pub fn is_program(self) -> bool {
-        self.is_at(Place::Program)
+        self.has(Storage::Program)
     }
 
-    /// True if it is an overlay, which hands calls on to other file systems.
+    /// True for an overlay, which forwards calls to other file systems.
     #[must_use]
     pub fn is_overlay(self) -> bool {
         self.magic == OVERLAY
     }
 
-    fn is_at(self, place: Place) -> bool {
-        self.entry().is_some_and(|(_, _, found)| *found == place)
+    fn has(self, storage: Storage) -> bool {
+        self.entry().is_some_and(|(_, _, found)| *found == storage)
     }
 
-    fn entry(self) -> Option<&'static (u64, &'static str, Place)> {
+    fn entry(self) -> Option<&'static (u64, &'static str, Storage)> {
         FILE_SYSTEMS.iter().find(|(magic, ..)| *magic == self.magic)
     }
 }
@@ -140,7 +139,7 @@ impl fmt::Display for FileSystem {
     }
 }
 
-/// As its name, or its number as `0x…`.
+/// Serializes its name, or its number as `0x…`.
 impl Serialize for FileSystem {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)

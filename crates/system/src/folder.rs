@@ -1,6 +1,5 @@
-//! What is in a folder, by name. As `std::fs::read_dir`, but for its end: that panics if the system
-//! refuses to close the folder, as file systems behind a network or a program may; what was listed
-//! is right nevertheless.
+//! Lists the names in a folder, as `std::fs::read_dir`, which panics if closing the folder fails.
+//! File systems behind a network or a program may do that, and the listed names are still right.
 
 use std::ffi::{OsStr, OsString};
 use std::io;

@@ -1,16 +1,14 @@
-//! Which bytes of an open file are in the page cache, by three ways of asking. Two stages ask: the
-//! sources, to choose how to read, and the probe, to report. Neither answer is believed blindly;
-//! who asks has to know what each is worth:
+//! Which bytes of an open file are in the page cache. There are three ways to ask, and each has
+//! limits that the caller must know:
 //!
-//! * `cachestat` (Linux 6.5) counts by descriptor and maps nothing. On an overlay file system it
-//!   looks at the upper inode, which never holds pages, and answers 0 (observed on 6.18): not to be
-//!   asked there. Later kernels refuse those who neither own the file nor may write to it.
-//! * `mincore` counts on a mapping. To those who neither own the file nor may write to it, it
-//!   answers "all resident" since 5.2: [`may_tell`] says whom it tells the truth.
-//! * A read of one byte that must not wait (`RWF_NOWAIT`, 4.14) tells anybody about one page, where
-//!   the file system knows such reads. The kernel begins to read a page that is missing, and as
-//!   many behind it as it would read ahead: ask only on a descriptor that was advised that access
-//!   is random.
+//! * `cachestat` (Linux 6.5) counts by descriptor and maps nothing. Do not use it on an overlay
+//!   file system: it looks at the upper inode, which never holds pages, and answers 0 (observed on
+//!   6.18). Later kernels refuse callers that neither own the file nor may write to it.
+//! * `mincore` counts on a mapping. Since 5.2 it answers "all resident" to callers that neither own
+//!   the file nor may write to it: see [`may_tell`].
+//! * A read of one byte that must not wait (`RWF_NOWAIT`, 4.14) tells any caller about one page, if
+//!   the file system supports such reads. The kernel starts to read a missing page, with its
+//!   readahead: ask only on a descriptor that was advised that access is random.
 #![allow(unsafe_code, reason = "cachestat and mincore have no safe wrapper; mincore needs a mapping")]
 
 use std::fs::File;
@@ -70,21 +68,22 @@ pub fn pages_by_cachestat(_: &File, _: ByteRange) -> io::Result<u64> {
     Err(io::Error::from_raw_os_error(libc::ENOSYS))
 }
 
-/// True if `mincore` tells this process the truth about the file: if it owns it or may write to it.
+/// True if `mincore` tells this process the truth about the file: the process owns it or may write
+/// to it.
 pub fn may_tell(file: &File) -> io::Result<bool> {
     let owner = rustix::fs::fstat(file)?.st_uid;
     let me = rustix::process::geteuid();
-    // The file itself, whatever its path means by now.
+    // The open file itself, not its path.
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let may_write =
         || rustix::fs::accessat(rustix::fs::CWD, path, Access::WRITE_OK, AtFlags::EACCESS).is_ok();
     Ok(me.is_root() || me.as_raw() == owner || may_write())
 }
 
-/// Asks for 256 MiB at a time: a vector of 64 Ki bytes with small pages.
+/// Bytes per `mincore` call: 256 MiB need a vector of 64 Ki bytes with small pages.
 const MINCORE_WINDOW_BYTES: u64 = 256 * MIB;
 
-/// Pages of these bytes that are cached, by `mincore`. The bytes must not end behind the file.
+/// Pages of these bytes that are cached, by `mincore`. The range must end inside the file.
 pub fn pages_by_mincore(file: &File, bytes: ByteRange) -> io::Result<u64> {
     let window_bytes = MINCORE_WINDOW_BYTES.next_multiple_of(page_bytes());
     let pages_most = window_bytes.min(bytes.len_bytes()).div_ceil(page_bytes()) + 1;
@@ -92,7 +91,7 @@ pub fn pages_by_mincore(file: &File, bytes: ByteRange) -> io::Result<u64> {
     let (mut offset, mut pages) = (bytes.start() / page_bytes() * page_bytes(), 0_u64);
     while offset < bytes.end() {
         let len = window_bytes.min(bytes.end() - offset);
-        // The mapping is never read, only asked about, so a file that changes meanwhile cannot break it.
+        // The mapping is never read, so a file that changes meanwhile does no harm.
         let map = MmapOptions::new().offset(offset).len(to_usize(len)).map_raw_read_only(file)?;
         let count = to_usize(len.div_ceil(page_bytes()));
         let flags = &mut flags[..count];
@@ -108,8 +107,8 @@ pub fn pages_by_mincore(file: &File, bytes: ByteRange) -> io::Result<u64> {
     Ok(pages)
 }
 
-/// True if the byte at this offset can be read without waiting. See the [module](self) for what it
-/// may set off.
+/// True if the byte at this offset can be read without waiting. See the [module](self) for its side
+/// effect.
 pub fn is_byte_at_hand(file: &File, offset_bytes: u64) -> io::Result<bool> {
     let mut byte = [0_u8];
     let mut buffers = [IoSliceMut::new(&mut byte)];

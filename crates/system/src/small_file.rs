@@ -1,5 +1,5 @@
-//! Reads a small text file that the command line names: a mistaken argument must neither hang nor
-//! fill memory.
+//! Reads a small text file from the command line. A mistaken argument must neither hang nor fill
+//! memory.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -9,10 +9,10 @@ use std::path::Path;
 /// Why a file was not read.
 #[derive(Debug, thiserror::Error)]
 pub enum SmallFileError {
-    /// The system refused, or it is a pipe, a device or a directory.
+    /// Error of the system, or it is a pipe, a device or a directory.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It is far too large to be what it should be.
+    /// The file is too large.
     #[error("it holds {found_bytes} bytes, at most {limit_bytes} are read")]
     TooLarge {
         /// Its length.
@@ -27,7 +27,7 @@ pub enum SmallFileError {
 /// # Errors
 /// [`SmallFileError`]; nothing is read then.
 pub fn read(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, SmallFileError> {
-    // A pipe that nobody writes to would else block the open itself.
+    // Otherwise opening a pipe without a writer would block.
     let nonblocking =
         i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).expect("a flag of open(2) fits an int");
     let file = File::options().read(true).custom_flags(nonblocking).open(path)?;

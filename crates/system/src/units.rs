@@ -1,7 +1,6 @@
-//! Byte ranges and alignment: the arithmetic every stage shares.
+//! Byte ranges, alignment and sizes.
 //!
-//! All of it is checked: an overflow is `None` or a documented panic, never a wrapped number.
-//! Nothing here knows about files, tensors or devices.
+//! All arithmetic is checked: an overflow is `None` or a documented panic, never a wrapped number.
 
 use std::fmt;
 
@@ -59,20 +58,20 @@ impl ByteRange {
         self.start == self.end
     }
 
-    /// True if every byte of `other` lies in this range.
+    /// True if every byte of `other` is in this range.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.start <= other.start && other.end <= self.end
     }
 
-    /// The bytes that both ranges hold, or `None` if they share none.
+    /// The bytes in both ranges, or `None` if there are none.
     #[must_use]
     pub fn intersect(self, other: Self) -> Option<Self> {
         let (start, end) = (self.start.max(other.start), self.end.min(other.end));
         (start < end).then_some(Self { start, end })
     }
 
-    /// The smallest range that holds both.
+    /// The smallest range that contains both.
     #[must_use]
     pub fn join(self, other: Self) -> Self {
         Self { start: self.start.min(other.start), end: self.end.max(other.end) }
@@ -99,14 +98,14 @@ pub struct Alignment(u64);
 impl Alignment {
     /// No alignment at all.
     pub const ONE: Self = Self(1);
-    /// A line of the processor's caches, on x86-64 and most of 64-bit Arm.
+    /// A cache line of x86-64 and most 64-bit Arm processors.
     pub const CACHE_LINE: Self = Self(64);
-    /// Where a tensor starts in a device arena: what the field's allocators and kernels expect.
+    /// The start of a tensor in a device arena, as CUDA allocators and kernels expect it.
     pub const TENSOR: Self = Self(256);
-    /// What a read is phased to unless the file system reports more.
+    /// Reads, unless the file system reports more.
     pub const PAGE: Self = Self(4096);
-    /// What rings, and arenas of at least this size, are rounded to: a huge page on x86-64 and the
-    /// granularity of device memory.
+    /// Rings, and arenas of at least this size: a huge page on x86-64 and the granularity of device
+    /// memory.
     pub const HUGE_PAGE: Self = Self(2 * MIB);
 
     /// `bytes` as an alignment, or `None` if it is not a power of two.
@@ -121,13 +120,13 @@ impl Alignment {
         self.0
     }
 
-    /// The largest multiple not above `offset`.
+    /// The largest multiple that is at most `offset`.
     #[must_use]
     pub const fn down(self, offset: u64) -> u64 {
         offset & !(self.0 - 1)
     }
 
-    /// The smallest multiple not below `offset`, or `None` if it does not fit in a `u64`.
+    /// The smallest multiple that is at least `offset`, or `None` if it does not fit in a `u64`.
     #[must_use]
     pub const fn up(self, offset: u64) -> Option<u64> {
         match offset.checked_add(self.0 - 1) {
@@ -143,10 +142,10 @@ impl Alignment {
     }
 }
 
-/// `bytes` as a `usize`, for the places where a slice is cut.
+/// `bytes` as a `usize`, to index slices.
 ///
 /// # Panics
-/// If the number does not fit, which cannot happen for memory that exists in this process.
+/// If the number does not fit. Lengths of memory in this process always fit.
 #[must_use]
 pub fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).expect("a length of memory in this process fits in usize")

@@ -23,7 +23,7 @@ use super::header::Header;
 use super::{ConvertError, KernelCopied, KernelCopy, WriteMode};
 use crate::budget::MemoryBudget;
 use crate::checkpoint::Checkpoint;
-use crate::device::{Backend, DeviceError, PendingCopy, Place, Resident};
+use crate::device::{ArenaPlace, Backend, DeviceError, PendingCopy, Resident};
 use crate::load::LoadError;
 use crate::plan::{Copies, LoadPlan, MoveOp, Placement, PlannedLayer, RingShape};
 use crate::staging::{Empty, Filled, Ring, Slot};
@@ -284,7 +284,7 @@ impl Backend for FileBackend {
 
     const IS_ASYNCHRONOUS: bool = true;
 
-    fn allocate(&self, planned: &PlannedLayer, _place: Place) -> Result<Arc<FileArena>, DeviceError> {
+    fn allocate(&self, planned: &PlannedLayer, _place: ArenaPlace) -> Result<Arc<FileArena>, DeviceError> {
         let index = self.files.index_of(planned);
         let (file, written) = self.make(index, planned).map_err(|error| {
             self.failure.set(error);

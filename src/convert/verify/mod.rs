@@ -27,7 +27,7 @@ use super::reading::{HashPass, ReadSettings, Seen};
 use super::side_files::{SideFiles, directory_of};
 use super::{ConvertError, ConvertEvent, MANIFEST_NAME};
 use crate::checkpoint::{Checkpoint, CheckpointError, OpenOptions};
-use crate::plan::{IoMode, MemoryTerm};
+use crate::plan::{IoMode, MemoryTerm, TermKind};
 use crate::source::Fallback;
 use crate::units::to_u64;
 
@@ -261,10 +261,9 @@ impl Work<'_> {
             (None, Some(comparison)) => comparison.source_metadata_bytes(),
             (None, None) => 0,
         };
-        let term = |name, bytes| MemoryTerm { name, bytes };
         vec![
-            term("hashes to compare", to_u64(hashes) + stated + comparison),
-            term("metadata of the other checkpoint", metadata),
+            MemoryTerm::new(TermKind::HashesToCompare, to_u64(hashes) + stated + comparison),
+            MemoryTerm::new(TermKind::OtherMetadata, metadata),
         ]
     }
 }

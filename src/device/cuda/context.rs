@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::{Driver, call, driver, handle_of_caller, insist, is_over};
+use super::{Driver, call, driver, handle_of_caller, is_over, retry_once};
 use crate::device::{DeviceError, DeviceMemoryInfo};
 use crate::units::to_u64;
 
@@ -89,12 +89,12 @@ impl Context {
         Ok(Entered { _context: self, _not_send: PhantomData })
     }
 
-    /// Gives something back in this context, for destructors: see [`insist`]. False if it was
+    /// Gives something back in this context, for destructors: see [`retry_once`]. False if it was
     /// refused twice.
     pub(super) fn give_back(&self, give_back: impl FnMut() -> sys::CUresult) -> bool {
         // Without the context it is tried all the same: what is given back knows its context.
         let _entered = self.enter().or_else(|_| self.enter());
-        insist(give_back)
+        retry_once(give_back)
     }
 
     /// Waits for everything that was queued in the context, by anybody.
@@ -178,7 +178,7 @@ impl Drop for Context {
         if self.owner == Owner::Device {
             // SAFETY: gives back the reference that `primary` took; everything made in the context holds an
             // `Arc` of it.
-            insist(|| unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) });
+            retry_once(|| unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) });
         }
     }
 }
@@ -196,7 +196,7 @@ impl Drop for Entered<'_> {
         let mut popped = std::ptr::null_mut();
         // SAFETY: the call writes one handle; what `enter` pushed is on top, since values like this one
         // nest.
-        insist(|| unsafe { sys::cuCtxPopCurrent_v2(&raw mut popped) });
+        retry_once(|| unsafe { sys::cuCtxPopCurrent_v2(&raw mut popped) });
     }
 }
 

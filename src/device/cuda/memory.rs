@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::{Event, Stream, call, code_of, insist};
+use super::{Event, Stream, call, code_of, retry_once};
 use crate::device::idle::IdleMemory;
 use crate::device::{CudaCode, DeviceError, Freed};
 use crate::live::{Entry, MemoryKind, MemoryUse};
@@ -139,7 +139,7 @@ impl DevicePool {
         let Some(pool) = &self.raw else { return is_waited };
         let Ok(_entered) = self.copies.context().enter() else { return false };
         // SAFETY: the pool is alive; memory in use stays.
-        let is_trimmed = insist(|| unsafe { sys::cuMemPoolTrimTo(pool.0, 0) });
+        let is_trimmed = retry_once(|| unsafe { sys::cuMemPoolTrimTo(pool.0, 0) });
         is_waited && is_trimmed
     }
 
@@ -188,7 +188,7 @@ impl DeviceMemory {
     }
 
     /// Notes what is queued in the stream of frees so far: the next user waits for it.
-    pub(super) fn rest(&mut self) -> Result<(), DeviceError> {
+    pub(super) fn mark_idle(&mut self) -> Result<(), DeviceError> {
         self.idle_from = Some(self.pool.frees.mark()?);
         self.live.note(MemoryUse::Idle, None);
         Ok(())
@@ -215,7 +215,7 @@ impl DeviceMemory {
     }
 
     /// Makes idle memory usable for what is queued in the stream of copies from now on.
-    pub(super) fn wake(&mut self) -> Result<(), DeviceError> {
+    pub(super) fn reuse(&mut self) -> Result<(), DeviceError> {
         self.live.note(MemoryUse::Filling, None);
         match self.idle_from.take() {
             Some(event) => self.pool.copies.wait_for(&event),
@@ -267,7 +267,7 @@ impl DeviceMemory {
         }
         // SAFETY: allocated here, not used after this, and everything that used it is over; this function
         // frees memory of pools too (driver API, `cuMemFree`).
-        let is_freed = insist(|| unsafe { sys::cuMemFree_v2(self.address) });
+        let is_freed = retry_once(|| unsafe { sys::cuMemFree_v2(self.address) });
         match (is_freed, &self.pool.raw) {
             (false, _) => Freed::Unconfirmed,
             (true, Some(_)) => Freed::ToPool,

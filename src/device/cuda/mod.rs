@@ -7,7 +7,7 @@
 //! memory    arenas: the stream-ordered pool, recycling, freeing in order
 //! window    one piece of memory that layers share, pass after pass
 //! pinned    the ring's memory, registered for DMA, on the device's NUMA node (numa)
-//! lane      what one load shares: its streams, its pool
+//! session   what one load shares: its streams, its pool
 //! read_back bytes of the device, copied to the host
 //! backend   arena, copy, seal: what the loader drives
 //! ```
@@ -20,19 +20,20 @@ use cudarc::driver::sys::CUresult;
 pub(crate) use self::backend::CudaBackend;
 pub(crate) use self::context::Context;
 pub(crate) use self::detect::{Driver, driver};
-pub(crate) use self::lane::{Lane, LaneOptions};
 pub(crate) use self::pinned::Registrar;
+pub(crate) use self::session::{CudaSession, SessionOptions};
 pub(crate) use self::stream::{Event, Stream};
 use super::{CudaCode, DeviceError};
 
+mod arena;
 mod backend;
 mod context;
 mod detect;
-mod lane;
 mod memory;
 mod numa;
 mod pinned;
 mod read_back;
+mod session;
 #[cfg(not(loom))]
 #[cfg(test)]
 mod simulated;
@@ -69,7 +70,7 @@ fn handle_of_caller<T>(handle: u64) -> *mut T {
 /// Gives something back, for destructors, which have nobody to tell. A call that is refused has not
 /// done its work and is made once more; one that fails because the context is lost has nothing left
 /// to give back. False if it was refused twice.
-fn insist(mut give_back: impl FnMut() -> CUresult) -> bool {
+fn retry_once(mut give_back: impl FnMut() -> CUresult) -> bool {
     let mut is_refused = || code_of(give_back()).is_err_and(|code| !code.is_fatal());
     !is_refused() || !is_refused()
 }

@@ -25,7 +25,7 @@ pub(crate) struct Registrar(pub(crate) Arc<Context>);
 
 impl Pinner for Registrar {
     unsafe fn prepare(&self, start: NonNull<u8>, len_bytes: usize) {
-        // Touching pages decides where they are.
+        // Prefaulting pages decides where they are.
         let node = self.0.pci_bus_id().ok().and_then(|id| numa::node_of(&id, Path::new("/sys")));
         if let Some(node) = node {
             // SAFETY: a live mapping (the caller's promise), of whole pages.

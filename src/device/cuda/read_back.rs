@@ -28,7 +28,7 @@ impl ReadBack {
     }
 
     /// Gives the buffer back: the next read makes another.
-    pub(super) fn rest(&mut self) {
+    pub(super) fn free_buffer(&mut self) {
         self.buffer = None;
     }
 

@@ -10,10 +10,10 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 
 use super::backend::SKIPS_THE_WAIT;
-use super::{Context, CudaBackend, Lane, LaneOptions, Registrar};
+use super::{Context, CudaBackend, CudaSession, Registrar, SessionOptions};
 use crate::budget::MemoryBudget;
 use crate::device::conformance::{self, start_copy};
-use crate::device::{Backend, PendingCopy, Place};
+use crate::device::{ArenaPlace, Backend, PendingCopy};
 use crate::plan::{PlannedLayer, RingShape};
 use crate::staging::{Pinning, Ring};
 use crate::units::{ByteRange, KIB};
@@ -92,8 +92,8 @@ fn context() -> Arc<Context> {
 }
 
 fn backend(context: &Arc<Context>, recycle_bytes_max: Option<u64>) -> CudaBackend {
-    let options = LaneOptions { recycle_bytes_max, ..LaneOptions::default() };
-    CudaBackend::new(Lane::new(context, options).unwrap(), conformance::SLOTS).unwrap()
+    let options = SessionOptions { recycle_bytes_max, ..SessionOptions::default() };
+    CudaBackend::new(CudaSession::new(context, options).unwrap(), conformance::SLOTS).unwrap()
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn one_schedule(context: &Arc<Context>, slots: u32) -> bool {
     let reservation = MemoryBudget::new(shape.bytes()).reserve("ring", shape.bytes()).unwrap();
     let ring = Ring::new(shape, reservation, Some(&Registrar(Arc::clone(context)))).unwrap();
     let backend = backend(context, None);
-    let arena = backend.allocate(&PlannedLayer::of_bytes(COPIES * SLOT_BYTES), Place::Own).unwrap();
+    let arena = backend.allocate(&PlannedLayer::of_bytes(COPIES * SLOT_BYTES), ArenaPlace::Own).unwrap();
     let place = |number| ByteRange::with_len(number * SLOT_BYTES, SLOT_BYTES).unwrap();
     let (sender, receiver) = mpsc::channel::<super::backend::CudaCopy>();
     std::thread::scope(|scope| {

@@ -18,14 +18,14 @@ pub(super) struct DeviceWindow {
     /// covers those before it.
     given_up: Mutex<Option<Event>>,
     /// True once nobody can say when a use of some part is over.
-    is_spoilt: AtomicBool,
+    is_unusable: AtomicBool,
 }
 
 impl DeviceWindow {
     /// The window in memory that nobody has used.
     pub(super) fn new(memory: DeviceMemory) -> Self {
         memory.live().note(MemoryUse::Window, None);
-        Self { memory: Some(memory), given_up: Mutex::default(), is_spoilt: AtomicBool::new(false) }
+        Self { memory: Some(memory), given_up: Mutex::default(), is_unusable: AtomicBool::new(false) }
     }
 
     /// The whole of it.
@@ -48,8 +48,8 @@ impl DeviceWindow {
     /// # Errors
     /// [`DeviceError::Cuda`] if the driver refuses to wait, or has refused to say when some part is
     /// free.
-    pub(super) fn wake(&self, copies: &Stream) -> Result<(), DeviceError> {
-        if self.is_spoilt.load(Ordering::Acquire) {
+    pub(super) fn reuse(&self, copies: &Stream) -> Result<(), DeviceError> {
+        if self.is_unusable.load(Ordering::Acquire) {
             return Err(DeviceError::WindowInDoubt);
         }
         match &*self.given_up.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -59,8 +59,8 @@ impl DeviceWindow {
     }
 
     /// Nobody knows when some part is free: no part is handed out any more.
-    pub(super) fn spoil(&self) {
-        self.is_spoilt.store(true, Ordering::Release);
+    pub(super) fn mark_unusable(&self) {
+        self.is_unusable.store(true, Ordering::Release);
     }
 
     /// Takes back a part whose users the stream of frees waits for.
@@ -70,7 +70,7 @@ impl DeviceWindow {
             // Without the mark nobody can wait for them in the order of the device; so now.
             Err(_) if self.memory().drain_frees() => {}
             Err(_) => {
-                self.spoil();
+                self.mark_unusable();
                 // Nor can it be freed.
                 std::mem::forget(self);
                 return Freed::Unconfirmed;

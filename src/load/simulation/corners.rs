@@ -68,7 +68,7 @@ fn the_last_owner_puts_the_block_on_the_shelf_whoever_it_is() {
     let plan = Arc::new(LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap());
     let shelf = Arc::new(Shelf::new(1, &checkpoint, &plan));
     let layer = |shelf: &Arc<Shelf>| {
-        let arena = NoneBackend.allocate(&plan.layers()[0], Place::Own).unwrap();
+        let arena = NoneBackend.allocate(&plan.layers()[0], ArenaPlace::Own).unwrap();
         let resident = NoneBackend.seal(arena, &[]).unwrap();
         let content = Some(Content { resident, permit: None });
         LoadedLayer::on(shelf, LayerData { content, ..LayerData::blank(&checkpoint, &plan) })

@@ -11,8 +11,8 @@ use rustix::io::Errno;
 
 use super::range;
 use crate::checkpoint::{FileIdentity, OpenFault};
+use crate::source::mapped_window::MappedWindow;
 use crate::source::system::{DirectSupport, Kernel, System};
-use crate::source::window::Window;
 use crate::units::{ByteRange, to_u64};
 use onelayer_system::file_system::FileSystem;
 
@@ -147,12 +147,12 @@ impl System for Faulty {
         }
     }
 
-    fn map(&self, file: &File, bytes: ByteRange) -> io::Result<Window> {
+    fn map(&self, file: &File, bytes: ByteRange) -> io::Result<MappedWindow> {
         self.before(Call::Map)?;
         Kernel.map(file, bytes)
     }
 
-    fn copy_out(&self, window: &Window, position: usize, target: &mut [u8]) -> io::Result<usize> {
+    fn copy_out(&self, window: &MappedWindow, position: usize, target: &mut [u8]) -> io::Result<usize> {
         self.before(Call::CopyOut)?;
         let allowed = self.allowed(target.len())?;
         Kernel.copy_out(window, position, &mut target[..allowed])

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::*;
-use crate::plan::request::window_bytes;
+use crate::plan::io::window_bytes;
 use crate::source::files::FileSet;
 use onelayer_testing::skipped_by_child;
 

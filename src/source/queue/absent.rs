@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::super::extent::Piece;
 use super::super::files::OpenFile;
-use super::{Landed, ReadBuffer};
+use super::{Completion, ReadBuffer};
 
 /// Not to be had.
 pub(super) struct KernelRing<B, T> {
@@ -36,7 +36,7 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
         match self.never {}
     }
 
-    pub(super) fn wait(&mut self) -> io::Result<Option<Landed<B, T>>> {
+    pub(super) fn wait(&mut self) -> io::Result<Option<Completion<B, T>>> {
         match self.never {}
     }
 }

@@ -168,7 +168,7 @@ struct Waiting<B> {
 }
 
 /// A read in flight, beside its buffer and its file.
-struct Flight {
+struct InFlight {
     tag: usize,
     request: ReadRequest,
     extent: ExtentRead,
@@ -184,7 +184,7 @@ pub(crate) struct Finished<B> {
 }
 
 /// What the kernel has read, with what was given to it.
-struct Landed<B, T> {
+struct Completion<B, T> {
     buffer: B,
     file: Arc<OpenFile>,
     rest: T,
@@ -194,7 +194,7 @@ struct Landed<B, T> {
 /// A queue of reads with the kernel. Dropping it waits for what is in flight.
 pub(crate) struct ReadQueue<B: ReadBuffer> {
     source: Arc<dyn Source>,
-    ring: KernelRing<B, Flight>,
+    ring: KernelRing<B, InFlight>,
     waiting: VecDeque<Waiting<B>>,
     finished: VecDeque<Finished<B>>,
     reads_most: usize,
@@ -271,19 +271,19 @@ impl<B: ReadBuffer> ReadQueue<B> {
             if let Some(finished) = self.finished.pop_front() {
                 return Ok(Some(finished));
             }
-            let Some(landed) = self.ring.wait()? else { return Ok(None) };
-            let (mut buffer, file, mut flight) = (landed.buffer, landed.file, landed.rest);
+            let Some(completion) = self.ring.wait()? else { return Ok(None) };
+            let (mut buffer, file, mut read) = (completion.buffer, completion.file, completion.rest);
             let source = queueable(&*self.source);
-            let Next::Read(piece) = flight.extent.next() else { unreachable!("something was asked for") };
-            let part = part_of(&mut buffer, &flight.request, piece.position_bytes);
-            let answer = match source.answered(part, landed.answer) {
+            let Next::Read(piece) = read.extent.next() else { unreachable!("something was asked for") };
+            let part = part_of(&mut buffer, &read.request, piece.position_bytes);
+            let answer = match source.answered(part, completion.answer) {
                 // The kernel would not do it in a queue, or not now: nothing is wrong with the read itself.
-                Err(error) if is_put_off(&error) => source.read_at(&file, part, piece.offset_bytes),
+                Err(error) if is_about_queue(&error) => source.read_at(&file, part, piece.offset_bytes),
                 answer => answer,
             };
-            match flight.extent.on_answer(answer) {
-                Next::Read(_) => self.fly(buffer, file, flight),
-                Next::Over(outcome) => self.finish(buffer, &file, flight, outcome),
+            match read.extent.on_answer(answer) {
+                Next::Read(_) => self.go_on(buffer, file, read),
+                Next::Over(outcome) => self.finish(buffer, &file, read, outcome),
             }
         }
     }
@@ -294,7 +294,7 @@ impl<B: ReadBuffer> ReadQueue<B> {
         while let Some(Waiting { tag, request, mut buffer }) = self.waiting.pop_front() {
             let may_wait = self.ring.len() == 0;
             match queueable(&*self.source).begin(&request, buffer.bytes_mut(), may_wait) {
-                Ok(Begun::Read(file, extent)) => self.fly(buffer, file, Flight { tag, request, extent }),
+                Ok(Begun::Read(file, extent)) => self.go_on(buffer, file, InFlight { tag, request, extent }),
                 Ok(Begun::Done { moved_bytes }) => {
                     self.finished.push_back(Finished { tag, buffer, outcome: Ok(moved_bytes) });
                 }
@@ -308,22 +308,22 @@ impl<B: ReadBuffer> ReadQueue<B> {
     }
 
     /// Queues the next piece of a read, or finishes it where there is none.
-    fn fly(&mut self, mut buffer: B, file: Arc<OpenFile>, flight: Flight) {
-        match flight.extent.next() {
+    fn go_on(&mut self, mut buffer: B, file: Arc<OpenFile>, read: InFlight) {
+        match read.extent.next() {
             Next::Read(piece) => {
                 if let Err(reason) = self.ring.register(&mut buffer) {
                     self.queueing.note(Queueing::Unregistered { reason });
                 }
-                self.ring.push(buffer, file, piece, flight);
+                self.ring.push(buffer, file, piece, read);
                 // At once: the next one may be read here and now, while this one is in flight.
                 self.ring.submit();
             }
-            Next::Over(outcome) => self.finish(buffer, &file, flight, outcome),
+            Next::Over(outcome) => self.finish(buffer, &file, read, outcome),
         }
     }
 
-    fn finish(&mut self, mut buffer: B, file: &OpenFile, flight: Flight, outcome: Outcome) {
-        let Flight { tag, request, .. } = flight;
+    fn finish(&mut self, mut buffer: B, file: &OpenFile, read: InFlight, outcome: Outcome) {
+        let InFlight { tag, request, .. } = read;
         let outcome = queueable(&*self.source).finish(outcome, file, &request, buffer.bytes_mut());
         self.finished.push_back(Finished { tag, buffer, outcome });
     }
@@ -340,7 +340,7 @@ fn part_of<'a>(buffer: &'a mut impl ReadBuffer, request: &ReadRequest, position_
 
 /// True for answers that are about the queue and not about the read: out of requests for now, or
 /// cancelled.
-fn is_put_off(error: &io::Error) -> bool {
+fn is_about_queue(error: &io::Error) -> bool {
     use rustix::io::Errno;
     matches!(Errno::from_io_error(error), Some(Errno::AGAIN | Errno::CANCELED))
 }

@@ -20,7 +20,7 @@ use crate::units::to_usize;
 
 use super::super::extent::Piece;
 use super::super::files::OpenFile;
-use super::{Landed, ReadBuffer};
+use super::{Completion, ReadBuffer};
 
 /// Most bytes of one read: what the kernel takes, rounded down to any block.
 const READ_BYTES_MAX: u32 = 1 << 30;
@@ -31,7 +31,7 @@ const TRIES_MAX: u32 = 1000;
 pub(super) struct KernelRing<B: ReadBuffer, T> {
     io: IoUring,
     /// By tag: what the kernel may write to, with the file that it reads.
-    flights: ManuallyDrop<Vec<Option<Flight<B, T>>>>,
+    reads: ManuallyDrop<Vec<Option<InFlight<B, T>>>>,
     in_flight: usize,
     /// By number of the buffer: whether the kernel knows it. Or why it has no table of them.
     registered: Result<Vec<bool>, String>,
@@ -39,7 +39,7 @@ pub(super) struct KernelRing<B: ReadBuffer, T> {
     is_closed: bool,
 }
 
-struct Flight<B, T> {
+struct InFlight<B, T> {
     buffer: B,
     file: Arc<OpenFile>,
     rest: T,
@@ -63,18 +63,18 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
             io.submitter().register_buffers_sparse(count).map(|()| vec![false; to_usize(u64::from(count))])
         };
         let registered = buffer_count.map_or(Ok(Vec::new()), table).map_err(|error| error.to_string());
-        let mut flights = Vec::new();
-        flights.resize_with(to_usize(u64::from(entries)), || None);
+        let mut reads = Vec::new();
+        reads.resize_with(to_usize(u64::from(entries)), || None);
         Ok(Self {
             io,
-            flights: ManuallyDrop::new(flights),
+            reads: ManuallyDrop::new(reads),
             in_flight: 0,
             registered,
             is_closed: buffer_count.is_none(),
         })
     }
 
-    /// Reads that have been pushed and have not landed.
+    /// Reads that have been pushed and have not completion.
     pub(super) fn len(&self) -> usize {
         self.in_flight
     }
@@ -115,11 +115,11 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
     /// # Panics
     /// If there are as many as were asked for, or the piece lies outside the buffer.
     pub(super) fn push(&mut self, mut buffer: B, file: Arc<OpenFile>, piece: Piece, rest: T) {
-        let tag = self.flights.iter().position(Option::is_none).expect("no more reads than were asked for");
+        let tag = self.reads.iter().position(Option::is_none).expect("no more reads than were asked for");
         let entry = self.entry(&mut buffer, &file, piece, tag);
-        self.flights[tag] = Some(Flight { buffer, file, rest });
-        // SAFETY: the entry names memory of a buffer and a descriptor of a file that are owned by `flights`
-        // until the answer has come; `flights` is dropped only when nothing is in flight.
+        self.reads[tag] = Some(InFlight { buffer, file, rest });
+        // SAFETY: the entry names memory of a buffer and a descriptor of a file that are owned by `reads`
+        // until the answer has come; `reads` is dropped only when nothing is in flight.
         let pushed = unsafe { self.io.submission().push(&entry) };
         pushed.expect("the queue has an entry for each flight");
         self.in_flight += 1;
@@ -149,16 +149,16 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
     }
 
     /// Waits for the next answer. `None` if nothing is in flight.
-    pub(super) fn wait(&mut self) -> io::Result<Option<Landed<B, T>>> {
+    pub(super) fn wait(&mut self) -> io::Result<Option<Completion<B, T>>> {
         let mut tries = 0;
         while self.in_flight > 0 {
-            if let Some(landed) = self.take_landed() {
-                return Ok(Some(landed));
+            if let Some(completion) = self.take_completion() {
+                return Ok(Some(completion));
             }
             match self.io.submit_and_wait(1) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_for_now(&error) && tries < TRIES_MAX => {
+                Err(error) if is_temporary(&error) && tries < TRIES_MAX => {
                     tries += 1;
                     std::thread::sleep(std::time::Duration::from_millis(1));
                 }
@@ -168,29 +168,29 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
         Ok(None)
     }
 
-    fn take_landed(&mut self) -> Option<Landed<B, T>> {
+    fn take_completion(&mut self) -> Option<Completion<B, T>> {
         let entry = self.io.completion().next()?;
         let tag = usize::try_from(entry.user_data()).expect("a tag of ours");
-        let Flight { buffer, file, rest } = self.flights[tag].take().expect("each flight has one answer");
+        let InFlight { buffer, file, rest } = self.reads[tag].take().expect("each flight has one answer");
         self.in_flight -= 1;
         let result = entry.result();
         // Negative results are error numbers.
         let answer =
             usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(result.saturating_neg()));
-        Some(Landed { buffer, file, rest, answer })
+        Some(Completion { buffer, file, rest, answer })
     }
 }
 
 /// True for what the kernel says when it is short of something at this moment.
-fn is_for_now(error: &io::Error) -> bool {
+fn is_temporary(error: &io::Error) -> bool {
     use rustix::io::Errno;
     matches!(Errno::from_io_error(error), Some(Errno::AGAIN | Errno::BUSY))
 }
 
 impl<B: ReadBuffer, T> Drop for KernelRing<B, T> {
     fn drop(&mut self) {
-        while let Ok(Some(landed)) = self.wait() {
-            drop(landed);
+        while let Ok(Some(completion)) = self.wait() {
+            drop(completion);
         }
         if self.in_flight == 0 {
             // Closing the queue would let go of its buffers too, but some time later.
@@ -198,7 +198,7 @@ impl<B: ReadBuffer, T> Drop for KernelRing<B, T> {
                 let _ = self.io.submitter().unregister_buffers();
             }
             // SAFETY: not used after this. Nothing is in flight, so the kernel writes to no buffer of it.
-            unsafe { ManuallyDrop::drop(&mut self.flights) };
+            unsafe { ManuallyDrop::drop(&mut self.reads) };
         }
         // Otherwise nobody knows whether the kernel still writes: they are leaked, which is sound.
     }

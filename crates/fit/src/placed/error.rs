@@ -1,24 +1,25 @@
-//! Why a load by a device map cannot begin, or what ended it.
+//! Errors of loads by a device map.
 
 use crate::{FitError, Tier};
 use onelayer::device::DeviceError;
 use onelayer::load::LoadError;
 use onelayer::units::HumanBytes;
 
-/// Why a load by a device map cannot begin, or what ended it. Nothing stays resident.
+/// Why a load by a device map was refused or failed. Nothing stays resident.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacedError {
-    /// The map does not fit the checkpoint: everything that is wrong with it.
+    /// The map does not fit the checkpoint. All its mistakes.
     #[error("the device map does not fit the checkpoint: {}", list(faults))]
     Map {
-        /// What is wrong.
+        /// The mistakes.
         faults: Vec<FitError>,
     },
-    /// The caller's own context, stream or memory is of one device, and a map is for several.
+    /// The caller gave a context, stream or memory, which belong to one device; a map is for
+    /// several.
     #[error("a load by a device map takes no context, stream or memory of the caller's")]
     Borrowed,
-    /// The map names a GPU that cannot be used here. Nothing was loaded.
+    /// The map names a GPU that cannot be used. Nothing was loaded.
     #[error("the device map names GPU {device}, which cannot be used")]
     NoDevice {
         /// Its number.
@@ -26,7 +27,7 @@ pub enum PlacedError {
         /// Why.
         source: DeviceError,
     },
-    /// What the map puts on a GPU is more than is free there. Nothing was loaded.
+    /// The map puts more on a GPU than is free there. Nothing was loaded.
     #[error(
         "the device map puts {} on GPU {device}, where {} are free, {} of them reserved: {} short",
         HumanBytes(*needed_bytes), HumanBytes(*free_bytes), HumanBytes(*reserve_bytes), HumanBytes(self.shortfall_bytes())
@@ -36,39 +37,39 @@ pub enum PlacedError {
         device: u32,
         /// Bytes of the layers.
         needed_bytes: u64,
-        /// Free on the device, as its driver says.
+        /// Free bytes of the device, by its driver.
         free_bytes: u64,
-        /// Bytes that shall stay free.
+        /// Bytes that must stay free.
         reserve_bytes: u64,
     },
-    /// The load of one place was refused, or failed.
+    /// The load of one tier was refused or failed.
     #[error("loading what belongs on {tier} failed")]
     Load {
         /// The place.
         tier: Tier,
-        /// What it was.
+        /// The error.
         source: LoadError,
     },
-    /// The checkpoint cannot be grouped, its files cannot be read on demand, or nothing of it is
-    /// selected.
+    /// The checkpoint cannot be grouped, its files cannot be opened for reading on demand, or no
+    /// tensor is selected.
     #[error(transparent)]
     Checkpoint(#[from] LoadError),
 }
 
 impl PlacedError {
-    /// True if the map is wrong for this checkpoint, whatever the machine is.
+    /// True if the map is wrong for this checkpoint on any machine.
     #[must_use]
     pub fn is_bad_map(&self) -> bool {
         matches!(self, Self::Map { .. })
     }
 
-    /// True if a device of the map is not there.
+    /// True if a device of the map is not available.
     #[must_use]
     pub fn is_device_unavailable(&self) -> bool {
         matches!(self, Self::NoDevice { .. })
     }
 
-    /// Bytes that are missing on the device, if that is the error.
+    /// Bytes that are missing on the device for [`Self::DeviceTooSmall`], else zero.
     #[must_use]
     pub fn shortfall_bytes(&self) -> u64 {
         match self {

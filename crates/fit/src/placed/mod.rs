@@ -1,4 +1,4 @@
-//! One load onto several devices, host and disk, as a device map says.
+//! Loads a checkpoint onto several devices, host and disk, by a device map.
 //!
 //! ```text
 //! DeviceMap + checkpoint ──> PlacedLoader ── plan ──> PlacedPlan: a LoadPlan a place, and totals
@@ -8,10 +8,10 @@
 //!                                 └── disk: nothing is read; a TensorReader stands by
 //!                                        └──> PlacedModel
 //! ```
-//! Each place is a load of its own with the same budget, which ends before the next begins: so the
-//! peak on the host is the budget once, and the layers that stay there. Every tensor is wanted in
-//! one place, and what lies between wanted tensors is not read: each byte of a file is read once,
-//! but for the blocks at the borders of direct reads.
+//! Tiers are loaded one after the other with the same budget, so the host's peak is one budget and
+//! the layers that stay on the host. Every tensor belongs to one tier, and bytes between wanted
+//! tensors are not read. So each byte of a file is read once, except blocks at the borders of
+//! direct reads.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use onelayer::checkpoint::{Checkpoint, TensorEntry};
 use onelayer::device::Target;
 use onelayer::layers::Layers;
 use onelayer::load::{LoadError, LoadedLayer, Loader, LoaderBuilder, TensorReader};
-use onelayer::plan::{LoadPlan, PlanError};
+use onelayer::plan::{LoadPlan, PlanError, TermKind};
 
 pub use self::error::PlacedError;
 pub use self::model::{DiskTensor, PlacedModel, PlacedTensor, TierReport};
@@ -30,42 +30,41 @@ mod error;
 mod model;
 mod plan;
 
-/// Loads a checkpoint as a device map says. See [`PlacedLoader::new`].
+/// Loads a checkpoint by a device map. See [`PlacedLoader::new`].
 #[derive(Clone, Debug)]
 pub struct PlacedLoader {
     checkpoint: Checkpoint,
     settings: LoaderBuilder,
-    /// The places of the tensors, by id.
+    /// The tier of each tensor, by id.
     tiers: Arc<[Tier]>,
     layers: Arc<Layers>,
 }
 
-/// The loader of one place, its device open. Whatever it loads or streams is what belongs there.
+/// The loader of one tier, with its device open. It loads or streams the tensors of that tier.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TierLoader {
     /// A GPU or the host.
     pub tier: Tier,
-    /// The loader. Its settings are those of the whole load, less what earlier places keep of the
-    /// budget: their plans.
+    /// The loader. Its settings are those of the whole load; the plans of earlier tiers are
+    /// subtracted from its budget.
     pub loader: Loader,
 }
 
 impl PlacedLoader {
-    /// Finds the place of every tensor. The target of `settings`, its window, passes and order do
-    /// not matter: everything is read once and stays. Its budget is one for the whole load, its
-    /// device budget and reserve are for each device. Neither context, stream nor memory may be
-    /// the caller's.
+    /// Finds the tier of every tensor. The target, window, passes and order of `settings` are
+    /// ignored: everything is read once and stays. The budget is for the whole load; device budget
+    /// and reserve are for each device. `settings` must not have a context, stream or memory of the
+    /// caller.
     ///
-    /// The longest entry around a tensor decides, in whole words between dots, `""` is around all.
-    /// Layers are not split. With the model's configuration, tensors that are one (tied
-    /// embeddings) have to be in one place, and the map may name a head that has no tensor of
-    /// its own.
+    /// The longest entry that is a tensor's name or a module around it decides; `""` is around
+    /// everything. Layers must not be split. With the model's configuration, tied embeddings must
+    /// be on one tier, and the map may name a head without a tensor in the files.
     ///
     /// # Errors
-    /// [`PlacedError::Map`] with everything that is wrong: entries that name nothing, tensors
-    /// without a place, split layers, separated ties; [`PlacedError::Borrowed`];
-    /// [`PlacedError::Checkpoint`] if the grouping fails.
+    /// [`PlacedError::Map`] with all mistakes: entries that name nothing, tensors without a tier,
+    /// split layers, separated ties; [`PlacedError::Borrowed`]; [`PlacedError::Checkpoint`] if the
+    /// grouping fails.
     ///
     /// # Example
     /// ```
@@ -114,13 +113,13 @@ impl PlacedLoader {
         Ok(Self { checkpoint: checkpoint.clone(), settings, tiers, layers: Arc::new(layers) })
     }
 
-    /// Where the map puts a tensor.
+    /// The tier of a tensor.
     #[must_use]
     pub fn tier_of(&self, tensor: &TensorEntry<'_>) -> Tier {
         self.tiers[tensor.id.index()]
     }
 
-    /// What [`Self::load`] would do, place by place in its order. No device need be there.
+    /// The plan of [`Self::load`], tier by tier. No device is needed.
     ///
     /// # Errors
     /// [`PlacedError::Load`] if the budget cannot work, [`PlacedError::Checkpoint`] if nothing is
@@ -130,9 +129,9 @@ impl PlacedLoader {
         Ok(PlacedPlan { steps, disk: self.on_disk() })
     }
 
-    /// Opens every device and checks that its layers fit, then gives the loaders in the order of
-    /// the load: for callers that want the streams themselves, to cancel or to watch. End one
-    /// before the next, or the peak is that of several budgets.
+    /// Opens every device, checks that its layers fit, and returns the loaders in the order of
+    /// loading: for callers that use the streams directly, to cancel or observe. End each load
+    /// before the next, or the peak is several budgets.
     ///
     /// # Errors
     /// [`PlacedError::NoDevice`] and [`PlacedError::DeviceTooSmall`] name the device; otherwise as
@@ -142,7 +141,7 @@ impl PlacedLoader {
             let needed_bytes = plan.memory().resident_bytes();
             Ok((TierLoader { tier, loader: open(tier, settings)? }, needed_bytes))
         })?;
-        // What is free is asked once all contexts are there.
+        // Free memory is asked for after all contexts exist.
         let reserve_bytes = self.settings.device_reserve_bytes();
         for (TierLoader { tier, loader }, needed_bytes) in &needs {
             let (Tier::Device(device), needed_bytes) = (*tier, *needed_bytes) else { continue };
@@ -156,12 +155,12 @@ impl PlacedLoader {
         Ok(needs.into_iter().map(|(loader, _)| loader).collect())
     }
 
-    /// Loads every place, one after the other: GPUs by number, then the host. Of the disk nothing
-    /// is read.
+    /// Loads every tier, one after the other: GPUs by number, then the host. Nothing is read for
+    /// the disk.
     ///
     /// # Errors
-    /// As [`Self::open`], all of it before the first byte is read; and the error that ended the
-    /// load, with its place. Nothing stays resident then.
+    /// As [`Self::open`], before the first byte is read; or the error that ended the load, with its
+    /// tier. Nothing stays resident.
     pub fn load(&self) -> Result<PlacedModel, PlacedError> {
         self.load_observed(|_, _| {})
     }
@@ -185,15 +184,14 @@ impl PlacedLoader {
         Ok(PlacedModel::new(self, models, disk, reader))
     }
 
-    /// Plans place after place, and lets `each` make something of it. A place that holds nothing of
-    /// what is selected is left out.
+    /// Plans tier after tier and calls `each`. Tiers without selected tensors are skipped.
     fn steps<T>(
         &self,
         mut each: impl FnMut(Tier, LoaderBuilder, LoadPlan) -> Result<T, PlacedError>,
     ) -> Result<Vec<T>, PlacedError> {
         let mut steps = Vec::new();
         let mut nothing = None;
-        // Plans stay with their models: what they take is no longer there for those behind them.
+        // Plans stay in memory with their models, so later tiers have less budget.
         let mut budget_bytes = self.settings.host_budget_bytes();
         for tier in self.resident_tiers() {
             let tiers = Arc::clone(&self.tiers);
@@ -207,8 +205,7 @@ impl PlacedLoader {
                 }
                 planned => planned.map_err(|error| failed(tier, error))?,
             };
-            let kept = plan.memory().terms().iter().filter(|term| term.name == "plan");
-            budget_bytes = budget_bytes.saturating_sub(kept.map(|term| term.bytes).sum());
+            budget_bytes = budget_bytes.saturating_sub(plan.memory().bytes_of(TermKind::Plan));
             steps.push(each(tier, settings, plan)?);
         }
         match nothing {
@@ -217,7 +214,7 @@ impl PlacedLoader {
         }
     }
 
-    /// GPUs by number, then the host: as far as they hold anything.
+    /// The tiers with tensors: GPUs by number, then the host.
     fn resident_tiers(&self) -> Vec<Tier> {
         let mut tiers: Vec<Tier> = self.tiers.iter().copied().filter(|tier| *tier != Tier::Disk).collect();
         tiers.sort_unstable();
@@ -225,7 +222,7 @@ impl PlacedLoader {
         tiers
     }
 
-    /// What stays in the files.
+    /// The tensors that stay in the files.
     fn on_disk(&self) -> DiskPlan {
         let mut disk = DiskPlan::default();
         for layer in self.layers.as_slice() {

@@ -1,4 +1,4 @@
-//! A model in several places: tensors by name wherever they are, and one way out.
+//! A model on several tiers: tensors by name, and unloading.
 
 use std::fmt;
 
@@ -12,27 +12,26 @@ use onelayer::model::{Model, Part, nearest};
 use onelayer::slices::SliceError;
 use onelayer::units::to_u64;
 
-/// A model whose layers are where a device map has put them. Dropping it frees every layer that
-/// nobody else holds.
+/// A model loaded by a device map. Dropping it frees every layer that nothing else holds.
 #[derive(Debug)]
 pub struct PlacedModel {
     loader: PlacedLoader,
-    /// In the order in which they were loaded.
+    /// In the order of loading.
     models: Vec<(Tier, Model)>,
     disk: DiskPlan,
-    /// There if anything is on the disk.
+    /// Present if a tensor is on the disk.
     reader: Option<TensorReader>,
 }
 
-/// What the load of one place did.
+/// Results of the load of one tier.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TierReport {
     /// A GPU or the host.
     pub tier: Tier,
-    /// Bytes that its layers take there now.
+    /// Bytes that its layers take now.
     pub resident_bytes: u64,
-    /// Its load: time, bytes, the ring.
+    /// Its load: time, bytes, ring.
     pub load: LoadReport,
 }
 
@@ -46,7 +45,7 @@ impl PlacedModel {
         Self { loader: loader.clone(), models, disk, reader }
     }
 
-    /// What the load did, in the order in which the places were loaded.
+    /// Results of the load, in the order of loading.
     #[must_use]
     pub fn report(&self) -> Vec<TierReport> {
         let report = |(tier, model): &(Tier, Model)| TierReport {
@@ -57,30 +56,29 @@ impl PlacedModel {
         self.models.iter().map(report).collect()
     }
 
-    /// What is in the files, and read on demand.
+    /// The tensors that stay in the files and are read on demand.
     #[must_use]
     pub fn disk(&self) -> &DiskPlan {
         &self.disk
     }
 
-    /// The part of the model that is in one place, if anything was loaded there.
+    /// The part of the model on one tier, if anything was loaded there.
     #[must_use]
     pub fn model(&self, tier: Tier) -> Option<&Model> {
         self.models.iter().find(|(other, _)| *other == tier).map(|(_, model)| model)
     }
 
-    /// The part of the model that is in one place, to park, restore or replace layers of it.
+    /// The part of the model on one tier, to park, restore or replace its layers.
     pub fn model_mut(&mut self, tier: Tier) -> Option<&mut Model> {
         self.models.iter_mut().find(|(other, _)| *other == tier).map(|(_, model)| model)
     }
 
-    /// The resident layers: place by place, in execution order each.
+    /// The resident layers, tier by tier, each in execution order.
     pub fn layers(&self) -> impl Iterator<Item = (Tier, &LoadedLayer)> {
         self.models.iter().flat_map(|(tier, model)| model.layers().map(|layer| (*tier, layer)))
     }
 
-    /// A tensor, wherever it is; also the scales of one that was quantised on loading, by their
-    /// name.
+    /// A tensor on any tier, by name. Also the scales of a tensor that the load quantised.
     ///
     /// # Errors
     /// [`LoadError::NotFound`] if there is no such tensor, it was not selected, or its layer is
@@ -98,7 +96,7 @@ impl PlacedModel {
                 let loaded = model.map(|model| model.tensor(name)).transpose()?;
                 loaded.map(|tensor| PlacedTensor::Resident(*tier, tensor))
             }
-            // Scales are in no file: they are where their weight is.
+            // Scales are not in a file. They are on the tier of their weight.
             None => self.models.iter().find_map(|(tier, model)| {
                 let scales = model.tensor(name).ok()?;
                 Some(PlacedTensor::Resident(*tier, scales))
@@ -111,23 +109,23 @@ impl PlacedModel {
         })
     }
 
-    /// Bytes that the resident layers take, in all places.
+    /// Bytes of the resident layers on all tiers.
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
         self.models.iter().map(|(_, model)| model.resident_bytes()).sum()
     }
 
-    /// The tensors that somebody holds of the resident layers.
+    /// The tensors of resident layers that are still held.
     #[must_use]
     pub fn holders(&self) -> Vec<Holder> {
         self.models.iter().flat_map(|(_, model)| model.holders()).collect()
     }
 
-    /// Frees a part of the model in every place, as [`Model::unload`]. What is on the disk takes
-    /// nothing, and can be read on.
+    /// Frees a part of the model on every tier, as [`Model::unload`]. Tensors on the disk take no
+    /// memory and can still be read.
     ///
     /// # Errors
-    /// [`LoadError::NotFound`] if no place ever had such a part.
+    /// [`LoadError::NotFound`] if no tier ever had such a part.
     pub fn unload<'a>(&mut self, part: impl Into<Part<'a>>) -> Result<Receipt, LoadError> {
         let part = part.into();
         let is_on_disk = self.disk.layers.iter().any(|id| part.contains(id));
@@ -144,14 +142,13 @@ impl PlacedModel {
         Ok(receipt)
     }
 
-    /// Frees every layer, in every place.
+    /// Frees every layer on every tier.
     pub fn unload_all(&mut self) -> Receipt {
         let receipts = self.models.iter_mut().map(|(_, model)| model.unload_all());
         receipts.fold(Receipt::default(), Receipt::and)
     }
 
-    /// Where a layer is, whether it is resident or not; `None` if the checkpoint has none of that
-    /// name.
+    /// The tier of a layer, resident or not; `None` if the checkpoint has no such layer.
     #[must_use]
     pub fn tier_of(&self, layer: &LayerId) -> Option<Tier> {
         let first = *self.loader.layers.find(layer)?.tensors.first()?;
@@ -159,18 +156,18 @@ impl PlacedModel {
     }
 }
 
-/// A tensor, wherever it is.
+/// A tensor on any tier.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum PlacedTensor {
     /// On a GPU or on the host.
     Resident(Tier, LoadedTensor),
-    /// In its file.
+    /// In its file, read on demand.
     OnDisk(DiskTensor),
 }
 
 impl PlacedTensor {
-    /// Where it is.
+    /// Its tier.
     #[must_use]
     pub fn tier(&self) -> Tier {
         match self {
@@ -188,8 +185,7 @@ impl PlacedTensor {
         }
     }
 
-    /// Type of its elements, where it is: narrowing happens on loading, so on the disk it is as
-    /// stored.
+    /// Its element type. A load may narrow it; on the disk it is as stored.
     #[must_use]
     pub fn dtype(&self) -> DType {
         match self {
@@ -198,7 +194,7 @@ impl PlacedTensor {
         }
     }
 
-    /// Elements per dimension, outermost first. On the disk it is whole, whatever rank is loaded.
+    /// Elements per dimension, outermost first. On the disk it is the whole tensor, for any rank.
     #[must_use]
     pub fn shape(&self) -> &[u64] {
         match self {
@@ -207,7 +203,7 @@ impl PlacedTensor {
         }
     }
 
-    /// Its length in bytes, where it is.
+    /// Its length in bytes.
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
         match self {
@@ -225,8 +221,8 @@ impl PlacedTensor {
         }
     }
 
-    /// Fills `target` with its bytes from `offset_bytes` on: copied from the host, read back from a
-    /// device, or read from its file with all checks of a load.
+    /// Fills `target` with its bytes from `offset_bytes` on: copied from the host or a device, or
+    /// read from its file with all checks of a load.
     ///
     /// # Errors
     /// [`LoadError::Slice`] if it has no such bytes, [`LoadError::Device`] or [`LoadError::Source`]
@@ -248,7 +244,7 @@ impl PlacedTensor {
     }
 }
 
-/// A tensor that is in its file.
+/// A tensor that stays in its file.
 #[derive(Clone)]
 pub struct DiskTensor {
     reader: TensorReader,
@@ -262,7 +258,7 @@ impl DiskTensor {
         self.reader.checkpoint().tensor(self.id)
     }
 
-    /// What reads it, slices of it too.
+    /// Its reader, which also reads slices.
     #[must_use]
     pub fn reader(&self) -> &TensorReader {
         &self.reader

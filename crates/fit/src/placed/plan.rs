@@ -1,4 +1,4 @@
-//! What a load by a device map would do: the plans of its places, and totals.
+//! The plan of a load by a device map: the plans of its tiers, and totals.
 
 use std::fmt;
 
@@ -7,24 +7,24 @@ use onelayer::layers::LayerId;
 use onelayer::plan::LoadPlan;
 use onelayer::units::HumanBytes;
 
-/// What a load by a device map would do.
+/// The plan of a load by a device map.
 #[derive(Clone, Debug)]
 pub struct PlacedPlan {
     pub(super) steps: Vec<TierPlan>,
     pub(super) disk: DiskPlan,
 }
 
-/// The plan of one place.
+/// The plan of one tier.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TierPlan {
     /// A GPU or the host.
     pub tier: Tier,
-    /// What is read for it, and where it goes.
+    /// Its reads and copies.
     pub plan: LoadPlan,
 }
 
-/// What stays in the files.
+/// The tensors that stay in the files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DiskPlan {
@@ -32,36 +32,36 @@ pub struct DiskPlan {
     pub layers: Vec<LayerId>,
     /// Their tensors.
     pub tensors: u64,
-    /// Bytes of them, as the files have them.
+    /// Bytes of these tensors, as stored.
     pub tensor_bytes: u64,
 }
 
 impl PlacedPlan {
-    /// The places, in the order in which they are loaded: GPUs by number, then the host.
+    /// The tiers in the order of loading: GPUs by number, then the host.
     #[must_use]
     pub fn steps(&self) -> &[TierPlan] {
         &self.steps
     }
 
-    /// What stays in the files.
+    /// The tensors that stay in the files.
     #[must_use]
     pub fn disk(&self) -> &DiskPlan {
         &self.disk
     }
 
-    /// The plan of a place, if anything is loaded there.
+    /// The plan of a tier, if anything is loaded there.
     #[must_use]
     pub fn of(&self, tier: Tier) -> Option<&LoadPlan> {
         self.steps.iter().find(|step| step.tier == tier).map(|step| &step.plan)
     }
 
-    /// Bytes of the tensors that are loaded, as they are delivered.
+    /// Bytes of the loaded tensors, as delivered.
     #[must_use]
     pub fn tensor_bytes(&self) -> u64 {
         self.steps.iter().map(|step| step.plan.tensor_bytes()).sum()
     }
 
-    /// Bytes that are read, alignment included.
+    /// Bytes to read, alignment included.
     #[must_use]
     pub fn read_bytes(&self) -> u64 {
         self.steps.iter().map(|step| step.plan.aligned_read_bytes()).sum()
@@ -73,8 +73,8 @@ impl PlacedPlan {
         self.steps.iter().map(|step| step.plan.memory().resident_host_bytes()).sum()
     }
 
-    /// Host memory at most, beside layers that stay there: of the place that takes most, since one
-    /// is loaded after the other, with what the plans of those before it take.
+    /// Peak of host memory beside resident layers: that of the tier with the highest peak, since
+    /// tiers are loaded one after the other, plus the plans of the tiers before it.
     #[must_use]
     pub fn budgeted_bytes(&self) -> u64 {
         let budget = |step: &TierPlan| step.plan.memory().budget_bytes();

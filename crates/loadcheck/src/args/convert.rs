@@ -9,7 +9,7 @@ use onelayer::convert::Part;
 use super::values::{ExpertsArg, Io};
 use super::{OutputArgs, Quantise, parse_float_type};
 use crate::sizes::Size;
-use onelayer_synth::FloatType;
+use onelayer::FloatType;
 
 /// First line of the help of `convert`, and its examples.
 pub(super) const CONVERT_ABOUT: &str = "Rewrites a checkpoint as one file per layer, in bounded memory

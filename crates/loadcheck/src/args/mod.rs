@@ -26,7 +26,8 @@ use crate::exit::Exit;
 use crate::limits::{LimitArg, VramArg};
 use crate::numbers::to_f64;
 use crate::sizes::{Size, parse_duration};
-use onelayer_synth::{FloatType, presets};
+use onelayer::FloatType;
+use onelayer_synth::presets;
 
 mod compare;
 mod convert;

@@ -368,7 +368,7 @@ fn memory(plan: &LoadPlan) -> ConvertMemory {
     let term = |name: &str, bytes| MemoryTerm { name: name.to_owned(), bytes };
     ConvertMemory {
         source: "derived".to_owned(),
-        terms: terms.terms().iter().map(|part| term(part.name, part.bytes)).collect(),
+        terms: terms.terms().iter().map(|part| term(part.kind.name(), part.bytes)).collect(),
         host_bytes: terms.budgeted_bytes(),
         smallest_budget_bytes: terms.smallest_budget_bytes(),
         slots: u64::from(ring.slots),

@@ -176,7 +176,7 @@ impl<'a> Asked<'a> {
 
 /// As the load would deliver them.
 fn weights_of(load: &LoadConfig) -> Weights {
-    let dtype = load.dtype.map(crate::config::float_type);
+    let dtype = load.dtype;
     match (load.quantise, dtype) {
         (Some(form), dtype) => Weights::Quantised { to: form.0, dtype },
         (None, Some(dtype)) => Weights::Narrowed(dtype),

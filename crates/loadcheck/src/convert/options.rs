@@ -129,7 +129,7 @@ impl Options {
             conversion = conversion.jobs(jobs);
         }
         if let Some(dtype) = tensors.dtype {
-            conversion = conversion.dtype(crate::config::float_type(dtype));
+            conversion = conversion.dtype(dtype);
         }
         if let Some(form) = tensors.quantise {
             conversion = conversion.quantise(form.0);

@@ -13,16 +13,16 @@
 //! The first rule that matches a tensor decides about it. This file reads the text and counts what
 //! each rule decided; what a decision does to a tensor is the library's.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use onelayer::FloatType;
 use onelayer::convert::Casting;
+use onelayer_system::TextPosition;
 use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
 
 use crate::config::reason_of;
-use onelayer_synth::FloatType;
 
 /// Rules are written by hand; more than this is another file, given by mistake.
 pub(crate) const RULES_BYTES_MAX: u64 = 256 << 10;
@@ -39,50 +39,35 @@ struct Rule {
     casting: Casting,
     /// As the file spells it.
     dtype: String,
-    place: Place,
+    position: TextPosition,
     /// How often it decided.
     decisions: AtomicU64,
-}
-
-/// A place in a file of rules. Both count from 1; columns count characters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    line: usize,
-    column: usize,
-}
-
-impl Place {
-    fn of(text: &str, span: Range<usize>) -> Self {
-        let before = text.get(..span.start).unwrap_or(text);
-        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
-        Self { line: 1 + before.matches('\n').count(), column: 1 + before[line_start..].chars().count() }
-    }
 }
 
 /// Why a text is no file of rules.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RulesError {
     /// Not TOML, or with keys or types that do not belong there.
-    #[error("line {}, column {}: {message}", place.line, place.column)]
+    #[error("line {}, column {}: {message}", position.line, position.column)]
     Syntax {
         /// Where.
-        place: Place,
+        position: TextPosition,
         /// What the parser says, in a line.
         message: String,
     },
     /// A regular expression that does not compile.
-    #[error("line {}, column {}: `match` is no regular expression: {reason}", place.line, place.column)]
+    #[error("line {}, column {}: `match` is no regular expression: {reason}", position.line, position.column)]
     Pattern {
         /// Where.
-        place: Place,
+        position: TextPosition,
         /// Why not.
         reason: String,
     },
     /// A type that tensors cannot be cast to.
-    #[error("line {}, column {}: `dtype` is {found:?}; write bf16, f16, f32 or keep", place.line, place.column)]
+    #[error("line {}, column {}: `dtype` is {found:?}; write bf16, f16, f32 or keep", position.line, position.column)]
     Dtype {
         /// Where.
-        place: Place,
+        position: TextPosition,
         /// What it says.
         found: String,
     },
@@ -114,7 +99,7 @@ impl DtypeRules {
     /// [`RulesError`], with line and column where there is one.
     pub(crate) fn parse(text: &str) -> Result<Self, RulesError> {
         let file: File = toml::from_str(text).map_err(|error| RulesError::Syntax {
-            place: Place::of(text, error.span().unwrap_or_default()),
+            position: TextPosition::of_byte(text, error.span().unwrap_or_default().start),
             message: error.message().replace('\n', ", "),
         })?;
         if file.rule.is_empty() {
@@ -137,7 +122,7 @@ impl DtypeRules {
         idle.map(|rule| {
             format!(
                 "the dtype rule in line {} ({:?}) decides about no tensor: nothing matches it, or earlier rules do",
-                rule.place.line,
+                rule.position.line,
                 rule.pattern.as_str()
             )
         })
@@ -151,26 +136,24 @@ impl DtypeRules {
 
 impl Rule {
     fn read(entry: Entry, text: &str) -> Result<Self, RulesError> {
-        let place = Place::of(text, entry.pattern.span());
+        let position = TextPosition::of_byte(text, entry.pattern.span().start);
         let pattern = Regex::new(entry.pattern.get_ref())
-            .map_err(|error| RulesError::Pattern { place, reason: reason_of(&error) })?;
+            .map_err(|error| RulesError::Pattern { position, reason: reason_of(&error) })?;
         let dtype = entry.dtype.get_ref().clone();
         let casting = match FloatType::ALL.into_iter().find(|float| float.short_name() == dtype) {
-            Some(float) => Casting::To(crate::config::float_type(float)),
+            Some(float) => Casting::To(float),
             None if dtype == "keep" => Casting::Keep,
             None => {
-                let place = Place::of(text, entry.dtype.span());
-                return Err(RulesError::Dtype { place, found: dtype });
+                let position = TextPosition::of_byte(text, entry.dtype.span().start);
+                return Err(RulesError::Dtype { position, found: dtype });
             }
         };
-        Ok(Self { pattern, casting, dtype, place, decisions: AtomicU64::new(0) })
+        Ok(Self { pattern, casting, dtype, position, decisions: AtomicU64::new(0) })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use onelayer::FloatType as Float;
-
     use super::*;
 
     fn rule(pattern: &str, dtype: &str) -> String {
@@ -182,9 +165,9 @@ mod tests {
         let text = [rule("norm", "keep"), rule("^model\\.", "bf16"), rule("head", "f32"), rule("h", "f16")];
         let rules = DtypeRules::parse(&text.concat()).unwrap();
         assert_eq!(rules.decide("model.norm.weight"), Some(Casting::Keep));
-        assert_eq!(rules.decide("model.head"), Some(Casting::To(Float::Bf16)));
-        assert_eq!(rules.decide("lm_head"), Some(Casting::To(Float::F32)), "patterns are not anchored");
-        assert_eq!(rules.decide("h"), Some(Casting::To(Float::F16)));
+        assert_eq!(rules.decide("model.head"), Some(Casting::To(FloatType::Bf16)));
+        assert_eq!(rules.decide("lm_head"), Some(Casting::To(FloatType::F32)), "patterns are not anchored");
+        assert_eq!(rules.decide("h"), Some(Casting::To(FloatType::F16)));
         assert_eq!(rules.decide("a.model.b"), None);
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use onelayer::checkpoint::Checkpoint;
 use onelayer::load::{LayerStream, LoadError, LoadReport, LoadedLayer, Loader};
-use onelayer::plan::{MemoryTerms, Placement};
+use onelayer::plan::{MemoryTerms, Placement, TermKind};
 use onelayer::source::Queueing;
 use onelayer::{LoadPlan, Pinning, RingMode};
 use onelayer_probe::{Procfs, Sampler, SamplerOptions, Summary};
@@ -349,15 +349,11 @@ struct Seen {
 impl Loaded {
     /// What is known of passes, from those that came to their end.
     fn passes(&self, config: &LoadConfig, each: Vec<report::Pass>) -> report::Passes {
-        let bytes_of = |name| {
-            let terms = self.memory.resident_terms().iter();
-            terms.filter(|term| term.name == name).map(|term| term.bytes).sum()
-        };
         let waits = self.report.waits;
         report::Passes {
             asked: u64::from(config.passes.passes),
-            window_bytes: bytes_of("window"),
-            kept_bytes: bytes_of("kept layers"),
+            window_bytes: self.memory.bytes_of(TermKind::Window),
+            kept_bytes: self.memory.bytes_of(TermKind::KeptLayers),
             engine_seconds: config.engine_time.as_secs_f64(),
             binds: waits.longest().map(|binding| binding.to_string()),
             shares: report::Shares::of(&waits, self.report.elapsed.as_secs_f64()),

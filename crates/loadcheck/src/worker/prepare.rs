@@ -69,7 +69,7 @@ pub(super) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBu
         builder = builder.device_budget(device_budget_bytes);
     }
     if let Some(dtype) = config.dtype {
-        builder = builder.dtype(crate::config::float_type(dtype));
+        builder = builder.dtype(dtype);
     }
     if let Some(form) = config.quantise {
         builder = builder.quantise(form.0);
@@ -264,7 +264,7 @@ pub(super) fn derived(
     Plan {
         source: "derived".to_owned(),
         params: config.params(budgets, Some(u64::from(ring.readers))),
-        memory: memory.terms().iter().map(|part| term(part.name, part.bytes)).collect(),
+        memory: memory.terms().iter().map(|part| term(part.kind.name(), part.bytes)).collect(),
         host_bytes: memory.budgeted_bytes(),
         ring: Ring {
             mode: None,
@@ -281,7 +281,7 @@ pub(super) fn derived(
         resident_host_bytes: Some(memory.resident_host_bytes()),
         resident: match plan.passes().is_one() {
             true => Vec::new(),
-            false => memory.resident_terms().iter().map(|part| term(part.name, part.bytes)).collect(),
+            false => memory.resident_terms().iter().map(|part| term(part.kind.name(), part.bytes)).collect(),
         },
         tensor_bytes: plan.tensor_bytes(),
         reads: count(plan.reads().len()),

@@ -212,7 +212,6 @@ fn is_nan(element: &[u8], float: FloatType) -> bool {
         FloatType::Bf16 => element.try_into().is_ok_and(|bytes| bf16::from_le_bytes(bytes).is_nan()),
         FloatType::F16 => element.try_into().is_ok_and(|bytes| f16::from_le_bytes(bytes).is_nan()),
         FloatType::F32 => element.try_into().is_ok_and(|bytes| f32::from_le_bytes(bytes).is_nan()),
-        _ => false,
     }
 }
 

@@ -1,0 +1,113 @@
+//! Memory of arenas that is touched ahead of the readers.
+//!
+//! A page of fresh memory is found and cleared by whoever touches it first. Left to the readers,
+//! that happens between two reads, in bursts that are as long as the system likes, and the disk
+//! rests meanwhile. A thread that only touches is busy while the readers wait for the disk, and it
+//! is hundreds of megabytes ahead of them when a burst comes.
+//!
+//! Best effort: where the thread cannot be started, or the kernel does not know how (before Linux
+//! 5.14), readers touch.
+#![allow(unsafe_code, reason = "one call that fills page tables, of memory that is kept mapped under a lock")]
+
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use crossbeam_channel::{Sender, unbounded};
+use rustix::mm::Advice;
+
+use crate::staging::memory::{AnonymousMemory, is_huge};
+use crate::units::{Alignment, to_usize};
+
+/// The thread that touches. Dropping this ends it, at the latest behind the step that it has begun.
+#[derive(Debug)]
+pub(super) struct Prefaulter {
+    /// `None` while being dropped.
+    stretches: Option<Sender<Arc<Stretch>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Prefaulter {
+    /// `None` if there is no thread to be had.
+    pub(super) fn start() -> Option<Self> {
+        let (stretches, to_touch) = unbounded::<Arc<Stretch>>();
+        let touch_all = move || to_touch.iter().for_each(|stretch| stretch.touch());
+        let thread = thread::Builder::new().name("onelayer-touch".to_owned()).spawn(touch_all).ok()?;
+        Some(Self { stretches: Some(stretches), thread: Some(thread) })
+    }
+
+    /// Has the first `len_bytes` of fresh memory touched, from the front, until what is returned is
+    /// dropped.
+    pub(super) fn touch(&self, memory: &AnonymousMemory, len_bytes: u64) -> Option<Prefaulting> {
+        // Small memory is touched as fast as it is handed over.
+        if !is_huge(len_bytes) {
+            return None;
+        }
+        let rest = Rest { start: memory.pointer_to(0, len_bytes), len: to_usize(len_bytes) };
+        let stretch = Arc::new(Stretch(Mutex::new(Some(rest))));
+        self.stretches.as_ref()?.send(Arc::clone(&stretch)).ok()?;
+        Some(Prefaulting(stretch))
+    }
+}
+
+impl Drop for Prefaulter {
+    fn drop(&mut self) {
+        drop(self.stretches.take());
+        if let Some(thread) = self.thread.take() {
+            // Nothing in it can panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Memory that is being touched. It must be dropped before the memory is unmapped, and waits for
+/// the step that is under way.
+#[derive(Debug)]
+pub(super) struct Prefaulting(Arc<Stretch>);
+
+impl Drop for Prefaulting {
+    fn drop(&mut self) {
+        *self.0.rest() = None;
+    }
+}
+
+/// What of one arena is still to be touched; `None` if nothing is, or must not be any more.
+#[derive(Debug)]
+struct Stretch(Mutex<Option<Rest>>);
+
+#[derive(Debug)]
+struct Rest {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: an address, which is only handed to the kernel, and only under the lock of its stretch.
+unsafe impl Send for Rest {}
+
+impl Stretch {
+    fn rest(&self) -> MutexGuard<'_, Option<Rest>> {
+        // One assignment at a time: what is there is true, so poison is ignored.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn touch(&self) {
+        while self.touch_step() {}
+    }
+
+    /// Touches one huge page, or as many small ones. False when there is nothing left to do.
+    fn touch_step(&self) -> bool {
+        let mut guard = self.rest();
+        let Some(Rest { start, len }) = *guard else { return false };
+        let step = len.min(to_usize(Alignment::HUGE_PAGE.bytes()));
+        // SAFETY: pages of a private anonymous mapping: whoever waits for the lock unmaps it only
+        // afterwards (see `Prefaulting`). Their bytes stay what they are, so that those who write to
+        // them meanwhile are not concerned.
+        let touched = unsafe { rustix::mm::madvise(start.as_ptr().cast(), step, Advice::LinuxPopulateWrite) };
+        *guard = match touched {
+            // SAFETY: `step <= len`, so it stays inside the mapping or one past its end.
+            Ok(()) if step < len => Some(Rest { start: unsafe { start.add(step) }, len: len - step }),
+            _ => None,
+        };
+        guard.is_some()
+    }
+}
