@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use crate::problem::{Code, Problem};
+use crate::shell::CommandTemplate;
 use crate::strategies::Strategy;
-use crate::template::CommandTemplate;
 
 const STRATEGY: &str = "{strategy}";
 

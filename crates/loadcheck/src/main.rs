@@ -13,29 +13,30 @@ mod commands;
 mod compare;
 mod config;
 mod convert;
-mod device_map;
 mod doctor;
 mod entries;
 mod exec;
 mod exit;
 mod family;
 mod fit;
+mod inputs;
 mod leak;
+mod library_errors;
 mod limits;
 mod listing;
 mod machine;
 mod measured;
 mod numbers;
 mod output;
-mod pressure;
+mod planned;
 mod problem;
 mod progress;
 mod report;
+mod shell;
 mod signals;
 mod sizes;
 mod source;
 mod strategies;
-mod template;
 mod words;
 mod worker;
 
@@ -57,7 +58,13 @@ fn main() -> ExitCode {
     signals::outlive_file_size_limit();
     let given: Vec<OsString> = std::env::args_os().collect();
     if given.get(1).is_some_and(|word| word == worker::ARGUMENT) {
-        return worker::main();
+        return match worker::main() {
+            Ok(exit) => exit.into(),
+            Err(message) => {
+                output::to_stderr(message);
+                Exit::Usage.into()
+            }
+        };
     }
     let words = words::with_command(given);
     let matches = Cli::command().color(words::help_colour(&words)).try_get_matches_from(&words);

@@ -1,5 +1,5 @@
-//! Numbers as text for people, and rounding: the one place where sizes, times and rates are
-//! formatted. [`HumanBytes`] is the base of every size.
+//! Numbers: the one place where sizes, times and rates are formatted ([`HumanBytes`] is the base of
+//! every size), averages, and the two conversions between whole numbers and floats.
 
 use onelayer::units::{GIB, HumanBytes, MIB};
 
@@ -91,10 +91,33 @@ pub(crate) fn count(value: u64, noun: &str) -> String {
     format!("{} {noun}{}", grouped(value), if value == 1 { "" } else { "s" })
 }
 
+/// The length of a list.
+pub(crate) fn count_of(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
+}
+
 /// Bytes that may be negative, rounded: `-2 MiB`.
 pub(crate) fn signed(value: f64) -> String {
     let text = HumanBytes(whole(value.abs())).to_string();
     if value <= -0.5 { format!("-{text}") } else { text }
+}
+
+/// The mean; 0 for an empty list.
+pub(crate) fn mean(values: &[f64]) -> f64 {
+    let count = f64::from(u32::try_from(values.len()).unwrap_or(u32::MAX));
+    if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / count }
+}
+
+/// The median; 0 for an empty list.
+pub(crate) fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => 0.0,
+        count if count.is_multiple_of(2) => f64::midpoint(sorted[middle - 1], sorted[middle]),
+        _ => sorted[middle],
+    }
 }
 
 /// The nearest whole number; 0 for a negative one.
@@ -146,6 +169,14 @@ mod tests {
             ("217 054 208".into(), "12".into(), "0".into())
         );
         assert_eq!((count(1, "file"), count(4, "file")), ("1 file".into(), "4 files".into()));
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(
+            (median(&[]), median(&[3.0]), median(&[4.0, 1.0]), median(&[9.0, 1.0, 2.0])),
+            (0.0, 3.0, 2.5, 2.0)
+        );
     }
 
     #[test]

@@ -8,7 +8,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use onelayer::units::HumanBytes;
 use serde::{Deserialize, Serialize};
+
+use crate::problem::{Code, Problem};
 
 /// What is accepted, for error messages.
 pub(crate) const ACCEPTED_SIZES: &str =
@@ -132,6 +135,16 @@ impl SizeContext {
     pub(crate) fn of_device(&self) -> Self {
         Self { limit_bytes: self.device_bytes, ..*self }
     }
+
+    /// The value of a flag in bytes.
+    ///
+    /// # Errors
+    /// The size relates to something that is not known.
+    pub(crate) fn resolve(&self, flag: &str, size: Size) -> Result<u64, Problem> {
+        size.resolve(self).map_err(|error| {
+            Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("{flag} {size}"))
+        })
+    }
 }
 
 /// A size or duration that is not understood, or that cannot be resolved.
@@ -213,7 +226,7 @@ impl FromStr for Size {
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Bytes(bytes) => onelayer::units::HumanBytes(*bytes).fmt(f),
+            Self::Bytes(bytes) => HumanBytes(*bytes).fmt(f),
             Self::PercentOfLimit(percent) => write!(f, "{percent}%"),
             Self::Layers(factor) => write!(f, "{factor}x-layer"),
             Self::LargestTensors(factor) => write!(f, "{factor}x-largest-tensor"),

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 
 use onelayer::checkpoint::{CacheVariables, HubCache};
 
+use crate::library_errors;
 use crate::problem::{Code, Problem};
 use crate::report::Source;
-use crate::worker;
 
 /// A source that was found.
 #[derive(Clone, Debug)]
@@ -95,7 +95,7 @@ fn in_cache(given: &str, repository: &str) -> Result<Resolved, Vec<Problem>> {
             revision: snapshot.file_name().map(|name| name.to_string_lossy().into_owned()),
             path: snapshot,
         }),
-        Err(error) => Err(worker::checkpoint_problems(&error)),
+        Err(error) => Err(library_errors::checkpoint(&error)),
     }
 }
 

@@ -21,15 +21,16 @@ use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{CacheState, CommandName, Outcome as RunOutcome, Report, Run};
+use crate::shell::shell_word;
 use crate::signals::{Interrupts, exit_of, interrupted, name_of};
 use crate::source::{self, Resolved};
 use crate::strategies::{Habit, Strategy};
 use crate::worker::{Checked, NOT_AS_ASKED, Stop, Task};
 
+use super::Outcome;
 use super::exec::{Asked, Measured};
 use super::run::verdict;
 use super::worker_run::{Settled, measure, prepare};
-use super::{Outcome, shell_word};
 
 /// What is compared if nothing is named.
 const USUAL: [Strategy; 3] = [Strategy::Stream, Strategy::Habit(Habit::Mmap), Strategy::Habit(Habit::Read)];

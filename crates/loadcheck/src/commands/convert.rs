@@ -30,12 +30,13 @@ use crate::report::{
     CommandName, Convert, ConvertFile, ConvertMemory, Converted, Difference, Duplicate, Estimate, FileState,
     MemoryTerm, Outcome as RunOutcome, QuantisedTensor, ReadFallback, Report, SideFile, Verification,
 };
+use crate::shell::shell_word;
 use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::source::{self, Resolved};
 use crate::worker;
 
+use super::Outcome;
 use super::run::verdict;
-use super::{Outcome, shell_word};
 
 /// Converts.
 pub(crate) fn run(args: &ConvertArgs, output: &Output, terminal: &Terminal) -> Outcome {

@@ -5,17 +5,20 @@ use std::path::PathBuf;
 
 use crate::args::{InspectArgs, LoadArgs, PlaceArgs, PlanArgs};
 use crate::config::LoadConfig;
+use crate::inputs::{self, open_checkpoint};
 use crate::listing::Listing;
 use crate::machine;
 use crate::output::Output;
+use crate::planned::{Planned, plan_of};
 use crate::problem::Problem;
 use crate::report::{CommandName, Report};
+use crate::shell::shell_word;
 use crate::sizes::Size;
 use crate::source::{self, Resolved};
-use crate::worker::{self, Planned};
+use crate::worker::decide_for_plan;
 
+use super::Outcome;
 use super::place::place;
-use super::{Outcome, shell_word};
 
 /// Predicts.
 pub(crate) fn plan(args: &PlanArgs, output: &Output) -> Outcome {
@@ -87,18 +90,17 @@ fn describe(
     report: &mut Report,
     resolved: &Resolved,
 ) -> Result<(), Vec<Problem>> {
-    let checkpoint = worker::open_checkpoint(&config.path.0, config.opaque_dtypes)?;
-    let (device, device_bytes, note) =
-        worker::decide_for_plan(config.device).map_err(|problem| vec![problem])?;
+    let checkpoint = open_checkpoint(&config.path.0, config.opaque_dtypes)?;
+    let (device, device_bytes, note) = decide_for_plan(config.device).map_err(|problem| vec![problem])?;
     let config = LoadConfig { device, ..config.clone() };
-    let Planned { mut layers, mut plan, .. } = worker::plan_of(&checkpoint, &config, device_bytes)?;
+    let Planned { mut layers, mut plan, .. } = plan_of(&checkpoint, &config, device_bytes)?;
     if let Some(smallest_bytes) = plan.smallest_budget_bytes.filter(|_| wanted.for_smallest_budget) {
         let smallest = LoadConfig { budget: Size::Bytes(smallest_bytes), ..config.clone() };
         // A million tensors take their time, but never two groupings at once.
         drop(layers);
-        Planned { layers, plan, .. } = worker::plan_of(&checkpoint, &smallest, device_bytes)?;
+        Planned { layers, plan, .. } = plan_of(&checkpoint, &smallest, device_bytes)?;
     }
-    let mut source = worker::describe(&checkpoint, &layers);
+    let mut source = inputs::describe(&checkpoint, &layers);
     source.given = resolved.given.clone();
     source.resolved = Some(resolved.path.display().to_string());
     source.revision = resolved.revision.clone();

@@ -8,13 +8,12 @@ use onelayer_probe::{ChildGroup, Procfs, TreeOptions, TreeSampler, TreeSummary};
 
 use rustix::process::{Pid, set_child_subreaper};
 
-use crate::args::ExecArgs;
+use crate::args::{ExecArgs, Gate, Metric};
 use crate::config::bad_pattern;
 use crate::exec::{Child, Ended, LineWatch};
-use crate::limits::{self, Gate, Metric};
-use crate::machine;
+use crate::limits;
+use crate::machine::{self, PressureCounters, note_missing_pressure};
 use crate::output::Output;
-use crate::pressure;
 use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Exec, Outcome as RunOutcome, Place, Point, Pressure, Report, Run, Samples};
 use crate::signals::{Interrupts, exit_of, interrupted, name_of};
@@ -116,7 +115,7 @@ impl Measured {
         let group = own_group(interrupts, report);
         // Whoever is orphaned before the sampler looks is to come to us, too.
         let _ = set_child_subreaper(Pid::from_raw(1));
-        let before = pressure::Counters::now();
+        let before = PressureCounters::now();
         let awaited_line = asked.line.is_some();
         let watch = asked.line.map(LineWatch::new);
         let myself = Procfs::default().myself();
@@ -188,7 +187,7 @@ impl Measured {
         }
         report.missing("peak.pinned_bytes", "only the driver knows what another program has pinned");
         report.missing("peak.vram_bytes", "no device memory is measured by this version");
-        pressure::note_missing(&self.pressure, report);
+        note_missing_pressure(&self.pressure, report);
         report.missing("io", "what a process tree reads is not counted by this version");
     }
 

@@ -7,7 +7,7 @@ use onelayer::units::HumanBytes;
 use onelayer_probe::ChildGroup;
 use rustix::process::{Pid, set_child_subreaper};
 
-use crate::args::{Device, FitArgs};
+use crate::args::{Device, FitArgs, name_of};
 use crate::config::LoadConfig;
 use crate::entries::{Entry, What, entries};
 use crate::fit::{Loader, Session, emitted_lines, no_group};
@@ -17,14 +17,15 @@ use crate::output::print_fit_log;
 use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Fit, Fitted, Report, Source, Verdict};
+use crate::shell::shell_word;
 use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::sizes::{Size, SizeContext};
 use crate::source::{self, Resolved};
 use crate::strategies::Strategy;
 use crate::worker::Stop;
 
+use super::Outcome;
 use super::worker_run::prepare;
-use super::{Outcome, shell_word};
 
 /// Searches.
 pub(crate) fn run(args: &FitArgs, output: &Output, terminal: &Terminal) -> Outcome {
@@ -33,7 +34,7 @@ pub(crate) fn run(args: &FitArgs, output: &Output, terminal: &Terminal) -> Outco
     report.fit = Some(Fit {
         cache: Some(args.cache),
         runs: u64::from(args.runs),
-        emit: args.emit.map(|emit| emit.name().to_owned()),
+        emit: args.emit.map(name_of),
         headroom_percent: args.emit.map(|_| args.headroom),
         ..Fit::default()
     });
@@ -167,14 +168,11 @@ fn range(args: &FitArgs, context: &SizeContext) -> Result<(Option<u64>, Option<u
     let mut problems = Vec::new();
     let mut resolve = |flag: &str, size: Option<Size>| {
         let size = size?;
-        let resolved = size.resolve(context).map_err(|error| error.to_string());
-        match resolved {
+        match context.resolve(flag, size) {
             Ok(0) => problems
                 .push(Problem::new(Code::Usage, "a limit is more than 0").at(format!("{flag} {size}"))),
             Ok(bytes) => return Some(bytes),
-            Err(message) => {
-                problems.push(Problem::new(Code::SizeUnresolved, message).at(format!("{flag} {size}")))
-            }
+            Err(problem) => problems.push(problem),
         }
         None
     };

@@ -13,12 +13,11 @@ use std::time::Duration;
 
 use rustix::process::{Pid, set_child_subreaper};
 
-use crate::args::LeakArgs;
+use crate::args::{LeakArgs, POINTS_MIN};
 use crate::config::{LoadConfig, bad_pattern};
 use crate::exec::{Child, Ended, Event, LineWatch, end_descendants};
 use crate::leak::{
-    CONFIDENCE, CyclePoint, Held, POINTS_MIN, Remains, Stated, gaps_of, limits_of, settle_vram, slopes_of,
-    stated,
+    CONFIDENCE, CyclePoint, Held, Remains, Stated, gaps_of, limits_of, settle_vram, slopes_of, stated,
 };
 use crate::machine;
 use crate::measured::SLACK_BYTES;
@@ -29,15 +28,15 @@ use crate::progress::Progress;
 use crate::report::{
     CommandName, CycledLoad, Leak, LeakMode, Outcome as RunOutcome, Params, Report, Run, Source,
 };
+use crate::shell::{CommandTemplate, shell_word};
 use crate::signals::{Interrupts, exit_of, interrupted, name_of};
 use crate::source::{self, Resolved};
-use crate::template::CommandTemplate;
 use crate::worker::{Checked, CycleLoad, Stop, Task};
 
+use super::Outcome;
 use super::group::own_group;
 use super::run::verdict;
 use super::worker_run::{Settled, measure, measure_in, prepare};
-use super::{Outcome, shell_word};
 
 /// How long processes that end with their parent may take to be gone.
 const AFTER_END: Duration = Duration::from_millis(20);

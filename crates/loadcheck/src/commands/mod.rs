@@ -17,7 +17,6 @@ pub(crate) mod verify;
 mod worker_run;
 
 use crate::exit::Exit;
-use crate::output::escape::is_harmful;
 use crate::output::terminal::{Role, Terminal};
 use crate::output::{Output, print_problems, to_stderr};
 use crate::problem::{Code, Problem};
@@ -79,33 +78,6 @@ fn exit_of(report: &Report) -> Exit {
     }
 }
 
-/// A word as a shell would need it, for hints: plain, quoted, or, with characters that a terminal
-/// would act on, in the form that bash, zsh and ksh read escapes in.
-pub(crate) fn shell_word(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:@,+%".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        return word.to_owned();
-    }
-    if !word.chars().any(is_harmful) {
-        return format!("'{}'", word.replace('\'', "'\\''"));
-    }
-    let mut quoted = String::from("$'");
-    for character in word.chars() {
-        if is_harmful(character) {
-            let mut bytes = [0; 4];
-            let bytes = character.encode_utf8(&mut bytes).bytes();
-            quoted.extend(bytes.map(|byte| format!("\\x{byte:02x}")));
-        } else {
-            if matches!(character, '\'' | '\\') {
-                quoted.push('\\');
-            }
-            quoted.push(character);
-        }
-    }
-    quoted.push('\'');
-    quoted
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,13 +89,5 @@ mod tests {
         let outcome = Outcome::refused(Report::new(CommandName::Run), problems);
         assert_eq!(exit_of(&outcome.report), Exit::Source);
         assert_eq!(outcome.report.error.map(|problem| problem.code), Some(Code::SourceInvalid));
-    }
-
-    #[test]
-    fn hints_can_be_pasted() {
-        assert_eq!(shell_word("./a-b"), "./a-b");
-        assert_eq!(shell_word("it's $HOME"), "'it'\\''s $HOME'");
-        assert_eq!(shell_word(""), "''");
-        assert_eq!(shell_word("a\nb\u{1b}[2J'\\\u{202e}"), r"$'a\x0ab\x1b[2J\'\\\xe2\x80\xae'");
     }
 }

@@ -1,10 +1,10 @@
 //! `loadcheck run`: measures a load in fresh worker processes, holds it against its limits and its
 //! promise.
 
-use crate::args::{CacheArg, Device, RunArgs};
+use crate::args::{CacheArg, Device, Gate, Metric, RunArgs};
 use crate::config::LoadConfig;
-use crate::device_map;
-use crate::limits::{self, Gate, Metric};
+use crate::inputs;
+use crate::limits;
 use crate::machine;
 use crate::numbers::container;
 use crate::output::Output;
@@ -12,12 +12,13 @@ use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{CacheState, CommandName, Place, Report, Verdict};
+use crate::shell::shell_word;
 use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::source::{self, Resolved};
 use crate::worker::{Checked, Stop, Task, Watch};
 
+use super::Outcome;
 use super::worker_run::{Settled, measure, prepare};
-use super::{Outcome, shell_word};
 
 /// Measures.
 pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outcome {
@@ -198,7 +199,7 @@ impl Session<'_> {
 
 /// With the map, if there is one: nothing is decided about a device then.
 fn by_map(args: &RunArgs, config: LoadConfig) -> (LoadConfig, Option<Problem>) {
-    match args.device_map.as_deref().map(device_map::read) {
+    match args.device_map.as_deref().map(inputs::device_map) {
         None => (config, None),
         Some(Ok(map)) => (LoadConfig { device: Device::Host, device_map: Some(map), ..config }, None),
         // What else is wrong can be told without it.

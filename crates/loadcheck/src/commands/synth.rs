@@ -11,11 +11,12 @@ use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{CommandName, Report, Synth};
+use crate::shell::shell_word;
 use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::sizes::SizeContext;
 use onelayer_synth::{SynthError, SynthReport, SynthRequest};
 
-use super::{Outcome, shell_word};
+use super::Outcome;
 
 /// Makes a checkpoint.
 pub(crate) fn run(args: &SynthArgs, output: &Output, terminal: &Terminal) -> Outcome {
@@ -74,9 +75,7 @@ fn request(args: &SynthArgs) -> Result<SynthRequest, Problem> {
     request.seed = args.seed;
     request.thread_count = args.threads.map(std::num::NonZeroUsize::get);
     if let Some(shard_size) = args.max_shard_size {
-        request.shard_bytes_max = shard_size.resolve(&SizeContext::default()).map_err(|error| {
-            Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("--max-shard-size {shard_size}"))
-        })?;
+        request.shard_bytes_max = SizeContext::default().resolve("--max-shard-size", shard_size)?;
     }
     Ok(request)
 }

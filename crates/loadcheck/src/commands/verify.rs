@@ -13,11 +13,12 @@ use crate::machine;
 use crate::output::Output;
 use crate::output::terminal::Terminal;
 use crate::report::{CommandName, Report, Source};
+use crate::shell::shell_word;
 use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::source::{self, Resolved};
 
+use super::Outcome;
 use super::convert::{compared, difference_problem};
-use super::{Outcome, shell_word};
 
 /// Checks.
 pub(crate) fn run(args: &VerifyArgs, output: &Output, terminal: &Terminal) -> Outcome {

@@ -7,7 +7,7 @@ use super::group::own_group;
 use crate::args::CacheArg;
 use crate::config::LoadConfig;
 use crate::leak::CyclePoint;
-use crate::pressure;
+use crate::machine::{PressureCounters, note_missing_pressure};
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{Outcome as RunOutcome, Params, Place, Point, Report, Run, TensorHash};
@@ -88,12 +88,12 @@ pub(super) fn measure_in(
     report: &mut Report,
 ) -> Settled {
     let mut heard = Heard::default();
-    let before = pressure::Counters::now();
+    let before = PressureCounters::now();
     let ending = carry_out(task, group, interrupts, |message| heard.hear(message, &mut progress));
     let pressure = before.until_now();
     drop(progress);
     let mut settled = heard.settle(ending, strategy, params, report);
-    pressure::note_missing(&pressure, report);
+    note_missing_pressure(&pressure, report);
     settled.run.pressure = pressure;
     settled
 }

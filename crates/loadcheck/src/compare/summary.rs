@@ -5,8 +5,7 @@
 
 use crate::args::CacheArg;
 use crate::entries::{Entry, What};
-use crate::fit::median;
-use crate::numbers::to_f64;
+use crate::numbers::{median, to_f64};
 use crate::report::{CacheState, Compared, ComparedPeak, Outcome, Run, Spread};
 use crate::strategies::{Habit, Strategy};
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use onelayer_probe::{Sampler, SamplerOptions};
 
+use crate::machine::{PressureCounters, note_missing_pressure};
 use crate::measured::{self, point};
-use crate::pressure::{self, Counters};
 use crate::problem::{Code, Problem};
 use crate::report::{IoCounters, Outcome, Point, Report, Run, Samples};
 use crate::worker::give_heap_back;
@@ -15,7 +15,7 @@ use crate::worker::give_heap_back;
 #[derive(Debug)]
 pub(crate) struct Meter {
     sampler: Sampler,
-    before: Counters,
+    before: PressureCounters,
     start: Instant,
 }
 
@@ -41,7 +41,7 @@ impl Meter {
         give_heap_back();
         let options = SamplerOptions { timeline_rows: 0, ..SamplerOptions::default() };
         let sampler = Sampler::start(&options).map_err(|error| cannot(&error))?;
-        Ok(Self { sampler, before: Counters::now(), start: Instant::now() })
+        Ok(Self { sampler, before: PressureCounters::now(), start: Instant::now() })
     }
 
     /// Sums up, and says in the report what could not be measured.
@@ -50,7 +50,7 @@ impl Meter {
     /// If the measurement failed.
     pub(crate) fn finish(self, facts: Facts, report: &mut Report) -> Result<Run, Problem> {
         let pressure = self.before.until_now();
-        pressure::note_missing(&pressure, report);
+        note_missing_pressure(&pressure, report);
         let elapsed = facts.elapsed.unwrap_or_else(|| self.start.elapsed());
         give_heap_back();
         let after_unload: Point = point(&self.sampler.snapshot().memory);

@@ -11,13 +11,12 @@ use super::observer::Observer;
 use super::patterns::Selection;
 use super::rules::{DtypeRules, RULES_BYTES_MAX};
 use super::survey::Survey;
-use crate::args::{ConvertArgs, ExpertsArg};
-use crate::commands::shell_word;
+use crate::args::{ConvertArgs, ExpertsArg, name_of};
 use crate::config::bad_pattern;
+use crate::inputs::layer_map;
 use crate::problem::{Code, Problem};
 use crate::report::ConvertParams;
-use crate::sizes::{Size, SizeContext};
-use crate::worker;
+use crate::shell::shell_word;
 use onelayer_system::small_file;
 
 /// The command line, and what the files that it names say.
@@ -48,7 +47,7 @@ impl Options {
     /// the rest from being checked.
     pub(crate) fn read(args: &ConvertArgs) -> (Self, Vec<Problem>) {
         let mut problems = Vec::new();
-        let map = worker::layer_map(args.files.layers.as_deref()).unwrap_or_else(|problem| {
+        let map = layer_map(args.files.layers.as_deref()).unwrap_or_else(|problem| {
             problems.push(problem);
             LayerMap::default()
         });
@@ -77,9 +76,9 @@ impl Options {
     pub(crate) fn settle(&self, survey: &Survey, observer: &Observer) -> Result<Settings, Vec<Problem>> {
         let ConvertArgs { files, tensors, work, .. } = &self.args;
         let selection = Selection::new(&tensors.select, &tensors.exclude, &|id| survey.is_layer(id));
-        let budget_bytes = resolve("--budget", work.budget, &survey.context);
+        let budget_bytes = survey.context.resolve("--budget", work.budget);
         let shard_bytes =
-            files.max_shard_size.map(|size| resolve("--max-shard-size", size, &survey.context)).transpose();
+            files.max_shard_size.map(|size| survey.context.resolve("--max-shard-size", size)).transpose();
         let (selection, budget_bytes, shard_bytes) = match (selection, budget_bytes, shard_bytes) {
             (Ok(selection), Ok(budget_bytes), Ok(shard_bytes)) => (selection, budget_bytes, shard_bytes),
             (selection, budget, shard) => {
@@ -147,7 +146,7 @@ impl Options {
         let work = &self.args.work;
         ConvertParams {
             budget_bytes,
-            io: work.io.name().to_owned(),
+            io: name_of(work.io),
             jobs: work.jobs.map(u64::from),
             verify: work.verify,
             kernel_copy: !work.no_kernel_copy,
@@ -161,7 +160,7 @@ impl Options {
         let path = |flag: &str, path: &Path| format!("{flag} {}", shell_word(&path.to_string_lossy()));
         let mut options = Vec::new();
         options.extend(files.max_shard_size.map(|size| format!("--max-shard-size {size}")));
-        options.extend(files.experts.map(|experts| format!("--experts {}", experts.name())));
+        options.extend(files.experts.map(|experts| format!("--experts {}", name_of(experts))));
         options.extend(files.merge.then(|| "--merge".to_owned()));
         options.extend(files.layers.as_deref().map(|file| path("--layers", file)));
         options.extend(tensors.dtype.map(|dtype| format!("--dtype {}", dtype.short_name())));
@@ -185,11 +184,6 @@ impl Settings {
         let rules = self.rules.iter().flat_map(|rules| rules.idle());
         self.selection.idle().chain(rules).collect()
     }
-}
-
-fn resolve(flag: &str, size: Size, context: &SizeContext) -> Result<u64, Problem> {
-    size.resolve(context)
-        .map_err(|error| Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("{flag} {size}")))
 }
 
 fn read_rules(path: &Path) -> Result<DtypeRules, Problem> {

@@ -22,7 +22,7 @@ use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::config::reason_of;
+use crate::args::reason_of;
 
 /// Rules are written by hand; more than this is another file, given by mistake.
 pub(crate) const RULES_BYTES_MAX: u64 = 256 << 10;

@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use onelayer::checkpoint::Checkpoint;
 use onelayer::layers::{LayerKind, LayerMap, Layers};
 
+use crate::inputs::{context_of, describe, open_checkpoint};
+use crate::library_errors;
 use crate::problem::Problem;
 use crate::report::Source;
 use crate::sizes::SizeContext;
-use crate::worker;
 
 /// What is known of a source.
 #[derive(Debug)]
@@ -37,17 +38,17 @@ impl Survey {
         map: &LayerMap,
         map_path: Option<&Path>,
     ) -> Result<(Self, Checkpoint), Vec<Problem>> {
-        let checkpoint = worker::open_checkpoint(path, false)?;
+        let checkpoint = open_checkpoint(path, false)?;
         let layers = Layers::group_with(&checkpoint, map)
-            .map_err(|error| vec![worker::layers_problem(&error, map_path)])?;
+            .map_err(|error| vec![library_errors::layers(&error, map_path)])?;
         let stack_of = |kind: &LayerKind| match kind {
             LayerKind::Member { stack } => layers.stacks().get(*stack).map(|stack| (**stack).to_owned()),
             _ => None,
         };
         let ids = layers.as_slice().iter().map(|layer| (layer.id.as_str().to_owned(), stack_of(&layer.kind)));
         let survey = Self {
-            source: worker::describe(&checkpoint, &layers),
-            context: worker::context_of(&checkpoint, &layers),
+            source: describe(&checkpoint, &layers),
+            context: context_of(&checkpoint, &layers),
             shards: checkpoint.shards().iter().map(|shard| shard.path.clone()).collect(),
             layers: ids.collect(),
         };

@@ -7,8 +7,8 @@ use std::path::Path;
 use onelayer::convert::ConvertError;
 use onelayer::load::LoadError;
 
+use crate::library_errors::{self, chain, placed};
 use crate::problem::{Code, Problem};
-use crate::worker::{chain, checkpoint_problems, layers_problem, load_problem, placed, plan_problem};
 
 /// How far it was when it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,10 +30,10 @@ pub(crate) fn problems(error: &ConvertError, stage: Stage, map: Option<&Path>) -
     let message = chain(error);
     let refused = |path: &Path| placed(Code::TargetRefused, &message, Some(path));
     let problem = match error {
-        E::Checkpoint(error) => return checkpoint_problems(error),
-        E::Layers(error) => layers_problem(error, map),
-        E::Plan(error) => plan_problem(error),
-        E::Load(error) => load_problem(error, map),
+        E::Checkpoint(error) => return library_errors::checkpoint(error),
+        E::Layers(error) => library_errors::layers(error, map),
+        E::Plan(error) => library_errors::plan(error),
+        E::Load(error) => library_errors::load(error, map),
         E::NoTensors { path } => placed(Code::CannotBeMet, &message, Some(path)),
         E::NothingSelected { .. } => Problem::new(Code::NothingSelected, message)
             .at("--select, --exclude")

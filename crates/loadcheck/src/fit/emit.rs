@@ -7,9 +7,9 @@
 use onelayer::units::MIB;
 
 use crate::args::EmitArg;
-use crate::commands::shell_word;
 use crate::config::LoadConfig;
 use crate::report::{Fitted, Params};
+use crate::shell::shell_word;
 use crate::strategies::Strategy;
 
 /// The lines for one loader; none if no limit works.

@@ -5,12 +5,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::search::{Range, Search, Tried, median};
+use super::search::{Range, Search, Tried};
 use super::trial::{Ran, try_once};
 use super::{command, ours};
 use crate::args::{CacheArg, Device};
 use crate::config::LoadConfig;
-use crate::numbers::limit_bytes;
+use crate::numbers::{limit_bytes, median};
 use crate::output::escape::escape;
 use crate::output::fitted::try_line;
 use crate::output::terminal::{ProgressMode, Terminal};

@@ -10,7 +10,7 @@ mod remains;
 mod slope;
 mod verdict;
 
-pub(crate) use held::{CyclePoint, Held, Kind};
+pub(crate) use held::{CyclePoint, Held};
 pub(crate) use remains::{Remains, settle_vram};
-pub(crate) use slope::{CONFIDENCE, POINTS_MAX, POINTS_MIN};
+pub(crate) use slope::CONFIDENCE;
 pub(crate) use verdict::{Stated, gaps_of, limits_of, slopes_of, stated};

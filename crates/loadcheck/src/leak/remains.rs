@@ -16,7 +16,7 @@ use onelayer_probe::{ChildGroup, GpuMemory, NvmlError};
 
 use super::family::family;
 use super::held::{CyclePoint, Held};
-use super::slope::POINTS_MIN;
+use crate::args::POINTS_MIN;
 use crate::report::{Gpu, Report};
 
 /// See the head of this file.

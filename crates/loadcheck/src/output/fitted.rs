@@ -4,8 +4,7 @@ use super::document::{Document, Part, Table, Text, View, fact, name, role};
 use super::facts;
 use super::terminal::Role;
 use crate::args::CacheArg;
-use crate::fit::median;
-use crate::numbers::{bytes, limit_bytes, seconds};
+use crate::numbers::{bytes, limit_bytes, median, seconds};
 use crate::report::{Fit, Fitted, Report, Try, TryOutcome};
 
 /// The document of `fit`: the lines of `--emit` if they were asked for, otherwise the log.

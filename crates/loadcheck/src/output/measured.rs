@@ -3,8 +3,7 @@
 use super::document::{Align, Document, Part, Table, Text, View, name};
 use super::facts;
 use super::terminal::Role;
-use crate::limits::mean;
-use crate::numbers::{bytes, container, growth, rate, seconds};
+use crate::numbers::{bytes, container, growth, mean, rate, seconds};
 use crate::report::{CommandName, Exec, Outcome, Place, Report, Run};
 
 /// The document of `run` and `exec`.

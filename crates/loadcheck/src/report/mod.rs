@@ -406,7 +406,7 @@ pub(crate) struct Unavailable {
 }
 
 /// A limit and its outcome.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Limit {
     /// The metric.

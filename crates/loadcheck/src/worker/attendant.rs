@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 use onelayer::load::{CancelHandle, Progress};
 use onelayer_probe::{Marker, Sampler, Summary};
 
-use super::child::tell;
-use super::protocol::{Crossing, Message, Watch};
+use super::protocol::{Crossing, Message, Watch, tell};
 use super::tracker::Tracker;
 use super::vram::VramMeter;
-use crate::limits::Metric;
+use crate::args::Metric;
 use crate::measured::place_of;
 use crate::problem::{Code, Problem};
 use crate::report::{Place, Point};

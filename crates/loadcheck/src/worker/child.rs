@@ -1,14 +1,13 @@
 //! The worker's side: reads its job, does it, tells its parent.
 
-use std::io::{self, Read as _, Write as _};
-use std::process::ExitCode;
+use std::io::{self, Read as _};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
-use super::protocol::{Job, Message, Task};
-use super::{cycles, imitate, measure, prepare};
+use super::protocol::{Job, Message, Task, tell};
+use super::{cycles, imitate, measure, measure_tiers, prepare};
 use crate::exit::Exit;
 use crate::signals::ASKING_TO_STOP;
 
@@ -16,7 +15,10 @@ use crate::signals::ASKING_TO_STOP;
 pub(crate) const ARGUMENT: &str = "__worker";
 
 /// Runs as a worker.
-pub(crate) fn main() -> ExitCode {
+///
+/// # Errors
+/// A message for people who started it by hand.
+pub(crate) fn main() -> Result<Exit, &'static str> {
     // With the parent gone nobody would stop or read this process.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     // Started through a link, the process is called like the link, `exe`. Where that cannot be changed
@@ -29,14 +31,13 @@ pub(crate) fn main() -> ExitCode {
         .ok()
         .and_then(|_| serde_json::from_str::<Job>(&text).ok());
     let Some(job) = job else {
-        crate::output::to_stderr("loadcheck: this is an internal command");
-        return Exit::Usage.into();
+        return Err("loadcheck: this is an internal command");
     };
     drop(text);
     // The parent may have ended before the line that binds this process to it.
     let parent = getppid().map(|pid| pid.as_raw_nonzero().get());
     if parent != i32::try_from(job.parent_pid).ok() {
-        return Exit::Terminated.into();
+        return Ok(Exit::Terminated);
     }
     let cancel = Arc::new(AtomicBool::new(false));
     for signal in ASKING_TO_STOP {
@@ -51,7 +52,11 @@ pub(crate) fn main() -> ExitCode {
             }
         }
         Task::Measure { load, budgets, watches, interval_ms } => {
-            match measure::measure(&load, &budgets, &watches, interval_ms, &cancel) {
+            let measured = match &load.device_map {
+                Some(map) => measure_tiers::measure(&load, map, &budgets, &watches, interval_ms, &cancel),
+                None => measure::measure(&load, &budgets, &watches, interval_ms, &cancel),
+            };
+            match measured {
                 Ok(finished) => Message::Done(Box::new(finished)),
                 Err(problems) => Message::Error(problems),
             }
@@ -68,16 +73,5 @@ pub(crate) fn main() -> ExitCode {
         },
     };
     tell(&last_word);
-    Exit::Ok.into()
-}
-
-/// Sends a message. A worker that cannot, ends: its parent must not take a part of the story for
-/// the whole. (A parent that is gone takes this process with it anyway.)
-pub(super) fn tell(message: &Message) {
-    let mut line = serde_json::to_vec(message).expect("messages are plain data");
-    line.push(b'\n');
-    let mut stdout = io::stdout().lock();
-    if stdout.write_all(&line).and_then(|()| stdout.flush()).is_err() {
-        std::process::exit(i32::from(Exit::LoadFailed.code()));
-    }
+    Ok(Exit::Ok)
 }

@@ -11,33 +11,19 @@ use onelayer::live::{self, MemoryUse};
 use onelayer::load::{LoadedLayer, Loader};
 use onelayer::{LoadError, Receipt, Target};
 use onelayer_probe::{Sampler, SamplerOptions};
-use serde::{Deserialize, Serialize};
 
-use super::child::tell;
-use super::protocol::{Finished, Message};
+use super::protocol::{CycleLoad, Finished, Message, tell};
 use super::vram::VramMeter;
-use super::{heap, measure, prepare, translate};
-use crate::config::{Budgets, LoadConfig};
+use super::{heap, measure};
+use crate::inputs::open_checkpoint;
 use crate::leak::{CyclePoint, Held};
+use crate::library_errors;
 use crate::measured::{self, point};
 use crate::problem::{Code, Problem};
 use crate::report::{Outcome, Place, Point, Run, Samples};
 
 /// How often progress is told.
 const TELL_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Something that each cycle loads.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct CycleLoad {
-    /// What and how, its device decided.
-    pub(crate) load: LoadConfig,
-    /// What it may hold.
-    pub(crate) budgets: Budgets,
-    /// The most that the process may grow meanwhile, by the plan.
-    pub(crate) promised_bytes: u64,
-    /// Bytes of its tensors.
-    pub(crate) tensor_bytes: u64,
-}
 
 /// Runs `count` cycles of `loads` and measures them.
 ///
@@ -175,9 +161,9 @@ impl<'a> Cycles<'a> {
         let map_path = config.layers.as_ref().map(|path| path.0.as_path());
         let failed = |error: LoadError| match error {
             LoadError::Cancelled => Ended::Cancelled,
-            error => Ended::Failed(translate::load(&error, map_path)),
+            error => Ended::Failed(library_errors::load(&error, map_path)),
         };
-        let checkpoint = prepare::open_checkpoint(&config.path.0, config.opaque_dtypes)
+        let checkpoint = open_checkpoint(&config.path.0, config.opaque_dtypes)
             .map_err(|problems| Ended::Failed(first(problems)))?;
         let mut stream = self.loaders[index].stream(&checkpoint).map_err(failed)?;
         let (mut kept, mut sum) = (Vec::new(), 0_u64);

@@ -4,6 +4,7 @@
 use onelayer::{Device, DeviceError, Target};
 
 use crate::args::Device as Asked;
+use crate::library_errors::out_of_memory;
 use crate::problem::{Code, Problem};
 use crate::report::Gpu;
 
@@ -94,22 +95,6 @@ pub(super) fn fits(
     }
     let error = DeviceError::OutOfDeviceMemory { needed_bytes, free_bytes, reserve_bytes };
     Err(out_of_memory(&error).at(format!("--window {kept}")))
-}
-
-/// A request that the device is too small for.
-pub(super) fn out_of_memory(error: &DeviceError) -> Problem {
-    let problem = Problem::new(Code::CannotBeMet, error.to_string());
-    match error {
-        // Less to stay free is advice only where it would do.
-        DeviceError::OutOfDeviceMemory { needed_bytes, free_bytes, reserve_bytes }
-            if needed_bytes <= free_bytes =>
-        {
-            let most = free_bytes.saturating_sub(*needed_bytes) >> 20;
-            problem
-                .help(format!("--window 1 keeps one layer at a time; --device-reserve {most}MiB leaves room"))
-        }
-        _ => problem.help("--window 1 keeps one layer at a time, --device none keeps nothing"),
-    }
 }
 
 #[cfg(test)]

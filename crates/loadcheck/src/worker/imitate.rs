@@ -7,11 +7,11 @@ use onelayer::checkpoint::{Checkpoint, TensorId};
 use onelayer::units::HumanBytes;
 use onelayer_probe::{Marker, Procfs, Sampler, SamplerOptions};
 
-use super::child::tell;
-use super::protocol::{Finished, Message};
-use super::{heap, prepare};
+use super::heap;
+use super::protocol::{Finished, Message, tell};
 use crate::args::Device;
 use crate::config::{LoadConfig, bad_pattern};
+use crate::inputs::open_checkpoint;
 use crate::machine;
 use crate::measured::{self, point};
 use crate::problem::{Code, Problem};
@@ -47,7 +47,7 @@ pub(super) fn imitate(
     let sampler = Sampler::start(&options).map_err(cannot_measure)?;
     tell(&Message::Started { baseline: point(&sampler.baseline().memory) });
     let start = Instant::now();
-    let checkpoint = prepare::open_checkpoint(&config.path.0, config.opaque_dtypes)?;
+    let checkpoint = open_checkpoint(&config.path.0, config.opaque_dtypes)?;
     let is_wanted = |name: &str| select.as_ref().is_none_or(|select| select.is_match(name));
     let tensors: Vec<TensorId> =
         checkpoint.tensors().filter(|tensor| is_wanted(tensor.name)).map(|tensor| tensor.id).collect();

@@ -14,19 +14,19 @@ use onelayer::{LoadPlan, Pinning, RingMode};
 use onelayer_probe::{Procfs, Sampler, SamplerOptions, Summary};
 
 use super::attendant::{Attendant, add_missed};
-use super::child::tell;
 use super::deliveries::DeliveryLog;
 use super::heap;
-use super::prepare;
-use super::protocol::{Crossing, Finished, Message, Watch};
+use super::protocol::{Crossing, Finished, Message, Watch, tell};
 use super::reading;
 use super::tracker::Tracker;
-use super::translate;
 use super::verify::{Stopped, Verifier};
 use super::vram::{Counted, VramMeter};
 use crate::args::Device;
 use crate::config::{Budgets, LoadConfig};
+use crate::inputs::open_checkpoint;
+use crate::library_errors;
 use crate::measured::{self, point, split};
+use crate::planned::{builder, files};
 use crate::problem::{Code, Problem};
 use crate::report::{
     self, Deliveries, FileReading, IoCounters, Outcome, Place, Point, QuantisedTensor, Ring, Run, Samples,
@@ -48,9 +48,6 @@ pub(super) fn measure(
     interval_ms: Option<u64>,
     cancel: &AtomicBool,
 ) -> Result<Finished, Vec<Problem>> {
-    if let Some(map) = &config.device_map {
-        return super::measure_places::measure(config, map, budgets, watches, interval_ms, cancel);
-    }
     // Before the baseline: a compiled pattern is the program's, not the load's, and so is a driver's
     // context, and what it takes to count and to compare.
     let passes = Arc::new(Mutex::new(Vec::with_capacity(usize::try_from(config.passes.passes).unwrap_or(0))));
@@ -99,14 +96,14 @@ pub(super) fn measure(
 /// The loader, its device open.
 pub(super) fn open(config: &LoadConfig, budgets: &Budgets, passes: &PassTimes) -> Result<Loader, Problem> {
     let map_path = config.layers.as_ref().map(|path| path.0.as_path());
-    let mut builder = prepare::builder(config, budgets)?;
+    let mut builder = builder(config, budgets)?;
     if config.passes.is_asked() {
         let passes = Arc::clone(passes);
         builder = builder.on_pass(move |pass| note(&passes).push(pass.into()));
     }
     builder.build().map_err(|error| match (&error, config.device) {
         (LoadError::Device(device), Device::Cuda(ordinal)) => super::device::unusable(ordinal, device),
-        _ => translate::load(&error, map_path),
+        _ => library_errors::load(&error, map_path),
     })
 }
 
@@ -157,9 +154,9 @@ impl Load<'_> {
         mut log: Option<DeliveryLog>,
     ) -> Result<Loaded, Vec<Problem>> {
         let map_path = self.config.layers.as_ref().map(|path| path.0.as_path());
-        let checkpoint = prepare::open_checkpoint(&self.config.path.0, self.config.opaque_dtypes)?;
+        let checkpoint = open_checkpoint(&self.config.path.0, self.config.opaque_dtypes)?;
         let mut stream =
-            self.loader.stream(&checkpoint).map_err(|error| vec![translate::load(&error, map_path)])?;
+            self.loader.stream(&checkpoint).map_err(|error| vec![library_errors::load(&error, map_path)])?;
         let plan = Arc::clone(stream.plan());
         let over = AtomicBool::new(false);
         let attendant = self.attendant(&checkpoint, &plan, &stream, &over);
@@ -181,7 +178,7 @@ impl Load<'_> {
             failure: delivered.failure,
             deliveries: log.map(|log| log.finish(|index| plan.layers()[index].id.as_str())),
             quantised: lost(&checkpoint, &stream),
-            files: reading::files(&checkpoint, &plan),
+            files: files(&checkpoint, &plan),
             wanted_bytes: wanted_bytes(&plan),
             notes,
         })
@@ -256,7 +253,7 @@ impl Load<'_> {
         let map_path = self.config.layers.as_ref().map(|path| path.0.as_path());
         match error {
             LoadError::Cancelled => Failure::Cancelled,
-            error => Failure::Failed(translate::load(error, map_path)),
+            error => Failure::Failed(library_errors::load(error, map_path)),
         }
     }
 

@@ -1,12 +1,13 @@
 //! What parent and worker say to each other.
 
+use std::io::{self, Write as _};
+
 use serde::{Deserialize, Serialize};
 
-use super::cycles::CycleLoad;
-use crate::args::{CacheArg, Device};
+use crate::args::{CacheArg, Device, Metric};
 use crate::config::{Budgets, LoadConfig};
+use crate::exit::Exit;
 use crate::leak::CyclePoint;
-use crate::limits::Metric;
 use crate::problem::Problem;
 use crate::report::{Gpu, Place, Plan, Point, Run, Source, TensorHash, Unavailable};
 use crate::sizes::SizeContext;
@@ -64,6 +65,19 @@ pub(crate) enum Task {
         /// How many cycles.
         count: u32,
     },
+}
+
+/// Something that each cycle loads.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct CycleLoad {
+    /// What and how, its device decided.
+    pub(crate) load: LoadConfig,
+    /// What it may hold.
+    pub(crate) budgets: Budgets,
+    /// The most that the process may grow meanwhile, by the plan.
+    pub(crate) promised_bytes: u64,
+    /// Bytes of its tensors.
+    pub(crate) tensor_bytes: u64,
 }
 
 /// A limit whose first crossing is to be noticed.
@@ -156,4 +170,15 @@ pub(crate) struct Finished {
     pub(crate) notes: Vec<String>,
     /// What ended the load early.
     pub(crate) problem: Option<Problem>,
+}
+
+/// Sends a message. A worker that cannot, ends: its parent must not take a part of the story for
+/// the whole. (A parent that is gone takes this process with it anyway.)
+pub(super) fn tell(message: &Message) {
+    let mut line = serde_json::to_vec(message).expect("messages are plain data");
+    line.push(b'\n');
+    let mut stdout = io::stdout().lock();
+    if stdout.write_all(&line).and_then(|()| stdout.flush()).is_err() {
+        std::process::exit(i32::from(Exit::LoadFailed.code()));
+    }
 }

@@ -1,29 +1,8 @@
 //! From the library's decisions and counters to the report's.
 
-use onelayer::checkpoint::Checkpoint;
 use onelayer::load::LoadReport;
-use onelayer::plan::{IoDecision, LoadPlan};
 
 use crate::report::{FileReading, IoCounters};
-
-/// How each file is to be read, where that was decided.
-pub(super) fn files(checkpoint: &Checkpoint, plan: &LoadPlan) -> Vec<FileReading> {
-    plan.decisions().iter().map(|decision| file(checkpoint, decision)).collect()
-}
-
-fn file(checkpoint: &Checkpoint, decision: &IoDecision) -> FileReading {
-    FileReading {
-        file: checkpoint.shard(decision.shard).path.display().to_string(),
-        bytes: decision.file_bytes,
-        mode: decision.mode.to_string(),
-        reason: decision.reason.name().to_owned(),
-        why: decision.reason.to_string(),
-        file_system: decision.file_system.map(|kind| kind.to_string()),
-        resident_share: decision.resident_share(),
-        residency_by: decision.residency_by.map(|by| by.name().to_owned()),
-        new_pages: decision.manners.name().to_owned(),
-    }
-}
 
 /// What was moved, `from_storage` of it by a device as far as that is known. `wanted_bytes` are
 /// those of all tensors in their files, for a load that came to its end.

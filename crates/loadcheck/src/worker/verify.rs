@@ -19,7 +19,7 @@ use onelayer::load::{LoadError, LoadedLayer, LoadedTensor};
 use onelayer::plan::{Cast, Placement, PlannedLayer};
 use onelayer::{DType, FloatType, LoadPlan};
 
-use super::translate;
+use crate::library_errors;
 use crate::problem::{Code, Problem};
 use crate::report::{Mismatch, Verified};
 
@@ -175,7 +175,7 @@ impl Verified {
 }
 
 fn failed(error: LoadError) -> Stopped {
-    Stopped::Failed(translate::load(&error, None))
+    Stopped::Failed(library_errors::load(&error, None))
 }
 
 /// Where two pieces differ, if they do.

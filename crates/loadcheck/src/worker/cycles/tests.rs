@@ -20,6 +20,7 @@ use clap::Parser as _;
 
 use super::*;
 use crate::args::{Cli, Command};
+use crate::config::{Budgets, LoadConfig};
 use crate::leak::{slopes_of, stated};
 use crate::report::{KindSlope, SlopeVerdict};
 

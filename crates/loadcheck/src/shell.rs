@@ -1,13 +1,13 @@
-//! Templates of commands: what `--cmd` takes, such as `python load.py {source}`.
+//! Words of a shell: templates of commands (`--cmd 'python load.py {source}'`), and quoting.
 //!
-//! The text is split into words as a POSIX shell would, quotes and all, and never given to a shell.
-//! `{source}` and `{strategy}` are put in afterwards: a path with blanks or quotes in it stays one
-//! word.
+//! A template is split into words as a POSIX shell would, and never given to a shell. `{source}` and
+//! `{strategy}` are filled in afterwards: a path with blanks or quotes stays one word.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::Path;
 
+use crate::output::escape::is_harmful;
 use crate::problem::{Code, Problem};
 
 /// Stands for the path of the checkpoint.
@@ -63,6 +63,33 @@ fn filled(word: &str, places: &[(&str, &OsStr)]) -> OsString {
     OsString::from_vec(bytes)
 }
 
+/// A word quoted for a shell, for hints. Characters that a terminal would act on are written as
+/// escapes, in the `$'...'` form of bash, zsh and ksh; `shlex` would leave them as they are.
+pub(crate) fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:@,+%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    if !word.chars().any(is_harmful) {
+        return format!("'{}'", word.replace('\'', "'\\''"));
+    }
+    let mut quoted = String::from("$'");
+    for character in word.chars() {
+        if is_harmful(character) {
+            let mut bytes = [0; 4];
+            let bytes = character.encode_utf8(&mut bytes).bytes();
+            quoted.extend(bytes.map(|byte| format!("\\x{byte:02x}")));
+        } else {
+            if matches!(character, '\'' | '\\') {
+                quoted.push('\\');
+            }
+            quoted.push(character);
+        }
+    }
+    quoted.push('\'');
+    quoted
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,5 +127,13 @@ mod tests {
         }
         assert!(CommandTemplate::parse("l {strategy}").unwrap().names_strategy());
         assert!(!CommandTemplate::parse("l {source} {Strategy}").unwrap().names_strategy());
+    }
+
+    #[test]
+    fn hints_can_be_pasted() {
+        assert_eq!(shell_word("./a-b"), "./a-b");
+        assert_eq!(shell_word("it's $HOME"), "'it'\\''s $HOME'");
+        assert_eq!(shell_word(""), "''");
+        assert_eq!(shell_word("a\nb\u{1b}[2J'\\\u{202e}"), r"$'a\x0ab\x1b[2J\'\\\xe2\x80\xae'");
     }
 }

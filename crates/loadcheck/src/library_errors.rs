@@ -8,7 +8,6 @@ use onelayer::load::LoadError;
 use onelayer::plan::PlanError;
 use onelayer::source::SourceError;
 
-use super::device;
 use crate::problem::{Code, Problem};
 
 /// A library's message often begins with the file: that part becomes the problem's place.
@@ -40,48 +39,10 @@ fn one_of_checkpoint(error: &CheckpointError) -> Problem {
     };
     // The path is what stands before the first `: ` of every message that has one.
     let message = error.to_string();
-    let path = path_of(error);
-    let problem = placed(code, &message, path);
+    let problem = placed(code, &message, error.path());
     match help_of(error) {
         Some(help) => problem.help(help),
         None => problem,
-    }
-}
-
-fn path_of(error: &CheckpointError) -> Option<&std::path::Path> {
-    use CheckpointError as E;
-    match error {
-        E::Io { path, .. }
-        | E::NotFound { path }
-        | E::DanglingLink { path, .. }
-        | E::NotRegular { path, .. }
-        | E::NoWeights { path, .. }
-        | E::NotSafetensors { path, .. }
-        | E::HeaderExceedsFile { path, .. }
-        | E::OverLimit { path, .. }
-        | E::TooMany { path, .. }
-        | E::Syntax { path, .. }
-        | E::DuplicateKey { path, .. }
-        | E::MissingField { path, .. }
-        | E::UnknownDType { path, .. }
-        | E::SizeOverflow { path, .. }
-        | E::PartialByte { path, .. }
-        | E::ReversedOffsets { path, .. }
-        | E::SizeMismatch { path, .. }
-        | E::Hole { path, .. }
-        | E::Overlap { path, .. }
-        | E::Truncated { path, .. }
-        | E::TrailingBytes { path, .. }
-        | E::FileChanged { path, .. }
-        | E::NotAnIndex { path, .. }
-        | E::UnsafeName { path, .. }
-        | E::MissingShards { path, .. }
-        | E::MissingTensor { path, .. }
-        | E::UnindexedTensor { path, .. }
-        | E::WrongShard { path, .. }
-        | E::DuplicateTensor { path, .. }
-        | E::NotCached { path, .. } => Some(path),
-        _ => None,
     }
 }
 
@@ -115,7 +76,7 @@ pub(crate) fn load(error: &LoadError, map: Option<&std::path::Path>) -> Problem 
         LoadError::Source(error) => source(error),
         LoadError::Device(error) if error.is_unavailable() => Problem::new(Code::NoDevice, error.to_string()),
         // Refused before anything was loaded; memory that runs out midway is a load that failed.
-        LoadError::Device(error @ DeviceError::OutOfDeviceMemory { .. }) => device::out_of_memory(error),
+        LoadError::Device(error @ DeviceError::OutOfDeviceMemory { .. }) => out_of_memory(error),
         LoadError::NotFound { kind: "layer", name, .. } => {
             Problem::new(Code::CannotBeMet, format!("the checkpoint has no layer named `{name}`"))
                 .at("--keep")
@@ -186,4 +147,20 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+/// A request that the device is too small for.
+pub(crate) fn out_of_memory(error: &DeviceError) -> Problem {
+    let problem = Problem::new(Code::CannotBeMet, error.to_string());
+    match error {
+        // Less to stay free is advice only where it would do.
+        DeviceError::OutOfDeviceMemory { needed_bytes, free_bytes, reserve_bytes }
+            if needed_bytes <= free_bytes =>
+        {
+            let most = free_bytes.saturating_sub(*needed_bytes) >> 20;
+            problem
+                .help(format!("--window 1 keeps one layer at a time; --device-reserve {most}MiB leaves room"))
+        }
+        _ => problem.help("--window 1 keeps one layer at a time, --device none keeps nothing"),
+    }
 }

@@ -14,19 +14,21 @@ use onelayer_fit::{PlacedError, PlacedPlan, TierLoader};
 use onelayer_probe::{Procfs, Sampler, SamplerOptions, Summary};
 
 use super::attendant::{Attendant, add_missed};
-use super::child::tell;
 use super::measure::{
     Failure, TIMELINE_ROWS, fallback_notes, lost, pinning_note, queueing_note, ring_of, tell_hashes,
 };
-use super::places::{gpus_of, loader, no_device, on_disk, planned_place, problems_of};
-use super::protocol::{Crossing, Finished, Message, Watch};
+use super::protocol::{Crossing, Finished, Message, Watch, tell};
+use super::tiers::{gpus_of, loader, no_device, on_disk, planned_share, problems_of};
 use super::tracker::Tracker;
 use super::verify::Verifier;
 use super::vram::{Counted, VramMeter};
-use super::{heap, prepare, reading, translate};
+use super::{heap, reading};
 use crate::config::{Budgets, LoadConfig};
-use crate::device_map::tier_name;
+use crate::inputs::open_checkpoint;
+use crate::inputs::tier_name;
+use crate::library_errors;
 use crate::measured::{self, point, split};
+use crate::planned::files;
 use crate::problem::{Code, Problem};
 use crate::report::{
     FileReading, IoCounters, Outcome, Peak, Place, PlaceShare, Point, QuantisedTensor, Run, Samples, Verified,
@@ -140,7 +142,7 @@ struct Held {
 
 impl Load<'_> {
     fn carry_out(&self, mut verifier: Option<Verifier>) -> Result<Loaded, Vec<Problem>> {
-        let checkpoint = prepare::open_checkpoint(&self.config.path.0, self.config.opaque_dtypes)?;
+        let checkpoint = open_checkpoint(&self.config.path.0, self.config.opaque_dtypes)?;
         let loader = loader(self.config, self.map, self.budgets, &checkpoint)?;
         let of_error = |error: PlacedError| problems_of(&error, self.config);
         // The plans are for the report alone: those of the loads are made when they begin.
@@ -184,7 +186,7 @@ impl Load<'_> {
         let begun = Instant::now();
         let rules = self.config.layers.as_ref().map(|path| path.0.as_path());
         let stream = one.loader.stream(checkpoint);
-        let mut stream = stream.map_err(|error| vec![translate::load(&error, rules)])?;
+        let mut stream = stream.map_err(|error| vec![library_errors::load(&error, rules)])?;
         let plan = Arc::clone(stream.plan());
         let over = AtomicBool::new(false);
         let gpu = self.gpus.iter().find(|gpu| gpu.tier == one.tier);
@@ -220,12 +222,12 @@ impl Load<'_> {
             resident_bytes: layers.iter().map(LoadedLayer::resident_bytes).sum(),
             read_bytes: report.read_bytes,
             seconds: Some(begun.elapsed().as_secs_f64()),
-            ..planned_place(one.tier, &plan)
+            ..planned_share(one.tier, &plan)
         });
         loaded.reports.push(report);
         let failure = taken.err().map(|error| match error {
             LoadError::Cancelled => Failure::Cancelled,
-            error => Failure::Failed(translate::load(&error, rules)),
+            error => Failure::Failed(library_errors::load(&error, rules)),
         });
         Ok((Held { plan, layers }, failure))
     }
@@ -248,7 +250,7 @@ impl Load<'_> {
 
 impl Loaded {
     fn new(plan: PlacedPlan, checkpoint: &Checkpoint) -> Self {
-        let files = plan.steps().first().map(|step| reading::files(checkpoint, &step.plan));
+        let files = plan.steps().first().map(|step| files(checkpoint, &step.plan));
         Self {
             plan,
             places: Vec::new(),
