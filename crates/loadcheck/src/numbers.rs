@@ -1,14 +1,34 @@
-//! Numbers for people (bytes, differences, times, rates, Kubernetes quantities), averages, and the
-//! two conversions between whole numbers and floats.
+//! Numbers: the one place where sizes, times and rates are formatted ([`HumanBytes`] is the base of
+//! every size), averages, and the two conversions between whole numbers and floats.
 
 use onelayer::units::{GIB, HumanBytes, MIB};
 
 /// `742 MiB`; `-` if it was not measured.
-pub(crate) fn bytes(value: Option<u64>) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| HumanBytes(value).to_string())
+pub(crate) fn bytes(value: impl Into<Option<u64>>) -> String {
+    value.into().map_or_else(|| "-".to_owned(), |value| HumanBytes(value).to_string())
 }
 
-/// What `value` is above `start`, with its sign if it is below; nothing where there is no start.
+/// As [`bytes`], but `1 062 MiB` from 1 to 100 GiB: tenths of a gibibyte are too coarse to show the
+/// distance from a limit.
+pub(crate) fn bytes_fine(value: impl Into<Option<u64>>) -> String {
+    match value.into() {
+        Some(value) if (GIB..100 * GIB).contains(&value) => {
+            format!("{} MiB", grouped((value + MIB / 2) / MIB))
+        }
+        value => bytes(value),
+    }
+}
+
+/// A limit in mebibytes, never rounded to another one: `2 418 MiB`, `35.06 MiB`.
+pub(crate) fn limit_bytes(limit: u64) -> String {
+    if limit.is_multiple_of(MIB) {
+        format!("{} MiB", grouped(limit / MIB))
+    } else {
+        format!("{:.2} MiB", to_f64(limit) / to_f64(MIB))
+    }
+}
+
+/// `value` less `start`: `-2 MiB` if it is below. Empty if there is no start.
 pub(crate) fn growth(value: Option<u64>, start: Option<u64>) -> String {
     match (value, start) {
         (Some(value), Some(start)) if value < start => format!("-{}", HumanBytes(start - value)),
@@ -28,7 +48,12 @@ pub(crate) fn seconds(value: f64) -> String {
     }
 }
 
-/// `2.46 GiB/s`; nothing for a time too short to divide by.
+/// `52 %`, of a share from 0 to 1.
+pub(crate) fn percent(share: f64) -> String {
+    format!("{:.0} %", 100.0 * share)
+}
+
+/// `2.46 GiB/s`; `None` if the time is too short to divide by.
 pub(crate) fn rate(moved_bytes: u64, seconds: f64) -> Option<String> {
     let per_second = to_f64(moved_bytes) / seconds;
     let (gib, mib) = (per_second / to_f64(GIB), per_second / to_f64(MIB));
@@ -39,8 +64,8 @@ pub(crate) fn rate(moved_bytes: u64, seconds: f64) -> Option<String> {
     }
 }
 
-/// A memory request that holds `peak_bytes`, and a limit a quarter above it; both in steps of 64
-/// MiB, in Mi.
+/// Request and limit of a container whose peak is `peak_bytes`: the limit is a quarter above the
+/// request. Both are rounded up to 64 MiB and written as Kubernetes quantities (`768Mi`).
 pub(crate) fn container(peak_bytes: u64) -> (String, String) {
     let steps = |bytes: u64| bytes.div_ceil(64 * MIB).max(1).saturating_mul(64);
     let request = steps(peak_bytes);
@@ -48,7 +73,7 @@ pub(crate) fn container(peak_bytes: u64) -> (String, String) {
     (format!("{request}Mi"), format!("{limit}Mi"))
 }
 
-/// Whole numbers with thin groups: `217 054 208`.
+/// Digits in groups of three: `217 054 208`.
 pub(crate) fn grouped(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -66,45 +91,24 @@ pub(crate) fn count(value: u64, noun: &str) -> String {
     format!("{} {noun}{}", grouped(value), if value == 1 { "" } else { "s" })
 }
 
-/// Bytes that may be below zero, to the nearest: `-2 MiB`.
-pub(crate) fn signed(value: f64) -> String {
-    let text = HumanBytes(whole(value.abs())).to_string();
-    if value <= -0.5 { format!("-{text}") } else { text }
-}
-
-/// The nearest whole number; what is below zero is 0.
-#[expect(
-    clippy::as_conversions,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "such a cast saturates, and what is lost are fractions of a byte"
-)]
-pub(crate) fn whole(value: f64) -> u64 {
-    value.round() as u64
-}
-
 /// The length of a list.
 pub(crate) fn count_of(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
 }
 
-/// For rates and percentages only: exact below 2^53.
-#[expect(
-    clippy::as_conversions,
-    clippy::cast_precision_loss,
-    reason = "a rate for people needs no more digits"
-)]
-pub(crate) fn to_f64(value: u64) -> f64 {
-    value as f64
+/// Bytes that may be negative, rounded: `-2 MiB`.
+pub(crate) fn signed(value: f64) -> String {
+    let text = HumanBytes(whole(value.abs())).to_string();
+    if value <= -0.5 { format!("-{text}") } else { text }
 }
 
-/// Arithmetic mean; 0 for nothing.
+/// The mean; 0 for an empty list.
 pub(crate) fn mean(values: &[f64]) -> f64 {
     let count = f64::from(u32::try_from(values.len()).unwrap_or(u32::MAX));
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / count }
 }
 
-/// The median; 0 of nothing.
+/// The median; 0 for an empty list.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -116,13 +120,36 @@ pub(crate) fn median(values: &[f64]) -> f64 {
     }
 }
 
+/// The nearest whole number; 0 for a negative one.
+#[expect(
+    clippy::as_conversions,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "such a cast saturates, and only fractions of a byte are lost"
+)]
+pub(crate) fn whole(value: f64) -> u64 {
+    value.round() as u64
+}
+
+/// For rates and percentages: exact below 2^53.
+#[expect(
+    clippy::as_conversions,
+    clippy::cast_precision_loss,
+    reason = "a rate for people needs no more digits"
+)]
+pub(crate) fn to_f64(value: u64) -> f64 {
+    value as f64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn they_read_well() {
-        assert_eq!(bytes(None), "-");
+        assert_eq!(bytes(None::<u64>), "-");
+        assert_eq!(bytes_fine(GIB + 38 * MIB), "1 062 MiB");
+        assert_eq!((bytes_fine(100 * GIB), bytes_fine(MIB)), ("100 GiB".into(), "1 MiB".into()));
         assert_eq!(growth(Some(MIB), Some(3 * MIB)), "-2 MiB");
         assert_eq!(growth(Some(3 * MIB), Some(MIB)), "2 MiB");
         assert_eq!(
@@ -145,17 +172,26 @@ mod tests {
     }
 
     #[test]
-    fn containers_hold_the_peak() {
-        assert_eq!(container(742 * MIB), ("768Mi".to_owned(), "960Mi".to_owned()));
-        assert_eq!(container(64 * MIB), ("64Mi".to_owned(), "128Mi".to_owned()));
-        assert_eq!(container(0), ("64Mi".to_owned(), "128Mi".to_owned()));
-    }
-
-    #[test]
     fn medians() {
         assert_eq!(
             (median(&[]), median(&[3.0]), median(&[4.0, 1.0]), median(&[9.0, 1.0, 2.0])),
             (0.0, 3.0, 2.5, 2.0)
         );
+    }
+
+    #[test]
+    fn neighbouring_limits_differ() {
+        assert_eq!(
+            (limit_bytes(2418 * MIB), limit_bytes(35 * MIB)),
+            ("2 418 MiB".to_owned(), "35 MiB".to_owned())
+        );
+        assert_eq!(limit_bytes(35 * MIB + (64 << 10)), "35.06 MiB");
+    }
+
+    #[test]
+    fn containers_hold_the_peak() {
+        assert_eq!(container(742 * MIB), ("768Mi".to_owned(), "960Mi".to_owned()));
+        assert_eq!(container(64 * MIB), ("64Mi".to_owned(), "128Mi".to_owned()));
+        assert_eq!(container(0), ("64Mi".to_owned(), "128Mi".to_owned()));
     }
 }

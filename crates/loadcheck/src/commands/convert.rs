@@ -270,7 +270,7 @@ impl Session<'_> {
 
     /// Ends because somebody asked for it.
     fn interrupted(mut self, signal: i32) -> Outcome {
-        let problem = interrupted(signal).help("the same command goes on behind the files that are finished");
+        let problem = interrupted(signal).help("the same command continues after the finished files");
         self.problems.push(problem);
         self.report.fail(self.problems);
         Outcome { report: self.report, interrupted: Some(exit_of(signal)), next: None }

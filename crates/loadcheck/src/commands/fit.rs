@@ -13,9 +13,8 @@ use crate::entries::{Entry, What, entries};
 use crate::fit::{Loader, Session, emitted_lines, no_group};
 use crate::machine;
 use crate::output::Output;
-use crate::output::fitted::log;
+use crate::output::print_fit_log;
 use crate::output::terminal::Terminal;
-use crate::output::to_stderr;
 use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Fit, Fitted, Report, Source, Verdict};
 use crate::shell::shell_word;
@@ -140,7 +139,7 @@ fn search_all(
     }
     if args.emit.is_some() && !output.format.is_machine() {
         // On stdout there are only the lines.
-        log(&report, session.terminal).iter().for_each(|line| to_stderr(line));
+        print_fit_log(&report, session.terminal);
     }
     if let Some(stop) = stop {
         return stopped(report, stop, Vec::new());

@@ -92,7 +92,7 @@ impl Stacks {
             } else {
                 String::new()
             };
-            let (least, most) = (bytes(Some(stack.bytes.0)), bytes(Some(stack.bytes.1)));
+            let (least, most) = (bytes(stack.bytes.0), bytes(stack.bytes.1));
             let size = if least == most { most } else { format!("{least} to {most}") };
             let word = if self.stacks.len() > 1 || stack.files > stack.layers { "," } else { " of" };
             format!("{}{name}{files}{word} {size}", count(stack.layers, "layer"))

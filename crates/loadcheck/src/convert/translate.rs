@@ -61,9 +61,9 @@ fn write_failed(message: &str, path: &Path, source: &io::Error) -> Problem {
     let problem = placed(Code::WriteFailed, message, Some(path));
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            problem.help("make room; the same command goes on behind the files that are finished")
+            problem.help("make room; the same command continues after the finished files")
         }
-        _ => problem.help("the same command goes on behind the files that are finished"),
+        _ => problem.help("the same command continues after the finished files"),
     }
 }
 

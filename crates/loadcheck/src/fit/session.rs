@@ -10,9 +10,9 @@ use super::trial::{Ran, try_once};
 use super::{command, ours};
 use crate::args::{CacheArg, Device};
 use crate::config::LoadConfig;
-use crate::numbers::median;
+use crate::numbers::{limit_bytes, median};
 use crate::output::escape::escape;
-use crate::output::fitted::{limit_text, try_line};
+use crate::output::fitted::try_line;
 use crate::output::terminal::{ProgressMode, Terminal};
 use crate::output::to_stderr;
 use crate::progress::Progress;
@@ -181,7 +181,7 @@ where
 
 /// How a run under a limit is called.
 fn label(limit: Option<u64>) -> String {
-    limit.map_or_else(|| "no limit".to_owned(), limit_text)
+    limit.map_or_else(|| "no limit".to_owned(), limit_bytes)
 }
 
 /// What all runs without a limit say about those with one.

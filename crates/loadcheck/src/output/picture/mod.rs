@@ -13,9 +13,7 @@
 use std::fmt::Write as _;
 
 use super::escape::escape_and_cut;
-use onelayer::units::{GIB, HumanBytes, MIB};
-
-use crate::numbers::grouped;
+use crate::numbers::bytes_fine as bytes;
 use crate::report::{CommandName, Report};
 
 mod axis;
@@ -131,23 +129,11 @@ fn shown(text: &str) -> String {
     escape_and_cut(text, TEXT_CHARACTERS_MAX).into_owned()
 }
 
-/// `742 MiB`, `1 062 MiB`: of a few gibibytes a tenth is too coarse to show what is left under a
-/// limit.
-fn bytes(value: Option<u64>) -> String {
-    match value {
-        Some(value) if (GIB..100 * GIB).contains(&value) => {
-            format!("{} MiB", grouped((value + MIB / 2) / MIB))
-        }
-        Some(value) => HumanBytes(value).to_string(),
-        None => "-".to_owned(),
-    }
-}
-
 /// What `value` is above `start`, in the same words.
 fn growth(value: Option<u64>, start: Option<u64>) -> String {
     match (value, start) {
-        (Some(value), Some(start)) if value < start => format!("-{}", bytes(Some(start - value))),
-        (Some(value), Some(start)) => bytes(Some(value - start)),
+        (Some(value), Some(start)) if value < start => format!("-{}", bytes(start - value)),
+        (Some(value), Some(start)) => bytes(value - start),
         _ => String::new(),
     }
 }
@@ -165,7 +151,7 @@ fn title(report: &Report) -> String {
 fn circumstances(report: &Report) -> Vec<String> {
     let mut facts = Vec::new();
     let size = report.source.as_ref().and_then(|source| source.bytes);
-    facts.extend(size.map(|size| bytes(Some(size))));
+    facts.extend(size.map(bytes));
     let Some(run) = report.runs.first() else { return facts };
     let params = report.runs.iter().find_map(|run| run.params.as_ref());
     if report.command != CommandName::Compare {
@@ -174,7 +160,7 @@ fn circumstances(report: &Report) -> Vec<String> {
     if let Some(params) = params {
         facts.push(format!("device {}", params.device));
         facts.push(format!("io {}", params.io));
-        facts.push(format!("budget {}", bytes(Some(params.budget_bytes))));
+        facts.push(format!("budget {}", bytes(params.budget_bytes)));
         facts
             .push(params.window.map_or_else(|| "window all".to_owned(), |window| format!("window {window}")));
         facts.extend(params.dtype.as_ref().map(|dtype| format!("dtype {dtype}")));

@@ -6,8 +6,8 @@ use super::drawing::{Shape, inline};
 use super::panel::{Panel, panels};
 use super::{bytes, circumstances, growth, style, title, xml};
 use crate::numbers::{rate, seconds};
-use crate::output::reading::moved_line;
-use crate::output::text::{device_line, exceeded_at, limit_values, place, verified_line};
+use crate::output::document::{Align, Part};
+use crate::output::facts::{self, place};
 use crate::report::{CommandName, Place, Report, Run, Verdict};
 
 /// Notes and errors on a page, at most.
@@ -113,7 +113,7 @@ fn rows(command: CommandName) -> Vec<Row<'static>> {
         value.zip(start).map(|(value, start)| growth(Some(value), Some(start)))
     }
     fn of(value: Option<u64>) -> Option<String> {
-        value.map(|value| bytes(Some(value)))
+        value.map(bytes)
     }
     fn at(at: &Option<Place>) -> Option<String> {
         at.as_ref().map(|at| match (&at.layer, &at.tensor) {
@@ -133,7 +133,7 @@ fn rows(command: CommandName) -> Vec<Row<'static>> {
                 let promise = run.promise.as_ref()?;
                 Some(format!(
                     "{}, {}",
-                    bytes(Some(promise.limit_bytes)),
+                    bytes(promise.limit_bytes),
                     if promise.kept { "kept" } else { "BROKEN" }
                 ))
             }),
@@ -183,32 +183,34 @@ fn numbers(report: &Report, panels: &[Panel<'_>], page: &mut String) {
         );
         let _ = writeln!(page, "<p>{text}</p>");
     }
-    let moved = report.runs.last().and_then(|run| moved_line(&run.io));
-    let facts = device_line(report).into_iter().chain(moved).chain(verified_line(report));
+    let moved = report.runs.last().and_then(|run| facts::moved(&run.io));
+    let facts = facts::device(report).into_iter().chain(moved).chain(facts::verified(report));
     for fact in facts {
-        let words: Vec<&str> = fact.split_whitespace().collect();
-        let _ = writeln!(page, "<p>{}</p>", xml(&words.join(" ")));
+        if let Part::Fact(label, value) = fact {
+            let _ = writeln!(page, "<p>{label} {}</p>", xml(&value.plain()));
+        }
     }
 }
 
 fn limits(report: &Report, page: &mut String) {
-    if report.limits.is_empty() {
+    let table = facts::limits(report);
+    let header = table.header();
+    if header.is_empty() {
         return;
     }
-    page.push_str(
-        "<h2>Limits</h2>\n<div class=\"scroll\"><table>\n\
-         <tr><th></th><th>on</th><th>actual</th><th>limit</th><th>first exceeded at</th></tr>\n",
-    );
-    for limit in report.limits.iter().take(LINES_MAX) {
-        let (class, word) = if limit.passed { ("pass", "pass") } else { ("fail", "FAIL") };
-        let (actual, most) = limit_values(limit);
-        let at = limit.first_exceeded_at.as_ref().map(exceeded_at).unwrap_or_default();
-        let _ = writeln!(
-            page,
-            "<tr><td class=\"{class}\"><b>{word}</b></td><td>{}</td><td class=\"n\">{actual}</td><td class=\"n\">{most}</td><td>{}</td></tr>",
-            xml(&limit.metric),
-            xml(&at)
-        );
+    let titles: String = header.iter().map(|(title, _)| format!("<th>{}</th>", xml(title))).collect();
+    let _ = writeln!(page, "<h2>Limits</h2>\n<div class=\"scroll\"><table>\n<tr>{titles}</tr>");
+    for (limit, (_, cells)) in report.limits.iter().zip(table.rows()).take(LINES_MAX) {
+        let class = if limit.passed { "pass" } else { "fail" };
+        let cells = cells.iter().zip(&header).enumerate().map(|(column, (cell, (_, align)))| {
+            let text = xml(&cell.plain());
+            match (column, align) {
+                (0, _) => format!("<td class=\"{class}\"><b>{text}</b></td>"),
+                (_, Align::Right) => format!("<td class=\"n\">{text}</td>"),
+                (_, Align::Left) => format!("<td>{text}</td>"),
+            }
+        });
+        let _ = writeln!(page, "<tr>{}</tr>", cells.collect::<String>());
     }
     page.push_str("</table></div>\n");
 }
@@ -228,8 +230,7 @@ fn notes(report: &Report, page: &mut String) {
 fn origin(report: &Report) -> String {
     let host = report.host.as_ref();
     let kernel = host.and_then(|host| host.kernel.as_ref()).map(|kernel| format!(" · kernel {kernel}"));
-    let memory =
-        host.and_then(|host| host.ram_bytes).map(|size| format!(" · {} of memory", bytes(Some(size))));
+    let memory = host.and_then(|host| host.ram_bytes).map(|size| format!(" · {} of memory", bytes(size)));
     format!(
         "{} {}{}{}",
         report.tool.name,

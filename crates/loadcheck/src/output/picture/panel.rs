@@ -4,7 +4,7 @@
 use super::{bytes, growth};
 use crate::numbers::{seconds, to_f64};
 use crate::output::escape::escape_and_cut;
-use crate::output::text::place;
+use crate::output::facts::place;
 use crate::report::{CommandName, Place, Report, Run, Samples};
 
 /// Runs that are drawn at most.
@@ -161,8 +161,8 @@ fn panel<'a>(report: &Report, heading: String, run: &'a Run) -> Panel<'a> {
         Some(Mark {
             seconds: at.as_ref().map(|at| at.seconds),
             bytes: to_f64(value),
-            value: bytes(Some(value)),
-            long: format!("{name} {}{over}{}", bytes(Some(value)), at_place.unwrap_or_default()),
+            value: bytes(value),
+            long: format!("{name} {}{over}{}", bytes(value), at_place.unwrap_or_default()),
         })
     };
     let mut dots = run.samples.as_ref().map_or_else(Vec::new, dots);
@@ -206,21 +206,19 @@ fn dots(samples: &Samples) -> Vec<Dot> {
 fn limits(report: &Report, run: &Run) -> Vec<Line> {
     let promised = run.promise.as_ref().zip(run.baseline.rss_bytes).map(|(promise, start)| {
         let level = start.saturating_add(promise.limit_bytes);
-        let budget = run.params.as_ref().map(|params| bytes(Some(params.budget_bytes)));
-        let kept = run
-            .resident_host_bytes
-            .filter(|kept| *kept > 0)
-            .map(|kept| format!(" + layers {}", bytes(Some(kept))));
+        let budget = run.params.as_ref().map(|params| bytes(params.budget_bytes));
+        let kept =
+            run.resident_host_bytes.filter(|kept| *kept > 0).map(|kept| format!(" + layers {}", bytes(kept)));
         let parts =
             budget.map(|budget| format!(" = start + budget {budget} + 16 MiB{}", kept.unwrap_or_default()));
-        let short = format!("RSS limit {}", bytes(Some(level)));
+        let short = format!("RSS limit {}", bytes(level));
         Line { bytes: to_f64(level), long: format!("{short}{}", parts.unwrap_or_default()), short }
     });
     let demanded = report.limits.iter().filter(|limit| matches!(limit.metric.as_str(), "host" | "rss"));
     let demanded = demanded.filter_map(|limit| {
         let level = limit.limit_bytes?;
         let name = if limit.metric == "host" { "--max-host" } else { "--max-peak-rss" };
-        let short = format!("{name} {}", bytes(Some(level)));
+        let short = format!("{name} {}", bytes(level));
         Some(Line { bytes: to_f64(level), long: short.clone(), short })
     });
     promised.into_iter().chain(demanded.take(4)).collect()

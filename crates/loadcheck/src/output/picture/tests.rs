@@ -136,7 +136,7 @@ fn check(report: &Report) -> (String, String) {
 #[test]
 fn the_picture_of_a_load() {
     let (svg, html) = check(&report(vec![run(6, 40, &layer)]));
-    insta::with_settings!({ prepend_module_to_snapshot => false, snapshot_path => "../../../../../tests/cli_output" }, {
+    insta::with_settings!({ prepend_module_to_snapshot => false, snapshot_path => "../../../tests/cli/output" }, {
         insta::assert_snapshot!("timeline_svg", svg);
     });
     for text in [
