@@ -1,6 +1,6 @@
-//! Whom `compare` and `fit` measure, from `-s` and `--cmd`.
+//! The loaders that `compare` and `fit` measure, from `-s` and `--cmd`.
 //!
-//! What `-s` names is one of our strategies, or free text for a template that takes it.
+//! `-s` names one of our strategies, or is free text for a template with `{strategy}`.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -11,16 +11,16 @@ use crate::strategies::Strategy;
 
 const STRATEGY: &str = "{strategy}";
 
-/// One that is measured: a row of a table.
+/// A loader that is measured: a row of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// What it is called, once in a table.
+    /// Its name, unique in a table.
     pub(crate) name: String,
-    /// What is run.
+    /// How it loads.
     pub(crate) what: What,
 }
 
-/// What is run.
+/// How it loads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     /// A way of loading of this program's.

@@ -11,7 +11,7 @@ use crate::heap;
 use crate::problem::{Code, Problem};
 use crate::report::{Peak, Place, Point, Promise, Report, Run, Samples, Split, Unavailable};
 
-/// What is promised beside the budget: thread stacks and the allocator's slack.
+/// Growth that is allowed beside the budget: thread stacks and the allocator's slack.
 pub(crate) const SLACK_BYTES: u64 = 16 * MIB;
 /// Rows of a timeline that is kept.
 pub(crate) const TIMELINE_ROWS: usize = 4096;
@@ -31,7 +31,7 @@ pub(crate) struct Session {
 pub(crate) struct AfterLoad {
     /// Since the start of the load.
     pub(crate) elapsed: Duration,
-    /// What the process has done since the baseline.
+    /// The process's counters since the baseline.
     pub(crate) activity: Activity,
     /// Memory.
     pub(crate) point: Point,
@@ -102,7 +102,7 @@ impl Session {
 }
 
 impl Measurement {
-    /// What a report says of every measured load. The outcome and what was read are the caller's.
+    /// The part of a report that all measured loads share. The caller adds the outcome and the reads.
     pub(crate) fn run(&self, strategy: &str, elapsed: Duration, after_load: Option<&AfterLoad>) -> Run {
         let summary = &self.summary;
         let mut peak = peak(summary);
@@ -127,7 +127,7 @@ impl Measurement {
         Some(Promise { limit_bytes, growth_bytes, kept: growth_bytes <= limit_bytes })
     }
 
-    /// What could not be measured, and why.
+    /// Metrics that could not be measured.
     pub(crate) fn unavailable(&self) -> Vec<Unavailable> {
         let entry = |entry: &onelayer_probe::Unavailable| Unavailable {
             metric: entry.metric.clone(),

@@ -1,4 +1,4 @@
-//! What went wrong, in the shape that people and scripts get: a code, a sentence, a place, a
+//! Problems, as people and scripts get them: a code, a sentence, a place, a
 //! remedy.
 //!
 //! Problems are values: they are collected, sorted (most basic first) and printed in one go by
@@ -133,10 +133,10 @@ pub(crate) struct Problem {
     pub(crate) message: String,
     /// A file, a tensor, a flag.
     pub(crate) place: Option<String>,
-    /// What was expected and what was found.
+    /// Expected and found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) detail: Option<String>,
-    /// What to do about it.
+    /// The next step for the user.
     pub(crate) help: Option<String>,
 }
 

@@ -23,7 +23,6 @@ use crate::convert::summary::summary;
 use crate::convert::survey::Survey;
 use crate::convert::translate::{self, Stage};
 use crate::heap;
-use crate::machine;
 use crate::output::Output;
 use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
@@ -35,13 +34,12 @@ use crate::shell::shell_word;
 use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::source::{self, Resolved};
 
-use super::Outcome;
 use super::run::verdict;
+use super::{Outcome, new_report};
 
 /// Converts.
 pub(crate) fn run(args: &ConvertArgs, output: &Output, terminal: &Terminal) -> Outcome {
-    let mut report = Report::new(CommandName::Convert);
-    report.host = Some(machine::host());
+    let report = new_report(CommandName::Convert);
     let mut problems = output.check();
     let (options, more) = Options::read(args);
     problems.extend(more);
@@ -83,7 +81,7 @@ struct Ready {
     estimate: Option<(Estimate, Option<String>)>,
 }
 
-/// What is known before anything is written.
+/// Everything known before anything is written.
 struct Prepared {
     survey: Option<Survey>,
     ready: Result<Ready, Vec<Problem>>,
@@ -268,7 +266,7 @@ impl Session<'_> {
         Outcome::of(self.report)
     }
 
-    /// Ends because somebody asked for it.
+    /// Ends because of a signal.
     fn interrupted(mut self, signal: i32) -> Outcome {
         let problem = interrupted(signal).help("the same command continues after the finished files");
         self.problems.push(problem);
@@ -324,7 +322,7 @@ fn files_to_write(prepared: &PreparedConversion) -> u64 {
     u64::try_from(left.count()).unwrap_or(u64::MAX)
 }
 
-/// What will be done.
+/// The plan of the conversion, as a report has it.
 fn planned(
     args: &ConvertArgs,
     settings: &Settings,
@@ -388,7 +386,7 @@ fn note_files(convert: &mut Convert, heard: &Heard) {
     }
 }
 
-/// What a conversion that came to its end says it did.
+/// The result of a conversion that completed.
 fn describe(converted: &ConvertReport, shards: &[PathBuf]) -> Converted {
     let (write_mode, write_mode_reason) = match &converted.write_mode {
         Some(WriteMode::Direct) => (Some("direct"), None),
@@ -424,7 +422,7 @@ fn describe(converted: &ConvertReport, shards: &[PathBuf]) -> Converted {
     }
 }
 
-/// What a conversion that ended early had done by then.
+/// The result so far of a conversion that ended early.
 fn so_far(heard: &Heard) -> Converted {
     Converted {
         complete: heard.is_finished,
@@ -436,7 +434,7 @@ fn so_far(heard: &Heard) -> Converted {
     }
 }
 
-/// What a verification found, for a report.
+/// A verification, as a report has it.
 pub(super) fn compared(
     directory: String,
     against: Option<String>,

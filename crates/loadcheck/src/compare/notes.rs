@@ -1,4 +1,4 @@
-//! What a person should know about a row beside its numbers, and about a comparison as a whole.
+//! Notes for people on a row of a comparison, and on the comparison as a whole.
 
 use onelayer::units::HumanBytes;
 
@@ -9,14 +9,14 @@ use crate::numbers::count;
 use crate::report::{Compared, Outcome};
 use crate::strategies::{SimpleStrategy, Strategy};
 
-/// What the rows have in common.
+/// Facts that all rows share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     /// Where `stream` puts layers, as it was asked for; `auto` decided.
     pub(crate) device: Device,
     /// Layers resident at once; `None` is all.
     pub(crate) window: Option<u32>,
-    /// What wider floats are narrowed to, by `stream` alone.
+    /// True if `stream`, and only it, narrows floats.
     pub(crate) narrows: bool,
     /// Bytes of the tensors that are loaded.
     pub(crate) tensor_bytes: Option<u64>,
@@ -35,7 +35,7 @@ pub(crate) fn add_notes(rows: &mut [Compared], entries: &[Entry], facts: &Facts)
     }
 }
 
-/// What must be said where weights end in memory of the CPU, as far as this comparison shows it.
+/// A note on mappings, for comparisons in which weights stay on the CPU.
 pub(crate) fn cpu_note(rows: &[Compared], entries: &[Entry], facts: &Facts) -> Option<String> {
     let does_map = |(row, entry): (&Compared, &Entry)| maps(entry, &row.peak, facts.tensor_bytes);
     let is_on_cpu = !facts.device.has_own_memory() && rows.iter().zip(entries).any(does_map);

@@ -39,7 +39,7 @@ impl Reader {
         Ok(of(file, Alignment::ONE))
     }
 
-    /// The bytes of one tensor, in memory of its own.
+    /// The bytes of one tensor, in new memory.
     pub(super) fn tensor(
         &mut self,
         extent: ByteRange,

@@ -81,7 +81,7 @@ impl Strategy {
     }
 }
 
-/// What a load still holds when it is done.
+/// Memory that a load still holds when it is done.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     mappings: Vec<Mapping>,
@@ -98,7 +98,7 @@ pub(crate) enum StrategyError {
     /// A file could not be opened, mapped or read.
     #[error("cannot {action}: {source}")]
     File {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
         /// With which file.
         path: PathBuf,

@@ -16,7 +16,7 @@ use super::{Event, Observe, StrategyError, failed};
 /// Bytes between two reports of progress: a read call costs far less than this many bytes.
 const CHUNK_BYTES: usize = 16 << 20;
 
-/// Memory of its own; empty for no bytes.
+/// Anonymous memory; empty for no bytes.
 #[derive(Debug)]
 pub(crate) struct Owned {
     memory: Option<MmapMut>,
@@ -78,7 +78,7 @@ impl Owned {
         Ok(())
     }
 
-    /// What it holds.
+    /// Its bytes.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> &[u8] {
         self.memory.as_deref().map_or(&[], |memory| &memory[self.start..self.start + self.len])

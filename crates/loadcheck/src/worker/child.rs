@@ -19,7 +19,7 @@ pub(crate) const ARGUMENT: &str = "__worker";
 /// # Errors
 /// A message for people who started it by hand.
 pub(crate) fn main() -> Result<Exit, &'static str> {
-    // With the parent gone nobody would stop or read this process.
+    // Without the parent, nothing would stop this process or read its output.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     // Started through a link, the process is called like the link, `exe`. Where that cannot be changed
     // it stays so.

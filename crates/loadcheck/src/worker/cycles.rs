@@ -37,7 +37,7 @@ pub(super) fn cycle(loads: &[CycleLoad], count: u32, cancel: &AtomicBool) -> Res
 }
 
 /// Reads every byte of a layer; the sum of the first halves of its tensors' hashes tells one
-/// content from another in whatever order layers come.
+/// content from another in any order of layers.
 fn touch(layer: &LoadedLayer) -> Result<u64, LoadError> {
     let mut sum = 0_u64;
     for tensor in layer.tensors() {
@@ -56,7 +56,7 @@ type Use<'a> = dyn FnMut(&LoadedLayer) -> Result<u64, LoadError> + 'a;
 struct Cycles<'a> {
     loads: &'a [CycleLoad],
     loaders: Vec<Loader>,
-    /// What each load came to the first time.
+    /// The sum of each load in its first cycle.
     sums: Vec<Option<u64>>,
     session: Session,
     vram: Option<VramMeter>,
@@ -96,7 +96,7 @@ impl<'a> Cycles<'a> {
         Ok(cycles)
     }
 
-    /// What the process holds now, and what it has on the device.
+    /// Memory of the process now, on the host and on the device.
     fn held(&self) -> Held {
         let mut held = Held::of(&self.session.sampler.snapshot().memory);
         let live = live::snapshot();

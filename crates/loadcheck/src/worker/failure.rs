@@ -1,4 +1,4 @@
-//! What ended a load early.
+//! Why a load ended early.
 
 use std::path::Path;
 

@@ -94,7 +94,7 @@ impl Loaded {
     }
 }
 
-/// What was moved. `from_storage` are the bytes that a device delivered, if that is known;
+/// The bytes that were moved. `from_storage` are those that a device delivered, if that is known;
 /// `wanted_bytes` those of all tensors in their files, for a load that completed.
 fn counters(
     report: &LoadReport,

@@ -82,7 +82,7 @@ struct Load<'a> {
     cancel: &'a AtomicBool,
 }
 
-/// What the tiers have come to so far.
+/// The results of the tiers so far.
 #[derive(Default)]
 struct Done {
     /// The layers of each tier, kept until all are there.
@@ -168,7 +168,7 @@ impl Load<'_> {
         monitor.before_bytes = done.done_bytes;
         monitor.total_bytes = whole.tensor_bytes();
         monitor.crossings = std::mem::take(&mut done.crossings);
-        // In whatever order they come, up to the error that ends it.
+        // In any order, up to the error that ends the stream.
         let mut layers = Vec::new();
         let take_all = || stream.by_ref().try_for_each(|layer| layer.map(|layer| layers.push(layer)));
         let (mut taken, crossings) = monitor.beside(take_all)?;

@@ -1,4 +1,4 @@
-//! What parent and worker say to each other.
+//! The messages between parent and worker.
 
 use std::io::{self, Write as _};
 use std::time::Duration;
@@ -18,12 +18,12 @@ use crate::strategies::SimpleStrategy;
 /// How often progress is reported.
 pub(super) const TELL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What the worker is to do.
+/// The order to a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Job {
     /// The process that started it; a worker whose parent is another one ends at once.
     pub(crate) parent_pid: u32,
-    /// What to do.
+    /// The task.
     pub(crate) task: Task,
 }
 
@@ -45,7 +45,7 @@ pub(crate) enum Task {
     Measure(MeasureTask),
     /// Load by a simple strategy, and measure it.
     MeasureSimple {
-        /// What to load.
+        /// The load.
         load: LoadConfig,
         /// How.
         strategy: SimpleStrategy,
@@ -56,7 +56,7 @@ pub(crate) enum Task {
     },
     /// Load, use and unload again and again, and measure what stays.
     Cycle {
-        /// What each cycle loads, one after the other.
+        /// The loads of each cycle, one after the other.
         loads: Vec<CycleLoad>,
         /// How many cycles.
         count: u32,
@@ -68,7 +68,7 @@ pub(crate) enum Task {
 pub(crate) struct MeasureTask {
     /// The load, its device decided.
     pub(crate) load: LoadConfig,
-    /// What it may hold.
+    /// The most it may hold.
     pub(crate) budgets: Budgets,
     /// Limits to notice.
     pub(crate) watches: Vec<Watch>,
@@ -79,9 +79,9 @@ pub(crate) struct MeasureTask {
 /// Something that each cycle loads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct CycleLoad {
-    /// What and how, its device decided.
+    /// The load, its device decided.
     pub(crate) load: LoadConfig,
-    /// What it may hold.
+    /// The most it may hold.
     pub(crate) budgets: Budgets,
     /// The most that the process may grow meanwhile, by the plan.
     pub(crate) promised_bytes: u64,
@@ -92,7 +92,7 @@ pub(crate) struct CycleLoad {
 /// A limit whose first crossing is to be noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Watch {
-    /// What is limited.
+    /// The limited metric.
     pub(crate) metric: Metric,
     /// The most it may be.
     pub(crate) limit_bytes: u64,
@@ -107,11 +107,11 @@ pub(crate) struct Crossing {
     pub(crate) place: Place,
 }
 
-/// What the worker tells its parent.
+/// A message of the worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Message {
-    /// What `--device` comes to on this machine; the first word of `Prepare`, unless the device
+    /// The device that `--device` stands for on this machine; the first message of `Prepare`, unless it
     /// cannot be used.
     Decided {
         /// Where layers go; never `auto`.
@@ -130,7 +130,7 @@ pub(crate) enum Message {
         done_bytes: u64,
         /// Bytes in all.
         total_bytes: u64,
-        /// What is being loaded.
+        /// The layer, tensor or file that is being loaded.
         layer: String,
         /// The highest memory so far: all that is known should the worker be killed.
         peak: Point,
@@ -149,35 +149,35 @@ pub(crate) enum Message {
     Error(Vec<Problem>),
 }
 
-/// What the headers and the machine say.
+/// The findings of `Prepare`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Checked {
     /// The checkpoint.
     pub(crate) source: Source,
-    /// What a load will need.
+    /// The plan of the load.
     pub(crate) plan: Plan,
-    /// What the load may hold.
+    /// The most that the load may hold.
     pub(crate) budgets: Budgets,
-    /// What relative sizes relate to.
+    /// The quantities that relative sizes refer to.
     pub(crate) context: SizeContext,
     /// Share of the source's pages that are cached now; `None` is unchecked.
     pub(crate) cached_share: Option<f64>,
-    /// What a person should know.
+    /// Notes for people.
     pub(crate) notes: Vec<String>,
 }
 
-/// What a load cost.
+/// A load that was measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Finished {
     /// The numbers.
     pub(crate) run: Run,
-    /// What could not be measured.
+    /// Metrics that could not be measured.
     pub(crate) unavailable: Vec<Unavailable>,
     /// Limits that were crossed, and where.
     pub(crate) crossings: Vec<Crossing>,
-    /// What a person should know: files that were read in another way than asked for.
+    /// Notes for people, such as files that were read in another way than asked for.
     pub(crate) notes: Vec<String>,
-    /// What ended the load early.
+    /// The problem that ended the load early.
     pub(crate) problem: Option<Problem>,
 }
 

@@ -1,11 +1,11 @@
-//! `--verify`: what was delivered, compared with what is in the files.
+//! `--verify`: compares delivered tensors with the files.
 //!
 //! Every tensor is read back from where it lies, a piece at a time, and held against bytes that are
 //! read from its file a second time: by plain reads of this file's own, not by the library's
 //! sources, its ring or its narrowing. Narrowed tensors are held against a conversion with other
 //! means (`half` and the language's own casts).
 //!
-//! A NaN that is narrowed has to arrive as a NaN. Which one is up to whoever converts, so its sign
+//! A NaN that is narrowed has to arrive as a NaN. Which NaN is not defined, so its sign
 //! and payload are not compared; tensors that are not narrowed are compared bit by bit, NaN or not.
 
 use std::fs::File;
@@ -28,7 +28,7 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Bytes that a report shows of a difference.
 const SHOWN_BYTES: usize = 8;
 
-/// Compares delivered tensors with their files. Holds two pieces of 1 MiB, whatever is compared;
+/// Compares delivered tensors with their files. Always holds two pieces of 1 MiB;
 /// they are resident from the start, so that they count for the baseline and not for the load.
 pub(super) struct Verifier {
     in_file: Vec<u8>,
@@ -152,7 +152,7 @@ impl Verified {
         }
     }
 
-    /// What is wrong, if something is.
+    /// The problem, if a tensor differs.
     pub(super) fn problem(&self) -> Option<Problem> {
         let first = self.first_mismatch.as_ref()?;
         let what = if self.mismatches == 1 {
