@@ -105,7 +105,7 @@ fn captions(panels: &[Panel<'_>], said: Option<String>, page: &mut String) {
     );
 }
 
-/// A row of numbers: its name, and how it is had of a run.
+/// A row of numbers: its name, and its value for a run.
 type Row<'a> = (&'static str, Box<dyn Fn(&Run) -> Option<String> + 'a>);
 
 fn rows(command: CommandName) -> Vec<Row<'static>> {
