@@ -125,7 +125,8 @@ pub mod for_benches {
 pub use self::checkpoint::{Checkpoint, CheckpointError, DType, OpenOptions, TensorEntry};
 pub use self::layers::{LayerId, LayerMap, Layers};
 pub use self::plan::{
-    FloatType, IoDecision, IoMode, LoadPlan, Passes, PlanError, Quantisation, ReadOrder, Window,
+    FloatType, HandOut, IoDecision, IoMode, LoadOptions, LoadPlan, Passes, PlanError, Quantisation,
+    ReadOrder, Window,
 };
 pub use self::ranks::{Rank, RankPart, Share, Split, SplitError, SplitRules};
 pub use self::slices::SliceError;
@@ -134,7 +135,7 @@ pub use self::staging::{Pinning, RingMode, StagingError};
 // In the order of the flow, as above.
 pub use self::device::{After, CudaCode, Device, DeviceError, DeviceRegion, Target};
 pub use self::load::{
-    Awaited, Binding, CancelHandle, HandOut, Holder, Keep, LayerStream, LayerTimes, LoadError, LoadReport,
+    Awaited, Binding, CancelHandle, Holder, Keep, LayerStream, LayerTimes, LoadError, LoadReport,
     LoadedLayer, LoadedTensor, Loader, LoaderBuilder, ParkTo, PassReport, Progress, QuantisationError,
     Receipt, TensorHash, TensorReader, Waits,
 };

@@ -127,30 +127,30 @@ fn limits(choices: &mut Unstructured<'_>, layers: &Layers) -> Result<PlanLimits>
         _ => choices.int_in_range(0..=80 * MIB)?,
     };
     let mut limits = PlanLimits::new(budget_bytes);
-    limits.readers = choices.int_in_range(0..=12)?;
+    limits.options.readers = Some(choices.int_in_range(0..=12)?);
     limits.alignment = Alignment::new(1 << choices.int_in_range(12..=16)?).unwrap();
-    limits.io = *choices.choose(&[IoMode::Mmap, IoMode::Direct, IoMode::Buffered, IoMode::Uring])?;
-    limits.window = match choices.int_in_range(0..=7_u8)? {
+    limits.options.io = *choices.choose(&[IoMode::Mmap, IoMode::Direct, IoMode::Buffered, IoMode::Uring])?;
+    limits.options.window = match choices.int_in_range(0..=7_u8)? {
         0..=2 => Window::All,
         3 => Window::Bytes(choices.int_in_range(0..=8 * MIB)?),
         count => Window::Layers(u32::from(count - 4)),
     };
-    limits.order = *choices.choose(&[ReadOrder::Layers, ReadOrder::Files])?;
+    limits.options.order = *choices.choose(&[ReadOrder::Layers, ReadOrder::Files])?;
     limits.resident = *choices.choose(&[ResidentKind::Host, ResidentKind::Device, ResidentKind::Nowhere])?;
     limits.landing = *choices.choose(&[Landing::Exact, Landing::Exact, Landing::InPhase])?;
-    limits.passes =
+    limits.options.passes =
         *choices.choose(&[Passes::Times(1), Passes::Times(0), Passes::Times(2), Passes::Endless])?;
-    limits.dtype =
+    limits.options.dtype =
         *choices.choose(&[None, None, Some(FloatType::Bf16), Some(FloatType::F16), Some(FloatType::F32)])?;
     let forms = [Quantisation::Int8, Quantisation::Int4G32, Quantisation::Int4G128, Quantisation::Fp8];
-    limits.quantise =
+    limits.options.quantise =
         if choices.int_in_range(0..=7_u8)? == 0 { Some(*choices.choose(&forms)?) } else { None };
-    limits.device_budget_bytes = match choices.int_in_range(0..=3_u8)? {
+    limits.options.device_budget_bytes = match choices.int_in_range(0..=3_u8)? {
         0 => Some(choices.int_in_range(0..=64 * MIB)?),
         _ => None,
     };
-    limits.hole_bytes_max = choices.int_in_range(0..=256 << 10)?;
-    limits.hash = choices.arbitrary()?;
+    limits.options.hole_bytes_max = choices.int_in_range(0..=256 << 10)?;
+    limits.options.hash = choices.arbitrary()?;
     let kept = choices.arbitrary::<u8>()?;
     let ids = layers.as_slice().iter().enumerate().filter(|(at, _)| *at < 8 && kept >> at & 1 == 1);
     limits.kept = ids.map(|(_, layer)| layer.id.clone()).collect::<BTreeSet<LayerId>>();
@@ -160,27 +160,27 @@ fn limits(choices: &mut Unstructured<'_>, layers: &Layers) -> Result<PlanLimits>
 fn check_plan(checkpoint: &Checkpoint, layers: &Layers, mut limits: PlanLimits, is_wanted: Wanted<'_>) {
     match LoadPlan::build(checkpoint, layers, &limits, is_wanted) {
         Ok(plan) => {
-            assert!(plan.memory().smallest_budget_bytes() <= limits.host_budget_bytes);
+            assert!(plan.memory().smallest_budget_bytes() <= limits.options.host_budget_bytes);
             check_bytes(checkpoint, &plan, &limits, is_wanted);
             check_orders(checkpoint, layers, &limits, is_wanted);
             assert_eq!(LoadPlan::build(checkpoint, layers, &limits, is_wanted).as_ref(), Ok(&plan));
             assert!(!format!("{plan:#}").is_empty());
         }
         Err(PlanError::BudgetTooSmall { smallest_bytes, .. }) => {
-            assert!(smallest_bytes > limits.host_budget_bytes);
-            limits.host_budget_bytes = smallest_bytes;
+            assert!(smallest_bytes > limits.options.host_budget_bytes);
+            limits.options.host_budget_bytes = smallest_bytes;
             match LoadPlan::build(checkpoint, layers, &limits, is_wanted) {
                 Ok(plan) => check_bytes(checkpoint, &plan, &limits, is_wanted),
                 Err(error) => panic!("{smallest_bytes} are enough: {error}"),
             }
         }
         Err(PlanError::DeviceBudgetTooSmall { needed_bytes, budget_bytes, .. }) => {
-            assert!(needed_bytes > budget_bytes && limits.device_budget_bytes == Some(budget_bytes));
+            assert!(needed_bytes > budget_bytes && limits.options.device_budget_bytes == Some(budget_bytes));
         }
         Err(PlanError::WindowTooSmall { needed_bytes, window_bytes, .. }) => {
-            assert!(needed_bytes > window_bytes && limits.window == Window::Bytes(window_bytes));
+            assert!(needed_bytes > window_bytes && limits.options.window == Window::Bytes(window_bytes));
         }
-        Err(PlanError::NothingToQuantise { .. }) => assert!(limits.quantise.is_some()),
+        Err(PlanError::NothingToQuantise { .. }) => assert!(limits.options.quantise.is_some()),
         Err(PlanError::NothingSelected { .. }) => {
             assert!(checkpoint.tensors().all(|tensor| !is_wanted(tensor.id)));
         }
@@ -191,10 +191,10 @@ fn check_plan(checkpoint: &Checkpoint, layers: &Layers, mut limits: PlanLimits, 
 /// Follows the bytes, as far as each way of landing can be followed.
 fn check_bytes(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits, is_wanted: Wanted<'_>) {
     plan_check::check_bounds(checkpoint, plan, limits);
-    if limits.quantise.is_some() {
+    if limits.options.quantise.is_some() {
         return;
     }
-    if limits.landing == Landing::Exact && limits.dtype.is_none() {
+    if limits.landing == Landing::Exact && limits.options.dtype.is_none() {
         plan_check::check(checkpoint, plan, limits, is_wanted);
     }
     if checkpoint.tensor_bytes() <= CELLS_MAX {
@@ -207,13 +207,13 @@ fn check_bytes(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits, is
 fn check_orders(checkpoint: &Checkpoint, layers: &Layers, limits: &PlanLimits, is_wanted: Wanted<'_>) {
     let plan = |order| {
         let mut limits = limits.clone();
-        limits.order = order;
+        limits.options.order = order;
         LoadPlan::build(checkpoint, layers, &limits, is_wanted)
     };
     let (by_layer, by_file) = (plan(ReadOrder::Layers), plan(ReadOrder::Files));
     if let (Ok(by_layer), Ok(by_file)) = (by_layer, by_file)
         && by_file.order() == ReadOrder::Files
-        && limits.quantise.is_none()
+        && limits.options.quantise.is_none()
     {
         plan_check::check_order(checkpoint, &by_layer, &by_file, is_wanted);
     }

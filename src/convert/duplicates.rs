@@ -15,10 +15,10 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use super::ConvertError;
-use super::reading::{HashPass, ReadSettings, Seen};
+use super::reading::{HashPass, Seen};
 use crate::checkpoint::{Checkpoint, DType, OpenFault, TensorId, open_regular};
 use crate::layers::{LayerKind, Layers};
-use crate::plan::{MemoryTerm, Transform};
+use crate::plan::{LoadOptions, MemoryTerm, Transform};
 use crate::units::to_usize;
 
 /// The longest configuration that is read.
@@ -46,14 +46,14 @@ pub(super) fn find(
     checkpoint: &Checkpoint,
     layers: &Layers,
     is_wanted: &dyn Fn(TensorId) -> bool,
-    settings: ReadSettings,
+    options: LoadOptions,
     beside: Vec<MemoryTerm>,
 ) -> Result<Duplicates, ConvertError> {
     let candidates = candidates(checkpoint, layers, is_wanted);
     let mut wanted: Vec<TensorId> = candidates.iter().flatten().copied().collect();
     wanted.sort_unstable();
     let mut hashes = BTreeMap::new();
-    let pass = HashPass { checkpoint, settings, beside };
+    let pass = HashPass { checkpoint, options, beside };
     pass.tensors(&wanted, &|_| Transform::Keep, &mut |seen| {
         if let Seen::Tensor(id, found) = seen {
             hashes.insert(id, found.blake3);
@@ -226,7 +226,8 @@ mod tests {
         let layers = Layers::group(&checkpoint).unwrap();
         let name = |id: TensorId| checkpoint.tensor(id).name.to_owned();
         let is_wanted = |id: TensorId| is_wanted(&name(id));
-        let found = find(&checkpoint, &layers, &is_wanted, ReadSettings::default(), Vec::new()).unwrap();
+        let found =
+            find(&checkpoint, &layers, &is_wanted, super::super::reading::direct(), Vec::new()).unwrap();
         (found.pairs.into_iter().map(|(dropped, kept)| (name(dropped), name(kept))).collect(), found.notes)
     }
 

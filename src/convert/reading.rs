@@ -23,13 +23,10 @@ use super::digest::{Digest, Hashes};
 use crate::checkpoint::{Checkpoint, Shard, ShardId, TensorId};
 use crate::device::{NoneBackend, Target};
 use crate::layers::LayerId;
-use crate::load::{
-    DEFAULT_HOST_BUDGET_BYTES, DEFAULT_PREFETCH_LAYERS, DEFAULT_STALL_TIMEOUT, HandOut, Hooks, Launch,
-    LayerStream, LoadError, Witness, decide_io,
-};
+use crate::load::{Hooks, Launch, LayerStream, LoadError, Witness, decide_io};
 use crate::plan::{
-    Group, IoMode, Landing, LoadPlan, MemoryTerm, Placement, PlanLimits, Quantised, ReadRequest,
-    ResidentKind, Transform, Window, is_mostly_direct,
+    Group, IoMode, Landing, LoadOptions, LoadPlan, MemoryTerm, Placement, PlanLimits, Quantised, ReadRequest,
+    ResidentKind, Transform, is_mostly_direct,
 };
 use crate::source::{self, Fallback, Source};
 use crate::units::{ByteRange, to_u64, to_usize};
@@ -41,19 +38,9 @@ const RESULTS_MAX: usize = 256;
 /// Bytes of a header that are read at once.
 const HEADER_PIECE_BYTES: usize = 64 << 10;
 
-/// How files are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ReadSettings {
-    pub(super) host_budget_bytes: u64,
-    pub(super) io: IoMode,
-    /// By default what the disk and the machine can use.
-    pub(super) readers: Option<u32>,
-}
-
-impl Default for ReadSettings {
-    fn default() -> Self {
-        Self { host_budget_bytes: DEFAULT_HOST_BUDGET_BYTES, io: IoMode::Direct, readers: None }
-    }
+/// Default options, past the page cache.
+pub(super) fn direct() -> LoadOptions {
+    LoadOptions { io: IoMode::Direct, ..LoadOptions::default() }
 }
 
 /// What comes out.
@@ -75,7 +62,8 @@ pub(super) type Transforms<'a> = dyn Fn(TensorId) -> Transform + 'a;
 /// One pass over files.
 pub(super) struct HashPass<'a> {
     pub(super) checkpoint: &'a Checkpoint,
-    pub(super) settings: ReadSettings,
+    /// How files are read: budget, I/O mode and readers.
+    pub(super) options: LoadOptions,
     /// What else is held under the same budget.
     pub(super) beside: Vec<MemoryTerm>,
 }
@@ -159,13 +147,11 @@ impl HashPass<'_> {
         ids: &[TensorId],
         keeps_hashes: bool,
     ) -> Result<LoadPlan, ConvertError> {
-        let ReadSettings { host_budget_bytes, io, readers } = self.settings;
-        let mut limits = PlanLimits::new(host_budget_bytes);
-        limits.window = Window::Layers(DEFAULT_PREFETCH_LAYERS);
-        decide_io(&mut limits, self.checkpoint, io, readers, Target::None).map_err(LoadError::Source)?;
+        let mut limits = PlanLimits::of(self.options.clone());
+        decide_io(&mut limits, self.checkpoint, Target::None).map_err(LoadError::Source)?;
         limits.resident = ResidentKind::Nowhere;
         limits.landing = Landing::Packed;
-        limits.hash = keeps_hashes;
+        limits.options.hash = keeps_hashes;
         limits.beside.clone_from(&self.beside);
         let grouping_bytes = to_u64(size_of_val(ids) + size_of_val(groups));
         let groups = groups.iter().map(|(id, range)| Group { id, tensors: &ids[range.clone()] });
@@ -178,19 +164,16 @@ impl HashPass<'_> {
         hash: bool,
         witness: Option<Witness>,
     ) -> Result<LayerStream, LoadError> {
-        let adapts = self.settings.readers.is_none() && is_mostly_direct(plan.io(), plan.decisions());
+        let adapts = self.options.readers.is_none() && is_mostly_direct(plan.io(), plan.decisions());
         let queues = (plan.io() == IoMode::Uring).then_some(1);
         let launch = Launch {
             checkpoint: self.checkpoint,
             plan,
-            prefetch: DEFAULT_PREFETCH_LAYERS,
-            hand_out: HandOut::WhenComplete,
+            options: LoadOptions { hash, ..self.options.clone() },
             adapts,
             queues,
-            hash,
             witness,
             hooks: Hooks::default(),
-            stall_timeout: DEFAULT_STALL_TIMEOUT,
             started: Instant::now(),
         };
         launch.start_on(NoneBackend, None)
@@ -425,8 +408,8 @@ mod tests {
         vec![("a.safetensors", small), ("b.safetensors", empty), ("c.safetensors", large)]
     }
 
-    fn settings() -> ReadSettings {
-        ReadSettings { host_budget_bytes: 5 * MIB, ..ReadSettings::default() }
+    fn settings() -> LoadOptions {
+        LoadOptions { host_budget_bytes: 5 * MIB, ..direct() }
     }
 
     #[test]
@@ -442,7 +425,7 @@ mod tests {
         for (io, with_sha256) in [(IoMode::Direct, true), (IoMode::Buffered, false), (IoMode::Mmap, true)] {
             let mut budget = settings();
             (budget.io, budget.host_budget_bytes) = (io, 8 * MIB);
-            let pass = HashPass { checkpoint: &checkpoint, settings: budget, beside: Vec::new() };
+            let pass = HashPass { checkpoint: &checkpoint, options: budget, beside: Vec::new() };
             let (mut files, mut tensors, mut progress) = (Vec::new(), Vec::new(), 0);
             pass.files(with_sha256, &mut |seen| match seen {
                 Seen::File(shard, hashes) => files.push((shard, hashes)),
@@ -483,7 +466,7 @@ mod tests {
             "tiny" => Transform::Cast(widen),
             _ => Transform::Keep,
         };
-        let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
+        let pass = HashPass { checkpoint: &checkpoint, options: settings(), beside: Vec::new() };
         let mut seen = BTreeMap::new();
         pass.tensors(&wanted, &casts, &mut |event| {
             if let Seen::Tensor(id, hashes) = event {
@@ -499,7 +482,7 @@ mod tests {
         let expected =
             [("none", blake3::hash(b"")), ("tiny", blake3::hash(&tiny)), ("wide", blake3::hash(&wide))];
         assert_eq!(seen, expected.map(|(name, hash)| (name.to_owned(), *hash.as_bytes())).into());
-        let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
+        let pass = HashPass { checkpoint: &checkpoint, options: settings(), beside: Vec::new() };
         assert_eq!(pass.tensors(&[], &casts, &mut |seen| panic!("{seen:?}")).unwrap(), []);
     }
 
@@ -510,7 +493,7 @@ mod tests {
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
         let pass = |bytes| HashPass {
             checkpoint: &checkpoint,
-            settings: settings(),
+            options: settings(),
             beside: vec![MemoryTerm::new(TermKind::Files, bytes)],
         };
         assert!(pass(0).files(false, &mut |_| {}).is_ok());
@@ -536,7 +519,7 @@ mod tests {
             } else {
                 change(name);
             }
-            let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
+            let pass = HashPass { checkpoint: &checkpoint, options: settings(), beside: Vec::new() };
             let error = pass.files(false, &mut |_| {}).unwrap_err();
             let ConvertError::Load(load) = &error else { panic!("{error}") };
             assert!(load.is_file_changed(), "{error}");
@@ -548,7 +531,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         write_sharded(folder.path(), &shards());
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
-        let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
+        let pass = HashPass { checkpoint: &checkpoint, options: settings(), beside: Vec::new() };
         let ids = all_ids(&checkpoint);
         let plan = Arc::new(
             pass.plan(&groups(&checkpoint, &ids, |_| true), &|_| Transform::Keep, &ids, false).unwrap(),
@@ -570,7 +553,7 @@ mod tests {
         let tensors = names.iter().zip(0..).map(|(name, seed)| tensor(name, DType::U8, &[3], seed)).collect();
         write_sharded(folder.path(), &[("a.safetensors", tensors)]);
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
-        let pass = HashPass { checkpoint: &checkpoint, settings: settings(), beside: Vec::new() };
+        let pass = HashPass { checkpoint: &checkpoint, options: settings(), beside: Vec::new() };
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             pass.files(false, &mut |seen| assert!(matches!(seen, Seen::Progress(_)), "enough"))
         }));

@@ -29,8 +29,8 @@ use super::prepared::PreparedConversion;
 use super::target::{self, FileState};
 use super::{ConvertError, ConvertEvent, ConvertReport, KernelCopied, Part, Verification, clearing, ending};
 use crate::checkpoint::{ShardId, open_regular};
-use crate::load::{DEFAULT_STALL_TIMEOUT, HandOut, Hooks, Launch, LayerStream, LoadError, Progress};
-use crate::plan::{IoMode, LoadPlan, PlannedLayer};
+use crate::load::{Hooks, Launch, LayerStream, LoadError, Progress};
+use crate::plan::{IoMode, LoadOptions, LoadPlan, PlannedLayer};
 use crate::units::{ByteRange, to_u64};
 
 /// How often the observer learns how far the conversion is.
@@ -259,14 +259,11 @@ impl Run<'_> {
         let launch = Launch {
             checkpoint: &prepared.scope.checkpoint,
             plan: Arc::clone(&plan),
-            prefetch: PREFETCH_LAYERS,
-            hand_out: HandOut::WhenComplete,
+            options: LoadOptions { prefetch_layers: PREFETCH_LAYERS, ..LoadOptions::default() },
             adapts: false,
             queues: (plan.io() == IoMode::Uring).then_some(1),
-            hash: false,
             witness: None,
             hooks: Hooks::default(),
-            stall_timeout: DEFAULT_STALL_TIMEOUT,
             started: Instant::now(),
         };
         let mut stream = launch.start_on(backend, None)?;

@@ -14,14 +14,13 @@ use super::files::{self, Component, FileShape, FileShapes, Rules};
 use super::header::{HEADER_BYTES_MAX, Header};
 use super::manifest::{ManifestSource, SourceFile};
 use super::output::{Headers, WriteBuffers};
-use super::reading::ReadSettings;
 use super::side_files::directory_of;
 use super::{Casting, Conversion, ConvertError, Part};
 use crate::checkpoint::{Checkpoint, DType, Shard, TensorId};
 use crate::layers::Layers;
 use crate::plan::{
-    Cast, Group, Landing, LoadPlan, MemoryTerm, PlanError, PlanLimits, Quantisation, QuantiseRule,
-    ResidentKind, TermKind, Transform, Window, grouping_peak_bytes, is_plain,
+    Cast, Group, Landing, LoadOptions, LoadPlan, MemoryTerm, PlanError, PlanLimits, Quantisation,
+    QuantiseRule, ResidentKind, TermKind, Transform, Window, grouping_peak_bytes, is_plain,
 };
 use crate::source;
 use crate::units::{to_u64, to_usize};
@@ -129,10 +128,7 @@ impl Scope {
 
     /// The plan of some of the files, in their order.
     pub(super) fn plan(&self, settings: &Conversion, files: &[usize]) -> Result<LoadPlan, ConvertError> {
-        let mut limits = PlanLimits::new(settings.host_budget_bytes);
-        limits.window = Window::Layers(1);
-        limits.io = settings.io;
-        limits.readers = settings.readers();
+        let mut limits = PlanLimits::of(LoadOptions { window: Window::Layers(1), ..settings.reading() });
         limits.alignment = source::alignment(&self.checkpoint).map_err(crate::load::LoadError::from)?;
         (limits.resident, limits.landing) = (ResidentKind::Nowhere, Landing::Packed);
         limits.beside = self.terms(files);
@@ -140,7 +136,7 @@ impl Scope {
             let file = &self.shapes.files[file];
             Group { id: &file.id, tensors: self.shapes.tensors(file) }
         });
-        limits.quantise = settings.quantise;
+        limits.options.quantise = settings.options.quantise;
         let transform = |id: TensorId| self.transforms[id.index()];
         let plan = LoadPlan::build_groups(
             &self.checkpoint,
@@ -313,22 +309,29 @@ impl Scope {
 
 impl Conversion {
     /// How passes over the source read that come before or after the conversion itself.
-    pub(super) fn reading(&self) -> ReadSettings {
-        ReadSettings { host_budget_bytes: self.host_budget_bytes, io: self.io, readers: Some(self.readers()) }
+    pub(super) fn reading(&self) -> LoadOptions {
+        LoadOptions {
+            readers: Some(self.readers()),
+            // The passes read files as they are.
+            dtype: None,
+            quantise: None,
+            quantise_choice: None,
+            ..self.options.clone()
+        }
     }
 
     /// Threads that read: direct reads wait for the disk, so a few even on a small machine.
     fn readers(&self) -> u32 {
         let cores = std::thread::available_parallelism()
             .map_or(1, |cores| cores.get().try_into().unwrap_or(u32::MAX));
-        self.jobs.unwrap_or(cores.clamp(2, 8)).min(64)
+        self.options.readers.unwrap_or(cores.clamp(2, 8)).min(64)
     }
 
     /// The buffers that writes come from, if there is room.
     fn write_buffers(&self) -> WriteBuffers {
         const WRITERS: std::ops::RangeInclusive<u32> = 1..=4;
-        let writers = self.jobs.unwrap_or(2).clamp(*WRITERS.start(), *WRITERS.end());
-        WriteBuffers::for_budget(self.host_budget_bytes, writers)
+        let writers = self.options.readers.unwrap_or(2).clamp(*WRITERS.start(), *WRITERS.end());
+        WriteBuffers::for_budget(self.options.host_budget_bytes, writers)
     }
 }
 
@@ -339,8 +342,8 @@ fn transforms(
     layers: &Layers,
 ) -> Result<Vec<Transform>, ConvertError> {
     let mut transforms = Vec::with_capacity(checkpoint.tensor_count());
-    let choice = settings.quantise_choice.as_ref();
-    let quantising = settings.quantise.map(|to| QuantiseRule::new(checkpoint, layers, to, choice));
+    let choice = settings.options.quantise_choice.as_ref();
+    let quantising = settings.options.quantise.map(|to| QuantiseRule::new(checkpoint, layers, to, choice));
     let mut has_quantised = false;
     for entry in checkpoint.tensors() {
         let rule = settings.rule.as_ref().and_then(|rule| rule(&entry));
@@ -362,13 +365,14 @@ fn transforms(
                 })?)
             }
             None => settings
+                .options
                 .dtype
                 .filter(|_| is_plain(checkpoint, layers, entry.id))
                 .and_then(|to| Cast::between(entry.dtype, to)),
         };
         transforms.push(cast.into());
     }
-    match settings.quantise.filter(|_| !has_quantised) {
+    match settings.options.quantise.filter(|_| !has_quantised) {
         Some(form) => Err(PlanError::NothingToQuantise { form }.into()),
         None => Ok(transforms),
     }

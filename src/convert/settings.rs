@@ -5,11 +5,11 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use super::reading::direct;
 use super::{ConvertError, ConvertEvent, PreparedConversion};
 use crate::checkpoint::{OpenOptions, TensorEntry};
 use crate::layers::{LayerId, LayerMap};
-use crate::load::DEFAULT_HOST_BUDGET_BYTES;
-use crate::plan::{FloatType, IoMode, Quantisation, QuantiseChoice};
+use crate::plan::{FloatType, IoMode, LoadOptions, Quantisation, QuantiseChoice};
 
 /// Which tensors share a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -119,16 +119,12 @@ type Rule = dyn Fn(&TensorEntry<'_>) -> Option<Casting> + Send + Sync;
 #[must_use = "settings do nothing until they are used"]
 pub struct Conversion {
     pub(super) open_options: OpenOptions,
-    pub(super) host_budget_bytes: u64,
-    pub(super) jobs: Option<u32>,
-    pub(super) io: IoMode,
+    /// Budget, I/O mode, readers, dtype and quantisation. A conversion ignores the rest.
+    pub(super) options: LoadOptions,
     pub(super) grouping: Grouping,
     pub(super) experts: Experts,
     pub(super) max_shard_bytes: Option<u64>,
     pub(super) map: LayerMap,
-    pub(super) dtype: Option<FloatType>,
-    pub(super) quantise: Option<Quantisation>,
-    pub(super) quantise_choice: Option<QuantiseChoice>,
     pub(super) rule: Option<Arc<Rule>>,
     pub(super) select: Option<Arc<Select>>,
     pub(super) drop_duplicates: bool,
@@ -152,16 +148,11 @@ impl Conversion {
     pub fn new() -> Self {
         Self {
             open_options: OpenOptions::new(),
-            host_budget_bytes: DEFAULT_HOST_BUDGET_BYTES,
-            jobs: None,
-            io: IoMode::Direct,
+            options: direct(),
             grouping: Grouping::default(),
             experts: Experts::default(),
             max_shard_bytes: None,
             map: LayerMap::default(),
-            dtype: None,
-            quantise: None,
-            quantise_choice: None,
             rule: None,
             select: None,
             drop_duplicates: false,
@@ -183,20 +174,20 @@ impl Conversion {
 
     /// Most host memory that the conversion may hold, in bytes. 64 MiB by default.
     pub fn host_budget(mut self, bytes: u64) -> Self {
-        self.host_budget_bytes = bytes;
+        self.options.host_budget_bytes = bytes;
         self
     }
 
     /// Threads that read, at most 64, and as many that write, at most 4; zero counts as one. By
     /// default what the disk and the machine can use. What is written does not depend on it.
     pub fn jobs(mut self, threads: u32) -> Self {
-        self.jobs = Some(threads.max(1));
+        self.options.readers = Some(threads.max(1));
         self
     }
 
     /// How the source is read. Past the page cache by default.
     pub fn io(mut self, mode: IoMode) -> Self {
-        self.io = mode;
+        self.options.io = mode;
         self
     }
 
@@ -229,7 +220,7 @@ impl Conversion {
     /// even. Integers, 8-bit floats and whatever belongs to a quantized weight keep their type
     /// unless [`Self::dtype_rule`] names them.
     pub fn dtype(mut self, dtype: FloatType) -> Self {
-        self.dtype = Some(dtype);
+        self.options.dtype = Some(dtype);
         self
     }
 
@@ -240,7 +231,7 @@ impl Conversion {
     /// is not quantised follows [`Self::dtype`], and what [`Self::dtype_rule`] decides about is not
     /// quantised. Such weights are read twice, for their scales and for their values.
     pub fn quantise(mut self, form: Quantisation) -> Self {
-        self.quantise = Some(form);
+        self.options.quantise = Some(form);
         self
     }
 
@@ -250,7 +241,7 @@ impl Conversion {
         mut self,
         choose: impl Fn(&TensorEntry<'_>) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.quantise_choice = Some(QuantiseChoice::new(choose));
+        self.options.quantise_choice = Some(QuantiseChoice::new(choose));
         self
     }
 
@@ -343,12 +334,12 @@ impl Conversion {
 impl fmt::Debug for Conversion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Conversion")
-            .field("host_budget_bytes", &self.host_budget_bytes)
+            .field("host_budget_bytes", &self.options.host_budget_bytes)
             .field("grouping", &self.grouping)
             .field("experts", &self.experts)
             .field("max_shard_bytes", &self.max_shard_bytes)
-            .field("dtype", &self.dtype)
-            .field("quantise", &self.quantise)
+            .field("dtype", &self.options.dtype)
+            .field("quantise", &self.options.quantise)
             .field("part", &self.part)
             .finish_non_exhaustive()
     }

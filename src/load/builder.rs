@@ -6,29 +6,17 @@ use std::thread;
 use std::time::Duration;
 
 use super::borrowed::Borrowed;
-use super::engine::{Engine, Route};
+use super::engine::Engine;
 use super::{LoadError, Loader};
 use crate::checkpoint::{Checkpoint, TensorEntry};
 use crate::device::{Device, Target};
 use crate::layers::{LayerMap, Layers};
 use crate::plan::{
-    FloatType, IoDecision, IoMode, IoReason, Landing, LoadPlan, PlanLimits, Quantisation, QuantiseChoice,
-    ReadOrder, ResidentKind, Window, is_most, is_mostly_direct,
+    FloatType, HandOut, IoDecision, IoMode, IoReason, Landing, LoadOptions, LoadPlan, PlanLimits,
+    Quantisation, QuantiseChoice, ReadOrder, ResidentKind, Window, is_most, is_mostly_direct,
 };
 use crate::ranks::{Rank, Share, SplitRules};
 use crate::source::{self, SourceError};
-use crate::units::MIB;
-
-/// Host budget unless the caller says otherwise: enough for every disk and link that was measured.
-pub const DEFAULT_HOST_BUDGET_BYTES: u64 = 64 * MIB;
-/// Layers read ahead of the one the caller works on, unless the caller says otherwise.
-pub const DEFAULT_PREFETCH_LAYERS: u32 = 2;
-/// How long a stream waits for a caller that holds the whole window, unless the caller says
-/// otherwise.
-pub const DEFAULT_STALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Device memory that stays free, unless the caller says otherwise: what a driver takes for its own
-/// bookkeeping.
-pub const DEFAULT_DEVICE_RESERVE_BYTES: u64 = 64 * MIB;
 
 /// Most direct reads in flight unless the caller says otherwise: what arrays of flash disks want,
 /// at 1 or 2 MiB each.
@@ -41,64 +29,13 @@ const NETWORK_READERS: u32 = 8;
 /// Decides which tensors are loaded.
 type Select = dyn Fn(&TensorEntry<'_>) -> bool + Send + Sync;
 
-/// When the caller gets a layer.
-///
-/// # Example
-/// An engine with a stream of its own lets the device do all the waiting:
-/// ```no_run
-/// use onelayer::{After, Checkpoint, HandOut, Loader, Target};
-///
-/// # fn run(stream: u64) -> Result<(), Box<dyn std::error::Error>> {
-/// let checkpoint = Checkpoint::open("gemma-7b")?;
-/// let loader = Loader::builder(Target::Cuda(0)).hand_out(HandOut::AtOnce).build()?;
-/// for layer in loader.stream(&checkpoint)? {
-///     let layer = layer?;
-///     // SAFETY: `stream` is a live stream of the device's primary context.
-///     unsafe { layer.let_wait(stream) }?;
-///     for tensor in layer.tensors() {
-///         // Launch kernels in `stream` that read here.
-///         println!("{} at {:#x}", tensor.name(), tensor.device_pointer().expect("it is on a device"));
-///     }
-///     // SAFETY: as above, and nothing but what was queued in `stream` uses the layer.
-///     unsafe { layer.release_after(After::Stream(stream)) }?;
-/// } // dropped: its memory goes to the next layer once the kernels are over
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum HandOut {
-    /// When every byte is in its place.
-    #[default]
-    WhenComplete,
-    /// As soon as all its copies are queued. For callers that order by streams: let them wait for
-    /// [`LoadedLayer::ready_event`](super::LoadedLayer::ready_event). A copy that fails after that
-    /// is the stream's next error, and an error of
-    /// [`LoadedLayer::wait_ready`](super::LoadedLayer::wait_ready).
-    AtOnce,
-}
-
 /// Settings of a [`Loader`].
 #[derive(Clone)]
 #[must_use = "a builder does nothing until it is built"]
 pub struct LoaderBuilder {
     pub(super) target: Target,
-    host_budget_bytes: u64,
-    device_budget_bytes: Option<u64>,
-    pub(super) device_reserve_bytes: u64,
-    pub(super) window: Window,
-    pub(super) prefetch: u32,
-    pub(super) order: ReadOrder,
-    io: IoMode,
-    readers: Option<u32>,
-    hash: bool,
-    pub(super) hand_out: HandOut,
+    pub(super) options: LoadOptions,
     pub(super) engine: Engine,
-    dtype: Option<FloatType>,
-    hole_bytes_max: Option<u64>,
-    quantise: Option<Quantisation>,
-    quantise_choice: Option<QuantiseChoice>,
-    pub(super) stall_timeout: Duration,
     pub(super) borrowed: Borrowed,
     map: LayerMap,
     select: Option<Arc<Select>>,
@@ -110,22 +47,8 @@ impl LoaderBuilder {
     pub(super) fn new(target: Target) -> Self {
         Self {
             target,
-            host_budget_bytes: DEFAULT_HOST_BUDGET_BYTES,
-            device_budget_bytes: None,
-            device_reserve_bytes: DEFAULT_DEVICE_RESERVE_BYTES,
-            window: Window::Layers(2),
-            prefetch: DEFAULT_PREFETCH_LAYERS,
-            order: ReadOrder::Layers,
-            io: IoMode::Auto,
-            readers: None,
-            hash: false,
-            hand_out: HandOut::WhenComplete,
+            options: LoadOptions::default(),
             engine: Engine::default(),
-            dtype: None,
-            hole_bytes_max: None,
-            quantise: None,
-            quantise_choice: None,
-            stall_timeout: DEFAULT_STALL_TIMEOUT,
             borrowed: Borrowed::default(),
             map: LayerMap::default(),
             select: None,
@@ -134,10 +57,16 @@ impl LoaderBuilder {
         }
     }
 
+    /// Sets all options that are plain values at once. The other settings stay.
+    pub fn options(mut self, options: LoadOptions) -> Self {
+        self.options = options;
+        self
+    }
+
     /// Most host memory that one load may hold beside resident layers, in bytes. 64 MiB by default.
     /// Loads that run at the same time have a budget each.
     pub fn host_budget(mut self, bytes: u64) -> Self {
-        self.host_budget_bytes = bytes;
+        self.options.host_budget_bytes = bytes;
         self
     }
 
@@ -145,7 +74,7 @@ impl LoaderBuilder {
     /// Checked when the load is planned, for layers that are dropped in order, and enforced
     /// while it runs, for those that are not.
     pub fn device_budget(mut self, bytes: u64) -> Self {
-        self.device_budget_bytes = Some(bytes);
+        self.options.device_budget_bytes = Some(bytes);
         self
     }
 
@@ -153,21 +82,21 @@ impl LoaderBuilder {
     /// layers would leave less is refused before it begins. Host memory is not checked: what is
     /// free there is not known until it is used.
     pub fn device_reserve(mut self, bytes: u64) -> Self {
-        self.device_reserve_bytes = bytes;
+        self.options.device_reserve_bytes = bytes;
         self
     }
 
     /// Layers resident at once in [`Loader::stream`]: being filled, ready, and held by the caller.
     /// Two by default; [`Loader::load`] keeps all.
     pub fn window(mut self, window: Window) -> Self {
-        self.window = window;
+        self.options.window = window;
         self
     }
 
     /// Layers read ahead of the one the caller works on or waits for. Two by default; with zero,
     /// nothing is read before it is asked for. What lies beyond the window waits in the ring.
     pub fn prefetch(mut self, layers: u32) -> Self {
-        self.prefetch = layers;
+        self.options.prefetch_layers = layers;
         self
     }
 
@@ -177,14 +106,14 @@ impl LoaderBuilder {
     /// whatever [`Self::prefetch`] says, and they come as they are complete, not in execution
     /// order. Hashing on the way needs the order of layers.
     pub fn read_order(mut self, order: ReadOrder) -> Self {
-        self.order = order;
+        self.options.order = order;
         self
     }
 
     /// How files are read. By default ([`IoMode::Auto`]) as the page cache, the file system and the
     /// size of each file suggest.
     pub fn io(mut self, mode: IoMode) -> Self {
-        self.io = mode;
+        self.options.io = mode;
         self
     }
 
@@ -195,7 +124,7 @@ impl LoaderBuilder {
     /// group leave. A small budget may get fewer. Each is a thread, unless reads go through queues
     /// ([`LoadReport::queueing`](super::LoadReport::queueing)).
     pub fn readers(mut self, threads: u32) -> Self {
-        self.readers = Some(threads.max(1));
+        self.options.readers = Some(threads.max(1));
         self
     }
 
@@ -203,14 +132,14 @@ impl LoaderBuilder {
     /// the budget per tensor. Off by default. Where the bytes are kept,
     /// [`LoadedTensor::hash`](super::LoadedTensor::hash) needs nothing from the load.
     pub fn hash(mut self, hash: bool) -> Self {
-        self.hash = hash;
+        self.options.hash = hash;
         self
     }
 
     /// When the caller gets a layer. When it is complete, by default. Matters only for devices that
     /// copy by themselves.
     pub fn hand_out(mut self, hand_out: HandOut) -> Self {
-        self.hand_out = hand_out;
+        self.options.hand_out = hand_out;
         self
     }
 
@@ -218,7 +147,7 @@ impl LoaderBuilder {
     /// even. Others, those of 16 bits and quantised ones too, arrive as they are. Nothing is
     /// narrowed by default.
     pub fn dtype(mut self, dtype: FloatType) -> Self {
-        self.dtype = Some(dtype);
+        self.options.dtype = Some(dtype);
         self
     }
 
@@ -230,7 +159,7 @@ impl LoaderBuilder {
     /// [`Progress::quantisation_errors`](super::Progress::quantisation_errors) tells what was lost.
     /// Nothing is quantised by default.
     pub fn quantise(mut self, form: Quantisation) -> Self {
-        self.quantise = Some(form);
+        self.options.quantise = Some(form);
         self
     }
 
@@ -241,14 +170,14 @@ impl LoaderBuilder {
         mut self,
         choose: impl Fn(&TensorEntry<'_>) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.quantise_choice = Some(QuantiseChoice::new(choose));
+        self.options.quantise_choice = Some(QuantiseChoice::new(choose));
         self
     }
 
     /// How long the stream waits for its next layer while the caller itself holds all that may be
     /// resident. 30 s by default; a tenth of a second passes before it is noticed.
     pub fn stall_timeout(mut self, timeout: Duration) -> Self {
-        self.stall_timeout = timeout;
+        self.options.stall_timeout = timeout;
         self
     }
 
@@ -281,7 +210,7 @@ impl LoaderBuilder {
     ///
     /// With [`Self::share`] no hole is ever read.
     pub fn read_through(mut self, hole_bytes_max: u64) -> Self {
-        self.hole_bytes_max = Some(hole_bytes_max);
+        self.options.hole_bytes_max = hole_bytes_max;
         self
     }
 
@@ -302,10 +231,10 @@ impl LoaderBuilder {
         is_here: impl Fn(&TensorEntry<'_>) -> bool + Send + Sync + 'static,
     ) -> Self {
         self.target = target;
-        (self.window, self.order) = (Window::All, ReadOrder::Files);
+        self.options = self.options.keeping_everything();
         self.engine = self.engine.for_one_pass();
         if self.shard.is_none() {
-            self.hole_bytes_max = Some(0);
+            self.options.hole_bytes_max = 0;
         }
         let asked = self.select.take();
         self.select(move |tensor| is_here(tensor) && asked.as_ref().is_none_or(|asked| asked(tensor)))
@@ -328,13 +257,13 @@ impl LoaderBuilder {
     /// The host budget, in bytes.
     #[must_use]
     pub fn host_budget_bytes(&self) -> u64 {
-        self.host_budget_bytes
+        self.options.host_budget_bytes
     }
 
     /// Device memory that has to stay free, in bytes.
     #[must_use]
     pub fn device_reserve_bytes(&self) -> u64 {
-        self.device_reserve_bytes
+        self.options.device_reserve_bytes
     }
 
     /// What a load with these settings would do, as [`Loader::plan`]; the device need not be there.
@@ -342,8 +271,7 @@ impl LoaderBuilder {
     /// # Errors
     /// As [`Loader::plan`].
     pub fn plan(&self, checkpoint: &Checkpoint) -> Result<LoadPlan, LoadError> {
-        let route = Route { window: self.window, order: self.order, passes: self.engine.passes };
-        self.plan_route(checkpoint, route)
+        self.plan_with(checkpoint, &self.options)
     }
 
     /// A loader with these settings. Opens the device.
@@ -361,12 +289,12 @@ impl LoaderBuilder {
 
     /// True if the bytes are gone before the caller could hash them.
     pub(super) fn hashes_on_the_way(&self) -> bool {
-        self.hash && self.target == Target::None
+        self.options.hash && self.target == Target::None
     }
 
     /// True if the load finds out by itself how many reads in flight are best.
     pub(super) fn adapts(&self, plan: &LoadPlan) -> bool {
-        self.readers.is_none() && is_mostly_direct(plan.io(), plan.decisions())
+        self.options.readers.is_none() && is_mostly_direct(plan.io(), plan.decisions())
     }
 
     /// Threads with a queue of reads each, if reads are to go through queues. One keeps any disk
@@ -374,11 +302,12 @@ impl LoaderBuilder {
     /// core shall take part. Then they are worth it without being asked for, unless some
     /// reads would hold up the others: those that go through no queue and answer late.
     pub(super) fn queues(&self, plan: &LoadPlan) -> Option<u32> {
-        let works = self.target == Target::Host || self.dtype.is_some() || self.quantise.is_some();
+        let works =
+            self.target == Target::Host || self.options.dtype.is_some() || self.options.quantise.is_some();
         let for_work = cores().clamp(1, QUEUES_MAX);
         let answers_late =
             |decision: &IoDecision| matches!(decision.reason, IoReason::Network | IoReason::Program);
-        match self.io {
+        match self.options.io {
             IoMode::Uring => Some(if works { for_work } else { 1 }),
             IoMode::Auto if !cfg!(feature = "uring") => None,
             IoMode::Auto if plan.decisions().iter().any(answers_late) => None,
@@ -387,22 +316,21 @@ impl LoaderBuilder {
         }
     }
 
-    pub(super) fn plan_route(&self, checkpoint: &Checkpoint, route: Route) -> Result<LoadPlan, LoadError> {
+    /// Plans a load with other options than those that were set.
+    pub(super) fn plan_with(
+        &self,
+        checkpoint: &Checkpoint,
+        options: &LoadOptions,
+    ) -> Result<LoadPlan, LoadError> {
         let mut layers = Layers::group_whole(checkpoint, &self.map)?;
-        let mut limits = PlanLimits::new(self.host_budget_bytes);
-        limits.hash = self.hashes_on_the_way();
-        limits.device_budget_bytes = self.device_budget_bytes;
-        (limits.window, limits.order, limits.passes) = (route.window, route.order, route.passes);
-        limits.kept = self.engine.kept(&layers)?;
-        decide_io(&mut limits, checkpoint, self.io, self.readers, self.target)?;
-        limits.dtype = self.dtype;
-        limits.quantise = self.quantise;
-        limits.quantise_choice.clone_from(&self.quantise_choice);
+        let mut limits = PlanLimits::of(options.clone());
+        limits.options.hash = self.hashes_on_the_way();
         if self.share.is_some() {
-            limits.hole_bytes_max = 0;
-        } else if let Some(bytes) = self.hole_bytes_max {
-            limits.hole_bytes_max = bytes;
+            // Other ranks read what lies between.
+            limits.options.hole_bytes_max = 0;
         }
+        limits.kept = self.engine.kept(&layers)?;
+        decide_io(&mut limits, checkpoint, self.target)?;
         (limits.resident, limits.landing) = match self.target {
             Target::Host => (ResidentKind::Host, Landing::Exact),
             Target::Cuda(_) => (ResidentKind::Device, Landing::InPhase),
@@ -430,23 +358,9 @@ impl fmt::Debug for LoaderBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LoaderBuilder")
             .field("target", &self.target)
-            .field("host_budget_bytes", &self.host_budget_bytes)
-            .field("device_budget_bytes", &self.device_budget_bytes)
-            .field("device_reserve_bytes", &self.device_reserve_bytes)
-            .field("window", &self.window)
-            .field("prefetch", &self.prefetch)
-            .field("order", &self.order)
-            .field("io", &self.io)
-            .field("readers", &self.readers)
-            .field("hash", &self.hash)
-            .field("hand_out", &self.hand_out)
+            .field("options", &self.options)
             .field("engine", &self.engine)
-            .field("dtype", &self.dtype)
-            .field("hole_bytes_max", &self.hole_bytes_max)
-            .field("quantise", &self.quantise)
-            .field("quantise_choice", &self.quantise_choice)
             .field("borrowed", &self.borrowed)
-            .field("stall_timeout", &self.stall_timeout)
             .field("map", &self.map)
             .field("selects", &self.select.is_some())
             .field("shard", &self.shard)
@@ -455,22 +369,20 @@ impl fmt::Debug for LoaderBuilder {
     }
 }
 
-/// Puts into the limits of a plan how the files are read: looks at each of them.
+/// Looks at each file and puts into the limits of a plan how it is read.
 pub(crate) fn decide_io(
     limits: &mut PlanLimits,
     checkpoint: &Checkpoint,
-    io: IoMode,
-    readers: Option<u32>,
     target: Target,
 ) -> Result<(), SourceError> {
-    limits.io = io;
+    let io = limits.options.io;
     if io == IoMode::Auto {
         let survey = source::survey(checkpoint)?;
         (limits.alignment, limits.decisions) = (survey.alignment, survey.decisions);
     } else {
         limits.alignment = source::alignment(checkpoint)?;
     }
-    limits.readers = readers.unwrap_or_else(|| default_readers(io, &limits.decisions, target));
+    limits.default_readers = default_readers(io, &limits.decisions, target);
     Ok(())
 }
 

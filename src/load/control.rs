@@ -39,9 +39,9 @@ use super::shelf::Shelf;
 use super::stream::Delivery;
 use super::turns::Turns;
 use super::window::{Permit, PermitOffice, layers_at_once};
-use super::{HandOut, LoadError, LoadedLayer, Progress};
+use super::{LoadError, LoadedLayer, Progress};
 use crate::device::{ArenaPlace, Backend, PendingCopy};
-use crate::plan::{ReadOrder, Turn};
+use crate::plan::{HandOut, ReadOrder, Turn};
 use crate::staging::{Filled, Slot};
 use crate::units::{to_u64, to_usize};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::times::{Hooks, LayerTimes, PassReport};
 use super::{LoadError, LoaderBuilder};
 use crate::layers::{Layer, LayerId, LayerKind, Layers};
-use crate::plan::{Passes, ReadOrder, Window};
+use crate::plan::Passes;
 
 /// Which layers stay on the device from the first pass to the last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,25 +22,9 @@ pub enum Keep {
     Layers(Vec<LayerId>),
 }
 
-/// The way of a load through the layers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Route {
-    pub(crate) window: Window,
-    pub(crate) order: ReadOrder,
-    pub(crate) passes: Passes,
-}
-
-impl Route {
-    /// Everything, once, to stay.
-    pub(crate) fn of_everything() -> Self {
-        Self { window: Window::All, order: ReadOrder::Files, passes: Passes::default() }
-    }
-}
-
 /// What an engine may ask for.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Engine {
-    pub(super) passes: Passes,
     keep: Keep,
     pub(super) call_order: Option<Vec<LayerId>>,
     pub(super) hooks: Hooks,
@@ -105,7 +89,7 @@ impl LoaderBuilder {
     /// # }
     /// ```
     pub fn passes(mut self, passes: Passes) -> Self {
-        self.engine.passes = passes;
+        self.options.passes = passes;
         self
     }
 

@@ -191,7 +191,7 @@ mod tests {
         let (checkpoint, delivered) = mixed(folder.path());
         let layers = Layers::group(&checkpoint).unwrap();
         let mut limits = PlanLimits::new(6 * MIB);
-        limits.dtype = Some(FloatType::Bf16);
+        limits.options.dtype = Some(FloatType::Bf16);
         let plan = LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap();
         let shape = plan.memory().ring();
         let ring =

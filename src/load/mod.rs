@@ -22,7 +22,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::checkpoint::Checkpoint;
 #[cfg(feature = "cuda")]
@@ -30,21 +30,17 @@ use crate::device::DeviceError;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::{CudaBackend, Registrar};
 use crate::device::{ArenaPlace, Backend, Device, DeviceKind, HostBackend, NoneBackend, Target};
-use crate::plan::{LoadPlan, ReadOp, Window, is_mostly_direct};
+use crate::plan::{LoadOptions, LoadPlan, ReadOp, Window, is_mostly_direct};
 use crate::source;
 use crate::staging::{Filled, Pinner, Ring, Slot};
 use crate::units::to_usize;
 
 use self::attend::Attendants;
-pub(crate) use self::engine::Route;
 use self::window::layers_at_once;
 
+pub use self::builder::LoaderBuilder;
 #[cfg(feature = "convert")]
 pub(crate) use self::builder::decide_io;
-pub use self::builder::{
-    DEFAULT_DEVICE_RESERVE_BYTES, DEFAULT_HOST_BUDGET_BYTES, DEFAULT_PREFETCH_LAYERS, DEFAULT_STALL_TIMEOUT,
-    HandOut, LoaderBuilder,
-};
 pub use self::engine::Keep;
 pub use self::error::LoadError;
 #[cfg(all(test, feature = "convert"))]
@@ -136,9 +132,7 @@ impl Loader {
     /// on the device, or if it fails; [`LoadError::Staging`], [`LoadError::Source`],
     /// [`LoadError::Thread`] if the ring, the files or the threads cannot be had.
     pub fn stream(&self, checkpoint: &Checkpoint) -> Result<LayerStream, LoadError> {
-        let Self { settings, .. } = self;
-        let route = Route { window: settings.window, order: settings.order, passes: settings.engine.passes };
-        self.start(checkpoint, route, settings.prefetch)
+        self.start(checkpoint, self.settings.options.clone())
     }
 
     /// Loads one layer: the tensors of these names, which must be one.
@@ -149,19 +143,23 @@ impl Loader {
     ) -> Result<LoadedLayer, LoadError> {
         let settings = self.settings.clone().select(move |tensor| names.contains(tensor.name));
         let loader = Self { settings, device: self.device.clone() };
-        let mut stream = loader.start(checkpoint, Route::of_everything(), u32::MAX)?;
+        let mut stream = loader.start_keeping_everything(checkpoint)?;
         let layer = stream.next().expect("a plan that selects something has a layer")?;
         Ok(layer)
     }
 
-    pub(crate) fn start(
-        &self,
-        checkpoint: &Checkpoint,
-        route: Route,
-        prefetch: u32,
-    ) -> Result<LayerStream, LoadError> {
+    /// Streams every layer once, for a caller that keeps all of them.
+    pub(crate) fn start_keeping_everything(&self, checkpoint: &Checkpoint) -> Result<LayerStream, LoadError> {
+        let mut options = self.settings.options.clone().keeping_everything();
+        options.prefetch_layers = u32::MAX;
+        self.start(checkpoint, options)
+    }
+
+    fn start(&self, checkpoint: &Checkpoint, mut options: LoadOptions) -> Result<LayerStream, LoadError> {
         let started = Instant::now();
-        let plan = Arc::new(self.settings.plan_route(checkpoint, route)?);
+        let plan = Arc::new(self.settings.plan_with(checkpoint, &options)?);
+        let window = options.window;
+        options.hash = self.settings.hashes_on_the_way();
         let resident_bytes = plan.memory().resident_bytes();
         let shared = plan.memory().window();
         let waits_for_disk = is_mostly_direct(plan.io(), plan.decisions());
@@ -169,19 +167,16 @@ impl Loader {
         let launch = Launch {
             checkpoint,
             plan,
-            prefetch,
-            hand_out: self.settings.hand_out,
+            options,
             adapts,
             queues,
-            hash: self.settings.hashes_on_the_way(),
             witness: None,
             hooks: self.settings.engine.hooks.clone(),
-            stall_timeout: self.settings.stall_timeout,
             started,
         };
         match self.device.kind() {
             DeviceKind::Host => {
-                let backend = match (shared, route.window) {
+                let backend = match (shared, window) {
                     (Some(shape), _) => HostBackend::with_window(shape.bytes, layers_at_once(&launch.plan))?,
                     (None, Window::All) => HostBackend::new(),
                     (None, Window::Layers(_) | Window::Bytes(_)) => HostBackend::recycling(resident_bytes),
@@ -195,7 +190,7 @@ impl Loader {
                 if self.settings.borrowed.destinations.is_none() {
                     self.check_room(resident_bytes)?;
                 }
-                let recycles = shared.is_none() && route.window != Window::All;
+                let recycles = shared.is_none() && window != Window::All;
                 let session = self.session(context, recycles.then_some(resident_bytes))?;
                 let slots = launch.plan.memory().ring().slots;
                 let backend = CudaBackend::new(session, slots)?;
@@ -211,7 +206,7 @@ impl Loader {
     /// Refuses what does not fit before anything is allocated.
     #[cfg(feature = "cuda")]
     fn check_room(&self, needed_bytes: u64) -> Result<(), DeviceError> {
-        let reserve_bytes = self.settings.device_reserve_bytes;
+        let reserve_bytes = self.settings.options.device_reserve_bytes;
         match self.device.memory()? {
             Some(memory) if needed_bytes.saturating_add(reserve_bytes) > memory.free_bytes => {
                 Err(DeviceError::OutOfDeviceMemory {
@@ -233,20 +228,16 @@ pub(crate) type Witness = Box<dyn FnMut(&ReadOp, &Slot<Filled>) -> Result<(), Lo
 pub(crate) struct Launch<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
     pub(crate) plan: Arc<LoadPlan>,
-    /// Layers read ahead of the one the caller has or waits for.
-    pub(crate) prefetch: u32,
-    pub(crate) hand_out: HandOut,
+    /// The options of the load, with [`LoadOptions::hash`] only if the bytes are hashed on the way.
+    pub(crate) options: LoadOptions,
     /// Find out how many reads in flight are best, up to the readers there are.
     pub(crate) adapts: bool,
     /// Threads with a queue of reads each, if reads are to go through queues.
     pub(crate) queues: Option<u32>,
-    /// Hash every tensor on the way.
-    pub(crate) hash: bool,
     /// Sees every byte on the way. For targets that keep none.
     pub(crate) witness: Option<Witness>,
     /// Whom the caller wants told.
     pub(crate) hooks: Hooks,
-    pub(crate) stall_timeout: Duration,
     /// When the load began.
     pub(crate) started: Instant,
 }
@@ -258,11 +249,13 @@ impl Launch<'_> {
         backend: B,
         pinner: Option<&dyn Pinner>,
     ) -> Result<LayerStream, LoadError> {
-        let Self { checkpoint, plan, prefetch, .. } = self;
+        let Self { checkpoint, plan, options, .. } = self;
         let backend = Arc::new(backend);
         let mut attendants = Attendants::start(&backend, &plan)?;
         // The first arena is allocated while the ring is pinned; there is room for it in every window.
-        if let Some(attendants) = attendants.as_mut().filter(|_| prefetch > 0 && !plan.layers().is_empty()) {
+        if let Some(attendants) =
+            attendants.as_mut().filter(|_| options.prefetch_layers > 0 && !plan.layers().is_empty())
+        {
             let first = plan.first_layer();
             let is_shared = plan.memory().window().is_some() && !plan.layers()[first].is_kept;
             // Nothing else has a place in the window by then.
@@ -279,16 +272,16 @@ impl Launch<'_> {
             ring,
             source,
             backend,
-            prefetch: to_usize(u64::from(prefetch)),
-            hand_out: self.hand_out,
+            prefetch: to_usize(u64::from(options.prefetch_layers)),
+            hand_out: options.hand_out,
             adapts: self.adapts,
             queues: self.queues,
-            hash: self.hash,
+            hash: options.hash,
             witness: self.witness,
             hooks: self.hooks,
             started: self.started,
             reservations: reservations.others,
         };
-        stream::start(setup, attendants, self.stall_timeout)
+        stream::start(setup, attendants, options.stall_timeout)
     }
 }

@@ -18,7 +18,7 @@ impl LoadedLayer {
     }
 
     /// True if every byte is in its place; always so unless layers are handed out
-    /// [at once](super::HandOut::AtOnce).
+    /// [at once](crate::HandOut::AtOnce).
     ///
     /// # Errors
     /// [`LoadError::Device`] if a copy has failed.

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender};
 
+use super::Witness;
 use super::attend::Attendants;
 use super::depth::Depth;
 use super::gate::GateKeeper;
@@ -13,11 +14,10 @@ use super::reader::{Job, JobResult};
 use super::signals::Signals;
 use super::stream::Delivery;
 use super::times::Hooks;
-use super::{HandOut, Witness};
 use crate::budget::Reservation;
 use crate::checkpoint::Checkpoint;
 use crate::device::Backend;
-use crate::plan::LoadPlan;
+use crate::plan::{HandOut, LoadPlan};
 use crate::source::Source;
 use crate::staging::Ring;
 

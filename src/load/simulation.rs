@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use super::attend::Attendants;
 use super::setup::Setup;
-use super::{HandOut, Hooks, LayerStream, LoadError, stream};
+use super::{Hooks, LayerStream, LoadError, stream};
 use crate::checkpoint::Checkpoint;
 use crate::device::{ArenaPlace, Backend, DeviceError, PendingCopy, Resident};
 use crate::layers::Layers;
-use crate::plan::{Copies, CopyOp, LoadPlan, MoveOp, PlanLimits, PlannedLayer, Window};
+use crate::plan::{Copies, CopyOp, HandOut, LoadPlan, MoveOp, PlanLimits, PlannedLayer, Window};
 use crate::source::{self, Fallback, IoMode, IoWays, ReadRequest, Source, SourceError};
 use crate::staging::{Empty, Filled, Ring, Slot};
 use crate::units::{to_u64, to_usize};
@@ -310,8 +310,8 @@ fn start_with(faults: DeviceFaults, source_faults: &SourceFaults, window: u32, h
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = checkpoint(folder.path());
     let mut limits = PlanLimits::new(6 << 20);
-    limits.window = Window::Layers(window);
-    limits.readers = 3;
+    limits.options.window = Window::Layers(window);
+    limits.options.readers = Some(3);
     let backend = LateBackend { faults, ..LateBackend::default() };
     start_on(folder, checkpoint, &limits, backend, source_faults, hand_out)
 }
@@ -326,7 +326,7 @@ fn start_on(
 ) -> Run {
     let layers = Layers::group(&checkpoint).unwrap();
     let plan = Arc::new(LoadPlan::build(&checkpoint, &layers, limits, |_| true).unwrap());
-    let budget = crate::budget::MemoryBudget::new(limits.host_budget_bytes);
+    let budget = crate::budget::MemoryBudget::new(limits.options.host_budget_bytes);
     let ring =
         Ring::new(plan.memory().ring(), budget.reserve("ring", plan.memory().ring().bytes()).unwrap(), None)
             .unwrap();

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use crate::checkpoint::Checkpoint;
 use crate::layers::LayerId;
 use crate::live::{self, Snapshot};
-use crate::load::{
-    Holder, LoadError, LoadReport, LoadedLayer, LoadedTensor, Loader, ParkedLayer, Receipt, Route,
-};
+use crate::load::{Holder, LoadError, LoadReport, LoadedLayer, LoadedTensor, Loader, ParkedLayer, Receipt};
 use crate::plan::LoadPlan;
 
 pub use self::part::Part;
@@ -38,7 +36,7 @@ impl Loader {
         checkpoint: &Checkpoint,
         mut observe: impl FnMut(&LoadedLayer),
     ) -> Result<Model, LoadError> {
-        let mut stream = self.start(checkpoint, Route::of_everything(), u32::MAX)?;
+        let mut stream = self.start_keeping_everything(checkpoint)?;
         let mut layers = Vec::new();
         layers.resize_with(stream.plan().layers().len(), || State::Unloaded);
         for layer in &mut stream {

@@ -33,11 +33,11 @@ pub(super) fn arrange<'a>(
 ) -> Result<Layout, PlanError> {
     let landing = limits.landing;
     // Where bytes must arrive in the order of the target, values and scales cannot share a read.
-    let parts = match landing == Landing::Packed || limits.hash {
+    let parts = match landing == Landing::Packed || limits.options.hash {
         true => [QuantisedPart::Values, QuantisedPart::Scales],
         false => [QuantisedPart::ValuesWithScales, QuantisedPart::ScalesOfSame],
     };
-    let halves = if limits.quantise.is_some() { parts.len() } else { 1 };
+    let halves = if limits.options.quantise.is_some() { parts.len() } else { 1 };
     let mut layout = Layout {
         layers: Vec::with_capacity(groups.len()),
         placements: Vec::with_capacity(halves * checkpoint.tensor_count()),

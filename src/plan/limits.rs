@@ -1,44 +1,12 @@
-//! What a plan has to respect.
+//! What a plan is made for: the options of the load, and facts about its files and its target.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
-use super::{FloatType, IoDecision, IoMode, MemoryTerm, Passes, Quantisation, QuantiseChoice, ReadOrder};
+use super::io::{IoDecision, IoMode};
+use super::options::{LoadOptions, ReadOrder, Window};
+use super::terms::MemoryTerm;
 use crate::layers::LayerId;
-use crate::units::{Alignment, HumanBytes, KIB};
-
-/// How many layers are resident at once: filled, handed out and not yet dropped. Those that are
-/// kept do not count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Window {
-    /// All of them.
-    All,
-    /// At most so many; zero counts as one.
-    Layers(u32),
-    /// As many as fit so many bytes, whatever their number. Each of them has to fit alone.
-    Bytes(u64),
-}
-
-impl Window {
-    /// The window over `layers` layers: at least one, at most all. A window of bytes may hold all.
-    #[must_use]
-    pub fn over(self, layers: usize) -> usize {
-        match self {
-            Self::All | Self::Bytes(_) => layers.max(1),
-            Self::Layers(count) => usize::try_from(count).unwrap_or(usize::MAX).clamp(1, layers.max(1)),
-        }
-    }
-}
-
-impl fmt::Display for Window {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::All => f.write_str("all"),
-            Self::Layers(count) => write!(f, "{count}"),
-            Self::Bytes(bytes) => write!(f, "{}", HumanBytes(*bytes)),
-        }
-    }
-}
+use crate::units::Alignment;
 
 /// Where resident layers live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,89 +34,73 @@ pub enum Landing {
     Packed,
 }
 
-/// What a plan has to respect. Made by [`PlanLimits::new`], then changed field by field.
+/// What a plan is made for. Made by [`PlanLimits::new`] or [`PlanLimits::of`], then changed field by
+/// field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlanLimits {
-    /// Host memory the load may hold, resident layers aside, in bytes.
-    pub host_budget_bytes: u64,
-    /// Device memory that resident layers may take, in bytes; not bounded if `None`.
-    pub device_budget_bytes: Option<u64>,
-    /// Layers resident at once.
-    pub window: Window,
-    /// How often the layers are streamed.
-    pub passes: Passes,
-    /// Layers that stay where they are from the first pass to the last. Matters only where there is
-    /// more than one.
+    /// The options of the load.
+    pub options: LoadOptions,
+    /// Layers that stay resident from the first pass to the last. Ignored with one pass.
     pub kept: BTreeSet<LayerId>,
-    /// How files are read.
-    pub io: IoMode,
     /// How each file is read, for [`IoMode::Auto`].
     pub decisions: Vec<IoDecision>,
-    /// In which order reads are issued. [`ReadOrder::Files`] needs a window of all layers, one
-    /// pass, and nobody who hashes on the way; where that is not so, it is one layer after the
-    /// other.
-    pub order: ReadOrder,
-    /// Reader threads wanted; a small budget may get fewer.
-    pub readers: u32,
-    /// What reads are phased to; at least [`Alignment::PAGE`].
+    /// Reader threads if the [options](LoadOptions::readers) name no number. A small budget may get
+    /// fewer.
+    pub default_readers: u32,
+    /// Reads start and end on multiples of this; at least [`Alignment::PAGE`].
     pub alignment: Alignment,
     /// Where resident layers live.
     pub resident: ResidentKind,
     /// How tensors get into the arena of their layer.
     pub landing: Landing,
-    /// What wider floats are narrowed to on the way; nothing is if `None`.
-    pub dtype: Option<FloatType>,
-    /// What weights of layers are quantised to on the way; none is if `None`. Whatever is not
-    /// follows [`Self::dtype`].
-    pub quantise: Option<Quantisation>,
-    /// Which tensors are quantised, if it is not the rule that decides: weights of layers, but no
-    /// routers of experts.
-    pub quantise_choice: Option<QuantiseChoice>,
-    /// A hole of up to so many bytes between two wanted tensors, or inside the wanted part of one,
-    /// is read through; of a longer one, nothing is read. By default what a disk moves in the
-    /// time of one more request, 64 KiB. Zero where others read what is in the holes.
-    pub hole_bytes_max: u64,
-    /// Keep a hash of every tensor that is read: 32 bytes each.
-    pub hash: bool,
-    /// What else is held under the same budget.
+    /// Other memory that counts against the same budget.
     pub(crate) beside: Vec<MemoryTerm>,
 }
 
 impl PlanLimits {
-    /// The order that can be had.
-    pub(super) fn order_had(&self) -> ReadOrder {
-        // What is kept nowhere is not summed, so a bound on it may refuse some layers while others are
-        // held.
-        let has_room = self.resident != ResidentKind::Nowhere || self.device_budget_bytes.is_none();
-        match self.window {
-            Window::All if has_room && !self.hash && self.passes.is_one() => self.order,
-            _ => ReadOrder::Layers,
-        }
-    }
-
-    /// Limits for a host budget, buffered reads by two threads, everything resident on the host.
+    /// Limits for a host budget: everything resident on the host, buffered reads by two threads.
     #[must_use]
     pub fn new(host_budget_bytes: u64) -> Self {
-        Self {
+        Self::of(LoadOptions {
             host_budget_bytes,
-            device_budget_bytes: None,
             window: Window::All,
-            passes: Passes::default(),
-            kept: BTreeSet::new(),
             io: IoMode::Buffered,
+            ..LoadOptions::default()
+        })
+    }
+
+    /// Limits for these options, for files that need no alignment beyond a page, with everything
+    /// resident on the host.
+    #[must_use]
+    pub fn of(options: LoadOptions) -> Self {
+        Self {
+            options,
+            kept: BTreeSet::new(),
             decisions: Vec::new(),
-            order: ReadOrder::Layers,
-            readers: 2,
+            default_readers: 2,
             alignment: Alignment::PAGE,
             resident: ResidentKind::Host,
             landing: Landing::Exact,
-            dtype: None,
-            quantise: None,
-            quantise_choice: None,
-            hole_bytes_max: 64 * KIB,
-            hash: false,
             beside: Vec::new(),
+        }
+    }
+
+    /// Reader threads that are wanted.
+    pub(super) fn readers(&self) -> u32 {
+        self.options.readers.unwrap_or(self.default_readers)
+    }
+
+    /// The order of reads that is possible: [`ReadOrder::Files`] needs all layers resident in one
+    /// pass, and no hashing on the way.
+    pub(super) fn possible_order(&self) -> ReadOrder {
+        let options = &self.options;
+        // On a target that keeps nothing, resident bytes are not summed in the plan. A device budget
+        // there may refuse a layer while others are held.
+        let has_room = self.resident != ResidentKind::Nowhere || options.device_budget_bytes.is_none();
+        match options.window {
+            Window::All if has_room && !options.hash && options.passes.is_one() => options.order,
+            _ => ReadOrder::Layers,
         }
     }
 }

@@ -208,7 +208,7 @@ impl MemoryTerms {
             MemoryTerm::new(TermKind::Plan, plan_bytes(layout, run_bytes)),
             MemoryTerm::new(TermKind::LoaderState, state_bytes(checkpoint, layout, limits)),
         ];
-        if limits.hash {
+        if limits.options.hash {
             let bytes = to_u64(layout.placements.len()).saturating_mul(HASH_BYTES);
             fixed.push(MemoryTerm::new(TermKind::Hashes, bytes));
         }
@@ -216,7 +216,7 @@ impl MemoryTerms {
         let fixed_bytes = fixed.iter().fold(0_u64, |sum, term| sum.saturating_add(term.bytes));
         let row_blocks = row_blocks(&layout.placements, limits.alignment);
         let scratch = if row_blocks > 0 { Scratch::OfScales } else { Scratch::None };
-        let needs = |ring: RingShape| Needs::of(ring, limits.io, scratch, fixed_bytes);
+        let needs = |ring: RingShape| Needs::of(ring, limits.options.io, scratch, fixed_bytes);
         // So that a read of one block fits whatever its phase, that a read starting one block
         // earlier still makes progress, and that both hold for a read widened four times.
         let slot_bytes_min = SLOT_BYTES_MIN.max(limits.alignment.bytes().saturating_mul(SLOT_BLOCKS_MIN));
@@ -225,7 +225,7 @@ impl MemoryTerms {
         let slot_bytes_min = slot_bytes_min.max(row_slot_bytes);
         let smallest = RingShape { slots: SLOTS_MIN, slot_bytes: slot_bytes_min, readers: 1 };
         let smallest_budget_bytes = needs(smallest).total_bytes.div_ceil(MIB).saturating_mul(MIB);
-        let budget_bytes = limits.host_budget_bytes;
+        let budget_bytes = limits.options.host_budget_bytes;
         if budget_bytes < smallest_budget_bytes {
             let mut detail = needs(smallest).describe(smallest);
             if let Some((bytes, tensor)) =
@@ -258,7 +258,7 @@ impl MemoryTerms {
             terms,
             resident,
             resident_kind: limits.resident,
-            device_budget_bytes: limits.device_budget_bytes,
+            device_budget_bytes: limits.options.device_budget_bytes,
         })
     }
 }
@@ -322,7 +322,7 @@ impl Scratch {
 fn slot_bytes_most(limits: &PlanLimits) -> u64 {
     match limits.resident {
         ResidentKind::Device => SLOT_BYTES_MAX,
-        ResidentKind::Host if is_mostly_direct(limits.io, &limits.decisions) => SLOT_BYTES_MAX_COPIED,
+        ResidentKind::Host if is_mostly_direct(limits.options.io, &limits.decisions) => SLOT_BYTES_MAX_COPIED,
         ResidentKind::Host | ResidentKind::Nowhere => SLOT_BYTES_MAX_UNLINKED,
     }
 }
@@ -337,12 +337,12 @@ fn largest_ring(
     let mut slot_bytes = slot_bytes_most(limits).max(slot_bytes_min);
     loop {
         let smallest = slot_bytes == slot_bytes_min;
-        let wanted = limits.readers.saturating_add(SLOTS_WANTED_FOR_COPIES);
+        let wanted = limits.readers().saturating_add(SLOTS_WANTED_FOR_COPIES);
         let slots_least =
             if smallest { SLOTS_MIN } else { wanted.clamp(*SLOTS_WANTED.start(), *SLOTS_WANTED.end()) };
         // In a small ring, half of the slots are for copies.
         let readers_most = |slots: u32| {
-            limits.readers.clamp(1, (slots / 2).max(slots.saturating_sub(SLOTS_WANTED_FOR_COPIES)))
+            limits.readers().clamp(1, (slots / 2).max(slots.saturating_sub(SLOTS_WANTED_FOR_COPIES)))
         };
         let best = (slots_least..=SLOTS_MAX)
             .rev()
@@ -366,7 +366,7 @@ fn state_bytes(checkpoint: &Checkpoint, layout: &Layout, limits: &PlanLimits) ->
     let slots_max = usize::try_from(SLOTS_MAX).unwrap_or(usize::MAX);
     // Kept layers are resident beside the window.
     let beside = slots_max.saturating_add(layout.layers.iter().filter(|layer| layer.is_kept).count());
-    let layers = limits.window.over(layer_count).saturating_add(beside).min(layer_count);
+    let layers = limits.options.window.over(layer_count).saturating_add(beside).min(layer_count);
     to_u64(layers) * LAYER_STATE_BYTES + to_u64(checkpoint.shards().len()) * FILE_STATE_BYTES
 }
 
@@ -390,8 +390,8 @@ mod tests {
     fn a_ring_has_enough_slots_before_it_has_large_ones() {
         let shape = |budget_mib: u64, readers: u32| {
             let mut limits = PlanLimits::new(budget_mib * MIB);
-            (limits.readers, limits.resident) = (readers, ResidentKind::Device);
-            let fits = |ring: RingShape| ring.bytes() <= limits.host_budget_bytes;
+            (limits.options.readers, limits.resident) = (Some(readers), ResidentKind::Device);
+            let fits = |ring: RingShape| ring.bytes() <= limits.options.host_budget_bytes;
             let ring = largest_ring(&limits, SLOT_BYTES_MIN, fits).unwrap();
             (ring.slots, ring.slot_bytes / MIB, ring.readers)
         };
@@ -411,14 +411,16 @@ mod tests {
     #[test]
     fn a_ring_that_fits_only_with_fewer_readers_gets_them() {
         let mut limits = PlanLimits::new(6 * MIB);
-        (limits.io, limits.readers) = (IoMode::Mmap, 8);
+        (limits.options.io, limits.options.readers) = (IoMode::Mmap, Some(8));
         let fits = |ring: RingShape| {
-            Needs::of(ring, limits.io, Scratch::None, 0).total_bytes <= limits.host_budget_bytes
+            Needs::of(ring, limits.options.io, Scratch::None, 0).total_bytes
+                <= limits.options.host_budget_bytes
         };
         let ring = largest_ring(&limits, SLOT_BYTES_MIN, fits).unwrap();
         assert_eq!((ring.slots, ring.readers), (4, 2));
         let fits = |ring: RingShape| {
-            Needs::of(ring, limits.io, Scratch::None, MIB).total_bytes <= limits.host_budget_bytes
+            Needs::of(ring, limits.options.io, Scratch::None, MIB).total_bytes
+                <= limits.options.host_budget_bytes
         };
         let ring = largest_ring(&limits, SLOT_BYTES_MIN, fits).unwrap();
         assert_eq!((ring.slots, ring.readers), (4, 1));

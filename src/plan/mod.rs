@@ -19,7 +19,8 @@
 //! Planning opens no file, and allocates nothing in proportion to a tensor's bytes.
 //!
 //! The files, from what they need of each other: `terms`, `io`, `cast`, `gather` and `quantise`
-//! define values; `operations` is made of them; `landing` and `layout` arrange arenas; `reads` and
+//! define values; `options` and `limits` say what is wanted; `operations` is made of values;
+//! `landing` and `layout` arrange arenas; `reads` and
 //! `order` cut files into reads; `resident` and `memory` sum the peak; `display` prints.
 
 use std::ops::Range;
@@ -40,14 +41,14 @@ pub use self::io::{
 };
 pub(crate) use self::io::{is_most, is_mostly_direct};
 use self::layout::Layout;
-pub use self::limits::{Landing, PlanLimits, ResidentKind, Window};
+pub use self::limits::{Landing, PlanLimits, ResidentKind};
 #[cfg(test)]
 pub(crate) use self::memory::LAYER_STATE_BYTES;
 pub(crate) use self::memory::grouping_peak_bytes;
 pub use self::memory::{HOST_BUDGET_FLOOR_BYTES, MemoryTerms, RingShape};
 pub use self::operations::{CastOp, CopyOp, MoveOp, Placement, PlannedLayer, ReadOp};
 pub(crate) use self::operations::{Group, Transform};
-pub use self::order::ReadOrder;
+pub use self::options::{HandOut, LoadOptions, Passes, ReadOrder, Window};
 pub(crate) use self::order::{IssuePlace, Turn};
 pub use self::quantise::QuantiseRule;
 pub use self::quantise::{
@@ -55,7 +56,7 @@ pub use self::quantise::{
 };
 pub use self::reads::Copies;
 use self::reads::ReadList;
-pub use self::resident::{Passes, WindowShape};
+pub use self::resident::WindowShape;
 pub use self::tensors::QuantisedTensor;
 use self::tensors::{Parts, QuantisedTensors};
 pub use self::terms::{MemoryTerm, TermKind};
@@ -71,6 +72,7 @@ mod layout;
 mod limits;
 mod memory;
 mod operations;
+mod options;
 mod order;
 mod quantise;
 mod reads;
@@ -137,13 +139,13 @@ impl LoadPlan {
     ) -> Result<Self, PlanError> {
         let groups =
             layers.as_slice().iter().map(|layer| Group { id: &layer.id, tensors: layer.tensors.as_ref() });
-        let choice = limits.quantise_choice.as_ref();
-        let rule = limits.quantise.map(|to| QuantiseRule::new(checkpoint, layers, to, choice));
+        let choice = limits.options.quantise_choice.as_ref();
+        let rule = limits.options.quantise.map(|to| QuantiseRule::new(checkpoint, layers, to, choice));
         let transform = |tensor| match rule.as_ref().and_then(|rule| rule.of(tensor)) {
             Some(form) => Transform::Quantise(form),
-            None => limits.dtype.and_then(|to| narrowing_of(checkpoint, layers, tensor, to)).into(),
+            None => limits.options.dtype.and_then(|to| narrowing_of(checkpoint, layers, tensor, to)).into(),
         };
-        if let (Some(form), Some(_)) = (limits.quantise, splitter) {
+        if let (Some(form), Some(_)) = (limits.options.quantise, splitter) {
             return Err(PlanError::QuantisedShard { form });
         }
         let mut parts = Vec::new();
@@ -160,7 +162,7 @@ impl LoadPlan {
         // Looks at the whole checkpoint: the selection (of one place or one rank) may be an
         // embedding alone.
         let finds_none = |rule: &QuantiseRule<'_>| !layout.has_quantised() && !rule.finds_any();
-        if let Some(form) = limits.quantise.filter(|_| rule.as_ref().is_some_and(finds_none)) {
+        if let Some(form) = limits.options.quantise.filter(|_| rule.as_ref().is_some_and(finds_none)) {
             return Err(PlanError::NothingToQuantise { form });
         }
         drop(rule);
@@ -195,14 +197,14 @@ impl LoadPlan {
         grouping_bytes: u64,
         limits: &PlanLimits,
     ) -> Result<Self, PlanError> {
-        for layer in layout.layers.iter_mut().filter(|_| !limits.passes.is_one()) {
+        for layer in layout.layers.iter_mut().filter(|_| !limits.options.passes.is_one()) {
             layer.is_kept = limits.kept.contains(&layer.id);
         }
         if layout.placements.is_empty() && checkpoint.tensor_count() > 0 {
             return Err(PlanError::NothingSelected { tensors: to_u64(checkpoint.tensor_count()) });
         }
-        let runs = reads::join(checkpoint, &layout, limits.hole_bytes_max);
-        let order = order::permutation(&runs, limits.order_had());
+        let runs = reads::join(checkpoint, &layout, limits.options.hole_bytes_max);
+        let order = order::permutation(&runs, limits.possible_order());
         // Neither list has spare capacity.
         let list_bytes = to_u64(size_of_val(&*runs)) + to_u64(size_of_val(&*order));
         let quantised = QuantisedTensors::of(checkpoint, &layout.placements);
@@ -217,12 +219,12 @@ impl LoadPlan {
             moves,
             reads,
             memory,
-            io: limits.io,
+            io: limits.options.io,
             decisions: limits.decisions.clone(),
-            window: limits.window,
-            passes: limits.passes,
-            order: limits.order_had(),
-            dtype: limits.dtype,
+            window: limits.options.window,
+            passes: limits.options.passes,
+            order: limits.possible_order(),
+            dtype: limits.options.dtype,
             parts,
             quantised,
         })
@@ -362,7 +364,7 @@ impl LoadPlan {
         self.parts.as_ref()?.find(tensor)
     }
 
-    /// How many tensors are loaded in part.
+    /// Number of tensors that are loaded in part.
     #[must_use]
     pub fn part_count(&self) -> usize {
         self.parts.as_ref().map_or(0, Parts::count)

@@ -12,31 +12,9 @@
 //! If a run reads through a small hole, a run of another layer in that hole comes next: a small
 //! step back.
 
-use std::fmt;
-
 use super::reads::Run;
-use super::{LoadPlan, Placement, ReadOp};
+use super::{LoadPlan, Placement, ReadOp, ReadOrder};
 use crate::units::to_usize;
-
-/// The order in which reads are issued.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ReadOrder {
-    /// One layer after the other, in execution order; within a layer in file order.
-    #[default]
-    Layers,
-    /// In file order, whatever the layer: for loads that keep everything. Layers complete in any
-    /// order.
-    Files,
-}
-
-impl fmt::Display for ReadOrder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Layers => "layers",
-            Self::Files => "files",
-        })
-    }
-}
 
 /// Indices of the runs in the order of their reads; empty if they are in order already.
 pub(super) fn permutation(runs: &[Run], order: ReadOrder) -> Vec<u32> {

@@ -1,4 +1,4 @@
-//! Memory of resident layers: how often a stream passes over them, and what they take meanwhile.
+//! Memory of resident layers.
 //!
 //! In one pass each layer gets an arena, and later layers reuse arenas that fit. With two or more
 //! passes nothing is allocated after the start: kept layers have an arena each, and all other
@@ -15,39 +15,6 @@
 use super::layout::Layout;
 use super::{MemoryTerm, PlanError, PlanLimits, PlannedLayer, ResidentKind, TermKind, Window};
 use crate::units::{Alignment, HumanBytes};
-
-/// How often a stream goes over all its layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Passes {
-    /// This many times; zero counts as one.
-    Times(u64),
-    /// Until the stream is dropped or fails.
-    Endless,
-}
-
-impl Passes {
-    /// The number of passes; `None` if endless.
-    #[must_use]
-    pub fn count(self) -> Option<u64> {
-        match self {
-            Self::Times(count) => Some(count.max(1)),
-            Self::Endless => None,
-        }
-    }
-
-    /// True if every layer is handed out once.
-    #[must_use]
-    pub fn is_one(self) -> bool {
-        self.count() == Some(1)
-    }
-}
-
-impl Default for Passes {
-    fn default() -> Self {
-        Self::Times(1)
-    }
-}
 
 /// The memory that all layers but kept ones share, pass after pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,11 +42,11 @@ impl ResidentMemory {
         if limits.resident == ResidentKind::Nowhere {
             return Ok(Self { bytes: 0, terms: Vec::new(), window: None });
         }
-        let this = match limits.passes.is_one() {
+        let this = match limits.options.passes.is_one() {
             true => Self::of_one_pass(layout, limits)?,
             false => Self::of_passes(layout, limits)?,
         };
-        match limits.device_budget_bytes {
+        match limits.options.device_budget_bytes {
             Some(budget_bytes) if this.bytes > budget_bytes => Err(PlanError::DeviceBudgetTooSmall {
                 what: this.terms.iter().map(|term| term.kind.name()).collect::<Vec<_>>().join(" and "),
                 needed_bytes: this.bytes,
@@ -92,7 +59,7 @@ impl ResidentMemory {
     /// The largest sum of neighbours in the window.
     fn of_one_pass(layout: &Layout, limits: &PlanLimits) -> Result<Self, PlanError> {
         let layers = &layout.layers;
-        let bytes = match limits.window {
+        let bytes = match limits.options.window {
             Window::Bytes(bytes) => {
                 check_longest(layers.iter(), bytes)?;
                 total(layers.iter())?.min(bytes)
@@ -107,7 +74,7 @@ impl ResidentMemory {
         let others = || layout.layers.iter().filter(|layer| !layer.is_kept);
         let longest = others().max_by_key(|layer| layer.arena_bytes);
         let longest_bytes = longest.map_or(0, |layer| layer.arena_bytes);
-        let window = match limits.window {
+        let window = match limits.options.window {
             Window::Bytes(bytes) => {
                 check_longest(others(), bytes)?;
                 let bytes = total(others())?.min(bytes);
@@ -115,7 +82,7 @@ impl ResidentMemory {
             }
             Window::All => WindowShape { bytes: total(others())?, unit_bytes: Alignment::PAGE.bytes() },
             Window::Layers(_) => {
-                let places = u64::try_from(limits.window.over(others().count())).unwrap_or(u64::MAX);
+                let places = u64::try_from(limits.options.window.over(others().count())).unwrap_or(u64::MAX);
                 let bytes = places.checked_mul(longest_bytes).ok_or_else(|| overflow(longest))?;
                 WindowShape { bytes, unit_bytes: longest_bytes.max(1) }
             }
@@ -156,27 +123,18 @@ fn check_longest<'a>(
 
 /// The largest sum of neighbours in a window of layers.
 fn largest_window(layers: &[PlannedLayer], limits: &PlanLimits) -> Result<u64, PlanError> {
-    let count = limits.window.over(layers.len());
+    let count = limits.options.window.over(layers.len());
     let mut largest = (0_u64, 0_usize);
     for (first, neighbours) in layers.windows(count).enumerate() {
         largest = largest.max((total(neighbours.iter())?, first));
     }
-    match limits.device_budget_bytes {
+    match limits.options.device_budget_bytes {
         Some(budget_bytes) if largest.0 > budget_bytes => Err(PlanError::DeviceBudgetTooSmall {
             what: format!("a window of {count} layers from {}", layers[largest.1].id),
             needed_bytes: largest.0,
             budget_bytes,
         }),
         _ => Ok(largest.0),
-    }
-}
-
-impl std::fmt::Display for Passes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.count() {
-            Some(count) => write!(f, "{count}"),
-            None => f.write_str("endless"),
-        }
     }
 }
 

@@ -46,7 +46,8 @@ fn landing_in_phase_and_narrowing() {
         let layers = Layers::group(&checkpoint).unwrap();
         let mut limits = PlanLimits::new(8 << 20);
         (limits.landing, limits.resident) = (Landing::InPhase, ResidentKind::Device);
-        (limits.window, limits.io, limits.dtype) = (Window::Layers(2), IoMode::Direct, Some(FloatType::F16));
+        (limits.options.window, limits.options.io, limits.options.dtype) =
+            (Window::Layers(2), IoMode::Direct, Some(FloatType::F16));
         LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap()
     };
     insta::assert_snapshot!("in_phase", format!("{:#}", plan("llama_sharded")));

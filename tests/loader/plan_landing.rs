@@ -23,7 +23,7 @@ const DTYPES: [(&str, usize); 5] = [("U8", 1), ("BF16", 2), ("F32", 4), ("F64", 
 
 fn limits(landing: Landing, dtype: Option<FloatType>) -> PlanLimits {
     let mut limits = PlanLimits::new(9 * MIB);
-    (limits.landing, limits.dtype, limits.resident) = (landing, dtype, ResidentKind::Device);
+    (limits.landing, limits.options.dtype, limits.resident) = (landing, dtype, ResidentKind::Device);
     limits
 }
 

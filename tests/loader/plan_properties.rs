@@ -71,9 +71,9 @@ proptest! {
         let checkpoint = checkpoint(folder.path(), &shards);
         let layers = Layers::group(&checkpoint).unwrap();
         let mut plan_limits = PlanLimits::new(limits.budget_bytes);
-        plan_limits.readers = limits.readers;
-        plan_limits.io = if limits.mmap { IoMode::Mmap } else { IoMode::Direct };
-        plan_limits.window = if limits.window == 0 { Window::All } else { Window::Layers(limits.window) };
+        plan_limits.options.readers = Some(limits.readers);
+        plan_limits.options.io = if limits.mmap { IoMode::Mmap } else { IoMode::Direct };
+        plan_limits.options.window = if limits.window == 0 { Window::All } else { Window::Layers(limits.window) };
         plan_limits.alignment = Alignment::new(1 << limits.alignment_log2).unwrap();
         match LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true) {
             Ok(plan) => {
@@ -82,7 +82,7 @@ proptest! {
                 // The same input gives the same plan, to the letter.
                 let again = LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true).unwrap();
                 prop_assert_eq!(format!("{again:#}"), format!("{plan:#}"));
-                plan_limits.order = ReadOrder::Files;
+                plan_limits.options.order = ReadOrder::Files;
                 match LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true) {
                     Ok(by_file) if limits.window == 0 => check_order(&checkpoint, &plan, &by_file, &|_| true),
                     Ok(by_file) => prop_assert_eq!(by_file, plan),
@@ -92,7 +92,7 @@ proptest! {
             }
             Err(PlanError::BudgetTooSmall { smallest_bytes, .. }) => {
                 prop_assert!(smallest_bytes > limits.budget_bytes);
-                plan_limits.host_budget_bytes = smallest_bytes;
+                plan_limits.options.host_budget_bytes = smallest_bytes;
                 let plan = LoadPlan::build(&checkpoint, &layers, &plan_limits, |_| true).unwrap();
                 check(&checkpoint, &plan, &plan_limits, &|_| true);
             }

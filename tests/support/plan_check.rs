@@ -62,7 +62,7 @@ pub(crate) fn check_order(
 pub(crate) fn check_bounds(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits) {
     let memory = plan.memory();
     let slot_bytes = memory.ring().slot_bytes;
-    assert!(memory.budgeted_bytes() <= limits.host_budget_bytes);
+    assert!(memory.budgeted_bytes() <= limits.options.host_budget_bytes);
     assert!(memory.ring().bytes() >= u64::from(memory.ring().slots) * slot_bytes);
     let (readers, slots) = (memory.ring().readers, memory.ring().slots);
     assert!(

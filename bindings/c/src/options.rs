@@ -8,10 +8,9 @@ use std::ptr;
 use std::time::Duration;
 
 use onelayer::checkpoint::HubCache;
-use onelayer::load::{
-    DEFAULT_HOST_BUDGET_BYTES, DEFAULT_PREFETCH_LAYERS, DEFAULT_STALL_TIMEOUT, LoaderBuilder,
+use onelayer::{
+    Checkpoint, HandOut, IoMode, LoadOptions, Loader, LoaderBuilder, Rank, SplitRules, Target, Window,
 };
-use onelayer::{Checkpoint, HandOut, IoMode, Loader, Rank, SplitRules, Target, Window};
 
 use crate::failure::{Failure, guarded};
 use crate::foreign::{name, optional_text};
@@ -112,11 +111,12 @@ unsafe impl SizedStruct for Options {
 
 impl Default for Options {
     fn default() -> Self {
+        let library = LoadOptions::default();
         Self {
             struct_size: size_of::<Self>(),
-            host_budget_bytes: DEFAULT_HOST_BUDGET_BYTES,
+            host_budget_bytes: library.host_budget_bytes,
             device_budget_bytes: 0,
-            stall_timeout_ms: u64::try_from(DEFAULT_STALL_TIMEOUT.as_millis()).unwrap_or(u64::MAX),
+            stall_timeout_ms: u64::try_from(library.stall_timeout.as_millis()).unwrap_or(u64::MAX),
             cuda_context: 0,
             cuda_stream: 0,
             hub_cache: ptr::null(),
@@ -124,7 +124,7 @@ impl Default for Options {
             device_type: OL_DEVICE_CPU,
             device_id: 0,
             window_layers: 2,
-            prefetch_layers: DEFAULT_PREFETCH_LAYERS,
+            prefetch_layers: library.prefetch_layers,
             readers: 0,
             io_mode: OL_IO_AUTO,
             hand_out: OL_HAND_OUT_WHEN_COMPLETE,
@@ -160,24 +160,26 @@ impl Options {
         unsafe { sized::read(options, Self::default()) }
     }
 
+    /// The options as the library has them.
+    fn load_options(&self) -> Result<LoadOptions, Failure> {
+        let mut options = LoadOptions::default();
+        options.host_budget_bytes = self.host_budget_bytes;
+        options.device_budget_bytes = Some(self.device_budget_bytes).filter(|&bytes| bytes > 0);
+        options.stall_timeout = Duration::from_millis(self.stall_timeout_ms);
+        options.prefetch_layers = self.prefetch_layers;
+        options.window = match self.window_layers {
+            OL_WINDOW_ALL => Window::All,
+            layers => Window::Layers(layers),
+        };
+        options.io = self.io_mode()?;
+        options.readers = Some(self.readers).filter(|&readers| readers > 0);
+        options.hand_out = self.hand_out()?;
+        Ok(options)
+    }
+
     /// A loader's settings.
     pub(crate) fn builder(&self) -> Result<LoaderBuilder, Failure> {
-        let mut builder = Loader::builder(self.target()?)
-            .host_budget(self.host_budget_bytes)
-            .stall_timeout(Duration::from_millis(self.stall_timeout_ms))
-            .prefetch(self.prefetch_layers)
-            .window(match self.window_layers {
-                OL_WINDOW_ALL => Window::All,
-                layers => Window::Layers(layers),
-            })
-            .io(self.io_mode()?)
-            .hand_out(self.hand_out()?);
-        if self.device_budget_bytes > 0 {
-            builder = builder.device_budget(self.device_budget_bytes);
-        }
-        if self.readers > 0 {
-            builder = builder.readers(self.readers);
-        }
+        let mut builder = Loader::builder(self.target()?).options(self.load_options()?);
         if self.cuda_context != 0 {
             // SAFETY: a live context that outlives what is loaded in it: the header's condition.
             builder = unsafe { builder.cuda_context(self.cuda_context) };

@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use onelayer::{
-    FloatType, HandOut, IoMode, Loader, LoaderBuilder, Rank, ReadOrder, Split, SplitRules, Target, Window,
+    FloatType, HandOut, IoMode, LoadOptions, Loader, LoaderBuilder, Rank, ReadOrder, Split, SplitRules,
+    Target, Window,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -41,46 +42,40 @@ impl Options {
             .map_err(|error| PyValueError::new_err(format!("device {:?}: {error}", self.target)))
     }
 
+    /// The options as the library has them.
+    fn load_options(&self) -> PyResult<LoadOptions> {
+        let mut options = LoadOptions::default();
+        // The consumer's stream waits for the copies when a tensor is exported to it.
+        options.hand_out = HandOut::AtOnce;
+        options.order = order(&self.order)?;
+        options.host_budget_bytes = self.budget.unwrap_or(options.host_budget_bytes);
+        options.device_budget_bytes = self.device_budget;
+        options.window = match self.window {
+            None => options.window,
+            Some(0) => Window::All,
+            Some(layers) => Window::Layers(layers),
+        };
+        options.prefetch_layers = self.prefetch.unwrap_or(options.prefetch_layers);
+        options.io = self.io.as_deref().map_or(Ok(options.io), io)?;
+        options.readers = self.readers.map(|threads| threads.max(1));
+        options.dtype = self.dtype.as_deref().map(float).transpose()?;
+        if let Some(seconds) = self.stall_seconds {
+            options.stall_timeout = Duration::try_from_secs_f64(seconds)
+                .map_err(|error| PyValueError::new_err(format!("on_stall={seconds}: {error}")))?;
+        }
+        Ok(options)
+    }
+
     /// A builder with these settings.
     pub(crate) fn builder(self) -> PyResult<LoaderBuilder> {
-        // A consumer's stream waits for the copies when a tensor is exported to it: nobody else needs to.
-        let builder = Loader::builder(self.target()?).hand_out(HandOut::AtOnce);
-        let mut builder = builder.read_order(order(&self.order)?);
-        if let Some(bytes) = self.budget {
-            builder = builder.host_budget(bytes);
-        }
-        if let Some(bytes) = self.device_budget {
-            builder = builder.device_budget(bytes);
-        }
-        builder = match self.window {
-            None => builder,
-            Some(0) => builder.window(Window::All),
-            Some(layers) => builder.window(Window::Layers(layers)),
-        };
-        if let Some(layers) = self.prefetch {
-            builder = builder.prefetch(layers);
-        }
+        let mut builder = Loader::builder(self.target()?).options(self.load_options()?);
         if let Some(names) = self.select {
             builder = builder.select(move |tensor| names.contains(tensor.name));
-        }
-        if let Some(name) = &self.io {
-            builder = builder.io(io(name)?);
-        }
-        if let Some(threads) = self.readers {
-            builder = builder.readers(threads);
-        }
-        if let Some(name) = &self.dtype {
-            builder = builder.dtype(float(name)?);
         }
         if let Some((rank, world)) = self.shard {
             let cuts = self.cuts;
             let rules = SplitRules::common().with(move |tensor| cut(cuts.get(tensor.name)?));
             builder = builder.shard(ranked(rank, world)?, rules);
-        }
-        if let Some(seconds) = self.stall_seconds {
-            let timeout = Duration::try_from_secs_f64(seconds)
-                .map_err(|error| PyValueError::new_err(format!("on_stall={seconds}: {error}")))?;
-            builder = builder.stall_timeout(timeout);
         }
         Ok(builder)
     }

@@ -4,7 +4,7 @@ use onelayer::checkpoint::Checkpoint;
 use onelayer::layers::Layers;
 use onelayer::load::{Loader, LoaderBuilder};
 use onelayer::plan::{IoDecision, Window};
-use onelayer::{LoadPlan, Passes, Pinning, Rank, ReadOrder};
+use onelayer::{LoadOptions, LoadPlan, Passes, Pinning, Rank, ReadOrder};
 
 use crate::config::{Budgets, LoadConfig, bad_pattern};
 use crate::inputs::{context_of, group, layer_map};
@@ -17,32 +17,12 @@ use crate::sizes::SizeContext;
 /// The loader that a configuration asks for, its device not yet open.
 pub(crate) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBuilder, Problem> {
     let mut builder = Loader::builder(config.device.target())
-        .host_budget(budgets.host_bytes)
-        .device_reserve(budgets.device_reserve_bytes)
-        .window(window(config))
-        .passes(Passes::Times(u64::from(config.passes.passes)))
+        .options(load_options(config, budgets))
         .keep(config.passes.keep.keep())
-        // Whoever keeps everything does not mind in which order it comes; a list of hashes has one.
-        .read_order(if config.hash { ReadOrder::Layers } else { ReadOrder::Files })
-        .prefetch(config.prefetch)
-        .io(config.io.mode())
-        .hash(config.hash)
         .layer_map(layer_map(config.layers_path())?);
-    if let Some(device_budget_bytes) = budgets.device_bytes {
-        builder = builder.device_budget(device_budget_bytes);
-    }
-    if let Some(dtype) = config.dtype {
-        builder = builder.dtype(dtype);
-    }
-    if let Some(form) = config.quantise {
-        builder = builder.quantise(form.0);
-    }
     if let Some(pattern) = &config.quantise_only {
         let only = regex::Regex::new(pattern).map_err(|error| bad_pattern("--quantise-only", &error))?;
         builder = builder.quantise_only(move |tensor| only.is_match(tensor.name));
-    }
-    if let Some(readers) = config.readers {
-        builder = builder.readers(readers);
     }
     if let Some(select) = &config.select {
         let select = regex::Regex::new(select).map_err(|error| bad_pattern("--select", &error))?;
@@ -51,10 +31,27 @@ pub(crate) fn builder(config: &LoadConfig, budgets: &Budgets) -> Result<LoaderBu
     if let Some((rank, rules)) = config.ranks.shard() {
         builder = builder.shard(rank, rules);
     }
-    if let Some(hole_bytes_max) = config.ranks.read_through {
-        builder = builder.read_through(hole_bytes_max);
-    }
     Ok(builder)
+}
+
+/// The plain options that a configuration asks for.
+fn load_options(config: &LoadConfig, budgets: &Budgets) -> LoadOptions {
+    let mut options = LoadOptions::default();
+    options.host_budget_bytes = budgets.host_bytes;
+    options.device_budget_bytes = budgets.device_bytes;
+    options.device_reserve_bytes = budgets.device_reserve_bytes;
+    options.window = window(config);
+    options.prefetch_layers = config.prefetch;
+    options.passes = Passes::Times(u64::from(config.passes.passes));
+    // Hashes are listed in the order of layers. Otherwise any order will do.
+    options.order = if config.hash { ReadOrder::Layers } else { ReadOrder::Files };
+    options.io = config.io.mode();
+    options.readers = config.readers.map(|readers| readers.max(1));
+    options.dtype = config.dtype;
+    options.quantise = config.quantise.map(|form| form.0);
+    options.hole_bytes_max = config.ranks.read_through.unwrap_or(options.hole_bytes_max);
+    options.hash = config.hash;
+    options
 }
 
 fn window(config: &LoadConfig) -> Window {

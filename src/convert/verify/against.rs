@@ -127,7 +127,7 @@ impl Comparison {
     fn pass(&self, work: &Work<'_>) -> (HashPass<'_>, Vec<TensorId>) {
         let ids = self.pairs.iter().map(|pair| pair.source).collect();
         let beside = work.memory(Some(&self.source));
-        (HashPass { checkpoint: &self.source, settings: work.reading, beside }, ids)
+        (HashPass { checkpoint: &self.source, options: work.options.clone(), beside }, ids)
     }
 
     /// Hashes the source, and compares with the hashes of the target.

@@ -23,20 +23,26 @@ use self::findings::Findings;
 use self::stated::Stated;
 use super::journal::WORK_FOLDER;
 use super::manifest_reader::{Entry, OpenManifest};
-use super::reading::{HashPass, ReadSettings, Seen};
+use super::reading::{HashPass, Seen, direct};
 use super::side_files::{SideFiles, directory_of};
 use super::{ConvertError, ConvertEvent, MANIFEST_NAME};
 use crate::checkpoint::{Checkpoint, CheckpointError, OpenOptions};
-use crate::plan::{IoMode, MemoryTerm, TermKind};
+use crate::plan::{IoMode, LoadOptions, MemoryTerm, TermKind};
 use crate::source::Fallback;
 use crate::units::to_u64;
 
 /// Settings of a verification.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 #[must_use = "settings do nothing until they are used"]
 pub struct Verification {
     open_options: OpenOptions,
-    reading: ReadSettings,
+    options: LoadOptions,
+}
+
+impl Default for Verification {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 /// One thing that is not as it should be.
@@ -69,12 +75,12 @@ pub struct VerifyReport {
 impl Verification {
     /// Within 64 MiB of host memory, past the page cache.
     pub fn new() -> Self {
-        Self::default()
+        Self::with(OpenOptions::default(), direct())
     }
 
     /// With these settings.
-    pub(super) fn with(open_options: OpenOptions, reading: ReadSettings) -> Self {
-        Self { open_options, reading }
+    pub(super) fn with(open_options: OpenOptions, options: LoadOptions) -> Self {
+        Self { open_options, options }
     }
 
     /// How checkpoints are opened.
@@ -86,19 +92,19 @@ impl Verification {
     /// Most host memory that the verification may hold, in bytes. 64 MiB by default. Counts what is
     /// known of both checkpoints, and a hash for each tensor.
     pub fn host_budget(mut self, bytes: u64) -> Self {
-        self.reading.host_budget_bytes = bytes;
+        self.options.host_budget_bytes = bytes;
         self
     }
 
     /// How files are read. Past the page cache by default.
     pub fn io(mut self, mode: IoMode) -> Self {
-        self.reading.io = mode;
+        self.options.io = mode;
         self
     }
 
     /// Threads that read; zero counts as one. By default what the disk and the machine can use.
     pub fn jobs(mut self, threads: u32) -> Self {
-        self.reading.readers = Some(threads.max(1));
+        self.options.readers = Some(threads.max(1));
         self
     }
 
@@ -154,7 +160,7 @@ impl Verification {
         let comparison =
             source.map(|source| Comparison::new(&checkpoint, source, stated.as_ref(), &mut findings));
         let mut work = Work {
-            reading: self.reading,
+            options: self.options.clone(),
             target: &checkpoint,
             stated: stated.as_ref(),
             comparison: comparison.as_ref(),
@@ -181,7 +187,7 @@ fn note_unfinished(root: &Path, has_manifest: bool, findings: &mut Findings) {
 
 /// The passes over bytes.
 struct Work<'a> {
-    reading: ReadSettings,
+    options: LoadOptions,
     target: &'a Checkpoint,
     stated: Option<&'a Stated>,
     comparison: Option<&'a Comparison>,
@@ -227,7 +233,7 @@ impl Work<'_> {
         tell: &mut dyn FnMut(u64),
     ) -> Result<(), ConvertError> {
         let (target, stated) = (self.target, self.stated);
-        let pass = HashPass { checkpoint: target, settings: self.reading, beside: self.memory(None) };
+        let pass = HashPass { checkpoint: target, options: self.options.clone(), beside: self.memory(None) };
         let with_sha256 = stated.is_some_and(Stated::has_sha256);
         let fallbacks = pass.files(with_sha256, &mut |seen| match seen {
             Seen::Progress(bytes) => tell(bytes),

@@ -40,7 +40,7 @@ fn start(tensors: &[(u32, u32)], readers: u32, arena_delay_seed: u64, hand_out: 
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = scattered(folder.path(), tensors);
     let mut limits = PlanLimits::new(5 << 20);
-    (limits.order, limits.readers) = (ReadOrder::Files, readers);
+    (limits.options.order, limits.options.readers) = (ReadOrder::Files, Some(readers));
     let backend = LateBackend { arena_delay_seed, ..LateBackend::default() };
     start_on(folder, checkpoint, &limits, backend, &SourceFaults::default(), hand_out)
 }
@@ -107,7 +107,7 @@ fn whatever_fails_ends_the_load_and_leaks_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let checkpoint = scattered(folder.path(), &by_kind());
         let mut limits = PlanLimits::new(5 << 20);
-        (limits.order, limits.readers) = (ReadOrder::Files, 2);
+        (limits.options.order, limits.options.readers) = (ReadOrder::Files, Some(2));
         let backend = LateBackend { faults, arena_delay_seed: 7, ..LateBackend::default() };
         let run =
             start_on(folder, checkpoint, &limits, backend, &SourceFaults::default(), HandOut::WhenComplete);

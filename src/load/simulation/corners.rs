@@ -22,7 +22,7 @@ fn a_queue_takes_no_more_than_it_was_made_for() {
     let layers = Layers::group(&checkpoint).unwrap();
     let plan = Arc::new(LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap());
     let shape = plan.memory().ring();
-    let budget = crate::budget::MemoryBudget::new(limits.host_budget_bytes);
+    let budget = crate::budget::MemoryBudget::new(limits.options.host_budget_bytes);
     let ring = Ring::new(shape, budget.reserve("ring", shape.bytes()).unwrap(), None).unwrap();
     let source: Arc<dyn Source> = Arc::from(source::open(IoMode::Uring, &checkpoint).unwrap());
     let queueing = QueueingCell::default();

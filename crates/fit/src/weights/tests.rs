@@ -104,7 +104,7 @@ fn what_is_counted_is_what_a_load_delivers() {
     for dtype in [None, Some(FloatType::Bf16)] {
         for to in [None].into_iter().chain(Quantisation::ALL.map(Some)) {
             let mut limits = PlanLimits::new(8 << 20);
-            (limits.quantise, limits.dtype) = (to, dtype);
+            (limits.options.quantise, limits.options.dtype) = (to, dtype);
             let plan = LoadPlan::build(&checkpoint, &layers, &limits, |_| true).unwrap();
             let weights = match (to, dtype) {
                 (Some(to), dtype) => Weights::Quantised { to, dtype },
