@@ -6,7 +6,7 @@ use std::time::Instant;
 use onelayer::convert::{ConvertEvent, Verification};
 
 use crate::args::VerifyArgs;
-use crate::convert::beside::{Ended, OnSignal, beside};
+use crate::convert::interruptible::{Ended, OnSignal, run_interruptible};
 use crate::convert::observer::Observer;
 use crate::convert::translate::{self, Stage};
 use crate::machine;

@@ -46,7 +46,7 @@ const SMALL_WRITE_BYTES: usize = 4096;
 
 /// A conversion to estimate.
 #[derive(Debug)]
-pub(crate) struct Question<'a> {
+pub(crate) struct Forecast<'a> {
     /// The source.
     pub(crate) checkpoint: &'a Checkpoint,
     /// Host budget for reading.
@@ -63,9 +63,9 @@ pub(crate) struct Question<'a> {
     pub(crate) free_bytes: u64,
 }
 
-impl Question<'_> {
+impl Forecast<'_> {
     /// Measures. Returns the estimate, and the reason if it has no time.
-    pub(crate) fn answer(&self) -> (Estimate, Option<String>) {
+    pub(crate) fn measure(&self) -> (Estimate, Option<String>) {
         let mut estimate = Estimate {
             source: "estimated".to_owned(),
             seconds: None,
@@ -74,11 +74,11 @@ impl Question<'_> {
             sync_seconds: None,
             same_device: None,
         };
-        let reason = self.measure(&mut estimate).err();
+        let reason = self.measure_into(&mut estimate).err();
         (estimate, reason)
     }
 
-    fn measure(&self, estimate: &mut Estimate) -> Result<(), String> {
+    fn measure_into(&self, estimate: &mut Estimate) -> Result<(), String> {
         let folder = nearest_folder(self.target);
         let same_device = self.is_same_device(folder);
         estimate.same_device = same_device;
@@ -170,7 +170,7 @@ fn write_speed(folder: &Path) -> io::Result<(u64, Duration)> {
     let mut file = File::from(descriptor);
     // A mapping is aligned to pages, as direct I/O requires.
     let mut block = MmapMut::map_anon(usize::try_from(WRITE_BLOCK_BYTES).expect("a few MiB fit"))?;
-    let mut noise = Noise::new();
+    let mut noise = noise();
     let mut elapsed = Duration::ZERO;
     for _ in 0..WRITE_BYTES / WRITE_BLOCK_BYTES {
         noise.fill(&mut block);
@@ -213,21 +213,11 @@ fn per_second(bytes: u64, elapsed: Duration) -> Option<u64> {
 }
 
 /// An endless stream of random bytes, which no disk can compress or deduplicate.
-struct Noise {
-    stream: blake3::OutputReader,
-}
-
-impl Noise {
-    fn new() -> Self {
-        let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&now.as_nanos().to_le_bytes()).update(&std::process::id().to_le_bytes());
-        Self { stream: hasher.finalize_xof() }
-    }
-
-    fn fill(&mut self, block: &mut [u8]) {
-        self.stream.fill(block);
-    }
+fn noise() -> blake3::OutputReader {
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&now.as_nanos().to_le_bytes()).update(&std::process::id().to_le_bytes());
+    hasher.finalize_xof()
 }
 
 #[cfg(test)]
@@ -259,7 +249,7 @@ mod tests {
 
     #[test]
     fn noise_does_not_repeat() {
-        let mut noise = Noise::new();
+        let mut noise = noise();
         let mut blocks = [[0_u8; 64]; 2];
         for block in &mut blocks {
             noise.fill(block);

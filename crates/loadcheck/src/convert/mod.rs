@@ -3,9 +3,9 @@
 //!
 //! The library does the conversion; the commands are in [`crate::commands`].
 
-pub(crate) mod beside;
 pub(crate) mod estimate;
-pub(crate) mod meter;
+pub(crate) mod interruptible;
+pub(crate) mod measurement;
 pub(crate) mod observer;
 pub(crate) mod options;
 pub(crate) mod patterns;

@@ -153,7 +153,7 @@ fn judge_cache(system: &str, cache: Measured<Residency>) -> Check {
         Measured::Unavailable(reason) => Check::limited(
             "page_cache",
             format!("{system}: {reason}"),
-            "cold and warm are brought about, and reported as unchecked",
+            "--cache cold and warm work, but are reported as unchecked",
         )
         .fix("own the files, or be allowed to write them; or a kernel from 6.5 on, with cachestat allowed by seccomp"),
     }

@@ -68,7 +68,7 @@ fn judge_nvml(used: &Result<u64, NvmlError>, has_gpu: bool) -> Check {
         Err(error) => Check::missing(
             CHECK,
             error.to_string(),
-            "device memory is counted by the CUDA driver alone, everybody's on the device together",
+            "device memory is counted by the CUDA driver, for all processes on the device together",
         )
         .fix("docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility; on a machine: install libnvidia-ml"),
     }

@@ -170,14 +170,14 @@ impl Sheet {
             (format!("<circle class=\"{class}\" cx=\"6\" cy=\"-4.5\" r=\"{radius}\"/>"), 12.0)
         };
         let is_shared = plots.iter().any(|plot| plot.cells(&self.frame()).iter().any(|cell| cell.layers > 1));
-        let layers = if is_shared { "layers handed out, several to a tick" } else { "a layer handed out" };
+        let layers = if is_shared { "layers delivered, several per tick" } else { "a layer delivered" };
         let has_host = any(&|panel| panel.dots.iter().any(|dot| dot.host.is_some()));
         let entries = [
             (has(0), fill("anon"), "anonymous"),
             (has(1), fill("shmem"), "shared"),
             (has(2), fill("file"), "pages of files"),
             (any(&|panel| panel.top_vram_bytes().is_some()), fill("vram"), "device"),
-            (has_host, line("host"), "host: what the kernel cannot take back"),
+            (has_host, line("host"), "host: memory that cannot be reclaimed"),
             (any(&|panel| panel.host_peak.is_some()), circle("peak", 5), "host peak"),
             (any(&|panel| panel.rss_peak.is_some()), circle("ring", 4), "RSS peak"),
             (any(&|panel| panel.start_bytes().is_some()), line("start"), "RSS at the start"),
@@ -260,7 +260,7 @@ fn facts(plot: &Plot<'_>) -> Vec<String> {
         Outcome::Completed | Outcome::Stopped => None,
         Outcome::Failed => Some("failed"),
         Outcome::Killed => Some("killed"),
-        Outcome::Refused => Some("not begun"),
+        Outcome::Refused => Some("not started"),
         Outcome::Interrupted => Some("interrupted"),
     };
     facts.extend(ended.map(str::to_owned));

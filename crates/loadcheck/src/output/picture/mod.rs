@@ -129,12 +129,12 @@ fn shown(text: &str) -> String {
 }
 
 /// `value` minus `start`, in the same format.
-fn growth(value: Option<u64>, start: Option<u64>) -> String {
-    match (value, start) {
-        (Some(value), Some(start)) if value < start => format!("-{}", bytes(start - value)),
-        (Some(value), Some(start)) => bytes(value - start),
-        _ => String::new(),
-    }
+fn growth(value: Option<u64>, start: Option<u64>) -> Option<String> {
+    let (value, start) = value.zip(start)?;
+    Some(match value.checked_sub(start) {
+        Some(more) => bytes(more),
+        None => format!("-{}", bytes(start - value)),
+    })
 }
 
 /// What was loaded, or which command was run.

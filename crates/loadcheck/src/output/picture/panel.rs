@@ -145,10 +145,8 @@ fn highest_and_median<'a>(runs: &[(usize, &'a Run)]) -> Vec<(String, &'a Run)> {
 fn panel<'a>(report: &Report, heading: String, run: &'a Run) -> Panel<'a> {
     let mark = |name: &str, value: Option<u64>, start: Option<u64>, at: &Option<Place>| {
         let value = value?;
-        let over = match growth(Some(value), start) {
-            over if over.is_empty() => String::new(),
-            over => format!(" ({over} over start)"),
-        };
+        let over = growth(Some(value), start).map(|over| format!(" ({over} over start)"));
+        let over = over.unwrap_or_default();
         let at_place = at.as_ref().map(|at| {
             let layer = at.layer.is_some() || at.tensor.is_some();
             let name = if layer {

@@ -229,7 +229,7 @@ impl Plot<'_> {
             (_, layers) => format!("{}, the last one {}", count(layers, "layer"), cell.last),
         };
         let host = self.panel.host_at(cell.seconds).map(|host| format!(", host then {}", bytes(whole(host))));
-        format!("{what}: handed out at {}{}", seconds(cell.seconds), host.unwrap_or_default())
+        format!("{what}: delivered at {}{}", seconds(cell.seconds), host.unwrap_or_default())
     }
 
     /// Limits, the start and the number of the peak, with names if there is room.

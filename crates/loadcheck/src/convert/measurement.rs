@@ -13,7 +13,7 @@ use crate::worker::give_heap_back;
 
 /// A running measurement.
 #[derive(Debug)]
-pub(crate) struct Meter {
+pub(crate) struct Measurement {
     sampler: Sampler,
     before: PressureCounters,
     start: Instant,
@@ -32,7 +32,7 @@ pub(crate) struct Facts {
     pub(crate) budget_bytes: Option<u64>,
 }
 
-impl Meter {
+impl Measurement {
     /// Records the baseline and starts sampling.
     ///
     /// # Errors

@@ -33,7 +33,7 @@ pub(crate) enum Ended<T> {
 ///
 /// # Panics
 /// If `work` does.
-pub(crate) fn beside<T: Send + 'static>(
+pub(crate) fn run_interruptible<T: Send + 'static>(
     interrupts: &Interrupts,
     on_signal: OnSignal<'_>,
     work: impl FnOnce() -> T + Send + 'static,
