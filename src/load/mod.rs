@@ -43,7 +43,7 @@ pub use self::builder::LoaderBuilder;
 pub(crate) use self::builder::decide_io;
 pub use self::engine::Keep;
 pub use self::error::LoadError;
-#[cfg(all(test, feature = "convert"))]
+#[cfg(feature = "convert")]
 pub(crate) use self::hash::PARALLEL_BYTES_MIN;
 pub use self::hash::TensorHash;
 #[cfg(feature = "convert")]

@@ -1,4 +1,4 @@
-//! What a load needs, resolved and typed: made from the command line by the parent, read from JSON
+//! The configuration of a load: made from the command line by the parent, read from JSON
 //! by its worker.
 
 use std::ffi::OsString;
@@ -74,9 +74,9 @@ pub(crate) struct LoadConfig {
     pub(crate) device: Device,
     /// Where each layer goes, instead of all of them to `device`.
     pub(crate) device_map: Option<DeviceMap>,
-    /// What wider floats are narrowed to.
+    /// The type that wider floats are narrowed to.
     pub(crate) dtype: Option<FloatType>,
-    /// What weights are quantised to.
+    /// The form that weights are quantised to.
     pub(crate) quantise: Option<Quantise>,
     /// Only weights whose name matches are.
     pub(crate) quantise_only: Option<String>,
@@ -171,7 +171,7 @@ impl LoadConfig {
         below_floor(self.budget, known)
     }
 
-    /// What the load may hold, in bytes.
+    /// The budgets of the load in bytes.
     ///
     /// # Errors
     /// A size that relates to something that is not known.

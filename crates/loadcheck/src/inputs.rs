@@ -54,7 +54,7 @@ pub(crate) fn group(checkpoint: &Checkpoint, rules: Option<&Path>) -> Result<Lay
     Layers::group_with(checkpoint, &map).map_err(|error| library_errors::layers(&error, rules))
 }
 
-/// What relative sizes relate to.
+/// The quantities that relative sizes refer to.
 pub(crate) fn context_of(checkpoint: &Checkpoint, layers: &Layers) -> SizeContext {
     SizeContext {
         limit_bytes: memory_limit_bytes(),

@@ -68,7 +68,7 @@ pub(crate) fn layers(error: &LayersError, map: Option<&std::path::Path>) -> Prob
     placed(Code::LayerMap, &error.to_string(), map)
 }
 
-/// What ended a load, or kept it from starting.
+/// An error that ended a load, or kept it from starting.
 pub(crate) fn load(error: &LoadError, map: Option<&std::path::Path>) -> Problem {
     match error {
         LoadError::Plan(error) => plan(error),
@@ -87,7 +87,7 @@ pub(crate) fn load(error: &LoadError, map: Option<&std::path::Path>) -> Problem 
     }
 }
 
-/// What kept a load from being planned.
+/// An error that kept a load from being planned.
 pub(crate) fn plan(error: &PlanError) -> Problem {
     match error {
         PlanError::BudgetTooSmall { budget_bytes, smallest_bytes, detail } => {

@@ -72,7 +72,7 @@ impl PressureCounters {
         }
     }
 
-    /// What has happened since.
+    /// The difference since then.
     pub(crate) fn until_now(self) -> Pressure {
         let now = Self::now();
         let since = |now: Option<u64>, then: Option<u64>| Some(now?.saturating_sub(then?));

@@ -66,11 +66,11 @@ fn window(config: &LoadConfig) -> Window {
 pub(crate) struct Planned {
     /// Its layers.
     pub(crate) layers: Layers,
-    /// What a load will do.
+    /// The plan, as a report has it.
     pub(crate) plan: Plan,
-    /// What relative sizes relate to.
+    /// The quantities that relative sizes refer to.
     pub(crate) context: SizeContext,
-    /// What the load may hold.
+    /// The most that the load may hold.
     pub(crate) budgets: Budgets,
 }
 

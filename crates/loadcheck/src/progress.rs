@@ -29,7 +29,7 @@ pub(crate) struct Files {
     pub(crate) total: u64,
 }
 
-/// What is going on.
+/// The work in progress.
 #[derive(Clone, Copy, Debug)]
 enum What<'a> {
     /// This layer is loaded.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::problem::{Code, Problem};
 
-/// What is accepted, for error messages.
+/// The accepted forms, for error messages.
 pub(crate) const ACCEPTED_SIZES: &str =
     "512Mi, 10GiB, 10G (10^9), 1024 (bytes), 80%, 2x-layer or 1.1x-largest-tensor";
 
@@ -117,7 +117,7 @@ pub(crate) enum Size {
     LargestTensors(Decimal),
 }
 
-/// What relative sizes relate to, in bytes. `None` is "not known here".
+/// The quantities that relative sizes refer to, in bytes. `None` is "not known here".
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct SizeContext {
     /// The smaller of the cgroup's limit and the machine's memory.
@@ -170,7 +170,7 @@ pub(crate) enum SizeError {
     Unknown {
         /// As asked for.
         size: String,
-        /// What is missing.
+        /// The missing quantity.
         what: &'static str,
     },
     /// Not a duration.

@@ -20,7 +20,7 @@ use crate::report::Source;
 pub(crate) struct Resolved {
     /// As it was given.
     pub(crate) given: String,
-    /// What to open.
+    /// The path to open.
     pub(crate) path: PathBuf,
     /// The commit, for a repository in the local cache.
     pub(crate) revision: Option<String>,
@@ -99,7 +99,7 @@ fn in_cache(given: &str, repository: &str) -> Result<Resolved, Vec<Problem>> {
     }
 }
 
-/// What the environment says about where the cache is.
+/// The variables that locate the cache.
 fn variables() -> CacheVariables {
     CacheVariables {
         hf_hub_cache: env::var_os("HF_HUB_CACHE"),

@@ -22,7 +22,7 @@ use crate::convert::options::{Options, Settings};
 use crate::convert::summary::summary;
 use crate::convert::survey::Survey;
 use crate::convert::translate::{self, Stage};
-use crate::machine;
+use crate::heap;
 use crate::output::Output;
 use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
@@ -33,15 +33,13 @@ use crate::report::{
 use crate::shell::shell_word;
 use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::source::{self, Resolved};
-use crate::worker;
 
-use super::Outcome;
 use super::run::verdict;
+use super::{Outcome, new_report};
 
 /// Converts.
 pub(crate) fn run(args: &ConvertArgs, output: &Output, terminal: &Terminal) -> Outcome {
-    let mut report = Report::new(CommandName::Convert);
-    report.host = Some(machine::host());
+    let report = new_report(CommandName::Convert);
     let mut problems = output.check();
     let (options, more) = Options::read(args);
     problems.extend(more);
@@ -83,7 +81,7 @@ struct Ready {
     estimate: Option<(Estimate, Option<String>)>,
 }
 
-/// What is known before anything is written.
+/// Everything known before anything is written.
 struct Prepared {
     survey: Option<Survey>,
     ready: Result<Ready, Vec<Problem>>,
@@ -269,7 +267,7 @@ impl Session<'_> {
         Outcome::of(self.report)
     }
 
-    /// Ends because somebody asked for it.
+    /// Ends because of a signal.
     fn interrupted(mut self, signal: i32) -> Outcome {
         let problem = interrupted(signal).help("the same command continues after the finished files");
         self.problems.push(problem);
@@ -294,7 +292,7 @@ fn prepare(options: &Options, source: &Path, observer: &Observer, is_well: bool)
     let for_estimate = options.args.work.dry_run.then_some(checkpoint);
     if for_estimate.is_none() {
         // What is opened next may take its place.
-        worker::give_heap_back();
+        heap::give_back();
     }
     let prepared = match settings.conversion.clone().prepare(source, &options.args.target) {
         Ok(prepared) => prepared,
@@ -325,7 +323,7 @@ fn files_to_write(prepared: &PreparedConversion) -> u64 {
     u64::try_from(left.count()).unwrap_or(u64::MAX)
 }
 
-/// What will be done.
+/// The plan of the conversion, as a report has it.
 fn planned(
     args: &ConvertArgs,
     settings: &Settings,
@@ -389,7 +387,7 @@ fn note_files(convert: &mut Convert, heard: &Heard) {
     }
 }
 
-/// What a conversion that came to its end says it did.
+/// The result of a conversion that completed.
 fn describe(converted: &ConvertReport, shards: &[PathBuf]) -> Converted {
     let (write_mode, write_mode_reason) = match &converted.write_mode {
         Some(WriteMode::Direct) => (Some("direct"), None),
@@ -425,7 +423,7 @@ fn describe(converted: &ConvertReport, shards: &[PathBuf]) -> Converted {
     }
 }
 
-/// What a conversion that ended early had done by then.
+/// The result so far of a conversion that ended early.
 fn so_far(heard: &Heard) -> Converted {
     Converted {
         complete: heard.is_finished,
@@ -437,7 +435,7 @@ fn so_far(heard: &Heard) -> Converted {
     }
 }
 
-/// What a verification found, for a report.
+/// A verification, as a report has it.
 pub(super) fn compared(
     directory: String,
     against: Option<String>,

@@ -7,7 +7,6 @@ use crate::args::{InspectArgs, LoadArgs, PlaceArgs, PlanArgs};
 use crate::config::LoadConfig;
 use crate::inputs::{self, open_checkpoint};
 use crate::listing::Listing;
-use crate::machine;
 use crate::output::Output;
 use crate::planned::{Planned, plan_of};
 use crate::problem::Problem;
@@ -17,13 +16,12 @@ use crate::sizes::Size;
 use crate::source::{self, Resolved};
 use crate::worker::decide_for_plan;
 
-use super::Outcome;
 use super::place::place;
+use super::{Outcome, new_report};
 
 /// Predicts.
 pub(crate) fn plan(args: &PlanArgs, output: &Output) -> Outcome {
-    let mut report = Report::new(CommandName::Plan);
-    report.host = Some(machine::host());
+    let mut report = new_report(CommandName::Plan);
     let mut problems = output.check();
     problems.extend(args.place.export_device_map.iter().filter_map(|path| output.check_beside(path)));
     let resolved = resolved(&args.load.source, &mut problems);
@@ -50,8 +48,7 @@ pub(crate) fn plan(args: &PlanArgs, output: &Output) -> Outcome {
 
 /// Describes.
 pub(crate) fn inspect(args: &InspectArgs, output: &Output) -> Outcome {
-    let mut report = Report::new(CommandName::Inspect);
-    report.host = Some(machine::host());
+    let mut report = new_report(CommandName::Inspect);
     let mut problems = output.check();
     let Some(resolved) = resolved(&args.source, &mut problems) else {
         return Outcome::refused(report, problems);
@@ -75,9 +72,9 @@ fn path_of(resolved: Option<&Resolved>) -> PathBuf {
     resolved.map(|resolved| resolved.path.clone()).unwrap_or_default()
 }
 
-/// What a description is to tell.
+/// The parts of a description.
 struct Wanted<'a> {
-    /// What fits where.
+    /// Which layer fits where.
     place: Option<(&'a PlaceArgs, &'a Output)>,
     /// The plan is for the smallest budget, not for the configured one.
     for_smallest_budget: bool,

@@ -17,15 +17,18 @@ pub(crate) mod verify;
 mod worker_run;
 
 use crate::exit::Exit;
+use crate::machine;
 use crate::output::terminal::{Role, Terminal};
 use crate::output::{Output, print_problems, to_stderr};
 use crate::problem::{Code, Problem};
-use crate::report::{Report, Verdict};
+use crate::report::{CommandName, Report, Verdict};
+use crate::signals::{self, interrupted};
+use crate::worker::Stop;
 
 /// How a command ended: its report, and the signal that interrupted it, if one did.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// What is to be written.
+    /// The report to write.
     pub(crate) report: Report,
     /// The exit code of an interruption; else the report decides.
     pub(crate) interrupted: Option<Exit>,
@@ -44,6 +47,28 @@ impl Outcome {
         report.fail(problems);
         Self::of(report)
     }
+
+    /// A command that a signal ended, with what is known.
+    pub(crate) fn interrupted(report: Report, mut problems: Vec<Problem>, signal: i32) -> Self {
+        problems.push(interrupted(signal));
+        Self { interrupted: Some(signals::exit_of(signal)), ..Self::refused(report, problems) }
+    }
+
+    /// A command that cannot go on, with what is known.
+    pub(crate) fn stopped(report: Report, mut problems: Vec<Problem>, stop: Stop) -> Self {
+        match stop {
+            Stop::Signal(signal) => Self::interrupted(report, problems, signal),
+            Stop::Problems(more) => {
+                problems.extend(more);
+                Self::refused(report, problems)
+            }
+        }
+    }
+}
+
+/// A report of this command on this machine.
+fn new_report(command: CommandName) -> Report {
+    Report { host: Some(machine::host()), ..Report::new(command) }
 }
 
 /// Writes the report, prints the problems, and decides the exit code.
@@ -81,7 +106,6 @@ fn exit_of(report: &Report) -> Exit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::CommandName;
 
     #[test]
     fn the_first_problem_decides() {

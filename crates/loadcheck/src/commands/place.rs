@@ -15,7 +15,7 @@ use crate::output::Output;
 use crate::problem::{Code, Problem};
 use crate::report::{LargestFit, PlacedLayer, Placement, PrecisionNeed, Report, TiedPair, TierShare};
 
-/// What the flags ask for, with what the headers tell.
+/// The flags, with the headers.
 struct Asked<'a> {
     args: &'a PlaceArgs,
     checkpoint: &'a Checkpoint,
@@ -147,7 +147,7 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// What is not known, or was decided without being asked.
+    /// Notes gaps in the estimate, and decisions that nobody asked for.
     fn note(&self, demand: &Demand, report: &mut Report) {
         if let onelayer_fit::CacheModel::Unknown { why } = &demand.cache {
             report.note(format!("no room is kept for the cache of a context: {why}"));

@@ -5,7 +5,6 @@ use crate::args::{CacheArg, Device, Gate, Metric, RunArgs};
 use crate::config::LoadConfig;
 use crate::inputs;
 use crate::limits;
-use crate::machine;
 use crate::numbers::container;
 use crate::output::Output;
 use crate::output::terminal::Terminal;
@@ -13,17 +12,16 @@ use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{CacheState, CommandName, Place, Report, Verdict};
 use crate::shell::shell_word;
-use crate::signals::{Interrupts, exit_of, interrupted};
+use crate::signals::Interrupts;
 use crate::source::{self, Resolved};
-use crate::worker::{Checked, Stop, Task, Watch};
+use crate::worker::{Checked, MeasureTask, Stop, Task, Watch};
 
-use super::Outcome;
 use super::worker_run::{Settled, measure, prepare};
+use super::{Outcome, new_report};
 
 /// Measures.
 pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outcome {
-    let mut report = Report::new(CommandName::Run);
-    report.host = Some(machine::host());
+    let report = new_report(CommandName::Run);
     let gates = args.limits.gates();
     let mut problems = output.check();
     let resolved = source::resolve(&args.load.source).map_err(|more| problems.extend(more)).ok();
@@ -36,12 +34,8 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
     let (config, more) = by_map(args, config);
     problems.extend(more);
     problems.extend(nothing_to_verify(&config));
-    let interrupts = match Interrupts::listen() {
-        Ok(interrupts) => interrupts,
-        Err(problem) => {
-            problems.push(problem);
-            return Outcome::refused(report, problems);
-        }
+    let Ok(interrupts) = Interrupts::listen().map_err(|problem| problems.push(problem)) else {
+        return Outcome::refused(report, problems);
     };
     let interval_ms = output.timeline_ms(args.export.timeline);
     let mut session =
@@ -119,12 +113,12 @@ impl Session<'_> {
         counts: bool,
     ) -> Result<(), Stop> {
         let cache = CacheState { asked: self.args.cache, cached_share: self.prepare_cache()? };
-        let task = Task::Measure {
+        let task = Task::Measure(MeasureTask {
             load: self.config.clone(),
             budgets: checked.budgets,
             watches: watches.to_vec(),
             interval_ms: self.interval_ms,
-        };
+        });
         let progress = Progress::start(self.terminal.progress, label);
         let stream = ("stream", Some(checked.plan.params.clone()));
         let Settled { mut run, mut problems, signal, crossings, hashes, .. } =
@@ -161,20 +155,15 @@ impl Session<'_> {
     }
 
     /// Ends early, with what is known.
-    fn stop(mut self, stop: Stop, mut problems: Vec<Problem>) -> Outcome {
-        let mut exit = None;
+    fn stop(self, stop: Stop, mut problems: Vec<Problem>) -> Outcome {
         match stop {
+            Stop::Signal(signal) => Outcome::interrupted(self.report, problems, signal),
             Stop::Problems(more) => {
                 problems.extend(more);
                 problems.extend(self.config.below_floor(&problems));
-            }
-            Stop::Signal(signal) => {
-                exit = Some(exit_of(signal));
-                problems.push(interrupted(signal));
+                Outcome::refused(self.report, problems)
             }
         }
-        self.report.fail(problems);
-        Outcome { report: self.report, interrupted: exit, next: None }
     }
 
     /// Holds the runs against limits and promise.

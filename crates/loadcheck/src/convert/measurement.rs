@@ -1,22 +1,19 @@
 //! Measures a conversion, which runs in this process: from before the source is opened until
 //! everything is freed.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use onelayer_probe::{Sampler, SamplerOptions};
-
+use crate::heap;
 use crate::machine::{PressureCounters, note_missing_pressure};
-use crate::measured::{self, point};
-use crate::problem::{Code, Problem};
-use crate::report::{IoCounters, Outcome, Point, Report, Run, Samples};
-use crate::worker::give_heap_back;
+use crate::measuring::{Session, promised_bytes};
+use crate::problem::Problem;
+use crate::report::{IoCounters, Outcome, Report, Run};
 
 /// A running measurement.
 #[derive(Debug)]
 pub(crate) struct Measurement {
-    sampler: Sampler,
+    session: Session,
     before: PressureCounters,
-    start: Instant,
 }
 
 /// Results of the conversion.
@@ -36,49 +33,36 @@ impl Measurement {
     /// Records the baseline and starts sampling.
     ///
     /// # Errors
-    /// If there is no thread to be had.
+    /// There is no thread to be had.
     pub(crate) fn start() -> Result<Self, Problem> {
-        give_heap_back();
-        let options = SamplerOptions { timeline_rows: 0, ..SamplerOptions::default() };
-        let sampler = Sampler::start(&options).map_err(|error| cannot(&error))?;
-        Ok(Self { sampler, before: PressureCounters::now(), start: Instant::now() })
+        heap::give_back();
+        Ok(Self { session: Session::start(None)?, before: PressureCounters::now() })
     }
 
     /// Returns the run, and notes in the report what could not be measured.
     ///
     /// # Errors
-    /// If the measurement failed.
+    /// The measurement failed.
     pub(crate) fn finish(self, facts: Facts, report: &mut Report) -> Result<Run, Problem> {
         let pressure = self.before.until_now();
         note_missing_pressure(&pressure, report);
-        let elapsed = facts.elapsed.unwrap_or_else(|| self.start.elapsed());
-        give_heap_back();
-        let after_unload: Point = point(&self.sampler.snapshot().memory);
-        let summary = self.sampler.finish().map_err(|error| cannot(&error))?;
-        measured::note_unavailable(&summary, report);
+        let elapsed = facts.elapsed.unwrap_or_else(|| self.session.start.elapsed());
+        let measurement = self.session.finish(|| None)?;
+        measurement.note_unavailable(report);
         report.missing("peak.cgroup_bytes", "a conversion shares the cgroup of loadcheck itself");
         report.missing("peak.vram_bytes", "a conversion takes no device memory");
         report.missing("io.from_cache_bytes", "the counter has what a conversion reads of its own files too");
+        let activity = &measurement.summary.activity;
         Ok(Run {
-            strategy: "convert".to_owned(),
             outcome: facts.outcome,
-            seconds: Some(elapsed.as_secs_f64()),
-            baseline: point(&summary.baseline.memory),
-            peak: measured::peak(&summary),
-            after_unload: Some(after_unload),
             io: IoCounters {
                 read_bytes: facts.read_bytes,
-                major_faults: summary.activity.major_faults.value(),
+                major_faults: activity.major_faults.value(),
                 ..IoCounters::default()
             },
             pressure,
-            promise: facts.budget_bytes.and_then(|bytes| measured::promise(&summary, bytes, 0)),
-            samples: Some(Samples::new(summary.interval_ms, &summary.timeline, false)),
-            ..Run::default()
+            promise: facts.budget_bytes.and_then(|bytes| measurement.promise(promised_bytes(bytes, 0))),
+            ..measurement.run("convert", elapsed, None)
         })
     }
-}
-
-fn cannot(error: &dyn std::fmt::Display) -> Problem {
-    Problem::new(Code::CannotMeasure, format!("cannot measure: {error}"))
 }

@@ -1,6 +1,6 @@
-//! `--emit`: what was found, as lines that can be pasted.
+//! `--emit`: the limits that were found, as lines that can be pasted.
 //!
-//! What is asked for is the smallest comfortable limit, or else the smallest that works; what is
+//! The request is the smallest comfortable limit, or else the smallest that works; the limit is
 //! allowed is that and the headroom. Where a shell puts the lines into a command (`docker`,
 //! `args`), they hold flags and nothing else.
 

@@ -54,10 +54,10 @@ impl Range {
     }
 }
 
-/// What a run under a limit came to: how long it took, if it worked.
+/// The result of a run under a limit: how long it took, if it worked.
 pub(crate) type Tried = Option<f64>;
 
-/// What is known of a limit.
+/// The runs under one limit.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Known {
     seconds: Vec<f64>,

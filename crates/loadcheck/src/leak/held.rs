@@ -1,4 +1,4 @@
-//! What is held at one moment, by kind of memory.
+//! Memory at one moment, by kind.
 
 use onelayer_probe::ProcessMemory;
 use serde::{Deserialize, Serialize};
@@ -56,11 +56,11 @@ impl Held {
     }
 }
 
-/// What was held after a cycle.
+/// Memory after a cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CyclePoint {
     /// Its number, from 1, those to warm up first; 0 is before the first.
     pub(crate) number: u64,
-    /// What was held.
+    /// Memory.
     pub(crate) held: Held,
 }

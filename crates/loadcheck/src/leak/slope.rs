@@ -31,7 +31,7 @@ pub(crate) const CONFIDENCE: f64 = 0.99;
 /// The normal distribution's quantile for it, both sides.
 const Z: f64 = 2.575_829_303_548_901;
 
-/// What was held after a cycle. Cycles that were not measured are left out.
+/// Memory after a cycle. Cycles that were not measured are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Level {
     /// The cycle's number; each is above the one before it.

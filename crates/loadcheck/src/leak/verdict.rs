@@ -11,7 +11,7 @@ use crate::sizes::SizeContext;
 use super::held::CyclePoint;
 use super::slope::{Level, slope};
 
-/// What is no leak if nothing is said: a thousand cycles would grow by 16 MiB, which is what a load
+/// Growth a cycle that is no leak by default: a thousand cycles grow by 16 MiB, as much as a load
 /// may take beside its budget.
 const DEFAULT_BYTES: u64 = 16 << 10;
 
@@ -114,7 +114,7 @@ pub(crate) fn gaps_of(points: &[CyclePoint], warmup: u64) -> Vec<Gap> {
     MemoryKind::value_variants().iter().filter_map(gap).collect()
 }
 
-/// What was held of a kind after the cycles that count, as far as it was measured.
+/// Memory of a kind after each cycle that counts, where it was measured.
 fn levels(kind: MemoryKind, points: &[CyclePoint], warmup: u64) -> Vec<Level> {
     let counted = points.iter().filter(|point| point.number > warmup);
     let level = |point: &CyclePoint| Some(Level { cycle: point.number, bytes: point.held.get(kind)? });

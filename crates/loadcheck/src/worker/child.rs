@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use super::protocol::{Job, Message, Task, tell};
-use super::{cycles, imitate, measure, measure_tiers, prepare};
+use super::{cycles, measure, measure_simple, measure_tiers, prepare};
 use crate::exit::Exit;
 use crate::signals::ASKING_TO_STOP;
 
@@ -19,7 +19,7 @@ pub(crate) const ARGUMENT: &str = "__worker";
 /// # Errors
 /// A message for people who started it by hand.
 pub(crate) fn main() -> Result<Exit, &'static str> {
-    // With the parent gone nobody would stop or read this process.
+    // Without the parent, nothing would stop this process or read its output.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     // Started through a link, the process is called like the link, `exe`. Where that cannot be changed
     // it stays so.
@@ -44,34 +44,26 @@ pub(crate) fn main() -> Result<Exit, &'static str> {
         // Ctrl-C reaches the whole group; ending in order gives a partial report.
         let _ = signal_hook::flag::register(signal, Arc::clone(&cancel));
     }
-    let last_word = match job.task {
+    let finished = match job.task {
         Task::Prepare { load, has_source, cache } => {
-            match prepare::prepare(&load, has_source, cache, &cancel) {
+            tell(&match prepare::prepare(&load, has_source, cache, &cancel) {
                 Ok(checked) => Message::Checked(Box::new(checked)),
                 Err(problems) => Message::Error(problems),
-            }
+            });
+            return Ok(Exit::Ok);
         }
-        Task::Measure { load, budgets, watches, interval_ms } => {
-            let measured = match &load.device_map {
-                Some(map) => measure_tiers::measure(&load, map, &budgets, &watches, interval_ms, &cancel),
-                None => measure::measure(&load, &budgets, &watches, interval_ms, &cancel),
-            };
-            match measured {
-                Ok(finished) => Message::Done(Box::new(finished)),
-                Err(problems) => Message::Error(problems),
-            }
-        }
-        Task::Imitate { load, habit, refuses, interval_ms } => {
-            match imitate::imitate(&load, habit, refuses, interval_ms, &cancel) {
-                Ok(finished) => Message::Done(Box::new(finished)),
-                Err(problems) => Message::Error(problems),
-            }
-        }
-        Task::Cycle { loads, count } => match cycles::cycle(&loads, count, &cancel) {
-            Ok(finished) => Message::Done(Box::new(finished)),
-            Err(problems) => Message::Error(problems),
+        Task::Measure(task) => match &task.load.device_map {
+            Some(map) => measure_tiers::measure(&task, map, &cancel),
+            None => measure::measure(&task, &cancel),
         },
+        Task::MeasureSimple { load, strategy, refuses, interval_ms } => {
+            measure_simple::measure(&load, strategy, refuses, interval_ms, &cancel)
+        }
+        Task::Cycle { loads, count } => cycles::cycle(&loads, count, &cancel),
     };
-    tell(&last_word);
+    tell(&match finished {
+        Ok(finished) => Message::Done(Box::new(finished)),
+        Err(problems) => Message::Error(problems),
+    });
     Ok(Exit::Ok)
 }

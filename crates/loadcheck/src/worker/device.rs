@@ -1,4 +1,4 @@
-//! What `--device` comes to on this machine. Decided once, before anything is measured, by a
+//! The device that `--device` stands for on this machine. Decided once, before measuring, by a
 //! worker: its parent never opens a driver.
 
 use onelayer::{Device, DeviceError, Target};
@@ -13,9 +13,9 @@ use crate::report::Gpu;
 pub(crate) struct Decided {
     /// Which one; never `auto`.
     pub(crate) device: Asked,
-    /// What it says about itself, if it is a GPU.
+    /// Its description, if it is a GPU.
     pub(crate) gpu: Option<Gpu>,
-    /// Its memory that nobody uses, if it has its own.
+    /// Its free memory, if it has its own.
     pub(crate) free_bytes: Option<u64>,
     /// Why `auto` is the host.
     pub(crate) note: Option<String>,
@@ -68,7 +68,7 @@ pub(super) fn look_at(ordinal: u32) -> Result<Decided, DeviceError> {
     })
 }
 
-/// What is wrong, for a note: nobody asked for a driver.
+/// The error in short, for a note: no driver was asked for.
 fn short(error: &DeviceError) -> String {
     match error {
         DeviceError::NoDriver { .. } => "no CUDA driver".to_owned(),

@@ -1,345 +1,212 @@
-//! `--device-map`: measures a load onto several devices, host and disk. One place after the other,
-//! each a stream whose layers are kept until all are there. What is looked at before is in
-//! `places`.
+//! The task `Measure` with `--device-map`: a load onto several devices, host and disk. One tier after
+//! the other, each a stream whose layers are kept until all are there.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use onelayer::checkpoint::Checkpoint;
 use onelayer::load::{LoadReport, LoadedLayer};
-use onelayer::{Device, LoadError, LoadPlan, Target};
-use onelayer_fit::{DeviceMap, Tier};
-use onelayer_fit::{PlacedError, PlacedPlan, TierLoader};
-use onelayer_probe::{Procfs, Sampler, SamplerOptions, Summary};
+use onelayer::{Device, LoadPlan, Target};
+use onelayer_fit::{DeviceMap, PlacedError, PlacedPlan, Tier, TierLoader};
 
-use super::attendant::{Attendant, add_missed};
-use super::measure::{
-    Failure, TIMELINE_ROWS, fallback_notes, lost, pinning_note, queueing_note, ring_of, tell_hashes,
-};
-use super::protocol::{Crossing, Finished, Message, Watch, tell};
+use super::failure::Failure;
+use super::loaded::{Loaded, notes_of, quantised, tell_hashes};
+use super::monitor::Monitor;
+use super::protocol::{Crossing, Finished, MeasureTask, tell_started};
 use super::tiers::{gpus_of, loader, no_device, on_disk, planned_share, problems_of};
-use super::tracker::Tracker;
 use super::verify::Verifier;
 use super::vram::{Counted, VramMeter};
-use super::{heap, reading};
-use crate::config::{Budgets, LoadConfig};
-use crate::inputs::open_checkpoint;
-use crate::inputs::tier_name;
+use crate::inputs::{open_checkpoint, tier_name};
 use crate::library_errors;
-use crate::measured::{self, point, split};
+use crate::measuring::{Session, split};
 use crate::planned::files;
-use crate::problem::{Code, Problem};
-use crate::report::{
-    FileReading, IoCounters, Outcome, Peak, Place, PlaceShare, Point, QuantisedTensor, Run, Samples, Verified,
-};
+use crate::problem::Problem;
+use crate::report::{Place, PlaceShare, QuantisedTensor};
 
-/// A GPU's memory, watched from before the load.
+/// A GPU's memory, measured from before the load.
 struct Gpu {
     tier: Tier,
-    /// Holds the context, so that it is not the load's.
+    /// Holds the context open, so that it does not count as the load's.
     _device: Device,
     vram: Option<VramMeter>,
 }
 
-/// The task `Measure` for a load by a map.
+/// Loads by a map and measures.
 ///
 /// # Errors
-/// Whatever kept the load from starting.
+/// The load did not start.
 pub(super) fn measure(
-    config: &LoadConfig,
+    task: &MeasureTask,
     map: &DeviceMap,
-    budgets: &Budgets,
-    watches: &[Watch],
-    interval_ms: Option<u64>,
     cancel: &AtomicBool,
 ) -> Result<Finished, Vec<Problem>> {
+    let one = |problem| vec![problem];
     let open = |gpu: u32| {
         let device = Device::open(Target::Cuda(gpu)).map_err(|error| no_device(gpu, &error))?;
         Ok(Gpu { tier: Tier::Device(gpu), vram: VramMeter::open(&device), _device: device })
     };
-    let gpus: Vec<Gpu> = gpus_of(map)
-        .into_iter()
-        .map(open)
-        .collect::<Result<_, _>>()
-        .map_err(|problem: Problem| vec![problem])?;
-    let verifier = config.verify.then(Verifier::new);
-    let mut options = SamplerOptions { timeline_rows: 0, ..SamplerOptions::default() };
-    if let Some(interval_ms) = interval_ms {
-        options.interval = Duration::from_millis(interval_ms);
-        options.timeline_rows = TIMELINE_ROWS;
-    }
-    let unmeasurable = |error: &dyn std::fmt::Display| {
-        vec![Problem::new(Code::CannotMeasure, format!("cannot measure: {error}"))]
-    };
-    let sampler = Sampler::start(&options).map_err(|error| unmeasurable(&error))?;
-    tell(&Message::Started { baseline: point(&sampler.baseline().memory) });
-    let load =
-        Load { config, map, budgets, gpus: &gpus, sampler: &sampler, watches, cancel, start: Instant::now() };
+    let gpus: Vec<Gpu> = gpus_of(map).into_iter().map(open).collect::<Result<_, _>>().map_err(one)?;
+    let verifier = task.load.verify.then(Verifier::new);
+    let session = Session::start(task.interval_ms).map_err(one)?;
+    tell_started(&session, None);
+    let load = Load { task, map, gpus: &gpus, session: &session, cancel };
     let mut loaded = load.carry_out(verifier)?;
-    heap::give_back();
-    for gpu in gpus.iter().filter_map(|gpu| gpu.vram.as_ref()) {
-        gpu.after_unload();
-    }
-    let after_unload = split(point(&sampler.snapshot().memory));
-    let summary = sampler.finish().map_err(|error| unmeasurable(&error))?;
-    let mut unavailable = measured::unavailable(&summary);
-    for gpu in &gpus {
-        let Some(Counted { vram, unavailable: more, .. }) = gpu.vram.as_ref().map(VramMeter::finish) else {
-            continue;
-        };
-        let name = tier_name(gpu.tier);
-        if let Some(share) = loaded.places.iter_mut().find(|share| share.tier == name) {
+    let vrams = || gpus.iter().filter_map(|gpu| Some((gpu.tier, gpu.vram.as_ref()?)));
+    let measurement = session.finish(|| {
+        for (_, vram) in vrams() {
+            vram.after_unload();
+        }
+        None
+    });
+    let mut unavailable = Vec::new();
+    for (tier, gpu) in vrams() {
+        let Counted { vram, unavailable: more, .. } = gpu.finish();
+        let name = tier_name(tier);
+        if let Some(share) = loaded.tiers.iter_mut().find(|share| share.tier == name) {
             share.vram = vram;
         }
         unavailable.extend(more);
     }
-    let (problem, outcome) = loaded.outcome();
-    add_missed(&mut loaded.crossings, watches, &summary);
-    let crossings = std::mem::take(&mut loaded.crossings);
-    let notes = std::mem::take(&mut loaded.notes);
-    let run = Run {
-        outcome,
-        after_unload: Some(after_unload),
-        ..loaded.run(config, budgets, summary, interval_ms.is_some())
-    };
-    Ok(Finished { run, unavailable, crossings, notes, problem })
+    let mut finished = loaded.finish(task, measurement.map_err(one)?, None);
+    finished.unavailable.extend(unavailable);
+    Ok(finished)
 }
 
 /// A load about to happen.
 struct Load<'a> {
-    config: &'a LoadConfig,
+    task: &'a MeasureTask,
     map: &'a DeviceMap,
-    budgets: &'a Budgets,
     gpus: &'a [Gpu],
-    sampler: &'a Sampler,
-    watches: &'a [Watch],
+    session: &'a Session,
     cancel: &'a AtomicBool,
-    start: Instant,
 }
 
-/// A load that happened, and whose memory has been given back.
-struct Loaded {
-    plan: PlacedPlan,
-    places: Vec<PlaceShare>,
-    reports: Vec<LoadReport>,
-    elapsed: Duration,
-    cpu_seconds: Option<f64>,
-    after_load: Point,
-    verified: Option<Verified>,
-    failure: Option<Failure>,
+/// The results of the tiers so far.
+#[derive(Default)]
+struct Done {
+    /// The layers of each tier, kept until all are there.
+    kept: Vec<(Arc<LoadPlan>, Vec<LoadedLayer>)>,
+    /// The counters of all streams together.
+    report: Option<LoadReport>,
+    done_bytes: u64,
     crossings: Vec<Crossing>,
-    notes: Vec<String>,
-    files: Vec<FileReading>,
     quantised: Vec<QuantisedTensor>,
-}
-
-/// The layers of one place, until everything is there.
-struct Held {
-    plan: Arc<LoadPlan>,
-    layers: Vec<LoadedLayer>,
+    tiers: Vec<PlaceShare>,
+    notes: Vec<String>,
 }
 
 impl Load<'_> {
     fn carry_out(&self, mut verifier: Option<Verifier>) -> Result<Loaded, Vec<Problem>> {
-        let checkpoint = open_checkpoint(&self.config.path.0, self.config.opaque_dtypes)?;
-        let loader = loader(self.config, self.map, self.budgets, &checkpoint)?;
-        let of_error = |error: PlacedError| problems_of(&error, self.config);
-        // The plans are for the report alone: those of the loads are made when they begin.
+        let config = &self.task.load;
+        let checkpoint = open_checkpoint(&config.path.0, config.opaque_dtypes)?;
+        let loader = loader(config, self.map, &self.task.budgets, &checkpoint)?;
+        let of_error = |error: PlacedError| problems_of(&error, config);
+        // For the report only: the loads make their plans when they begin.
         let plan = loader.plan().map_err(of_error)?;
-        let mut loaded = Loaded::new(plan, &checkpoint);
-        let mut held = Vec::new();
-        let mut before_bytes = 0;
-        for one in loader.open().map_err(of_error)? {
-            let (layers, failure) = self.load_place(&one, &checkpoint, before_bytes, &mut loaded)?;
-            before_bytes += layers.plan.tensor_bytes();
-            held.push(layers);
-            loaded.failure = failure;
-            if loaded.failure.is_some() {
+        let mut done = Done::default();
+        let mut failure = None;
+        for tier in loader.open().map_err(of_error)? {
+            failure = self.load_tier(&tier, &checkpoint, &plan, &mut done)?;
+            if failure.is_some() {
                 break;
             }
         }
-        loaded.elapsed = self.start.elapsed();
-        let activity = Procfs::default().myself().activity().since(&self.sampler.baseline().activity);
-        loaded.cpu_seconds = activity.cpu_seconds.value();
-        self.sampler.marker().sample();
-        for gpu in self.gpus.iter().filter_map(|gpu| gpu.vram.as_ref()) {
-            gpu.after_load(|| Place { seconds: self.start.elapsed().as_secs_f64(), ..Place::default() });
+        let mut after_load = self.session.loaded(|| {
+            let seconds = self.session.start.elapsed().as_secs_f64();
+            for vram in self.gpus.iter().filter_map(|gpu| gpu.vram.as_ref()) {
+                vram.after_load(|| Place { seconds, ..Place::default() });
+            }
+            None
+        });
+        after_load.point = split(after_load.point);
+        if let Some(verifier) = verifier.as_mut().filter(|_| failure.is_none()) {
+            let mut layers =
+                done.kept.iter().flat_map(|(plan, layers)| layers.iter().map(move |one| (plan, one)));
+            let compare =
+                |(plan, layer): (&Arc<LoadPlan>, _)| verifier.compare(&checkpoint, plan, layer, self.cancel);
+            failure = layers.try_for_each(compare).err();
         }
-        loaded.after_load = split(point(&self.sampler.snapshot().memory));
-        if let Some(verifier) = verifier.as_mut().filter(|_| loaded.failure.is_none()) {
-            loaded.failure = self.compare(verifier, &checkpoint, &held).err();
-        }
-        loaded.verified = verifier.filter(|_| loaded.failure.is_none()).map(Verifier::finish);
-        loaded.places.extend(on_disk(&loaded.plan));
-        Ok(loaded)
+        done.tiers.extend(on_disk(&plan));
+        let first = plan.steps().first();
+        Ok(Loaded {
+            report: done.report,
+            memory: first.map(|step| step.plan.memory().clone()),
+            resident_bytes: done.tiers.iter().map(|tier| tier.resident_bytes).sum(),
+            resident_host_bytes: plan.resident_host_bytes(),
+            after_load,
+            crossings: done.crossings,
+            verified: verifier.filter(|_| failure.is_none()).map(Verifier::finish),
+            failure,
+            deliveries: None,
+            quantised: done.quantised,
+            files: first.map(|step| files(&checkpoint, &step.plan)).unwrap_or_default(),
+            wanted_bytes: plan.steps().iter().map(|step| step.plan.source_bytes()).sum(),
+            tiers: done.tiers,
+            notes: done.notes,
+        })
     }
 
-    /// Loads one place, and keeps its layers.
-    fn load_place(
+    /// Loads one tier, and keeps its layers.
+    fn load_tier(
         &self,
-        one: &TierLoader,
+        tier: &TierLoader,
         checkpoint: &Checkpoint,
-        before_bytes: u64,
-        loaded: &mut Loaded,
-    ) -> Result<(Held, Option<Failure>), Vec<Problem>> {
+        whole: &PlacedPlan,
+        done: &mut Done,
+    ) -> Result<Option<Failure>, Vec<Problem>> {
         let begun = Instant::now();
-        let rules = self.config.layers.as_ref().map(|path| path.0.as_path());
-        let stream = one.loader.stream(checkpoint);
+        let rules = self.task.load.layers_path();
+        let stream = tier.loader.stream(checkpoint);
         let mut stream = stream.map_err(|error| vec![library_errors::load(&error, rules)])?;
         let plan = Arc::clone(stream.plan());
-        let over = AtomicBool::new(false);
-        let gpu = self.gpus.iter().find(|gpu| gpu.tier == one.tier);
-        let attendant = Attendant {
-            sampler: self.sampler,
-            vram: gpu.and_then(|gpu| gpu.vram.as_ref()),
-            pinned_bytes: stream.report().pinned_bytes,
-            watches: self.watches,
-            cancel: self.cancel,
-            start: self.start,
-            marker: self.sampler.marker(),
-            tracker: Tracker::new(checkpoint, &plan),
-            progress: stream.progress(),
-            before_bytes,
-            total_bytes: loaded.plan.tensor_bytes(),
-            cancel_handle: stream.cancel_handle(),
-            over: &over,
-            crossings: std::mem::take(&mut loaded.crossings),
-        };
-        // In whatever order they come, up to the error that ends it.
+        let gpu = self.gpus.iter().find(|gpu| gpu.tier == tier.tier);
+        let vram = gpu.and_then(|gpu| gpu.vram.as_ref());
+        let opened = (checkpoint, &*plan);
+        let watches = &self.task.watches;
+        let mut monitor = Monitor::new(self.session, opened, &stream, vram, watches, self.cancel);
+        monitor.before_bytes = done.done_bytes;
+        monitor.total_bytes = whole.tensor_bytes();
+        monitor.crossings = std::mem::take(&mut done.crossings);
+        // In any order, up to the error that ends the stream.
         let mut layers = Vec::new();
         let take_all = || stream.by_ref().try_for_each(|layer| layer.map(|layer| layers.push(layer)));
-        let (mut taken, crossings) = attendant.beside(take_all)?;
-        loaded.crossings = crossings;
+        let (mut taken, crossings) = monitor.beside(take_all)?;
+        done.crossings = crossings;
         layers.sort_by_key(LoadedLayer::index);
-        if self.config.hash && taken.is_ok() {
+        if self.task.load.hash && taken.is_ok() {
             taken = layers.iter().try_for_each(tell_hashes);
         }
         let report = stream.report();
-        loaded.note(checkpoint, &report);
-        loaded.quantised.extend(lost(checkpoint, &stream));
-        loaded.places.push(PlaceShare {
+        for note in notes_of(checkpoint, &report) {
+            if !done.notes.contains(&note) {
+                done.notes.push(note);
+            }
+        }
+        done.quantised.extend(quantised(checkpoint, &stream));
+        done.tiers.push(PlaceShare {
             resident_bytes: layers.iter().map(LoadedLayer::resident_bytes).sum(),
             read_bytes: report.read_bytes,
             seconds: Some(begun.elapsed().as_secs_f64()),
-            ..planned_share(one.tier, &plan)
+            ..planned_share(tier.tier, &plan)
         });
-        loaded.reports.push(report);
-        let failure = taken.err().map(|error| match error {
-            LoadError::Cancelled => Failure::Cancelled,
-            error => Failure::Failed(library_errors::load(&error, rules)),
-        });
-        Ok((Held { plan, layers }, failure))
-    }
-
-    fn compare(
-        &self,
-        verifier: &mut Verifier,
-        checkpoint: &Checkpoint,
-        held: &[Held],
-    ) -> Result<(), Failure> {
-        for Held { plan, layers } in held {
-            for layer in layers {
-                let planned = &plan.layers()[layer.index()];
-                verifier.compare(checkpoint, plan, planned, layer, self.cancel)?;
-            }
+        done.done_bytes += plan.tensor_bytes();
+        done.kept.push((plan, layers));
+        match &mut done.report {
+            None => done.report = Some(report),
+            Some(sum) => add(sum, &report),
         }
-        Ok(())
+        Ok(taken.err().map(|error| Failure::of(&error, rules)))
     }
 }
 
-impl Loaded {
-    fn new(plan: PlacedPlan, checkpoint: &Checkpoint) -> Self {
-        let files = plan.steps().first().map(|step| files(checkpoint, &step.plan));
-        Self {
-            plan,
-            places: Vec::new(),
-            reports: Vec::new(),
-            elapsed: Duration::ZERO,
-            cpu_seconds: None,
-            after_load: Point::default(),
-            verified: None,
-            failure: None,
-            crossings: Vec::new(),
-            notes: Vec::new(),
-            files: files.unwrap_or_default(),
-            quantised: Vec::new(),
-        }
-    }
-
-    /// What a person should know of one place's load; once, if it is the same everywhere.
-    fn note(&mut self, checkpoint: &Checkpoint, report: &LoadReport) {
-        let notes = fallback_notes(checkpoint, report).into_iter();
-        for note in notes.chain(pinning_note(report)).chain(queueing_note(report)) {
-            if !self.notes.contains(&note) {
-                self.notes.push(note);
-            }
-        }
-    }
-
-    fn outcome(&self) -> (Option<Problem>, Outcome) {
-        match &self.failure {
-            Some(Failure::Cancelled) => (None, Outcome::Interrupted),
-            Some(Failure::Failed(problem)) => (Some(problem.clone()), Outcome::Failed),
-            None => match self.verified.as_ref().and_then(Verified::problem) {
-                Some(problem) => (Some(problem), Outcome::Failed),
-                None => (None, Outcome::Completed),
-            },
-        }
-    }
-
-    /// All loads together, as if they were one.
-    fn whole(&self) -> Option<LoadReport> {
-        let mut reports = self.reports.iter();
-        let mut whole = reports.next()?.clone();
-        for report in reports {
-            whole.read_bytes += report.read_bytes;
-            whole.ways.direct_bytes += report.ways.direct_bytes;
-            whole.ways.buffered_bytes += report.ways.buffered_bytes;
-            whole.ways.mapped_bytes += report.ways.mapped_bytes;
-            whole.ways.corrected_bytes += report.ways.corrected_bytes;
-            whole.ways.dropped_behind_bytes += report.ways.dropped_behind_bytes;
-            whole.pinned_bytes = whole.pinned_bytes.max(report.pinned_bytes);
-        }
-        Some(whole)
-    }
-
-    fn run(self, config: &LoadConfig, budgets: &Budgets, summary: Summary, keeps_timeline: bool) -> Run {
-        let first = self.plan.steps().first().map(|step| step.plan.memory());
-        let whole = self.whole();
-        let is_whole = self.failure.is_none();
-        let sources: u64 = self.plan.steps().iter().map(|step| step.plan.source_bytes()).sum();
-        let from_storage = summary.activity.read_bytes.value();
-        let io = whole.as_ref().map_or_else(IoCounters::default, |whole| IoCounters {
-            major_faults: summary.activity.major_faults.value(),
-            ..reading::counters(whole, from_storage, is_whole.then_some(sources), self.files.clone())
-        });
-        let resident_bytes = self.places.iter().map(|place| place.resident_bytes).sum();
-        let host_bytes = self.plan.resident_host_bytes();
-        let peak = measured::peak(&summary);
-        let pinned_bytes = whole.as_ref().map(|whole| whole.pinned_bytes);
-        Run {
-            strategy: "stream".to_owned(),
-            params: Some(config.params(budgets, first.map(|memory| u64::from(memory.ring().readers)))),
-            seconds: Some(self.elapsed.as_secs_f64()),
-            cpu_seconds: self.cpu_seconds,
-            baseline: point(&summary.baseline.memory),
-            peak: Peak {
-                host_bytes: peak.host_bytes.max(self.after_load.host_bytes),
-                pinned_bytes: peak.pinned_bytes.max(pinned_bytes),
-                ..peak
-            },
-            after_load: Some(self.after_load),
-            verified: self.verified,
-            quantised: self.quantised,
-            io,
-            resident_bytes: Some(resident_bytes),
-            resident_host_bytes: Some(host_bytes),
-            places: self.places,
-            ring: whole.as_ref().zip(first).map(|(whole, memory)| ring_of(whole, memory)),
-            promise: measured::promise(&summary, budgets.host_bytes, host_bytes),
-            samples: Some(Samples::new(summary.interval_ms, &summary.timeline, keeps_timeline)),
-            ..Run::default()
-        }
-    }
+/// Adds the counters of one stream to those of the streams before it.
+fn add(sum: &mut LoadReport, report: &LoadReport) {
+    sum.read_bytes += report.read_bytes;
+    sum.ways.direct_bytes += report.ways.direct_bytes;
+    sum.ways.buffered_bytes += report.ways.buffered_bytes;
+    sum.ways.mapped_bytes += report.ways.mapped_bytes;
+    sum.ways.corrected_bytes += report.ways.corrected_bytes;
+    sum.ways.dropped_behind_bytes += report.ways.dropped_behind_bytes;
+    sum.pinned_bytes = sum.pinned_bytes.max(report.pinned_bytes);
 }

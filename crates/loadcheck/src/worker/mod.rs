@@ -10,21 +10,21 @@
 //! It measures itself and prints nothing for people; it dies with its parent. The parent renders,
 //! judges and writes.
 
-mod attendant;
 mod cache;
 mod child;
 mod cycles;
 mod deliveries;
 mod device;
-mod heap;
-mod imitate;
+mod failure;
+mod loaded;
 mod measure;
+mod measure_simple;
 mod measure_tiers;
+mod monitor;
 mod parent;
 mod preparation;
 mod prepare;
 mod protocol;
-mod reading;
 mod tiers;
 mod tracker;
 mod verify;
@@ -32,8 +32,7 @@ mod vram;
 
 pub(crate) use cache::NOT_AS_ASKED;
 pub(crate) use child::{ARGUMENT, main};
-pub(crate) use heap::give_back as give_heap_back;
 pub(crate) use parent::{Ending, carry_out};
 pub(crate) use preparation::{Stop, ask_to_prepare};
 pub(crate) use prepare::decide_for_plan;
-pub(crate) use protocol::{Checked, Crossing, CycleLoad, Finished, Message, Task, Watch};
+pub(crate) use protocol::{Checked, Crossing, CycleLoad, Finished, MeasureTask, Message, Task, Watch};

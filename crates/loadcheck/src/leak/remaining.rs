@@ -1,31 +1,31 @@
-//! What stays on the machine when the processes of a cycle have ended, and what those of a running
-//! command hold.
+//! Memory that stays on the machine after the processes of a cycle have ended, and memory that the
+//! processes of a running command hold.
 //!
-//! What ends with a process cannot leak beyond it. What does not is looked for where it can be:
+//! Memory that ends with a process cannot leak beyond it. The rest is looked for here:
 //!
 //! | | is | read from |
 //! |---|---|---|
 //! | host | memory of processes that were left behind, and shared memory (tmpfs, System V, memfd) | `status`; the control group of all cycles, or else the whole machine's `Shmem` |
-//! | file, pinned | those of processes that were left behind | `status` |
+//! | file, pinned | the same of processes that were left behind | `status` |
 //! | vram | the whole device; of a running command, its processes, where NVML lists them | NVML |
 //!
 //! Page cache is no leak: the kernel takes it back. Where the whole machine or device is counted,
-//! others count too; the slope is made for that, as long as they do not grow steadily themselves.
+//! other programs count too. The slope allows for that as long as they do not grow steadily.
 
-use onelayer_probe::{ChildGroup, GpuMemory, NvmlError};
+use onelayer_probe::{ChildGroup, GpuMemory, NvmlError, Procfs, Reason};
 
-use super::family::family;
 use super::held::{CyclePoint, Held};
 use crate::args::POINTS_MIN;
+use crate::descendants::descendants;
 use crate::report::{Gpu, Report};
 
-/// See the head of this file.
-pub(crate) struct Remains {
+/// Measures it.
+pub(crate) struct RemainingMemory {
     group: Option<ChildGroup>,
     gpu: Option<Result<GpuMemory, NvmlError>>,
 }
 
-impl Remains {
+impl RemainingMemory {
     /// With the group that all cycles run in, if there is one, and the GPU that they use, if they
     /// do.
     pub(crate) fn new(group: Option<ChildGroup>, gpu: Option<&Gpu>) -> Self {
@@ -57,30 +57,34 @@ impl Remains {
         }
     }
 
-    /// What is left now that a cycle's process has ended, and how many processes it left behind.
+    /// Memory that is left after a cycle's process has ended, and how many processes it left behind.
     pub(crate) fn after_end(&self) -> (Held, usize) {
-        let family = family();
-        let own_bytes =
-            family.held.host_bytes.zip(family.shared_bytes).map(|(host, shared)| host - shared.min(host));
+        let processes = OfProcesses::now();
+        let own_bytes = processes
+            .held
+            .host_bytes
+            .zip(processes.shared_bytes)
+            .map(|(host, shared)| host - shared.min(host));
         let host_bytes = own_bytes.zip(self.shared_bytes()).map(|(own, shared)| own + shared);
-        let held = Held { host_bytes, rss_bytes: None, vram_bytes: self.device_bytes(), ..family.held };
-        (held, family.pids.len())
+        let held = Held { host_bytes, rss_bytes: None, vram_bytes: self.device_bytes(), ..processes.held };
+        (held, processes.pids.len())
     }
 
-    /// What the processes of a command hold, with the whole device's memory; and what they have of
+    /// Memory of a command's processes, with the whole device's memory; and their own part of
     /// that, if the driver lists any of them. `None` if none lives any more.
     pub(crate) fn of_processes(&mut self) -> Option<(Held, Option<u64>)> {
-        let family = family();
-        if family.pids.is_empty() {
+        let processes = OfProcesses::now();
+        if processes.pids.is_empty() {
             return None;
         }
         let listed_bytes = self.gpu.as_mut().and_then(|gpu| {
             let gpu = gpu.as_mut().ok()?;
             // A process that does not use the device is not listed.
-            let listed: Vec<u64> = family.pids.iter().filter_map(|pid| gpu.of_process(*pid).ok()).collect();
+            let listed: Vec<u64> =
+                processes.pids.iter().filter_map(|pid| gpu.of_process(*pid).ok()).collect();
             (!listed.is_empty()).then(|| listed.iter().sum())
         });
-        Some((Held { vram_bytes: self.device_bytes(), ..family.held }, listed_bytes))
+        Some((Held { vram_bytes: self.device_bytes(), ..processes.held }, listed_bytes))
     }
 
     fn device_bytes(&self) -> Option<u64> {
@@ -104,10 +108,47 @@ impl Remains {
     }
 }
 
-/// Decides, once for all points, whether device memory is that of the command's processes or the
-/// whole device's, which the points have: a mixture of both would be a step, or hide one. `listed`
-/// has what the driver lists at each point. True if it is that of processes: if the driver has
-/// listed them often enough for a slope. Before it lists the first of them, none used the device.
+/// The memory of the living processes that this program has started.
+struct OfProcesses {
+    /// The sum. A page counts once for each process that maps it.
+    held: Held,
+    /// Shared memory among it.
+    shared_bytes: Option<u64>,
+    pids: Vec<u32>,
+}
+
+impl OfProcesses {
+    /// Reads it now.
+    fn now() -> Self {
+        let procfs = Procfs::default();
+        let none = Some(0);
+        let nothing = Held {
+            host_bytes: none,
+            rss_bytes: none,
+            file_bytes: none,
+            pinned_bytes: none,
+            ..Held::default()
+        };
+        let mut found = Self { held: nothing, shared_bytes: none, pids: Vec::new() };
+        for pid in descendants() {
+            let Ok(pid) = u32::try_from(pid.as_raw_nonzero().get()) else { continue };
+            let memory = procfs.process(pid).memory();
+            if memory.rss_bytes.reason() == Some(Reason::ProcessEnded) {
+                continue;
+            }
+            found.held = found.held.and(Held::of(&memory));
+            found.shared_bytes =
+                found.shared_bytes.zip(memory.shmem_bytes.value()).map(|(sum, more)| sum + more);
+            found.pids.push(pid);
+        }
+        found
+    }
+}
+
+/// Decides, once for all points, whose device memory counts: the whole device's, which the points
+/// have, or that of the command's processes. A mixture would be a step, or hide one. `listed` has the
+/// bytes that the driver lists for the processes at each point. They count, and the answer is true,
+/// if there are enough of them for a slope. Before the driver lists a process, it used none.
 pub(crate) fn settle_vram(points: &mut [CyclePoint], listed: &[Option<u64>], warmup: u64) -> bool {
     let counted = points.iter().zip(listed).filter(|(point, _)| point.number > warmup);
     let count = counted.filter(|(_, bytes)| bytes.is_some()).count();
@@ -139,7 +180,7 @@ mod tests {
             Some(2716 << 10)
         );
         assert_eq!(shared_of("Cached: 7 kB\n"), None);
-        assert!(Remains::new(None, None).shared_bytes().is_some());
+        assert!(RemainingMemory::new(None, None).shared_bytes().is_some());
     }
 
     /// The driver does not list a process before it uses the device, and once it fails to: neither
@@ -168,12 +209,12 @@ mod tests {
     /// memory.
     #[test]
     fn what_is_left_behind_is_counted() {
-        let remains = Remains::new(None, None);
-        let (before, _) = remains.after_end();
+        let remaining = RemainingMemory::new(None, None);
+        let (before, _) = remaining.after_end();
         let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
         let found = (0..500).any(|_| {
             std::thread::sleep(std::time::Duration::from_millis(2));
-            let (now, count) = remains.after_end();
+            let (now, count) = remaining.after_end();
             count > 0 && now.file_bytes > before.file_bytes && now.host_bytes.is_some()
         });
         child.kill().unwrap();

@@ -1,39 +1,38 @@
-//! The living processes that descend from this one: whom to stop, and who was left behind.
+//! The living processes that descend from this one: those to stop, and those that were left behind.
 //!
-//! A shell may have started others before it became this program (`server & exec loadcheck ...`, as
-//! entry points of containers do). They are children of this process and none of its business:
-//! [`remember_strangers`] notes who was there before. What such a process starts later, and leaves
-//! behind as an orphan, cannot be told from ours.
+//! A shell may have started other processes before it became this program (`server & exec loadcheck
+//! ...`, as entry points of containers do). They are children of this process, but not its own:
+//! [`remember_strangers`] lists them. If such a process starts another one and leaves it behind as an
+//! orphan, that one counts as ours.
 
 use std::sync::OnceLock;
 
 use onelayer_probe::Procfs;
 use rustix::process::Pid;
 
-/// A process: its id, which is used again, and its start in ticks since the machine's.
+/// A process: its id, which is used again, and its start in ticks since the machine started.
 type Identity = (u32, u64);
 
-/// Who descended from this process before it started anybody.
+/// The descendants of this process before it started any.
 static STRANGERS: OnceLock<Vec<Identity>> = OnceLock::new();
 
-/// Whoever descends from this process now is not ours to stop. Only the first call counts: it comes
-/// before any child of ours.
+/// Lists the descendants of this process that it did not start. Only the first call counts: it comes
+/// before this program starts its first child.
 pub(crate) fn remember_strangers() {
-    STRANGERS.get_or_init(|| family(&[]));
+    STRANGERS.get_or_init(|| living_descendants(&[]));
 }
 
-/// Every living process that descends from this one and was not there before. Orphans among them
-/// have this one as their parent, since it is their reaper.
+/// Every living descendant that this program has started. Orphans have this process as their parent,
+/// since it is their reaper.
 pub(crate) fn descendants() -> Vec<Pid> {
-    let family = family(STRANGERS.get().map_or(&[], Vec::as_slice));
-    family.into_iter().filter_map(|(pid, _)| Pid::from_raw(i32::try_from(pid).ok()?)).collect()
+    let found = living_descendants(STRANGERS.get().map_or(&[], Vec::as_slice));
+    found.into_iter().filter_map(|(pid, _)| Pid::from_raw(i32::try_from(pid).ok()?)).collect()
 }
 
-/// Descendants, without those strangers and whoever descends from them. Parents come before their
-/// children.
-fn family(strangers: &[Identity]) -> Vec<Identity> {
+/// Descendants, without these strangers and their descendants. Parents come before their children.
+fn living_descendants(strangers: &[Identity]) -> Vec<Identity> {
     if !Procfs::default().is_of_this_namespace() {
-        // The numbers are not ours: whoever is called like a child is none.
+        // Process ids of another namespace mean other processes.
         return Vec::new();
     }
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
@@ -54,8 +53,8 @@ fn family(strangers: &[Identity]) -> Vec<Identity> {
     found
 }
 
-/// A process and its parent, unless it is a zombie: fields 3, 4 and 22 of its `stat`, after the
-/// name, which may hold anything.
+/// A process and its parent, unless it is a zombie: fields 3, 4 and 22 of its `stat`. They follow the
+/// name, which may contain anything.
 fn living(pid: u32) -> Option<(Identity, u32)> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     let after_name = text.iter().rposition(|byte| *byte == b')')? + 1;
@@ -91,10 +90,10 @@ mod tests {
     #[test]
     fn whoever_was_there_before_is_left_out() {
         let mut before = Command::new("sleep").arg("30").spawn().unwrap();
-        let strangers = family(&[]);
+        let strangers = living_descendants(&[]);
         let mut after = Command::new("sleep").arg("30").spawn().unwrap();
-        let found: Vec<u32> = family(&strangers).into_iter().map(|(pid, _)| pid).collect();
-        let all: Vec<u32> = family(&[]).into_iter().map(|(pid, _)| pid).collect();
+        let found: Vec<u32> = living_descendants(&strangers).into_iter().map(|(pid, _)| pid).collect();
+        let all: Vec<u32> = living_descendants(&[]).into_iter().map(|(pid, _)| pid).collect();
         for child in [&mut before, &mut after] {
             child.kill().unwrap();
             child.wait().unwrap();
