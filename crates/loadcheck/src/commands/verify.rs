@@ -49,7 +49,7 @@ fn verify(
     let (path, other): (PathBuf, Option<PathBuf>) =
         (directory.path.clone(), against.map(|against| against.path.clone()));
     let start = Instant::now();
-    let done = beside(interrupts, OnSignal::Leave, move || {
+    let done = run_interruptible(interrupts, OnSignal::Leave, move || {
         let mut observe = |event: &ConvertEvent<'_>| listener.hear(event);
         let found = Verification::default().run(&path, other.as_deref(), &mut observe);
         found.map_err(|error| translate::problems(&error, Stage::Running, None))

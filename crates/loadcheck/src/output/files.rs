@@ -76,7 +76,7 @@ pub(super) fn to_file(
         .and_then(|part| fill(part.as_file(), write).map(|()| part))
         .map_err(failed)?;
     let moved = if force { part.persist(path) } else { part.persist_noclobber(path) };
-    moved.map_err(|error| failed(error.error))
+    moved.map(drop).map_err(|error| failed(error.error))
 }
 
 fn fill(file: &File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
