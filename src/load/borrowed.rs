@@ -42,7 +42,8 @@ impl Borrowed {
             (None, _) | (_, Target::Host | Target::None) => Ok(None),
             #[cfg(feature = "cuda")]
             (Some(context), Target::Cuda(ordinal)) => {
-                // SAFETY: a live context of this process: the promise of `LoaderBuilder::cuda_context`.
+                // SAFETY: a live context of this process: the promise of
+                // `LoaderBuilder::cuda_context`.
                 let context = unsafe { Context::of_caller(context) }?;
                 Ok(Some(Device::in_context(ordinal, context)))
             }

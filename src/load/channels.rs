@@ -36,8 +36,8 @@ impl Sizes {
         // Twice as many as may be in flight are issued at most.
         let readers = to_usize(u64::from(plan.memory().ring().readers));
         let jobs = 2 * readers.max(slots) + 1;
-        // Open ahead of the caller (see `ahead_most`), and one that it has asked for; with an error behind
-        // them.
+        // Open ahead of the caller (see `ahead_most`), and one that it has asked for; with an error
+        // behind them.
         let layers = ahead_most(plan) + 2;
         Self {
             jobs: Some(jobs),

@@ -122,8 +122,8 @@ impl<B: Backend> Control<B> {
         let notices = wires.attendants.as_ref().map_or_else(never, Attendants::notices);
         let goes_on = !plan.passes().is_one();
         let shelf = goes_on.then(|| Arc::new(Shelf::new(layers_at_once(plan), &setup.checkpoint, plan)));
-        // Lists that are used for many passes have room from the beginning for all that can be in them at
-        // once.
+        // Lists that are used for many passes have room from the beginning for all that can be in
+        // them at once.
         let most = (to_usize(u64::from(plan.memory().ring().slots)), prefetch + 1);
         let (parked_room, open_room) = if goes_on { most } else { (0, 0) };
         Self {
@@ -158,8 +158,8 @@ impl<B: Backend> Control<B> {
     /// Runs until every layer is handed out and nothing is in flight any more, or until something
     /// fails.
     pub(super) fn run(mut self) {
-        // A panic is an error of this load like any other: it must not leave readers behind, nor arenas
-        // with the device.
+        // A panic is an error of this load like any other: it must not leave readers behind, nor
+        // arenas with the device.
         let outcome = catch_unwind(AssertUnwindSafe(|| self.drive()))
             .unwrap_or_else(|panic| Err(LoadError::Panicked { message: reader::panic_message(&*panic) }));
         if let Err(error) = outcome {
@@ -179,7 +179,8 @@ impl<B: Backend> Control<B> {
             self.place_layers()?;
             self.issue_reads()?;
             self.adapt_depth();
-            // Sealing a layer opens another: only when there was none is there nothing left to do but wait.
+            // Sealing a layer opens another: only when there was none is there nothing left to do
+            // but wait.
             if !self.seal_next()? {
                 self.wait()?;
             }
@@ -252,8 +253,8 @@ impl<B: Backend> Control<B> {
 
     /// Remembers a layer that has become whole, where it need not wait for those before it.
     fn note_whole(&mut self, turn: usize) {
-        // The copies that wait for an arena start with it: then both, the last copy and the arena, find the
-        // layer whole.
+        // The copies that wait for an arena start with it: then both, the last copy and the arena,
+        // find the layer whole.
         let is_first = !self.whole.contains(&turn);
         if self.setup.plan.order() == ReadOrder::Files && is_first && self.open[turn - self.sealed].is_whole()
         {
@@ -558,16 +559,16 @@ impl<B: Backend> Control<B> {
         let Self { setup, wires, notices, open, parked, unhashed, kept, shelf, .. } = self;
         let Wires { jobs, jobs_not_begun, results, attendants, keeper, .. } = wires;
         drop(jobs);
-        // What no reader has begun is not read any more: a caller that cancels waits only for the reads in
-        // flight.
+        // What no reader has begun is not read any more: a caller that cancels waits only for the
+        // reads in flight.
         while let Some(job) = jobs_not_begun.wait() {
             drop(job);
         }
-        // Readers that wait for their turn see that there is nothing left to do; before, they would have
-        // taken what was left.
+        // Readers that wait for their turn see that there is nothing left to do; before, they would
+        // have taken what was left.
         drop(keeper);
-        // Readers finish the job they have and then see the closed channel; until they have gone, slots are
-        // theirs.
+        // Readers finish the job they have and then see the closed channel; until they have gone,
+        // slots are theirs.
         for result in results {
             drop(result);
         }

@@ -382,8 +382,8 @@ mod tests {
                 let mut simulation =
                     Simulation::new(adaptive(), 30, u64::wrapping_mul(seed, 0x9E37_79B9_7F4A_7C15));
                 let delivered = simulation.run(disk, 6_000).yield_permille(disk);
-                // What the noise itself took or gave: the same noise with a disk on which the number changes
-                // nothing.
+                // What the noise itself took or gave: the same noise with a disk on which the
+                // number changes nothing.
                 let mut same =
                     Simulation::new(Depth::fixed(2), 30, u64::wrapping_mul(seed, 0x9E37_79B9_7F4A_7C15));
                 let expected = same.run(flat, 6_000).yield_permille(flat);
@@ -391,8 +391,8 @@ mod tests {
             }
         }
         println!("lowest yields, in parts of a thousand: {lowest:?}");
-        // The second disk is slower by 6.5 % with four than with one: noise may lead as far as that for a
-        // while.
+        // The second disk is slower by 6.5 % with four than with one: noise may lead as far as that
+        // for a while.
         assert!(lowest[0] >= 850 && lowest[1] >= 925 && lowest[2] >= 970, "{lowest:?}");
     }
 

@@ -68,7 +68,8 @@ impl LayerHasher {
             let piece = placement.extent.intersect(request.payload);
             let piece = piece.filter(|_| shard == request.shard && is_of_read);
             let Some(piece) = piece else { return };
-            // What is gathered or cast begins where its bytes began, and it is hashed as it is delivered.
+            // What is gathered or cast begins where its bytes began, and it is hashed as it is
+            // delivered.
             let len_bytes = placement.delivered_bytes_in(piece);
             update_hash(&mut self.open, slot.part(piece.start() - request.extent.start(), len_bytes));
             if placement.extent.end() > request.payload.end() {

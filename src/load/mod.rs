@@ -252,7 +252,8 @@ impl Launch<'_> {
         let Self { checkpoint, plan, options, .. } = self;
         let backend = Arc::new(backend);
         let mut attendants = Attendants::start(&backend, &plan)?;
-        // The first arena is allocated while the ring is pinned; there is room for it in every window.
+        // The first arena is allocated while the ring is pinned; there is room for it in every
+        // window.
         if let Some(attendants) =
             attendants.as_mut().filter(|_| options.prefetch_layers > 0 && !plan.layers().is_empty())
         {

@@ -126,8 +126,8 @@ fn read_all<B: Backend>(
         let Some(job) = jobs.wait() else { return };
         let (turn, sequence, read) = (job.turn, job.sequence, job.read);
         let mut work = Work::default();
-        // A panic must become an error of this load: without it the control loop would wait for the result
-        // for ever. Unwinding drops the slot, and with it anything the job held.
+        // A panic must become an error of this load: without it the control loop would wait for the
+        // result for ever. Unwinding drops the slot, and with it anything the job held.
         let outcome = catch_unwind(AssertUnwindSafe(|| context.run(job, &mut work)))
             .unwrap_or_else(|panic| Err(LoadError::Panicked { message: panic_message(&*panic) }));
         if results.send(JobResult { turn, sequence, read, work, outcome }).is_err() {
@@ -223,8 +223,8 @@ impl<B: Backend> ReaderContext<B> {
         if B::IS_ASYNCHRONOUS {
             return Ok(Done::Copying(copy));
         }
-        // It is over already. The slot is free before this thread takes its next one, which then is this
-        // one, still in the cache: as many slots are in use as there are reads in flight.
+        // It is over already. The slot is free before this thread takes its next one, which then is
+        // this one, still in the cache: as many slots are in use as there are reads in flight.
         drop(copy.wait()?);
         work.filling += start.elapsed();
         Ok(Done::Copied)

@@ -181,8 +181,8 @@ impl fmt::Display for Receipt {
             }
         }
         match self.holders.len() {
-            // A layer that its stream keeps has no holder by name; and whoever held one may have dropped it
-            // meanwhile, or be about to.
+            // A layer that its stream keeps has no holder by name; and whoever held one may have
+            // dropped it meanwhile, or be about to.
             0 => f.write_str("its stream, or somebody who is letting go"),
             more if more > SHOWN => write!(f, " and {} more", more - SHOWN),
             _ => Ok(()),

@@ -94,8 +94,8 @@ pub(super) fn start<B: Backend>(
     let (delivery_sender, deliveries) = channel(sizes.layers);
     let (signals, bell) = Signals::new();
     let readers_most = plan.memory().ring().readers;
-    // Readers that copy into an arena leave the disk alone meanwhile, and copies come in bursts: more
-    // take turns.
+    // Readers that copy into an arena leave the disk alone meanwhile, and copies come in bursts:
+    // more take turns.
     let reads_at_first = match plan.memory().resident_kind() {
         ResidentKind::Host => 8 * READS_LEAST,
         ResidentKind::Device | ResidentKind::Nowhere => READS_LEAST,
@@ -298,7 +298,8 @@ impl LayerStream {
             self.caller_waited += waiting.elapsed();
         }
         match delivery {
-            // A layer that was ready by then is not handed out any more: a caller that cancels wants an end.
+            // A layer that was ready by then is not handed out any more: a caller that cancels
+            // wants an end.
             Ok(Delivery::Layer(_)) if self.signals.is_cancelled() => {
                 self.end();
                 Err(LoadError::Cancelled)
@@ -325,7 +326,8 @@ impl LayerStream {
     fn next_delivery(&mut self, until: Option<Instant>) -> Result<Delivery, RecvTimeoutError> {
         loop {
             let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
-            // Who is not known to be stalled is looked after at the interval, however short the timeout.
+            // Who is not known to be stalled is looked after at the interval, however short the
+            // timeout.
             let patience = self.stall.as_ref().map(|stall| self.stall_timeout.saturating_sub(stall.waited));
             let pause = STALL_CHECK_INTERVAL.min(patience.unwrap_or(Duration::MAX)).min(left);
             match self.deliveries.recv_timeout(pause) {

@@ -91,8 +91,8 @@ impl Model {
         let found = self.checkpoint.find(name).map(|tensor| tensor.id);
         let loaded = self.layers().find_map(|layer| match found {
             Some(id) if layer.is_of(&self.checkpoint) => layer.tensor_of_id(id),
-            // One that has replaced another counts its tensors as its own checkpoint does. Scales are in
-            // none.
+            // One that has replaced another counts its tensors as its own checkpoint does. Scales
+            // are in none.
             _ => layer.tensor(name),
         });
         loaded.ok_or_else(|| LoadError::NotFound {

@@ -34,8 +34,8 @@ pub enum Landing {
     Packed,
 }
 
-/// What a plan is made for. Made by [`PlanLimits::new`] or [`PlanLimits::of`], then changed field by
-/// field.
+/// What a plan is made for. Made by [`PlanLimits::new`] or [`PlanLimits::of`], then changed field
+/// by field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlanLimits {
@@ -95,8 +95,8 @@ impl PlanLimits {
     /// pass, and no hashing on the way.
     pub(super) fn possible_order(&self) -> ReadOrder {
         let options = &self.options;
-        // On a target that keeps nothing, resident bytes are not summed in the plan. A device budget
-        // there may refuse a layer while others are held.
+        // On a target that keeps nothing, resident bytes are not summed in the plan. A device
+        // budget there may refuse a layer while others are held.
         let has_room = self.resident != ResidentKind::Nowhere || options.device_budget_bytes.is_none();
         match options.window {
             Window::All if has_room && !options.hash && options.passes.is_one() => options.order,

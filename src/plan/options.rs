@@ -47,8 +47,9 @@ pub struct LoadOptions {
     pub prefetch_layers: u32,
     /// How often the layers are streamed. Once by default.
     pub passes: Passes,
-    /// The order in which reads are issued. By layers by default. [`ReadOrder::Files`] needs a window
-    /// of all layers, one pass, and no hashing on the way; otherwise reads are issued by layers.
+    /// The order in which reads are issued. By layers by default. [`ReadOrder::Files`] needs a
+    /// window of all layers, one pass, and no hashing on the way; otherwise reads are issued by
+    /// layers.
     pub order: ReadOrder,
     /// How files are read. [`IoMode::Auto`] by default.
     pub io: IoMode,
