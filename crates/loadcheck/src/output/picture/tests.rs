@@ -199,7 +199,7 @@ fn a_thousand_layers_and_the_longest_run_stay_small() {
     let (svg, _) = check(&report(vec![run(1000, 4096, &layer)]));
     let cells = svg.matches("delivered at").count();
     assert!((100..=200).contains(&cells), "{cells} cells for a thousand layers");
-    assert!(svg.contains("several to a tick"), "and the legend says so");
+    assert!(svg.contains("several per tick"), "and the legend says so");
     assert!(svg.contains("<title>model.layers.1 to model.layers."), "{svg}");
 }
 
