@@ -14,9 +14,9 @@ use onelayer::convert::{ConvertError, ConvertReport, PreparedConversion, WriteMo
 
 use crate::args::ConvertArgs;
 use crate::config::below_floor;
-use crate::convert::beside::{Ended, OnSignal, beside};
-use crate::convert::estimate::Question;
-use crate::convert::meter::{Facts, Meter};
+use crate::convert::estimate::Forecast;
+use crate::convert::interruptible::{Ended, OnSignal, run_interruptible};
+use crate::convert::measurement::{Facts, Measurement};
 use crate::convert::observer::{Heard, Observer};
 use crate::convert::options::{Options, Settings};
 use crate::convert::summary::summary;
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &ConvertArgs, output: &Output, terminal: &Terminal) -> O
         problems.extend(below_floor(args.work.budget, &problems));
         return Outcome::refused(report, problems);
     };
-    let meter = match (!args.work.dry_run).then(Meter::start).transpose() {
+    let meter = match (!args.work.dry_run).then(Measurement::start).transpose() {
         Ok(meter) => meter,
         Err(problem) => {
             problems.push(problem);
@@ -68,7 +68,7 @@ struct Session<'a> {
     interrupts: Interrupts,
     resolved: Resolved,
     observer: Observer,
-    meter: Option<Meter>,
+    meter: Option<Measurement>,
     report: Report,
     problems: Vec<Problem>,
 }
@@ -92,8 +92,9 @@ impl Session<'_> {
         let (source, observer) = (self.resolved.path.clone(), self.observer.clone());
         // Headers are looked at even if something else is wrong already: all problems come in one go.
         let is_well = self.problems.is_empty();
-        let done =
-            beside(&self.interrupts, OnSignal::Leave, move || prepare(&options, &source, &observer, is_well));
+        let done = run_interruptible(&self.interrupts, OnSignal::Leave, move || {
+            prepare(&options, &source, &observer, is_well)
+        });
         let prepared = match done {
             Ok(Ended::With(prepared, _)) => prepared,
             Ok(Ended::Left(signal)) => return self.interrupted(signal),
@@ -139,7 +140,7 @@ impl Session<'_> {
             // A comparison changes nothing, and cannot be cancelled.
             !self.observer.is_verifying()
         };
-        let done = beside(&self.interrupts, OnSignal::Ask(&ask), move || {
+        let done = run_interruptible(&self.interrupts, OnSignal::Ask(&ask), move || {
             let result = if finish { prepared.finish() } else { prepared.run() };
             result.map_err(Box::new)
         });
@@ -301,7 +302,7 @@ fn prepare(options: &Options, source: &Path, observer: &Observer, is_well: bool)
         }
     };
     let estimate = for_estimate.map(|checkpoint| {
-        let question = Question {
+        let forecast = Forecast {
             checkpoint: &checkpoint,
             budget_bytes: settings.params.budget_bytes,
             target: &options.args.target,
@@ -310,7 +311,7 @@ fn prepare(options: &Options, source: &Path, observer: &Observer, is_well: bool)
             files: files_to_write(&prepared),
             free_bytes: prepared.free_bytes(),
         };
-        question.answer()
+        forecast.measure()
     });
     Prepared { survey: None, ready: Ok(Ready { survey, settings, prepared, estimate }) }
 }

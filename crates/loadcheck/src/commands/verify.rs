@@ -6,7 +6,7 @@ use std::time::Instant;
 use onelayer::convert::{ConvertEvent, Verification};
 
 use crate::args::VerifyArgs;
-use crate::convert::beside::{Ended, OnSignal, beside};
+use crate::convert::interruptible::{Ended, OnSignal, run_interruptible};
 use crate::convert::observer::Observer;
 use crate::convert::translate::{self, Stage};
 use crate::output::Output;
@@ -49,7 +49,7 @@ fn verify(
     let (path, other): (PathBuf, Option<PathBuf>) =
         (directory.path.clone(), against.map(|against| against.path.clone()));
     let start = Instant::now();
-    let done = beside(interrupts, OnSignal::Leave, move || {
+    let done = run_interruptible(interrupts, OnSignal::Leave, move || {
         let mut observe = |event: &ConvertEvent<'_>| listener.hear(event);
         let found = Verification::default().run(&path, other.as_deref(), &mut observe);
         found.map_err(|error| translate::problems(&error, Stage::Running, None))

@@ -1,5 +1,4 @@
-//! What a conversion is asked for: from the command line, and the files it names, to the library's
-//! settings.
+//! From the command line and the files it names to the library's settings of a conversion.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use crate::report::ConvertParams;
 use crate::shell::shell_word;
 use onelayer_system::small_file;
 
-/// The command line, and what the files that it names say.
+/// The command line and the contents of the files it names.
 #[derive(Debug)]
 pub(crate) struct Options {
     /// The command line.
@@ -34,17 +33,16 @@ pub(crate) struct Options {
 /// Settings for one source.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// The library's.
+    /// Settings for the library.
     pub(crate) conversion: Conversion,
-    /// The same, for a report.
+    /// Settings for the report.
     pub(crate) params: ConvertParams,
     selection: Arc<Selection>,
     rules: Option<Arc<DtypeRules>>,
 }
 
 impl Options {
-    /// Reads the files that the command line names. What is wrong with one of them does not keep
-    /// the rest from being checked.
+    /// Reads the files that the command line names. All of them are checked, even after a problem.
     pub(crate) fn read(args: &ConvertArgs) -> (Self, Vec<Problem>) {
         let mut problems = Vec::new();
         let map = layer_map(args.files.layers.as_deref()).unwrap_or_else(|problem| {
@@ -69,7 +67,7 @@ impl Options {
         self.args.files.layers.as_deref()
     }
 
-    /// The library's settings, once it is known what patterns and sizes relate to.
+    /// The library's settings, with patterns and sizes resolved against the source.
     ///
     /// # Errors
     /// Patterns that are none, sizes that relate to something unknown.
@@ -106,7 +104,7 @@ impl Options {
         Ok(Settings { conversion, params, selection, rules: self.rules.clone() })
     }
 
-    /// What needs neither source nor files.
+    /// The settings that depend on neither the source nor other files.
     fn plain(&self, budget_bytes: u64) -> Conversion {
         let ConvertArgs { files, tensors, work, output, .. } = &self.args;
         let experts = match files.experts {
@@ -154,7 +152,7 @@ impl Options {
         }
     }
 
-    /// Every option that decides about what is written, as it was given; rules are written out.
+    /// Every option that affects the written bytes, as it was given; rules are listed one by one.
     fn described(&self) -> Vec<String> {
         let ConvertArgs { files, tensors, work, .. } = &self.args;
         let path = |flag: &str, path: &Path| format!("{flag} {}", shell_word(&path.to_string_lossy()));
@@ -179,7 +177,7 @@ impl Options {
 }
 
 impl Settings {
-    /// What a person should know about patterns and rules, once every tensor was asked about.
+    /// Remarks on patterns and rules that matched nothing. Call after every tensor was decided.
     pub(crate) fn notes(&self) -> Vec<String> {
         let rules = self.rules.iter().flat_map(|rules| rules.idle());
         self.selection.idle().chain(rules).collect()
@@ -196,7 +194,7 @@ fn read_rules(path: &Path) -> Result<DtypeRules, Problem> {
     DtypeRules::parse(&text).map_err(|error| failed(&error))
 }
 
-/// An address is a path too, and hardly ever the one that was meant.
+/// A URL is a valid path, but hardly ever the intended one.
 fn no_directory(target: &Path) -> Option<Problem> {
     let text = target.to_str()?;
     let (scheme, _) = text.split_once("://")?;

@@ -1,4 +1,4 @@
-//! What ends a conversion or a verification, in the shape that people and scripts get.
+//! Errors of a conversion or a verification as problems, for people and scripts.
 
 use std::error::Error as _;
 use std::io;
@@ -10,21 +10,21 @@ use onelayer::load::LoadError;
 use crate::library_errors::{self, chain, placed};
 use crate::problem::{Code, Problem};
 
-/// How far it was when it ended.
+/// The stage in which it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Nothing had been written: what cannot be written is a request that cannot be met.
+    /// Before anything was written: a failed write means that the request cannot be met.
     Preparing,
-    /// Files were being written, or read again.
+    /// While files were written or compared.
     Running,
 }
 
-/// True if somebody asked for the end.
+/// True if it was cancelled.
 pub(crate) fn is_cancelled(error: &ConvertError) -> bool {
     matches!(error, ConvertError::Load(LoadError::Cancelled))
 }
 
-/// The problems that `error` is. `map` is the file of layer rules.
+/// The problems for an error. `map` is the file of layer rules.
 pub(crate) fn problems(error: &ConvertError, stage: Stage, map: Option<&Path>) -> Vec<Problem> {
     use ConvertError as E;
     let message = chain(error);

@@ -217,7 +217,7 @@ fn shares(shares: &Shares) -> String {
     let mut named: Vec<_> = shares.named().into_iter().filter(|(_, share)| *share >= 0.005).collect();
     named.sort_by(|one, other| other.1.total_cmp(&one.1));
     if named.is_empty() {
-        return "nothing: nobody waited".to_owned();
+        return "nothing: no waits".to_owned();
     }
     let parts: Vec<_> = named.iter().map(|(name, share)| format!("{name} {}", percent(*share))).collect();
     parts.join(", ")
@@ -548,7 +548,7 @@ mod tests {
         let text = lines(passes(&pass_after_pass(2))).join("\n");
         assert!(text.starts_with("passes    2 of 20, window 64 MiB, kept layers 1 MiB\n"), "{text}");
         assert!(text.ends_with("\nbinds     disk 82 %, engine 3 %"), "{text}");
-        assert_eq!(shares(&Shares::default()), "nothing: nobody waited");
+        assert_eq!(shares(&Shares::default()), "nothing: no waits");
     }
 
     #[test]

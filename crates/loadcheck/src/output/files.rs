@@ -1,12 +1,13 @@
 //! Files that reports are written to: nothing is overwritten without `--force`, weights never, and a
 //! file appears complete or not at all.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use onelayer_synth::belongs_to_checkpoint;
-use rustix::fs::{Access, CWD, RenameFlags, access};
+use rustix::fs::{Access, access};
 
 use super::BLOCK_BYTES;
 use crate::problem::{Code, Problem};
@@ -64,36 +65,24 @@ pub(super) fn to_file(
     }
     if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
         let opened = OpenOptions::new().write(true).open(path);
-        return opened.and_then(|file| fill(file, write)).map_err(failed);
+        return opened.and_then(|file| fill(&file, write)).map_err(failed);
     }
-    // Not derived from the target's name, which may already have the greatest length.
-    let part = path.with_file_name(format!(".loadcheck-{}.part", std::process::id()));
-    let written = File::create_new(&part)
-        .and_then(|file| fill(file, write))
-        .and_then(|()| move_over(&part, path, force));
-    if written.is_err() {
-        let _ = fs::remove_file(&part);
-    }
-    written.map_err(failed)
+    let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let part = tempfile::Builder::new()
+        .prefix(".loadcheck-")
+        .suffix(".part")
+        .permissions(Permissions::from_mode(0o666))
+        .tempfile_in(folder)
+        .and_then(|part| fill(part.as_file(), write).map(|()| part))
+        .map_err(failed)?;
+    let moved = if force { part.persist(path) } else { part.persist_noclobber(path) };
+    moved.map(drop).map_err(|error| failed(error.error))
 }
 
-fn fill(file: File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+fn fill(file: &File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let mut file = BufWriter::with_capacity(BLOCK_BYTES, file);
     write(&mut file)?;
     file.flush()
-}
-
-fn move_over(part: &Path, path: &Path, force: bool) -> io::Result<()> {
-    if force {
-        return fs::rename(part, path);
-    }
-    match rustix::fs::renameat_with(CWD, part, CWD, path, RenameFlags::NOREPLACE) {
-        // Without that flag in the file system, a link fails if the target exists.
-        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
-            fs::hard_link(part, path).and_then(|()| fs::remove_file(part))
-        }
-        other => other.map_err(io::Error::from),
-    }
 }
 
 /// Adds to the job summary of GitHub Actions, if `GITHUB_STEP_SUMMARY` names its file.

@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn notes_break_between_words_inside_the_width() {
-        let text = "pages of files may be taken back while they are clean";
+        let text = "pages of files may be reclaimed while they are clean";
         let lines = |text, width| wrapped(&"note: ".into(), text, Paint::NONE, width);
         assert_eq!(lines(text, None), [format!("note: {text}")]);
         let broken = lines(text, Some(24));

@@ -41,7 +41,7 @@ mod run;
 pub(crate) const SCHEMA: &str = "loadcheck/1";
 
 /// The whole document.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Report {
     /// Always `loadcheck/1`.
@@ -111,7 +111,7 @@ pub(crate) struct Report {
 }
 
 /// Name and version of the program.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Tool {
     /// `loadcheck`.
@@ -121,7 +121,7 @@ pub(crate) struct Tool {
 }
 
 /// Which command wrote the report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum CommandName {
@@ -148,35 +148,24 @@ pub(crate) enum CommandName {
     /// A machine, examined.
     Doctor,
     /// The command line could not be parsed.
+    #[default]
     Unknown,
 }
 
 impl CommandName {
     /// As on the command line.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Run => "run",
-            Self::Plan => "plan",
-            Self::Inspect => "inspect",
-            Self::Compare => "compare",
-            Self::Exec => "exec",
-            Self::Synth => "synth",
-            Self::Convert => "convert",
-            Self::Verify => "verify",
-            Self::Fit => "fit",
-            Self::Leak => "leak",
-            Self::Doctor => "doctor",
-            Self::Unknown => "unknown",
-        }
+    pub(crate) fn name(self) -> String {
+        serde_json::json!(self).as_str().unwrap_or_default().to_owned()
     }
 }
 
 /// The outcome.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Verdict {
     /// All limits met.
+    #[default]
     Pass,
     /// A limit or the promise was exceeded.
     Fail,
@@ -436,27 +425,7 @@ impl Report {
             schema: SCHEMA.to_owned(),
             tool: Tool { name: "loadcheck".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() },
             command,
-            verdict: Verdict::Pass,
-            error: None,
-            errors: Vec::new(),
-            host: None,
-            source: None,
-            runs: Vec::new(),
-            comparison: Vec::new(),
-            plan: None,
-            placement: None,
-            exec: None,
-            synth: None,
-            convert: None,
-            verification: None,
-            fit: None,
-            leak: None,
-            doctor: Vec::new(),
-            unavailable: Vec::new(),
-            limits: Vec::new(),
-            layers: Listing::default(),
-            hashes: Vec::new(),
-            notes: Vec::new(),
+            ..Self::default()
         }
     }
 

@@ -8,7 +8,7 @@ use super::{bytes, circumstances, growth, style, title, xml};
 use crate::numbers::{rate, seconds};
 use crate::output::document::{Align, Part};
 use crate::output::facts::{self, place};
-use crate::report::{CommandName, Place, Report, Run, Verdict};
+use crate::report::{CommandName, Report, Run, Verdict};
 
 /// Notes and errors on a page, at most.
 const LINES_MAX: usize = 10;
@@ -87,7 +87,7 @@ fn problems(report: &Report, page: &mut String) {
 fn captions(panels: &[Panel<'_>], said: Option<String>, page: &mut String) {
     let mut lines: Vec<String> = said.into_iter().collect();
     if panels.iter().any(|panel| !panel.ends.is_empty()) {
-        lines.push("Rest the pointer on the plot for the layer that was handed out there.".to_owned());
+        lines.push("Hover over the plot to see the layer that was delivered at that time.".to_owned());
     }
     let interval =
         panels.iter().find_map(|panel| panel.run.samples.as_ref()).map(|samples| samples.interval_ms);
@@ -105,53 +105,33 @@ fn captions(panels: &[Panel<'_>], said: Option<String>, page: &mut String) {
     );
 }
 
-/// A row of numbers: its name, and how it is had of a run.
-type Row<'a> = (&'static str, Box<dyn Fn(&Run) -> Option<String> + 'a>);
-
-fn rows(command: CommandName) -> Vec<Row<'static>> {
-    fn over(value: Option<u64>, start: Option<u64>) -> Option<String> {
-        value.zip(start).map(|(value, start)| growth(Some(value), Some(start)))
-    }
-    fn of(value: Option<u64>) -> Option<String> {
-        value.map(bytes)
-    }
-    fn at(at: &Option<Place>) -> Option<String> {
-        at.as_ref().map(|at| match (&at.layer, &at.tensor) {
-            (None, None) => seconds(at.seconds),
-            _ => format!("{}, {}", seconds(at.seconds), place(at)),
-        })
-    }
-    let mut rows: Vec<Row<'static>> = vec![
-        ("host peak", Box::new(|run| of(run.peak.host_bytes))),
-        ("over the start", Box::new(|run| over(run.peak.host_bytes, run.baseline.host_bytes))),
-        ("reached at", Box::new(|run| at(&run.peak.at))),
-        ("RSS peak", Box::new(|run| of(run.peak.rss_bytes))),
-        ("over the start", Box::new(|run| over(run.peak.rss_bytes, run.baseline.rss_bytes))),
-        (
-            "promised at most",
-            Box::new(|run| {
-                let promise = run.promise.as_ref()?;
-                Some(format!(
-                    "{}, {}",
-                    bytes(promise.limit_bytes),
-                    if promise.kept { "kept" } else { "BROKEN" }
-                ))
-            }),
-        ),
-        ("budget", Box::new(|run| of(run.params.as_ref().map(|params| params.budget_bytes)))),
-        ("layers kept in host memory", Box::new(|run| of(run.resident_host_bytes.filter(|kept| *kept > 0)))),
-        ("page-locked", Box::new(|run| of(run.peak.pinned_bytes.filter(|pinned| *pinned > 0)))),
-        ("device memory, peak", Box::new(|run| of(run.peak.vram_bytes))),
-        ("time", Box::new(|run| run.seconds.map(seconds))),
-    ];
-    if command != CommandName::Exec {
-        rows.push(("speed", Box::new(|run| rate(run.io.read_bytes?, run.seconds?))));
-    }
-    rows.push((
-        "layers handed out",
-        Box::new(|run| run.deliveries.as_ref().map(|all| all.layers.to_string())),
-    ));
-    rows
+/// The rows of the table of numbers: their names, and their values for a run.
+fn values(command: CommandName, run: &Run) -> [(&'static str, Option<String>); 13] {
+    let at = run.peak.at.as_ref().map(|at| match (&at.layer, &at.tensor) {
+        (None, None) => seconds(at.seconds),
+        _ => format!("{}, {}", seconds(at.seconds), place(at)),
+    });
+    let promise = run.promise.as_ref().map(|promise| {
+        let word = if promise.kept { "kept" } else { "BROKEN" };
+        format!("{}, {word}", bytes(promise.limit_bytes))
+    });
+    let (peak, start) = (&run.peak, &run.baseline);
+    let speed = run.io.read_bytes.zip(run.seconds).filter(|_| command != CommandName::Exec);
+    [
+        ("host peak", peak.host_bytes.map(bytes)),
+        ("over the start", growth(peak.host_bytes, start.host_bytes)),
+        ("reached at", at),
+        ("RSS peak", peak.rss_bytes.map(bytes)),
+        ("over the start", growth(peak.rss_bytes, start.rss_bytes)),
+        ("promised at most", promise),
+        ("budget", run.params.as_ref().map(|params| bytes(params.budget_bytes))),
+        ("layers kept in host memory", run.resident_host_bytes.filter(|kept| *kept > 0).map(bytes)),
+        ("page-locked", peak.pinned_bytes.filter(|pinned| *pinned > 0).map(bytes)),
+        ("device memory, peak", peak.vram_bytes.map(bytes)),
+        ("time", run.seconds.map(seconds)),
+        ("speed", speed.and_then(|(moved, time)| rate(moved, time))),
+        ("layers delivered", run.deliveries.as_ref().map(|all| all.layers.to_string())),
+    ]
 }
 
 fn numbers(report: &Report, panels: &[Panel<'_>], page: &mut String) {
@@ -161,16 +141,13 @@ fn numbers(report: &Report, panels: &[Panel<'_>], page: &mut String) {
             panels.iter().map(|panel| format!("<th>{}</th>", xml(&panel.heading))).collect();
         let _ = writeln!(page, "<tr><th></th>{headings}</tr>");
     }
-    for (name, value) in rows(report.command) {
-        let cells: Vec<Option<String>> = panels.iter().map(|panel| value(panel.run)).collect();
-        if cells.iter().all(Option::is_none) {
-            continue;
+    let columns: Vec<_> = panels.iter().map(|panel| values(report.command, panel.run)).collect();
+    for (row, (name, _)) in values(report.command, &Run::default()).iter().enumerate() {
+        let cells = columns.iter().map(|column| column[row].1.as_deref());
+        if cells.clone().any(|cell| cell.is_some()) {
+            let cells = cells.map(|cell| format!("<td>{}</td>", cell.map_or_else(|| "-".to_owned(), xml)));
+            let _ = writeln!(page, "<tr><th>{name}</th>{}</tr>", cells.collect::<String>());
         }
-        let cell = |cell: &Option<String>| {
-            format!("<td>{}</td>", cell.as_deref().map_or_else(|| "-".to_owned(), xml))
-        };
-        let cells: String = cells.iter().map(cell).collect();
-        let _ = writeln!(page, "<tr><th>{name}</th>{cells}</tr>");
     }
     page.push_str("</table></div>\n");
     if report.runs.len() > panels.len() {

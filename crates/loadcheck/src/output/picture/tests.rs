@@ -149,7 +149,7 @@ fn the_picture_of_a_load() {
         assert!(html.contains(text), "{text}");
     }
     assert!(svg.contains("RSS limit 88 MiB = start + budget 64 MiB + 16 MiB"), "{svg}");
-    assert!(svg.contains("<title>model.layers.2: handed out at 733 ms, host then"), "{svg}");
+    assert!(svg.contains("<title>model.layers.2: delivered at 733 ms, host then"), "{svg}");
     assert!(svg.contains("host peak 73 MiB (68 MiB over start) at 700 ms, model.layers.3"), "{svg}");
 }
 
@@ -197,9 +197,9 @@ fn a_thousand_layers_and_the_longest_run_stay_small() {
         println!("{layers} layers, {samples} samples: {} and {} bytes", svg.len(), html.len());
     }
     let (svg, _) = check(&report(vec![run(1000, 4096, &layer)]));
-    let cells = svg.matches("handed out at").count();
+    let cells = svg.matches("delivered at").count();
     assert!((100..=200).contains(&cells), "{cells} cells for a thousand layers");
-    assert!(svg.contains("several to a tick"), "and the legend says so");
+    assert!(svg.contains("several per tick"), "and the legend says so");
     assert!(svg.contains("<title>model.layers.1 to model.layers."), "{svg}");
 }
 

@@ -1,4 +1,4 @@
-//! Work on a thread of its own, so that Ctrl-C and SIGTERM are answered while it goes on.
+//! Runs work on another thread, so that Ctrl-C and SIGTERM are handled meanwhile.
 
 use std::any::Any;
 use std::panic::resume_unwind;
@@ -9,38 +9,38 @@ use crossbeam_channel::{bounded, select};
 use crate::problem::{Code, Problem};
 use crate::signals::Interrupts;
 
-/// What happens to the work when a signal comes.
+/// How a signal ends the work.
 pub(crate) enum OnSignal<'a> {
-    /// It is left alone: the program ends before it does. For work that changes nothing.
+    /// The program ends without waiting for it. For work that changes nothing.
     Leave,
-    /// It is asked to end, and waited for if it says that it will.
+    /// The function asks it to end. If the function returns true, the program waits for the work.
     Ask(&'a dyn Fn() -> bool),
 }
 
 /// How the work ended.
 #[derive(Debug)]
 pub(crate) enum Ended<T> {
-    /// With its result. The signal came on the way, if one did.
+    /// With its result, and the signal that came meanwhile, if any.
     With(T, Option<i32>),
-    /// Not at all: it was left when this signal came.
+    /// It was abandoned because of this signal.
     Left(i32),
 }
 
-/// Does `work`.
+/// Runs `work`.
 ///
 /// # Errors
 /// A thread that cannot be had.
 ///
 /// # Panics
 /// If `work` does.
-pub(crate) fn beside<T: Send + 'static>(
+pub(crate) fn run_interruptible<T: Send + 'static>(
     interrupts: &Interrupts,
     on_signal: OnSignal<'_>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Ended<T>, Problem> {
     let (sender, results) = bounded(1);
     let thread = thread::Builder::new().name("convert".to_owned()).spawn(move || {
-        // Nobody listens if the work was left.
+        // The receiver is gone if the work was abandoned.
         let _ = sender.send(work());
     });
     let thread =

@@ -1,5 +1,5 @@
-//! Measures a conversion, which happens in this very process: from before the source is opened until
-//! all is given back.
+//! Measures a conversion, which runs in this process: from before the source is opened until
+//! everything is freed.
 
 use std::time::Duration;
 
@@ -9,28 +9,28 @@ use crate::measuring::{Session, promised_bytes};
 use crate::problem::Problem;
 use crate::report::{IoCounters, Outcome, Report, Run};
 
-/// A measurement that goes on.
+/// A running measurement.
 #[derive(Debug)]
-pub(crate) struct Meter {
+pub(crate) struct Measurement {
     session: Session,
     before: PressureCounters,
 }
 
-/// What only the conversion knows.
+/// Results of the conversion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     /// How it ended.
     pub(crate) outcome: Outcome,
-    /// How long it took; if it does not say, how long it was measured counts.
+    /// Its wall time; `None` means the time of the measurement.
     pub(crate) elapsed: Option<Duration>,
     /// Bytes that were read from the source.
     pub(crate) read_bytes: Option<u64>,
-    /// What was promised, slack aside; nothing if it did not get as far as that.
+    /// Its budget, which the promise is derived from; `None` if it was not yet known.
     pub(crate) budget_bytes: Option<u64>,
 }
 
-impl Meter {
-    /// Takes the baseline.
+impl Measurement {
+    /// Records the baseline and starts sampling.
     ///
     /// # Errors
     /// There is no thread to be had.
@@ -39,7 +39,7 @@ impl Meter {
         Ok(Self { session: Session::start(None)?, before: PressureCounters::now() })
     }
 
-    /// Sums up, and notes in the report what could not be measured.
+    /// Returns the run, and notes in the report what could not be measured.
     ///
     /// # Errors
     /// The measurement failed.
