@@ -29,7 +29,7 @@ use super::prepared::PreparedConversion;
 use super::target::{self, FileState};
 use super::{ConvertError, ConvertEvent, ConvertReport, KernelCopied, Part, Verification, clearing, ending};
 use crate::checkpoint::{ShardId, open_regular};
-use crate::load::{Hooks, Launch, LayerStream, LoadError, Progress};
+use crate::load::{Hooks, LayerStream, LoadError, LoadSetup, Progress};
 use crate::plan::{IoMode, LoadOptions, LoadPlan, PlannedLayer};
 use crate::units::{ByteRange, to_u64};
 
@@ -256,17 +256,17 @@ impl Run<'_> {
         let buffers = prepared.scope.buffers;
         let (backend, end) =
             FileBackend::start(files, buffers, prepared.settings.kernel_copy, prepared.settings.sha256)?;
-        let launch = Launch {
-            checkpoint: &prepared.scope.checkpoint,
+        let setup = LoadSetup {
+            checkpoint: prepared.scope.checkpoint.clone(),
             plan: Arc::clone(&plan),
             options: LoadOptions { prefetch_layers: PREFETCH_LAYERS, ..LoadOptions::default() },
             adapts: false,
             queues: (plan.io() == IoMode::Uring).then_some(1),
-            witness: None,
+            observer: None,
             hooks: Hooks::default(),
             started: Instant::now(),
         };
-        let mut stream = launch.start_on(backend, None)?;
+        let mut stream = setup.start_on(backend, None)?;
         prepared.cancel.follow(Some(stream.cancel_handle()));
         let outcome = self.publish_all(&mut stream, &end, &plan, todo);
         prepared.cancel.follow(None);
