@@ -30,8 +30,7 @@ use super::completion::{CompletionThreads, DeviceEvent, DeviceWait};
 use super::depth::Observation;
 use super::error::{LoadError, panic_message};
 use super::hash::LayerHasher;
-use super::layer::LoadedLayer;
-use super::layer_data::{Content, LayerData, LayerPool};
+use super::layer::{LayerMaker, LoadedLayer};
 use super::open_layers::{OpenLayers, SealedLayer, Turns, WaitingSlot};
 use super::permits::{WindowPermits, layers_at_once};
 use super::progress::Progress;
@@ -61,10 +60,7 @@ pub(super) struct Control<B: Backend> {
     /// The next read to issue.
     turns: Turns,
     meter: Meter,
-    /// Kept layers by index, once they are sealed. Empty if none are kept.
-    kept: Vec<Option<LoadedLayer>>,
-    /// The blocks of layers that come again and again. `None` in one pass.
-    pool: Option<Arc<LayerPool>>,
+    layers: LayerMaker,
     /// Filled slots that wait for the arena of their layer.
     waiting_slots: Vec<WaitingSlot>,
     /// Turns that have ended and were not reported yet. Empty between two looks.
@@ -106,19 +102,14 @@ impl<B: Backend> Control<B> {
         let prefetch = to_usize(u64::from(setup.options.prefetch_layers)).min(layers_ahead_max(plan));
         let turns = Turns::new(plan);
         let meter = Meter::new(plan, setup.hooks.clone(), setup.started, totals);
-        let keeps = plan.layers().iter().any(|layer| layer.is_kept);
-        let mut kept = Vec::new();
-        kept.resize_with(if keeps { plan.layers().len() } else { 0 }, || None);
+        let layers = LayerMaker::new(&setup.checkpoint, plan, layers_at_once(plan));
         if meter.follows_layers() {
             permits.record_ends();
         }
         let device_events = channels.completion.as_ref().map_or_else(never, CompletionThreads::events);
-        let has_more_passes = !plan.passes().is_one();
-        let pool =
-            has_more_passes.then(|| Arc::new(LayerPool::new(layers_at_once(plan), &setup.checkpoint, plan)));
         // Over many passes nothing may be allocated later, so lists start with all the room they need.
         let most = (to_usize(u64::from(plan.memory().ring().slots)), prefetch + 1);
-        let (slots_room, open_room) = if has_more_passes { most } else { (0, 0) };
+        let (slots_room, open_room) = if plan.passes().is_one() { (0, 0) } else { most };
         let open = OpenLayers::new(plan.order(), open_room);
         Self {
             setup,
@@ -129,8 +120,7 @@ impl<B: Backend> Control<B> {
             progress,
             turns,
             meter,
-            kept,
-            pool,
+            layers,
             waiting_slots: Vec::with_capacity(slots_room),
             ended: Vec::new(),
             open,
@@ -336,8 +326,7 @@ impl<B: Backend> Control<B> {
         let sealed = self.open.seal(turn);
         self.meter.on_sealed(sealed.timer);
         let index = self.turns.index(turn);
-        let there = self.kept.get(index).and_then(Option::as_ref).map(LoadedLayer::share);
-        let mut layer = match there {
+        let mut layer = match self.layers.kept(index) {
             Some(layer) => layer,
             None => self.seal(index, sealed)?,
         };
@@ -352,7 +341,7 @@ impl<B: Backend> Control<B> {
         Ok(true)
     }
 
-    /// Makes a layer of an arena. A kept layer is shared from now on.
+    /// Makes a layer of a filled arena.
     fn seal(&mut self, index: usize, sealed: SealedLayer<B>) -> Result<LoadedLayer, LoadError> {
         let SealedLayer { arena, permit, mut hashes, .. } = sealed;
         let arena = arena.expect("a whole layer has an arena");
@@ -363,17 +352,7 @@ impl<B: Backend> Control<B> {
             // A layer without bytes has no read to hash.
             hashes = LayerHasher::default().finish_layer(plan.placements(planned));
         }
-        let content = Some(Content { resident, permit });
-        let data = LayerData { index, hashes, content, ..LayerData::blank(&self.setup.checkpoint, plan) };
-        if planned.is_kept {
-            let layer = LoadedLayer::new(data);
-            self.kept[index] = Some(layer.share());
-            return Ok(layer);
-        }
-        Ok(match &self.pool {
-            Some(pool) => LoadedLayer::pooled(pool, data),
-            None => LoadedLayer::new(data),
-        })
+        Ok(self.layers.make(index, resident, permit, hashes))
     }
 
     fn hand_out(&mut self, layer: LoadedLayer) {
@@ -508,24 +487,11 @@ impl<B: Backend> Control<B> {
 
     /// Ends the threads, waits for the work in flight and gives everything back.
     fn wind_down(self) {
-        let Self { resources, channels, device_events, open, waiting_slots, unhashed, kept, pool, .. } = self;
-        let Channels { jobs, jobs_not_begun, results, completion, reader_limit, .. } = channels;
-        drop(jobs);
-        // Jobs that no reader has begun are dropped, so that a caller that cancels waits only for the
-        // reads in flight.
-        while let Some(job) = jobs_not_begun.wait() {
-            drop(job);
-        }
-        // Only now, so that waiting readers find no job left.
-        drop(reader_limit);
-        // Each reader finishes the job it has and then sees the closed queue. Until then it holds slots.
-        for result in results {
-            drop(result);
-        }
+        let Self { resources, channels, device_events, open, waiting_slots, unhashed, layers, .. } = self;
         drop(device_events);
-        drop(completion);
-        drop((unhashed, waiting_slots, open, kept));
-        pool.as_deref().inspect(|pool| pool.close());
+        channels.close();
+        drop((unhashed, waiting_slots, open));
+        layers.close();
         resources.backend.trim();
         drop(resources.reservations);
     }
@@ -535,6 +501,7 @@ impl<B: Backend> Control<B> {
 mod tests {
     use super::*;
     use crate::device::HostBackend;
+    use crate::load::layer_data::LayerData;
     use crate::load::open_layers::OpenLayer;
     use crate::plan::LAYER_STATE_BYTES;
 

@@ -5,11 +5,12 @@ use std::sync::{Arc, Weak};
 use super::error::LoadError;
 use super::hash::{self, TensorHash};
 use super::layer_data::{Content, Holder, LayerData, LayerPool, LayerRef};
+use super::permits::Permit;
 use crate::checkpoint::{Checkpoint, DType, TensorEntry, TensorId};
-use crate::device::{ArenaPool, Freed};
+use crate::device::{ArenaPool, Freed, Resident};
 use crate::layers::LayerId;
 use crate::live::Entry;
-use crate::plan::{Placement, Quantised, SCALE_SUFFIX};
+use crate::plan::{LoadPlan, Placement, Quantised, SCALE_SUFFIX};
 use crate::ranks::RankPart;
 use crate::units::{to_u64, to_usize};
 
@@ -66,7 +67,7 @@ impl LoadedLayer {
         &self.data.planned().id
     }
 
-    /// Its place in execution order, from 0: that of its entry in [`LoadPlan::layers`](crate::LoadPlan::layers).
+    /// Its place in execution order, from 0: that of its entry in [`LoadPlan::layers`].
     #[must_use]
     pub fn index(&self) -> usize {
         self.data.index
@@ -134,6 +135,60 @@ impl LoadedLayer {
     pub(super) fn give_up(self) -> Result<Freed, Vec<Holder>> {
         let holders = self.data.holders();
         self.data.give_up().map(Content::free).ok_or(holders)
+    }
+}
+
+/// Makes layers of filled arenas.
+pub(super) struct LayerMaker {
+    checkpoint: Checkpoint,
+    plan: Arc<LoadPlan>,
+    /// Kept layers by index, once they are made. Empty if none are kept.
+    kept: Vec<Option<LoadedLayer>>,
+    /// Blocks for the layers of later passes. `None` in one pass.
+    pool: Option<Arc<LayerPool>>,
+}
+
+impl LayerMaker {
+    /// For a load with at most this many resident layers.
+    pub(super) fn new(checkpoint: &Checkpoint, plan: &Arc<LoadPlan>, layers_at_once: usize) -> Self {
+        let keeps = plan.layers().iter().any(|layer| layer.is_kept);
+        let mut kept = Vec::new();
+        kept.resize_with(if keeps { plan.layers().len() } else { 0 }, || None);
+        let new_pool = || Arc::new(LayerPool::new(layers_at_once, checkpoint, plan));
+        let pool = (!plan.passes().is_one()).then(new_pool);
+        Self { checkpoint: checkpoint.clone(), plan: Arc::clone(plan), kept, pool }
+    }
+
+    /// A kept layer that was made in an earlier pass.
+    pub(super) fn kept(&self, index: usize) -> Option<LoadedLayer> {
+        self.kept.get(index).and_then(Option::as_ref).map(LoadedLayer::share)
+    }
+
+    /// Makes a layer. A kept layer is shared from now on.
+    pub(super) fn make(
+        &mut self,
+        index: usize,
+        resident: Arc<dyn Resident>,
+        permit: Option<Permit>,
+        hashes: Vec<TensorHash>,
+    ) -> LoadedLayer {
+        let content = Some(Content { resident, permit });
+        let data = LayerData { index, hashes, content, ..LayerData::blank(&self.checkpoint, &self.plan) };
+        if self.plan.layers()[index].is_kept {
+            let layer = LoadedLayer::new(data);
+            self.kept[index] = Some(layer.share());
+            return layer;
+        }
+        match &self.pool {
+            Some(pool) => LoadedLayer::pooled(pool, data),
+            None => LoadedLayer::new(data),
+        }
+    }
+
+    /// Drops its share of kept layers, and ends the pool.
+    pub(super) fn close(self) {
+        drop(self.kept);
+        self.pool.as_deref().inspect(|pool| pool.close());
     }
 }
 

@@ -13,7 +13,7 @@ use super::depth::{Depth, READS_LEAST};
 use super::error::LoadError;
 use super::io_choice;
 use super::layer::LoadedLayer;
-use super::permits::{Bounds, WindowPermits, WindowSpace, layers_at_once};
+use super::permits::{WindowPermits, layers_at_once};
 use super::progress::Progress;
 use super::reader::{self, ReaderContext, ReaderKind};
 use super::setup::{Channels, LoadSetup, Resources};
@@ -226,9 +226,7 @@ pub(super) fn start_threads<B: Backend>(
     let kind = reader_kind(&setup, &resources, &queueing);
     let readers = reader::spawn(kind, &context, &job_receiver, &result_sender)?;
     drop((result_sender, context));
-    let bounds = Bounds::of(plan);
-    let space = plan.memory().window().map(|shape| WindowSpace::new(shape, bounds.layers_max));
-    let permits = WindowPermits::new(bounds, space, Arc::clone(&signals));
+    let permits = WindowPermits::of(plan, Arc::clone(&signals));
     let totals = SharedTotals::default();
     let parts = StreamParts {
         plan: Arc::clone(plan),

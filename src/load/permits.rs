@@ -15,16 +15,16 @@ use crate::plan::{LoadPlan, Window, WindowShape};
 
 /// The limits of a window.
 #[derive(Debug)]
-pub(super) struct Bounds {
+struct Bounds {
     /// Layers at once.
-    pub(super) layers_max: usize,
+    layers_max: usize,
     /// Bytes of their arenas at once.
-    pub(super) bytes_max: Option<u64>,
+    bytes_max: Option<u64>,
 }
 
 impl Bounds {
     /// The bounds of a plan. Kept layers do not count; their bytes are taken off the device budget.
-    pub(super) fn of(plan: &LoadPlan) -> Self {
+    fn of(plan: &LoadPlan) -> Self {
         let others = plan.layers().iter().filter(|layer| !layer.is_kept).count();
         let kept_bytes: u64 =
             plan.layers().iter().filter(|layer| layer.is_kept).map(|layer| layer.arena_bytes).sum();
@@ -100,8 +100,15 @@ pub(super) enum Full {
 }
 
 impl WindowPermits {
+    /// The permits of a plan.
+    pub(super) fn of(plan: &LoadPlan, signals: Arc<Signals>) -> Arc<Self> {
+        let bounds = Bounds::of(plan);
+        let space = plan.memory().window().map(|shape| WindowSpace::new(shape, bounds.layers_max));
+        Self::new(bounds, space, signals)
+    }
+
     /// The permits of a window. With a `space` the window is one allocation.
-    pub(super) fn new(bounds: Bounds, space: Option<WindowSpace>, signals: Arc<Signals>) -> Arc<Self> {
+    fn new(bounds: Bounds, space: Option<WindowSpace>, signals: Arc<Signals>) -> Arc<Self> {
         let layers = Vec::with_capacity(bounds.layers_max.min(LAYERS_AT_FIRST));
         let state = State { layers, space, ..State::default() };
         Arc::new(Self { bounds, state: Mutex::new(state), signals })
@@ -223,7 +230,7 @@ impl Drop for Permit {
 
 /// The places in the memory of one window, found by first fit. Each is a whole number of units.
 #[derive(Debug)]
-pub(super) struct WindowSpace {
+struct WindowSpace {
     shape: WindowShape,
     /// Where each taken place starts and ends, ascending: one for each resident layer.
     taken: Vec<(u64, u64)>,
@@ -231,13 +238,13 @@ pub(super) struct WindowSpace {
 
 impl WindowSpace {
     /// An empty window. The list has room for this many places before it grows.
-    pub(super) fn new(shape: WindowShape, places: usize) -> Self {
+    fn new(shape: WindowShape, places: usize) -> Self {
         Self { shape, taken: Vec::with_capacity(places) }
     }
 
     /// Takes the first free place that is long enough and returns its start, or `None`. A length of
     /// zero takes no place.
-    pub(super) fn take(&mut self, len_bytes: u64) -> Option<u64> {
+    fn take(&mut self, len_bytes: u64) -> Option<u64> {
         if len_bytes == 0 {
             return Some(0);
         }
@@ -256,7 +263,7 @@ impl WindowSpace {
     }
 
     /// Gives back the place that starts there. A length of zero took none.
-    pub(super) fn give(&mut self, start: u64, len_bytes: u64) {
+    fn give(&mut self, start: u64, len_bytes: u64) {
         if len_bytes > 0 {
             let index = self.taken.binary_search_by_key(&start, |place| place.0);
             self.taken.remove(index.expect("only a place that was taken is given back"));

@@ -73,6 +73,26 @@ pub(super) struct Channels<B: Backend> {
     pub(super) reader_limit: ReaderLimitSetter,
 }
 
+impl<B: Backend> Channels<B> {
+    /// Ends the readers and the completion threads, and waits for the work in flight.
+    pub(super) fn close(self) {
+        let Self { jobs, jobs_not_begun, results, completion, reader_limit, .. } = self;
+        drop(jobs);
+        // Jobs that no reader has begun are dropped, so that a caller that cancels waits only for the
+        // reads in flight.
+        while let Some(job) = jobs_not_begun.wait() {
+            drop(job);
+        }
+        // Only now, so that waiting readers find no job left.
+        drop(reader_limit);
+        // Each reader finishes the job it has and then sees the closed queue. Until then it holds slots.
+        for result in results {
+            drop(result);
+        }
+        drop(completion);
+    }
+}
+
 /// What the control loop sends to the stream.
 pub(super) enum Delivery {
     Layer(LoadedLayer),
