@@ -139,8 +139,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Layers resident at once in [`Loader::stream`](crate::Loader::stream): being filled, ready, and held by the caller.
-    /// Two by default; [`Loader::load`](crate::Loader::load) keeps all.
+    /// Layers resident at once in [`Loader::stream`](crate::Loader::stream): being filled, ready,
+    /// and held by the caller. Two by default; [`Loader::load`](crate::Loader::load) keeps all.
     pub fn window(mut self, window: Window) -> Self {
         self.options.window = window;
         self
@@ -153,11 +153,11 @@ impl LoaderBuilder {
         self
     }
 
-    /// The order in which reads are issued. One layer after the other by default. [`Loader::load`](crate::Loader::load),
-    /// which keeps everything, always reads in file order. [`Loader::stream`](crate::Loader::stream) can do so with a window
-    /// of [`Window::All`]: then reading begins for every layer, whatever [`Self::prefetch`] says, and
-    /// layers come as they complete, not in execution order. Hashing on the way needs the order of
-    /// layers.
+    /// The order in which reads are issued. One layer after the other by default.
+    /// [`Loader::load`](crate::Loader::load), which keeps everything, always reads in file order.
+    /// [`Loader::stream`](crate::Loader::stream) can do so with a window of [`Window::All`]: then
+    /// reading begins for every layer, whatever [`Self::prefetch`] says, and layers come as they
+    /// complete, not in execution order. Hashing on the way needs the order of layers.
     pub fn read_order(mut self, order: ReadOrder) -> Self {
         self.options.order = order;
         self
@@ -171,10 +171,10 @@ impl LoaderBuilder {
     }
 
     /// Reads in flight; zero counts as one. The default depends on the mode. Buffered and mapped
-    /// reads: one for each core, at most 8, or 12 for a CUDA device. Network: 8. Direct reads: found
-    /// out while loading, up to 16. [`IoMode::Auto`]: what most of the bytes need. Cores are those
-    /// that affinity and the CPU quota of the control group leave. A small budget may get fewer. Each
-    /// is a thread, unless reads go through queues
+    /// reads: one for each core, at most 8, or 12 for a CUDA device. Network: 8. Direct reads:
+    /// found out while loading, up to 16. [`IoMode::Auto`]: what most of the bytes need. Cores are
+    /// those that affinity and the CPU quota of the control group leave. A small budget may get
+    /// fewer. Each is a thread, unless reads go through queues
     /// ([`LoadReport::queueing`](crate::LoadReport::queueing)).
     pub fn readers(mut self, threads: u32) -> Self {
         self.options.readers = Some(threads.max(1));
@@ -246,9 +246,9 @@ impl LoaderBuilder {
         self
     }
 
-    /// Loads one rank's part of each tensor, for tensor parallelism. Ranges of the outermost dimension
-    /// are read without anything else. For ranges of an inner dimension, short holes are read through
-    /// ([`Self::read_through`]); [`LoadPlan::over_read_bytes`] counts them.
+    /// Loads one rank's part of each tensor, for tensor parallelism. Ranges of the outermost
+    /// dimension are read without anything else. For ranges of an inner dimension, short holes are
+    /// read through ([`Self::read_through`]); [`LoadPlan::over_read_bytes`] counts them.
     /// [`LoadedTensor::shape`](crate::LoadedTensor::shape) is the shape of the part.
     pub fn shard(mut self, rank: Rank, rules: SplitRules) -> Self {
         self.shard = Some((rank, rules));
@@ -256,9 +256,9 @@ impl LoaderBuilder {
     }
 
     /// Reads through holes of up to this many bytes, 64 KiB by default: between two wanted tensors,
-    /// and inside the part of a rank ([`Self::shard`]). A disk moves that much in the time of one more
-    /// request. With zero, only wanted bytes and alignment are read, in more and smaller requests: for
-    /// storage that is paid or limited by the byte.
+    /// and inside the part of a rank ([`Self::shard`]). A disk moves that much in the time of one
+    /// more request. With zero, only wanted bytes and alignment are read, in more and smaller
+    /// requests: for storage that is paid or limited by the byte.
     ///
     /// With [`Self::share`] no hole is ever read.
     pub fn read_through(mut self, hole_bytes_max: u64) -> Self {
@@ -267,16 +267,16 @@ impl LoaderBuilder {
     }
 
     /// Loads one rank's share of whole tensors, so that all ranks together read each byte once.
-    /// [`Share`] tells which tensors each rank reads. With [`Self::select`], the selected tensors are
-    /// divided.
+    /// [`Share`] tells which tensors each rank reads. With [`Self::select`], the selected tensors
+    /// are divided.
     pub fn share(mut self, rank: Rank) -> Self {
         self.share = Some(rank);
         self
     }
 
     /// The same settings for one of several devices that share a checkpoint: one pass over the
-    /// tensors that `is_here` chooses, which all stay resident. The bytes between them belong to other
-    /// devices and are not read through.
+    /// tensors that `is_here` chooses, which all stay resident. The bytes between them belong to
+    /// other devices and are not read through.
     pub fn for_place(
         mut self,
         target: Target,
@@ -318,7 +318,8 @@ impl LoaderBuilder {
         self.options.device_reserve_bytes
     }
 
-    /// The plan of a load with these settings, as from [`Loader::plan`](crate::Loader::plan). The device need not exist.
+    /// The plan of a load with these settings, as from [`Loader::plan`](crate::Loader::plan). The
+    /// device need not exist.
     ///
     /// # Errors
     /// As [`Loader::plan`](crate::Loader::plan).
@@ -388,14 +389,14 @@ impl fmt::Debug for LoaderBuilder {
 /// batch.
 impl LoaderBuilder {
     /// How often [`Loader::stream`](crate::Loader::stream) passes over all layers. Once by default.
-    /// Reading ahead continues from the last layer to the first, so the next pass is on its way while
-    /// this one is used.
+    /// Reading ahead continues from the last layer to the first, so the next pass is on its way
+    /// while this one is used.
     ///
     /// With two or more passes, layers share one allocation, as long as the [window](Self::window);
-    /// [`MemoryTerms::window`](crate::plan::MemoryTerms::window) has its length. Nothing is allocated
-    /// on the device after the start, nor on the host's heap after the first few passes. A window of
-    /// N layers has N places, each as long as the longest layer that is not [kept](Self::keep). The
-    /// allocation stays until the stream and every layer in it are dropped.
+    /// [`MemoryTerms::window`](crate::plan::MemoryTerms::window) has its length. Nothing is
+    /// allocated on the device after the start, nor on the host's heap after the first few passes.
+    /// A window of N layers has N places, each as long as the longest layer that is not
+    /// [kept](Self::keep). The allocation stays until the stream and every layer in it are dropped.
     ///
     /// # Example
     /// ```
@@ -423,32 +424,32 @@ impl LoaderBuilder {
         self
     }
 
-    /// Layers that stay resident: they are read in the first pass and handed out in every pass. They
-    /// come on top of the window, as a separate term in
-    /// [`MemoryTerms::resident_terms`](crate::plan::MemoryTerms::resident_terms).
-    /// None by default. Ignored with one pass.
+    /// Layers that stay resident: they are read in the first pass and handed out in every pass.
+    /// They come on top of the window, as a separate term in
+    /// [`MemoryTerms::resident_terms`](crate::plan::MemoryTerms::resident_terms). None by default.
+    /// Ignored with one pass.
     pub fn keep(mut self, keep: Keep) -> Self {
         self.engine.keep = keep;
         self
     }
 
-    /// The order in which [`Loader::stream`](crate::Loader::stream) hands out the layers, instead of
-    /// the order of the grouping. It must have every selected layer once.
+    /// The order in which [`Loader::stream`](crate::Loader::stream) hands out the layers, instead
+    /// of the order of the grouping. It must have every selected layer once.
     pub fn call_order(mut self, layers: impl IntoIterator<Item = LayerId>) -> Self {
         self.engine.call_order = Some(layers.into_iter().collect());
         self
     }
 
-    /// Calls `told` with the times of each layer once it was released, or at the end of the stream. It
-    /// runs on the thread of the control loop, which does nothing else meanwhile. A panic ends the
-    /// load.
+    /// Calls `told` with the times of each layer once it was released, or at the end of the stream.
+    /// It runs on the thread of the control loop, which does nothing else meanwhile. A panic ends
+    /// the load.
     pub fn on_layer(mut self, told: impl Fn(&LayerTimes<'_>) + Send + Sync + 'static) -> Self {
         self.engine.hooks.on_layer = Some(Arc::new(told));
         self
     }
 
-    /// Calls `told` with the times of each pass once its last layer is handed out, on the same thread
-    /// as [`Self::on_layer`].
+    /// Calls `told` with the times of each pass once its last layer is handed out, on the same
+    /// thread as [`Self::on_layer`].
     pub fn on_pass(mut self, told: impl Fn(&PassReport) + Send + Sync + 'static) -> Self {
         self.engine.hooks.on_pass = Some(Arc::new(told));
         self

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! All other messages go through crossbeam channels. In one pass they grow as needed. In a load of
-//! several passes each has room from the start for all that it can hold at once ([`Sizes`]), so that
-//! later passes allocate nothing and no sender waits.
+//! several passes each has room from the start for all that it can hold at once ([`Sizes`]), so
+//! that later passes allocate nothing and no sender waits.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -57,16 +57,16 @@ impl Sizes {
     }
 }
 
-/// Most layers that can be ahead of the last one the caller asked for. A layer that is read ahead of
-/// the window holds at least one slot, so there cannot be more. The plan's term for loader state
+/// Most layers that can be ahead of the last one the caller asked for. A layer that is read ahead
+/// of the window holds at least one slot, so there cannot be more. The plan's term for loader state
 /// relies on this.
 pub(super) fn layers_ahead_max(plan: &LoadPlan) -> usize {
     let window = plan.window().over(plan.layers().len());
     window.saturating_add(to_usize(u64::from(plan.memory().ring().slots)))
 }
 
-/// What the caller's side tells the control loop. Shared by the stream, its cancel handles and the
-/// window permits.
+/// Signals from the caller's side to the control loop. Shared by the stream, its cancel handles and
+/// the window permits.
 ///
 /// These are counters and a wake-up channel with room for one message. Once woken, the control loop
 /// reads all counters, so nothing is allocated and no sender waits.

@@ -1,5 +1,5 @@
-//! Completion threads: they wait for an asynchronous device, so that the control loop and the readers
-//! never do.
+//! Completion threads: they wait for an asynchronous device, so that the control loop and the
+//! readers never do.
 //!
 //! ```text
 //!             allocate (layer)                    arena
@@ -9,8 +9,8 @@
 //!                                  copied (its slot is free again), ready
 //! ```
 //!
-//! Arenas are allocated before the first copy needs them. Copies and layers complete in the order in
-//! which they were queued. Synchronous devices need no such threads.
+//! Arenas are allocated before the first copy needs them. Copies and layers complete in the order
+//! in which they were queued. Synchronous devices need no such threads.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -27,14 +27,14 @@ use crate::plan::LoadPlan;
 
 /// Work on the device to wait for.
 pub(super) enum DeviceWait<B: Backend> {
-    /// A copy, until it is over and its slot is free. The layer keeps its permit until then, even if
-    /// it was handed out at once and is already dropped: the copy keeps the arena.
+    /// A copy, until it is over and its slot is free. The layer keeps its permit until then, even
+    /// if it was handed out at once and is already dropped: the copy keeps the arena.
     Copy { read: u32, copy: B::Pending, permit: Option<Permit> },
     /// A layer, until every byte of it is in its place.
     Ready(LoadedLayer),
 }
 
-/// What a completion thread reports.
+/// A message from a completion thread.
 pub(super) enum DeviceEvent<B: Backend> {
     Allocated { turn: usize, arena: Result<Arc<B::Arena>, LoadError> },
     Copied { read: u32, outcome: Result<(), LoadError> },

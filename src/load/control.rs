@@ -1,22 +1,23 @@
 //! The control loop: which read gets a slot, when a layer gets its arena, when it is complete.
 //!
-//! It makes every decision of a running load and does no blocking work itself. The states of a layer:
+//! It makes every decision of a running load and does no blocking work itself. The states of a
+//! layer:
 //!
 //! ```text
 //! waiting --(within prefetch)--> open --(window permit)--> has arena --(last copy queued)--> sealed
 //!         sealed --(every byte in its place, or at once if the caller wants that)--> handed out
 //! ```
 //!
-//! Why it cannot hang, however small the ring is: reads are issued strictly in the plan's order, and
-//! each claims a slot first, so the oldest read always has one. In [`ReadOrder::Layers`], every slot
-//! that waits for an arena belongs to one of the oldest layers without one. So the load moves on
-//! whenever the caller drops a layer.
+//! Why it cannot hang, however small the ring is: reads are issued strictly in the plan's order,
+//! and each claims a slot first, so the oldest read always has one. In [`ReadOrder::Layers`], every
+//! slot that waits for an arena belongs to one of the oldest layers without one. So the load moves
+//! on whenever the caller drops a layer.
 //!
 //! In [`ReadOrder::Files`], all layers are open from the beginning, and any of them may be sealed
-//! next. A layer gets its permit, and requests its arena, before its first read is issued. Such a plan
-//! exists only if the window has room for every layer and the device budget for all bytes. So no arena
-//! waits for the caller, for another arena or for a slot. Every waiting slot therefore gets its arena,
-//! is copied and becomes free, and the next read has it.
+//! next. A layer gets its permit, and requests its arena, before its first read is issued. Such a
+//! plan exists only if the window has room for every layer and the device budget for all bytes. So
+//! no arena waits for the caller, for another arena or for a slot. Every waiting slot therefore
+//! gets its arena, is copied and becomes free, and the next read has it.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -42,7 +43,7 @@ use crate::plan::{HandOut, ReadOrder, Turn};
 use crate::staging::{Filled, Slot};
 use crate::units::{to_u64, to_usize};
 
-/// What ended a wait of the control loop.
+/// The end of a wait of the control loop.
 enum Wakeup<B: Backend> {
     Result(JobResult<B>),
     Device(DeviceEvent<B>),
@@ -107,7 +108,8 @@ impl<B: Backend> Control<B> {
             permits.record_ends();
         }
         let device_events = channels.completion.as_ref().map_or_else(never, CompletionThreads::events);
-        // Over many passes nothing may be allocated later, so lists start with all the room they need.
+        // Over many passes nothing may be allocated later, so lists start with all the room they
+        // need.
         let most = (to_usize(u64::from(plan.memory().ring().slots)), prefetch + 1);
         let (slots_room, open_room) = if plan.passes().is_one() { (0, 0) } else { most };
         let open = OpenLayers::new(plan.order(), open_room);
@@ -180,8 +182,8 @@ impl<B: Backend> Control<B> {
         self.open.open_until(end, &self.turns);
     }
 
-    /// Places open layers, oldest first, as long as the window has room. In the order of files, a layer
-    /// with reads is placed with its first read instead.
+    /// Places open layers, oldest first, as long as the window has room. In the order of files, a
+    /// layer with reads is placed with its first read instead.
     fn place_layers(&mut self) -> Result<(), LoadError> {
         while self.placed < self.open.end() {
             let waits_for_read = self.setup.plan.order() == ReadOrder::Files
@@ -319,8 +321,8 @@ impl<B: Backend> Control<B> {
         Ok(())
     }
 
-    /// Seals the next layer whose copies are all queued, and hands it out or has it waited for. False
-    /// if there is none.
+    /// Seals the next layer whose copies are all queued, and hands it out or has it waited for.
+    /// False if there is none.
     fn seal_next(&mut self) -> Result<bool, LoadError> {
         let Some(turn) = self.open.next_whole() else { return Ok(false) };
         let sealed = self.open.seal(turn);
@@ -387,7 +389,7 @@ impl<B: Backend> Control<B> {
         }
     }
 
-    /// What the load waits for now.
+    /// The current reason for waiting.
     fn phase(&self) -> Phase {
         let is_idle = self.jobs_running == 0 && self.waits_running == 0 && !self.open.await_an_arena();
         if is_idle {

@@ -22,7 +22,8 @@ impl CudaHandles {
             (None, _) | (_, Target::Host | Target::None) => Ok(None),
             #[cfg(feature = "cuda")]
             (Some(context), Target::Cuda(ordinal)) => {
-                // SAFETY: a live context of this process: the promise of `LoaderBuilder::cuda_context`.
+                // SAFETY: a live context of this process: the promise of
+                // `LoaderBuilder::cuda_context`.
                 let context = unsafe { Context::of_caller(context) }?;
                 Ok(Some(Device::in_context(ordinal, context)))
             }
@@ -42,7 +43,7 @@ impl LoaderBuilder {
 
 #[cfg(feature = "cuda")]
 impl CudaHandles {
-    /// What a load shares on the device. Arenas are reused up to `recycle_bytes_max`, if there is a
+    /// The CUDA session of a load. Arenas are reused up to `recycle_bytes_max`, if there is a
     /// window.
     pub(super) fn session(
         &self,
@@ -72,10 +73,10 @@ impl LoaderBuilder {
         self
     }
 
-    /// Queues all copies in this stream (`CUstream`) instead of one of the loader's own. Work that the
-    /// caller queues in it after it got a layer runs after the layer's copies. The legacy default
-    /// stream (0 or 1) is allowed. The per-thread default stream (2) is not, because the loader has
-    /// several threads: [`build`](Self::build) refuses it.
+    /// Queues all copies in this stream (`CUstream`) instead of one of the loader's own. Work that
+    /// the caller queues in it after it got a layer runs after the layer's copies. The legacy
+    /// default stream (0 or 1) is allowed. The per-thread default stream (2) is not, because the
+    /// loader has several threads: [`build`](Self::build) refuses it.
     ///
     /// # Safety
     /// A live stream of the context that is used, which outlives the loader, its streams and
@@ -89,13 +90,13 @@ impl LoaderBuilder {
     /// returns `None`, the loader allocates an arena. A region has at least
     /// [`PlannedLayer::arena_bytes`] and starts on a multiple of 256 bytes. Each tensor lies at its
     /// [`Placement::arena_offset_bytes`](crate::plan::Placement::arena_offset_bytes), and bytes
-    /// between tensors are overwritten too. Such memory is not checked against the free memory of the
-    /// device, and never freed.
+    /// between tensors are overwritten too. Such memory is not checked against the free memory of
+    /// the device, and never freed.
     ///
     /// # Safety
     /// Every region is device memory of the context that is used. From the call that returns it
     /// until the layer is dropped, and if the load fails until its stream has ended, it stays
-    /// allocated and nobody else writes to it; nobody reads it before the layer is ready. No
+    /// allocated, nothing else writes to it, and nothing reads it before the layer is ready. No
     /// two regions that are in use at a time overlap.
     pub unsafe fn destinations(
         mut self,

@@ -24,8 +24,8 @@ const FAR_PERCENT: u64 = 40;
 const VOTES: u32 = 3;
 /// Measurements of one trial that may be thrown away before the trial is given up.
 const SPOILT_MAX: u32 = 3;
-/// After a trial, the search rests this many times as long as was spent away from the better number.
-/// So trials cost at most 2.5 %.
+/// After a trial, the search rests this many times as long as was spent away from the better
+/// number. So trials cost at most 2.5 %.
 const REST_FACTOR: u64 = 40;
 /// The shortest rest.
 const REST_NS_MIN: u64 = 500_000_000;
@@ -48,8 +48,8 @@ pub(super) struct Observation {
     pub(super) read_bytes: u64,
     /// Finished reads.
     pub(super) reads: u64,
-    /// True if fewer reads could be issued than allowed, because no slot was free or no layer may be
-    /// read.
+    /// True if fewer reads could be issued than allowed, because no slot was free or no layer may
+    /// be read.
     pub(super) is_starved: bool,
 }
 
@@ -124,8 +124,8 @@ impl Trial {
         }
     }
 
-    /// True if the current measurement is of the other number. The order is here, there, there, here,
-    /// and so on, so that a disk that changes its speed by itself favours neither.
+    /// True if the current measurement is of the other number. The order is here, there, there,
+    /// here, and so on, so that a disk that changes its speed by itself favours neither.
     fn is_there(&self) -> bool {
         matches!(self.measurements % 4, 1 | 2)
     }
@@ -451,8 +451,8 @@ mod tests {
                 let mut simulation =
                     Simulation::new(adaptive(), 30, u64::wrapping_mul(seed, 0x9E37_79B9_7F4A_7C15));
                 let delivered = simulation.run(disk, 6_000).yield_permille(disk);
-                // What the noise itself took or gave: the same noise with a disk on which the number changes
-                // nothing.
+                // What the noise itself took or gave: the same noise with a disk on which the
+                // number changes nothing.
                 let mut same =
                     Simulation::new(Depth::fixed(2), 30, u64::wrapping_mul(seed, 0x9E37_79B9_7F4A_7C15));
                 let expected = same.run(flat, 6_000).yield_permille(flat);
@@ -460,8 +460,8 @@ mod tests {
             }
         }
         println!("lowest yields, in parts of a thousand: {lowest:?}");
-        // The second disk is slower by 6.5 % with four than with one: noise may lead as far as that for a
-        // while.
+        // The second disk is slower by 6.5 % with four than with one: noise may lead as far as that
+        // for a while.
         assert!(lowest[0] >= 850 && lowest[1] >= 925 && lowest[2] >= 970, "{lowest:?}");
     }
 

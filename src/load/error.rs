@@ -17,7 +17,7 @@ use crate::units::HumanBytes;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The tensors cannot be grouped.
+    /// The tensors cannot be grouped into layers.
     #[error(transparent)]
     Layers(#[from] LayersError),
     /// The load cannot be planned, mostly because the budget is too small. Nothing was read.
@@ -28,8 +28,8 @@ pub enum LoadError {
     Budget(#[from] BudgetError),
     /// A row of a weight to be quantised has an infinity or a NaN, so it has no scale.
     #[error(
-        "row {row} of {tensor:?} has an infinity, or what is no number, and cannot be quantised; load it as it is, or leave the \
-         tensor out"
+        "row {row} of {tensor:?} has an infinity or a NaN and cannot be quantised; load the tensor as it is, or \
+         leave it out"
     )]
     NotFinite {
         /// The tensor.
@@ -79,8 +79,8 @@ pub enum LoadError {
         /// How long the stream waited.
         waited: Duration,
     },
-    /// The layers that the caller holds leave no place in a window of bytes for the next one, which the
-    /// caller waits for.
+    /// The layers that the caller holds leave no place in a window of bytes for the next one, which
+    /// the caller waits for.
     #[error(
         "the window of {} is full: the caller has held {} for {waited:?}; drop a layer before taking the next, or \
          allow a larger window",
@@ -134,9 +134,9 @@ pub enum LoadError {
         layer: LayerId,
         /// The first tensor that differs.
         tensor: String,
-        /// What the model has.
+        /// The tensor in the model.
         expected: String,
-        /// What the other checkpoint has.
+        /// The tensor in the other checkpoint.
         found: String,
     },
     /// No such layer or tensor in the model.
@@ -144,7 +144,7 @@ pub enum LoadError {
     NotFound {
         /// `layer`, `layer below`, `component` or `tensor`.
         kind: &'static str,
-        /// What was asked for.
+        /// The requested name.
         name: String,
         /// The nearest name there is.
         nearest: Option<String>,

@@ -1,12 +1,12 @@
 //! BLAKE3 of tensors.
 //!
-//! On targets that keep no bytes, [`LayerHasher`] hashes the delivered bytes of each layer from slots
-//! that arrive in plan order. Where bytes are kept,
+//! On targets that keep no bytes, [`LayerHasher`] hashes the delivered bytes of each layer from
+//! slots that arrive in plan order. Where bytes are kept,
 //! [`LoadedTensor::hash`](crate::LoadedTensor::hash) hashes those.
 //!
 //! Long inputs are hashed on several cores, by a thread pool of this library and not by rayon's
-//! global one: the global pool has a thread for each core of the machine, however many there are, and
-//! their stacks would count against the memory promise.
+//! global one: the global pool has a thread for each core of the machine, however many there are,
+//! and their stacks would count against the memory promise.
 
 use std::fmt;
 use std::num::NonZero;
@@ -144,7 +144,7 @@ fn hash_pool() -> Option<&'static ThreadPool> {
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
         let builder = ThreadPoolBuilder::new()
             .num_threads(cores.min(HASH_THREADS_MAX))
-            .thread_name(|number| format!("onelayer-hash-{number}"));
+            .thread_name(|number| format!("blake3-{number}"));
         Some(builder).filter(|_| cores > 1)?.build().ok()
     };
     POOL.get_or_init(start).as_ref()

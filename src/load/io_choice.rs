@@ -10,7 +10,8 @@ use crate::plan::{
 };
 use crate::source::{self, SourceError};
 
-/// The default limit of direct reads in flight: enough for arrays of flash disks, at 1 or 2 MiB each.
+/// The default limit of direct reads in flight: enough for arrays of flash disks, at 1 or 2 MiB
+/// each.
 const DIRECT_READS_MAX: u32 = 16;
 /// Most threads with a queue of reads each.
 const QUEUES_MAX: u32 = 8;
@@ -36,9 +37,9 @@ pub(crate) fn decide_io(
 
 /// The default number of reader threads.
 ///
-/// Buffered and mapped reads are limited by copying, so they get a thread for each core: up to 8, or
-/// 12 for a CUDA device, whose link takes more than eight cores can copy. Direct reads wait for the
-/// disk: they get as many as any disk needs, and the load finds out how many to use. A network
+/// Buffered and mapped reads are limited by copying, so they get a thread for each core: up to 8,
+/// or 12 for a CUDA device, whose link takes more than eight cores can copy. Direct reads wait for
+/// the disk: they get as many as any disk needs, and the load finds out how many to use. A network
 /// answers late, whatever the number of cores. If files differ, most of the bytes decide.
 ///
 /// [`thread::available_parallelism`] counts the affinity of this process and the CPU quotas of its
@@ -69,8 +70,8 @@ pub(super) fn adapts(options: &LoadOptions, plan: &LoadPlan) -> bool {
 /// The number of threads with a queue of reads each, if reads go through queues.
 ///
 /// One queue keeps any disk busy. Casts and copies on the host are the thread's work too, and then
-/// every core takes part. In that case [`IoMode::Auto`] uses queues as well, unless some files answer
-/// late and go through no queue: their reads would hold up the others.
+/// every core takes part. In that case [`IoMode::Auto`] uses queues as well, unless some files
+/// answer late and go through no queue: their reads would hold up the others.
 pub(super) fn queues(options: &LoadOptions, target: Target, plan: &LoadPlan) -> Option<u32> {
     let works = target == Target::Host || options.dtype.is_some() || options.quantise.is_some();
     let for_work = cores().clamp(1, QUEUES_MAX);

@@ -54,8 +54,8 @@ impl LoadedLayer {
         Self { data: self.data.clone(), pass: self.pass }
     }
 
-    /// The number of its allocation in the [list of allocations](crate::live). `None` if the memory is
-    /// the caller's.
+    /// The number of its allocation in the [list of allocations](crate::live). `None` if the memory
+    /// is the caller's.
     #[must_use]
     pub fn allocation_number(&self) -> Option<u64> {
         self.data.resident().live().map(Entry::number)

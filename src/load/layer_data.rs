@@ -6,8 +6,8 @@
 //! LoadedTensor -+       the last one frees the content
 //! ```
 //!
-//! In a load of several passes, the block of a layer that nobody holds any more becomes the block of
-//! the next layer ([`LayerPool`]), so that later passes allocate nothing.
+//! In a load of several passes, a block without an owner becomes the block of the next layer
+//! ([`LayerPool`]), so that later passes allocate nothing.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,7 +22,7 @@ use crate::layers::LayerId;
 use crate::live::{Describe, LiveTensor};
 use crate::plan::{LoadPlan, Placement, PlannedLayer};
 
-/// What all owners of a layer share.
+/// The data of a layer that all its owners share.
 pub(super) struct LayerData {
     pub(super) checkpoint: Checkpoint,
     pub(super) plan: Arc<LoadPlan>,
@@ -53,7 +53,7 @@ impl Content {
         freed
     }
 
-    /// Frees the memory where nobody asks what became of it.
+    /// Frees the memory, without a receipt.
     fn release(self) {
         let Self { resident, permit } = self;
         let pool = resident.arena_pool();
@@ -249,9 +249,9 @@ impl HeldTensors {
 /// reuse --> layer, shared by its owners --(give_back by each of them)--> spare --> reuse ...
 /// ```
 ///
-/// All owners give back under one lock, so that the last one is sure to be the last. A reader of the
-/// [list of allocations](crate::live) that looks at a layer at that moment is an owner without the
-/// lock. Then it frees the block, and the next layer gets a new one.
+/// All owners give back under one lock, so that the last one is sure to be the last. A reader of
+/// the [list of allocations](crate::live) that looks at a layer at that moment is an owner without
+/// the lock. Then it frees the block, and the next layer gets a new one.
 pub(super) struct LayerPool {
     state: Mutex<PoolState>,
 }

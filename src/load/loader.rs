@@ -48,8 +48,9 @@ impl Loader {
         &self.device
     }
 
-    /// The plan of [`Self::stream`]: every read, every copy, every term of the peak. Reads no tensor
-    /// bytes. For the plan of [`Self::load`], set [`Window::All`] and [`crate::ReadOrder::Files`].
+    /// The plan of [`Self::stream`]: every read, every copy, every term of the peak. Reads no
+    /// tensor bytes. For the plan of [`Self::load`], set [`Window::All`] and
+    /// [`crate::ReadOrder::Files`].
     ///
     /// # Errors
     /// [`LoadError::Plan`] if the budget cannot work, [`LoadError::Layers`] if the grouping fails,
@@ -62,8 +63,8 @@ impl Loader {
     /// set), at most a window of them resident. The threads end with the stream.
     ///
     /// # Errors
-    /// The errors of [`Self::plan`]; [`LoadError::Device`] if the layers do not fit the free memory of
-    /// the device, or if it fails; [`LoadError::Staging`], [`LoadError::Source`],
+    /// The errors of [`Self::plan`]; [`LoadError::Device`] if the layers do not fit the free memory
+    /// of the device, or if it fails; [`LoadError::Staging`], [`LoadError::Source`],
     /// [`LoadError::Thread`] if the ring, the files or the threads are not available.
     pub fn stream(&self, checkpoint: &Checkpoint) -> Result<LayerStream, LoadError> {
         self.start(checkpoint, self.settings.options.clone())
@@ -221,8 +222,8 @@ pub(super) fn start_threads<B: Backend>(
         progress: progress.clone(),
         limit: reader_limit.limit(),
     });
-    // If a thread does not start, those that run find the limit lifted and the job queue closed, and
-    // end.
+    // If a thread does not start, those that run find the limit lifted and the job queue closed,
+    // and end.
     let kind = reader_kind(&setup, &resources, &queueing);
     let readers = reader::spawn(kind, &context, &job_receiver, &result_sender)?;
     drop((result_sender, context));
@@ -271,8 +272,8 @@ pub(super) fn start_threads<B: Backend>(
 /// How many reads may be in flight at first, and whether the load may change that.
 fn depth(setup: &LoadSetup) -> Depth {
     let readers_most = setup.plan.memory().ring().readers;
-    // Readers that copy into an arena leave the disk idle meanwhile, and copies come in bursts, so the
-    // host starts with more readers.
+    // Readers that copy into an arena leave the disk idle meanwhile, and copies come in bursts, so
+    // the host starts with more readers.
     let reads_at_first = match setup.plan.memory().resident_kind() {
         ResidentKind::Host => 8 * READS_LEAST,
         ResidentKind::Device | ResidentKind::Nowhere => READS_LEAST,
@@ -298,8 +299,8 @@ fn reader_kind<B: Backend>(
     queues.map_or(ReaderKind::OneByOne { readers: ring.readers }, ReaderKind::Queued)
 }
 
-/// Bytes of tensors that arrive in all passes, or in one pass if there is no end. Kept layers arrive
-/// once.
+/// Bytes of tensors that arrive in all passes, or in one pass if there is no end. Kept layers
+/// arrive once.
 fn tensor_bytes_total(plan: &LoadPlan) -> u64 {
     let others = plan.layers().iter().filter(|layer| !layer.is_kept);
     let again_bytes: u64 = others.map(|layer| layer.tensor_bytes).sum();

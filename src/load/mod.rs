@@ -12,8 +12,8 @@
 //! ```
 //!
 //! On an asynchronous device two completion threads wait for it: one for arenas, one for copies and
-//! layers. The control loop makes all decisions: which read gets a slot, when a layer gets its arena,
-//! when it is complete. Blocking reads run on the reader threads only.
+//! layers. The control loop makes all decisions: which read gets a slot, when a layer gets its
+//! arena, when it is complete. Blocking reads run on the reader threads only.
 //!
 //! [`TensorReader`] reads single tensors, or parts of them, and needs none of this.
 //!

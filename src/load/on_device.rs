@@ -102,8 +102,8 @@ impl LoadedTensor {
         Ok(unsafe { self.data.resident().let_wait(stream) }?)
     }
 
-    /// Where the tensor starts in host memory, for code that is not written in Rust. `None` where the
-    /// host cannot read it, and for a tensor without bytes. A multiple of 256, valid for
+    /// Where the tensor starts in host memory, for code that is not written in Rust. `None` where
+    /// the host cannot read it, and for a tensor without bytes. A multiple of 256, valid for
     /// [`Self::len_bytes`] until the last owner of the layer is gone. The loader does not write to
     /// it. While you write through it, no [`Self::as_bytes`] of this tensor may be in use.
     #[must_use]

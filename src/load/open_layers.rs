@@ -81,7 +81,8 @@ impl Turns {
         (turn < self.total).then_some(Turn { layer: turn, read })
     }
 
-    /// Moves past the next read, into the next pass if there is one. Kept layers are not read again.
+    /// Moves past the next read, into the next pass if there is one. Kept layers are not read
+    /// again.
     pub(super) fn advance(&mut self) {
         self.place = self.plan.behind(self.place);
         loop {
@@ -155,7 +156,8 @@ pub(super) struct OpenLayers<B: Backend> {
     layers: VecDeque<OpenLayer<B>>,
     /// The number of sealed layers before the first one that is not.
     sealed: usize,
-    /// Layers that can be sealed, in [`ReadOrder::Files`], where they need not wait for earlier ones.
+    /// Layers that can be sealed, in [`ReadOrder::Files`], where they need not wait for earlier
+    /// ones.
     whole: VecDeque<usize>,
 }
 
@@ -238,7 +240,7 @@ impl<B: Backend> OpenLayers<B> {
     }
 }
 
-/// What a layer has when it is sealed.
+/// The parts of a layer when it is sealed.
 pub(super) struct SealedLayer<B: Backend> {
     /// `None` if the layer is resident from an earlier pass.
     pub(super) arena: Option<Arc<B::Arena>>,

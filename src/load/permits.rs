@@ -41,8 +41,8 @@ impl Bounds {
 /// list that grows does not matter.
 const LAYERS_AT_FIRST: usize = 64;
 
-/// How many layers are resident at once, at most [`LAYERS_AT_FIRST`]: for lists that are allocated at
-/// the start.
+/// How many layers are resident at once, at most [`LAYERS_AT_FIRST`]: for lists that are allocated
+/// at the start.
 pub(super) fn layers_at_once(plan: &LoadPlan) -> usize {
     Bounds::of(plan).layers_max.min(LAYERS_AT_FIRST)
 }
@@ -156,9 +156,9 @@ impl WindowPermits {
         Some(Permit { turn, arena_bytes, place, permits: Arc::clone(self) })
     }
 
-    /// True if the load is stopped and all permits belong to turns below `end`. With `end` set to the
-    /// number of layers taken, the caller holds all of them, and only the caller can let the load go
-    /// on.
+    /// True if the load is stopped and all permits belong to turns below `end`. With `end` set to
+    /// the number of layers taken, the caller holds all of them, and only the caller can let the
+    /// load go on.
     pub(super) fn is_stopped_by_turns_below(&self, end: usize) -> bool {
         self.lock().stopped_below(end).is_some()
     }

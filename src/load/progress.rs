@@ -1,5 +1,5 @@
-//! The progress of a running load, as counters that any thread may read, and the report of a finished
-//! one.
+//! The progress of a running load, as counters that any thread may read, and the report of a
+//! finished one.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -134,13 +134,13 @@ impl Progress {
     }
 }
 
-/// What a load did. Its memory is not in here: `onelayer-probe` measures it.
+/// The report of a load. Its memory is not in here: `onelayer-probe` measures it.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct LoadReport {
-    /// Time from the start of the load (before the ring is mapped) until the last layer, or the error
-    /// that ended the load, was handed to the caller; while the load runs, until now. Includes the
-    /// time of the caller in between.
+    /// Time from the start of the load (before the ring is mapped) until the last layer, or the
+    /// error that ended the load, was handed to the caller; while the load runs, until now.
+    /// Includes the time of the caller in between.
     pub elapsed: Duration,
     /// Time from the start of the load until reading began: for planning, mapping and pinning the
     /// ring, opening files and starting threads.

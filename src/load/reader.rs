@@ -1,4 +1,5 @@
-//! Reader threads. A read and a claim on a slot come in; a filled slot, or a copy in flight, goes out.
+//! Reader threads. A read and a claim on a slot come in; a filled slot, or a copy in flight, goes
+//! out.
 //!
 //! A reader either has one read at a time, or a queue of reads (io_uring):
 //!
@@ -40,8 +41,8 @@ pub(super) struct Job<B: Backend> {
     pub(super) read: u32,
     /// The right to a slot for the bytes.
     pub(super) claim: Claim,
-    /// The arena of the layer, if it has one by now. Then the reader starts the copy itself, while the
-    /// bytes are in the cache of its core.
+    /// The arena of the layer, if it has one by now. Then the reader starts the copy itself, while
+    /// the bytes are in the cache of its core.
     pub(super) arena: Option<Arc<B::Arena>>,
 }
 
@@ -183,8 +184,8 @@ impl<B: Backend> ReaderContext<B> {
         if B::IS_ASYNCHRONOUS {
             return Ok(Done::Copying(copy));
         }
-        // It is over already. The slot is free before this thread takes its next one, which then is the
-        // same one, still in the cache.
+        // It is over already. The slot is free before this thread takes its next one, which then is
+        // the same one, still in the cache.
         drop(copy.wait()?);
         work.filling += start.elapsed();
         Ok(Done::Copied)
@@ -229,7 +230,8 @@ pub(super) fn read_queued<B: Backend>(
         }
         let limit = context.limit.get();
         let share = to_usize(u64::from(limit / count + u32::from(number < limit % count)));
-        // Once the load has ended there is no limit, and the share may exceed the size of the queue.
+        // Once the load has ended there is no limit, and the share may exceed the size of the
+        // queue.
         while reader.queue.len() < share && reader.queue.has_room() {
             // With no read in flight, waits for a job.
             let next = match reader.queue.len() {

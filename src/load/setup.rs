@@ -23,7 +23,7 @@ use crate::staging::{Filled, Ring, Slot};
 /// no bytes. An error ends the load.
 pub(crate) type ReadObserver = Box<dyn FnMut(&ReadOp, &Slot<Filled>) -> Result<(), LoadError> + Send>;
 
-/// The settings of a load, whatever the device.
+/// The settings of a load on any device.
 pub(crate) struct LoadSetup {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) plan: Arc<LoadPlan>,
@@ -46,7 +46,7 @@ impl LoadSetup {
     }
 }
 
-/// What a load works with.
+/// The resources of a load.
 pub(super) struct Resources<B: Backend> {
     pub(super) ring: Arc<Ring>,
     pub(super) source: Arc<dyn Source>,
@@ -78,14 +78,15 @@ impl<B: Backend> Channels<B> {
     pub(super) fn close(self) {
         let Self { jobs, jobs_not_begun, results, completion, reader_limit, .. } = self;
         drop(jobs);
-        // Jobs that no reader has begun are dropped, so that a caller that cancels waits only for the
-        // reads in flight.
+        // Jobs that no reader has begun are dropped, so that a caller that cancels waits only for
+        // the reads in flight.
         while let Some(job) = jobs_not_begun.wait() {
             drop(job);
         }
         // Only now, so that waiting readers find no job left.
         drop(reader_limit);
-        // Each reader finishes the job it has and then sees the closed queue. Until then it holds slots.
+        // Each reader finishes the job it has and then sees the closed queue. Until then it holds
+        // slots.
         for result in results {
             drop(result);
         }
@@ -93,7 +94,7 @@ impl<B: Backend> Channels<B> {
     }
 }
 
-/// What the control loop sends to the stream.
+/// A message from the control loop to the stream.
 pub(super) enum Delivery {
     Layer(LoadedLayer),
     /// Boxed, so that the places of the channel stay small.

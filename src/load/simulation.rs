@@ -490,8 +490,8 @@ fn dropping_the_stream_begins_no_read_any_more() {
         std::thread::yield_now();
     }
     let dropper = std::thread::spawn(move || drop(run.stream));
-    // Time for the control loop to hear of it: were it not enough, more reads would begin and the test
-    // would fail.
+    // Time for the control loop to hear of it: were it not enough, more reads would begin and the
+    // test would fail.
     std::thread::sleep(Duration::from_millis(300));
     gate.open();
     dropper.join().unwrap();

@@ -129,7 +129,7 @@ impl LayerStream {
         CancelHandle { signals: Arc::clone(&self.parts.signals) }
     }
 
-    /// What the load did so far. Final once the stream has ended.
+    /// The report of the load so far. Final once the stream has ended.
     #[must_use]
     pub fn report(&self) -> LoadReport {
         let totals = read_totals(&self.parts.totals);
@@ -153,11 +153,11 @@ impl LayerStream {
     }
 
     /// The next layer, as [`Iterator::next`] returns it, if it comes within `timeout`. For callers
-    /// that must look at something else now and then, such as a signal. After [`Awaited::NotYet`] the
-    /// layer is still being read.
+    /// that must look at something else now and then, such as a signal. After [`Awaited::NotYet`]
+    /// the layer is still being read.
     ///
-    /// The [stall timeout](crate::LoaderBuilder::stall_timeout) continues from one call to the next.
-    /// Of the time between two calls, at most a tenth of a second counts.
+    /// The [stall timeout](crate::LoaderBuilder::stall_timeout) continues from one call to the
+    /// next. Of the time between two calls, at most a tenth of a second counts.
     ///
     /// # Errors
     /// The error that ended the load. Afterwards the stream is at its [end](Awaited::Ended).
@@ -220,8 +220,8 @@ impl LayerStream {
         }
     }
 
-    /// The next delivery, or a timeout at `until`. Disconnected after the last delivery. A caller that
-    /// holds the whole window gets an error instead of waiting for ever.
+    /// The next delivery, or a timeout at `until`. Disconnected after the last delivery. A caller
+    /// that holds the whole window gets an error instead of waiting for ever.
     fn next_delivery(&mut self, until: Option<Instant>) -> Result<Delivery, RecvTimeoutError> {
         loop {
             let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));

@@ -1,4 +1,5 @@
-//! Reads tensors, and parts of them, on demand into memory of the caller. Needs no ring, arena or plan.
+//! Reads tensors, and parts of them, on demand into memory of the caller. Needs no ring, arena or
+//! plan.
 //!
 //! ```text
 //! runs of bytes --> pieces, at most 2 MiB of a file --> the caller's thread and helper threads
@@ -28,8 +29,8 @@ use crate::units::{Alignment, ByteRange, KIB, MIB, to_u64, to_usize};
 
 /// Most bytes of a file that are read at once.
 const PIECE_BYTES: u64 = 2 * MIB;
-/// A gap between two runs of up to this size is read through: a disk moves it in the time of one more
-/// request.
+/// A gap between two runs of up to this size is read through: a disk moves it in the time of one
+/// more request.
 const GAP_BYTES_MAX: u64 = 128 * KIB;
 /// Longer runs are read one by one.
 const GATHERED_RUN_BYTES_MAX: u64 = 512 * KIB;
@@ -41,10 +42,10 @@ const THREAD_BYTES_MIN: u64 = 2 * PIECE_BYTES;
 /// Reads tensors of a checkpoint, and slices of them, into the caller's memory. Cheap to clone; all
 /// clones, and all threads, share its files and its scratch memory.
 ///
-/// Files are read as [`IoMode::Auto`] reads them, with the same checks: a file that has changed since
-/// it was opened is an error. Bytes in the page cache are copied from there into the target. Other
-/// large reads go past the page cache; reads of up to 128 KiB go through it. Large reads are shared
-/// by a few threads, which end with the call.
+/// Files are read as [`IoMode::Auto`] reads them, with the same checks: a file that has changed
+/// since it was opened is an error. Bytes in the page cache are copied from there into the target.
+/// Other large reads go past the page cache; reads of up to 128 KiB go through it. Large reads are
+/// shared by a few threads, which end with the call.
 ///
 /// Beside the target it holds at most eight pieces of 2 MiB, however many threads call it, and only
 /// during calls. At most 16 files are open at once.
@@ -307,7 +308,8 @@ impl<'a> Pieces<'a> {
             return Some(self.next_gathered());
         }
         let start = self.extent.start() + self.runs.start_of(self.next_run) + self.done_bytes;
-        // The next piece begins on a multiple of the size of a piece, so that no block is read twice.
+        // The next piece begins on a multiple of the size of a piece, so that no block is read
+        // twice.
         let to_cut = PIECE_BYTES - start % PIECE_BYTES;
         let len_bytes = to_cut.min(run_bytes - self.done_bytes);
         self.done_bytes += len_bytes;

@@ -1,13 +1,13 @@
-//! Where the time of a stream goes: what each layer and each pass took, reported to the caller's hooks
-//! and summed for the report.
+//! Where the time of a stream goes: what each layer and each pass took, reported to the caller's
+//! hooks and summed for the report.
 //!
 //! ```text
 //! opened --(reading, filling)--> all bytes on their way --(link)--> ready --> handed out --(the engine)--> released
 //! ```
 //!
 //! While the engine waits for its next layer, it waits for the disk, for filling (casts, and copies
-//! on the host) or for the link to the device. Otherwise the loader may wait for the engine to ask or
-//! to drop a layer. If neither waits, nothing limits the stream.
+//! on the host) or for the link to the device. Otherwise the loader may wait for the engine to ask
+//! or to drop a layer. If neither waits, nothing limits the stream.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::layers::LayerId;
 use crate::plan::LoadPlan;
 use crate::units::to_u64;
 
-/// What limits the speed of a stream.
+/// A limit of the speed of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Binding {
@@ -115,8 +115,8 @@ pub struct LayerTimes<'a> {
     pub reading: Duration,
     /// Time that all threads together spent casting, gathering, or copying it on the host.
     pub filling: Duration,
-    /// Time from when all its bytes were on their way to the device until they were known to be there.
-    /// Almost zero on the host.
+    /// Time from when all its bytes were on their way to the device until they were known to be
+    /// there. Almost zero on the host.
     pub linking: Duration,
     /// Waiting times since the layer before it was handed out.
     pub waits: Waits,
@@ -124,13 +124,13 @@ pub struct LayerTimes<'a> {
     pub opened: Duration,
     /// When the engine could take it.
     pub handed_out: Duration,
-    /// When its memory was free again, after the layer and all its tensors were dropped. `None` for a
-    /// kept layer, and if the stream ended before.
+    /// When its memory was free again, after the layer and all its tensors were dropped. `None` for
+    /// a kept layer, and if the stream ended before.
     pub released: Option<Duration>,
 }
 
-/// The times of one pass: from when the last layer of the pass before it was handed out, or from the
-/// start, until its own last layer was.
+/// The times of one pass: from when the last layer of the pass before it was handed out, or from
+/// the start, until its own last layer was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PassReport {
@@ -166,7 +166,7 @@ impl fmt::Debug for Hooks {
     }
 }
 
-/// What the control loop waits for.
+/// A reason why the control loop waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// The engine waits for a layer that is being read and filled.

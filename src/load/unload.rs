@@ -7,9 +7,9 @@
 //! asked = returned + kept by the pool + queued + recycled + lent + unconfirmed + held
 //! ```
 //!
-//! Parking copies a layer elsewhere, 1 MiB at a time, and frees its arena. Restoring copies it into a
-//! new arena. A layer that is held is not parked: its memory would stay, and the copy would come on
-//! top.
+//! Parking copies a layer elsewhere, 1 MiB at a time, and frees its arena. Restoring copies it into
+//! a new arena. A layer that is held is not parked: its memory would stay, and the copy would come
+//! on top.
 
 use std::fmt;
 use std::fs::File;
@@ -49,8 +49,8 @@ pub struct Receipt {
     /// pages, and small layers share one, which goes back with the last of them.
     pub kept_bytes: u64,
     /// Bytes that the device frees in its own order, after the work that
-    /// [`release_after`](LoadedLayer::release_after) named. Nothing waits for it, so the time is not
-    /// known.
+    /// [`release_after`](LoadedLayer::release_after) named. Nothing waits for it, so the time is
+    /// not known.
     pub queued_bytes: u64,
     /// Bytes that a running stream uses for its next layers and gives back at its end.
     pub recycled_bytes: u64,
@@ -199,8 +199,8 @@ pub enum ParkTo<'a> {
     /// In host memory, in addition to the budget of any load.
     Memory,
     /// In a file without a name in this folder, as large as the layer. The space is free again when
-    /// the layer is restored or unloaded, or when the process ends in any way. Nothing of it stays in
-    /// the page cache.
+    /// the layer is restored or unloaded, or when the process ends in any way. Nothing of it stays
+    /// in the page cache.
     Folder(&'a Path),
 }
 
@@ -232,8 +232,8 @@ pub(crate) enum Parking {
 }
 
 impl LoadedLayer {
-    /// Frees the layer, as dropping it does, and returns what came back. Tensors that were taken keep
-    /// its memory until they are dropped; the receipt names them.
+    /// Frees the layer, as dropping it does, and returns what came back. Tensors that were taken
+    /// keep its memory until they are dropped; the receipt names them.
     pub fn unload(self) -> Receipt {
         Receipt::of_one(self)
     }

@@ -4,8 +4,8 @@
 use super::*;
 use onelayer_testing::skipped;
 
-/// When a load ends, the reader limit is lifted while jobs may still be there. A queue takes no more
-/// reads than it was made for.
+/// When a load ends, the reader limit is lifted while jobs may still be there. A queue takes no
+/// more reads than it was made for.
 #[test]
 fn a_queue_takes_no_more_than_it_was_made_for() {
     use super::super::Progress;
