@@ -1,9 +1,9 @@
-//! What the loader asks of a device.
+//! The traits of a device: arenas, copies, resident layers.
 //!
 //! ```text
 //! allocate --> arena, shared by the copies into it --(all copies queued)--> seal --> resident --> drop frees
 //! ```
-#![allow(unsafe_code, reason = "handles of the caller's are promises; each says which")]
+#![allow(unsafe_code, reason = "functions that take the caller's handles; each states what it needs")]
 
 use std::io;
 use std::ptr::NonNull;
@@ -17,26 +17,26 @@ use crate::units::{MIB, to_usize};
 
 /// A kind of device. Shared by the threads of a load.
 pub(crate) trait Backend: Send + Sync + 'static {
-    /// Memory of one layer that is being filled. Dropping the last owner frees it.
+    /// Memory of one layer while it is filled. Dropping the last owner frees it.
     type Arena: Send + Sync + 'static;
-    /// The same memory once it is filled, or as good as.
+    /// The same memory once all its copies are started.
     type Resident: Resident + 'static;
-    /// What [`Self::copy_async`] gives.
+    /// A copy in flight.
     type Pending: PendingCopy;
 
-    /// True if copies go on after [`Self::copy_async`] has returned, and if allocating takes its
-    /// time: then both get a thread that waits for them.
+    /// True if copies continue after [`Self::copy_async`] returns and allocations are slow: both
+    /// then get a thread that waits for them.
     const IS_ASYNCHRONOUS: bool;
 
-    /// Makes the arena of a layer, at that place. A place in the window is nobody else's until the
-    /// arena is gone.
+    /// Allocates the arena of a layer at `place`. A place in the window has no other user until the
+    /// arena is dropped.
     fn allocate(&self, layer: &PlannedLayer, place: ArenaPlace) -> Result<Arc<Self::Arena>, DeviceError>;
 
     /// Starts the copies of one read. The pending copy owns the slot and keeps the arena alive. On
-    /// an error nothing is in flight any more when this returns.
+    /// an error nothing is in flight when this returns.
     ///
-    /// The arena must have been allocated for the layer of the read, and each read of the plan is
-    /// copied once: so no two calls ever write to the same bytes.
+    /// The arena must be that of the read's layer, and each read of the plan is copied once: so no
+    /// two calls write to the same bytes.
     fn copy_async(
         &self,
         arena: &Arc<Self::Arena>,
@@ -44,69 +44,68 @@ pub(crate) trait Backend: Send + Sync + 'static {
         copies: Copies<'_>,
     ) -> Result<Self::Pending, DeviceError>;
 
-    /// Ends the filling: every copy of the layer has been started, and nothing but pending copies
-    /// shares the arena. Moves what could not land in its place.
+    /// Ends the filling. Every copy of the layer was started, and only pending copies share the
+    /// arena. Makes the moves.
     fn seal(&self, arena: Arc<Self::Arena>, moves: &[MoveOp]) -> Result<Arc<Self::Resident>, DeviceError>;
 
-    /// The load has failed or is not wanted any more: bytes that are missing will not come. Called
-    /// before what is in flight is waited for.
+    /// The load failed or was cancelled: missing bytes will not come. Called before waiting for
+    /// what is in flight.
     fn give_up(&self) {}
 
-    /// Gives recycled arenas, and the window, back to the system. Called once, when no copy is in
+    /// Returns recycled arenas and the window to the system. Called once, when no copy is in
     /// flight.
     fn trim(&self);
 }
 
-/// Where the arena of a layer lies.
+/// Where the arena of a layer is placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ArenaPlace {
-    /// In memory of its own.
+    /// In its own memory.
     Own,
-    /// In the window, which the backend has allocated as a whole, at this offset.
+    /// At an offset of the window, which the backend has allocated as a whole.
     InWindow { offset_bytes: u64 },
 }
 
-/// What has to be over before memory is freed.
+/// What has to finish before memory is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum After {
-    /// What a `CUevent` marks, as it was last recorded.
+    /// A `CUevent`, as it was last recorded.
     Event(u64),
     /// Everything queued in a `CUstream` so far.
     Stream(u64),
 }
 
-/// What became of memory that was given up.
+/// What happened to memory that was freed.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "host memory goes back to the system at once"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Freed {
-    /// The system or the driver has taken it back, and said so.
+    /// The system or the driver confirmed that it has the memory back.
     Returned,
-    /// Its pool has it, and gives it back to the device as far as it can when it is
-    /// [settled](ArenaPool::settle).
+    /// Its pool has it, and returns it to the device as far as possible in [`ArenaPool::settle`].
     ToPool,
-    /// The device frees it once what somebody named is over.
+    /// The device frees it once the caller's event or stream has finished.
     Queued,
-    /// The load that it belongs to uses it again, and gives it back at its end.
+    /// Its load reuses it, and returns it at the end.
     Recycled,
-    /// It is the caller's, and the caller has it again.
+    /// It belongs to the caller, who has it again.
     Lent,
-    /// It was refused, or somebody still uses it, or nobody can say.
+    /// Freeing was refused, or the memory is still in use, or that is unknown.
     Unconfirmed,
 }
 
-/// Where arenas come from and go back to. Lives longer than they do.
+/// The pool of a load's arenas. Outlives them.
 pub(crate) trait ArenaPool: Send + Sync {
-    /// Bytes that its pool has taken from the device, used or not, as the driver says. `None`
-    /// without a pool, or without an answer.
+    /// Bytes that the driver's pool has taken from the device, used or not. `None` without a pool,
+    /// or without an answer.
     fn pool_bytes(&self) -> Option<u64>;
 
-    /// Waits until what was freed so far is free, and gives back what the pool does not use. False
-    /// if either was refused.
+    /// Waits until all freed memory is free, and returns unused memory of the pool. False if either
+    /// was refused.
     fn settle(&self) -> bool;
 
-    /// An arena for the layer with bytes that it had before: `fill` writes them, from an offset on
-    /// and from the front to the back, at most [`REFILLED_BYTES_MAX`] at a time.
+    /// An arena with the bytes that the layer had before. `fill` writes them from an offset on,
+    /// from front to back, at most [`REFILLED_BYTES_MAX`] at a time.
     fn refill(
         self: Arc<Self>,
         layer: &PlannedLayer,
@@ -114,7 +113,7 @@ pub(crate) trait ArenaPool: Send + Sync {
     ) -> Result<Arc<dyn Resident>, Unfilled>;
 }
 
-/// Bytes of an arena that are refilled at once.
+/// Bytes of an arena that are refilled in one step.
 pub(crate) const REFILLED_BYTES_MAX: u64 = MIB;
 
 /// Writes the bytes of an arena from an offset on.
@@ -123,9 +122,9 @@ pub(crate) type Fill<'a> = dyn FnMut(u64, &mut [u8]) -> io::Result<()> + 'a;
 /// Why an arena could not be refilled.
 #[derive(Debug)]
 pub(crate) enum Unfilled {
-    /// The device has refused.
+    /// The device refused.
     Device(DeviceError),
-    /// There are no bytes to fill it with.
+    /// The bytes could not be read.
     Bytes(io::Error),
 }
 
@@ -135,61 +134,60 @@ impl From<DeviceError> for Unfilled {
     }
 }
 
-/// The pieces of an arena in which it is refilled: where each starts, and how long it is.
+/// The pieces in which an arena is refilled: start and length of each.
 pub(crate) fn refill_pieces(len_bytes: u64) -> impl Iterator<Item = (u64, u64)> {
     let starts = (0..len_bytes).step_by(to_usize(REFILLED_BYTES_MAX));
     starts.map(move |start| (start, REFILLED_BYTES_MAX.min(len_bytes - start)))
 }
 
-/// Memory of one layer on a device. Once it is ready, nothing of ours writes to it any more.
-/// Dropping it frees it.
+/// Memory of one layer on a device. Once it is ready, the loader no longer writes to it. Dropping
+/// it frees it.
 pub(crate) trait Resident: Send + Sync {
-    /// Where it lies.
+    /// Where it is.
     fn target(&self) -> Target {
         Target::None
     }
 
-    /// Bytes that it takes on the device.
+    /// Its bytes on the device.
     fn len_bytes(&self) -> u64;
 
-    /// Gives the memory up, as dropping its only owner does, and says what became of it. What went
-    /// [to the pool](Freed::ToPool) is to be settled.
+    /// Frees the memory as dropping does, and reports the result. Memory that went [to the
+    /// pool](Freed::ToPool) has to be settled.
     fn free(self: Arc<Self>) -> Freed {
         drop(self);
         Freed::Unconfirmed
     }
 
-    /// Where it came from, if that wants to be settled.
+    /// Its pool, if there is one to be settled.
     fn arena_pool(&self) -> Option<Arc<dyn ArenaPool>> {
         None
     }
 
-    /// Its entry in the list of what is allocated, if its memory is ours.
+    /// Its entry in the list of allocations, if the memory belongs to the loader.
     fn live(&self) -> Option<&Entry> {
         None
     }
 
-    /// The bytes, where the host can read them.
+    /// The bytes, if the host can read them.
     fn host_bytes(&self) -> Option<&[u8]>;
 
-    /// Where it starts in the host's memory, if it is there and has bytes. Others may write through
-    /// the pointer.
+    /// Its address in host memory, if it has bytes there. Others may write through the pointer.
     fn host_address(&self) -> Option<NonNull<u8>> {
         None
     }
 
-    /// Where it starts in the device's address space, if it has one. From now on others may use the
-    /// memory.
+    /// Its address on the device, if it has one. From now on others may use the memory.
     fn device_address(&self) -> Option<u64> {
         None
     }
 
-    /// True if the bytes are anywhere at all.
+    /// True if the bytes are kept anywhere.
     fn is_somewhere(&self) -> bool {
         true
     }
 
-    /// Copies bytes to the host. Waits until the layer is ready. False if there are none to copy.
+    /// Copies bytes to the host, after waiting until the layer is ready. False if the device keeps
+    /// none.
     ///
     /// # Panics
     /// If the range is not inside the arena.
@@ -205,12 +203,12 @@ pub(crate) trait Resident: Send + Sync {
         Ok(true)
     }
 
-    /// The event that tells so, if the device has events.
+    /// The event that marks readiness, if the device has events.
     fn ready_event(&self) -> Option<u64> {
         None
     }
 
-    /// Lets what is queued in a stream of the caller's from now on wait until the layer is ready.
+    /// Makes later work in the caller's stream wait until the layer is ready.
     ///
     /// # Safety
     /// A live stream of the device's context.
@@ -218,7 +216,7 @@ pub(crate) trait Resident: Send + Sync {
         Ok(())
     }
 
-    /// Lets the memory be freed only after something; dropping then waits for nothing else.
+    /// Makes freeing wait for `after`; dropping then waits for nothing else.
     ///
     /// # Safety
     /// A live event or stream of the device's context, behind everything that uses the memory.
@@ -229,6 +227,6 @@ pub(crate) trait Resident: Send + Sync {
 
 /// A copy in flight; owns its slot. Dropping it waits.
 pub(crate) trait PendingCopy: Send + 'static {
-    /// Waits for the copy and gives the slot back.
+    /// Waits for the copy and returns the slot.
     fn wait(self) -> Result<Slot<Empty>, DeviceError>;
 }

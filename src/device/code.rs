@@ -1,9 +1,9 @@
-//! What the driver answers: its result codes, as numbers with names.
+//! Result codes of the CUDA driver, with their names.
 
 use std::fmt;
 
-/// A result code of the CUDA driver API (`CUresult`), never zero. Shown as its name, its number and
-/// what it means here.
+/// A result code of the CUDA driver API (`CUresult`), never zero. Printed as its name, its number
+/// and what to do.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CudaCode(u32);
 
@@ -72,7 +72,7 @@ impl CudaCode {
         })
     }
 
-    /// What it means here and what to do about it, where that is known.
+    /// What it means here and what to do, where that is known.
     const fn remedy(self) -> Option<&'static str> {
         if self.is_fatal() {
             return Some(

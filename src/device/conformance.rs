@@ -1,7 +1,6 @@
-//! What every device has to do, whatever it is made of: one suite for all of them.
+//! The conformance suite of all devices.
 //!
-//! The host runs it here; a CUDA device runs it against a simulated driver, in a process of its
-//! own.
+//! The host runs it here. A CUDA device runs it on a simulated driver, in a separate process.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -26,8 +25,8 @@ pub(crate) fn ring(pinner: Option<&dyn Pinner>) -> Arc<Ring> {
     Ring::new(shape, reservation, pinner).unwrap()
 }
 
-/// Fills `bytes` with what slot number `number` of a test holds: words that hardly ever stand
-/// twice, in it or in another slot.
+/// Fills `bytes` with the contents of slot `number`: words that hardly ever repeat, in this slot or
+/// another.
 fn fill(number: u64, bytes: &mut [u8]) {
     let number = (number + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     for (index, word) in (1_u64..).zip(bytes.chunks_mut(8)) {
@@ -36,7 +35,7 @@ fn fill(number: u64, bytes: &mut [u8]) {
     }
 }
 
-/// What such a slot holds.
+/// The contents of slot `number`.
 fn filled(number: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     fill(number, &mut bytes);
@@ -65,7 +64,7 @@ pub(crate) fn start_copy<B: Backend>(
     backend.copy_async(arena, slot.into_filled(), Copies::of_one_tensor(&placement)).unwrap()
 }
 
-/// The first byte of copy `number` at `place` that is not what it should be.
+/// Offset of the first wrong byte of copy `number` at `place`.
 fn differs<R: Resident>(resident: &R, number: u64, place: ByteRange) -> Option<u64> {
     let mut found = vec![0; to_usize(place.len_bytes())];
     assert!(resident.read(place.start(), &mut found).unwrap());
@@ -74,7 +73,7 @@ fn differs<R: Resident>(resident: &R, number: u64, place: ByteRange) -> Option<u
     wrong.map(|offset| place.start() + to_u64(offset))
 }
 
-/// The first of `copies` copies that is wrong, where they lie one behind the other.
+/// The first wrong one of `copies` copies that lie one behind the other.
 #[cfg(feature = "cuda")]
 pub(crate) fn first_wrong<R: Resident>(resident: &R, len_bytes: u64, copies: u64) -> Option<u64> {
     let mut found = vec![0; to_usize(copies * len_bytes)];
@@ -131,8 +130,8 @@ fn a_copy_that_nobody_waits_for_is_made<B: Backend>(backend: &B, ring: &Arc<Ring
     check(&*backend.seal(arena, &[]).unwrap(), 7, bytes(100, 5000));
 }
 
-/// Slots come back in whatever order, and are filled anew at once: no copy may see its successor's
-/// bytes.
+/// Slots come back in any order and are filled again at once: no copy may see the next bytes of its
+/// slot.
 fn slots_are_used_again_and_again<B: Backend>(backend: &B, ring: &Arc<Ring>) {
     const COPIES: u64 = 32;
     let arena = backend.allocate(&PlannedLayer::of_bytes(COPIES * SLOT_BYTES), ArenaPlace::Own).unwrap();
@@ -204,7 +203,7 @@ fn memory_that_no_machine_has_is_refused<B: Backend>(backend: &B, ring: &Arc<Rin
     a_copy_that_nobody_waits_for_is_made(backend, ring);
 }
 
-/// For devices that move what could not land in its place.
+/// For devices that make moves.
 #[cfg(feature = "cuda")]
 pub(crate) fn moves_come_after_all_copies<B: Backend>(backend: &B, ring: &Arc<Ring>) {
     let arena = backend.allocate(&PlannedLayer::of_bytes(64 * KIB), ArenaPlace::Own).unwrap();

@@ -1,9 +1,9 @@
-//! What can go wrong on a device.
+//! Errors of devices.
 
 use super::CudaCode;
 use crate::units::HumanBytes;
 
-/// What can go wrong on a device.
+/// Errors of devices.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
@@ -12,10 +12,10 @@ pub enum DeviceError {
     HostAllocation {
         /// Bytes of the arena.
         bytes: u64,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// What was to be written could not be; whoever writes it knows why.
+    /// The output could not be written; the writer has the cause.
     #[error("the output failed")]
     Output,
     /// This library was built without the feature `cuda`.
@@ -27,22 +27,22 @@ pub enum DeviceError {
          with its GPUs"
     )]
     NoDriver {
-        /// File names, in the order they were tried.
+        /// File names, in the order of the attempts.
         looked_for: String,
-        /// The system's answers.
+        /// The system's errors.
         reason: String,
     },
-    /// The driver lacks a function: it is too old, or it is something else of that name.
+    /// The driver lacks a function: it is too old, or not a CUDA driver.
     #[error(
         "{library} has no {symbol}: it is no CUDA driver, or one older than 11.4; install a newer driver"
     )]
     OldDriver {
         /// The library that was found.
         library: &'static str,
-        /// The function it lacks.
+        /// The missing function.
         symbol: &'static str,
     },
-    /// The driver is there and does not start.
+    /// The driver exists but does not start.
     #[error("the CUDA driver ({library}) does not start: {code}")]
     DriverRefused {
         /// The library that was found.
@@ -53,13 +53,12 @@ pub enum DeviceError {
     /// The driver has no such device.
     #[error("no CUDA device {ordinal}: the driver shows {devices}{}", if *devices == 0 { "; see CUDA_VISIBLE_DEVICES" } else { ", counted from 0" })]
     NoSuchDevice {
-        /// The number that was asked for.
+        /// The requested number.
         ordinal: u32,
-        /// How many there are.
+        /// Number of devices.
         devices: u32,
     },
-    /// What shall be resident does not fit the memory that is free on the device. Nothing was
-    /// loaded.
+    /// The resident layers do not fit the free memory of the device. Nothing was loaded.
     #[error(
         "the layers need {} on the device and {} are free, {} of them reserved: {} short; a smaller window needs less",
         HumanBytes(*needed_bytes), HumanBytes(*free_bytes), HumanBytes(*reserve_bytes), HumanBytes(self.shortfall_bytes())
@@ -67,23 +66,23 @@ pub enum DeviceError {
     OutOfDeviceMemory {
         /// Bytes of the layers that are resident at once.
         needed_bytes: u64,
-        /// Free on the device, as its driver says.
+        /// Free bytes on the device, as its driver reports.
         free_bytes: u64,
-        /// Bytes that shall stay free.
+        /// Bytes that have to stay free.
         reserve_bytes: u64,
     },
-    /// The driver refused memory for an arena that was thought to fit.
+    /// The driver refused memory for an arena that should have fitted.
     #[error(
-        "cannot allocate an arena of {} on the device: {} are free now; does somebody else use it?",
+        "cannot allocate an arena of {} on the device: {} are free now; does another process use it?",
         HumanBytes(*bytes), HumanBytes(*free_bytes)
     )]
     DeviceAllocation {
         /// Bytes of the arena.
         bytes: u64,
-        /// Free on the device, as its driver says.
+        /// Free bytes on the device, as its driver reports.
         free_bytes: u64,
     },
-    /// Memory of the caller's own is too small for its layer, or starts at an odd place.
+    /// The caller's memory for a layer is too small, or not aligned to 256 bytes.
     #[error(
         "the caller's memory for layer {layer} at {address:#x} has {} and the layer needs {}, from a multiple of 256",
         HumanBytes(*given_bytes), HumanBytes(*needed_bytes)
@@ -95,18 +94,20 @@ pub enum DeviceError {
         address: u64,
         /// Its length.
         given_bytes: u64,
-        /// What the layer's arena takes.
+        /// Bytes of the layer's arena.
         needed_bytes: u64,
     },
-    /// The stream that the caller handed in is another one on each thread, so that it orders
-    /// nothing between the loader's.
+    /// The caller's stream is a different one on each thread, so it cannot order the work of the
+    /// loader's threads.
     #[error(
         "the per-thread default stream cannot order the copies of a load: hand in a stream of your own, or none"
     )]
     PerThreadStream,
-    /// The driver has refused to say when a dropped layer's place in the window is free, so that no
-    /// layer can follow it there.
-    #[error("nobody knows when a dropped layer's part of the window is free: the driver has refused to say")]
+    /// The driver refused to report when a dropped layer's part of the window is free, so no layer
+    /// can follow it there.
+    #[error(
+        "it is unknown when a dropped layer's part of the window is free: the driver has refused to report it"
+    )]
     WindowInDoubt,
     /// A call of the driver failed.
     #[error("{call} failed: {code}")]

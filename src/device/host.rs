@@ -1,8 +1,7 @@
-//! Host memory as a device: one mapping per layer, recycled while streaming, given back at the end.
+//! Host memory as a device: one mapping per layer, recycled while streaming, returned at the end.
 //!
-//! It moves bytes with `memcpy` on the calling thread, so its copies are complete when they return.
-//! Everything else (arenas, windows, recycling, freeing) behaves as on a device with memory of its
-//! own.
+//! Copies run on the calling thread, so they are complete when they return. Arenas, windows,
+//! recycling and freeing work as on other devices.
 #![allow(unsafe_code, reason = "reader threads write disjoint parts of one arena; each block says why")]
 
 use std::ptr::NonNull;
@@ -25,8 +24,7 @@ use crate::units::to_usize;
 #[derive(Debug)]
 pub(crate) struct HostBackend {
     pool: Arc<IdleArenas<AnonymousMemory>>,
-    /// What layers share that come and go. `None` if each has an arena of its own, and once it was
-    /// trimmed.
+    /// The memory that layers share. `None` if each has its own arena, and after the trim.
     window: Mutex<Option<Arc<HostWindow>>>,
     /// Touches fresh arenas ahead of the readers.
     prefaulter: Option<Prefaulter>,
@@ -38,8 +36,8 @@ impl HostBackend {
         Self { pool: Arc::new(IdleArenas::closed()), window: Mutex::default(), prefaulter: None }
     }
 
-    /// A backend whose layers share a window of so many bytes, those aside that get an arena of
-    /// their own. So many layers at once need nothing of the allocator, however late they come.
+    /// A backend whose layers share a window of `bytes`, except those that get their own arena.
+    /// `layers` arenas at once need no allocation, however late they come.
     pub(crate) fn with_window(bytes: u64, layers: usize) -> Result<Self, DeviceError> {
         let backend = Self::new();
         if bytes > 0 {
@@ -52,20 +50,19 @@ impl HostBackend {
     }
 
     fn window(&self) -> MutexGuard<'_, Option<Arc<HostWindow>>> {
-        // It is only ever assigned.
+        // Every update is one assignment.
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A backend that uses the arenas of dropped layers again until it is trimmed. All its arenas
-    /// together, in use or not, hold at most `resident_bytes_max`, or what the layers in use
-    /// hold if that is more.
+    /// A backend that reuses the arenas of dropped layers until it is trimmed. All its arenas
+    /// together, used or idle, hold at most `resident_bytes_max`, or the layers in use if that is
+    /// more.
     pub(crate) fn recycling(resident_bytes_max: u64) -> Self {
         let pool = Arc::new(IdleArenas::open(resident_bytes_max));
         Self { pool, window: Mutex::default(), prefaulter: None }
     }
 
-    /// The same, with a thread that touches fresh arenas ahead of the readers: for readers that
-    /// wait for a disk.
+    /// The same, with a thread that touches fresh arenas ahead of readers that wait for a disk.
     pub(crate) fn prefaulting(self) -> Self {
         Self { prefaulter: Prefaulter::start(), ..self }
     }
@@ -75,12 +72,12 @@ impl HostBackend {
     }
 }
 
-/// Memory that the layers of a stream share.
+/// The memory that the layers of a stream share.
 #[derive(Debug)]
 struct HostWindow {
     memory: AnonymousMemory,
-    /// Arenas without memory, of layers that have gone: the next layers get them, so that pass
-    /// after pass none is made. Never more than there were layers at once.
+    /// Empty arenas of dropped layers, for the next layers: so no pass allocates any. Never more
+    /// than there were layers at once.
     blanks: Mutex<Vec<Arc<HostArena>>>,
 }
 
@@ -95,11 +92,11 @@ impl HostWindow {
     }
 
     fn blanks(&self) -> MutexGuard<'_, Vec<Arc<HostArena>>> {
-        // One comes or goes at a time.
+        // Every update adds or removes one.
         self.blanks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An arena at a place that nobody else has.
+    /// An arena at a place without other users.
     fn arena(
         self: &Arc<Self>,
         start_bytes: u64,
@@ -124,13 +121,13 @@ impl HostWindow {
 #[derive(Debug)]
 pub(crate) struct HostArena {
     len_bytes: u64,
-    /// True once it is complete: then nothing of ours writes to it any more.
+    /// True once it is complete: the loader no longer writes to it.
     is_sealed: bool,
     /// `None` for a layer without bytes, and while being made or dropped.
     memory: Option<Memory>,
-    /// Over before the memory is anybody else's.
+    /// Dropped before the memory gets another user.
     prefaulting: Option<Prefaulting>,
-    /// `None` once it was given up.
+    /// `None` once it was freed.
     pool: Option<Arc<IdleArenas<AnonymousMemory>>>,
 }
 
@@ -146,7 +143,7 @@ enum Memory {
 }
 
 impl Memory {
-    /// What it lies in, and where.
+    /// The mapping, and the offset in it.
     fn parts(&self) -> (&AnonymousMemory, u64) {
         match self {
             Self::Own(memory) => (memory, 0),
@@ -189,11 +186,11 @@ impl HostArena {
     ) -> Result<Self, DeviceError> {
         let failed = |source| DeviceError::HostAllocation { bytes: len_bytes, source };
         let recycled = pool.take(len_bytes).memory;
-        // From here on the arena's drop gives back what the pool has counted, whatever fails below.
+        // From here on, the arena's drop undoes the pool's count, whatever fails below.
         let pool = Some(Arc::clone(pool));
         let mut arena = Self { len_bytes, memory: None, prefaulting: None, is_sealed: false, pool };
         match recycled {
-            // What the last layer touched beyond this one's end would count as resident.
+            // Pages beyond this layer that the last one touched would count as resident.
             Some(memory) => {
                 memory.live().note(MemoryUse::Filling, None);
                 // SAFETY: an arena that was idle has no other owner, so nothing refers to its bytes.
@@ -233,7 +230,7 @@ impl HostArena {
     }
 }
 
-/// Gives up a part of a window: the last one of a window that was trimmed meanwhile takes it along.
+/// Frees a part of a window. The last part of a trimmed window frees the window.
 fn give_up_part(window: Arc<HostWindow>) -> Freed {
     match Arc::into_inner(window).map(|window| window.memory.unmap()) {
         Some(Ok(())) => Freed::Returned,
@@ -296,7 +293,7 @@ impl Resident for HostArena {
     }
 
     fn arena_pool(&self) -> Option<Arc<dyn ArenaPool>> {
-        // Those in a window too: where they are parked and restored, it is to memory of their own.
+        // Arenas in a window too: when a parked layer is restored, it gets its own memory.
         let pool = self.pool.clone()?;
         Some(pool)
     }
@@ -374,7 +371,7 @@ impl Backend for HostBackend {
 
     fn trim(&self) {
         self.pool.close();
-        // What a layer still lies in stays until that is gone.
+        // The window stays until its last layer is dropped.
         drop(self.window().take());
     }
 }

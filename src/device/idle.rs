@@ -1,55 +1,56 @@
-//! Arenas of dropped layers that a stream will use again.
+//! Arenas of dropped layers that a stream will reuse.
 //!
-//! Recycling saves the page faults of a fresh mapping, and must not cost memory: what idle arenas
-//! hold and what layers in use hold is at most what the plan says is resident. Whatever would come
-//! on top goes to the system first.
+//! Recycling saves the page faults of a fresh mapping, but must not cost memory: idle arenas and
+//! layers in use together hold at most the plan's resident bytes. Anything beyond goes to the
+//! system first.
 
 use std::cmp::Reverse;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::staging::memory::{AnonymousMemory, is_huge};
 
-/// Memory of an arena that may be used again.
+/// Memory of an arena that may be reused.
 pub(super) trait IdleMemory {
     /// Its length.
     fn len_bytes(&self) -> u64;
 
-    /// True if a layer of `len_bytes` may have it.
+    /// True if a layer of `len_bytes` may use it.
     fn fits(&self, len_bytes: u64) -> bool;
 
-    /// True if memory that is made for a layer of `len_bytes` makes this useless.
+    /// True if new memory for a layer of `len_bytes` makes this useless.
     fn is_outgrown_by(&self, len_bytes: u64) -> bool;
 }
 
-/// Host memory is resident as far as its last layer has touched it; a longer mapping costs nothing.
+/// Host memory is only resident where its last layer touched it; a longer mapping costs nothing.
 impl IdleMemory for AnonymousMemory {
     fn len_bytes(&self) -> u64 {
         self.len_bytes()
     }
 
     fn fits(&self, len_bytes: u64) -> bool {
-        // Huge pages would make a small layer as resident as a large one, so the two kinds are not mixed.
+        // With huge pages a small layer would be as resident as a large one, so the two kinds are
+        // not mixed.
         is_huge(self.len_bytes()) == is_huge(len_bytes) && self.len_bytes() >= len_bytes
     }
 
     fn is_outgrown_by(&self, len_bytes: u64) -> bool {
-        // Too small for this layer is too small for more to come.
+        // Memory that is too small for this layer is too small for later ones.
         is_huge(self.len_bytes()) == is_huge(len_bytes) && self.len_bytes() < len_bytes
     }
 }
 
-/// The arenas of one backend that wait for their next layer, and the count of all bytes.
+/// The idle arenas of one backend, and the count of all bytes.
 #[derive(Debug)]
 pub(super) struct IdleArenas<M> {
     state: Mutex<State<M>>,
 }
 
-/// What an arena gets from the pool.
+/// The pool's answer to a new arena.
 #[derive(Debug)]
 pub(super) struct Taken<M> {
-    /// Idle memory, if any fits.
+    /// Idle memory that fits, if any.
     pub(super) memory: Option<M>,
-    /// True if other idle memory had to go.
+    /// True if other idle memory was dropped.
     #[cfg_attr(
         not(feature = "cuda"),
         expect(dead_code, reason = "the host's memory is gone when it is dropped")
@@ -60,9 +61,9 @@ pub(super) struct Taken<M> {
 #[derive(Debug)]
 struct State<M> {
     is_open: bool,
-    /// Most bytes that arenas in use and idle ones may hold together.
+    /// Limit of the bytes of used and idle arenas together.
     resident_bytes_max: u64,
-    /// Bytes of the arenas in use.
+    /// Bytes of arenas in use.
     used_bytes: u64,
     idle: Vec<Idle<M>>,
 }
@@ -70,7 +71,7 @@ struct State<M> {
 #[derive(Debug)]
 struct Idle<M> {
     memory: M,
-    /// What its last layer may have touched, and so what is resident. Its mapping may be longer.
+    /// Bytes that its last layer may have touched, which are resident. The mapping may be longer.
     touched_bytes: u64,
 }
 
@@ -88,17 +89,17 @@ impl<M: IdleMemory> IdleArenas<M> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<M>> {
-        // Every update leaves lists and counts that are still true, so poison is ignored.
+        // A panic elsewhere leaves valid lists and counts, so poison is ignored.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts an arena of `len_bytes` as in use and gives it the smallest idle memory that is large
-    /// enough, if there is any. Pages beyond `len_bytes` may still hold what they held. What
-    /// would be too much has been dropped by then.
+    /// Counts an arena of `len_bytes` as used, and returns the smallest idle memory that is large
+    /// enough, if any. Pages beyond `len_bytes` may hold old bytes. Idle memory above the limit has
+    /// been dropped by then.
     pub(super) fn take(&self, len_bytes: u64) -> Taken<M> {
         let mut state = self.lock();
         let fitting = state.idle.iter().enumerate().filter(|(_, idle)| idle.memory.fits(len_bytes));
-        // Of those alike the one that holds most: the rest of it has to be faulted in.
+        // Among equal lengths, the one with the most resident bytes: the rest has to be faulted in.
         let order = |idle: &Idle<M>| (idle.memory.len_bytes(), Reverse(idle.touched_bytes));
         let best = fitting.min_by_key(|(_, idle)| order(idle)).map(|(index, _)| index);
         let taken = best.map(|index| state.idle.swap_remove(index).memory);
@@ -111,7 +112,7 @@ impl<M: IdleMemory> IdleArenas<M> {
         while state.is_over() {
             freed.extend(state.idle.pop());
         }
-        // Unmapping takes its time and needs no lock.
+        // Unmapping is slow and needs no lock.
         drop(state);
         let has_dropped = !freed.is_empty();
         drop(freed);
@@ -124,8 +125,8 @@ impl<M: IdleMemory> IdleArenas<M> {
         self.lock().is_open
     }
 
-    /// Takes back the memory of an arena of `len_bytes`. What is not kept is returned, for whoever
-    /// frees it.
+    /// Takes back the memory of an arena of `len_bytes`. Memory that the pool does not keep is
+    /// returned, to be freed by the caller.
     pub(super) fn give(&self, memory: Option<M>, len_bytes: u64) -> Option<M> {
         let mut state = self.lock();
         state.used_bytes = state.used_bytes.saturating_sub(len_bytes);
@@ -136,7 +137,7 @@ impl<M: IdleMemory> IdleArenas<M> {
         None
     }
 
-    /// Gives everything idle to the system, and from now on everything that comes.
+    /// Returns all idle memory to the system, and from now on everything that comes back.
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.is_open = false;
@@ -161,7 +162,7 @@ impl<M> State<M> {
         self.idle.iter().map(|idle| idle.touched_bytes).sum()
     }
 
-    /// True if something idle has to go.
+    /// True if idle memory has to be dropped.
     fn is_over(&self) -> bool {
         !self.idle.is_empty() && self.used_bytes.saturating_add(self.idle_bytes()) > self.resident_bytes_max
     }

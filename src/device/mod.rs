@@ -1,8 +1,12 @@
-//! Where layers live: allocate an arena, copy from a slot, wait for the copy, free.
+//! The devices where layers live: allocate an arena, copy from a slot, wait for the copy, free.
 //!
-//! What callers name is a [`Target`], and what they may ask about it an open [`Device`]. What the
-//! loader drives is a private trait with one implementation per kind of device, so that no type of
-//! a driver shows in a public signature.
+//! Callers name a [`Target`] and ask an open [`Device`] about itself. The loader drives a private
+//! trait with one implementation per kind of device, so that no driver type is in a public
+//! signature.
+//!
+//! The files, from what they need of each other: `code`, `error`; `backend` (the trait); `idle` and
+//! `prefault` (arenas to be reused, pages to be touched ahead); `none`, `host` and `cuda` (the
+//! devices); `open`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -38,7 +42,7 @@ mod prefault;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Target {
-    /// Host memory: every layer an arena of its own mapping, given back to the system when dropped.
+    /// Host memory: each layer in its own mapping, returned to the system when dropped.
     Host,
     /// The CUDA device of this number, as the driver counts (`CUDA_VISIBLE_DEVICES` changes it).
     /// Needs the feature `cuda`.
@@ -57,7 +61,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// What a text that names no target may be told.
+/// The text names no target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a device; write host, none, cuda:0 or another number")]
 pub struct UnknownTarget;
@@ -85,36 +89,36 @@ impl FromStr for Target {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// Its name in the driver's words; `host` or `none` otherwise.
+    /// Its name as the driver reports it; `host` or `none` otherwise.
     pub name: String,
-    /// The device's identity, as other tools print it, if it has one: `GPU-` and 32 hexadecimal
-    /// digits in five groups.
+    /// The device's UUID as other tools print it, if it has one: `GPU-` and 32 hexadecimal digits
+    /// in five groups.
     pub uuid: Option<String>,
-    /// Where it is on the PCI bus, if it is there: `domain:bus:device.function`.
+    /// Its address on the PCI bus, if it has one: `domain:bus:device.function`.
     pub pci_bus_id: Option<String>,
-    /// The newest CUDA version that the driver serves, major and minor, if there is a driver.
+    /// The newest CUDA version that the driver supports, major and minor, if there is a driver.
     pub cuda_version: Option<(u32, u32)>,
 }
 
-/// Memory of a device, everybody's and not only ours, as its driver says.
+/// Memory of a device, used by any process, as its driver reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceMemoryInfo {
-    /// Bytes that nobody uses.
+    /// Free bytes.
     pub free_bytes: u64,
-    /// Bytes that there are.
+    /// All bytes.
     pub total_bytes: u64,
 }
 
 impl DeviceMemoryInfo {
-    /// Bytes in use, by whomever.
+    /// Bytes in use by any process.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.total_bytes.saturating_sub(self.free_bytes)
     }
 }
 
-/// Memory on a device that is somebody else's.
+/// The caller's memory on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceRegion {
     /// Where it starts, in the device's address space (`CUdeviceptr`). A multiple of 256.
@@ -123,7 +127,7 @@ pub struct DeviceRegion {
     pub len_bytes: u64,
 }
 
-/// Says where a layer goes that shall not get an arena of ours.
+/// Returns the caller's memory for a layer, if the layer should not get an arena of the loader.
 pub(crate) type Destinations = dyn Fn(&PlannedLayer) -> Option<DeviceRegion> + Send + Sync;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The device that keeps nothing: a copy is complete as soon as it is asked for.
+//! The device that keeps nothing. Its copies are complete at once.
 
 use std::sync::Arc;
 

@@ -1,13 +1,12 @@
-//! A device that is ready for loads, and what there is to know about it.
+//! An open device, and what it says about itself.
 
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
 
 use super::{DeviceError, DeviceInfo, DeviceMemoryInfo, Target};
 
-/// A device that is ready for loads. For a CUDA device this holds its primary context, so that
-/// nothing of the driver's own memory is counted as a load's: open it before measuring a baseline.
-/// Cheap to clone.
+/// A device that is ready for loads. A CUDA device holds its primary context, so open it before
+/// measuring a baseline: then the driver's own memory does not count as a load's. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Device {
     kind: DeviceKind,
@@ -46,7 +45,7 @@ impl Device {
         Ok(Self { kind })
     }
 
-    /// The device in a context of the caller's.
+    /// The device in the caller's context.
     #[cfg(feature = "cuda")]
     pub(crate) fn in_context(ordinal: u32, context: Arc<super::cuda::Context>) -> Self {
         Self { kind: DeviceKind::Cuda { ordinal, context } }

@@ -1,12 +1,12 @@
-//! Memory of arenas that is touched ahead of the readers.
+//! A thread that touches the pages of fresh arenas ahead of the readers.
 //!
-//! A page of fresh memory is found and cleared by whoever touches it first. Left to the readers,
-//! that happens between two reads, in bursts that are as long as the system likes, and the disk
-//! rests meanwhile. A thread that only touches is busy while the readers wait for the disk, and it
-//! is hundreds of megabytes ahead of them when a burst comes.
+//! The first touch of a page makes the kernel find and clear it. If the readers did that, it would
+//! happen between two reads, in bursts of unpredictable length, while the disk is idle. The thread
+//! works while the readers wait for the disk, and is hundreds of megabytes ahead when a burst
+//! comes.
 //!
-//! Best effort: where the thread cannot be started, or the kernel does not know how (before Linux
-//! 5.14), readers touch.
+//! Best effort: if the thread cannot be started, or the kernel does not support it (before Linux
+//! 5.14), the readers touch the pages.
 #![allow(unsafe_code, reason = "one call that fills page tables, of memory that is kept mapped under a lock")]
 
 use std::ptr::NonNull;
@@ -19,16 +19,16 @@ use rustix::mm::Advice;
 use crate::staging::memory::{AnonymousMemory, is_huge};
 use crate::units::{Alignment, to_usize};
 
-/// The thread that touches. Dropping this ends it, at the latest behind the step that it has begun.
+/// The thread. Dropping this ends it, after the step in progress at the latest.
 #[derive(Debug)]
 pub(super) struct Prefaulter {
-    /// `None` while being dropped.
+    /// `None` during the drop.
     stretches: Option<Sender<Arc<Stretch>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Prefaulter {
-    /// `None` if there is no thread to be had.
+    /// `None` if no thread can be started.
     pub(super) fn start() -> Option<Self> {
         let (stretches, to_touch) = unbounded::<Arc<Stretch>>();
         let touch_all = move || to_touch.iter().for_each(|stretch| stretch.touch());
@@ -36,10 +36,10 @@ impl Prefaulter {
         Some(Self { stretches: Some(stretches), thread: Some(thread) })
     }
 
-    /// Has the first `len_bytes` of fresh memory touched, from the front, until what is returned is
+    /// Touches the first `len_bytes` of fresh memory, from the front, until the returned value is
     /// dropped.
     pub(super) fn touch(&self, memory: &AnonymousMemory, len_bytes: u64) -> Option<Prefaulting> {
-        // Small memory is touched as fast as it is handed over.
+        // Handing over small memory takes as long as touching it.
         if !is_huge(len_bytes) {
             return None;
         }
@@ -54,14 +54,14 @@ impl Drop for Prefaulter {
     fn drop(&mut self) {
         drop(self.stretches.take());
         if let Some(thread) = self.thread.take() {
-            // Nothing in it can panic.
+            // The thread cannot panic.
             let _ = thread.join();
         }
     }
 }
 
-/// Memory that is being touched. It must be dropped before the memory is unmapped, and waits for
-/// the step that is under way.
+/// Memory that is being touched. Must be dropped before the memory is unmapped; the drop waits for
+/// the step in progress.
 #[derive(Debug)]
 pub(super) struct Prefaulting(Arc<Stretch>);
 
@@ -71,7 +71,7 @@ impl Drop for Prefaulting {
     }
 }
 
-/// What of one arena is still to be touched; `None` if nothing is, or must not be any more.
+/// The untouched rest of one arena; `None` if nothing is left or may be touched any more.
 #[derive(Debug)]
 struct Stretch(Mutex<Option<Rest>>);
 
@@ -86,7 +86,7 @@ unsafe impl Send for Rest {}
 
 impl Stretch {
     fn rest(&self) -> MutexGuard<'_, Option<Rest>> {
-        // One assignment at a time: what is there is true, so poison is ignored.
+        // Every update is one assignment, so a panic elsewhere leaves it valid.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -94,7 +94,7 @@ impl Stretch {
         while self.touch_step() {}
     }
 
-    /// Touches one huge page, or as many small ones. False when there is nothing left to do.
+    /// Touches one huge page, or as many small ones. False if nothing is left.
     fn touch_step(&self) -> bool {
         let mut guard = self.rest();
         let Some(Rest { start, len }) = *guard else { return false };

@@ -125,12 +125,19 @@ impl PieceHasher {
     }
 }
 
-/// Adds the next bytes.
+/// Adds the next bytes. A long input is hashed by several threads: those of the rayon pool that this
+/// is called on, otherwise those of [`hash_pool`].
 pub(crate) fn update_hash(hasher: &mut Hasher, bytes: &[u8]) {
-    match hash_pool().filter(|_| bytes.len() >= PARALLEL_BYTES_MIN) {
-        Some(pool) => pool.install(|| hasher.update_rayon(bytes)),
-        None => hasher.update(bytes),
-    };
+    if bytes.len() < PARALLEL_BYTES_MIN {
+        hasher.update(bytes);
+    } else if rayon::current_thread_index().is_some() {
+        hasher.update_rayon(bytes);
+    } else {
+        match hash_pool() {
+            Some(pool) => pool.install(|| hasher.update_rayon(bytes)),
+            None => hasher.update(bytes),
+        };
+    }
 }
 
 /// Most threads that hash. Memory cannot feed more of them.

@@ -41,7 +41,7 @@
 //! | `loader` | starts a load |
 //! | `tensor_reader` | reads single tensors |
 
-#[cfg(all(test, feature = "convert"))]
+#[cfg(feature = "convert")]
 pub(crate) use self::hash::PARALLEL_BYTES_MIN;
 #[cfg(feature = "convert")]
 pub(crate) use self::hash::update_hash;

@@ -115,7 +115,7 @@ impl IoDecision {
 pub struct IoGroup {
     /// The decision; its bytes are the sum over all files.
     pub all: IoDecision,
-    /// How many there are.
+    /// Number of files.
     pub files: u64,
 }
 
@@ -209,12 +209,12 @@ impl fmt::Display for IoReason {
             Self::Cold => "not in the page cache",
             Self::Resident => "in the page cache",
             Self::PartlyResident => "partly in the page cache, split by range",
-            Self::Memory => "made of memory",
+            Self::Memory => "in memory",
             Self::Small => "small",
             Self::Network => "comes over a network",
-            Self::Program => "a program gets the bytes",
+            Self::Program => "served by a program (FUSE)",
             Self::NoDirectIo => "no direct i/o",
-            Self::ResidencyUnknown => "nobody tells what is in the page cache",
+            Self::ResidencyUnknown => "unknown what is in the page cache",
         })
     }
 }

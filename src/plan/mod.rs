@@ -364,7 +364,7 @@ impl LoadPlan {
         self.parts.as_ref()?.find(tensor)
     }
 
-    /// How many tensors are loaded in part.
+    /// Number of tensors that are loaded in part.
     #[must_use]
     pub fn part_count(&self) -> usize {
         self.parts.as_ref().map_or(0, Parts::count)

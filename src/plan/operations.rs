@@ -26,7 +26,7 @@ pub struct CopyOp {
     pub slot_offset_bytes: u64,
     /// Where they go in the arena.
     pub arena_offset_bytes: u64,
-    /// How many there are.
+    /// Their length.
     pub len_bytes: u64,
 }
 
@@ -39,7 +39,7 @@ pub struct CastOp {
     pub tensor: TensorId,
     /// Where the elements start in the slot; at any byte.
     pub slot_offset_bytes: u64,
-    /// How many bytes they take there: whole elements.
+    /// Their length in the slot: whole elements.
     pub source_len_bytes: u64,
     /// Source and target type.
     pub cast: Cast,
@@ -56,7 +56,7 @@ pub struct MoveOp {
     pub source_arena_offset_bytes: u64,
     /// Where they go: the place of their tensor.
     pub target_arena_offset_bytes: u64,
-    /// How many there are.
+    /// Their length.
     pub len_bytes: u64,
 }
 

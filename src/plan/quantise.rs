@@ -295,7 +295,7 @@ pub struct QuantiseOp {
     pub tensor: TensorId,
     /// Where the rows start in the slot; at any byte.
     pub slot_offset_bytes: u64,
-    /// How many bytes they take there: whole rows.
+    /// Their length in the slot: whole rows.
     pub source_len_bytes: u64,
     /// Number of the first row.
     pub first_row: u64,

@@ -1,5 +1,5 @@
-//! `pread` through the page cache: what works on every file system, and what the other two fall
-//! back to.
+//! `pread` through the page cache. It works on every file system; the other sources fall back to
+//! it.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,7 @@ pub(super) struct Buffered<S> {
 }
 
 impl<S: System> Buffered<S> {
-    /// Opens every file once, so that one that is gone or changed is found before any byte is read.
+    /// Opens every file once, so that a missing or changed file is found before any byte is read.
     pub(super) fn open(system: S, shards: &[Shard]) -> Result<Self, SourceError> {
         let source = Self { files: FileSet::new(system, shards), counters: ByteCounters::default() };
         for shard in source.files.shards_from_last() {
@@ -75,13 +75,13 @@ impl<S: System> Source for Buffered<S> {
     }
 }
 
-/// Tells the kernel to read ahead further. A hint: where it is refused, nothing is lost but speed.
+/// Asks the kernel to read far ahead. Only a hint: an error costs speed alone.
 pub(super) fn advise_sequential(file: &File) {
     let _ = rustix::fs::fadvise(file, 0, None, Advice::Sequential);
 }
 
-/// Fills `target` with the payload and proves afterwards that the file is the one that was checked.
-/// Returns the bytes moved.
+/// Fills `target` with the payload, and verifies afterwards that the file is the one that was
+/// checked. Returns the bytes moved.
 pub(super) fn read_payload<S: System>(
     files: &FileSet<S>,
     file: &File,
@@ -92,12 +92,11 @@ pub(super) fn read_payload<S: System>(
     read_payload_with(files, file, request, target, |rest, offset| system.read_at(file, rest, offset))
 }
 
-/// Bytes that are read at once where each piece is worked on: they fit the second-level cache of a
-/// core with room for what comes of them, and a system call costs little beside them.
+/// Length of a piece where each piece is processed as it arrives: it fits a core's second-level
+/// cache with room for the results, and is long enough for the system call to cost little.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// [`read_payload_with`] piece by piece. The file is proved to be the one that was checked once,
-/// after the last of them.
+/// [`read_payload_with`] piece by piece. The file is verified once, after the last piece.
 pub(super) fn read_payload_in_pieces<S: System>(
     files: &FileSet<S>,
     file: &File,
@@ -128,8 +127,8 @@ pub(super) fn read_payload_in_pieces<S: System>(
     finish(files, file, request, outcome.map(|()| filled).map_err(|error| (filled, error)))
 }
 
-/// [`read_payload`] with another call in the place of `pread`: it is given what is left to fill,
-/// and where that begins in the file.
+/// [`read_payload`] with another call instead of `pread`: `read` gets the rest to fill, and its
+/// file offset.
 pub(super) fn read_payload_with<S: System>(
     files: &FileSet<S>,
     file: &File,
@@ -141,14 +140,14 @@ pub(super) fn read_payload_with<S: System>(
     finish(files, file, request, filled)
 }
 
-/// What a read is worth that came as far as this.
+/// The result of a read, after verifying the file.
 fn finish<S: System>(
     files: &FileSet<S>,
     file: &File,
     request: &ReadRequest,
     filled: Result<usize, (usize, io::Error)>,
 ) -> Result<u64, SourceError> {
-    // A file that changed explains an error and an early end better than they explain themselves.
+    // A changed file is the better explanation of an error or an early end.
     files.verify(request.shard, file)?;
     match filled {
         Ok(filled) if to_u64(filled) == request.payload.len_bytes() => Ok(to_u64(filled)),
@@ -165,8 +164,8 @@ fn finish<S: System>(
     }
 }
 
-/// Reads until `target` is full or the file ends; returns how far it came. Interruptions are
-/// retried, anything else ends the read with the bytes that had arrived.
+/// Reads until `target` is full or the file ends; returns the bytes read. Interruptions are
+/// retried; any other error ends the read with the bytes that had arrived.
 fn read_full(
     target: &mut [u8],
     offset_bytes: u64,

@@ -1,8 +1,8 @@
-//! `pread` past the page cache. A file that refuses direct I/O, at once or at some read, is read
-//! buffered from then on, and says so in [`Source::fallbacks`].
+//! `pread` past the page cache (`O_DIRECT`). A file that refuses direct I/O, when it is opened or
+//! at a read, is read buffered from then on, and listed in [`Source::fallbacks`].
 //!
 //! `O_DIRECT` is set on the descriptor that was opened and checked, not by opening the path again:
-//! there is no second open to race with, and a refusal needs only the flag taken away.
+//! so there is no second open to race with, and after a refusal the flag is just cleared.
 
 use std::fs::File;
 use std::io;
@@ -22,21 +22,20 @@ use super::{Fallback, IoMode, IoWays, ReadRequest, Sealed, Source, SourceError, 
 
 /// See the [module](self).
 pub(super) struct Direct<S> {
-    /// What was asked for: [`IoMode::Uring`] is the same, but for the queues that its reads go
-    /// through.
+    /// The requested mode. [`IoMode::Uring`] is the same, but its reads go through queues.
     mode: IoMode,
     files: FileSet<S>,
     fallbacks: Fallbacks,
-    /// What every file accepts as a multiple for offsets and lengths.
+    /// Alignment of offsets and lengths that every file accepts.
     block: Alignment,
-    /// What every file accepts as an address.
+    /// Alignment of addresses that every file accepts.
     memory: Alignment,
     counters: ByteCounters,
 }
 
 impl<S: System> Direct<S> {
-    /// Opens every file once, so that one that is gone or changed, or whose file system knows no
-    /// direct I/O, is found before any byte is read.
+    /// Opens every file once, so that a missing or changed file, or a file system without direct
+    /// I/O, is found before any byte is read.
     pub(super) fn open(system: S, mode: IoMode, shards: &[Shard]) -> Result<Self, SourceError> {
         let files = FileSet::new(system, shards);
         let mut source = Self::unopened(mode, files, Alignment::ONE, Alignment::PAGE);
@@ -51,15 +50,15 @@ impl<S: System> Direct<S> {
         Ok(source)
     }
 
-    /// The same on files that somebody else has looked at, none of them open here yet. `memory` and
-    /// `block` are the largest alignments that those files report which will be read.
+    /// The same on files that were already checked, none of them open here yet. `memory` and
+    /// `block` are the largest alignments of the files that will be read.
     pub(super) fn unopened(mode: IoMode, files: FileSet<S>, memory: Alignment, block: Alignment) -> Self {
         let fallbacks = Fallbacks::new(mode, files.len());
         Self { mode, files, fallbacks, block, memory, counters: ByteCounters::default() }
     }
 
-    /// Reads past the page cache, or returns `None` if this file is refused, at once or at some
-    /// read: then nothing of the request has been read through the page cache.
+    /// Reads direct, or returns `None` if the file refuses direct I/O, now or earlier: then nothing
+    /// was read through the page cache.
     pub(super) fn read_or_refuse(
         &self,
         request: &ReadRequest,
@@ -69,13 +68,13 @@ impl<S: System> Direct<S> {
         self.read_direct(&file, request, buffer)
     }
 
-    /// True if this file was refused, at once or at some read.
+    /// True if this file has refused direct I/O.
     pub(super) fn has_fallen_back(&self, shard: ShardId) -> bool {
         self.fallbacks.contains(shard)
     }
 
-    /// Makes a freshly opened file direct, or records why it is not. Returns the alignment it needs
-    /// for addresses, and for offsets and lengths.
+    /// Sets `O_DIRECT` on a file that was just opened, or records why not. Returns its alignment of
+    /// addresses, and of offsets and lengths.
     fn prepare(&self, shard: ShardId, file: &File) -> (Alignment, Alignment) {
         if !self.fallbacks.contains(shard) {
             match self.enable(file) {
@@ -100,7 +99,7 @@ impl<S: System> Direct<S> {
         }
     }
 
-    /// Asserts what a direct read needs beside what every read needs.
+    /// Checks the promises that only direct reads need.
     fn check(&self, request: &ReadRequest, buffer: &[u8]) {
         request.check(buffer);
         assert!(
@@ -117,10 +116,9 @@ impl<S: System> Direct<S> {
         );
     }
 
-    /// Reads a file that has fallen back. The flag is taken off every time: this descriptor may
-    /// have been opened direct before another thread, with a descriptor of its own, was
-    /// refused. Direct reads that others have in flight keep what they started with, and go on
-    /// aligned, which suits buffered reads as well.
+    /// Reads a file that has fallen back. Clears the flag every time: this descriptor may have been
+    /// opened direct before another thread's descriptor was refused. Direct reads in flight are not
+    /// affected: they stay aligned, which suits buffered reads too.
     fn read_buffered(
         &self,
         file: &File,
@@ -135,7 +133,7 @@ impl<S: System> Direct<S> {
         Ok(self.counters.buffered(buffered::read_payload(&self.files, file, request, target)?))
     }
 
-    /// Checks the request and opens its file; `None` if it would have to wait for a descriptor and
+    /// Checks the request and opens its file. `None` if it would have to wait for a descriptor and
     /// must not.
     fn admit(
         &self,
@@ -150,7 +148,7 @@ impl<S: System> Direct<S> {
         })
     }
 
-    /// Opens the file for a read in a queue; `None` if it is refused.
+    /// Opens the file for a queued read; `None` if the file refuses direct I/O.
     pub(super) fn begin_or_refuse(
         &self,
         request: &ReadRequest,
@@ -166,7 +164,7 @@ impl<S: System> Direct<S> {
         Ok(self.admit(request, buffer, true)?.expect("it was to wait for a descriptor"))
     }
 
-    /// Reads one piece of the extent after the other. `None` if the file is refused.
+    /// Reads the extent piece by piece. `None` if the file refuses direct I/O.
     fn read_direct(
         &self,
         file: &OpenFile,
@@ -190,8 +188,8 @@ impl<S: System> Direct<S> {
         }
     }
 
-    /// The bytes that were moved, of the file that was checked; or `None`, and direct I/O is given
-    /// up on this file.
+    /// The bytes that were moved from the checked file. `None` if direct I/O on this file is given
+    /// up.
     pub(super) fn settle(
         &self,
         outcome: Outcome,

@@ -1,5 +1,4 @@
-//! What can go wrong while reading, always with the file's path and, where there is one, the
-//! offset.
+//! Errors of reading, always with the file's path, and with the offset where there is one.
 
 use std::fmt;
 use std::io;
@@ -7,19 +6,19 @@ use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{FileIdentity, FileKind, OpenFault};
 
-/// What can go wrong while reading.
+/// Errors of reading.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// A file that was checked can no longer be opened: removed or forbidden.
+    /// A checked file can no longer be opened: removed, or not permitted.
     #[error("{}: cannot be opened for reading, although it was checked before", path.display())]
     Open {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Something else than a regular file took the place of one that was checked.
+    /// A checked file was replaced by something that is not a regular file.
     #[error("{}: expected a regular file, found a {found}", path.display())]
     NotRegular {
         /// The path.
@@ -27,12 +26,12 @@ pub enum SourceError {
         /// What is there now.
         found: FileKind,
     },
-    /// The system refused to say what the file is now, so nothing that was read can be trusted.
+    /// The status of the file cannot be read, so the bytes that were read cannot be trusted.
     #[error("{}: its status cannot be read", path.display())]
     Status {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A read failed: a damaged device, a lost network file system.
@@ -40,12 +39,12 @@ pub enum SourceError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Where the read that failed began, counted from the start of the file.
+        /// File offset at which the failed read began.
         offset_bytes: u64,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The file is not the one that was checked. The bytes that were read are not to be used.
+    /// The file is not the one that was checked. Bytes that were read must not be used.
     #[error(
         "{}: changed since it was checked ({}); load again when nothing writes to it",
         path.display(),
@@ -54,12 +53,12 @@ pub enum SourceError {
     FileChanged {
         /// The file.
         path: PathBuf,
-        /// What it was when it was checked.
+        /// Its identity when it was checked.
         was: Box<FileIdentity>,
-        /// What it is now.
+        /// Its identity now.
         now: Box<FileIdentity>,
     },
-    /// The file ends before the bytes that were asked for, although its length is what it was.
+    /// The file ended before the requested bytes, although its length is unchanged.
     #[error(
         "{}: ended at byte {found_end_bytes}, expected bytes up to {expected_end_bytes}",
         path.display()
@@ -67,9 +66,9 @@ pub enum SourceError {
     EndOfFile {
         /// The file.
         path: PathBuf,
-        /// Where the bytes that were asked for end, counted from the start of the file.
+        /// Where the requested bytes end, as a file offset.
         expected_end_bytes: u64,
-        /// Where reading ended.
+        /// Where reading ended, as a file offset.
         found_end_bytes: u64,
     },
 }
@@ -96,14 +95,14 @@ impl SourceError {
         }
     }
 
-    /// True if the cause is a file that changed between the check and the read.
+    /// True if a file changed between the check and the read.
     #[must_use]
     pub fn is_file_changed(&self) -> bool {
         matches!(self, Self::FileChanged { .. })
     }
 }
 
-/// Says which fields of two identities differ.
+/// Prints the differences between two identities.
 struct Difference<'a> {
     was: &'a FileIdentity,
     now: &'a FileIdentity,
@@ -127,7 +126,7 @@ impl fmt::Display for Difference<'_> {
             parts.push(format!("its modification time was {}, now {}", was.modified_ns, now.modified_ns));
         }
         if parts.is_empty() {
-            // Renaming over it, removing it, linking it and chmod all leave the bytes alone.
+            // Renaming over the file, removing, linking and chmod leave the bytes alone.
             parts.push(format!(
                 "its change time was {}, now {}: replaced, removed, renamed, linked or its mode was set",
                 was.changed_ns, now.changed_ns

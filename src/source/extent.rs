@@ -1,8 +1,8 @@
-//! One direct read of an extent, whoever makes the system calls: where the next one begins, and
-//! when it is over.
+//! The state of one direct read of an extent: the next system call, and the end. The caller makes
+//! the calls.
 //!
 //! A read that stops inside a block (at the end of the file, or where a file system splits a
-//! request) goes on from the start of that block, since only blocks can be asked for.
+//! request) continues from the start of that block: only whole blocks can be requested.
 
 use std::io;
 
@@ -10,30 +10,30 @@ use crate::units::{Alignment, to_u64};
 
 use super::ReadRequest;
 
-/// How direct reading of one extent ended.
+/// How the direct read of an extent ended.
 #[derive(Debug)]
 pub(super) enum Outcome {
     /// The payload has arrived.
     Filled { moved_bytes: u64 },
-    /// No more bytes come although the payload is not complete. Past the end of the file this is
-    /// right; a buffered read tells.
+    /// No more bytes come, although the payload is incomplete. Past the end of the file this is
+    /// right; a buffered read will tell.
     Stuck { offset_bytes: u64 },
     /// The system refused.
     Failed { offset_bytes: u64, error: io::Error },
 }
 
-/// What to ask the system for next.
+/// The next system call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
-    /// Where in the buffer.
+    /// Offset in the buffer.
     pub(super) position_bytes: u64,
     #[cfg_attr(not(feature = "uring"), expect(dead_code, reason = "only a queue needs to be told"))]
     pub(super) len_bytes: u64,
-    /// Where in the file.
+    /// Offset in the file.
     pub(super) offset_bytes: u64,
 }
 
-/// What to do after an answer.
+/// What to do next.
 #[derive(Debug)]
 pub(super) enum Next {
     Read(Piece),
@@ -52,10 +52,10 @@ pub(super) struct ExtentRead {
 }
 
 impl ExtentRead {
-    /// Begins one, in blocks of this size.
+    /// Begins a read in blocks of this size.
     pub(super) fn new(request: &ReadRequest, block: Alignment) -> Self {
         let start = request.extent.start();
-        // An empty payload is covered by no byte, wherever in the extent it lies.
+        // An empty payload needs no byte, wherever in the extent it lies.
         let needed = if request.payload.is_empty() { 0 } else { request.payload.end() - start };
         Self { start, len_bytes: request.extent.len_bytes(), needed, block, filled: 0, moved_bytes: 0 }
     }
@@ -68,7 +68,7 @@ impl ExtentRead {
         Next::Read(self.piece())
     }
 
-    /// What to do after the answer to what was asked for last.
+    /// What to do after the answer to the last call.
     pub(super) fn on_answer(&mut self, answer: io::Result<usize>) -> Next {
         let Piece { position_bytes, offset_bytes, .. } = self.piece();
         match answer {

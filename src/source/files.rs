@@ -1,9 +1,10 @@
-//! The shards as open files: at most [`OPEN_FILES_MAX`] descriptors, shared by all reader threads.
+//! The open files of a checkpoint: at most [`OPEN_FILES_MAX`] descriptors, shared by all reader
+//! threads.
 //!
-//! A thread that finds its file open takes a shared lock on that shard alone and clones an [`Arc`]:
-//! the same order of work as the kernel's own reference to the file in every `pread`. Only opening
-//! takes the lock of the whole set. A file is closed when it was evicted *and* its last reader
-//! returned it; the permit goes back after the close, so that the limit is exact at every instant.
+//! A thread that finds its file open takes a shared lock on that shard alone and clones an [`Arc`],
+//! which costs about what the kernel's own file reference costs in every `pread`. Only opening
+//! locks the whole set. A file is closed when it was evicted *and* its last reader returned it. Its
+//! permit is returned after the close, so the limit is exact at every instant.
 //!
 //! ```text
 //! closed --open, compare identity--> open, in its slot --least recently used--> evicted --last reader--> closed
@@ -20,7 +21,7 @@ use crate::checkpoint::{FileIdentity, Shard, ShardId};
 use super::system::System;
 use super::{ReadRequest, SourceError};
 
-/// Most descriptors that a source holds at once, however many shards and readers there are.
+/// Limit of open descriptors of a source, however many shards and readers there are.
 pub(super) const OPEN_FILES_MAX: usize = 16;
 
 /// The shards of one checkpoint.
@@ -28,10 +29,10 @@ pub(super) struct FileSet<S> {
     pub(super) system: S,
     entries: Box<[Entry]>,
     table: Arc<Table>,
-    /// Most descriptors at once.
+    /// Limit of open descriptors.
     open_files_max: usize,
-    /// Counts openings; what "recently" is measured in. It stands still while every file is found
-    /// open, so the common case writes nothing shared.
+    /// Counts openings: the clock of "least recently used". It stands still while every file is
+    /// found open, so the common case writes nothing shared.
     openings: AtomicU64,
 }
 
@@ -55,7 +56,7 @@ impl Entry {
     }
 }
 
-/// What opening and closing agree on. Locked before a slot, never after.
+/// The shared state of opening and closing. Locked before a slot, never after.
 #[derive(Default)]
 struct Table {
     state: Mutex<TableState>,
@@ -64,11 +65,11 @@ struct Table {
 
 #[derive(Default)]
 struct TableState {
-    /// Descriptors that exist or are about to.
+    /// Descriptors that are open or being opened.
     permits: usize,
     /// Entries whose slot is filled.
     filled: Vec<usize>,
-    /// Counts permits that came back and slots that were filled: what [`Table::changed`] tells of.
+    /// Counts returned permits and filled slots: the events of [`Table::changed`].
     changes: u64,
 }
 
@@ -100,7 +101,7 @@ impl Drop for Permit {
 }
 
 impl Table {
-    /// A panic while the lock is held leaves counters that are still true, so poison is ignored.
+    /// A panic under the lock leaves valid counters, so poison is ignored.
     fn lock(&self) -> MutexGuard<'_, TableState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -112,8 +113,7 @@ impl<S: System> FileSet<S> {
         Self::with_most(system, shards, OPEN_FILES_MAX)
     }
 
-    /// The same with another limit than [`OPEN_FILES_MAX`], for a source that has more than one
-    /// set.
+    /// The same with another limit, for a source that has several sets.
     pub(super) fn with_most(system: S, shards: &[Shard], open_files_max: usize) -> Self {
         let entry = |shard: &Shard| Entry {
             path: shard.path.clone(),
@@ -135,7 +135,7 @@ impl<S: System> FileSet<S> {
         self.entries.len()
     }
 
-    /// All shards, the last first: a pass in this order leaves the first ones open.
+    /// All shards, from the last: a pass in this order leaves the first ones open.
     pub(super) fn shards_from_last(&self) -> impl Iterator<Item = ShardId> + use<S> {
         (0..self.entries.len())
             .rev()
@@ -152,8 +152,8 @@ impl<S: System> FileSet<S> {
         &self.entries[shard.index()].path
     }
 
-    /// Refuses a payload that ends after the file did when it was checked. A mapping would fill the
-    /// rest of the last page with zeros.
+    /// Refuses a payload that ends behind the end of the checked file. A mapping would fill the
+    /// rest of its last page with zeros.
     pub(super) fn check_end(&self, request: &ReadRequest) -> Result<(), SourceError> {
         let entry = &self.entries[request.shard.index()];
         let (expected_end_bytes, found_end_bytes) = (request.payload.end(), entry.identity.len_bytes);
@@ -163,9 +163,9 @@ impl<S: System> FileSet<S> {
         Err(SourceError::EndOfFile { path: entry.path.clone(), expected_end_bytes, found_end_bytes })
     }
 
-    /// The open file of a shard. A file that has to be opened is compared with the one that was
-    /// checked, then given to `prepare`. May wait until another reader returns its file; a
-    /// thread that waits here has no other file of this set, so this cannot deadlock.
+    /// The open file of a shard. A file that has to be opened is compared with the checked one,
+    /// then passed to `prepare`. May wait until another reader returns its file. A thread that
+    /// waits here has no other file of this set, so this cannot deadlock.
     pub(super) fn acquire(
         &self,
         shard: ShardId,
@@ -174,8 +174,8 @@ impl<S: System> FileSet<S> {
         Ok(self.acquire_if(shard, true, prepare)?.expect("it was to wait"))
     }
 
-    /// The same, but `None` if it would have to wait for another reader and must not: a thread that
-    /// has files already would keep those from others that wait, too.
+    /// The same, but `None` instead of waiting if `may_wait` is false. A thread that already has
+    /// files must not wait: others may wait for those.
     pub(super) fn acquire_if(
         &self,
         shard: ShardId,
@@ -199,9 +199,9 @@ impl<S: System> FileSet<S> {
         Ok(Some(self.insert(shard.index(), OpenFile { file, _permit: permit })))
     }
 
-    /// Compares the open file with the one that was checked. Called after bytes have been moved:
-    /// every change of a file moves its times or its length *before* the bytes that readers
-    /// see, so bytes that arrived before an unchanged status are bytes of the checked file.
+    /// Compares the open file with the checked one. Called after bytes were moved: a change of a
+    /// file changes its times or length *before* readers see it, so bytes that arrived before an
+    /// unchanged status are bytes of the checked file.
     pub(super) fn verify(&self, shard: ShardId, file: &File) -> Result<(), SourceError> {
         let entry = &self.entries[shard.index()];
         let now = self
@@ -211,28 +211,28 @@ impl<S: System> FileSet<S> {
         entry.compare(now)
     }
 
-    /// Takes the right to open one more file; evicts the least recently used one where there is
+    /// Takes the permit for one more open file, and evicts the least recently used file if there is
     /// none left. `None` if it would have to wait and must not.
     fn permit(&self, may_wait: bool) -> Option<Permit> {
         let mut state = self.table.lock();
         while state.permits >= self.open_files_max {
             if let Some(evicted) = self.take_oldest(&mut state) {
                 let seen = state.changes;
-                // Closing locks the table, so it happens outside.
+                // Closing locks the table, so it happens outside the lock.
                 drop(state);
                 drop(evicted);
                 state = self.table.lock();
                 if state.changes != seen {
-                    // The permit came back, to this thread or to a faster one. Whatever else came meanwhile
-                    // was announced to nobody: to wait now could be to wait for ever.
+                    // A permit came back, maybe to a faster thread. Notifications in between
+                    // reached nobody, so waiting now could be for ever.
                     continue;
                 }
             }
             if !may_wait {
                 return None;
             }
-            // Either the evicted file is still being read, or every file is just being opened. Both end in
-            // a notification: a permit that comes back, or a slot that is filled and can be evicted.
+            // Either the evicted file is still being read, or all files are just being opened. Both
+            // end in a notification: a returned permit, or a filled slot that can be evicted.
             state = self.table.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.permits += 1;
@@ -247,7 +247,7 @@ impl<S: System> FileSet<S> {
         self.entries[index].slot.write().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Puts an opened file into its slot; if another thread was faster, its file is the one to use.
+    /// Puts an opened file into its slot. If another thread was faster, its file is used.
     fn insert(&self, index: usize, opened: OpenFile) -> Arc<OpenFile> {
         let entry = &self.entries[index];
         let opened = Arc::new(opened);

@@ -1,9 +1,9 @@
-//! Windows of a read-only mapping: one read maps its bytes, has the kernel copy them out, and
-//! unmaps them. So at most one window per reader is resident, whatever the size of the file.
+//! Reads through mapped windows: a read maps its bytes, has the kernel copy them out, and unmaps
+//! them. So each reader has at most one window resident, whatever the size of the file.
 //!
-//! A file that cannot be mapped, or whose mapping faults without the file having changed, is read
-//! buffered from then on, and says so in [`Source::fallbacks`]; so does every file where a sandbox
-//! forbids the copy.
+//! A file that cannot be mapped, or whose mapping faults although the file is unchanged, is read
+//! buffered from then on, and listed in [`Source::fallbacks`]. Where a sandbox forbids the copy,
+//! that is every file.
 
 use std::fs::File;
 use std::io;
@@ -26,7 +26,7 @@ pub(super) struct Mapped<S> {
 }
 
 impl<S: System> Mapped<S> {
-    /// Opens every file once, so that one that is gone or changed is found before any byte is read.
+    /// Opens every file once, so that a missing or changed file is found before any byte is read.
     pub(super) fn open(system: S, shards: &[Shard]) -> Result<Self, SourceError> {
         let files = FileSet::new(system, shards);
         let fallbacks = Fallbacks::new(IoMode::Mmap, files.len());
@@ -37,7 +37,7 @@ impl<S: System> Mapped<S> {
         Ok(source)
     }
 
-    /// Why this read cannot go through a mapping, or nothing if it has filled `target`.
+    /// Fills `target` through a window, or returns why that is not possible.
     fn copy_through_window(
         &self,
         file: &File,
@@ -81,7 +81,7 @@ impl<S: System> Source for Mapped<S> {
         let target = request.payload_of(buffer);
         self.files.check_end(request)?;
         let file = self.files.acquire(request.shard, buffered::advise_sequential)?;
-        // An empty mapping is refused by the system; buffered reading has no such corner.
+        // The system refuses empty mappings.
         if self.fallbacks.contains(request.shard) || target.is_empty() {
             return Ok(self.counters.buffered(buffered::read_payload(&self.files, &file, request, target)?));
         }
@@ -90,8 +90,8 @@ impl<S: System> Source for Mapped<S> {
         match copied {
             Ok(()) => Ok(self.counters.mapped(request.payload.len_bytes())),
             Err(reason) => {
-                // The file is what it was, so either its device failed, which a plain read reports with its
-                // own error and offset, or mapping does not work here.
+                // The file is unchanged. Either its device failed, and a plain read reports that
+                // with its own error and offset, or mapping does not work here.
                 let moved = buffered::read_payload(&self.files, &file, request, target)?;
                 self.fallbacks.record(request.shard, reason);
                 Ok(self.counters.buffered(moved))

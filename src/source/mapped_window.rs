@@ -1,18 +1,16 @@
 #![allow(unsafe_code, reason = "process_vm_readv has no safe wrapper")]
-//! One window of a file's mapping, and the copy out of it that no truncation can turn into a
-//! signal.
+//! A mapped window of a file, and a copy out of it that a truncation cannot turn into a signal.
 //!
-//! A load instruction on a mapped page that the file no longer has raises SIGBUS. Here no
-//! instruction of this process touches the pages: the kernel brings them in and copies them
-//! (`process_vm_readv` on this very process), and reports a page that is gone as `EFAULT` or a
-//! short count. There is no `&[u8]` over the file, so nothing can be borrowed from bytes that
-//! change.
+//! A load instruction on a mapped page that the file has lost raises SIGBUS. So no instruction of
+//! this process touches the pages: the kernel brings them in and copies them (`process_vm_readv` on
+//! this process), and reports a lost page as `EFAULT` or a short count. There is no `&[u8]` over
+//! the file, so no borrow of bytes that may change.
 //!
-//! A window lives for one read. Unmapping gives its pages back at once, and its page tables too,
-//! which `MADV_DONTNEED` on a mapping of the whole file would keep on most kernels: 2 MiB per GiB
-//! read. The mapping ends where the window ends, so neither fault-around nor large folios can make
-//! more of the file resident. `MADV_POPULATE_READ` before the copy was measured
-//! (`benches/copy_out.rs`) and gains nothing, warm or cold.
+//! A window lives for one read. Unmapping frees its pages at once, and its page tables too; most
+//! kernels would keep those after `MADV_DONTNEED` on a mapping of the whole file: 2 MiB per GiB
+//! read. The mapping ends with the window, so neither fault-around nor large folios make more of
+//! the file resident. `MADV_POPULATE_READ` before the copy gains nothing, warm or cold
+//! (`benches/copy_out.rs`).
 
 use std::fs::File;
 use std::io;
@@ -28,7 +26,7 @@ pub(super) struct MappedWindow {
 }
 
 impl MappedWindow {
-    /// Maps these bytes of the file, which must not be none. Nothing is read in yet.
+    /// Maps these bytes of the file; the range must not be empty. Nothing is read yet.
     pub(super) fn map(file: &File, bytes: ByteRange) -> io::Result<Self> {
         // memmap2 rounds the start down to the page size of the system.
         MmapOptions::new()
@@ -38,9 +36,8 @@ impl MappedWindow {
             .map(|mapping| Self { mapping })
     }
 
-    /// Copies the bytes from `position` on (counted from the start of the window) into `target`, as
-    /// many as there are, with one system call. Returns how many arrived, which may be fewer
-    /// than asked for.
+    /// Copies bytes from `position` (counted from the start of the window) into `target` with one
+    /// system call. Returns the number of bytes copied, which may be smaller than `target`.
     ///
     /// # Errors
     /// `EFAULT` if the first byte cannot be read: the file was truncated, or its device failed.

@@ -1,24 +1,28 @@
-//! File bytes -> a caller's buffer: mmap windows, pread, direct I/O, or whichever of them suits
-//! each read.
+//! File bytes to a caller's buffer: by mapped windows, `pread`, direct I/O, or whichever suits each
+//! read.
 //!
-//! Every source refuses to deliver bytes of a file that is no longer the one that was checked:
-//! after the bytes of a read have arrived, the open file's device, inode, length and times are
-//! compared with those recorded by the checkpoint. Writing, truncating, removing and replacing a
-//! file all move one of them before a reader can see the difference, so an unchanged status vouches
-//! for the bytes that came before it. Two writers escape: one that stores through a shared writable
-//! mapping that it dirtied before the check, and one that changes the file within the same tick of
-//! the file system's clock as the check itself (before Linux 6.13, a few milliseconds). On network
-//! file systems the status is as fresh as their cache of attributes.
+//! A source delivers bytes of the checked file alone. After the bytes of a read have arrived, the
+//! open file's device, inode, length and times are compared with those that the checkpoint
+//! recorded. Writing, truncating, removing and replacing a file change one of them before a reader
+//! can see the difference, so an unchanged status proves the bytes that came before it. Two kinds
+//! of writers escape: one that stores through a shared writable mapping whose pages were dirty
+//! before the check, and one that changes the file within the same tick of the file system's clock
+//! as the check (a few milliseconds before Linux 6.13). On network file systems the status is as
+//! fresh as their attribute cache.
 //!
-//! The control loop's reader threads call [`Source::read`], or hand their buffers to a queue of
-//! reads; nothing here knows about rings or layers.
+//! The reader threads of a load call [`Source::read`], or hand their buffers to a queue of reads.
+//! Sources know nothing of rings and layers.
 //!
 //! ```text
 //! ReadRequest -> FileSet (<= 16 descriptors) -> buffered | direct | mapped | queue -> FileSet::verify -> buffer
 //! ```
 //!
-//! [`IoMode::Auto`] is made of the others: [`survey`] looks at each file before a load is planned,
-//! and `auto` asks again at each read.
+//! [`IoMode::Auto`] combines the others: [`survey`] looks at each file before a load is planned,
+//! and `auto` looks again at each read.
+//!
+//! The files, from what they need of each other: `mapped_window`, `system` (system calls), `error`,
+//! `files` (open files), `extent`, `report`, `queue`; then the sources `buffered`, `mapped`,
+//! `direct`; then `survey`, `uncached` and `auto`.
 
 use std::fs::File;
 use std::path::Path;
@@ -58,7 +62,7 @@ mod system;
 mod uncached;
 
 impl ReadRequest {
-    /// One without blocks, into a target as long as the payload.
+    /// A request without alignment, into a target as long as the payload.
     fn unaligned(shard: ShardId, payload: ByteRange, target: &[u8]) -> Self {
         assert!(
             payload.len_bytes() == to_u64(target.len()),
@@ -67,7 +71,7 @@ impl ReadRequest {
         Self { shard, extent: payload, payload }
     }
 
-    /// Asserts what the caller promised.
+    /// Checks the caller's promises.
     fn check(&self, buffer: &[u8]) {
         assert!(
             self.extent.contains(self.payload),
@@ -97,17 +101,17 @@ impl ReadRequest {
 pub struct Fallback {
     /// The file.
     pub shard: ShardId,
-    /// What was asked for.
+    /// The requested mode.
     pub from: IoMode,
-    /// What is used.
+    /// The mode in use.
     pub to: IoMode,
-    /// Why, with the system's error.
+    /// The reason, with the system's error.
     pub reason: String,
 }
 
 mod sealed {
-    /// Only this crate implements sources: it alone can prove what [`Source`](super::Source)
-    /// promises, and it may ask more of them later.
+    /// Only this crate implements sources: it alone can keep the promises of
+    /// [`Source`](super::Source), and may add more later.
     #[allow(
         unreachable_pub,
         reason = "named in a bound of a public trait, and out of reach for everybody else"
@@ -116,10 +120,9 @@ mod sealed {
 }
 pub(crate) use self::sealed::Sealed;
 
-/// Who sees a payload as it arrives: the buffer, and what of it is new. Returns where in the buffer
-/// the next part is to go: [behind this one](Arrival::next_position_bytes), or anywhere in the
-/// buffer where nothing lies that is wanted any more and as much as has just arrived has room: no
-/// part is longer than the one before.
+/// Called with each part of a payload as it arrives: the buffer, and the new part. Returns where in
+/// the buffer the next part goes: [directly behind this one](Arrival::next_position_bytes), or to
+/// any free part of the buffer that is large enough. No part is longer than the one before.
 pub type OnArrival<'a> = dyn FnMut(&mut [u8], Arrival) -> u64 + 'a;
 
 /// A part of a payload that has just arrived.
@@ -128,55 +131,54 @@ pub type OnArrival<'a> = dyn FnMut(&mut [u8], Arrival) -> u64 + 'a;
 pub struct Arrival {
     /// Where it lies in the buffer.
     pub position_bytes: u64,
-    /// What of the payload came before it.
+    /// Bytes of the payload before it.
     pub start_bytes: u64,
     /// Its size.
     pub len_bytes: u64,
 }
 
 impl Arrival {
-    /// A payload that arrives at once, where its request says.
+    /// A payload that arrives as one part, at the place of its request.
     fn whole(request: &ReadRequest) -> Self {
         let position_bytes = request.payload.start() - request.extent.start();
         Self { position_bytes, start_bytes: 0, len_bytes: request.payload.len_bytes() }
     }
 
-    /// Where the next part lies in the payload.
+    /// Offset of the next part in the payload.
     #[must_use]
     pub const fn end_bytes(&self) -> u64 {
         self.start_bytes + self.len_bytes
     }
 
-    /// Where the next part goes, if all stays where it is.
+    /// Where the next part goes if nothing is moved.
     #[must_use]
     pub const fn next_position_bytes(&self) -> u64 {
         self.position_bytes + self.len_bytes
     }
 }
 
-/// A way of reading. Shared by all reader threads. Made by [`open`]; not to be implemented
+/// A way of reading files, shared by all reader threads. Made by [`open`]; not implemented
 /// elsewhere.
 pub trait Source: Sealed + Send + Sync {
-    /// What was asked for.
+    /// The requested mode.
     fn mode(&self) -> IoMode;
 
-    /// Reads one request into `buffer` (at least `extent.len_bytes()` long, its address aligned for
-    /// direct I/O). Returns the bytes that were moved from the file, over-read included. Short
-    /// reads and EINTR are dealt with inside.
+    /// Reads one request into `buffer`, which is at least `extent.len_bytes()` long and aligned for
+    /// direct I/O. Returns the bytes moved from the file, over-read included. Short reads and EINTR
+    /// are handled inside.
     ///
     /// # Errors
-    /// [`SourceError`] naming file and offset; the buffer then holds anything. In particular
-    /// `FileChanged` if, after the bytes arrived, the file is not the one that was checked.
+    /// [`SourceError`] with file and offset; the buffer then holds anything. `FileChanged` if,
+    /// after the bytes arrived, the file is not the one that was checked.
     ///
     /// # Panics
     /// If the payload is not inside the extent, the extent is not inside the buffer, the shard is
     /// another checkpoint's, or, for direct I/O, extent or buffer are not aligned.
     fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError>;
 
-    /// [`Self::read`], with somebody who sees the payload as it arrives, may change it, and says
-    /// where the rest goes. What comes out of the page cache comes in pieces that are still in
-    /// the core's own cache then; everything else at once. Only a read that succeeds vouches
-    /// for the bytes that were seen.
+    /// [`Self::read`] with a callback that sees the payload as it arrives, may change it, and says
+    /// where the rest goes. Bytes from the page cache come in pieces that are still in the core's
+    /// cache; all others come at once. Only a read that succeeds proves the bytes that were seen.
     ///
     /// # Errors
     /// # Panics
@@ -193,11 +195,11 @@ pub trait Source: Sealed + Send + Sync {
     }
 
     /// [`Self::read`] of a payload into memory at any address, which it fills. `None`, and nothing
-    /// has been read, if the bytes are to go past the page cache, or this source reads blocks
-    /// alone: they need aligned memory.
+    /// was read, if the bytes should bypass the page cache or this source only reads blocks: both
+    /// need aligned memory.
     ///
-    /// What is small may be read through the page cache and stay there: whoever reads small pieces
-    /// often wants the next one, too.
+    /// A small read may go through the page cache and leave its pages there: the next small read is
+    /// often near.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -214,10 +216,10 @@ pub trait Source: Sealed + Send + Sync {
         Ok(None)
     }
 
-    /// Files that are read in another way than asked for, so far.
+    /// Files that are read in another mode than requested, so far.
     fn fallbacks(&self) -> Vec<Fallback>;
 
-    /// What a queue needs, if reads may go through one.
+    /// The interface for queues, if reads may go through one.
     #[doc(hidden)]
     #[allow(private_interfaces, reason = "only this crate implements sources, and asks")]
     fn queueable(&self) -> Option<&dyn Queueable> {
@@ -228,11 +230,11 @@ pub trait Source: Sealed + Send + Sync {
     fn ways(&self) -> IoWays;
 }
 
-/// The alignment that reads need: the largest that any file's file system reports for direct I/O,
-/// and at least a memory page and [`Alignment::PAGE`].
+/// The alignment of reads: the largest that the file system of any file reports for direct I/O, but
+/// at least a memory page and [`Alignment::PAGE`].
 ///
 /// # Errors
-/// [`SourceError::Open`] or [`SourceError::Status`] for a file that is gone,
+/// [`SourceError::Open`] or [`SourceError::Status`] for a file that is gone.
 /// [`SourceError::FileChanged`] is left to [`open`].
 pub fn alignment(checkpoint: &Checkpoint) -> Result<Alignment, SourceError> {
     alignment_of(&Kernel, checkpoint.shards().iter().map(|shard| shard.path.as_path()))
@@ -259,18 +261,18 @@ fn direct_support<S: System>(system: &S, file: &File, path: &Path) -> Result<Dir
     system.direct_support(file).map_err(|source| SourceError::Status { path: path.to_owned(), source })
 }
 
-/// Opens a source on the files of a checkpoint. Every file is opened once, the first
-/// ones stay open: at most 16 descriptors are held at any time, and files that direct I/O or
-/// mapping cannot read are known as [`Source::fallbacks`] as far as opening tells.
+/// Opens a source on the files of a checkpoint. Every file is opened once, and the first ones stay
+/// open: at most 16 descriptors are open at a time. Files that direct I/O or mapping cannot read
+/// are listed in [`Source::fallbacks`].
 ///
 /// # Errors
-/// [`SourceError::Open`] for a file that cannot be opened any more, [`SourceError::FileChanged`]
-/// for one that is not what was checked.
+/// [`SourceError::Open`] for a file that can no longer be opened, [`SourceError::FileChanged`] for
+/// a file that is not the one that was checked.
 pub fn open(mode: IoMode, checkpoint: &Checkpoint) -> Result<Box<dyn Source>, SourceError> {
     open_shards(mode, checkpoint.shards())
 }
 
-/// [`open`] as a plan was made: with its decisions, where it has them.
+/// [`open`] for a plan, with its decisions if it has them.
 pub(crate) fn open_planned(plan: &LoadPlan, checkpoint: &Checkpoint) -> Result<Box<dyn Source>, SourceError> {
     match (plan.io(), plan.decisions()) {
         (IoMode::Auto, decisions) if decisions.len() == checkpoint.shards().len() => {
@@ -280,7 +282,7 @@ pub(crate) fn open_planned(plan: &LoadPlan, checkpoint: &Checkpoint) -> Result<B
     }
 }
 
-/// [`open`] with what [`survey`] has found.
+/// [`open`] with the decisions of a [`survey`].
 pub(crate) fn open_surveyed(
     survey: &Survey,
     checkpoint: &Checkpoint,

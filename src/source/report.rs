@@ -1,5 +1,5 @@
-//! What a source reports of its reads: bytes by the way they were read, and files that are read in
-//! another way than asked for.
+//! Reports of a source: bytes by the way they were read, and files that are read in another mode
+//! than requested.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{Fallback, IoMode, IoWays};
 use crate::checkpoint::ShardId;
 
-/// The counters of one source. They only grow.
+/// Byte counters of one source. They only grow.
 #[derive(Default)]
 pub(super) struct ByteCounters {
     direct_bytes: AtomicU64,
@@ -18,7 +18,7 @@ pub(super) struct ByteCounters {
 }
 
 impl ByteCounters {
-    /// Counts a read past the page cache; returns its bytes, as the others do.
+    /// Counts a direct read. Returns its bytes, as the methods below do.
     pub(super) fn direct(&self, bytes: u64) -> u64 {
         count(&self.direct_bytes, bytes)
     }
@@ -33,7 +33,7 @@ impl ByteCounters {
         count(&self.mapped_bytes, bytes)
     }
 
-    /// Counts bytes, which the others have counted too, that did not go the way that was planned.
+    /// Counts bytes that were read in another way than planned. The other counters count them too.
     pub(super) fn corrected(&self, bytes: u64) {
         count(&self.corrected_bytes, bytes);
     }
@@ -43,7 +43,7 @@ impl ByteCounters {
         count(&self.dropped_behind_bytes, bytes);
     }
 
-    /// What was counted so far.
+    /// The counts so far.
     pub(super) fn ways(&self) -> IoWays {
         let now = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         IoWays {
@@ -68,7 +68,7 @@ pub(super) struct Fallbacks {
 }
 
 impl Fallbacks {
-    /// None yet, for `shard_count` files.
+    /// No fallbacks yet, for `shard_count` files.
     pub(super) fn new(from: IoMode, shard_count: usize) -> Self {
         Self { from, reasons: (0..shard_count).map(|_| OnceLock::new()).collect() }
     }
@@ -80,7 +80,7 @@ impl Fallbacks {
 
     /// From now on this file is read buffered. The first reason stays.
     pub(super) fn record(&self, shard: ShardId, reason: String) {
-        // Two readers may be refused at once; either reason is true.
+        // If two readers are refused at once, either reason is right.
         let _ = self.reasons[shard.index()].set(reason);
     }
 

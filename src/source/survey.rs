@@ -1,13 +1,12 @@
-//! What the system says of each file before a load is planned, and what follows from it: how the
-//! file is to be read.
+//! What the system says of each file before a load is planned, and the decision that follows.
 //!
-//! Nothing is measured here and hardly anything read: a handful of system calls for each file. What
-//! is decided may be wrong by the time a range is read; `auto` asks again.
+//! A survey makes a handful of system calls per file, and reads almost nothing. A decision may be
+//! out of date when a range is read; `auto` looks again.
 //!
 //! ```text
 //! statfs, statx, O_DIRECT --+
 //! cachestat on samples -----+--> Facts --decide--> IoDecision
-//!   else mincore, else reads of single bytes that must not wait, else nobody
+//!   else mincore, else reads of single bytes that must not wait
 //! ```
 
 use std::fs::File;
@@ -24,17 +23,17 @@ use onelayer_system::page_cache::page_bytes;
 
 use super::system::Kernel;
 
-/// A file up to this size is read by one or two reads: there is nothing to choose.
+/// Files up to this size take one or two reads: nothing to decide.
 const SMALL_FILE_BYTES: u64 = 4 * MIB;
-/// Files up to this size are asked about as a whole, larger ones by samples.
+/// Files up to this size are looked up as a whole, larger ones by samples.
 const ASKED_WHOLE_BYTES: u64 = 64 * MIB;
-/// How many samples there are of a larger file, and how large each is.
+/// Number of samples of a larger file, and the size of each.
 const SAMPLES: u64 = 64;
 const SAMPLE_BYTES: u64 = MIB;
-/// Single bytes that are tried to estimate a range.
+/// Single bytes that are read to estimate the resident part of a range.
 const BYTES_TRIED: u64 = 8;
 
-/// What [`survey`] found.
+/// The result of [`survey`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Survey {
@@ -44,10 +43,11 @@ pub struct Survey {
     pub decisions: Vec<IoDecision>,
 }
 
-/// Looks at each file of a checkpoint and decides how it is to be read.
+/// Looks at each file of a checkpoint and decides how to read it.
 ///
 /// # Errors
-/// As [`alignment`](super::alignment). What the system does not tell is no error: it decides, too.
+/// As [`alignment`](super::alignment). Facts that the system does not tell are no error; the
+/// decision takes that into account.
 pub fn survey(checkpoint: &Checkpoint) -> Result<Survey, SourceError> {
     survey_with(&Kernel, checkpoint.shards())
 }
@@ -65,16 +65,16 @@ pub(super) fn survey_with<S: System>(system: &S, shards: &[Shard]) -> Result<Sur
     Ok(survey)
 }
 
-/// What is known of one file.
+/// The facts about one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Facts {
     file_bytes: u64,
     file_system: Option<FileSystem>,
     /// Direct I/O was not refused.
     has_direct_io: bool,
-    /// What of it is in the page cache, and who told.
+    /// Bytes of it in the page cache, and how they were found.
     resident: Option<(ResidencyBy, u64)>,
-    /// The kernel forgets pages when it is asked to.
+    /// The kernel supports `RWF_DONTCACHE` on it.
     has_uncached_reads: bool,
 }
 
@@ -93,30 +93,34 @@ impl Facts {
         }
         advise_random(file);
         let all = ByteRange::with_len(0, file_bytes).expect("a range that begins at zero");
-        let by = who_tells(system, file, file_system);
+        let by = residency_lookup(system, file, file_system);
         facts.resident = by.and_then(|by| Some((by, resident_in_samples(system, by, file, all)?)));
         facts.has_uncached_reads = file_bytes > 0 && system.read_uncached(file, &mut [0], 0).is_ok();
         facts
     }
 }
 
-/// Some file systems say nothing about direct I/O and refuse the flag.
+/// Some file systems do not report direct I/O and refuse the flag.
 fn can_be_direct<S: System>(system: &S, file: &File) -> bool {
     let accepts = system.set_direct(file, true).is_ok();
-    // Off again: a single byte cannot be read direct.
+    // Cleared again: single bytes are read next.
     accepts && system.set_direct(file, false).is_ok()
 }
 
-/// Tells the kernel not to read ahead: what is read here, or asked about, is in the page cache or
-/// is not wanted there.
+/// Tells the kernel not to read ahead: such reads find their pages in the page cache, or must not
+/// bring any in.
 pub(super) fn advise_random(file: &File) {
     let _ = rustix::fs::fadvise(file, 0, None, Advice::Random);
 }
 
-/// The first of those that may be asked about this file and answer.
-fn who_tells<S: System>(system: &S, file: &File, held_by: Option<FileSystem>) -> Option<ResidencyBy> {
+/// The first way of finding resident pages that works on this file.
+fn residency_lookup<S: System>(
+    system: &S,
+    file: &File,
+    file_system: Option<FileSystem>,
+) -> Option<ResidencyBy> {
     let first = ByteRange::new(0, 1)?;
-    let is_overlay = held_by.is_some_and(FileSystem::is_overlay);
+    let is_overlay = file_system.is_some_and(FileSystem::is_overlay);
     if !is_overlay && system.pages_by_cachestat(file, first).is_ok() {
         Some(ResidencyBy::Cachestat)
     } else if system.pages_by_mincore(file, first).is_ok() {
@@ -126,8 +130,8 @@ fn who_tells<S: System>(system: &S, file: &File, held_by: Option<FileSystem>) ->
     }
 }
 
-/// How many of these bytes are in the page cache, never more than there are; `None` if the one who
-/// is asked does not tell any more. The bytes must lie inside the file.
+/// Bytes of the range in the page cache, at most the range; `None` if the lookup fails. The range
+/// must lie inside the file.
 pub(super) fn resident_bytes<S: System>(
     system: &S,
     by: ResidencyBy,
@@ -142,8 +146,8 @@ pub(super) fn resident_bytes<S: System>(
     Some(pages.ok()?.saturating_mul(page_bytes()).min(bytes.len_bytes()))
 }
 
-/// The estimate from single bytes, spread evenly from the first one on, up to one that is missing:
-/// each of those has the kernel bring its page in.
+/// An estimate from single bytes, spread evenly, up to the first one that is missing: each missing
+/// byte makes the kernel bring its page in.
 fn resident_by_bytes<S: System>(system: &S, file: &File, bytes: ByteRange) -> Option<u64> {
     let last = bytes.len_bytes().checked_sub(1)?;
     let mut at_hand = 0;
@@ -154,7 +158,7 @@ fn resident_by_bytes<S: System>(system: &S, file: &File, bytes: ByteRange) -> Op
         }
         at_hand += 1;
     }
-    // Not the product first: it could overflow.
+    // Divided first: the product could overflow.
     Some(if at_hand == BYTES_TRIED { bytes.len_bytes() } else { bytes.len_bytes() / BYTES_TRIED * at_hand })
 }
 
@@ -184,7 +188,7 @@ fn decide(shard: ShardId, facts: &Facts) -> IoDecision {
     let manners = match reason {
         IoReason::Memory | IoReason::Cold | IoReason::Resident => CacheManners::Untouched,
         _ if facts.has_uncached_reads => CacheManners::Uncached,
-        // What it reads through the page cache is there whole: see `auto`.
+        // Its buffered reads find all their pages: see `auto`.
         IoReason::PartlyResident => CacheManners::Untouched,
         IoReason::ResidencyUnknown => CacheManners::Kept,
         _ if tells_exactly => CacheManners::DroppedBehind,
@@ -222,8 +226,7 @@ fn mode_and_reason(facts: &Facts) -> (IoMode, IoReason) {
     }
 }
 
-/// Up to a twentieth is as good as nothing, and all but a twentieth as good as all: samples tell no
-/// more.
+/// Up to a twentieth counts as nothing, and all but a twentieth as all: samples are not more exact.
 fn by_residency(resident_bytes: u64, file_bytes: u64) -> (IoMode, IoReason) {
     let twentieth = file_bytes / 20;
     if resident_bytes <= twentieth {

@@ -1,7 +1,7 @@
-//! The system calls this stage makes, as one seam: what the sources do with short reads,
-//! interruptions, refusals and files that change under them is tested by putting faults here.
+//! The system calls of this stage, behind one trait: tests replace it to inject short reads,
+//! interruptions, refusals and files that change.
 //!
-//! [`Kernel`] is the only implementation outside tests. Nothing here retries, loops or interprets.
+//! [`Kernel`] is the only implementation outside tests. It does not retry, loop or interpret.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -26,13 +26,13 @@ pub(super) enum DirectSupport {
     None,
     /// Both alignments, for memory addresses and for offsets and lengths.
     Aligned { memory: Alignment, offset: Alignment },
-    /// An older kernel or a file system that does not report: 4096 is what works wherever anything
-    /// does, and a read that is refused falls back.
+    /// An older kernel, or a file system that does not report. 4096 is assumed; a read that is
+    /// refused falls back.
     Unknown,
 }
 
 impl DirectSupport {
-    /// What reads are aligned to, for addresses and for offsets; one byte where nothing is said.
+    /// Alignment of reads, for addresses and for offsets; one byte if unknown.
     pub(super) fn alignment(self) -> Alignment {
         match self {
             Self::Aligned { memory, offset } => memory.max(offset),
@@ -46,14 +46,13 @@ pub(super) trait System: Send + Sync {
     /// Opens a regular file for reading.
     fn open(&self, path: &Path) -> Result<(File, FileIdentity), OpenFault>;
 
-    /// What the open file is now.
+    /// The identity of the open file now.
     fn identity(&self, file: &File) -> io::Result<FileIdentity>;
 
     /// One `pread`.
     fn read_at(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize>;
 
-    /// What becomes of the answer to a read that a queue has made into `buffer`. Where tests put
-    /// their faults.
+    /// Passes on the answer to a queued read into `buffer`. Tests inject faults here.
     fn answered(&self, buffer: &mut [u8], answer: io::Result<usize>) -> io::Result<usize> {
         let _ = buffer;
         answer
@@ -71,28 +70,28 @@ pub(super) trait System: Send + Sync {
     /// Copies out of a window once; see [`MappedWindow::copy_out`].
     fn copy_out(&self, window: &MappedWindow, position: usize, target: &mut [u8]) -> io::Result<usize>;
 
-    /// What holds the file.
+    /// The file system that holds the file.
     fn file_system(&self, file: &File) -> io::Result<FileSystem>;
 
     /// Pages of these bytes that are in the page cache, by `cachestat`.
     fn pages_by_cachestat(&self, file: &File, bytes: ByteRange) -> io::Result<u64>;
 
-    /// The same by `mincore`; `EPERM` if that would not tell this process the truth.
+    /// The same by `mincore`; `EPERM` if `mincore` would not tell this process the truth.
     fn pages_by_mincore(&self, file: &File, bytes: ByteRange) -> io::Result<u64>;
 
     /// True if this byte can be read without waiting; see [`page_cache::is_byte_at_hand`].
     fn is_byte_at_hand(&self, file: &File, offset_bytes: u64) -> io::Result<bool>;
 
-    /// One `pread` of what is in the page cache (`RWF_NOWAIT`): up to the first page that is not,
-    /// or `EAGAIN` if that is the first one. `EOPNOTSUPP` where kernel or file system do not
-    /// know it.
+    /// One `pread` of bytes in the page cache (`RWF_NOWAIT`), up to the first missing page;
+    /// `EAGAIN` if the first page is missing. `EOPNOTSUPP` where the kernel or file system does not
+    /// know the flag.
     fn read_at_hand(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize>;
 
-    /// One `pread` whose new pages the kernel forgets when it is over (`RWF_DONTCACHE`, Linux
-    /// 6.14). `EOPNOTSUPP` where kernel or file system do not know it.
+    /// One `pread` whose new pages the kernel drops afterwards (`RWF_DONTCACHE`, Linux 6.14).
+    /// `EOPNOTSUPP` where the kernel or file system does not know the flag.
     fn read_uncached(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize>;
 
-    /// Drops whole pages of these bytes from the page cache, unless somebody uses them.
+    /// Drops whole pages of the range from the page cache, unless they are in use.
     fn drop_pages(&self, file: &File, bytes: ByteRange) -> io::Result<()>;
 }
 
@@ -125,7 +124,7 @@ impl System for Kernel {
     fn direct_support(&self, file: &File) -> io::Result<DirectSupport> {
         let status = match rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
             Ok(status) => status,
-            // A kernel or a sandbox without statx does not report either.
+            // A kernel or sandbox without statx reports nothing either.
             Err(Errno::NOSYS | Errno::PERM) => return Ok(DirectSupport::Unknown),
             Err(error) => return Err(error.into()),
         };
@@ -170,7 +169,7 @@ impl System for Kernel {
     }
 
     fn drop_pages(&self, file: &File, bytes: ByteRange) -> io::Result<()> {
-        // No length would mean to the end of the file.
+        // A missing length would mean up to the end of the file.
         match NonZeroU64::new(bytes.len_bytes()) {
             None => Ok(()),
             len_bytes => Ok(rustix::fs::fadvise(file, bytes.start(), len_bytes, Advice::DontNeed)?),

@@ -1,10 +1,10 @@
-//! Reads through the page cache that leave it as they found it, where direct I/O is no choice.
+//! Buffered reads that leave the page cache as they found it, for files without direct I/O.
 //!
-//! The kernel is asked to forget by itself (`RWF_DONTCACHE`). Where it does not know how, what has
-//! been read is dropped behind the read, but only from runs of which nothing was in the page cache
-//! before the first such read: other pages are somebody's. (Somebody who brings pages into such a
-//! run while the load goes on loses them, too.) What the kernel has read ahead, and nobody has
-//! read, goes when the source does.
+//! The kernel is asked to drop the pages itself (`RWF_DONTCACHE`). Where it cannot, they are
+//! dropped after each read, but only in ranges that had no page in the page cache before the first
+//! such read: other pages belong to other programs. (Pages that another program brings into such a
+//! range during the load are dropped too.) Pages that the kernel read ahead and nobody read are
+//! dropped when the source is.
 //!
 //! ```text
 //! file      |resident |        absent        |partly| absent |      as it was found, in blocks of 2 MiB
@@ -26,31 +26,31 @@ use super::{ReadRequest, SourceError};
 use crate::plan::ResidencyBy;
 use crate::units::{Alignment, ByteRange};
 
-/// More runs than this are not kept: what lies behind them stays.
+/// At most this many absent ranges are kept; the rest is never dropped.
 const RUNS_MAX: usize = 16;
-/// A stretch that is partly there is not looked at more closely than this.
+/// Partly resident ranges are not halved below this size.
 const BLOCK: Alignment = Alignment::HUGE_PAGE;
 
-/// What one file needs for such reads.
+/// The state of such reads of one file.
 #[derive(Default)]
 pub(super) struct UncachedReads {
-    /// The kernel has refused to forget, or is known to.
+    /// The kernel refused `RWF_DONTCACHE`, or is known to.
     is_refused: AtomicBool,
-    /// Who tells what is in the page cache.
+    /// How pages in the page cache are found.
     by: Option<ResidencyBy>,
-    /// Nothing of these was in the page cache when somebody looked.
+    /// Ranges without any page in the page cache at the first look.
     absent: OnceLock<Vec<ByteRange>>,
     is_touched: AtomicBool,
 }
 
 impl UncachedReads {
-    /// For a file that `by` may be asked about.
+    /// For a file whose pages are found by `by`.
     pub(super) fn new(by: Option<ResidencyBy>) -> Self {
         Self { by, ..Self::default() }
     }
 
-    /// Looks at an open file as it is found, once. Without somebody who tells exactly what is
-    /// there, nothing is ever dropped.
+    /// Finds the absent ranges of a file, once. Without an exact way to find pages there are none,
+    /// and nothing is ever dropped.
     pub(super) fn find_absent<S: System>(&self, system: &S, file: &File, file_bytes: u64) -> &[ByteRange] {
         self.absent.get_or_init(|| {
             let mut absent = Vec::new();
@@ -63,17 +63,17 @@ impl UncachedReads {
         })
     }
 
-    /// The kernel is known not to forget.
+    /// Notes that the kernel does not support such reads.
     pub(super) fn refuse(&self) {
         self.is_refused.store(true, Ordering::Relaxed);
     }
 
-    /// True if the kernel forgets what these reads bring in, as far as is known.
+    /// True if the kernel drops the pages by itself, as far as is known.
     pub(super) fn is_supported(&self) -> bool {
         !self.is_refused.load(Ordering::Relaxed)
     }
 
-    /// Reads the payload, and proves that the file is the one that was checked.
+    /// Reads the payload, and verifies that the file is the one that was checked.
     pub(super) fn read<S: System>(
         &self,
         files: &FileSet<S>,
@@ -101,18 +101,18 @@ impl UncachedReads {
         Ok(counters.buffered(moved))
     }
 
-    /// Drops what of these bytes was not there before.
+    /// Drops the parts of `bytes` that were absent before.
     fn drop_pages<S: System>(&self, system: &S, file: &File, bytes: ByteRange, counters: &ByteCounters) {
         for run in self.absent.get().into_iter().flatten().filter_map(|run| run.intersect(bytes)) {
-            // A hint that is not heeded costs page cache, not bytes.
+            // If the hint is ignored, pages stay in the cache; no byte is wrong.
             if system.drop_pages(file, run).is_ok() {
                 counters.dropped_behind(run.len_bytes());
             }
         }
     }
 
-    /// Drops what is left of the runs once nothing is read any more: pages that were read ahead and
-    /// never wanted, and those that two reads shared.
+    /// Drops the rest of the absent ranges at the end: pages that were read ahead in vain, and
+    /// pages that two reads shared.
     pub(super) fn drop_rest<S: System>(&self, system: &S, file: &File) {
         for run in self.absent.get().into_iter().flatten() {
             let _ = system.drop_pages(file, *run);
@@ -125,13 +125,13 @@ impl UncachedReads {
     }
 }
 
-/// What a kernel or a file system says that does not know the flag. (A sandbox may refuse the
+/// The errors of a kernel or a file system that does not know the flag. (A sandbox may refuse the
 /// call.)
 fn is_refusal(error: &std::io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::PERM))
 }
 
-/// Halves what is partly there until it is all there, or nothing of it, or a block.
+/// Halves partly resident ranges until they are resident, absent, or one block.
 fn collect_absent<S: System>(
     system: &S,
     by: ResidencyBy,

@@ -1,15 +1,15 @@
-//! Copies that go past the processor's cache.
+//! Copies with streaming stores, which bypass the CPU cache.
 //!
-//! What is copied out of a slot is not needed again soon, while the slot is: its next bytes land
-//! there. An ordinary copy has the target's lines read before they are written, and lets them push
-//! the ring out of the cache.
+//! Bytes copied out of a slot are not needed again soon; the slot is, for its next bytes. An
+//! ordinary copy reads the target's lines before it writes them, and evicts the ring from the
+//! cache. By hand: no library offers streaming stores.
 #![allow(unsafe_code, reason = "stores that no safe function offers; each says where it writes")]
 
-/// Shorter copies stay in the cache: what is small is likely to be used at once.
+/// Shorter copies stay in the cache: small data is likely used at once.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const PAST_CACHE_MIN: usize = 64 << 10;
 
-/// Copies `source` to `target`, which are equally long.
+/// Copies `source` to `target`, which must have the same length.
 ///
 /// # Panics
 /// If they are not.
@@ -31,7 +31,7 @@ fn copy_streaming(target: &mut [u8], source: &[u8]) {
 
     /// Bytes of a cache line.
     const LINE: usize = 64;
-    /// How far ahead is fetched: a few lines, as far as the memory is slow.
+    /// Prefetch distance: a few lines, for the latency of memory.
     const AHEAD: usize = 8 * LINE;
 
     assert_eq!(target.len(), source.len(), "both ends of a copy are equally long");
@@ -54,7 +54,7 @@ fn copy_streaming(target: &mut [u8], source: &[u8]) {
             unsafe { _mm_stream_si128(target, bytes) };
         }
     }
-    // Such stores are ordered with nothing else: whoever is told that the copy is over shall see it.
+    // Streaming stores are unordered: a thread that is told of the copy must see them.
     _mm_sfence();
     target_tail.copy_from_slice(source_tail);
 }

@@ -1,5 +1,4 @@
-//! A ring by itself, for `benches/ring.rs`: what taking a slot and giving it back costs, without a
-//! load around it.
+//! A ring without a load, for `benches/ring.rs`: the cost of taking and returning a slot.
 
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ pub struct Slots {
     ring: Arc<Ring>,
 }
 
-/// A slot that was taken; given back when it is dropped, by whichever thread has it then.
+/// A taken slot, returned when it is dropped, by whichever thread has it then.
 #[derive(Debug)]
 pub struct Taken {
     slot: Slot<Empty>,

@@ -1,9 +1,9 @@
-//! Which slots are free. The only part of the ring that threads contend for, kept alone so that
-//! every interleaving of it can be explored (`RUSTFLAGS="--cfg loom" cargo test --lib free_list`).
+//! The list of free slots. The only part of the ring that threads contend for; it is a file of its
+//! own so that loom explores every interleaving (`RUSTFLAGS="--cfg loom" cargo test --lib
+//! free_list`).
 //!
-//! A slot may be claimed before it is taken: a claim promises that there will be one, and not
-//! which. So whoever waits in a queue holds no memory, and when its turn comes it gets the slot
-//! that was given back last.
+//! A slot may be claimed before it is taken. A claim promises a slot, but not which one: so a
+//! queued read holds no memory, and when its turn comes it gets the slot that was returned last.
 
 #[cfg(loom)]
 use loom::sync::Mutex;
@@ -18,9 +18,9 @@ pub(super) struct FreeList {
 
 #[derive(Debug)]
 struct State {
-    /// Last given, first taken: that slot is the warmest in the cache.
+    /// Last returned, first taken: that slot is the warmest in the CPU cache.
     free: Vec<u32>,
-    /// Claims that have not been taken or given up; never more than there are free slots.
+    /// Open claims; never more than free slots.
     claims: usize,
 }
 
@@ -30,8 +30,8 @@ impl FreeList {
         Self { state: Mutex::new(State { free: (0..slots).rev().collect(), claims: 0 }) }
     }
 
-    /// Claims a slot, if there is a free one that nobody has claimed. Never blocks for longer than
-    /// another thread's push or pop; nor does anything else here.
+    /// Claims a slot, if one is free and not claimed. Like all methods here, blocks no longer than
+    /// another thread's push or pop.
     pub(super) fn try_claim(&self) -> bool {
         let mut state = self.lock();
         let is_left = state.claims < state.free.len();
@@ -39,25 +39,25 @@ impl FreeList {
         is_left
     }
 
-    /// Takes the slot that was claimed. The caller must have a claim, and has it no more.
+    /// Takes a slot for a claim, which the caller must have and which ends.
     pub(super) fn take_claimed(&self) -> u32 {
         let mut state = self.lock();
         state.claims -= 1;
         state.free.pop().expect("there is a free slot for every claim")
     }
 
-    /// Gives a claim up. The caller must have one.
+    /// Gives up a claim, which the caller must have.
     pub(super) fn give_up_claim(&self) {
         self.lock().claims -= 1;
     }
 
-    /// Gives a slot back. The caller must be its only owner. Never allocates: the list holds every
-    /// index.
+    /// Returns a slot. The caller must be its only owner. Never allocates: the list has room for
+    /// every index.
     pub(super) fn give(&self, index: u32) {
         self.lock().free.push(index);
     }
 
-    /// How many slots are free and not claimed.
+    /// Number of free slots that are not claimed.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         let state = self.lock();
@@ -66,7 +66,7 @@ impl FreeList {
 
     #[cfg(not(loom))]
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        // No update can be left half done, so a panic in another owner does not spoil the list.
+        // No update can stop halfway, so a panic elsewhere leaves a valid list.
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -138,8 +138,8 @@ mod models {
         });
     }
 
-    /// One thread claims for another, as a control loop does for its readers, while a third takes
-    /// slots too: whoever has a claim finds a slot.
+    /// One thread claims for another, as the control loop does for its readers, while a third takes
+    /// slots too: every claim finds a slot.
     #[test]
     fn free_list_keeps_its_claims() {
         loom::model(|| {

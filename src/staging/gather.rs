@@ -1,13 +1,12 @@
-//! Moves what is wanted of a slot together, in place, right after it has been read.
+//! Moves the wanted bytes of a slot together, in place, right after they were read.
 //!
-//! Runs only ever move towards the front, the first one first: nothing is overwritten that is still
-//! wanted.
+//! Runs only move towards the front, the first one first, so no wanted byte is overwritten.
 
 use crate::plan::GatherOp;
 use crate::units::to_usize;
 
-/// Moves the runs of one stretch to its front. What lies behind them, up to where the stretch ends,
-/// is undefined then.
+/// Moves the runs of one stretch to its front. The bytes behind them, up to the end of the stretch,
+/// are undefined then.
 ///
 /// # Panics
 /// If the stretch goes beyond the slot.
@@ -15,7 +14,7 @@ pub(crate) fn gather_step(slot: &mut [u8], step: &GatherOp) {
     let bytes = &mut slot[to_usize(step.slot_offset_bytes)..][..to_usize(step.source_len_bytes)];
     let (run, stride) = (to_usize(step.gather.run_bytes()), to_usize(step.gather.stride_bytes()));
     let phase = to_usize(step.phase_bytes);
-    // What is left of the run that the stretch begins in is in its place.
+    // The rest of the run in which the stretch begins is in place.
     let mut gathered = run.saturating_sub(phase).min(bytes.len());
     let mut start = stride - phase;
     while start < bytes.len() {

@@ -1,12 +1,12 @@
-//! Anonymous memory for the ring and for host arenas: not inherited by forks, given back to the
-//! system at once when dropped.
+//! Anonymous memory for the ring and for host arenas. Forks do not inherit it, and dropping it
+//! returns it to the system at once.
 //!
-//! It is the process's own mapping rather than the allocator's: freeing it is one `munmap`, so no
-//! residue can stay behind, and a driver can register it later. Its pages are resident only once
-//! they are touched.
+//! It is a mapping rather than memory of the allocator: freeing is one `munmap`, so nothing stays
+//! behind, and a driver can register it. Pages are resident once they are touched.
 //!
-//! From 2 MiB on it is 2 MiB aligned and huge pages are asked for. Below, they are refused: on a
-//! system that gives them to everybody, 12 KiB would take 2 MiB of RAM as soon as they are touched.
+//! From 2 MiB on it is 2 MiB aligned and asks for huge pages. Smaller memory refuses them: on a
+//! system that gives huge pages to every mapping, 12 KiB would take 2 MiB of RAM at the first
+//! touch.
 #![allow(unsafe_code, reason = "hands out disjoint parts of one mapping; each block states its proof")]
 
 use std::io;
@@ -18,7 +18,7 @@ use memmap2::{Advice, MmapMut, MmapOptions};
 use crate::live::{Entry, MemoryKind, MemoryUse};
 use crate::units::{Alignment, to_u64, to_usize};
 
-/// How the ring's memory was obtained. A named mode of the report.
+/// How the ring's memory was obtained. Part of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RingMode {
@@ -35,7 +35,7 @@ pub(crate) struct AnonymousMemory {
     start: NonNull<u8>,
     len_bytes: u64,
     mode: RingMode,
-    /// On the list for as long.
+    /// Its entry in the list of allocations.
     live: Entry,
     // Owns the memory; never read through again after `start` was taken from it.
     mapping: MmapMut,
@@ -53,14 +53,15 @@ impl AnonymousMemory {
     /// The system's error if the mapping is refused.
     pub(crate) fn new(len_bytes: u64) -> io::Result<Self> {
         let is_huge = is_huge(len_bytes);
-        // The system starts mappings on pages; whoever wants more maps more and skips to the right place.
+        // The system aligns mappings to small pages only: more is mapped, up to the next huge page
+        // is skipped.
         let slack_bytes = if is_huge { Alignment::HUGE_PAGE.bytes() } else { 0 };
         let mapped_bytes = len_bytes.checked_add(slack_bytes).and_then(|bytes| usize::try_from(bytes).ok());
         let mapped_bytes = mapped_bytes.ok_or(io::ErrorKind::OutOfMemory)?;
         let mut mapping = MmapOptions::new().len(mapped_bytes).map_anon()?;
         let skip = if is_huge { mapping.as_ptr().align_offset(to_usize(slack_bytes)) } else { 0 };
         let len = to_usize(len_bytes);
-        // Advice is best effort; what the kernel said about huge pages is kept as a named mode.
+        // Advice is best effort. The answer about huge pages is kept for the report.
         let _ = advise(&mapping, Advice::DontFork, skip, len);
         let page_advice = if is_huge { Advice::HugePage } else { Advice::NoHugePage };
         let is_taken = advise(&mapping, page_advice, skip, len).is_ok();
@@ -77,15 +78,15 @@ impl AnonymousMemory {
         })
     }
 
-    /// Gives the memory back and says whether the system has taken it: dropping does the same and
-    /// cannot say.
+    /// Returns the memory to the system and reports whether that worked; dropping does the same
+    /// silently.
     ///
     /// # Errors
-    /// The system's error if it keeps the mapping, which a process with as many mappings as it may
-    /// have can meet (munmap(2)). Its memory is lost then.
+    /// The system's error if it keeps the mapping: a process with as many mappings as allowed may
+    /// meet this (munmap(2)). The memory is lost then.
     pub(crate) fn unmap(self) -> io::Result<()> {
         if cfg!(miri) {
-            // Miri knows no system calls of rustix.
+            // Miri supports no system calls of rustix.
             drop(self.mapping);
             return Ok(());
         }
@@ -100,7 +101,7 @@ impl AnonymousMemory {
         self.len_bytes
     }
 
-    /// Its entry in the list of what is allocated.
+    /// Its entry in the list of allocations.
     pub(crate) fn live(&self) -> &Entry {
         &self.live
     }
@@ -139,20 +140,19 @@ impl AnonymousMemory {
         unsafe { std::slice::from_raw_parts(start.as_ptr(), to_usize(len_bytes)) }
     }
 
-    /// Writes bytes of its owner's, from an offset on.
+    /// Writes bytes from an offset on.
     pub(crate) fn fill(&mut self, offset_bytes: u64, bytes: &[u8]) {
         // SAFETY: borrowed for this call alone, so that nobody else refers to any of it.
         unsafe { self.part_mut(offset_bytes, to_u64(bytes.len())) }.copy_from_slice(bytes);
     }
 
-    /// Reads bytes of its owner's, from an offset on.
+    /// Reads bytes from an offset on.
     pub(crate) fn copy_to(&mut self, offset_bytes: u64, target: &mut [u8]) {
         // SAFETY: borrowed for this call alone, so that nobody else refers to any of it.
         target.copy_from_slice(unsafe { self.part_mut(offset_bytes, to_u64(target.len())) });
     }
 
-    /// Gives the pages from `keep_bytes` on back to the system; they read as zero if they are
-    /// touched again.
+    /// Returns the pages from `keep_bytes` on to the system; they read as zero when touched again.
     ///
     /// # Safety
     /// No reference to any of these bytes may exist.
@@ -165,8 +165,7 @@ impl AnonymousMemory {
         let start = self.pointer_to(from, self.len_bytes - from);
         let len = to_usize(self.len_bytes - from);
         if cfg!(miri) {
-            // Miri knows no madvise. What the kernel does to the contents is done by hand.
-            // SAFETY: a range of this mapping (checked above), unreferenced (the caller's promise).
+            // Miri supports no madvise: its effect on the contents is written by hand.
             unsafe { start.as_ptr().write_bytes(0, len) };
             return Ok(());
         }
@@ -188,7 +187,7 @@ impl AnonymousMemory {
         to_u64(pages.iter().filter(|&&byte| byte & 1 == 1).count() * page)
     }
 
-    /// Where `offset_bytes` is.
+    /// The address of `offset_bytes`.
     ///
     /// # Panics
     /// If `len_bytes` bytes from there do not lie in the mapping.

@@ -1,4 +1,5 @@
-//! The ring: N slots of S bytes, allocated once. The slot is the permit.
+//! The staging ring: N slots of S bytes, allocated once. A reader needs a slot to read, so slots
+//! bound the memory.
 //!
 //! ```text
 //!       claim, take          fill            copy issued        copy complete
@@ -7,9 +8,12 @@
 //!                     +------ drop ----+---- drop (waits) ----+--> free list
 //! ```
 //!
-//! The states are types ([`Slot<Empty>`], [`Slot<Filled>`]; in flight means that a pending copy
-//! owns the slot), so a slot that is being read or copied cannot be filled again. Leaking a slot
-//! starves the ring and stays sound. The loader is the only caller.
+//! The states are types ([`Slot<Empty>`], [`Slot<Filled>`]; in flight: a pending copy owns the
+//! slot), so a slot that is being read or copied cannot be filled again. Leaking a slot shrinks the
+//! ring, but is sound. The loader is the only caller.
+//!
+//! The files, from what they need of each other: `memory`, `pin`, `free_list`, `ring`; `gather`,
+//! `cast` and `copy` work on the bytes of a slot.
 
 pub use self::memory::RingMode;
 pub(crate) use self::pin::Pinner;

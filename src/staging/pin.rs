@@ -1,12 +1,11 @@
-//! Memory that a device reads by itself: the ring's pages are pinned by whoever can, as far as that
-//! is granted.
+//! Pinned memory, which a device reads by DMA: as much of the ring as the driver grants.
 //!
 //! ```text
 //! whole ring in one piece --refused--> slot by slot, as many as are granted --too few--> pageable
 //! ```
 //!
 //! Containers limit pinned memory, and some drivers limit the size of one piece. Each step down is
-//! a named mode of the report: the load goes on, with fewer slots or slower copies.
+//! part of the report: the load continues, with fewer slots or slower copies.
 #![allow(unsafe_code, reason = "the contract of a trait; each block says why it holds")]
 
 use std::fmt;
@@ -16,13 +15,13 @@ use super::memory::AnonymousMemory;
 use crate::plan::RingShape;
 use crate::units::to_usize;
 
-/// Fewer pinned slots than this are worth less than a whole ring that is pageable: reads and copies
-/// would wait for each other.
+/// With fewer pinned slots, reads and copies would wait for each other; a whole pageable ring is
+/// better.
 const PINNED_SLOTS_MIN: u32 = 4;
 
 /// Pins memory for a device.
 pub(crate) trait Pinner {
-    /// Makes memory ready for being pinned, once for all of it and before anything touches it.
+    /// Prepares memory for pinning, once for all of it and before its first touch.
     ///
     /// # Safety
     /// `len_bytes` bytes from `start` are a mapping of this process, `start` on a page.
@@ -38,36 +37,36 @@ pub(crate) trait Pinner {
 
 /// Memory that is pinned until this is dropped.
 pub(crate) trait Pinned: Send + Sync + fmt::Debug {
-    /// Ends it before it is dropped. False if that is refused: then the memory stays pinned, and
-    /// must stay mapped, since what came to lie at its address would pass for it.
+    /// Unpins it. False if that is refused: then it stays pinned and must stay mapped, since new
+    /// memory at its address would be taken for it.
     fn unpin(&mut self) -> bool;
 }
 
-/// Why memory was not pinned, in the words of whoever refused it.
+/// Why memory was not pinned: the driver's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PinRefused(pub(crate) String);
 
-/// How much of the ring is pinned. A named mode of the report.
+/// How much of the ring is pinned. Part of the report.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Pinning {
-    /// Nothing has to be: the device is the host, or keeps nothing.
+    /// Nothing needs to be: the device is the host, or keeps nothing.
     NotNeeded,
     /// All of it, in one piece.
     Whole,
-    /// All of it, slot by slot, since one piece was refused.
+    /// All of it, slot by slot: one piece was refused.
     SlotBySlot {
-        /// The driver's answer for the whole.
+        /// The driver's answer for the whole ring.
         reason: String,
     },
-    /// Only so many slots were granted; the ring has no others.
+    /// Only this many slots were granted, and the ring has no others.
     FewerSlots {
-        /// How many.
+        /// Number of slots.
         slots: u32,
         /// The driver's answer for the next one.
         reason: String,
     },
-    /// None of it. Copies go through a buffer of the driver's own and are slower.
+    /// None of it. Copies go through a buffer of the driver and are slower.
     Pageable {
         /// The driver's answer.
         reason: String,
@@ -87,7 +86,7 @@ impl fmt::Display for Pinning {
 }
 
 impl Pinning {
-    /// One word for it: `not_needed`, `whole`, `slot_by_slot`, `fewer_slots` or `pageable`.
+    /// Its name in reports: `not_needed`, `whole`, `slot_by_slot`, `fewer_slots` or `pageable`.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -111,17 +110,17 @@ impl Pinning {
     }
 }
 
-/// What is pinned of a ring.
+/// The pinned memory of a ring.
 #[derive(Debug)]
 pub(super) struct PinnedRing {
     pieces: Vec<Box<dyn Pinned>>,
     pub(super) pinning: Pinning,
-    /// Slots that may be used, from the first on.
+    /// Number of usable slots, from the first on.
     pub(super) slots: u32,
 }
 
 impl PinnedRing {
-    /// Gives up what is pinned. False if something stays so.
+    /// Unpins everything. False if some of it stays pinned.
     pub(super) fn unpin(&mut self) -> bool {
         let refused = self.pieces.iter_mut().filter_map(|piece| (!piece.unpin()).then_some(()));
         refused.count() == 0
@@ -170,7 +169,7 @@ impl PinnedRing {
                 Self { pieces, pinning: Pinning::FewerSlots { slots, reason }, slots }
             }
             (Some(reason), _) => {
-                // What cannot be given up is held for as long as the memory.
+                // What cannot be unpinned is kept as long as the memory.
                 pieces.retain_mut(|piece| !piece.unpin());
                 Self { pieces, pinning: Pinning::Pageable { reason }, slots: shape.slots }
             }

@@ -14,7 +14,7 @@ use crate::plan::RingShape;
 use crate::source::ReadBuffer;
 use crate::units::{HumanBytes, to_usize};
 
-/// What can go wrong with staging memory.
+/// Errors of staging memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StagingError {
@@ -23,15 +23,15 @@ pub enum StagingError {
     Map {
         /// Bytes of the ring.
         bytes: u64,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The system refused memory to read a tensor by way of.
-    #[error("cannot map {} to read a tensor by way of", HumanBytes(*bytes))]
+    /// The system refused the buffer for reading a tensor.
+    #[error("cannot map a buffer of {} for reading a tensor", HumanBytes(*bytes))]
     Piece {
-        /// Bytes that were wanted.
+        /// Bytes of the buffer.
         bytes: u64,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
 }
@@ -43,19 +43,19 @@ pub(crate) enum Empty {}
 #[derive(Debug)]
 pub(crate) enum Filled {}
 
-/// N slots of S bytes in one piece of memory.
+/// N slots of S bytes in one mapping.
 #[derive(Debug)]
 pub(crate) struct Ring {
     free: FreeList,
     pinned: PinnedRing,
-    /// Dropped once nothing of it is pinned.
+    /// Dropped when none of it is pinned any more.
     memory: ManuallyDrop<AnonymousMemory>,
     shape: RingShape,
     _reservation: Reservation,
 }
 
 impl Ring {
-    /// Maps a ring whose bytes have been reserved, and pins it if there is somebody to pin it.
+    /// Maps a ring whose bytes are reserved, and pins it if there is a pinner.
     pub(crate) fn new(
         shape: RingShape,
         reservation: Reservation,
@@ -75,7 +75,7 @@ impl Ring {
         Ok(Arc::new(Self { free, pinned, memory, shape, _reservation: reservation }))
     }
 
-    /// A claim on an empty slot, if one is free that nobody has claimed.
+    /// A claim on an empty slot, if one is free and not claimed.
     pub(crate) fn try_claim(self: &Arc<Self>) -> Option<Claim> {
         self.free.try_claim().then(|| Claim { ring: Some(Arc::clone(self)) })
     }
@@ -106,7 +106,7 @@ impl Ring {
         }
     }
 
-    /// How many slots nobody owns.
+    /// Number of free slots.
     #[cfg(test)]
     pub(crate) fn free_slots(&self) -> usize {
         self.free.len()
@@ -122,8 +122,8 @@ impl Drop for Ring {
     }
 }
 
-/// The right to a slot that is free, whichever that is when it is taken: the one that was given
-/// back last, which is the warmest in the cache. Dropping it gives the right up.
+/// The right to a free slot: to the one that was returned last, which is the warmest in the CPU
+/// cache. Dropping it gives up the right.
 #[derive(Debug)]
 pub(crate) struct Claim {
     /// `None` once the slot is taken.
@@ -131,7 +131,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// The slot.
+    /// Takes the slot.
     pub(crate) fn take(mut self) -> Slot<Empty> {
         let ring = self.ring.take().expect("only taking the slot uses a claim up");
         let index = ring.free.take_claimed();
@@ -156,7 +156,7 @@ pub(crate) struct Slot<State> {
 }
 
 impl<State> Slot<State> {
-    /// Which slot of the ring it is, from 0.
+    /// Its number in the ring, from 0.
     #[cfg(feature = "cuda")]
     pub(crate) fn index(&self) -> usize {
         to_usize(u64::from(self.index))
@@ -166,7 +166,7 @@ impl<State> Slot<State> {
         u64::from(self.index) * self.ring.shape.slot_bytes
     }
 
-    /// The same slot in another state, without a trip through the free list.
+    /// The same slot in another state, without going through the free list.
     fn into_state<Next>(self) -> Slot<Next> {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is never used again nor dropped, so the `Arc` is moved, not duplicated.
@@ -196,7 +196,7 @@ impl Slot<Empty> {
         unsafe { self.ring.memory.part_mut(self.offset_bytes(), self.ring.shape.slot_bytes) }
     }
 
-    /// Declares that the slot holds what was read into it.
+    /// Marks the slot as filled.
     pub(crate) fn into_filled(self) -> Slot<Filled> {
         self.into_state()
     }
@@ -214,7 +214,7 @@ impl Slot<Filled> {
         &self.bytes()[to_usize(offset_bytes)..to_usize(offset_bytes + len_bytes)]
     }
 
-    /// Declares that the bytes have been used: the slot may be filled again.
+    /// Marks the bytes as used: the slot may be filled again.
     pub(crate) fn into_empty(self) -> Slot<Empty> {
         self.into_state()
     }
@@ -278,8 +278,8 @@ mod tests {
         }
     }
 
-    /// What came to lie at the address of memory that a driver holds for pinned would be copied
-    /// from where that was.
+    /// New memory at the address of memory that a driver believes to be pinned would be copied from
+    /// the old pages.
     #[test]
     #[cfg(not(miri))]
     fn memory_that_stays_pinned_stays_mapped() {

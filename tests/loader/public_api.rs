@@ -7,9 +7,9 @@ use std::fmt::Debug;
 use onelayer::live;
 use onelayer::{
     Awaited, CancelHandle, Checkpoint, CheckpointError, CudaCode, Device, DeviceError, DeviceRegion, Holder,
-    LayerId, LayerMap, LayerStream, Layers, LoadError, LoadPlan, LoadReport, LoadedLayer, LoadedTensor,
-    LoadOptions, Loader, LoaderBuilder, Model, OpenOptions, PlanError, Progress, Receipt, SourceError, StagingError,
-    Target, TensorHash, TensorReader,
+    LayerId, LayerMap, LayerStream, Layers, LoadError, LoadOptions, LoadPlan, LoadReport, LoadedLayer,
+    LoadedTensor, Loader, LoaderBuilder, Model, OpenOptions, PlanError, Progress, Receipt, SourceError,
+    StagingError, Target, TensorHash, TensorReader,
 };
 use onelayer_probe::{Measured, ProbeError, Sampler, TreeSampler};
 

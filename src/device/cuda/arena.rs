@@ -22,25 +22,24 @@ use crate::units::{Alignment, to_u64, to_usize};
 pub(crate) struct CudaArena {
     pub(super) address: u64,
     len_bytes: u64,
-    /// `None` for a layer without bytes, for memory of the caller's, and while being made or
-    /// dropped.
+    /// `None` for a layer without bytes, for the caller's memory, and while being made or dropped.
     memory: Option<Memory>,
-    /// True for memory of the caller's, which counts for nothing here.
+    /// True for the caller's memory, which is not counted.
     pub(super) is_callers: bool,
-    /// What tells that everything is in its place. Set once all copies are queued.
+    /// Marks that every byte is in place. Set once all copies are queued.
     pub(super) ready: OnceLock<Event>,
-    /// True once somebody outside knows the address.
+    /// True once a caller knows the address.
     is_exposed: AtomicBool,
-    /// True once somebody has said when it is free.
+    /// True once a caller has named the end of its use.
     is_ordered: AtomicBool,
-    /// True once the driver has refused to say, or to note, when a use of it is over.
+    /// True once the driver has refused to report or to record the end of a use.
     is_in_doubt: AtomicBool,
-    /// True once its memory was given up.
+    /// True once its memory was freed.
     is_gone: bool,
     session: Arc<CudaSession>,
 }
 
-/// The memory of one arena, if it is ours.
+/// The memory of one arena, if it is not the caller's.
 #[derive(Debug)]
 enum Memory {
     Own(DeviceMemory),
@@ -48,7 +47,7 @@ enum Memory {
 }
 
 impl Memory {
-    /// What it is, or lies in.
+    /// The allocation that it is, or is part of.
     fn whole(&self) -> &DeviceMemory {
         match self {
             Self::Own(memory) => memory,
@@ -74,7 +73,7 @@ impl CudaArena {
         }
     }
 
-    /// An arena in memory of the caller's, if there is some for the layer.
+    /// An arena in the caller's memory, if the caller has some for the layer.
     fn in_memory_of_caller(
         session: &Arc<CudaSession>,
         layer: &PlannedLayer,
@@ -96,21 +95,22 @@ impl CudaArena {
         Ok(Some(arena))
     }
 
-    /// An arena for the layer, in memory of the caller's, of an earlier layer, or of the pool.
+    /// An arena for the layer: in the caller's memory, in that of an earlier layer, or from the
+    /// pool.
     pub(super) fn allocate(session: &Arc<CudaSession>, layer: &PlannedLayer) -> Result<Self, DeviceError> {
         if let Some(arena) = Self::in_memory_of_caller(session, layer)? {
             return Ok(arena);
         }
         let len_bytes = layer.arena_bytes;
         let mut arena = Self::new(session, len_bytes);
-        // From here on the arena's drop gives back what the pool counts, whatever fails below.
+        // From here on, the arena's drop undoes the pool's count, whatever fails below.
         let recycled = session.idle.take(len_bytes);
         if len_bytes > 0 {
             let memory = match recycled.memory {
                 Some(memory) => memory,
                 None => {
                     if recycled.has_dropped {
-                        // Freed in the order of a stream, it is still taken until that has come so far.
+                        // Memory freed in stream order stays taken until the stream gets there.
                         session.memory.give_back();
                     }
                     session.memory.allocate(len_bytes)?
@@ -125,7 +125,7 @@ impl CudaArena {
         Ok(arena)
     }
 
-    /// An arena in the window, at a place that nobody else has.
+    /// An arena in the window, at a place without other users.
     pub(super) fn in_window(
         session: &Arc<CudaSession>,
         window: &Arc<DeviceWindow>,
@@ -141,27 +141,26 @@ impl CudaArena {
         Ok(arena)
     }
 
-    /// True if somebody may use the memory whose end nobody knows.
+    /// True if the memory may be in use without a known end.
     fn has_unknown_users(&self) -> bool {
         let is_exposed = self.is_exposed.load(Ordering::Acquire);
         is_exposed && !self.is_ordered.load(Ordering::Acquire) || self.is_in_doubt.load(Ordering::Acquire)
     }
 
-    /// Lets what frees or reuses the memory come after all that was queued for it. Waits only if
-    /// the driver refuses. False if that was refused too: then somebody may use the memory for
-    /// ever.
+    /// Orders freeing or reuse of the memory behind all work queued for it. Waits only if the
+    /// driver refuses. False if that is refused too: then the memory may be in use for ever.
     fn order_end(&self, memory: &DeviceMemory) -> bool {
         let ordered = match self.ready.get() {
             Some(ready) => self.session.memory.frees().wait_for(ready),
             None => memory.free_after_copies(),
         };
         let is_filled = ordered.is_ok() || self.session.copies.drain();
-        // Kernels of the caller's may read it, in streams that nobody told us of.
+        // The caller's kernels may read it, in streams that are not known here.
         is_filled && (!self.has_unknown_users() || self.session.context.drain())
     }
 
-    /// Frees the memory or hands it to the next layer, in the order of what uses it. What went to
-    /// the pool is to be settled.
+    /// Frees the memory or passes it to the next layer, in stream order. Memory that went to the
+    /// pool has to be settled.
     fn give_up(&mut self) -> Freed {
         let was_gone = std::mem::replace(&mut self.is_gone, true);
         if self.is_callers {
@@ -176,7 +175,7 @@ impl CudaArena {
             return Freed::Returned;
         };
         if !self.order_end(memory.whole()) {
-            // It is never used again, nor freed, and so it stays counted.
+            // It is never used again nor freed, so it stays counted.
             if let Memory::Part(window) = &memory {
                 window.mark_unusable();
             }
@@ -188,7 +187,7 @@ impl CudaArena {
             Memory::Part(window) => return window.give_up(),
         };
         let freed = if pool.is_open() && memory.mark_idle().is_ok() {
-            // Closed meanwhile, the pool gives it back.
+            // If the pool was closed meanwhile, it returns the memory.
             let Some(memory) = pool.give(Some(memory), self.len_bytes) else { return Freed::Recycled };
             memory.free()
         } else {
@@ -197,7 +196,7 @@ impl CudaArena {
             freed
         };
         match freed {
-            // Nobody waits for what the caller has named.
+            // The caller's event or stream is not waited for.
             Freed::ToPool if self.is_ordered.load(Ordering::Acquire) => Freed::Queued,
             freed => freed,
         }
@@ -235,7 +234,7 @@ impl ArenaPool for CudaSession {
                 .and_then(|()| self.copies.synchronize());
             if let Err(error) = copied {
                 if !self.copies.drain() {
-                    // Nobody knows whether the device still reads it.
+                    // The device may still read it.
                     std::mem::forget(buffer);
                 }
                 return Err(error.into());
@@ -246,7 +245,8 @@ impl ArenaPool for CudaSession {
     }
 }
 
-/// Queues a copy of a piece that its owner keeps until the stream has passed it, or for ever.
+/// Queues a copy of a piece, whose owner keeps it until the stream has passed the copy, or for
+/// ever.
 fn copy_piece(stream: &Stream, piece: &[u8], address: u64) -> Result<(), DeviceError> {
     let _entered = stream.context().enter()?;
     // SAFETY: the source is kept for as long (the caller's promise); the target lies in an arena that
@@ -356,7 +356,7 @@ impl Resident for CudaResident {
 impl Drop for CudaResident {
     fn drop(&mut self) {
         if self.arena.is_callers {
-            // Memory of the caller's is the caller's again: nothing may write to it any more.
+            // The caller has its memory again: nothing of the load may write to it any more.
             let ready = self.ready();
             if ready.wait().is_err() {
                 self.arena.session.copies.drain();

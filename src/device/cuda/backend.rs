@@ -15,14 +15,13 @@ use crate::plan::{Copies, MoveOp, PlannedLayer};
 use crate::staging::{Empty, Filled, Slot};
 use crate::units::to_usize;
 
-/// Drives one session.
+/// The backend of one session.
 #[derive(Debug)]
 pub(crate) struct CudaBackend {
     session: Arc<CudaSession>,
-    /// One for each slot, recycled with it.
+    /// One event per slot, recycled with it.
     slot_events: Arc<[Event]>,
-    /// What layers share that come and go. `None` if each has an arena of its own, and once it was
-    /// trimmed.
+    /// The memory that layers share. `None` if each has its own arena, and after the trim.
     window: Mutex<Option<Arc<DeviceWindow>>>,
 }
 
@@ -34,8 +33,8 @@ impl CudaBackend {
         Ok(Self { session, slot_events, window: Mutex::default() })
     }
 
-    /// The same with a window of so many bytes, which layers share, those aside that get an arena
-    /// of their own.
+    /// The same with a window of `bytes`, which layers share, except those that get their own
+    /// arena.
     pub(crate) fn with_window(self, bytes: u64) -> Result<Self, DeviceError> {
         if bytes > 0 {
             let memory = self.session.memory.allocate(bytes)?;
@@ -45,20 +44,20 @@ impl CudaBackend {
     }
 
     fn window(&self) -> MutexGuard<'_, Option<Arc<DeviceWindow>>> {
-        // It is only ever assigned.
+        // Every update is one assignment.
         self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Breaks the ring: slots come back before their copies are over. For the test that shows that this
-/// is noticed.
+/// Breaks the ring for a test: slots are returned before their copies are over. The test shows that
+/// this is noticed.
 #[cfg(test)]
 pub(super) static SKIPS_THE_WAIT: AtomicBool = AtomicBool::new(false);
 
 /// Copies of one slot in flight.
 #[derive(Debug)]
 pub(crate) struct CudaCopy {
-    /// `None` once it was given back.
+    /// `None` once it was returned.
     slot: Option<Slot<Filled>>,
     slot_events: Arc<[Event]>,
     /// Kept until the copy is over.
@@ -67,7 +66,7 @@ pub(crate) struct CudaCopy {
 }
 
 impl CudaCopy {
-    /// Waits and gives the slot back, with what the driver said of the copy.
+    /// Waits and returns the slot, with the driver's result of the copy.
     fn finish(&mut self) -> (Option<Slot<Empty>>, Result<(), DeviceError>) {
         let Some(slot) = self.slot.take() else { return (None, Ok(())) };
         #[cfg(test)]
@@ -76,7 +75,7 @@ impl CudaCopy {
         }
         let waited = self.slot_events[slot.index()].wait();
         if waited.is_err() && !self.session.copies.drain() {
-            // Nobody knows whether the device still reads the slot: it is never filled again, nor freed.
+            // The device may still read the slot: it is never filled again nor freed.
             std::mem::forget(slot);
             return (None, waited);
         }
@@ -125,7 +124,7 @@ impl Backend for CudaBackend {
         let queued = queue_copies(&self.session.copies, arena.address, &slot, copies)
             .and_then(|()| self.slot_events[slot.index()].record(&self.session.copies));
         if let Err(error) = queued {
-            // Copies may be queued with no event behind them.
+            // Copies may be queued without an event behind them.
             if !self.session.copies.drain() {
                 std::mem::forget(slot);
             }
@@ -143,8 +142,8 @@ impl Backend for CudaBackend {
         let copies = &self.session.copies;
         let ready = queue_moves(copies, arena.address, moves).and_then(|()| copies.mark());
         if ready.is_err() && arena.is_callers {
-            // Moves may be queued with no event behind them, and once the load has ended the memory is the
-            // caller's again.
+            // Moves may be queued without an event behind them, and after the load the memory is
+            // the caller's again.
             copies.drain();
         }
         arena.ready.set(ready?).expect("a layer is sealed once");
@@ -153,7 +152,7 @@ impl Backend for CudaBackend {
 
     fn trim(&self) {
         self.session.idle.close();
-        // What a layer still lies in stays until that is gone.
+        // The window stays until its last layer is dropped.
         drop(self.window().take());
         self.session.end();
         self.session.memory.give_back();

@@ -1,9 +1,8 @@
-//! The context that everything of one device lives in: the device's primary one, which PyTorch,
-//! candle and the runtime API use too, so that pointers are valid in all of them, or one that the
-//! caller handed in.
+//! The context of a device: the device's primary context, which PyTorch, candle and the runtime API
+//! use too, so that pointers are valid in all of them; or the caller's context.
 //!
-//! A context is entered for each group of calls and left again, so that a caller's thread keeps the
-//! context it had.
+//! A context is entered for each group of calls and left afterwards, so the caller's thread keeps
+//! its own context.
 #![allow(unsafe_code, reason = "calls the driver; each block says why its arguments are valid")]
 
 use std::ffi::{CStr, c_char, c_int};
@@ -16,7 +15,7 @@ use super::{Driver, call, driver, handle_of_caller, is_over, retry_once};
 use crate::device::{DeviceError, DeviceMemoryInfo};
 use crate::units::to_u64;
 
-/// A context of a device, retained for as long as this lives.
+/// A context of a device, retained while this lives.
 #[derive(Debug)]
 pub(crate) struct Context {
     raw: sys::CUcontext,
@@ -25,10 +24,10 @@ pub(crate) struct Context {
     driver: Driver,
 }
 
-/// Who has made the context.
+/// The owner of the context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
-    /// The device's primary context, which this holds a reference of.
+    /// The device: its primary context, of which this holds a reference.
     Device,
     /// The caller, who keeps it alive.
     Caller,
@@ -61,7 +60,7 @@ impl Context {
         Ok(Arc::new(Self { raw, device, owner: Owner::Device, driver }))
     }
 
-    /// A context of the caller's.
+    /// The caller's context.
     ///
     /// # Errors
     /// [`DeviceError`] if there is no usable driver, or if it does not know the context.
@@ -81,36 +80,36 @@ impl Context {
         Ok(Arc::new(context))
     }
 
-    /// Makes the context current on this thread until the value returned is dropped; then the one
-    /// from before is again.
+    /// Makes the context current on this thread until the returned value is dropped, which restores
+    /// the one before.
     pub(crate) fn enter(&self) -> Result<Entered<'_>, DeviceError> {
         // SAFETY: the context is alive: retained, or promised by the caller.
         call("cuCtxPushCurrent_v2", unsafe { sys::cuCtxPushCurrent_v2(self.raw) })?;
         Ok(Entered { _context: self, _not_send: PhantomData })
     }
 
-    /// Gives something back in this context, for destructors: see [`retry_once`]. False if it was
+    /// Frees something in this context, for destructors; see [`retry_once`]. False if it was
     /// refused twice.
     pub(super) fn give_back(&self, give_back: impl FnMut() -> sys::CUresult) -> bool {
-        // Without the context it is tried all the same: what is given back knows its context.
+        // Tried even without the context: the thing to be freed knows its context.
         let _entered = self.enter().or_else(|_| self.enter());
         retry_once(give_back)
     }
 
-    /// Waits for everything that was queued in the context, by anybody.
+    /// Waits for everything queued in the context, by any user.
     pub(crate) fn synchronize(&self) -> Result<(), DeviceError> {
         let _entered = self.enter()?;
         // SAFETY: takes nothing; a context is current.
         call("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
     }
 
-    /// Waits until nothing that was queued in the context is in flight, as
+    /// Waits until nothing queued in the context is in flight, as
     /// [`Stream::drain`](super::Stream::drain). False if the driver refuses to wait.
     pub(crate) fn drain(&self) -> bool {
         is_over(&self.synchronize()) || is_over(&self.synchronize())
     }
 
-    /// Memory of the device, as its driver says: everybody's, not only ours.
+    /// Memory of the device, used by any process, as its driver reports.
     pub(crate) fn memory(&self) -> Result<DeviceMemoryInfo, DeviceError> {
         let _entered = self.enter()?;
         let (mut free, mut total) = (0_usize, 0_usize);
@@ -119,7 +118,7 @@ impl Context {
         Ok(DeviceMemoryInfo { free_bytes: to_u64(free), total_bytes: to_u64(total) })
     }
 
-    /// The driver that serves it.
+    /// The driver.
     pub(crate) fn driver(&self) -> Driver {
         self.driver
     }
@@ -134,7 +133,7 @@ impl Context {
         Ok(text(&buffer))
     }
 
-    /// Where the device is on the PCI bus, as `domain:bus:device.function`.
+    /// The device's address on the PCI bus, `domain:bus:device.function`.
     pub(crate) fn pci_bus_id(&self) -> Result<String, DeviceError> {
         let mut buffer = [c_char::default(); 64];
         let len = c_int::try_from(buffer.len()).expect("a small number");
@@ -144,13 +143,12 @@ impl Context {
         Ok(text(&buffer))
     }
 
-    /// The device's identity, as other tools print it: `GPU-` and five groups of hexadecimal
-    /// digits.
+    /// The device's UUID as other tools print it: `GPU-` and five groups of hexadecimal digits.
     pub(crate) fn uuid(&self) -> Result<String, DeviceError> {
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
         // SAFETY: the call writes 16 bytes.
         call("cuDeviceGetUuid_v2", unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, self.device) })?;
-        // C's `char` has a sign on some machines and none on others.
+        // C's `char` is signed on some machines and unsigned on others.
         let hex: Vec<String> =
             uuid.bytes.iter().map(|byte| format!("{:02x}", byte.to_ne_bytes()[0])).collect();
         let group = |range: std::ops::Range<usize>| hex[range].concat();
@@ -167,7 +165,7 @@ impl Context {
         Ok(value != 0)
     }
 
-    /// The device as the driver counts: what it calls a handle is its number.
+    /// The device's number, which the driver calls its handle.
     pub(super) fn device(&self) -> sys::CUdevice {
         self.device
     }
@@ -187,7 +185,7 @@ impl Drop for Context {
 #[derive(Debug)]
 pub(crate) struct Entered<'a> {
     _context: &'a Context,
-    /// What is current is a thread's.
+    /// The current context belongs to a thread.
     _not_send: PhantomData<*const ()>,
 }
 
@@ -200,7 +198,7 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// A text that the driver has written.
+/// A text written by the driver.
 fn text(buffer: &[c_char]) -> String {
     let bytes: Vec<u8> = buffer.iter().map(|&byte| u8::from_ne_bytes(byte.to_ne_bytes())).collect();
     let text = CStr::from_bytes_until_nul(&bytes).map_or(&bytes[..], CStr::to_bytes);

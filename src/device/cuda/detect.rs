@@ -1,8 +1,7 @@
-//! Is there a driver that can be used? Asked before the first call through cudarc, which panics
-//! where a library or a symbol is missing.
+//! Finds a usable driver, before the first call through cudarc, which panics if the library or a
+//! symbol is missing.
 //!
-//! The library is looked for under the names and in the order that cudarc uses, so that both find
-//! the same file.
+//! Uses cudarc's library names in cudarc's order, so that both find the same file.
 #![allow(unsafe_code, reason = "loads a foreign library and calls it; each block says why it may")]
 
 use std::error::Error as _;
@@ -13,11 +12,11 @@ use libloading::Library;
 
 use crate::device::{CudaCode, DeviceError};
 
-/// Names under which the driver is looked for.
+/// Names of the driver's library.
 const LIBRARY_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 
-/// Every function of the driver that this folder calls, beside the three that are called here. A
-/// test keeps it true.
+/// Every driver function that this folder calls, except the three that are called here. A test
+/// checks it.
 const SYMBOLS: [&str; 34] = [
     "cuCtxGetDevice",
     "cuCtxPopCurrent_v2",
@@ -55,21 +54,21 @@ const SYMBOLS: [&str; 34] = [
     "cuStreamWaitEvent",
 ];
 
-/// A driver that is initialised and has every function that is needed.
+/// An initialised driver with every function that is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Driver {
-    /// 1000 x major + 10 x minor of the newest CUDA version it serves.
+    /// 1000 x major + 10 x minor of the newest supported CUDA version.
     pub(crate) version: u32,
     pub(crate) devices: u32,
 }
 
-/// The driver of this process. Looked for once: a driver that appears later is not seen.
+/// The driver of this process. Searched once: a driver installed later is not seen.
 pub(crate) fn driver() -> Result<Driver, DeviceError> {
     static FOUND: OnceLock<Result<Driver, Unusable>> = OnceLock::new();
     FOUND.get_or_init(find).clone().map_err(Unusable::into_error)
 }
 
-/// Why there is none.
+/// Why there is no usable driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Unusable {
     Missing { reason: String },
@@ -96,7 +95,7 @@ fn find() -> Result<Driver, Unusable> {
         // library, which is found where the system's linker looks for it.
         match unsafe { Library::new(name) } {
             Ok(library) => return check(name, library),
-            // Only the cause says what is wrong; the error itself says that something is.
+            // The error's source has the cause.
             Err(error) => reasons.push(error.source().map_or_else(|| error.to_string(), ToString::to_string)),
         }
     }
@@ -110,7 +109,7 @@ fn check(name: &'static str, library: Library) -> Result<Driver, Unusable> {
     let init = symbol::<Init>(name, &library, "cuInit")?;
     // SAFETY: `cuInit` of the driver API takes flags, which must be zero.
     let code = unsafe { init(0) };
-    // A stub has few functions and says so here: that is the better message.
+    // A stub lacks functions too, but its own error is the better message.
     refused(name, code)?;
     for wanted in SYMBOLS {
         symbol::<Get>(name, &library, wanted)?;
@@ -125,7 +124,7 @@ fn check(name: &'static str, library: Library) -> Result<Driver, Unusable> {
     };
     let version = get("cuDriverGetVersion")?;
     let devices = get("cuDeviceGetCount")?;
-    // The driver has threads of its own by now: it stays for the life of the process.
+    // The driver has started threads, so the library stays loaded.
     std::mem::forget(library);
     Ok(Driver { version, devices })
 }
@@ -145,7 +144,8 @@ fn symbol<F: Copy>(name: &'static str, library: &Library, symbol: &'static str) 
 mod tests {
     use super::*;
 
-    /// cudarc panics where a function is missing: none may be called that was not looked for.
+    /// cudarc panics if a function is missing, so every function that is called must be looked up
+    /// first.
     #[test]
     fn every_function_that_is_called_is_looked_for() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/device/cuda");

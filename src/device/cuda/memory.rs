@@ -1,8 +1,8 @@
-//! Memory of arenas, from a stream-ordered pool of our own: a plain free would stall the whole
+//! Device memory from the loader's own stream-ordered pool: a plain free would stall the whole
 //! device.
 //!
-//! The pool is ours rather than the device's default one, so that trimming it takes nothing from
-//! others. Where the device has no pools, memory is allocated and freed plainly.
+//! It is not the device's default pool, so trimming it takes nothing from others. Without pools on
+//! the device, memory is allocated and freed plainly.
 #![allow(unsafe_code, reason = "calls the driver; each block says why its arguments are valid")]
 
 use std::ffi::c_void;
@@ -16,14 +16,14 @@ use crate::device::{CudaCode, DeviceError, Freed};
 use crate::live::{Entry, MemoryKind, MemoryUse};
 use crate::units::to_usize;
 
-/// Where arenas come from.
+/// The pool of device memory.
 #[derive(Debug)]
 pub(super) struct DevicePool {
     /// `None` where the device has no pools.
     raw: Option<RawPool>,
-    /// Allocations are ordered by the stream that fills them ...
+    /// Allocations are ordered in the stream of copies ...
     copies: Arc<Stream>,
-    /// ... and frees by one that waits for those who read them.
+    /// ... and frees in a stream that waits for the readers of the memory.
     frees: Stream,
 }
 
@@ -35,8 +35,8 @@ unsafe impl Send for RawPool {}
 // SAFETY: as above; the field never changes.
 unsafe impl Sync for RawPool {}
 
-/// `CUmemPoolProps` of cuda.h, 88 bytes in every version of the driver API since 11.2. The bindings
-/// name its parts differently from version to version.
+/// `CUmemPoolProps` of cuda.h, 88 bytes in every version of the driver API since 11.2. Declared by
+/// hand: the bindings name its fields differently from version to version.
 #[repr(C)]
 struct PoolProperties {
     allocation_type: u32,
@@ -77,11 +77,11 @@ impl DevicePool {
         Ok(pool)
     }
 
-    /// Memory that what is queued in the stream of copies from now on may use.
+    /// Allocates memory for work queued in the stream of copies from now on.
     pub(super) fn allocate(self: &Arc<Self>, len_bytes: u64) -> Result<DeviceMemory, DeviceError> {
         let mut allocated = self.try_allocate(len_bytes);
         if allocated == Err(CudaCode::OUT_OF_MEMORY) {
-            // What was freed may not have come back yet.
+            // Freed memory may not be back yet.
             self.give_back();
             allocated = self.try_allocate(len_bytes);
         }
@@ -126,14 +126,13 @@ impl DevicePool {
         Ok(address)
     }
 
-    /// Lets what is freed from now on wait for everything that the caller has queued in the stream
-    /// of frees.
+    /// The stream of frees. Frees wait for everything that is queued in it.
     pub(super) fn frees(&self) -> &Stream {
         &self.frees
     }
 
-    /// Waits for the frees and gives what the pool has kept back to the device. False if either was
-    /// refused: whatever cannot be given back here goes with the pool.
+    /// Waits for the frees and returns the pool's unused memory to the device. False if either was
+    /// refused; such memory goes with the pool.
     pub(super) fn give_back(&self) -> bool {
         let is_waited = self.frees.synchronize().is_ok();
         let Some(pool) = &self.raw else { return is_waited };
@@ -167,44 +166,44 @@ impl Drop for DevicePool {
     }
 }
 
-/// Memory on the device. Dropping it frees it in the order of the pool's stream of frees: whoever
-/// drops it has let that stream wait for everything that uses the memory.
+/// Device memory. Dropping it frees it in the stream of frees, which the owner must have made wait
+/// for all users of the memory.
 #[derive(Debug)]
 pub(super) struct DeviceMemory {
     address: u64,
     len_bytes: u64,
-    /// While idle: what has to be over before it is used again.
+    /// While idle: the event to wait for before reuse.
     idle_from: Option<Event>,
     is_freed: bool,
-    /// On the list for as long.
+    /// Its entry in the list of allocations.
     live: Entry,
     pool: Arc<DevicePool>,
 }
 
 impl DeviceMemory {
-    /// Where it starts, in the address space of the device's context.
+    /// Its address in the device's context.
     pub(super) fn address(&self) -> u64 {
         self.address
     }
 
-    /// Notes what is queued in the stream of frees so far: the next user waits for it.
+    /// Marks it idle: the next user waits for everything queued in the stream of frees so far.
     pub(super) fn mark_idle(&mut self) -> Result<(), DeviceError> {
         self.idle_from = Some(self.pool.frees.mark()?);
         self.live.note(MemoryUse::Idle, None);
         Ok(())
     }
 
-    /// What is queued in the stream of frees so far.
+    /// An event behind everything queued in the stream of frees.
     pub(super) fn mark_frees(&self) -> Result<Event, DeviceError> {
         self.pool.frees.mark()
     }
 
-    /// Waits for what is queued in the stream of frees. False if that was refused.
+    /// Waits for the stream of frees. False if that was refused.
     pub(super) fn drain_frees(&self) -> bool {
         self.pool.frees.drain()
     }
 
-    /// Waits for what is queued in the stream of copies. False if that was refused.
+    /// Waits for the stream of copies. False if that was refused.
     pub(super) fn drain_copies(&self) -> bool {
         self.pool.copies.drain()
     }
@@ -214,7 +213,7 @@ impl DeviceMemory {
         self.len_bytes
     }
 
-    /// Makes idle memory usable for what is queued in the stream of copies from now on.
+    /// Makes idle memory usable for work queued in the stream of copies from now on.
     pub(super) fn reuse(&mut self) -> Result<(), DeviceError> {
         self.live.note(MemoryUse::Filling, None);
         match self.idle_from.take() {
@@ -223,17 +222,17 @@ impl DeviceMemory {
         }
     }
 
-    /// Its entry in the list of what is allocated.
+    /// Its entry in the list of allocations.
     pub(super) fn live(&self) -> &Entry {
         &self.live
     }
 
-    /// Lets the free come after everything that is queued in the stream of copies so far.
+    /// Orders the free behind everything queued in the stream of copies so far.
     pub(super) fn free_after_copies(&self) -> Result<(), DeviceError> {
         self.pool.frees.wait_for(&self.pool.copies.mark()?)
     }
 
-    /// Frees it, as dropping does, and says what became of it.
+    /// Frees it as dropping does, and reports the result.
     pub(super) fn free(mut self) -> Freed {
         self.release()
     }
@@ -257,11 +256,11 @@ impl DeviceMemory {
         }
     }
 
-    /// Where the free was refused, or there are no pools: once nothing that was queued before uses
-    /// it any more.
+    /// Frees it plainly after all its users are done: if the ordered free was refused, or there are
+    /// no pools.
     fn free_plainly(&self) -> Freed {
         if !self.pool.frees.drain() {
-            // Nobody knows who still uses it: it is never freed, and its pool stays.
+            // It may still be in use: it is never freed, and its pool stays.
             std::mem::forget(Arc::clone(&self.pool));
             return Freed::Unconfirmed;
         }
@@ -281,8 +280,8 @@ impl IdleMemory for DeviceMemory {
         self.len_bytes
     }
 
-    /// Every byte of it is taken from the device, used or not: a larger one in place of a small one
-    /// would not be what the plan counts.
+    /// All its bytes are taken from the device, used or not, so a larger one would exceed what the
+    /// plan counts.
     fn fits(&self, len_bytes: u64) -> bool {
         self.len_bytes == len_bytes
     }

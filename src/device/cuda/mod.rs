@@ -1,19 +1,20 @@
 //! CUDA devices, through the driver API.
 //!
 //! ```text
-//! detect    is there a driver, with every function we call?
+//! detect    finds the driver and every function that is called
 //! context   the device's primary context, or the caller's
 //! stream    streams and events
-//! memory    arenas: the stream-ordered pool, recycling, freeing in order
-//! window    one piece of memory that layers share, pass after pass
+//! memory    device memory: the stream-ordered pool, recycling, freeing in order
+//! window    one allocation that layers share, pass after pass
 //! pinned    the ring's memory, registered for DMA, on the device's NUMA node (numa)
-//! session   what one load shares: its streams, its pool
+//! session   the streams and the pool of one load
 //! read_back bytes of the device, copied to the host
-//! backend   arena, copy, seal: what the loader drives
+//! arena     device memory of one layer, until it is freed
+//! backend   allocate, copy, seal: the loader's trait
 //! ```
 //!
-//! Nothing here depends on the safe layer of the bindings, whose destructors report their errors to
-//! whoever calls next.
+//! The safe layer of the bindings is not used: its destructors report their errors to the next
+//! caller.
 
 use cudarc::driver::sys::CUresult;
 
@@ -40,7 +41,7 @@ mod simulated;
 mod stream;
 mod window;
 
-/// The driver's answer to a call as a result.
+/// The driver's answer to a call, as a result.
 fn call(call: &'static str, answer: CUresult) -> Result<(), DeviceError> {
     code_of(answer).map_err(|code| DeviceError::Cuda { call, code })
 }
@@ -53,8 +54,8 @@ fn code_of(answer: CUresult) -> Result<(), CudaCode> {
     CudaCode::check(answer as u32)
 }
 
-/// True if what was waited for is over: it was waited for, or the context is lost, which moves
-/// nothing any more.
+/// True if the awaited work is over: the wait succeeded, or the context is lost, and then nothing
+/// runs any more.
 fn is_over(waited: &Result<(), DeviceError>) -> bool {
     match waited {
         Ok(()) => true,
@@ -67,9 +68,9 @@ fn handle_of_caller<T>(handle: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(usize::try_from(handle).unwrap_or(0))
 }
 
-/// Gives something back, for destructors, which have nobody to tell. A call that is refused has not
-/// done its work and is made once more; one that fails because the context is lost has nothing left
-/// to give back. False if it was refused twice.
+/// Frees something, for destructors, which cannot report errors. A refused call has done nothing
+/// and is made once more. A call that fails because the context is lost has nothing left to free.
+/// False if it was refused twice.
 fn retry_once(mut give_back: impl FnMut() -> CUresult) -> bool {
     let mut is_refused = || code_of(give_back()).is_err_and(|code| !code.is_fatal());
     !is_refused() || !is_refused()

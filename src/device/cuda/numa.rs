@@ -1,30 +1,29 @@
-//! Which memory is near a device: on machines with several NUMA nodes, a ring on another node than
-//! the device's would be read across the link between processors.
+//! NUMA: the memory that is near a device. A ring on another node would be read across the link
+//! between processors.
 #![allow(unsafe_code, reason = "a system call without a wrapper; the block says why its arguments are valid")]
 
 use std::fs;
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// `MPOL_PREFERRED` of linux/mempolicy.h: pages come from the node as long as it has any.
+/// `MPOL_PREFERRED` of linux/mempolicy.h: pages come from this node while it has free ones.
 const MPOL_PREFERRED: libc::c_int = 1;
 
-/// The NUMA node that a PCI device is attached to, if the machine has several and says so.
-/// `pci_bus_id` is as the driver writes it, `sys` the root of sysfs.
+/// The NUMA node of a PCI device, if the machine has several nodes and reports it. `pci_bus_id` is
+/// the driver's spelling, `sys` the root of sysfs.
 pub(super) fn node_of(pci_bus_id: &str, sys: &Path) -> Option<u32> {
     let text = |path: &str| fs::read_to_string(sys.join(path)).ok();
-    // A list such as `0-1` or `0,2`; one node is one number.
+    // A list such as `0-1` or `0,2`; a single number is a single node.
     let online = text("devices/system/node/online")?;
     if online.trim().parse::<u32>().is_ok() {
         return None;
     }
     let node = text(&format!("bus/pci/devices/{}/numa_node", pci_bus_id.to_ascii_lowercase()))?;
-    // -1 is a device that is near to none.
+    // -1 means no node.
     node.trim().parse().ok()
 }
 
-/// Lets memory that has not been touched yet come from a node. What the kernel refuses costs speed
-/// alone, so nobody is told.
+/// Makes untouched memory come from a node. A refusal only costs speed, so it is not reported.
 ///
 /// # Safety
 /// `len_bytes` bytes from `start` are a mapping of this process, `start` on a page.

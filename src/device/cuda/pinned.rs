@@ -1,5 +1,5 @@
-//! The ring's memory, registered with the driver: its pages stay where they are, and the device
-//! reads them by itself.
+//! The ring's memory, registered with the driver: its pages are pinned, and the device reads them
+//! by DMA.
 #![allow(unsafe_code, reason = "calls the driver; each block says why its arguments are valid")]
 
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::staging::{PinRefused, Pinned, Pinner};
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context, the caller's own too.
 const CU_MEMHOSTREGISTER_PORTABLE: u32 = 1;
 
-/// More threads than this do not touch pages faster.
+/// More threads do not touch pages faster.
 const TOUCHING_THREADS_MAX: usize = 4;
 
 /// Registers memory with the driver of a context.
@@ -25,7 +25,7 @@ pub(crate) struct Registrar(pub(crate) Arc<Context>);
 
 impl Pinner for Registrar {
     unsafe fn prepare(&self, start: NonNull<u8>, len_bytes: usize) {
-        // Prefaulting pages decides where they are.
+        // The first touch decides the NUMA node of a page.
         let node = self.0.pci_bus_id().ok().and_then(|id| numa::node_of(&id, Path::new("/sys")));
         if let Some(node) = node {
             // SAFETY: a live mapping (the caller's promise), of whole pages.
@@ -48,8 +48,8 @@ impl Pinner for Registrar {
     }
 }
 
-/// Brings pages into memory by several threads. Zeroing them is most of what pinning a ring costs,
-/// and the driver would do it alone. Whatever is left undone here is done there.
+/// Touches pages with several threads. Zeroing them is most of the cost of pinning a ring, and the
+/// driver would do it on one thread. Pages that stay untouched here are touched there.
 ///
 /// # Safety
 /// `len_bytes` bytes from `start` are a mapping of this process, `start` on a page.

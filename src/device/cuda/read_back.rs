@@ -1,4 +1,4 @@
-//! Bytes of the device, copied to the host: for checking and hashing what has arrived.
+//! Copies bytes of the device to the host, for checking and hashing.
 #![allow(unsafe_code, reason = "calls the driver; each block says why its arguments are valid")]
 
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use crate::device::DeviceError;
 use crate::staging::memory::AnonymousMemory;
 use crate::units::{MIB, to_u64, to_usize};
 
-/// Bytes that are copied at once.
+/// Bytes per copy.
 const PIECE_BYTES: u64 = MIB;
 
-/// A stream of its own and a buffer.
+/// A stream and a buffer for reading back.
 #[derive(Debug)]
 pub(super) struct ReadBack {
     stream: Stream,
-    /// The device writes here and not into the caller's memory: this can be leaked if nobody can
-    /// say whether a copy is over. `None` until it is needed. On the list of what is allocated.
+    /// The device writes here and not to the caller's memory: the buffer can be leaked if the end
+    /// of a copy is unknown. `None` until needed. In the list of allocations.
     buffer: Option<AnonymousMemory>,
 }
 
@@ -27,12 +27,12 @@ impl ReadBack {
         Ok(Self { stream: Stream::new(context)?, buffer: None })
     }
 
-    /// Gives the buffer back: the next read makes another.
+    /// Frees the buffer; the next read makes another.
     pub(super) fn free_buffer(&mut self) {
         self.buffer = None;
     }
 
-    /// Copies the bytes from `address` on once the event is over.
+    /// Copies bytes from `address` on, after the event.
     ///
     /// # Safety
     /// The bytes are device memory of the stream's context that nobody writes to or frees
@@ -53,7 +53,7 @@ impl ReadBack {
         Ok(())
     }
 
-    /// Copies at most [`PIECE_BYTES`] by way of the buffer.
+    /// Copies at most [`PIECE_BYTES`] through the buffer.
     ///
     /// # Safety
     /// As [`Self::read`].

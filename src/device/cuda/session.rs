@@ -1,9 +1,9 @@
-//! What one load shares on its device: a stream for copies, one for giving memory back, the pool of
-//! its arenas.
+//! The state of one load on its device: a stream for copies, a stream for frees, the pool of its
+//! arenas.
 //!
 //! ```text
 //! copies   allocate -- copies of slots -- moves -- "ready"
-//!                                                   |  (the caller's kernels, in streams of its own)
+//!                                                   |  (the caller's kernels, in its streams)
 //! frees                                             +--> wait -- free, or recycle
 //! ```
 #![allow(unsafe_code, reason = "the contract of reading back")]
@@ -18,36 +18,35 @@ use super::{Context, Event, Stream};
 use crate::device::idle::IdleArenas;
 use crate::device::{Destinations, DeviceError};
 
-/// How a session is made.
+/// Options of a session.
 #[derive(Default)]
 pub(crate) struct SessionOptions {
-    /// Copies go to this stream instead of one of our own.
+    /// The stream for copies; a new one if `None`.
     pub(crate) copies: Option<Stream>,
-    /// Where layers go that do not get an arena of ours.
+    /// The caller's memory for layers that should not get an arena.
     pub(crate) destinations: Option<Arc<Destinations>>,
-    /// While streaming, arenas of dropped layers are used again; all of them together hold at most
-    /// so many bytes.
+    /// Arenas of dropped layers are reused while streaming; all arenas together hold at most this
+    /// many bytes.
     pub(crate) recycle_bytes_max: Option<u64>,
 }
 
-/// What one load shares on its device.
+/// The state of one load on its device.
 pub(crate) struct CudaSession {
-    /// Arenas that wait for their next layer. First, since they are given back through what is
-    /// below.
+    /// Idle arenas. The first field: they are freed through the fields below.
     pub(super) idle: IdleArenas<super::memory::DeviceMemory>,
     pub(super) memory: Arc<DevicePool>,
     pub(super) copies: Arc<Stream>,
-    /// Made by the first read; one reads at a time.
+    /// Made by the first read. One thread reads at a time.
     read_back: Mutex<Option<ReadBack>>,
-    /// True once the load has ended. Its layers keep the session, and are not to keep the buffer of a
-    /// read.
+    /// True once the load has ended. Layers keep the session alive, but should not keep the buffer
+    /// of a read.
     has_ended: AtomicBool,
     pub(super) destinations: Option<Arc<Destinations>>,
     pub(super) context: Arc<Context>,
 }
 
 impl CudaSession {
-    /// The streams and the pool of a load.
+    /// Makes the streams and the pool of a load.
     ///
     /// # Errors
     /// [`DeviceError::Cuda`] if the driver refuses one of them.
@@ -68,7 +67,7 @@ impl CudaSession {
         }))
     }
 
-    /// The load has ended: what reading back needs is given back, and from now on after each read.
+    /// Ends the load: frees the buffer of reads, from now on after each read.
     pub(super) fn end(&self) {
         self.has_ended.store(true, Ordering::SeqCst);
         if let Some(read_back) = &mut *self.read_back.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -86,7 +85,7 @@ impl CudaSession {
         address: u64,
         target: &mut [u8],
     ) -> Result<(), DeviceError> {
-        // Whatever a panic has left behind is overwritten by the next read.
+        // The next read overwrites whatever a panic has left.
         let mut read_back = self.read_back.lock().unwrap_or_else(PoisonError::into_inner);
         if read_back.is_none() {
             *read_back = Some(ReadBack::new(&self.context)?);

@@ -1,8 +1,8 @@
-//! The CUDA backend on a simulated driver: conformance, and how slots are used again under many
+//! The CUDA backend on a simulated driver: conformance, and the reuse of slots under many
 //! schedules.
 //!
-//! Each test runs this executable once more, as a process of its own that finds the simulated
-//! driver; the tests that say `scenario` are what runs there, and do nothing by themselves.
+//! Each test runs this executable again, as a process that finds the simulated driver. The tests
+//! named `scenario` run there, and do nothing by themselves.
 #![allow(clippy::print_stdout, reason = "a scenario tells its parent")]
 
 use std::sync::Arc;
@@ -46,8 +46,7 @@ fn schedules(mode: &str, seed: u64, count: u32, is_broken: bool) -> SimOutcome {
 }
 
 /// Twelve thousand layers through rings of two to four slots: no slot is filled again before the
-/// device has read it. Where the whole test is repeated, `ONELAYER_SCHEDULES` says how many there
-/// are of each of the 48 kinds.
+/// device has read it. `ONELAYER_SCHEDULES` sets the number of each of the 48 kinds.
 #[test]
 fn slots_are_never_used_again_too_early() {
     let count: u32 = std::env::var("ONELAYER_SCHEDULES").map_or(250, |text| text.parse().unwrap());
@@ -65,13 +64,12 @@ fn slots_are_never_used_again_too_early() {
     });
 }
 
-/// The same with a ring that gives slots back too early. Were it not caught, the test above would
-/// prove nothing.
+/// The same with a ring that returns slots too early: shows that the test above can fail.
 #[test]
 fn a_broken_ring_is_caught() {
     const RUNS: u64 = 100;
-    // It is caught by a copy that comes later than the next filling of its slot. Where the thread that
-    // fills has to wait for a processor, each copy of one layer may come in time, but not of ten.
+    // A copy that runs after the next filling of its slot shows the fault. On a busy processor
+    // every copy of one layer may be in time, but not of ten.
     const SCHEDULES: u32 = 10;
     for mode in ["lazy", "thread"] {
         for seed in 1..=RUNS {
@@ -110,7 +108,7 @@ fn scenario_conformance() {
 const COPIES: u64 = 24;
 const SLOT_BYTES: u64 = 4 * KIB;
 
-/// One layer through a ring of `slots`, which another thread gives back as its copies are over.
+/// One layer through a ring of `slots`; another thread returns the slots as their copies finish.
 /// True if every byte is right.
 fn one_schedule(context: &Arc<Context>, slots: u32) -> bool {
     let shape = RingShape { slots, slot_bytes: SLOT_BYTES, readers: 1 };

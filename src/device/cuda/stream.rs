@@ -9,7 +9,7 @@ use super::{Context, call, handle_of_caller, is_over};
 use crate::device::{CudaCode, DeviceError};
 use crate::units::to_u64;
 
-// As cuda.h has them; the bindings make enums of them, which do not combine.
+// Values of cuda.h. The bindings have enums, which cannot be combined.
 const CU_STREAM_NON_BLOCKING: u32 = 1;
 const CU_EVENT_BLOCKING_SYNC: u32 = 1;
 const CU_EVENT_DISABLE_TIMING: u32 = 2;
@@ -28,7 +28,7 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A new stream. It does not wait for the legacy default stream, nor that one for it.
+    /// A new stream. It and the legacy default stream do not wait for each other.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
         let _entered = context.enter()?;
         let mut raw = std::ptr::null_mut();
@@ -37,7 +37,7 @@ impl Stream {
         Ok(Self { raw, is_own: true, context: Arc::clone(context) })
     }
 
-    /// A stream of the caller's.
+    /// The caller's stream.
     ///
     /// # Safety
     /// `raw` is a `CUstream` of this context, or one of the driver's special values (0 and 1:
@@ -54,23 +54,22 @@ impl Stream {
         call("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
     }
 
-    /// Waits until nothing of what was queued so far is in flight. When this has returned `true`,
-    /// memory that it uses may be used again or freed, whatever else went wrong.
+    /// Waits until nothing queued so far is in flight. After `true`, memory that it uses may be
+    /// reused or freed, whatever else went wrong.
     ///
-    /// Each step is tried because the one before failed; a context that is lost moves nothing any
-    /// more.
+    /// Each step is tried because the one before failed; in a lost context nothing runs any more.
     pub(crate) fn drain(&self) -> bool {
         is_over(&self.synchronize()) || is_over(&self.synchronize()) || is_over(&self.context.synchronize())
     }
 
-    /// A new event that marks what is queued so far.
+    /// A new event behind everything queued so far.
     pub(super) fn mark(&self) -> Result<Event, DeviceError> {
         let event = Event::new(&self.context)?;
         event.record(self)?;
         Ok(event)
     }
 
-    /// Lets what is queued from now on run only after the event.
+    /// Makes later work wait for the event.
     pub(crate) fn wait_for(&self, event: &Event) -> Result<(), DeviceError> {
         self.wait_for_raw(event.raw)
     }
@@ -94,7 +93,7 @@ impl Stream {
         self.raw
     }
 
-    /// The context it belongs to.
+    /// Its context.
     pub(super) fn context(&self) -> &Arc<Context> {
         &self.context
     }
@@ -111,7 +110,7 @@ impl Drop for Stream {
     }
 }
 
-/// A mark in a stream that somebody waits for. Waiting sleeps, it does not spin.
+/// A mark in a stream. Waiting for it sleeps and does not spin.
 #[derive(Debug)]
 pub(crate) struct Event {
     raw: sys::CUevent,
@@ -134,21 +133,21 @@ impl Event {
         Ok(Self { raw, context: Arc::clone(context) })
     }
 
-    /// Marks what is queued in the stream so far.
+    /// Marks everything queued in the stream so far.
     pub(crate) fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
         let _entered = self.context.enter()?;
         // SAFETY: both are alive and of the same context.
         call("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
     }
 
-    /// Waits until what was marked is over.
+    /// Waits until the marked work is over.
     pub(crate) fn wait(&self) -> Result<(), DeviceError> {
         let _entered = self.context.enter()?;
         // SAFETY: the event is alive.
         call("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }
 
-    /// True if what was marked is over.
+    /// True if the marked work is over.
     pub(crate) fn is_complete(&self) -> Result<bool, DeviceError> {
         let _entered = self.context.enter()?;
         // SAFETY: the event is alive.

@@ -1,5 +1,5 @@
-//! One piece of device memory that the layers of a stream share: a layer gets a part of it, and the
-//! next one the same part once everything that used it is over on the device.
+//! One allocation on the device that the layers of a stream share. A layer gets a part of it, and
+//! the next layer the same part once all uses of it are over on the device.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,26 +14,26 @@ use crate::live::MemoryUse;
 pub(super) struct DeviceWindow {
     /// `None` once it was freed.
     memory: Option<DeviceMemory>,
-    /// Behind every use of what was given up so far: frees are one stream, so that the last event
-    /// covers those before it.
+    /// An event behind every use of the freed parts: frees are one stream, so the last event covers
+    /// the ones before.
     given_up: Mutex<Option<Event>>,
-    /// True once nobody can say when a use of some part is over.
+    /// True once the end of a use of some part is unknown.
     is_unusable: AtomicBool,
 }
 
 impl DeviceWindow {
-    /// The window in memory that nobody has used.
+    /// The window in unused memory.
     pub(super) fn new(memory: DeviceMemory) -> Self {
         memory.live().note(MemoryUse::Window, None);
         Self { memory: Some(memory), given_up: Mutex::default(), is_unusable: AtomicBool::new(false) }
     }
 
-    /// The whole of it.
+    /// The whole allocation.
     pub(super) fn memory(&self) -> &DeviceMemory {
         self.memory.as_ref().expect("only dropping frees it")
     }
 
-    /// Where a part starts.
+    /// The address of a part.
     ///
     /// # Panics
     /// If it does not lie in the window.
@@ -43,11 +43,11 @@ impl DeviceWindow {
         self.memory().address() + offset_bytes
     }
 
-    /// Makes what was given up usable for what is queued in the stream of copies from now on.
+    /// Makes freed parts usable for work queued in the stream of copies from now on.
     ///
     /// # Errors
-    /// [`DeviceError::Cuda`] if the driver refuses to wait, or has refused to say when some part is
-    /// free.
+    /// [`DeviceError::Cuda`] if the driver refuses to wait, [`DeviceError::WindowInDoubt`] if it
+    /// has refused to report when some part is free.
     pub(super) fn reuse(&self, copies: &Stream) -> Result<(), DeviceError> {
         if self.is_unusable.load(Ordering::Acquire) {
             return Err(DeviceError::WindowInDoubt);
@@ -58,7 +58,7 @@ impl DeviceWindow {
         }
     }
 
-    /// Nobody knows when some part is free: no part is handed out any more.
+    /// The end of a use is unknown: no part is handed out any more.
     pub(super) fn mark_unusable(&self) {
         self.is_unusable.store(true, Ordering::Release);
     }
@@ -67,7 +67,7 @@ impl DeviceWindow {
     pub(super) fn give_up(self: Arc<Self>) -> Freed {
         match self.memory().mark_frees() {
             Ok(event) => *self.given_up.lock().unwrap_or_else(PoisonError::into_inner) = Some(event),
-            // Without the mark nobody can wait for them in the order of the device; so now.
+            // Without the event, later work cannot wait on the device, so this thread waits now.
             Err(_) if self.memory().drain_frees() => {}
             Err(_) => {
                 self.mark_unusable();
@@ -76,14 +76,14 @@ impl DeviceWindow {
                 return Freed::Unconfirmed;
             }
         }
-        // The last part of a window that was trimmed meanwhile takes it along.
+        // The last part of a trimmed window frees the window.
         Arc::into_inner(self).map_or(Freed::Recycled, |mut window| window.free())
     }
 
-    /// Frees all of it, once nothing lies in it any more.
+    /// Frees the allocation. No part may be in use.
     fn free(&mut self) -> Freed {
         let Some(memory) = self.memory.take() else { return Freed::Unconfirmed };
-        // It was allocated in the order of the copies, whether any of them came or not.
+        // It was allocated in the stream of copies, even if no copy followed.
         if memory.free_after_copies().is_err() && !memory.drain_copies() {
             std::mem::forget(memory);
             return Freed::Unconfirmed;

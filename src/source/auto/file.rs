@@ -1,5 +1,5 @@
-//! What [`Auto`](super::Auto) knows of one file: how it is read, and what of a range is in the page
-//! cache just before the range is read.
+//! The state of one file in [`Auto`](super::Auto): how it is read, and the lookups of its pages in
+//! the page cache just before a read.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,8 +20,8 @@ const MISSING_SHARE: u64 = 16;
 /// How far the kernel may read ahead of a marked page: two read-ahead windows, of up to 8 MiB each
 /// where the device is set to read far ahead.
 const READ_AHEAD_BYTES: u64 = 16 * MIB;
-/// How much behind a range is looked up at once, and remembered. Most reads then look up their own
-/// range alone.
+/// Bytes behind a range that are looked up at once, and remembered. Most reads then look up their
+/// own range alone.
 const LOOKED_UP_AHEAD_BYTES: u64 = 8 * READ_AHEAD_BYTES;
 /// A read that takes longer per byte (below 1 GB/s) has waited for a disk: copies are several times
 /// as fast.

@@ -1,18 +1,18 @@
-//! The way that suits each read: out of the page cache what is there, past it what is not.
+//! Each read the best way: buffered if its bytes are in the page cache, direct if not.
 //!
-//! What a file is read with follows from its [`IoDecision`]. A file on a local disk that takes
-//! direct I/O is asked about at each read, just before it: so a file that is partly in the page
-//! cache is split by range, and a decision that was wrong, or has become wrong meanwhile, is
-//! corrected while the load runs. Asking costs microseconds where reading costs hundreds.
+//! The way a file is read follows from its [`IoDecision`]. A file on a local disk with direct I/O
+//! is looked up just before each read, so a partly resident file is split by range, and a decision
+//! that was wrong or has become wrong is corrected during the load. A lookup costs microseconds, a
+//! read hundreds.
 //!
 //! ```text
-//! made of memory ------------------------------------------------> pread
-//! network, FUSE, no direct I/O, small ---------------------------> `behind`: pread that leaves no pages
-//! resident ------------------------------------------------------> pread that does not wait; if it would, from then on as others
-//! others: is it there? -- all of it -----------------------------> pread
-//!                      -- but for a sixteenth, `behind` forgets -> `behind`
-//!                      -- else ----------------------------------> direct; if refused, as if it had no direct I/O
-//!         nobody tells, mincore, an estimate --> tried: two slow reads in a row, and the file is read direct from then on
+//! file system is memory -----------------------------------------> pread
+//! network, FUSE, no direct I/O, small ---------------------------> `uncached`: pread that leaves no pages
+//! resident ------------------------------------------------------> pread with RWF_NOWAIT; after a missing page as below
+//! others: look up      -- all resident --------------------------> pread
+//!                      -- all but a sixteenth, RWF_DONTCACHE ----> `uncached`
+//!                      -- else ----------------------------------> direct; if refused, `uncached`
+//!                      -- unknown or doubtful -------------------> pread, timed; direct after two slow reads in a row
 //! ```
 
 use std::fs::File;
@@ -36,10 +36,9 @@ use crate::units::{Alignment, ByteRange, KIB};
 
 mod file;
 
-/// Each of the two sets of descriptors, one with the flag `O_DIRECT` and one without, gets half of
-/// what a source may have.
+/// Each of the two sets of descriptors, with and without `O_DIRECT`, gets half of a source's limit.
 const OPEN_FILES_EACH: usize = OPEN_FILES_MAX / 2;
-/// Reads up to this that come without blocks go through the page cache, whatever is there.
+/// Unaligned reads up to this size always go through the page cache.
 const SMALL_READ_BYTES: u64 = 128 * KIB;
 /// See the [module](self).
 pub(super) struct Auto<S: System> {
@@ -51,8 +50,8 @@ pub(super) struct Auto<S: System> {
 }
 
 impl<S: System + Clone> Auto<S> {
-    /// Opens every file once, so that one that is gone or changed is found before any byte is read.
-    /// `decisions` has one for each file.
+    /// Opens every file once, so that a missing or changed file is found before any byte is read.
+    /// `decisions` has one decision per file.
     pub(super) fn open(system: S, shards: &[Shard], decisions: &[IoDecision]) -> Result<Self, SourceError> {
         assert_eq!(shards.len(), decisions.len(), "each file has a decision");
         let cached = FileSet::with_most(system.clone(), shards, OPEN_FILES_EACH);
@@ -81,11 +80,11 @@ impl<S: System> Auto<S> {
         &self.files[shard.index()]
     }
 
-    /// Reads what is in the page cache, which is what comes in pieces, and what follows it at once.
+    /// Reads bytes from the page cache (in pieces, if wanted), and whatever of them is missing
+    /// after all.
     ///
-    /// Nobody is asked about a file that is trusted: asking costs a sixth of the time that such
-    /// reads take. The kernel itself says at the first page that is not there, which ends the
-    /// trust.
+    /// A trusted file is not looked up: that costs a sixth of the time of such reads. The first
+    /// page that the kernel reports missing ends the trust.
     fn read_resident(
         &self,
         state: &FileState,
@@ -100,7 +99,7 @@ impl<S: System> Auto<S> {
                 match system.read_at_hand(file, rest, offset_bytes) {
                     Ok(count) if count > 0 => return Ok(count),
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => return Err(error),
-                    // A page that is not there, the end of the file, or a system that does not know the call.
+                    // A missing page, the end of the file, or a system that does not know the call.
                     _ => state.is_trusted.store(false, Ordering::Relaxed),
                 }
             }
@@ -120,8 +119,8 @@ impl<S: System> Auto<S> {
         Lookup { goes_direct, ..lookup }
     }
 
-    /// `None`, and nothing has been read, if the bytes are to go past the page cache and
-    /// `has_blocks` is false: neither the request nor the buffer is made for that.
+    /// Reads after a lookup. `None`, and nothing was read, if the bytes should be read direct and
+    /// `has_blocks` is false: neither the request nor the buffer is aligned.
     fn read_looked_up(
         &self,
         state: &FileState,
@@ -136,8 +135,7 @@ impl<S: System> Auto<S> {
             if !has_blocks {
                 return Ok(None);
             }
-            // Whoever waits for a descriptor without the flag may hold some with it, and nobody who waits for
-            // one with it holds one without: so none waits for another that waits for it.
+            // Lock order: plain descriptors before direct ones.
             drop(file);
             if let Some(moved) = self.direct.read_or_refuse(request, buffer)? {
                 show_all(request, buffer, each);
@@ -171,12 +169,12 @@ impl<S: System> Auto<S> {
             state.time(moved, started.elapsed().saturating_sub(elsewhere));
         }
         self.note_correction(state, IoMode::Buffered, moved);
-        // Timed without what is done with the bytes.
+        // Behind the timing: the callback's time does not count.
         show_all(request, buffer, each);
         Ok(moved)
     }
 
-    /// As [`Self::read_looked_up`], whatever the kind of the file.
+    /// [`Self::read_looked_up`], or the way of the file's policy.
     fn read_with(
         &self,
         request: &ReadRequest,
@@ -223,7 +221,7 @@ impl<S: System> Auto<S> {
     }
 }
 
-/// The same, with the time that it takes added up.
+/// The same callback, with its time added up.
 fn timed<'a>(each: &'a mut OnArrival<'_>, took: &'a mut Duration) -> impl FnMut(&mut [u8], Arrival) -> u64 {
     move |buffer, arrival| {
         let started = Instant::now();
@@ -233,7 +231,7 @@ fn timed<'a>(each: &'a mut OnArrival<'_>, took: &'a mut Duration) -> impl FnMut(
     }
 }
 
-/// Shows a payload that has arrived at once.
+/// Passes a payload that arrived as one part to the callback.
 fn show_all(request: &ReadRequest, buffer: &mut [u8], each: Option<&mut OnArrival<'_>>) {
     if let Some(each) = each {
         each(buffer, Arrival::whole(request));
@@ -287,8 +285,8 @@ impl<S: System> Source for Auto<S> {
     }
 }
 
-/// What is to go past the page cache goes through a queue. What is in it is copied by the thread
-/// that begins the read, while the disk works on those that it has in flight.
+/// Direct reads go through a queue. Bytes in the page cache are copied by the thread that begins
+/// the read, while the disk works on its reads in flight.
 impl<S: System> Queueable for Auto<S> {
     fn refusal(&self) -> Option<String> {
         let mut looked_up = self.cached.shards_from_last().filter(|&shard| self.state(shard).is_looked_up());
@@ -299,7 +297,7 @@ impl<S: System> Queueable for Auto<S> {
         Some(refused.unwrap_or_else(|| "no file is to be read past the page cache".to_owned()))
     }
 
-    /// Nobody has asked for memory to be locked, nor is it faster.
+    /// Registered buffers would lock memory, and are not faster.
     fn registers(&self) -> bool {
         false
     }
@@ -347,7 +345,7 @@ impl<S: System> Queueable for Auto<S> {
 }
 
 impl<S: System> Drop for Auto<S> {
-    /// Nothing is read any more: what reading ahead has brought in for nobody goes, too.
+    /// Drops pages that the kernel read ahead and nobody read.
     fn drop(&mut self) {
         for shard in self.cached.shards_from_last() {
             let uncached = &self.state(shard).uncached;

@@ -1,5 +1,5 @@
-//! A file that changes during the load is an error in every source: no signal, no zeros, no
-//! mixture.
+//! A file that changes during a load is an error in every source: no signal, no zeros, no mixed
+//! bytes.
 
 use std::io::{Seek, SeekFrom};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use crate::source::SourceError;
 
 const LEN_BYTES: u64 = 40_000;
 
-/// What somebody else does to a file.
+/// A change of a file by another program.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     TruncateToNothing,
@@ -70,8 +70,8 @@ fn assert_changed(result: Result<u64, SourceError>, shard: &Shard, context: &str
     }
 }
 
-/// A source that chooses opens a file once more when it first reads it direct, by its path: what
-/// has been removed by then is not there.
+/// [`Auto`](super::super::auto::Auto) opens a file again by its path at the first direct read: a
+/// removed file is not found then.
 fn assert_found(
     variant: &Variant,
     change: Change,
@@ -87,7 +87,7 @@ fn assert_found(
     }
 }
 
-/// Somebody writes when the first piece has been seen: the read says so at its end.
+/// A write after the first piece was seen: the read reports it at its end.
 #[test]
 fn a_change_between_two_pieces_is_found() {
     for change in [Change::RewriteSameSize, Change::Append, Change::ReplaceByRename, Change::Remove] {
@@ -106,7 +106,7 @@ fn a_change_between_two_pieces_is_found() {
             });
             match is_changed {
                 true => assert_changed(read, &shard, &format!("{}, {change:?}", variant.name)),
-                // All of it at once, and vouched for before it was shown.
+                // All at once, and verified before it was shown.
                 false => assert_ne!(variant.mode, IoMode::Buffered),
             }
         });
@@ -154,9 +154,8 @@ fn a_change_between_open_and_read_or_two_reads_is_found() {
     });
 }
 
-/// The change happens right before the n-th system call of a read, whichever call that is, for
-/// every n there is: before and between the calls that move bytes, and between the last of them and
-/// the comparison.
+/// A change right before the n-th system call of a read, for every n: before and between the calls
+/// that move bytes, and between the last of them and the comparison.
 #[test]
 fn a_change_before_any_call_of_a_read_is_found() {
     let folder = Folder::new();
@@ -182,7 +181,7 @@ fn a_change_before_any_call_of_a_read_is_found() {
                 };
                 let mut variant = variant.with_hook(hook);
                 if variant.system.short_bytes.first().is_some_and(|bytes| *bytes < 4096) {
-                    // Few calls, each of another size.
+                    // Few calls, each of a different size.
                     variant.system.short_bytes = &[7777, 1, 20_000];
                 }
                 let source = variant.open(std::slice::from_ref(&shard));
@@ -201,7 +200,7 @@ fn a_change_before_any_call_of_a_read_is_found() {
     });
 }
 
-/// Evicted files are opened again by path, so a file that was replaced shows as another inode.
+/// Evicted files are opened again by path, so a replaced file shows another inode.
 #[test]
 fn a_replaced_file_is_found_when_it_is_opened_again() {
     let folder = Folder::new();
@@ -211,7 +210,7 @@ fn a_replaced_file_is_found_when_it_is_opened_again() {
                 (0..20).map(|index| folder.shard(&format!("{index}"), LEN_BYTES)).collect();
             let source = open_with(Kernel, mode, &shards).unwrap();
             let mut buffer = Buffer::new(128 << 10);
-            // Enough for 16 descriptors to turn over, whichever of two files that were used at once goes
+            // Enough files to evict all 16 descriptors, whichever of two equally old files goes
             // first.
             for shard in (1..20).cycle().take(19 * 3) {
                 read_and_compare(source.as_ref(), &request(shard, range(0, 100)), &mut buffer).unwrap();
@@ -246,8 +245,8 @@ fn something_else_than_a_file_in_its_place_is_named() {
     }
 }
 
-/// A thread truncates, at a moment nobody chose, while another reads: every read that succeeds is
-/// exact, the first that fails says why, and the process lives.
+/// A thread truncates at a random moment while another reads: every successful read is exact, the
+/// first failure names the change, and the process survives.
 #[test]
 fn a_truncating_thread_never_kills_or_feeds_zeros() {
     const RACES: u64 = 120;

@@ -1,5 +1,5 @@
-//! What the source that chooses chooses: what is said beforehand, what is done at each read, and
-//! what is left behind.
+//! Tests of [`Auto`](super::super::auto::Auto): its decisions, its choice at each read, and what it
+//! leaves in the page cache.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,8 +15,8 @@ use onelayer_testing::skipped;
 const LEN_BYTES: u64 = 8 * MIB;
 const READ_BYTES: u64 = MIB;
 
-/// A test file on a disk with a page cache that this process may ask about and empty, or nothing,
-/// said aloud.
+/// A test file on a disk whose page cache this process may query and empty; `None`, and a message,
+/// otherwise.
 fn disk_file(folder: &Folder, len_bytes: u64) -> Option<Shard> {
     let shard = folder.shard("on_disk.safetensors", len_bytes);
     let file = File::open(&shard.path).unwrap();
@@ -39,7 +39,7 @@ fn empty_cache(shard: &Shard) {
     drop_all(shard, range(0, shard.identity.len_bytes));
 }
 
-/// What is on its way, or held by somebody at that moment, is not dropped: so it is tried again.
+/// Pages in use or under way are not dropped: so it is tried again.
 fn drop_all(shard: &Shard, bytes: ByteRange) {
     let file = File::open(&shard.path).unwrap();
     for _ in 0..100 {
@@ -51,7 +51,7 @@ fn drop_all(shard: &Shard, bytes: ByteRange) {
     }
 }
 
-/// Brings in these bytes and nothing else.
+/// Brings exactly these bytes into the page cache.
 fn fill_cache(shard: &Shard, bytes: ByteRange) {
     let file = File::open(&shard.path).unwrap();
     rustix::fs::fadvise(&file, 0, None, Advice::Random).unwrap();
@@ -64,9 +64,8 @@ fn cached_bytes(shard: &Shard, bytes: ByteRange) -> u64 {
     page_cache::pages_by_cachestat(&file, bytes).unwrap() * page_bytes()
 }
 
-/// A machine short of memory takes pages back at any time, and nothing that is said of them holds
-/// then. `trial` is repeated until what it brought into the page cache was there before its check
-/// and after it; it checks nothing if it was not.
+/// A machine short of memory may drop pages at any time. `trial` is repeated until the pages that
+/// it brought in were there both before and after its check; it checks nothing otherwise.
 fn undisturbed(mut trial: impl FnMut() -> Peace) {
     if !(0..20).any(|_| trial() == Peace::Kept) {
         skipped("pages are taken back again and again here");
@@ -83,7 +82,7 @@ fn is_cached(shard: &Shard, bytes: ByteRange) -> bool {
     cached_bytes(shard, bytes) >= bytes.len_bytes()
 }
 
-/// As much as that, or a little less: a busy machine takes pages back at any time. Never more.
+/// This much, or a little less: a busy machine drops pages at any time. Never more.
 fn assert_about(found_bytes: u64, expected_bytes: u64, context: &str) {
     let lost_most = LEN_BYTES / 16;
     assert!(
@@ -96,7 +95,8 @@ fn decision(system: &Faulty, shard: &Shard) -> IoDecision {
     survey_with(system, std::slice::from_ref(shard)).unwrap().decisions[0]
 }
 
-/// Opens as was decided, reads everything in steps, compares all bytes; what went which way.
+/// Opens as decided, reads everything in steps and compares all bytes; returns the bytes of each
+/// way.
 fn read_all(system: &Faulty, shard: &Shard, decision: &IoDecision) -> IoWays {
     let source =
         Auto::open(system.clone(), std::slice::from_ref(shard), std::slice::from_ref(decision)).unwrap();
@@ -143,8 +143,8 @@ fn a_cold_file_is_read_past_the_page_cache_and_a_warm_one_out_of_it() {
     });
 }
 
-/// What is there is read from there, but for its end, where reading would have the kernel read on:
-/// a file that is warm in front would come in to its end.
+/// Resident bytes are read buffered, except at their end, where the kernel would read ahead: a file
+/// with a warm start would come in to its end.
 #[test]
 fn a_half_warm_file_is_split_by_range() {
     let folder = Folder::new();
@@ -179,7 +179,7 @@ fn a_half_warm_file_is_split_by_range() {
     }
 }
 
-/// With marks of what was read ahead.
+/// With pages that the kernel marked for read-ahead.
 fn read_as_others_do(shard: &Shard, bytes: ByteRange) {
     let file = File::open(&shard.path).unwrap();
     let mut buffer = vec![0; to_usize(READ_BYTES)];
@@ -188,7 +188,7 @@ fn read_as_others_do(shard: &Shard, bytes: ByteRange) {
     }
 }
 
-/// Between plan and load, or in the middle of it, somebody empties the page cache or fills it.
+/// The page cache is emptied or filled between plan and load, or during the load.
 #[test]
 fn a_wrong_guess_is_corrected_at_the_next_read() {
     let folder = Folder::new();
@@ -240,8 +240,8 @@ fn a_wrong_guess_is_corrected_at_the_next_read() {
     });
 }
 
-/// Where direct I/O is no choice, a cold file is read through the page cache, and leaves nothing
-/// there; what was there stays.
+/// Without direct I/O, a cold file is read through the page cache and leaves nothing there. Pages
+/// that were there stay.
 #[test]
 fn reads_through_the_page_cache_leave_it_as_they_found_it() {
     let folder = Folder::new();
@@ -286,7 +286,7 @@ fn reads_through_the_page_cache_leave_it_as_they_found_it() {
     }
 }
 
-/// Without that care, the pages would stay: the test above does not pass by itself.
+/// Without dropping, the pages would stay: shows that the test above can fail.
 #[test]
 fn plain_reads_fill_the_page_cache() {
     let folder = Folder::new();
@@ -299,7 +299,8 @@ fn plain_reads_fill_the_page_cache() {
     assert!((0..20).any(|_| fills()), "it stays");
 }
 
-/// Who may be asked depends on kernel, owner and file system: each refusal leads to the next one.
+/// The lookups that work depend on kernel, owner and file system: each refusal leads to the next
+/// lookup.
 #[test]
 fn those_who_refuse_to_tell_are_passed_over() {
     let folder = Folder::new();
@@ -318,7 +319,7 @@ fn those_who_refuse_to_tell_are_passed_over() {
     for errno in [Errno::NOSYS, Errno::PERM] {
         let no_cachestat = refuse(|call| call == Call::Cachestat, errno);
         assert_eq!(told_by(no_cachestat), (Some(ResidencyBy::Mincore), resident));
-        // A foreign owner's file: both keep to themselves what is there.
+        // A file of another owner: both lookups are refused.
         let neither = refuse(|call| matches!(call, Call::Cachestat | Call::Mincore), errno);
         assert_eq!(told_by(neither), (Some(ResidencyBy::ReadNowait), resident));
         let nobody = refuse(|call| matches!(call, Call::Cachestat | Call::Mincore | Call::ByteAtHand), errno);
@@ -331,7 +332,7 @@ fn those_who_refuse_to_tell_are_passed_over() {
     assert_ne!(decided.residency_by, Some(ResidencyBy::Cachestat));
 }
 
-/// Nobody tells, and reads are slow: after two of them the file is read direct, but one slow read
+/// No lookup works, and reads are slow: after two slow reads the file is read direct. One slow read
 /// alone changes nothing.
 #[test]
 fn a_file_that_is_slow_out_of_the_page_cache_is_read_past_it() {
@@ -355,26 +356,26 @@ fn a_file_that_is_slow_out_of_the_page_cache_is_read_past_it() {
         let decided = decision(&system, &shard);
         assert_eq!((decided.mode, decided.reason), (IoMode::Buffered, IoReason::ResidencyUnknown));
         system.hook = Some(Arc::new(hook));
-        // Nothing but what is planted is to be slow.
+        // Only the planted delays should be slow.
         fill_cache(&shard, range(0, LEN_BYTES));
         read_all(&system, &shard, &decided)
     };
     let ways = slow_from(1, 1);
     assert!(ways.buffered_bytes <= 3 * MIB && ways.direct_bytes >= 5 * MIB, "{ways:?}");
     assert_eq!(ways.corrected_bytes, ways.direct_bytes);
-    // A machine with other things to do may be slow twice in a row by itself, but not every time.
+    // A busy machine may be slow twice in a row by itself, but not every time.
     let one_slow_read = || slow_from(u64::MAX, 1).direct_bytes + slow_from(3, 1000).direct_bytes;
     assert!((0..20).any(|_| one_slow_read() == 0), "one slow read is none");
 }
 
-/// Direct reads that are refused go through the page cache, which is left as it was nevertheless.
+/// Refused direct reads go through the page cache, and leave it as it was.
 #[test]
 fn a_refused_direct_read_is_named_and_leaves_no_pages() {
     let folder = Folder::new();
     let Some(shard) = disk_file(&folder, LEN_BYTES) else { return };
     let all = range(0, LEN_BYTES);
     let direct_alone: fn(Call) -> bool = |call| matches!(call, Call::ReadAt { direct: true });
-    // Neither a read past the page cache, nor one that the kernel forgets.
+    // Neither a direct read nor `RWF_DONTCACHE`.
     let both: fn(Call) -> bool = |call| matches!(call, Call::ReadAt { direct: true } | Call::ReadUncached);
     for (name, refused) in [("direct", direct_alone), ("direct and uncached", both)] {
         empty_cache(&shard);
@@ -395,7 +396,7 @@ fn a_refused_direct_read_is_named_and_leaves_no_pages() {
     }
 }
 
-/// A file that is partly resident, of which those who may tell the truth keep it to themselves.
+/// A partly resident file whose exact lookups are refused.
 fn doubted(refused: fn(Call) -> bool, resident: fn(ByteRange) -> u64) -> Faulty {
     Faulty {
         file_system: Some(FileSystem::from_raw(0xEF53)),
@@ -405,7 +406,7 @@ fn doubted(refused: fn(Call) -> bool, resident: fn(ByteRange) -> u64) -> Faulty 
     }
 }
 
-/// Who casts what arrives takes time, too. That says nothing about the page cache.
+/// Time spent in the callback says nothing about the page cache.
 #[test]
 fn what_is_done_with_the_bytes_is_not_timed() {
     let folder = Folder::new();
@@ -427,11 +428,11 @@ fn what_is_done_with_the_bytes_is_not_timed() {
         }
         source.ways().direct_bytes
     };
-    // A machine with other things to do may be slow twice in a row by itself, but not every time.
+    // A busy machine may be slow twice in a row by itself, but not every time.
     assert!((0..20).any(|_| direct_bytes() == 0), "what was there was read past the page cache");
 }
 
-/// Each byte that is missing brings its page in: one is enough to know that a range is not whole.
+/// Each missing byte brings its page in: one is enough to know that a range is not resident.
 #[test]
 fn a_range_that_is_missing_is_tried_by_one_byte() {
     let folder = Folder::new();
@@ -449,7 +450,7 @@ fn a_range_that_is_missing_is_tried_by_one_byte() {
     assert_eq!((ways.direct_bytes, tried.load(Ordering::SeqCst)), (LEN_BYTES, LEN_BYTES / READ_BYTES));
 }
 
-/// The bytes that were tried are there, and hardly another one.
+/// The bytes that were read are resident, and hardly any other.
 #[test]
 fn an_estimate_that_was_wrong_shows_in_the_time() {
     let folder = Folder::new();

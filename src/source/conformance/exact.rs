@@ -41,7 +41,7 @@ fn all_sizes_and_offsets_arrive_exactly() {
     });
 }
 
-/// Whoever looks at pieces sees each byte once, in order, and may change it at once.
+/// A callback sees each byte once, in order, and may change it at once.
 #[test]
 fn pieces_arrive_in_order_and_are_what_the_whole_is() {
     let folder = Folder::new();
@@ -75,8 +75,7 @@ fn pieces_arrive_in_order_and_are_what_the_whole_is() {
     });
 }
 
-/// Memory at any address, and payloads at any offset: either the bytes arrive, or nothing has been
-/// read.
+/// Memory at any address, and payloads at any offset: either the bytes arrive, or nothing was read.
 #[test]
 fn memory_at_any_address_is_filled_or_left_alone() {
     let folder = Folder::new();
@@ -113,14 +112,14 @@ fn memory_at_any_address_is_filled_or_left_alone() {
     });
 }
 
-/// Each file that fell back is named once, with a reason, and no other is.
+/// Each file that fell back is listed once, with a reason, and no other file is.
 fn check_fallbacks(variant: &Variant, fallbacks: &[Fallback], lens: &[u64]) {
     let from = variant.falls_back_from_bytes.unwrap_or(u64::MAX);
     let expected: Vec<usize> = (0..lens.len()).filter(|index| lens[*index] >= from).collect();
     let found: Vec<usize> = fallbacks.iter().map(|fallback| fallback.shard.index()).collect();
     assert_eq!(found, expected, "{}: {fallbacks:?}", variant.name);
     for fallback in fallbacks {
-        // A source that chooses did not ask for what was refused to it, but chose it.
+        // [`Auto`](super::super::auto::Auto) never requested the mode that was refused.
         let asked = if variant.mode == IoMode::Auto { IoMode::Direct } else { variant.mode };
         assert_eq!((fallback.from, fallback.to), (asked, IoMode::Buffered));
         assert!(!fallback.reason.is_empty());
@@ -173,7 +172,7 @@ fn files_past_2_and_4_gib_arrive_exactly() {
     });
 }
 
-/// One system call moves at most 2 GiB less a page; the loops go on from there.
+/// One system call moves at most 2 GiB less a page; the loops continue from there.
 #[test]
 #[ignore = "needs 2.2 GiB of memory; run by hand after a change of the loops"]
 fn a_read_of_more_than_2_gib_arrives() {
@@ -220,7 +219,7 @@ fn a_failed_read_names_path_and_offset() {
     let folder = Folder::new();
     let shards = [folder.shard("a.safetensors", 300_000)];
     on_all(|variant| {
-        // Everything that moves bytes fails, at once or after the first 100 000 bytes.
+        // Every call that moves bytes fails, at once or after the first 100 000 bytes.
         for fail_from in [0, 1] {
             let moves = std::sync::atomic::AtomicU64::new(0);
             let mut variant = variant.with_hook(move |call, _| {

@@ -1,5 +1,5 @@
-//! A system that fails on purpose: short counts, interruptions, refusals, and anything a test wants
-//! to happen to the file right before a call.
+//! A system that fails on purpose: short counts, interruptions, refusals, and any change that a
+//! test makes to the file right before a call.
 
 use std::fs::File;
 use std::io;
@@ -24,7 +24,7 @@ pub(super) enum Call {
     ReadAt {
         direct: bool,
     },
-    /// A read of a queue is over, and nobody has looked at its answer.
+    /// A queued read is over, and its answer was not examined yet.
     Answered,
     SetDirect(bool),
     Map,
@@ -54,21 +54,21 @@ pub(super) type Hook = dyn Fn(Call, u64) -> Option<Errno> + Send + Sync;
 /// See the [module](self).
 #[derive(Clone, Default)]
 pub(super) struct Faulty {
-    /// Most bytes that the n-th call moves, by turns; none: as many as asked for.
+    /// Limits of the bytes of successive calls, in turn; empty: no limit.
     pub(super) short_bytes: &'static [usize],
-    /// Every call of this number that moves bytes is interrupted first.
+    /// Every n-th call that moves bytes is interrupted first.
     pub(super) interrupt_every: Option<u64>,
-    /// What is said about direct I/O instead of the truth.
+    /// The answer about direct I/O, instead of the real one.
     pub(super) support: Option<DirectSupport>,
-    /// What holds every file, instead of the truth.
+    /// The file system of every file, instead of the real one.
     pub(super) file_system: Option<FileSystem>,
-    /// How many pages of some bytes are in the page cache, instead of the truth.
+    /// The number of resident pages of a range, instead of the real one.
     pub(super) resident: Option<fn(ByteRange) -> u64>,
-    /// What was dropped from the page cache.
+    /// Ranges that were dropped from the page cache.
     pub(super) dropped: Arc<Mutex<Vec<ByteRange>>>,
-    /// Refusals that belong to the way of reading under test.
+    /// The hook of the variant under test: its refusals.
     pub(super) refuse: Option<Arc<Hook>>,
-    /// What a single test does.
+    /// The hook of a single test.
     pub(super) hook: Option<Arc<Hook>>,
     pub(super) calls: Arc<AtomicU64>,
     pub(super) moves: Arc<AtomicU64>,
@@ -85,7 +85,7 @@ impl Faulty {
         Ok(())
     }
 
-    /// How much of `len` bytes the next call that moves bytes may move; an interruption in between.
+    /// How many of `len` bytes the next call may move; may inject an interruption.
     fn allowed(&self, len: usize) -> io::Result<usize> {
         let count = self.moves.fetch_add(1, Ordering::SeqCst);
         if self.interrupt_every.is_some_and(|every| count % every == every - 1) {
@@ -122,7 +122,7 @@ impl System for Faulty {
             assert!(offset.divides(offset_bytes), "at {offset_bytes} for {offset:?}");
             assert!(offset.divides(to_u64(buffer.len())), "{} bytes for {offset:?}", buffer.len());
         }
-        // The kernel is asked for whole blocks and the count is cut afterwards, with the rest overwritten.
+        // The kernel reads whole blocks; the count is cut afterwards and the rest overwritten.
         let count = Kernel.read_at(file, buffer, offset_bytes)?;
         buffer[allowed..].fill(0xEE);
         Ok(count.min(allowed))
@@ -193,7 +193,7 @@ impl System for Faulty {
         if self.resident.is_some_and(|resident| resident(bytes) < super::all_pages(bytes)) {
             return Err(Errno::AGAIN.into());
         }
-        // What a test says is there need not be.
+        // The pages that a test claims to be resident need not be.
         match self.resident {
             Some(_) => Kernel.read_at(file, &mut buffer[..allowed], offset_bytes),
             None => Kernel.read_at_hand(file, &mut buffer[..allowed], offset_bytes),

@@ -1,5 +1,5 @@
-//! Bounds: descriptors, resident windows. What concerns the whole process runs in a process of its
-//! own.
+//! Limits: descriptors and resident windows. Tests about the whole process run in a separate
+//! process.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use crate::plan::io::window_bytes;
 use crate::source::files::FileSet;
 use onelayer_testing::skipped_by_child;
 
-/// Descriptors that a source may hold.
+/// Limit of a source's descriptors.
 const DESCRIPTORS: usize = 16;
 
 const CHILD: &str = "ONELAYER_TEST_CHILD";
@@ -52,12 +52,11 @@ fn hundreds_of_shards_need_few_descriptors() {
     let real_folder = folder.0.path().canonicalize().unwrap();
     on_all(|variant| {
         let source = variant.open(&shards);
-        // The source that chooses has two sets of half as many, and opens those for direct reads when there
-        // is one.
+        // Auto has two sets of half as many, and opens the direct one at the first direct read.
         let half = if variant.mode == IoMode::Auto { 2 } else { 1 };
         assert_eq!(open_files_in(&real_folder), DESCRIPTORS / half);
         let mut buffer = Buffer::new(128 << 10);
-        // Forwards and backwards: the second pass meets both files that are open and files that are not.
+        // Forwards and backwards: the second pass meets open and closed files.
         for index in (0..300).chain((0..300).rev()) {
             let request = request(index, range(17, 5000 + u64::from(index)));
             read_and_compare(source.as_ref(), &request, &mut buffer).unwrap();
@@ -68,8 +67,8 @@ fn hundreds_of_shards_need_few_descriptors() {
     });
 }
 
-/// More readers than descriptors, all on files of their own: they wait for each other and all come
-/// through, in a process that has not one descriptor more than the sources may use.
+/// More readers than descriptors, each with its own file: they wait for each other and all finish,
+/// in a process with no spare descriptor.
 #[test]
 fn more_readers_than_descriptors_share_them() {
     const READERS: u32 = 24;
@@ -88,7 +87,7 @@ fn more_readers_than_descriptors_share_them() {
             let (held, most) = (Arc::clone(&held), Arc::clone(&most));
             move |call, _| {
                 if call.moves_bytes() {
-                    // The file is held while this sleeps, so that others pile up.
+                    // Sleeps with the file, so that other readers queue up.
                     most.fetch_max(held.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     std::thread::sleep(std::time::Duration::from_micros(200));
                     held.fetch_sub(1, Ordering::SeqCst);
@@ -113,9 +112,9 @@ fn more_readers_than_descriptors_share_them() {
     assert!(most.load(Ordering::SeqCst) > DESCRIPTORS / 2, "readers did not pile up: {most:?}");
 }
 
-/// Whoever evicts a file may find that another thread took the place; the news of that thread's own
-/// file, which can be evicted in turn, must not be lost. Each round ends at once, so nothing that
-/// happens later can help.
+/// A thread that evicts a file may lose its place to another thread; the notification about its own
+/// file, which can be evicted next, must not be lost. Each round ends at once, so no later event
+/// can help.
 #[test]
 fn a_reader_whose_place_was_taken_tries_again() {
     const READERS: u32 = 8;
@@ -127,7 +126,7 @@ fn a_reader_whose_place_was_taken_tries_again() {
     let start = Arc::new(std::sync::Barrier::new(usize::try_from(READERS).unwrap() + 1));
     for reader in 0..READERS {
         let (files, sender, start) = (Arc::clone(&files), sender.clone(), Arc::clone(&start));
-        // A reader that is stuck must not keep the test from failing.
+        // A stuck reader must not keep the test from failing.
         std::thread::spawn(move || {
             for turn in 0..10_000 {
                 start.wait();
@@ -145,8 +144,8 @@ fn a_reader_whose_place_was_taken_tries_again() {
     }
 }
 
-/// While every descriptor is just being opened there is none to evict; whoever waits then must
-/// learn of the first that can be.
+/// While all descriptors are being opened, none can be evicted; a waiting thread must learn of the
+/// first that can.
 #[test]
 fn a_reader_that_finds_all_descriptors_being_opened_comes_through() {
     let folder = Folder::new();
@@ -170,7 +169,7 @@ fn a_reader_that_finds_all_descriptors_being_opened_comes_through() {
     }
 }
 
-/// Takes all descriptors but `count`, for as long as the result lives.
+/// Takes all descriptors but `count` while the result lives.
 fn leave_descriptors(count: usize) -> Vec<File> {
     let limit = rustix::process::Rlimit { current: Some(256), maximum: Some(256) };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
@@ -206,7 +205,7 @@ fn mapped_windows_never_pile_up() {
     let source = open_with(Kernel, IoMode::Mmap, &shards).unwrap();
     let mut buffers: Vec<Buffer> = (0..READERS).map(|_| Buffer::new(READ_BYTES + 64 * KIB)).collect();
     let (next, done) = (AtomicU64::new(0), AtomicBool::new(false));
-    // This program's own code is pages of a file too: what is measured runs once before it is.
+    // The program's own code is file pages too: the measured code runs once before.
     std::thread::scope(|scope| {
         let (source, buffer) = (&source, &mut buffers[0]);
         let first = scope.spawn(move || {
@@ -235,7 +234,7 @@ fn mapped_windows_never_pile_up() {
                 let (source, next) = (source.as_ref(), &next);
                 scope.spawn(move || {
                     loop {
-                        // Not aligned to anything, as tensors are not.
+                        // Unaligned, as tensors are.
                         let start = next.fetch_add(READ_BYTES, Ordering::SeqCst) + 123;
                         if start >= LEN_BYTES {
                             return;
@@ -261,7 +260,7 @@ fn mapped_windows_never_pile_up() {
     let (file_growth, tables_growth) = (file_peak - file_before, tables_peak.saturating_sub(tables_before));
     println!("windows {windows}, peak {peak}, file pages {file_growth}, page tables {tables_growth} bytes");
     assert_eq!(source.fallbacks(), []);
-    // Windows do show in the sampled file pages: a sampler that saw none would prove nothing.
+    // Windows show up in the sampled file pages: shows that the test can fail.
     assert!(file_growth > 0 && file_growth <= windows + MIB, "{file_growth} bytes of file pages");
     assert!(peak <= windows + 2 * MIB, "{peak} bytes at the peak, the windows are {windows}");
     assert!(tables_growth <= MIB, "{tables_growth} bytes of page tables");

@@ -1,4 +1,4 @@
-//! What every source promises, checked on every source and on every way it falls back: [`variants`]
+//! The promises of sources, tested on every source and every way of falling back: [`variants`]
 //! lists them, and each test below runs on all.
 
 use std::fs::File;
@@ -36,10 +36,9 @@ struct Variant {
     name: String,
     mode: IoMode,
     system: Faulty,
-    /// Whether files of at least this size end up buffered; `None`: never.
+    /// Files of this size or more end up buffered; `None`: never.
     falls_back_from_bytes: Option<u64>,
-    /// What was decided for every file, instead of what follows from the truth: test files are
-    /// small.
+    /// The decision for every file, instead of the real one: test files are small.
     decided: Option<(IoMode, IoReason)>,
 }
 
@@ -73,7 +72,7 @@ impl Variant {
         self
     }
 
-    /// The same way of reading with something happening before calls.
+    /// The same way of reading with a hook that runs before calls.
     fn with_hook(&self, hook: impl Fn(Call, u64) -> Option<Errno> + Send + Sync + 'static) -> Self {
         let mut variant = self.clone();
         variant.system.hook = Some(Arc::new(hook));
@@ -86,8 +85,7 @@ fn refusing(refused: fn(Call) -> bool, errno: Errno) -> Faulty {
     Faulty { refuse: Some(Arc::new(refuse)), ..Faulty::default() }
 }
 
-/// Every source, as it is, under short counts and interruptions, and with everything refused that
-/// can be.
+/// Every source: plain, with short counts and interruptions, and with every refusal.
 fn variants() -> Vec<Variant> {
     use IoMode::{Buffered, Direct, Mmap, Uring};
     let plain = Faulty::default;
@@ -148,7 +146,7 @@ fn variants() -> Vec<Variant> {
             Some(1),
         ),
     ];
-    // The same ways as direct reads have, with the reads in a queue.
+    // The variants of direct reads, through a queue.
     let is_like_queued = |name: &str| name == "direct" || name.starts_with("direct, ");
     let mut queued: Vec<Variant> = if queued::refusal().is_some() { Vec::new() } else { variants.clone() };
     queued.retain(|variant| is_like_queued(&variant.name));
@@ -164,7 +162,7 @@ fn variants() -> Vec<Variant> {
     variants
 }
 
-/// A file system on a disk, whatever holds the test files.
+/// A disk file system, whatever really holds the test files.
 fn on_disk() -> Faulty {
     Faulty { file_system: Some(FileSystem::from_raw(0xEF53)), ..Faulty::default() }
 }
@@ -173,12 +171,12 @@ fn all_pages(bytes: ByteRange) -> u64 {
     bytes.len_bytes().div_ceil(page_bytes())
 }
 
-/// Of every other stretch of 64 KiB nothing is there.
+/// Every other range of 64 KiB is absent.
 fn every_other(bytes: ByteRange) -> u64 {
     if (bytes.start() / (64 * KIB)).is_multiple_of(2) { all_pages(bytes) } else { 0 }
 }
 
-/// The source that chooses, made to choose each of its ways.
+/// [`Auto`], made to take each of its ways.
 fn auto_variants() -> Vec<Variant> {
     use IoMode::{Auto, Buffered, Direct};
     let variant = |name: &str, system, falls_back_from_bytes| Variant {
@@ -217,7 +215,7 @@ fn auto_variants() -> Vec<Variant> {
         variant("auto, wrongly cold", with(all_pages), None).decided(Direct, IoReason::Cold),
         variant("auto, wrongly resident", with(no_pages), None).decided(Buffered, IoReason::Resident),
         variant(
-            "auto, nobody tells",
+            "auto, residency unknown",
             Faulty {
                 file_system: Some(FileSystem::from_raw(0xEF53)),
                 ..refusing(
@@ -230,7 +228,7 @@ fn auto_variants() -> Vec<Variant> {
         .decided(Buffered, IoReason::ResidencyUnknown),
         variant("auto, direct read refused", refusing_direct, Some(1)).decided(Direct, IoReason::Cold),
     ];
-    // Those that read past the page cache, or might, with those reads in a queue.
+    // The variants that may read direct, through a queue.
     let mut queued = if queued::refusal().is_some() { Vec::new() } else { variants.clone() };
     queued.retain(|variant| variant.decided.is_some());
     for variant in &mut queued {
@@ -248,8 +246,7 @@ fn on_all(test: impl Fn(&Variant)) {
     }
 }
 
-/// Byte `offset_bytes` of every test file. Never zero, so that a hole or a page that was cut off
-/// shows.
+/// Byte `offset_bytes` of every test file. Never zero, so that a hole or a lost page is noticed.
 fn expected_byte(offset_bytes: u64) -> u8 {
     // splitmix64 of the offset.
     let mut word = offset_bytes.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -282,15 +279,15 @@ impl Folder {
     /// A file of `len_bytes` expected bytes, checked.
     fn shard(&self, name: &str, len_bytes: u64) -> Shard {
         let path = self.path(name);
-        // Some file systems hurry a file to the disk that is rewritten; a new one stays in memory.
+        // Some file systems flush a rewritten file at once; a new one stays in memory.
         let _ = std::fs::remove_file(&path);
         std::fs::write(&path, expected_bytes(range(0, len_bytes))).unwrap();
         check(&path)
     }
 }
 
-/// What a checkpoint records about a file, once the file system's clock has moved on since it was
-/// written, so that a later change cannot carry the same time on kernels that keep coarse ones.
+/// The identity of a file, once the clock of the file system has moved on since it was written: a
+/// later change then gets another time, even on kernels with coarse clocks.
 fn check(path: &Path) -> Shard {
     let (_, identity) = Kernel.open(path).unwrap();
     let mut clock = File::create(path.with_extension("clock")).unwrap();
@@ -313,13 +310,13 @@ fn range(start: u64, end: u64) -> ByteRange {
     ByteRange::new(start, end).unwrap()
 }
 
-/// The request for a payload, phased as every source can run it.
+/// The request for a payload, aligned for every source.
 fn request(shard: u32, payload: ByteRange) -> ReadRequest {
     let alignment = Alignment::new(64 * KIB).unwrap();
     ReadRequest { shard: ShardId(shard), extent: payload.align_outward(alignment).unwrap(), payload }
 }
 
-/// A buffer aligned for any source, holding neither zeros nor expected bytes.
+/// A buffer aligned for any source, filled with neither zeros nor expected bytes.
 struct Buffer {
     map: MmapMut,
     start: usize,

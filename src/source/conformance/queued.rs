@@ -1,4 +1,4 @@
-//! Reads through a queue: as a source like any other, and what only a queue does.
+//! Reads through a queue: the suite of all sources, and tests of queues alone.
 #![allow(unsafe_code, reason = "a buffer that a queue may own")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,10 +9,10 @@ use crate::source::{
 };
 use onelayer_testing::skipped;
 
-/// A source whose reads go through a queue each, as those of a reader thread go through its own.
+/// A source whose reads each go through a queue, as a reader thread's do.
 pub(super) struct Queued {
     inner: Arc<dyn Source>,
-    /// Whether the kernel is told about the buffers.
+    /// True if buffers are registered.
     is_registered: bool,
 }
 
@@ -30,7 +30,7 @@ impl Source for Queued {
     }
 
     fn read(&self, request: &ReadRequest, buffer: &mut [u8]) -> Result<u64, SourceError> {
-        /// What is looked at behind the extent.
+        /// Bytes behind the extent that are checked.
         const BEHIND: usize = 4096;
         let queueing = QueueingCell::default();
         let Some(mut queue) = ReadQueue::new(&self.inner, 1, 1, &queueing) else {
@@ -45,7 +45,7 @@ impl Source for Queued {
         let bytes = &finished.buffer.bytes_mut()[..len];
         let extent = to_usize(request.extent.len_bytes()).min(len);
         buffer[..extent].copy_from_slice(&bytes[..extent]);
-        // What was written behind it shall show in the caller's buffer.
+        // Bytes written behind the extent must show in the caller's buffer.
         if bytes[extent..].iter().any(|byte| *byte != POISON) {
             buffer[extent..len].copy_from_slice(&bytes[extent..]);
         }
@@ -74,7 +74,7 @@ impl Source for Queued {
     }
 }
 
-/// A buffer of its own that counts when it goes.
+/// A buffer that counts its drops.
 struct Owned {
     buffer: Buffer,
     number: Option<u32>,
@@ -87,8 +87,8 @@ impl Owned {
     }
 }
 
-// SAFETY: a mapping of its own, which moves with nobody; each number is used by one buffer of a
-// queue.
+// SAFETY: a separate mapping, whose address does not change when the value moves; each number is
+// used by one buffer of a queue.
 unsafe impl ReadBuffer for Owned {
     fn bytes_mut(&mut self) -> &mut [u8] {
         self.buffer.bytes()
@@ -105,7 +105,7 @@ impl Drop for Owned {
     }
 }
 
-/// Why this system has no queues, said aloud.
+/// Reports why this system has no queues.
 pub(super) fn refusal() -> Option<String> {
     let folder = Folder::new();
     let source = Arc::from(open_with(Kernel, IoMode::Uring, &[folder.shard("a", 1)]).unwrap());
@@ -115,7 +115,7 @@ pub(super) fn refusal() -> Option<String> {
     reason.inspect(|reason| skipped(reason))
 }
 
-/// Its one thread would read them one after the other.
+/// One thread would read them one after the other.
 #[test]
 fn there_is_no_queue_where_no_file_takes_direct_reads() {
     let folder = Folder::new();
@@ -159,7 +159,7 @@ fn many_reads_in_flight_come_back_each_with_its_own_bytes() {
     assert_eq!(queueing.get(), Queueing::Registered);
 }
 
-/// Each holds files while it has reads in flight, and together they want more than there are
+/// Queues hold files while they have reads in flight, and together want more than there are
 /// descriptors.
 #[test]
 fn queues_that_want_more_descriptors_than_there_are_come_through() {
@@ -169,8 +169,8 @@ fn queues_that_want_more_descriptors_than_there_are_come_through() {
     let folder = Folder::new();
     let shards: Vec<Shard> = (0..40).map(|index| folder.shard(&format!("{index}"), 9000)).collect();
     come_through(Arc::from(open_with(Kernel, IoMode::Uring, &shards).unwrap()));
-    // A source with two sets of descriptors, which reads every other time here and now, while it has
-    // others in flight.
+    // A source with two sets of descriptors that reads every other time at once, while it has reads
+    // in flight.
     let odd_is_cold = |bytes: ByteRange| if bytes.end().is_multiple_of(2) { all_pages(bytes) } else { 0 };
     let auto = Variant {
         name: "auto, every other read direct".to_owned(),
@@ -190,7 +190,7 @@ fn come_through(source: Arc<dyn Source>) {
     let (sender, receiver) = std::sync::mpsc::channel();
     for number in 0..QUEUES {
         let (source, sender) = (Arc::clone(&source), sender.clone());
-        // One that is stuck must not keep the test from failing.
+        // A stuck queue must not keep the test from failing.
         std::thread::spawn(move || {
             let mut queue = ReadQueue::new(&source, 8, 8, &QueueingCell::default()).unwrap();
             for turn in 0..50_u32 {
@@ -200,8 +200,8 @@ fn come_through(source: Arc<dyn Source>) {
                     let payload = range(3, 9000 - u64::from(tag % 2));
                     queue.submit(to_usize(u64::from(tag)), request(shard, payload), buffer);
                 }
-                // The numbers stand for other memory in the next turn, and nothing here reads it: bytes are
-                // compared elsewhere.
+                // The numbers mean other memory in the next round, and nothing here reads it: other
+                // tests compare bytes.
                 while let Some(finished) = queue.next().unwrap() {
                     finished.outcome.unwrap();
                 }
@@ -239,7 +239,7 @@ fn dropping_a_queue_waits_for_its_reads_and_gives_the_buffers_up() {
     }
 }
 
-/// A read that the kernel puts off, or cancels, is made without the queue.
+/// A read that the kernel postpones or cancels is made without the queue.
 #[test]
 fn what_the_kernel_puts_off_is_read_without_the_queue() {
     if refusal().is_some() {

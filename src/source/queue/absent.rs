@@ -1,4 +1,4 @@
-//! What stands in for queues in a build without the feature `uring`: there are none.
+//! Replaces io_uring in a build without the feature `uring`: no queue can be made.
 
 use std::convert::Infallible;
 use std::io;
@@ -9,7 +9,7 @@ use super::super::extent::Piece;
 use super::super::files::OpenFile;
 use super::{Completion, ReadBuffer};
 
-/// Not to be had.
+/// Never constructed.
 pub(super) struct KernelRing<B, T> {
     never: Infallible,
     kinds: PhantomData<(B, T)>,

@@ -1,5 +1,5 @@
-//! Reads that are queued with the kernel (io_uring): one thread has many in flight. A queue owns
-//! the buffers meanwhile.
+//! Queues of reads with the kernel (io_uring): one thread has many reads in flight. A queue owns
+//! their buffers meanwhile.
 //!
 //! ```text
 //! submit(tag, request, buffer) --> waiting --> in flight --answer--> more of the extent, or checked --> next()
@@ -7,9 +7,9 @@
 //!                                    +--> until nothing is in flight -----+
 //! ```
 //!
-//! Everything but the system calls is the source's ([`Queueable`]): what a read begins with, what a
-//! short answer means, the comparison afterwards, and the reads that go through no queue. Reader
-//! threads of the loader make a queue each.
+//! The queue makes the system calls; the source ([`Queueable`]) does the rest: it opens files,
+//! interprets short answers, verifies files afterwards, and makes the reads that go through no
+//! queue. Each reader thread makes its own queue.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -33,35 +33,34 @@ mod ring;
 #[cfg(feature = "uring")]
 mod ring;
 
-/// How reads are queued. A named mode of the report.
+/// How reads are queued. Part of the report.
 ///
-/// What comes out of the page cache, by decision or because direct reads of its file were refused,
-/// goes through no queue.
+/// Bytes from the page cache, by decision or because direct I/O was refused, go through no queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Queueing {
-    /// Nobody wanted queues.
+    /// No queue was requested.
     #[default]
     NotAsked,
-    /// In queues, into buffers that the kernel looks up for each read, as
-    /// [`IoMode::Auto`](super::IoMode::Auto) has it: it locks no memory.
+    /// Queued, into buffers that the kernel looks up for each read. Locks no memory. Used by
+    /// [`IoMode::Auto`](super::IoMode::Auto).
     Queued,
-    /// In queues, into buffers that the kernel knows.
+    /// Queued, into registered buffers.
     Registered,
-    /// In queues, into buffers that the kernel was to know and does not.
+    /// Queued, into buffers whose registration was refused.
     Unregistered {
-        /// Why, with the system's error.
+        /// The reason, with the system's error.
         reason: String,
     },
-    /// Not in queues: one after the other by each reader.
+    /// Not queued: each reader makes one read at a time.
     Refused {
-        /// Why, with the system's error.
+        /// The reason, with the system's error.
         reason: String,
     },
 }
 
 impl Queueing {
-    /// A word for reports.
+    /// Its name in reports.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -73,7 +72,7 @@ impl Queueing {
         }
     }
 
-    /// Why it is not as it was wanted.
+    /// Why it is not as requested.
     #[must_use]
     pub fn reason(&self) -> Option<&str> {
         match self {
@@ -95,7 +94,7 @@ impl fmt::Display for Queueing {
     }
 }
 
-/// How the reads of one load are queued, as far as its queues know by now.
+/// How the reads of one load are queued, as known so far.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct QueueingCell(Arc<Mutex<Queueing>>);
 
@@ -104,7 +103,7 @@ impl QueueingCell {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes note of it. The worst that was met stays, with its first reason.
+    /// Notes the outcome of one queue. The worst outcome stays, with its first reason.
     fn note(&self, queueing: Queueing) {
         let rank = |queueing: &Queueing| match queueing {
             Queueing::NotAsked => 0,
@@ -119,38 +118,35 @@ impl QueueingCell {
     }
 }
 
-/// How a read begins.
+/// The start of a read.
 pub(super) enum Begun {
     /// To be read from this file.
     Read(Arc<OpenFile>, ExtentRead),
-    /// The payload is there: its file is read buffered.
+    /// Done: the file is read buffered.
     Done { moved_bytes: u64 },
-    /// It would have to wait for a descriptor and must not.
+    /// Not started: it would have to wait for a descriptor, and must not.
     Busy,
 }
 
-/// A source whose reads may go through a queue: all of a direct read but the system calls that move
-/// bytes.
+/// A source whose reads may go through a queue: everything of a direct read but the system calls.
 pub(super) trait Queueable: Send + Sync {
-    /// Why no read would go through a queue, if none would.
+    /// Why no read would go through a queue, if that is so.
     fn refusal(&self) -> Option<String>;
 
-    /// True if the kernel is to know the buffers: that saves it a look at each read, and locks them
-    /// in memory.
+    /// True if buffers should be registered. Registration saves the kernel a lookup per read, and
+    /// locks the buffers in memory.
     fn registers(&self) -> bool;
 
-    /// Checks the request and opens its file; or reads it here and now, where it is not to be read
-    /// direct.
+    /// Checks the request and opens its file. Reads a file at once that is not read direct.
     fn begin(&self, request: &ReadRequest, buffer: &mut [u8], may_wait: bool) -> Result<Begun, SourceError>;
 
-    /// One `pread`, for what the queue would not do.
+    /// One `pread`, for a read that the queue refused.
     fn read_at(&self, file: &File, buffer: &mut [u8], offset_bytes: u64) -> io::Result<usize>;
 
     /// See [`System::answered`](super::system::System::answered).
     fn answered(&self, buffer: &mut [u8], answer: io::Result<usize>) -> io::Result<usize>;
 
-    /// Compares the file with the one that was checked, and falls back where direct reading came to
-    /// nothing.
+    /// Verifies the file, and falls back to a buffered read where direct I/O failed.
     fn finish(
         &self,
         outcome: Outcome,
@@ -167,23 +163,23 @@ struct Waiting<B> {
     buffer: B,
 }
 
-/// A read in flight, beside its buffer and its file.
+/// The state of a read in flight.
 struct InFlight {
     tag: usize,
     request: ReadRequest,
     extent: ExtentRead,
 }
 
-/// A read that is over.
+/// A finished read.
 pub(crate) struct Finished<B> {
-    /// What [`ReadQueue::submit`] was given.
+    /// The tag that was given to [`ReadQueue::submit`].
     pub(crate) tag: usize,
     pub(crate) buffer: B,
-    /// Bytes that were moved from the file, as [`Source::read`] returns them.
+    /// Bytes moved from the file, as [`Source::read`] returns them.
     pub(crate) outcome: Result<u64, SourceError>,
 }
 
-/// What the kernel has read, with what was given to it.
+/// The kernel's answer to one read, with its buffer and file.
 struct Completion<B, T> {
     buffer: B,
     file: Arc<OpenFile>,
@@ -191,7 +187,7 @@ struct Completion<B, T> {
     answer: io::Result<usize>,
 }
 
-/// A queue of reads with the kernel. Dropping it waits for what is in flight.
+/// A queue of reads. Dropping it waits for reads in flight.
 pub(crate) struct ReadQueue<B: ReadBuffer> {
     source: Arc<dyn Source>,
     ring: KernelRing<B, InFlight>,
@@ -202,9 +198,8 @@ pub(crate) struct ReadQueue<B: ReadBuffer> {
 }
 
 impl<B: ReadBuffer> ReadQueue<B> {
-    /// A queue for so many reads in flight, into buffers that are numbered below `buffer_count`.
-    /// `None` if the source asks for none, or if there is none to be had: `queueing` then says
-    /// why.
+    /// A queue for `reads_most` reads in flight, into buffers numbered below `buffer_count`. `None`
+    /// if the source wants no queue or the kernel refuses; `queueing` then says why.
     pub(crate) fn new(
         source: &Arc<dyn Source>,
         reads_most: u32,
@@ -214,7 +209,7 @@ impl<B: ReadBuffer> ReadQueue<B> {
         let queueable = source.queueable()?;
         let (refusal, registers) = (queueable.refusal(), queueable.registers());
         let buffer_count = registers.then_some(buffer_count);
-        // A queue reads on one thread what cannot be queued: many do that sooner.
+        // If nothing can be queued, many threads read faster than the one thread of a queue.
         let ring = match refusal.map_or_else(|| KernelRing::new(reads_most, buffer_count), Err) {
             Ok(ring) => ring,
             Err(reason) => {
@@ -227,7 +222,7 @@ impl<B: ReadBuffer> ReadQueue<B> {
         Some(Self {
             source: Arc::clone(source),
             ring,
-            // Room for all that can be in them: nothing is allocated later.
+            // Full capacity: nothing is allocated later.
             waiting: VecDeque::with_capacity(reads_most),
             finished: VecDeque::with_capacity(reads_most),
             reads_most,
@@ -235,12 +230,12 @@ impl<B: ReadBuffer> ReadQueue<B> {
         })
     }
 
-    /// Reads that have been submitted and not been returned.
+    /// Reads that were submitted and not returned yet.
     pub(crate) fn len(&self) -> usize {
         self.waiting.len() + self.ring.len() + self.finished.len()
     }
 
-    /// Most reads that may be submitted and not returned.
+    /// Limit of [`Self::len`].
     pub(crate) fn reads_most(&self) -> usize {
         self.reads_most
     }
@@ -250,21 +245,21 @@ impl<B: ReadBuffer> ReadQueue<B> {
         self.len() < self.reads_most
     }
 
-    /// Reads one request into the buffer, which is this queue's until [`Self::next`] returns it
-    /// under this tag.
+    /// Reads one request into `buffer`, which the queue owns until [`Self::next`] returns it with
+    /// this tag.
     ///
     /// # Panics
-    /// As [`Source::read`], and if there is no [room](Self::has_room); the buffer is dropped then,
+    /// As [`Source::read`], and if there is no [room](Self::has_room). The buffer is then dropped,
     /// and not in flight.
     pub(crate) fn submit(&mut self, tag: usize, request: ReadRequest, buffer: B) {
         self.waiting.push_back(Waiting { tag, request, buffer });
         self.begin_waiting();
     }
 
-    /// Waits for the next read that is over, in any order. `None` if there is none to wait for.
+    /// Waits for the next finished read, in any order. `None` if none is left.
     ///
     /// # Errors
-    /// The system's, if it would not even wait. What is in flight then comes back never.
+    /// The system's error if waiting itself fails. Reads in flight never come back then.
     pub(crate) fn next(&mut self) -> io::Result<Option<Finished<B>>> {
         loop {
             self.begin_waiting();
@@ -277,7 +272,7 @@ impl<B: ReadBuffer> ReadQueue<B> {
             let Next::Read(piece) = read.extent.next() else { unreachable!("something was asked for") };
             let part = part_of(&mut buffer, &read.request, piece.position_bytes);
             let answer = match source.answered(part, completion.answer) {
-                // The kernel would not do it in a queue, or not now: nothing is wrong with the read itself.
+                // The kernel refused to do it in a queue; nothing is wrong with the read itself.
                 Err(error) if is_about_queue(&error) => source.read_at(&file, part, piece.offset_bytes),
                 answer => answer,
             };
@@ -288,8 +283,8 @@ impl<B: ReadBuffer> ReadQueue<B> {
         }
     }
 
-    /// Begins the reads that wait, as far as descriptors are to be had. Whoever has none in flight
-    /// may wait for one.
+    /// Begins waiting reads while there are descriptors. May wait for a descriptor only if none of
+    /// its reads is in flight.
     fn begin_waiting(&mut self) {
         while let Some(Waiting { tag, request, mut buffer }) = self.waiting.pop_front() {
             let may_wait = self.ring.len() == 0;
@@ -307,7 +302,7 @@ impl<B: ReadBuffer> ReadQueue<B> {
         }
     }
 
-    /// Queues the next piece of a read, or finishes it where there is none.
+    /// Queues the next piece of a read, or finishes the read.
     fn go_on(&mut self, mut buffer: B, file: Arc<OpenFile>, read: InFlight) {
         match read.extent.next() {
             Next::Read(piece) => {
@@ -315,7 +310,7 @@ impl<B: ReadBuffer> ReadQueue<B> {
                     self.queueing.note(Queueing::Unregistered { reason });
                 }
                 self.ring.push(buffer, file, piece, read);
-                // At once: the next one may be read here and now, while this one is in flight.
+                // At once: the next read may be a buffered one on this thread.
                 self.ring.submit();
             }
             Next::Over(outcome) => self.finish(buffer, &file, read, outcome),
@@ -333,13 +328,12 @@ fn queueable(source: &dyn Source) -> &dyn Queueable {
     source.queueable().expect("a queue is only made for a source that has this")
 }
 
-/// The part of a buffer that an answer was for.
+/// The part of a buffer that the answer filled.
 fn part_of<'a>(buffer: &'a mut impl ReadBuffer, request: &ReadRequest, position_bytes: u64) -> &'a mut [u8] {
     &mut buffer.bytes_mut()[to_usize(position_bytes)..to_usize(request.extent.len_bytes())]
 }
 
-/// True for answers that are about the queue and not about the read: out of requests for now, or
-/// cancelled.
+/// True for errors of the queue and not of the read: out of requests for now, or cancelled.
 fn is_about_queue(error: &io::Error) -> bool {
     use rustix::io::Errno;
     matches!(Errno::from_io_error(error), Some(Errno::AGAIN | Errno::CANCELED))

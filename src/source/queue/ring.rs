@@ -1,8 +1,7 @@
-//! The ring that program and kernel share, as safe calls: what is pushed is owned here until its
-//! answer has come.
+//! The io_uring as safe calls: it owns each buffer from the push until the kernel's answer.
 //!
-//! A buffer is registered when it is first used and not before: the ring of a load has more slots
-//! than a fast load uses, and registering one would touch all of its pages.
+//! A buffer is registered at its first use: the ring of a load has more slots than a fast load
+//! uses, and registering a slot touches all its pages.
 #![allow(
     unsafe_code,
     reason = "the kernel writes to memory by address; each block says why that memory is ours"
@@ -22,20 +21,20 @@ use super::super::extent::Piece;
 use super::super::files::OpenFile;
 use super::{Completion, ReadBuffer};
 
-/// Most bytes of one read: what the kernel takes, rounded down to any block.
+/// Limit of one read: the kernel's, rounded down to any block.
 const READ_BYTES_MAX: u32 = 1 << 30;
-/// How often waiting is tried again while the kernel has no memory for it.
+/// Retries of waiting while the kernel is short of memory.
 const TRIES_MAX: u32 = 1000;
 
-/// A queue of the kernel's.
+/// An io_uring.
 pub(super) struct KernelRing<B: ReadBuffer, T> {
     io: IoUring,
-    /// By tag: what the kernel may write to, with the file that it reads.
+    /// Reads in flight by tag: the buffers that the kernel may write to, with their files.
     reads: ManuallyDrop<Vec<Option<InFlight<B, T>>>>,
     in_flight: usize,
-    /// By number of the buffer: whether the kernel knows it. Or why it has no table of them.
+    /// Whether each buffer is registered, by number; or why there is no table of buffers.
     registered: Result<Vec<bool>, String>,
-    /// It is told of no more: it has refused one, or is not to know any.
+    /// No further buffer is registered: one was refused, or none is wanted.
     is_closed: bool,
 }
 
@@ -46,19 +45,19 @@ struct InFlight<B, T> {
 }
 
 impl<B: ReadBuffer, T> KernelRing<B, T> {
-    /// A queue for so many reads, with a table for so many buffers, if there is to be one. Says why
-    /// if the kernel refuses.
+    /// A queue for `reads_most` reads, with a table for `buffer_count` buffers if given. Returns
+    /// the reason if the kernel refuses.
     pub(super) fn new(reads_most: u32, buffer_count: Option<u32>) -> Result<Self, String> {
         let entries = reads_most.max(1);
-        // Answers are fetched here anyway: no need to interrupt this thread for them. Kernels before 5.19
-        // do not know that.
+        // This thread fetches answers anyway, so it need not be interrupted for them. Not known
+        // before Linux 5.19.
         let io = IoUring::builder()
             .setup_coop_taskrun()
             .dontfork()
             .build(entries)
             .or_else(|_| IoUring::builder().dontfork().build(entries))
             .map_err(|error| format!("io_uring_setup was refused: {error}"))?;
-        // The kernel has such tables since Linux 5.19.
+        // Tables that are filled later exist since Linux 5.19.
         let table = |count| {
             io.submitter().register_buffers_sparse(count).map(|()| vec![false; to_usize(u64::from(count))])
         };
@@ -74,12 +73,12 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
         })
     }
 
-    /// Reads that have been pushed and have not completion.
+    /// Reads that were pushed and not answered.
     pub(super) fn len(&self) -> usize {
         self.in_flight
     }
 
-    /// Makes a buffer known to the kernel, unless it is. Says why if it refuses: the first time.
+    /// Registers a buffer, unless it is registered. Returns the reason of the first refusal.
     pub(super) fn register(&mut self, buffer: &mut B) -> Result<(), String> {
         let Some(number) = buffer.number().filter(|_| !self.is_closed) else { return Ok(()) };
         let place = to_usize(u64::from(number));
@@ -110,10 +109,10 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
         unsafe { self.io.submitter().register_buffers_update(number, &[part], None) }
     }
 
-    /// A read that [`Self::submit`] or [`Self::wait`] begins.
+    /// Adds a read; [`Self::submit`] or [`Self::wait`] begins it.
     ///
     /// # Panics
-    /// If there are as many as were asked for, or the piece lies outside the buffer.
+    /// If the queue is full, or the piece is not inside the buffer.
     pub(super) fn push(&mut self, mut buffer: B, file: Arc<OpenFile>, piece: Piece, rest: T) {
         let tag = self.reads.iter().position(Option::is_none).expect("no more reads than were asked for");
         let entry = self.entry(&mut buffer, &file, piece, tag);
@@ -142,8 +141,7 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
         entry.user_data(u64::try_from(tag).unwrap_or(u64::MAX))
     }
 
-    /// Begins what was pushed. What the kernel has to say against it, it says again when it is
-    /// waited for.
+    /// Begins pushed reads. An error comes again when waiting.
     pub(super) fn submit(&self) {
         let _ = self.io.submit();
     }
@@ -181,7 +179,7 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
     }
 }
 
-/// True for what the kernel says when it is short of something at this moment.
+/// True for errors of a kernel that is short of something for now.
 fn is_temporary(error: &io::Error) -> bool {
     use rustix::io::Errno;
     matches!(Errno::from_io_error(error), Some(Errno::AGAIN | Errno::BUSY))
@@ -193,13 +191,13 @@ impl<B: ReadBuffer, T> Drop for KernelRing<B, T> {
             drop(completion);
         }
         if self.in_flight == 0 {
-            // Closing the queue would let go of its buffers too, but some time later.
+            // Closing the queue would release its buffers too, but later.
             if self.registered.as_ref().is_ok_and(|known| known.contains(&true)) {
                 let _ = self.io.submitter().unregister_buffers();
             }
             // SAFETY: not used after this. Nothing is in flight, so the kernel writes to no buffer of it.
             unsafe { ManuallyDrop::drop(&mut self.reads) };
         }
-        // Otherwise nobody knows whether the kernel still writes: they are leaked, which is sound.
+        // Otherwise the kernel may still write to the buffers: they are leaked, which is sound.
     }
 }

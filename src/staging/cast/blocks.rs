@@ -1,7 +1,7 @@
-//! All elements of a stretch, block by block, compiled once for each [`Level`].
+//! Casts all elements of a stretch, block by block. Compiled once per [`Level`].
 #![allow(
     unsafe_code,
-    reason = "calls what is compiled for more than the baseline; each block says why it may"
+    reason = "calls functions compiled for more than the baseline; each block says why it may"
 )]
 
 use std::ops::Range;
@@ -9,28 +9,28 @@ use std::ops::Range;
 use super::level::Level;
 use crate::units::to_u64;
 
-/// Elements that are taken out of the slot at once: a block stays in registers or in the
-/// first-level cache, and the compiler knows that what is read and what is written are two places.
+/// Elements per block: a block stays in registers or the first-level cache, and the compiler knows
+/// that source and target do not overlap.
 pub(super) const BLOCK_ELEMENTS: usize = 128;
 
-/// As many elements of so many bytes each.
+/// One block of elements of `BYTES` bytes.
 pub(super) type Block<const BYTES: usize> = [[u8; BYTES]; BLOCK_ELEMENTS];
 
-/// What is cast, and with which instructions.
+/// A stretch to be cast, and the instructions to use.
 pub(super) struct Elements<'a> {
     pub(super) level: Level,
     pub(super) bytes: &'a mut [u8],
-    /// Where the elements begin in `bytes`; what comes of them begins at its front.
+    /// Where the elements begin in `bytes`. The result begins at its front.
     pub(super) source_start: usize,
     pub(super) source_bytes: usize,
     pub(super) can_overflow: bool,
 }
 
 impl Elements<'_> {
-    /// Replaces every element. Returns how many were finite and are not any more.
+    /// Casts every element. Returns the number of finite elements that became infinite.
     ///
-    /// Only where a block has an infinity or no number in it afterwards, each of its elements is
-    /// looked at.
+    /// Elements are only examined one by one if their block contains an infinity or a NaN
+    /// afterwards.
     pub(super) fn each<const FROM: usize, const TO: usize>(
         self,
         cast: impl Fn([u8; FROM]) -> [u8; TO],
@@ -48,8 +48,8 @@ impl Elements<'_> {
         self.each_block(cast_block, is_lost)
     }
 
-    /// Replaces every block. `cast_block` says whether it may have an element for which `is_lost`
-    /// is true; those are counted.
+    /// Casts every block. `cast_block` returns whether the block may contain elements for which
+    /// `is_lost` is true; those are counted.
     pub(super) fn each_block<const FROM: usize, const TO: usize>(
         self,
         cast_block: impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
@@ -60,7 +60,7 @@ impl Elements<'_> {
         match level {
             Level::Baseline => baseline(bytes, source, cast_block, is_lost),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: whoever has this level is on a machine that has what it stands for.
+            // SAFETY: a value of this level exists only on machines that have its instructions.
             Level::Avx2(_) => unsafe { avx2(bytes, source, cast_block, is_lost) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
@@ -69,8 +69,8 @@ impl Elements<'_> {
     }
 }
 
-// Functions of their own: within a match over all types the compiler makes loops of them that take
-// a third longer.
+// Separate functions: inlined into a match over all types, the compiler's loops take a third
+// longer.
 #[inline(never)]
 fn baseline<const FROM: usize, const TO: usize>(
     bytes: &mut [u8],
@@ -105,8 +105,8 @@ fn avx512<const FROM: usize, const TO: usize>(
     replace(bytes, source, cast_block, is_lost)
 }
 
-/// The loop itself: from the front, or from the back if elements grow. What a block writes lies
-/// only where blocks were that have been read.
+/// The loop: from the front, or from the back if elements grow. A block is only written over blocks
+/// that were read.
 #[inline(always)]
 fn replace<const FROM: usize, const TO: usize>(
     bytes: &mut [u8],
@@ -134,8 +134,8 @@ fn replace<const FROM: usize, const TO: usize>(
     overflowed
 }
 
-/// One block, or the elements that are left over. That the compiler knows how many there are in a
-/// block is what makes its loops those of vectors.
+/// One block, or the rest. The compiler vectorises the loops because the length of a block is
+/// constant.
 #[inline(always)]
 fn replace_block<const FROM: usize, const TO: usize>(
     bytes: &mut [u8],

@@ -1,10 +1,8 @@
-//! One element from one number type to another, as plain integer code that the compiler turns into
-//! vectors.
+//! Converts one element between number types, as plain integer code that the compiler vectorises.
 //!
-//! Each is rounded once, to nearest, ties to even, as IEEE 754 has it: what is too large becomes an
-//! infinity, what is too small a subnormal or a zero of its sign. A NaN stays one: quiet, with its
-//! sign and as much of the top of its payload as there is room for. (That of `F8_E8M0` has
-//! neither.)
+//! Each result is rounded once, to nearest, ties to even (IEEE 754): too large numbers become
+//! infinities, too small ones subnormals or zeros with their sign. A NaN stays a quiet NaN, with
+//! its sign and the top of its payload. (The NaN of `F8_E8M0` has neither.)
 //!
 //! ```text
 //! F32, or exactly:  F16 BF16 F8 I8 U8 I16 U16  ->  single, which is rounded to BF16, F16
@@ -12,13 +10,13 @@
 //! I64 U64, rounded to odd                      ->  double, the same
 //! ```
 //!
-//! All are inlined whatever the compiler thinks of it: they are compiled for the instruction set of
-//! the loop around them.
+//! All are always inlined: they are compiled for the instruction set of the loop around them.
 //!
-//! Rounding to odd is towards zero, and what is not exact gets a last bit of one. That bit tells a
-//! second rounding, to a format with at least two bits less, on which side of a tie the number was.
-//! So both together round as one would. (S. Boldo, G. Melquiond: Emulation of FMA and correctly
-//! rounded sums: proved algorithms using rounding to odd, IEEE Transactions on Computers 57, 2008.)
+//! Rounding to odd rounds towards zero, and sets the last bit of an inexact result. That bit tells
+//! a second rounding, to a format with at least two bits fewer, on which side of a tie the number
+//! was, so both together round as one would. (S. Boldo, G. Melquiond: Emulation of FMA and
+//! correctly rounded sums: proved algorithms using rounding to odd, IEEE Transactions on Computers
+//! 57, 2008.)
 
 const F32_SIGN: u32 = 1 << 31;
 const F32_INFINITY: u32 = 0xFF << 23;
@@ -43,8 +41,8 @@ fn low_word(bits: u64) -> u32 {
 #[inline(always)]
 pub(super) fn bf16_of_f32(bits: u32) -> u16 {
     let is_odd = (bits >> 16) & 1;
-    // Half a unit, less the tie that goes down to even. A carry out of the mantissa is the next power
-    // of two, or infinity.
+    // Half a unit, except for the tie that goes down to even. A carry out of the mantissa gives the
+    // next power of two, or infinity.
     let rounded = bits.wrapping_add(0x7FFF + is_odd) >> 16;
     let quiet = (bits | F32_QUIET) >> 16;
     low_half(if bits & !F32_SIGN > F32_INFINITY { quiet } else { rounded })
@@ -53,12 +51,10 @@ pub(super) fn bf16_of_f32(bits: u32) -> u16 {
 /// Single to half precision: 5 bits of exponent biased by 15, 10 of mantissa.
 #[inline(always)]
 pub(super) fn f16_of_f32(bits: u32) -> u16 {
-    /// The smallest number that is normal in half precision, 2^-14, and 2^16, which is beyond all
-    /// of them.
+    /// The smallest normal number of half precision, 2^-14, and 2^16, which is beyond its range.
     const NORMAL_MIN: u32 = (127 - 14) << 23;
     const TOO_LARGE: u32 = (127 + 16) << 23;
-    /// A unit in the last place of this number is the smallest subnormal, 2^-24: adding it rounds
-    /// as wanted.
+    /// The last place of this number is the smallest subnormal, 2^-24: adding it rounds as needed.
     const SUBNORMAL_UNIT: u32 = (127 - 24 + 23) << 23;
     const INFINITY: u32 = 0x1F << 10;
     const QUIET: u32 = 1 << 9;
@@ -66,8 +62,7 @@ pub(super) fn f16_of_f32(bits: u32) -> u16 {
     let sign = (bits & F32_SIGN) >> 16;
     let size = bits & !F32_SIGN;
     let is_odd = (size >> 13) & 1;
-    // The exponent's other bias, then as above; infinity is what a carry out of the largest number
-    // gives.
+    // The other exponent bias, then as above. A carry out of the largest number gives infinity.
     let normal = size.wrapping_sub((127 - 15) << 23).wrapping_add(0xFFF + is_odd) >> 13;
     let sum = f32::from_bits(size) + f32::from_bits(SUBNORMAL_UNIT);
     let subnormal = sum.to_bits().wrapping_sub(SUBNORMAL_UNIT);
@@ -85,7 +80,7 @@ pub(super) fn f32_of_f64(number: f64) -> u32 {
     #[expect(clippy::as_conversions, reason = "rounds to nearest even; nothing else in std does")]
     #[expect(clippy::cast_possible_truncation, reason = "what is rounded away is what narrowing is")]
     let rounded = number as f32;
-    // What `as` makes of a NaN's payload is up to the machine.
+    // The payload of a NaN after `as` depends on the machine.
     if number.is_nan() { quiet } else { rounded.to_bits() }
 }
 
@@ -103,7 +98,7 @@ pub(super) fn f32_of_f64_to_odd(number: f64) -> u32 {
 /// An integer as a double, rounded to odd, to 42 bits at least.
 #[inline(always)]
 pub(super) fn f64_of_u64_to_odd(number: u64) -> f64 {
-    /// Of 64 bits, a double has no room for so many.
+    /// Bits of 64 that do not fit a double.
     const EXCESS: u32 = 64 - 53;
     let is_inexact = number & ((1 << EXCESS) - 1) != 0;
     let odd = (number >> EXCESS | u64::from(is_inexact)) << EXCESS;
@@ -112,7 +107,7 @@ pub(super) fn f64_of_u64_to_odd(number: u64) -> f64 {
     f64::from(low_word(kept >> 32)) * 4_294_967_296.0 + f64::from(low_word(kept))
 }
 
-/// The same for one that may be negative.
+/// The same for a signed integer.
 #[inline(always)]
 pub(super) fn f64_of_i64_to_odd(number: i64) -> f64 {
     let size = f64_of_u64_to_odd(number.unsigned_abs());
@@ -126,13 +121,12 @@ pub(super) fn f32_of_bf16(bits: u16) -> u32 {
     if bits & !F32_SIGN > F32_INFINITY { bits | F32_QUIET } else { bits }
 }
 
-/// The sizes of finite floats whose mantissa has `MANTISSA` bits and whose exponent is biased by
-/// `BIAS`, as singles.
+/// Magnitudes of finite floats with `MANTISSA` mantissa bits and the exponent bias `BIAS`, as f32
+/// bits.
 #[inline(always)]
 fn f32_of_small<const MANTISSA: u32, const BIAS: u32>(size: u32) -> u32 {
     let placed = size << (23 - MANTISSA);
-    // Subnormals have the exponent of the smallest normal number, and no leading one: it is put there
-    // and taken away.
+    // Subnormals have the smallest normal exponent and no leading one: it is added and subtracted.
     let one = (127 - BIAS + 1) << 23;
     let subnormal = f32::from_bits(placed + one) - f32::from_bits(one);
     let normal = placed + ((127 - BIAS) << 23);
@@ -156,8 +150,8 @@ pub(super) fn f32_of_f8_e5m2(bits: u8) -> u32 {
     f32_of_f16(u16::from(bits) << 8)
 }
 
-/// `F8_E4M3` to single precision. It has no infinity, and the NaN is where the largest number would
-/// be.
+/// `F8_E4M3` to single precision. It has no infinity; its NaN has the bits of the largest
+/// magnitude.
 ///
 /// (P. Micikevicius et al.: FP8 Formats for Deep Learning, 2022, table 1.)
 #[inline(always)]
@@ -180,27 +174,27 @@ pub(super) fn f32_of_f8_e8m0(bits: u8) -> u32 {
     }
 }
 
-/// True if one of them is infinite or no number.
+/// True if any element is infinite or NaN.
 #[inline(always)]
 pub(super) fn is_any_bf16_special(elements: &[[u8; 2]]) -> bool {
     is_any_exponent_full::<{ 1 << 7 }>(elements)
 }
 
-/// True if one of them is infinite or no number.
+/// True if any element is infinite or NaN.
 #[inline(always)]
 pub(super) fn is_any_f16_special(elements: &[[u8; 2]]) -> bool {
     is_any_exponent_full::<{ 1 << 10 }>(elements)
 }
 
-/// True for floats of 16 bits of which one has only ones in its exponent, whose last bit is `UNIT`.
+/// True if the exponent of any 16-bit float has only ones; `UNIT` is the exponent's last bit.
 #[inline(always)]
 fn is_any_exponent_full<const UNIT: u16>(elements: &[[u8; 2]]) -> bool {
-    // One more, and such an exponent carries into the place of the sign.
+    // Adding one carries such an exponent into the sign bit.
     let carry = |element: &[u8; 2]| (u16::from_le_bytes(*element) & 0x7FFF) + UNIT;
     elements.iter().fold(0, |all, element| all | carry(element)) >> 15 == 1
 }
 
-/// True if one of them is infinite or no number.
+/// True if any element is infinite or NaN.
 #[inline(always)]
 pub(super) fn is_any_f32_special(elements: &[[u8; 4]]) -> bool {
     let carry = |element: &[u8; 4]| (u32::from_le_bytes(*element) & !F32_SIGN) + (1 << 23);

@@ -1,22 +1,22 @@
-//! Instruction sets that the loops of casts are compiled for, and which of them this machine has.
+//! The instruction sets for which the loops of casts are compiled, and which of them this machine
+//! has.
 //!
-//! The crate is compiled for the oldest processors of its kind. Newer ones cast a block in a
-//! fraction of the time, so each loop exists once for each level here. On other architectures than
-//! x86-64 there is one level: what the compiler may use there anyhow (on 64-bit Arm that includes
-//! its vectors).
+//! The crate is compiled for the oldest processors of each architecture. Newer ones cast a block in
+//! a fraction of the time, so each loop exists once per level. Architectures other than x86-64 have
+//! one level, with what the compiler may use there anyway (on 64-bit Arm that includes vectors).
 
 use std::fmt;
 
-/// An instruction set. Made only for machines that have it: whoever holds one may run what is
-/// compiled for it.
+/// An instruction set. Constructed only on machines that have it: a value is the proof that code
+/// for it may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
-    /// What every processor of this architecture has.
+    /// The baseline of the architecture.
     Baseline,
     /// Vectors of 256 bits.
     #[cfg(target_arch = "x86_64")]
     Avx2(HasAvx2),
-    /// Vectors of 512 bits, of bytes and words too.
+    /// Vectors of 512 bits, also of bytes and words.
     #[cfg(target_arch = "x86_64")]
     Avx512(HasAvx512),
 }
@@ -26,14 +26,13 @@ pub(crate) enum Level {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HasAvx2(());
 
-/// Proof that this machine has AVX-512 F, BW, DQ and VL, as all have that have one of the last
-/// three.
+/// Proof that this machine has AVX-512 F, BW, DQ and VL.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HasAvx512(());
 
 impl Level {
-    /// The best one of this machine. Asks the processor once and remembers.
+    /// The best level of this machine. Detected once.
     pub(crate) fn detected() -> Self {
         Self::avx512().or_else(Self::avx2).unwrap_or(Self::Baseline)
     }

@@ -1,19 +1,23 @@
-//! Casts numbers in a slot, in place, right after they have been read and while they are in the
-//! core's cache.
+//! Casts numbers in a slot, in place, right after they were read and while they are in the core's
+//! cache.
 //!
-//! Elements may start at any byte: slots are phased to blocks of a file and not to tensors. What
-//! comes out begins where they began. Elements that do not grow are taken from the front; those
-//! that grow from the back, into room that the plan has left behind them:
+//! Elements may start at any byte: slots are aligned to blocks of a file, not to tensors. The
+//! result begins where the elements began. Elements that do not grow are cast from the front;
+//! elements that grow are cast from the back, into room that the plan left behind them:
 //!
 //! ```text
 //! narrower   |1|2|3|4|5|6|   ->   |1|2|3|.....|      block by block, forwards
 //! wider      |1|2|3|.....|   ->   |1 |2 |3 |  |      block by block, backwards
 //! ```
 //!
-//! Readers call it with what [`LoadPlan::casts`](crate::plan::LoadPlan::casts) lists. How one
-//! element is cast is in `floats`, how many are at once in `blocks`. That is compiled once for each
-//! instruction set of [`Level`]; the machine decides, when it runs, which of them it is. All give
-//! the same bits.
+//! Readers call it with the steps of [`LoadPlan::casts`](crate::plan::LoadPlan::casts). `floats`
+//! casts one element, `blocks` a block of them, `pieces` the part of a read that has arrived;
+//! `quantise` makes values and scales. Loops are compiled once per instruction set ([`Level`]), and
+//! the machine chooses at run time. All give the same bits.
+//!
+//! By hand: the `half` crate has no variants chosen at run time, no in-place operation, not all
+//! source types, and no single rounding from `f64` (docs/casting.md). The tests compare every path
+//! with it.
 
 use crate::checkpoint::DType;
 use crate::plan::{Cast, CastOp, FloatType};
@@ -30,7 +34,7 @@ mod level;
 mod pieces;
 #[cfg(not(loom))]
 #[cfg(test)]
-mod plans;
+mod plan_tests;
 mod quantise;
 #[cfg(not(loom))]
 #[cfg(test)]
@@ -38,11 +42,10 @@ pub(crate) mod reference;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-/// Casts one stretch of a slot. Returns how many elements of it were finite and have become
-/// infinite.
+/// Casts one stretch of a slot. Returns the number of finite elements that became infinite.
 ///
 /// # Panics
-/// If the stretch is not of whole elements, or what comes out of it goes beyond the slot.
+/// If the stretch does not hold whole elements, or the result exceeds the slot.
 pub(crate) fn cast_step(slot: &mut [u8], step: &CastOp) -> u64 {
     cast_step_with(Level::detected(), slot, step)
 }
@@ -54,12 +57,12 @@ fn cast_step_with(level: Level, slot: &mut [u8], step: &CastOp) -> u64 {
     cast_in_place(level, &mut slot[start..end], 0, source_bytes, step.cast)
 }
 
-/// Casts the elements between two places of one stretch, of which those before have been cast, to
-/// where they belong behind them. They lie at `source` in the slot. Returns as [`cast_step`] does.
+/// Casts the elements between two offsets of one stretch whose elements before are cast already, to
+/// the place behind those. The elements lie at `source` in the slot. Returns as [`cast_step`] does.
 ///
 /// # Panics
-/// If the places are not between elements of the stretch, if they lie in front of where they
-/// belong, or the cast is a widening one.
+/// If the offsets are not between elements of the stretch, if `source` is in front of the target,
+/// or the cast widens.
 fn cast_part(slot: &mut [u8], step: &CastOp, source: u64, start_bytes: u64, end_bytes: u64) -> u64 {
     assert!(!step.cast.is_widening() && start_bytes <= end_bytes && end_bytes <= step.source_len_bytes);
     let target = step.slot_offset_bytes + step.cast.delivered_bytes(start_bytes);
@@ -68,13 +71,13 @@ fn cast_part(slot: &mut [u8], step: &CastOp, source: u64, start_bytes: u64, end_
     cast_in_place(Level::detected(), bytes, to_usize(source - target), to_usize(len_bytes), step.cast)
 }
 
-/// Casts all elements in the `source_bytes` from `source_start` on of `bytes`, so that they begin
-/// at its front afterwards; what lies behind them, up to where they ended before, is undefined
-/// then. Only what does not grow may start behind the front. Returns how many were finite and have
-/// become infinite.
+/// Casts the elements in `source_bytes` bytes from `source_start` of `bytes`, to the front of
+/// `bytes`. The bytes behind the result, up to the old end, are undefined then. Only elements that
+/// do not grow may start behind the front. Returns the number of finite elements that became
+/// infinite.
 ///
 /// # Panics
-/// If that many bytes are no whole elements, or `bytes` does not hold what comes out.
+/// If `source_bytes` does not hold whole elements, or the result exceeds `bytes`.
 fn cast_in_place(
     level: Level,
     bytes: &mut [u8],
@@ -106,7 +109,7 @@ fn cast_in_place(
     }
 }
 
-/// Elements that `decode` makes the bits of a single, exactly.
+/// Elements that `decode` converts exactly to the bits of an f32.
 fn singles<const FROM: usize>(
     elements: Elements<'_>,
     to: FloatType,
@@ -122,7 +125,7 @@ fn singles<const FROM: usize>(
     }
 }
 
-/// Elements that `decode` makes a double: exactly, or rounded to odd.
+/// Elements that `decode` converts to f64, exactly or rounded to odd.
 fn doubles<const FROM: usize>(
     elements: Elements<'_>,
     to: FloatType,
@@ -155,8 +158,7 @@ mod tests {
         Cast::between(source, to).unwrap()
     }
 
-    /// Every level that this machine has. Those that it has not are skipped aloud, once for all
-    /// tests.
+    /// Every level of this machine. Missing levels are reported as skipped, once for all tests.
     pub(super) fn levels() -> Vec<Level> {
         static SAID: Once = Once::new();
         let newer = [("avx2", Level::avx2()), ("avx512", Level::avx512())];
@@ -261,8 +263,8 @@ mod tests {
         assert!(singles().map(|x| u64::from(half::f16::from_f32(x).to_bits())).eq(found));
     }
 
-    /// What lies at, just below and just above every number of a format and every tie between two
-    /// of them.
+    /// Every number of a 16-bit format and every tie between two of them, with the neighbours of
+    /// both.
     fn around_all_halves() -> Vec<f64> {
         let numbers = (0..=u16::MAX).flat_map(|bits| {
             let (bf16, f16) = (half::bf16::from_bits(bits), half::f16::from_bits(bits));
@@ -276,7 +278,8 @@ mod tests {
                 tie(f16.to_f64(), next_f16.to_f64()),
             ]
         });
-        // Also what is too large for all, and between the largest number and infinity.
+        // Also numbers that are too large for all formats, and between the largest number and
+        // infinity.
         numbers.chain([65520.0, 3.396e38, 3.402_823_567e38, 1e300, f64::MAX, 1e-46, 1e-60, 5e-324]).collect()
     }
 

@@ -1,20 +1,20 @@
-//! Casts what of a read has arrived so far: each piece while it is in the core's own cache.
+//! Casts the part of a read that has arrived: each piece while it is in the core's cache.
 //!
 //! ```text
 //! slot   |..|narrow|. . .|arrived, not yet cast|to come       |
 //!           ^      ^     ^ `done_bytes`        ^ `arrived_bytes`
 //! ```
 //!
-//! Where all of a read is narrowed, the pieces behind the first are read to one place, the end of
-//! the payload's, over the piece before, until what was narrowed reaches it:
+//! If the whole payload is narrowed, all pieces behind the first are read to one place at the end
+//! of the payload, until the narrowed bytes reach it:
 //!
 //! ```text
 //! slot   |narrow|narrow|. . . . . . . . . |piece, just read|
 //! next   |narrow|narrow|narrow|. . . . . .|piece, just read|
 //! ```
 //!
-//! So what a piece is read over is in the core's cache, as is the piece when it is cast; and little
-//! more of the slot is written than is delivered.
+//! So both the old and the new bytes of that place are in the core's cache, and little more of the
+//! slot is written than is delivered.
 
 use super::{cast_part, cast_step};
 use crate::plan::CastOp;
@@ -25,7 +25,7 @@ use crate::units::Alignment;
 pub(crate) struct Casting<I> {
     rest: I,
     open: Option<CastOp>,
-    /// Bytes of the open one that have been cast.
+    /// Bytes of `open` that are cast.
     done_bytes: u64,
 }
 
@@ -35,13 +35,13 @@ impl<I: Iterator<Item = CastOp>> Casting<I> {
         Self { rest: casts, open, done_bytes: 0 }
     }
 
-    /// True if there is something to cast.
+    /// True if something is left to cast.
     pub(crate) fn is_needed(&self) -> bool {
         self.open.is_some()
     }
 
-    /// Casts every whole element that ends at or before `arrived_bytes` of the slot and has not
-    /// been cast. `count` is told of elements that became infinite.
+    /// Casts every whole element that ends at or before `arrived_bytes` of the slot and is not cast
+    /// yet. `count` gets the number of elements that became infinite.
     pub(crate) fn advance(
         &mut self,
         slot: &mut [u8],
@@ -53,7 +53,7 @@ impl<I: Iterator<Item = CastOp>> Casting<I> {
             let there_bytes = arrived_bytes.saturating_sub(step.slot_offset_bytes).min(step.source_len_bytes);
             let is_last = there_bytes == step.source_len_bytes;
             if step.cast.is_widening() {
-                // From the back, so all of it has to be there.
+                // Cast from the back, so it must be complete.
                 if !is_last {
                     return;
                 }
@@ -74,13 +74,13 @@ impl<I: Iterator<Item = CastOp>> Casting<I> {
     }
 }
 
-/// A read, all of which is one stretch that is narrowed.
+/// A read whose whole payload is one stretch to be narrowed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Narrowing(CastOp);
 
 impl Narrowing {
-    /// The casts of a read, if they are one of all its payload, which lies at
-    /// `payload_position_bytes` of the slot.
+    /// The only cast of a read, if it covers the whole payload at `payload_position_bytes` of the
+    /// slot and does not widen.
     pub(crate) fn of(
         mut casts: impl Iterator<Item = CastOp>,
         payload_position_bytes: u64,
@@ -93,13 +93,13 @@ impl Narrowing {
     }
 
     /// Casts a part of the payload, which lies where the last call said. Returns where the next
-    /// part goes, which is no longer. `count` is told of elements that became infinite.
+    /// part goes, which is not longer. `count` gets the number of elements that became infinite.
     pub(crate) fn advance(&self, slot: &mut [u8], arrival: Arrival, count: impl FnOnce(&CastOp, u64)) -> u64 {
         let (step, end_bytes) = (&self.0, arrival.end_bytes());
         count(step, cast_part(slot, step, arrival.position_bytes, arrival.start_bytes, end_bytes));
         let narrow_end_bytes = step.slot_offset_bytes + step.cast.delivered_bytes(end_bytes);
         let payload_end_bytes = step.slot_offset_bytes + step.source_len_bytes;
-        // Vectors that lie across two lines take longer to load.
+        // Loads of vectors that cross a cache line are slower.
         let last_place_bytes =
             Alignment::CACHE_LINE.down(payload_end_bytes.saturating_sub(arrival.len_bytes));
         narrow_end_bytes.max(last_place_bytes)
@@ -120,7 +120,7 @@ mod tests {
         CastOp { tensor: TensorId(0), slot_offset_bytes, source_len_bytes, cast }
     }
 
-    /// Each piece is read where the one before said.
+    /// Each piece is read where the previous one said.
     #[test]
     fn pieces_over_one_another_give_what_the_whole_gives() {
         let random: Vec<u8> = seeded(1000).flat_map(u64::to_le_bytes).collect();
@@ -178,7 +178,7 @@ mod tests {
                 let (mut arrived, mut overflowed) = (0, 0);
                 while arrived < end {
                     let next = (arrived + piece).min(end);
-                    // Nothing but elements arrives: what is widened has a read of its own.
+                    // Only elements arrive: widened tensors have their own reads.
                     for step in steps {
                         let source = step.slot_offset_bytes..step.slot_offset_bytes + step.source_len_bytes;
                         let new = arrived.max(to_usize(source.start))..next.min(to_usize(source.end));

@@ -1,18 +1,17 @@
-//! Quantises rows in a slot, in place, right after they have been read: values in front, their
-//! scales behind them.
+//! Quantises rows in a slot, in place, right after they were read: values in front, their scales
+//! behind them.
 //!
 //! ```text
 //! |row 0        |row 1        |row 2        |   ->   |v0   |v1   |v2   |s0|s1|s2|..........|
 //! ```
 //!
-//! A row is looked at twice: for its largest magnitude, or that of each group, and to be divided.
-//! Scales wait in a scratch until all values are in their place. How one number is rounded stands
-//! in plain integer and single precision code, compiled for each [`Level`]; all give the same bits.
-//! What is lost is added up in double precision, row by row in one order, so that the sums of a row
-//! do not depend on where reads are cut either.
+//! A row is read twice: for the largest magnitude of the row or of each group, and to divide by the
+//! scale. Scales are kept in a buffer until all values are in place. Rounding is plain integer and
+//! single-precision code, compiled for each [`Level`]; all give the same bits. Errors are summed in
+//! double precision, row by row in one order, so a row's sums do not depend on where reads are cut.
 #![allow(
     unsafe_code,
-    reason = "calls what is compiled for more than the baseline; each block says why it may"
+    reason = "calls functions compiled for more than the baseline; each block says why it may"
 )]
 
 use super::floats;
@@ -21,29 +20,28 @@ use crate::checkpoint::DType;
 use crate::plan::{Quantisation, QuantiseOp, Quantised, QuantisedPart};
 use crate::units::{to_u64, to_usize};
 
-/// Elements that are taken out of the slot at once: the largest group, and a multiple of the
-/// others.
+/// Elements per block: the largest group, and a multiple of the others.
 const BLOCK: usize = 128;
-/// Sums that are kept apart: as many as the widest vectors hold, so that all instruction sets add
-/// in the same order.
+/// Number of partial sums: as many as the widest vectors hold, so that all instruction sets add in
+/// the same order.
 const LANES: usize = 8;
 
-/// What quantising has lost so far.
+/// The error of quantising, summed up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Loss {
-    /// Elements that were looked at.
+    /// Number of elements.
     pub(crate) elements: u64,
-    /// The largest magnitude of them.
+    /// Their largest magnitude.
     pub(crate) max_abs: f32,
-    /// The largest magnitude of the difference between an element and what is left of it.
+    /// The largest difference between an element and its quantised value.
     pub(crate) max_abs_error: f32,
-    /// Sum of the squares of these differences; and what rounding has kept out of it.
+    /// Sum of the squares of these differences, and the rounding error of that sum.
     pub(crate) squares: [f64; 2],
 }
 
 impl Loss {
-    /// Adds what another stretch has lost. In whatever order stretches come, the sum is the same
-    /// far beyond single precision.
+    /// Adds the error of another stretch. The sum does not depend on the order of stretches, far
+    /// beyond single precision.
     pub(crate) fn add(&mut self, other: Self) {
         self.elements += other.elements;
         self.max_abs = self.max_abs.max(other.max_abs);
@@ -52,7 +50,7 @@ impl Loss {
         self.squares[1] += other.squares[1];
     }
 
-    /// Root of the mean square of what is lost.
+    /// Root of the mean square error.
     pub(crate) fn rms(&self) -> f32 {
         // Counts of elements are exact in double precision up to 2^53.
         let (high, low) = (self.elements >> 32, self.elements & u64::from(u32::MAX));
@@ -71,7 +69,7 @@ impl Loss {
     }
 }
 
-/// A row that has an infinity, or what is no number, in single precision.
+/// A row with an infinity or a NaN in single precision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotFinite {
     /// Its number in the tensor.
@@ -81,10 +79,10 @@ pub(crate) struct NotFinite {
 /// Quantises one stretch of a slot.
 ///
 /// # Errors
-/// [`NotFinite`] for the first row that cannot be. The slot then holds anything.
+/// [`NotFinite`] for the first row that is not finite. The slot then holds anything.
 ///
 /// # Panics
-/// If the stretch is not of whole rows, or goes beyond the slot.
+/// If the stretch does not hold whole rows, or exceeds the slot.
 pub(crate) fn quantise_step(slot: &mut [u8], step: &QuantiseOp) -> Result<Loss, NotFinite> {
     quantise_step_with(Level::detected(), slot, step)
 }
@@ -113,7 +111,7 @@ fn of_type<const FROM: usize>(
     match level {
         Level::Baseline => baseline(bytes, form, decode),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: whoever has this level is on a machine that has what it stands for.
+        // SAFETY: a value of this level exists only on machines that have its instructions.
         Level::Avx2(_) => unsafe { avx2(bytes, form, decode) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
@@ -152,7 +150,7 @@ fn avx512<const FROM: usize>(
     rows(bytes, form, decode)
 }
 
-/// All rows of a stretch. The error is the number of a row.
+/// Quantises all rows of a stretch. The error is the number of a row.
 #[inline(always)]
 fn rows<const FROM: usize>(
     bytes: &mut [u8],
@@ -202,13 +200,13 @@ fn rows<const FROM: usize>(
     Ok(total)
 }
 
-/// There is an infinity, or what is no number.
+/// There is an infinity or a NaN.
 struct IsNotFinite;
 
-/// What one row has lost.
+/// The error of one row.
 #[derive(Default)]
 struct RowLoss {
-    /// As bits: magnitudes are ordered as these are.
+    /// As bits: magnitudes have the same order as their bits.
     max_abs: u32,
     max_abs_error: u32,
     squares: [f64; LANES],
@@ -235,7 +233,7 @@ struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// The bits of a block of its elements in single precision; zeros behind its end.
+    /// The bits of a block of its elements in single precision, and zeros behind the row's end.
     #[inline(always)]
     fn block<const FROM: usize, const LEN: usize>(
         &self,
@@ -249,7 +247,7 @@ impl Row<'_> {
         (source.map(decode), len)
     }
 
-    /// One scale for all of it.
+    /// Quantises with one scale for the row.
     #[inline(always)]
     fn whole<const FROM: usize>(
         &mut self,
@@ -281,7 +279,7 @@ impl Row<'_> {
         Ok(())
     }
 
-    /// A scale for each group of it, of 4-bit values.
+    /// Quantises to 4 bits with a scale for each group.
     #[inline(always)]
     fn groups<const FROM: usize, const GROUP: usize>(
         &mut self,
@@ -301,7 +299,7 @@ impl Row<'_> {
             let scale = f32::from_bits(u32::from(scale) << 16);
             let (values, left) = divided(&block, scale, |quotient| rounded_integer(quotient, 7.0));
             self.note_loss(&block, &left);
-            // Behind the last element of a row stands a zero, which no element is kept as.
+            // The padding behind the last element of a row is zero, which no element is kept as.
             let mut nibbles = values.map(|value| value.wrapping_add(8));
             nibbles[len..].fill(0);
             let start = self.target + first / 2;
@@ -313,7 +311,7 @@ impl Row<'_> {
         Ok(())
     }
 
-    /// Adds up how far what is left of a block lies from what it was. Behind the end of the row
+    /// Adds the differences between a block and its quantised values. Behind the end of the row
     /// both are zero.
     #[inline(always)]
     fn note_loss<const LEN: usize>(&mut self, block: &[u32; LEN], left: &[f32; LEN]) {
@@ -358,7 +356,7 @@ fn half_of(scale: f32) -> u16 {
     }
 }
 
-/// Each element divided by the scale and rounded: its value, and what is left of the element.
+/// Each element divided by the scale and rounded: the value, and the number that it stands for.
 #[inline(always)]
 fn divided<const LEN: usize>(
     block: &[u32; LEN],
@@ -373,25 +371,23 @@ fn divided<const LEN: usize>(
     (values, left)
 }
 
-/// The nearest integer, even if two are as near, of no more than a magnitude: as a signed byte, and
-/// as a number.
+/// The nearest integer (ties to even) of at most this magnitude: as a signed byte, and as a number.
 #[inline(always)]
 fn rounded_integer(quotient: f32, largest: f32) -> (u8, f32) {
-    /// 1.5 * 2^23: a small number added to it is rounded to an integer, which stands in the last
-    /// bits.
+    /// 1.5 * 2^23: adding a small number rounds it to an integer in the last bits.
     const MAGIC: f32 = 12_582_912.0;
     let shifted = quotient.clamp(-largest, largest) + MAGIC;
     (shifted.to_bits().to_le_bytes()[0], shifted - MAGIC)
 }
 
-/// The nearest E4M3, even if two are as near, of no more than 448: as bits, and as a number.
+/// The nearest E4M3 (ties to even) of at most 448: as bits, and as a number.
 #[inline(always)]
 fn rounded_e4m3(quotient: f32) -> (u8, f32) {
     /// Below this, numbers are multiples of 2^-9.
     const SMALLEST_NORMAL: f32 = 1.0 / 64.0;
-    /// 1.5 * 2^14: a small number added to it is rounded to a multiple of 2^-9.
+    /// 1.5 * 2^14: adding a small number rounds it to a multiple of 2^-9.
     const MAGIC: f32 = 24_576.0;
-    /// Bits of a single that E4M3 has not.
+    /// Mantissa bits of an f32 that E4M3 lacks.
     const DROPPED: u32 = 23 - 3;
     /// The difference of the exponents' biases.
     const REBIAS: u32 = (127 - 7) << 3;
@@ -415,7 +411,7 @@ mod tests {
     use super::*;
     use crate::checkpoint::TensorId;
 
-    /// The levels of this machine beside the one that every machine has.
+    /// The levels of this machine above the baseline.
     fn newer_levels() -> impl Iterator<Item = Level> {
         levels().into_iter().skip(1)
     }
@@ -425,7 +421,7 @@ mod tests {
         QuantiseOp { tensor: TensorId(0), slot_offset_bytes: 7, source_len_bytes, first_row: 5, form }
     }
 
-    /// Random bits of each type, none of which is an infinity or no number.
+    /// Random bits of each type, without infinities and NaNs.
     fn rows(source: DType, elements: usize) -> Vec<u8> {
         let numbers = seeded(elements).map(|bits| match source {
             DType::F64 => (bits & !(0x7FF << 52) | (1023 - 40 + bits % 60) << 52).to_le_bytes().to_vec(),
@@ -497,8 +493,7 @@ mod tests {
         assert_eq!(quantise_step(&mut slot, &step(form, 6)), Err(NotFinite { row: 8 }));
     }
 
-    /// How fast each is, for the notes: `cargo test --release --lib quantise::tests::speed --
-    /// --ignored --nocapture`.
+    /// Prints rates: `cargo test --release --lib quantise::tests::speed -- --ignored --nocapture`.
     #[test]
     #[ignore = "measures"]
     #[allow(clippy::print_stderr, reason = "that is what it is for")]

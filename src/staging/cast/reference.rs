@@ -1,6 +1,5 @@
-//! Casts by the definition, for tests. Shares nothing with the code that is tested: the number as
-//! an integer times a power of two, its quotient and remainder by the target's unit, and a decision
-//! by the remainder.
+//! Casts by the definition, for tests. Shares no code with the casts: a number is an integer times
+//! a power of two, divided by the target's unit, and the remainder decides the rounding.
 
 use crate::checkpoint::DType;
 use crate::plan::{Cast, FloatType};
@@ -46,7 +45,7 @@ impl Format {
     }
 }
 
-/// Sign and size of an element, given by its bits.
+/// Sign and magnitude of an element, given by its bits.
 fn read(bits: u64, dtype: DType) -> (bool, Number) {
     let width = dtype.bits().unwrap();
     let is_top_bit_set = bits >> (width - 1) & 1 == 1;
@@ -79,13 +78,13 @@ fn read(bits: u64, dtype: DType) -> (bool, Number) {
     (is_top_bit_set, number)
 }
 
-/// The bits, without a sign, of what `whole * 2^power` is rounded to.
+/// The bits of `whole * 2^power` rounded, without the sign.
 fn round(whole: u64, power: i64, to: Format) -> u64 {
     if whole == 0 {
         return 0;
     }
-    // The power of the leading bit gives the target's unit there; subnormals share that of the smallest
-    // normal number.
+    // The power of the leading bit gives the target's unit; subnormals share the unit of the
+    // smallest normal number.
     let leading = power + i64::from(63 - whole.leading_zeros());
     let unit = leading.max(1 - to.bias()) - i64::from(to.mantissa_bits);
     let (quotient, up) = match u32::try_from(unit - power) {
@@ -100,9 +99,9 @@ fn round(whole: u64, power: i64, to: Format) -> u64 {
         Ok(64) => (0, whole > 1 << 63),
         Ok(_) => (0, false),
     };
-    // As fields: the exponent of the unit, and a mantissa that may carry into it.
+    // Exponent field of the unit, and a mantissa that may carry into it.
     let exponent = u64::try_from(unit + i64::from(to.mantissa_bits) + to.bias()).unwrap();
-    // As far beyond the largest number as it may be, it is infinite.
+    // Anything above the largest number is infinite.
     let fields = ((exponent.min(1 << to.exponent_bits) - 1) << to.mantissa_bits) + quotient + u64::from(up);
     fields.min(to.infinity())
 }
@@ -130,7 +129,7 @@ pub(crate) fn is_overflow(bits: u64, cast: Cast) -> bool {
     matches!(number, Number::Finite(whole, power) if round(whole, power, to) == to.infinity())
 }
 
-/// The bits of elements of so many bytes each.
+/// The bits of elements of `element_bytes` bytes.
 pub(crate) fn elements(bytes: &[u8], element_bytes: usize) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(element_bytes).map(|element| {
         let mut bits = [0; 8];
@@ -153,7 +152,7 @@ pub(crate) fn every_cast() -> impl Iterator<Item = Cast> {
     DType::ALL.into_iter().flat_map(move |dtype| targets.map(|to| Cast::between(dtype, to))).flatten()
 }
 
-/// Random words, the same each time.
+/// Random words, the same in each run.
 pub(crate) fn seeded(count: usize) -> impl Iterator<Item = u64> {
     let mut state = 0x1234_5678_9ABC_DEF1_u64;
     std::iter::repeat_with(move || {

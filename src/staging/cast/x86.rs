@@ -1,9 +1,9 @@
-//! `F32` to `BF16` with the vectors of x86-64, by hand: the one cast that most loads ask for, and
-//! the one that what the compiler makes of `floats` would hold up (38 GB/s of source on a core
-//! where this takes in 75, and memory delivers 13).
+//! `F32` to `BF16` with x86-64 vector intrinsics. By hand: most casts of loads are this one, and
+//! the compiler's loop over `floats` is half as fast (38 GB/s of source on one core, against 75;
+//! memory delivers 13).
 #![allow(
     unsafe_code,
-    reason = "calls what is compiled for more than the baseline; each block says why it may"
+    reason = "calls functions compiled for more than the baseline; each block says why it may"
 )]
 
 use std::arch::x86_64::*;
@@ -12,20 +12,19 @@ use super::blocks::{Block, Elements};
 use super::floats;
 use super::level::Level;
 
-/// Casts all elements, which are singles. For levels above the baseline.
+/// Casts all elements, which are f32. For levels above the baseline.
 ///
-/// In halves of words: the upper half is what is kept, and it becomes the next number if the lower
-/// half is more than half a unit, or just that and the upper half is odd. So it does if `lower |
-/// (upper & 1) > 0x8000`. That is wrong for some numbers that are none, and what is finite may
-/// become infinite: blocks with an upper half as large as the largest number there is are cast
-/// again, element by element.
+/// Works on halves of words. The upper half is kept, plus one if the lower half is more than half a
+/// unit, or exactly half and the upper half is odd: if `lower | (upper & 1) > 0x8000`. That is
+/// wrong for some NaNs, and finite numbers may become infinite, so blocks with an upper half as
+/// large as that of the largest finite number are cast again, element by element.
 pub(super) fn bf16_of_f32(elements: Elements<'_>) -> u64 {
     let is_lost = |source: [u8; 4], target: [u8; 2]| {
         f32::from_le_bytes(source).is_finite() && floats::is_any_bf16_special(&[target])
     };
     match elements.level {
         Level::Avx512(_) => elements.each_block(
-            // SAFETY: this level is only had on machines that have what it stands for.
+            // SAFETY: a value of this level exists only on machines that have its instructions.
             |source, target| unsafe { block_avx512(source, target) } && cast_again(source, target),
             is_lost,
         ),
@@ -38,7 +37,7 @@ pub(super) fn bf16_of_f32(elements: Elements<'_>) -> u64 {
     }
 }
 
-/// Casts a block with large numbers in it. True, so that what has become infinite is counted.
+/// Casts a block that has large numbers. Returns true, so that new infinities are counted.
 #[cold]
 fn cast_again(source: &Block<4>, target: &mut Block<2>) -> bool {
     for (target, source) in target.iter_mut().zip(source) {
@@ -47,11 +46,11 @@ fn cast_again(source: &Block<4>, target: &mut Block<2>) -> bool {
     true
 }
 
-/// Twice the upper half of the largest number: with the sign shifted out, nothing below it is
-/// special or becomes so.
+/// Twice the upper half of the largest finite number: with the sign shifted out, no element below
+/// it is or becomes infinite or NaN.
 const LARGE: u16 = 0x7F7F << 1;
 
-/// Casts a block; true if it has numbers that this may have got wrong.
+/// Casts a block. True if some of its numbers may be wrong.
 #[target_feature(enable = "avx512f,avx512bw")]
 fn block_avx512(source: &Block<4>, target: &mut Block<2>) -> bool {
     const LOWER: [u16; 32] = every_second(0);
@@ -82,7 +81,7 @@ fn block_avx512(source: &Block<4>, target: &mut Block<2>) -> bool {
     _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(LARGE.cast_signed())) != 0
 }
 
-/// Places of the lower or upper halves of all words in two vectors.
+/// Indices of the lower or upper halves of all words in two vectors.
 const fn every_second(first: u16) -> [u16; 32] {
     let mut places = [first; 32];
     let mut index = 1;
@@ -93,7 +92,7 @@ const fn every_second(first: u16) -> [u16; 32] {
     places
 }
 
-/// Casts a block; true if it has numbers that this may have got wrong.
+/// Casts a block. True if some of its numbers may be wrong.
 #[target_feature(enable = "avx2")]
 fn block_avx2(source: &Block<4>, target: &mut Block<2>) -> bool {
     let (one, half, zero) = (_mm256_set1_epi16(1), _mm256_set1_epi16(i16::MIN), _mm256_setzero_si256());
@@ -105,7 +104,7 @@ fn block_avx2(source: &Block<4>, target: &mut Block<2>) -> bool {
         let first = unsafe { _mm256_loadu_si256(pair[0].as_ptr().cast()) };
         // SAFETY: as above.
         let second = unsafe { _mm256_loadu_si256(pair[1].as_ptr().cast()) };
-        // Packing goes through both halves of a vector by turns; that is put right at the end.
+        // Packing interleaves the halves of both vectors; the permutation at the end undoes that.
         let upper = _mm256_packus_epi32(_mm256_srli_epi32::<16>(first), _mm256_srli_epi32::<16>(second));
         let lower = _mm256_packus_epi32(
             _mm256_blend_epi16::<0xAA>(first, zero),
@@ -113,7 +112,7 @@ fn block_avx2(source: &Block<4>, target: &mut Block<2>) -> bool {
         );
         largest = _mm256_max_epu16(largest, _mm256_add_epi16(upper, upper));
         let tie_to_even = _mm256_or_si256(lower, _mm256_and_si256(upper, one));
-        // There is no unsigned comparison: with the top bit turned over, signed ones are.
+        // There is no unsigned comparison: a signed one with flipped top bits does the same.
         let is_up = _mm256_cmpgt_epi16(_mm256_xor_si256(tie_to_even, half), zero);
         let rounded = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_sub_epi16(upper, is_up));
         // SAFETY: writes the 32 bytes of an array, at any address.

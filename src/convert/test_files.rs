@@ -1,4 +1,4 @@
-//! Small checkpoints for the unit tests of this stage.
+//! Small checkpoints for unit tests of the conversion.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::checkpoint::DType;
 use crate::units::{to_u64, to_usize};
 
-/// A tensor to be written.
+/// A tensor of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Tensor {
     pub(super) name: String,

@@ -6,10 +6,10 @@
 //!                          -> names: NAME-00001-of-00027.safetensors, counted per component of a pipeline
 //! ```
 //!
-//! Within a layer, tensors keep the order in which they are loaded (that of the source's files),
-//! but wider elements come before narrower ones: then every tensor starts at a multiple of its
-//! element, which readers that map files need. It follows from names, types and shapes alone, so
-//! that every process that converts a part of a checkpoint comes to the same result.
+//! Within a layer, tensors keep the order in which they are loaded, but wider elements come first:
+//! so every tensor starts at a multiple of its element, which readers that map files need. The
+//! layout depends on names, types and layout alone: processes that convert parts of a checkpoint all
+//! come to the same one.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -22,34 +22,33 @@ use crate::footprint::{Held, list_bytes};
 use crate::layers::{Layer, LayerId, Layers};
 use crate::units::to_u64;
 
-/// Digits of a number in a file's name, at least.
+/// Fewest digits of a number in the name of a file.
 const NUMBER_DIGITS_MIN: usize = 5;
 
-/// One file to be.
+/// One file of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct FileShape {
+pub(super) struct TargetFile {
     /// Its path below the target.
     pub(super) id: LayerId,
-    /// Which of [`FileShapes::components`].
+    /// Its component: a position in [`FileLayout::components`].
     pub(super) component: usize,
-    /// Its tensors, in [`FileShapes::tensors`].
+    /// Its tensors: positions in [`FileLayout::tensors`].
     tensors: Range<usize>,
 }
 
-/// A folder of the target that is a checkpoint of its own: the target itself, or a component of a
-/// pipeline.
+/// A folder of the target that is a whole checkpoint: the target, or a component of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Component {
-    /// What its tensors' names, and the paths of its files, begin with: `component/`, or nothing.
+    /// The prefix of its tensors' names and of its files' paths: `component/`, or empty.
     pub(super) prefix: Box<str>,
-    /// What the names of its files begin with.
+    /// The start of the names of its files.
     pub(super) base_name: &'static str,
-    /// Its files.
+    /// Its files: positions in [`FileLayout::files`].
     pub(super) files: Range<usize>,
 }
 
 impl Component {
-    /// The path of its index; `None` if one file has everything.
+    /// The path of its index; `None` if it has one file only.
     pub(super) fn index_name(&self) -> Option<String> {
         (self.files.len() > 1).then(|| format!("{}{}.safetensors.index.json", self.prefix, self.base_name))
     }
@@ -57,21 +56,21 @@ impl Component {
 
 /// All files of a conversion.
 #[derive(Clone, Debug, Default)]
-pub(super) struct FileShapes {
+pub(super) struct FileLayout {
     pub(super) components: Vec<Component>,
-    pub(super) files: Vec<FileShape>,
-    /// In the order of the files, and within each as they lie there.
+    pub(super) files: Vec<TargetFile>,
+    /// The tensors of all files, in file order.
     tensors: Vec<TensorId>,
 }
 
-impl FileShapes {
-    /// The tensors of a file, as they lie there.
-    pub(super) fn tensors(&self, file: &FileShape) -> &[TensorId] {
+impl FileLayout {
+    /// The tensors of a file, in its order.
+    pub(super) fn tensors(&self, file: &TargetFile) -> &[TensorId] {
         &self.tensors[file.tensors.clone()]
     }
 
     /// The layers that a file holds, or holds a part of, in execution order.
-    pub(super) fn layers<'a>(&self, file: &FileShape, layers: &'a Layers) -> Vec<&'a LayerId> {
+    pub(super) fn layers<'a>(&self, file: &TargetFile, layers: &'a Layers) -> Vec<&'a LayerId> {
         let positions: BTreeSet<usize> =
             self.tensors(file).iter().map(|&tensor| layers.position_of(tensor)).collect();
         positions.into_iter().map(|position| &layers.as_slice()[position].id).collect()
@@ -85,30 +84,31 @@ impl FileShapes {
     }
 }
 
-/// What decides about files.
+/// Everything that decides about the layout.
 pub(super) struct Rules<'a> {
     pub(super) checkpoint: &'a Checkpoint,
     pub(super) layers: &'a Layers,
     pub(super) settings: &'a Conversion,
-    /// What each tensor takes in its file: bits of an element, and bytes.
+    /// Of each tensor in its file: bits of an element, and bytes.
     pub(super) size_of: &'a dyn Fn(TensorId) -> (u64, u64),
-    /// Which tensors are converted at all.
+    /// Whether a tensor is converted.
     pub(super) is_wanted: &'a dyn Fn(TensorId) -> bool,
 }
 
-/// Decides about all files.
-pub(super) fn shape(rules: &Rules<'_>) -> FileShapes {
-    let mut shapes = FileShapes::default();
+/// Distributes tensors to files.
+pub(super) fn lay_out(rules: &Rules<'_>) -> FileLayout {
+    let mut layout = FileLayout::default();
     let mut seen = BTreeSet::new();
     for shard in rules.checkpoint.shards() {
         if !seen.insert(&shard.name_prefix) {
             continue;
         }
-        let first = shapes.files.len();
-        let number = shapes.components.len();
-        let mut cutter = Cutter { rules, shapes: &mut shapes, component: number, bytes: 0, is_open: false };
-        cutter.cut(&shard.name_prefix);
-        let files = first..shapes.files.len();
+        let first = layout.files.len();
+        let number = layout.components.len();
+        let mut component_layout =
+            ComponentLayout { rules, layout: &mut layout, component: number, bytes: 0, is_open: false };
+        component_layout.lay_out(&shard.name_prefix);
+        let files = first..layout.files.len();
         if files.is_empty() {
             continue;
         }
@@ -118,17 +118,17 @@ pub(super) fn shape(rules: &Rules<'_>) -> FileShapes {
             files: files.clone(),
         };
         let count = files.len();
-        for (file, number) in shapes.files[files].iter_mut().zip(1..) {
+        for (file, number) in layout.files[files].iter_mut().zip(1..) {
             file.id = LayerId::new(&file_name(&component, number, count));
         }
-        shapes.components.push(component);
+        layout.components.push(component);
     }
-    shapes.tensors.shrink_to_fit();
-    shapes.files.shrink_to_fit();
-    shapes
+    layout.tensors.shrink_to_fit();
+    layout.files.shrink_to_fit();
+    layout
 }
 
-/// What the names of the files of a checkpoint begin with: what loaders look for.
+/// The start of the names of files, as loaders expect it.
 fn base_name(path: &Path) -> &'static str {
     const KNOWN: [&str; 2] = ["diffusion_pytorch_model", "adapter_model"];
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -144,19 +144,19 @@ fn file_name(component: &Component, number: usize, count: usize) -> String {
     format!("{prefix}{base_name}-{number:0width$}-of-{count:0width$}.safetensors")
 }
 
-/// Cuts one component into files.
-struct Cutter<'a> {
+/// Distributes the tensors of one component to files.
+struct ComponentLayout<'a> {
     rules: &'a Rules<'a>,
-    shapes: &'a mut FileShapes,
+    layout: &'a mut FileLayout,
     component: usize,
-    /// Of the last file.
+    /// Bytes of the last file.
     bytes: u64,
-    /// True if the last file may take more.
+    /// True if more tensors may be added to the last file.
     is_open: bool,
 }
 
-impl Cutter<'_> {
-    fn cut(&mut self, prefix: &str) {
+impl ComponentLayout<'_> {
+    fn lay_out(&mut self, prefix: &str) {
         let checkpoint = self.rules.checkpoint;
         for layer in self.rules.layers.as_slice() {
             let is_here =
@@ -171,13 +171,13 @@ impl Cutter<'_> {
                 }
             }
         }
-        let first = self.shapes.files.iter().position(|file| file.component == self.component);
-        for index in first.unwrap_or(self.shapes.files.len())..self.shapes.files.len() {
+        let first = self.layout.files.iter().position(|file| file.component == self.component);
+        for index in first.unwrap_or(self.layout.files.len())..self.layout.files.len() {
             self.align(index);
         }
     }
 
-    /// The parts of a layer that are kept together.
+    /// The parts of a layer that stay together.
     fn pieces(&self, layer: &Layer) -> Vec<Vec<TensorId>> {
         if self.rules.settings.experts == Experts::Together {
             return vec![layer.tensors.to_vec()];
@@ -189,7 +189,7 @@ impl Cutter<'_> {
     }
 
     /// The sub-units of a layer that are experts: two or more of one list that have the same
-    /// tensors, of the same shapes.
+    /// tensors, of the same layout.
     fn experts(&self, layer: &Layer) -> Vec<Vec<TensorId>> {
         let checkpoint = self.rules.checkpoint;
         let list_of = |prefix: &str| prefix.rsplit_once('.').map_or("", |(list, _)| list).to_owned();
@@ -216,7 +216,7 @@ impl Cutter<'_> {
         experts
     }
 
-    /// Wider elements first; what has no bytes last.
+    /// Wider elements first; tensors without bytes last.
     fn sort(&self, tensors: &mut [TensorId]) {
         tensors.sort_by_key(|&id| {
             let (element_bits, bytes) = (self.rules.size_of)(id);
@@ -224,7 +224,7 @@ impl Cutter<'_> {
         });
     }
 
-    /// A file for a piece; or its place in the last one, if files may hold several.
+    /// Adds a piece to the last file if files may hold several and it fits, else to a new file.
     fn add_piece(&mut self, tensors: &[TensorId]) {
         if tensors.is_empty() {
             return;
@@ -239,7 +239,7 @@ impl Cutter<'_> {
             self.is_open = true;
             return;
         }
-        // Larger than any file may be: files of its own.
+        // Larger than a file may be: it is cut into files of its own.
         self.is_open = false;
         for tensor in tensors.chunks(1) {
             self.add_to_last(tensor);
@@ -247,7 +247,7 @@ impl Cutter<'_> {
         self.is_open = false;
     }
 
-    /// Puts one tensor into the last file if it fits, else into a new one.
+    /// Adds one tensor to the last file if it fits, else to a new file.
     fn add_to_last(&mut self, tensor: &[TensorId]) {
         let bytes = (self.rules.size_of)(tensor[0]).1;
         let most = self.rules.settings.max_shard_bytes.unwrap_or(u64::MAX);
@@ -260,8 +260,8 @@ impl Cutter<'_> {
     }
 
     fn add_file(&mut self, tensors: &[TensorId]) {
-        let start = self.shapes.tensors.len();
-        self.shapes.files.push(FileShape {
+        let start = self.layout.tensors.len();
+        self.layout.files.push(TargetFile {
             id: LayerId::new(""),
             component: self.component,
             tensors: start..start,
@@ -272,17 +272,16 @@ impl Cutter<'_> {
 
     fn extend_last(&mut self, tensors: &[TensorId]) {
         self.bytes += tensors.iter().map(|&id| (self.rules.size_of)(id).1).sum::<u64>();
-        self.shapes.tensors.extend_from_slice(tensors);
-        let file = self.shapes.files.last_mut().expect("a file was added before");
-        file.tensors.end = self.shapes.tensors.len();
+        self.layout.tensors.extend_from_slice(tensors);
+        let file = self.layout.files.last_mut().expect("a file was added before");
+        file.tensors.end = self.layout.tensors.len();
     }
 
-    /// Sorts a file of several layers as a whole, if the end of one would leave the next one beside
-    /// its alignment.
+    /// Sorts a file of several layers as a whole, if a tensor would not be aligned otherwise.
     fn align(&mut self, index: usize) {
-        let range = self.shapes.files[index].tensors.clone();
-        let mut tensors = self.shapes.tensors[range.clone()].to_vec();
-        // What has no bytes needs no alignment, and is told apart by its place at the end.
+        let range = self.layout.files[index].tensors.clone();
+        let mut tensors = self.layout.tensors[range.clone()].to_vec();
+        // Tensors without bytes need no alignment: they go to the end.
         tensors.sort_by_key(|&id| (self.rules.size_of)(id).1 == 0);
         let mut offset = 0_u64;
         let mut is_aligned = true;
@@ -294,6 +293,6 @@ impl Cutter<'_> {
         if !is_aligned {
             self.sort(&mut tensors);
         }
-        self.shapes.tensors[range].copy_from_slice(&tensors);
+        self.layout.tensors[range].copy_from_slice(&tensors);
     }
 }

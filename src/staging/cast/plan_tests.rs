@@ -1,5 +1,5 @@
-//! Plans of random groups of random tensors, cast at random: carried out, every byte is what a
-//! straightforward cast of its tensor gives, and no read or what becomes of it goes beyond a slot.
+//! Random groups of random tensors with random casts: the plan is carried out, and every byte is
+//! compared with a straightforward cast of its tensor. No read and no result exceeds a slot.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,29 +19,29 @@ const TARGETS: [Option<FloatType>; 4] =
     [None, Some(FloatType::Bf16), Some(FloatType::F16), Some(FloatType::F32)];
 const GROUPS: usize = 3;
 
-/// A tensor, and what becomes of it.
+/// A tensor and its cast.
 #[derive(Clone, Debug)]
-struct Wish {
+struct TensorCase {
     dtype: DType,
     elements: usize,
     to: Option<FloatType>,
-    /// Its group, and its place there where groups are shuffled.
+    /// Its group, and its position there if groups are shuffled.
     group: usize,
     place: u32,
 }
 
-impl Wish {
+impl TensorCase {
     fn cast(&self) -> Option<Cast> {
         self.to.and_then(|to| Cast::between(self.dtype, to))
     }
 }
 
-fn wish() -> impl Strategy<Value = Wish> {
+fn case() -> impl Strategy<Value = TensorCase> {
     let whole_bytes: Vec<DType> =
         DType::ALL.into_iter().filter(|dtype| dtype.bits().unwrap() % 8 == 0).collect();
     let dtype = prop_oneof![
         3 => prop::sample::select(whole_bytes),
-        // Odd phases for all that follow.
+        // Gives the tensors behind it odd phases.
         2 => Just(DType::U8),
         2 => prop::sample::select(vec![DType::Bf16, DType::F16, DType::F32]),
     ];
@@ -54,28 +54,23 @@ fn wish() -> impl Strategy<Value = Wish> {
         1 => 500_000..700_000_usize,
     ];
     let to = prop::sample::select(TARGETS.to_vec());
-    (dtype, elements, to, 0..GROUPS, any::<u32>()).prop_map(|(dtype, elements, to, group, place)| Wish {
-        dtype,
-        elements,
-        to,
-        group,
-        place,
-    })
+    (dtype, elements, to, 0..GROUPS, any::<u32>())
+        .prop_map(|(dtype, elements, to, group, place)| TensorCase { dtype, elements, to, group, place })
 }
 
-/// Tensors of random bytes. Their names count the wishes.
-fn write(folder: &Path, shards: &[Vec<Wish>]) -> BTreeMap<String, Vec<u8>> {
+/// Writes tensors of random bytes, named by their index.
+fn write(folder: &Path, shards: &[Vec<TensorCase>]) -> BTreeMap<String, Vec<u8>> {
     let mut data = BTreeMap::new();
     let mut words = seeded(usize::MAX);
-    for (shard, wishes) in shards.iter().enumerate() {
+    for (shard, cases) in shards.iter().enumerate() {
         let (mut header, mut file_data) = (serde_json::Map::new(), Vec::new());
-        for wish in wishes {
+        for case in cases {
             let name = format!("t{:04}", data.len());
-            let len = wish.elements * to_usize(wish.dtype.bits().unwrap() / 8);
+            let len = case.elements * to_usize(case.dtype.bits().unwrap() / 8);
             let bytes: Vec<u8> = words.by_ref().flat_map(u64::to_le_bytes).take(len).collect();
             let offsets = [file_data.len(), file_data.len() + len];
             let entry = serde_json::json!({
-                "dtype": wish.dtype.name(), "shape": [wish.elements], "data_offsets": offsets,
+                "dtype": case.dtype.name(), "shape": [case.elements], "data_offsets": offsets,
             });
             header.insert(name.clone(), entry);
             file_data.extend_from_slice(&bytes);
@@ -89,27 +84,27 @@ fn write(folder: &Path, shards: &[Vec<Wish>]) -> BTreeMap<String, Vec<u8>> {
     data
 }
 
-/// The tensors of each group: in file order or as their wishes say, those without bytes at the end.
-fn groups(checkpoint: &Checkpoint, wishes: &[&Wish], is_shuffled: bool) -> Vec<Vec<TensorId>> {
+/// The tensors of each group, in file order or shuffled, empty ones last.
+fn groups(checkpoint: &Checkpoint, cases: &[&TensorCase], is_shuffled: bool) -> Vec<Vec<TensorId>> {
     let mut groups = vec![Vec::new(); GROUPS];
     for tensor in checkpoint.tensors() {
-        groups[wish_of(wishes, tensor.name).group].push(tensor.id);
+        groups[case_of(cases, tensor.name).group].push(tensor.id);
     }
     for group in &mut groups {
         group.sort_by_key(|&tensor| {
             let tensor = checkpoint.tensor(tensor);
-            let place = if is_shuffled { wish_of(wishes, tensor.name).place } else { 0 };
+            let place = if is_shuffled { case_of(cases, tensor.name).place } else { 0 };
             (tensor.extent.is_empty(), place)
         });
     }
     groups
 }
 
-fn wish_of<'a>(wishes: &[&'a Wish], name: &str) -> &'a Wish {
-    wishes[name[1..].parse::<usize>().unwrap()]
+fn case_of<'a>(cases: &[&'a TensorCase], name: &str) -> &'a TensorCase {
+    cases[name[1..].parse::<usize>().unwrap()]
 }
 
-/// Reads what a read has to bring into a slot of this size; everything else in it is rubbish.
+/// Fills a slot as a read does; all other bytes are garbage.
 fn fill(checkpoint: &Checkpoint, read: &ReadOp, slot_bytes: u64, alignment: Alignment) -> Vec<u8> {
     let request = read.request;
     assert!(request.extent.len_bytes() <= slot_bytes && request.extent.contains(request.payload));
@@ -123,7 +118,7 @@ fn fill(checkpoint: &Checkpoint, read: &ReadOp, slot_bytes: u64, alignment: Alig
     slot
 }
 
-/// The arena of a layer, and how many elements have become infinite.
+/// The arena of a layer, and the number of elements that became infinite.
 fn carry_out(
     checkpoint: &Checkpoint,
     plan: &LoadPlan,
@@ -152,14 +147,14 @@ fn carry_out(
     (arena, overflowed)
 }
 
-fn check(folder: &Path, shards: &[Vec<Wish>], is_shuffled: bool, limits: &PlanLimits) {
+fn check(folder: &Path, shards: &[Vec<TensorCase>], is_shuffled: bool, limits: &PlanLimits) {
     let data = write(folder, shards);
     let checkpoint = Checkpoint::open(folder).unwrap();
-    let wishes: Vec<&Wish> = shards.iter().flatten().collect();
+    let cases: Vec<&TensorCase> = shards.iter().flatten().collect();
     let ids: Vec<LayerId> = (0..GROUPS).map(|group| LayerId::new(&format!("file{group}"))).collect();
-    let groups = groups(&checkpoint, &wishes, is_shuffled);
+    let groups = groups(&checkpoint, &cases, is_shuffled);
     let named = ids.iter().zip(&groups).map(|(id, tensors)| Group { id, tensors });
-    let cast = |tensor| wish_of(&wishes, checkpoint.tensor(tensor).name).cast().into();
+    let cast = |tensor| case_of(&cases, checkpoint.tensor(tensor).name).cast().into();
     let plan = LoadPlan::build_groups(&checkpoint, named, limits, cast, 0).unwrap();
     let widenings = plan.reads().flat_map(|read| plan.casts(&read).collect::<Vec<_>>());
     let widening_count = widenings.filter(|step| step.cast.is_widening()).count();
@@ -170,26 +165,26 @@ fn check(folder: &Path, shards: &[Vec<Wish>], is_shuffled: bool, limits: &PlanLi
         let (mut expected_end, mut expected_overflows) = (0, 0);
         for placement in plan.placements(layer) {
             let name = checkpoint.tensor(placement.tensor).name;
-            let (wish, source) = (wish_of(&wishes, name), &data[name]);
-            let expected = match wish.cast() {
+            let (case, source) = (case_of(&cases, name), &data[name]);
+            let expected = match case.cast() {
                 None => source.clone(),
                 Some(cast) => cast_bytes(source, cast),
             };
-            assert_eq!((placement.cast, placement.len_bytes()), (wish.cast(), to_u64(expected.len())));
+            assert_eq!((placement.cast, placement.len_bytes()), (case.cast(), to_u64(expected.len())));
             let found = &arena[to_usize(placement.arena_offset_bytes)..][..expected.len()];
-            assert!(found == expected, "{name}: {wish:?}");
+            assert!(found == expected, "{name}: {case:?}");
             if limits.landing == Landing::Packed {
                 assert_eq!(placement.arena_offset_bytes, expected_end);
             }
             expected_end += to_u64(expected.len());
-            expected_overflows += wish.cast().map_or(0, |cast| overflows(source, cast));
+            expected_overflows += case.cast().map_or(0, |cast| overflows(source, cast));
             tensor_count += 1;
         }
         assert_eq!(layer.tensor_bytes, expected_end);
         assert!(limits.landing != Landing::Packed || layer.arena_bytes == expected_end);
         assert_eq!(overflowed, expected_overflows);
     }
-    assert_eq!(tensor_count, wishes.len());
+    assert_eq!(tensor_count, cases.len());
 }
 
 fn overflows(bytes: &[u8], cast: Cast) -> u64 {
@@ -198,7 +193,7 @@ fn overflows(bytes: &[u8], cast: Cast) -> u64 {
 }
 
 fn limits(landing: Landing, alignment_bytes: u64) -> PlanLimits {
-    // The smallest slots: most reads for few bytes.
+    // The smallest slots: many reads for few bytes.
     let mut limits = PlanLimits::new(5 * MIB.max(8 * alignment_bytes));
     (limits.landing, limits.alignment) = (landing, Alignment::new(alignment_bytes).unwrap());
     limits
@@ -209,7 +204,7 @@ proptest! {
 
     #[test]
     fn every_byte_is_cast_and_reaches_its_place(
-        shards in prop::collection::vec(prop::collection::vec(wish(), 1..14), 1..3),
+        shards in prop::collection::vec(prop::collection::vec(case(), 1..14), 1..3),
         is_shuffled in any::<bool>(),
         landing in prop::sample::select(vec![Landing::Packed, Landing::Packed, Landing::Exact, Landing::InPhase]),
         alignment_bytes in prop::sample::select(vec![4 * KIB, 64 * KIB, 256 * KIB]),
@@ -219,24 +214,24 @@ proptest! {
     }
 }
 
-/// Large enough for several reads, at every phase an element may have: also as far behind the
-/// beginning of a block as can be, in slots of as few blocks as there may be.
+/// Tensors of several reads at every phase of an element, up to the end of a block, in slots of the
+/// fewest blocks.
 #[test]
 fn widened_tensors_fit_their_slots_at_any_phase() {
     for dtype in [DType::Bf16, DType::F16, DType::I16, DType::U8, DType::F8E4M3] {
         for (alignment_bytes, phase) in
             [(4 * KIB, 1_u64), (4 * KIB, 4094), (256 * KIB, 0), (256 * KIB, 262_143)]
         {
-            let wish = |dtype, elements, to| Wish { dtype, elements, to, group: 0, place: 0 };
-            let wishes =
-                |before| vec![wish(DType::U8, before, None), wish(dtype, 600_000, Some(FloatType::F32))];
+            let case = |dtype, elements, to| TensorCase { dtype, elements, to, group: 0, place: 0 };
+            let cases =
+                |before| vec![case(DType::U8, before, None), case(dtype, 600_000, Some(FloatType::F32))];
             let folder = tempfile::tempdir().unwrap();
-            // As many digits as there will be, so that the header keeps its length.
+            // With as many digits as later, so that the header keeps its length.
             let before = 500_000;
-            write(folder.path(), &[wishes(before)]);
+            write(folder.path(), &[cases(before)]);
             let start = Checkpoint::open(folder.path()).unwrap().find("t0001").unwrap().extent.start();
             let more = to_usize(phase.wrapping_sub(start) % alignment_bytes);
-            check(folder.path(), &[wishes(before + more)], false, &limits(Landing::Packed, alignment_bytes));
+            check(folder.path(), &[cases(before + more)], false, &limits(Landing::Packed, alignment_bytes));
             let checkpoint = Checkpoint::open(folder.path()).unwrap();
             assert_eq!(checkpoint.find("t0001").unwrap().extent.start() % alignment_bytes, phase);
         }

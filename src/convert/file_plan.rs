@@ -1,20 +1,25 @@
-//! Everything that follows from the source's headers and the settings alone: what is converted,
-//! into which files, and a fingerprint of both. Every process that converts a part comes to the
-//! same.
+//! The plan of a conversion: every file of the target with its tensors, types and length, and a
+//! fingerprint of all of it.
+//!
+//! It depends on the headers of the source and the settings alone: processes that convert parts of a
+//! checkpoint all come to the same plan.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt as _;
+use std::io::{self, Read as _};
 use std::path::Path;
+use std::sync::Arc;
 
-use super::digest::hex;
+use rayon::prelude::*;
+
 use super::duplicates;
-use super::files::{self, Component, FileShape, FileShapes, Rules};
+use super::hash::{HashPool, Hashes, hex, start_pool};
 use super::header::{HEADER_BYTES_MAX, Header};
+use super::layout::{self, Component, FileLayout, Rules, TargetFile};
 use super::manifest::{ManifestSource, SourceFile};
-use super::output::{Headers, WriteBuffers};
+use super::output::{FileSet, WriteBuffers};
 use super::side_files::directory_of;
+use super::target_directory::TargetDirectory;
 use super::{Casting, Conversion, ConvertError, Part};
 use crate::checkpoint::{Checkpoint, DType, Shard, TensorId};
 use crate::layers::Layers;
@@ -25,22 +30,38 @@ use crate::plan::{
 use crate::source;
 use crate::units::{to_u64, to_usize};
 
-/// Stands for how files are made: a version that makes others has another one.
+/// The version of the files. Another version would make other files of the same source.
 const FORMAT: &str = "onelayer-convert/1";
 
-/// What is converted, into which files.
+/// The length of one file of tensors.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FileSize {
+    /// With its header.
+    pub(super) file_bytes: u64,
+    /// Where the data starts: the length of the header.
+    data_start: u64,
+}
+
+impl FileSize {
+    /// Bytes of the tensors.
+    pub(super) fn data_bytes(self) -> u64 {
+        self.file_bytes - self.data_start
+    }
+}
+
+/// Every file of a conversion.
 #[derive(Debug)]
-pub(super) struct Scope {
+pub(super) struct FilePlan {
     pub(super) checkpoint: Checkpoint,
     pub(super) layers: Layers,
-    pub(super) shapes: FileShapes,
-    /// Per tensor of the checkpoint.
+    pub(super) layout: FileLayout,
+    /// Of each tensor of the checkpoint.
     transforms: Vec<Transform>,
-    /// Free text of the headers, per component.
+    /// The text of `__metadata__`, of each component.
     metadata: Vec<BTreeMap<String, String>>,
-    /// Length of each file, header included, and where its data starts.
-    pub(super) lengths: Vec<(u64, u64)>,
-    /// What is written from.
+    /// Of each file.
+    pub(super) sizes: Vec<FileSize>,
+    /// The buffers of the writers.
     pub(super) buffers: WriteBuffers,
     /// Tensors that are left out, each with the one that has the same bytes.
     pub(super) aliases: Vec<(TensorId, TensorId)>,
@@ -49,10 +70,13 @@ pub(super) struct Scope {
     pub(super) source: ManifestSource,
     pub(super) fingerprint: String,
     pub(super) notes: Vec<String>,
+    /// Threads that hash, for the whole conversion.
+    pub(super) pool: HashPool,
 }
 
-impl Scope {
-    /// Decides about everything.
+impl FilePlan {
+    /// Plans every file of a conversion of the checkpoint at `path`. Reads its headers, and with
+    /// [`Conversion::drop_duplicates`] tensors that may be tied.
     pub(super) fn new(settings: &Conversion, path: &Path) -> Result<Self, ConvertError> {
         let checkpoint = settings.open_options.open(path)?;
         if checkpoint.tensor_count() == 0 {
@@ -80,19 +104,7 @@ impl Scope {
         if !wanted.contains(&true) {
             return Err(ConvertError::NothingSelected { tensors: to_u64(checkpoint.tensor_count()) });
         }
-        let size_of = |id: TensorId| {
-            let entry = checkpoint.tensor(id);
-            let bytes = entry.extent.len_bytes();
-            let (dtype, bytes) = match transforms[id.index()] {
-                Transform::Keep => (entry.dtype, bytes),
-                Transform::Cast(cast) => (cast.to().into(), cast.delivered_bytes(bytes)),
-                // Values and scales stay together; within their file, the plan orders them by width.
-                Transform::Quantise(form) => {
-                    (form.to().scales(), form.value_bytes(bytes) + form.scale_bytes(bytes))
-                }
-            };
-            (dtype.bits().unwrap_or(8), bytes)
-        };
+        let size_of = |id: TensorId| delivered_size(&checkpoint, transforms[id.index()], id);
         let is_wanted = |id: TensorId| wanted[id.index()];
         let rules = Rules {
             checkpoint: &checkpoint,
@@ -101,40 +113,42 @@ impl Scope {
             size_of: &size_of,
             is_wanted: &is_wanted,
         };
-        let shapes = files::shape(&rules);
+        let layout = layout::lay_out(&rules);
         let left_out =
             checkpoint.tensors().map(|tensor| tensor.id).filter(|id| !selected[id.index()]).collect();
-        let metadata = shapes.components.iter().map(|component| metadata(&checkpoint, component, &mut notes));
-        let metadata = metadata.collect();
-        let source = identity(&checkpoint, path)?;
-        let mut scope = Self {
+        let components = layout.components.iter();
+        let metadata = components.map(|component| metadata(&checkpoint, component, &mut notes)).collect();
+        let pool = start_pool()?;
+        let source = identity(&checkpoint, path, &pool)?;
+        let mut plan = Self {
             checkpoint,
             layers,
-            shapes,
+            layout,
             transforms,
             metadata,
-            lengths: Vec::new(),
+            sizes: Vec::new(),
             buffers: settings.write_buffers(),
             aliases,
             left_out,
             source,
             fingerprint: String::new(),
             notes,
+            pool,
         };
-        scope.measure(settings)?;
-        scope.fingerprint = scope.fingerprint(settings);
-        Ok(scope)
+        plan.measure(settings)?;
+        plan.fingerprint = plan.fingerprint(settings);
+        Ok(plan)
     }
 
-    /// The plan of some of the files, in their order.
-    pub(super) fn plan(&self, settings: &Conversion, files: &[usize]) -> Result<LoadPlan, ConvertError> {
+    /// The load that writes some of the files, in their order.
+    pub(super) fn load_plan(&self, settings: &Conversion, files: &[usize]) -> Result<LoadPlan, ConvertError> {
         let mut limits = PlanLimits::of(LoadOptions { window: Window::Layers(1), ..settings.reading() });
         limits.alignment = source::alignment(&self.checkpoint).map_err(crate::load::LoadError::from)?;
         (limits.resident, limits.landing) = (ResidentKind::Nowhere, Landing::Packed);
         limits.beside = self.terms(files);
         let groups = files.iter().map(|&file| {
-            let file = &self.shapes.files[file];
-            Group { id: &file.id, tensors: self.shapes.tensors(file) }
+            let file = &self.layout.files[file];
+            Group { id: &file.id, tensors: self.layout.tensors(file) }
         });
         limits.options.quantise = settings.options.quantise;
         let transform = |id: TensorId| self.transforms[id.index()];
@@ -148,52 +162,52 @@ impl Scope {
         Ok(plan)
     }
 
-    /// What a conversion holds beside what a load holds.
+    /// The memory of a conversion beside that of its load.
     fn terms(&self, files: &[usize]) -> Vec<MemoryTerm> {
-        /// Journals, index and manifest pass through buffers.
+        /// Buffers of journals, index and manifest.
         const TEXT_BYTES: u64 = 256 << 10;
-        /// What is known about a file, from above: its shape, its record, its state, its name in
-        /// each of them.
+        /// The layout, record and state of a file, with its name in each of them.
         const FILE_BYTES: u64 = 768;
-        /// A tensor in the list that an index is sorted from.
+        /// A tensor in the list that is sorted for an index.
         const TENSOR_BYTES: u64 = 16;
-        let tensors = files.iter().map(|&file| to_usize(self.tensor_count(&self.shapes.files[file])));
-        // Of the file that is being written, and of the one that is being published.
-        let hashes = 2 * to_u64(tensors.max().unwrap_or(0) * size_of::<super::digest::Hashes>());
-        let lists = self.shapes.held_bytes()
+        let tensors = files.iter().map(|&file| to_usize(self.tensor_count(&self.layout.files[file])));
+        // For the file that is being written and the one that is being published.
+        let hashes = 2 * to_u64(tensors.max().unwrap_or(0) * size_of::<Hashes>());
+        let lists = self.layout.held_bytes()
             + to_u64(self.transforms.capacity() * size_of::<Transform>())
             + to_u64(self.checkpoint.tensor_count()) * TENSOR_BYTES;
         vec![
             MemoryTerm::new(TermKind::WriteBuffers, self.buffers.bytes()),
             MemoryTerm::new(
                 TermKind::Files,
-                lists + to_u64(self.shapes.files.len()) * FILE_BYTES + TEXT_BYTES,
+                lists + to_u64(self.layout.files.len()) * FILE_BYTES + TEXT_BYTES,
             ),
             MemoryTerm::new(TermKind::Hashes, hashes),
         ]
     }
 
-    /// What the headers of some of the files are made of.
-    pub(super) fn headers(&self, files: &[usize]) -> Headers {
-        let components = self.shapes.components.iter().zip(&self.metadata);
-        Headers {
+    /// The files of a run: those of `plan`, which is that of `files`.
+    pub(super) fn file_set(
+        &self,
+        plan: &Arc<LoadPlan>,
+        files: &[usize],
+        directory: &TargetDirectory,
+    ) -> FileSet {
+        let components = self.layout.components.iter().zip(&self.metadata);
+        FileSet {
+            plan: Arc::clone(plan),
+            directory: directory.clone(),
             checkpoint: self.checkpoint.clone(),
             components: components
                 .map(|(component, text)| (component.prefix.clone(), text.clone()))
                 .collect(),
-            component_of: files.iter().map(|&file| self.shapes.files[file].component).collect(),
+            component_of: files.iter().map(|&file| self.layout.files[file].component).collect(),
         }
     }
 
     /// The component of a file.
-    pub(super) fn component(&self, file: &FileShape) -> &Component {
-        &self.shapes.components[file.component]
-    }
-
-    /// Bytes of the tensors of a file.
-    pub(super) fn data_bytes(&self, file: usize) -> u64 {
-        let (bytes, data_start) = self.lengths[file];
-        bytes - data_start
+    pub(super) fn component(&self, file: &TargetFile) -> &Component {
+        &self.layout.components[file.component]
     }
 
     /// How a tensor is cast, if it is.
@@ -204,7 +218,7 @@ impl Scope {
         }
     }
 
-    /// What a tensor is quantised to, if it is.
+    /// The form that a tensor is quantised to, if it is.
     pub(super) fn quantisation(&self, id: TensorId) -> Option<Quantisation> {
         match self.transforms[id.index()] {
             Transform::Quantise(form) => Some(form.to()),
@@ -212,34 +226,38 @@ impl Scope {
         }
     }
 
-    /// Tensors of a file as it is written: scales are some of their own.
-    pub(super) fn tensor_count(&self, file: &FileShape) -> u64 {
-        let tensors = self.shapes.tensors(file);
+    /// The number of tensors in a file. Scales count too.
+    pub(super) fn tensor_count(&self, file: &TargetFile) -> u64 {
+        let tensors = self.layout.tensors(file);
         let scales = tensors.iter().filter(|&&id| self.quantisation(id).is_some());
         to_u64(tensors.len()) + to_u64(scales.count())
     }
 
-    /// The files of a part, or all. Parts are stretches of about as many bytes.
+    /// The files of a part, or all. Parts are runs of files with about equal bytes.
     pub(super) fn files_of(&self, part: Option<Part>) -> Vec<usize> {
-        let Some(part) = part else { return (0..self.lengths.len()).collect() };
-        let total: u128 = self.lengths.iter().map(|(bytes, _)| u128::from(*bytes)).sum();
+        let Some(part) = part else { return (0..self.sizes.len()).collect() };
+        let total: u128 = self.sizes.iter().map(|size| u128::from(size.file_bytes)).sum();
         let (number, count) = (u128::from(part.number()), u128::from(part.of()));
         let mut before = 0_u128;
-        let is_in = |bytes: u64| {
-            // A file belongs where its middle is.
+        let mut is_in = |bytes: u64| {
+            // A file belongs to the part that has its middle.
             let middle = before + u128::from(bytes) / 2;
             before += u128::from(bytes);
             middle * count / total.max(1) == number - 1
         };
-        let files: Vec<bool> = self.lengths.iter().map(|&(bytes, _)| bytes).map(is_in).collect();
+        let files: Vec<bool> = self.sizes.iter().map(|size| is_in(size.file_bytes)).collect();
         (0..files.len()).filter(|&file| files[file]).collect()
     }
 
-    /// The plan of all files, with the largest buffers that leave room for everything else: what
-    /// works with one budget works with every larger one.
-    fn plan_all(&mut self, settings: &Conversion, all: &[usize]) -> Result<LoadPlan, ConvertError> {
+    /// The load that writes all files, with the largest buffers for which the budget is enough. So
+    /// every larger budget is enough too.
+    fn plan_with_largest_buffers(
+        &mut self,
+        settings: &Conversion,
+        all: &[usize],
+    ) -> Result<LoadPlan, ConvertError> {
         loop {
-            match (self.plan(settings, all), self.buffers.halved()) {
+            match (self.load_plan(settings, all), self.buffers.halved()) {
                 (Err(ConvertError::Plan(error)), Some(smaller)) if error.is_over_budget() => {
                     self.buffers = smaller
                 }
@@ -248,15 +266,15 @@ impl Scope {
         }
     }
 
-    /// Finds out how long every file will be.
+    /// Finds the length of every file.
     fn measure(&mut self, settings: &Conversion) -> Result<(), ConvertError> {
-        let all: Vec<usize> = (0..self.shapes.files.len()).collect();
-        let plan = self.plan_all(settings, &all)?;
-        for (planned, file) in plan.layers().iter().zip(&self.shapes.files) {
+        let all: Vec<usize> = (0..self.layout.files.len()).collect();
+        let plan = self.plan_with_largest_buffers(settings, &all)?;
+        for (planned, file) in plan.layers().iter().zip(&self.layout.files) {
             let component = file.component;
             let header = Header {
                 checkpoint: &self.checkpoint,
-                name_prefix: &self.shapes.components[component].prefix,
+                name_prefix: &self.layout.components[component].prefix,
                 metadata: &self.metadata[component],
                 placements: plan.placements(planned),
                 plan: &plan,
@@ -269,7 +287,7 @@ impl Scope {
                     limit_bytes: HEADER_BYTES_MAX,
                 });
             }
-            self.lengths.push((data_start + planned.arena_bytes, data_start));
+            self.sizes.push(FileSize { file_bytes: data_start + planned.arena_bytes, data_start });
         }
         Ok(())
     }
@@ -286,14 +304,14 @@ impl Scope {
             text(&file.name);
             text(&format!("{} {} {}", file.bytes, file.modified_ns, file.header_blake3));
         }
-        for (metadata, component) in self.metadata.iter().zip(&self.shapes.components) {
+        for (metadata, component) in self.metadata.iter().zip(&self.layout.components) {
             text(&component.prefix);
             metadata.iter().for_each(|(key, value)| [key, value].into_iter().for_each(|part| text(part)));
         }
-        for (file, (bytes, _)) in self.shapes.files.iter().zip(&self.lengths) {
+        for (file, size) in self.layout.files.iter().zip(&self.sizes) {
             text(file.id.as_str());
-            text(&bytes.to_string());
-            for &tensor in self.shapes.tensors(file) {
+            text(&size.file_bytes.to_string());
+            for &tensor in self.layout.tensors(file) {
                 let entry = self.checkpoint.tensor(tensor);
                 text(entry.name);
                 text(&match self.transforms[tensor.index()] {
@@ -308,11 +326,11 @@ impl Scope {
 }
 
 impl Conversion {
-    /// How passes over the source read that come before or after the conversion itself.
+    /// How passes over the source read, before or after the conversion itself.
     pub(super) fn reading(&self) -> LoadOptions {
         LoadOptions {
             readers: Some(self.readers()),
-            // The passes read files as they are.
+            // The passes hash tensors as they are in the files.
             dtype: None,
             quantise: None,
             quantise_choice: None,
@@ -320,14 +338,14 @@ impl Conversion {
         }
     }
 
-    /// Threads that read: direct reads wait for the disk, so a few even on a small machine.
+    /// Threads that read. Direct reads wait for the disk, so even a small machine has a few.
     fn readers(&self) -> u32 {
         let cores = std::thread::available_parallelism()
             .map_or(1, |cores| cores.get().try_into().unwrap_or(u32::MAX));
         self.options.readers.unwrap_or(cores.clamp(2, 8)).min(64)
     }
 
-    /// The buffers that writes come from, if there is room.
+    /// The buffers of the writers, if the budget has room for them.
     fn write_buffers(&self) -> WriteBuffers {
         const WRITERS: std::ops::RangeInclusive<u32> = 1..=4;
         let writers = self.options.readers.unwrap_or(2).clamp(*WRITERS.start(), *WRITERS.end());
@@ -335,7 +353,20 @@ impl Conversion {
     }
 }
 
-/// What becomes of each tensor.
+/// The bits of an element and the bytes of a tensor in its file.
+fn delivered_size(checkpoint: &Checkpoint, transform: Transform, id: TensorId) -> (u64, u64) {
+    let entry = checkpoint.tensor(id);
+    let bytes = entry.extent.len_bytes();
+    let (dtype, bytes) = match transform {
+        Transform::Keep => (entry.dtype, bytes),
+        Transform::Cast(cast) => (cast.to().into(), cast.delivered_bytes(bytes)),
+        // Values and scales stay together; within their file, the plan orders them by width.
+        Transform::Quantise(form) => (form.to().scales(), form.value_bytes(bytes) + form.scale_bytes(bytes)),
+    };
+    (dtype.bits().unwrap_or(8), bytes)
+}
+
+/// How each tensor is changed.
 fn transforms(
     settings: &Conversion,
     checkpoint: &Checkpoint,
@@ -378,8 +409,8 @@ fn transforms(
     }
 }
 
-/// The free text of a component's headers: that of all its files in the source. Where they
-/// disagree, the first one counts.
+/// The `__metadata__` of a component: that of all its files in the source. If they disagree, the
+/// first one counts.
 fn metadata(
     checkpoint: &Checkpoint,
     component: &Component,
@@ -391,7 +422,7 @@ fn metadata(
             let known = text.entry(key.to_owned()).or_insert_with(|| value.to_owned());
             if known != value {
                 notes.push(format!(
-                    "{}: its header says something else under {key:?} than the files before it",
+                    "{}: its header has another text for {key:?} than the files before it",
                     shard.path.display()
                 ));
             }
@@ -400,17 +431,19 @@ fn metadata(
     text
 }
 
-/// What the source is: lengths, times and headers of its files.
-fn identity(checkpoint: &Checkpoint, path: &Path) -> Result<ManifestSource, ConvertError> {
+/// The identity of the source: lengths, times and headers of its files.
+fn identity(checkpoint: &Checkpoint, path: &Path, pool: &HashPool) -> Result<ManifestSource, ConvertError> {
     let root = directory_of(path);
     let name_of = |shard: &Shard| {
         let below = root.as_ref().and_then(|root| shard.path.strip_prefix(root).ok());
         let name = below.unwrap_or_else(|| Path::new(shard.path.file_name().unwrap_or_default()));
         name.to_string_lossy().into_owned()
     };
-    let mut files = Vec::with_capacity(checkpoint.shards().len());
-    for shard in checkpoint.shards() {
-        let header_blake3 = hash_header(shard).map_err(|source| ConvertError::Read {
+    let shards = checkpoint.shards();
+    let hashes: Vec<io::Result<String>> = pool.install(|| shards.par_iter().map(hash_header).collect());
+    let mut files = Vec::with_capacity(shards.len());
+    for (shard, hash) in shards.iter().zip(hashes) {
+        let header_blake3 = hash.map_err(|source| ConvertError::Read {
             path: shard.path.clone(),
             operation: "read its header again",
             source,
@@ -422,21 +455,10 @@ fn identity(checkpoint: &Checkpoint, path: &Path) -> Result<ManifestSource, Conv
 }
 
 fn hash_header(shard: &Shard) -> io::Result<String> {
-    let file = File::open(&shard.path)?;
     let mut hasher = blake3::Hasher::new();
-    let mut piece = [0; 16 << 10];
-    let mut offset = 0;
-    while offset < shard.data.start() {
-        let wanted = to_usize((shard.data.start() - offset).min(to_u64(piece.len())));
-        match file.read_at(&mut piece[..wanted], offset) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(count) => {
-                hasher.update(&piece[..count]);
-                offset += to_u64(count);
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
+    hasher.update_reader(File::open(&shard.path)?.take(shard.data.start()))?;
+    if hasher.count() < shard.data.start() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
     }
     Ok(hex(hasher.finalize().as_bytes()))
 }

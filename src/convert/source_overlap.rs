@@ -1,42 +1,60 @@
-//! What belongs to the source is not replaced or removed, wherever its names stand.
+//! Refuses targets in which a conversion would replace or remove files of its source.
 //!
-//! A source may be reached through links, lie inside of the target, or share a folder with it by a
-//! mount. So not paths are compared but places: the folder that a name is really in, and the name.
-//! Of a link, its own place counts and those that it leads through. Two names of one file (hard
-//! links) are two places: one may go, and the source is still there.
+//! A source may be reached through links, lie inside the target, or share a folder with it by a
+//! mount. So not paths are compared, but the device and inode of the folder that a name is in, and
+//! the name. For a link, both the link and the files that it leads to belong to the source. Hard
+//! links are two names: one may be removed, and the source is still there.
 //!
-//! The conversion asks before it writes, and before it removes what another conversion has left.
+//! Checked before anything is written, and before the files of another conversion are removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use super::ConvertError;
-use super::side_files::{SideFiles, directory_of};
+use super::side_files::{SideFiles, directory_of, inode_of};
 use crate::checkpoint::Checkpoint;
 
-/// Links that lead to links, at most: what the system follows.
+/// Most links that lead to each other: as many as the system follows.
 const LINKS_MAX: usize = 40;
 
-/// Every path from which the conversion reads.
+/// Refuses a target that is a directory of the source.
+///
+/// # Errors
+/// [`ConvertError::SameDirectory`].
+pub(super) fn check_directories(
+    source: &Path,
+    checkpoint: &Checkpoint,
+    target: &Path,
+) -> Result<(), ConvertError> {
+    let Some(target_inode) = inode_of(target) else { return Ok(()) };
+    let folders = checkpoint.shards().iter().filter_map(|shard| shard.path.parent());
+    // An index may lie elsewhere than the files that it lists.
+    let root = directory_of(source);
+    if folders.chain(root.as_deref()).any(|folder| inode_of(folder) == Some(target_inode)) {
+        return Err(ConvertError::SameDirectory { path: target.to_owned() });
+    }
+    Ok(())
+}
+
+/// Every path that the conversion reads.
 pub(super) fn paths_of(source: &Path, checkpoint: &Checkpoint, side_files: &SideFiles) -> Vec<PathBuf> {
     let root = directory_of(source).unwrap_or_default();
     let shards = checkpoint.shards().iter().map(|shard| shard.path.clone());
     let side = side_files.files.iter().map(|file| file.path.clone());
     let indices = side_files.indices.iter().map(|name| root.join(name));
-    // A source that is no folder is an index, or a file of tensors.
+    // The source itself may be an index, or a file of tensors.
     shards.chain(side).chain(indices).chain([source.to_owned()]).collect()
 }
 
-/// Refuses names of the target, relative to it, that are places of the source.
+/// Refuses names below the target that are files of the source.
 ///
 /// # Errors
 /// [`ConvertError::OfSource`].
-pub(super) fn check(source: &[PathBuf], target: &Path, names: &[&str]) -> Result<(), ConvertError> {
+pub(super) fn check_names(source: &[PathBuf], target: &Path, names: &[&str]) -> Result<(), ConvertError> {
     let folders: BTreeSet<&str> = names.iter().map(|name| folder_of(name)).collect();
     let folders: BTreeMap<(u64, u64), &str> =
-        folders.into_iter().filter_map(|folder| Some((folder_id(&target.join(folder))?, folder))).collect();
+        folders.into_iter().filter_map(|folder| Some((inode_of(&target.join(folder))?, folder))).collect();
     if folders.is_empty() {
         return Ok(());
     }
@@ -50,18 +68,18 @@ pub(super) fn check(source: &[PathBuf], target: &Path, names: &[&str]) -> Result
     }
 }
 
-/// The folder of a name, which is empty or ends in a slash.
+/// The folder of a name: empty, or with a slash at its end.
 fn folder_of(name: &str) -> &str {
     &name[..name.rfind('/').map_or(0, |at| at + 1)]
 }
 
-/// Adds the names that a path of the source has in some folders.
+/// Adds the names that a path of the source has in `folders`.
 fn names_in(path: &Path, folders: &BTreeMap<(u64, u64), &str>, found: &mut BTreeSet<String>) {
     let mut path = path.to_owned();
     for _ in 0..=LINKS_MAX {
         let parent = path.parent().unwrap_or(Path::new("")).to_owned();
         let name = path.file_name().and_then(OsStr::to_str);
-        if let (Some(name), Some(folder)) = (name, folder_id(&parent).and_then(|id| folders.get(&id))) {
+        if let (Some(name), Some(folder)) = (name, inode_of(&parent).and_then(|id| folders.get(&id))) {
             found.insert(format!("{folder}{name}"));
         }
         match path.read_link() {
@@ -69,13 +87,6 @@ fn names_in(path: &Path, folders: &BTreeMap<(u64, u64), &str>, found: &mut BTree
             Err(_) => return,
         }
     }
-}
-
-/// What tells a folder from all others, if it is there.
-fn folder_id(path: &Path) -> Option<(u64, u64)> {
-    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    let metadata = path.metadata().ok()?;
-    Some((metadata.dev(), metadata.ino()))
 }
 
 #[cfg(test)]
@@ -86,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_compared_and_not_paths() {
+    fn inodes_are_compared_and_not_paths() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
         fs::create_dir_all(root.join("target/part")).unwrap();
@@ -113,14 +124,14 @@ mod tests {
             ("nothing/a", None),
             ("", None),
         ] {
-            let checked = check(&[root.join(path)], &root.join("target"), &names);
+            let checked = check_names(&[root.join(path)], &root.join("target"), &names);
             let found = checked.err().map(|error| error.to_string());
             assert_eq!(found.is_some(), expected.is_some(), "{path}: {found:?}");
             if let (Some(found), Some(expected)) = (found, expected) {
                 assert!(found.contains(&format!("target/{expected}: ")), "{path}: {found}");
             }
         }
-        // Where no target is, nothing of it is the source.
-        assert!(check(&[root.join("target/a")], &root.join("none"), &names).is_ok());
+        // A target that is missing has no file of the source.
+        assert!(check_names(&[root.join("target/a")], &root.join("none"), &names).is_ok());
     }
 }

@@ -1,34 +1,34 @@
-//! Reads a manifest piece by piece: a large one need not be in memory.
+//! Reads a manifest piece by piece, since that of a large model should not be in memory.
 //!
-//! A manifest is text that anybody may have written. Names in it become paths, so they are checked
-//! like those of an index; hashes are what they should be, or the manifest is refused with the
-//! place of the fault.
+//! A manifest is text that anybody may have written. Its names become paths, so they are checked
+//! like those of an index. A wrong hash or size refuses the manifest, with line and column.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufReader};
+use std::io::{self, BufReader, Read};
 use std::path::Path;
 
 use serde::de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::manifest::{MANIFEST_SCHEMA, Manifest, ManifestFile, ManifestTensor, SideFileRecord};
-use super::manifest_writer::ManifestHead;
-use super::{ConvertError, digest};
+use super::manifest::{
+    Entry, MANIFEST_SCHEMA, Manifest, ManifestFile, ManifestHead, ManifestTensor, SideFileRecord,
+};
+use super::{ConvertError, hash};
 use crate::checkpoint::{OpenFault, open_regular, relative_name};
 use crate::units::HumanBytes;
 
-/// The longest manifest that is read: four million tensors.
+/// The longest manifest that is read, in bytes: four million tensors.
 const MANIFEST_BYTES_MAX: u64 = 1 << 30;
-/// Bytes of a wrong text that an error shows.
+/// Characters of a wrong text that an error shows.
 const SHOWN_CHARACTERS: usize = 80;
 
 impl Manifest {
     /// Reads a manifest.
     ///
     /// # Errors
-    /// [`ConvertError::Read`] if there is none, [`ConvertError::BadManifest`] with line and column
+    /// [`ConvertError::Read`] if there is none. [`ConvertError::BadManifest`] with line and column
     /// if it is not one of this version, or names files outside its directory.
     pub fn read(path: &Path) -> Result<Self, ConvertError> {
         let mut files: Vec<ManifestFile> = Vec::new();
@@ -38,7 +38,7 @@ impl Manifest {
         })?;
         let (head, side_files) = opened.read(&mut |entry| match entry {
             Entry::File(file) => files.push(file),
-            Entry::Tensor(tensor) => files.last_mut().expect("it comes behind its file").tensors.push(tensor),
+            Entry::Tensor(tensor) => files.last_mut().expect("it comes after its file").tensors.push(tensor),
         })?;
         let ManifestHead { tool, fingerprint, source, options, aliases, left_out } = head;
         let schema = MANIFEST_SCHEMA.to_owned();
@@ -46,17 +46,22 @@ impl Manifest {
     }
 }
 
-/// What comes out of a manifest while it is read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Entry {
-    /// A file, as if it had no tensors: they follow.
-    File(ManifestFile),
-    /// A tensor of the file before.
-    Tensor(ManifestTensor),
-}
-
-/// Takes the entries.
+/// Takes the entries of files, in order.
 type OnEntry<'a> = &'a mut dyn FnMut(Entry);
+
+/// Reads the entry of one file, as the journal has it.
+///
+/// # Errors
+/// Those of `json`; [`io::ErrorKind::InvalidData`] if it is not one whole entry.
+pub(super) fn read_file_entry(json: impl Read, on_entry: OnEntry<'_>) -> io::Result<()> {
+    let mut json = serde_json::Deserializer::from_reader(json);
+    let mut names = Names::default();
+    let read = FileSeed { on_entry, names: &mut names }.deserialize(&mut json);
+    read.and_then(|()| json.end()).map_err(|error| match error.is_io() {
+        true => error.into(),
+        false => io::Error::new(io::ErrorKind::InvalidData, error),
+    })
+}
 
 /// A manifest that is open and not read yet.
 #[derive(Debug)]
@@ -69,7 +74,7 @@ impl<'a> OpenManifest<'a> {
     /// Opens the manifest at `path`; `None` if nothing is there.
     ///
     /// # Errors
-    /// [`ConvertError::Read`], and [`ConvertError::BadManifest`] for what is no file, or too long.
+    /// [`ConvertError::Read`]; [`ConvertError::BadManifest`] if it is not a file, or too long.
     pub(super) fn open(path: &'a Path) -> Result<Option<Self>, ConvertError> {
         let bad = |reason| ConvertError::BadManifest { path: path.to_owned(), reason };
         match open_regular(path) {
@@ -87,8 +92,8 @@ impl<'a> OpenManifest<'a> {
         }
     }
 
-    /// Reads it. `on_entry` gets files and their tensors one by one, in their order, and before a
-    /// fault behind them is known.
+    /// Reads it. `on_entry` gets files and tensors one by one, in their order, before a later fault
+    /// is known.
     ///
     /// # Errors
     /// [`ConvertError::Read`], [`ConvertError::BadManifest`].
@@ -97,8 +102,8 @@ impl<'a> OpenManifest<'a> {
         on_entry: OnEntry<'_>,
     ) -> Result<(ManifestHead, Vec<SideFileRecord>), ConvertError> {
         let mut json = serde_json::Deserializer::from_reader(BufReader::new(self.file));
-        let read = Whole { on_entry }.deserialize(&mut json).and_then(|whole| json.end().map(|()| whole));
-        read.map_err(|error| match error.io_error_kind() {
+        let read = json.deserialize_map(ManifestVisitor { on_entry });
+        read.and_then(|manifest| json.end().map(|()| manifest)).map_err(|error| match error.io_error_kind() {
             Some(kind) => {
                 ConvertError::Read { path: self.path.to_owned(), operation: "read", source: kind.into() }
             }
@@ -108,19 +113,11 @@ impl<'a> OpenManifest<'a> {
 }
 
 /// Reads the outermost object.
-struct Whole<'a> {
+struct ManifestVisitor<'a> {
     on_entry: OnEntry<'a>,
 }
 
-impl<'de> DeserializeSeed<'de> for Whole<'_> {
-    type Value = (ManifestHead, Vec<SideFileRecord>);
-
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
-        json.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Whole<'_> {
+impl<'de> Visitor<'de> for ManifestVisitor<'_> {
     type Value = (ManifestHead, Vec<SideFileRecord>);
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -146,12 +143,11 @@ impl<'de> Visitor<'de> for Whole<'_> {
                 "left_out" => once(&mut map, &mut left_out, "left_out")?,
                 "files" if files.is_some() => return Err(A::Error::duplicate_field("files")),
                 "files" => {
-                    files = Some(
-                        map.next_value_seed(Files { on_entry: &mut *self.on_entry, names: &mut names })?,
-                    );
+                    let seed = FilesSeed { on_entry: &mut *self.on_entry, names: &mut names };
+                    files = Some(map.next_value_seed(seed)?);
                 }
                 "side_files" => once(&mut map, &mut side_files, "side_files")?,
-                // What a later version says beside this is not needed to check what is here.
+                // A later version may add parts; those that are known can be checked without them.
                 _ => _ = map.next_value::<IgnoredAny>()?,
             }
         }
@@ -175,7 +171,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
     }
 }
 
-/// Reads a value whose key may stand only once.
+/// Reads a value whose key may occur only once.
 fn once<'de, A: MapAccess<'de>, T: Deserialize<'de>>(
     map: &mut A,
     place: &mut Option<T>,
@@ -198,12 +194,12 @@ fn check_schema(found: Option<&str>) -> Result<(), String> {
 }
 
 /// Reads the entries of files, one by one.
-struct Files<'a> {
+struct FilesSeed<'a> {
     on_entry: OnEntry<'a>,
     names: &'a mut Names,
 }
 
-impl<'de> DeserializeSeed<'de> for Files<'_> {
+impl<'de> DeserializeSeed<'de> for FilesSeed<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
@@ -211,7 +207,7 @@ impl<'de> DeserializeSeed<'de> for Files<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Files<'_> {
+impl<'de> Visitor<'de> for FilesSeed<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -220,19 +216,19 @@ impl<'de> Visitor<'de> for Files<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<(), A::Error> {
         let Self { on_entry, names } = self;
-        while array.next_element_seed(OneFile { on_entry: &mut *on_entry, names: &mut *names })?.is_some() {}
+        while array.next_element_seed(FileSeed { on_entry: &mut *on_entry, names: &mut *names })?.is_some() {}
         Ok(())
     }
 }
 
-/// Reads the entry of one file. What is said about itself stands before its tensors: they are too
-/// many to be kept until then.
-struct OneFile<'a> {
+/// Reads the entry of one file. The tensors must come last: they are too many to be kept until the
+/// rest of the entry is known.
+struct FileSeed<'a> {
     on_entry: OnEntry<'a>,
     names: &'a mut Names,
 }
 
-impl<'de> DeserializeSeed<'de> for OneFile<'_> {
+impl<'de> DeserializeSeed<'de> for FileSeed<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
@@ -240,7 +236,7 @@ impl<'de> DeserializeSeed<'de> for OneFile<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for OneFile<'_> {
+impl<'de> Visitor<'de> for FileSeed<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -276,7 +272,7 @@ impl<'de> Visitor<'de> for OneFile<'_> {
                     hashes.and_then(|()| self.names.add(&file.name)).map_err(A::Error::custom)?;
                     let (name, bytes) = (short(&file.name), file.bytes);
                     (self.on_entry)(Entry::File(file));
-                    let tensor_bytes = map.next_value_seed(Tensors { on_entry: &mut *self.on_entry })?;
+                    let tensor_bytes = map.next_value_seed(TensorsSeed { on_entry: &mut *self.on_entry })?;
                     if tensor_bytes > bytes {
                         let text = format_args!("{name:?} has {bytes} bytes, its tensors {tensor_bytes}");
                         return Err(A::Error::custom(text));
@@ -289,12 +285,12 @@ impl<'de> Visitor<'de> for OneFile<'_> {
     }
 }
 
-/// Reads the tensors of a file, one by one. Their bytes together come out.
-struct Tensors<'a> {
+/// Reads the tensors of a file, one by one. Returns the sum of their bytes.
+struct TensorsSeed<'a> {
     on_entry: OnEntry<'a>,
 }
 
-impl<'de> DeserializeSeed<'de> for Tensors<'_> {
+impl<'de> DeserializeSeed<'de> for TensorsSeed<'_> {
     type Value = u64;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<u64, D::Error> {
@@ -302,7 +298,7 @@ impl<'de> DeserializeSeed<'de> for Tensors<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Tensors<'_> {
+impl<'de> Visitor<'de> for TensorsSeed<'_> {
     type Value = u64;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -320,7 +316,7 @@ impl<'de> Visitor<'de> for Tensors<'_> {
     }
 }
 
-/// Names of files, each of which may stand only once.
+/// Names of files. Each may occur only once.
 #[derive(Default)]
 struct Names(BTreeSet<String>);
 
@@ -343,13 +339,13 @@ impl Names {
 }
 
 fn check_hashes<'a>(hashes: impl IntoIterator<Item = Option<&'a String>>) -> Result<(), String> {
-    match hashes.into_iter().flatten().find(|hash| digest::from_hex(hash).is_none()) {
+    match hashes.into_iter().flatten().find(|hash| hash::from_hex(hash).is_none()) {
         Some(hash) => Err(format!("{:?} is not a hash of 64 lower-case hexadecimal digits", short(hash))),
         None => Ok(()),
     }
 }
 
-/// The start of a text that somebody else wrote.
+/// The start of a text from a manifest.
 fn short(text: &str) -> String {
     text.chars().take(SHOWN_CHARACTERS).collect()
 }
@@ -500,5 +496,211 @@ mod tests {
         assert!(read.is_err());
         assert_eq!(names, ["model-00001-of-00001.safetensors", "a"]);
         assert!(OpenManifest::open(&folder.path().join("none")).unwrap().is_none());
+    }
+}
+
+#[cfg(test)]
+mod round_trip_tests {
+    use proptest::collection::vec;
+    use proptest::option;
+    use proptest::prelude::*;
+
+    use super::super::manifest::{Alias, ManifestSource, ManifestWriter, SourceFile, write_file_entry};
+    use super::*;
+
+    fn written(manifest: &Manifest) -> Vec<u8> {
+        let Manifest { tool, fingerprint, source, options, aliases, left_out, .. } = manifest.clone();
+        let head = ManifestHead { tool, fingerprint, source, options, aliases, left_out };
+        let mut writer = ManifestWriter::new(Vec::new(), &head).unwrap();
+        for file in &manifest.files {
+            let json = serde_json::to_string(file).unwrap();
+            let mut line = Vec::new();
+            let file = ManifestFile { tensors: Vec::new(), ..file.clone() };
+            write_file_entry(&mut line, &file, tensors_of(&json).into_iter()).unwrap();
+            assert_eq!(line, json.as_bytes(), "an entry of the journal");
+            read_file_entry(&*line, &mut |entry| writer.entry(&entry).unwrap()).unwrap();
+        }
+        writer.finish(&manifest.side_files).unwrap()
+    }
+
+    fn tensors_of(json: &str) -> Vec<ManifestTensor> {
+        serde_json::from_str::<ManifestFile>(json).unwrap().tensors
+    }
+
+    fn hash() -> impl Strategy<Value = String> {
+        any::<[u8; 32]>().prop_map(|bytes| hash::hex(&bytes))
+    }
+
+    /// Texts with characters that JSON escapes, and with brackets and quotes.
+    fn text() -> impl Strategy<Value = String> {
+        prop_oneof![any::<String>(), "[\\[\\]{}\",\\\\ \n]{0,12}"]
+    }
+
+    fn tensor() -> impl Strategy<Value = ManifestTensor> {
+        let kind = (text(), option::of(text()), vec(any::<u64>(), 0..4));
+        (text(), kind, 0..1000_u64, hash(), option::of(hash())).prop_map(
+            |(name, (dtype, cast_from, shape), bytes, blake3, sha256)| ManifestTensor {
+                name,
+                dtype,
+                cast_from,
+                quantised: None,
+                shape,
+                bytes,
+                blake3,
+                sha256,
+            },
+        )
+    }
+
+    fn file() -> impl Strategy<Value = ManifestFile> {
+        (hash(), option::of(hash()), vec(text(), 0..3), vec(tensor(), 0..4)).prop_map(
+            |(blake3, sha256, layers, tensors)| {
+                let name = String::new(); // numbered below: names occur once
+                ManifestFile { name, bytes: u64::MAX, blake3, sha256, layers, tensors }
+            },
+        )
+    }
+
+    fn source_file() -> impl Strategy<Value = SourceFile> {
+        (text(), any::<u64>(), any::<i128>(), hash()).prop_map(|(name, bytes, modified_ns, header_blake3)| {
+            SourceFile { name, bytes, modified_ns, header_blake3 }
+        })
+    }
+
+    prop_compose! {
+        fn manifest()(
+            tool in text(),
+            source in (text(), vec(source_file(), 0..3)),
+            options in vec(text(), 0..3),
+            aliases in vec((text(), text()), 0..3),
+            left_out in vec(text(), 0..3),
+            mut files in vec(file(), 0..4),
+            hashes in vec((hash(), option::of(hash()), any::<u64>()), 0..3),
+        ) -> Manifest {
+            for (number, file) in files.iter_mut().enumerate() {
+                file.name = format!("part \"{number}\"/x.safetensors");
+            }
+            let side_files = hashes.into_iter().enumerate().map(|(number, (blake3, sha256, bytes))| {
+                SideFileRecord { name: format!("side {number}"), bytes, blake3, sha256 }
+            });
+            Manifest {
+                schema: MANIFEST_SCHEMA.to_owned(),
+                tool,
+                fingerprint: "f".to_owned(),
+                source: ManifestSource { path: source.0, files: source.1 },
+                options,
+                aliases: aliases.into_iter().map(|(name, same_as)| Alias { name, same_as }).collect(),
+                left_out,
+                files,
+                side_files: side_files.collect(),
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn what_was_written_reads_the_same(manifest in manifest()) {
+            let text = written(&manifest);
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("manifest.json");
+            std::fs::write(&path, &text).unwrap();
+            prop_assert_eq!(&Manifest::read(&path).unwrap(), &manifest);
+            // The same to a reader that knows nothing of this: 128-bit times aside, which it has no room for.
+            let mut smaller = manifest.clone();
+            for file in &mut smaller.source.files {
+                file.modified_ns = i128::from(file.bytes);
+            }
+            let value: serde_json::Value = serde_json::from_slice(&written(&smaller)).unwrap();
+            prop_assert_eq!(value, serde_json::to_value(&smaller).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_person_can_read_it() {
+        let hash = "0".repeat(64);
+        let tensor = |name: &str| ManifestTensor {
+            name: name.to_owned(),
+            dtype: "BF16".to_owned(),
+            cast_from: Some("F32".to_owned()),
+            quantised: None,
+            shape: vec![2, 3],
+            bytes: 12,
+            blake3: hash.clone(),
+            sha256: None,
+        };
+        let file = |name: &str, tensors| ManifestFile {
+            name: name.to_owned(),
+            bytes: 4120,
+            blake3: hash.clone(),
+            sha256: None,
+            layers: vec!["model.norm".to_owned(), "lm_head".to_owned()],
+            tensors,
+        };
+        let source_file = SourceFile {
+            name: "model.safetensors".to_owned(),
+            bytes: 9,
+            modified_ns: -1,
+            header_blake3: hash.clone(),
+        };
+        let manifest = Manifest {
+            schema: MANIFEST_SCHEMA.to_owned(),
+            tool: "onelayer 0.1.0".to_owned(),
+            fingerprint: "abc".to_owned(),
+            source: ManifestSource { path: "./model".to_owned(), files: vec![source_file] },
+            options: vec!["--dtype".to_owned(), "bf16".to_owned()],
+            aliases: vec![Alias { name: "lm_head.weight".to_owned(), same_as: "embed.weight".to_owned() }],
+            left_out: Vec::new(),
+            files: vec![
+                file("a.safetensors", vec![tensor("a"), tensor("}],\"[{")]),
+                file("b.safetensors", vec![]),
+            ],
+            side_files: Vec::new(),
+        };
+        let text = String::from_utf8(written(&manifest)).unwrap().replace(&hash, "HASH");
+        assert_eq!(text, EXPECTED);
+    }
+
+    const EXPECTED: &str = r#"{
+  "schema": "onelayer-manifest/1",
+  "tool": "onelayer 0.1.0",
+  "fingerprint": "abc",
+  "source": {
+    "path": "./model",
+    "files": [
+      {"name":"model.safetensors","bytes":9,"modified_ns":-1,"header_blake3":"HASH"}
+    ]
+  },
+  "options": ["--dtype","bf16"],
+  "aliases": [
+    {"name":"lm_head.weight","same_as":"embed.weight"}
+  ],
+  "left_out": [],
+  "files": [
+    {"name":"a.safetensors","bytes":4120,"blake3":"HASH","layers":["model.norm","lm_head"],"tensors":[
+      {"name":"a","dtype":"BF16","cast_from":"F32","shape":[2,3],"bytes":12,"blake3":"HASH"},
+      {"name":"}],\"[{","dtype":"BF16","cast_from":"F32","shape":[2,3],"bytes":12,"blake3":"HASH"}
+    ]},
+    {"name":"b.safetensors","bytes":4120,"blake3":"HASH","layers":["model.norm","lm_head"],"tensors":[]}
+  ],
+  "side_files": []
+}
+"#;
+
+    #[test]
+    fn entries_that_are_not_whole_are_refused() {
+        let hash = "0".repeat(64);
+        let whole = format!(
+            r#"{{"name":"a","bytes":9,"blake3":"{hash}","layers":["x"],"tensors":[{{"name":"}}]","dtype":"U8","shape":[1],"bytes":1,"blake3":"{hash}"}}]}}"#
+        );
+        let read = |json: &str| read_file_entry(json.as_bytes(), &mut |_| {});
+        assert!(read(&whole).is_ok());
+        let cut = (0..whole.len()).map(|end| whole[..end].to_owned());
+        let more = ["{}", "]", "0"].map(|more| format!("{whole}{more}"));
+        let wrong = ["{}{}", "{}\n", "[]", "7", r#"{"a":"b}"#, r#"{"a":["#, "{ }", "{}]", r#"{"a":"\"}"#];
+        for json in cut.chain(more).chain(wrong.map(str::to_owned)) {
+            assert_eq!(read(&json).unwrap_err().kind(), io::ErrorKind::InvalidData, "{json}");
+        }
     }
 }

@@ -1,12 +1,12 @@
-//! The target directory: nothing is written outside of it, through a link, or under a final name
-//! before it is whole.
+//! The target directory. Nothing is written outside of it or through a link, and no file has its
+//! final name before it is whole.
 //!
 //! ```text
 //! .NAME.partial  --write, fsync-->  rename to NAME  --fsync the folder-->  published
 //! ```
 //!
 //! Every path is opened relative to the descriptor of its folder, one name at a time, and links are
-//! refused. A file that is dropped before it was published is removed.
+//! refused. A file that is dropped before it is published is removed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,16 +18,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
-use super::super::ConvertError;
+use super::ConvertError;
 
-/// What the name of an unfinished file ends in. It begins with a dot.
+/// The end of the name of an unfinished file, which begins with a dot.
 const PARTIAL_SUFFIX: &str = ".partial";
-/// Bytes of a name in a folder, at most: `NAME_MAX` of every file system in use.
+/// Longest name in a folder, in bytes: `NAME_MAX` of every file system in use.
 const NAME_BYTES_MAX: usize = 255;
 
-/// A directory that is written to. Cheap to clone.
+/// The directory of the target. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(in super::super) struct TargetDirectory {
+pub(super) struct TargetDirectory {
     inner: Arc<Inner>,
 }
 
@@ -35,13 +35,13 @@ pub(in super::super) struct TargetDirectory {
 struct Inner {
     path: PathBuf,
     root: OwnedFd,
-    /// Open folders below it, by their path with a slash at the end.
+    /// Open folders below it, by their path.
     folders: Mutex<BTreeMap<String, Arc<OwnedFd>>>,
 }
 
-/// A file that has no final name yet. Dropping it removes it.
+/// A file without its final name. Dropping it removes it.
 #[derive(Debug)]
-pub(in super::super) struct PartialFile {
+pub(super) struct PartialFile {
     directory: TargetDirectory,
     folder: Arc<OwnedFd>,
     /// Its final path below the target, and the last part of it.
@@ -51,22 +51,35 @@ pub(in super::super) struct PartialFile {
     is_kept: bool,
 }
 
-/// What stands under a name.
+/// A file, directory or other thing in the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Found {
+pub(super) enum Found {
     /// A regular file: its length, its last modification in nanoseconds since 1970, and the bytes
     /// it takes on the disk.
     File { len_bytes: u64, modified_ns: i128, allocated_bytes: u64 },
-    /// Something else: what it is called.
+    /// A directory.
+    Directory,
+    /// Something else, in words.
     Other(&'static str),
+}
+
+impl Found {
+    /// A name for errors.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::File { .. } => "a file",
+            Self::Directory => "a directory",
+            Self::Other(name) => name,
+        }
+    }
 }
 
 impl TargetDirectory {
     /// Opens the directory, if it is there.
     ///
     /// # Errors
-    /// [`ConvertError::Write`] if it is no directory, or if the system refuses.
-    pub(in super::super) fn open(path: &Path) -> Result<Option<Self>, ConvertError> {
+    /// [`ConvertError::Write`] if it is not a directory, or if the system refuses.
+    pub(super) fn open(path: &Path) -> Result<Option<Self>, ConvertError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(root) => {
@@ -78,23 +91,23 @@ impl TargetDirectory {
         }
     }
 
-    /// Opens the directory, or makes it and those above it.
+    /// Opens the directory. Makes it, and those above it, if it is missing.
     ///
     /// # Errors
     /// [`ConvertError::Write`].
-    pub(in super::super) fn create(path: &Path) -> Result<Self, ConvertError> {
+    pub(super) fn create(path: &Path) -> Result<Self, ConvertError> {
         if let Some(directory) = Self::open(path)? {
             return Ok(directory);
         }
         let make =
             |source| ConvertError::Write { path: path.to_owned(), operation: "make the directory", source };
-        // Without a `.` at the end, which would be taken for the name of one to be made.
+        // Without a `.` at the end, which would count as a directory to be made.
         let plain: PathBuf = path.components().collect();
         let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
         let missing: Vec<&Path> = plain.ancestors().take_while(is_missing).collect();
         std::fs::create_dir_all(&plain).map_err(make)?;
         let directory = Self::open(path)?.ok_or_else(|| make(io::ErrorKind::NotFound.into()))?;
-        // What was made has to be there after a power cut too.
+        // New directories have to survive a power cut.
         for folder in missing {
             let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
             let parent = File::open(parent.unwrap_or(Path::new("."))).map_err(make)?;
@@ -104,24 +117,24 @@ impl TargetDirectory {
     }
 
     /// Its path.
-    pub(in super::super) fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.inner.path
     }
 
     /// The path of something below it.
-    pub(in super::super) fn path_of(&self, name: &str) -> PathBuf {
+    pub(super) fn path_of(&self, name: &str) -> PathBuf {
         self.inner.path.join(name)
     }
 
-    /// Bytes that are free there for this user.
-    pub(in super::super) fn free_bytes(&self) -> Result<u64, ConvertError> {
+    /// Bytes that are free for this user.
+    pub(super) fn free_bytes(&self) -> Result<u64, ConvertError> {
         let system = rustix::fs::fstatvfs(&self.inner.root);
         let system = system.map_err(|error| failed(self.path(), "ask for the free space", error))?;
         Ok(system.f_bavail.saturating_mul(system.f_frsize))
     }
 
-    /// The folder that a path is in, and the last part of the path. Folders that are missing are
-    /// made if `create` says so; `None` if one is missing.
+    /// The folder of a path, and the last part of the path. With `create`, missing folders are made;
+    /// without, `None` if one is missing.
     fn folder_of<'a>(
         &self,
         path: &'a str,
@@ -158,7 +171,7 @@ impl TargetDirectory {
             current = opened.map_err(|error| match error {
                 Errno::NOTDIR | Errno::LOOP => ConvertError::Exists {
                     path: self.path_of(&walked),
-                    found: "something that is no directory",
+                    found: "something that is not a directory",
                 },
                 error => failed(&self.path_of(&walked), "open the directory", error),
             })?;
@@ -169,8 +182,8 @@ impl TargetDirectory {
         Ok(Some(opened))
     }
 
-    /// What stands under a path; links are not followed.
-    pub(in super::super) fn find(&self, path: &str) -> Result<Option<Found>, ConvertError> {
+    /// Finds a path; links are not followed.
+    pub(super) fn find(&self, path: &str) -> Result<Option<Found>, ConvertError> {
         let Some((folder, name)) = self.folder_of(path, false)? else { return Ok(None) };
         match rustix::fs::statat(&*folder, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(found(&stat))),
@@ -179,19 +192,19 @@ impl TargetDirectory {
         }
     }
 
-    /// What stands under the unfinished name of a path.
-    pub(in super::super) fn find_partial(&self, path: &str) -> Result<Option<Found>, ConvertError> {
+    /// Finds the unfinished name of a path.
+    pub(super) fn find_partial(&self, path: &str) -> Result<Option<Found>, ConvertError> {
         self.find(&partial_path(path))
     }
 
     /// Opens a file for reading; links are refused.
-    pub(in super::super) fn open_file(&self, path: &str) -> Result<File, ConvertError> {
+    pub(super) fn open_file(&self, path: &str) -> Result<File, ConvertError> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         self.open_with(path, flags, "open")
     }
 
-    /// Opens a file to append to it, and makes it if it is not there.
-    pub(in super::super) fn open_appending(&self, path: &str) -> Result<File, ConvertError> {
+    /// Opens a file to append to it. Makes it if it is missing.
+    pub(super) fn open_appending(&self, path: &str) -> Result<File, ConvertError> {
         let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         self.open_with(path, flags, "open")
     }
@@ -204,8 +217,8 @@ impl TargetDirectory {
         Ok(File::from(file))
     }
 
-    /// Names in a folder, `.` and `..` left out; none if there is no such folder.
-    pub(in super::super) fn names_in(&self, folder: &str) -> Result<Vec<String>, ConvertError> {
+    /// Names in a folder, without `.` and `..`; none if there is no such folder.
+    pub(super) fn names_in(&self, folder: &str) -> Result<Vec<String>, ConvertError> {
         let refused = |error| failed(&self.path_of(folder), "list the directory", error);
         let Some(open) = self.folder(folder.trim_end_matches('/'), false)? else { return Ok(Vec::new()) };
         let mut names = Vec::new();
@@ -220,14 +233,14 @@ impl TargetDirectory {
         Ok(names)
     }
 
-    /// Makes an unfinished file; one that an earlier run has left is removed.
-    pub(in super::super) fn create_file(&self, path: &str) -> Result<PartialFile, ConvertError> {
-        let (folder, name) = self.folder_of(path, true)?.expect("a folder that is missing is made");
+    /// Makes an unfinished file. One that an earlier run left is removed.
+    pub(super) fn create_file(&self, path: &str) -> Result<PartialFile, ConvertError> {
+        let (folder, name) = self.folder_of(path, true)?.expect("missing folders are made");
         let partial = partial_name(name);
         let refused = |operation, error| failed(&self.path_of(&partial_path(path)), operation, error);
         match rustix::fs::unlinkat(&*folder, &partial, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
-            Err(error) => return Err(refused("remove what an earlier run has left", error)),
+            Err(error) => return Err(refused("remove the file of an earlier run", error)),
         }
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&*folder, &partial, flags, Mode::from(0o666))
@@ -235,8 +248,8 @@ impl TargetDirectory {
         Ok(self.partial(folder, path, name, File::from(file)))
     }
 
-    /// Opens the unfinished file that an earlier run has left.
-    pub(in super::super) fn open_partial(&self, path: &str) -> Result<PartialFile, ConvertError> {
+    /// Opens the unfinished file that an earlier run left.
+    pub(super) fn open_partial(&self, path: &str) -> Result<PartialFile, ConvertError> {
         let file =
             self.open_with(&partial_path(path), OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC, "open")?;
         let (folder, name) = self.folder_of(path, false)?.expect("the file in it was opened");
@@ -249,7 +262,7 @@ impl TargetDirectory {
     }
 
     /// Removes a file, if it is there.
-    pub(in super::super) fn remove(&self, path: &str) -> Result<(), ConvertError> {
+    pub(super) fn remove(&self, path: &str) -> Result<(), ConvertError> {
         let Some((folder, name)) = self.folder_of(path, false)? else { return Ok(()) };
         match rustix::fs::unlinkat(&*folder, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -258,13 +271,12 @@ impl TargetDirectory {
     }
 
     /// Removes the unfinished file of a path, if it is there.
-    pub(in super::super) fn remove_partial(&self, path: &str) -> Result<(), ConvertError> {
+    pub(super) fn remove_partial(&self, path: &str) -> Result<(), ConvertError> {
         self.remove(&partial_path(path))
     }
 
-    /// Removes an empty folder, if it is there. One that somebody uses, or has put something into,
-    /// stays.
-    pub(in super::super) fn remove_folder(&self, path: &str) -> Result<(), ConvertError> {
+    /// Removes an empty folder, if it is there. One that is in use or not empty stays.
+    pub(super) fn remove_folder(&self, path: &str) -> Result<(), ConvertError> {
         let mut folders = self.inner.folders.lock().unwrap_or_else(PoisonError::into_inner);
         folders.remove(path);
         match rustix::fs::unlinkat(&self.inner.root, path, AtFlags::REMOVEDIR) {
@@ -274,7 +286,7 @@ impl TargetDirectory {
     }
 
     /// Makes the names in the folder of a path durable.
-    pub(in super::super) fn sync_folder_of(&self, path: &str) -> Result<(), ConvertError> {
+    pub(super) fn sync_folder_of(&self, path: &str) -> Result<(), ConvertError> {
         match self.folder_of(path, false)? {
             Some((folder, _)) => sync_folder(&folder, &self.path_of(path)),
             None => Ok(()),
@@ -284,28 +296,28 @@ impl TargetDirectory {
 
 impl PartialFile {
     /// The file, for reading and writing.
-    pub(in super::super) fn file(&self) -> &File {
+    pub(super) fn file(&self) -> &File {
         &self.file
     }
 
     /// Its final path below the target.
-    pub(in super::super) fn path(&self) -> &str {
+    pub(super) fn path(&self) -> &str {
         &self.path
     }
 
     /// Its final path.
-    pub(in super::super) fn full_path(&self) -> PathBuf {
+    pub(super) fn full_path(&self) -> PathBuf {
         self.directory.path_of(&self.path)
     }
 
-    /// Makes its bytes durable, gives it its final name, and makes that durable too. Returns when
-    /// it was last modified, in nanoseconds since 1970. What stands under that name is replaced
-    /// only if `replace` says so.
+    /// Makes its bytes durable, gives it its final name, and makes that durable too. An existing
+    /// file is replaced only with `replace`. Returns the time of its last modification, in
+    /// nanoseconds since 1970.
     ///
     /// # Errors
-    /// [`ConvertError::Exists`], [`ConvertError::Write`]. After a failure nobody knows what is on
-    /// the disk: the file goes.
-    pub(in super::super) fn publish(mut self, replace: bool) -> Result<i128, ConvertError> {
+    /// [`ConvertError::Exists`], [`ConvertError::Write`]. The file is removed then, since its bytes
+    /// on the disk are unknown.
+    pub(super) fn publish(mut self, replace: bool) -> Result<i128, ConvertError> {
         let path = self.full_path();
         let refused = |operation, error| failed(&path, operation, error);
         rustix::fs::fsync(&self.file).map_err(|error| refused("sync the file", error))?;
@@ -328,14 +340,13 @@ impl PartialFile {
 impl Drop for PartialFile {
     fn drop(&mut self) {
         if !self.is_kept {
-            // Whatever ended it is told already.
+            // The error that ended it is reported already.
             let _ = rustix::fs::unlinkat(&*self.folder, partial_name(&self.name), AtFlags::empty());
         }
     }
 }
 
-/// Renames without replacing. Network file systems may not know how; there the name is looked at
-/// first.
+/// Renames without replacing. Where a file system cannot do that, the name is checked first.
 fn rename_to_free_name(folder: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
     match rustix::fs::renameat_with(folder, from, folder, to, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL | Errno::NOSYS) => {}
@@ -350,14 +361,13 @@ fn rename_to_free_name(folder: &OwnedFd, from: &str, to: &str) -> Result<(), Err
 
 fn sync_folder(folder: &OwnedFd, path: &Path) -> Result<(), ConvertError> {
     match rustix::fs::fsync(folder) {
-        // A file system that cannot sync a folder has nothing to sync.
+        // A file system that cannot sync folders has nothing to sync.
         Ok(()) | Err(Errno::INVAL) => Ok(()),
         Err(error) => Err(failed(path, "sync the directory of the file", error)),
     }
 }
 
-/// What a file is called before it has its name. A name that leaves no room for more stands there
-/// by its hash.
+/// The name of an unfinished file. A name that is too long for the suffix is replaced by its hash.
 fn partial_name(name: &str) -> String {
     if name.len() + 1 + PARTIAL_SUFFIX.len() <= NAME_BYTES_MAX {
         return format!(".{name}{PARTIAL_SUFFIX}");
@@ -379,7 +389,7 @@ fn found(stat: &Stat) -> Found {
             modified_ns: modified_ns(stat),
             allocated_bytes: u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512),
         },
-        FileType::Directory => Found::Other("a directory"),
+        FileType::Directory => Found::Directory,
         FileType::Symlink => Found::Other("a symbolic link"),
         FileType::Fifo => Found::Other("a named pipe"),
         _ => Found::Other("a special file"),

@@ -1,14 +1,14 @@
-//! Hashes what lies in the files of a checkpoint: read once, in file order, within a budget.
+//! Hashes the bytes in the files of a checkpoint: reads them once, in file order, within a budget.
 //!
 //! The reads are those of a load that keeps nothing: the same plan, sources and ring, past the page
 //! cache where the file system allows it.
 //!
 //! ```text
-//! files  -> plan (a group for each) -> reads, put in order -> hash of the file: header, then data   -> Seen::File
-//!                                                         \-> hash of each tensor                   -> Seen::Tensor
+//! files  -> plan (a group for each) -> reads, put in order -> hash of the file: header, then data   -> PassEvent::File
+//!                                                         \-> hash of each tensor                   -> PassEvent::Tensor
 //! ```
 //!
-//! Verification hashes files; the comparison with a source, and the search for duplicates, hash a
+//! Verification hashes files. The comparison with a source and the search for duplicates hash a
 //! choice of tensors.
 
 use std::ops::Range;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use super::ConvertError;
-use super::digest::{Digest, Hashes};
+use super::hash::{Digest, FileDigest, HashPool, Hashes, start_pool};
 use crate::checkpoint::{Checkpoint, Shard, ShardId, TensorId};
 use crate::device::{NoneBackend, Target};
 use crate::layers::LayerId;
@@ -31,32 +31,27 @@ use crate::plan::{
 use crate::source::{self, Fallback, Source};
 use crate::units::{ByteRange, to_u64, to_usize};
 
-/// How often progress is told.
+/// Time between two reports of progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
-/// Results that wait to be taken, at most.
+/// Most results that wait in a channel.
 const RESULTS_MAX: usize = 256;
 /// Bytes of a header that are read at once.
 const HEADER_PIECE_BYTES: usize = 64 << 10;
 
-/// Default options, past the page cache.
-pub(super) fn direct() -> LoadOptions {
-    LoadOptions { io: IoMode::Direct, ..LoadOptions::default() }
-}
-
-/// What comes out.
+/// A result of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
-    /// A file has been read to its end.
+pub(super) enum PassEvent {
+    /// A file was read to its end.
     File(ShardId, Hashes),
-    /// A tensor has: of one that is quantised, its values.
+    /// A tensor was read. If it is quantised: its values.
     Tensor(TensorId, Hashes),
-    /// Of one that is quantised, its scales.
+    /// The scales of a tensor that is quantised.
     Scales(TensorId, Hashes),
-    /// Bytes of tensors so far, as they are hashed.
+    /// Bytes of tensors that were hashed so far.
     Progress(u64),
 }
 
-/// What becomes of tensors before they are hashed.
+/// How a tensor is changed before it is hashed.
 pub(super) type Transforms<'a> = dyn Fn(TensorId) -> Transform + 'a;
 
 /// One pass over files.
@@ -64,35 +59,36 @@ pub(super) struct HashPass<'a> {
     pub(super) checkpoint: &'a Checkpoint,
     /// How files are read: budget, I/O mode and readers.
     pub(super) options: LoadOptions,
-    /// What else is held under the same budget.
+    /// Memory that counts against the same budget.
     pub(super) beside: Vec<MemoryTerm>,
 }
 
 impl HashPass<'_> {
-    /// Hashes every file, and every tensor in it. Each file is told behind its tensors.
+    /// Hashes every file, and every tensor in it. A file comes after its tensors.
     ///
     /// # Errors
-    /// [`ConvertError::Plan`], mostly for a budget that is too small; [`ConvertError::Load`] for
+    /// [`ConvertError::Plan`], mostly for a budget that is too small. [`ConvertError::Load`] for
     /// files that cannot be read.
     pub(super) fn files(
         self,
         with_sha256: bool,
-        on_seen: &mut dyn FnMut(Seen),
+        on_event: &mut dyn FnMut(PassEvent),
     ) -> Result<Vec<Fallback>, ConvertError> {
         let (checkpoint, ids) = (self.checkpoint, all_ids(self.checkpoint));
-        // Headers were read when the checkpoint was opened: they are in the page cache.
+        // Opening the checkpoint read the headers: they are in the page cache.
         let headers = source::open(IoMode::Buffered, checkpoint).map_err(LoadError::Source)?;
-        files_without_data(checkpoint, &ids, &*headers, with_sha256, on_seen)?;
+        hash_files_without_data(checkpoint, &ids, &*headers, with_sha256, on_event)?;
         let groups = groups(checkpoint, &ids, |shard| !shard.data.is_empty());
         if groups.is_empty() {
             return Ok(Vec::new());
         }
         let plan = Arc::new(self.plan(&groups, &|_| Transform::Keep, &ids, false)?);
-        let (results, seen) = bounded(RESULTS_MAX);
-        let mut hasher = FileHasher {
+        let (results, events) = bounded(RESULTS_MAX);
+        let mut hasher = FilesHasher {
             checkpoint: checkpoint.clone(),
             headers,
             plan: Arc::clone(&plan),
+            pool: start_pool()?,
             with_sha256,
             results,
             next_group: 0,
@@ -105,13 +101,13 @@ impl HashPass<'_> {
         });
         drop((groups, ids));
         let stream = self.start(plan, false, Some(observer))?;
-        watch(stream, None, seen, on_seen)
+        pass_on(stream, None, events, on_event)
     }
 
-    /// Refuses what [`Self::tensors`] would refuse before it reads anything.
+    /// Fails as [`Self::tensors`] would before it reads anything.
     ///
     /// # Errors
-    /// As [`Self::files`].
+    /// Those of [`Self::files`].
     pub(super) fn check_tensors(
         &self,
         tensors: &[TensorId],
@@ -120,24 +116,24 @@ impl HashPass<'_> {
         self.plan(&groups(self.checkpoint, tensors, |_| true), transforms, tensors, true).map(drop)
     }
 
-    /// Hashes the tensors of a list, ascending, as `transforms` makes them. Without SHA-256.
+    /// Hashes tensors as `transforms` changes them, without SHA-256. `tensors` is ascending.
     ///
     /// # Errors
-    /// As [`Self::files`].
+    /// Those of [`Self::files`].
     pub(super) fn tensors(
         self,
         tensors: &[TensorId],
         transforms: &Transforms<'_>,
-        on_seen: &mut dyn FnMut(Seen),
+        on_event: &mut dyn FnMut(PassEvent),
     ) -> Result<Vec<Fallback>, ConvertError> {
         let groups = groups(self.checkpoint, tensors, |_| true);
         if groups.is_empty() {
             return Ok(Vec::new());
         }
         let plan = Arc::new(self.plan(&groups, transforms, tensors, true)?);
-        let (results, seen) = bounded(RESULTS_MAX);
+        let (results, events) = bounded(RESULTS_MAX);
         let stream = self.start(plan, true, None)?;
-        watch(stream, Some(results), seen, on_seen)
+        pass_on(stream, Some(results), events, on_event)
     }
 
     fn plan(
@@ -180,20 +176,21 @@ impl HashPass<'_> {
     }
 }
 
-/// Hashes files that have no data: nothing of them is in any read.
-fn files_without_data(
+/// Hashes files that have no data: no read covers them.
+fn hash_files_without_data(
     checkpoint: &Checkpoint,
     ids: &[TensorId],
     headers: &dyn Source,
     with_sha256: bool,
-    on_seen: &mut dyn FnMut(Seen),
+    on_event: &mut dyn FnMut(PassEvent),
 ) -> Result<(), LoadError> {
     for (index, shard) in (0..).zip(checkpoint.shards()).filter(|(_, shard)| shard.data.is_empty()) {
-        let empty = Digest::new(with_sha256).take();
+        let mut digest = Digest::new(with_sha256);
+        let empty = digest.take();
         let tensors = ids.iter().filter(|id| checkpoint.tensor(**id).shard == ShardId(index));
-        tensors.for_each(|id| on_seen(Seen::Tensor(*id, empty)));
-        let mut digest = header_digest(headers, ShardId(index), shard.data.start(), with_sha256)?;
-        on_seen(Seen::File(ShardId(index), digest.take()));
+        tensors.for_each(|id| on_event(PassEvent::Tensor(*id, empty)));
+        read_header(headers, ShardId(index), shard.data.start(), |piece| digest.update(piece))?;
+        on_event(PassEvent::File(ShardId(index), digest.take()));
     }
     Ok(())
 }
@@ -204,7 +201,7 @@ fn all_ids(checkpoint: &Checkpoint) -> Vec<TensorId> {
     ids
 }
 
-/// A group for each file that has tensors of the list, with where they are in it.
+/// A group for each file that has tensors of the list: its name, and their positions in the list.
 fn groups(
     checkpoint: &Checkpoint,
     ids: &[TensorId],
@@ -225,105 +222,97 @@ fn groups(
     groups
 }
 
-/// Takes what comes out of a stream until it ends. `results` is where the hashes of layers go, if
-/// they come with those.
-fn watch(
+/// Passes results and progress on to `on_event` until the stream ends. If the stream itself hashes
+/// tensors, `results` gets their hashes.
+///
+/// A plain thread reads the stream, since it waits for the disk. `on_event` is called on this thread.
+fn pass_on(
     mut stream: LayerStream,
-    results: Option<Sender<Seen>>,
-    seen: Receiver<Seen>,
-    on_seen: &mut dyn FnMut(Seen),
+    results: Option<Sender<PassEvent>>,
+    events: Receiver<PassEvent>,
+    on_event: &mut dyn FnMut(PassEvent),
 ) -> Result<Vec<Fallback>, ConvertError> {
     let progress = stream.progress();
-    let mut told_bytes = None;
-    // The channel belongs to this scope: if `on_seen` panics, nobody waits to be heard any more.
+    let mut reported_bytes = None;
+    // The channel belongs to this scope: if `on_event` panics, no sender waits any more.
     thread::scope(move |scope| {
-        let drained = scope.spawn(move || drain(&mut stream, results).map(|()| stream.report().fallbacks));
+        let reader = scope.spawn(move || read_all(&mut stream, results).map(|()| stream.report().fallbacks));
         let mut due = Instant::now() + PROGRESS_INTERVAL;
         loop {
-            match seen.recv_deadline(due) {
-                Ok(seen) => on_seen(seen),
+            match events.recv_deadline(due) {
+                Ok(event) => on_event(event),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             if Instant::now() >= due {
                 due = Instant::now() + PROGRESS_INTERVAL;
                 let bytes = progress.tensor_bytes_done();
-                if told_bytes.replace(bytes) != Some(bytes) {
-                    on_seen(Seen::Progress(bytes));
+                if reported_bytes.replace(bytes) != Some(bytes) {
+                    on_event(PassEvent::Progress(bytes));
                 }
             }
         }
-        let outcome = drained.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        on_seen(Seen::Progress(progress.tensor_bytes_done()));
+        let outcome = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        on_event(PassEvent::Progress(progress.tensor_bytes_done()));
         Ok(outcome?)
     })
 }
 
-fn drain(stream: &mut LayerStream, results: Option<Sender<Seen>>) -> Result<(), LoadError> {
+fn read_all(stream: &mut LayerStream, results: Option<Sender<PassEvent>>) -> Result<(), LoadError> {
     for layer in stream {
         let layer = layer?;
         let Some(results) = &results else { continue };
         for tensor in layer.tensors() {
             let hash = tensor.hash()?.expect("this load hashes on the way");
             let hashes = Hashes { blake3: *hash.as_bytes(), sha256: None };
-            // Whoever takes them takes all.
             let (id, is_scales) = (tensor.entry().id, tensor.quantised().is_some_and(Quantised::is_scales));
-            let _ = results.send(if is_scales { Seen::Scales(id, hashes) } else { Seen::Tensor(id, hashes) });
+            let event = if is_scales { PassEvent::Scales } else { PassEvent::Tensor };
+            // A receiver that panicked needs no more results.
+            let _ = results.send(event(id, hashes));
         }
     }
     Ok(())
 }
 
 /// Hashes files and their tensors from reads that come in file order.
-struct FileHasher {
+struct FilesHasher {
     checkpoint: Checkpoint,
     headers: Box<dyn Source>,
     plan: Arc<LoadPlan>,
+    pool: HashPool,
     with_sha256: bool,
-    results: Sender<Seen>,
+    results: Sender<PassEvent>,
     /// The group of the next file.
     next_group: usize,
     open: Option<OpenFile>,
 }
 
-/// A file that has not been read to its end.
+/// A file that is not read to its end.
 struct OpenFile {
     shard: ShardId,
     group: usize,
-    /// How many of its tensors are complete.
-    complete: usize,
-    file: Digest,
-    tensor: Digest,
+    digest: FileDigest,
 }
 
-impl FileHasher {
+impl FilesHasher {
     fn update(&mut self, request: ReadRequest, bytes: &[u8]) -> Result<(), LoadError> {
         let mut open = match self.open.take() {
             Some(open) => open,
             None => self.begin(request.shard)?,
         };
         assert_eq!(open.shard, request.shard, "a file ends before the next one begins");
-        let placements = self.plan.placements(&self.plan.layers()[open.group]);
-        let OpenFile { complete, file, tensor, .. } = &mut open;
-        let results = &self.results;
-        if self.with_sha256 {
-            // SHA-256 keeps a core busy, and there are two of them to compute.
-            thread::scope(|scope| {
-                scope.spawn(|| file.update(bytes));
-                hash_tensors(request, bytes, placements, complete, tensor, results);
-            });
-        } else {
-            file.update(bytes);
-            hash_tensors(request, bytes, placements, complete, tensor, results);
-        }
-        let is_whole = request.payload.end() == self.checkpoint.shard(request.shard).data.end();
-        if !is_whole {
+        let tensors = self.plan.placements(&self.plan.layers()[open.group]);
+        let mut on_tensor = |tensor: &Placement, hashes| {
+            // A receiver that panicked needs no more results.
+            let _ = self.results.send(PassEvent::Tensor(tensor.tensor, hashes));
+        };
+        open.digest.update(bytes, tensors, &mut on_tensor);
+        if request.payload.end() != self.checkpoint.shard(request.shard).data.end() {
             self.open = Some(open);
             return Ok(());
         }
-        assert_eq!(open.complete, placements.len(), "every tensor of a file ends in it");
-        // Whoever takes them takes all.
-        let _ = self.results.send(Seen::File(open.shard, open.file.take()));
+        let hashes = open.digest.finish(tensors, &mut on_tensor);
+        let _ = self.results.send(PassEvent::File(open.shard, hashes));
         Ok(())
     }
 
@@ -331,52 +320,29 @@ impl FileHasher {
         let group = self.next_group;
         self.next_group += 1;
         let header_bytes = self.checkpoint.shard(shard).data.start();
-        let file = header_digest(&*self.headers, shard, header_bytes, self.with_sha256)?;
-        Ok(OpenFile { shard, group, complete: 0, file, tensor: Digest::new(self.with_sha256) })
+        let mut digest = FileDigest::new(Arc::clone(&self.pool), self.with_sha256);
+        read_header(&*self.headers, shard, header_bytes, |piece| digest.update_header(piece))?;
+        Ok(OpenFile { shard, group, digest })
     }
 }
 
-/// Hashes the bytes of a read as those of the next tensors.
-fn hash_tensors(
-    request: ReadRequest,
-    bytes: &[u8],
-    placements: &[Placement],
-    complete: &mut usize,
-    digest: &mut Digest,
-    results: &Sender<Seen>,
-) {
-    while let Some(placement) = placements.get(*complete) {
-        if let Some(piece) = placement.extent.intersect(request.payload) {
-            let start = to_usize(piece.start() - request.payload.start());
-            digest.update(&bytes[start..start + to_usize(piece.len_bytes())]);
-        }
-        if placement.extent.end() > request.payload.end() {
-            return;
-        }
-        *complete += 1;
-        // Whoever takes them takes all.
-        let _ = results.send(Seen::Tensor(placement.tensor, digest.take()));
-    }
-}
-
-/// The hash of a file's header: what stands before its data, and the start of its own hash.
-fn header_digest(
+/// Reads the header of a file: all bytes before its data.
+fn read_header(
     source: &dyn Source,
     shard: ShardId,
     header_bytes: u64,
-    with_sha256: bool,
-) -> Result<Digest, LoadError> {
-    let mut digest = Digest::new(with_sha256);
+    mut consume: impl FnMut(&[u8]),
+) -> Result<(), LoadError> {
     let mut buffer = vec![0; HEADER_PIECE_BYTES.min(to_usize(header_bytes))];
     let mut start = 0;
     while start < header_bytes {
         let end = header_bytes.min(start + to_u64(buffer.len()));
         let piece = ByteRange::new(start, end).expect("it begins before the end");
         source.read(&ReadRequest { shard, extent: piece, payload: piece }, &mut buffer)?;
-        digest.update(&buffer[..to_usize(piece.len_bytes())]);
+        consume(&buffer[..to_usize(piece.len_bytes())]);
         start = end;
     }
-    Ok(digest)
+    Ok(())
 }
 
 #[cfg(not(loom))]
@@ -388,14 +354,15 @@ mod tests {
 
     use sha2::{Digest as _, Sha256};
 
-    use super::super::for_tests::{Tensor, tensor, write_sharded};
+    use super::super::settings::default_options;
+    use super::super::test_files::{Tensor, tensor, write_sharded};
     use super::*;
     use crate::checkpoint::DType;
     use crate::plan::{Cast, CastOp, FloatType, TermKind};
     use crate::staging::cast::cast_step;
     use crate::units::MIB;
 
-    /// Files of several slots, of nothing, of nothing but a header; in an order of their own.
+    /// A file of several slots, one with a tensor without bytes only, and a small one.
     fn shards() -> Vec<(&'static str, Vec<Tensor>)> {
         let large = vec![
             tensor("large", DType::U8, &[2_700_001], 1),
@@ -409,7 +376,7 @@ mod tests {
     }
 
     fn settings() -> LoadOptions {
-        LoadOptions { host_budget_bytes: 5 * MIB, ..direct() }
+        LoadOptions { host_budget_bytes: 5 * MIB, ..default_options() }
     }
 
     #[test]
@@ -427,11 +394,11 @@ mod tests {
             (budget.io, budget.host_budget_bytes) = (io, 8 * MIB);
             let pass = HashPass { checkpoint: &checkpoint, options: budget, beside: Vec::new() };
             let (mut files, mut tensors, mut progress) = (Vec::new(), Vec::new(), 0);
-            pass.files(with_sha256, &mut |seen| match seen {
-                Seen::File(shard, hashes) => files.push((shard, hashes)),
-                Seen::Tensor(id, hashes) => tensors.push((id, hashes)),
-                Seen::Scales(..) => panic!("nothing is quantised"),
-                Seen::Progress(bytes) => {
+            pass.files(with_sha256, &mut |event| match event {
+                PassEvent::File(shard, hashes) => files.push((shard, hashes)),
+                PassEvent::Tensor(id, hashes) => tensors.push((id, hashes)),
+                PassEvent::Scales(..) => panic!("nothing is quantised"),
+                PassEvent::Progress(bytes) => {
                     assert!(bytes >= progress);
                     progress = bytes;
                 }
@@ -469,7 +436,7 @@ mod tests {
         let pass = HashPass { checkpoint: &checkpoint, options: settings(), beside: Vec::new() };
         let mut seen = BTreeMap::new();
         pass.tensors(&wanted, &casts, &mut |event| {
-            if let Seen::Tensor(id, hashes) = event {
+            if let PassEvent::Tensor(id, hashes) = event {
                 seen.insert(checkpoint.tensor(id).name.to_owned(), hashes.blake3);
             }
         })
@@ -527,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn an_observer_that_refuses_ends_the_load() {
+    fn a_hook_that_refuses_ends_the_load() {
         let folder = tempfile::tempdir().unwrap();
         write_sharded(folder.path(), &shards());
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
@@ -545,7 +512,7 @@ mod tests {
         assert!(matches!(layers.last(), Some(Err(LoadError::Cancelled))), "{layers:?}");
     }
 
-    /// Whoever listens may fail: what runs then ends, however much it has to tell.
+    /// The pass ends if its listener panics, however many results are left.
     #[test]
     fn a_listener_that_panics_ends_the_pass() {
         let folder = tempfile::tempdir().unwrap();
@@ -555,7 +522,7 @@ mod tests {
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
         let pass = HashPass { checkpoint: &checkpoint, options: settings(), beside: Vec::new() };
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            pass.files(false, &mut |seen| assert!(matches!(seen, Seen::Progress(_)), "enough"))
+            pass.files(false, &mut |seen| assert!(matches!(seen, PassEvent::Progress(_)), "enough"))
         }));
         assert!(panicked.is_err());
     }

@@ -1,38 +1,41 @@
-//! What a manifest states, in the terms of the checkpoint that lies beside it.
+//! Compares a checkpoint with the manifest beside it.
 //!
-//! The manifest is read file by file: sizes, types and shapes are compared at once, and of each
-//! file and tensor only the hashes are kept until the bytes have been read.
+//! The manifest is read entry by entry. Sizes, types and shapes are compared at once; only the hash
+//! of each file and tensor is kept, until the bytes were read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::super::digest::{Digest, Hashes, from_hex, hex};
-use super::super::manifest::{Alias, ManifestFile, ManifestTensor, SideFileRecord};
-use super::super::pieces::{PieceFault, read_pieces};
-use super::{ConvertError, Entry, Findings, OpenManifest, SideFiles};
-use crate::checkpoint::{Checkpoint, CheckpointError, DType, Shard, ShardId, TensorId};
+use rayon::prelude::*;
+
+use super::super::hash::{Digest, Hashes, from_hex, hex, start_pool};
+use super::super::manifest::{Alias, Entry, ManifestFile, ManifestTensor, SideFileRecord};
+use super::super::read_file::{ReadFault, read_file};
+use super::super::side_files::SideFiles;
+use super::{ConvertError, Findings, OpenManifest};
+use crate::checkpoint::{Checkpoint, DType, Shard, ShardId, TensorId};
 use crate::footprint::{Held, block_bytes};
 use crate::plan::Quantisation;
 use crate::units::to_u64;
 
-/// Digits of a hash that a difference shows.
+/// Digits of a hash in a difference.
 const SHOWN_DIGITS: usize = 16;
 
-/// What a manifest states.
+/// The contents of a manifest.
 #[derive(Debug, Default)]
 pub(super) struct Stated {
     /// The directory of the manifest.
     root: PathBuf,
-    /// Per file of the checkpoint.
+    /// Of each file of the checkpoint.
     files: Vec<Option<Hashes>>,
-    /// Per tensor of the checkpoint.
+    /// Of each tensor of the checkpoint.
     tensors: Vec<Option<StatedTensor>>,
-    /// Per tensor of the checkpoint, or empty if there are none.
+    /// Of each tensor of the checkpoint; empty if the manifest has none.
     sha256: Vec<Option<[u8; 32]>>,
     side_files: Vec<SideFileRecord>,
     /// Names of tensors that were not selected.
     left_out: BTreeSet<String>,
-    /// Tensors that were left out, and those that have their bytes.
+    /// Tensors that were left out, each with the tensor that has its bytes. Sorted by name.
     aliases: Vec<Alias>,
     /// True if any hash is a SHA-256.
     has_sha256: bool,
@@ -64,7 +67,7 @@ impl Stated {
             stated.files = vec![None; checkpoint.shards().len()];
             stated.tensors = vec![None; checkpoint.tensor_count()];
         }
-        // Where the file is whose tensors come.
+        // The position of the file that the next tensors belong to.
         let mut index = None;
         let (head, side_files) = manifest.read(&mut |entry| match (entry, checkpoint) {
             (Entry::File(file), Some(checkpoint)) => {
@@ -90,7 +93,7 @@ impl Stated {
         Ok(stated)
     }
 
-    /// Takes over what is stated about one file. Says which one of the checkpoint it is.
+    /// Takes the entry of a file. Returns its position in the checkpoint.
     fn take_file(
         &mut self,
         file: &ManifestFile,
@@ -149,7 +152,7 @@ impl Stated {
         }
     }
 
-    /// Files and tensors that nothing is stated about.
+    /// Finds files and tensors that are not in the manifest.
     fn check_coverage(&self, checkpoint: &Checkpoint, findings: &mut Findings) {
         for (shard, _) in checkpoint.shards().iter().zip(&self.files).filter(|(_, stated)| stated.is_none()) {
             findings.differ(&self.below(shard), "is not in the manifest".to_owned());
@@ -169,43 +172,22 @@ impl Stated {
         }
     }
 
-    /// Hashes the side files.
+    /// Hashes the side files, several at once.
     fn check_side_files(&self, root: &Path, findings: &mut Findings) -> Result<(), ConvertError> {
-        for file in &self.side_files {
-            let path = root.join(&file.name);
-            let mut digest = Digest::new(file.sha256.is_some());
-            let read = read_pieces(&path, |piece| {
-                digest.update(piece);
-                Ok::<(), std::convert::Infallible>(())
-            });
-            let bytes = match read {
-                Ok(bytes) => bytes,
-                Err(PieceFault::Io("open", error)) if error.kind() == std::io::ErrorKind::NotFound => {
-                    findings.differ(&file.name, "is missing".to_owned());
-                    continue;
-                }
-                Err(PieceFault::NotRegular(found)) => {
-                    findings.differ(&file.name, format!("is a {found}, not a file"));
-                    continue;
-                }
-                Err(PieceFault::Io(operation, source)) => {
-                    return Err(ConvertError::Read { path, operation, source });
-                }
-                Err(PieceFault::Changed(states)) => {
-                    return Err(CheckpointError::FileChanged { path, states }.into());
-                }
-                Err(PieceFault::Consumer(never)) => match never {},
-            };
-            if bytes != file.bytes {
-                findings.differ(&file.name, format!("has {bytes} bytes, the manifest says {}", file.bytes));
-            } else if let Some(stated) = hashes_of(&file.blake3, file.sha256.as_deref()) {
-                compare(&file.name, &stated, &digest.take(), findings);
+        if self.side_files.is_empty() {
+            return Ok(());
+        }
+        let check = |file| check_side_file(file, root);
+        let checked: Vec<_> = start_pool()?.install(|| self.side_files.par_iter().map(check).collect());
+        for (file, fault) in self.side_files.iter().zip(checked) {
+            if let Some(what) = fault? {
+                findings.differ(&file.name, what);
             }
         }
         Ok(())
     }
 
-    /// Looks for files that the manifest does not state.
+    /// Finds files that are not in the manifest.
     ///
     /// # Errors
     /// [`ConvertError::Read`] if the directory cannot be listed.
@@ -216,8 +198,7 @@ impl Stated {
         checkpoint: &Checkpoint,
         findings: &mut Findings,
     ) -> Result<(), ConvertError> {
-        let nothing = Path::new("");
-        let found = match SideFiles::list(directory, nothing, checkpoint) {
+        let found = match SideFiles::list(directory, None, checkpoint) {
             Err(ConvertError::TooManySideFiles { limit, .. }) => {
                 findings
                     .note(format!("{} has more than {limit} files beside those of tensors", root.display()));
@@ -257,15 +238,17 @@ impl Stated {
     ) {
         let Some(stated) = &self.files[shard.index()] else { return };
         findings.report.files += 1;
-        compare(&self.below(checkpoint.shard(shard)), stated, found, findings);
+        if let Some(what) = difference(stated, found) {
+            findings.differ(&self.below(checkpoint.shard(shard)), what);
+        }
     }
 
-    /// The path of a file as the manifest has it.
+    /// The path of a file, as in the manifest.
     fn below(&self, shard: &Shard) -> String {
         shard.path.strip_prefix(&self.root).unwrap_or(&shard.path).to_string_lossy().into_owned()
     }
 
-    /// Compares the hashes of a tensor; false if none are stated.
+    /// Compares the hashes of a tensor; false if the manifest has none.
     pub(super) fn compare_tensor(
         &self,
         checkpoint: &Checkpoint,
@@ -275,7 +258,9 @@ impl Stated {
     ) -> bool {
         let Some(stated) = &self.tensors[id.index()] else { return false };
         let sha256 = self.sha256.get(id.index()).copied().flatten();
-        compare(checkpoint.tensor(id).name, &Hashes { blake3: stated.blake3, sha256 }, found, findings);
+        if let Some(what) = difference(&Hashes { blake3: stated.blake3, sha256 }, found) {
+            findings.differ(checkpoint.tensor(id).name, what);
+        }
         true
     }
 
@@ -284,7 +269,7 @@ impl Stated {
         self.tensors[id.index()].as_ref()?.cast_from
     }
 
-    /// What the weight was quantised to whose values or scales a tensor is, if it was.
+    /// The form that the weight of a tensor was quantised to, if it was.
     pub(super) fn quantised(&self, id: TensorId) -> Option<Quantisation> {
         self.tensors[id.index()].as_ref()?.quantised
     }
@@ -294,7 +279,7 @@ impl Stated {
         self.left_out.contains(name)
     }
 
-    /// The tensor that has the bytes of one that was left out.
+    /// The tensor with the bytes of one that was left out.
     pub(super) fn same_as(&self, name: &str) -> Option<&str> {
         let found = self.aliases.binary_search_by(|alias| alias.name.as_str().cmp(name)).ok()?;
         Some(&self.aliases[found].same_as)
@@ -305,7 +290,7 @@ impl Stated {
         self.has_sha256
     }
 
-    /// Host memory that it takes, in bytes.
+    /// The host memory of all of it, in bytes.
     pub(super) fn held_bytes(&self) -> u64 {
         let texts = self.left_out.iter().map(String::len);
         let texts =
@@ -318,8 +303,8 @@ impl Stated {
     }
 }
 
-/// Compares a file that is stated with what is on the disk: all that can be said where the
-/// checkpoint cannot be opened.
+/// Compares the length of a file with the manifest. If the checkpoint cannot be opened, this is all
+/// that can be compared.
 fn check_presence(file: &ManifestFile, root: &Path, findings: &mut Findings) {
     match root.join(&file.name).metadata() {
         Ok(metadata) if metadata.len() == file.bytes => {}
@@ -334,20 +319,46 @@ fn check_presence(file: &ManifestFile, root: &Path, findings: &mut Findings) {
     }
 }
 
-/// Hashes out of a manifest, whose reader has checked them.
+/// The hashes of an entry. The reader of the manifest has checked them.
 fn hashes_of(blake3: &str, sha256: Option<&str>) -> Option<Hashes> {
     Some(Hashes { blake3: from_hex(blake3)?, sha256: sha256.and_then(from_hex) })
 }
 
-/// Notes a difference of hashes.
-fn compare(place: &str, stated: &Hashes, found: &Hashes, findings: &mut Findings) {
+/// Says how two pairs of hashes differ, if they do.
+fn difference(stated: &Hashes, found: &Hashes) -> Option<String> {
     let pairs =
         [("BLAKE3", Some(stated.blake3), Some(found.blake3)), ("SHA-256", stated.sha256, found.sha256)];
-    let differs = |stated: &Option<[u8; 32]>, found: &Option<[u8; 32]>| stated.is_some() && stated != found;
-    let first = pairs.iter().find(|(_, stated, found)| differs(stated, found));
-    if let Some((kind, Some(stated), Some(found))) = first {
-        let [found, stated] = [found, stated].map(|hash| hex(hash)[..SHOWN_DIGITS].to_owned());
-        findings
-            .differ(place, format!("has other bytes: {kind} is {found}..., the manifest says {stated}..."));
+    let (kind, stated, found) =
+        pairs.into_iter().find_map(|(kind, stated, found)| match (stated, found) {
+            (Some(stated), Some(found)) if stated != found => Some((kind, stated, found)),
+            _ => None,
+        })?;
+    let [found, stated] = [found, stated].map(|hash| hex(&hash)[..SHOWN_DIGITS].to_owned());
+    Some(format!("has other bytes: {kind} is {found}..., the manifest says {stated}..."))
+}
+
+/// Says how a side file differs from its record, if it does.
+///
+/// # Errors
+/// [`ConvertError::Read`], [`ConvertError::Checkpoint`].
+fn check_side_file(file: &SideFileRecord, root: &Path) -> Result<Option<String>, ConvertError> {
+    let path = root.join(&file.name);
+    let mut digest = Digest::new(file.sha256.is_some());
+    let read = read_file(&path, |piece| {
+        digest.update(piece);
+        Ok::<(), ConvertError>(())
+    });
+    let bytes = match read {
+        Ok(bytes) => bytes,
+        Err(ReadFault::Open(error)) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(Some("is missing".to_owned()));
+        }
+        Err(ReadFault::NotRegular(found)) => return Ok(Some(format!("is a {found}, not a file"))),
+        Err(fault) => return Err(fault.at(&path)),
+    };
+    if bytes != file.bytes {
+        return Ok(Some(format!("has {bytes} bytes, the manifest says {}", file.bytes)));
     }
+    let stated = hashes_of(&file.blake3, file.sha256.as_deref());
+    Ok(stated.and_then(|stated| difference(&stated, &digest.take())))
 }
