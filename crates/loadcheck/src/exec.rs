@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select, unbounded};
-use onelayer_probe::{ChildGroup, goes_first};
+use onelayer_probe::{ChildGroup, prefer_for_oom_kill};
 use regex::bytes::Regex;
 use rustix::process::{Signal, getpgrp, kill_process};
 use signal_hook::consts::SIGINT;
@@ -161,9 +161,9 @@ impl Child {
             command.stdout(stderr);
         }
         if let Some(group) = group {
-            group.place(&mut command).map_err(|error| cannot(&error))?;
+            group.enter_on_spawn(&mut command).map_err(|error| cannot(&error))?;
         }
-        goes_first(&mut command);
+        prefer_for_oom_kill(&mut command);
         let start = Instant::now();
         let mut child = command.spawn().map_err(|error| cannot(&error))?;
         if let Some(watch) = &watch {

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, after, never, select, unbounded};
-use onelayer_probe::{ChildGroup, goes_first};
+use onelayer_probe::{ChildGroup, prefer_for_oom_kill};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::child::ARGUMENT;
@@ -118,9 +118,9 @@ fn start(task: Task, group: Option<&ChildGroup>) -> Result<(Child, Receiver<Mess
         command.env(ALLOCATOR_VARIABLE, frugal_allocator(std::env::var_os(ALLOCATOR_VARIABLE)));
     }
     if let Some(group) = group {
-        group.place(&mut command).map_err(|error| cannot("place", &error))?;
+        group.enter_on_spawn(&mut command).map_err(|error| cannot("place", &error))?;
     }
-    goes_first(&mut command);
+    prefer_for_oom_kill(&mut command);
     let mut child = command.spawn().map_err(|error| {
         let problem = cannot("start", &error);
         if error.kind() == io::ErrorKind::NotFound { problem.help("/proc must be mounted") } else { problem }

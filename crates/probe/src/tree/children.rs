@@ -1,9 +1,9 @@
-//! Who is whose child.
+//! Finds the children of a process and the processes of a control group.
 //!
 //! `/proc/<pid>/task/<tid>/children` (kernel 3.5, `CONFIG_PROC_CHILDREN`) lists the children of one
-//! thread; a process's children are those of all its threads. Where the file does not exist, every
-//! process of the machine is asked for its parent. Both may miss a child that starts or ends during
-//! the reading, so the caller keeps whom it knows.
+//! thread; the children of all threads are those of the process. Without that file, the parent of
+//! every process on the machine is read. Both may miss a child that starts or ends meanwhile, so
+//! the caller remembers the processes it knows.
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use std::path::Path;
 
 use crate::Procfs;
 
-/// The ids of the children of `pid`, as far as they can be seen now.
+/// The ids of the visible children of `pid`.
 pub(super) fn children(procfs: &Procfs, pid: u32) -> Vec<u32> {
     let threads = procfs.root().join(pid.to_string()).join("task");
     children_of_threads(&threads).unwrap_or_else(|_| children_by_parent(procfs, pid))
@@ -33,7 +33,7 @@ fn children_of_threads(threads: &Path) -> io::Result<Vec<u32>> {
                 has_read_one = true;
                 found.extend(list.split_ascii_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
             }
-            // A thread that has just ended, unless none can be read at all.
+            // The thread has just ended, or no such file can be read at all.
             Err(error) => first_error = first_error.or(Some(error)),
         }
     }
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn without_those_files_parents_are_asked() {
+    fn without_those_files_parents_are_read() {
         let root = tempfile::tempdir().unwrap();
         for (pid, parent) in [(7, 1), (8, 7), (9, 8), (10, 7)] {
             let directory = root.path().join(pid.to_string());
