@@ -1,8 +1,8 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench: the JSON goes to stdout")]
 //! Measures the limits of this machine without this library, to compare loads with them.
 //!
-//! `cargo bench -p onelayer --bench device_limits -- [--device N] [--quick] [--only SECTION ...] [--file FILE
-//! ...] [--threads N ...] [--seconds N]`
+//! `cargo bench -p onelayer --bench device_limits -- [--device N] [--quick] [--only SECTION ...]
+//! [--file FILE ...] [--threads N ...] [--seconds N]`
 //!
 //! Prints one JSON object. Sections: `h2d` (host to device from registered huge pages, by chunk,
 //! ring and streams), `probe` (one row of it, to be measured again beside a load), `h2d_pageable`,

@@ -9,8 +9,8 @@
 )]
 //! Compares our loads with the limits of the machine, measured in the same run on the same files.
 //!
-//! `cargo bench -p onelayer --bench limits -- DIR [--rounds N] [--only cold|warm] [--io IO] [--threads N]
-//! [--pilot-mib N]`
+//! `cargo bench -p onelayer --bench limits -- DIR [--rounds N] [--only cold|warm] [--io IO]
+//! [--threads N] [--pilot-mib N]`
 //!
 //! The cold limit is the fastest plain direct reader. The warm limit is the fastest plain copy out
 //! of the page cache: into a ring of 64 MiB, into hot memory, and into fresh memory that keeps

@@ -4,8 +4,8 @@
 //! and buffer, in turns: cold (pages are dropped before every run, checked with `mincore`) and
 //! warm.
 //!
-//! `cargo bench -p onelayer --bench sources -- [--file X.safetensors | --size 1GiB] [--threads N] [--block
-//! 4MiB] [--buffer 64MiB] [--rounds N]`
+//! `cargo bench -p onelayer --bench sources -- [--file X.safetensors | --size 1GiB] [--threads N]
+//! [--block 4MiB] [--buffer 64MiB] [--rounds N]`
 //!
 //! Without a file, it creates one of random bytes in the temporary folder and removes it
 //! afterwards. Each line has the best and the median rate, and the median ratio to the plain reader

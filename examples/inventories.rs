@@ -6,8 +6,8 @@
 //! PATH is a folder of inventories (or of folders), or one file. `--names-only` drops the shapes,
 //! like an index file; `--sensitivity` varies the thresholds. `--scale`, without a PATH, times the
 //! grouping of large and hostile sets of names. `inventories/read.rs` describes the formats,
-//! `inventories/score.rs` the scoring. Prints one line per folder and one per miss. Exits with 1 if a
-//! tensor is lost, or a folder called `transformers` or `diffusers` is below its target.
+//! `inventories/score.rs` the scoring. Prints one line per folder and one per miss. Exits with 1 if
+//! a tensor is lost, or a folder called `transformers` or `diffusers` is below its target.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example reports to its terminal")]
 

@@ -1,7 +1,7 @@
 //! Streams a checkpoint layer by layer, like an engine, and prints the contents of each layer.
 //!
-//! `cargo run --release -p onelayer --example layers -- PATH [BUDGET_MIB] [buffered|mmap|direct] [none|host]
-//! [WINDOW]`
+//! `cargo run --release -p onelayer --example layers -- PATH [BUDGET_MIB] [buffered|mmap|direct]
+//! [none|host] [WINDOW]`
 #![allow(clippy::print_stdout, clippy::as_conversions, reason = "an example prints rounded numbers")]
 
 use std::error::Error;

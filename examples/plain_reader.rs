@@ -7,8 +7,8 @@
 //! N threads take blocks, in file order, from a shared counter. Each reads into its own part of one
 //! buffer, which is 2 MiB aligned, advised to use huge pages, and touched before the clock starts.
 //! Prints one line per round: bytes in the page cache at its start, bytes read, seconds, GiB/s.
-//! `--direct` opens with `O_DIRECT` and fails if that is refused, without fallback. `--cold` drops the
-//! files' pages before each round.
+//! `--direct` opens with `O_DIRECT` and fails if that is refused, without fallback. `--cold` drops
+//! the files' pages before each round.
 
 use std::io;
 use std::path::PathBuf;

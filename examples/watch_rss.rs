@@ -1,8 +1,8 @@
 //! `watch_rss [--interval-ms N] -- CMD [ARGS]`: runs a command and watches its memory from outside.
 //!
 //! An independent check of `loadcheck`'s numbers, so it shares no code with the library. It reads
-//! `/proc/<pid>/status`, keeps the last value of each process, and prints one line of JSON on stdout
-//! after the command has ended. The command's stdout goes to stderr. The exit code is the
+//! `/proc/<pid>/status`, keeps the last value of each process, and prints one line of JSON on
+//! stdout after the command has ended. The command's stdout goes to stderr. The exit code is the
 //! command's, or 128 + N after signal N.
 //!
 //! Changes after the last sample of a process are not seen; its high-water mark (`VmHWM`) covers
@@ -49,8 +49,8 @@ fn read_status(pid: u32) -> Option<Status> {
     })
 }
 
-/// `root` and all of its descendants, found by reading the parent of every process on the machine. A
-/// process stays known once seen, so one whose parent has ended is not lost.
+/// `root` and all of its descendants, found by reading the parent of every process on the machine.
+/// A process stays known once seen, so one whose parent has ended is not lost.
 fn family(root: u32, known: &BTreeMap<(u32, u64), Seen>) -> Vec<(u32, u64)> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {

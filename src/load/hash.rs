@@ -125,8 +125,8 @@ impl PieceHasher {
     }
 }
 
-/// Adds the next bytes. A long input is hashed by several threads: those of the rayon pool that this
-/// is called on, otherwise those of [`hash_pool`].
+/// Adds the next bytes. A long input is hashed by several threads: those of the rayon pool that
+/// this is called on, otherwise those of [`hash_pool`].
 pub(crate) fn update_hash(hasher: &mut Hasher, bytes: &[u8]) {
     if bytes.len() < PARALLEL_BYTES_MIN {
         hasher.update(bytes);

@@ -3,7 +3,8 @@
 //! measured and bounded.
 //!
 //! Each opening happens in a process of its own, since the peak belongs to the whole process.
-//! Figures are printed: `cargo test -p onelayer --release --test loader -- checkpoint_million --nocapture`.
+//! Figures are printed: `cargo test -p onelayer --release --test loader -- checkpoint_million
+//! --nocapture`.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests too")]
 

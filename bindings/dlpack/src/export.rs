@@ -60,8 +60,8 @@ pub unsafe fn export_for_stream(tensor: LoadedTensor, stream: u64) -> Result<Man
 /// [`ExportError`] if DLPack cannot describe the tensor.
 ///
 /// # Safety
-/// `memory.data` points to as many bytes as shape and type need, on `memory.device`. They stay valid
-/// until `owner` is dropped, and may be written to unless the tensor is flagged read-only.
+/// `memory.data` points to as many bytes as shape and type need, on `memory.device`. They stay
+/// valid until `owner` is dropped, and may be written to unless the tensor is flagged read-only.
 pub unsafe fn export_with<Owner: Send + 'static>(
     owner: Owner,
     memory: &Memory<'_>,

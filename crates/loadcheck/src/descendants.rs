@@ -2,8 +2,8 @@
 //!
 //! A shell may have started other processes before it became this program (`server & exec loadcheck
 //! ...`, as entry points of containers do). They are children of this process, but not its own:
-//! [`remember_strangers`] lists them. If such a process starts another one and leaves it behind as an
-//! orphan, that one counts as ours.
+//! [`remember_strangers`] lists them. If such a process starts another one and leaves it behind as
+//! an orphan, that one counts as ours.
 
 use std::sync::OnceLock;
 
@@ -16,14 +16,14 @@ type Identity = (u32, u64);
 /// The descendants of this process before it started any.
 static STRANGERS: OnceLock<Vec<Identity>> = OnceLock::new();
 
-/// Lists the descendants of this process that it did not start. Only the first call counts: it comes
-/// before this program starts its first child.
+/// Lists the descendants of this process that it did not start. Only the first call counts: it
+/// comes before this program starts its first child.
 pub(crate) fn remember_strangers() {
     STRANGERS.get_or_init(|| living_descendants(&[]));
 }
 
-/// Every living descendant that this program has started. Orphans have this process as their parent,
-/// since it is their reaper.
+/// Every living descendant that this program has started. Orphans have this process as their
+/// parent, since it is their reaper.
 pub(crate) fn descendants() -> Vec<Pid> {
     let found = living_descendants(STRANGERS.get().map_or(&[], Vec::as_slice));
     found.into_iter().filter_map(|(pid, _)| Pid::from_raw(i32::try_from(pid).ok()?)).collect()
@@ -53,8 +53,8 @@ fn living_descendants(strangers: &[Identity]) -> Vec<Identity> {
     found
 }
 
-/// A process and its parent, unless it is a zombie: fields 3, 4 and 22 of its `stat`. They follow the
-/// name, which may contain anything.
+/// A process and its parent, unless it is a zombie: fields 3, 4 and 22 of its `stat`. They follow
+/// the name, which may contain anything.
 fn living(pid: u32) -> Option<(Identity, u32)> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     let after_name = text.iter().rposition(|byte| *byte == b')')? + 1;

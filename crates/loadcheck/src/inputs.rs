@@ -1,4 +1,5 @@
-//! The files that describe a load: headers of a checkpoint, layer rules, `config.json`, device maps.
+//! The files that describe a load: headers of a checkpoint, layer rules, `config.json`, device
+//! maps.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

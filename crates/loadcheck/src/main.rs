@@ -19,8 +19,8 @@
 //! commands                                            one file a command
 //! ```
 //!
-//! Only `args` and `words` know clap, only `output` and `progress` the terminal. Reports, problems and
-//! exit codes are values.
+//! Only `args` and `words` know clap, only `output` and `progress` the terminal. Reports, problems
+//! and exit codes are values.
 
 mod args;
 mod commands;

@@ -102,7 +102,8 @@ impl Session {
 }
 
 impl Measurement {
-    /// The part of a report that all measured loads share. The caller adds the outcome and the reads.
+    /// The part of a report that all measured loads share. The caller adds the outcome and the
+    /// reads.
     pub(crate) fn run(&self, strategy: &str, elapsed: Duration, after_load: Option<&AfterLoad>) -> Run {
         let summary = &self.summary;
         let mut peak = peak(summary);

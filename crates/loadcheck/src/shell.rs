@@ -1,7 +1,7 @@
 //! Words of a shell: templates of commands (`--cmd 'python load.py {source}'`), and quoting.
 //!
-//! A template is split into words as a POSIX shell would, and never given to a shell. `{source}` and
-//! `{strategy}` are filled in afterwards: a path with blanks or quotes stays one word.
+//! A template is split into words as a POSIX shell would, and never given to a shell. `{source}`
+//! and `{strategy}` are filled in afterwards: a path with blanks or quotes stays one word.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};

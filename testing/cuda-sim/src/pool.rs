@@ -168,7 +168,8 @@ impl Sim {
         }
     }
 
-    /// `cuMemPoolDestroy`. Memory with a queued free is allowed (driver API); unfreed memory is not.
+    /// `cuMemPoolDestroy`. Memory with a queued free is allowed (driver API); unfreed memory is
+    /// not.
     pub(crate) fn destroy_pool(&mut self, handle: usize) -> Answer {
         if self.pool(handle)?.is_default {
             return Err(Code::INVALID_VALUE);

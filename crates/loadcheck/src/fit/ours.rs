@@ -1,5 +1,5 @@
-//! Our own loader or a simple strategy under a limit: a fresh worker, as `run` and `compare` start it,
-//! in a group.
+//! Our own loader or a simple strategy under a limit: a fresh worker, as `run` and `compare` start
+//! it, in a group.
 
 use onelayer_probe::ChildGroup;
 

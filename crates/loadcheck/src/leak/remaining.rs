@@ -57,7 +57,8 @@ impl RemainingMemory {
         }
     }
 
-    /// Memory that is left after a cycle's process has ended, and how many processes it left behind.
+    /// Memory that is left after a cycle's process has ended, and how many processes it left
+    /// behind.
     pub(crate) fn after_end(&self) -> (Held, usize) {
         let processes = OfProcesses::now();
         let own_bytes = processes
@@ -146,9 +147,9 @@ impl OfProcesses {
 }
 
 /// Decides, once for all points, whose device memory counts: the whole device's, which the points
-/// have, or that of the command's processes. A mixture would be a step, or hide one. `listed` has the
-/// bytes that the driver lists for the processes at each point. They count, and the answer is true,
-/// if there are enough of them for a slope. Before the driver lists a process, it used none.
+/// have, or that of the command's processes. A mixture would be a step, or hide one. `listed` has
+/// the bytes that the driver lists for the processes at each point. They count, and the answer is
+/// true, if there are enough of them for a slope. Before the driver lists a process, it used none.
 pub(crate) fn settle_vram(points: &mut [CyclePoint], listed: &[Option<u64>], warmup: u64) -> bool {
     let counted = points.iter().zip(listed).filter(|(point, _)| point.number > warmup);
     let count = counted.filter(|(_, bytes)| bytes.is_some()).count();

@@ -1,5 +1,5 @@
-//! Files that reports are written to: nothing is overwritten without `--force`, weights never, and a
-//! file appears complete or not at all.
+//! Files that reports are written to: nothing is overwritten without `--force`, weights never, and
+//! a file appears complete or not at all.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, ErrorKind, Write};

@@ -61,8 +61,8 @@ struct Line<'a, T> {
 }
 
 /// Writes one object a line, each with `schema` and `type`: `run`, `comparison`, `limit`, `hash`,
-/// `layer`, `plan`, `synth`, `convert`, `verification`, `fit` (one for each loader), `slope`, `check`,
-/// and last `summary`, which has the verdict and any error.
+/// `layer`, `plan`, `synth`, `convert`, `verification`, `fit` (one for each loader), `slope`,
+/// `check`, and last `summary`, which has the verdict and any error.
 pub(super) fn write_lines(report: &Report, to: &mut dyn Write) -> io::Result<()> {
     fn each<T: Serialize>(
         report: &Report,

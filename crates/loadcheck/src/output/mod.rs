@@ -191,8 +191,8 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Resolves the options. The endings `.html` and `.svg` mean a picture only where the command has
-    /// one.
+    /// Resolves the options. The endings `.html` and `.svg` mean a picture only where the command
+    /// has one.
     pub(crate) fn new(args: &OutputArgs, further: Further<'_>, terminal: &Terminal) -> Self {
         let target = args.output.clone().filter(|target| target.as_os_str() != "-");
         let asked = if args.json { FormatArg::Json } else { args.format };
@@ -212,8 +212,8 @@ impl Output {
         }
     }
 
-    /// The interval of the samples to keep, in milliseconds: `asked` for by `--timeline`, or else the
-    /// default if a picture needs samples.
+    /// The interval of the samples to keep, in milliseconds: `asked` for by `--timeline`, or else
+    /// the default if a picture needs samples.
     pub(crate) fn timeline_ms(&self, asked: Option<u64>) -> Option<u64> {
         let draws = self.format.is_picture() || self.exports.iter().any(|(format, _)| format.is_picture());
         asked.or_else(|| draws.then(|| u64::try_from(INTERVAL_DEFAULT.as_millis()).unwrap_or(u64::MAX)))

@@ -1,8 +1,8 @@
 //! How other loaders load: the simple strategies that `compare` puts beside our own, on the same
 //! files.
 //!
-//! Each does what a loader of its kind does, with one thread and without tricks, so that its numbers
-//! are typical.
+//! Each does what a loader of its kind does, with one thread and without tricks, so that its
+//! numbers are typical.
 //!
 //! | strategy | does | keeps |
 //! |---|---|---|
@@ -11,8 +11,8 @@
 //! | `pread` | reads one tensor at a time into memory of its own | the tensors, unless all is dropped |
 //! | `direct` | the same past the page cache | the same |
 //!
-//! At the end, every byte of every selected tensor has been in memory; with `read`, the bytes between
-//! them too. Everything that is kept stays until the [`Held`] is dropped.
+//! At the end, every byte of every selected tensor has been in memory; with `read`, the bytes
+//! between them too. Everything that is kept stays until the [`Held`] is dropped.
 
 use std::path::{Path, PathBuf};
 

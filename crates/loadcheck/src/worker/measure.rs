@@ -36,8 +36,8 @@ use crate::report::{Pass, Passes, Shares};
 pub(super) fn measure(task: &MeasureTask, cancel: &AtomicBool) -> Result<Finished, Vec<Problem>> {
     let config = &task.load;
     let one = |problem| vec![problem];
-    // Before the baseline: compiled patterns, a driver's context, and buffers for counting and comparing
-    // are the program's, not the load's.
+    // Before the baseline: compiled patterns, a driver's context, and buffers for counting and
+    // comparing are the program's, not the load's.
     let passes = Arc::new(Mutex::new(Vec::with_capacity(usize::try_from(config.passes.passes).unwrap_or(0))));
     let loader = open(config, &task.budgets, &passes).map_err(one)?;
     let vram = VramMeter::open(loader.device());

@@ -22,8 +22,8 @@ const NOTES_MAX: usize = 3;
 /// Loads and measures.
 ///
 /// # Errors
-/// The load did not start; [`Code::CannotBeMet`] if it `refuses` what memory cannot hold. A load that
-/// started and failed is a [`Finished`] with a problem in it.
+/// The load did not start; [`Code::CannotBeMet`] if it `refuses` what memory cannot hold. A load
+/// that started and failed is a [`Finished`] with a problem in it.
 pub(super) fn measure(
     config: &LoadConfig,
     strategy: SimpleStrategy,

@@ -1,5 +1,5 @@
-//! The task `Measure` with `--device-map`: a load onto several devices, host and disk. One tier after
-//! the other, each a stream whose layers are kept until all are there.
+//! The task `Measure` with `--device-map`: a load onto several devices, host and disk. One tier
+//! after the other, each a stream whose layers are kept until all are there.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

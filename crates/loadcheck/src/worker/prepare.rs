@@ -18,14 +18,16 @@ use crate::problem::{Code, Problem};
 /// First the device, then the checkpoint, so that all problems come at once.
 ///
 /// # Errors
-/// Everything that can be found wrong together. Without a source, no problem if the device is there.
+/// Everything that can be found wrong together. Without a source, no problem if the device is
+/// there.
 pub(super) fn prepare(
     config: &LoadConfig,
     has_source: bool,
     cache: Option<CacheArg>,
     cancel: &AtomicBool,
 ) -> Result<Checked, Vec<Problem>> {
-    // Between runs only the page cache is prepared: the device was decided on, and opening it takes time.
+    // Between runs only the page cache is prepared: the device was decided on, and opening it takes
+    // time.
     let looks_at_devices = cache.is_none();
     let (checkpoint, planned, mut notes) = match &config.device_map {
         Some(map) => tiers::prepare(config, map, has_source, looks_at_devices)?,

@@ -111,8 +111,8 @@ pub(crate) struct Crossing {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Message {
-    /// The device that `--device` stands for on this machine; the first message of `Prepare`, unless it
-    /// cannot be used.
+    /// The device that `--device` stands for on this machine; the first message of `Prepare`,
+    /// unless it cannot be used.
     Decided {
         /// Where layers go; never `auto`.
         device: Device,
@@ -181,8 +181,8 @@ pub(crate) struct Finished {
     pub(crate) problem: Option<Problem>,
 }
 
-/// Sends a message. A worker that cannot send ends at once, so that its parent does not take part of
-/// the messages for all of them.
+/// Sends a message. A worker that cannot send ends at once, so that its parent does not take part
+/// of the messages for all of them.
 pub(super) fn tell(message: &Message) {
     let mut line = serde_json::to_vec(message).expect("messages are plain data");
     line.push(b'\n');

@@ -23,8 +23,8 @@ const FLAG: &str = "--device-map";
 /// Checks devices, map and checkpoint against each other.
 ///
 /// # Errors
-/// Missing devices, a map that does not fit the checkpoint, tiers that are too small: everything that
-/// can be found together.
+/// Missing devices, a map that does not fit the checkpoint, tiers that are too small: everything
+/// that can be found together.
 pub(super) fn prepare(
     config: &LoadConfig,
     map: &DeviceMap,

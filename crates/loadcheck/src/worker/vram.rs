@@ -1,6 +1,6 @@
 //! Device memory during a load, counted in three ways: by NVML for this process, by NVML for the
-//! device, by the CUDA driver for the device. All counts are reported; the first way that answers is
-//! the preferred one.
+//! device, by the CUDA driver for the device. All counts are reported; the first way that answers
+//! is the preferred one.
 //!
 //! Only the first way tells this process from others. The other two include everybody, so their
 //! growth is this load's alone only on a device that nobody else uses meanwhile.

@@ -1,9 +1,9 @@
 //! Finds the directory of a process's control group.
 //!
-//! `/proc/<pid>/cgroup` has the group's path within its hierarchy. `/proc/<pid>/mountinfo` says which
-//! part of each hierarchy is mounted where. Both are needed: a container may see its group as `/`
-//! (a cgroup namespace), a host path with only its own subtree mounted, a hybrid of versions 1 and
-//! 2, or nothing.
+//! `/proc/<pid>/cgroup` has the group's path within its hierarchy. `/proc/<pid>/mountinfo` says
+//! which part of each hierarchy is mounted where. Both are needed: a container may see its group as
+//! `/` (a cgroup namespace), a host path with only its own subtree mounted, a hybrid of versions 1
+//! and 2, or nothing.
 //!
 //! | memberships | mounts | result |
 //! |---|---|---|

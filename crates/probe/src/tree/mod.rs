@@ -8,8 +8,8 @@
 //! Processes share pages, so there are two sums. The plain sum counts a shared page once per
 //! process. It is an upper bound and is taken at every interval. The exact sum counts each page
 //! once (`Pss` of
-//! `smaps_rollup`). The kernel walks all page tables for it, so it takes at most a fifth of the time
-//! and is taken only if it could be a new peak. For one process both sums are equal.
+//! `smaps_rollup`). The kernel walks all page tables for it, so it takes at most a fifth of the
+//! time and is taken only if it could be a new peak. For one process both sums are equal.
 //!
 //! Not seen: a process that starts and ends between two samples, and changes after a process's last
 //! sample. The kernel's peak of a [`ChildGroup`](super::ChildGroup) around the run covers both.
