@@ -1,10 +1,10 @@
 #![allow(missing_docs, reason = "a bench")]
-#![allow(dead_code, reason = "not all that benches share is used by each of them")]
-//! Narrowing: a load of 64 MiB of F32 from the page cache that drops its bytes, as they are and
-//! narrowed on the way. Bytes read per second, threads and ring of the load included: what
-//! narrowing costs is the ratio of the lines.
+#![allow(dead_code, reason = "each bench uses only a part of the shared code")]
+//! Casts to narrower types: a load of 64 MiB of F32 from the page cache that drops its bytes, with
+//! and without a cast. Prints bytes read per second for the whole load; the ratio of the lines is
+//! the cost of the cast.
 //!
-//! `cargo bench --bench cast`
+//! `cargo bench -p onelayer --bench cast`
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use onelayer::{Checkpoint, FloatType, IoMode, Loader, Target};

@@ -1,5 +1,5 @@
-"""The figures of `loadcheck convert`: memory, throughput against copying, another converter, casts, and that bytes do not depend on
-how they were made. Called by figures.py; every target is deleted again.
+"""Figures of `loadcheck convert`: memory, throughput against copying and another converter, casts, and
+bytes independent of options. Called by figures.py; every target is deleted.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ def cold(source):
 
 
 def convert(source, target, *flags, setup=None):
-    """A conversion into a target that is not there yet; its report, and the seconds of the whole process."""
+    """Converts to a new target. Returns the report and the seconds of the whole process."""
     shutil.rmtree(target, ignore_errors=True)
     words = [LOADCHECK, "convert", source, target, "--json", "-q", *flags]
     start = time.monotonic()
@@ -53,7 +53,7 @@ def four(args):
 
 
 def watched(source, target, *flags):
-    """A conversion seen from outside: the report, and the highest RSS that another process read from /proc."""
+    """Converts under watch_rss. Returns the report and the peak RSS read from /proc by another process."""
     shutil.rmtree(target, ignore_errors=True)
     out = ROOT / "target/figures-report.json"
     words = [RELEASE / "examples/watch_rss", "--interval-ms", "2", "--", LOADCHECK, "convert", source, target, "-q"]
@@ -110,7 +110,7 @@ def convert_cgroup(table, big, args):
 
 
 def synced(target):
-    """Seconds to bring a folder and its files to the disk."""
+    """Seconds to sync a folder and its files."""
     start = time.monotonic()
     subprocess.run(["sync", *target.iterdir(), target], check=True)
     return time.monotonic() - start
@@ -125,7 +125,7 @@ def copy(source, target):
 
 
 def copy_direct(source, target):
-    """`dd` past the page cache, file by file: what copying costs that leaves no pages to be written later."""
+    """Copies files with direct `dd`, so that no dirty pages are left."""
     target.mkdir()
     start = time.monotonic()
     for path in files(source):
@@ -139,7 +139,7 @@ def convert_throughput(table, big, args):
     gib = bytes_of(source) / GIB
 
     def rested(measure):
-        # Each begins with a cold source and a disk that has nothing left to do.
+        # Each starts with a cold source and an idle disk.
         shutil.rmtree(target, ignore_errors=True)
         subprocess.run(["sync"], check=True)
         cold(source)
@@ -188,7 +188,7 @@ def convert_peer(table, big, args):
     rounds = max(args.rounds, 5)
     a, b, ratio, low, high = compare(rounds, ours, theirs)
     shutil.rmtree(target)
-    # The worst of ours against the best of theirs.
+    # Our worst against their best.
     mine, other = max(memory["ours"]), min(memory["theirs"])
     table.add(
         what, must,
@@ -219,7 +219,7 @@ def convert_cast(table, big, args):
 
 
 def digests(folder):
-    """A hash of every file, the manifest aside: it names its source and the options."""
+    """A hash of every file except the manifest, which contains source and options."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != "onelayer.manifest.json":

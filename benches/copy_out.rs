@@ -8,14 +8,14 @@
     missing_docs,
     reason = "a bench"
 )]
-//! Ways to copy out of a file mapping against `pread`, warm or cold: what `docs/design.md` quotes
-//! for the choice of `process_vm_readv` on windows that are mapped for one read.
+//! Compares ways to copy out of a file mapping with `pread`, warm or cold. `docs/design.md` quotes
+//! it for the choice of `process_vm_readv` on windows that are mapped for one read.
 //!
-//! `cargo bench --bench copy_out -- FILE [THREADS [BLOCK_MIB [RING_MIB [cold]]]]`
+//! `cargo bench -p onelayer --bench copy_out -- FILE [THREADS [BLOCK_MIB [RING_MIB [cold]]]]`
 //!
 //! Each thread takes blocks from a shared counter and copies them into its part of one huge-page
-//! ring. All ways run in turn, five rounds; best and median are printed. All but `memcpy` survive a
-//! file that is truncated meanwhile.
+//! ring. All ways run in turn for five rounds; prints best and median. All but `memcpy` survive a
+//! truncated file.
 
 use std::fs::File;
 use std::io;
@@ -58,7 +58,9 @@ const WAYS: [(Way, &str); 10] = [
 fn main() -> io::Result<()> {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let Some(path) = words.first() else {
-        eprintln!("usage: cargo bench --bench copy_out -- FILE [THREADS [BLOCK_MIB [RING_MIB [cold]]]]");
+        eprintln!(
+            "usage: cargo bench -p onelayer --bench copy_out -- FILE [THREADS [BLOCK_MIB [RING_MIB [cold]]]]"
+        );
         return Ok(());
     };
     let number = |position: usize, default: usize| {
@@ -133,7 +135,7 @@ fn round(
     (len as f64) / start.elapsed().as_secs_f64() / (1u64 << 30) as f64
 }
 
-/// What some ways need per thread.
+/// Per-thread resources of some ways.
 struct Tools {
     pipe_in: File,
     pipe_out: File,
@@ -146,7 +148,7 @@ impl Tools {
         let mut ends = [0; 2];
         // SAFETY: the array has room for the two descriptors that pipe2 writes.
         assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
-        // SAFETY: the descriptor is new and belongs to nobody else.
+        // SAFETY: the descriptor is new and has no other owner.
         let pipe_out = unsafe { File::from_raw_fd(ends[0]) };
         // SAFETY: as above.
         let pipe_in = unsafe { File::from_raw_fd(ends[1]) };
@@ -173,8 +175,8 @@ fn copy(
             }
             let start = whole.as_ptr().wrapping_add(offset);
             readv(start, target)?;
-            // SAFETY: the mapping is shared, read-only and nobody holds a reference into it, so dropping its
-            // pages changes nothing that is observable.
+            // SAFETY: the mapping is shared and read-only, without references into it, so dropping
+            // its pages changes nothing observable.
             let rc = unsafe { libc::madvise(start.cast_mut().cast(), target.len(), libc::MADV_DONTNEED) };
             assert_eq!(rc, 0);
             return Ok(());
@@ -194,7 +196,8 @@ fn copy(
     match way {
         Way::WindowReadv | Way::WindowReadvNoPopulate | Way::WindowReadvWillNeed => readv(start, target)?,
         Way::WindowMemcpy => {
-            // SAFETY: both hold `target.len()` bytes and do not overlap; nobody truncates the file here.
+            // SAFETY: both have `target.len()` bytes and do not overlap; the file is not truncated
+            // here.
             unsafe { std::ptr::copy_nonoverlapping(start, target.as_mut_ptr(), target.len()) };
         }
         Way::WindowProcMem => tools.memory.read_exact_at(target, start.addr() as u64)?,

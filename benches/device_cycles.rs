@@ -1,13 +1,12 @@
-//! Loads a checkpoint onto a CUDA device and unloads it, again and again in one process, and tells
-//! what each round left behind.
+//! Repeatedly loads a checkpoint to a CUDA device and unloads it, in one process, and prints the
+//! memory after each round.
 //!
 //! ```text
-//! cargo bench --bench device_cycles -- CHECKPOINT [--device N] [--cycles N] [--budget BYTES]
+//! cargo bench -p onelayer --bench device_cycles -- CHECKPOINT [--device N] [--cycles N] [--budget BYTES]
 //! ```
 //!
 //! Prints one JSON object. Exit code 1 if a load fails, 2 for wrong usage, 4 without a usable
-//! device. It judges nothing: memory of the device is everybody's, and what others take meanwhile
-//! is not ours to explain.
+//! device. It does not judge the numbers, since other processes may use the device, too.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a program of measurements")]
 
 use std::process::ExitCode;
@@ -40,7 +39,7 @@ fn arguments() -> Option<Arguments> {
     (!found.checkpoint.is_empty()).then_some(found)
 }
 
-/// Bytes that are free on the device.
+/// Free bytes on the device.
 fn free_bytes(loader: &Loader) -> Option<u64> {
     loader.device().memory().ok().flatten().map(|memory| memory.free_bytes)
 }

@@ -1,15 +1,14 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench: the JSON goes to stdout")]
-//! What this machine can do at best: the limits that loads are held against, measured without this
-//! library.
+//! Measures the limits of this machine without this library, to compare loads with them.
 //!
-//! `cargo bench --bench device_limits -- [--device N] [--quick] [--only SECTION ...] [--file FILE
-//! ...] [--threads N ...] [--seconds N]`
+//! `cargo bench -p onelayer --bench device_limits -- [--device N] [--quick] [--only SECTION ...]
+//! [--file FILE ...] [--threads N ...] [--seconds N]`
 //!
 //! Prints one JSON object. Sections: `h2d` (host to device from registered huge pages, by chunk,
 //! ring and streams), `probe` (one row of it, to be measured again beside a load), `h2d_pageable`,
 //! `d2h`, `registration`, `allocation`, and with files `fill` (page cache to ring by threads),
 //! `fill_and_copy` (both at once), `disk` (cold). `--quick` makes one short pass of few rows. Rows
-//! that no longer fit `--seconds` are left out, and their sections are named in `cut_short`.
+//! that no longer fit `--seconds` are left out, and `cut_short` lists their sections.
 //!
 //! GB are 10^9 bytes. Exit codes: 0 measured (a row that failed holds `error`), 2 wrong usage, 4 no
 //! usable driver or device, with `{"error": ...}`; the sections `fill` and `disk` alone need none.
@@ -42,7 +41,7 @@ mod residency;
 
 const DEVICE_SECTIONS: [&str; 6] = ["h2d", "h2d_pageable", "d2h", "registration", "allocation", "probe"];
 const FILE_SECTIONS: [&str; 2] = ["fill", "disk"];
-/// Needs both.
+/// Sections that need files and a device.
 const BOTH: &str = "fill_and_copy";
 
 struct Options {
@@ -190,8 +189,7 @@ fn number<T: std::str::FromStr>(flag: &str, value: &str) -> Result<T, String> {
     value.parse().map_err(|_| format!("{flag} {value}: not a number"))
 }
 
-/// The sections that were asked for; without any, all but `probe`, those with files only where
-/// there are files.
+/// The requested sections. Default: all but `probe`, and those with files only if files are given.
 fn chosen(asked: Vec<String>, has_files: bool) -> Result<Vec<String>, String> {
     let with_files = FILE_SECTIONS.iter().chain([&BOTH]);
     if asked.is_empty() {

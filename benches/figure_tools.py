@@ -1,4 +1,4 @@
-"""What the figures share: the programs, their reports, memory groups, comparisons in rounds, and the table."""
+"""Shared by the figures: programs, reports, memory groups, interleaved comparisons, and the table."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def synth(folder, preset, *flags):
 
 
 def run(folder, *flags, setup=None):
-    """One `loadcheck run`; its report."""
+    """Runs `loadcheck run` and returns its report."""
     words = [LOADCHECK, "run", folder, "--json", "-q", *flags]
     done = subprocess.run([str(w) for w in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=setup)
     if done.returncode != 0:
@@ -59,7 +59,7 @@ class Table:
 
 
 class Group:
-    """A memory cgroup with a limit, v1 or v2; needs the right to make one."""
+    """A memory cgroup with a limit, v1 or v2; needs permission to create one."""
 
     def __init__(self, limit):
         v1 = pathlib.Path("/sys/fs/cgroup/memory")
@@ -76,7 +76,7 @@ class Group:
         (self.path / "cgroup.procs").write_text("0" if (self.path / "memory.max").exists() else str(os.getpid()))
 
     def peak(self):
-        """The most that the group was ever charged, pages of files included; None where the kernel does not say."""
+        """Peak usage of the group, page cache included; None if the kernel does not report it."""
         for name in ("memory.max_usage_in_bytes", "memory.peak"):
             if (self.path / name).exists():
                 return int((self.path / name).read_text())
@@ -86,7 +86,7 @@ class Group:
 
 
 def compare(rounds, ours, theirs):
-    """Interleaved rounds, the order turning: medians of both and of the ratio within a round."""
+    """Interleaved rounds in alternating order: medians of both, and of the ratio within a round."""
     left, right = [], []
     for number in range(rounds):
         pair = [(left, ours), (right, theirs)]

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Measures every figure that the README and docs/design.md quote, and prints one table.
+"""Measures every figure quoted in README and docs/design.md, and prints one table.
 
     python3 benches/figures.py DIR [--only NAME ...] [--rounds 3] [--python PYTHON] [--save]
 
-DIR gets a 17 GB checkpoint (a gemma-7b of random bytes) and smaller ones, made once and kept until deleted by
-hand; the figures whose names begin with `convert` write up to 17 GB more, and delete it. `--python` names an interpreter
-with the packages `safetensors` and `blake3`, for the comparison with the reference reader, and `torch`, for that with another
-converter; without it, fixtures/reference_hashes.json (made the same way) stands in for the small checkpoints and the rest is
-skipped, aloud. `--save` writes benches/results/DATE-figures.md.
+DIR gets a 17 GB checkpoint (a gemma-7b of random bytes) and smaller ones, which are kept until you delete
+them. Figures whose names begin with `convert` temporarily write up to 17 GB more. `--python` names an
+interpreter with the packages `safetensors` and `blake3` for the comparison with the reference reader, and
+`torch` for the comparison with another converter. Without it, fixtures/reference_hashes.json (computed the
+same way) replaces them for the small checkpoints, and the table says what is skipped. `--save` writes
+benches/results/DATE-figures.md.
 
-Ratios are taken within a round, against a yardstick that ran next to it; rounds alternate, and the table shows
-median and spread. Cold means that the program checked it: no page of the files was cached when the clock started.
+Ratios are taken within a round, against a baseline that ran next to it. The table has median and spread. Cold
+means that no page of the files was cached when the clock started, which the program checks.
 """
 
 import argparse
@@ -30,15 +31,15 @@ from figure_tools import LOADCHECK, MIB, RELEASE, ROOT, Group, Table, compare, f
 
 
 def build():
-    names = ["plain_reader", "watch_rss", "inventories"]
-    words = ["cargo", "build", "--release", "--bins"] + [w for n in names for w in ("--example", n)]
-    subprocess.run(words, cwd=ROOT, check=True)
-    words = ["cargo", "test", "--release", "--no-run", "--test", "checkpoint_million"]
-    subprocess.run(words, cwd=ROOT, check=True)
+    examples = [word for name in ("plain_reader", "watch_rss", "inventories") for word in ("--example", name)]
+    cargo = lambda *words: subprocess.run(["cargo", *words], cwd=ROOT, check=True)
+    cargo("build", "--release", "-p", "loadcheck")
+    cargo("build", "--release", "-p", "onelayer", *examples)
+    cargo("test", "--release", "-p", "onelayer", "--no-run", "--test", "loader")
 
 
 def watched(folder, *flags):
-    """A run seen from outside: the report, and the highest RSS that another process read from /proc."""
+    """Runs under watch_rss. Returns the report and the peak RSS read from /proc by another process."""
     target = ROOT / "target/figures-report.json"
     words = [RELEASE / "examples/watch_rss", "--interval-ms", "2", "--", LOADCHECK, "run", folder, "-q", "--force"]
     words += ["--format", "json", "-o", target, *flags]
@@ -66,7 +67,7 @@ def host(table, big, args):
     for io in ("buffered", "mmap", "direct"):
         report = run(big, "--device", "host", "--window", "1", "--io", io)
         one = report["runs"][0]
-        # The largest layer as an arena: rounded up to 2 MiB.
+        # The arena of the largest layer: rounded up to 2 MiB.
         largest = report["source"]["largest_layer"]["bytes"]
         limit = largest + 80 * MIB
         back = one["after_unload"]["rss_bytes"] - one["baseline"]["rss_bytes"]
@@ -84,7 +85,7 @@ def small(table, big, args):
 
 
 def reference_hashes(big, python):
-    """Name -> BLAKE3 as the safetensors package of Python reads the bytes."""
+    """Name -> BLAKE3 of the bytes read by Python's safetensors package."""
     code = (
         "import sys, json, blake3, safetensors\n"
         "for path in sys.argv[1:]:\n"
@@ -177,7 +178,7 @@ def checkpoints(table, big, args):
 
 def million(table, big, args):
     out = subprocess.run(
-        ["cargo", "test", "--release", "--test", "checkpoint_million", "--", "--nocapture"],
+        ["cargo", "test", "--release", "-p", "onelayer", "--test", "loader", "--", "checkpoint_million", "--nocapture"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )
     lines = [line for line in out.stdout.decode().splitlines() if "1000000" in line or "10^6" in line or "million" in line.lower()]

@@ -1,10 +1,10 @@
 #![allow(missing_docs, clippy::print_stderr, reason = "a bench")]
-#![allow(dead_code, reason = "not all that benches share is used by each of them")]
-//! Filling slots: every source reads a file of 64 MiB in reads of 4 MiB, by one thread and by two,
-//! into one slot for each thread. The file is in the page cache (`mincore` was asked), so that
-//! buffered and mapped reads copy from there; direct reads come from the disk all the same.
+#![allow(dead_code, reason = "each bench uses only a part of the shared code")]
+//! Filling slots: every source reads a file of 64 MiB in reads of 4 MiB, with one and two threads,
+//! into one slot per thread. The file is in the page cache (checked with `mincore`), so buffered
+//! and mapped reads copy from there; direct reads still come from the disk.
 //!
-//! `cargo bench --bench fill`
+//! `cargo bench -p onelayer --bench fill`
 
 use std::thread;
 
@@ -73,7 +73,7 @@ fn requests(checkpoint: &Checkpoint) -> Vec<ReadRequest> {
     starts.map(request).collect()
 }
 
-/// Every thread reads every so many-th request into its slot.
+/// Each thread reads every n-th request into its slot, for n threads.
 fn read(source: &dyn Source, requests: &[ReadRequest], threads: usize, memory: &mut [u8]) {
     let slot_bytes = memory.len() / threads;
     thread::scope(|scope| {

@@ -1,9 +1,8 @@
 #![allow(missing_docs, reason = "a bench")]
-#![allow(dead_code, reason = "not all that benches share is used by each of them")]
-//! Reading headers: `Checkpoint::open` on one file, whose header is in the page cache. Bytes of
-//! header per second.
+#![allow(dead_code, reason = "each bench uses only a part of the shared code")]
+//! Reading headers: `Checkpoint::open` on one file with a cached header. Header bytes per second.
 //!
-//! `cargo bench --bench header`
+//! `cargo bench -p onelayer --bench header`
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use onelayer::Checkpoint;
@@ -29,7 +28,7 @@ fn open(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Names as checkpoints of experts have them: long, and alike.
+/// Long and similar names, as in mixture-of-experts checkpoints.
 fn tensors(count: usize) -> Vec<Tensor> {
     let name =
         |index: usize| format!("model.layers.{}.mlp.experts.{}.down_proj.weight", index / 384, index % 384);

@@ -1,4 +1,4 @@
-#![allow(unsafe_code, reason = "asks mincore what is cached; copies out of mappings")]
+#![allow(unsafe_code, reason = "calls mincore; copies out of mappings")]
 #![allow(
     missing_docs,
     clippy::as_conversions,
@@ -7,20 +7,19 @@
     clippy::print_stderr,
     reason = "a bench"
 )]
-//! Ours against the limits of the machine, measured in the same run, on the files of one
-//! checkpoint.
+//! Compares our loads with the limits of the machine, measured in the same run on the same files.
 //!
-//! `cargo bench --bench limits -- DIR [--rounds N] [--only cold|warm] [--io IO] [--threads N]
-//! [--pilot-mib N]`
+//! `cargo bench -p onelayer --bench limits -- DIR [--rounds N] [--only cold|warm] [--io IO]
+//! [--threads N] [--pilot-mib N]`
 //!
-//! Cold: the fastest plain direct reader. Warm: the fastest plain copy out of the page cache, into
-//! a ring of 64 MiB that is used in turn, into hot memory, and into fresh memory that keeps
-//! everything, each the fastest of many shapes. A pilot chooses three shapes for each kind; these
-//! run in turns with ours, each round beginning with another; the limit is the shape with the
-//! highest median. Ratios are taken within rounds: median, least and most. A/A is the limit against
-//! itself in the round before: what a ratio may differ by for no reason.
+//! The cold limit is the fastest plain direct reader. The warm limit is the fastest plain copy out
+//! of the page cache: into a ring of 64 MiB, into hot memory, and into fresh memory that keeps
+//! everything. A pilot chooses three shapes (threads, block size) for each kind. These run in turns
+//! with ours, each round in another order; the limit is the shape with the highest median. Ratios
+//! are taken within rounds: median, minimum and maximum. A/A is the ratio of the limit to itself in
+//! the previous round, which shows the noise.
 //!
-//! Cold means that `mincore` found less than 1 % of the files cached, warm that it found 99 %.
+//! Cold: `mincore` found less than 1 % of the files cached. Warm: it found at least 99 %.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -47,7 +46,7 @@ mod ways;
 const MIB: usize = 1 << 20;
 const RING_BYTES: usize = 64 * MIB;
 const GIB: f64 = (1u64 << 30) as f64;
-/// Shapes of each kind that the pilot lets through.
+/// Number of shapes per kind that the pilot keeps.
 const FINALISTS: usize = 3;
 
 struct Options {
@@ -67,22 +66,22 @@ enum State {
     Warm,
 }
 
-/// What the rounds compare.
+/// A participant of the rounds.
 #[derive(Clone, Copy)]
 enum Contestant {
     Plain(Shape),
-    /// The device that it loads to.
+    /// The target of the load.
     Ours(Target),
 }
 
-/// What is measured against what.
+/// A limit and the loads compared with it.
 struct Kind {
     title: &'static str,
     target: Target,
     shapes: Vec<Shape>,
 }
 
-/// Limits of one kind, ours that is held against them, and all rates in GiB/s by round.
+/// Limits of one kind, our load, and all rates in GiB/s by round.
 struct Contest {
     state: State,
     /// Everything is in memory at the end.
@@ -94,7 +93,7 @@ struct Contest {
 fn main() {
     let Some(options) = parse() else {
         eprintln!(
-            "usage: cargo bench --bench limits -- DIR [--rounds N] [--only cold|warm] [--io IO] [--threads N]"
+            "usage: cargo bench -p onelayer --bench limits -- DIR [--rounds N] [--only cold|warm] [--io IO] [--threads N]"
         );
         return;
     };
@@ -120,15 +119,15 @@ fn main() {
     }
 }
 
-/// A limit that copies wrongly is no limit.
+/// Checks that the ways copy correctly.
 fn check_copies(target: &mut [u8]) {
     let source: Vec<u8> =
         (0..10_007_u32).map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
     for copy in StreamCopy::available() {
         for (from, to, len) in [(0, 0, 8192), (1, 0, 10_006), (3, 64, 255), (5, 1, 777)] {
             target[..source.len() + 64].fill(0);
-            // SAFETY: source and buffer hold so many bytes from there, apart from each other; what the
-            // processor lacks is not available.
+            // SAFETY: source and buffer have as many bytes and do not overlap; only ways supported
+            // by the processor are available.
             unsafe { copy.copy(source[from..].as_ptr(), target[to..].as_mut_ptr(), len) };
             assert_eq!(target[to..][..len], source[from..][..len], "{}", copy.name());
             assert_eq!(target[to + len], 0, "{}", copy.name());
@@ -136,7 +135,7 @@ fn check_copies(target: &mut [u8]) {
     }
 }
 
-/// What there is to measure in a state, and the shapes that its limit is chosen from.
+/// The measurements of a cache state, and the candidate shapes for its limit.
 fn kinds(options: &Options, state: State) -> Vec<Kind> {
     let threads = options.threads;
     let mut kinds = match state {
@@ -152,7 +151,7 @@ fn kinds(options: &Options, state: State) -> Vec<Kind> {
             let blocks = [256 << 10, MIB, 4 * MIB];
             let turns = copy_shapes(threads, &blocks, |_, _| Some(RING_BYTES));
             let hot = copy_shapes(threads, &blocks, |threads, block_bytes| Some(threads * block_bytes));
-            // Fresh memory costs more than what blocks differ by.
+            // Fresh memory costs more than the difference between block sizes.
             let fresh = copy_shapes(threads, &blocks[2..], |_, _| None);
             vec![
                 Kind { title: "warm, against a ring of 64 MiB in turn", target: Target::None, shapes: turns },
@@ -199,7 +198,7 @@ fn copy_shapes(
 }
 
 impl Contest {
-    /// Lets every shape of a kind read a part of the files, twice, and keeps the fastest.
+    /// Runs every shape of a kind twice on a part of the files, and keeps the fastest.
     fn pilot(options: &Options, state: State, kind: Kind, buffer: &mut [u8]) -> Self {
         let Kind { title, target, shapes } = kind;
         let keeps = target == Target::Host;
@@ -258,7 +257,7 @@ impl Contest {
     }
 }
 
-/// Prints a median with the least and the greatest value.
+/// Formats a median with minimum and maximum.
 struct Spread<'a>(&'a [f64]);
 
 impl std::fmt::Display for Spread<'_> {
@@ -275,8 +274,7 @@ fn median(values: &[f64]) -> f64 {
     sorted[sorted.len() / 2]
 }
 
-/// GiB per second of what returns the bytes that it moved. Giving back what it holds comes after
-/// the clock.
+/// GiB per second of `work`, which returns the moved bytes. Freeing its result is not timed.
 fn rate<T>(work: impl FnOnce() -> (usize, T)) -> f64 {
     let start = Instant::now();
     let (bytes, held) = work();
@@ -301,7 +299,7 @@ fn ours(options: &Options, target: Target) -> (usize, Model) {
     (usize::try_from(bytes).expect("64 bits"), model)
 }
 
-/// Brings the files into a state, and checks it; and makes memory ready for what is kept.
+/// Brings the files into a cache state, checks it, and prepares memory for the kept data.
 fn prepare(options: &Options, state: State, kept_bytes: Option<usize>) {
     reach(options, state);
     if let Some(bytes) = kept_bytes {
@@ -326,8 +324,8 @@ fn reach(options: &Options, state: State) {
     }
 }
 
-/// Touches memory and gives it back: the host of a virtual machine takes pages away that are free
-/// for some seconds, and the next one to touch them would pay for that.
+/// Touches memory and frees it. The host of a virtual machine reclaims pages that are free for some
+/// seconds, and the next touch would be slow.
 fn back_memory(bytes: usize) {
     let mut memory = MmapMut::map_anon(bytes + bytes / 8).expect("memory");
     memory.advise(Advice::HugePage).expect("advice");
@@ -336,7 +334,7 @@ fn back_memory(bytes: usize) {
     }
 }
 
-/// Reads a file from its beginning in large blocks, which lets the kernel use large pages for it.
+/// Reads a file from its start in large blocks, so that the kernel can use large pages.
 fn read_in(path: &Path) -> io::Result<()> {
     let mut block = vec![0; 8 * MIB];
     let mut file = File::open(path)?;
@@ -344,8 +342,8 @@ fn read_in(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What copying costs where no file is involved: from memory of 256 MiB into the ring's size, by
-/// all threads.
+/// Copy rate without files: from 256 MiB of memory into a buffer of the ring's size, by all
+/// threads.
 fn memory(options: &Options) -> String {
     let mut source = HugeBuffer::new(256 * MIB).expect("memory");
     let mut target = HugeBuffer::new(RING_BYTES).expect("memory");

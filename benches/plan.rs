@@ -1,9 +1,8 @@
 #![allow(missing_docs, reason = "a bench")]
-#![allow(dead_code, reason = "not all that benches share is used by each of them")]
-//! Planning: tensors to layers, and layers to reads and copies, from a checkpoint whose headers
-//! have been read. Tensors per second.
+#![allow(dead_code, reason = "each bench uses only a part of the shared code")]
+//! Planning an open checkpoint: tensors to layers, layers to reads and copies. Tensors per second.
 //!
-//! `cargo bench --bench plan`
+//! `cargo bench -p onelayer --bench plan`
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use onelayer::plan::PlanLimits;

@@ -1,8 +1,8 @@
 #![allow(missing_docs, reason = "a bench")]
-//! The ring: taking slots and giving them back, by one thread, by two that contend, and from one
-//! thread to another as in a load. Slots per second; a load at 20 GB/s takes about 5000.
+//! The ring: taking and returning slots, with one thread, with two contending threads, and from one
+//! thread to another as in a load. Slots per second; a load at 20 GB/s needs about 5000.
 //!
-//! `cargo bench --bench ring`
+//! `cargo bench -p onelayer --bench ring`
 
 use std::sync::mpsc;
 use std::thread;
@@ -15,7 +15,7 @@ mod criteria;
 
 const SLOTS: u32 = 16;
 const SLOT_BYTES: u64 = 4 << 20;
-/// Slots that are taken in one iteration, so that starting threads is a small part of it.
+/// Slots per iteration, so that starting threads is a small part of it.
 const TAKES: u32 = 20_000;
 
 fn ring(criterion: &mut Criterion) {

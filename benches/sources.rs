@@ -1,16 +1,16 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a bench")]
-#![allow(clippy::as_conversions, clippy::cast_precision_loss, reason = "figures for people")]
-//! The sources against the plain reader, on the same file, with the same block size, threads and
-//! buffer, in turns: cold (pages dropped before every run, `mincore` says how many stayed) and
+#![allow(clippy::as_conversions, clippy::cast_precision_loss, reason = "rounded figures")]
+//! Compares the sources with the plain reader on the same file, with the same block size, threads
+//! and buffer, in turns: cold (pages are dropped before every run, checked with `mincore`) and
 //! warm.
 //!
-//! `cargo bench --bench sources -- [--file X.safetensors | --size 1GiB] [--threads N] [--block
-//! 4MiB] [--buffer 64MiB] [--rounds N]`
+//! `cargo bench -p onelayer --bench sources -- [--file X.safetensors | --size 1GiB] [--threads N]
+//! [--block 4MiB] [--buffer 64MiB] [--rounds N]`
 //!
-//! Without a file, one of random bytes is made in the temporary folder and removed afterwards. Each
-//! line shows the best and the median rate, and the median of the ratios to the plain reader of the
-//! same round: `direct` and, cold, every other source is compared with plain direct and plain
-//! buffered reads.
+//! Without a file, it creates one of random bytes in the temporary folder and removes it
+//! afterwards. Each line has the best and the median rate, and the median ratio to the plain reader
+//! of the same round: `direct` and, cold, every other source is compared with plain direct and
+//! plain buffered reads.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -79,7 +79,7 @@ fn main() {
         let mut cached_most = 0;
         // The first round warms up.
         for round in 0..=options.rounds {
-            // Each round begins with another reader, so that none always follows the same one.
+            // Each round starts with another reader, so that none always follows the same one.
             for turn in 0..readers.len() {
                 let index = (round + turn) % readers.len();
                 if cold {
@@ -117,8 +117,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Blocks of every file from its first byte on, as a plan would lay them out; a payload is what of
-/// a block is tensor bytes.
+/// Blocks of every file from its first byte on, as in a plan. The payload of a block is its tensor
+/// bytes.
 fn requests(checkpoint: &Checkpoint, block_bytes: usize) -> Vec<ReadRequest> {
     let block_bytes = u64::try_from(block_bytes).expect("64 bits");
     let mut requests = Vec::new();

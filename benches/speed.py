@@ -1,5 +1,6 @@
-"""The figures of speed: cold against fio, warm against the fastest copy, automatic against fixed sources, under limits, and what a load
-leaves in the page cache. Called by figures.py; what is generated beside the two large checkpoints is deleted again.
+"""Figures of speed: cold against fio, warm against the fastest copy, automatic against fixed sources, under
+limits, and pages left in the cache. Called by figures.py; deletes its generated files, except the two
+large checkpoints.
 """
 
 import json
@@ -23,14 +24,14 @@ SOURCES = ("buffered", "mmap", "direct", "uring")
 
 
 def began_as_asked(report):
-    """Whether the page cache was as asked for when the load began, and somebody could tell."""
+    """True if the page cache was known to be in the requested state when the load began."""
     found = report["runs"][0]["cache"]
     share = found["cached_share"]
     return found["asked"] == "asis" or share is not None and (share < 0.01 if found["asked"] == "cold" else share > 0.99)
 
 
 def measured(*words, **options):
-    """The report of a run that began as asked: where somebody takes pages away meanwhile, it is run again."""
+    """The report of a run from the requested cache state; repeats the run if pages were evicted."""
     for _ in range(5):
         report = run(*words, **options)
         if began_as_asked(report):
@@ -59,7 +60,7 @@ def cores():
 
 
 class FioMemory:
-    """Huge pages for fio's buffers: with small ones it is half as fast on a virtual disk, and no yardstick."""
+    """Huge pages for fio's buffers: with small pages it is half as fast on a virtual disk."""
 
     def __enter__(self):
         self.before = HUGE_PAGES.read_text()
@@ -72,7 +73,7 @@ class FioMemory:
 
 
 def fio(folder, engine, block, depth, memory, *more):
-    """GB/s of one pass over the files, past the page cache."""
+    """GB/s of one direct pass over the files."""
     cache.prepare(files(folder), "cold")
     words = ["fio", "--name=read", f"--filename={':'.join(map(str, files(folder)))}", "--rw=read", "--direct=1", "--readonly"]
     words += [f"--ioengine={engine}", f"--bs={block}", f"--iodepth={depth}", "--thread", "--numjobs=1", f"--mem={memory}"]
@@ -106,7 +107,7 @@ def speed_cold(table, big, args):
         memory = huge.memory or "malloc"
         pilot = {way: max(fio_rate(big, way, memory) for _ in range(2)) for way in FIO_WAYS}
         fastest = sorted(pilot, key=pilot.get)[-2:]
-        # The two fastest of the pilot again, in turns: a pilot of one pass each finds luck as well as speed.
+        # Repeat the two fastest of the pilot in turns: a single pass may be luck.
         best = max(fastest, key=lambda way: statistics.median(fio_rate(big, way, memory) for _ in range(3)))
         theirs = lambda: fio_rate(big, best, memory)
         ours = lambda: rate(measured(big, "--device", "none", "--io", "auto", "--cache", "cold"))
@@ -128,7 +129,7 @@ def speed_cold(table, big, args):
 def speed_warm(table, big, args):
     """Chosen and measured by benches/limits.rs: pread, copies and non-temporal copies out of mappings, blocks of 256 KiB to 4 MiB."""
     rounds = max(args.rounds, 9)
-    words = ["cargo", "bench", "--bench", "limits", "--", four(args), "--only", "warm", "--rounds", rounds]
+    words = ["cargo", "bench", "-p", "onelayer", "--bench", "limits", "--", four(args), "--only", "warm", "--rounds", rounds]
     text = subprocess.run([str(w) for w in words], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout.decode()
     for title, must in (("warm, against a ring of 64 MiB in turn", 0.92), ("warm, against hot memory", None)):
         section = text[text.index(title):]
@@ -145,7 +146,7 @@ def speed_warm(table, big, args):
 
 
 def prepare_half(source):
-    """Every second stretch of 64 MiB of each file in the page cache."""
+    """Caches every second 64 MiB of each file."""
     cache.prepare(files(source), "cold")
     stretch = 64 * MIB
     for path in files(source):
@@ -166,7 +167,7 @@ def auto_against_fixed(table, source, state, prepare, rounds):
     def pace(io):
         return statistics.median(rates[io])
 
-    # A few rounds of all, then as many more of those that come near the best: that is what the disk's spread hides.
+    # A few rounds of all, then more rounds of the sources near the best, because of the disk's spread.
     usable = list(SOURCES)
     rates = {io: [] for io in ("auto", *usable)}
     for number in range(3 * rounds):
@@ -197,7 +198,7 @@ def speed_tmpfs(table, big, args):
     memory = pathlib.Path("/dev/shm/onelayer-figures")
     try:
         small = synth(memory, "mistral-7b", "--layers", "3")
-        # Loads of a tenth of a second each: it takes more of them.
+        # Loads of a tenth of a second need more rounds.
         auto_against_fixed(table, small, "1.8 GB on tmpfs", lambda: None, 3 * max(args.rounds, 7))
     finally:
         shutil.rmtree(memory, ignore_errors=True)
@@ -231,12 +232,12 @@ def speed_cgroup(table, big, args):
 
 
 def cached_bytes(folder):
-    """Bytes of the files that are cached, as mincore(2) tells it."""
+    """Cached bytes of the files, from mincore(2)."""
     return round(cache.cached_share(files(folder)) * sum(path.stat().st_size for path in files(folder)))
 
 
 def page_cache_bytes():
-    """All of the machine's page cache."""
+    """Size of the machine's page cache."""
     lines = dict(line.split(":") for line in open("/proc/meminfo"))
     return int(lines["Cached"].split()[0]) * 1024
 
@@ -265,10 +266,10 @@ def speed_cpu(table, big, args):
 
 
 def write_tensors(path, sizes):
-    """A checkpoint of U8 tensors of random bytes, one after the other."""
+    """A checkpoint of contiguous U8 tensors of random bytes."""
     header, offset = {}, 0
     for number, size in enumerate(sizes):
-        # Named as those that are so many and so small: experts.
+        # Named like experts, which are many and small.
         header[f"model.layers.{number * 32 // len(sizes)}.mlp.experts.{number % (-(-len(sizes) // 32))}.up_proj.weight"] = {"dtype": "U8", "shape": [size], "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header).encode()

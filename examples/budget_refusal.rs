@@ -1,7 +1,7 @@
 //! Asks for a load that cannot work, reads from the refusal what would, and loads with exactly
 //! that.
 //!
-//! `cargo run --release --example budget_refusal -- PATH`
+//! `cargo run --release -p onelayer --example budget_refusal -- PATH`
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::error::Error;
@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let checkpoint = Checkpoint::open(path)?;
     let settings = Loader::builder(Target::Host);
 
-    // Planning reads no tensor: a refusal costs nothing.
+    // Planning reads no tensor, so a refusal is cheap.
     let refusal = match settings.clone().host_budget(1 << 20).plan(&checkpoint) {
         Ok(plan) => return Err(format!("one MiB is enough:\n{plan}").into()),
         Err(error) => error,

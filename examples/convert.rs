@@ -1,7 +1,7 @@
-//! Converts a checkpoint to a file per layer, and says how far it is: the library call behind
+//! Converts a checkpoint to one file per layer and prints progress: the library call behind
 //! `loadcheck convert`.
 //!
-//! `cargo run --release --example convert -- SOURCE TARGET`
+//! `cargo run --release -p onelayer --example convert -- SOURCE TARGET`
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program")]
 
 use std::error::Error;

@@ -1,12 +1,13 @@
-//! Measures the grouping rule: `cargo run --release --example inventories -- PATH [--verbose]
-//! [--sensitivity] [--names-only]`.
+//! Measures the grouping rule.
 //!
-//! `--names-only` forgets the shapes, as an index file has none; `--sensitivity` varies the
-//! thresholds. `--scale`, without a PATH, times the grouping of large and of hostile sets of names.
-//! PATH is a folder of inventories (or of folders), or one file; forms and scoring are told in
-//! `inventories/read.rs` and `inventories/score.rs`. Prints one line per folder and one per miss.
-//! Exits with 1 if a tensor is lost anywhere, or a folder called `transformers` or `diffusers` is
-//! below its target.
+//! `cargo run --release -p onelayer --example inventories -- PATH [--verbose] [--sensitivity]
+//! [--names-only]`
+//!
+//! PATH is a folder of inventories (or of folders), or one file. `--names-only` drops the shapes,
+//! like an index file; `--sensitivity` varies the thresholds. `--scale`, without a PATH, times the
+//! grouping of large and hostile sets of names. `inventories/read.rs` describes the formats,
+//! `inventories/score.rs` the scoring. Prints one line per folder and one per miss. Exits with 1 if
+//! a tensor is lost, or a folder called `transformers` or `diffusers` is below its target.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "an example reports to its terminal")]
 
@@ -28,7 +29,7 @@ mod sensitivity;
 use read::{Folder, Inventory};
 use score::Score;
 
-/// Folders that have a target, with the share of exact inventories in percent.
+/// Folders with a target: the share of exact inventories in percent.
 const TARGETS: [(&str, usize); 2] = [("transformers", 95), ("diffusers", 92)];
 
 fn main() -> ExitCode {
@@ -152,7 +153,7 @@ fn percent(part: usize, whole: usize) -> String {
     format!("{}.{} %", tenths / 10, tenths % 10)
 }
 
-/// Stacks with their confidence, and the order of everything outside of them.
+/// Prints the stacks with their confidence, and the layers outside them in order.
 fn print_layers(inventory: &Inventory, layers: &Layers) {
     println!("{}:", inventory.name);
     let mut last_stack = None;

@@ -1,11 +1,11 @@
-//! What landing in phase saves and costs: copies, moves and arena bytes of a checkpoint's plan,
-//! both ways.
+//! Compares plans with and without in-phase landing: copies, moves and arena bytes.
 //!
-//! `cargo run --example landing -- [PATH]... [INVENTORY]...` where a path is a checkpoint, and an
-//! inventory is the name of one of fixtures/inventories, with `+fp8` for weights of 8 bits with two
-//! scales each, as static quantization leaves them. An inventory is laid out in one file as the
-//! format's own writer does: wide types first, then by name. Without arguments: everything in
-//! fixtures/inventories, summed.
+//! `cargo run -p onelayer --example landing -- [PATH]... [INVENTORY]...`
+//!
+//! PATH is a checkpoint. INVENTORY is a name in fixtures/inventories; with `+fp8` its weights have
+//! 8 bits and two scales each, as after static quantization. An inventory is laid out in one file
+//! like the format's own writer does: wide types first, then by name. Without arguments: the sum
+//! over fixtures/inventories.
 #![allow(clippy::print_stdout, clippy::as_conversions, reason = "an example prints rounded numbers")]
 #![allow(dead_code, reason = "it shares a reader with another example")]
 
@@ -159,7 +159,7 @@ impl Figures {
     }
 }
 
-/// Bytes of all arenas up to their last tensor, before they are rounded up to pages.
+/// Size of all arenas up to their last tensor, before rounding up to pages.
 fn used_bytes(plan: &LoadPlan) -> u64 {
     let end = |layer| {
         let placed = plan

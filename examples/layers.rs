@@ -1,7 +1,7 @@
-//! Streams a checkpoint layer by layer, as an engine would, and prints what each layer holds.
+//! Streams a checkpoint layer by layer, like an engine, and prints the contents of each layer.
 //!
-//! `cargo run --release --example layers -- PATH [BUDGET_MIB] [buffered|mmap|direct] [none|host]
-//! [WINDOW]`
+//! `cargo run --release -p onelayer --example layers -- PATH [BUDGET_MIB] [buffered|mmap|direct]
+//! [none|host] [WINDOW]`
 #![allow(clippy::print_stdout, clippy::as_conversions, reason = "an example prints rounded numbers")]
 
 use std::error::Error;
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let target = if word(3) == Some("none") { Target::None } else { Target::Host };
     let window = Window::Layers(word(4).unwrap_or("2").parse()?);
 
-    // Headers only: nothing is loaded yet.
+    // Reads headers only.
     let checkpoint = Checkpoint::open(path)?;
     let loader = Loader::builder(target).host_budget(budget_mib * MIB).io(io).window(window).build()?;
 

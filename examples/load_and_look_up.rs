@@ -1,6 +1,6 @@
-//! Loads a whole checkpoint, looks tensors up by name, and gives the memory back with a receipt.
+//! Loads a whole checkpoint, looks up tensors by name, and frees the memory with a receipt.
 //!
-//! `cargo run --release --example load_and_look_up -- PATH NAME...`
+//! `cargo run --release -p onelayer --example load_and_look_up -- PATH NAME...`
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::error::Error;
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
 
-    // One layer first, by its name, then the rest. A tensor that is still held would be counted here.
+    // One layer by name first, then the rest. A tensor still held would be counted here.
     let first = model.layers().next().map(|layer| layer.id().clone());
     if let Some(first) = first {
         println!("{first}: {}", model.unload(&first)?);

@@ -1,15 +1,13 @@
 #![allow(unsafe_code, reason = "maps a file as other loaders do")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program")]
-//! One load in a process of its own, for the comparison in `benches/peers`: there somebody else
-//! measures.
+//! One load in a separate process, for the comparison in `benches/peers`; the parent measures.
 //!
 //! `one_load host-all|host-1|none|crate-to-vec SOURCE [--io auto|buffered|direct|mmap|uring]
 //! [--budget-mib N] [--readers N] [--window N] [--dtype bf16]`
 //!
-//! `host-all` ends with every tensor in memory that it owns, `host-1` streams with one layer
-//! resident at a time, `none` reads every byte and keeps none. `crate-to-vec` uses nothing of this
-//! library: the crates `safetensors` and `memmap2`, and a vector for each tensor, as loaders in
-//! Rust commonly do.
+//! `host-all` ends with every tensor in owned memory, `host-1` streams with one resident layer at a
+//! time, `none` reads every byte and keeps none. `crate-to-vec` does not use this library: only the
+//! crates `safetensors` and `memmap2`, and one vector per tensor, as usual for Rust loaders.
 //!
 //! Lines of JSON on stdout, a word on stdin, as in `benches/peers/child.py`: `ready` -> "go" ->
 //! `done` -> "end".
@@ -38,7 +36,7 @@ struct Options {
     narrows: bool,
 }
 
-/// What a load leaves in memory; dropped when the parent has seen it.
+/// The loaded tensors; dropped when the parent has measured them.
 enum Held {
     Model(Box<Model>),
     Vectors(Vec<Vec<u8>>),
@@ -50,7 +48,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The parent shows it as a refusal.
+            // The parent reports it as a refusal.
             println!("{}", json!({ "refused": error.to_string() }));
             ExitCode::FAILURE
         }
@@ -103,7 +101,7 @@ fn wait_for_word() -> Outcome<()> {
     Ok(())
 }
 
-/// Loads; bytes of tensors that arrived, and what is kept.
+/// Loads and returns the number of tensor bytes, and the kept tensors.
 fn load(options: &Options) -> Outcome<(u64, Held)> {
     match options.way.as_str() {
         "host-all" => {
@@ -155,7 +153,7 @@ fn to_vectors(source: &Path) -> Outcome<(u64, Held)> {
     let mut vectors = Vec::new();
     for path in paths {
         let file = File::open(path)?;
-        // SAFETY: nobody changes the files of a comparison while it runs.
+        // SAFETY: the files of a comparison do not change while it runs.
         let map = unsafe { memmap2::Mmap::map(&file) }?;
         for (_, tensor) in SafeTensors::deserialize(&map)?.tensors() {
             vectors.push(tensor.data().to_vec());

@@ -1,11 +1,10 @@
-//! Loads into device memory that an engine has allocated, with copies queued in the engine's own
-//! stream.
+//! Loads into device memory allocated by an engine, with copies queued in the engine's stream.
 //!
-//! `cargo run --release --example own_destinations -- PATH`
+//! `cargo run --release -p onelayer --example own_destinations -- PATH`
 //!
-//! The engine here is the crate `cudarc`, of whichever version it likes: the loader takes handles
-//! and addresses as integers.
-#![allow(unsafe_code, reason = "the engine promises what its handles are; each block says which")]
+//! The engine here uses the crate `cudarc`. Its version may differ from the loader's, which takes
+//! handles and addresses as integers.
+#![allow(unsafe_code, reason = "passes handles of the engine; each block says why they are valid")]
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::collections::HashMap;
@@ -15,14 +14,14 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use onelayer::{Checkpoint, DeviceRegion, LayerId, Loader, LoaderBuilder, Target};
 
-/// The engine: its stream, and a piece of memory for each layer.
+/// The engine: its stream, and a memory region for each layer.
 struct Engine {
     stream: Arc<CudaStream>,
     memory: HashMap<LayerId, CudaSlice<u8>>,
 }
 
 impl Engine {
-    /// Allocates what the plan says each layer needs.
+    /// Allocates the memory that the plan needs for each layer.
     fn new(settings: &LoaderBuilder, checkpoint: &Checkpoint) -> Result<Self, Box<dyn Error>> {
         // The device's primary context, which the loader uses too.
         let stream = CudaContext::new(0)?.new_stream()?;
@@ -31,7 +30,7 @@ impl Engine {
             let piece = stream.alloc_zeros::<u8>(usize::try_from(layer.arena_bytes)?)?;
             memory.insert(layer.id.clone(), piece);
         }
-        stream.synchronize()?; // the memory is there before anybody else writes to it
+        stream.synchronize()?; // the memory exists before the loader writes to it
         Ok(Self { stream, memory })
     }
 
@@ -53,15 +52,15 @@ fn main() -> Result<(), Box<dyn Error>> {
     let regions = engine.regions();
 
     let raw_stream = u64::try_from(engine.stream.cu_stream().addr())?;
-    // SAFETY: a live stream of the device's primary context, which `engine` keeps until the model is
-    // gone; it captures no graph.
+    // SAFETY: a live stream of the device's primary context, kept by `engine` until the model is
+    // dropped; it captures no graph.
     let settings = unsafe { settings.cuda_stream(raw_stream) };
-    // SAFETY: device memory of that context, a piece for each layer, which `engine` keeps until the
-    // model is gone, and which nobody else uses until then.
+    // SAFETY: device memory of that context, one region per layer, kept by `engine` until the model
+    // is dropped, and not used otherwise until then.
     let settings = unsafe { settings.destinations(move |layer| regions.get(&layer.id).copied()) };
     let model = settings.build()?.load(&checkpoint)?;
 
-    // What the engine queues in its stream comes after the copies, by itself.
+    // Work that the engine queues in its stream runs after the copies.
     for layer in model.layers() {
         let piece = &engine.memory[layer.id()];
         let bytes = engine.stream.clone_dtoh(piece)?;

@@ -1,5 +1,5 @@
 //! An engine that holds two layers at a time and goes through all of them for every token: `cargo
-//! run --example passes -- DIR`.
+//! run -p onelayer --example passes -- DIR`.
 //!
 //! Embedding, norm and head stay; the first layers of a token are read while the last ones of the
 //! token before are used.

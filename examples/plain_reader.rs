@@ -1,14 +1,14 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program")]
-//! The yardstick: the fastest simple way to read files, without parsing, checking or this library.
+//! A baseline: the fastest simple way to read files, without parsing, checking or this library.
 //!
 //! `plain_reader --direct|--buffered [--threads N] [--block 4MiB] [--buffer 64MiB] [--cold]
 //! [--rounds N] FILES...`
 //!
-//! N threads take blocks, in file order, from one shared counter, and read each into the next place
-//! of their own part of one buffer: 2 MiB aligned, huge pages asked for, touched before the clock
-//! starts. One line per round: bytes in the page cache at its start, bytes read, seconds, GiB/s.
-//! `--direct` opens with `O_DIRECT` and fails where that is refused; a yardstick does not fall
-//! back. `--cold` drops the files' pages before each round.
+//! N threads take blocks, in file order, from a shared counter. Each reads into its own part of one
+//! buffer, which is 2 MiB aligned, advised to use huge pages, and touched before the clock starts.
+//! Prints one line per round: bytes in the page cache at its start, bytes read, seconds, GiB/s.
+//! `--direct` opens with `O_DIRECT` and fails if that is refused, without fallback. `--cold` drops
+//! the files' pages before each round.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! Watches a load from another thread, and cancels it half way if asked to.
+//! Watches a load from another thread, and on request cancels it half way.
 //!
-//! `cargo run --release --example progress -- PATH [cancel]`
+//! `cargo run --release -p onelayer --example progress -- PATH [cancel]`
 #![allow(clippy::print_stdout, reason = "an example prints")]
 
 use std::error::Error;
@@ -35,11 +35,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Takes every layer. A load that was cancelled is no failure.
+/// Takes every layer. A cancelled load is not a failure.
 fn consume(stream: &mut LayerStream, mut after: impl FnMut(usize)) -> Result<(), LoadError> {
     for (layers, layer) in (1..).zip(stream) {
         match layer {
-            Ok(layer) => drop(layer), // an engine works with it here
+            Ok(layer) => drop(layer), // an engine would use it here
             Err(LoadError::Cancelled) => {
                 println!("cancelled");
                 break;
@@ -53,7 +53,7 @@ fn consume(stream: &mut LayerStream, mut after: impl FnMut(usize)) -> Result<(),
 
 fn watch(progress: &Progress, has_ended: &AtomicBool) {
     loop {
-        // What has ended by now has counted all that it will.
+        // The load has ended: the numbers are final.
         let is_last = has_ended.load(Ordering::Acquire);
         let (done, total) = (progress.tensor_bytes_done(), progress.tensor_bytes_total());
         println!("{done} of {total} bytes, {} layers complete", progress.layers_done());

@@ -1,12 +1,12 @@
 //! `watch_rss [--interval-ms N] -- CMD [ARGS]`: runs a command and watches its memory from outside.
 //!
-//! The outside check of `loadcheck`'s own numbers. It therefore shares no code with the library: it
-//! reads `/proc/<pid>/status` by itself, keeps each process's last value before its end, and prints
-//! one line of JSON on stdout after the command has ended. The command's own stdout goes to stderr.
-//! The exit code is the command's, 128 + N after signal N.
+//! An independent check of `loadcheck`'s numbers, so it shares no code with the library. It reads
+//! `/proc/<pid>/status`, keeps the last value of each process, and prints one line of JSON on
+//! stdout after the command has ended. The command's stdout goes to stderr. The exit code is the
+//! command's, or 128 + N after signal N.
 //!
-//! Not seen: what happens after the last sample of a process. Its high-water mark (`VmHWM`) covers
-//! everything before that.
+//! Changes after the last sample of a process are not seen; its high-water mark (`VmHWM`) covers
+//! everything before.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-/// What is kept of one process, in bytes.
+/// The numbers of one process, in bytes.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     name: String,
@@ -49,8 +49,8 @@ fn read_status(pid: u32) -> Option<Status> {
     })
 }
 
-/// `root` and all of its descendants, by asking every process of the machine for its parent. A
-/// process stays known once seen, so one whose parent has ended is not lost.
+/// `root` and all of its descendants, found by reading the parent of every process on the machine.
+/// A process stays known once seen, so one whose parent has ended is not lost.
 fn family(root: u32, known: &BTreeMap<(u32, u64), Seen>) -> Vec<(u32, u64)> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -100,8 +100,7 @@ fn watch(command: &[String], interval: Duration) -> Result<u8, String> {
         if Instant::now() >= next_search {
             let begin = Instant::now();
             members = family(child.id(), &seen);
-            // Searching the whole machine is slow where there are many processes: at most a fifth of the
-            // time.
+            // A search over many processes is slow, so it takes at most a fifth of the time.
             next_search = Instant::now() + (begin.elapsed() * 4).max(interval);
         }
         let (mut anon_sum, mut rss_sum) = (0, 0);
@@ -149,12 +148,12 @@ fn watch(command: &[String], interval: Duration) -> Result<u8, String> {
     Ok(u8::try_from(code).unwrap_or(u8::MAX))
 }
 
-#[allow(clippy::print_stdout, reason = "the report is what this program is for")]
+#[allow(clippy::print_stdout, reason = "prints its report")]
 fn print(line: &str) {
     println!("{line}");
 }
 
-#[allow(clippy::print_stderr, reason = "a usage error has nowhere else to go")]
+#[allow(clippy::print_stderr, reason = "prints usage errors")]
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let (options, command) = match arguments.iter().position(|argument| argument == "--") {

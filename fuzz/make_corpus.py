@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes the first inputs of each fuzz target: corpus/TARGET/seed-NNN. The same bytes every time.
+"""Writes the seed inputs of each fuzz target: corpus/TARGET/seed-NNN. Deterministic.
 
     fuzz/make_corpus.py
 
-Needs nothing but Python. Inputs that the fuzzer found (`found-*`), and those that once broke something (`fixed-*`), stay.
+Standard library only. Keeps inputs found by the fuzzer (`found-*`) and former failures (`fixed-*`).
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 FIXTURES = ROOT.parent / "fixtures"
-# Longer ones teach a fuzzer nothing that shorter ones do not.
+# Longer inputs add nothing for a fuzzer.
 SEED_BYTES_MAX = 2048
 
 
@@ -38,7 +38,7 @@ def noise(seed: int, count: int, lengths: tuple[int, int]) -> list[bytes]:
 
 
 def hostile(folder: Path) -> tuple[list[bytes], list[bytes]]:
-    """Files, and texts of indices, of the corpus of hostile checkpoints."""
+    """Files and index texts of the hostile checkpoint corpus."""
     subprocess.run([sys.executable, FIXTURES / "hostile/make.py", folder], check=True, stdout=subprocess.DEVNULL)
     files, indices = [], []
     for path in sorted(folder.rglob("*")):
@@ -47,7 +47,7 @@ def hostile(folder: Path) -> tuple[list[bytes], list[bytes]]:
         if path.suffix == ".safetensors":
             data = path.read_bytes()
             files.append(data)
-            # The same as a text alone: its length need not be kept right.
+            # The same as text, without a length field to keep right.
             (length,) = struct.unpack("<Q", data[:8]) if len(data) >= 8 else (0,)
             if data[8:9] == b"{" and length <= len(data):
                 files.append(data[8 : 8 + length])
@@ -68,7 +68,7 @@ def headers() -> list[bytes]:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length))
-        # Some of its tensors, without holes between them.
+        # Some of its tensors, without gaps between them.
         kept, end = {}, 0
         for name, value in list(header.items())[:6]:
             if name != "__metadata__":
@@ -112,7 +112,7 @@ def layer_seeds() -> list[bytes]:
                     continue
                 name, shape = line.split("\t", 1)
                 shape = "" if shape.startswith("?") else "\t" + " ".join(re.findall(r"\d+", shape))
-                # The first two of each range, or what is listed.
+                # The first two indices of each range, or the listed ones.
                 for number in range(2):
                     spelled = re.sub(r"\{(\d+)-\d+\}", lambda found: str(int(found[1]) + number), name)
                     if re.fullmatch(r"[^{}]+", spelled) and spelled + shape not in lines:

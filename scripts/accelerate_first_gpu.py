@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Where accelerate's infer_auto_device_map puts the layers of a model, for tests/fit_inventories.rs.
+"""Runs accelerate's infer_auto_device_map, for crates/fit/tests/fit/inventories.rs.
 
-Reads a JSON object a line from stdin: `name`, `tensors` (name -> shape), `no_split` (paths of modules that stay whole),
-`limit_bytes` of the first GPU. Builds the tree of modules on the meta device, all tensors f16, and writes a line of JSON each: `name`,
-`first_gpu_bytes`.
+Reads one JSON object per line from stdin: `name`, `tensors` (name -> shape), `no_split` (paths of modules
+that stay whole), `limit_bytes` of the first GPU. Builds the module tree on the meta device with f16
+tensors, and writes one line of JSON each: `name`, `first_gpu_bytes`.
 """
 
 import json
@@ -18,7 +18,7 @@ class Whole(torch.nn.Module):
 
 
 class Part(torch.nn.Module):
-    """Any other."""
+    """Any other module."""
 
 
 def build(tensors, no_split):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Loads a checkpoint with transformers and accelerate by a device map of ours, for tests/cli_place.rs.
+"""Loads a checkpoint with transformers and a device map of ours, for crates/loadcheck/tests/cli/place.rs.
 
     scripts/check_device_map.py PROGRAM CHECKPOINT HOST_SIZE
 
-Asks PROGRAM for a map that puts a part on the host and a part on the disk, loads the model by it, and compares its answer with that of
-the model loaded as a whole.
+PROGRAM writes a map with one part on the host and one on the disk. The model loaded with it must give the
+same result as the model loaded whole.
 """
 
 import json

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Converts checkpoints and lets transformers load both sides: every tensor of the model must be the same, bit for bit.
+"""Converts checkpoints and loads source and target with transformers: all tensors must be bit-identical.
 
     python3 scripts/check_transformers.py [FOLDER ...] [--program target/release/loadcheck] [--made]
 
-FOLDERs are checkpoints of transformers; by default those of fixtures/checkpoints. `--made` adds models that are made here, of
-random weights: tied and untied, sharded, with experts, encoder-decoder, vision, and, where diffusers is installed, a pipeline.
-The interpreter needs torch, transformers and safetensors. Nothing is downloaded, and no plugin of ours is in the way:
-the target is loaded as any directory is. Exit code 1 if anything differs.
+FOLDERs are checkpoints of transformers, by default those of fixtures/checkpoints. `--made` adds small models
+with random weights: tied and untied, sharded, with experts, encoder-decoder, vision, and a pipeline if
+diffusers is installed. The interpreter needs torch, transformers and safetensors. Nothing is downloaded,
+and no plug-in is used. Exit code 1 if anything differs.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# How each checkpoint is converted: flags, and whether weights that are tied may be missing in the files.
+# The conversions of each checkpoint: flags, and whether tied weights may be missing in the files.
 WAYS = {
     "per layer": [],
     "experts per file": ["--experts", "per-file"],
@@ -42,7 +42,7 @@ def convert(program, source, target, flags):
 
 
 def load(folder):
-    """The model as its configuration names it, and what loading it had to say about keys."""
+    """The model of the configuration, and the messages about keys from loading it."""
     config = transformers.AutoConfig.from_pretrained(folder)
     kind = getattr(transformers, config.architectures[0])
     model, told = kind.from_pretrained(folder, dtype="auto", output_loading_info=True)
@@ -50,12 +50,12 @@ def load(folder):
 
 
 def raw(tensor):
-    """The tensor's bytes, whatever its type; a scalar too."""
+    """The bytes of a tensor of any type and shape."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def compare(ours, theirs):
-    """Names of what differs between two state dictionaries."""
+    """The names that differ between two state dictionaries."""
     wrong = sorted(ours.keys() ^ theirs.keys())
     for name in ours.keys() & theirs.keys():
         left, right = ours[name], theirs[name]
@@ -65,7 +65,7 @@ def compare(ours, theirs):
 
 
 def check(program, source, folder):
-    """Converts and compares in every way; the number of ways that went wrong."""
+    """Converts and compares in every way. Returns the number of failures."""
     expected, told = load(source)
     failed = 0
     for way, flags in WAYS.items():
@@ -83,7 +83,7 @@ def check(program, source, folder):
 
 
 def made(folder):
-    """Small models of random weights, of architectures that differ in how their tensors are named, tied and stacked."""
+    """Small random models of architectures that name, tie and stack their tensors differently."""
     torch.manual_seed(1)
     small = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, vocab_size=199)
     models = {

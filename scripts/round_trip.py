@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Converts checkpoints forth and back in several ways, and compares every tensor with the source. Needs nothing but Python.
+"""Converts checkpoints there and back in several ways, and compares every tensor. Standard library only.
 
     python3 scripts/round_trip.py SOURCE [SOURCE ...] [--program target/release/loadcheck]
 
-A SOURCE is what `loadcheck convert` takes: a directory, a pipeline, a file, an index. The files are read by code of their own. Each
-must hold the same tensors as the source, with the same type, shape and bytes, and what the format asks for and we promise: data begins
-on a multiple of 4096, tensors are aligned, names sort in order, the index is right, side files are there, nothing is left over.
+A SOURCE is an input of `loadcheck convert`: a directory, a pipeline, a file, an index. An independent reader
+checks each result: same tensors with the same type, shape and bytes; data starts at a multiple of 4096,
+tensors are aligned, file names sort in order, the index is right, side files exist, nothing else is there.
 Exit code 1 if anything is wrong.
 """
 
@@ -27,7 +27,7 @@ WEIGHTS = (
 ).split()
 BITS = {"F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16}
 
-# Ways from the source to a first target; every one of them is then merged, and converted once more.
+# Conversions of the source. The result of each is merged and converted once more.
 WAYS = {
     "per layer": [],
     "experts per file": ["--experts", "per-file"],
@@ -37,7 +37,7 @@ WAYS = {
 
 
 def header(path):
-    """The tensors of one file: name, entry, where the data begins; and where the tensors end."""
+    """The tensors of one file (name, entry, start of data), and the end of the tensors."""
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         entries = json.loads(file.read(length))
@@ -56,7 +56,7 @@ def tensors_of(path, found):
 
 
 def files_of(path):
-    """The files of tensors of one model."""
+    """The safetensors files of one model."""
     if path.is_file():
         if path.name.endswith(".index.json"):
             return sorted({path.parent / name for name in json.loads(path.read_text())["weight_map"].values()})
@@ -66,7 +66,7 @@ def files_of(path):
 
 
 def read(path):
-    """Every tensor by the folder of its component and its name."""
+    """Every tensor, by component folder and name."""
     folders = [path]
     if path.is_dir() and (path / PIPELINE).exists():
         folders = sorted({file.parent for file in path.rglob("*.safetensors")})
@@ -91,7 +91,7 @@ def side_files(folder):
 
 
 def check_file(path):
-    """What is wrong with how one file is laid out."""
+    """Problems in the layout of one file."""
     entries, _, start = header(path)
     if start % 4096:
         yield f"{path.name}: data begins at {start}"
@@ -103,7 +103,7 @@ def check_file(path):
 
 
 def check_index(folder):
-    """What is wrong with the index, and with the names of the files."""
+    """Problems in the index and in file names."""
     paths = sorted(folder.glob("*.safetensors"))
     index = next(folder.glob("*.index.json"), None)
     if len(paths) == 1:
@@ -129,7 +129,7 @@ def check_index(folder):
 
 
 def check_target(target, source, expected):
-    """What is wrong with a target."""
+    """Problems of a target."""
     found = read(target)
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
@@ -158,7 +158,7 @@ class Program:
 
 
 def there_and_back(program, source, folder):
-    """Yields (way, number of files, what is wrong)."""
+    """Yields (way, number of files, problems)."""
     expected = read(source)
     contents = lambda target: {str(p.relative_to(target)): p.read_bytes() for p in target.rglob("*") if p.is_file() and p.name != MANIFEST}
     for number, (way, flags) in enumerate(WAYS.items()):

@@ -9,13 +9,13 @@ use crate::rate::{Effort, Times, row};
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// Chunks that are swept.
+/// The measured chunk sizes.
 const CHUNKS: [usize; 9] =
     [64 * KIB, 128 * KIB, 256 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 64 * MIB];
-/// The chunk that every other row uses.
+/// The chunk size of all other rows.
 pub(crate) const CHUNK: usize = 4 * MIB;
 
-/// Where copies go and what they move in a pass.
+/// Source, target and streams of the copies of a pass.
 pub(crate) struct Bench<'gpu> {
     gpu: &'gpu Gpu,
     streams: [Stream<'gpu>; 2],
@@ -25,7 +25,7 @@ pub(crate) struct Bench<'gpu> {
 }
 
 impl<'gpu> Bench<'gpu> {
-    /// Takes device memory and streams.
+    /// Allocates device memory and streams.
     ///
     /// # Errors
     /// Of the driver.
@@ -40,7 +40,7 @@ impl<'gpu> Bench<'gpu> {
         })
     }
 
-    /// One pass to the device, in chunks that go round the host memory and round the streams.
+    /// One pass to the device, in chunks that cycle through host memory and streams.
     ///
     /// # Errors
     /// Of the driver.
@@ -67,13 +67,13 @@ impl<'gpu> Bench<'gpu> {
         })
     }
 
-    /// Bytes that a pass moves.
+    /// Bytes per pass.
     pub(crate) fn pass_bytes(&self) -> usize {
         self.pass_bytes
     }
 }
 
-/// How copies are cut.
+/// The division of copies into chunks.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) chunk_bytes: usize,
@@ -104,10 +104,10 @@ pub(crate) fn registered(bench: &Bench<'_>, effort: &Effort) -> Vec<Value> {
     rows(bench, effort, &shapes, true, Bench::pass)
 }
 
-/// The shape of the quick row that is measured again beside every load.
+/// The shape of the quick row that is repeated with every load.
 pub(crate) const PROBE: Shape = Shape { chunk_bytes: 16 * MIB, ring_bytes: 64 * MIB, streams: 1 };
 
-/// One row: what the link gives right now.
+/// One row: the current rate of the link.
 pub(crate) fn probe(bench: &Bench<'_>, effort: &Effort) -> Vec<Value> {
     rows(bench, effort, &[PROBE], true, Bench::pass)
 }

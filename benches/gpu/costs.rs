@@ -1,5 +1,5 @@
-#![allow(clippy::as_conversions, clippy::cast_precision_loss, reason = "figures for people")]
-//! One-off costs beside the copies: page-locking memory and taking device memory.
+#![allow(clippy::as_conversions, clippy::cast_precision_loss, reason = "rounded figures")]
+//! One-time costs besides copies: page-locking host memory and allocating device memory.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::rate::{Effort, Times, row};
 const MIB: usize = 1 << 20;
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Making, registering and unregistering memory in huge pages.
+/// Allocating, registering and unregistering memory in huge pages.
 pub(crate) fn registration(gpu: &Gpu, effort: &Effort) -> Vec<Value> {
     let sizes = [16 * MIB, 64 * MIB, 256 * MIB, 1024 * MIB];
     let sizes = effort.pick(&sizes[..], &sizes[..1]);
@@ -50,8 +50,8 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times[times.len() / 2]
 }
 
-/// Taking and freeing device memory in blocks of a layer's size, plainly and from a pool (fresh,
-/// then used again).
+/// Allocating and freeing device memory in blocks of a layer's size, plain and from a pool (new,
+/// then reused).
 pub(crate) fn allocation(gpu: &Gpu, effort: &Effort) -> Vec<Value> {
     let mut rows = Vec::new();
     for block_bytes in effort.pick(vec![2 * MIB, 64 * MIB, 512 * MIB], vec![2 * MIB]) {

@@ -1,9 +1,8 @@
 #![allow(unsafe_code, reason = "calls the CUDA driver; each block says why it may")]
 //! The few functions of the CUDA driver API that `device_limits` needs, looked up at run time.
 //!
-//! It shares nothing with the library's own device module, so that one can be measured against the
-//! other. Signatures and constants are those of the CUDA Driver API reference manual. Everything is
-//! called from one thread.
+//! It shares no code with the library's device module, so that the two can be compared. Signatures
+//! and constants are those of the CUDA Driver API reference manual. All calls come from one thread.
 
 use std::error::Error as _;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -33,7 +32,7 @@ const ATTRIBUTES: [(&str, c_uint); 4] = [
     ("memory_pools_supported", 115),
 ];
 
-/// Why the driver cannot be used, or what it answered.
+/// The reason why the driver is unusable, or its error code.
 #[derive(Debug)]
 pub(crate) enum DriverError {
     Missing(String),
@@ -65,7 +64,7 @@ impl From<std::io::Error> for DriverError {
     }
 }
 
-/// What a call gives.
+/// The result of a call.
 pub(crate) type Answer<T> = Result<T, DriverError>;
 type Handle = *mut c_void;
 
@@ -99,9 +98,10 @@ macro_rules! functions {
 
             $(
                 /// # Safety
-                /// What the driver's manual asks for: pointers that may be written, handles that are alive.
+                /// What the driver's manual asks for: pointers that may be written, handles that
+                /// are alive.
                 unsafe fn $name(&self, $($argument: $kind),*) -> Answer<()> {
-                    // SAFETY: the caller vouches for the arguments.
+                    // SAFETY: the caller's promise.
                     match unsafe { (self.$name)($($argument),*) } {
                         0 => Ok(()),
                         code => Err(DriverError::Code { function: $symbol, code }),
@@ -147,27 +147,27 @@ functions! {
 pub(crate) struct Gpu {
     driver: Functions,
     device: c_int,
-    /// How long the driver took to initialise, and to make the context.
+    /// Time to initialise the driver and create the context.
     pub(crate) init_time: Duration,
     pub(crate) context_time: Duration,
 }
 
-/// What the driver says about itself and the device.
+/// The description of driver and device.
 pub(crate) struct Identity {
     pub(crate) name: String,
     pub(crate) uuid: String,
-    /// 1000 x major + 10 x minor of the newest CUDA version the driver serves.
+    /// 1000 x major + 10 x minor of the newest supported CUDA version.
     pub(crate) cuda_version: c_int,
-    /// Name and value; none where the driver does not know the attribute.
+    /// Name and value; `None` if the driver does not know the attribute.
     pub(crate) attributes: Vec<(&'static str, Option<c_int>)>,
 }
 
 impl Gpu {
-    /// The device of that number.
+    /// Opens the device with this number.
     pub(crate) fn open(ordinal: u32) -> Answer<Self> {
         let library = library()?;
         let driver = Functions::find(&library)?;
-        // The driver has threads of its own once it is initialised: it stays for the life of the process.
+        // An initialised driver has threads, so it stays loaded for the life of the process.
         std::mem::forget(library);
         let start = Instant::now();
         // SAFETY: the only flags that exist are zero.
@@ -192,7 +192,7 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// Who it is.
+    /// Describes the device.
     pub(crate) fn identity(&self) -> Answer<Identity> {
         let mut name = [0u8; 128];
         let mut uuid = [0u8; 16];
@@ -205,7 +205,8 @@ impl Gpu {
         unsafe { self.driver.driver_version(&raw mut cuda_version) }?;
         let attributes = ATTRIBUTES.map(|(name, number)| {
             let mut value = 0;
-            // SAFETY: writes one int to a variable that is alive; an unknown number is an error, not a write.
+            // SAFETY: writes one int to a variable that is alive; an unknown number is an error,
+            // not a write.
             let known = unsafe { self.driver.device_attribute(&raw mut value, number, self.device) };
             (name, known.is_ok().then_some(value))
         });
@@ -242,17 +243,17 @@ impl Gpu {
         Ok(Block { gpu: self, address, bytes })
     }
 
-    /// Makes memory page-locked and known to the device.
+    /// Page-locks memory and registers it with the device.
     pub(crate) fn register(&self, buffer: HugeBuffer) -> Answer<HostMemory<'_>> {
         let mut memory = HostMemory::pageable(self, buffer);
-        // SAFETY: the range is a mapping of this process that lives until `HostMemory` is dropped, which
-        // unregisters it first.
+        // SAFETY: the range is a mapping of this process that lives until `HostMemory` is dropped,
+        // which unregisters it first.
         unsafe { self.driver.register(memory.start.cast(), memory.bytes, PORTABLE) }?;
         memory.registered = true;
         Ok(memory)
     }
 
-    /// A memory pool of its own, which keeps what is freed into it.
+    /// A memory pool that keeps freed memory.
     pub(crate) fn pool(&self) -> Answer<Pool<'_>> {
         let properties = PoolProperties {
             allocation_type: ALLOCATION_PINNED,
@@ -285,8 +286,8 @@ impl Drop for Gpu {
         let mut context = std::ptr::null_mut();
         // SAFETY: writes one handle; what was pushed by `open` is popped once.
         let _ = unsafe { self.driver.context_pop(&raw mut context) };
-        // SAFETY: was retained once by `open`; everything that lives in the context borrows from this
-        // value.
+        // SAFETY: was retained once by `open`; everything that lives in the context borrows from
+        // this value.
         let _ = unsafe { self.driver.context_release(self.device) };
     }
 }
@@ -294,7 +295,8 @@ impl Drop for Gpu {
 fn library() -> Answer<Library> {
     let mut reasons = Vec::new();
     for name in LIBRARY_NAMES {
-        // SAFETY: loading runs the library's initialisers: it is the driver that the system's linker finds.
+        // SAFETY: loading runs the library's initialisers: it is the driver that the system's
+        // linker finds.
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok(library),
             Err(error) => {
@@ -332,8 +334,8 @@ impl Drop for Block<'_> {
     }
 }
 
-/// Host memory that copies read and write, registered or pageable. Nothing else touches it
-/// meanwhile: it lends no slice.
+/// Host memory for copies, registered or pageable. Nothing else accesses it meanwhile: it lends no
+/// slice.
 pub(crate) struct HostMemory<'gpu> {
     gpu: &'gpu Gpu,
     start: *mut u8,
@@ -351,7 +353,7 @@ impl<'gpu> HostMemory<'gpu> {
         Self { gpu, start, bytes, registered: false, buffer: Some(buffer) }
     }
 
-    /// Unregisters and gives the memory back.
+    /// Unregisters and frees the memory.
     pub(crate) fn into_buffer(mut self) -> Option<HugeBuffer> {
         self.release();
         self.buffer.take()
@@ -390,8 +392,8 @@ impl Stream<'_> {
         bytes: usize,
     ) -> Answer<()> {
         let (address, memory) = ranges(target, source, bytes);
-        // SAFETY: both ranges lie inside what their owners hold, and the owners wait for all copies before
-        // they give it back.
+        // SAFETY: both ranges lie inside what their owners hold, and the owners wait for all copies
+        // before they give it back.
         unsafe { self.gpu.driver.to_device(address, memory.cast(), bytes, self.handle) }
     }
 
@@ -406,7 +408,8 @@ impl Stream<'_> {
         bytes: usize,
     ) -> Answer<()> {
         let (address, memory) = ranges(source, target, bytes);
-        // SAFETY: as above; nobody else reads or writes the host memory meanwhile, since it lends no slice.
+        // SAFETY: as above; nothing else accesses the host memory meanwhile, since it lends no
+        // slice.
         unsafe { self.gpu.driver.to_host(memory.cast(), address, bytes, self.handle) }
     }
 
@@ -434,7 +437,7 @@ fn ranges(block: (&Block<'_>, usize), memory: (&HostMemory<'_>, usize), bytes: u
     (block.address + offset, unsafe { memory.start.add(memory_offset) })
 }
 
-/// Device memory of a pool. Only its making and its freeing are timed: nothing can be copied to it.
+/// Device memory of a pool. Only allocation and free are timed; nothing can be copied to it.
 pub(crate) struct PoolBlock {
     address: u64,
 }
@@ -446,7 +449,7 @@ pub(crate) struct Pool<'gpu> {
 }
 
 impl Pool<'_> {
-    /// That many bytes, usable once the stream got there; to be given to [`Self::free`].
+    /// Allocates bytes in stream order; free them with [`Self::free`].
     pub(crate) fn allocate(&self, bytes: usize, stream: &Stream<'_>) -> Answer<PoolBlock> {
         let mut address = 0;
         // SAFETY: writes one address; pool and stream are alive.
@@ -454,14 +457,14 @@ impl Pool<'_> {
         Ok(PoolBlock { address })
     }
 
-    /// Gives memory back to the pool.
+    /// Frees memory to the pool.
     pub(crate) fn free(&self, block: PoolBlock, stream: &Stream<'_>) -> Answer<()> {
-        // SAFETY: the stream is alive; the address came from a pool and is freed once, since the block is
-        // taken by value; no copy ever used it.
+        // SAFETY: the stream is alive; the address came from a pool and is freed once, since the
+        // block is taken by value; no copy ever used it.
         unsafe { self.gpu.driver.pool_free(block.address, stream.handle) }
     }
 
-    /// Gives everything free back to the device.
+    /// Returns all free memory to the device.
     pub(crate) fn trim(&self) -> Answer<()> {
         // SAFETY: the pool is alive.
         unsafe { self.gpu.driver.pool_trim(self.handle, 0) }

@@ -1,4 +1,4 @@
-#![allow(clippy::as_conversions, clippy::cast_precision_loss, reason = "figures for people")]
+#![allow(clippy::as_conversions, clippy::cast_precision_loss, reason = "rounded figures")]
 //! Rates of reading files: from the page cache into a ring by thread count, beside copies to the
 //! device, and from disk.
 
@@ -18,14 +18,14 @@ use crate::residency;
 
 const MIB: usize = 1 << 20;
 
-/// Files, and by how many threads they are read.
+/// Files, and the number of reading threads.
 pub(crate) struct Files {
     pub(crate) paths: Vec<PathBuf>,
     pub(crate) threads: Vec<usize>,
 }
 
 impl Files {
-    /// Reads everything once in large blocks, so that it is cached; returns the share that is.
+    /// Reads everything once in large blocks to cache it, and returns the cached share.
     pub(crate) fn warm(&self) -> io::Result<f64> {
         let mut block = vec![0; 8 * MIB];
         for path in &self.paths {
@@ -39,8 +39,7 @@ impl Files {
         self.paths.iter().map(|path| Ok(path.metadata()?.len())).sum()
     }
 
-    /// Bytes of the files that are cached over all bytes; a last page that is partly used counts
-    /// whole.
+    /// The cached share of the files; a partial last page counts as a whole one.
     fn cached_share(&self) -> io::Result<f64> {
         let cached: usize =
             self.paths.iter().map(|path| residency::cached_bytes(path)).sum::<io::Result<_>>()?;
@@ -66,7 +65,7 @@ pub(crate) fn fill(files: &Files, effort: &Effort) -> Vec<Value> {
 }
 
 fn cached_reader(threads: usize, ring_bytes: usize) -> Plain {
-    // Two blocks a thread at least, so that a reader goes on while its last block is still in use.
+    // At least two blocks per thread, so that a reader continues while its last block is in use.
     let block_bytes = (ring_bytes / threads / 2).clamp(4096, 4 * MIB) / 4096 * 4096;
     Plain { direct: false, threads, block_bytes }
 }
@@ -78,8 +77,8 @@ fn fill_row(files: &Files, effort: &Effort, reader: &Plain, ring_bytes: usize) -
     Ok(times.rate(bytes))
 }
 
-/// Page cache to one ring and another ring to the device at the same time, neither waiting for the
-/// other: what a load that overlaps both perfectly could reach is the slower of the two rates.
+/// Page cache to one ring, and another ring to the device, at the same time and independently. The
+/// slower rate is the limit of a load that overlaps both perfectly.
 pub(crate) fn fill_and_copy(files: &Files, gpu: &Gpu, bench: &Bench<'_>, effort: &Effort) -> Vec<Value> {
     let mut rows = Vec::new();
     for threads in &files.threads {
@@ -102,7 +101,7 @@ fn together(files: &Files, gpu: &Gpu, bench: &Bench<'_>, threads: usize) -> Resu
         let filler = scope.spawn(|| {
             begin.wait();
             let start = Instant::now();
-            // Twice, so that the start of the threads is a small part of it.
+            // Twice, so that thread start is a small part of it.
             let read = (0..2).try_for_each(|_| reader.read(&files.paths, ring.bytes()).map(drop));
             read.map(|()| start.elapsed())
         });

@@ -1,15 +1,15 @@
-#![allow(clippy::as_conversions, clippy::cast_precision_loss, reason = "figures for people")]
-//! Repeats a piece of work until its rate is known, within the time that is left.
+#![allow(clippy::as_conversions, clippy::cast_precision_loss, reason = "rounded figures")]
+//! Repeats a piece of work until its rate is known, within the remaining time.
 
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// How hard to measure, and until when.
+/// The effort and the deadline of measurements.
 pub(crate) struct Effort {
-    /// One short pass each: shows that everything works, its figures are rough.
+    /// One short pass each, with rough figures, to test that everything works.
     pub(crate) quick: bool,
-    /// When to stop starting new rows.
+    /// The deadline for starting new rows.
     pub(crate) deadline: Instant,
 }
 
@@ -19,13 +19,12 @@ impl Effort {
         if self.quick { quick } else { full }
     }
 
-    /// Is it too late for another row?
+    /// True if it is too late for another row.
     pub(crate) fn is_over(&self) -> bool {
         Instant::now() >= self.deadline
     }
 
-    /// Times a pass again and again: one pass that is not counted, then at least `least` and until
-    /// 0.15 s have gone by.
+    /// Times repeated passes: one uncounted pass, then at least `least` passes and 0.15 s.
     ///
     /// # Errors
     /// Of the first pass that fails.
@@ -47,13 +46,13 @@ impl Effort {
     }
 }
 
-/// How long each pass took.
+/// The duration of each pass.
 pub(crate) struct Times {
     seconds: Vec<f64>,
 }
 
 impl Times {
-    /// One pass that was timed elsewhere.
+    /// One pass timed elsewhere.
     pub(crate) fn once(time: Duration) -> Self {
         Self { seconds: vec![time.as_secs_f64()] }
     }
@@ -81,7 +80,7 @@ impl Times {
     }
 }
 
-/// Adds the fields of `more` to those of `row`; an error takes the place of figures.
+/// Adds the fields of `more` to `row`, or an error instead.
 pub(crate) fn row<E: std::fmt::Display>(mut row: Value, more: Result<Value, E>) -> Value {
     let more = more.unwrap_or_else(|error| json!({ "error": error.to_string() }));
     if let (Value::Object(row), Value::Object(more)) = (&mut row, more) {

@@ -1,10 +1,10 @@
-"""One load in a process of its own. The parent measures; this side imports, waits for the word, loads, and holds on.
+"""One load in a separate process, measured by the parent: import, wait for "go", load, keep the tensors.
 
     python3 child.py '{"loader": "safetensors load_file", "folder": DIR, "files": [...], "largest_tensor_bytes": N}'
 
-Lines of JSON on stdout, a word on stdin: `ready` (imports are over) -> "go" -> `done` (every byte has been touched; seconds and what is
-held) -> "end". `examples/one_load.rs` speaks the same for loaders in Rust. Tensors that lie in the mapping of a file are
-touched before the clock stops: a mapping that nobody has read is not a loaded checkpoint.
+JSON lines on stdout, words on stdin: `ready` (imports are done) -> "go" -> `done` (every byte was touched;
+seconds and kept memory) -> "end". `examples/one_load.rs` has the same protocol for Rust loaders. Mapped
+tensors are touched before the clock stops: an unread mapping is not a loaded checkpoint.
 """
 
 import json
@@ -16,7 +16,7 @@ import loaders
 
 
 def file_mappings():
-    """Address ranges of this process that are views of regular files."""
+    """Address ranges of this process that map regular files."""
     ranges = []
     with open("/proc/self/maps") as lines:
         for line in lines:
@@ -33,7 +33,7 @@ def is_mapped(tensor, ranges):
 
 
 def hold(found):
-    """Touches what is mapped; bytes in all and bytes that are mapped. Tied weights count once."""
+    """Touches mapped tensors. Returns total and mapped bytes; tied weights count once."""
     if isinstance(found, int):
         return found, 0
     ranges = file_mappings()
@@ -51,7 +51,7 @@ def hold(found):
 
 def main():
     job = json.loads(sys.argv[1])
-    # Whatever a package prints goes to stderr: stdout is for the parent.
+    # Output of packages goes to stderr: stdout is for the parent.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -62,7 +62,7 @@ def main():
     start = time.perf_counter()
     try:
         prepare()
-    except Exception as error:  # whatever a package raises is its answer
+    except Exception as error:  # any exception of a package is its result
         say(refused=f"cannot be imported: {type(error).__name__}: {error}"[:300])
         return
     say(ready=True, import_seconds=time.perf_counter() - start)
@@ -79,7 +79,7 @@ def main():
     say(done=True, seconds=seconds, bytes=total, mapped_bytes=mapped, held_bytes=held)
     sys.stdin.readline()
     answers.flush()
-    # Without tearing down: what that takes is not measured.
+    # Exit without teardown, which is not measured.
     os._exit(0)
 
 

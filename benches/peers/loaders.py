@@ -1,30 +1,30 @@
-"""The loaders that are compared, one function each: how a program that follows their documentation would call them.
+"""The compared loaders, one function each, called as in their documentation.
 
-A loader has two parts. `prepare` imports what it needs; that is not timed, and reported apart. `load` takes the job (folder, files,
-copies in the format of torch) and returns what it holds at the end: the tensors, and whatever keeps them alive. Loaders
-that hand out one tensor at a time touch each before they let go of it, and return the number of bytes they have seen.
+A loader has two parts. `prepare` imports its packages, which is reported separately. `load` takes the job
+(folder, files, copies in torch's format) and returns the tensors and their owners. Loaders that return one
+tensor at a time touch each before they drop it, and return the number of bytes.
 
-Nothing here chooses a slow setting on purpose. Where a package has two ways that differ in what is in memory at the end, both are rows.
+No setting is slow on purpose. If a package has two ways that differ in the final memory, both are rows.
 """
 
 import os
 
 PAGE = 4096
-# What loaders that have a limit are given.
+# The limit for loaders that have one.
 SMALL_LIMIT_BYTES, LIMIT_BYTES = 600_000_000, 2_000_000_000
 
 
 def limit_of(job):
-    """The limit for loaders that take one: none of them can go below the largest tensor."""
+    """The limit for loaders that have one: at least the largest tensor."""
     return SMALL_LIMIT_BYTES if job["largest_tensor_bytes"] < SMALL_LIMIT_BYTES else LIMIT_BYTES
 
 
 class Refused(Exception):
-    """The loader cannot do this here; the row of the table says why."""
+    """The loader does not support this here; the table shows the reason."""
 
 
 def touch(tensor):
-    """Reads one byte of every page of a tensor: what is mapped is in memory after that. Returns its bytes."""
+    """Reads one byte of every page of a tensor, so that mapped pages become resident. Returns its size."""
     flat = tensor.detach().reshape(-1)
     if flat.numel() == 0:
         return 0
@@ -243,7 +243,7 @@ def import_nothing():
 
 
 def plain_read(job):
-    """Reads every file into memory: no tensors, so that the machinery can be tried where nothing is installed."""
+    """Reads every file into memory, without tensors, to test this program without any package."""
     kept = []
     for path in job["files"]:
         with open(path, "rb") as file:

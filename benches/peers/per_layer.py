@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A straightforward converter to a file per layer, as one would write it with the packages safetensors and torch.
+"""A simple converter to one file per layer, written with the packages safetensors and torch.
 
     python3 per_layer.py SOURCE TARGET
 
-One layer is held at a time and one shard is open at a time. Files are synced to the disk, as ours are; nothing else of what a
-converter should do is done: no hashes, no resuming, no side files, no temporary names. Prints one JSON object: seconds from the
-first header to the last sync, and memory before and at its peak, from the kernel's high-water mark. The packages are
-imported before the clock starts.
+It holds one layer and opens one shard at a time, and syncs its files like ours. It has no hashes, no resuming,
+no side files and no temporary names. Prints one JSON object: seconds from the first header to the last sync,
+and memory before and at the peak, from the kernel's high-water mark. Packages are imported before the clock
+starts.
 """
 
 import json
@@ -44,7 +44,7 @@ def shards(source):
 
 
 def layer_of(name):
-    """Its stack and number, or what stands outside every stack by its name."""
+    """The layer of a tensor: its stack and number, or a name outside the stacks."""
     found = re.match(r"(.*?)\.(\d+)\.", name)
     return (found[1], int(found[2])) if found else (name, -1)
 

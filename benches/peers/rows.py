@@ -1,13 +1,13 @@
-"""The rows of the comparison: what is run, and what it leaves in memory."""
+"""The rows of the comparison: commands and their final memory."""
 
 import dataclasses
 import json
 import subprocess
 
-# What a load ends with. Only rows of one group are compared with each other.
+# The final memory of a load. Only rows of one group are compared with each other.
 ALL = "all"  # every tensor in memory, at once
-PIECES = "pieces"  # one piece after the other; nothing is left
-BYTES = "bytes"  # every byte read, no tensor is ever whole
+PIECES = "pieces"  # one tensor or layer at a time; nothing is kept
+BYTES = "bytes"  # every byte is read, without whole tensors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Row:
     way: str = ""
     torch_copy: bool = False
     package: str = ""
-    # Named in the small table of the README.
+    # True if in the short table of the README.
     in_readme: bool = False
 
     @property
@@ -53,7 +53,7 @@ ROWS = [
     Row("runai-model-streamer, with a limit, dropped", PIECES, "runai limited dropped", package="runai-model-streamer", in_readme=True),
     Row("onelayer, device `none`", BYTES, way="none", in_readme=True),
 ]
-# Runs where nothing is installed: for the test of this program. Asked for by name.
+# Needs no packages: for the test of this program. Runs only if named.
 HIDDEN = [Row("plain read", ALL, "plain read")]
 
 
@@ -65,7 +65,7 @@ def by_name(words):
 
 
 def versions(python):
-    """Package -> version, asked of the interpreter that will load; imports none of them."""
+    """Package -> version in the interpreter that will load, without importing."""
     names = sorted({row.package for row in ROWS if row.package} | {"numpy"})
     program = (
         "import importlib.metadata as m, json, sys\n"

@@ -1,4 +1,4 @@
-"""From records of single loads to a table. No measuring here, so that the arithmetic can be tested by itself."""
+"""Makes a table from records of single loads. Measures nothing, so that the arithmetic can be tested."""
 
 import statistics
 
@@ -13,19 +13,19 @@ GROUPS = {
 
 
 def spread(values):
-    """Median, least and greatest; None without values."""
+    """Median, minimum and maximum; None without values."""
     if not values:
         return None
     return statistics.median(values), min(values), max(values)
 
 
 def ratios(theirs, ours):
-    """Seconds of a row over ours, within each round that has both."""
+    """Seconds of a row divided by ours, for each round that has both."""
     return [theirs[number] / ours[number] for number in sorted(theirs) if number in ours and ours[number] > 0]
 
 
 class Records:
-    """What was measured, by row."""
+    """The records, by row."""
 
     def __init__(self, records):
         self.records = records
@@ -35,7 +35,7 @@ class Records:
         return [one for one in found if all(one.get(name) == value for name, value in wanted.items())]
 
     def seconds(self, row, cache):
-        """Round -> seconds, of loads that succeeded."""
+        """Round -> seconds of successful loads."""
         return {one["round"]: one["seconds"] for one in self.of(row, "round", cache=cache) if one["outcome"] == "ok"}
 
     def values(self, row, cache, name):
@@ -43,12 +43,12 @@ class Records:
         return [one[name] for one in good if one.get(name) is not None]
 
     def growth(self, row, name):
-        """The most of a kind of memory in any round, in MiB; None if it was never measured."""
+        """The maximum of a kind of memory over all rounds, in MiB; None if never measured."""
         found = [one["growth"][name] for one in self.of(row, "round") if one["outcome"] == "ok"]
         return max(found) / MIB if found else None
 
     def failure(self, row):
-        """Why a row has no times: the last reason; None if it has some, or was never tried."""
+        """The last reason why a row has no times; None if it has some or was never tried."""
         tried = self.of(row, "round")
         if not tried or any(one["outcome"] == "ok" for one in tried):
             return None
@@ -56,7 +56,7 @@ class Records:
         return f"{'refuses' if last['outcome'] == 'refused' else last['outcome']}: {last['reason']}"
 
     def ends_with(self, row, expected_bytes):
-        """What was in memory at the end, as it was found there and not as it is documented."""
+        """The kind of memory at the end, as measured, not as documented."""
         good = [one for one in self.of(row, "round") if one["outcome"] == "ok"]
         if not good:
             return "?"
@@ -81,7 +81,7 @@ class Records:
 
 
 def reference(row, chosen):
-    """Ours that a row is compared with: the one that ends with the same in memory."""
+    """Our row to compare with: the one with the same final memory."""
     return next((one for one in chosen if one.ours and one.keeps == row.keeps), None)
 
 
@@ -90,7 +90,7 @@ def number(value, digits=1):
 
 
 def of_rounds(values):
-    """`1.23 (1.20-1.31)`; the median alone where there is but one."""
+    """`1.23 (1.20-1.31)`, or only the median for a single value."""
     found = spread(values)
     if found is None:
         return ""
@@ -133,7 +133,7 @@ def full(records, chosen, caches, limits, expected_bytes):
 
 
 def before(records, row):
-    """The group's peak, seconds of imports, and memory when they were over."""
+    """The group's peak, seconds of imports, and memory after them."""
     tried = [one for one in records.of(row, "round") if one["outcome"] == "ok"]
     peaks = [one["group_peak_bytes"] for one in tried if one.get("group_peak_bytes")]
     imports = [one["import_seconds"] for one in tried]
@@ -146,7 +146,7 @@ def before(records, row):
 
 
 def compact(records, chosen, caches, limits, expected_bytes):
-    """The table of the README: the rows that are named there, and what they were measured to hold."""
+    """The table of the README: its named rows and their measured memory."""
     head = ["loader", "held at the end"] + [f"{cache}, times ours" for cache in caches]
     head += ["host + MiB", "RSS + MiB"] + [f"in {limit_name(one)}" for one in limits]
     lines = ["| " + " | ".join(head) + " |", "|---" * 2 + "|---:" * (len(head) - 2) + "|"]
@@ -166,7 +166,7 @@ def compact(records, chosen, caches, limits, expected_bytes):
 
 
 def replace_between(text, begin, end, middle):
-    """`text` with what stands between the two markers replaced."""
+    """`text` with the part between the two markers replaced."""
     if text.count(begin) != 1 or text.count(end) != 1:
         raise ValueError(f"{begin} and {end} must each stand there once")
     head, rest = text.split(begin)

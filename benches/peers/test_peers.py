@@ -1,4 +1,4 @@
-"""The arithmetic of the table, and the measuring of processes that do nothing but hold memory or end badly. Standard library only.
+"""Tests of the table's arithmetic, and of measuring processes that hold memory or crash. Standard library only.
 
     cd benches/peers && python3 -m unittest
 """
@@ -57,7 +57,7 @@ class TableTest(unittest.TestCase):
         text = table.full(records, [OURS, THEIRS, DROPS], ["cold"], [], 100)
         self.assertEqual(line(text, "theirs").split("|")[4].strip(), "2.50")
         self.assertEqual(line(text, "ours").split("|")[4].strip(), "1")
-        # None of ours drops what it has loaded: no ratio rather than a wrong one.
+        # No row of ours keeps nothing, so there is no ratio.
         self.assertEqual(line(text, "drops").split("|")[4].strip(), "")
 
     def test_what_is_held_is_what_was_found(self):
@@ -97,7 +97,7 @@ class TableTest(unittest.TestCase):
             table.replace_between("nothing", "<b>", "</b>", "new")
 
 
-# Speaks as child.py does; its imports take 32 MiB and half a second.
+# Has the protocol of child.py; its imports take 32 MiB and half a second.
 CHILD = """
 import json, sys, time
 def say(**fields): print(json.dumps(fields), flush=True)

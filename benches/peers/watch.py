@@ -31,18 +31,18 @@ FIELDS = {b"VmHWM": "highest_rss", b"VmRSS": "rss", b"RssAnon": "anon", b"RssFil
 
 
 class Cage(Group):
-    """A memory group around one load; without a limit it only counts."""
+    """A memory group for one load; without a limit it only measures."""
 
     def __init__(self, limit_bytes=None):
         v1 = pathlib.Path("/sys/fs/cgroup/memory").exists()
         super().__init__(limit_bytes if limit_bytes is not None else "-1" if v1 else "max")
-        # No way out through swap, where there is any.
+        # Disables swap, if there is any.
         for name, value in (("memory.memsw.limit_in_bytes", limit_bytes), ("memory.swap.max", 0)):
             if limit_bytes is not None and (self.path / name).exists():
                 (self.path / name).write_text(str(value))
 
     def kills(self):
-        """Processes of the group that were killed for memory."""
+        """Number of processes of the group killed for lack of memory."""
         for name in ("memory.oom_control", "memory.events"):
             if (self.path / name).exists():
                 fields = dict(line.split() for line in (self.path / name).read_text().splitlines())
@@ -53,12 +53,12 @@ class Cage(Group):
         for _ in range(200):
             try:
                 return super().remove()
-            except OSError:  # the kernel still tidies up what was in it
+            except OSError:  # the kernel is still cleaning up its processes
                 time.sleep(0.01)
 
 
 class Status:
-    """Memory of one process, read again and again."""
+    """Samples the memory of one process."""
 
     def __init__(self, pid):
         self.file = open(f"/proc/{pid}/status", "rb", buffering=0)
@@ -84,7 +84,7 @@ class Status:
 
 
 def cpu_seconds(pid):
-    """Of a process and of its children that have ended."""
+    """CPU seconds of a process and of its ended children."""
     try:
         text = pathlib.Path(f"/proc/{pid}/stat").read_text()
     except (OSError, ProcessLookupError):
@@ -112,7 +112,7 @@ def back_memory(most_bytes):
 
 
 class Load:
-    """One process that loads."""
+    """One loading process."""
 
     def __init__(self, words, environment, cage, limit_seconds):
         self.deadline = time.monotonic() + limit_seconds
@@ -126,7 +126,7 @@ class Load:
         self.text = b""
 
     def answer(self, at_each_turn=None):
-        """The next line of JSON; None if the process ended or the time is over. Calls `at_each_turn` every 4 ms."""
+        """The next JSON line; None at the end of the process or after the time limit. Calls `at_each_turn` every 4 ms."""
         stream = self.process.stdout.fileno()
         while b"\n" not in self.text:
             left = self.deadline - time.monotonic()
@@ -150,7 +150,7 @@ class Load:
             pass
 
     def end(self):
-        """Ends it, whatever it is doing, and returns its exit code: negative for a signal."""
+        """Kills it if needed and returns its exit code: negative for a signal."""
         try:
             code = self.process.wait(timeout=0 if time.monotonic() > self.deadline else 10)
         except subprocess.TimeoutExpired:
@@ -162,7 +162,7 @@ class Load:
         return code
 
     def why(self, code):
-        """How a load ended that did not say `done`."""
+        """The outcome of a load that did not print `done`."""
         if code is None:
             return {"outcome": "timeout", "reason": f"over {self.limit_seconds:.0f} s"}
         if code == -signal.SIGKILL and self.cage and self.cage.kills():
@@ -173,7 +173,7 @@ class Load:
 
 
 def measure(words, environment=None, limit_bytes=None, limit_seconds=300.0, memory_bytes=0):
-    """One load; a dict with `outcome`: ok, killed, refused, timeout or failed. `memory_bytes` are made ready before it begins."""
+    """One load; a dict with `outcome`: ok, killed, refused, timeout or failed. Touches `memory_bytes` of memory first."""
     try:
         cage = Cage(limit_bytes)
     except OSError as error:
@@ -199,7 +199,7 @@ def measure(words, environment=None, limit_bytes=None, limit_seconds=300.0, memo
 
 
 def followed(load, memory_bytes):
-    """What is seen of a load; without `outcome` where it ended by itself."""
+    """The measurements of a load; without `outcome` if it ended by itself."""
     ready = load.answer()
     if ready is None or "refused" in ready:
         return refusal(ready) | {"stage": "import"}
@@ -223,7 +223,7 @@ def followed(load, memory_bytes):
 
         load.say(b"go")
         done = load.answer(sample)
-        # Read before the answer is looked at: the process waits, and nothing has been freed yet.
+        # Measured before the answer is evaluated: the process waits and has freed nothing.
         sample()
         cpu_after = cpu_seconds(pid)
         result["before"] = before

@@ -1,9 +1,10 @@
-"""One load in a process of its own: what `figures.py` starts.
+"""One load in a separate process, started by `figures.py`.
 
     python child.py WAY SOURCE [key=value ...]
 
-Prints one line of JSON: seconds and bytes; with `memory=yes` also what it took of memory beside interpreter and imports. That is the
-kernel's own high-water mark, reset after the imports, and for what it cannot take back samples of every 5 ms, which cost time.
+Prints one line of JSON: seconds and bytes; with `memory=yes` also memory growth after the imports: the
+kernel's high-water mark, reset after the imports, and unreclaimable memory, sampled every 5 ms (which costs
+time).
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any
 
 
 def touch(tensors: Any) -> int:
-    """Reads every byte; how many there are."""
+    """Reads every byte and returns their number."""
     import torch
 
     total = 0
@@ -93,7 +94,7 @@ def main() -> None:
     if way == "transformers":
         import transformers as library
 
-        # The class comes with its own imports.
+        # This class has further imports.
         getattr(library, library.AutoConfig.from_pretrained(source).architectures[0])
     from onelayer._native import MemoryMeter
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The figures of the Python package, each beside what it is compared with, on the same files in the same run.
+"""Figures of the Python package and of its alternatives, on the same files in the same run.
 
     benches/python/figures.py FOLDER [--only stream,load_file,transformers] [--rounds 5] [--markdown FILE]
 
-FOLDER is a checkpoint of transformers with one safetensors file of a few gigabytes, such as
-`loadcheck synth mistral-7b FOLDER --layers 8` writes, with its config.json. Needs the interpreter that has onelayer, torch,
-transformers and safetensors, and of this repository `cargo build --release --example one_load`. Rounds are interleaved, every run
-is a fresh process, and a cold run has the page cache of the files dropped before it. Memory is measured in further runs, since measuring
-it takes time.
+FOLDER is a checkpoint of transformers (with config.json) in one safetensors file of a few gigabytes, such as
+from `loadcheck synth mistral-7b FOLDER --layers 8`. Run it with an interpreter that has onelayer, torch,
+transformers and safetensors, after `cargo build --release -p onelayer --example one_load`. Rounds are
+interleaved, every run is a new process, and cold runs drop the files' cached pages first. Memory is measured
+in separate runs, since measuring takes time.
 """
 
 import argparse
@@ -26,13 +26,13 @@ ROOT = HERE.parents[1]
 MIB = 1 << 20
 ALLOWANCE = 16 * MIB
 
-# A run; with words for the child, such as `memory=yes`.
+# A run, with arguments for the child such as `memory=yes`.
 Run = Callable[..., dict[str, Any]]
 MEMORY_RUNS = 2
 
 
 def drop(files: list[Path]) -> None:
-    """Takes the pages of the files out of the cache."""
+    """Drops the cached pages of the files."""
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)
         os.fsync(descriptor)
@@ -53,7 +53,7 @@ def python(*words: object) -> dict[str, Any]:
 
 
 def rust(way: str, source: Path, budget_mib: int) -> dict[str, Any]:
-    """`one_load` says when it is ready and waits for a word."""
+    """Runs `one_load`, which prints `ready` and waits for "go"."""
     command = [
         str(ROOT / "target/release/examples/one_load"),
         way,
@@ -72,7 +72,7 @@ def rust(way: str, source: Path, budget_mib: int) -> dict[str, Any]:
 
 
 def rounds(ways: dict[str, Run], files: list[Path], cache: str, count: int) -> dict[str, list[dict[str, Any]]]:
-    """Runs all ways in turn, each time from another one on. Times alone."""
+    """Runs all ways in turn, each round in another order, and measures time only."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
     names = list(ways)
     for number in range(count):
@@ -84,7 +84,7 @@ def rounds(ways: dict[str, Run], files: list[Path], cache: str, count: int) -> d
 
 
 def memory(ways: dict[str, Run], files: list[Path], cache: str) -> dict[str, list[dict[str, Any]]]:
-    """Runs that measure memory, without their times."""
+    """Runs that measure only memory."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
     for _ in range(MEMORY_RUNS):
         for name, way in ways.items():
@@ -96,7 +96,7 @@ def memory(ways: dict[str, Run], files: list[Path], cache: str) -> dict[str, lis
 def table(
     title: str, ways: dict[str, Run], reference: str, files: list[Path], cache: str, count: int
 ) -> Iterator[str]:
-    """A row for each way: the median speed, and the median of its ratios to the reference in the same round."""
+    """One row per way: median speed, and median ratio to the reference in the same round."""
     found, measured = rounds(ways, files, cache, count), memory(ways, files, cache)
     yield f"\n### {title}\n"
     yield "| way | GB/s, median (min to max) | speed over reference | RSS growth, most | unreclaimable growth, most |"

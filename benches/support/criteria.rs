@@ -1,11 +1,10 @@
-//! How long every bench with criterion may take: short, so that all of them together stay within
-//! three minutes.
+//! Time limits of criterion benches, so that all of them together take less than three minutes.
 
 use std::time::Duration;
 
 use criterion::Criterion;
 
-/// A harness that takes about a second and a half for each bench.
+/// A harness that takes about 1.5 s per bench.
 pub(crate) fn quick() -> Criterion {
     Criterion::default()
         .sample_size(15)

@@ -1,11 +1,11 @@
-//! Files for benches: safetensors headers, and random bytes behind them where they are read.
+//! Files for benches: safetensors headers, followed by random bytes if those are read.
 
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-/// One tensor of a file to be made.
+/// One tensor of a new file.
 pub(crate) struct Tensor {
     pub(crate) name: String,
     pub(crate) dtype: &'static str,
@@ -45,10 +45,10 @@ fn header(tensors: &[Tensor]) -> (String, u64) {
     (text, end)
 }
 
-/// A file for benches that read headers only: its data is a hole. Returns the bytes of the header.
+/// Writes a file for benches that read only headers: its data is a hole. Returns the header size.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub(crate) fn headers_only(path: &Path, tensors: &[Tensor]) -> io::Result<u64> {
     let (text, data_bytes) = header(tensors);
     let mut file = File::create(path)?;
@@ -57,10 +57,10 @@ pub(crate) fn headers_only(path: &Path, tensors: &[Tensor]) -> io::Result<u64> {
     Ok(header_bytes)
 }
 
-/// A file of random bytes, written to the disk and left in the page cache.
+/// Writes a file of random bytes to disk, and leaves it in the page cache.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub(crate) fn random(path: &Path, tensors: &[Tensor]) -> io::Result<()> {
     let (text, data_bytes) = header(tensors);
     let mut file = BufWriter::with_capacity(8 << 20, File::create(path)?);

@@ -1,5 +1,4 @@
-//! The fastest simple reader: no parsing, no checking, nothing of this library. For benches and
-//! examples.
+//! The fastest simple reader, without parsing, checking or this library. For benches and examples.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -9,11 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memmap2::{Advice, MmapMut};
 
-/// What direct reads are multiples of.
+/// The unit of direct reads.
 pub(crate) const PAGE: usize = 4096;
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Memory that starts on a huge page, in huge pages where the system has them, touched.
+/// Touched memory that starts on a huge page, in huge pages if available.
 pub(crate) struct HugeBuffer {
     map: MmapMut,
     start: usize,
@@ -24,7 +23,7 @@ impl HugeBuffer {
     /// `len` bytes.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
         let mut map = MmapMut::map_anon(len + HUGE_PAGE)?;
         let start = map.as_ptr().align_offset(HUGE_PAGE);
@@ -43,15 +42,14 @@ impl HugeBuffer {
 pub(crate) struct Plain {
     /// With `O_DIRECT`.
     pub(crate) direct: bool,
-    /// Threads, each with its part of the buffer.
+    /// Number of threads, each with its part of the buffer.
     pub(crate) threads: usize,
     /// Bytes per read, a multiple of [`PAGE`].
     pub(crate) block_bytes: usize,
 }
 
 impl Plain {
-    /// Reads every file once; returns the bytes that arrived. Opening is part of the time, as for
-    /// any reader.
+    /// Reads every file once and returns the number of bytes. Includes opening, as for any reader.
     pub(crate) fn read(&self, paths: &[PathBuf], buffer: &mut [u8]) -> io::Result<u64> {
         let mut files = Vec::new();
         let mut blocks = 0;

@@ -1,5 +1,5 @@
-//! Dropping a file from the page cache, and counting what is in it. For benches and examples.
-#![allow(unsafe_code, reason = "asks mincore what is cached")]
+//! Drops and counts cached pages of a file. For benches and examples.
+#![allow(unsafe_code, reason = "calls mincore")]
 
 use std::fs::File;
 use std::io;
@@ -7,11 +7,10 @@ use std::path::Path;
 
 use memmap2::MmapOptions;
 
-/// Drops a file's pages from the page cache, written back first, since dirty ones cannot be
-/// dropped.
+/// Writes back and drops a file's cached pages; dirty ones cannot be dropped.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub(crate) fn drop_pages(path: &Path) -> io::Result<()> {
     let file = File::open(path)?;
     file.sync_all()?;
@@ -19,10 +18,10 @@ pub(crate) fn drop_pages(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes of a file that the page cache holds, by `mincore`.
+/// Cached bytes of a file, from `mincore`.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub(crate) fn cached_bytes(path: &Path) -> io::Result<usize> {
     let file = File::open(path)?;
     if file.metadata()?.len() == 0 {
@@ -31,8 +30,8 @@ pub(crate) fn cached_bytes(path: &Path) -> io::Result<usize> {
     let map = MmapOptions::new().map_raw_read_only(&file)?;
     let page = rustix::param::page_size();
     let mut resident = vec![0u8; map.len().div_ceil(page)];
-    // SAFETY: the mapping is alive and its address is a multiple of the page size, since it starts at
-    // offset 0; the vector has one byte per page of it.
+    // SAFETY: the mapping is alive and page-aligned, since it starts at offset 0; the vector has
+    // one byte per page.
     let status = unsafe { libc::mincore(map.as_mut_ptr().cast(), map.len(), resident.as_mut_ptr()) };
     if status != 0 {
         return Err(io::Error::last_os_error());

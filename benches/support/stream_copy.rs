@@ -1,5 +1,5 @@
-//! Copies whose stores pass by the cache: for memory that nobody reads soon. Chosen at run time.
-#![allow(unsafe_code, reason = "stores of a width that is asked for when it runs")]
+//! Copies with non-temporal stores, for memory that is not read soon. Chosen at run time.
+#![allow(unsafe_code, reason = "uses vector stores that are chosen at run time")]
 
 /// How to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub(crate) enum StreamCopy {
 }
 
 impl StreamCopy {
-    /// Those that this processor has, `memcpy` aside.
+    /// The ways supported by this processor, without `memcpy`.
     pub(crate) fn available() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
         {
@@ -45,13 +45,13 @@ impl StreamCopy {
     /// Copies `len` bytes.
     ///
     /// # Safety
-    /// Both pointers are good for `len` bytes, what they point to does not overlap, and the
-    /// processor has what this way needs.
+    /// Both pointers are valid for `len` bytes that do not overlap, and the processor supports this
+    /// way.
     pub(crate) unsafe fn copy(self, source: *const u8, target: *mut u8, len: usize) {
         let done = match self {
             Self::Plain => 0,
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the caller vouches for the memory and the processor.
+            // SAFETY: the caller's promise.
             Self::Avx2 if target.addr().is_multiple_of(32) => unsafe { avx2(source, target, len) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
@@ -60,12 +60,12 @@ impl StreamCopy {
             _ => 0,
         };
         let (source, target) = (source.wrapping_add(done), target.wrapping_add(done));
-        // SAFETY: `done` is at most `len`, so what is left lies in both.
+        // SAFETY: `done` is at most `len`, so the rest is within both.
         unsafe { std::ptr::copy_nonoverlapping(source, target, len - done) };
     }
 }
 
-/// Copies all whole pieces of 128 bytes; returns how many bytes those are.
+/// Copies all whole pieces of 128 bytes and returns their total size.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn avx2(source: *const u8, target: *mut u8, len: usize) -> usize {
@@ -77,13 +77,13 @@ unsafe fn avx2(source: *const u8, target: *mut u8, len: usize) -> usize {
         let to = target.wrapping_add(offset).cast::<__m256i>();
         let mut loaded = [std::mem::MaybeUninit::<__m256i>::uninit(); 4];
         for (index, piece) in loaded.iter_mut().enumerate() {
-            // SAFETY: the piece lies inside the first `whole` bytes of the source.
+            // SAFETY: the piece is within the first `whole` bytes of the source.
             piece.write(unsafe { _mm256_loadu_si256(from.wrapping_add(index)) });
         }
         for (index, piece) in loaded.into_iter().enumerate() {
             // SAFETY: it was written above.
             let piece = unsafe { piece.assume_init() };
-            // SAFETY: the piece lies inside the target, whose address is a multiple of 32.
+            // SAFETY: the piece is within the target, whose address is a multiple of 32.
             unsafe { _mm256_stream_si256(to.wrapping_add(index), piece) };
         }
     }
@@ -91,8 +91,7 @@ unsafe fn avx2(source: *const u8, target: *mut u8, len: usize) -> usize {
     whole
 }
 
-/// The same in assembly, since the intrinsics are younger than the oldest compiler that builds
-/// this.
+/// The same in assembly: the oldest supported compiler lacks the intrinsics.
 #[cfg(target_arch = "x86_64")]
 unsafe fn avx512(source: *const u8, target: *mut u8, len: usize) -> usize {
     let whole = len / 256 * 256;
@@ -100,7 +99,7 @@ unsafe fn avx512(source: *const u8, target: *mut u8, len: usize) -> usize {
         return 0;
     }
     // SAFETY: reads and writes the first `whole` bytes, 256 at a time; the target's address is a
-    // multiple of 64; what the registers held is given up.
+    // multiple of 64; the registers are declared as clobbered.
     unsafe {
         std::arch::asm!(
             "2:",

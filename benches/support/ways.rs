@@ -1,10 +1,9 @@
-//! Plain ways to get the bytes of files into memory, as fast as they go: what loads are held
-//! against. Nothing is parsed or checked.
+//! Plain ways to read files into memory, as limits for loads. Nothing is parsed or checked.
 //!
-//! Threads take blocks in file order from one counter. Each copies into its own part of one buffer,
-//! place after place: a buffer of one block for each thread stays hot in the cache, a larger one is
+//! Threads take blocks in file order from one counter. Each copies block after block into its own
+//! part of one buffer. With one block per thread the buffer stays hot in the cache; a larger one is
 //! used in turn.
-#![allow(unsafe_code, reason = "copies out of mappings of files that the bench owns")]
+#![allow(unsafe_code, reason = "copies out of mappings of the bench's files")]
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -23,7 +22,7 @@ use crate::stream_copy::StreamCopy;
 
 const HUGE_PAGE: usize = 2 << 20;
 
-/// How bytes come out of a file.
+/// A way to read a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// `pread` with `O_DIRECT`.
@@ -32,7 +31,7 @@ pub(crate) enum Way {
     Pread,
     /// A mapping, populated block by block, and `memcpy`.
     MapCopy,
-    /// The same with stores that pass by the cache.
+    /// The same with non-temporal stores.
     MapStream(StreamCopy),
 }
 
@@ -42,7 +41,7 @@ pub(crate) struct Shape {
     pub(crate) way: Way,
     pub(crate) threads: usize,
     pub(crate) block_bytes: usize,
-    /// Bytes of the buffer; `None` for fresh memory that keeps everything.
+    /// Size of the buffer; `None`: fresh memory that keeps everything.
     pub(crate) buffer_bytes: Option<usize>,
 }
 
@@ -67,7 +66,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// A file that is read, and the number of its first block.
+/// A file, and the number of its first block.
 struct Open {
     first_block: usize,
     file: File,
@@ -76,12 +75,11 @@ struct Open {
 }
 
 impl Shape {
-    /// Reads at most `most_bytes` of the files into `buffer`, or into fresh memory, which is
-    /// returned; and the bytes that arrived. Opening, mapping and fresh memory are part of it,
-    /// as for any load.
+    /// Reads at most `most_bytes` of the files into `buffer` or into fresh memory. Returns that
+    /// memory and the number of bytes. Includes opening, mapping and allocation, as for any load.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub(crate) fn run(
         &self,
         paths: &[PathBuf],
@@ -105,7 +103,7 @@ impl Shape {
         Ok((bytes, None))
     }
 
-    /// Runs every piece of work in a thread of its own; bytes of all.
+    /// Runs each work item in a separate thread and returns the sum of bytes.
     fn on_threads<W>(&self, works: impl Iterator<Item = W>) -> io::Result<usize>
     where
         W: FnOnce() -> io::Result<usize> + Send,
@@ -135,7 +133,7 @@ impl Shape {
         Ok((files, blocks))
     }
 
-    /// Copies blocks, in turn, to the places of a part of the buffer.
+    /// Copies blocks, in turn, into a part of the buffer.
     fn copy_blocks(
         &self,
         files: &[Open],
@@ -155,7 +153,7 @@ impl Shape {
         Ok(bytes)
     }
 
-    /// Copies blocks, each to a place of its own.
+    /// Copies each block to its own place.
     fn keep_blocks(&self, files: &[Open], places: &Mutex<Enumerate<ChunksMut<'_, u8>>>) -> io::Result<usize> {
         let mut bytes = 0;
         loop {
@@ -177,13 +175,13 @@ impl Shape {
                 Way::MapStream(copy) => copy,
                 _ => StreamCopy::Plain,
             };
-            // SAFETY: the mapping holds these bytes and does not overlap the buffer; nobody truncates the
-            // files of a bench.
+            // SAFETY: the mapping has these bytes and does not overlap the buffer; the files of a
+            // bench are not truncated.
             unsafe { copy.copy(source, target.as_mut_ptr(), target.len()) };
             return Ok(target.len());
         }
         let mut filled = 0;
-        // Direct reads are of whole pages: the last page of a file that ends inside it is left out.
+        // Direct reads cover whole pages, so a partial last page is left out.
         let whole = target.len() / PAGE * PAGE;
         let wanted = if self.way == Way::Direct { whole } else { target.len() };
         while filled < wanted {

@@ -1,4 +1,4 @@
-//! Gives the shared library the name by which programs find it: that of its major version.
+//! Sets the soname of the shared library, with its major version.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -1,4 +1,5 @@
-//! Reads inventories of checkpoints: tensor names, shapes, and the boundaries their authors gave.
+//! Reads inventories of checkpoints: tensor names, shapes, and the boundaries given by their
+//! authors.
 //!
 //! Three forms: a JSON inventory (`tensors`: name -> `[shape, dtype]`, `no_split_paths`), a Hugging
 //! Face index (`weight_map`; names only), and the compact text of fixtures/inventories, one file
@@ -9,8 +10,8 @@
 //! !model.layers.{0-27}                              the author's no-split paths
 //! model.layers.{0-27}.mlp.up_proj.weight<TAB>24576x3072
 //! ```
-//! A brace stands for every index in it (`{0-3,7}`); `-` is the shape of a scalar, `?` an unknown
-//! one. fixtures/make_inventories.py writes it.
+//! Braces list indices (`{0-3,7}`); `-` is the shape of a scalar, `?` an unknown shape.
+//! fixtures/make_inventories.py writes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,24 +19,24 @@ use std::path::{Path, PathBuf};
 use onelayer::layers::NamedShape;
 use serde_json::Value;
 
-/// The tensors of one model, and where its author would not cut it.
+/// The tensors of one model, and the modules its author would not split.
 #[derive(Debug, Default)]
 pub(crate) struct Inventory {
     /// Name for reports.
     pub(crate) name: String,
     /// Tensor names with their shapes, in the order of the file.
     pub(crate) tensors: Vec<(String, Option<Vec<u64>>)>,
-    /// Modules that the author keeps in one piece.
+    /// Modules that the author does not split.
     pub(crate) no_split_paths: Vec<String>,
 }
 
 impl Inventory {
-    /// The tensors as the grouping takes them.
+    /// The tensors as input of the grouping.
     pub(crate) fn named_shapes(&self) -> Vec<NamedShape<'_>> {
         self.tensors.iter().map(|(name, shape)| NamedShape { name, shape: shape.as_deref() }).collect()
     }
 
-    /// The no-split paths whose last component is a number: those that claim to be layers.
+    /// The no-split paths whose last component is a number, so that they are layers.
     pub(crate) fn indexed_paths(&self) -> Vec<&str> {
         let is_indexed = |path: &&str| {
             let last = path.rsplit('.').next().unwrap_or("");
@@ -45,14 +46,14 @@ impl Inventory {
     }
 }
 
-/// What a folder (or a compact file) held.
+/// The inventories of a folder or a compact file.
 #[derive(Debug, Default)]
 pub(crate) struct Folder {
     /// Its name without an extension.
     pub(crate) name: String,
     /// Its inventories, sorted by name.
     pub(crate) inventories: Vec<Inventory>,
-    /// Files that are none, with the reason.
+    /// Files that could not be read, with the reason.
     pub(crate) unread: Vec<(PathBuf, String)>,
 }
 
@@ -172,7 +173,7 @@ fn parse_shape(text: &str) -> Result<Option<Vec<u64>>, String> {
     }
 }
 
-/// All names that a pattern stands for.
+/// All names of a pattern.
 fn expand(pattern: &str) -> Result<Vec<String>, String> {
     let Some((before, rest)) = pattern.split_once('{') else { return Ok(vec![pattern.to_owned()]) };
     let (ranges, after) = rest.split_once('}').ok_or_else(|| format!("`{pattern}` has an open brace"))?;

@@ -1,4 +1,4 @@
-//! How long the grouping takes, and what it holds, for large and for hostile sets of names.
+//! Measures time and memory of the grouping for large and hostile sets of names.
 
 use std::fmt::Write;
 use std::time::Instant;
@@ -7,7 +7,7 @@ use onelayer::layers::{LayerMap, Layers, NamedShape};
 
 const MILLION: usize = 1_000_000;
 
-/// A set of names, made once.
+/// A set of names.
 type Case = (&'static str, fn() -> Vec<String>);
 
 const CASES: [Case; 9] = [
@@ -24,8 +24,7 @@ const CASES: [Case; 9] = [
     ("long digits: 1 000 names, indices of 64 KiB", || hostile("1", "2")),
 ];
 
-/// Prints a line per case, each from a process of its own, so that none reuses the memory of
-/// another.
+/// Prints one line per case, each from a separate process, so that none reuses memory of another.
 pub(crate) fn report() -> Result<(), String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     for number in 0..CASES.len() {
@@ -114,21 +113,20 @@ fn hostile(part: &str, other: &str) -> Vec<String> {
     (0..1000).map(name).collect()
 }
 
-/// The peak of this process's resident memory in KiB, where the system tells it.
+/// The peak of this process's resident memory in KiB, if known.
 fn resident_peak_kib() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix(" kB")?.parse().ok()
 }
 
-/// Time that this thread has run, in nanoseconds: unlike wall time, it does not count other
-/// programs.
+/// CPU time of this thread, in nanoseconds.
 fn cpu_ns() -> Option<u64> {
     let statistics = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     statistics.split_whitespace().next()?.parse().ok()
 }
 
-/// Starts a new peak, where the system allows it.
+/// Resets the peak, if the system allows it.
 fn reset_peak() {
     let _ = std::fs::write("/proc/self/clear_refs", "5");
 }

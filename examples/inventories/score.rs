@@ -1,12 +1,12 @@
-//! Scores a grouping against the boundaries that a model's author gave.
+//! Scores a grouping against the boundaries given by a model's author.
 //!
 //! The author's `no_split_paths` are the modules that must stay on one device. An inventory counts
 //! if some of them are *indexed* (their last component is a number: `model.layers.7`), since only
-//! those claim to be layers. It is **exact** if
+//! those are layers. It is **exact** if
 //! - no such path is **split**: all tensors below it are in one layer; and
 //! - no two are **merged**: no layer has tensors of two of them, unless one lies inside the other.
 //!
-//! A tensor is *lost* unless it is in exactly one layer; that is counted from the layers, for every
+//! A tensor is *lost* unless it is in exactly one layer. Lost tensors are counted for every
 //! inventory.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -15,10 +15,10 @@ use onelayer::layers::Layers;
 
 use super::read::Inventory;
 
-/// How a grouping compares with the author's boundaries.
+/// The score of a grouping.
 #[derive(Debug, Default)]
 pub(crate) struct Score {
-    /// Paths in more than one layer, with how many.
+    /// Paths in more than one layer, with the number of layers.
     pub(crate) split: Vec<(String, usize)>,
     /// Layers with several paths, with the first two.
     pub(crate) merged: Vec<(String, [String; 2])>,
@@ -27,7 +27,7 @@ pub(crate) struct Score {
 }
 
 impl Score {
-    /// Nothing split, nothing merged, nothing lost.
+    /// True if nothing is split, merged or lost.
     pub(crate) fn is_exact(&self) -> bool {
         self.split.is_empty() && self.merged.is_empty() && self.lost == 0
     }

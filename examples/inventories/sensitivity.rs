@@ -1,5 +1,5 @@
-//! How much the thresholds of the rule matter: each alone, and tuned on one half and scored on the
-//! other.
+//! Measures the effect of the rule's thresholds: each one alone, and tuned on one half of the
+//! inventories and scored on the other.
 
 use onelayer::layers::{LayerMap, Layers, NamedShape, Rule};
 
@@ -7,7 +7,7 @@ use super::percent;
 use super::read::{Folder, Inventory};
 use super::score::score;
 
-/// One threshold: its name, how it is set, and the values tried (percent, but for the ratio).
+/// One threshold: its name, its setter, and the tried values (percent, except for the ratio).
 type Threshold = (&'static str, fn(&mut Rule, u32), &'static [u32]);
 
 const THRESHOLDS: [Threshold; 10] = [
@@ -23,7 +23,7 @@ const THRESHOLDS: [Threshold; 10] = [
     ("chain ratio", |rule, value| rule.chain_ratio = value, &[1, 2, 4, 8, 1000]),
 ];
 
-/// How many random halves are tried.
+/// Number of random halves.
 const HALVES: u64 = 10;
 
 struct Judged<'a> {
@@ -40,7 +40,7 @@ impl Judged<'_> {
     }
 }
 
-/// Prints both measurements for a folder; nothing for one without the authors' boundaries.
+/// Prints both measurements for a folder; nothing for a folder without authors' boundaries.
 pub(crate) fn report(folder: &Folder) -> Result<(), String> {
     let judged: Vec<_> = (folder.inventories.iter())
         .map(|inventory| Judged {
@@ -53,7 +53,7 @@ pub(crate) fn report(folder: &Folder) -> Result<(), String> {
     if judged.is_empty() {
         return Ok(());
     }
-    // Every threshold alone, the others at their defaults: which inventories are exact, per candidate.
+    // Each threshold alone, others at their defaults: the exact inventories for each candidate.
     let mut candidates = vec![("default".to_owned(), exact(&judged, &Rule::default())?)];
     println!(
         "{}: sensitivity, exact of {}; the default gives {}",
@@ -76,7 +76,7 @@ pub(crate) fn report(folder: &Folder) -> Result<(), String> {
     Ok(())
 }
 
-/// Picks the candidate that is best on a random half and scores it on the other half.
+/// Chooses the best candidate on a random half and scores it on the other half.
 fn hold_out(folder: &Folder, judged: &[Judged<'_>], candidates: &[(String, Vec<bool>)]) {
     for seed in 0..HALVES {
         let in_half: Vec<bool> =
@@ -85,7 +85,7 @@ fn hold_out(folder: &Folder, judged: &[Judged<'_>], candidates: &[(String, Vec<b
             exact.iter().zip(&in_half).filter(|&(&exact, &half)| exact && half == side).count()
         };
         let size = |side: bool| in_half.iter().filter(|&&half| half == side).count();
-        // The first of the best, so that the default wins a tie.
+        // The first best one, so that the default wins a tie.
         let best = candidates.iter().rev().max_by_key(|(_, exact)| on(exact, true));
         let Some((name, exact)) = best else { continue };
         println!(
@@ -105,7 +105,7 @@ fn count(exact: &[bool]) -> usize {
     exact.iter().filter(|&&exact| exact).count()
 }
 
-/// A coin per name and seed that falls the same way in every run (FNV-1a).
+/// A deterministic coin flip per name and seed (FNV-1a).
 fn is_in_half(name: &str, seed: u64) -> bool {
     let hash = (name.bytes().chain(seed.to_le_bytes())).fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

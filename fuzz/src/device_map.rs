@@ -1,5 +1,6 @@
-//! A device map: understood or refused; written again it is the same; what it says of a tensor is
-//! what the longest entry says; and a plan that follows it puts each layer where it says.
+//! A device map is accepted or refused. An accepted one is the same after writing and reading it.
+//! The device of a tensor is that of its longest matching entry, and a plan places each layer
+//! accordingly.
 //!
 //! Input: JSON.
 
@@ -11,7 +12,7 @@ use onelayer_fit::{CacheType, Demand, DeviceMap, Limits, Tier, Weights, Workload
 use super::scratch::Scratch;
 use onelayer_testing::safetensors_file::FileBuilder;
 
-/// A checkpoint that maps are about.
+/// The checkpoint of the maps.
 struct Model {
     checkpoint: Checkpoint,
     layers: Layers,
@@ -52,7 +53,7 @@ pub fn check(data: &[u8]) {
     MODEL.with(|model| check_plan(model, &map));
 }
 
-/// Looks for the longest entry among all of them.
+/// Finds the longest matching entry by trying all.
 fn check_tier(map: &DeviceMap, tensor: &str) {
     let is_around = |key: &str| {
         key.is_empty() || tensor == key || tensor.strip_prefix(key).is_some_and(|rest| rest.starts_with('.'))
@@ -62,7 +63,7 @@ fn check_tier(map: &DeviceMap, tensor: &str) {
     assert_eq!(map.tier_of(tensor), expected, "{tensor:?}");
 }
 
-/// Holds the map against a checkpoint.
+/// Checks the map with a checkpoint.
 fn check_plan(model: &Model, map: &DeviceMap) {
     let Model { checkpoint, layers, demand } = model;
     let workload = Workload { context_tokens: 0, batch: 1, cache_type: CacheType::Half };

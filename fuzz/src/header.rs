@@ -1,8 +1,8 @@
-//! A file of any bytes: verdict and description as the reference's, or the difference has a name.
+//! A file of any bytes: same verdict and description as the reference reader, or a known
+//! difference.
 //!
-//! Input: a file; or, if it begins like JSON, the text of a header, which is announced with its
-//! length and followed by as many bytes of data as it asks for. So a fuzzer need not keep the
-//! length right.
+//! Input: a file, or if it starts like JSON, the text of a header. The check then adds the header's
+//! length and as many data bytes as the header needs, so the fuzzer need not.
 
 use std::path::Path;
 
@@ -15,12 +15,12 @@ use super::oracle;
 use super::scratch::Scratch;
 use onelayer_testing::safetensors_file::with_header;
 
-/// Bytes of data that a header gets, at most.
+/// Maximum number of data bytes after a header.
 const DATA_BYTES_MAX: u64 = 1 << 16;
-/// Memory beside what is in proportion to the header. 16 MiB are promised; most of what is used is
-/// a buffer of 256 KiB.
+/// Memory limit besides the part in proportion to the header. The promise is 16 MiB; in fact it is
+/// mostly a buffer of 256 KiB.
 const MEMORY_BYTES: u64 = 1 << 20;
-/// Bytes of a message, at most: names in it are shortened, paths are short here.
+/// Maximum length of a message: names are shortened, and paths are short here.
 const MESSAGE_BYTES_MAX: usize = 2000;
 
 /// Checks one input.
@@ -54,8 +54,7 @@ pub(crate) fn check_file(bytes: &[u8]) {
     });
 }
 
-/// Opens a checkpoint whose header or index has up to so many bytes, within the memory that is
-/// promised.
+/// Opens a checkpoint with a header or index of this size and checks the memory promise.
 pub(crate) fn open_bounded(path: &Path, text_bytes: usize) -> Result<Checkpoint, CheckpointError> {
     let (outcome, peak_bytes) = peak_of(|| Checkpoint::open(path));
     let allowed_bytes = 4 * u64::try_from(text_bytes).expect("a length fits") + MEMORY_BYTES;
@@ -63,13 +62,13 @@ pub(crate) fn open_bounded(path: &Path, text_bytes: usize) -> Result<Checkpoint,
     outcome
 }
 
-/// A message is short, whatever the file says.
+/// Checks that a message is short for any file.
 pub(crate) fn check_message(error: &CheckpointError) {
     let text = error.to_string();
     assert!(text.len() <= MESSAGE_BYTES_MAX, "{} bytes: {text}", text.len());
 }
 
-/// The largest number in front of a `]`: where the last tensor of a usual header ends.
+/// The largest number before a `]`: the end of the last tensor in a usual header.
 fn data_bytes(header: &[u8]) -> usize {
     let ends = header.iter().enumerate().filter(|(_, byte)| **byte == b']');
     let number = |(end, _): (usize, &u8)| {

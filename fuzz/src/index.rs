@@ -1,7 +1,7 @@
-//! An index, or the index of a pipeline, in a folder of shards: whatever it says, no path leaves
-//! the folder, and what is accepted is what the index says.
+//! An index (or pipeline index) in a folder of shards: no path may leave the folder, and an
+//! accepted checkpoint matches the index.
 //!
-//! Input: a byte that chooses the folder, then the text of the index.
+//! Input: a byte that selects the folder, then the text of the index.
 //!
 //! ```text
 //! bits 0-1  a.safetensors: none, {a.x, a.y}, {a.x, both}, cut off
@@ -9,7 +9,7 @@
 //! bits 4-5  beside them: nothing, sub/c.safetensors, model.safetensors, a folder d.safetensors
 //! bits 6-7  the text: an index that is found in the folder, one that is named, one of a variant, one of a pipeline
 //! ```
-//! Outside lies `outside.safetensors`, whose tensor nobody may ever see.
+//! The file `outside.safetensors` is outside the folder; its tensor must never be visible.
 
 #![allow(clippy::unwrap_used, reason = "a check that cannot go on panics")]
 
@@ -29,7 +29,7 @@ use onelayer_testing::safetensors_file::FileBuilder;
 /// The tensor outside.
 const OUTSIDE: &str = "outside";
 
-/// How the text is reached.
+/// The kind of path to the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Found,
@@ -61,7 +61,7 @@ struct Folder {
     way: Way,
 }
 
-/// A folder for each choice, made when it is needed.
+/// A folder for each choice, created on first use.
 struct Folders {
     root: TempDir,
     made: BTreeMap<u8, Folder>,
@@ -129,7 +129,7 @@ fn write_below(folder: &Path, name: &str, tensor: &str) {
     one(tensor).write(folder.join(name));
 }
 
-/// A path that is spelled inside the folder. Links on the disk are the owner's.
+/// A path inside the folder by its spelling. Links on disk are allowed.
 fn assert_inside(path: &Path, folder: &Path) {
     let rest = path.strip_prefix(folder).unwrap_or_else(|_| panic!("{} leads out", path.display()));
     let is_inside = rest.components().all(|part| matches!(part, Component::Normal(_)));
@@ -143,7 +143,7 @@ fn check_checkpoint(checkpoint: &Checkpoint, folder: &Folder, text: &[u8]) {
         found.insert(tensor.name.to_owned(), checkpoint.shard(tensor.shard).path.clone());
     }
     checkpoint.shards().iter().for_each(|shard| assert_inside(&shard.path, &folder.path));
-    // Numbers beyond f64 are read over here, and refused there.
+    // The library skips numbers beyond f64, serde_json refuses them.
     let Ok(value) = serde_json::from_slice::<Value>(text) else { return };
     match folder.way {
         Way::Found | Way::Named => {
@@ -160,12 +160,12 @@ fn check_checkpoint(checkpoint: &Checkpoint, folder: &Folder, text: &[u8]) {
                 |tensor: &String| tensor.split_once('/').is_some_and(|(part, _)| named.contains(part));
             assert!(found.keys().all(is_named), "{found:?}");
         }
-        // What is beside it may come first.
+        // Another file in the folder may take precedence.
         Way::Variant => {}
     }
 }
 
-/// The path of a shard: a leading `./` says nothing.
+/// The path of a shard, without a leading `./`.
 fn joined(folder: &Path, mut file: &str) -> PathBuf {
     while let Some(rest) = file.strip_prefix("./") {
         file = rest;
@@ -188,7 +188,7 @@ fn check_error(error: &CheckpointError, folder: &Path) {
     }
 }
 
-/// True if the tensor's name comes from the header of a shard. An index may name it as it likes.
+/// True if the tensor's name comes from the header of a shard. An index may use any name.
 fn is_read(error: &CheckpointError) -> bool {
     matches!(error, CheckpointError::UnindexedTensor { .. } | CheckpointError::WrongShard { .. })
 }

@@ -1,14 +1,14 @@
-//! An override of the grouping: understood, or refused with a place in the text; and whatever it
-//! says, every tensor stays in exactly one layer.
+//! A grouping override is accepted, or refused with a position in the text. In every case each
+//! tensor is in exactly one layer.
 //!
-//! Input: TOML. Names of tensors stand in comments, a `#n NAME` in each; without any, the tensors
-//! are those of a small model.
+//! Input: TOML. Comments `#n NAME` give names of tensors; without any, the tensors are those of a
+//! small model.
 
 use onelayer::layers::{LayerMap, Layers, LayersError, TextPosition};
 
 use super::layers::{Named, check_layers, entries};
 
-/// Bytes of a message beside what it cites, at most.
+/// Maximum length of a message without its citations.
 const MESSAGE_BYTES_MAX: usize = 1000;
 
 /// Checks one input.
@@ -39,14 +39,14 @@ pub fn check(data: &[u8]) {
     }
 }
 
-/// A position is one of the text, or the end of it.
+/// Checks that a position is within the text or at its end.
 fn check_position(text: &str, position: TextPosition) {
     let line = text.split('\n').nth(position.line.checked_sub(1).expect("lines count from 1"));
     let line = line.unwrap_or_else(|| panic!("there is no line {}", position.line));
     assert!((1..=line.chars().count() + 1).contains(&position.column), "{position:?} in {line:?}");
 }
 
-/// A decoder, a tower and experts.
+/// A decoder, a vision tower and experts.
 fn small_model() -> Vec<Named> {
     let mut named: Vec<Named> = Vec::new();
     let mut add = |name: String, shape: &[u64]| named.push((name, Some(shape.to_vec())));

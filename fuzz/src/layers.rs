@@ -1,8 +1,6 @@
-//! Names and shapes -> layers: every tensor in exactly one, whatever the names are, and in whatever
-//! order they come.
+//! Names and shapes to layers: each tensor is in exactly one layer, for all names and orders.
 //!
-//! Input: a name in each line, behind a tab its shape. A name that stands twice counts once, as in
-//! a checkpoint.
+//! Input: in each line a name, a tab and a shape. A repeated name counts once, as in a checkpoint.
 
 #![allow(clippy::unwrap_used, reason = "a check that cannot go on panics")]
 
@@ -10,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use onelayer::layers::{LayerKind, LayerMap, Layers, NamedShape};
 
-/// A name, and a shape where one is known.
+/// A name, and its shape if known.
 pub(crate) type Named = (String, Option<Vec<u64>>);
 
 /// Checks one input.
@@ -48,7 +46,7 @@ fn group(named: &[Named], map: &LayerMap) -> Layers {
     Layers::from_names(&entries(named), map).unwrap()
 }
 
-/// The names as the library takes them.
+/// The names as input of the library.
 pub(crate) fn entries(named: &[Named]) -> Vec<NamedShape<'_>> {
     named.iter().map(|(name, shape)| NamedShape { name, shape: shape.as_deref() }).collect()
 }
@@ -61,7 +59,7 @@ fn by_id<'a>(layers: &Layers, named: &'a [Named]) -> BTreeMap<String, BTreeSet<&
     layers.as_slice().iter().map(|layer| (layer.id.to_string(), names(&layer.tensors))).collect()
 }
 
-/// Every one of `count` tensors is in exactly one layer, and all ways to ask for it agree.
+/// Checks that each of `count` tensors is in exactly one layer, and that all lookups agree.
 pub(crate) fn check_layers(layers: &Layers, count: usize) {
     let mut owners: Vec<Option<usize>> = vec![None; count];
     let mut ids = BTreeSet::new();

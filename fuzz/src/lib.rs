@@ -1,9 +1,9 @@
-//! What is checked for each input: a function `check` for each target, which panics where a promise
-//! is broken.
+//! The checks of fuzz inputs: each target has a function `check`, which panics if a promise is
+//! broken.
 //!
-//! The targets in `fuzz_targets` call them, led by coverage; `tests/fuzz_corpus.rs` calls them on
-//! every machine, with the committed inputs and changes of them. The oracles are those of the
-//! ordinary tests.
+//! The targets in `fuzz_targets` call them with coverage-guided inputs.
+//! `tests/loader/fuzz_corpus.rs` calls them in ordinary tests, with the committed inputs and
+//! mutations of them. The oracles are those of the tests.
 
 #![allow(unreachable_pub, reason = "a library here, a module of a test there")]
 
@@ -27,7 +27,7 @@ pub mod plan;
 mod scratch;
 pub mod structure;
 
-/// A target: its name, and what is checked.
+/// A target: its name and its check.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets, by the names of their corpora.

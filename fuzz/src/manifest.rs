@@ -1,5 +1,5 @@
-//! A converter's manifest: what is accepted names only files in its directory, each once, with
-//! hashes that are hashes and sizes that can be; written again it is read as the same.
+//! A converter's manifest: an accepted one names only files in its directory, each once, with valid
+//! hashes and sizes. It is the same after writing and reading it.
 //!
 //! Input: the text of a manifest.
 

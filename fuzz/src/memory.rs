@@ -1,4 +1,4 @@
-//! Heap that a call holds at its highest, counted by the allocator for each thread.
+//! Peak heap memory of a call, counted by the allocator for each thread.
 
 #![allow(unsafe_code, reason = "a global allocator is an unsafe trait; this one only counts and passes on")]
 
@@ -11,12 +11,13 @@ struct Counting;
 static ALLOCATOR: Counting = Counting;
 
 thread_local! {
-    /// Bytes allocated less bytes freed, by this thread. What another one allocated may make it negative.
+    /// Bytes allocated less bytes freed, by this thread. What another one allocated may make it
+    /// negative.
     static LIVE: Cell<i64> = const { Cell::new(0) };
     static PEAK: Cell<i64> = const { Cell::new(0) };
 }
 
-/// Both cells have no destructor, so they are there as long as the thread.
+/// Both cells have no destructor, so they live as long as the thread.
 fn count(bytes: usize, sign: i64) {
     let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
     let live = LIVE.get().saturating_add(bytes.saturating_mul(sign));
@@ -24,7 +25,7 @@ fn count(bytes: usize, sign: i64) {
     PEAK.set(PEAK.get().max(live));
 }
 
-// SAFETY: every call is passed on unchanged to the system's allocator; counting allocates nothing.
+// SAFETY: passes every call unchanged to the system's allocator; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 1);
@@ -45,7 +46,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // The new block may be there before the old one goes.
+        // Both blocks may exist at once.
         count(new_size, 1);
         count(layout.size(), -1);
         // SAFETY: the caller's promises are those of this method.
@@ -53,7 +54,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Runs something, and tells how many bytes of heap it held at once.
+/// Runs `work` and returns its result and peak heap bytes.
 pub(crate) fn peak_of<T>(run: impl FnOnce() -> T) -> (T, u64) {
     let before = LIVE.get();
     PEAK.set(before);

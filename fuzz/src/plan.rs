@@ -1,6 +1,6 @@
-//! A checkpoint and limits made of choices: either no such plan, with a reason that is true, or one
-//! that delivers every wanted byte once, reads no more than a slot at a time, has no more slots
-//! than its ring, and keeps its budget.
+//! A random checkpoint and random limits. Either planning is refused for a true reason, or the plan
+//! delivers each selected byte once, reads at most a slot at a time, uses at most the slots of its
+//! ring, and stays within its budget.
 
 #![allow(clippy::unwrap_used, reason = "a check that cannot go on panics")]
 
@@ -22,15 +22,15 @@ use super::scratch;
 use super::{plan_arena, plan_check};
 use onelayer_testing::safetensors_file::quoted;
 
-/// Files of a checkpoint. Some may be without tensors.
+/// Maximum number of files. Some may have no tensors.
 const FILES: usize = 3;
-/// A checkpoint up to this size is also carried out cell by cell.
+/// Plans of checkpoints up to this size are also executed cell by cell.
 const CELLS_MAX: u64 = 96 << 10;
-/// The name of an element type, and bytes of an element.
+/// Names and sizes of element types.
 const DTYPES: [(&str, u64); 7] =
     [("U8", 1), ("BF16", 2), ("F16", 2), ("F32", 4), ("F64", 8), ("I64", 8), ("F8_E4M3", 1)];
 
-/// A tensor as its file has it.
+/// A tensor of a file.
 struct Tensor {
     name: String,
     dtype: &'static str,
@@ -51,7 +51,7 @@ pub fn check(data: &[u8]) {
     check_plan(&checkpoint, &layers, limits, &is_wanted);
 }
 
-/// Files whose bytes are holes: only headers are read.
+/// Writes files with holes as data: only headers are read.
 struct Files {
     folder: TempDir,
     files: Vec<File>,
@@ -114,7 +114,7 @@ fn tensor(choices: &mut Unstructured<'_>, number: &mut u32) -> Result<Tensor> {
     let name = match kind {
         0 => format!("head.n{number}"),
         1 => format!("model.layers.{layer}.experts.{}.up.n{number}.weight", *number % 3),
-        // A scale, where the weight of that number is there.
+        // A scale, if the weight with that number exists.
         2 => format!("model.layers.{layer}.part.n{}.weight_scale.n{number}", number.saturating_sub(1)),
         _ => format!("model.layers.{layer}.part.n{number}.weight"),
     };
@@ -188,7 +188,7 @@ fn check_plan(checkpoint: &Checkpoint, layers: &Layers, mut limits: PlanLimits, 
     }
 }
 
-/// Follows the bytes, as far as each way of landing can be followed.
+/// Follows the bytes through each way of landing that can be followed.
 fn check_bytes(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits, is_wanted: Wanted<'_>) {
     plan_check::check_bounds(checkpoint, plan, limits);
     if limits.options.quantise.is_some() {
@@ -202,8 +202,8 @@ fn check_bytes(checkpoint: &Checkpoint, plan: &LoadPlan, limits: &PlanLimits, is
     }
 }
 
-/// Both orders read the same. What is quantised arrives in two pieces, values and scales, which
-/// that check does not tell apart.
+/// Checks that both orders read the same. Skips quantised tensors: they arrive as values and
+/// scales, which this check cannot distinguish.
 fn check_orders(checkpoint: &Checkpoint, layers: &Layers, limits: &PlanLimits, is_wanted: Wanted<'_>) {
     let plan = |order| {
         let mut limits = limits.clone();

@@ -1,4 +1,4 @@
-//! Files for what is read from paths alone: in memory where the system has a folder for that.
+//! Temporary files for code that reads only paths: in memory if the system has such a folder.
 
 #![allow(clippy::unwrap_used, reason = "a check that cannot go on panics")]
 
@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Where files are in memory, unless somebody has said where temporary ones belong.
+/// The in-memory folder, unless TMPDIR names another one.
 fn place() -> PathBuf {
     let memory = Path::new("/dev/shm");
     match std::env::var_os("TMPDIR") {
@@ -16,13 +16,12 @@ fn place() -> PathBuf {
     }
 }
 
-/// A folder that goes away with its owner, unless that is killed.
+/// A folder that is removed on drop.
 pub(crate) fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(place()).unwrap()
 }
 
-/// A file without a name, reached through its descriptor: a process that is killed leaves nothing
-/// behind.
+/// An unnamed file with a path through its descriptor. A killed process leaves nothing behind.
 pub(crate) struct Scratch {
     file: File,
     path: PathBuf,
@@ -35,14 +34,14 @@ impl Scratch {
         Self { file, path }
     }
 
-    /// The file's path, once it consists of these bytes.
+    /// Writes these bytes and returns the path of the file.
     pub(crate) fn holding(&self, bytes: &[u8]) -> &Path {
         overwrite(&self.file, bytes, bytes.len().try_into().unwrap());
         &self.path
     }
 }
 
-/// Makes a file consist of these bytes and, if it is to be longer, a hole behind them.
+/// Replaces the contents of a file by these bytes, followed by a hole up to its length.
 pub(crate) fn overwrite(file: &File, bytes: &[u8], len_bytes: u64) {
     file.set_len(0).unwrap();
     file.write_all_at(bytes, 0).unwrap();

@@ -1,5 +1,5 @@
-//! A header made as a structure, with contiguous offsets, then changed in a few places: the same
-//! oracle as for any bytes.
+//! A structured header with contiguous offsets and a few mutations, with the same oracle as for any
+//! bytes.
 
 use arbitrary::{Result, Unstructured};
 use onelayer::DType;
@@ -7,7 +7,7 @@ use onelayer::DType;
 use super::header::check_file;
 use super::header_structure::{Mutation, Tensor, contiguous, file};
 
-/// Texts that may stand where an integer belongs.
+/// Strings in place of an integer.
 const INTEGERS: [&str; 15] = [
     "0",
     "1",
@@ -25,7 +25,7 @@ const INTEGERS: [&str; 15] = [
     "[]",
     "1e999",
 ];
-/// Whole values.
+/// JSON values.
 const VALUES: [&str; 16] = [
     r#"["U8",[0],[0,0]]"#,
     r#"{"dtype":{"U8":null},"shape":[0],"data_offsets":[0,0]}"#,
@@ -44,13 +44,13 @@ const VALUES: [&str; 16] = [
     "[[[[]]]]",
     r#"{"a":{"b":[1,{"c":null}]}}"#,
 ];
-/// Bytes that mean something in JSON, and some that may not stand there.
+/// Bytes with a meaning in JSON, and some that are invalid.
 const MARKS: &[u8] = b" \t\n\"\\{}[],:0-.e\0\xef\xff\x01";
 
 /// Checks one input.
 pub fn check(data: &[u8]) {
     let mut choices = Unstructured::new(data);
-    // Whatever is left out when the choices run out is made of zeros.
+    // When the choices run out, the rest is zeros.
     if let Ok((tensors, mutations)) = structure(&mut choices) {
         check_file(&file(tensors, &mutations));
     }

@@ -1,1 +1,1 @@
-"""The parts of scripts/gpu-check. Standard library of Python 3.9 only."""
+"""Modules of scripts/gpu-check. Only the standard library of Python 3.9."""

@@ -1,4 +1,4 @@
-"""The page cache of files: dropping them, reading them in, and asking the kernel what it holds."""
+"""The page cache of files: drop, read in, and count cached pages."""
 
 import ctypes
 import mmap
@@ -13,7 +13,7 @@ def files(folder):
 
 
 def drop(paths):
-    """Drops the pages of files; dirty ones are written back first, since they cannot be dropped."""
+    """Writes back and drops the pages of files; dirty pages cannot be dropped."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -24,7 +24,7 @@ def drop(paths):
 
 
 def warm(paths):
-    """Reads files in large blocks from their beginning, which lets the kernel use large pages for them."""
+    """Reads files from the start in large blocks, so that the kernel can use large pages."""
     block = bytearray(BLOCK_BYTES)
     for path in paths:
         with open(path, "rb", buffering=0) as file:
@@ -33,7 +33,7 @@ def warm(paths):
 
 
 def cached_share(paths):
-    """The share of the files' pages that is cached; None where the kernel does not say."""
+    """The cached share of the files' pages; None if unknown."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -58,7 +58,7 @@ def cached_share(paths):
         if failed:
             return None
         pages += count
-        # Only the lowest bit is defined.
+        # Only the lowest bit has a meaning.
         cached += sum(value & 1 for value in vector.raw[:count])
     return cached / pages if pages else None
 
@@ -68,7 +68,7 @@ def prepare(paths, state):
 
     Raises ValueError where the state was not reached: a figure measured then would carry the wrong name.
     """
-    # A virtual machine may give pages back to its host at any moment: then they are read again.
+    # A virtual machine may lose cached pages to its host at any moment: read them again.
     for _ in range(4):
         if state == "cold":
             drop(paths)

@@ -1,4 +1,4 @@
-"""The steps that come first: is what lands on the device right, bounded, refused where it must be, and given back?"""
+"""The correctness steps: right bytes on the device, bounded memory, refusals, freed memory."""
 
 import re
 import shutil
@@ -11,15 +11,15 @@ DTYPE_SHARE = {"bf16": 0.5, "f16": 0.5}
 
 
 class Skip(Exception):
-    """A step that cannot be made here, with the reason."""
+    """The step cannot run here, with the reason."""
 
 
 class Absent(Exception):
-    """A step about something that this version does not promise."""
+    """The step tests a feature that this version does not have."""
 
 
 class Steps:
-    """Every step in order. A method per kind; `all` names them with the seconds each may need at full scale."""
+    """All steps, one method per kind; `all` lists them with their seconds at full scale."""
 
     def __init__(self, loadcheck, made, watch, identity, cycles):
         self.loadcheck, self.data, self.watch, self.identity = loadcheck, made, watch, identity
@@ -70,7 +70,7 @@ class Steps:
         return {"detail": f"{text}, driver {nvml['driver_version']}"}
 
     def load(self, folder, *flags):
-        """A verified load within its promises; the report and the figures of its run."""
+        """Runs a verified load and checks its promises. Returns the report and its figures."""
         words = list(flags)
         if "--verify" in self.loadcheck.flags:
             words.append("--verify")
@@ -114,13 +114,13 @@ class Steps:
             raise Wrong("this loadcheck has no --dtype")
         report, one, row = self.load(folder, "--dtype", dtype)
         share = value(one, "resident_bytes") / value(report, "source", "bytes")
-        # Half of the bytes, and the padding between tensors and of the arenas.
+        # Half of the bytes, plus padding of tensors and arenas.
         if not 0.45 < share < DTYPE_SHARE[dtype] + 0.05 + 64 * MIB / report["source"]["bytes"]:
             raise Wrong(f"narrowed to {dtype}, {share:.2f} of the source's bytes are resident")
         return {"detail": f"{self.told(report, row)}; resident {share:.2f} of the source", "figures": row}
 
     def refused(self, outcome):
-        """Refused as a request that cannot be met, with a code, and with both sizes or the shortfall named."""
+        """Checks a refusal: its code, and that it names both sizes or the missing bytes."""
         report = outcome.json() or {}
         error = report.get("error") or {}
         if outcome.code != 2 or not str(error.get("code", "")).startswith("LC02"):
@@ -145,7 +145,7 @@ class Steps:
             shutil.rmtree(target, ignore_errors=True)
 
     def larger_than_reserve(self):
-        """All of the device is asked to stay free."""
+        """Requests that the whole device stays free."""
         return self.larger_than("--device-reserve", self.identity["driver"].get("total_bytes"))
 
     def larger_than_budget(self):
@@ -158,7 +158,7 @@ class Steps:
         return self.refused(self.loadcheck.run(self.folder("dense"), flag, str(size)))
 
     def cycles(self):
-        """Device memory as one process sees it after each of ten rounds, and as another one does before and after all."""
+        """Device memory after each of ten rounds in one process, and before and after in another one."""
         self.on_device()
         before = self.watch.ask("memory")
         done = run([*self.cycles_command, self.folder("dense"), "--cycles", "10"], 60)
@@ -188,7 +188,7 @@ class Steps:
         }
 
     def outside(self, before, after):
-        """How much more of the device is used, as a process that loads nothing sees it, by each method."""
+        """Growth of used device memory, as seen by a process that loads nothing, by each method."""
         found = {}
         for method in ("driver", "nvml"):
             if "error" in before[method] or "error" in after[method]:
@@ -203,6 +203,6 @@ class Steps:
 
 
 def open_watch(ordinal):
-    """The process that asks the driver, and what it says of the device."""
+    """The process that queries the driver, and its description of the device."""
     watch = device.Watch(ordinal)
     return watch, watch.ask("describe")

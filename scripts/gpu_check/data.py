@@ -1,4 +1,4 @@
-"""The checkpoints that everything is measured on: of random bytes, made by `loadcheck synth` or here."""
+"""Checkpoints of random bytes for the measurements, written by `loadcheck synth` or here."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from . import cache
 from .process import run
 
 GB = 10**9
-# A mixture of experts small enough for a first try; the names of its fields are those of Qwen3-MoE configurations.
+# A small mixture-of-experts configuration, with the field names of Qwen3-MoE.
 TINY_MOE = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "torch_dtype": "bfloat16",
     "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2,
@@ -18,7 +18,7 @@ TINY_MOE = {
     "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": False, "norm_topk_prob": True,
     "max_position_embeddings": 1024, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
 }
-# Name -> what `loadcheck synth` is told, and the bytes that come out about; in order of importance.
+# Name -> arguments of `loadcheck synth` and approximate bytes, in order of importance.
 SYNTH = {
     "full": {
         "dense": (["llama-3.2-1b"], 2.5 * GB),
@@ -38,19 +38,19 @@ SYNTH = {
 SMALL_TENSORS = {"full": 20_000, "tiny": 300}
 SMALL_TENSOR_BYTES = 64 << 10
 ORDER = ("dense", "mixed", "sharded", "small", "f32", "f16", "moe")
-# Element bytes of the dtypes of the `mixed` checkpoint.
+# Element sizes of the dtypes of the `mixed` checkpoint.
 MIXED = {"F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1, "I16": 2, "U16": 2, "BF16": 2, "F16": 2, "I32": 4, "F32": 4, "I64": 8, "F64": 8}
 
 
 class Data:
-    """Makes checkpoints in a folder, each once, and says which could not be made and why."""
+    """Creates each checkpoint once in a folder, and reports failures."""
 
     def __init__(self, folder, scale, loadcheck, deadline, say):
         self.folder, self.scale, self.loadcheck, self.deadline, self.say = folder, scale, loadcheck, deadline, say
         self.made, self.missing, self.rate = {}, {}, None
 
     def make_all(self, share):
-        """Makes them in order of importance, within a share of the whole time."""
+        """Creates them in order of importance, within a share of the whole time."""
         end = self.deadline.elapsed() + share * self.deadline.total_seconds
         for name in ORDER:
             need = self.size(name)
@@ -81,7 +81,7 @@ class Data:
             (target / "complete").touch()
             seconds = self.deadline.elapsed() - start
             self.made[name] = self.describe(name, seconds)
-            # What is written here, in small pieces, says little about how fast `synth` is.
+            # Not written by `synth`, so its rate does not count.
             if self.made[name]["bytes"] > GB and name in SYNTH[self.scale]:
                 self.rate = self.made[name]["bytes"] / max(seconds, 1e-3)
             self.say("made", f"data {name}", f"{self.made[name]['bytes'] / 1e6:.0f} MB in {seconds:.1f} s")
@@ -133,7 +133,7 @@ def write_safetensors(path, tensors):
 
 
 def write_small(target, count):
-    """Many tensors of 64 KiB. Each is another window of one noise, so that two exchanged ones are noticed."""
+    """Many tensors of 64 KiB, each a different window of the same noise, so that swapped ones are found."""
     target.mkdir(parents=True)
     noise = memoryview(random.Random(1).randbytes(4 << 20))
     places = len(noise) - SMALL_TENSOR_BYTES
@@ -148,7 +148,7 @@ def write_small(target, count):
 
 
 def write_mixed(target):
-    """Every dtype from one to eight bytes, sizes that are no multiple of anything, an empty tensor and a scalar."""
+    """Every dtype from one to eight bytes, odd sizes, an empty tensor and a scalar."""
     target.mkdir(parents=True)
     noise = random.Random(2)
 
@@ -166,7 +166,7 @@ def write_mixed(target):
 
 
 def write_larger_than(target, device_bytes):
-    """A checkpoint larger than a device, with no data on disk: the file is a hole that reads as zeros."""
+    """A sparse checkpoint larger than a device, without data on disk."""
     target.mkdir(parents=True, exist_ok=True)
     part = 1 << 30
     count = device_bytes // part + 2

@@ -1,7 +1,7 @@
-"""Asks the driver and NVML about a device, past loadcheck, through the standard library's ctypes.
+"""Queries the driver and NVML about a device with ctypes, independently of loadcheck.
 
-Run as a program it stays alive with a context of its own and answers every line on stdin with one JSON line: device
-memory in use, read in two ways. A process of its own, so that a crash of a driver costs only these figures.
+As a program it keeps a context and answers each line on stdin with one JSON line: used device memory, read
+in two ways. A separate process, so that a driver crash loses only these figures.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ NVML_NAMES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 
 
 class Unavailable(Exception):
-    """The library is not there, or refuses."""
+    """The library is missing or refuses."""
 
 
 def library(names):
@@ -39,7 +39,7 @@ def call(lib, name, *arguments):
 
 
 class NvmlMemory(ctypes.Structure):
-    """nvmlMemory_t of NVML's manual."""
+    """nvmlMemory_t of NVML."""
 
     _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
 
@@ -115,7 +115,7 @@ class Driver:
 
 
 def attempt(action):
-    """What an action gives, or why it could not."""
+    """The result of an action, or its error."""
     try:
         return action()
     except Unavailable as error:
@@ -143,14 +143,14 @@ def serve(ordinal):
 
 
 class Watch:
-    """The process that answers, seen from the script."""
+    """The parent's side of the process that answers."""
 
     def __init__(self, ordinal):
         words = [sys.executable, __file__, str(ordinal)]
         self.child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, what):
-        """`describe` or `memory`; for both `driver` and `nvml` a dict, with `error` where there is no answer."""
+        """`describe` or `memory`. Returns a dict each for `driver` and `nvml`, with `error` on failure."""
         try:
             self.child.stdin.write(what + "\n")
             self.child.stdin.flush()

@@ -1,11 +1,11 @@
-"""What the machine can do at best, measured by the carried `device_limits` beside the loads."""
+"""The limits of the machine, measured by `device_limits` between the loads."""
 
 from . import cache
 from .process import run
 
 
 class Limits:
-    """The binary, and what it said."""
+    """The binary and its output."""
 
     def __init__(self, binary, ordinal, has_device, deadline):
         self.binary, self.ordinal, self.has_device, self.deadline = binary, ordinal, has_device, deadline
@@ -20,7 +20,7 @@ class Limits:
         return {**report, "process_seconds": done.seconds}
 
     def measure(self, folder, quick, seconds):
-        """Everything once. The files are one shard of a checkpoint, or all of a small one."""
+        """Measures all sections once. The files are one shard of a checkpoint, or a whole small one."""
         shard = cache.files(folder)[:1]
         words = ["--file", *shard, "--seconds", str(int(seconds))]
         self.quick = quick

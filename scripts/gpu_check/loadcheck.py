@@ -1,4 +1,4 @@
-"""Runs `loadcheck` and reads its report. Every name of a report's field that this program relies on stands here."""
+"""Runs `loadcheck` and reads its report. All used names of report fields are in this file."""
 
 import re
 
@@ -6,16 +6,16 @@ from . import cache
 from .process import MIB, run
 
 SLACK_BYTES = 16 * MIB
-# What the driver may keep of device memory after an unload: the granularity of its pages.
+# Device memory that the driver may keep after an unload: its page granularity.
 VRAM_SLACK_BYTES = 2 * MIB
 
 
 class Wrong(Exception):
-    """A report says what it must not, or does not say what it must."""
+    """A report has a wrong value or lacks a field."""
 
 
 class Loadcheck:
-    """The carried binary, and the device it loads to."""
+    """The binary and its target device."""
 
     def __init__(self, binary, device, deadline):
         self.binary, self.device, self.deadline = binary, device, deadline
@@ -24,7 +24,7 @@ class Loadcheck:
 
     @property
     def stands_in(self):
-        """The host takes the place of the device: nothing is shown about a GPU."""
+        """True if the host stands in for the device: the results say nothing about a GPU."""
         return not self.device.startswith("cuda")
 
     def run(self, folder, *flags, command="run", limit_seconds=60):
@@ -40,7 +40,7 @@ class Loadcheck:
 
 
 def completed(outcome):
-    """The report of a run that ended well; raises Wrong with the reason otherwise."""
+    """The report of a successful run; raises Wrong with the reason otherwise."""
     report = outcome.json()
     if outcome.code != 0 or report is None:
         raise Wrong(outcome.why())
@@ -53,7 +53,7 @@ def completed(outcome):
 
 
 def value(source, *path):
-    """A field that must be there and not null."""
+    """A required field that is not null."""
     for name in path:
         source = source.get(name) if isinstance(source, dict) else None
     if source is None:
@@ -62,7 +62,7 @@ def value(source, *path):
 
 
 def figures(one):
-    """What a run cost, as fields of a row; what was not measured is None."""
+    """Memory and time of a run, as fields of a row; None if not measured."""
     peak, base, after = one.get("peak") or {}, one.get("baseline") or {}, one.get("after_unload") or {}
 
     def grown(name):
@@ -88,7 +88,7 @@ def check_memory(one, on_device):
     row = figures(one)
     allowed = budget + SLACK_BYTES
     if not on_device:
-        # Layers on the host are the caller's memory.
+        # Layers on the host belong to the caller.
         allowed += value(one, "resident_bytes")
     for name in ("rss_growth_bytes", "host_growth_bytes"):
         if row[name] is None:
@@ -103,7 +103,7 @@ def check_memory(one, on_device):
 
 
 def check_vram(row):
-    """Device memory is back where it was before the load, and was used at all."""
+    """Checks that device memory was used and is back at its level before the load."""
     before, after, grown = row["vram_before_bytes"], row["vram_after_unload_bytes"], row["vram_growth_bytes"]
     if before is None or after is None or not row["vram_method"]:
         raise Wrong(f"device memory was not measured (before {before}, after {after}, method {row['vram_method']})")
@@ -114,7 +114,7 @@ def check_vram(row):
 
 
 def check_verified(report, one):
-    """Every tensor was read back and is equal to its file. (A difference also ends the run with exit code 5.)"""
+    """Checks that every tensor was read back and equals its file. (A difference also gives exit code 5.)"""
     found = value(one, "verified")
     tensors = value(report, "source", "tensors")
     if value(found, "tensors") != tensors or value(found, "mismatches") != 0:
@@ -122,7 +122,7 @@ def check_verified(report, one):
 
 
 def slots(report, one):
-    """Number of slots of the ring that was used."""
+    """Number of slots of the ring."""
     return value(one, "ring", "slots")
 
 

@@ -1,4 +1,4 @@
-"""Correctness first, then measurements, within a budget of minutes; one JSON and one Markdown file, whatever happens."""
+"""Correctness steps, then measurements, within a time limit. Always writes one JSON and one Markdown file."""
 
 import argparse
 import contextlib
@@ -16,8 +16,8 @@ from .loadcheck import Loadcheck, Wrong
 from .process import Deadline
 from .report import Report
 
-EPILOG = """exit codes: 0 every correctness step passed; 1 one failed, or a load broke its promise while it was measured;
-2 wrong usage; 4 no binaries or no device; 6 none failed, but one had no time or no data; 130 interrupted. The two files
+EPILOG = """exit codes: 0 every correctness step passed; 1 a step failed, or a measured load broke its promise;
+2 wrong usage; 4 no binaries or no device; 6 no failure, but a step had no time or no data; 130 interrupted. Both files
 are written in every case but 2."""
 
 
@@ -30,11 +30,11 @@ def parse():
     parser.add_argument("binaries", type=pathlib.Path, metavar="BIN_DIR", help="holds the programs loadcheck, device_limits and device_cycles")
     parser.add_argument("output", type=pathlib.Path, metavar="OUT_DIR", help="gets gpu-check.json and gpu-check.md")
     parser.add_argument("--scale", choices=("full", "tiny"), default="full", help="22 GB of checkpoints, or 30 MB to try the check itself")
-    parser.add_argument("--data", type=pathlib.Path, help="keep the checkpoints here and use them again (default: a temporary folder)")
-    parser.add_argument("--minutes", type=float, default=9.0, help="stop after this time; what no longer fits is listed (default: 9)")
+    parser.add_argument("--data", type=pathlib.Path, help="keep the checkpoints here and reuse them (default: a temporary folder)")
+    parser.add_argument("--minutes", type=float, default=9.0, help="stop after this time and list the skipped parts (default: 9)")
     parser.add_argument("--device", type=int, default=0, metavar="N", help="number of the CUDA device (default: 0)")
     parser.add_argument("--python", help="interpreter with other packages to compare with (default: the one that runs this)")
-    # For trying the check itself where there is no device: the files say so, and no step counts as passed.
+    # To test this program without a device. The files say so, and no step counts as passed.
     parser.add_argument("--stand-in", choices=("host", "none"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.minutes <= 0:
@@ -64,7 +64,7 @@ def main():
             code = check(args, report, deadline, folder, stack)
         except KeyboardInterrupt:
             report.found["verdict"], code = "interrupted", 130
-        except Exception as error:  # the files must be written whatever goes wrong, and say what did
+        except Exception as error:  # the files must be written after any error, and contain it
             report.found["verdict"] = f"broken: {type(error).__name__}: {error}"
             traceback.print_exc()
         report.found["seconds"] = deadline.elapsed()
@@ -100,7 +100,7 @@ def no_device(report, reason):
 
 
 def check(args, report, deadline, folder, stack):
-    """Everything in order; the exit code."""
+    """Runs everything and returns the exit code."""
     binaries = {name: (args.binaries / name).resolve() for name in ("loadcheck", "device_limits", "device_cycles")}
     missing = [str(path) for path in binaries.values() if not os.access(path, os.X_OK)]
     if missing:
@@ -184,7 +184,7 @@ def huge_file_bytes():
 
 
 def verdict(report):
-    """What it all means, and the exit code."""
+    """Prints the verdict and returns the exit code."""
     outcomes = [step["outcome"] for step in report.found["correctness"]]
     if "failed" in outcomes or report.found["wrong_while_measuring"]:
         report.found["verdict"] = "failed"

@@ -1,7 +1,7 @@
-"""Loads in interleaved rounds: ours, other packages and the machine's limit, in turns, each round from another start.
+"""Loads in interleaved rounds: ours, other packages and the machine's limit, each round in another order.
 
-A ratio is taken within a round, to the limit that was measured in that round. Groups take turns as well, so that a machine
-that drifts slows all of them; a group's next round begins only where the time for it is left.
+A ratio is to the limit measured in the same round. Groups take turns, too, so that a slowdown of the machine
+affects all of them. A group's next round starts only if there is time for it.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ BUDGETS_MIB = (16, 32, 64, 128)
 
 @dataclasses.dataclass
 class Row:
-    """One way of loading. `sample` gives a dict with `seconds`, or with `error`."""
+    """One way of loading. `sample` returns a dict with `seconds` or `error`."""
 
     name: str
     sample: Callable
@@ -27,7 +27,7 @@ class Row:
 
 @dataclasses.dataclass
 class Group:
-    """Rows that load the same files from the same state, and their limit."""
+    """Rows that load the same files from the same cache state, and their limit."""
 
     name: str
     data: str
@@ -36,13 +36,13 @@ class Group:
     rows: list
     limit: Callable
     rounds: int
-    # Only in every so many rounds of all groups.
+    # Takes part only in every n-th round of all groups.
     every: int
     estimate_seconds: float
 
 
 class Measurements:
-    """The groups, what was sampled, and what was left out and why."""
+    """The groups, their samples, and the skipped parts with reasons."""
 
     def __init__(self, loadcheck, limits, others, made, deadline, say):
         self.loadcheck, self.limits, self.others = loadcheck, limits, others
@@ -51,7 +51,7 @@ class Measurements:
 
     def groups(self, tiny):
         most = 2 if tiny else 7
-        # The largest one; where there was no time to make it, a smaller one says more than nothing.
+        # The largest one, or a smaller one if there was no time to create it.
         main = "sharded" if "sharded" in self.data.made else "dense"
         groups = [
             self.group("warm", main, "warm", False, self.budgets(), peers.WARM, most, 1, 60),
@@ -120,7 +120,7 @@ class Measurements:
         self.say("skipped", f"{group}: {row}", reason)
 
     def run(self, tiny):
-        """Rounds of all groups until all have theirs, or the time is used up."""
+        """Runs rounds of all groups until all are done or the time is used up."""
         groups = self.groups(tiny)
         done, lasted = {group.name: 0 for group in groups}, {}
         for group in groups:
@@ -128,7 +128,7 @@ class Measurements:
                 if row.absent:
                     self.skip(group.name, row.name, row.absent)
             group.rows = [row for row in group.rows if not row.absent]
-        # Grand rounds, until no group has rounds left; every group takes part in the first.
+        # Rounds over all groups, until no group has rounds left; every group takes part in the first.
         for turn in range(max((group.rounds * group.every for group in groups), default=0)):
             for group in groups:
                 if turn % group.every or done[group.name] >= group.rounds or not group.rows:
@@ -171,14 +171,14 @@ class Measurements:
                 if limit.get("gb_per_s"):
                     sample["ratio"] = sample["gb_per_s"] / limit["gb_per_s"]
             elif not row.ours:
-                # It will fail in the next round as well: the time is better used.
+                # It would fail in the next round, too.
                 group.rows = [other for other in group.rows if other is not row]
             self.samples.setdefault((group.name, row.name), []).append({**sample, "round": number, "ours": row.ours, "data": group.data, "cache": group.cache})
             told = sample.get("error") or f"{sample['gb_per_s']:.2f} GB/s ({sample['seconds']:.3f} s)"
             self.say("FAILED" if sample.get("error") else "measured", f"{group.name}, round {number + 1}: {row.name}", told)
 
     def summary(self):
-        """One dict a row: medians and spreads, the highest of each memory figure."""
+        """One dict per row: medians and spreads, and the maximum of each memory figure."""
         rows = []
         for (group, name), samples in self.samples.items():
             good = [sample for sample in samples if "gb_per_s" in sample]
@@ -198,7 +198,7 @@ class Measurements:
 
 
 def spread(values):
-    """Median, least and greatest; None without values."""
+    """Median, minimum and maximum; None without values."""
     if not values:
         return None
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}

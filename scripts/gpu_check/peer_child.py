@@ -1,9 +1,9 @@
-"""One load by another package, in a process of its own that measures itself. Prints one JSON object.
+"""One load by another package, in a separate process that measures itself. Prints one JSON object.
 
     python3 peer_child.py '{"peer": "safetensors", "setting": "default", "folder": DIR, "files": [...], "device": 0}'
 
-The context is made, and the package imported, before the clock starts. Time ends when every tensor is on the device and the
-device is idle. Memory is the growth over what the process held just before the load: the kernel's high-water mark of
+The context is created and the package imported before the clock starts. The clock stops when every tensor is
+on the device and the device is idle. Memory is the growth during the load: the kernel's high-water mark of
 RSS, reset at the start, and sampled anonymous and page-locked memory.
 """
 
@@ -22,7 +22,7 @@ def status():
 
 
 class Sampler(threading.Thread):
-    """The highest of each field, every 5 ms."""
+    """The maximum of each field, sampled every 5 ms."""
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -116,7 +116,7 @@ LOADERS = {
 
 
 def present():
-    """Which packages there are, by name; asks the importer, imports nothing."""
+    """The installed packages, without importing them."""
     names = {"torch"} | {package for package, _ in LOADERS.values()}
     versions = {}
     for name in sorted(names):
@@ -163,7 +163,7 @@ def load(job):
     sampler.join()
     end = status()
     on_device = {name: tensor for name, tensor in found.items() if tensor.is_cuda}
-    # Tied weights are one piece of memory under two names.
+    # Tied weights share memory under two names.
     pieces = {tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in on_device.values()}
     highest = sampler.highest
     return {
@@ -186,7 +186,7 @@ def main():
         return
     try:
         answer = load(json.loads(sys.argv[1]))
-    except Exception as error:  # whatever a package raises is its answer
+    except Exception as error:  # any exception of a package is its result
         answer = {"error": f"{type(error).__name__}: {error}"[:300]}
     print(json.dumps(answer))
 

@@ -1,4 +1,4 @@
-"""Other packages that load the same files, each load in a process of its own."""
+"""Other packages that load the same files, each load in a separate process."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from . import cache
 from .process import run
 
 CHILD = pathlib.Path(__file__).resolve().parent / "peer_child.py"
-# Peer, setting, environment. The settings besides the default are those their documentation calls fastest.
+# Peer, setting, environment. Besides the default: the fastest settings by their documentation.
 WARM = (
     ("safetensors", "default", {}),
     ("transformers", "default", {}),
@@ -33,7 +33,7 @@ PACKAGES = {
 
 
 class Peers:
-    """Which packages this machine's Python has, and loads by them."""
+    """The packages of this machine's Python, and loads by them."""
 
     def __init__(self, python, ordinal, deadline):
         self.python, self.ordinal, self.deadline = python or sys.executable, ordinal, deadline
@@ -42,7 +42,7 @@ class Peers:
         self.problem = None if found.code == 0 else found.why()
 
     def absent(self, peer):
-        """Why a peer cannot be asked, or None."""
+        """The reason why a peer is not available, or None."""
         if self.problem:
             return f"python: {self.problem}"
         for name in ("torch", PACKAGES.get(peer, peer)):
@@ -51,7 +51,7 @@ class Peers:
         return None
 
     def load(self, peer, setting, environment, folder, narrowed, limit_seconds):
-        """One load: a sample, or a dict with `error`, or with `absent` where the package lacks what it needs."""
+        """One load: a sample, or a dict with `error`, or with `absent` if a dependency is missing."""
         files = [str(path) for path in cache.files(folder)]
         job = {"peer": peer, "setting": setting, "folder": str(folder), "files": files, "device": self.ordinal}
         env = {**os.environ, **environment, "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -64,7 +64,7 @@ class Peers:
         if "error" in answer:
             return answer
         expected = sum(os.path.getsize(path) for path in files) * (0.5 if narrowed else 1.0)
-        # Headers and what is tied, at most.
+        # At most headers and tied weights.
         if answer["tensors"] != answer["tensors_on_device"] or answer["bytes_on_device"] < 0.9 * expected:
             return {"error": f"{answer['bytes_on_device']} bytes of {expected:.0f} are on the device: not a whole load"}
         answer["process_seconds"] = done.seconds

@@ -1,4 +1,4 @@
-"""Runs a program with a limit on its time, and watches the memory of the whole system meanwhile."""
+"""Runs a program with a time limit, and samples the memory of the whole system meanwhile."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 class Deadline:
-    """The time budget. What is kept back is for writing the report."""
+    """The time limit. A reserve is kept for writing the report."""
 
     def __init__(self, seconds, kept_back_seconds=5.0):
         self.start = time.monotonic()
@@ -32,7 +32,7 @@ class Deadline:
 
 @dataclasses.dataclass
 class Outcome:
-    """How a program ended."""
+    """The result of a program."""
 
     words: list
     code: Optional[int]
@@ -43,7 +43,7 @@ class Outcome:
     system_growth_bytes: Optional[int]
 
     def json(self):
-        """The JSON object that stdout is, or its last line is; None if there is none."""
+        """The JSON object in stdout or its last line; None if there is none."""
         text = self.stdout.strip()
         for candidate in (text, text.rsplit("\n", 1)[-1]):
             try:
@@ -55,7 +55,7 @@ class Outcome:
         return None
 
     def why(self):
-        """Why it is not a success, in one line."""
+        """The reason of a failure, in one line."""
         if self.timed_out:
             return f"stopped after {self.seconds:.0f} s"
         report = self.json() or {}
@@ -67,7 +67,7 @@ class Outcome:
 
 
 def system_used_bytes():
-    """Memory of the whole system that is neither free nor page cache; shows what a driver pins outside any RSS."""
+    """System memory that is neither free nor page cache; includes driver-pinned memory outside any RSS."""
     try:
         with open("/proc/meminfo") as lines:
             values = {line.split(":")[0]: int(line.split()[1]) for line in lines}
@@ -84,7 +84,7 @@ def run(words, limit_seconds, env=None):
     start = time.monotonic()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
-            # A session of its own: the limit reaches the children as well.
+            # A new session, so that the limit applies to children, too.
             child = subprocess.Popen(words, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=env, start_new_session=True)
         except OSError as error:
             return Outcome(words, None, 0.0, "", str(error), False, None)

@@ -1,4 +1,4 @@
-"""Writes what is known so far, as one JSON and one Markdown file; again after every step, so that nothing is lost."""
+"""Writes the results so far as one JSON and one Markdown file, again after every step."""
 
 import json
 import os
@@ -9,7 +9,7 @@ MARKS = {"passed": "yes", "failed": "**NO**", "skipped": "skipped", "stand-in": 
 
 
 class Report:
-    """Everything that was found; `save` may be called at any time."""
+    """All results; `save` may be called at any time."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -22,7 +22,7 @@ class Report:
         self.replace("gpu-check.json", json.dumps(self.found, indent=1) + "\n")
         try:
             text = self.markdown()
-        except Exception as error:  # the figures are safe in the JSON; a mistake in the tables must not end the check
+        except Exception as error:  # the JSON has the figures; an error in the tables must not end the check
             self.found["table_error"] = f"{type(error).__name__}: {error}"
             text = f"The tables could not be written ({self.found['table_error']}): see gpu-check.json.\n"
         self.replace("gpu-check.md", text)
@@ -71,7 +71,7 @@ def cell(text):
 
 
 def limit_lines(limits):
-    """The machine's limits, the best row of each kind first in the eye."""
+    """The machine's limits, with the best row of each kind marked."""
     if not limits:
         return []
     lines = ["", "## Limits of the machine", ""]

@@ -1,47 +1,46 @@
-//! Finds tied weights: tensors that are stored twice and are one.
+//! Finds tied weights: one tensor that is stored under two names.
 //!
-//! Only what a model may tie is looked at: tensors outside every stack (embeddings, heads), of two
-//! dimensions or more, in one component, of one type and shape. They are one if all their bytes are
-//! equal, unless every element is the same: freshly initialised tensors are equal by chance. What
-//! belongs to a quantized weight, and a weight to which something belongs, is left alone: it makes
-//! sense only together.
+//! Only tensors that a model may tie are compared: outside every stack (embeddings, heads), of two
+//! dimensions or more, in one component, of one type and shape. They are tied if all their bytes
+//! are equal. Three kinds of tensors are never tied: those of one repeated element, since freshly
+//! initialised tensors are equal by chance; parts of a quantized weight (scales, zero points); and
+//! weights that have such parts.
 //!
-//! Whether a loader ties them again, the configuration says. Where it says no, both copies are
+//! The configuration of the model says if loaders tie weights again. If it says no, both copies are
 //! kept.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use super::ConvertError;
-use super::reading::{HashPass, Seen};
-use crate::checkpoint::{Checkpoint, DType, OpenFault, TensorId, open_regular};
+use super::hash_pass::{HashPass, PassEvent};
+use super::read_file::OpenShard;
+use crate::checkpoint::{Checkpoint, DType, TensorId, open_regular};
 use crate::layers::{LayerKind, Layers};
 use crate::plan::{LoadOptions, MemoryTerm, Transform};
 use crate::units::to_usize;
 
-/// The longest configuration that is read.
+/// The longest configuration that is read, in bytes.
 const CONFIG_BYTES_MAX: u64 = 16 << 20;
-/// Bytes that are looked at at once: whole elements of every type.
+/// Bytes that are compared at once: whole elements of every type.
 const PIECE_BYTES: u64 = 48 << 10;
-/// Pairs that a note names.
+/// Most names in a note.
 const NAMED_MAX: usize = 4;
 
-/// What can be left out.
+/// Tensors that can be left out.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Duplicates {
-    /// Each that is left out, ascending, with the one that is kept.
+    /// Each tensor that is left out, ascending, with the one that is kept.
     pub(super) pairs: Vec<(TensorId, TensorId)>,
-    /// What a person should know.
+    /// Notes for a person.
     pub(super) notes: Vec<String>,
 }
 
-/// Finds them. Reads those tensors that may be tied, and nothing if there are none. `beside` is
-/// what else is held under the same budget.
+/// Finds tied weights. Reads only tensors that may be tied. `beside` is memory that counts against
+/// the same budget.
 ///
 /// # Errors
-/// Those of a pass over files.
+/// Those of [`HashPass::tensors`], and [`ConvertError::Read`].
 pub(super) fn find(
     checkpoint: &Checkpoint,
     layers: &Layers,
@@ -54,8 +53,8 @@ pub(super) fn find(
     wanted.sort_unstable();
     let mut hashes = BTreeMap::new();
     let pass = HashPass { checkpoint, options, beside };
-    pass.tensors(&wanted, &|_| Transform::Keep, &mut |seen| {
-        if let Seen::Tensor(id, found) = seen {
+    pass.tensors(&wanted, &|_| Transform::Keep, &mut |event| {
+        if let PassEvent::Tensor(id, found) = event {
             hashes.insert(id, found.blake3);
         }
     })?;
@@ -73,7 +72,7 @@ pub(super) fn find(
     Ok(duplicates)
 }
 
-/// Tensors that may be tied, by what they have in common; in load order, two or more of each.
+/// Groups of two or more tensors that may be tied, in load order.
 fn candidates(
     checkpoint: &Checkpoint,
     layers: &Layers,
@@ -95,7 +94,7 @@ fn candidates(
 }
 
 impl Duplicates {
-    /// Adds tensors that are equal, unless that is chance, or the configuration wants all of them.
+    /// Adds tensors that are equal, unless by chance or the configuration does not tie them.
     fn add(&mut self, checkpoint: &Checkpoint, equal: &[TensorId]) -> Result<(), ConvertError> {
         let (kept, dropped) = (equal[0], &equal[1..]);
         if is_constant(checkpoint, kept)? {
@@ -127,7 +126,7 @@ impl Duplicates {
     }
 }
 
-/// What a configuration says about embedding and head.
+/// Whether a configuration ties embedding and head.
 #[derive(Debug, PartialEq, Eq)]
 enum Ties {
     Yes,
@@ -135,8 +134,8 @@ enum Ties {
     NotSaid,
 }
 
-/// What the configuration at `path` says, for the model or for its text part. Where they disagree:
-/// no.
+/// Whether the configuration at `path` ties weights, for the model or for its text part. If they
+/// disagree: no.
 fn ties(path: &Path) -> Ties {
     let Some(config) = read_config(path) else { return Ties::NotSaid };
     let said = [&config, &config["text_config"]].map(|part| part["tie_word_embeddings"].as_bool());
@@ -147,7 +146,7 @@ fn ties(path: &Path) -> Ties {
     }
 }
 
-/// A configuration that can be read.
+/// The configuration, if it can be read.
 fn read_config(path: &Path) -> Option<serde_json::Value> {
     let (file, identity) = open_regular(path).ok()?;
     if identity.len_bytes > CONFIG_BYTES_MAX {
@@ -156,21 +155,18 @@ fn read_config(path: &Path) -> Option<serde_json::Value> {
     serde_json::from_reader(std::io::BufReader::new(file)).ok()
 }
 
-/// True if all elements of a tensor have the same bytes. Mostly a look at its beginning tells.
+/// True if all elements of a tensor have the same bytes. Mostly its first bytes decide.
 fn is_constant(checkpoint: &Checkpoint, id: TensorId) -> Result<bool, ConvertError> {
     let tensor = checkpoint.tensor(id);
-    let path = &checkpoint.shard(tensor.shard).path;
-    let failed = |operation, source| ConvertError::Read { path: path.clone(), operation, source };
-    let (file, _) = open_regular(path).map_err(|fault| match fault {
-        OpenFault::Io(source) => failed("open", source),
-        OpenFault::NotRegular(_) => failed("open", std::io::Error::other("it is no regular file any more")),
-    })?;
+    let file = OpenShard::open(checkpoint, tensor.shard)?;
     let mut at = tensor.extent.start();
-    let first =
-        read_piece(&file, at, element_bytes(tensor.dtype)).map_err(|source| failed("read", source))?;
+    let mut first = vec![0; to_usize(element_bytes(tensor.dtype))];
+    file.read(at, &mut first)?;
+    let mut piece = vec![0; to_usize(PIECE_BYTES)];
     while at < tensor.extent.end() {
         let len = PIECE_BYTES.min(tensor.extent.end() - at);
-        let piece = read_piece(&file, at, len).map_err(|source| failed("read", source))?;
+        let piece = &mut piece[..to_usize(len)];
+        file.read(at, piece)?;
         if piece.chunks(first.len()).any(|element| *element != first[..element.len()]) {
             return Ok(false);
         }
@@ -179,13 +175,7 @@ fn is_constant(checkpoint: &Checkpoint, id: TensorId) -> Result<bool, ConvertErr
     Ok(true)
 }
 
-fn read_piece(file: &File, offset: u64, len: u64) -> std::io::Result<Vec<u8>> {
-    let mut piece = vec![0; to_usize(len)];
-    file.read_exact_at(&mut piece, offset)?;
-    Ok(piece)
-}
-
-/// Bytes after which the pattern of a constant tensor repeats.
+/// Bytes after which the bytes of a constant tensor repeat.
 fn element_bytes(dtype: DType) -> u64 {
     match dtype.bits() {
         Some(bits) if bits.is_multiple_of(8) => bits / 8,
@@ -200,10 +190,11 @@ fn element_bytes(dtype: DType) -> u64 {
 mod tests {
     use std::fs;
 
-    use super::super::for_tests::{Tensor, tensor, write_file, write_sharded};
+    use super::super::settings::default_options;
+    use super::super::test_files::{Tensor, tensor, write_file, write_sharded};
     use super::*;
 
-    /// Two layers, and what is given outside of them.
+    /// Two layers, and tensors outside of them.
     fn with_layers(outside: Vec<Tensor>) -> Vec<Tensor> {
         let part = |layer: u64, name: &str| {
             // All layers have the same bytes: that is no tie.
@@ -226,8 +217,7 @@ mod tests {
         let layers = Layers::group(&checkpoint).unwrap();
         let name = |id: TensorId| checkpoint.tensor(id).name.to_owned();
         let is_wanted = |id: TensorId| is_wanted(&name(id));
-        let found =
-            find(&checkpoint, &layers, &is_wanted, super::super::reading::direct(), Vec::new()).unwrap();
+        let found = find(&checkpoint, &layers, &is_wanted, default_options(), Vec::new()).unwrap();
         (found.pairs.into_iter().map(|(dropped, kept)| (name(dropped), name(kept))).collect(), found.notes)
     }
 
@@ -247,7 +237,7 @@ mod tests {
     #[test]
     fn a_head_that_is_the_embedding_is_left_out_if_the_configuration_agrees() {
         let embedding = embedding();
-        // The head comes first in the file; what comes first in a load is kept.
+        // The head comes first in the file; the first one in a load is kept.
         let tensors = with_layers(vec![copy_of(&embedding, "lm_head.weight"), embedding]);
         let tied = [head_of_embedding()];
         for config in [
@@ -296,7 +286,7 @@ mod tests {
             ("nil", DType::F64, vec![0; 8]),
             ("six", DType::F6E2M3, vec![1, 2, 3]),
         ] {
-            // Longer than what is looked at at once.
+            // Longer than a piece.
             let bytes: Vec<u8> = element.iter().copied().cycle().take(48 * 4096).collect();
             let rows = 48 * 4096 * 8 / dtype.bits().unwrap() / 32;
             let constant = Tensor { name: name.to_owned(), dtype, shape: vec![rows, 32], bytes };

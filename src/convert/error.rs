@@ -1,4 +1,4 @@
-//! What can end a conversion.
+//! The errors of a conversion.
 
 use std::path::PathBuf;
 
@@ -8,8 +8,8 @@ use crate::load::LoadError;
 use crate::plan::PlanError;
 use crate::units::HumanBytes;
 
-/// What can end a conversion. Files that were published by then stay, and the same call goes on
-/// behind them.
+/// An error of a conversion. Files that were published before it stay, and the same call goes on
+/// after them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConvertError {
@@ -44,7 +44,7 @@ pub enum ConvertError {
         tensor: String,
         /// Its type.
         dtype: String,
-        /// What a rule asks for.
+        /// The type that a rule asks for.
         wanted: String,
     },
     /// Source and target are one directory.
@@ -53,7 +53,7 @@ pub enum ConvertError {
         /// The directory.
         path: PathBuf,
     },
-    /// A file that this conversion would replace or remove belongs to the source.
+    /// This conversion would replace or remove a file of the source.
     #[error(
         "{}: belongs to the source, and this conversion would replace or remove it; choose another target", path.display()
     )]
@@ -64,28 +64,28 @@ pub enum ConvertError {
     /// A file in the target is in the way.
     #[error("{}: {found} that this conversion did not make; remove it, or overwrite it on purpose (--force)", path.display())]
     Exists {
-        /// What is in the way.
+        /// Its path.
         path: PathBuf,
-        /// What it is: a file, a directory, a symbolic link.
+        /// Its kind: a file, a directory, a symbolic link.
         found: &'static str,
     },
-    /// The target holds a conversion of something else, or with other options.
+    /// The target holds a conversion of another source, or with other options.
     #[error("{}: holds {what}; convert into another directory, or replace it on purpose (--force)", path.display())]
     OtherConversion {
         /// The target.
         path: PathBuf,
-        /// What it holds.
+        /// The conversion in the target, in words.
         what: String,
     },
-    /// Another process converts into this target.
+    /// Another process is converting into this target.
     #[error("{}: is being written by process {process}", path.display())]
     Locked {
         /// The target.
         path: PathBuf,
-        /// The other process, as it called itself.
+        /// The other process, from its journal.
         process: String,
     },
-    /// The target's file system has too little room. Nothing was written.
+    /// The file system of the target has too little room. Nothing was written.
     #[error(
         "{}: needs {} and {} are free: {} short", path.display(),
         HumanBytes(*needed_bytes), HumanBytes(*free_bytes), HumanBytes(needed_bytes.saturating_sub(*free_bytes))
@@ -98,14 +98,14 @@ pub enum ConvertError {
         /// Bytes that are free.
         free_bytes: u64,
     },
-    /// The system refused something in the target.
+    /// The system refused an operation in the target.
     #[error("{}: cannot {operation}", path.display())]
     Write {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// The system's answer.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// The system refused to read a side file.
@@ -113,25 +113,25 @@ pub enum ConvertError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// The system's answer.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// A file would have a longer header than readers take.
+    /// A file would have a longer header than readers accept.
     #[error(
-        "{file} would have a header of {}, and readers take at most {}; make smaller files (--max-shard-size)",
+        "{file} would have a header of {}, and readers accept at most {}; make smaller files (--max-shard-size)",
         HumanBytes(*header_bytes), HumanBytes(*limit_bytes)
     )]
     HeaderTooLong {
         /// The file's path below the target.
         file: String,
-        /// Its header.
+        /// Length of its header.
         header_bytes: u64,
-        /// The longest that readers take.
+        /// The longest header that readers accept.
         limit_bytes: u64,
     },
-    /// The source has more files beside its weights than any model.
+    /// The source has more files beside its weights than a model has.
     #[error("{}: has more than {limit} files beside its weights; is that the directory of a model?", path.display())]
     TooManySideFiles {
         /// The source.
@@ -157,7 +157,7 @@ pub enum ConvertError {
     BadManifest {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason, with line and column where they are known.
         reason: String,
     },
 }

@@ -1,18 +1,17 @@
-//! What earlier runs have done: a journal for each part, in a folder that goes when the target is
-//! complete.
+//! The journals: one for each part, with the files that earlier runs wrote. Their folder is removed
+//! when the target is complete.
 //!
 //! ```text
-//! TARGET/.onelayer-convert/part-1-of-8.journal      locked (flock) by the process that converts the part
+//! TARGET/.onelayer-convert/part-1-of-8.journal      locked (flock) by the process of the part
 //!
-//! begun      {fingerprint, process}        hash      the first line says what is converted, the last one who does it
-//! written    {name, bytes, hash}  {entry}  hash      all bytes of a file are under its unfinished name
+//! begun      {fingerprint, process}        hash      the conversion, and its process
+//! written    {name, bytes, hash}  {entry}  hash      all bytes are under the unfinished name
 //! published  {name, modified}              hash      the file is durable and has its final name
 //! ```
 //!
-//! Fields are separated by tabs, which JSON never holds. Each line ends in a hash of itself, so
-//! that what a crash left half written counts as not written. The entry is the one that the
-//! manifest gets, byte by byte. Lines are read and written in pieces: a file may have a hundred
-//! thousand tensors.
+//! Fields are separated by tabs, which JSON never holds. Each line ends in a hash of itself: a line
+//! that a crash cut off counts as not written. The entry is that of the manifest, on one line.
+//! Lines are read and written in pieces, since a file may have a hundred thousand tensors.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,7 +20,8 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
-use super::output::{Found, TargetDirectory};
+use super::hash::{HashingWriter, hex};
+use super::target_directory::{Found, TargetDirectory};
 use super::{ConvertError, Part};
 use crate::checkpoint::relative_name;
 use crate::units::{ByteRange, to_u64};
@@ -29,12 +29,12 @@ use crate::units::{ByteRange, to_u64};
 /// The folder of the journals, in the target.
 pub(super) const WORK_FOLDER: &str = ".onelayer-convert";
 
-/// A field that is longer than this and is no entry is damage.
-const HEAD_BYTES_MAX: usize = 64 << 10;
-/// Fields of the longest line.
-const FIELDS_MAX: usize = 4;
+/// Bytes at the start of a line that are kept. All fields but the entry fit in.
+const PREFIX_BYTES_MAX: usize = 64 << 10;
 /// Hexadecimal digits of the hash at the end of a line.
 const HASH_DIGITS: usize = 16;
+/// Bytes of the last field, with the tab before it.
+const HASH_FIELD_BYTES: usize = 1 + HASH_DIGITS;
 
 #[derive(Serialize, Deserialize)]
 struct Begun {
@@ -55,33 +55,34 @@ struct Published {
     modified_ns: i128,
 }
 
-/// What the journals say about one file.
+/// The record of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
-    /// The journal, by its path below the target, and where in it the entry is.
+    /// The path of the journal below the target.
     journal: String,
+    /// The bytes of the entry in the journal.
     entry: ByteRange,
     pub(super) bytes: u64,
     /// BLAKE3 of the whole file, in hexadecimal digits.
     pub(super) blake3: String,
-    /// When it was last modified, if it has its final name.
+    /// Its last modification in nanoseconds since 1970, if it has its final name.
     pub(super) published_ns: Option<i128>,
 }
 
-/// What all journals say.
+/// The contents of all journals.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Records {
     files: BTreeMap<String, Record>,
-    /// Of every line that begins a run.
+    /// The conversion of every run.
     fingerprints: Vec<String>,
-    /// Into how many parts the conversion is cut, as the journals' names say.
+    /// The number of parts, from the name of each journal.
     part_counts: Vec<u32>,
-    /// Who began last.
+    /// The process of the last run.
     process: Option<String>,
 }
 
 impl Records {
-    /// Reads all journals of a target; without any, there is nothing in it.
+    /// Reads all journals of a target.
     pub(super) fn read(target: &TargetDirectory) -> Result<Self, ConvertError> {
         let mut records = Self::default();
         for (path, part) in journals(target)? {
@@ -92,7 +93,7 @@ impl Records {
         Ok(records)
     }
 
-    /// The file's record.
+    /// The record of a file.
     pub(super) fn find(&self, name: &str) -> Option<&Record> {
         self.files.get(name)
     }
@@ -102,18 +103,18 @@ impl Records {
         self.files.keys().map(String::as_str)
     }
 
-    /// True if there is no journal with a legible line.
+    /// True if no journal has a line that can be read.
     pub(super) fn is_empty(&self) -> bool {
         self.fingerprints.is_empty()
     }
 
-    /// Into how many parts the conversion is cut, if there is a journal.
+    /// The number of parts of the conversion, if there is a journal.
     pub(super) fn part_count(&self) -> Option<u32> {
         self.part_counts.first().copied()
     }
 
-    /// Why this is another conversion than the one with that fingerprint in so many parts (or in as
-    /// many as it is), if it is one.
+    /// Says why these are the journals of another conversion, if they are. Without `parts`, any
+    /// number of parts will do.
     pub(super) fn differ_from(&self, fingerprint: &str, parts: Option<u32>) -> Option<String> {
         if self.fingerprints.iter().any(|found| found != fingerprint) {
             return Some("an unfinished conversion of another source, or with other options".to_owned());
@@ -132,7 +133,7 @@ impl Records {
         Ok(())
     }
 
-    /// Takes note of a line; one that makes no sense is damage, and as good as none.
+    /// Adds a line. One that cannot be understood is damage, and is passed over.
     fn take(&mut self, journal: &str, line: Line) {
         match (line.kind.as_slice(), line.entry) {
             (b"begun", None) => {
@@ -142,7 +143,7 @@ impl Records {
             }
             (b"written", Some(entry)) => {
                 let Ok(Written { name, bytes, blake3 }) = serde_json::from_slice(&line.head) else { return };
-                // The hash of a line is no secret: whoever may write here must not lead us elsewhere.
+                // Anybody can make a line with a right hash: it must not lead out of the target.
                 if !is_file_of_tensors(&name) {
                     return;
                 }
@@ -161,7 +162,7 @@ impl Records {
 }
 
 impl Record {
-    /// The entry, which is JSON on one line.
+    /// The entry of the manifest: JSON on one line.
     ///
     /// # Errors
     /// [`ConvertError::Read`].
@@ -181,14 +182,15 @@ struct Line {
 }
 
 impl Line {
-    /// The next line that is whole; damaged ones are skipped. `None` at the end.
+    /// The next line that is whole; damaged lines are skipped. `None` at the end.
     fn read(reader: &mut impl BufRead, offset_bytes: &mut u64) -> io::Result<Option<Self>> {
         loop {
-            let mut fields = Fields::default();
-            if !fields.read(reader, offset_bytes)? {
+            let mut raw = RawLine { start_bytes: *offset_bytes, ..RawLine::default() };
+            if !raw.read(reader)? {
                 return Ok(None);
             }
-            if let Some(line) = fields.into_line() {
+            *offset_bytes += raw.len_bytes + 1;
+            if let Some(line) = raw.into_line() {
                 return Ok(Some(line));
             }
         }
@@ -197,85 +199,70 @@ impl Line {
 
 /// A line while it is read.
 #[derive(Default)]
-struct Fields {
-    /// The first bytes of each field, without an entry's.
-    heads: Vec<Vec<u8>>,
-    /// Where each field is in the journal.
-    places: Vec<(u64, u64)>,
-    /// Of all fields so far but the last one, and of what the last one would add.
+struct RawLine {
+    /// The offset of the line in the journal.
+    start_bytes: u64,
+    /// The length of the line, without its end.
+    len_bytes: u64,
+    /// The first bytes of the line.
+    prefix: Vec<u8>,
+    /// The last bytes of the line, which may be its hash.
+    suffix: Vec<u8>,
+    /// Of all bytes before the suffix.
     hasher: blake3::Hasher,
-    before_last: Option<blake3::Hasher>,
-    is_damaged: bool,
 }
 
-impl Fields {
-    /// Reads up to the end of the line. False at the end of the journal; a line without an end is
-    /// no line.
-    fn read(&mut self, reader: &mut impl BufRead, offset_bytes: &mut u64) -> io::Result<bool> {
-        self.open(*offset_bytes);
+impl RawLine {
+    /// Reads up to the end of the line. False at the end of the journal: a line without an end does
+    /// not count.
+    fn read(&mut self, reader: &mut impl BufRead) -> io::Result<bool> {
         loop {
             let buffer = reader.fill_buf()?;
             if buffer.is_empty() {
                 return Ok(false);
             }
-            let end = buffer.iter().position(|byte| matches!(byte, b'\t' | b'\n'));
+            let end = buffer.iter().position(|&byte| byte == b'\n');
             let taken = end.unwrap_or(buffer.len());
             self.extend(&buffer[..taken]);
-            let separator = end.map(|at| buffer[at]);
-            let consumed = taken + usize::from(separator.is_some());
-            reader.consume(consumed);
-            *offset_bytes += to_u64(consumed);
-            match separator {
-                Some(b'\n') => return Ok(true),
-                Some(_) => self.open(*offset_bytes),
-                None => {}
+            reader.consume(taken + usize::from(end.is_some()));
+            if end.is_some() {
+                return Ok(true);
             }
         }
     }
 
-    fn open(&mut self, offset_bytes: u64) {
-        if self.heads.len() > FIELDS_MAX {
-            // Damage, however much of it there is; `extend` says so.
-            return;
-        }
-        self.before_last = (!self.heads.is_empty()).then(|| self.hasher.clone());
-        if !self.heads.is_empty() {
-            self.hasher.update(b"\t");
-        }
-        self.heads.push(Vec::new());
-        self.places.push((offset_bytes, offset_bytes));
-    }
-
     fn extend(&mut self, bytes: &[u8]) {
-        self.hasher.update(bytes);
-        let number = self.heads.len() - 1;
-        self.places[number].1 += to_u64(bytes.len());
-        let is_entry = number == 2;
-        let room = if is_entry { HASH_DIGITS } else { HEAD_BYTES_MAX };
-        let kept = bytes.len().min(room.saturating_sub(self.heads[number].len()));
-        self.heads[number].extend_from_slice(&bytes[..kept]);
-        self.is_damaged |= !is_entry && kept < bytes.len() || number > 3;
+        self.len_bytes += to_u64(bytes.len());
+        let kept = bytes.len().min(PREFIX_BYTES_MAX - self.prefix.len());
+        self.prefix.extend_from_slice(&bytes[..kept]);
+        self.suffix.extend_from_slice(bytes);
+        let hashed = self.suffix.len().saturating_sub(HASH_FIELD_BYTES);
+        self.hasher.update(&self.suffix[..hashed]);
+        self.suffix.drain(..hashed);
     }
 
-    fn into_line(self) -> Option<Line> {
-        let expected = self.before_last?.finalize().to_hex();
-        let mut heads = self.heads;
-        let hash = heads.pop()?;
-        let is_whole = !self.is_damaged && hash == expected.as_bytes()[..HASH_DIGITS];
-        let entry = (heads.len() == 3).then(|| self.places[2]);
-        if !is_whole || heads.len() < 2 {
+    /// The fields of the line; `None` if its hash is wrong.
+    fn into_line(mut self) -> Option<Line> {
+        let hash = self.hasher.finalize().to_hex();
+        if self.suffix.strip_prefix(b"\t")? != &hash.as_bytes()[..HASH_DIGITS] {
             return None;
         }
-        let entry = match entry {
-            Some((start, end)) => Some(ByteRange::new(start, end)?),
+        let end_bytes = self.len_bytes - to_u64(HASH_FIELD_BYTES);
+        self.prefix.truncate(usize::try_from(end_bytes).unwrap_or(usize::MAX));
+        let mut fields = self.prefix.splitn(3, |&byte| byte == b'\t');
+        let (kind, head) = (fields.next()?.to_vec(), fields.next()?.to_vec());
+        let entry = match fields.next() {
+            Some(_) => {
+                let before_bytes = to_u64(kind.len() + head.len() + 2);
+                Some(ByteRange::new(self.start_bytes + before_bytes, self.start_bytes + end_bytes)?)
+            }
             None => None,
         };
-        let head = heads.swap_remove(1);
-        Some(Line { kind: heads.swap_remove(0), head, entry })
+        Some(Line { kind, head, entry })
     }
 }
 
-/// The journal of one part, locked, open for more.
+/// The journal of one part: locked, and open for appending.
 #[derive(Debug)]
 pub(super) struct Journal {
     target: TargetDirectory,
@@ -284,11 +271,11 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Locks the journal of a part and writes down that the part is begun.
+    /// Locks the journal of a part, and adds the line that begins a run.
     ///
     /// # Errors
-    /// [`ConvertError::Locked`] if another process has it, [`ConvertError::OtherConversion`] if
-    /// something else is converted into this target.
+    /// [`ConvertError::Locked`] if another process has it. [`ConvertError::OtherConversion`] if the
+    /// target has journals of another conversion.
     pub(super) fn begin(
         target: &TargetDirectory,
         part: Part,
@@ -304,13 +291,13 @@ impl Journal {
         journal.append("begun", &Begun { fingerprint: fingerprint.to_owned(), process })?;
         journal.sync()?;
         target.sync_folder_of(&journal.path)?;
-        // Somebody may have begun another part of something else at the same moment; whoever looks last
-        // sees both.
+        // Another conversion may have begun at the same moment: the later of the two checks sees
+        // both.
         journal.check_alone(part, fingerprint, is_new)?;
         Ok(journal)
     }
 
-    /// Refuses to go on beside another conversion. What was begun here goes then.
+    /// Refuses to run beside another conversion. A new journal is removed then.
     fn check_alone(&self, part: Part, fingerprint: &str, is_new: bool) -> Result<(), ConvertError> {
         let Some(what) = Records::read(&self.target)?.differ_from(fingerprint, Some(part.of())) else {
             return Ok(());
@@ -326,8 +313,8 @@ impl Journal {
         Ok(metadata.len())
     }
 
-    /// Writes down that all bytes of a file are under its unfinished name. `entry` writes what the
-    /// manifest gets.
+    /// Adds the line that all bytes of a file are under its unfinished name. `entry` writes the
+    /// entry of the manifest.
     pub(super) fn written(
         &mut self,
         name: &str,
@@ -337,13 +324,14 @@ impl Journal {
     ) -> Result<(), ConvertError> {
         let head = Written { name: name.to_owned(), bytes, blake3: blake3.to_owned() };
         self.append_with("written", &head, Some(entry))?;
-        // Durable before the file gets its final name: a file without a record would be somebody else's.
+        // Durable before the file gets its final name: a file without a record counts as another
+        // program's.
         self.sync()
     }
 
-    /// Writes down that a file is durable and has its final name.
+    /// Adds the line that a file is durable and has its final name.
     pub(super) fn published(&mut self, name: &str, modified_ns: i128) -> Result<(), ConvertError> {
-        // If a power cut loses it, the file is hashed again.
+        // Not synced: if a power cut loses the line, the file is hashed again.
         self.append("published", &Published { name: name.to_owned(), modified_ns })
     }
 
@@ -358,15 +346,14 @@ impl Journal {
         entry: Option<impl FnOnce(&mut dyn Write) -> io::Result<()>>,
     ) -> Result<(), ConvertError> {
         let write = || -> io::Result<()> {
-            let mut out =
-                Hashed { out: BufWriter::with_capacity(64 << 10, &self.file), hasher: blake3::Hasher::new() };
+            let mut out = HashingWriter::new(BufWriter::with_capacity(64 << 10, &self.file), false);
             write!(out, "{kind}\t")?;
             serde_json::to_writer(&mut out, head)?;
             if let Some(entry) = entry {
                 out.write_all(b"\t")?;
                 entry(&mut out)?;
             }
-            let hash = out.hasher.finalize().to_hex();
+            let hash = hex(&out.digest.take().blake3);
             writeln!(out.out, "\t{}", &hash[..HASH_DIGITS])?;
             out.out.flush()
         };
@@ -377,7 +364,7 @@ impl Journal {
         self.file.sync_data().map_err(|source| self.failed("sync the journal", source))
     }
 
-    /// A line that a crash has torn must not swallow the next one.
+    /// Ends a line that a crash cut off, so that the next line is not taken for its rest.
     fn end_torn_line(&mut self) -> Result<(), ConvertError> {
         let mend = || -> io::Result<()> {
             let mut file = &self.file;
@@ -397,40 +384,21 @@ impl Journal {
     }
 }
 
-/// Hashes what passes through it.
-struct Hashed<W> {
-    out: W,
-    hasher: blake3::Hasher,
-}
-
-impl<W: Write> Write for Hashed<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.out.write(bytes)?;
-        self.hasher.update(&bytes[..written]);
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
-    }
-}
-
-/// Locks every journal that there is, so that nobody works on any part. The locks go with what is
-/// returned.
+/// Locks every journal, so that no part is converted while the files that are returned are open.
 ///
 /// # Errors
-/// [`ConvertError::Locked`] if somebody does.
+/// [`ConvertError::Locked`] if a part is being converted.
 pub(super) fn lock_all(target: &TargetDirectory) -> Result<Vec<File>, ConvertError> {
     journals(target)?.iter().map(|(path, _)| lock(target, path)).collect()
 }
 
-/// Removes the journals and their folder. `locks` are those of [`lock_all`], or none.
+/// Removes the journals and their folder. `locks` are those of [`lock_all`], or empty.
 pub(super) fn remove_all(target: &TargetDirectory, locks: Vec<File>) -> Result<(), ConvertError> {
     for name in target.names_in(WORK_FOLDER)? {
         target.remove(&format!("{WORK_FOLDER}/{name}"))?;
     }
-    // On network file systems, a file that is open when it is removed stays in its folder under another
-    // name until it is closed.
+    // On network file systems, an open file that is removed stays in its folder under another name
+    // until it is closed.
     drop(locks);
     target.remove_folder(WORK_FOLDER)
 }
@@ -439,12 +407,9 @@ pub(super) fn remove_all(target: &TargetDirectory, locks: Vec<File>) -> Result<(
 fn journals(target: &TargetDirectory) -> Result<Vec<(String, Part)>, ConvertError> {
     match target.find(WORK_FOLDER)? {
         None => return Ok(Vec::new()),
-        Some(Found::Other("a directory")) => {}
-        Some(Found::Other(found)) => {
-            return Err(ConvertError::Exists { path: target.path_of(WORK_FOLDER), found });
-        }
-        Some(Found::File { .. }) => {
-            return Err(ConvertError::Exists { path: target.path_of(WORK_FOLDER), found: "a file" });
+        Some(Found::Directory) => {}
+        Some(found) => {
+            return Err(ConvertError::Exists { path: target.path_of(WORK_FOLDER), found: found.name() });
         }
     }
     let part_of = |name: &str| {
@@ -455,10 +420,10 @@ fn journals(target: &TargetDirectory) -> Result<Vec<(String, Part)>, ConvertErro
     Ok(names.iter().filter_map(|name| Some((format!("{WORK_FOLDER}/{name}"), part_of(name)?))).collect())
 }
 
-/// True for a name that a conversion may give to a file of tensors. The hash of a line is no
-/// secret, and what is listed may be replaced and removed: nothing else is.
+/// True for a name that a conversion may give to a file of tensors. Anybody can make a line with a
+/// right hash, and files that are listed may be replaced and removed: others must not be.
 pub(super) fn is_file_of_tensors(name: &str) -> bool {
-    /// Bytes of one part of a path that systems take.
+    /// Longest part of a path, in bytes.
     const PART_BYTES_MAX: usize = 255;
     let is_short = name.split('/').all(|part| part.len() <= PART_BYTES_MAX);
     is_short && name.ends_with(".safetensors") && relative_name(name) == Ok(name)
@@ -471,8 +436,8 @@ fn journal_path(part: Part) -> String {
 fn lock(target: &TargetDirectory, path: &str) -> Result<File, ConvertError> {
     let file = target.open_appending(path)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        // Whoever ended the conversion between the opening and the locking has removed it: a lock on it would
-        // keep nobody out.
+        // The conversion ended between the opening and the locking, and removed the journal: a lock
+        // on it would keep no process out.
         Ok(()) if rustix::fs::fstat(&file).is_ok_and(|stat| stat.st_nlink == 0) => {
             let process = "that has just ended; run the command again".to_owned();
             Err(ConvertError::Locked { path: target.path().to_owned(), process })
@@ -482,10 +447,10 @@ fn lock(target: &TargetDirectory, path: &str) -> Result<File, ConvertError> {
             let mut records = Records::default();
             let read = target.open_file(path).map(|file| records.read_journal(path, file));
             let process = records.process.filter(|_| matches!(read, Ok(Ok(()))));
-            let process = process.unwrap_or_else(|| "that cannot be told".to_owned());
+            let process = process.unwrap_or_else(|| "that is unknown".to_owned());
             Err(ConvertError::Locked { path: target.path().to_owned(), process })
         }
-        // A file system without locks has nobody else to keep out that we could know of.
+        // Without locks, other processes cannot be noticed.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOLCK | rustix::io::Errno::NOSYS) => Ok(file),
         Err(error) => {
             Err(ConvertError::Write { path: target.path_of(path), operation: "lock", source: error.into() })
@@ -584,7 +549,7 @@ mod tests {
         Journal::begin(&target, part(3, 3), "abc").unwrap();
     }
 
-    /// Cut off anywhere, the journal tells what stood before the cut, and takes more lines.
+    /// A journal that is cut off anywhere keeps the lines before the cut, and takes more lines.
     #[test]
     fn a_torn_journal_loses_only_what_was_torn() {
         let (folder, target) = target();

@@ -1,40 +1,55 @@
-//! The same reads as a load, written to per-layer files instead of a device.
+//! Converts a checkpoint: the reads of a load, written to one file per layer instead of to a
+//! device.
 //!
-//! A [`Conversion`] holds the settings. [`Conversion::prepare`] opens the source, decides which
-//! tensor goes to which file and checks the target without writing anything; the
-//! [`PreparedConversion`] can be shown, and run.
+//! A [`Conversion`] holds the settings. [`Conversion::prepare`] opens the source, plans every file
+//! and checks the target without writing anything. The [`PreparedConversion`] can be shown, and
+//! run.
+//!
+//! The modules, each of which uses only those above it:
+//!
+//! ```text
+//! report, error, settings       for callers: events, reports, errors, options
+//! hash, read_file               BLAKE3 and SHA-256 on a pool of threads; reads without the ring
+//! manifest, manifest_read       the manifest: its types and how it is written; how it is read
+//! target_directory, journal     files get their names once they are whole; records of runs
+//! header, layout                the header of a file; which tensor goes to which file
+//! output                        a device that writes layers to files
+//! hash_pass, duplicates         hashes of a checkpoint's bytes; tied weights
+//! side_files, source_overlap    files beside the weights; a target that overlaps the source
+//! file_plan                     every file of a conversion, from headers and settings alone
+//! target_state                  which of these files the target has; room for a new conversion
+//! verify                        compares a target with its manifest and its source
+//! prepare, finish, run          a conversion that is planned; its index and manifest; its run
+//! ```
 
-mod clearing;
-mod digest;
 mod duplicates;
-mod ending;
 mod error;
-mod event;
-mod files;
-#[cfg(test)]
-mod for_tests;
+mod file_plan;
+mod finish;
+mod hash;
+mod hash_pass;
 mod header;
 mod journal;
+mod layout;
 mod manifest;
-mod manifest_reader;
-mod manifest_writer;
+mod manifest_read;
 mod output;
-mod pieces;
-mod prepared;
-mod reading;
+mod prepare;
+mod read_file;
 mod report;
 mod run;
-mod scope;
 mod settings;
 mod side_files;
-mod source_guard;
-mod target;
+mod source_overlap;
+mod target_directory;
+mod target_state;
+#[cfg(test)]
+mod test_files;
 mod verify;
 
 pub use self::error::ConvertError;
-pub use self::event::ConvertEvent;
 pub use self::manifest::{MANIFEST_NAME, Manifest, ManifestFile, ManifestTensor, SideFileRecord};
-pub use self::prepared::{ConvertCancel, PlannedFile, PreparedConversion};
-pub use self::report::{ConvertReport, KernelCopied, WriteMode};
+pub use self::prepare::{ConvertCancel, PlannedFile, PreparedConversion};
+pub use self::report::{ConvertEvent, ConvertReport, Difference, KernelCopied, VerifyReport, WriteMode};
 pub use self::settings::{Casting, Conversion, Experts, Grouping, KernelCopy, Part};
-pub use self::verify::{Difference, Verification, VerifyReport};
+pub use self::verify::Verification;

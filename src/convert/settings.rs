@@ -1,12 +1,10 @@
-//! What a conversion is asked for.
+//! The settings of a conversion.
 
 use std::fmt;
-use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::reading::direct;
-use super::{ConvertError, ConvertEvent, PreparedConversion};
+use super::ConvertEvent;
 use crate::checkpoint::{OpenOptions, TensorEntry};
 use crate::layers::{LayerId, LayerMap};
 use crate::plan::{FloatType, IoMode, LoadOptions, Quantisation, QuantiseChoice};
@@ -19,7 +17,7 @@ pub enum Grouping {
     /// fit share one.
     #[default]
     PerLayer,
-    /// One file, or with [`Conversion::max_shard_bytes`] files that are filled tensor by tensor.
+    /// One file. With [`Conversion::max_shard_bytes`], files are filled tensor by tensor.
     Merged,
 }
 
@@ -30,32 +28,32 @@ pub enum Experts {
     /// Into the file of their layer.
     #[default]
     Together,
-    /// Each into a file of its own, behind that of the rest of its layer.
+    /// Each into its own file, after the file with the rest of its layer.
     PerFile,
 }
 
-/// What a rule says about the type of one tensor.
+/// The type that a rule gives to one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Casting {
     /// It keeps its type.
     Keep,
-    /// It becomes this type, whatever number type it has: integers, 8-bit floats and parts of
-    /// quantized weights too.
+    /// It is cast to this type from any number type: integers, 8-bit floats and parts of quantized
+    /// weights too.
     To(FloatType),
 }
 
-/// Whether ranges that stay as they are may be copied by the kernel.
+/// Whether the kernel may copy bytes that do not change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum KernelCopy {
-    /// Where it serves: blocks are shared where the file system can, and a server copies what it
-    /// holds itself.
+    /// Where it is faster: if the file system can share blocks, or if source and target are on one
+    /// server, which copies the bytes itself.
     #[default]
     Auto,
     /// Every byte is written.
     Never,
-    /// Wherever the kernel does it, even if writing would be faster.
+    /// Wherever the kernel can, even if writing would be faster.
     Always,
 }
 
@@ -73,13 +71,13 @@ impl Part {
         (1..=of).contains(&number).then_some(Self { number, of })
     }
 
-    /// Which one, from 1.
+    /// Its number, from 1.
     #[must_use]
     pub fn number(self) -> u32 {
         self.number
     }
 
-    /// How many there are.
+    /// The number of all parts.
     #[must_use]
     pub fn of(self) -> u32 {
         self.of
@@ -92,7 +90,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// What a text that names no part may be told.
+/// A text that is not a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a part; write 1/8 for the first of eight")]
 pub struct UnknownPart;
@@ -108,6 +106,11 @@ impl FromStr for Part {
         let (part, of) = text.split_once('/').ok_or(UnknownPart)?;
         Self::new(number(part)?, number(of)?).ok_or(UnknownPart)
     }
+}
+
+/// The default options of a load, but past the page cache.
+pub(super) fn default_options() -> LoadOptions {
+    LoadOptions { io: IoMode::Direct, ..LoadOptions::default() }
 }
 
 type Observer = dyn Fn(&ConvertEvent<'_>) + Send + Sync;
@@ -148,7 +151,7 @@ impl Conversion {
     pub fn new() -> Self {
         Self {
             open_options: OpenOptions::new(),
-            options: direct(),
+            options: default_options(),
             grouping: Grouping::default(),
             experts: Experts::default(),
             max_shard_bytes: None,
@@ -172,14 +175,14 @@ impl Conversion {
         self
     }
 
-    /// Most host memory that the conversion may hold, in bytes. 64 MiB by default.
+    /// The most host memory that the conversion may hold, in bytes. 64 MiB by default.
     pub fn host_budget(mut self, bytes: u64) -> Self {
         self.options.host_budget_bytes = bytes;
         self
     }
 
-    /// Threads that read, at most 64, and as many that write, at most 4; zero counts as one. By
-    /// default what the disk and the machine can use. What is written does not depend on it.
+    /// Threads that read (at most 64), and as many that write (at most 4); zero counts as one. By
+    /// default as many as the disk and the machine can use. The files do not depend on it.
     pub fn jobs(mut self, threads: u32) -> Self {
         self.options.readers = Some(threads.max(1));
         self
@@ -203,8 +206,8 @@ impl Conversion {
         self
     }
 
-    /// Most bytes of tensors in a file; a single tensor may have more. Layers that do not fit are
-    /// cut between tensors.
+    /// The most bytes of tensors in a file; a single tensor may have more. Layers that do not fit
+    /// are cut between tensors.
     pub fn max_shard_bytes(mut self, bytes: u64) -> Self {
         self.max_shard_bytes = Some(bytes);
         self
@@ -217,8 +220,8 @@ impl Conversion {
     }
 
     /// Casts plain floats (`F64`, `F32`, `F16`, `BF16`) to this type, rounded once, to nearest
-    /// even. Integers, 8-bit floats and whatever belongs to a quantized weight keep their type
-    /// unless [`Self::dtype_rule`] names them.
+    /// even. Integers, 8-bit floats and parts of quantized weights keep their type, unless
+    /// [`Self::dtype_rule`] names them.
     pub fn dtype(mut self, dtype: FloatType) -> Self {
         self.options.dtype = Some(dtype);
         self
@@ -226,17 +229,17 @@ impl Conversion {
 
     /// Quantises weights, row by row, as
     /// [`LoaderBuilder::quantise`](crate::LoaderBuilder::quantise) does on the way to a device.
-    /// Values keep the name of their weight; their scales are written under it and
-    /// [`SCALE_SUFFIX`](crate::plan::SCALE_SUFFIX), into the same file. Whatever
-    /// is not quantised follows [`Self::dtype`], and what [`Self::dtype_rule`] decides about is not
-    /// quantised. Such weights are read twice, for their scales and for their values.
+    /// Values keep the name of their weight. Scales have that name and
+    /// [`SCALE_SUFFIX`](crate::plan::SCALE_SUFFIX), in the same file. Other tensors follow
+    /// [`Self::dtype`]; tensors that [`Self::dtype_rule`] names are not quantised. Quantised
+    /// weights are read twice: for their scales and for their values.
     pub fn quantise(mut self, form: Quantisation) -> Self {
         self.options.quantise = Some(form);
         self
     }
 
-    /// Says which tensors [`Self::quantise`] is about, in the place of the rule about layers and
-    /// names.
+    /// Chooses the tensors that [`Self::quantise`] quantises. By default their layers and names
+    /// decide.
     pub fn quantise_only(
         mut self,
         choose: impl Fn(&TensorEntry<'_>) -> bool + Send + Sync + 'static,
@@ -245,8 +248,7 @@ impl Conversion {
         self
     }
 
-    /// Says for single tensors what becomes of their type; where it says `None`, [`Self::dtype`]
-    /// decides.
+    /// Decides about the type of single tensors. Where it returns `None`, [`Self::dtype`] decides.
     pub fn dtype_rule(
         mut self,
         rule: impl Fn(&TensorEntry<'_>) -> Option<Casting> + Send + Sync + 'static,
@@ -255,8 +257,8 @@ impl Conversion {
         self
     }
 
-    /// Converts only tensors for which `select` says yes. It gets the tensor and the layer that
-    /// holds it.
+    /// Converts only tensors for which `select` returns true. It gets the tensor and the layer of
+    /// the tensor.
     pub fn select(
         mut self,
         select: impl Fn(&TensorEntry<'_>, &LayerId) -> bool + Send + Sync + 'static,
@@ -265,39 +267,41 @@ impl Conversion {
         self
     }
 
-    /// Leaves out tied weights: see [`PreparedConversion::duplicates`].
+    /// Leaves out tied weights: see
+    /// [`PreparedConversion::duplicates`](super::PreparedConversion::duplicates).
     pub fn drop_duplicates(mut self, drop: bool) -> Self {
         self.drop_duplicates = drop;
         self
     }
 
-    /// Writes SHA-256 into the manifest, beside BLAKE3.
+    /// Adds SHA-256 to the manifest, beside BLAKE3.
     pub fn sha256(mut self, sha256: bool) -> Self {
         self.sha256 = sha256;
         self
     }
 
-    /// Reads source and target again when all is written, and compares them tensor by tensor.
+    /// Reads source and target again once all is written, and compares them tensor by tensor.
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;
         self
     }
 
-    /// Replaces files in the target that another conversion, or somebody else, has put there.
-    /// Whatever another conversion has made goes; other files go only if their names are
-    /// needed. A target that is complete is left as it is.
+    /// Replaces files in the target. All files that another conversion made are removed; other
+    /// files are replaced only if this conversion needs their names. A complete target is left as
+    /// it is.
     pub fn overwrite(mut self, overwrite: bool) -> Self {
         self.overwrite = overwrite;
         self
     }
 
-    /// Converts one part only. The index and the manifest are for [`PreparedConversion::finish`].
+    /// Converts one part only.
+    /// [`PreparedConversion::finish`](super::PreparedConversion::finish) writes index and manifest.
     pub fn part(mut self, part: Part) -> Self {
         self.part = Some(part);
         self
     }
 
-    /// Whether the kernel may copy what stays as it is.
+    /// Whether the kernel may copy bytes that do not change.
     pub fn kernel_copy(mut self, kernel_copy: KernelCopy) -> Self {
         self.kernel_copy = kernel_copy;
         self
@@ -309,25 +313,19 @@ impl Conversion {
         self
     }
 
-    /// Is told what happens, from the thread that runs the conversion. [`ConvertEvent::Progress`]
-    /// comes from a thread of its own, maybe at the same time as another event. What the
-    /// observer holds up, the conversion waits for.
+    /// Gets every event, on the thread that runs the conversion. [`ConvertEvent::Progress`] comes
+    /// from another thread, maybe at the same time as another event. The conversion waits for the
+    /// observer.
     pub fn observe(mut self, observer: impl Fn(&ConvertEvent<'_>) + Send + Sync + 'static) -> Self {
         self.observer = Some(Arc::new(observer));
         self
     }
 
-    /// Opens the source, decides what goes where, and checks the target. Writes nothing.
-    ///
-    /// # Errors
-    /// [`ConvertError`], all of them before a tensor byte is read, unless [`Self::drop_duplicates`]
-    /// has to compare some.
-    pub fn prepare(
-        self,
-        source: impl AsRef<Path>,
-        target: impl AsRef<Path>,
-    ) -> Result<PreparedConversion, ConvertError> {
-        PreparedConversion::new(self, source.as_ref(), target.as_ref())
+    /// Calls the observer, if there is one.
+    pub(super) fn report(&self, event: &ConvertEvent<'_>) {
+        if let Some(observer) = &self.observer {
+            observer(event);
+        }
     }
 }
 

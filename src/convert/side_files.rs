@@ -1,13 +1,11 @@
-//! What lies beside the weights: configuration, tokenizer, code, chat template. Listed, and copied
-//! as it is.
+//! Side files: the files beside the weights, such as configuration, tokenizer, code and chat
+//! template. They are listed when a conversion is prepared, and copied before its index is written.
 //!
-//! Everything is a side file that is not weights, not hidden, and not made by a conversion. Folders
-//! are searched too, a few levels deep, so that the parts of a pipeline keep their configurations;
-//! folders that hold only weights vanish. Symbolic links to files are followed, since the hub's
-//! caches consist of them; those to folders are not, since they may lead anywhere. Nothing is
-//! opened that could make the search wait.
-//!
-//! The conversion lists when it is prepared, and copies before it writes its index.
+//! Every regular file is a side file, but for weights, hidden files, and files that a conversion
+//! made. Folders are searched a few levels deep, so that the parts of a pipeline keep their
+//! configurations; folders of weights only are not made again. Symbolic links to files are
+//! followed, since hub caches consist of them. Links to folders are not, since they may lead
+//! anywhere. Pipes and devices are never opened: they could block.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -16,24 +14,24 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use super::digest::{Digest, hex};
-use super::pieces::{PieceFault, read_pieces};
+use super::hash::{Digest, hex};
+use super::read_file::read_file;
 use super::{ConvertError, MANIFEST_NAME, SideFileRecord};
-use crate::checkpoint::{Checkpoint, CheckpointError, FileKind, relative_name};
+use crate::checkpoint::{Checkpoint, FileKind, relative_name};
 use crate::units::to_u64;
 use onelayer_system::folder::names_in;
 
-/// Folders below the source that are searched, one inside the other.
+/// Depth of the folders below the source that are searched.
 const DEPTH_MAX: usize = 8;
-/// Side files of one source, at most: more are no model, and their list would not be small.
+/// Most side files of one source: more are no model, and their list would not be small.
 pub(super) const FILES_MAX: usize = 10_000;
-/// Names that a note lists.
+/// Most names in a note.
 const NAMED_MAX: usize = 4;
 
-/// The end of the names of files that are read here.
+/// The end of names of safetensors files.
 const TENSORS: &str = ".safetensors";
-/// Ends of names that say "weights in another format".
-const FOREIGN: [&str; 14] = [
+/// Ends of names of weights in other formats.
+const OTHER_FORMATS: [&str; 14] = [
     ".bin",
     ".pt",
     ".pth",
@@ -57,65 +55,69 @@ pub(super) struct SideFile {
     pub(super) name: String,
     /// Its path.
     pub(super) path: PathBuf,
-    /// Its length when it was listed.
+    /// Its length in bytes when it was listed.
     pub(super) bytes: u64,
 }
 
-/// What lies beside the weights of a source.
+/// The files beside the weights of a source.
 #[derive(Debug, Default)]
 pub(super) struct SideFiles {
     /// Sorted by name.
     pub(super) files: Vec<SideFile>,
-    /// What is left behind that a person might miss.
+    /// Notes about files that are not copied.
     pub(super) notes: Vec<String>,
-    /// Indices of weights, which are not copied: a conversion makes its own. Sorted.
+    /// Indices of weights, sorted. They are not copied: a conversion writes its own.
     pub(super) indices: Vec<String>,
     /// Files of tensors that are in no index, or were not chosen.
-    pub(super) other_tensors: Left,
+    pub(super) other_tensors: NameSample,
 }
 
 impl SideFiles {
-    /// The side files of what lies at `source`, which was opened as `checkpoint`: of that
-    /// directory, or of the one in which that index lies. A single file of tensors has none.
-    /// What is in `target` is left out if it lies inside the source.
+    /// Lists the side files of `checkpoint`, which was opened at `source`: those in that directory,
+    /// or in the directory of that index. A single file of tensors has none. A target inside the
+    /// source is left out.
     ///
     /// # Errors
     /// [`ConvertError::Read`] for a folder that cannot be listed,
     /// [`ConvertError::TooManySideFiles`].
-    pub(super) fn list(source: &Path, target: &Path, checkpoint: &Checkpoint) -> Result<Self, ConvertError> {
+    pub(super) fn list(
+        source: &Path,
+        target: Option<&Path>,
+        checkpoint: &Checkpoint,
+    ) -> Result<Self, ConvertError> {
         let Some(root) = directory_of(source) else { return Ok(Self::default()) };
         let mut search = Search {
             root: &root,
-            target: target.metadata().ok().map(|metadata| place(&metadata)),
+            target: target.and_then(inode_of),
             converted: checkpoint.shards().iter().map(|shard| shard.path.as_path()).collect(),
             found: Self::default(),
-            foreign: Left::default(),
-            special: Left::default(),
-            odd: Left::default(),
-            made: Left::default(),
+            other_formats: NameSample::default(),
+            not_regular: NameSample::default(),
+            bad_names: NameSample::default(),
+            conversions: NameSample::default(),
         };
         search.folder("", 0)?;
-        let Search { mut found, foreign, special, odd, made, .. } = search;
+        let Search { mut found, other_formats, not_regular, bad_names, conversions, .. } = search;
         found.files.sort_by(|left, right| left.name.cmp(&right.name));
         found.indices.sort();
         let notes = [
             found.other_tensors.note("not copied, since they hold tensors that are not converted"),
-            foreign.note("not copied, since they hold weights in other formats"),
-            special.note("not copied, since they are no regular files"),
-            odd.note("not copied, since their names cannot stand in a manifest"),
-            made.note("not copied, since other conversions made them"),
+            other_formats.note("not copied, since they hold weights in other formats"),
+            not_regular.note("not copied, since they are not regular files"),
+            bad_names.note("not copied, since a manifest cannot have their names"),
+            conversions.note("not copied, since other conversions made them"),
         ];
         found.notes = notes.into_iter().flatten().collect();
         Ok(found)
     }
 
-    /// Bytes of all of them.
+    /// Bytes of all side files.
     pub(super) fn total_bytes(&self) -> u64 {
         self.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 }
 
-/// The directory whose files go along with what lies at `source`; `None` for a file of tensors.
+/// The directory of the side files of `source`; `None` for a file of tensors.
 pub(super) fn directory_of(source: &Path) -> Option<PathBuf> {
     if source.is_dir() {
         return Some(source.to_owned());
@@ -124,19 +126,21 @@ pub(super) fn directory_of(source: &Path) -> Option<PathBuf> {
     name.ends_with(".json").then(|| source.parent().unwrap_or(Path::new("")).to_owned())
 }
 
-/// Where a file is, whatever path leads there.
-fn place(metadata: &Metadata) -> (u64, u64) {
-    (metadata.dev(), metadata.ino())
+/// Device and inode of an existing file or folder. They are the same for every path to it.
+pub(super) fn inode_of(path: &Path) -> Option<(u64, u64)> {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    let metadata = path.metadata().ok()?;
+    Some((metadata.dev(), metadata.ino()))
 }
 
-/// Names of files that are left behind: the first few, and how many there are.
+/// The first few of many names, and how many there are.
 #[derive(Debug, Default)]
-pub(super) struct Left {
+pub(super) struct NameSample {
     names: BTreeSet<String>,
     count: usize,
 }
 
-impl Left {
+impl NameSample {
     fn add(&mut self, name: String) {
         self.count += 1;
         self.names.insert(name);
@@ -149,7 +153,7 @@ impl Left {
         Some(format!("{why}: {}", self.text()?))
     }
 
-    /// The first names, and how many there are beside them; `None` if there are none.
+    /// The first names, and how many more there are; `None` if there are none.
     pub(super) fn text(&self) -> Option<String> {
         let more = match self.count - self.names.len() {
             0 => String::new(),
@@ -160,20 +164,22 @@ impl Left {
     }
 }
 
-/// A search under way.
+/// The state of a search.
 struct Search<'a> {
     root: &'a Path,
+    /// Device and inode of the target, if it is there.
     target: Option<(u64, u64)>,
     converted: BTreeSet<&'a Path>,
     found: SideFiles,
-    foreign: Left,
-    special: Left,
-    odd: Left,
-    made: Left,
+    other_formats: NameSample,
+    not_regular: NameSample,
+    bad_names: NameSample,
+    /// Folders that conversions made.
+    conversions: NameSample,
 }
 
 impl Search<'_> {
-    /// Searches the folder `folder`, a path below the root that is empty or ends in a slash.
+    /// Searches a folder. Its path below the root is empty or ends in a slash.
     fn folder(&mut self, folder: &str, depth: usize) -> Result<(), ConvertError> {
         let path = self.root.join(folder);
         let failed = |source| ConvertError::Read { path: path.clone(), operation: "list", source };
@@ -188,10 +194,10 @@ impl Search<'_> {
             return Ok(());
         }
         let name = format!("{folder}{}", raw.to_string_lossy());
-        // A listing that is not honest must not lead out of the target.
+        // A file system may list bad names: none must lead out of the target.
         let is_plain = raw.to_str().is_some_and(|text| !text.contains('/'));
         if !is_plain || relative_name(&name) != Ok(&name) {
-            self.odd.add(name);
+            self.bad_names.add(name);
             return Ok(());
         }
         let path = self.root.join(&name);
@@ -201,24 +207,26 @@ impl Search<'_> {
             return Ok(());
         };
         match FileKind::of(metadata.file_type()) {
-            FileKind::Directory if is_link => self.special.add(name),
-            FileKind::Directory if Some(place(&metadata)) == self.target => {}
-            FileKind::Directory if path.join(MANIFEST_NAME).exists() => self.made.add(format!("{name}/")),
-            FileKind::Directory if depth == DEPTH_MAX => self.special.add(format!("{name}/ (too deep)")),
+            FileKind::Directory if is_link => self.not_regular.add(name),
+            FileKind::Directory if Some((metadata.dev(), metadata.ino())) == self.target => {}
+            FileKind::Directory if path.join(MANIFEST_NAME).exists() => {
+                self.conversions.add(format!("{name}/"))
+            }
+            FileKind::Directory if depth == DEPTH_MAX => self.not_regular.add(format!("{name}/ (too deep)")),
             FileKind::Directory => return self.folder(&format!("{name}/"), depth + 1),
             FileKind::Regular => return self.regular(name, raw, path, &metadata),
-            _ => self.special.add(name),
+            _ => self.not_regular.add(name),
         }
         Ok(())
     }
 
-    /// Takes note of a link that leads nowhere, or of a file that went away.
+    /// Notes a link that leads nowhere, or a file that was removed.
     fn unreachable(&mut self, name: String, raw: &OsStr) {
         match kind_of_name(&raw.to_string_lossy()) {
             NameKind::Tensors => self.found.other_tensors.add(name),
-            NameKind::Foreign => self.foreign.add(name),
+            NameKind::OtherFormat => self.other_formats.add(name),
             NameKind::Manifest | NameKind::Index => {}
-            NameKind::Other => self.special.add(name),
+            NameKind::Other => self.not_regular.add(name),
         }
     }
 
@@ -235,7 +243,7 @@ impl Search<'_> {
             NameKind::Manifest => {}
             NameKind::Index => self.found.indices.push(name),
             NameKind::Tensors => self.found.other_tensors.add(name),
-            NameKind::Foreign => self.foreign.add(name),
+            NameKind::OtherFormat => self.other_formats.add(name),
             NameKind::Other if self.found.files.len() == FILES_MAX => {
                 let (path, limit) = (self.root.to_owned(), to_u64(FILES_MAX));
                 return Err(ConvertError::TooManySideFiles { path, limit });
@@ -246,16 +254,16 @@ impl Search<'_> {
     }
 }
 
-/// What a file is, by its name.
+/// The kind of a file, from its name.
 #[derive(Debug, PartialEq, Eq)]
 enum NameKind {
-    /// Tensors in the format that is read here.
+    /// A safetensors file.
     Tensors,
     /// Weights in another format.
-    Foreign,
+    OtherFormat,
     /// The index of weights in any format.
     Index,
-    /// What a conversion says about its files.
+    /// The manifest of a conversion.
     Manifest,
     /// Anything else.
     Other,
@@ -263,24 +271,24 @@ enum NameKind {
 
 fn kind_of_name(name: &str) -> NameKind {
     let name = name.to_ascii_lowercase();
-    let is_foreign = |name: &str| FOREIGN.iter().any(|end| name.ends_with(end));
+    let is_other_format = |name: &str| OTHER_FORMATS.iter().any(|end| name.ends_with(end));
     // `model.safetensors.index.json`, `pytorch_model.bin.index.fp16.json`
     let stem = name.strip_suffix(".json").and_then(|name| Some(name.rsplit_once(".index")?.0));
     if name == MANIFEST_NAME {
         NameKind::Manifest
-    } else if stem.is_some_and(|stem| stem.ends_with(TENSORS) || is_foreign(stem)) {
+    } else if stem.is_some_and(|stem| stem.ends_with(TENSORS) || is_other_format(stem)) {
         NameKind::Index
     } else if name.ends_with(TENSORS) {
         NameKind::Tensors
-    } else if is_foreign(&name) {
-        NameKind::Foreign
+    } else if is_other_format(&name) {
+        NameKind::OtherFormat
     } else {
         NameKind::Other
     }
 }
 
 impl SideFile {
-    /// Copies the file to `out`, whose path `out_path` is for errors. Holds 64 KiB.
+    /// Copies the file to `out`; `out_path` is its path, for errors. Holds 256 KiB.
     ///
     /// # Errors
     /// [`ConvertError::Read`], [`ConvertError::Write`], and [`CheckpointError::FileChanged`] if the
@@ -291,9 +299,8 @@ impl SideFile {
         out_path: &Path,
         with_sha256: bool,
     ) -> Result<SideFileRecord, ConvertError> {
-        let failed = |operation, source| ConvertError::Read { path: self.path.clone(), operation, source };
         let mut digest = Digest::new(with_sha256);
-        let bytes = read_pieces(&self.path, |piece| {
+        let read = read_file(&self.path, |piece| {
             digest.update(piece);
             out.write_all(piece).map_err(|source| ConvertError::Write {
                 path: out_path.to_owned(),
@@ -301,16 +308,7 @@ impl SideFile {
                 source,
             })
         });
-        let bytes = bytes.map_err(|fault| match fault {
-            PieceFault::Io(operation, source) => failed(operation, source),
-            PieceFault::NotRegular(found) => {
-                CheckpointError::NotRegular { path: self.path.clone(), found }.into()
-            }
-            PieceFault::Changed(states) => {
-                CheckpointError::FileChanged { path: self.path.clone(), states }.into()
-            }
-            PieceFault::Consumer(error) => error,
-        })?;
+        let bytes = read.map_err(|fault| fault.at(&self.path))?;
         let hashes = digest.take();
         let sha256 = hashes.sha256.as_ref().map(hex);
         Ok(SideFileRecord { name: self.name.clone(), bytes, blake3: hex(&hashes.blake3), sha256 })
@@ -327,6 +325,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::checkpoint::CheckpointError;
 
     /// A file of one tensor without bytes.
     const WEIGHTS_FILE: &[u8] =
@@ -346,7 +345,7 @@ mod tests {
 
     fn listed(source: &Path, target: &Path) -> (Vec<String>, Vec<String>) {
         let checkpoint = Checkpoint::open(source).unwrap();
-        let found = SideFiles::list(source, target, &checkpoint).unwrap();
+        let found = SideFiles::list(source, Some(target), &checkpoint).unwrap();
         (found.files.into_iter().map(|file| file.name).collect(), found.notes)
     }
 
@@ -403,7 +402,7 @@ mod tests {
             ]
         );
         let checkpoint = Checkpoint::open(source.path()).unwrap();
-        let found = SideFiles::list(source.path(), Path::new(NOWHERE), &checkpoint).unwrap();
+        let found = SideFiles::list(source.path(), None, &checkpoint).unwrap();
         assert_eq!(found.indices, ["pytorch_model.bin.index.json"]);
         assert_eq!(found.other_tensors.text().as_deref(), Some("model.fp16.safetensors"));
     }
@@ -468,8 +467,8 @@ mod tests {
         assert_eq!(
             notes,
             [
-                "not copied, since they are no regular files: dangling.json, fifo.json, folder, loop and 1 more",
-                "not copied, since their names cannot stand in a manifest: back\\slash, not \u{fffd} text",
+                "not copied, since they are not regular files: dangling.json, fifo.json, folder, loop and 1 more",
+                "not copied, since a manifest cannot have their names: back\\slash, not \u{fffd} text",
             ]
         );
     }
@@ -486,7 +485,7 @@ mod tests {
             fs::write(source.path().join(format!("n{number}")), "").unwrap();
         }
         let checkpoint = Checkpoint::open(source.path()).unwrap();
-        let error = SideFiles::list(source.path(), Path::new(NOWHERE), &checkpoint).unwrap_err();
+        let error = SideFiles::list(source.path(), None, &checkpoint).unwrap_err();
         assert!(matches!(error, ConvertError::TooManySideFiles { limit: 10_000, .. }), "{error}");
     }
 

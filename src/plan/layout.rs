@@ -101,7 +101,8 @@ fn arena_bytes(end: u64) -> Option<u64> {
 }
 
 impl Layout {
-    /// Adds a tensor: one placement, or one for each part of a quantised tensor. `None` on overflow.
+    /// Adds a tensor: one placement, or one for each part of a quantised tensor. `None` on
+    /// overflow.
     fn place(
         &mut self,
         tensor: TensorId,

@@ -1,4 +1,4 @@
-//! What a plan is made for: the options of the load, and facts about its files and its target.
+//! The inputs of a plan: the options of the load, and facts about its files and its target.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::units::Alignment;
 pub enum ResidentKind {
     /// In host memory, as arenas of the caller.
     Host,
-    /// In memory of a device: none of the host's.
+    /// In memory of a device.
     Device,
     /// Nowhere: bytes are read and dropped.
     Nowhere,
@@ -24,17 +24,19 @@ pub enum ResidentKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Landing {
-    /// Each is copied to its place: where a copy costs what its bytes cost.
+    /// Each tensor is copied to its place. For targets where the cost of a copy is that of its
+    /// bytes.
     Exact,
-    /// Neighbours in the file travel together and keep the file's spacing; what is small and lands
-    /// beside its place is moved on the device: where each copy has a price of its own.
+    /// Neighbours in the file are copied together and keep the file's spacing. Small tensors that
+    /// land beside their place are moved on the device. For targets where each copy has a fixed
+    /// cost.
     InPhase,
-    /// Each begins where the one before it ends, at any byte, and arenas are as long as their
-    /// tensors: where the arena is a file to be.
+    /// Each tensor begins where the one before it ends, at any byte, and arenas are as long as
+    /// their tensors. For arenas that become files.
     Packed,
 }
 
-/// What a plan is made for. Made by [`PlanLimits::new`] or [`PlanLimits::of`], then changed field by
+/// The inputs of a plan. Made by [`PlanLimits::new`] or [`PlanLimits::of`], then changed field by
 /// field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -95,8 +97,8 @@ impl PlanLimits {
     /// pass, and no hashing on the way.
     pub(super) fn possible_order(&self) -> ReadOrder {
         let options = &self.options;
-        // On a target that keeps nothing, resident bytes are not summed in the plan. A device budget
-        // there may refuse a layer while others are held.
+        // On a target that keeps nothing, resident bytes are not summed in the plan. A device
+        // budget there may refuse a layer while others are held.
         let has_room = self.resident != ResidentKind::Nowhere || options.device_budget_bytes.is_none();
         match options.window {
             Window::All if has_room && !options.hash && options.passes.is_one() => options.order,

@@ -47,8 +47,9 @@ pub struct LoadOptions {
     pub prefetch_layers: u32,
     /// How often the layers are streamed. Once by default.
     pub passes: Passes,
-    /// The order in which reads are issued. By layers by default. [`ReadOrder::Files`] needs a window
-    /// of all layers, one pass, and no hashing on the way; otherwise reads are issued by layers.
+    /// The order in which reads are issued. By layers by default. [`ReadOrder::Files`] needs a
+    /// window of all layers, one pass, and no hashing on the way; otherwise reads are issued by
+    /// layers.
     pub order: ReadOrder,
     /// How files are read. [`IoMode::Auto`] by default.
     pub io: IoMode,
@@ -187,7 +188,7 @@ pub enum ReadOrder {
     /// One layer after the other, in execution order; within a layer in file order.
     #[default]
     Layers,
-    /// In file order, whatever the layer: for loads that keep everything. Layers complete in any
+    /// In file order across layers: for loads that keep everything. Layers complete in any
     /// order.
     Files,
 }
@@ -204,7 +205,7 @@ impl fmt::Display for ReadOrder {
 /// When the caller gets a layer.
 ///
 /// # Example
-/// An engine with a stream of its own lets the device do all the waiting:
+/// An engine with its own stream lets the device do all the waiting:
 /// ```no_run
 /// use onelayer::{After, Checkpoint, HandOut, Loader, Target};
 ///

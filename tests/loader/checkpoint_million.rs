@@ -3,14 +3,14 @@
 //! measured and bounded.
 //!
 //! Each opening happens in a process of its own, since the peak belongs to the whole process.
-//! Figures are printed: `cargo test --release --test checkpoint_million -- --nocapture`.
+//! Figures are printed: `cargo test -p onelayer --release --test loader -- checkpoint_million
+//! --nocapture`.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests too")]
 
 use std::fmt::Write as _;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use onelayer::checkpoint::{Checkpoint, OpenOptions};
@@ -43,11 +43,8 @@ const PATH_VARIABLE: &str = "ONELAYER_TEST_OPEN";
 /// Opens `path` in a fresh process, where no memory that something else gave back hides what is
 /// used.
 fn measured(path: &Path) -> Cost {
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["huge_headers_cost_what_is_promised", "--exact", "--nocapture"])
-        .env(PATH_VARIABLE, path)
-        .output()
-        .unwrap();
+    let mut command = onelayer_testing::again(module_path!(), "huge_headers_cost_what_is_promised");
+    let output = command.env(PATH_VARIABLE, path).output().unwrap();
     let output = String::from_utf8_lossy(&output.stdout);
     let line =
         output.lines().find_map(|line| line.strip_prefix("measured ")).unwrap_or_else(|| panic!("{output}"));

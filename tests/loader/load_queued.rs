@@ -10,7 +10,6 @@
 )]
 
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
 
 use onelayer::source::Queueing;
 use onelayer::{Checkpoint, FloatType, IoMode, LoadReport, Loader, Quantisation, Target};
@@ -24,11 +23,7 @@ fn in_child(test: &str) -> bool {
     if std::env::var_os(CHILD).is_some() {
         return false;
     }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .output()
-        .unwrap();
+    let output = onelayer_testing::again(module_path!(), test).env(CHILD, "1").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("1 passed"), "the child ran another test: {text}");

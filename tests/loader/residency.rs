@@ -11,7 +11,6 @@
 )]
 
 use std::path::Path;
-use std::process::Command;
 
 use onelayer::live::{self, MemoryKind, MemoryUse};
 use onelayer::{Checkpoint, LayerId, LoadError, Loader, Model, ParkTo, Part, Receipt, Target};
@@ -19,9 +18,7 @@ use onelayer_testing::{TestTensor, small_decoder, write_file, write_sharded};
 
 /// Runs one scenario in a process of its own.
 fn alone(scenario: &str) {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    let output =
-        command.args([scenario, "--exact", "--ignored", "--nocapture", "--test-threads=1"]).output().unwrap();
+    let output = onelayer_testing::again(module_path!(), scenario).arg("--ignored").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("1 passed"), "{text}");

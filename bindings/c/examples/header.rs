@@ -1,6 +1,6 @@
 //! Writes `include/onelayer.h` from the sources: `cargo run -p onelayer-capi --example header`.
-//! With `--check` it writes nothing, and fails if the header is not what it would write.
-#![allow(clippy::print_stdout, reason = "says what it did")]
+//! With `--check` it writes nothing, and fails if the header is out of date.
+#![allow(clippy::print_stdout, reason = "reports its result")]
 
 use std::path::Path;
 use std::{env, fs};
@@ -17,11 +17,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     if fs::read(&path)? != written {
         return Err(format!(
-            "{} is not what the sources say; write it with `cargo run -p onelayer-capi --example header`",
+            "{} is out of date; write it with `cargo run -p onelayer-capi --example header`",
             path.display()
         )
         .into());
     }
-    println!("{} is what the sources say", path.display());
+    println!("{} is up to date", path.display());
     Ok(())
 }

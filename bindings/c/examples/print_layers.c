@@ -1,4 +1,4 @@
-/* Streams a checkpoint layer by layer and prints what each layer holds.
+/* Streams a checkpoint layer by layer and prints the tensors of each layer.
  *
  *   cc -std=c99 print_layers.c $(pkg-config --cflags --libs onelayer) -o print_layers
  */
@@ -14,7 +14,7 @@ static void print_tensor(const char *name, const DLTensor *tensor) {
   printf("\n");
 }
 
-/* 0, or 1 if a tensor cannot be had. */
+/* Returns 1 if a tensor cannot be exported. */
 static int print_layer(const ol_layer *layer) {
   printf("%s\n", ol_layer_name(layer));
   for (size_t i = 0; i < ol_layer_len(layer); i++) {

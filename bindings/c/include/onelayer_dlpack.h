@@ -1,8 +1,9 @@
 /*
- * The structures of DLPack 1.x that onelayer.h hands out tensors in, for programs that do not have DLPack's own header.
+ * The structures of DLPack 1.x used by onelayer.h, for programs without DLPack's own header.
  *
- * A program that has it includes <dlpack/dlpack.h> first: then nothing is declared here. Otherwise this header takes its place, and
- * one that is included later is skipped. Layouts, names and values are those of https://github.com/dmlc/dlpack.
+ * A program with its own copy includes <dlpack/dlpack.h> first; this header then declares nothing.
+ * Otherwise this header replaces it, and a later include of it is skipped. Layouts, names and values
+ * are those of https://github.com/dmlc/dlpack.
  */
 #ifndef ONELAYER_DLPACK_H
 #define ONELAYER_DLPACK_H
@@ -31,11 +32,11 @@ extern "C" {
 #endif
 
 typedef struct {
-  uint32_t major; /* another layout */
-  uint32_t minor; /* other values */
+  uint32_t major; /* changes with the layout */
+  uint32_t minor; /* changes with the values */
 } DLPackVersion;
 
-/* Kinds of devices that tensors of onelayer lie on. */
+/* Devices that hold tensors of onelayer. */
 #ifdef __cplusplus
 typedef enum : int32_t {
 #else
@@ -80,19 +81,19 @@ typedef struct {
 } DLDataType;
 
 typedef struct {
-  void *data; /* an address of the device; null if there are no elements */
+  void *data; /* device address; null if there are no elements */
   DLDevice device;
   int32_t ndim;
   DLDataType dtype;
   int64_t *shape;   /* elements per dimension, outermost first */
-  int64_t *strides; /* elements from one index to the next */
+  int64_t *strides; /* distance between indices, in elements */
   uint64_t byte_offset;
 } DLTensor;
 
 typedef struct DLManagedTensorVersioned {
   DLPackVersion version;
   void *manager_ctx;
-  void (*deleter)(struct DLManagedTensorVersioned *self); /* to be called once, on any thread */
+  void (*deleter)(struct DLManagedTensorVersioned *self); /* call once, on any thread */
   uint64_t flags;
   DLTensor dl_tensor;
 } DLManagedTensorVersioned;

@@ -1,5 +1,5 @@
-//! Checkpoints: what they hold, and what a load of them would do.
-#![allow(unsafe_code, reason = "follows pointers of the caller's; each block says what it relies on")]
+//! Checkpoints: their tensors, and the plan of a load.
+#![allow(unsafe_code, reason = "follows pointers of the caller; each block names its requirement")]
 
 use std::ffi::{CString, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
@@ -16,21 +16,21 @@ use crate::options::Options;
 use crate::sized::{self, SizedStruct};
 use crate::status::Status;
 
-/// The version of this interface. It grows when functions or fields are added; a program needs a
+/// The version of this interface. It grows when functions or fields are added. A program needs a
 /// library of at least the version it was built with.
 pub const OL_ABI_VERSION: u32 = 1;
 
-/// What a checkpoint on disk holds: headers only. May be used on several threads at once.
+/// An open checkpoint: its headers. May be used on several threads at once.
 #[derive(Debug)]
 pub struct Checkpoint {
     pub(crate) opened: onelayer::Checkpoint,
-    /// Made when they are first asked for.
+    /// Created on first use.
     names: OnceLock<Names>,
-    /// Made when it is first asked for.
+    /// Created on first use.
     reader: Mutex<Option<TensorReader>>,
 }
 
-/// What a tensor is. Set struct_size before it is filled in.
+/// The description of a tensor. Set struct_size before the call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor {
@@ -38,19 +38,19 @@ pub struct Tensor {
     pub struct_size: usize,
     /// Its name; valid until the checkpoint is closed.
     pub name: *const c_char,
-    /// Length of the name in bytes. Names may hold zeros.
+    /// Length of the name in bytes. Names may contain NUL.
     pub name_bytes: usize,
-    /// Its element type as the file spells it, "BF16"; valid for ever.
+    /// Its element type as spelled in the file, such as "BF16"; always valid.
     pub dtype: *const c_char,
     /// Elements per dimension, outermost first; valid until the checkpoint is closed.
     pub shape: *const u64,
-    /// Dimensions.
+    /// Number of dimensions.
     pub dimensions: usize,
     /// Its length in bytes.
     pub len_bytes: u64,
-    /// Its element type as DLPack has it; without lanes where it has none.
+    /// Its DLPack element type; lanes is 0 if DLPack has no such type.
     pub element: DLDataType,
-    /// 0.
+    /// Always 0.
     pub reserved: u32,
 }
 
@@ -60,17 +60,17 @@ unsafe impl SizedStruct for Tensor {
     const BYTES_LEAST: usize = 64;
 }
 
-/// OL_ABI_VERSION of the library that is loaded.
+/// OL_ABI_VERSION of the loaded library.
 #[unsafe(no_mangle)]
 pub extern "C" fn ol_abi_version() -> u32 {
     OL_ABI_VERSION
 }
 
 /// Opens a checkpoint: a safetensors file, an index, or a directory. Reads and checks headers only.
-/// Of the options only hub_cache and revision matter here.
+/// Of the options, only hub_cache and revision are used.
 ///
-/// *out is null unless it is OL_OK; ol_close() gives it back. OL_ENOTFOUND, OL_EFORMAT, OL_EIO,
-/// OL_EINVAL.
+/// *out is null unless the status is OL_OK; free it with ol_close(). Failures: OL_ENOTFOUND,
+/// OL_EFORMAT, OL_EIO, OL_EINVAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_open(
     source: *const c_char,
@@ -78,41 +78,40 @@ pub unsafe extern "C" fn ol_open(
     out: *mut *mut Checkpoint,
 ) -> Status {
     guarded(|| {
-        // SAFETY: a variable of the caller's (`crate`).
+        // SAFETY: null or a variable of the caller (see `crate`).
         let mut out = unsafe { Out::new(out, std::ptr::null_mut(), "out") }?;
-        // SAFETY: a text of the caller's (`crate`).
+        // SAFETY: null or a string of the caller (see `crate`).
         let source = unsafe { text(source, "source") }?;
-        // SAFETY: options of the caller's (`crate`).
+        // SAFETY: null or options of the caller (see `crate`).
         let options = unsafe { Options::read(options) }?;
-        // SAFETY: texts of the caller's (`crate`).
+        // SAFETY: strings of the caller (see `crate`).
         let opened = unsafe { options.open(OsStr::from_bytes(source.to_bytes())) }?;
         out.put(handle(Checkpoint::new(opened)));
         Ok(Status::OL_OK)
     })
 }
 
-/// Closes a checkpoint. Streams, layers and tensors that came from it stay as they are. Null is
-/// ignored.
+/// Closes a checkpoint. Its streams, layers and tensors stay valid. Null is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_close(checkpoint: *mut Checkpoint) {
     guarded(|| {
-        // SAFETY: a handle that nobody uses any more (`crate`).
+        // SAFETY: null or a handle that is no longer used (see `crate`).
         unsafe { free(checkpoint) };
         Ok(Status::OL_OK)
     });
 }
 
-/// Tensors in the checkpoint; 0 for null.
+/// Number of tensors in the checkpoint; 0 for null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_tensor_count(checkpoint: *const Checkpoint) -> usize {
-    // SAFETY: a handle of the caller's (`crate`).
+    // SAFETY: null or a live handle (see `crate`).
     guarded_or(0, || Ok(unsafe { borrowed(checkpoint, "checkpoint") }?.opened.tensor_count()))
 }
 
-/// Describes a tensor by its number, from 0 on. The first call makes a table of all names, of their
-/// length and nine bytes each, which no budget counts.
+/// Describes the tensor with this index, from 0 on. The first call builds a table of all names:
+/// their length and nine bytes each, outside the budget.
 ///
-/// OL_EINVAL if there is no tensor of that number, or if tensor->struct_size is none.
+/// OL_EINVAL if there is no such index or tensor->struct_size is invalid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_tensor_info(
     checkpoint: *const Checkpoint,
@@ -120,16 +119,16 @@ pub unsafe extern "C" fn ol_tensor_info(
     tensor: *mut Tensor,
 ) -> Status {
     guarded(|| {
-        // SAFETY: a handle of the caller's (`crate`).
+        // SAFETY: null or a live handle (see `crate`).
         let checkpoint = unsafe { borrowed(checkpoint, "checkpoint") }?;
         let described = checkpoint.describe(index)?;
-        // SAFETY: a structure of the caller's (`crate`).
+        // SAFETY: null or a structure of the caller (see `crate`).
         unsafe { sized::write(tensor, &described) }?;
         Ok(Status::OL_OK)
     })
 }
 
-/// The number of the tensor of that name. OL_ENOTFOUND if there is none.
+/// The index of the tensor with this name. OL_ENOTFOUND if there is none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_find_tensor(
     checkpoint: *const Checkpoint,
@@ -137,18 +136,17 @@ pub unsafe extern "C" fn ol_find_tensor(
     index: *mut usize,
 ) -> Status {
     guarded(|| {
-        // SAFETY: a variable of the caller's (`crate`).
+        // SAFETY: null or a variable of the caller (see `crate`).
         let mut out = unsafe { Out::new(index, usize::MAX, "index") }?;
-        // SAFETY: a handle of the caller's (`crate`).
+        // SAFETY: null or a live handle (see `crate`).
         let checkpoint = unsafe { borrowed(checkpoint, "checkpoint") }?;
-        // SAFETY: a text of the caller's (`crate`).
+        // SAFETY: null or a string of the caller (see `crate`).
         out.put(unsafe { checkpoint.find(name) }?.id.index());
         Ok(Status::OL_OK)
     })
 }
 
-/// The smallest host budget that a load with these options works with, in bytes; their own
-/// host_budget_bytes is ignored.
+/// The smallest host budget for a load with these options, in bytes. Ignores host_budget_bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_min_budget(
     checkpoint: *const Checkpoint,
@@ -156,11 +154,11 @@ pub unsafe extern "C" fn ol_min_budget(
     bytes: *mut u64,
 ) -> Status {
     guarded(|| {
-        // SAFETY: a variable of the caller's (`crate`).
+        // SAFETY: null or a variable of the caller (see `crate`).
         let mut out = unsafe { Out::new(bytes, 0, "bytes") }?;
-        // SAFETY: a handle of the caller's (`crate`).
+        // SAFETY: null or a live handle (see `crate`).
         let checkpoint = unsafe { borrowed(checkpoint, "checkpoint") }?;
-        // SAFETY: options of the caller's (`crate`).
+        // SAFETY: null or options of the caller (see `crate`).
         let options = unsafe { Options::read(options) }?;
         match options.builder()?.plan(&checkpoint.opened) {
             Ok(plan) => out.put(plan.memory().smallest_budget_bytes()),
@@ -171,11 +169,11 @@ pub unsafe extern "C" fn ol_min_budget(
     })
 }
 
-/// What a load with these options would do, as text: how each file is read, and every term of the
-/// peak of memory. Reads no tensor.
+/// The plan of a load with these options, as text: how each file is read, and every term of the
+/// peak memory. Reads no tensor.
 ///
-/// *text is null unless it is OL_OK; ol_text_free() gives it back. OL_EBUDGET if the budget cannot
-/// work.
+/// *text is null unless the status is OL_OK; free it with ol_text_free(). OL_EBUDGET if the budget
+/// is too small.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_plan_text(
     checkpoint: *const Checkpoint,
@@ -183,11 +181,11 @@ pub unsafe extern "C" fn ol_plan_text(
     text: *mut *mut c_char,
 ) -> Status {
     guarded(|| {
-        // SAFETY: a variable of the caller's (`crate`).
+        // SAFETY: null or a variable of the caller (see `crate`).
         let mut out = unsafe { Out::new(text, std::ptr::null_mut(), "text") }?;
-        // SAFETY: a handle of the caller's (`crate`).
+        // SAFETY: null or a live handle (see `crate`).
         let checkpoint = unsafe { borrowed(checkpoint, "checkpoint") }?;
-        // SAFETY: options of the caller's (`crate`).
+        // SAFETY: null or options of the caller (see `crate`).
         let options = unsafe { Options::read(options) }?;
         let plan = options.builder()?.plan(&checkpoint.opened)?.to_string();
         let plan = CString::new(plan.replace('\0', "\u{fffd}")).unwrap_or_default();
@@ -200,7 +198,7 @@ pub unsafe extern "C" fn ol_plan_text(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_text_free(text: *mut c_char) {
     if !text.is_null() {
-        // SAFETY: made by `CString::into_raw`, and nobody uses it any more (`crate`).
+        // SAFETY: made by `CString::into_raw` and no longer used (see `crate`).
         drop(unsafe { CString::from_raw(text) });
     }
 }
@@ -210,9 +208,9 @@ impl Checkpoint {
         Self { opened, names: OnceLock::new(), reader: Mutex::default() }
     }
 
-    /// What reads single tensors.
+    /// The reader of single tensors.
     pub(crate) fn reader(&self) -> Result<TensorReader, Failure> {
-        // Nothing is half done when a thread panics here.
+        // A panic here leaves no half-changed state.
         let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reader) = reader.as_ref() {
             return Ok(reader.clone());
@@ -220,10 +218,10 @@ impl Checkpoint {
         Ok(reader.insert(TensorReader::open(&self.opened)?).clone())
     }
 
-    /// The tensor of a name.
+    /// The tensor with this name.
     ///
     /// # Safety
-    /// Null or a text, as [`crate`] promises.
+    /// Null or a string (see [`crate`]).
     pub(crate) unsafe fn find(&self, wanted: *const c_char) -> Result<TensorEntry<'_>, Failure> {
         // SAFETY: the caller's promise.
         let wanted = name(unsafe { text(wanted, "name") }?, "the name")?;
@@ -234,7 +232,7 @@ impl Checkpoint {
     fn describe(&self, index: usize) -> Result<Tensor, Failure> {
         let count = self.opened.tensor_count();
         let names = self.names.get_or_init(|| Names::new(self.opened.tensors().map(|tensor| tensor.name)));
-        // Ids cannot be made from numbers; names lead to them.
+        // An id cannot be made from an index, so look up the name.
         let entry = names.get(index).and_then(|name| self.opened.find(name));
         let (Some(name), Some(entry)) = (names.pointer(index), entry) else {
             return Err(Failure::invalid(format!("there is no tensor {index}: the checkpoint has {count}")));

@@ -1,5 +1,5 @@
-//! Failures: a status and its text. The text of a thread's last failure is kept for it; panics
-//! become failures here.
+//! Failures: a status and its text. Each thread keeps the text of its last failure. Panics become
+//! failures here.
 #![allow(unsafe_code, reason = "exports symbols")]
 
 use std::any::Any;
@@ -13,7 +13,7 @@ use onelayer_dlpack::ExportError;
 
 use crate::status::Status;
 
-/// Why a call did not do what it was asked for.
+/// The failure of a call.
 #[derive(Debug)]
 pub(crate) struct Failure {
     status: Status,
@@ -24,26 +24,26 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// The text of the last failure on the calling thread; an empty text if there was none. Calls that
-/// do not fail leave it as it is. Valid until the next failure on this thread.
+/// The text of the last failure on the calling thread, or an empty string. Successful calls do not
+/// change it. Valid until the next failure on this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn ol_last_error() -> *const c_char {
-    // While a thread ends its text may be gone already.
+    // The text may already be gone while the thread ends.
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 impl Failure {
-    /// An argument that cannot be meant.
+    /// An invalid argument.
     pub(crate) fn invalid(text: impl Into<String>) -> Self {
         Self { status: Status::OL_EINVAL, text: text.into() }
     }
 
-    /// Something that this version of the library does not do.
+    /// Something that this library does not support.
     pub(crate) fn unsupported(text: impl Into<String>) -> Self {
         Self { status: Status::OL_EUNSUPPORTED, text: text.into() }
     }
 
-    /// Something that is not there.
+    /// Something that does not exist.
     pub(crate) fn not_found(text: impl Into<String>) -> Self {
         Self { status: Status::OL_ENOTFOUND, text: text.into() }
     }
@@ -62,14 +62,14 @@ impl Failure {
     fn of_panic(panic: &(dyn Any + Send)) -> Self {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-        Self { status: Status::OL_EPANIC, text: format!("a fault of the library: {text}") }
+        Self { status: Status::OL_EPANIC, text: format!("a bug in the library: {text}") }
     }
 
-    /// Keeps the text for the calling thread.
+    /// Stores the text for the calling thread.
     fn report(self) -> Status {
-        // C's texts end at the first zero.
+        // C strings end at the first NUL.
         let text = CString::new(self.text.replace('\0', "\u{fffd}")).unwrap_or_default();
-        // While a thread ends there is nobody to read it.
+        // A thread that ends cannot read it any more.
         let _ = LAST.try_with(|last| *last.borrow_mut() = text);
         self.status
     }
@@ -99,10 +99,10 @@ impl From<ExportError> for Failure {
     }
 }
 
-/// Runs what a function does. A failure, a panic too, becomes the thread's last one.
+/// Runs the body of a function. A failure or panic becomes the thread's last failure.
 pub(crate) fn guarded(body: impl FnOnce() -> Result<Status, Failure>) -> Status {
-    // A handle whose call panicked may be used again: locks do not stay poisoned, and the loader ends a
-    // load that panicked.
+    // A handle is still usable after a panic: lock poisoning is ignored, and the loader ends the
+    // load.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(status)) => status,
         Ok(Err(failure)) => failure.report(),
@@ -110,7 +110,7 @@ pub(crate) fn guarded(body: impl FnOnce() -> Result<Status, Failure>) -> Status 
     }
 }
 
-/// As [`guarded`], for functions that return something else: `fallback` is what they return then.
+/// Like [`guarded`], for functions that return another type: a failure returns `fallback`.
 pub(crate) fn guarded_or<T>(fallback: T, body: impl FnOnce() -> Result<T, Failure>) -> T {
     let mut value = None;
     guarded(|| {

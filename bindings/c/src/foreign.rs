@@ -1,51 +1,51 @@
-//! Pointers of the caller's: null is refused here, and everything else believed.
-#![allow(unsafe_code, reason = "follows pointers of the caller's; each function says what it relies on")]
+//! Pointers of the caller. Null is refused; every other pointer is trusted.
+#![allow(unsafe_code, reason = "follows pointers of the caller; each function names its requirement")]
 
 use std::ffi::{CStr, c_char};
 
 use crate::failure::Failure;
 
-/// What a handle points to.
+/// The value of a handle.
 ///
 /// # Safety
-/// Null, or a live handle of this type that nobody frees before the reference is gone.
+/// Null, or a live handle of this type that is not freed while the reference lives.
 pub(crate) unsafe fn borrowed<'a, T>(pointer: *const T, what: &str) -> Result<&'a T, Failure> {
     // SAFETY: the caller's promise.
     unsafe { pointer.as_ref() }.ok_or_else(|| is_null(what))
 }
 
-/// A text.
+/// A string.
 ///
 /// # Safety
-/// Null, or a text that ends with a zero and stays as it is before the reference is gone.
+/// Null, or a NUL-terminated string that does not change while the reference lives.
 pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a CStr, Failure> {
     // SAFETY: the caller's promise.
     unsafe { optional_text(pointer) }.ok_or_else(|| is_null(what))
 }
 
-/// A text that may be null.
+/// A string that may be null.
 ///
 /// # Safety
-/// As [`text`].
+/// Like [`text`].
 pub(crate) unsafe fn optional_text<'a>(pointer: *const c_char) -> Option<&'a CStr> {
-    // SAFETY: not null, and so a text: the caller's promise.
+    // SAFETY: not null, so a string: the caller's promise.
     (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) })
 }
 
-/// The UTF-8 of a text: names in checkpoints are.
+/// The string as UTF-8, like all names in checkpoints.
 pub(crate) fn name<'a>(text: &'a CStr, what: &str) -> Result<&'a str, Failure> {
     text.to_str().map_err(|_| Failure::invalid(format!("{what} is not UTF-8: {text:?}")))
 }
 
-/// Where a result goes.
+/// An output variable of the caller.
 #[derive(Debug)]
 pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    /// Somewhere to write to; holds `empty` until something is put there.
+    /// Checks the pointer and writes `empty` to the variable.
     ///
     /// # Safety
-    /// Null, or a variable of the caller's that nobody else uses while the value returned is.
+    /// Null, or a variable of the caller that nothing else uses while the returned value lives.
     pub(crate) unsafe fn new(pointer: *mut T, empty: T, what: &str) -> Result<Self, Failure> {
         if pointer.is_null() {
             return Err(is_null(what));
@@ -56,20 +56,20 @@ impl<T> Out<T> {
     }
 
     pub(crate) fn put(&mut self, value: T) {
-        // SAFETY: a variable of the caller's, which need not hold a value yet: the promise of `new`.
+        // SAFETY: a variable of the caller, possibly uninitialised: the promise of `new`.
         unsafe { self.0.write(value) };
     }
 }
 
-/// Gives a handle to the caller.
+/// Makes a handle for the caller.
 pub(crate) fn handle<T>(value: T) -> *mut T {
     Box::into_raw(Box::new(value))
 }
 
-/// Takes a handle back and drops it. Null is none.
+/// Frees a handle. Null is ignored.
 ///
 /// # Safety
-/// Null, or what [`handle`] gave, which nobody uses any more.
+/// Null, or a pointer from [`handle`] that is no longer used.
 pub(crate) unsafe fn free<T>(pointer: *mut T) {
     if !pointer.is_null() {
         // SAFETY: made by `handle`, and freed once: the caller's promise.

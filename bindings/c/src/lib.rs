@@ -2,21 +2,20 @@
 //! generated from these files.
 //!
 //! ```text
-//! status      what functions return        failure    a status with its text; panics end here
-//! foreign     pointers of the caller's     sized      structures that say how long they are
-//! options     what a load shall do
-//! checkpoint  open, look up, read          stream     start, next layer, cancel, report
-//! layer       names, tensors, streams of CUDA    read       single tensors into memory of the caller's
+//! status      return values of functions   failure    a status with its text; catches panics
+//! foreign     pointers of the caller       sized      structures with a size field
+//! options     options of a load
+//! checkpoint  open, look up                stream     start, next layer, cancel, report
+//! layer       names, tensors, CUDA streams read       single tensors into memory of the caller
 //! ```
 //!
-//! Every function that takes a pointer relies on the same promise of its caller: the pointer is
-//! null, or it points to what its type says, which nobody frees meanwhile; texts end with a zero.
-//! Null is answered with a status. A handle may be used on several threads at once, but freed only
-//! once, and by nobody while it is used.
+//! Every function with pointers relies on one promise of its caller: each pointer is null, or
+//! points to a valid value of its type that is not freed during the call, and strings end with NUL.
+//! A null pointer returns a status. A handle may be used on several threads at once, but must be
+//! freed only once and not while it is used.
 //!
-//! No panic leaves a function: it is a status. Only functions whose names begin with `ol_` are
-//! exported.
-#![allow(clippy::missing_safety_doc, reason = "one promise holds for every pointer: it is stated above")]
+//! A panic becomes a status. Only functions whose names begin with `ol_` are exported.
+#![allow(clippy::missing_safety_doc, reason = "one promise, stated above, covers every pointer")]
 
 mod foreign;
 mod names;

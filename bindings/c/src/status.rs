@@ -1,43 +1,43 @@
-//! What functions return.
+//! Return values of functions.
 
 use onelayer::{CheckpointError, DeviceError, LoadError, PlanError};
 use onelayer_dlpack::ExportError;
 
-/// What came of a call. What is not OL_OK, OL_END or OL_NOT_YET is a failure: ol_last_error() has
-/// its text.
+/// The result of a call. All but OL_OK, OL_END and OL_NOT_YET are failures; ol_last_error() has the
+/// text.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(non_camel_case_types, reason = "the names of the header")]
 pub enum Status {
-    /// Done.
+    /// Success.
     OL_OK = 0,
-    /// There is no further layer.
+    /// There are no more layers.
     OL_END = 1,
-    /// No layer within the time allowed; ask again.
+    /// No layer within the time limit; call again.
     OL_NOT_YET = 2,
-    /// The system refused a file or a thread.
+    /// A file or thread operation failed.
     OL_EIO = 3,
-    /// The checkpoint is not what the format allows.
+    /// The checkpoint violates the format.
     OL_EFORMAT = 4,
-    /// The budget does not hold what the load needs at least; the text says how much does.
+    /// The budget is too small; the text has the smallest possible one.
     OL_EBUDGET = 5,
-    /// The program itself holds all the layers that may be resident, and waited for another one.
+    /// The program waits for a layer while it holds as many layers as may be resident.
     OL_ESTALLED = 6,
     /// The device failed.
     OL_EDEVICE = 7,
-    /// An argument is null, too small, or names nothing there is.
+    /// An argument is null, too small, or names something that does not exist.
     OL_EINVAL = 8,
-    /// A fault of the library.
+    /// A bug in the library.
     OL_EPANIC = 9,
-    /// Not on this machine, not with this build, or not for this type.
+    /// Unsupported on this machine, in this build, or for this type.
     OL_EUNSUPPORTED = 10,
     /// No such file, checkpoint or tensor.
     OL_ENOTFOUND = 11,
     /// The load was cancelled.
     OL_ECANCELLED = 12,
-    /// A file is no longer what it was when the checkpoint was opened.
+    /// A file has changed since the checkpoint was opened.
     OL_ECHANGED = 13,
-    /// Memory that is needed beside the budget cannot be had, on the host or on the device.
+    /// Out of memory outside the budget, on the host or on the device.
     OL_ENOMEM = 14,
 }
 
@@ -65,8 +65,7 @@ impl From<&LoadError> for Status {
             LoadError::Stalled { .. } | LoadError::DeviceBudgetFull { .. } => Self::OL_ESTALLED,
             LoadError::Cancelled => Self::OL_ECANCELLED,
             LoadError::NotFound { .. } => Self::OL_ENOTFOUND,
-            // Files and threads; what later versions of the library add is the system's too, until it is
-            // named here.
+            // Files and threads, and error variants that later versions of the library add.
             _ => Self::OL_EIO,
         }
     }

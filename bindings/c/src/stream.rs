@@ -1,5 +1,5 @@
-//! Running loads: the next layer, with or without a time to wait, cancelling, and what was done.
-#![allow(unsafe_code, reason = "follows pointers of the caller's; each block says what it relies on")]
+//! Running loads: next layer, with or without a time limit; cancel; progress and report.
+#![allow(unsafe_code, reason = "follows pointers of the caller; each block names its requirement")]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,8 +14,8 @@ use crate::options::Options;
 use crate::sized::{self, SizedStruct};
 use crate::status::Status;
 
-/// A running load. Its functions may be called on several threads at once; one that waits for a
-/// layer holds up others that want one, and ol_stream_report().
+/// A running load. Its functions may be called on several threads at once. A call that waits for a
+/// layer blocks others that want a layer, and ol_stream_report().
 #[derive(Debug)]
 pub struct Stream {
     stream: Mutex<LayerStream>,
@@ -24,32 +24,31 @@ pub struct Stream {
     layers: usize,
 }
 
-/// What a load did so far. Set struct_size before it is filled in.
+/// The report of a load so far. Set struct_size before the call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
     /// sizeof(ol_report).
     pub struct_size: usize,
-    /// From the start of the load to its end, or to now, in nanoseconds.
+    /// Time since the start of the load, up to its end, in nanoseconds.
     pub elapsed_ns: u64,
-    /// Of it, until reading began.
+    /// Time until reading began.
     pub preparing_ns: u64,
-    /// Time that the program waited for layers.
+    /// Time the program waited for layers.
     pub caller_waited_ns: u64,
-    /// Time that all readers together spent reading.
+    /// Reading time, summed over all readers.
     pub reading_ns: u64,
-    /// Layers that were handed out.
+    /// Number of layers handed out.
     pub layers: u64,
-    /// Bytes of tensors that arrived.
+    /// Tensor bytes that have arrived.
     pub tensor_bytes: u64,
-    /// Bytes moved from files, over-read included.
+    /// Bytes read from files, over-read included.
     pub read_bytes: u64,
-    /// Host memory that the plan holds at most beside resident layers, in bytes: no more than the
-    /// budget.
+    /// Planned peak of host memory without resident layers, in bytes: at most the budget.
     pub planned_host_bytes: u64,
-    /// Bytes of it that are pinned for the device.
+    /// The part of it that is pinned for the device.
     pub pinned_bytes: u64,
-    /// Files that were not read the way that was asked for.
+    /// Number of files that were not read in the requested way.
     pub fallbacks: u64,
 }
 
@@ -59,10 +58,10 @@ unsafe impl SizedStruct for Report {
     const BYTES_LEAST: usize = 88;
 }
 
-/// Starts a load. The checkpoint may be closed before the load is over.
+/// Starts a load. The checkpoint may be closed before the load ends.
 ///
-/// *out is null unless it is OL_OK; ol_stream_free() gives it back. OL_EBUDGET if the budget cannot
-/// work, which no byte is read for; OL_EUNSUPPORTED if there is no such device.
+/// *out is null unless the status is OL_OK; free it with ol_stream_free(). OL_EBUDGET if the budget
+/// is too small (before any tensor is read); OL_EUNSUPPORTED if there is no such device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_stream_start(
     checkpoint: *const Checkpoint,
@@ -70,11 +69,11 @@ pub unsafe extern "C" fn ol_stream_start(
     out: *mut *mut Stream,
 ) -> Status {
     guarded(|| {
-        // SAFETY: a variable of the caller's (`crate`).
+        // SAFETY: null or a variable of the caller (see `crate`).
         let mut out = unsafe { Out::new(out, std::ptr::null_mut(), "out") }?;
-        // SAFETY: a handle of the caller's (`crate`).
+        // SAFETY: null or a live handle (see `crate`).
         let checkpoint = unsafe { borrowed(checkpoint, "checkpoint") }?;
-        // SAFETY: options of the caller's (`crate`).
+        // SAFETY: null or options of the caller (see `crate`).
         let options = unsafe { Options::read(options) }?;
         let stream = options.builder()?.build()?.stream(&checkpoint.opened)?;
         out.put(handle(Stream {
@@ -87,18 +86,18 @@ pub unsafe extern "C" fn ol_stream_start(
     })
 }
 
-/// The next layer, in execution order. Waits for it.
+/// Waits for the next layer, in execution order.
 ///
-/// *out is null unless it is OL_OK; ol_layer_free() gives it back. OL_END after the last one, and
-/// after any failure. OL_ESTALLED if the program itself holds all that may be resident.
+/// *out is null unless the status is OL_OK; free it with ol_layer_free(). OL_END after the last
+/// layer and after any failure. OL_ESTALLED if the program holds as many layers as may be resident.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_next_layer(stream: *const Stream, out: *mut *mut Layer) -> Status {
     // SAFETY: the caller's promise.
     guarded(|| unsafe { next(stream, Duration::MAX, out) })
 }
 
-/// The next layer, if it comes within timeout_ms milliseconds; OL_NOT_YET if it does not. It is
-/// read meanwhile all the same.
+/// Waits up to timeout_ms milliseconds for the next layer. OL_NOT_YET if it has not arrived;
+/// reading continues.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_next_layer_within(
     stream: *const Stream,
@@ -109,25 +108,25 @@ pub unsafe extern "C" fn ol_next_layer_within(
     guarded(|| unsafe { next(stream, Duration::from_millis(timeout_ms), out) })
 }
 
-/// Cancels a load, from any thread: who waits for a layer gets OL_ECANCELLED, and so does who asks
-/// for the next one. Returns at once. Null is ignored.
+/// Cancels a load, from any thread. Calls that wait for a layer, and later ones, return
+/// OL_ECANCELLED. Returns at once. Null is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_cancel(stream: *const Stream) {
     guarded(|| {
-        // SAFETY: a handle of the caller's (`crate`).
+        // SAFETY: null or a live handle (see `crate`).
         unsafe { borrowed(stream, "stream") }?.cancel.cancel();
         Ok(Status::OL_OK)
     });
 }
 
-/// Layers of the load; 0 for null.
+/// Number of layers in the load; 0 for null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_stream_len(stream: *const Stream) -> usize {
-    // SAFETY: a handle of the caller's (`crate`).
+    // SAFETY: null or a live handle (see `crate`).
     guarded_or(0, || Ok(unsafe { borrowed(stream, "stream") }?.layers))
 }
 
-/// How far a load is: bytes of tensors that have arrived, and of all there are. Waits for nobody.
+/// The progress of a load: tensor bytes that have arrived, and in total. Never waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_stream_progress(
     stream: *const Stream,
@@ -135,11 +134,11 @@ pub unsafe extern "C" fn ol_stream_progress(
     total_bytes: *mut u64,
 ) -> Status {
     guarded(|| {
-        // SAFETY: a variable of the caller's (`crate`).
+        // SAFETY: null or a variable of the caller (see `crate`).
         let mut done = unsafe { Out::new(done_bytes, 0, "done_bytes") }?;
-        // SAFETY: a variable of the caller's (`crate`).
+        // SAFETY: null or a variable of the caller (see `crate`).
         let mut total = unsafe { Out::new(total_bytes, 0, "total_bytes") }?;
-        // SAFETY: a handle of the caller's (`crate`).
+        // SAFETY: null or a live handle (see `crate`).
         let stream = unsafe { borrowed(stream, "stream") }?;
         done.put(stream.progress.tensor_bytes_done());
         total.put(stream.progress.tensor_bytes_total());
@@ -147,36 +146,36 @@ pub unsafe extern "C" fn ol_stream_progress(
     })
 }
 
-/// What a load did so far; final after OL_END. OL_EINVAL if report->struct_size is none.
+/// The report of a load so far; final after OL_END. OL_EINVAL if report->struct_size is invalid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_stream_report(stream: *const Stream, report: *mut Report) -> Status {
     guarded(|| {
-        // SAFETY: a handle of the caller's (`crate`).
+        // SAFETY: null or a live handle (see `crate`).
         let stream = unsafe { borrowed(stream, "stream") }?.lock();
         let planned_host_bytes = stream.plan().memory().budgeted_bytes();
-        // SAFETY: a structure of the caller's (`crate`).
+        // SAFETY: null or a structure of the caller (see `crate`).
         unsafe { sized::write(report, &Report::new(&stream.report(), planned_host_bytes)) }?;
         Ok(Status::OL_OK)
     })
 }
 
-/// Ends a load: cancels what is not done, and gives its memory back. Layers that were taken stay as
-/// they are. Null is ignored.
+/// Ends a load: cancels the rest and frees its memory. Layers handed out stay valid. Null is
+/// ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ol_stream_free(stream: *mut Stream) {
     guarded(|| {
-        // SAFETY: a handle that nobody uses any more (`crate`).
+        // SAFETY: null or a handle that is no longer used (see `crate`).
         unsafe { free(stream) };
         Ok(Status::OL_OK)
     });
 }
 
 /// # Safety
-/// As [`crate`] promises.
+/// The promise of [`crate`].
 unsafe fn next(stream: *const Stream, timeout: Duration, out: *mut *mut Layer) -> Result<Status, Failure> {
-    // SAFETY: a variable of the caller's (`crate`).
+    // SAFETY: null or a variable of the caller (see `crate`).
     let mut out = unsafe { Out::new(out, std::ptr::null_mut(), "out") }?;
-    // SAFETY: a handle of the caller's (`crate`).
+    // SAFETY: null or a live handle (see `crate`).
     let stream = unsafe { borrowed(stream, "stream") }?;
     let status = match stream.lock().next_within(timeout)? {
         Awaited::Layer(layer) => {
@@ -190,8 +189,7 @@ unsafe fn next(stream: *const Stream, timeout: Duration, out: *mut *mut Layer) -
 }
 
 impl Stream {
-    /// A thread that panicked with the lock left a stream that is whole: it ends the load by
-    /// itself.
+    /// Ignores poisoning: after a panic the stream is consistent and ends the load.
     fn lock(&self) -> MutexGuard<'_, LayerStream> {
         self.stream.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,5 @@
-//! The C library on a CUDA device: a simulated one, which copies as late as CUDA allows and writes
-//! down misuse.
+//! The C library on a simulated CUDA device, which copies as late as CUDA allows and records
+//! misuse.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod support;

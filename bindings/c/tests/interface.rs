@@ -1,5 +1,6 @@
-//! What the library shows to others: a header that is what the sources say and stands beside
-//! DLPack's own, and no symbol but `ol_`.
+//! The public interface: the header matches the sources and works with DLPack's own header, and
+//! only
+//! `ol_` symbols are exported.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod support;
@@ -18,7 +19,7 @@ fn the_header_is_what_the_sources_say() {
     assert!(kept == written, "write it: cargo run -p onelayer-capi --example header");
 }
 
-/// Functions that the header declares.
+/// Functions declared in the header.
 fn declared() -> BTreeSet<String> {
     let header = fs::read_to_string(package().join("include/onelayer.h")).unwrap();
     let is_code = |line: &&str| !line.trim_start().starts_with("//");
@@ -50,8 +51,7 @@ fn the_library_exports_what_the_header_declares_and_nothing_else() {
     assert_eq!(exported, declared());
 }
 
-/// Before and after the header, a program may include one that declares the same, guarded as
-/// DLPack's own is.
+/// A program may include DLPack's own header before or after this one.
 #[test]
 fn the_header_stands_beside_that_of_dlpack() {
     if !can_compile() {
@@ -59,7 +59,7 @@ fn the_header_stands_beside_that_of_dlpack() {
     }
     let folder = tempfile::tempdir().unwrap();
     let own = fs::read_to_string(package().join("include/onelayer_dlpack.h")).unwrap();
-    // What dlpack.h looks like to a compiler: its guard, its versions, its structures.
+    // A stand-in for dlpack.h: its guard, versions and structures.
     let (start, end) = ("#define DLPACK_DLPACK_H_", "#endif /* DLPACK_DLPACK_H_ */");
     let body = &own[own.find(start).unwrap()..own.find(end).unwrap()];
     fs::create_dir(folder.path().join("dlpack")).unwrap();
@@ -83,7 +83,7 @@ fn the_header_stands_beside_that_of_dlpack() {
             assert!(succeed(&mut run(&program)).status.success(), "{name}, C: {is_c}");
         }
     }
-    // One that is too old is refused.
+    // A too old version is refused.
     let old = "#define DLPACK_DLPACK_H_\n#define DLPACK_VERSION 80\n";
     let source = folder.path().join("old.c");
     fs::write(&source, format!("{old}{ours}int main(void) {{ return 0; }}\n")).unwrap();
@@ -91,8 +91,7 @@ fn the_header_stands_beside_that_of_dlpack() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("needs version 1 of dlpack.h"));
 }
 
-/// The layout of the structures, as C has them and as Rust has them: sizes that a program was built
-/// with must not change.
+/// The layout of the structures in C and Rust. Sizes must not change for existing programs.
 #[test]
 fn structures_keep_their_first_layout() {
     if !can_compile() {
@@ -110,7 +109,7 @@ fn structures_keep_their_first_layout() {
     assert_eq!(String::from_utf8(printed).unwrap(), "104 64 88 16 100 80");
 }
 
-/// What would put the libraries elsewhere than where they are looked for.
+/// Options that would put the libraries in another folder are refused.
 #[test]
 fn install_refuses_what_would_install_another_library() {
     let unused = package().join("no-such-place");

@@ -1,5 +1,5 @@
-//! Programs in C and C++ that use the installed library: right bytes, misuse that comes back as a
-//! status, no leak.
+//! C and C++ programs that use the installed library: right bytes, misuse returns a status, no
+//! leaks.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod support;
@@ -45,7 +45,7 @@ fn every_type_arrives_in_c() {
         .chain([("C64", 64), ("F64", 64), ("I64", 64), ("U64", 64)]);
     for (dtype, bits) in types {
         let start = bytes.len();
-        // No two bytes of the file in a row are the same.
+        // Neighbouring bytes of the file always differ.
         bytes.extend((0..40 * bits / 8).map(|place| u8::try_from((start + place) % 251).unwrap()));
         let tensor =
             serde_json::json!({"dtype": dtype, "shape": [5, 8], "data_offsets": [start, bytes.len()]});
@@ -67,7 +67,7 @@ fn ranks_have_parts_that_are_the_whole_together() {
         return;
     }
     let printed = succeed(run(&compile(&source("ranks.cpp"))).arg(fixture("llama"))).stdout;
-    // Nine norms are whole; everything else is divided.
+    // Nine norms are whole; all other tensors are divided.
     assert_eq!(String::from_utf8(printed).unwrap(), "30 of 39 tensors are divided\n");
 }
 
@@ -89,21 +89,21 @@ fn programs_misuse_and_leak_no_memory() {
         let program = compile_with(&source(name), "-valgrind", &pkg_config(&["--cflags", "--libs"]));
         succeed(run_in_valgrind(&program).arg(fixture("llama")));
     }
-    // The check can fail: a tensor that is not deleted is found.
+    // The check works: it finds a tensor that is not deleted.
     let leaky = run_in_valgrind(&checksums).arg(fixture("llama")).arg("leak").output().unwrap();
     let said = String::from_utf8_lossy(&leaky.stderr);
     assert_eq!(leaky.status.code(), Some(9), "{said}");
     assert!(said.contains("definitely lost") && said.contains("ol_layer_tensor"), "{said}");
 }
 
-/// The promise of the library, by the kernel's own high-water mark: budget and 16 MiB, and on the
-/// host one layer.
+/// The memory promise, by the kernel's high-water mark: at most the budget and 16 MiB, and one
+/// layer on the host.
 #[test]
 fn memory_grows_by_no_more_than_the_budget_allows() {
     if !can_compile() {
         return;
     }
-    // Twelve layers of 14 MiB and a little.
+    // Twelve layers of slightly more than 14 MiB.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     write_sharded(folder.path(), &small_decoder(12, 2 << 20));
     let program = compile(&source("growth.c"));
@@ -117,7 +117,7 @@ fn memory_grows_by_no_more_than_the_budget_allows() {
                 growth_bytes <= limit_bytes,
                 "{device}, {budget_mib} MiB: {growth_bytes} of {limit_bytes}"
             );
-            // It was measured: what a layer takes shows.
+            // The measurement works: one layer is visible in it.
             assert!(
                 growth_bytes >= (layer_mib << 20) / 15 * 14,
                 "{device}, {budget_mib} MiB: {growth_bytes}"
@@ -138,7 +138,7 @@ fn ten_thousand_tensors_from_four_threads_and_one_at_the_end() {
     };
     check(run(&program));
     if is_installed("valgrind") {
-        // The tensor at the end is still reachable, and no leak.
+        // The last tensor is still reachable, so it is no leak.
         check(run_in_valgrind(&program));
     }
 }
@@ -164,7 +164,7 @@ fn a_static_library_is_enough() {
     let libraries = pkg_config(&["--static", "--libs"]);
     flags.extend(libraries.into_iter().filter(|flag| flag != "-lonelayer" && !flag.starts_with("-L")));
     let program = compile_with(&source("checksums.c"), "-static", &flags);
-    // It does not look for the shared one.
+    // It does not need the shared library.
     let found = succeed(Command::new(&program).env_remove("LD_LIBRARY_PATH").arg(fixture("llama")));
     assert_eq!(lines(&found), expected(&fixture("llama")));
 }
@@ -185,7 +185,7 @@ fn cmake_finds_the_library() {
     }
 }
 
-/// The first block of a language in docs/c.md that contains a text.
+/// The first code block of a language in docs/c.md that contains `text`.
 fn documented(language: &str, containing: &str) -> String {
     let text = fs::read_to_string(package().join("../../docs/c.md")).unwrap();
     let fence = format!("```{language}\n");

@@ -1,9 +1,10 @@
-//! Layers in memory that candle owns: how a plan is split so that each arena has one element type, and how tensors become views
-//! of their arena.
+//! Layers in memory owned by candle: splits a plan so that each arena has one element type, and
+//! makes tensors as views of their arena.
 //!
-//! Candle frees what a tensor lies in by itself, so an arena of the loader's cannot be lent to it. Turned round it works: candle
-//! allocates the arena as one flat tensor, the loader fills it, and every tensor of the layer is a part of it, without a copy.
-//! Such a view has its arena's element type; a layer whose tensors arrive as several types gets an arena for each.
+//! Candle frees the memory of its tensors itself, so it cannot use an arena of the loader. Instead
+//! candle allocates the arena as one flat tensor, the loader fills it, and each tensor of the layer
+//! is a view of it, without a copy. A view has the element type of its arena, so a layer with
+//! tensors of several types gets an arena for each type.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,7 +15,7 @@ use onelayer::{Checkpoint, FloatType, LoadPlan};
 
 use crate::types::Taken;
 
-/// What wider floats are narrowed to on the way, for a model that wants elements of `dtype`.
+/// The type that wider floats are cast to while loading, for a model with elements of `dtype`.
 pub(crate) fn narrowing(dtype: DType) -> Option<FloatType> {
     match dtype {
         DType::BF16 => Some(FloatType::Bf16),
@@ -24,8 +25,8 @@ pub(crate) fn narrowing(dtype: DType) -> Option<FloatType> {
     }
 }
 
-/// The tensors of a plan that can lie in arenas, by the type they arrive as. Types that candle has to rewrite, or can only keep,
-/// are left out, and so are tensors without elements.
+/// The tensors of a plan that can be views of arenas, by their delivered type. Without types that
+/// candle must convert or cannot compute with, and without empty tensors.
 pub(crate) fn by_type(checkpoint: &Checkpoint, plan: &LoadPlan) -> HashMap<DType, HashSet<TensorId>> {
     let mut groups: HashMap<_, HashSet<_>> = HashMap::new();
     for layer in plan.layers() {
@@ -41,13 +42,13 @@ pub(crate) fn by_type(checkpoint: &Checkpoint, plan: &LoadPlan) -> HashMap<DType
     groups
 }
 
-/// Elements of a flat tensor that holds the whole arena of a layer.
+/// Number of elements of the flat tensor for a whole arena.
 pub(crate) fn arena_elements(layer: &PlannedLayer, dtype: DType) -> Option<usize> {
     // Arenas are whole pages: no type here is wider than 8 bytes.
     usize::try_from(layer.arena_bytes).ok().map(|bytes| bytes / dtype.size_in_bytes())
 }
 
-/// The tensors of a layer as parts of its arena.
+/// The tensors of a layer as views of its arena.
 pub(crate) fn views(
     checkpoint: &Checkpoint,
     plan: &LoadPlan,
@@ -60,7 +61,7 @@ pub(crate) fn views(
         let dims: Result<Vec<_>> = dims.map(|&dim| usize::try_from(dim).map_err(Error::msg)).collect();
         let shape = Shape::from(dims?);
         let offset_bytes = usize::try_from(placement.arena_offset_bytes).map_err(Error::msg)?;
-        // A place is a multiple of 256 bytes, and so of every element.
+        // An offset is a multiple of 256 bytes, so of every element size.
         let part = arena.narrow(0, offset_bytes / element_bytes, shape.elem_count())?;
         Ok((placement.tensor, part.reshape(shape)?))
     });
@@ -76,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// A checkpoint of the library's fixtures, and what candle itself reads from it.
+    /// A checkpoint of the fixtures, and its tensors as read by candle.
     fn fixture(name: &str, dtype: DType) -> (Checkpoint, VarBuilder<'static>) {
         let path = format!("{}/../../fixtures/checkpoints/{name}", env!("CARGO_MANIFEST_DIR"));
         (Checkpoint::open(&path).unwrap(), crate::var_builder(&path, dtype, &Device::Cpu).unwrap())
@@ -87,7 +88,7 @@ mod tests {
         narrowing(dtype).into_iter().fold(settings, LoaderBuilder::dtype)
     }
 
-    /// The bytes of an arena as a flat tensor: the placements of a host load are what a device gets too.
+    /// The bytes of an arena as a flat tensor. Host loads place tensors like device loads.
     fn arena(layer: &onelayer::LoadedLayer, planned: &PlannedLayer, plan: &LoadPlan, dtype: DType) -> Tensor {
         let mut bytes = vec![0xA5; arena_elements(planned, dtype).unwrap() * dtype.size_in_bytes()];
         for (tensor, placement) in layer.tensors().zip(plan.placements(planned)) {
@@ -127,7 +128,8 @@ mod tests {
         }
     }
 
-    /// A CUDA device plans without one: every tensor is in exactly one group, of the type that it arrives as.
+    /// Plans for a CUDA device, without one: each tensor is in exactly one group, of its delivered
+    /// type.
     #[test]
     fn every_tensor_is_in_the_group_of_its_type() {
         for (name, wanted, groups_expected) in [

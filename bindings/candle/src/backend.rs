@@ -1,4 +1,4 @@
-//! The backend behind a `VarBuilder`: finds a tensor, checks its shape, and has it read in the way that suits it.
+//! The backend of a `VarBuilder`: finds a tensor, checks its shape, and chooses how to read it.
 
 use candle_core::{DType, Device, Error, Result, Shape, Tensor};
 use candle_nn::VarBuilder;
@@ -10,17 +10,18 @@ use crate::pieces;
 use crate::types::Taken;
 use crate::whole;
 
-/// Staging of a tensor that is cast or goes to a device, in bytes, unless the caller says otherwise.
+/// The default staging memory for a tensor that is cast or goes to a device, in bytes.
 pub const DEFAULT_STAGING_BYTES: u64 = 16 << 20;
 
-/// Serves tensors of a checkpoint to candle, each read when it is asked for. May be asked by several threads at a time; each
-/// has staging of its own then.
+/// Serves tensors of a checkpoint to candle and reads each one on request. Several threads may
+/// request tensors at once; each uses separate staging memory.
 ///
-/// What goes to the CPU in its stored type is read into its final place. What is cast, or goes to another device, passes
-/// through the [staging](Self::staging) in pieces: read, cast on the host, put in its place.
+/// A tensor for the CPU in its stored type is read directly into its final memory. A tensor that is
+/// cast or goes to another device passes through [staging](Self::staging) in pieces: read, cast on
+/// the host, copied to its place.
 ///
-/// Asking for a tensor fails as with candle's own backends, with `CannotFindTensor` and `UnexpectedShape` (here before a byte is
-/// read), or with an [`AdapterError`].
+/// Errors are those of candle's backends, `CannotFindTensor` and `UnexpectedShape` (before any byte
+/// is read), or an [`AdapterError`].
 ///
 /// # Example
 /// ```
@@ -48,21 +49,21 @@ impl CheckpointBackend {
     /// Serves the tensors of `checkpoint`.
     ///
     /// # Errors
-    /// [`AdapterError::Load`] if a file is gone or no longer the one that was checked.
+    /// [`AdapterError::Load`] if a file is missing or has changed since it was checked.
     pub fn new(checkpoint: &Checkpoint) -> std::result::Result<Self, AdapterError> {
         let reader = TensorReader::open(checkpoint)?;
         Ok(Self { checkpoint: checkpoint.clone(), reader, staging_bytes: DEFAULT_STAGING_BYTES })
     }
 
-    /// Most host memory, in bytes, that a tensor may take beside its final place while it is read: pieces as they are stored and
-    /// as they are wanted, of all threads that work on it. 16 MiB by default. Less than 64 KiB counts as that.
+    /// Sets the maximum host memory, in bytes, for reading a tensor, besides its final memory:
+    /// stored and cast pieces of all threads that work on it. Default: 16 MiB; minimum: 64 KiB.
     #[must_use]
     pub fn staging(mut self, bytes: u64) -> Self {
         self.staging_bytes = bytes;
         self
     }
 
-    /// A `VarBuilder` with this backend, whose tensors are elements of `dtype` on `device`.
+    /// A `VarBuilder` with this backend, for tensors of `dtype` on `device`.
     #[must_use]
     pub fn into_var_builder(self, dtype: DType, device: &Device) -> VarBuilder<'static> {
         VarBuilder::from_backend(Box::new(self), dtype, device.clone())
@@ -99,7 +100,7 @@ impl SimpleBackend for CheckpointBackend {
     }
 }
 
-/// Refuses a shape that the model does not expect, in the words of candle's own backends.
+/// Refuses an unexpected shape, with the text of candle's backends.
 pub(crate) fn check_shape(name: &str, expected: Shape, got: &Shape) -> Result<()> {
     if expected == *got {
         return Ok(());
@@ -108,13 +109,13 @@ pub(crate) fn check_shape(name: &str, expected: Shape, got: &Shape) -> Result<()
     Err(Error::UnexpectedShape { msg, expected, got: got.clone() }.bt())
 }
 
-/// One tensor that was asked for.
+/// One requested tensor.
 pub(crate) struct Pull<'a> {
     backend: &'a CheckpointBackend,
     entry: TensorEntry<'a>,
     pub(crate) taken: Taken,
     pub(crate) shape: Shape,
-    /// Elements of the whole tensor.
+    /// Number of elements.
     pub(crate) count: usize,
 }
 
@@ -149,17 +150,17 @@ impl<'a> Pull<'a> {
         }
     }
 
-    /// Most bytes of host memory beside the tensor.
+    /// Maximum host memory besides the tensor.
     pub(crate) fn staging_bytes(&self) -> u64 {
         self.backend.staging_bytes
     }
 
-    /// Bytes of the whole tensor in its file.
+    /// Size of the tensor in its file.
     pub(crate) fn len_bytes(&self) -> u64 {
         self.entry.extent.len_bytes()
     }
 
-    /// Reads bytes of the tensor from `offset_bytes` on, as many as `target` takes.
+    /// Fills `target` with bytes of the tensor from `offset_bytes` on.
     pub(crate) fn read(&self, offset_bytes: u64, target: &mut [u8]) -> std::result::Result<(), AdapterError> {
         self.backend
             .reader
@@ -172,7 +173,7 @@ impl<'a> Pull<'a> {
         AdapterError::Read { tensor, path, source: Box::new(source) }
     }
 
-    /// For an allocation that failed.
+    /// The error of a failed allocation.
     pub(crate) fn out_of_memory(&self, needed_bytes: u64) -> AdapterError {
         let (tensor, path) = self.place();
         AdapterError::OutOfMemory { tensor, path, needed_bytes }

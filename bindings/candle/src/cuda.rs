@@ -1,14 +1,14 @@
-//! Arenas on a CUDA device: allocated by candle, filled by the loader in candle's own stream.
+//! Arenas on a CUDA device: allocated by candle, filled by the loader in candle's stream.
 //!
 //! ```text
 //! plan -> a flat tensor for each layer -> the loader copies into it, in candle's stream -> views of it, by name
 //! ```
 //!
-//! Every allocation, copy and later kernel is queued in the one stream that candle's device has, so that none overtakes
-//! another.
+//! Allocations, copies and later kernels are all queued in the single stream of candle's device, so
+//! they run in order.
 #![allow(
     unsafe_code,
-    reason = "the loader is lent candle's context, stream and memory; each promise is kept by what is kept alive"
+    reason = "the loader uses candle's context, stream and memory, which stay alive; each block says why"
 )]
 
 use std::collections::HashMap;
@@ -27,10 +27,11 @@ use crate::arenas;
 use crate::backend::{CheckpointBackend, check_shape};
 use crate::error::AdapterError;
 
-/// Serves tensors that are on a CUDA device already, as parts of arenas that candle owns. What cannot lie in one (types without
-/// arithmetic, U16, other devices) is read when it is asked for, as [`CheckpointBackend`] does.
+/// Serves tensors already on a CUDA device, as views of arenas owned by candle. Tensors that cannot
+/// be in an arena (types without arithmetic, U16, other devices) are read on request, like in
+/// [`CheckpointBackend`].
 ///
-/// An arena is given back when the last tensor of its layer is dropped, and this backend.
+/// An arena is freed when the last tensor of its layer and this backend are dropped.
 #[derive(Clone)]
 pub struct ArenaBackend {
     checkpoint: Checkpoint,
@@ -49,12 +50,13 @@ impl std::fmt::Debug for ArenaBackend {
 }
 
 impl ArenaBackend {
-    /// Loads the whole checkpoint onto candle's device. Wider floats are narrowed to `dtype` on the host, on the way, if that is
-    /// BF16, F16 or F32; any other cast is made on the device when a tensor is asked for. `host_budget_bytes` bounds the host
-    /// memory of the load, as [`LoaderBuilder::host_budget`] does.
+    /// Loads the whole checkpoint to candle's device. If `dtype` is BF16, F16 or F32, wider floats
+    /// are cast to it on the host while loading; other casts run on the device on request.
+    /// `host_budget_bytes` limits the host memory of the load, like [`LoaderBuilder::host_budget`].
     ///
     /// # Errors
-    /// [`AdapterError`] if `device` is no CUDA device, or if the load fails; candle's own error if its device has no room.
+    /// [`AdapterError`] if `device` is not a CUDA device, or if the load fails; candle's error if
+    /// the device is out of memory.
     pub fn load(
         checkpoint: &Checkpoint,
         dtype: DType,
@@ -78,14 +80,14 @@ impl ArenaBackend {
         Ok(Self { checkpoint, device, tensors, others })
     }
 
-    /// A `VarBuilder` with this backend, whose tensors are elements of `dtype` on the device that was loaded to.
+    /// A `VarBuilder` with this backend, for tensors of `dtype` on the device of the load.
     #[must_use]
     pub fn into_var_builder(self, dtype: DType) -> VarBuilder<'static> {
         let device = Device::Cuda(self.device.clone());
         VarBuilder::from_backend(Box::new(self), dtype, device)
     }
 
-    /// The tensor of that name if it lies in an arena on that device.
+    /// The tensor with this name, if it is in an arena on that device.
     fn resident(&self, name: &str, device: &Device) -> Option<&Tensor> {
         let tensor = self.tensors.get(&self.checkpoint.find(name)?.id)?;
         tensor.device().same_device(device).then_some(tensor)
@@ -122,7 +124,7 @@ impl SimpleBackend for ArenaBackend {
     }
 }
 
-/// Settings of a load that keeps everything, in candle's context and stream.
+/// Settings of a load that keeps all layers, in candle's context and stream.
 fn settings(device: &CudaDevice, dtype: DType, host_budget_bytes: u64) -> LoaderBuilder {
     let stream = device.cuda_stream();
     let context = stream.context();
@@ -134,18 +136,18 @@ fn settings(device: &CudaDevice, dtype: DType, host_budget_bytes: u64) -> Loader
     if let Some(narrow) = arenas::narrowing(dtype) {
         settings = settings.dtype(narrow);
     }
-    // SAFETY: `load_type` keeps the device, and with it its context, alive until everything that was loaded is ready.
+    // SAFETY: `load_type` keeps the device and its context alive until the load is complete.
     let settings = unsafe { settings.cuda_context(address(context.cu_ctx())) };
-    // SAFETY: as above, the stream; nothing captures it, since `load_type` waits for it.
+    // SAFETY: the same for the stream; nothing captures it, since `load_type` waits for it.
     unsafe { settings.cuda_stream(address(stream.cu_stream())) }
 }
 
-/// A handle of the driver's as the number that the loader takes.
+/// A driver handle as a number, for the loader.
 fn address<T>(handle: *mut T) -> u64 {
     u64::try_from(handle.expose_provenance()).expect("an address has 64 bits")
 }
 
-/// Loads what `settings` select, all of which arrives as `stored`.
+/// Loads the tensors selected by `settings`, all delivered as `stored`.
 fn load_type(
     checkpoint: &Checkpoint,
     stored: DType,
@@ -156,19 +158,20 @@ fn load_type(
     let plan = settings.plan(checkpoint).map_err(AdapterError::from)?;
     let arenas = allocate(&plan, stored, device)?;
     let regions = regions(&arenas, &cuda.cuda_stream())?;
-    // Cloning a tensor clones who owns its memory.
+    // A cloned tensor shares ownership of the memory.
     let owners = arenas.clone();
     let destination = move |layer: &PlannedLayer| {
         assert!(owners.contains_key(&layer.id), "the plan is the one that was allocated for");
         regions.get(&layer.id).copied()
     };
-    // SAFETY: each region is a whole allocation of this context that no other layer has. The closure owns the tensors that own
-    // them, so they stay allocated as long as the loader may write; nobody else has a view of them before it is done.
+    // SAFETY: each region is a whole allocation of this context for one layer. The closure owns
+    // their tensors, so they stay allocated while the loader may write; no other view exists before
+    // it is done.
     let settings = unsafe { settings.destinations(destination) };
     let loader = settings.build().map_err(AdapterError::from)?;
     let mut stream = loader.stream(checkpoint).map_err(AdapterError::from)?;
     for layer in &mut stream {
-        // Complete when it is handed out; dropping it frees nothing, since the memory is candle's.
+        // The layer is complete; dropping it frees nothing, since candle owns the memory.
         drop(layer.map_err(AdapterError::from)?);
     }
     let plan = stream.plan();
@@ -176,7 +179,7 @@ fn load_type(
     Ok(views.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// A flat tensor for each layer, as large as its arena.
+/// A flat tensor for each layer, of the size of its arena.
 fn allocate(plan: &LoadPlan, stored: DType, device: &Device) -> Result<HashMap<LayerId, Tensor>> {
     let allocate = |layer: &PlannedLayer| {
         let Some(count) = arenas::arena_elements(layer, stored) else {
@@ -187,7 +190,7 @@ fn allocate(plan: &LoadPlan, stored: DType, device: &Device) -> Result<HashMap<L
     plan.layers().iter().map(allocate).collect()
 }
 
-/// Where each of them lies.
+/// The device address of each one.
 fn regions(
     arenas: &HashMap<LayerId, Tensor>,
     stream: &Arc<CudaStream>,
@@ -219,7 +222,7 @@ fn region(arena: &Tensor, stream: &Arc<CudaStream>) -> Result<DeviceRegion> {
 
 fn region_of<T>(slice: &CudaSlice<T>, stream: &Arc<CudaStream>) -> Result<DeviceRegion> {
     let len_bytes = u64::try_from(slice.num_bytes()).map_err(Error::msg)?;
-    // The guard that comes with the address orders streams among each other; here there is only one.
+    // The guard of the address synchronises streams; here there is only one.
     let (address, _guard) = slice.device_ptr(stream);
     Ok(DeviceRegion { address, len_bytes })
 }

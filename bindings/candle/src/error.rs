@@ -1,4 +1,4 @@
-//! What can go wrong beside candle's own errors, and how it becomes one of those.
+//! Errors of the adapter, and their conversion to candle's errors.
 
 use std::error::Error;
 use std::fmt;
@@ -6,9 +6,10 @@ use std::path::PathBuf;
 
 use onelayer::{CheckpointError, LoadError};
 
-/// What can go wrong between a checkpoint and candle.
+/// An error between a checkpoint and candle.
 ///
-/// Candle's traits return candle's errors, so this arrives inside one of them, shown with all its causes.
+/// Candle's traits return candle's errors, so this error is wrapped in one, with the text of all
+/// its causes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdapterError {
@@ -21,42 +22,42 @@ pub enum AdapterError {
     /// The bytes of a tensor cannot be read.
     #[error("tensor {tensor:?} of {} cannot be read", path.display())]
     Read {
-        /// Its name.
+        /// The tensor.
         tensor: String,
-        /// The file that holds it.
+        /// Its file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: Box<LoadError>,
     },
     /// Candle has no such element type.
     #[error("tensor {tensor:?} of {} is {dtype}, a type that candle does not have", path.display())]
     UnsupportedDType {
-        /// Its name.
+        /// The tensor.
         tensor: String,
-        /// The file that holds it.
+        /// Its file.
         path: PathBuf,
-        /// Its type, as the file spells it.
+        /// Its type, as spelled in the file.
         dtype: String,
     },
-    /// More elements than this machine can count.
+    /// The shape has too many elements for this machine.
     #[error("tensor {tensor:?} of {} has a shape that this machine cannot hold", path.display())]
     TooLarge {
-        /// Its name.
+        /// The tensor.
         tensor: String,
-        /// The file that holds it.
+        /// Its file.
         path: PathBuf,
     },
-    /// The host has no room for a tensor.
+    /// Not enough host memory for a tensor.
     #[error("no host memory for tensor {tensor:?} of {}: {needed_bytes} bytes are needed", path.display())]
     OutOfMemory {
-        /// Its name.
+        /// The tensor.
         tensor: String,
-        /// The file that holds it.
+        /// Its file.
         path: PathBuf,
-        /// Bytes that were asked for.
+        /// The requested bytes.
         needed_bytes: u64,
     },
-    /// Arenas are for CUDA devices.
+    /// Arenas need a CUDA device.
     #[error("arenas are for CUDA devices, not for {found}; `CheckpointBackend` serves every device")]
     NotCuda {
         /// The device.
@@ -72,12 +73,12 @@ impl From<LoadError> for AdapterError {
 
 impl From<AdapterError> for candle_core::Error {
     fn from(error: AdapterError) -> Self {
-        // Candle shows what it wraps and forgets its causes, so all of them are told at once.
+        // Candle drops the causes of a wrapped error, so its text must contain all of them.
         Self::wrap(WithCauses(error))
     }
 }
 
-/// Shows an error and its causes in one line.
+/// Formats an error and its causes in one line.
 struct WithCauses(AdapterError);
 
 impl fmt::Display for WithCauses {
@@ -87,7 +88,7 @@ impl fmt::Display for WithCauses {
         let mut cause = self.0.source();
         while let Some(error) = cause {
             let text = error.to_string();
-            // A transparent layer says what the one below says.
+            // A transparent error has the same text as its source.
             if text != told {
                 write!(f, ": {text}")?;
             }

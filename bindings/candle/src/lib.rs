@@ -1,9 +1,10 @@
-//! Checkpoints for candle, loaded in bounded memory: a `VarBuilder` over [`onelayer`].
+//! Loads checkpoints for candle in bounded memory: a `VarBuilder` over [`onelayer`].
 //!
-//! Candle's own ways either map whole files, which is `unsafe` and counts every page that was touched, or read them whole. And
-//! each loads a tensor as it is stored and casts it afterwards, so that for a moment it is there twice, on the device. Here a
-//! tensor is read when the model asks for it, straight into the memory that candle will own; what has to be cast or carried to
-//! a device passes through staging of a fixed size. The weights come out bit for bit the same.
+//! Candle's own loaders either map whole files, which is `unsafe` and makes every touched page
+//! resident, or read whole files. They load a tensor in its stored type and cast it afterwards, so
+//! two copies of it exist on the device. Here a tensor is read on request, directly into memory
+//! owned by candle. Tensors that must be cast or copied to a device pass through staging of a fixed
+//! size. The weights are bit-identical.
 //!
 //! # Example
 //!
@@ -23,17 +24,21 @@
 //!
 //! # What is guaranteed
 //!
-//! - *Memory.* Beside the tensors that the model keeps: the headers, at most 16 MiB of [`onelayer::TensorReader`], and the staging
-//!   ([`CheckpointBackend::staging`], 16 MiB unless said otherwise) while a tensor is read that must be cast or goes to another
-//!   device. Tensors of the types F4, F6 and F8_E8M0, which candle can only copy whole, are there twice for a moment.
-//! - *Bits.* Each cast is candle's own, done piece by piece on the host. What candle's loader refuses is refused here.
-//! - *Files.* No mapping: a file that is cut off or rewritten meanwhile is an error that names it, not a signal.
+//! - *Memory.* Besides the tensors of the model: the headers, at most 16 MiB of
+//!   [`onelayer::TensorReader`], and the staging ([`CheckpointBackend::staging`], 16 MiB by
+//!   default) while a tensor is cast or goes to another device. Tensors of the types F4, F6 and
+//!   F8_E8M0, which candle can only copy whole, exist twice for a moment.
+//! - *Bits.* Each cast is candle's own, done piece by piece on the host. The adapter refuses what
+//!   candle's loader refuses.
+//! - *Files.* No mapping: a file that is truncated or rewritten during a read is an error that
+//!   names it, not a signal.
 //!
-//! # What is not
+//! # What is not guaranteed
 //!
-//! - Weights that stay on the CPU in the type they are stored in: a mapping that is shared by many processes, and never copied, does
-//!   not exist in candle; its own loader copies out of the mapping too.
-//! - On a CUDA device nothing of this crate has been run yet. It is compiled against candle's CUDA half, no more.
+//! - Zero-copy weights on the CPU: candle has no shared mapping without a copy; its own loader
+//!   copies out of the mapping, too.
+//! - CUDA: this crate has not yet run on a CUDA device. It only compiles against candle's CUDA
+//!   half.
 
 #[cfg(not(target_endian = "little"))]
 compile_error!("checkpoints are little-endian, and so must be the machine");
@@ -59,12 +64,12 @@ pub use self::backend::{CheckpointBackend, DEFAULT_STAGING_BYTES};
 pub use self::cuda::ArenaBackend;
 pub use self::error::AdapterError;
 
-/// The tensors of a checkpoint (a file, a directory, an index, a pipeline), as elements of `dtype` on `device`, each read when
-/// the model asks for it. Reads headers only.
+/// A `VarBuilder` for a checkpoint (a file, a directory, an index, a pipeline), for tensors of
+/// `dtype` on `device`. Reads headers only; each tensor is read on request.
 ///
 /// # Errors
-/// [`AdapterError`], wrapped as candle wraps errors of others, if the checkpoint is missing or invalid. What a tensor may fail with
-/// is told by [`CheckpointBackend`].
+/// [`AdapterError`], wrapped in candle's error, if the checkpoint is missing or invalid. For errors
+/// of single tensors see [`CheckpointBackend`].
 pub fn var_builder(path: impl AsRef<Path>, dtype: DType, device: &Device) -> Result<VarBuilder<'static>> {
     let checkpoint = Checkpoint::open(path).map_err(AdapterError::from)?;
     Ok(CheckpointBackend::new(&checkpoint)?.into_var_builder(dtype, device))

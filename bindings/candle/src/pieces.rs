@@ -1,11 +1,12 @@
-//! Tensors that pass through staging: read, cast on the host by candle itself, put in their place on the device.
+//! Reads tensors through staging: read a piece, cast it with candle on the host, copy it to its
+//! place.
 //!
 //! ```text
-//! file -> piece as stored -> the same as a tensor -> cast, if wanted -> on the device, if it is one -> its part of the tensor
+//! file -> stored piece -> piece as a tensor -> cast, if needed -> on the device, if any -> part of the tensor
 //! ```
 //!
-//! A piece is as large as the staging allows when all of these are there at once, for every thread. Threads take the next
-//! piece each; which one is put in its place first does not matter.
+//! The size of a piece is chosen so that all these copies fit into the staging at once, for every
+//! thread. Each thread takes the next piece; the order in which pieces arrive does not matter.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,9 +18,10 @@ use crate::backend::Pull;
 use crate::types::Taken;
 use crate::whole::zeroed;
 
-/// Threads that work on one tensor. More hardly help: each piece is put in its place under the tensor's own lock.
+/// Maximum number of threads per tensor. More hardly help: pieces are copied under the tensor's
+/// lock.
 const WORKERS_MAX: usize = 4;
-/// Less staging than this is not worth a system call each.
+/// The smallest piece: a system call for less is not worth it.
 const STAGING_BYTES_MIN: u64 = 64 << 10;
 
 /// Reads the tensor piece by piece as elements of `dtype` on `device`.
@@ -28,7 +30,7 @@ pub(crate) fn read(pull: &Pull<'_>, dtype: DType, device: &Device) -> Result<Ten
     let pieces = Pieces::new(pull, dtype);
     let next = AtomicUsize::new(0);
     let work = || -> Result<()> {
-        // A piece at a time, until there is no other: after an error of another thread too, which is at most one more each.
+        // Until no piece is left. After an error of another thread, at most one more piece each.
         while let Some(elements) = pieces.piece(next.fetch_add(1, Ordering::Relaxed)) {
             let start = elements.start;
             let piece = cast(&piece(pull, elements)?, dtype)?.to_device(device)?;
@@ -43,30 +45,30 @@ pub(crate) fn read(pull: &Pull<'_>, dtype: DType, device: &Device) -> Result<Ten
         let join = |worker: thread::ScopedJoinHandle<'_, Result<()>>| {
             worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
-        // All have ended before the first error is told.
+        // All threads have ended before the first error is returned.
         let results: Vec<_> = others.into_iter().map(join).collect();
         results.into_iter().fold(mine, Result::and)
     })?;
     target.reshape(pull.shape.clone())
 }
 
-/// How a tensor is cut.
+/// The division of a tensor into pieces.
 #[derive(Debug, PartialEq, Eq)]
 struct Pieces {
     /// Elements of the tensor.
     total: usize,
-    /// Elements of each piece but the last.
+    /// Elements per piece, except the last.
     each: usize,
     workers: usize,
 }
 
 impl Pieces {
     fn new(pull: &Pull<'_>, dtype: DType) -> Self {
-        // Rounded up: the elements of every type here are whole bytes.
+        // Rounded up; elements of every type here are whole bytes.
         let stored_bytes =
             usize::try_from(pull.len_bytes()).unwrap_or(usize::MAX).div_ceil(pull.count.max(1));
         let taken_bytes = pull.taken.dtype().size_in_bytes();
-        // As stored, as candle takes it, and cast.
+        // Stored, as a candle tensor, and cast.
         let element_bytes = stored_bytes + taken_bytes + dtype.size_in_bytes();
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let staging_bytes =
@@ -74,7 +76,8 @@ impl Pieces {
         Self::cut(pull.count, element_bytes, staging_bytes, cores.min(WORKERS_MAX))
     }
 
-    /// Pieces so that all workers together stay within the staging; fewer workers where there are fewer pieces.
+    /// Pieces for which all workers together stay within the staging, with at most one worker per
+    /// piece.
     fn cut(total: usize, element_bytes: usize, staging_bytes: usize, workers: usize) -> Self {
         let each = (staging_bytes / workers / element_bytes).max(1);
         Self { total, each, workers: workers.min(total.div_ceil(each)).max(1) }
@@ -90,7 +93,7 @@ impl Pieces {
     }
 }
 
-/// Some elements of the tensor, on the host, in the type that candle takes them as.
+/// Elements of the tensor on the host, in candle's type for them.
 fn piece(pull: &Pull<'_>, elements: Range<usize>) -> Result<Tensor> {
     let count = elements.len();
     match pull.taken {
@@ -107,7 +110,8 @@ fn piece(pull: &Pull<'_>, elements: Range<usize>) -> Result<Tensor> {
     }
 }
 
-/// Candle's own cast, which for one pair of types never returns (0.11.1: it calls itself). The way round is exact.
+/// Candle's cast. For one pair of types candle 0.11.1 recurses forever; the detour used here is
+/// exact.
 fn cast(piece: &Tensor, dtype: DType) -> Result<Tensor> {
     match (piece.dtype(), dtype) {
         (DType::F8E4M3, DType::F64) => piece.to_dtype(DType::F32)?.to_dtype(dtype),

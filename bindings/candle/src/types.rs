@@ -1,20 +1,21 @@
-//! Element types of a checkpoint as candle has them.
+//! Maps element types of checkpoints to types of candle.
 
 use candle_core::DType;
 
-/// How candle takes elements of a stored type.
+/// How candle stores elements of a file type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
-    /// As they are.
+    /// Unchanged.
     AsIs(DType),
-    /// Unsigned 16-bit integers, a type candle lacks, as 32-bit ones.
+    /// Unsigned 16-bit integers, which candle lacks, as 32-bit ones.
     WidenedU16,
-    /// As they are, but nothing can be done with them beside keeping them whole: types without arithmetic.
+    /// Unchanged, but only as whole tensors: types without arithmetic.
     Opaque(DType),
 }
 
 impl Taken {
-    /// How candle takes that type; `None` if it does not. The same as its own loader: see `candle_core::safetensors`.
+    /// How candle stores that type; `None` if unsupported. Same as its loader, see
+    /// `candle_core::safetensors`.
     pub(crate) fn of(stored: onelayer::DType) -> Option<Self> {
         use onelayer::DType as Stored;
         Some(match stored {
@@ -37,7 +38,7 @@ impl Taken {
         })
     }
 
-    /// The type of the elements once candle has them.
+    /// The element type in candle.
     pub(crate) fn dtype(self) -> DType {
         match self {
             Self::AsIs(dtype) | Self::Opaque(dtype) => dtype,
@@ -50,7 +51,8 @@ impl Taken {
 mod tests {
     use super::*;
 
-    /// Candle's own reader is the oracle: whatever it takes is taken, as the same type, and nothing else.
+    /// Candle's reader is the oracle: exactly the same types are accepted, as the same candle
+    /// types.
     #[test]
     fn candle_reads_the_same_types() {
         for stored in onelayer::DType::ALL {

@@ -1,4 +1,5 @@
-//! Tensors that are read in one go: to the CPU in their stored type, straight into the vector that candle will own.
+//! Reads whole tensors to the CPU in their stored type, directly into a vector that candle will
+//! own.
 
 use candle_core::{DType, Device, Result, Tensor, WithDType};
 use half::{bf16, f16};
@@ -7,8 +8,8 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::backend::Pull;
 use crate::error::AdapterError;
 
-/// Reads the tensor into its final place on the CPU. `None` for the one type whose elements are not plain bytes to
-/// [`zerocopy`]: F8_E4M3.
+/// Reads the tensor into its final memory on the CPU. `None` for F8_E4M3, whose elements are not
+/// plain bytes for [`zerocopy`].
 pub(crate) fn read(pull: &Pull<'_>, dtype: DType) -> Option<Result<Tensor>> {
     Some(match dtype {
         DType::U8 => typed::<u8>(pull),
@@ -25,13 +26,13 @@ pub(crate) fn read(pull: &Pull<'_>, dtype: DType) -> Option<Result<Tensor>> {
 }
 
 fn typed<T: WithDType + FromBytes + IntoBytes>(pull: &Pull<'_>) -> Result<Tensor> {
-    // Zeroed by the system: no page is touched before its bytes arrive.
+    // Zeroed by the kernel: no page is touched before its bytes arrive.
     let mut elements = zeroed::<T>(pull, pull.count)?;
     pull.read(0, elements.as_mut_slice().as_mut_bytes())?;
     Tensor::from_vec(elements, pull.shape.clone(), &Device::Cpu)
 }
 
-/// Reads a tensor whose elements candle can only keep. It copies them once more.
+/// Reads a tensor of a type without arithmetic. Candle copies it once more.
 pub(crate) fn read_opaque(pull: &Pull<'_>, dtype: DType, device: &Device) -> Result<Tensor> {
     let count = usize::try_from(pull.len_bytes()).map_err(|_| pull.out_of_memory(pull.len_bytes()))?;
     let mut bytes = zeroed::<u8>(pull, count)?;
@@ -39,7 +40,7 @@ pub(crate) fn read_opaque(pull: &Pull<'_>, dtype: DType, device: &Device) -> Res
     Tensor::from_raw_buffer(&bytes, dtype, pull.shape.dims(), device)
 }
 
-/// Room for elements, or the error that says there is none.
+/// Allocates elements, or returns the error.
 pub(crate) fn zeroed<T: FromZeros>(
     pull: &Pull<'_>,
     count: usize,

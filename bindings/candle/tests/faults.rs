@@ -1,4 +1,4 @@
-//! What cannot be had is an error that says what, where and why: names, shapes, types, files that change.
+//! Errors name the tensor, the file and the reason: wrong names, shapes, types, changed files.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::HashMap;
@@ -65,7 +65,7 @@ fn a_type_that_candle_lacks() {
     }
 }
 
-/// One tensor of a million numbers, and a file that is cut off or written anew once it is open.
+/// One tensor of a million numbers, in a file that is truncated or rewritten once it is open.
 #[test]
 fn a_file_that_changes() {
     type Change = fn(&std::path::Path);
@@ -76,7 +76,7 @@ fn a_file_that_changes() {
         }),
         ("written anew", |path| {
             let bytes = std::fs::read(path).unwrap();
-            // Later than any clock tick of the file system.
+            // Long enough for a new modification time.
             std::thread::sleep(std::time::Duration::from_millis(20));
             std::fs::write(path, bytes).unwrap();
         }),

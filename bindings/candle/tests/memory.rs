@@ -1,7 +1,7 @@
-//! Peak memory of a load: the tensors, the staging, the reader, and nothing in proportion to a tensor. Candle's own loader is measured
-//! beside it, on the same file.
+//! Peak memory of a load: tensors, staging and reader, but nothing in proportion to a tensor.
+//! Candle's own loader is measured on the same file for comparison.
 //!
-//! The only test of its executable: the peak belongs to the whole process.
+//! The only test of its program, since the peak is that of the whole process.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(clippy::print_stdout, reason = "figures")]
 
@@ -17,13 +17,13 @@ use onelayer_candle::CheckpointBackend;
 mod common;
 
 const MIB: u64 = 1 << 20;
-/// Of each of the two tensors, which have 64 MiB in single precision.
+/// Elements of each of the two tensors, which have 64 MiB in single precision.
 const ROWS: usize = 4096;
 const COLUMNS: usize = 4096;
 const STAGING_BYTES: u64 = 8 * MIB;
-/// Eight pieces of 2 MiB: what the reader may hold.
+/// Maximum memory of the reader: eight pieces of 2 MiB.
 const READER_BYTES: u64 = 16 * MIB;
-/// What the library's own promise leaves for thread stacks and the allocator.
+/// Slack for thread stacks and the allocator, as in the library's memory promise.
 const SLACK_BYTES: u64 = 16 * MIB;
 
 /// A line of `/proc/self/status`, in bytes.
@@ -33,7 +33,7 @@ fn status(field: &str) -> u64 {
     line.trim_start_matches(':').trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// How far resident memory rises above what it was while every tensor is loaded and kept.
+/// Peak growth of resident memory while every tensor is loaded and kept.
 fn rise(weights: impl FnOnce() -> VarBuilder<'static>) -> u64 {
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = status("VmRSS");
@@ -73,7 +73,8 @@ fn a_load_takes_the_tensors_and_the_staging() {
             "{dtype:?}: {} MiB",
             found / MIB
         );
-        // The measurement sees what it is there to find: the mapped pages, and with a cast the copy that is cast from.
+        // The measurement works: it sees the mapped pages, and with a cast the copy before the
+        // cast.
         assert!(theirs > found + 32 * MIB, "{dtype:?}: candle's own took {} MiB", theirs / MIB);
     }
 }

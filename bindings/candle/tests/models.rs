@@ -1,7 +1,8 @@
-//! Models of candle-transformers answer the same, bit for bit, with weights from us and with weights from candle's own loader.
+//! Models of candle-transformers give bit-identical results with weights from this adapter and from
+//! candle's own loader.
 //!
-//! Llama's checkpoint was written by transformers; those of BERT and T5 hold what candle's code asks for, random but the same
-//! every time.
+//! The Llama checkpoint was written by transformers. Those of BERT and T5 have deterministic random
+//! weights with the names of candle's code.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::path::Path;
@@ -13,7 +14,7 @@ use common::{Inventor, bits, candles_own, fixture};
 
 mod common;
 
-/// Runs a model with both loaders and compares what it answers.
+/// Runs a model with both loaders and compares the results.
 fn compare(directory: &Path, dtype: DType, answer: impl Fn(VarBuilder<'static>) -> Tensor) {
     let expected = answer(candles_own(directory, dtype));
     let values = expected.flatten_all().unwrap().to_dtype(DType::F32).unwrap().to_vec1::<f32>().unwrap();
@@ -22,13 +23,13 @@ fn compare(directory: &Path, dtype: DType, answer: impl Fn(VarBuilder<'static>) 
     let found = answer(onelayer_candle::var_builder(directory, dtype, &Device::Cpu).unwrap());
     assert_eq!(found.shape(), expected.shape());
     assert!(bits(&found) == bits(&expected), "{}: the answers differ", directory.display());
-    // The comparison can fail: other weights, another answer.
+    // The comparison works: other weights give another result.
     let renamed =
         onelayer_candle::var_builder(directory, dtype, &Device::Cpu).unwrap().rename_f(swap_projections);
     assert!(bits(&answer(renamed)) != bits(&expected), "the answer does not depend on the weights");
 }
 
-/// Gives the keys of an attention the weights of its values, in every architecture here.
+/// Replaces the attention keys' weights by those of the values, in every architecture here.
 fn swap_projections(name: &str) -> String {
     for (key, value) in [("k_proj", "v_proj"), ("key", "value"), ("SelfAttention.k", "SelfAttention.v")] {
         if name.contains(key) {
@@ -51,7 +52,7 @@ fn llama_answers(name: &str, dtype: DType) {
         let model = llama::Llama::load(weights, &config).unwrap();
         let mut cache = llama::Cache::new(true, dtype, &config, &Device::Cpu).unwrap();
         let first = model.forward(&tokens(&[1, 17, 300, 42, 511]), 0, &mut cache).unwrap();
-        // The second step reads what the first one left in the cache.
+        // The second step uses the cache of the first one.
         let second = model.forward(&tokens(&[7]), 5, &mut cache).unwrap();
         Tensor::cat(&[first, second], 0).unwrap()
     });

@@ -1,5 +1,5 @@
-//! Every stored type as every wanted one, in pieces and at once: the same tensors as candle's own loader gives, or a refusal
-//! where it refuses.
+//! Every stored type as every requested type, in pieces and whole: the same tensors as candle's own
+//! loader, or a refusal where it refuses.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 #![allow(
     clippy::as_conversions,
@@ -54,7 +54,7 @@ const WANTED: [DType; 11] = [
     DType::F4,
 ];
 
-/// Bytes of `count` elements: numbers where the type is a float, so that no two NaN have to be told apart, else any bytes.
+/// Bytes of `count` elements: numbers for float types, to avoid NaN, else any bytes.
 fn elements(stored: Stored, count: usize, seed: u64) -> Vec<u8> {
     let values = numbers(count, seed).into_iter().map(|value| value * 300.0);
     match stored {
@@ -106,13 +106,14 @@ fn every_type_becomes_what_candle_makes_of_it() {
     let (mut same, mut refused) = (0, 0);
     for wanted in WANTED {
         let theirs = candles_own(folder.path(), wanted);
-        // With as little staging as there may be, each tensor of 9100 elements is several pieces.
+        // With the smallest staging, each tensor of 9100 elements has several pieces.
         for staging_bytes in [0, 1 << 30] {
             let backend = CheckpointBackend::new(&checkpoint).unwrap().staging(staging_bytes);
             let ours = backend.into_var_builder(wanted, &Device::Cpu);
             for (name, shape) in &named {
                 if wanted == DType::F64 && name.starts_with("F8_E4M3.") {
-                    // In its own test: candle's cast of these calls itself until the stack is full.
+                    // Another test covers these: candle's cast of them recurses until the stack
+                    // overflows.
                     continue;
                 }
                 match (read(&ours, name, shape), read(&theirs, name, shape)) {
@@ -128,11 +129,11 @@ fn every_type_becomes_what_candle_makes_of_it() {
             }
         }
     }
-    // Had one of the two loaders refused everything, nothing would have been compared.
+    // The test compared something: neither loader refused everything.
     assert!(same > 900 && refused > 200, "{same} the same, {refused} refused");
 }
 
-/// Shape and bits; those of opaque types are compared in their own test.
+/// Shape and bits; another test compares opaque types.
 fn read(weights: &VarBuilder<'_>, name: &str, shape: &[usize]) -> candle_core::Result<(Shape, Vec<u8>)> {
     let tensor = weights.get(shape, name)?;
     assert_eq!(tensor.dtype(), weights.dtype());

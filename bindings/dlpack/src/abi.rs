@@ -1,11 +1,11 @@
-//! The structures of DLPack 1.2, as C lays them out. Nothing here allocates or frees.
+//! The structures of DLPack 1.2 with C layout. Nothing here allocates or frees.
 //!
-//! Source: `include/dlpack/dlpack.h` of <https://github.com/dmlc/dlpack>. Names of structures and fields are that header's.
+//! Source: `include/dlpack/dlpack.h` of <https://github.com/dmlc/dlpack>. Structures and fields
+//! have the names of that header.
 
 use std::ffi::c_void;
 
-/// The version that exported tensors follow: data types of 1.1, and from 1.2 the promise that
-/// strides are never null.
+/// The version of exported tensors: data types of 1.1, and never null strides as in 1.2.
 pub const VERSION: DLPackVersion = DLPackVersion { major: 1, minor: 2 };
 
 /// `kDLCPU`: host memory.
@@ -15,28 +15,28 @@ pub const DEVICE_CUDA: i32 = 2;
 
 /// The consumer must not write.
 pub const FLAG_READ_ONLY: u64 = 1;
-/// A copy that was made for the consumer, who alone owns it.
+/// A copy made for the consumer, its only owner.
 pub const FLAG_IS_COPIED: u64 = 1 << 1;
-/// Elements of less than a byte have a byte each; otherwise they are packed.
+/// Each element smaller than a byte has its own byte; without this flag they are packed.
 pub const FLAG_IS_SUBBYTE_TYPE_PADDED: u64 = 1 << 2;
 
-/// The version of a tensor's structure. Another major one is another layout.
+/// The version of a tensor's structure. The layout depends on the major version.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DLPackVersion {
     /// Changes with the layout.
     pub major: u32,
-    /// Changes with the values that fields may have.
+    /// Changes with the possible values of fields.
     pub minor: u32,
 }
 
-/// Where a tensor lies.
+/// The device of a tensor.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DLDevice {
     /// [`DEVICE_CPU`], [`DEVICE_CUDA`] or another of `DLDeviceType`.
     pub device_type: i32,
-    /// Its number among those of its kind; 0 for host memory.
+    /// Index among devices of this type; 0 for host memory.
     pub device_id: i32,
 }
 
@@ -56,9 +56,9 @@ pub struct DLDataType {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DLTensor {
-    /// Its first byte, an address of the device; null if there is none.
+    /// Device address of the first byte; null without elements.
     pub data: *mut c_void,
-    /// Where it lies.
+    /// Its device.
     pub device: DLDevice,
     /// Length of `shape` and of `strides`.
     pub ndim: i32,
@@ -66,7 +66,7 @@ pub struct DLTensor {
     pub dtype: DLDataType,
     /// Elements per dimension, outermost first.
     pub shape: *mut i64,
-    /// Elements from one index of a dimension to the next.
+    /// Distance between indices of each dimension, in elements.
     pub strides: *mut i64,
     /// Bytes from `data` to the first element.
     pub byte_offset: u64,
@@ -76,9 +76,9 @@ pub struct DLTensor {
 #[repr(C)]
 #[derive(Debug)]
 pub struct DLManagedTensorVersioned {
-    /// The layout of what follows.
+    /// The layout of the following fields.
     pub version: DLPackVersion,
-    /// The owner's.
+    /// Private data of the owner.
     pub manager_ctx: *mut c_void,
     /// Frees the tensor and this structure. Called once.
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensorVersioned)>,
@@ -88,14 +88,13 @@ pub struct DLManagedTensorVersioned {
     pub dl_tensor: DLTensor,
 }
 
-/// A tensor with the owner of its memory, as before version 1: it cannot say that it must not be
-/// written to.
+/// A tensor with the owner of its memory, as before version 1. It cannot be flagged read-only.
 #[repr(C)]
 #[derive(Debug)]
 pub struct DLManagedTensor {
     /// The tensor.
     pub dl_tensor: DLTensor,
-    /// The owner's.
+    /// Private data of the owner.
     pub manager_ctx: *mut c_void,
     /// Frees the tensor and this structure. Called once.
     pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,

@@ -1,4 +1,4 @@
-//! Element types, shapes and devices in DLPack's words. Nothing here touches memory.
+//! Converts element types, shapes and devices to DLPack. Nothing here accesses tensor memory.
 
 use onelayer::{DType, Target};
 
@@ -23,8 +23,8 @@ mod code {
     pub(super) const FLOAT4_E2M1FN: u8 = 17;
 }
 
-/// The element type; `None` for types this version does not know. Two 4-bit floats are one element
-/// of two lanes, as PyTorch has them (`float4_e2m1fn_x2`); 6-bit floats are packed.
+/// The element type; `None` for types unknown to this version. Two 4-bit floats are one element of
+/// two lanes, as in PyTorch (`float4_e2m1fn_x2`); 6-bit floats are packed.
 #[must_use]
 pub fn data_type(dtype: DType) -> Option<DLDataType> {
     let (code, bits, lanes) = match dtype {
@@ -50,14 +50,13 @@ pub fn data_type(dtype: DType) -> Option<DLDataType> {
         DType::F64 => (code::FLOAT, 64, 1),
         DType::I64 => (code::INT, 64, 1),
         DType::U64 => (code::UINT, 64, 1),
-        // Opaque ones, and those of later versions of the library.
+        // Opaque types, and types of later versions of the library.
         _ => return None,
     };
     Some(DLDataType { code, bits, lanes })
 }
 
-/// The device; `None` for [`Target::None`], where nothing is, and for kinds this version does not
-/// know.
+/// The device; `None` for [`Target::None`], which keeps nothing, and for unknown targets.
 #[must_use]
 pub fn device(target: Target) -> Option<DLDevice> {
     match target {
@@ -70,12 +69,12 @@ pub fn device(target: Target) -> Option<DLDevice> {
     }
 }
 
-/// The shape in elements of [`data_type`]: as it is in the checkpoint, but half as many 4-bit
-/// floats in the innermost dimension. `name` is for messages.
+/// The shape in elements of [`data_type`]: the shape in the checkpoint, with the innermost
+/// dimension halved for 4-bit floats. `name` is for messages.
 ///
 /// # Errors
 /// [`ExportError::HalfElement`] if the innermost dimension has an odd number of 4-bit floats, or if
-/// there is no dimension; [`ExportError::TooLarge`] beyond what 64 bits with a sign can count.
+/// there is no dimension; [`ExportError::TooLarge`] if a length exceeds `i64`.
 pub fn shape(name: &str, dtype: DType, shape: &[u64]) -> Result<Vec<i64>, ExportError> {
     let too_large = || ExportError::TooLarge { tensor: name.to_owned(), shape: shape.to_vec() };
     let mut dimensions = shape
@@ -92,12 +91,11 @@ pub fn shape(name: &str, dtype: DType, shape: &[u64]) -> Result<Vec<i64>, Export
     Ok(dimensions)
 }
 
-/// Elements from one index of a dimension to the next in a row-major tensor; `None` if 64 bits with
-/// a sign cannot count them.
+/// The strides of a row-major tensor, in elements; `None` if one exceeds `i64`.
 pub(crate) fn strides(shape: &[i64]) -> Option<Vec<i64>> {
     let mut strides = vec![1_i64; shape.len()];
     for dimension in (1..shape.len()).rev() {
-        // A dimension without elements would make strides of zero, which mean that rows share their memory.
+        // An empty dimension would make strides of zero, which would mean that rows share memory.
         strides[dimension - 1] = strides[dimension].checked_mul(shape[dimension].max(1))?;
     }
     Some(strides)

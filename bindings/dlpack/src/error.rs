@@ -1,8 +1,8 @@
-//! Why a tensor cannot be exported.
+//! Errors of exports.
 
 use onelayer::LoadError;
 
-/// Why a tensor cannot be exported.
+/// The reason why a tensor cannot be exported.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
@@ -13,10 +13,10 @@ pub enum ExportError {
     UnknownElement {
         /// The tensor.
         tensor: String,
-        /// The type as the checkpoint spells it.
+        /// The type as spelled in the checkpoint.
         dtype: String,
     },
-    /// Two 4-bit floats share a byte, and here one has none to share with.
+    /// Two 4-bit floats share a byte, but their number is odd.
     #[error(
         "tensor {tensor:?} of shape {shape:?} has 4-bit floats that do not pair in the innermost dimension"
     )]
@@ -26,20 +26,20 @@ pub enum ExportError {
         /// Its shape.
         shape: Vec<u64>,
     },
-    /// A dimension or a stride that DLPack cannot count, or more dimensions than it can.
-    #[error("tensor {tensor:?} of shape {shape:?} has more elements or dimensions than DLPack counts")]
+    /// A dimension, a stride or the number of dimensions is too large for DLPack.
+    #[error("tensor {tensor:?} of shape {shape:?} has more elements or dimensions than DLPack supports")]
     TooLarge {
         /// The tensor.
         tensor: String,
         /// Its shape.
         shape: Vec<u64>,
     },
-    /// The tensor was not kept, or lies where DLPack does not reach.
+    /// The tensor was not kept, or DLPack does not support its device.
     #[error("tensor {tensor:?} was loaded to {target}, where there is nothing to export")]
     Nowhere {
         /// The tensor.
         tensor: String,
-        /// Where it was loaded to.
+        /// The target of the load.
         target: String,
     },
     /// Its bytes did not arrive.
@@ -47,10 +47,10 @@ pub enum ExportError {
     NotReady {
         /// The tensor.
         tensor: String,
-        /// The device's answer.
+        /// The device's error.
         source: Box<LoadError>,
     },
-    /// What must not be written to can only be told in the versioned structure.
+    /// Only the versioned structure can mark a tensor read-only.
     #[error("a read-only tensor cannot be exported in the structure from before DLPack 1.0")]
     ReadOnly,
 }

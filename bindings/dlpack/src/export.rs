@@ -1,5 +1,8 @@
-//! From tensors of a layer, and from memory that somebody else owns, to exports.
-#![allow(unsafe_code, reason = "handles and addresses of the caller's are promises; each says which")]
+//! Exports tensors of a layer, and memory with any owner.
+#![allow(
+    unsafe_code,
+    reason = "takes handles and addresses of the caller; each function names its requirement"
+)]
 
 use std::ffi::c_void;
 use std::ptr;
@@ -11,25 +14,25 @@ use crate::element;
 use crate::error::ExportError;
 use crate::managed::{ManagedTensor, Parts};
 
-/// Memory that holds a tensor, row-major and contiguous.
+/// The memory of a row-major, contiguous tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory<'a> {
     /// The tensor's name, for messages.
     pub name: &'a str,
-    /// Its first byte, an address of the device; ignored for a tensor without elements.
+    /// Device address of its first byte; ignored for a tensor without elements.
     pub data: *mut c_void,
     /// Type of its elements.
     pub dtype: DType,
-    /// Elements per dimension, outermost first, as a checkpoint counts them.
+    /// Elements per dimension, outermost first, as in a checkpoint.
     pub shape: &'a [u64],
-    /// Where it lies.
+    /// Its device.
     pub device: DLDevice,
     /// [`FLAG_READ_ONLY`](crate::FLAG_READ_ONLY), [`FLAG_IS_COPIED`](crate::FLAG_IS_COPIED), or
-    /// nothing.
+    /// no flag.
     pub flags: u64,
 }
 
-/// Exports a tensor. Waits until it has arrived, so that a consumer needs to wait for nothing.
+/// Exports a tensor. Waits until it has arrived, so that consumers need not wait.
 ///
 /// # Errors
 /// [`ExportError`] if DLPack cannot describe it, or if a copy to the device has failed.
@@ -37,31 +40,28 @@ pub fn export(tensor: LoadedTensor) -> Result<ManagedTensor, ExportError> {
     export_once_ready(tensor, LoadedTensor::wait_ready)
 }
 
-/// Exports a tensor to a consumer that will use it in a CUDA stream: what is queued there from now
-/// on waits until the tensor has arrived. Returns at once. On the host there is nothing to wait
-/// for.
+/// Exports a tensor for use in a CUDA stream. Returns at once; work queued in the stream from now
+/// on waits until the tensor has arrived. Never waits on the host.
 ///
 /// # Errors
 /// [`ExportError`] if DLPack cannot describe it, or if the driver refuses.
 ///
 /// # Safety
-/// That of [`LoadedTensor::let_wait`]: a live stream (`CUstream`) of the context that was loaded
-/// in.
+/// Like [`LoadedTensor::let_wait`]: a live stream (`CUstream`) of the context of the load.
 pub unsafe fn export_for_stream(tensor: LoadedTensor, stream: u64) -> Result<ManagedTensor, ExportError> {
     // SAFETY: the caller's promise.
     export_once_ready(tensor, |tensor| unsafe { tensor.let_wait(stream) })
 }
 
-/// Exports memory with whoever owns it: `owner` is dropped when the tensor is deleted, on whichever
-/// thread that is.
+/// Exports memory together with its owner. `owner` is dropped when the tensor is deleted, on any
+/// thread.
 ///
 /// # Errors
 /// [`ExportError`] if DLPack cannot describe the tensor.
 ///
 /// # Safety
-/// `memory.data` points to as many bytes as the shape and the type need, on `memory.device`. Until
-/// `owner` is dropped they stay there, and unless the flags say that the tensor is read-only,
-/// anybody may write to them.
+/// `memory.data` points to as many bytes as shape and type need, on `memory.device`. They stay
+/// valid until `owner` is dropped, and may be written to unless the tensor is flagged read-only.
 pub unsafe fn export_with<Owner: Send + 'static>(
     owner: Owner,
     memory: &Memory<'_>,
@@ -93,13 +93,13 @@ fn export_once_ready(
     Ok(ManagedTensor::new(parts, tensor))
 }
 
-/// Where a tensor starts, on whichever device it is.
+/// The device address of a tensor.
 fn address(tensor: &LoadedTensor) -> *mut c_void {
     if let Some(start) = tensor.host_pointer() {
         return start.as_ptr().cast();
     }
     let address = tensor.device_pointer().and_then(|address| usize::try_from(address).ok());
-    // An address of a device is none that this program can follow.
+    // A device address cannot be dereferenced by the host.
     address.map_or(ptr::null_mut(), ptr::without_provenance_mut)
 }
 

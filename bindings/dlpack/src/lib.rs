@@ -1,14 +1,13 @@
-//! Hands tensors that `onelayer` has loaded to other libraries by DLPack, without a copy.
+//! Exports tensors loaded by `onelayer` to other libraries with DLPack, without a copy.
 //!
-//! [DLPack](https://dmlc.github.io/dlpack/latest/) is the structure in memory by which PyTorch, NumPy, JAX, CuPy, TVM and others
-//! give each other tensors. An exported tensor owns what it shows: it outlives the stream, the
-//! checkpoint and the thread it came from, and its memory is free once its deleter has run, on
-//! whichever thread that is. The deleter is plain Rust: it needs no interpreter and may run after
-//! one is gone.
+//! [DLPack](https://dmlc.github.io/dlpack/latest/) is the in-memory structure with which PyTorch,
+//! NumPy, JAX, CuPy, TVM and others exchange tensors. An exported tensor owns its memory: it may
+//! outlive the stream, the checkpoint and its thread. Its deleter frees the memory, on any thread.
+//! The deleter is plain Rust: it needs no interpreter and may run after one has exited.
 //!
 //! ```text
-//! LoadedTensor --export--> ManagedTensor --into_raw--> consumer --deleter--> the layer's memory is free
-//!                              | dropped: the same deleter
+//! LoadedTensor --export--> ManagedTensor --into_raw--> consumer --deleter--> frees the layer's memory
+//!                              | drop: the same deleter
 //! ```
 //!
 //! # Example
@@ -29,10 +28,10 @@
 //!
 //! # What is not guaranteed
 //!
-//! - Exported tensors are writable unless they are [flagged](FLAG_READ_ONLY) otherwise. A consumer
-//!   that writes sees to it that nobody reads the same tensor meanwhile.
-//! - A tensor keeps its whole layer: the layer's memory is free when the last of its tensors is
-//!   deleted.
+//! - Exported tensors are writable unless [flagged](FLAG_READ_ONLY). A consumer that writes must
+//!   prevent concurrent reads of the same tensor.
+//! - A tensor keeps its whole layer alive: the layer's memory is freed with the last of its
+//!   tensors.
 
 mod abi;
 mod element;

@@ -1,8 +1,8 @@
-//! Exported tensors and what deletes them.
+//! Exported tensors and their deleters.
 //!
-//! An export is one allocation: the structure that the consumer sees, the shape and the strides it
-//! points to, and the owner of the memory. The deleter frees all of it.
-#![allow(unsafe_code, reason = "gives memory to another language and takes it back; each block says why")]
+//! An export is one allocation: the structure for the consumer, its shape and strides, and the
+//! owner of the memory. The deleter frees all of it.
+#![allow(unsafe_code, reason = "passes memory to another language and back; each block says why")]
 
 use std::ffi::c_void;
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::abi::{
 };
 use crate::error::ExportError;
 
-/// A tensor on its way to a consumer. Dropping it deletes it.
+/// An exported tensor not yet given to a consumer. Dropping it deletes it.
 pub struct ManagedTensor {
     raw: NonNull<DLManagedTensorVersioned>,
 }
@@ -22,8 +22,7 @@ pub struct ManagedTensor {
 // SAFETY: the owner inside is `Send`; everything else is plain data that only this value points to.
 unsafe impl Send for ManagedTensor {}
 
-/// What an export allocates. The consumer sees a pointer to its first field, which is one to the
-/// whole.
+/// The allocation of an export. The consumer gets a pointer to its first field.
 #[repr(C)]
 struct Export<Owner> {
     managed: DLManagedTensorVersioned,
@@ -32,7 +31,7 @@ struct Export<Owner> {
     owner: Owner,
 }
 
-/// What a tensor is, and not who owns it.
+/// The description of a tensor, without its owner.
 pub(crate) struct Parts {
     pub(crate) data: *mut c_void,
     pub(crate) device: DLDevice,
@@ -63,30 +62,30 @@ impl ManagedTensor {
             dl_tensor: tensor,
         };
         let raw = Box::into_raw(Box::new(Export { managed, shape, strides, owner }));
-        // SAFETY: `raw` came from a box a moment ago, and nothing else refers to it.
+        // SAFETY: `raw` has just come from a box, and nothing else refers to it.
         let export = unsafe { &mut *raw };
-        // The boxes do not move when what holds them does, and nothing but the consumer touches them from
-        // here on.
+        // The boxes do not move with their holder, and only the consumer accesses them from here
+        // on.
         export.managed.dl_tensor.shape = export.shape.as_mut_ptr();
         export.managed.dl_tensor.strides = export.strides.as_mut_ptr();
         export.managed.manager_ctx = raw.cast();
         Self { raw: NonNull::new(raw.cast()).expect("a box is somewhere") }
     }
 
-    /// What the consumer will see.
+    /// The tensor as the consumer will see it.
     #[must_use]
     pub fn tensor(&self) -> &DLTensor {
         &self.managed().dl_tensor
     }
 
-    /// The structure that the consumer will get.
+    /// The structure for the consumer.
     #[must_use]
     pub fn managed(&self) -> &DLManagedTensorVersioned {
-        // SAFETY: this value alone refers to the structure until `into_raw` or its drop.
+        // SAFETY: only this value refers to the structure until `into_raw` or its drop.
         unsafe { self.raw.as_ref() }
     }
 
-    /// Gives the tensor away. Whoever gets it calls its `deleter` with it, once, on any thread.
+    /// Returns the raw tensor. The consumer must call its `deleter` once, on any thread.
     #[must_use = "a tensor that nobody deletes is never freed"]
     pub fn into_raw(self) -> NonNull<DLManagedTensorVersioned> {
         let raw = self.raw;
@@ -94,12 +93,11 @@ impl ManagedTensor {
         raw
     }
 
-    /// Gives the tensor away in the structure from before version 1, for consumers that ask for no
+    /// Returns the tensor in the structure from before version 1, for consumers that request no
     /// version.
     ///
     /// # Errors
-    /// [`ExportError::ReadOnly`] for a tensor that must not be written to, which that structure
-    /// cannot say.
+    /// [`ExportError::ReadOnly`] for a read-only tensor, which that structure cannot express.
     pub fn into_unversioned(self) -> Result<NonNull<DLManagedTensor>, ExportError> {
         if self.managed().flags & FLAG_READ_ONLY != 0 {
             return Err(ExportError::ReadOnly);
@@ -116,7 +114,7 @@ impl ManagedTensor {
 
 impl Drop for ManagedTensor {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and given to nobody: `into_raw` forgets the value.
+        // SAFETY: made by `new` and not handed out: `into_raw` forgets the value.
         unsafe { delete_any(self.raw.as_ptr()) };
     }
 }
@@ -127,15 +125,15 @@ impl fmt::Debug for ManagedTensor {
     }
 }
 
-/// Deletes an export by its own deleter.
+/// Deletes an export with its own deleter.
 ///
 /// # Safety
-/// Made by [`ManagedTensor::new`], alive, and used by nobody else.
+/// Made by [`ManagedTensor::new`], alive, and not used elsewhere.
 unsafe fn delete_any(raw: *mut DLManagedTensorVersioned) {
     // SAFETY: alive: the caller's promise.
     let deleter = unsafe { (*raw).deleter };
     if let Some(deleter) = deleter {
-        // SAFETY: the deleter that `new` has set for the type of this very export.
+        // SAFETY: the deleter that `new` has set for the type of this export.
         unsafe { deleter(raw) };
     }
 }
@@ -143,28 +141,28 @@ unsafe fn delete_any(raw: *mut DLManagedTensorVersioned) {
 /// The deleter of an export.
 ///
 /// # Safety
-/// `raw` is an export of this type that nobody uses any more, or null.
+/// `raw` is null, or an export of this type that is no longer used.
 unsafe extern "C" fn delete<Owner>(raw: *mut DLManagedTensorVersioned) {
     if raw.is_null() {
         return;
     }
-    // SAFETY: `new` made it from a box of this type and gave that type's deleter along; the structure
+    // SAFETY: `new` made it from a box of this type, with the deleter of that type. The structure
     // is its first field.
     let export = unsafe { Box::from_raw(raw.cast::<Export<Owner>>()) };
-    // A panic must not cross into C. What an owner leaks by panicking is the owner's.
+    // A panic must not cross into C. An owner that panics may leak.
     drop(catch_unwind(AssertUnwindSafe(|| drop(export))));
 }
 
 /// The deleter of an export in the structure from before version 1.
 ///
 /// # Safety
-/// `raw` came from [`ManagedTensor::into_unversioned`] and nobody uses it any more, or it is null.
+/// `raw` is null, or came from [`ManagedTensor::into_unversioned`] and is no longer used.
 unsafe extern "C" fn delete_unversioned(raw: *mut DLManagedTensor) {
     if raw.is_null() {
         return;
     }
     // SAFETY: `into_unversioned` made it from a box.
     let unversioned = unsafe { Box::from_raw(raw) };
-    // SAFETY: the export that `into_unversioned` put there, whose only user was this structure.
+    // SAFETY: the export that `into_unversioned` put there, used only by this structure.
     unsafe { delete_any(unversioned.manager_ctx.cast()) };
 }

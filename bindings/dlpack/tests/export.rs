@@ -1,6 +1,5 @@
-//! Exported tensors: every type and shape, who owns them, when their memory goes, and what cannot
-//! be exported.
-#![allow(unsafe_code, reason = "plays the consumer, which is C; each block says why")]
+//! Exported tensors: types and shapes, ownership, freeing of memory, and refusals.
+#![allow(unsafe_code, reason = "acts as a consumer in C; each block says why")]
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 use std::path::PathBuf;
@@ -30,17 +29,16 @@ fn tensor(dtype: &'static str, shape: &[u64], len: usize, seed: u64) -> TestTens
     TestTensor { name: dtype.to_owned(), dtype, shape: shape.to_vec(), bytes: random_bytes(len, seed) }
 }
 
-/// What a consumer does with its tensor in the end.
+/// Deletes a tensor as a consumer does.
 fn delete(raw: NonNull<DLManagedTensorVersioned>) {
-    // SAFETY: alive: nobody else deletes it.
+    // SAFETY: alive: nothing else deletes it.
     let deleter = unsafe { raw.as_ref() }.deleter.unwrap();
-    // SAFETY: called once, with the tensor it came with.
+    // SAFETY: called once, with its own tensor.
     unsafe { deleter(raw.as_ptr()) };
 }
 
 fn dimensions(tensor: &DLTensor, values: *const i64) -> Vec<i64> {
-    // SAFETY: shape and strides have a value for each dimension; a box of none is still no null
-    // pointer.
+    // SAFETY: shape and strides have a value for each dimension; an empty box is not null either.
     unsafe { std::slice::from_raw_parts(values, usize::try_from(tensor.ndim).unwrap()) }.to_vec()
 }
 
@@ -51,7 +49,7 @@ fn bytes(tensor: &DLTensor) -> &[u8] {
     if len == 0 {
         return &[];
     }
-    // SAFETY: an export holds as many bytes as shape and type say, and nobody writes to them.
+    // SAFETY: an export has as many bytes as shape and type say, and nothing writes to them.
     unsafe { std::slice::from_raw_parts(tensor.data.cast::<u8>(), len) }
 }
 
@@ -75,7 +73,7 @@ fn export_owned(drops: &Arc<AtomicU64>, shape: &[u64], flags: u64) -> ManagedTen
         device: HOST,
         flags,
     };
-    // SAFETY: the owner has a byte for each element, in a box that does not move, and nobody else
+    // SAFETY: the owner has a byte for each element, in a box that does not move, and nothing else
     // writes to them.
     unsafe { export_with(owner, &memory) }.unwrap()
 }
@@ -167,7 +165,7 @@ fn an_exported_tensor_keeps_its_place_in_the_window() {
 fn a_consumer_may_write() {
     let model = load(&[TestTensor::random("a", 1000, 1), TestTensor::random("b", 1000, 2)]);
     let exported = export(model.tensor("a").unwrap()).unwrap();
-    // SAFETY: the tensor has 1000 bytes, and nobody reads them meanwhile.
+    // SAFETY: the tensor has 1000 bytes, and nothing reads them meanwhile.
     unsafe { ptr::write_bytes(exported.tensor().data.cast::<u8>(), 9, 1000) };
     assert!(model.tensor("a").unwrap().as_bytes().unwrap() == [9; 1000]);
     assert!(model.tensor("b").unwrap().as_bytes().unwrap() == random_bytes(1000, 2));
@@ -217,7 +215,7 @@ fn a_deleter_takes_null_and_owners_that_panic() {
     // SAFETY: no elements, so no bytes.
     let exported = unsafe { export_with(Panics, &memory) }.unwrap();
     let deleter = exported.managed().deleter.unwrap();
-    // SAFETY: null is taken.
+    // SAFETY: null is allowed.
     unsafe { deleter(ptr::null_mut()) };
     delete(exported.into_raw());
 }

@@ -1,4 +1,4 @@
-"""Each rank reads a share and gives it to the others: `torchrun --nproc-per-node 4 several_processes.py CHECKPOINT`."""
+"""Each rank reads a share and sends it to the others: `torchrun --nproc-per-node 4 several_processes.py CHECKPOINT`."""
 
 import sys
 

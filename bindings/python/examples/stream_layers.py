@@ -1,4 +1,4 @@
-"""Streams a checkpoint layer by layer and sums what arrives: `python stream_layers.py CHECKPOINT [BUDGET]`."""
+"""Streams a checkpoint layer by layer and sums its values: `python stream_layers.py CHECKPOINT [BUDGET]`."""
 
 import sys
 
@@ -10,7 +10,7 @@ def main(source: str, budget: str = "16MiB") -> None:
     print(f"{len(checkpoint)} tensors, {checkpoint.nbytes} bytes; the smallest budget is {checkpoint.min_budget}")
     with checkpoint.stream(budget=budget, window=1) as stream:
         for layer in stream:
-            with layer:  # one layer at a time: let go of it before the next one is asked for
+            with layer:  # releases this layer before the next one
                 arrays = {name: tensor.numpy() for name, tensor in layer.items()}
                 mean = {name: float(array.astype("float32").mean()) for name, array in arrays.items()}
                 del arrays

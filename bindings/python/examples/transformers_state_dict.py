@@ -1,4 +1,4 @@
-"""Loads a model of transformers through onelayer: `python transformers_state_dict.py CHECKPOINT [owned|mapped]`."""
+"""Loads a transformers model with onelayer: `python transformers_state_dict.py CHECKPOINT [owned|mapped]`."""
 
 import sys
 

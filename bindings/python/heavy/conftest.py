@@ -1,4 +1,4 @@
-"""What needs torch, transformers and several processes: scripts/python-heavy runs it."""
+"""Tests with torch, transformers and several processes; run by scripts/python-heavy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
-# The builders of checkpoints.
+# The helpers that write checkpoints.
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from checkpoints import BITS, write_checkpoint
@@ -18,13 +18,13 @@ from checkpoints import BITS, write_checkpoint
 
 @pytest.fixture
 def every_dtype(tmp_path: Path) -> Path:
-    """A file with one tensor of each type, of two dimensions."""
+    """A file with one two-dimensional tensor of each type."""
     return write_checkpoint(tmp_path / "every.safetensors", {f"t.{dtype}": (dtype, (3, 8)) for dtype in BITS})
 
 
 @pytest.fixture(autouse=True)
 def _few_threads() -> Iterator[None]:
-    """Tests compare bytes: nothing is gained by more."""
+    """One thread is enough: tests compare bytes."""
     import torch
 
     before = torch.get_num_threads()

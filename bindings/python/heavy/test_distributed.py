@@ -1,4 +1,4 @@
-"""Several processes, one read: four ranks on one machine, by gloo."""
+"""Shared loading by four ranks on one machine, with gloo."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ UNKNOWN = {"F6_E2M3", "F6_E3M2"}
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Of its bytes, its type and its shape."""
+    """A digest of bytes, type and shape."""
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
     found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-    # Where it lies: the memory that a rank takes is measured.
+    # Without a copy: the test measures the rank's memory.
     found.update(flat.numpy())
     return found.hexdigest()
 
 
 def rows(info: onelayer.TensorInfo) -> int | None:
-    """Along which dimension tests cut: the first that four ranks divide."""
+    """The dimension that tests divide: the first one divisible by four."""
     return next((axis for axis, length in enumerate(info.shape) if length and length % WORLD == 0), None)
 
 
 def load_on_one_rank(rank: int, folder: str, source: str, cut: bool, options: dict[str, object]) -> None:
-    """Runs in a process of its own; what it found goes to a file."""
+    """Runs in a separate process and writes its result to a file."""
     import torch.distributed as dist
 
     from onelayer._native import MemoryMeter
@@ -65,7 +65,7 @@ def load_on_one_rank(rank: int, folder: str, source: str, cut: bool, options: di
 
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[..., list[dict[str, object]]]:
-    """Loads on four ranks; what each found."""
+    """Loads on four ranks and returns the result of each."""
 
     def run(source: Path, cut: bool = False, **options: object) -> list[dict[str, object]]:
         folder = tmp_path / "ranks"
@@ -114,7 +114,7 @@ def test_every_type_travels(load: Callable[..., list[dict]], tmp_path: Path) -> 
 
 
 def test_each_rank_stays_within_its_budget(load: Callable[..., list[dict]], tmp_path: Path) -> None:
-    """256 MiB in sixteen layers of four tensors; no rank ever holds more than the terms below."""
+    """256 MiB in sixteen layers of four tensors; no rank exceeds the terms below."""
     tensor_bytes = 4 * MIB
     shapes = {
         f"model.layers.{layer}.w{number}.weight": ("U8", (2048, 2048)) for layer in range(16) for number in range(4)
@@ -125,15 +125,15 @@ def test_each_rank_stays_within_its_budget(load: Callable[..., list[dict]], tmp_
     own_layers = 2 * tensor_bytes
     ranks = load(path, budget=budget)
     for rank in ranks:
-        # Budget, allowance, the rank's part of the layers in the window, the tensor in hand and the one on its way.
+        # Budget, slack, the rank's layers in the window, the current and the next tensor.
         assert rank["rss_growth"] <= budget + 16 * MIB + own_layers + 2 * tensor_bytes, rank["rss_growth"] / MIB
-    # Beside the blocks at the ends of what a rank reads, each byte comes from the disk once. (Smaller gaps are read through.)
+    # Except for blocks at the ends of ranges, each byte is read once. (Small gaps are read, too.)
     nbytes = len(shapes) * tensor_bytes
     assert nbytes <= sum(rank["read_bytes"] for rank in ranks) <= nbytes + 2 * 4096 * len(shapes)
 
 
 def write_zeros(path: Path, shapes: dict[str, tuple[str, tuple[int, ...]]]) -> None:
-    """A large file quickly: a header, and a hole where its bytes would be."""
+    """Writes a large sparse file: a header and a hole."""
     header, end = {}, 0
     for name, (dtype, shape) in shapes.items():
         start, end = end, end + math.prod(shape) * BITS[dtype] // 8

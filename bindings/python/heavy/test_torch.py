@@ -1,4 +1,4 @@
-"""torch as a consumer: every type it knows, streams of tensors, devices, and what outlives what."""
+"""torch as a consumer: every supported type, streams of tensors, devices, lifetimes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from checkpoints import FIXTURES, bytes_in_file, write_checkpoint
 from onelayer._frameworks import torch_dtype
 from onelayer.safetensors import load_file, safe_open
 
-# What no torch has.
+# Types that torch does not have.
 UNKNOWN = {"F6_E2M3", "F6_E3M2"}
 
 
@@ -78,7 +78,7 @@ def test_a_tensor_outlives_everything(tmp_path: Path) -> None:
     del stream
     gc.collect()
     path.unlink()
-    # A thread of its own frees it.
+    # Another thread frees it.
     expected = data(kept[3])
     assert data(kept.clone()[3]) == expected
     box = [kept]
@@ -178,30 +178,30 @@ def test_slices_are_theirs(backend: str) -> None:
 
 
 def test_a_device_is_filled_in_pieces(tmp_path: Path) -> None:
-    """The way to any device, on one that is always there."""
-    from onelayer._lazy import DeviceLoads
+    """The device path, tested on the CPU."""
+    from onelayer._lazy import DeviceReader
 
     path = write_checkpoint(
         tmp_path / "a.safetensors", {"w": ("BF16", (1000, 7)), "f4": ("F4", (4, 6)), "n": ("F32", (0, 2))}
     )
     native = onelayer.open(path)._native
-    loads = DeviceLoads(native, torch.device("cpu"), 1000)
+    reader = DeviceReader(native, torch.device("cpu"), 1000)
     expected = bytes_in_file(path)
     for name in expected:
-        assert data(loads.whole(name)) == expected[name]
-    assert loads.whole("w").shape == (1000, 7) and loads.whole("f4").shape == (4, 3)
-    assert data(loads.part("w", [(10, 20), (0, 7)])) == expected["w"][140:280]
-    assert loads.part("f4", [(1, 3), (2, 6)]).view(torch.uint8).tolist() == [
+        assert data(reader.whole(name)) == expected[name]
+    assert reader.whole("w").shape == (1000, 7) and reader.whole("f4").shape == (4, 3)
+    assert data(reader.part("w", [(10, 20), (0, 7)])) == expected["w"][140:280]
+    assert reader.part("f4", [(1, 3), (2, 6)]).view(torch.uint8).tolist() == [
         list(expected["f4"][row * 3 + 1 : row * 3 + 3]) for row in (1, 2)
     ]
-    assert loads.part("n", [(0, 0), (0, 2)]).shape == (0, 2)
+    assert reader.part("n", [(0, 0), (0, 2)]).shape == (0, 2)
 
 
 def test_a_slice_for_a_device_comes_in_pieces(tmp_path: Path) -> None:
-    """No more of it than a piece is in host memory, however it is cut."""
+    """The host holds at most one piece, for every division."""
     import random
 
-    from onelayer._lazy import DeviceLoads, _pieces
+    from onelayer._lazy import DeviceReader, _pieces
 
     shapes = {"a": (40, 30, 20), "b": (3000,), "c": (2, 3000), "d": (5, 1, 7, 60)}
     path = write_checkpoint(tmp_path / "s.safetensors", {name: ("I16", shape) for name, shape in shapes.items()})
@@ -214,7 +214,7 @@ def test_a_slice_for_a_device_comes_in_pieces(tmp_path: Path) -> None:
         ranges = [(start := chance.randrange(length), chance.randint(start, length)) for length in shapes[name]]
         for piece in _pieces(ranges, 16, piece_bytes):
             assert 2 * torch.Size([stop - start for start, stop in piece]).numel() <= piece_bytes
-        found = DeviceLoads(native, torch.device("cpu"), piece_bytes).part(name, ranges)
+        found = DeviceReader(native, torch.device("cpu"), piece_bytes).part(name, ranges)
         assert torch.equal(found, wholes[name][tuple(slice(*span) for span in ranges)])
 
 

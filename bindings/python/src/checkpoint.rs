@@ -1,4 +1,4 @@
-//! An opened checkpoint: what `onelayer.Checkpoint` is made of.
+//! An open checkpoint: the native part of `onelayer.Checkpoint`.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -31,7 +31,7 @@ impl NativeCheckpoint {
         Ok(Self { inner })
     }
 
-    /// Names of all tensors, by file and place in it.
+    /// Names of all tensors, in file order.
     fn names(&self) -> Vec<&str> {
         self.inner.tensors().map(|tensor| tensor.name).collect()
     }
@@ -44,7 +44,7 @@ impl NativeCheckpoint {
         self.inner.find(name).is_some()
     }
 
-    /// Type as the file spells it, shape, bytes and file of one tensor.
+    /// Type as spelled in the file, shape, bytes and file of one tensor.
     fn describe(&self, name: &str) -> PyResult<(&str, Vec<u64>, u64, PathBuf)> {
         let tensor = self.inner.find(name).ok_or_else(|| PyKeyError::new_err(name.to_owned()))?;
         let path = self.inner.shard(tensor.shard).path.clone();
@@ -68,19 +68,19 @@ impl NativeCheckpoint {
         self.inner.tensor_bytes()
     }
 
-    /// Host memory that the description takes.
+    /// Host memory of the description.
     #[getter]
     fn metadata_bytes(&self) -> u64 {
         self.inner.metadata_bytes()
     }
 
-    /// The files, and the free text of each header.
+    /// The files, and the metadata of each header.
     fn files(&self) -> Vec<(PathBuf, Vec<(&str, &str)>)> {
         let shards = self.inner.shards().iter();
         shards.map(|shard| (shard.path.clone(), shard.metadata.iter().collect())).collect()
     }
 
-    /// Choices that were made while opening.
+    /// Decisions made while opening.
     #[getter]
     fn notes(&self) -> Vec<&str> {
         self.inner.notes().iter().map(String::as_str).collect()
@@ -92,7 +92,7 @@ impl NativeCheckpoint {
         Ok(Plan::new(&plan))
     }
 
-    /// Which of so many ranks reads each of these tensors, so that each is read once in all.
+    /// Assigns each of these tensors to one of `world` ranks.
     fn owners(&self, py: Python<'_>, world: u32, names: HashSet<String>) -> PyResult<Vec<(&str, u32)>> {
         let share = py.detach(|| {
             let layers = Layers::group(&self.inner)?;
@@ -109,7 +109,7 @@ impl NativeCheckpoint {
         NativeReader::open(py, &self.inner)
     }
 
-    /// Mappings of the files; each is made when it is first needed.
+    /// Mappings of the files, created on first use.
     fn mapping(&self) -> NativeMapping {
         NativeMapping::new(&self.inner)
     }
@@ -123,8 +123,8 @@ impl NativeCheckpoint {
     }
 }
 
-/// The directory of `org/name@revision` in the local cache of the hub, which is in `root` or where
-/// the variables of the environment say, given in the order of `CacheVariables`.
+/// The directory of `org/name@revision` in the local cache of the hub. The cache is `root`, or
+/// given by environment variables, whose values are in the order of `CacheVariables`.
 #[pyfunction]
 pub(crate) fn locate_in_cache(
     py: Python<'_>,

@@ -1,5 +1,4 @@
-//! Errors of the library as Python exceptions. The classes are Python's own
-//! (`onelayer/_errors.py`), so that users can read them; here is who becomes what.
+//! Converts errors of the library to Python exceptions. Their classes are in `onelayer/_errors.py`.
 
 use std::error::Error;
 use std::io;
@@ -15,7 +14,7 @@ use pyo3::types::PyDict;
 /// `ENOENT` of errno.h, the same on every Linux.
 const NO_SUCH_FILE: i32 = 2;
 
-/// The exception for what is wrong with a checkpoint.
+/// The exception for an invalid checkpoint.
 pub(crate) fn of_checkpoint(py: Python<'_>, error: &CheckpointError) -> PyErr {
     match error {
         CheckpointError::Io { path, source, .. } => system(source, &chain(error), path),
@@ -30,7 +29,7 @@ pub(crate) fn of_checkpoint(py: Python<'_>, error: &CheckpointError) -> PyErr {
     }
 }
 
-/// The exception for what ended a load.
+/// The exception for a failed load.
 pub(crate) fn of_load(py: Python<'_>, error: &LoadError) -> PyErr {
     match error {
         LoadError::Plan(plan) => of_plan(py, plan),
@@ -39,7 +38,7 @@ pub(crate) fn of_load(py: Python<'_>, error: &LoadError) -> PyErr {
         LoadError::Stalled { held, .. } | LoadError::DeviceBudgetFull { held, .. } => {
             let held: Vec<&str> = held.iter().map(onelayer::LayerId::as_str).collect();
             let hint =
-                "a loop variable holds its layer until it is given the next one: `with layer:` lets go of it";
+                "a loop variable holds its layer until the next assignment: use `with layer:` to release it";
             let message = format!("{error} ({hint})");
             of_package(py, "StalledError", &message, |details| details.set_item("held", held))
         }
@@ -60,8 +59,7 @@ fn of_plan(py: Python<'_>, error: &PlanError) -> PyErr {
     budget_error(py, &chain(error), required, budget, None)
 }
 
-/// The exception for a budget that cannot work. `tensor` is the one that does not fit, where it is
-/// a tensor's fault.
+/// The exception for a too small budget. `tensor` is the one that does not fit, if any.
 pub(crate) fn budget_error(
     py: Python<'_>,
     message: &str,
@@ -76,13 +74,13 @@ pub(crate) fn budget_error(
     })
 }
 
-/// The exception for a file that cannot be read, or is another one by now.
+/// The exception for a file that cannot be read or has changed.
 pub(crate) fn of_source(py: Python<'_>, error: &SourceError) -> PyErr {
     match error {
         SourceError::Open { path, source }
         | SourceError::Status { path, source }
         | SourceError::Read { path, source, .. } => system(source, &chain(error), path),
-        // Changed, cut short, or no regular file any more: what was checked is not what is there.
+        // Changed, truncated, or no longer a regular file.
         _ => of_package(py, "CheckpointError", &chain(error), |details| {
             details.set_item("path", error.path())?;
             details.set_item("tensor", None::<&str>)
@@ -102,7 +100,7 @@ pub(crate) fn of_memory(tensor: &str, bytes: u64, source: &io::Error) -> PyErr {
     PyMemoryError::new_err(format!("tensor {tensor:?}: cannot allocate {bytes} bytes: {source}"))
 }
 
-/// `OSError` or what of its kind the number says: `FileNotFoundError`, `PermissionError`, ...
+/// `OSError` or its subclass for the error number: `FileNotFoundError`, `PermissionError`, ...
 fn system(source: &io::Error, message: &str, path: &Path) -> PyErr {
     match source.raw_os_error() {
         Some(number) => PyOSError::new_err((number, message.to_owned(), path.to_path_buf())),
@@ -110,7 +108,7 @@ fn system(source: &io::Error, message: &str, path: &Path) -> PyErr {
     }
 }
 
-/// An exception of a class in `onelayer._errors`, with details as keywords.
+/// An exception of a class in `onelayer._errors`, with details as keyword arguments.
 fn of_package(
     py: Python<'_>,
     class: &str,
@@ -122,11 +120,11 @@ fn of_package(
         describe(&details)?;
         py.import("onelayer._errors")?.getattr(class)?.call((message,), Some(&details))
     };
-    // A failure to make the exception is an exception too.
+    // A failure to create the exception is itself an exception.
     exception().map_or_else(|error| error, PyErr::from_value)
 }
 
-/// A message with what caused it, unless it says so itself.
+/// A message with its causes, except those it already contains.
 pub(crate) fn chain(error: &dyn Error) -> String {
     let mut message = error.to_string();
     let mut cause = error.source();

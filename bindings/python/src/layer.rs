@@ -1,5 +1,4 @@
-//! A layer as Python sees it: a mapping from names to tensors, and a context manager that lets go
-//! of it.
+//! A Python layer: a mapping from names to tensors, and a context manager that closes it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,7 +9,7 @@ use pyo3::types::{PyIterator, PyList};
 
 use crate::tensor::Tensor;
 
-/// A layer that may be closed. Shared with the tensors that were looked up in it.
+/// A layer that may be closed. Shared with its tensor objects.
 pub(crate) struct Held {
     layer: Mutex<Option<LoadedLayer>>,
     name: String,
@@ -18,7 +17,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// A lease of one tensor: it keeps the memory, whether the layer is closed later or not.
+    /// A lease of one tensor, which keeps the memory even if the layer is closed.
     pub(crate) fn lease(&self, tensor: &str) -> PyResult<LoadedTensor> {
         let layer = self.lock();
         let layer = layer.as_ref().ok_or_else(|| {
@@ -27,7 +26,7 @@ impl Held {
         layer.tensor(tensor).ok_or_else(|| PyKeyError::new_err(tensor.to_owned()))
     }
 
-    /// Held for moments only, and never while something waits for the interpreter.
+    /// Held only briefly, and never while waiting for the interpreter.
     fn lock(&self) -> MutexGuard<'_, Option<LoadedLayer>> {
         self.layer.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -38,13 +37,13 @@ impl Held {
 pub(crate) struct Layer {
     held: Arc<Held>,
     names: Vec<String>,
-    /// Place in execution order.
+    /// Index in execution order.
     #[pyo3(get)]
     index: usize,
-    /// Bytes of its tensors.
+    /// Size of its tensors.
     #[pyo3(get)]
     nbytes: u64,
-    /// Bytes it takes where it lives.
+    /// Memory on its device.
     #[pyo3(get)]
     resident_bytes: u64,
 }
@@ -80,7 +79,7 @@ impl Layer {
     }
 
     fn __contains__(&self, name: &Bound<'_, PyAny>) -> bool {
-        // What is no text is no name.
+        // Only strings are names.
         name.extract::<&str>().is_ok_and(|name| self.names.iter().any(|known| known == name))
     }
 
@@ -113,10 +112,10 @@ impl Layer {
         self.names.iter().map(|name| Ok((name.as_str(), self.tensor(name)?))).collect()
     }
 
-    /// Lets go of the layer. What was exported stays.
+    /// Closes the layer. Exported tensors stay valid.
     fn close(&self, py: Python<'_>) {
         let layer = self.held.lock().take();
-        // Freeing a large layer takes its time, and a device may have to be waited for.
+        // Freeing a large layer takes time, and may wait for a device.
         py.detach(|| drop(layer));
     }
 

@@ -6,14 +6,13 @@
 //! torch.from_dlpack(tensor)        <- capsule --- Tensor.__dlpack__
 //! ```
 //!
-//! Everything that waits or reads does so detached from the interpreter. A lock that somebody may
-//! hold while waiting is only taken while detached: a thread that waited for one with the
-//! interpreter in its hands would stop the thread that has it. What a consumer gets is
-//! freed by plain Rust code, on whichever thread lets go of it last, the interpreter being there or
-//! not; freeing memory of a device may wait for its copies there.
+//! Code that waits or reads is detached from the interpreter. Locks that may be held during a wait
+//! are taken only while detached: a thread that holds the interpreter and waits for such a lock
+//! would block the lock's owner. Exported memory is freed by plain Rust code, on the thread that
+//! drops it last, even without an interpreter. Freeing device memory may wait for copies to it.
 //!
-//! The Python half (`python/onelayer`) has the names, defaults and documentation that users see,
-//! and whatever needs numpy or torch.
+//! The Python half (`python/onelayer`) has the public names, defaults and documentation, and all
+//! code for numpy and torch.
 
 use pyo3::prelude::*;
 
@@ -30,7 +29,7 @@ mod report;
 mod stream;
 mod tensor;
 
-/// The native half of `onelayer`: use it through the package.
+/// The native module of the package `onelayer`.
 #[pymodule]
 mod _native {
     #[pymodule_export]

@@ -1,5 +1,5 @@
-//! What a piece of a program takes of memory while it runs, for the pytest plug-in: host memory as
-//! the kernel counts it, and that of a device as its management library does.
+//! Measures memory growth of running code, for the pytest plug-in: host memory from the kernel,
+//! device memory from NVML.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,10 +11,10 @@ use onelayer_probe::{GpuMemory, Measured, Sampler, SamplerOptions};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-/// Time between two looks at a device: they cost more than one at the host.
+/// Sampling interval of a device; a sample costs more than one of the host.
 const DEVICE_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Measures from when it is made to `finish`.
+/// Measures from its creation to `finish`.
 #[pyclass(frozen, module = "onelayer._native")]
 pub(crate) struct MemoryMeter {
     parts: Mutex<Option<Parts>>,
@@ -25,17 +25,17 @@ struct Parts {
     device: Option<Result<DeviceMeter, String>>,
 }
 
-/// Most bytes above the start; a number, or why there is none.
+/// Peak growth in bytes, or the reason why it is unknown.
 type Growth = (Option<u64>, Option<String>);
 
 #[pymethods]
 impl MemoryMeter {
-    /// With the device of a number too, if one is given.
+    /// Starts measuring the host, and a device if a number is given.
     #[new]
     #[pyo3(signature = (device=None))]
     fn start(py: Python<'_>, device: Option<u32>) -> Self {
         let parts = py.detach(|| {
-            // The device first: its context is not what is measured.
+            // The device first, so that its context does not count as growth.
             let device = device.map(DeviceMeter::start);
             let host = Sampler::start(&SamplerOptions::default()).map_err(|error| error.to_string());
             Parts { host, device }
@@ -43,8 +43,7 @@ impl MemoryMeter {
         Self { parts: Mutex::new(Some(parts)) }
     }
 
-    /// Growth of host memory that the kernel cannot take back, of all resident memory, and of the
-    /// device's.
+    /// Growth of unreclaimable host memory, of resident memory, and of device memory.
     fn finish(&self, py: Python<'_>) -> PyResult<(Growth, Growth, Growth)> {
         let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Parts { host, device } = parts.ok_or_else(|| PyValueError::new_err("measured already"))?;
@@ -58,7 +57,7 @@ impl MemoryMeter {
                 Err(reason) => ((None, Some(reason.clone())), (None, Some(reason))),
             };
             let device = match device {
-                None => (None, Some("no device was asked for".to_owned())),
+                None => (None, Some("no device was requested".to_owned())),
                 Some(Err(reason)) => (None, Some(reason)),
                 Some(Ok(meter)) => meter.finish(),
             };
@@ -74,10 +73,10 @@ fn told(measured: Measured<u64>) -> Growth {
     }
 }
 
-/// A thread that looks at what is in use on a device, by whomever.
+/// A thread that samples the used memory of a device, by all processes.
 struct DeviceMeter {
     stop: Arc<AtomicBool>,
-    /// `None` once it was waited for.
+    /// `None` once it was joined.
     thread: Option<JoinHandle<Result<u64, String>>>,
 }
 
@@ -95,7 +94,7 @@ impl DeviceMeter {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let watch = move || {
-            // The context stays as long as it is watched.
+            // The context lives while the device is sampled.
             let _device = device;
             let mut most_bytes = before_bytes;
             loop {
@@ -115,7 +114,7 @@ impl DeviceMeter {
         match self.end() {
             Some(Ok(Ok(bytes))) => (Some(bytes), None),
             Some(Ok(Err(reason))) => (None, Some(reason)),
-            _ => (None, Some("the thread that watched the device panicked".to_owned())),
+            _ => (None, Some("the thread that sampled the device panicked".to_owned())),
         }
     }
 
@@ -129,7 +128,7 @@ impl DeviceMeter {
 
 impl Drop for DeviceMeter {
     fn drop(&mut self) {
-        // Nobody asks any more.
+        // The result is no longer needed.
         let _ = self.end();
     }
 }

@@ -1,9 +1,9 @@
-//! A plan as Python sees it: the numbers, and the text that people read.
+//! A Python plan: its numbers and its text.
 
 use onelayer::LoadPlan;
 use pyo3::prelude::*;
 
-/// What a load would do.
+/// The plan of a load.
 #[pyclass(frozen, get_all, module = "onelayer")]
 pub(crate) struct Plan {
     /// Host budget, in bytes.
@@ -14,13 +14,13 @@ pub(crate) struct Plan {
     host_bytes: u64,
     /// The same, term by term.
     terms: Vec<(&'static str, u64)>,
-    /// Most bytes of layers at once, where they live.
+    /// Maximum bytes of resident layers on their device.
     resident_bytes: u64,
     /// Bytes of all tensors as they are delivered.
     nbytes: u64,
     /// Bytes that are read, over-read included.
     read_bytes: u64,
-    /// Layers, in the order in which they come.
+    /// Layers, in delivery order.
     layers: Vec<String>,
     text: String,
 }

@@ -1,5 +1,4 @@
-//! Tensors one by one, for those who pull: read into memory of their own, or seen through a private
-//! mapping.
+//! Single tensors on request: read into owned memory, or as views of a private mapping.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -18,11 +17,11 @@ use crate::errors;
 use crate::memory::{FileMapping, HostMemory};
 use crate::tensor::Tensor;
 
-/// Bytes that the kernel is asked at once to read ahead: it reads no more than its own window for
-/// sequential reads, whatever is asked.
+/// Bytes per read-ahead request. The kernel reads at most its window for sequential reads per
+/// request.
 const AHEAD_BYTES: u64 = 128 << 10;
 
-/// Reads tensors, and slices of them, into memory of their own. Shared by threads.
+/// Reads tensors and slices into owned memory. Shared by threads.
 #[pyclass(frozen, module = "onelayer._native")]
 pub(crate) struct NativeReader {
     reader: TensorReader,
@@ -46,8 +45,8 @@ impl NativeReader {
         Ok(Tensor::of_memory(name, (dtype, entry.dtype_name), shape, memory))
     }
 
-    /// A part of a tensor: a start and an end for each dimension, the outermost first. Each must
-    /// lie within the shape.
+    /// A part of a tensor: a start and an end for each dimension, outermost first, within the
+    /// shape.
     fn read_slice(&self, py: Python<'_>, name: &str, ranges: Vec<(u64, u64)>) -> PyResult<Tensor> {
         let entry = find(self.reader.checkpoint(), name)?;
         let ranges: Vec<_> = ranges.into_iter().map(|(start, end)| start..end).collect();
@@ -60,7 +59,7 @@ impl NativeReader {
         Ok(Tensor::of_memory(name, (entry.dtype, entry.dtype_name), shape, memory))
     }
 
-    /// Some bytes of a tensor, from an offset on, as bytes.
+    /// Bytes of a tensor from an offset on, as a byte tensor.
     fn read_part(&self, py: Python<'_>, name: &str, offset_bytes: u64, len_bytes: u64) -> PyResult<Tensor> {
         let entry = find(self.reader.checkpoint(), name)?;
         let memory =
@@ -68,7 +67,7 @@ impl NativeReader {
         Ok(Tensor::of_memory(name, (DType::U8, DType::U8.name()), vec![len_bytes], memory))
     }
 
-    /// Bytes that were read from files so far, over-read included.
+    /// Bytes read from files so far, over-read included.
     #[getter]
     fn read_bytes(&self) -> u64 {
         let ways = self.reader.ways();
@@ -77,7 +76,7 @@ impl NativeReader {
 }
 
 impl NativeReader {
-    /// New memory, filled without the interpreter.
+    /// New memory, filled while detached from the interpreter.
     fn fill(
         &self,
         py: Python<'_>,
@@ -95,11 +94,10 @@ impl NativeReader {
     }
 }
 
-/// Private, copy-on-write mappings of the files of a checkpoint: who writes to a tensor gets pages
-/// of its own, and the file stays as it is. Pages that were not written to are the page cache's.
+/// Private, copy-on-write mappings of the files of a checkpoint. Writes to a tensor create private
+/// pages and do not change the file; unwritten pages belong to the page cache.
 ///
-/// Unlike everything else here they cannot tell a file that changes: who truncates it ends this
-/// process (`SIGBUS`).
+/// Unlike readers they cannot detect a changed file: truncating it kills this process (`SIGBUS`).
 #[pyclass(frozen, module = "onelayer._native")]
 pub(crate) struct NativeMapping {
     checkpoint: Checkpoint,
@@ -119,15 +117,14 @@ impl NativeMapping {
         }
         let shard = self.checkpoint.shard(tensor.shard);
         let mapping = map(shard)?;
-        // Another thread may have been quicker: then this mapping goes.
+        // Another thread may have been faster; then this mapping is dropped.
         Ok(cell.get_or_init(|| Arc::new(mapping)))
     }
 }
 
 #[pymethods]
 impl NativeMapping {
-    /// A whole tensor: a view of its file, or where its bytes do not start at a multiple of an
-    /// element's, a copy.
+    /// A whole tensor: a view of its file, or a copy if its bytes are misaligned.
     fn view(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
         let entry = find(&self.checkpoint, name)?;
         let found = py.detach(|| self.file(&entry).map(|file| file.part(entry.extent, entry.dtype)));
@@ -138,15 +135,14 @@ impl NativeMapping {
         Ok(Tensor::of_memory(name, (entry.dtype, entry.dtype_name), entry.shape.to_vec(), memory))
     }
 
-    /// Has the kernel read the files ahead, one after the other, but for those that it has. Returns
-    /// at once.
+    /// Requests read-ahead of all uncached files, one after the other. Returns at once.
     fn read_ahead(&self, py: Python<'_>) {
         let shards: Vec<(std::path::PathBuf, ByteRange)> =
             self.checkpoint.shards().iter().map(|shard| (shard.path.clone(), shard.data)).collect();
         py.detach(|| {
             let work = move || {
                 for (path, data) in shards {
-                    // Advice is all it is: who reads the pages finds out what is wrong with the file.
+                    // Only advice: an error of the file shows when its pages are read.
                     let _ = File::open(path)
                         .and_then(|file| if is_cached(&file, data) { Ok(()) } else { advise(&file, data) });
                 }
@@ -156,11 +152,11 @@ impl NativeMapping {
     }
 }
 
-/// Where a file is looked at.
+/// The number of sampled positions in a file.
 const PROBES: u64 = 16;
 
-/// True if the file is in the page cache wherever it is looked at: advice about pages that are
-/// there costs time, too. One byte at a few places, read only if that needs no disk.
+/// True if the file is cached at a few sampled positions: advice costs time for cached pages, too.
+/// Reads one byte at each, only if that needs no disk.
 fn is_cached(file: &File, data: ByteRange) -> bool {
     let is_there = |probe: u64| {
         let at = data.start() + data.len_bytes() / PROBES * probe;
@@ -180,7 +176,7 @@ fn advise(file: &File, data: ByteRange) -> io::Result<()> {
     Ok(())
 }
 
-/// Maps a file if it is the one that was checked.
+/// Maps a file if it is unchanged since it was checked.
 fn map(shard: &Shard) -> Result<FileMapping, SourceError> {
     let path = || shard.path.clone();
     let file = File::open(&shard.path).map_err(|source| SourceError::Open { path: path(), source })?;

@@ -1,34 +1,34 @@
-//! What a load did, as Python sees it.
+//! A Python report of a load.
 
 use onelayer::units::HumanBytes;
 use onelayer::{LoadPlan, LoadReport};
 use pyo3::prelude::*;
 
-/// What a load did so far. Memory is what was planned: measuring it is for the `loadcheck` marker
-/// and program.
+/// The report of a load so far. Memory is the planned amount; the `loadcheck` marker and program
+/// measure it.
 #[pyclass(frozen, get_all, module = "onelayer")]
 pub(crate) struct Report {
-    /// From the start of the load to its end, in seconds, what the caller did in between included.
+    /// Duration of the load in seconds, including the caller's work between layers.
     seconds: f64,
-    /// Of these, seconds until reading began.
+    /// Seconds until reading began.
     preparing_seconds: f64,
-    /// Of these, seconds that the caller waited for layers.
+    /// Seconds the caller waited for layers.
     waited_seconds: f64,
-    /// Layers that were handed out.
+    /// Number of layers handed out.
     layers: u64,
-    /// Bytes of tensors that arrived.
+    /// Tensor bytes that have arrived.
     nbytes: u64,
-    /// Bytes that were read, over-read included.
+    /// Bytes read, over-read included.
     read_bytes: u64,
-    /// Host memory that the load was allowed, in bytes.
+    /// Host budget, in bytes.
     budget: u64,
-    /// Host memory that the load reserved of it, in bytes.
+    /// Reserved part of the host budget, in bytes.
     host_bytes: u64,
     /// Page-locked host memory, in bytes.
     pinned_bytes: u64,
-    /// Most bytes of layers that could be resident at once.
+    /// Maximum bytes of resident layers.
     resident_bytes: u64,
-    /// Files that were read in another way than was asked for, and why.
+    /// Files that were not read in the requested way, with reasons.
     fallbacks: Vec<String>,
 }
 

@@ -1,5 +1,4 @@
-//! A running load as Python sees it: an iterator of layers that can be interrupted, and a context
-//! manager.
+//! A Python stream: an interruptible iterator of layers, and a context manager.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,7 +12,7 @@ use crate::layer::Layer;
 use crate::plan::Plan;
 use crate::report::Report;
 
-/// How long a wait goes on before signals are looked at: Ctrl-C works within this time.
+/// How often a wait checks for signals: Ctrl-C works within this time.
 const WAIT_SLICE: Duration = Duration::from_millis(100);
 
 /// A running load.
@@ -32,7 +31,7 @@ enum State {
     Closed(Box<LoadReport>),
 }
 
-/// What came of one slice of a wait.
+/// The result of one slice of a wait.
 enum Slice {
     Awaited(Awaited),
     Failed(LoadError),
@@ -47,7 +46,7 @@ impl LayerStream {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic while it was locked left a stream that has ended.
+        // After a panic with the lock held the stream has ended.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -63,12 +62,12 @@ impl LayerStream {
 
     /// Ends the load and keeps its report.
     fn end(&self) {
-        // Whoever waits in another thread stops at once.
+        // Ends waits in other threads.
         self.cancel.cancel();
         let mut state = self.lock();
         if let State::Running(stream) = &*state {
             let report = Box::new(stream.report());
-            // What was running is dropped here: threads, files, ring, layers that nobody took.
+            // Drops the running load: threads, files, ring, layers not handed out.
             *state = State::Closed(report);
         }
     }
@@ -101,7 +100,7 @@ impl LayerStream {
         py.detach(|| self.end());
     }
 
-    /// Makes the next layer that somebody waits for an error. Returns at once.
+    /// Cancels the load: the next wait for a layer fails. Returns at once.
     fn cancel(&self) {
         self.cancel.cancel();
     }
@@ -134,7 +133,7 @@ impl LayerStream {
         Plan::new(&self.plan)
     }
 
-    /// Bytes of tensors that arrived, and of all of them.
+    /// Tensor bytes that have arrived, and in total.
     #[getter]
     fn progress(&self) -> (u64, u64) {
         (self.progress.tensor_bytes_done(), self.progress.tensor_bytes_total())
@@ -152,7 +151,8 @@ impl LayerStream {
 
 impl Drop for LayerStream {
     fn drop(&mut self) {
-        // The interpreter may be attached here: waiting for the threads, which never need it, cannot hang.
+        // The interpreter may be attached here. Joining the threads cannot hang, since they never
+        // need it.
         self.end();
     }
 }

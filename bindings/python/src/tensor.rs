@@ -1,11 +1,8 @@
-//! A tensor as Python sees it, and how it goes to numpy, torch and others: by DLPack.
+//! A Python tensor, and its export to numpy, torch and others with DLPack.
 //!
-//! A tensor of a layer shares the layer until that is closed. An export has a lease of its own: it
-//! outlives tensor, layer, stream and checkpoint.
-#![allow(
-    unsafe_code,
-    reason = "streams of the consumer and owned memory are handed to DLPack; each block says why"
-)]
+//! A tensor of a layer is usable until the layer is closed. An export has a separate lease and may
+//! outlive tensor, layer, stream and checkpoint.
+#![allow(unsafe_code, reason = "passes consumer streams and owned memory to DLPack; each block says why")]
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -21,9 +18,9 @@ use crate::errors;
 use crate::layer::Held;
 use crate::memory::HostMemory;
 
-/// The stream that a CUDA consumer means when it names none: the legacy default one.
+/// The default stream of a CUDA consumer: the legacy default stream.
 const LEGACY_STREAM: i64 = 1;
-/// The consumer orders by itself.
+/// The consumer synchronises itself.
 const NO_STREAM: i64 = -1;
 
 const CPU: DLDevice = DLDevice { device_type: DEVICE_CPU, device_id: 0 };
@@ -32,21 +29,21 @@ const CPU: DLDevice = DLDevice { device_type: DEVICE_CPU, device_id: 0 };
 #[pyclass(frozen, module = "onelayer")]
 pub(crate) struct Tensor {
     name: String,
-    /// Type of its elements.
+    /// Its element type.
     dtype: DType,
-    /// That type as the file spells it, unless it was narrowed.
+    /// The type as spelled in the file, unless it was cast.
     dtype_name: String,
     shape: Vec<u64>,
     nbytes: u64,
     source: Source,
 }
 
-/// Who has the bytes.
+/// The owner of the bytes.
 #[derive(Clone)]
 enum Source {
     /// A layer, until it is closed.
     Layer(Arc<Held>),
-    /// Host memory of its own.
+    /// Owned host memory.
     Memory(Arc<HostMemory>),
 }
 
@@ -65,7 +62,7 @@ impl Tensor {
         }
     }
 
-    /// A tensor in memory of its own; its type, and the name that its file has for it.
+    /// A tensor in owned memory, with its type and the type name of its file.
     pub(crate) fn of_memory(
         name: &str,
         (dtype, dtype_name): (DType, &str),
@@ -89,7 +86,7 @@ impl Tensor {
         onelayer_dlpack::device(self.target()).ok_or_else(|| self.nowhere())
     }
 
-    /// The refusal for bytes that were read and dropped.
+    /// The error for bytes that were read and dropped.
     fn nowhere(&self) -> PyErr {
         let (name, target) = (&self.name, self.target());
         PyBufferError::new_err(format!(
@@ -97,8 +94,8 @@ impl Tensor {
         ))
     }
 
-    /// True if the consumer gets a copy on the host, false if it shares the memory. Refuses copies
-    /// to anywhere else.
+    /// True if the consumer gets a copy on the host, false if it shares the memory. Refuses other
+    /// copies.
     fn must_copy(
         &self,
         device: DLDevice,
@@ -113,17 +110,17 @@ impl Tensor {
         };
         match wanted.filter(|&wanted| wanted != (device.device_type, device.device_id)) {
             None if copy == Some(true) && device != CPU => {
-                refused("it is copied to the host only, not within its device")
+                refused("it can only be copied to the host, not within its device")
             }
             None => Ok(copy == Some(true)),
-            Some((DEVICE_CPU, _)) if copy == Some(false) => refused("it reaches the host only as a copy"),
+            Some((DEVICE_CPU, _)) if copy == Some(false) => refused("the host can only get a copy"),
             Some((DEVICE_CPU, _)) => Ok(true),
             Some((kind, number)) => refused(&format!("it cannot be copied to device ({kind}, {number})")),
         }
     }
 
-    /// An export that shares the memory. What the consumer queues in `stream` waits for the tensor;
-    /// without one, this does.
+    /// An export that shares the memory. Work queued in `stream` waits for the tensor; without a
+    /// stream, this call waits.
     fn share(&self, stream: Option<u64>) -> PyResult<ManagedTensor> {
         match &self.source {
             Source::Memory(memory) => self.export_memory(Arc::clone(memory), 0),
@@ -134,8 +131,7 @@ impl Tensor {
                 }
                 let exported = match stream {
                     None => onelayer_dlpack::export(tensor),
-                    // SAFETY: the protocol's consumer names a stream of its own, live and of the device that
-                    // it was told.
+                    // SAFETY: by the protocol the consumer passes a live stream of this device.
                     Some(stream) => unsafe { onelayer_dlpack::export_for_stream(tensor, stream) },
                 };
                 exported.map_err(|error| refusal(&error))
@@ -143,25 +139,25 @@ impl Tensor {
         }
     }
 
-    /// A tensor of a layer on the host, seen as bytes.
+    /// A byte view of a layer's tensor on the host.
     fn export_bytes_of(&self, tensor: LoadedTensor) -> PyResult<ManagedTensor> {
-        // Without bytes there is no memory, and nothing that a consumer could look at.
+        // Without bytes there is no memory to share.
         let address = match tensor.host_pointer() {
             Some(pointer) => pointer.as_ptr().cast(),
             None if self.nbytes == 0 && self.target() == Target::Host => std::ptr::null_mut(),
             None => return Err(self.nowhere()),
         };
         let described = self.described(address, 0);
-        // SAFETY: the lease keeps the bytes where they are, and nothing of ours writes to a tensor that has
-        // arrived.
+        // SAFETY: the lease keeps the bytes in place, and the loader never writes to a tensor that
+        // has arrived.
         let exported = unsafe { onelayer_dlpack::export_with(tensor, &described) };
         exported.map_err(|error| refusal(&error))
     }
 
     fn export_memory(&self, memory: Arc<HostMemory>, flags: u64) -> PyResult<ManagedTensor> {
         let described = self.described(memory.address().as_ptr().cast(), flags);
-        // SAFETY: the memory has the bytes of this tensor, stays where it is until its last owner is gone,
-        // and lends out no slice once it is shared.
+        // SAFETY: the memory has the bytes of this tensor, does not move until its last owner is
+        // dropped, and is not borrowed once shared.
         let exported = unsafe { onelayer_dlpack::export_with(memory, &described) };
         exported.map_err(|error| refusal(&error))
     }
@@ -171,7 +167,7 @@ impl Tensor {
         Memory { name, data, dtype, shape, device: CPU, flags }
     }
 
-    /// Its bytes in host memory of their own.
+    /// A copy of its bytes in owned host memory.
     fn host_copy(&self) -> PyResult<HostMemory> {
         let mut copy = self.empty_copy()?;
         self.read_into(copy.bytes_mut())?;
@@ -232,8 +228,7 @@ impl Tensor {
         Ok((device.device_type, device.device_id))
     }
 
-    /// Refusals are `BufferError`, whatever they are about: a consumer that sees `TypeError` asks
-    /// again in another way.
+    /// Every refusal is a `BufferError`: after a `TypeError` a consumer would retry in another way.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -263,8 +258,8 @@ impl Tensor {
         }
     }
 
-    /// The same memory as bytes, in one dimension: for types that a consumer does not know. On the
-    /// host only.
+    /// The same memory as a one-dimensional byte tensor, for types unknown to a consumer. Host
+    /// only.
     fn view_bytes(&self) -> PyResult<Self> {
         if self.target() != Target::Host {
             return Err(self.nowhere());
@@ -281,17 +276,17 @@ impl Tensor {
 
     /// Its bytes, little-endian and row-major.
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let len =
-            usize::try_from(self.nbytes).map_err(|_| PyBufferError::new_err("more bytes than fit memory"))?;
+        let len = usize::try_from(self.nbytes)
+            .map_err(|_| PyBufferError::new_err("too many bytes for this machine"))?;
         PyBytes::new_with(py, len, |target| py.detach(|| self.read_into(target)))
     }
 
-    /// As an array of numpy that shares the memory.
+    /// A numpy array that shares the memory.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.py().import("onelayer._frameworks")?.call_method1("to_numpy", (slf,))
     }
 
-    /// As a tensor of torch that shares the memory.
+    /// A torch tensor that shares the memory.
     fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.py().import("onelayer._frameworks")?.call_method1("to_torch", (slf,))
     }
@@ -304,10 +299,10 @@ impl Tensor {
 
 /// An argument of the protocol; never a `TypeError`.
 fn argument<'a, 'py, T: FromPyObject<'a, 'py>>(value: &'a Bound<'py, PyAny>, name: &str) -> PyResult<T> {
-    value.extract().map_err(|_| PyBufferError::new_err(format!("{name}={value:?} is not understood")))
+    value.extract().map_err(|_| PyBufferError::new_err(format!("{name}={value:?} is not supported")))
 }
 
-/// The stream that has to wait for the copies, by the protocol's rules; none on the host.
+/// The stream that must wait for the copies, by the rules of the protocol; none on the host.
 fn wanted_stream(device: DLDevice, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
     let number = stream.map(|stream| argument::<i64>(stream, "stream")).transpose()?;
     if device == CPU {
@@ -320,10 +315,12 @@ fn wanted_stream(device: DLDevice, stream: Option<&Bound<'_, PyAny>>) -> PyResul
     }
     match number.unwrap_or(LEGACY_STREAM) {
         NO_STREAM => Ok(None),
-        0 => Err(PyBufferError::new_err("stream=0 may be either default stream: say 1 or 2")),
+        0 => Err(PyBufferError::new_err(
+            "stream=0 is ambiguous: use 1 (legacy default stream) or 2 (per-thread)",
+        )),
         number => match u64::try_from(number) {
             Ok(stream) => Ok(Some(stream)),
-            Err(_) => Err(PyBufferError::new_err(format!("stream={number} is no stream"))),
+            Err(_) => Err(PyBufferError::new_err(format!("stream={number} is not a valid stream"))),
         },
     }
 }

@@ -1,4 +1,4 @@
-"""Checkpoints that tests read: those of the repository, and small ones that are written here."""
+"""Test checkpoints: fixtures of the repository, and small files written here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "checkpoints"
 
-# Bits of one element of every type that the format names.
+# Bits per element of every type of the format.
 BITS = {
     "BOOL": 8,
     "F4": 4,
@@ -36,7 +36,7 @@ BITS = {
 
 
 def write_checkpoint(path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]], **metadata: str) -> Path:
-    """Writes a file with tensors of these types and shapes. Bytes count up, so that no two places look alike for long."""
+    """Writes a file with tensors of these types and shapes. Bytes count up, so that positions differ."""
     header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     data = bytearray()
     for name, (dtype, shape) in tensors.items():
@@ -54,7 +54,7 @@ def write_checkpoint(path: Path, tensors: dict[str, tuple[str, tuple[int, ...]]]
 
 
 def bytes_of(name: str, dtype: str, length: int) -> bytes:
-    """What ``write_checkpoint`` writes for a tensor."""
+    """The bytes that ``write_checkpoint`` writes for a tensor."""
     seed = sum(name.encode())
     modulus = 2 if dtype == "BOOL" else 251
     return bytes((seed + at + at // 251) % modulus for at in range(length))

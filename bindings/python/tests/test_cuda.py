@@ -1,4 +1,4 @@
-"""The CUDA device, on the simulated driver of `crates/cuda-sim`: no GPU is needed, and what only a GPU shows is not tested.
+"""The CUDA device on the simulated driver of `testing/cuda-sim`. Tests nothing that needs a real GPU.
 
 `ONELAYER_CUDA_SIM` names the built library, as scripts/python-check sets it. Programs that are to see it run in processes of their
 own.
@@ -19,7 +19,7 @@ from checkpoints import bytes_in_file
 
 SIMULATED = os.environ.get("ONELAYER_CUDA_SIM")
 pytestmark = pytest.mark.skipif(SIMULATED is None, reason="ONELAYER_CUDA_SIM names no simulated CUDA driver")
-# As programs look for the driver, and for the library that says what memory is in use.
+# The file names of the driver and of NVML.
 NAMES = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1")
 
 Run = Callable[..., tuple[str, dict[str, str]]]
@@ -27,7 +27,7 @@ Run = Callable[..., tuple[str, dict[str, str]]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs Python on the simulated driver; what it printed, and what the driver reports at the end."""
+    """Runs Python on the simulated driver; returns the output and the driver's final report."""
     folder = tmp_path / "driver"
     folder.mkdir()
     assert SIMULATED is not None
@@ -80,7 +80,7 @@ def test_every_byte_arrives(run: Run, layered: Path, mode: str) -> None:
 
 
 def test_the_consumers_stream_waits(run: Run, layered: Path) -> None:
-    """An export for a stream queues a wait there and returns; one for no stream waits by itself."""
+    """An export for a stream queues a wait there and returns; an export without one waits."""
     text = """
         with checkpoint.stream(device="cuda", window=4) as stream:
             layer = next(stream)
@@ -94,7 +94,7 @@ def test_the_consumers_stream_waits(run: Run, layered: Path) -> None:
         _, report = run(*program(text.format(stream=stream), layered), MODE="lazy")
         assert_clean(report)
         waits[stream] = int(report.get("calls.cuStreamWaitEvent", "0"))
-    # None is the legacy default stream; -1 wants no stream to wait. The load has a few waits of its own, as its threads meet.
+    # None is the legacy default stream; -1 requests no wait. The load itself queues a few waits.
     for stream in ("None", "1"):
         assert abs(waits[stream] - waits["-1"] - 100) <= 10
 

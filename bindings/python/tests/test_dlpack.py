@@ -1,4 +1,4 @@
-"""The DLPack protocol, with numpy and with a consumer of ctypes that sees the structures themselves."""
+"""The DLPack protocol, with numpy and with a ctypes consumer that reads the structures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from checkpoints import BITS, bytes_in_file, write_checkpoint
 
 numpy = pytest.importorskip("numpy")
 
-# Names in files -> DLPack's code, bits and lanes, and how many values an element has.
+# Type names in files -> DLPack code, bits and lanes, and values per element.
 ELEMENTS = {
     "BOOL": (6, 8, 1),
     "F4": (17, 4, 2),
@@ -142,7 +142,7 @@ def test_scalars_and_tensors_without_elements(tmp_path: Path) -> None:
     assert {name: array.tobytes() for name, array in found.items()} == {
         name: data for name, data in expected.items() if name != "bf16"
     }
-    # Without elements there is no memory: also where it is seen as bytes, for types that numpy lacks.
+    # Without elements there is no memory, also in the byte view for types unknown to numpy.
     empty = next(tensor for tensor in tensors(path) if tensor.dtype == "BF16")
     assert empty.view_bytes().numpy().shape == (0,) and empty.tobytes() == b""
     if importlib.util.find_spec("ml_dtypes"):
@@ -200,13 +200,13 @@ def test_capsules_that_nobody_takes_free_what_they_hold(layered: Path) -> None:
                 del_later = [tensor.__dlpack__(max_version=(1, 0)), tensor.__dlpack__()]
             del tensor
             layer.close()
-            # With these the window would stay full, and the next layer would never come.
+            # Keeping these would fill the window, and the next layer would never arrive.
             del del_later
     assert stream.report.layers == 10
 
 
 def test_memory_is_back_after_many_exports_from_four_threads(tmp_path: Path) -> None:
-    """10,000 exports and deletions, also of what was taken; deleters run on other threads than exports."""
+    """10,000 exports and deletions, consumed or not; deleters run on other threads than exports."""
     path = write_checkpoint(tmp_path / "many.safetensors", {"weight": ("F32", (256, 256))})
     tensor = next(tensors(path))
     expected = tensor.tobytes()
@@ -232,7 +232,7 @@ def test_memory_is_back_after_many_exports_from_four_threads(tmp_path: Path) -> 
     run(2500)
     gc.collect()
     assert not failures
-    # A leak of one structure for each export would be 2 MiB, of one tensor in fifty 50 MiB.
+    # Leaking one structure per export would be 2 MiB, one tensor in fifty 50 MiB.
     assert resident_bytes() - before < 1 << 20
 
 
@@ -242,7 +242,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.parametrize("end", ["", "import os, signal; signal.raise_signal(signal.SIGTERM)"])
 def test_exit_with_live_tensors(layered: Path, end: str) -> None:
-    """Tensors, arrays, capsules, layers and a running stream are all alive when the interpreter goes."""
+    """Tensors, arrays, capsules, layers and a running stream are alive when the interpreter exits."""
     program = textwrap.dedent(
         f"""
         import numpy, onelayer, sys, threading

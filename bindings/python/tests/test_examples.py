@@ -1,4 +1,4 @@
-"""The example that needs no torch runs as it stands."""
+"""Runs the example that needs no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plug-ins for engines share, without an engine and without torch. The engines themselves are in `heavy`."""
+"""The shared code of the engine plug-ins, without an engine or torch. `heavy` tests with engines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_all_files_of_a_directory_are_one_checkpoint() -> None:
     files = sorted(str(file) for file in (FIXTURES / "llama_sharded").glob("*.safetensors"))
     (whole,) = _checkpoints(files[::-1])
     assert sorted(whole.files) == files
-    # Some of them are checkpoints of their own, in the order in which they are named.
+    # A part of the files: separate checkpoints, in the given order.
     some = [files[2], files[0]]
     assert [checkpoint.files for checkpoint in _checkpoints(some)] == [[file] for file in some]
 

@@ -1,4 +1,4 @@
-"""Tensors on demand: state_dict, slices, mapped and owned memory."""
+"""Lazy tensors: state_dict, slices, mapped and owned memory."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_slice_reads_no_more_than_it_needs(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "large.safetensors", {"w": ("U8", (4096, 1024))})
     reader = onelayer.open(path)._native.reader()
     assert reader.read_slice("w", [(8, 16), (0, 1024)]).nbytes == 8 * 1024
-    # Whole blocks of a file are read where its pages are not in memory.
+    # Uncached parts of a file are read in whole blocks.
     assert reader.read_bytes <= 8 * 1024 + 2 * 4096
 
 

@@ -1,4 +1,4 @@
-"""The pytest marker ``loadcheck``: it passes, it fails, and it fails when it cannot measure."""
+"""The pytest marker ``loadcheck``: passes, fails, and fails if it cannot measure."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TAKES_48_MIB = """
 """
 
 
-# Where the package is installed pytest finds the plug-in by itself.
+# pytest finds the plug-in of an installed package itself.
 IS_INSTALLED = any(found.value == "onelayer.pytest_plugin" for found in entry_points(group="pytest11"))
 PLUGIN = () if IS_INSTALLED else ("-p", "onelayer.pytest_plugin")
 
 
 def run(pytester: pytest.Pytester, limits: str) -> pytest.RunResult:
     pytester.makepyfile(TAKES_48_MIB.format(limits=limits))
-    # In a process of its own, where no other test's memory is in reach.
+    # In a separate process, so that memory of other tests does not count.
     return pytester.runpytest_subprocess(*PLUGIN)
 
 

@@ -1,4 +1,4 @@
-"""Several ranks: parts of tensors for each, and whole tensors that one of them reads."""
+"""Several ranks: divided tensors, and whole tensors read by one rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_shares_are_disjoint_and_balanced(name: str, world: int) -> None:
         sizes[reader] += checkpoint.info(key).nbytes
     largest = max(checkpoint.info(key).nbytes for key in checkpoint)
     assert max(sizes) <= checkpoint.nbytes / world + largest
-    assert readers == owners(checkpoint, world), "the same for everybody who asks"
+    assert readers == owners(checkpoint, world), "the same for every call"
 
 
 def test_shares_of_a_selection() -> None:
@@ -51,7 +51,7 @@ def test_parts_put_together_are_the_whole(name: str, world: int) -> None:
             continue
         cut += 1
         if "c_attn" in key:
-            # Queries, keys and values lie fused: each is cut by itself.
+            # Queries, keys and values are fused: each is divided separately.
             blocks = [numpy.split(part[key], 3, axis=-1) for part in parts]
             found = numpy.concatenate([block[number] for number in range(3) for block in blocks], axis=-1)
         else:

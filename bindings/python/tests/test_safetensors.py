@@ -1,4 +1,4 @@
-"""``onelayer.safetensors`` behaves as ``safetensors`` does: what its users rely on, in our words, and compared with it."""
+"""``onelayer.safetensors`` behaves like ``safetensors``, alone and compared with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from checkpoints import BITS, FIXTURES, bytes_in_file, write_checkpoint
-from onelayer._lazy import MappedLoads
+from onelayer._lazy import MappedReader
 from onelayer.safetensors import SafetensorError, safe_open
 from onelayer.safetensors.numpy import load_file
 
@@ -30,9 +30,9 @@ def test_names_come_sorted_or_in_the_order_of_their_bytes(tmp_path: Path, backen
 
 
 def test_files_that_are_mapped_whole_are_read_ahead(layered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[MappedLoads] = []
-    read_ahead = MappedLoads.expect_all
-    monkeypatch.setattr(MappedLoads, "expect_all", lambda self: (asked.append(self), read_ahead(self)))
+    asked: list[MappedReader] = []
+    read_ahead = MappedReader.expect_all
+    monkeypatch.setattr(MappedReader, "expect_all", lambda self: (asked.append(self), read_ahead(self)))
     with safe_open(layered, "np", backend="mmap") as file:
         file.get_tensor("model.norm.weight")
     assert not asked, "one tensor is wanted"
@@ -68,7 +68,7 @@ def test_tensors_outlive_their_file(layered: Path, backend: str) -> None:
         part = file.get_slice("model.norm.weight")
     del file
     assert tensor.tobytes() == bytes_in_file(layered)["model.norm.weight"]
-    # As with any lease: what was asked for before the file was closed can still be read.
+    # A slice object from before the file was closed can still be read.
     assert part[2:4].tobytes() == tensor[2:4].tobytes()
 
 
@@ -141,7 +141,7 @@ def same(ours: Any, others: Any) -> bool:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", FILES)
 def test_a_thousand_random_slices_as_theirs(name: str, backend: str) -> None:
-    """Of a few tensors each: the smallest file has few."""
+    """Compares a few tensors of each file."""
     theirs = pytest.importorskip("safetensors")
     chance = random.Random(name)
     path = FIXTURES / name
@@ -155,7 +155,7 @@ def test_a_thousand_random_slices_as_theirs(name: str, backend: str) -> None:
 
 
 def random_index(chance: random.Random, shape: list[int]) -> tuple[slice | int, ...]:
-    """What theirs takes: no negative bounds, no steps, nothing empty."""
+    """Indices that safetensors accepts: no negative bounds, no steps, nothing empty."""
     index: list[slice | int] = []
     for length in shape[: chance.randint(0, len(shape))]:
         start = chance.randrange(length)

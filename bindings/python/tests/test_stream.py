@@ -1,4 +1,4 @@
-"""Streams: layers, leases, waiting, interrupts, and memory that comes back."""
+"""Streams: layers, exports, waiting, interrupts, freed memory."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_a_file_that_changes_is_an_error(layered: Path) -> None:
 
 
 def test_other_threads_run_while_one_waits(layered: Path) -> None:
-    """The stream waits for its caller here, for a second; a thread counts meanwhile."""
+    """The stream waits for its caller for a second while another thread counts."""
     counted = 0
     stop = threading.Event()
 
@@ -183,7 +183,7 @@ def test_ctrl_c_works_during_a_wait(layered: Path) -> None:
     program = textwrap.dedent(
         f"""
         import onelayer, signal
-        # Whoever runs the tests in the background has it ignored.
+        # The signal is ignored in processes started in the background.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with onelayer.open({str(layered)!r}).stream(window=1, on_stall=60) as stream:
             held = next(stream)

@@ -16,7 +16,8 @@ pub enum Weights {
     /// As stored in the files.
     #[default]
     AsStored,
-    /// Wider floats narrowed, as [`LoaderBuilder::dtype`](onelayer::load::LoaderBuilder::dtype) does.
+    /// Wider floats narrowed, as [`LoaderBuilder::dtype`](onelayer::load::LoaderBuilder::dtype)
+    /// does.
     Narrowed(FloatType),
     /// Weights of layers quantised, as
     /// [`LoaderBuilder::quantise`](onelayer::load::LoaderBuilder::quantise) does. The other tensors

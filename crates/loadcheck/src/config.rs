@@ -1,9 +1,9 @@
-//! What a load needs, resolved and typed: made from the command line by the parent, read from JSON
+//! The configuration of a load: made from the command line by the parent, read from JSON
 //! by its worker.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use onelayer::Target;
@@ -12,7 +12,7 @@ use onelayer::units::HumanBytes;
 use onelayer_fit::DeviceMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::args::{Device, Io, LoadArgs, PassesArgs, Quantise, RankArgs, Window};
+use crate::args::{Device, Io, LoadArgs, PassesArgs, Quantise, RankArgs, Window, name_of, reason_of};
 use crate::problem::{Code, Problem};
 use crate::report::Params;
 use crate::sizes::{Size, SizeContext};
@@ -74,9 +74,9 @@ pub(crate) struct LoadConfig {
     pub(crate) device: Device,
     /// Where each layer goes, instead of all of them to `device`.
     pub(crate) device_map: Option<DeviceMap>,
-    /// What wider floats are narrowed to.
+    /// The type that wider floats are narrowed to.
     pub(crate) dtype: Option<FloatType>,
-    /// What weights are quantised to.
+    /// The form that weights are quantised to.
     pub(crate) quantise: Option<Quantise>,
     /// Only weights whose name matches are.
     pub(crate) quantise_only: Option<String>,
@@ -156,6 +156,11 @@ impl LoadConfig {
         (config, problems)
     }
 
+    /// The file with layer rules.
+    pub(crate) fn layers_path(&self) -> Option<&Path> {
+        self.layers.as_ref().map(|path| path.0.as_path())
+    }
+
     /// True if every layer stays until the end.
     pub(crate) fn keeps_all(&self) -> bool {
         self.window.is_none() && self.window_bytes.is_none() && !self.passes.is_asked()
@@ -166,22 +171,17 @@ impl LoadConfig {
         below_floor(self.budget, known)
     }
 
-    /// What the load may hold, in bytes.
+    /// The budgets of the load in bytes.
     ///
     /// # Errors
     /// A size that relates to something that is not known.
     pub(crate) fn budgets(&self, context: &SizeContext) -> Result<Budgets, Problem> {
-        let resolve = |flag: &str, size: Size, context: &SizeContext| {
-            size.resolve(context).map_err(|error| {
-                Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("{flag} {size}"))
-            })
-        };
         let on_device = context.of_device();
-        let device_bytes = self.device_budget.map(|size| resolve("--device-budget", size, &on_device));
+        let device_bytes = self.device_budget.map(|size| on_device.resolve("--device-budget", size));
         Ok(Budgets {
-            host_bytes: resolve("--budget", self.budget, context)?,
+            host_bytes: context.resolve("--budget", self.budget)?,
             device_bytes: device_bytes.transpose()?,
-            device_reserve_bytes: resolve("--device-reserve", self.device_reserve, &on_device)?,
+            device_reserve_bytes: on_device.resolve("--device-reserve", self.device_reserve)?,
         })
     }
 
@@ -200,7 +200,7 @@ impl LoadConfig {
             window: self.window.map(u64::from),
             window_bytes: self.window_bytes,
             passes: self.passes.is_asked().then_some(u64::from(self.passes.passes)),
-            io: self.io.name().to_owned(),
+            io: name_of(self.io),
             device: match &self.device_map {
                 Some(_) => "map".to_owned(),
                 None => self.device.target().to_string(),
@@ -237,13 +237,6 @@ pub(crate) fn below_floor(budget: Size, known: &[Problem]) -> Option<Problem> {
 /// A regular expression that does not compile.
 pub(crate) fn bad_pattern(flag: &str, error: &regex::Error) -> Problem {
     Problem::new(Code::BadPattern, format!("{flag}: {}", reason_of(error)))
-}
-
-/// Why a regular expression does not compile: its message has the place in several lines, only the
-/// last one says what.
-pub(crate) fn reason_of(error: &regex::Error) -> String {
-    let text = error.to_string();
-    text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
 }
 
 #[cfg(test)]

@@ -1,26 +1,26 @@
-//! Whom `compare` and `fit` measure, from `-s` and `--cmd`.
+//! The loaders that `compare` and `fit` measure, from `-s` and `--cmd`.
 //!
-//! What `-s` names is one of our strategies, or free text for a template that takes it.
+//! `-s` names one of our strategies, or is free text for a template with `{strategy}`.
 
 use std::ffi::OsString;
 use std::path::Path;
 
 use crate::problem::{Code, Problem};
+use crate::shell::CommandTemplate;
 use crate::strategies::Strategy;
-use crate::template::CommandTemplate;
 
 const STRATEGY: &str = "{strategy}";
 
-/// One that is measured: a row of a table.
+/// A loader that is measured: a row of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// What it is called, once in a table.
+    /// Its name, unique in a table.
     pub(crate) name: String,
-    /// What is run.
+    /// How it loads.
     pub(crate) what: What,
 }
 
-/// What is run.
+/// How it loads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     /// A way of loading of this program's.
@@ -105,11 +105,11 @@ fn make_unique(entries: &mut [Entry]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strategies::Habit;
+    use crate::strategies::SimpleStrategy;
 
     fn rows(names: &[&str], templates: &[&str]) -> Result<Vec<(String, Vec<String>)>, Vec<Problem>> {
         let own = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<String>>();
-        let usual = [Strategy::Stream, Strategy::Habit(Habit::Mmap)];
+        let usual = [Strategy::Stream, Strategy::Simple(SimpleStrategy::Mmap)];
         let entries = entries(&own(names), &usual, &own(templates), Path::new("a b/model"))?;
         Ok(entries
             .into_iter()
@@ -161,7 +161,7 @@ mod tests {
         let found = rows(&["mmap", "mmap", "stream", "mmap"], &[]).unwrap();
         let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["mmap", "mmap #2", "stream", "mmap #3"]);
-        assert_eq!(Strategy::parse("mmap"), Ok(Strategy::Habit(Habit::Mmap)));
+        assert_eq!(Strategy::parse("mmap"), Ok(Strategy::Simple(SimpleStrategy::Mmap)));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A command as a child: its output passed on, its end awaited, its whole tree stopped when that is
+//! A command as a child process: passes its output on, waits for its end, stops its whole tree when
 //! wanted.
 //!
 //! Signals: a Ctrl-C in a terminal reaches the child by itself, since it shares our process group;
@@ -15,12 +15,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, select, unbounded};
-use onelayer_probe::{ChildGroup, goes_first};
+use onelayer_probe::{ChildGroup, prefer_for_oom_kill};
 use regex::bytes::Regex;
 use rustix::process::{Signal, getpgrp, kill_process};
 use signal_hook::consts::SIGINT;
 
-use crate::family::descendants;
+use crate::descendants::descendants;
 use crate::problem::{Code, Problem};
 use crate::signals::Interrupts;
 
@@ -70,7 +70,7 @@ impl LineWatch {
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                     Err(_) => break,
                 };
-                // Nobody may be reading any more; the line still counts.
+                // The reader of our output may be gone; the line still counts.
                 let _ = to.write_all(&block[..count]).and_then(|()| to.flush());
                 for &byte in &block[..count] {
                     if byte == b'\n' || line.len() >= LINE_BYTES_MAX {
@@ -161,9 +161,9 @@ impl Child {
             command.stdout(stderr);
         }
         if let Some(group) = group {
-            group.place(&mut command).map_err(|error| cannot(&error))?;
+            group.enter_on_spawn(&mut command).map_err(|error| cannot(&error))?;
         }
-        goes_first(&mut command);
+        prefer_for_oom_kill(&mut command);
         let start = Instant::now();
         let mut child = command.spawn().map_err(|error| cannot(&error))?;
         if let Some(watch) = &watch {
@@ -195,7 +195,7 @@ impl Child {
         self.start.elapsed()
     }
 
-    /// Waits for whatever comes first.
+    /// Waits for the first event.
     pub(crate) fn wait(&mut self, interrupts: &Interrupts) -> Event {
         let never = crossbeam_channel::never();
         let line = self.watch.as_ref().map_or(&never, |watch| &watch.receiver);

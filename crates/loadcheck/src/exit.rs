@@ -28,55 +28,30 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
-    /// Every row of the table, in the order of the codes.
-    pub(crate) const ALL: [Self; 9] = [
-        Self::Ok,
-        Self::LimitExceeded,
-        Self::Usage,
-        Self::Source,
-        Self::CannotMeasure,
-        Self::LoadFailed,
-        Self::Inconclusive,
-        Self::Interrupted,
-        Self::Terminated,
+    /// Every exit code and its meaning, in the order of the codes.
+    pub(crate) const ALL: [(Self, u8, &'static str); 9] = [
+        (Self::Ok, 0, "ran, all limits met; also when the reader of a pipe went away"),
+        (Self::LimitExceeded, 1, "ran, a limit or the memory promise was exceeded"),
+        (Self::Usage, 2, "wrong usage, or a request that cannot be met (LC02xx)"),
+        (Self::Source, 3, "the source is missing, unreadable or corrupt (LC03xx)"),
+        (Self::CannotMeasure, 4, "cannot measure or use what was asked for (LC04xx)"),
+        (Self::LoadFailed, 5, "the load, conversion, comparison or measured command failed (LC05xx)"),
+        (Self::Inconclusive, 6, "a limit lies inside the spread of the runs (--strict-noise)"),
+        (Self::Interrupted, 130, "interrupted (Ctrl-C); the partial report is kept"),
+        (Self::Terminated, 143, "terminated (SIGTERM); the partial report is kept"),
     ];
 
     /// The number the shell sees.
-    pub(crate) const fn code(self) -> u8 {
-        match self {
-            Self::Ok => 0,
-            Self::LimitExceeded => 1,
-            Self::Usage => 2,
-            Self::Source => 3,
-            Self::CannotMeasure => 4,
-            Self::LoadFailed => 5,
-            Self::Inconclusive => 6,
-            Self::Interrupted => 130,
-            Self::Terminated => 143,
-        }
-    }
-
-    /// One line for people.
-    pub(crate) const fn meaning(self) -> &'static str {
-        match self {
-            Self::Ok => "ran, all limits met; also when the reader of a pipe went away",
-            Self::LimitExceeded => "ran, a limit or the memory promise was exceeded",
-            Self::Usage => "wrong usage, or a request that cannot be met (LC02xx)",
-            Self::Source => "the source is missing, unreadable or corrupt (LC03xx)",
-            Self::CannotMeasure => "cannot measure or use what was asked for (LC04xx)",
-            Self::LoadFailed => "the load, conversion, comparison or measured command failed (LC05xx)",
-            Self::Inconclusive => "a limit lies inside the spread of the runs (--strict-noise)",
-            Self::Interrupted => "interrupted (Ctrl-C); the partial report is kept",
-            Self::Terminated => "terminated (SIGTERM); the partial report is kept",
-        }
+    pub(crate) fn code(self) -> u8 {
+        Self::ALL.iter().find(|(exit, ..)| *exit == self).map_or(5, |(_, code, _)| *code)
     }
 
     /// The table as `--help` prints it.
     pub(crate) fn table() -> String {
         use std::fmt::Write as _;
         let mut text = String::from("Exit codes:\n");
-        for exit in Self::ALL {
-            let _ = writeln!(text, "  {:>3}  {}", exit.code(), exit.meaning());
+        for (_, code, meaning) in Self::ALL {
+            let _ = writeln!(text, "  {code:>3}  {meaning}");
         }
         text.truncate(text.trim_end().len());
         text
@@ -95,11 +70,11 @@ mod tests {
 
     #[test]
     fn codes_are_distinct_and_listed() {
-        let mut codes: Vec<u8> = Exit::ALL.iter().map(|exit| exit.code()).collect();
+        let mut codes: Vec<u8> = Exit::ALL.iter().map(|(exit, ..)| exit.code()).collect();
         codes.dedup();
         assert_eq!(codes, [0, 1, 2, 3, 4, 5, 6, 130, 143]);
-        for exit in Exit::ALL {
-            assert!(Exit::table().contains(exit.meaning()));
+        for (_, _, meaning) in Exit::ALL {
+            assert!(Exit::table().contains(meaning));
         }
     }
 }

@@ -1,169 +1,18 @@
-//! Gates: what `--limit` and its kin ask for, and how the runs came out against it.
+//! Holds runs against the limits that were asked for.
 //!
 //! Memory is judged by the maximum over the runs, time by the mean. A metric that was asked for and
 //! could not be measured is a problem (exit code 4), never a silent pass.
 
-use std::str::FromStr;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-use crate::args::{Device, LimitArgs};
+use crate::args::{Bound, Device, Gate, Metric, name_of};
+use crate::numbers::mean;
 use crate::problem::{Code, Problem};
 use crate::report::{Limit, Place, Run, Unavailable};
-use crate::sizes::{Size, SizeContext, parse_duration};
+use crate::sizes::SizeContext;
 
-/// What can be limited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Metric {
-    /// Memory that the kernel cannot take back.
-    Host,
-    /// All resident pages.
-    Rss,
-    /// Page-locked memory.
-    Pinned,
-    /// Device memory.
-    Vram,
-    /// Host and device memory where they are one pool.
-    Uma,
-    /// Mapped file pages.
-    File,
-    /// The memory cgroup's own peak.
-    Cgroup,
-    /// Wall time.
-    Time,
-}
-
-impl Metric {
-    /// All of them, as spelled on the command line and in the report.
-    pub(crate) const ALL: [(Self, &'static str); 8] = [
-        (Self::Host, "host"),
-        (Self::Rss, "rss"),
-        (Self::Pinned, "pinned"),
-        (Self::Vram, "vram"),
-        (Self::Uma, "uma"),
-        (Self::File, "file"),
-        (Self::Cgroup, "cgroup"),
-        (Self::Time, "time"),
-    ];
-
-    /// Its name.
-    pub(crate) fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(metric, _)| *metric == self).map_or("", |(_, name)| name)
-    }
-
-    /// Its peak in one run, in bytes; `None` if it was not measured (and always for time).
-    fn of(self, run: &Run) -> Option<u64> {
-        match self {
-            Self::Host => run.peak.host_bytes,
-            Self::Rss => run.peak.rss_bytes,
-            Self::Pinned => run.peak.pinned_bytes,
-            Self::Vram => run.peak.vram_bytes,
-            Self::File => run.peak.file_bytes,
-            Self::Cgroup => run.peak.cgroup_bytes,
-            Self::Uma | Self::Time => None,
-        }
-    }
-}
-
-/// `--limit METRIC=SIZE`
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct LimitArg {
-    metric: Metric,
-    bound: Bound,
-}
-
-/// The value of a limit.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Bound {
-    /// Memory.
-    Size(Size),
-    /// Time.
-    Time(Duration),
-}
-
-impl FromStr for LimitArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, value) = text.split_once('=').unwrap_or(("host", text));
-        let Some((metric, _)) = Metric::ALL.iter().find(|(_, known)| *known == name) else {
-            let known: Vec<&str> = Metric::ALL.iter().map(|(_, name)| *name).collect();
-            return Err(format!("no metric is called `{name}`; there are {}", known.join(", ")));
-        };
-        let bound = match metric {
-            Metric::Time => Bound::Time(parse_duration(value).map_err(|error| error.to_string())?),
-            _ => Bound::Size(value.parse().map_err(|error: crate::sizes::SizeError| error.to_string())?),
-        };
-        Ok(Self { metric: *metric, bound })
-    }
-}
-
-/// `--max-vram SIZE[@GPU]`
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct VramArg {
-    size: Size,
-    gpu: Option<u32>,
-}
-
-impl FromStr for VramArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (size, gpu) = text.split_once('@').map_or((text, None), |(size, gpu)| (size, Some(gpu)));
-        let gpu = gpu.map(str::parse::<u32>).transpose();
-        let gpu = gpu.map_err(|_| "write the GPU as a number, as in 12GiB@0".to_owned())?;
-        size.parse()
-            .map(|size| Self { size, gpu })
-            .map_err(|error: crate::sizes::SizeError| error.to_string())
-    }
-}
-
-/// A gate, with the flag that asked for it.
-#[derive(Clone, Debug)]
-pub(crate) struct Gate {
-    /// What is limited.
-    pub(crate) metric: Metric,
-    /// The most it may be.
-    pub(crate) bound: Bound,
-    /// The GPU it is about, if it names one.
-    pub(crate) gpu: Option<u32>,
-    /// For messages.
-    pub(crate) flag: String,
-}
-
-impl LimitArgs {
-    /// All gates that were asked for; the `--max-...` flags are sugar for `--limit`.
-    pub(crate) fn gates(&self) -> Vec<Gate> {
-        let listed = self.limits.iter().map(|limit| Gate {
-            metric: limit.metric,
-            bound: limit.bound,
-            gpu: None,
-            flag: format!("--limit {}", limit.metric.name()),
-        });
-        let sugar = [
-            (Metric::Host, self.max_host, "--max-host"),
-            (Metric::Rss, self.max_peak_rss, "--max-peak-rss"),
-            (Metric::Pinned, self.max_pinned, "--max-pinned"),
-            (Metric::Vram, self.max_vram.map(|limit| limit.size), "--max-vram"),
-        ];
-        let sizes = sugar.into_iter().filter_map(|(metric, size, flag)| {
-            let gpu = self.max_vram.and_then(|limit| limit.gpu).filter(|_| metric == Metric::Vram);
-            size.map(|size| Gate { metric, bound: Bound::Size(size), gpu, flag: flag.to_owned() })
-        });
-        let time = self.max_time.map(|limit| Gate {
-            metric: Metric::Time,
-            bound: Bound::Time(limit),
-            gpu: None,
-            flag: "--max-time".to_owned(),
-        });
-        listed.chain(sizes).chain(time).collect()
-    }
-}
-
-/// Gates that cannot be checked on a device, known before anything runs; `None` is a command that
-/// is measured from outside.
+/// Gates that cannot be checked on a device, known before anything runs. `None` as the device is a
+/// command, measured from outside.
 pub(crate) fn unmeasurable(gates: &[Gate], device: Option<Device>) -> Vec<Problem> {
     gates.iter().filter_map(|gate| unmeasurable_gate(gate, device)).collect()
 }
@@ -188,25 +37,25 @@ fn unmeasurable_gate(gate: &Gate, device: Option<Device>) -> Option<Problem> {
         ),
         _ => return None,
     };
-    Some(Problem::new(Code::CannotMeasure, format!("cannot check {}: {reason}", gate.flag)).help(help))
+    Some(cannot_check(gate, &reason).help(help))
 }
 
-/// A gate in bytes, for a worker that has to notice where it is first exceeded.
+fn cannot_check(gate: &Gate, reason: &str) -> Problem {
+    Problem::new(Code::CannotMeasure, format!("cannot check {}: {reason}", gate.flag))
+}
+
+/// A gate in bytes, for a worker that notes where it is first exceeded; `None` for time.
+///
+/// # Errors
+/// The size relates to something that is not known.
 pub(crate) fn limit_bytes(gate: &Gate, context: &SizeContext) -> Result<Option<u64>, Problem> {
-    match gate.bound {
-        Bound::Time(_) => Ok(None),
-        Bound::Size(size) => size.resolve(&context_of(gate, context)).map(Some).map_err(|error| {
-            Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("{} {size}", gate.flag))
-        }),
-    }
+    let Bound::Size(size) = gate.bound else { return Ok(None) };
+    // A percentage of device memory is of the device.
+    let context = if gate.metric == Metric::Vram { context.of_device() } else { *context };
+    context.resolve(&gate.flag, size).map(Some)
 }
 
-/// Per cent of device memory are of the device.
-fn context_of(gate: &Gate, context: &SizeContext) -> SizeContext {
-    if gate.metric == Metric::Vram { context.of_device() } else { *context }
-}
-
-/// Where in a run a metric first exceeded a limit: asked of whoever keeps the samples.
+/// Where in a run a metric first exceeded a limit.
 pub(crate) type FirstExceeded<'a> = &'a dyn Fn(Metric, u64) -> Option<Place>;
 
 /// Holds the runs against the gates.
@@ -234,6 +83,19 @@ pub(crate) fn judge(
     (limits, problems)
 }
 
+/// The peak of a metric in one run, in bytes; `None` if it was not measured, and for time.
+fn peak_bytes(metric: Metric, run: &Run) -> Option<u64> {
+    match metric {
+        Metric::Host => run.peak.host_bytes,
+        Metric::Rss => run.peak.rss_bytes,
+        Metric::Pinned => run.peak.pinned_bytes,
+        Metric::Vram => run.peak.vram_bytes,
+        Metric::File => run.peak.file_bytes,
+        Metric::Cgroup => run.peak.cgroup_bytes,
+        Metric::Uma | Metric::Time => None,
+    }
+}
+
 fn judge_size(
     gate: &Gate,
     runs: &[Run],
@@ -242,52 +104,42 @@ fn judge_size(
     first_exceeded: FirstExceeded<'_>,
 ) -> Result<Limit, Problem> {
     let limit_bytes = limit_bytes(gate, context)?.unwrap_or(u64::MAX);
-    let values: Option<Vec<u64>> = runs.iter().map(|run| gate.metric.of(run)).collect();
+    let values: Option<Vec<u64>> = runs.iter().map(|run| peak_bytes(gate.metric, run)).collect();
+    let metric = name_of(gate.metric);
     let Some(values) = values.filter(|values| !values.is_empty()) else {
-        let name = gate.metric.name();
-        let field = format!("peak.{name}_bytes");
+        let field = format!("peak.{metric}_bytes");
         let reason = unavailable.iter().find(|entry| entry.metric == field);
-        let reason = reason.map_or("it was not measured", |entry| &entry.reason);
-        return Err(Problem::new(Code::CannotMeasure, format!("cannot check {}: {reason}", gate.flag)));
+        return Err(cannot_check(gate, reason.map_or("it was not measured", |entry| &entry.reason)));
     };
     let actual_bytes = values.iter().copied().max();
     let passed = actual_bytes <= Some(limit_bytes);
     Ok(Limit {
-        metric: gate.metric.name().to_owned(),
+        metric,
         limit_bytes: Some(limit_bytes),
         actual_bytes,
-        limit_seconds: None,
-        actual_seconds: None,
         passed,
         inside_spread: !passed && values.iter().any(|value| *value <= limit_bytes),
         first_exceeded_at: if passed { None } else { first_exceeded(gate.metric, limit_bytes) },
+        ..Limit::default()
     })
 }
 
 fn judge_time(gate: &Gate, limit: Duration, runs: &[Run]) -> Result<Limit, Problem> {
     let values: Option<Vec<f64>> = runs.iter().map(|run| run.seconds).collect();
     let Some(values) = values.filter(|values| !values.is_empty()) else {
-        return Err(Problem::new(Code::CannotMeasure, format!("cannot check {}: no run ended", gate.flag)));
+        return Err(cannot_check(gate, "no run ended"));
     };
     let limit_seconds = limit.as_secs_f64();
     let actual_seconds = mean(&values);
     Ok(Limit {
-        metric: gate.metric.name().to_owned(),
-        limit_bytes: None,
-        actual_bytes: None,
+        metric: name_of(gate.metric),
         limit_seconds: Some(limit_seconds),
         actual_seconds: Some(actual_seconds),
         passed: actual_seconds <= limit_seconds,
         inside_spread: values.iter().any(|value| *value <= limit_seconds)
             && values.iter().any(|value| *value > limit_seconds),
-        first_exceeded_at: None,
+        ..Limit::default()
     })
-}
-
-/// Arithmetic mean; 0 for nothing.
-pub(crate) fn mean(values: &[f64]) -> f64 {
-    let count = f64::from(u32::try_from(values.len()).unwrap_or(u32::MAX));
-    if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / count }
 }
 
 #[cfg(test)]
@@ -301,21 +153,12 @@ mod tests {
     }
 
     fn gate(text: &str) -> Gate {
-        let LimitArg { metric, bound } = text.parse().unwrap();
-        Gate { metric, bound, gpu: None, flag: "--limit".to_owned() }
+        text.parse().unwrap()
     }
 
     fn verdicts(text: &str, runs: &[Run]) -> (Vec<(bool, bool)>, usize) {
         let (limits, problems) = judge(&[gate(text)], runs, &SizeContext::default(), &[], &|_, _| None);
         (limits.iter().map(|limit| (limit.passed, limit.inside_spread)).collect(), problems.len())
-    }
-
-    #[test]
-    fn a_bare_size_means_host() {
-        assert_eq!("200MiB".parse::<LimitArg>(), "host=200MiB".parse());
-        assert!("memory=1GiB".parse::<LimitArg>().unwrap_err().contains("host, rss"));
-        assert!("time=10MiB".parse::<LimitArg>().is_err());
-        assert!("12GiB@x".parse::<VramArg>().is_err());
     }
 
     #[test]

@@ -4,37 +4,54 @@
 //! words -> args -> config -> library call (in a worker process) -> report -> output
 //! ```
 //!
-//! Nothing else in this crate knows clap, indicatif or the terminal. Reports are values
-//! ([`report`]), problems are values ([`problem`]), exit codes are an enum ([`exit`]); the commands
-//! are thin.
+//! A file imports only files of its own folder and of what stands before it in this order:
+//!
+//! ```text
+//! exit, problem, numbers, sizes                       values
+//! args, words                                         the command line
+//! listing, report                                     what is told, as JSON has it
+//! config, limits, library_errors, machine, inputs,    from the command line to the library's calls
+//!   planned, source
+//! descendants, signals, exec, heap, measuring              processes, and the memory of this one
+//! strategies, leak, worker                            loads, measured in a process of their own
+//! output, progress, shell, entries                    from a report to people and programs
+//! compare, doctor, convert, fit                       the parts of single commands
+//! commands                                            one file a command
+//! ```
+//!
+//! Only `args` and `words` know clap, only `output` and `progress` the terminal. Reports, problems
+//! and exit codes are values.
 
 mod args;
 mod commands;
 mod compare;
 mod config;
 mod convert;
-mod device_map;
+mod descendants;
 mod doctor;
 mod entries;
 mod exec;
 mod exit;
-mod family;
 mod fit;
+mod heap;
+mod inputs;
 mod leak;
+mod library_errors;
 mod limits;
 mod listing;
 mod machine;
-mod measured;
+mod measuring;
+mod numbers;
 mod output;
-mod pressure;
+mod planned;
 mod problem;
 mod progress;
 mod report;
+mod shell;
 mod signals;
 mod sizes;
 mod source;
 mod strategies;
-mod template;
 mod words;
 mod worker;
 
@@ -56,69 +73,61 @@ fn main() -> ExitCode {
     signals::outlive_file_size_limit();
     let given: Vec<OsString> = std::env::args_os().collect();
     if given.get(1).is_some_and(|word| word == worker::ARGUMENT) {
-        return worker::main();
+        return match worker::main() {
+            Ok(exit) => exit.into(),
+            Err(message) => {
+                output::to_stderr(message);
+                Exit::Usage.into()
+            }
+        };
     }
     let words = words::with_command(given);
     let matches = Cli::command().color(words::help_colour(&words)).try_get_matches_from(&words);
     match matches.and_then(|mut matches| Cli::from_arg_matches_mut(&mut matches)) {
-        Ok(cli) => carry_out(cli).into(),
+        Ok(cli) => carry_out(&cli).into(),
         Err(error) => answer(&error, &words).into(),
     }
 }
 
 /// Does what was asked for.
-fn carry_out(cli: Cli) -> Exit {
-    let terminal = Terminal::detect(&cli.terminal);
-    let with_output = |args: &OutputArgs, further, command: &dyn Fn(&Output) -> Outcome| {
-        let output = Output::new(args, further, &terminal);
-        commands::conclude(command(&output), &output, &terminal)
+fn carry_out(cli: &Cli) -> Exit {
+    let terminal = &Terminal::detect(&cli.terminal);
+    let conclude = |args: &OutputArgs, further, command: &dyn Fn(&Output) -> Outcome| {
+        let output = Output::new(args, further, terminal);
+        commands::conclude(command(&output), &output, terminal)
     };
-    let measured =
-        |export, picture| Further { export: Some(export), picture: Some(picture), has_picture: true };
     let plain = Further::default();
+    let copied = |export| Further { export: Some(export), ..plain };
+    let drawn = |export, picture| Further { picture: Some(picture), has_picture: true, ..copied(export) };
     match &cli.command {
-        Command::Run(args) => with_output(&args.output, measured(&args.export, &args.picture), &|output| {
-            commands::run::run(args, output, &terminal)
+        Command::Run(args) => conclude(&args.output, drawn(&args.export, &args.picture), &|to| {
+            commands::run::run(args, to, terminal)
         }),
-        Command::Plan(args) => {
-            with_output(&args.output, plain, &|output| commands::describe::plan(args, output))
-        }
-        Command::Inspect(args) => {
-            with_output(&args.output, plain, &|output| commands::describe::inspect(args, output))
-        }
-        Command::Exec(args) => with_output(&args.output, measured(&args.export, &args.picture), &|output| {
-            commands::exec::run(args, output)
+        Command::Compare(args) => conclude(&args.output, drawn(&args.export, &args.picture), &|to| {
+            commands::compare::run(args, to, terminal)
         }),
-        Command::Compare(args) => {
-            with_output(&args.output, measured(&args.export, &args.picture), &|output| {
-                commands::compare::run(args, output, &terminal)
-            })
+        Command::Exec(args) => {
+            conclude(&args.output, drawn(&args.export, &args.picture), &|to| commands::exec::run(args, to))
         }
         Command::Fit(args) => {
-            with_output(&args.output, Further { export: Some(&args.export), ..plain }, &|output| {
-                commands::fit::run(args, output, &terminal)
-            })
-        }
-        Command::Report(args) => {
-            let output = Output::new(&args.output, Further { has_picture: true, ..plain }, &terminal);
-            commands::report::run(args, &output, &terminal)
+            conclude(&args.output, copied(&args.export), &|to| commands::fit::run(args, to, terminal))
         }
         Command::Leak(args) => {
-            with_output(&args.output, Further { export: Some(&args.export), ..plain }, &|output| {
-                commands::leak::run(args, output, &terminal)
-            })
+            conclude(&args.output, copied(&args.export), &|to| commands::leak::run(args, to, terminal))
         }
-        Command::Doctor(args) => {
-            with_output(&args.output, plain, &|output| commands::doctor::run(args, output))
-        }
-        Command::Synth(args) => {
-            with_output(&args.output, plain, &|output| commands::synth::run(args, output, &terminal))
-        }
+        Command::Plan(args) => conclude(&args.output, plain, &|to| commands::describe::plan(args, to)),
+        Command::Inspect(args) => conclude(&args.output, plain, &|to| commands::describe::inspect(args, to)),
+        Command::Doctor(args) => conclude(&args.output, plain, &|to| commands::doctor::run(args, to)),
+        Command::Synth(args) => conclude(&args.output, plain, &|to| commands::synth::run(args, to, terminal)),
         Command::Convert(args) => {
-            with_output(&args.output, plain, &|output| commands::convert::run(args, output, &terminal))
+            conclude(&args.output, plain, &|to| commands::convert::run(args, to, terminal))
         }
         Command::Verify(args) => {
-            with_output(&args.output, plain, &|output| commands::verify::run(args, output, &terminal))
+            conclude(&args.output, plain, &|to| commands::verify::run(args, to, terminal))
+        }
+        Command::Report(args) => {
+            let output = Output::new(&args.output, Further { has_picture: true, ..plain }, terminal);
+            commands::report::run(args, &output, terminal)
         }
         Command::Completions(args) => print(commands::shell::completions(args), terminal.stderr_paint),
         Command::Man(args) => print(commands::shell::man(args), terminal.stderr_paint),

@@ -1,4 +1,4 @@
-//! What went wrong, in the shape that people and scripts get: a code, a sentence, a place, a
+//! Problems, as people and scripts get them: a code, a sentence, a place, a
 //! remedy.
 //!
 //! Problems are values: they are collected, sorted (most basic first) and printed in one go by
@@ -8,153 +8,99 @@ use serde::{Deserialize, Serialize};
 
 use crate::exit::Exit;
 
-/// A stable code. Its hundreds digit decides the exit code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(crate) enum Code {
+/// Declares the codes, each with its text.
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// A stable code. Its hundreds digit decides the exit code.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[cfg_attr(test, derive(schemars::JsonSchema))]
+        pub(crate) enum Code {
+            $($(#[$doc])* #[serde(rename = $text)] $name,)*
+        }
+
+        impl Code {
+            /// The code as text.
+            pub(crate) const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)*
+                }
+            }
+        }
+    };
+}
+
+codes! {
     /// The budget is smaller than the smallest that works.
-    #[serde(rename = "LC0201")]
-    BudgetTooSmall,
+    BudgetTooSmall = "LC0201",
     /// The command line is not understood.
-    #[serde(rename = "LC0202")]
-    Usage,
+    Usage = "LC0202",
     /// A relative size (`80%`, `2x-layer`) has nothing to relate to.
-    #[serde(rename = "LC0203")]
-    SizeUnresolved,
+    SizeUnresolved = "LC0203",
     /// A regular expression does not compile.
-    #[serde(rename = "LC0204")]
-    BadPattern,
+    BadPattern = "LC0204",
     /// The output file exists, or cannot be written.
-    #[serde(rename = "LC0205")]
-    OutputRefused,
+    OutputRefused = "LC0205",
     /// The file with layer rules is missing or wrong.
-    #[serde(rename = "LC0206")]
-    LayerMap,
+    LayerMap = "LC0206",
     /// The request cannot be met for another reason.
-    #[serde(rename = "LC0207")]
-    CannotBeMet,
+    CannotBeMet = "LC0207",
     /// `--select` leaves no tensor.
-    #[serde(rename = "LC0208")]
-    NothingSelected,
+    NothingSelected = "LC0208",
     /// The command of `exec` cannot be started.
-    #[serde(rename = "LC0209")]
-    CannotStart,
+    CannotStart = "LC0209",
     /// The target of a conversion is in use for something else: a file in the way, another
     /// conversion, the source itself, or nothing can be written there.
-    #[serde(rename = "LC0210")]
-    TargetRefused,
+    TargetRefused = "LC0210",
     /// The target's file system has too little room. Nothing was written.
-    #[serde(rename = "LC0211")]
-    NoSpace,
+    NoSpace = "LC0211",
     /// Another process converts into the target.
-    #[serde(rename = "LC0212")]
-    TargetLocked,
+    TargetLocked = "LC0212",
     /// The file of dtype rules is missing or wrong.
-    #[serde(rename = "LC0213")]
-    DtypeRules,
+    DtypeRules = "LC0213",
     /// A tensor cannot be cast to what was asked for.
-    #[serde(rename = "LC0214")]
-    CannotCast,
+    CannotCast = "LC0214",
     /// A device map is wrong, or does not keep the limits.
-    #[serde(rename = "LC0215")]
-    DeviceMap,
+    DeviceMap = "LC0215",
     /// There is no such file, directory or repository.
-    #[serde(rename = "LC0301")]
-    SourceMissing,
+    SourceMissing = "LC0301",
     /// The checkpoint is incomplete or breaks the format.
-    #[serde(rename = "LC0302")]
-    SourceInvalid,
+    SourceInvalid = "LC0302",
     /// The system refuses to open or read it.
-    #[serde(rename = "LC0303")]
-    SourceUnreadable,
+    SourceUnreadable = "LC0303",
     /// The repository is not in the local cache, and nothing is fetched.
-    #[serde(rename = "LC0304")]
-    NotInCache,
+    NotInCache = "LC0304",
     /// A manifest cannot be understood.
-    #[serde(rename = "LC0305")]
-    BadManifest,
+    BadManifest = "LC0305",
     /// A metric that a limit asks for cannot be measured here.
-    #[serde(rename = "LC0401")]
-    CannotMeasure,
+    CannotMeasure = "LC0401",
     /// The device is not available.
-    #[serde(rename = "LC0402")]
-    NoDevice,
+    NoDevice = "LC0402",
     /// Reading or delivering failed midway.
-    #[serde(rename = "LC0501")]
-    LoadFailed,
+    LoadFailed = "LC0501",
     /// The worker was killed by a signal.
-    #[serde(rename = "LC0502")]
-    WorkerKilled,
+    WorkerKilled = "LC0502",
     /// The worker ended without a report.
-    #[serde(rename = "LC0503")]
-    WorkerLost,
+    WorkerLost = "LC0503",
     /// The measured command failed.
-    #[serde(rename = "LC0504")]
-    ChildFailed,
+    ChildFailed = "LC0504",
     /// A result could not be written.
-    #[serde(rename = "LC0505")]
-    CannotWrite,
+    CannotWrite = "LC0505",
     /// A file changed while it was being loaded.
-    #[serde(rename = "LC0506")]
-    SourceChanged,
+    SourceChanged = "LC0506",
     /// Ctrl-C or SIGTERM.
-    #[serde(rename = "LC0507")]
-    Interrupted,
+    Interrupted = "LC0507",
     /// `--verify`: what was delivered is not what the file has.
-    #[serde(rename = "LC0508")]
-    BytesDiffer,
+    BytesDiffer = "LC0508",
     /// A file of a conversion could not be written. Finished files stay, and the same command goes
     /// on behind them.
-    #[serde(rename = "LC0509")]
-    WriteFailed,
+    WriteFailed = "LC0509",
     /// `verify`, or `convert --verify`: a checkpoint is not what its manifest or its source says.
-    #[serde(rename = "LC0510")]
-    VerifyFailed,
+    VerifyFailed = "LC0510",
     /// `convert --finish`: files of some parts are missing.
-    #[serde(rename = "LC0511")]
-    PartsMissing,
+    PartsMissing = "LC0511",
 }
 
 impl Code {
-    /// The code as text.
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::BudgetTooSmall => "LC0201",
-            Self::Usage => "LC0202",
-            Self::SizeUnresolved => "LC0203",
-            Self::BadPattern => "LC0204",
-            Self::OutputRefused => "LC0205",
-            Self::LayerMap => "LC0206",
-            Self::CannotBeMet => "LC0207",
-            Self::NothingSelected => "LC0208",
-            Self::CannotStart => "LC0209",
-            Self::TargetRefused => "LC0210",
-            Self::NoSpace => "LC0211",
-            Self::TargetLocked => "LC0212",
-            Self::DtypeRules => "LC0213",
-            Self::CannotCast => "LC0214",
-            Self::DeviceMap => "LC0215",
-            Self::SourceMissing => "LC0301",
-            Self::SourceInvalid => "LC0302",
-            Self::SourceUnreadable => "LC0303",
-            Self::NotInCache => "LC0304",
-            Self::BadManifest => "LC0305",
-            Self::CannotMeasure => "LC0401",
-            Self::NoDevice => "LC0402",
-            Self::LoadFailed => "LC0501",
-            Self::WorkerKilled => "LC0502",
-            Self::WorkerLost => "LC0503",
-            Self::ChildFailed => "LC0504",
-            Self::CannotWrite => "LC0505",
-            Self::SourceChanged => "LC0506",
-            Self::Interrupted => "LC0507",
-            Self::BytesDiffer => "LC0508",
-            Self::WriteFailed => "LC0509",
-            Self::VerifyFailed => "LC0510",
-            Self::PartsMissing => "LC0511",
-        }
-    }
-
     /// The exit code that it leads to.
     pub(crate) const fn exit(self) -> Exit {
         match self.as_str().as_bytes()[3] {
@@ -187,10 +133,10 @@ pub(crate) struct Problem {
     pub(crate) message: String,
     /// A file, a tensor, a flag.
     pub(crate) place: Option<String>,
-    /// What was expected and what was found.
+    /// Expected and found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) detail: Option<String>,
-    /// What to do about it.
+    /// The next step for the user.
     pub(crate) help: Option<String>,
 }
 

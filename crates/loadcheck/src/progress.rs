@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 
+use crate::numbers::{bytes, count, grouped, rate, seconds};
 use crate::output::escape::escape_and_cut;
-use crate::output::numbers::{bytes, count, grouped, rate, seconds};
 use crate::output::terminal::ProgressMode;
 use crate::output::to_stderr;
 
@@ -29,7 +29,7 @@ pub(crate) struct Files {
     pub(crate) total: u64,
 }
 
-/// What is going on.
+/// The work in progress.
 #[derive(Clone, Copy, Debug)]
 enum What<'a> {
     /// This layer is loaded.

@@ -2,8 +2,8 @@
 //!
 //! The first one asks the program to stop what it started and to keep what it knows; a second one
 //! ends it at once, after the same children have been killed. So does the first one, a moment
-//! later, when nobody listens any more: then all that is left is to write the report, and whoever
-//! should read it may never do so.
+//! later, when the measurement is over: then only the report is left to write, and its reader
+//! may never read it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,8 +16,8 @@ use rustix::process::{Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
+use crate::descendants::{descendants, remember_strangers};
 use crate::exit::Exit;
-use crate::family::{descendants, remember_strangers};
 use crate::problem::{Code, Problem};
 
 /// Signals that ask a program to stop.
@@ -53,7 +53,7 @@ impl Interrupts {
     }
 
     fn begin() -> io::Result<Self> {
-        // A signal stops what this program has started, and nobody else.
+        // A signal stops only processes that this program has started.
         remember_strangers();
         let mut signals = Signals::new(ASKING_TO_STOP)?;
         let (sender, receiver) = bounded(8);
@@ -66,7 +66,7 @@ impl Interrupts {
                 // A full channel means that the program is stopping already.
                 let is_heard = !matches!(sender.try_send(signal), Err(TrySendError::Disconnected(_)));
                 if count == 1 && !is_heard {
-                    // Long enough to finish whatever does not wait for a reader.
+                    // Long enough for a report whose reader reads.
                     thread::sleep(LAST_WORDS_PATIENCE);
                 }
                 if count > 1 || !is_heard {
@@ -88,7 +88,7 @@ impl Interrupts {
         self.leftovers.lock().unwrap_or_else(PoisonError::into_inner).push(directory.to_owned());
     }
 
-    /// What was remembered is gone.
+    /// The remembered directories are gone.
     pub(crate) fn forget_leftovers(&self) {
         self.leftovers.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
@@ -117,7 +117,7 @@ pub(crate) fn exit_of(signal: i32) -> Exit {
     if signal == SIGINT { Exit::Interrupted } else { Exit::Terminated }
 }
 
-/// What to say of a command that a signal has ended.
+/// The problem of a command that a signal has ended.
 pub(crate) fn interrupted(signal: i32) -> Problem {
     Problem::new(Code::Interrupted, format!("interrupted by {}", name_of(signal)))
 }

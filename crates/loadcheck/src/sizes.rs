@@ -8,9 +8,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use onelayer::units::HumanBytes;
 use serde::{Deserialize, Serialize};
 
-/// What is accepted, for error messages.
+use crate::problem::{Code, Problem};
+
+/// The accepted forms, for error messages.
 pub(crate) const ACCEPTED_SIZES: &str =
     "512Mi, 10GiB, 10G (10^9), 1024 (bytes), 80%, 2x-layer or 1.1x-largest-tensor";
 
@@ -114,7 +117,7 @@ pub(crate) enum Size {
     LargestTensors(Decimal),
 }
 
-/// What relative sizes relate to, in bytes. `None` is "not known here".
+/// The quantities that relative sizes refer to, in bytes. `None` is "not known here".
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct SizeContext {
     /// The smaller of the cgroup's limit and the machine's memory.
@@ -131,6 +134,16 @@ impl SizeContext {
     /// The same for sizes of device memory: per cent are of the device.
     pub(crate) fn of_device(&self) -> Self {
         Self { limit_bytes: self.device_bytes, ..*self }
+    }
+
+    /// The value of a flag in bytes.
+    ///
+    /// # Errors
+    /// The size relates to something that is not known.
+    pub(crate) fn resolve(&self, flag: &str, size: Size) -> Result<u64, Problem> {
+        size.resolve(self).map_err(|error| {
+            Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("{flag} {size}"))
+        })
     }
 }
 
@@ -157,7 +170,7 @@ pub(crate) enum SizeError {
     Unknown {
         /// As asked for.
         size: String,
-        /// What is missing.
+        /// The missing quantity.
         what: &'static str,
     },
     /// Not a duration.
@@ -213,7 +226,7 @@ impl FromStr for Size {
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Bytes(bytes) => onelayer::units::HumanBytes(*bytes).fmt(f),
+            Self::Bytes(bytes) => HumanBytes(*bytes).fmt(f),
             Self::PercentOfLimit(percent) => write!(f, "{percent}%"),
             Self::Layers(factor) => write!(f, "{factor}x-layer"),
             Self::LargestTensors(factor) => write!(f, "{factor}x-largest-tensor"),

@@ -11,16 +11,16 @@ use std::path::{Path, PathBuf};
 
 use onelayer::checkpoint::{CacheVariables, HubCache};
 
+use crate::library_errors;
 use crate::problem::{Code, Problem};
 use crate::report::Source;
-use crate::worker;
 
 /// A source that was found.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
     /// As it was given.
     pub(crate) given: String,
-    /// What to open.
+    /// The path to open.
     pub(crate) path: PathBuf,
     /// The commit, for a repository in the local cache.
     pub(crate) revision: Option<String>,
@@ -95,11 +95,11 @@ fn in_cache(given: &str, repository: &str) -> Result<Resolved, Vec<Problem>> {
             revision: snapshot.file_name().map(|name| name.to_string_lossy().into_owned()),
             path: snapshot,
         }),
-        Err(error) => Err(worker::checkpoint_problems(&error)),
+        Err(error) => Err(library_errors::checkpoint(&error)),
     }
 }
 
-/// What the environment says about where the cache is.
+/// The variables that locate the cache.
 fn variables() -> CacheVariables {
     CacheVariables {
         hf_hub_cache: env::var_os("HF_HUB_CACHE"),

@@ -19,7 +19,7 @@ pub(crate) fn wants_json(words: &[OsString]) -> bool {
     false
 }
 
-/// What `--color` says about help and messages of the parser itself.
+/// The value of `--color`, for help and messages of the parser itself.
 pub(crate) fn help_colour(words: &[OsString]) -> clap::ColorChoice {
     let mut rest = words.iter().take_while(|word| *word != "--").map(|word| word.to_string_lossy());
     while let Some(word) = rest.next() {

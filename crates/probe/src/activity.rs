@@ -1,10 +1,11 @@
-//! What a process did: page faults, bytes read, CPU time; and what tells it apart from others.
+//! The activity of a process: page faults, bytes read, CPU time.
 //!
 //! From `/proc/<pid>/stat` and `/proc/<pid>/io` (`proc_pid_stat(5)`, `proc_pid_io(5)`). CPU time is
-//! in clock ticks (10 ms almost everywhere). `read_bytes` is what was fetched from storage on the
-//! process's behalf, counted when a read enters the block layer: the pages that a page fault on a
-//! mapping brings in are included, a network file system may count nothing. `read_call_bytes`
-//! (`rchar`) is what read calls returned, from the page cache or not; a mapping is not in it.
+//! in clock ticks (usually 10 ms). `read_bytes` counts bytes fetched from storage when a read
+//! enters the block layer. It includes page faults on mappings; a network file system may count
+//! nothing.
+//! `read_call_bytes` (`rchar`) counts bytes returned by read calls, cached or not; mappings do not
+//! count.
 
 use serde::Serialize;
 
@@ -12,7 +13,7 @@ use super::measured::UnavailableList;
 use super::procfs::{self, IO, Process, STAT};
 use super::{Measured, Reason};
 
-/// What a process did since it started, or between two moments.
+/// Activity since the process started, or between two moments.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Activity {
@@ -29,7 +30,7 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// What was done since `earlier`.
+    /// The activity since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -50,7 +51,7 @@ impl Activity {
     }
 }
 
-/// The fields of a `stat` file that this stage uses.
+/// The used fields of a `stat` file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
     pub(crate) name: Box<str>,
@@ -59,21 +60,21 @@ pub(crate) struct Stat {
     pub(crate) minor_faults: u64,
     pub(crate) major_faults: u64,
     pub(crate) cpu_ticks: u64,
-    /// Of children that were waited for, and of theirs.
+    /// CPU ticks of descendants that were waited for.
     pub(crate) waited_cpu_ticks: u64,
-    /// Ticks between boot and the process's start. With the id, it names a process for good.
+    /// Ticks between boot and the process's start. Identifies a process together with the id.
     pub(crate) start_ticks: u64,
 }
 
 impl Stat {
-    /// Reads the text of a `stat` file. The name stands in parentheses and may itself hold any of
-    /// `() \n`.
+    /// Parses the text of a `stat` file. The name is in parentheses and may contain `(`, `)`,
+    /// spaces and line ends.
     pub(crate) fn parse(text: &[u8]) -> Option<Self> {
         let open = text.iter().position(|&byte| byte == b'(')?;
         let close = text.iter().rposition(|&byte| byte == b')')?;
         let name = String::from_utf8_lossy(text.get(open + 1..close)?).into();
         let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
-        // Field 3 of the manual, the state, is the first here.
+        // The first field here is the state, field 3 in the manual.
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
         let number = |manual_index: usize| fields.get(manual_index - 3)?.parse::<u64>().ok();
         Some(Self {
@@ -98,17 +99,15 @@ impl Process {
         Stat::parse(&self.read(&STAT)?).ok_or(Reason::Malformed { file: STAT.pattern, field: "starttime" })
     }
 
-    /// Seconds of CPU in user and kernel mode that its children took, and theirs, as far as each
-    /// was waited for.
+    /// CPU seconds (user and kernel) of descendants that have ended and were waited for.
     ///
-    /// Processes that still run are not in it, nor those whose parent has the kernel forget them
-    /// (`SIGCHLD` ignored).
+    /// Running processes do not count, nor do children of a parent that ignores `SIGCHLD`.
     #[must_use]
     pub fn waited_cpu_seconds(&self) -> Measured<f64> {
         Measured::from(self.stat().map(|stat| stat.waited_cpu_ticks)).map(ticks_to_seconds)
     }
 
-    /// What it did since it started.
+    /// The activity since the process started.
     #[must_use]
     pub fn activity(&self) -> Activity {
         let stat = self.stat();
@@ -172,7 +171,7 @@ mod tests {
         let myself = Procfs::default().myself();
         let before = myself.activity();
         assert_eq!(std::fs::read(file.path()).unwrap().len(), 3 << 20);
-        // A mapping of its own: the allocator may hand out pages that were touched before.
+        // A fresh mapping: the allocator may return pages that were touched before.
         let mut fresh = memmap2::MmapMut::map_anon(16 * rustix::param::page_size()).unwrap();
         fresh.fill(1);
         let done = myself.activity().since(&before);
@@ -185,7 +184,7 @@ mod tests {
     fn children_count_once_they_were_waited_for() {
         let myself = Procfs::default().myself();
         let before = myself.waited_cpu_seconds().value().expect("/proc/self/stat is readable here");
-        // A grandchild that computes: what it took arrives here by way of its parent.
+        // The CPU time of a grandchild arrives through its parent.
         let script = "(i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done); :";
         assert!(std::process::Command::new("sh").args(["-c", script]).status().unwrap().success());
         let took = myself.waited_cpu_seconds().value().unwrap() - before;

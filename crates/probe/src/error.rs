@@ -1,8 +1,8 @@
-//! What this stage can refuse.
+//! Errors of this crate.
 //!
-//! A number that cannot be read is not an error: it is a
-//! [`Measured::Unavailable`](super::Measured). Errors are for requests that change something (a
-//! peak reset, a group of one's own, a dropped page cache) or that cannot be begun at all.
+//! A number that cannot be read is not an error but a [`Measured::Unavailable`](super::Measured).
+//! Errors are for requests that change something (reset a peak, create a group, drop cached pages)
+//! and for measurements that cannot start.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,25 +10,25 @@ use std::path::PathBuf;
 use super::Reason;
 use onelayer_system::units::HumanBytes;
 
-/// What this stage can refuse.
+/// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProbeError {
-    /// The kernel does not let us reset the high-water mark of resident memory.
+    /// The kernel refused to reset the high-water mark of resident memory.
     #[error("cannot reset the peak of resident memory through {}: {source}", path.display())]
     PeakResetRefused {
-        /// The file that was written to.
+        /// The file written to.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel took the request and the high-water mark stayed.
+    /// The kernel accepted the request, but the high-water mark did not change.
     #[error(
-        "resetting the peak of resident memory through {} had no effect: the peak is {}, resident are {}",
+        "resetting the peak of resident memory through {} had no effect: the peak is {}, resident memory is {}",
         path.display(), HumanBytes(*peak_bytes), HumanBytes(*rss_bytes)
     )]
     PeakResetIneffective {
-        /// The file that was written to.
+        /// The file written to.
         path: PathBuf,
         /// The high-water mark after the request.
         peak_bytes: u64,
@@ -36,7 +36,7 @@ pub enum ProbeError {
         rss_bytes: u64,
     },
     /// The effect of a peak reset could not be read back.
-    #[error("cannot tell whether the peak of resident memory was reset: {reason}")]
+    #[error("cannot check whether the peak of resident memory was reset: {reason}")]
     PeakResetUnchecked {
         /// Why `VmHWM` or `VmRSS` could not be read.
         reason: Reason,
@@ -46,7 +46,7 @@ pub enum ProbeError {
     Thread {
         /// Which thread.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The sampling thread panicked.
@@ -55,72 +55,71 @@ pub enum ProbeError {
         /// Which thread.
         what: &'static str,
     },
-    /// The interval cannot be used.
+    /// The interval is out of bounds.
     #[error("a sampling interval of {found:?} is outside {min:?}..={max:?}")]
     Interval {
-        /// What was asked for.
+        /// The requested interval.
         found: std::time::Duration,
-        /// The smallest that is accepted.
+        /// The smallest accepted interval.
         min: std::time::Duration,
-        /// The largest that is accepted.
+        /// The largest accepted interval.
         max: std::time::Duration,
     },
-    /// The process to watch does not exist, or cannot be read.
-    #[error("cannot watch process {pid}: {reason}")]
+    /// The process does not exist or cannot be read.
+    #[error("cannot measure process {pid}: {reason}")]
     Process {
-        /// Its id.
+        /// Process id.
         pid: u32,
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
-    /// Orphans cannot be adopted, so processes whose parent ends would be lost.
+    /// Orphaned descendants cannot be adopted, so they would be lost.
     #[error("cannot become the reaper of orphaned descendants: {source}")]
     Subreaper {
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// No group of our own: there is no memory controller to make one under.
-    #[error("cannot make a control group: {reason}")]
+    /// No group can be created: there is no memory controller here.
+    #[error("cannot create a control group: {reason}")]
     GroupNotHere {
-        /// Why.
+        /// The reason.
         reason: Reason,
     },
-    /// No group of our own: we may not write there.
+    /// No group can be created: no permission to write.
     #[error(
-        "cannot make a control group under {}: {source}; run with delegation, such as \
+        "cannot create a control group under {}: {source}; run with delegation, such as \
          `systemd-run --user --scope -p Delegate=yes -- COMMAND`, or as root",
         parent.display()
     )]
     GroupNotPermitted {
-        /// The group we are in.
+        /// The group of this process.
         parent: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// No group of our own: the version 2 hierarchy does not hand the memory controller to children
-    /// here.
+    /// No group can be created: version 2 does not enable the memory controller for children here.
     #[error(
-        "cannot make a control group under {}: the memory controller is not delegated to it \
+        "cannot create a control group under {}: the memory controller is not delegated to it \
          (cgroup.controllers holds `{found}`); run with \
          `systemd-run --user --scope -p Delegate=yes -- COMMAND`",
         parent.display()
     )]
     GroupNotDelegated {
-        /// The group we are in.
+        /// The group of this process.
         parent: PathBuf,
         /// The controllers it has.
         found: String,
     },
-    /// No group of our own: version 2 allows controllers on children only if the group itself holds
-    /// no process.
+    /// No group can be created: version 2 enables controllers for children only if the group itself
+    /// holds no process.
     #[error(
-        "cannot make a control group under {}: the group itself holds {process_count} processes, and \
-         version 2 hands controllers only to the children of a group without any; run alone in a scope, such as \
+        "cannot create a control group under {}: the group itself holds {process_count} processes, and \
+         version 2 enables controllers only for children of a group without processes; run alone in a scope, such as \
          `systemd-run --user --scope -p Delegate=yes -- COMMAND`",
         parent.display()
     )]
     GroupHoldsProcesses {
-        /// The group we are in.
+        /// The group of this process.
         parent: PathBuf,
         /// How many processes are in it.
         process_count: usize,
@@ -128,21 +127,21 @@ pub enum ProbeError {
     /// A step on a control group failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Group {
-        /// What was tried, as a verb: `set the limit in`, `move a process into`, `remove`.
+        /// The attempted step, as a verb: `set the limit in`, `move a process into`, `remove`.
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A step on a file's page cache failed.
     #[error("cannot {action} {}: {source}", path.display())]
     PageCache {
-        /// What was tried, as a verb: `open`, `flush`, `drop the cached pages of`.
+        /// The attempted step, as a verb: `open`, `flush`, `drop the cached pages of`.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }

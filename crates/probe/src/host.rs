@@ -1,4 +1,4 @@
-//! What machine this is: kernel, memory, CPU, and the kind of a file system.
+//! The machine: kernel, memory, CPU; and the kind of a file system.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -10,26 +10,26 @@ use super::procfs::{self, Procfs};
 use super::{Measured, Reason};
 use onelayer_system::file_system::FileSystem;
 
-/// The machine, as far as a report names it.
+/// The machine, as reports describe it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Host {
     /// Such as `6.18.44`.
     pub kernel: Measured<Box<str>>,
-    /// All memory that the kernel manages.
+    /// All memory managed by the kernel.
     pub ram_bytes: Measured<u64>,
-    /// What the kernel believes could be used without swapping; a container's limit is not in it.
+    /// The kernel's estimate of memory usable without swapping. Ignores container limits.
     pub ram_available_bytes: Measured<u64>,
-    /// The name the processor gives itself; not every architecture has one.
+    /// The processor's model name; not every architecture has one.
     pub cpu_model: Measured<Box<str>>,
-    /// Threads that can run at once, by affinity and by quota.
+    /// Threads that can run at once, by CPU affinity and quota.
     pub cpu_count: Measured<usize>,
-    /// Bytes in a small page.
+    /// Size of a small page.
     pub page_bytes: u64,
 }
 
 impl Host {
-    /// Reads it from `procfs`.
+    /// Reads all fields from `procfs`.
     #[must_use]
     pub fn read(procfs: &Procfs) -> Self {
         let read = |path: &str, name: &'static str| {
@@ -53,7 +53,7 @@ impl Host {
         }
     }
 
-    /// What could not be read, for a report's list.
+    /// The missing fields, for a report's list.
     #[must_use]
     pub fn unavailable(&self) -> Vec<super::Unavailable> {
         let mut list = UnavailableList::default();
@@ -94,7 +94,7 @@ fn cpu_model(text: &str) -> Result<Box<str>, Reason> {
 /// The file system that holds `path`.
 ///
 /// # Errors
-/// The reason it cannot be told.
+/// The reason it is unknown.
 pub fn file_system_of(path: &Path) -> Result<FileSystem, Reason> {
     rustix::fs::statfs(path)
         .map(|statfs| FileSystem::from_raw(statfs.f_type))
@@ -104,7 +104,7 @@ pub fn file_system_of(path: &Path) -> Result<FileSystem, Reason> {
 /// The file system that holds an open file.
 ///
 /// # Errors
-/// The reason it cannot be told.
+/// The reason it is unknown.
 pub fn file_system_of_file(file: &File) -> Result<FileSystem, Reason> {
     FileSystem::holding(file).map_err(|error| Reason::unreadable("the file", &error))
 }

@@ -1,21 +1,21 @@
-//! What the operating system says was used: memory of a process or of a process tree, control
-//! groups, faults, reads, page cache. It observes and never enforces; no other stage depends on its
-//! answers to work.
+//! Measures what a process or a process tree used: memory, control groups, faults, reads, page
+//! cache, GPU memory. It observes and never enforces.
 //!
 //! | file | reads |
 //! |---|---|
 //! | `measured` | nothing: a number, or the reason there is none |
-//! | `procfs` | a process pinned by a descriptor of its directory |
-//! | `memory` | `status`: memory now and at most; resets the peak |
+//! | `procfs` | files of one process, through a descriptor of its directory |
+//! | `memory` | `status`: current and peak memory; resets the peak |
 //! | `rollup` | `smaps_rollup`: exact, shared pages counted once |
 //! | `activity` | `stat`, `io`: faults, reads, CPU time |
-//! | `timeline`, `recorder` | nothing: bounded curve, peaks and where they happened |
+//! | `timeline`, `recorder` | nothing: bounded curve, peaks and their positions |
 //! | `sampler` | the calling process over time |
-//! | `tree` | a process and all of its descendants over time, from outside |
-//! | `cgroup` | control groups, versions 1 and 2; makes one of our own |
-//! | `page_cache` | how much of a file is cached; drops it |
+//! | `tree` | a process and its descendants over time, from outside |
+//! | `cgroup` | control groups, versions 1 and 2; creates child groups |
+//! | `oom` | nothing: makes a command the first choice of the out-of-memory killer |
+//! | `page_cache` | how much of a file is cached; drops cached pages |
 //! | `host` | kernel, memory, CPU, kind of a file system |
-//! | `nvml` | NVIDIA's management library: memory of a GPU, of all and of one process |
+//! | `nvml` | NVIDIA's management library: used memory of a GPU, whole or by process |
 //!
 //! ```
 //! use onelayer_probe::{Sampler, SamplerOptions};
@@ -36,6 +36,7 @@ mod host;
 mod measured;
 mod memory;
 mod nvml;
+mod oom;
 mod page_cache;
 mod procfs;
 mod recorder;
@@ -44,7 +45,6 @@ mod sampler;
 mod snapshot;
 mod timeline;
 mod tree;
-mod victim;
 
 pub use activity::Activity;
 pub use cgroup::{CgroupVersion, ChildGroup, CpuGroup, GroupMemory, MemoryGroup};
@@ -54,9 +54,10 @@ pub use measured::{Measured, Reason, Unavailable};
 pub use memory::{PeakReset, ProcessMemory};
 pub use nvml::{GpuMemory, NvmlError};
 pub use onelayer_system::file_system::FileSystem;
+pub use oom::prefer_for_oom_kill;
 pub use page_cache::{CacheDrop, Residency, ResidencyMethod, drop_cache, residency};
 pub use procfs::{Process, Procfs};
-pub use recorder::{At, LABEL_BYTES_MAX, Peak, Peaks, Recorder, RssPeakMethod};
+pub use recorder::{LABEL_BYTES_MAX, LoadPosition, Peak, Peaks, Recorder, RssPeakMethod};
 pub use rollup::SmapsRollup;
 pub use sampler::{
     INTERVAL_DEFAULT, INTERVAL_MAX, INTERVAL_MIN, Marker, PeakResetOutcome, Sampler, SamplerOptions, Summary,
@@ -64,4 +65,3 @@ pub use sampler::{
 pub use snapshot::Snapshot;
 pub use timeline::{TIMELINE_ROWS_DEFAULT, Timeline, TimelineRow};
 pub use tree::{ProcessRecord, TreeMethod, TreeOptions, TreePeak, TreeSampler, TreeSummary};
-pub use victim::goes_first;

@@ -1,10 +1,9 @@
 //! A measurement that may be missing, and why.
 //!
-//! Every number of this stage is a [`Measured`]: a value, or the reason there is none. A missing
-//! number never becomes 0, neither in arithmetic (a sum with a missing term is missing) nor in a
-//! report (it is serialised as `null`, and the reason goes into a list of [`Unavailable`] beside
-//! it). Reasons are `Copy` and hold no heap memory, so that a sampler can carry them without
-//! disturbing what it measures.
+//! Every number of this crate is a [`Measured`]: a value, or the reason there is none. A missing
+//! number never becomes 0. A sum with a missing term is missing. In a report it is `null`, and a
+//! list of [`Unavailable`] next to it has the reason. Reasons are `Copy` and hold no heap memory,
+//! so a sampler can store them without changing the memory that it measures.
 
 use std::io;
 
@@ -27,21 +26,21 @@ pub enum Reason {
     FieldMissing {
         /// The file, as a pattern.
         file: &'static str,
-        /// The line or file name that was looked for.
+        /// The missing line or file name.
         field: &'static str,
     },
-    /// The line is there and is not the number it should be.
+    /// The line is there, but is not a number of the expected form.
     #[error("{file}: `{field}` is not a number of the expected form")]
     Malformed {
         /// The file, as a pattern.
         file: &'static str,
-        /// The line that was looked for.
+        /// The name of the line.
         field: &'static str,
     },
-    /// The process has ended, or is a zombie, and holds no memory any more.
+    /// The process has ended or is a zombie: it holds no memory.
     #[error("the process has ended")]
     ProcessEnded,
-    /// What the number is read from does not exist on this machine.
+    /// The source of the number does not exist on this machine.
     #[error("{0}")]
     NotHere(&'static str),
 }
@@ -60,7 +59,7 @@ impl Reason {
 /// A number that was measured, or the reason it was not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measured<T> {
-    /// What was measured; 0 means a measured zero.
+    /// The measurement; 0 means a measured zero.
     Value(T),
     /// Nothing was measured.
     Unavailable(Reason),
@@ -84,7 +83,7 @@ impl<T> Measured<T> {
         }
     }
 
-    /// The value, changed by `change`.
+    /// Applies `change` to the value.
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Measured<U> {
         match self {
             Self::Value(value) => Measured::Value(change(value)),
@@ -115,19 +114,19 @@ impl<T> Measured<T> {
 }
 
 impl Measured<u64> {
-    /// The sum, missing if either term is. Saturates: a counter near `u64::MAX` is broken anyway.
+    /// The sum; missing if either term is. Saturates.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         self.combine(other, u64::saturating_add)
     }
 
-    /// How much this exceeds `earlier`, 0 where it does not; missing if either is.
+    /// The growth since `earlier`, at least 0; missing if either is.
     #[must_use]
     pub fn growth_since(self, earlier: Self) -> Self {
         self.combine(earlier, u64::saturating_sub)
     }
 
-    /// The larger one, or the one that exists; missing only if both are.
+    /// The larger of the two; missing only if both are.
     #[must_use]
     pub fn larger_known(self, other: Self) -> Self {
         match (self, other) {
@@ -157,16 +156,16 @@ impl<T: Serialize> Serialize for Measured<T> {
     }
 }
 
-/// One entry of a report's list of what could not be measured.
+/// One entry of a report's list of missing measurements.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unavailable {
     /// The field's name in the report, such as `host_bytes` or `cgroup.peak_bytes`.
     pub metric: String,
-    /// Why, for people.
+    /// The reason, as text.
     pub reason: String,
 }
 
-/// Collects what is missing, each metric once.
+/// Collects missing metrics, each one once.
 #[derive(Debug, Default)]
 pub(crate) struct UnavailableList(Vec<Unavailable>);
 

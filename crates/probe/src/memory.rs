@@ -1,24 +1,24 @@
-//! The memory of one process as `/proc/<pid>/status` tells it, and the reset of its peak.
+//! The memory of one process from `/proc/<pid>/status`, and the reset of its peak.
 //!
-//! | field | line | what it is |
+//! | field | line | meaning |
 //! |---|---|---|
-//! | `host_bytes` | sum, below | memory the kernel cannot take back: what gets a process killed |
+//! | `host_bytes` | sum, below | unreclaimable memory: the kernel can only free it by killing |
 //! | `rss_bytes`, `rss_peak_bytes` | `VmRSS`, `VmHWM` | all resident pages, file pages too, now and at most |
 //! | `anon_bytes`, `file_bytes`, `shmem_bytes` | `RssAnon`, `RssFile`, `RssShmem` | the three parts of `rss_bytes` |
-//! | `swap_bytes` | `VmSwap` | anonymous pages swapped out (swapped shared memory is not in it) |
+//! | `swap_bytes` | `VmSwap` | swapped-out anonymous pages, without shared memory |
 //! | `locked_bytes`, `pinned_bytes` | `VmLck`, `VmPin` | *address space* locked or pinned, resident or not |
 //! | `hugetlb_bytes` | `HugetlbPages` | explicit huge pages, which `VmRSS` leaves out |
 //!
-//! `host_bytes` = anonymous + shared + swapped + explicit huge pages + locked file pages. A ring
-//! registered with a driver is anonymous memory and so is in it. Locked file pages have no line of
-//! their own: the smaller of `VmLck` and `RssFile` bounds them from above, and is 0 wherever
-//! nothing is locked.
+//! `host_bytes` = anonymous + shared + swapped + explicit huge pages + locked file pages. A staging
+//! ring registered with a driver is anonymous memory, so it is included. The kernel has no line for
+//! locked file pages. The smaller of `VmLck` and `RssFile` is an upper bound, and 0 if nothing is
+//! locked.
 //!
-//! **Lag.** Kernels from 6.2 on count resident pages in per-CPU batches (of `max(32, 2 * CPUs)`
-//! pages), earlier ones in batches of 64 pages per thread. Where `status` prints the batched sum it
-//! may be off by up to batch x CPUs (128 KiB per CPU on small machines, many MiB on large ones).
-//! [`SmapsRollup`](super::SmapsRollup) walks the page tables and is exact; a
-//! [`Snapshot`](super::Snapshot) holds both, so the lag can be seen.
+//! **Lag.** Kernels since 6.2 count resident pages in per-CPU batches of `max(32, 2 * CPUs)` pages,
+//! older ones in batches of 64 pages per thread. The sum in `status` may be off by up to batch x
+//! CPUs (128 KiB per CPU on small machines, many MiB on large ones).
+//! [`SmapsRollup`](super::SmapsRollup) walks the page tables and is exact. A
+//! [`Snapshot`](super::Snapshot) holds both.
 //!
 //! Format: `proc_pid_status(5)` and `Documentation/filesystems/proc.rst` of the kernel.
 
@@ -32,16 +32,15 @@ use super::procfs::{self, ProcFile, ProcReader, Process, STATUS};
 use super::{Measured, ProbeError, Reason};
 use onelayer_system::units::MIB;
 
-/// The memory of one process at one moment, in bytes. See the module's table for each field.
+/// The memory of one process at one moment, in bytes. See the table in the module docs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct ProcessMemory {
-    /// Memory the kernel cannot take back.
+    /// Unreclaimable memory.
     pub host_bytes: Measured<u64>,
     /// Resident memory.
     pub rss_bytes: Measured<u64>,
-    /// The most that was resident since the process's image started or the last
-    /// [`Process::reset_peak`].
+    /// Peak of resident memory since the last `exec` or [`Process::reset_peak`].
     pub rss_peak_bytes: Measured<u64>,
     /// Resident anonymous memory.
     pub anon_bytes: Measured<u64>,
@@ -49,7 +48,7 @@ pub struct ProcessMemory {
     pub file_bytes: Measured<u64>,
     /// Resident shared memory: tmpfs, memfd, shared anonymous mappings.
     pub shmem_bytes: Measured<u64>,
-    /// Anonymous memory that was swapped out.
+    /// Swapped-out anonymous memory.
     pub swap_bytes: Measured<u64>,
     /// Address space locked with `mlock`.
     pub locked_bytes: Measured<u64>,
@@ -60,7 +59,7 @@ pub struct ProcessMemory {
 }
 
 impl ProcessMemory {
-    /// Everything missing, for one reason.
+    /// All fields missing, for one reason.
     #[must_use]
     pub fn unavailable(reason: Reason) -> Self {
         let missing = Measured::Unavailable(reason);
@@ -78,7 +77,7 @@ impl ProcessMemory {
         }
     }
 
-    /// Reads the text of a `status` file.
+    /// Parses the text of a `status` file.
     #[must_use]
     pub fn parse(status: &[u8]) -> Self {
         let missing = |field| Measured::Unavailable(Reason::FieldMissing { file: STATUS.pattern, field });
@@ -121,10 +120,10 @@ impl ProcessMemory {
         memory
     }
 
-    /// Fills in what follows from other lines.
+    /// Fills in the fields that are computed from other lines.
     fn complete(&mut self) {
-        // The line came with kernel 4.4 and `RssAnon` with 4.5: a kernel that prints the second and not the
-        // first was built without explicit huge pages, so there are none.
+        // `HugetlbPages` came with kernel 4.4 and `RssAnon` with 4.5. A kernel that prints only `RssAnon`
+        // was built without explicit huge pages.
         let has_no_huge_pages =
             matches!(self.hugetlb_bytes, Measured::Unavailable(Reason::FieldMissing { .. }));
         if has_no_huge_pages && self.anon_bytes.value().is_some() {
@@ -142,7 +141,7 @@ impl ProcessMemory {
             .plus(locked_file_bytes);
     }
 
-    /// The fields by their names in a report.
+    /// The fields with their names in a report.
     #[must_use]
     pub fn fields(&self) -> [(&'static str, Measured<u64>); 10] {
         [
@@ -166,7 +165,7 @@ impl ProcessMemory {
     }
 }
 
-/// `/proc/<pid>/status` kept open, for reading it many times without allocating.
+/// An open `/proc/<pid>/status`, which can be read many times without allocating.
 #[derive(Debug)]
 pub(crate) struct MemoryReader {
     reader: Result<ProcReader, Reason>,
@@ -185,23 +184,23 @@ impl MemoryReader {
     }
 }
 
-/// What [`Process::reset_peak`] did.
+/// The result of [`Process::reset_peak`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PeakReset {
     /// The high-water mark before.
     pub before_bytes: u64,
-    /// The high-water mark after, close to what is resident.
+    /// The high-water mark after, close to resident memory.
     pub after_bytes: u64,
 }
 
 static CLEAR_REFS: ProcFile = ProcFile { name: "clear_refs", pattern: "/proc/<pid>/clear_refs" };
 
-/// How far the peak may stand above resident memory right after a reset: what other threads can
-/// free in between, and the lag of the counters.
+/// How far the peak may exceed resident memory right after a reset: other threads may free memory
+/// in between, and the counters lag.
 const PEAK_RESET_SLACK_BYTES: u64 = 4 * MIB;
 
 impl Process {
-    /// Its memory now, from `status`.
+    /// Current memory, from `status`.
     #[must_use]
     pub fn memory(&self) -> ProcessMemory {
         match self.read(&STATUS) {
@@ -210,14 +209,14 @@ impl Process {
         }
     }
 
-    /// Sets the high-water mark of resident memory (`VmHWM`) to what is resident now, and checks
-    /// that it moved.
+    /// Sets the high-water mark of resident memory (`VmHWM`) to current resident memory, and checks
+    /// the result.
     ///
-    /// Writes `5` to `clear_refs` (since kernel 4.0), which touches nothing else.
+    /// Writes `5` to `clear_refs` (since kernel 4.0), which changes nothing else.
     ///
     /// # Errors
     /// [`ProbeError::PeakResetRefused`] without permission or on kernels without that file;
-    /// [`ProbeError::PeakResetIneffective`] if the mark stayed where it was;
+    /// [`ProbeError::PeakResetIneffective`] if the mark did not change;
     /// [`ProbeError::PeakResetUnchecked`] if it cannot be read.
     pub fn reset_peak(&self) -> Result<PeakReset, ProbeError> {
         let path = self.path().join(CLEAR_REFS.name);

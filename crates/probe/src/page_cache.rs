@@ -1,11 +1,11 @@
-//! How much of a file is in the page cache, and getting it out: what `cold` and `warm` stand on.
+//! Counts and drops the cached pages of a file. `cold` and `warm` in reports rely on it.
 //!
-//! Residency comes from `cachestat` where that tells the truth, and else from `mincore`, to whom
-//! that tells the truth: see [`onelayer_system::page_cache`]. Direct-access (DAX) and FUSE files in direct
-//! mode have no page cache; 0 is true for them.
+//! Residency comes from `cachestat` where it is reliable, and else from `mincore`; see
+//! [`onelayer_system::page_cache`]. Direct-access (DAX) files and FUSE files in direct mode have no
+//! page cache, so 0 is right for them.
 //!
-//! `POSIX_FADV_DONTNEED` skips pages that are dirty, locked or mapped by somebody, and says nothing
-//! about it. So dirty pages are written first and what is left is counted afterwards.
+//! `POSIX_FADV_DONTNEED` silently skips pages that are dirty, locked or mapped. So dirty pages are
+//! written first, and the pages left are counted afterwards.
 
 use std::fs::File;
 use std::io;
@@ -19,14 +19,14 @@ use onelayer_system::file_system::FileSystem;
 use onelayer_system::page_cache::{self, page_bytes};
 use onelayer_system::units::ByteRange;
 
-/// Where a residency comes from.
+/// The source of a residency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ResidencyMethod {
-    /// Asked by descriptor.
+    /// The system call `cachestat`.
     Cachestat,
-    /// Asked for the pages of a mapping.
+    /// The system call `mincore` on a mapping.
     Mincore,
 }
 
@@ -35,25 +35,24 @@ pub enum ResidencyMethod {
 pub struct Residency {
     /// The file's length.
     pub file_bytes: u64,
-    /// What of it is cached, in whole pages, never more than `file_bytes`.
+    /// Its cached bytes, in whole pages, at most `file_bytes`.
     pub resident_bytes: u64,
-    /// How it was found.
+    /// The source of the number.
     pub method: ResidencyMethod,
 }
 
-/// What [`drop_cache`] did.
+/// The result of [`drop_cache`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct CacheDrop {
-    /// Before.
+    /// Cached pages before.
     pub before: Measured<Residency>,
-    /// After: the check. Unavailable means unchecked.
+    /// Cached pages after. Unavailable means unchecked.
     pub after: Measured<Residency>,
 }
 
 impl CacheDrop {
-    /// True if it was checked that nothing of the file is cached any more; `None` if that cannot be
-    /// told here.
+    /// True if a check found no cached page of the file; `None` if it cannot be checked here.
     #[must_use]
     pub fn is_cold(&self) -> Option<bool> {
         self.after.value().map(|residency| residency.resident_bytes == 0)
@@ -69,7 +68,7 @@ pub fn residency(path: &Path) -> Measured<Residency> {
         .into()
 }
 
-/// Drops the file's cached pages, dirty ones after writing them, and counts what is left.
+/// Writes dirty pages, drops the file's cached pages, and counts the pages left.
 ///
 /// Pages that are mapped or locked by any process stay; `after` shows them.
 ///
@@ -89,7 +88,7 @@ pub fn drop_cache(path: &Path) -> Result<CacheDrop, ProbeError> {
     Ok(CacheDrop { before, after: residency_of(&file).into() })
 }
 
-/// Never waits: a pipe without a writer is opened at once, and then refused for what it is.
+/// Never blocks: a pipe without a writer is opened at once and refused later.
 fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
@@ -116,7 +115,7 @@ fn pages_by_mincore(file: &File, all: ByteRange) -> Result<u64, Reason> {
     let unreadable = |what: &'static str| move |error: io::Error| Reason::unreadable(what, &error);
     if !page_cache::may_tell(file).map_err(unreadable("the file"))? {
         return Err(Reason::NotHere(
-            "the kernel tells residency only to those who own the file or may write to it",
+            "the kernel reports residency only to the owner of the file or a process that may write to it",
         ));
     }
     page_cache::pages_by_mincore(file, all).map_err(unreadable("the mapping of the file"))
@@ -142,8 +141,7 @@ mod tests {
         file
     }
 
-    /// Temporary files live on tmpfs on some machines: what is dropped there would be lost, so
-    /// nothing is.
+    /// Temporary files are on tmpfs on some machines, where pages cannot be dropped.
     fn is_on_disk(file: &tempfile::NamedTempFile) -> bool {
         let kind = FileSystem::holding(file.as_file()).unwrap();
         let on_disk = kind.name() != Some("tmpfs");

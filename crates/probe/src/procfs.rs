@@ -1,9 +1,9 @@
-//! Reading `/proc`: one process, pinned by a descriptor of its directory.
+//! Reads the files of one process in `/proc`, through a descriptor of its directory.
 //!
-//! A [`Process`] is opened once; everything is read relative to that descriptor. The kernel binds
-//! it to the process and not to the number, so a reused process id yields "ended" and never another
-//! process's numbers. Opening never fails: where `/proc` is missing or hidden, each metric says so
-//! itself. What the files mean is the business of `memory`, `rollup` and `activity`.
+//! A [`Process`] is opened once, and every read is relative to that descriptor. The kernel binds
+//! the descriptor to the process, not to its id, so a reused id reads as "ended" and never as
+//! another process. Opening never fails: if `/proc` is missing or hidden, each metric has that
+//! reason. The modules `memory`, `rollup` and `activity` parse the files.
 
 use std::fs::File;
 use std::io;
@@ -15,8 +15,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::Reason;
 
-/// Enough for `status`, `stat`, `io` and `smaps_rollup` on ordinary machines; grows where it is
-/// not.
+/// Enough for `status`, `stat`, `io` and `smaps_rollup` on most machines; the buffer can grow.
 const BUFFER_BYTES: usize = 8 << 10;
 
 /// A mounted proc file system.
@@ -32,43 +31,42 @@ impl Default for Procfs {
 }
 
 impl Procfs {
-    /// The one mounted, or imitated, at `root`.
+    /// The proc file system at `root`, real or fake.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// False if it counts processes as another namespace of process ids does, as after `unshare
-    /// --pid` without a `/proc` of its own: then `self` is right, and every number means
-    /// somebody else.
+    /// False if its process ids are those of another namespace, such as after `unshare --pid`
+    /// without a new `/proc`. Then only `self` is right, and every id means another process.
     #[must_use]
     pub fn is_of_this_namespace(&self) -> bool {
         let myself = std::fs::read_link(self.root.join("self")).ok();
         let number = myself.and_then(|myself| myself.to_str()?.parse::<u32>().ok());
-        // Where nothing can be told, nothing is amiss.
+        // True if unknown.
         number.is_none_or(|number| number == std::process::id())
     }
 
-    /// The calling process. After a `fork` the handle still means the parent.
+    /// The calling process. After a `fork` it is still the parent.
     #[must_use]
     pub fn myself(&self) -> Process {
         Process::open(self.root.join("self"))
     }
 
-    /// The process with this id, as long as it lives.
+    /// The process that has this id now.
     #[must_use]
     pub fn process(&self, pid: u32) -> Process {
         Process::open(self.root.join(pid.to_string()))
     }
 }
 
-/// One process, pinned: its numbers never become those of another process with the same id.
+/// One process. Never reads the files of a later process with the same id.
 #[derive(Debug)]
 pub struct Process {
     path: PathBuf,
@@ -90,7 +88,7 @@ impl Process {
         Self { path, directory }
     }
 
-    /// Its directory, such as `/proc/self`.
+    /// The process's directory, such as `/proc/self`.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -103,7 +101,7 @@ impl Process {
         Ok(File::from(descriptor))
     }
 
-    /// The bytes of one of its files, read in one go.
+    /// The contents of one of its files.
     pub(crate) fn read(&self, name: &'static ProcFile) -> Result<Vec<u8>, Reason> {
         let mut reader = ProcReader::open(self, name)?;
         reader.read()?;
@@ -111,7 +109,7 @@ impl Process {
     }
 }
 
-/// A file below `/proc/<pid>`, and how messages call it.
+/// A file below `/proc/<pid>`, and its name in messages.
 #[derive(Debug)]
 pub(crate) struct ProcFile {
     pub(crate) name: &'static str,
@@ -125,7 +123,7 @@ pub(crate) static IO: ProcFile = ProcFile { name: "io", pattern: "/proc/<pid>/io
 pub(crate) static CGROUP: ProcFile = ProcFile { name: "cgroup", pattern: "/proc/<pid>/cgroup" };
 pub(crate) static MOUNTINFO: ProcFile = ProcFile { name: "mountinfo", pattern: "/proc/<pid>/mountinfo" };
 
-/// One such file kept open, with a buffer that is used again: reading it allocates nothing.
+/// One open file with a reused buffer: reading it again allocates nothing.
 #[derive(Debug)]
 pub(crate) struct ProcReader {
     file: File,
@@ -136,11 +134,11 @@ pub(crate) struct ProcReader {
 impl ProcReader {
     pub(crate) fn open(process: &Process, name: &'static ProcFile) -> Result<Self, Reason> {
         let file = process.open_file(name, OFlags::RDONLY)?;
-        // Written once, so that its pages belong to whoever takes a baseline afterwards.
+        // Touched here, so that its pages are part of a later baseline.
         Ok(Self { file, name, buffer: vec![0; BUFFER_BYTES] })
     }
 
-    /// The file's present contents.
+    /// The current contents of the file.
     pub(crate) fn read(&mut self) -> Result<&[u8], Reason> {
         read_from_start(&self.file, &mut self.buffer)
             .map_err(|error| Reason::unreadable(self.name.pattern, &error))?;

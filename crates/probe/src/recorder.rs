@@ -1,8 +1,7 @@
-//! Keeps the peaks of a stream of samples, and where each happened.
+//! Keeps the peaks of a stream of samples, and the layer and tensor of each peak.
 //!
-//! Pure bookkeeping, without a clock, a thread or `/proc`: the [`Sampler`](super::Sampler) feeds
-//! it. Every peak carries the place that was current when it was seen. All memory (labels,
-//! timeline) is allocated by [`Recorder::new`]; recording allocates nothing.
+//! It has no clock or thread and does not read `/proc`: the [`Sampler`](super::Sampler) feeds it.
+//! All memory (labels, timeline) is allocated by [`Recorder::new`]; recording allocates nothing.
 
 use std::time::Duration;
 
@@ -12,35 +11,35 @@ use super::measured::UnavailableList;
 use super::timeline::Timeline;
 use super::{Measured, ProcessMemory, Reason};
 
-/// The longest layer or tensor name that a peak keeps, in bytes; a longer one is cut and ends in
+/// The longest layer or tensor name that a peak keeps, in bytes. A longer one is cut and ends in
 /// `…`.
 pub const LABEL_BYTES_MAX: usize = 256;
 
-/// Where in a load something happened.
+/// A position in a load.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
-pub struct At {
+pub struct LoadPosition {
     /// The layer that was being loaded, if any.
     pub layer: Option<Box<str>>,
-    /// The tensor that was being loaded, if any. Cut after [`LABEL_BYTES_MAX`] bytes, as the layer
-    /// is.
+    /// The tensor that was being loaded, if any. Both names are cut after [`LABEL_BYTES_MAX`]
+    /// bytes.
     pub tensor: Option<Box<str>>,
-    /// Since the baseline.
+    /// Time since the baseline.
     pub seconds: f64,
 }
 
-/// The most of one metric.
+/// The peak of one metric.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Peak {
-    /// How much.
+    /// The size.
     pub bytes: u64,
-    /// Where and when it was first seen.
-    pub at: At,
+    /// Where and when it was first reached.
+    pub at: LoadPosition,
 }
 
 impl Measured<Peak> {
-    /// How much, without the place.
+    /// The size, without the position.
     #[must_use]
     pub fn bytes(&self) -> Measured<u64> {
         match self {
@@ -57,7 +56,7 @@ impl Measured<Peak> {
 pub enum RssPeakMethod {
     /// The kernel's high-water mark, reset before the run or raised during it: exact.
     HighWaterMark,
-    /// The largest sample: the mark could not be reset and an earlier peak hides this run's.
+    /// The largest sample. The mark could not be reset, and an earlier peak hides this run's.
     Sampled,
 }
 
@@ -65,19 +64,19 @@ pub enum RssPeakMethod {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Peaks {
-    /// Memory the kernel cannot take back. Sampled: the kernel keeps no mark of it.
+    /// Unreclaimable memory. Sampled: the kernel keeps no high-water mark of it.
     pub host: Measured<Peak>,
     /// Resident memory.
     pub rss: Measured<Peak>,
     /// How `rss` was found.
     pub rss_method: RssPeakMethod,
-    /// Anonymous memory. Sampled, as all below.
+    /// Anonymous memory. Sampled, like all fields below.
     pub anon: Measured<Peak>,
     /// Pages of mapped files.
     pub file: Measured<Peak>,
     /// Shared memory.
     pub shmem: Measured<Peak>,
-    /// Swapped out.
+    /// Swapped-out memory.
     pub swap: Measured<Peak>,
     /// Locked address space.
     pub locked: Measured<Peak>,
@@ -105,13 +104,13 @@ impl Peaks {
     }
 }
 
-/// A text of bounded length whose memory is allocated once.
+/// A string of bounded length, allocated once.
 #[derive(Debug)]
 struct Label(String);
 
 impl Label {
     fn new() -> Self {
-        // Written once, so that its page is resident before the baseline.
+        // Touched here, so that its page is resident before the baseline.
         let mut text = "\0".repeat(LABEL_BYTES_MAX);
         text.clear();
         Self(text)
@@ -137,14 +136,14 @@ impl Label {
     }
 }
 
-/// The layer and tensor that are current.
+/// The current layer and tensor, in memory that is allocated once.
 #[derive(Debug)]
-struct Place {
+struct PositionBuffer {
     layer: Label,
     tensor: Label,
 }
 
-impl Place {
+impl PositionBuffer {
     fn new() -> Self {
         Self { layer: Label::new(), tensor: Label::new() }
     }
@@ -160,16 +159,20 @@ impl Place {
 struct PeakCell {
     bytes: Measured<u64>,
     elapsed: Duration,
-    place: Place,
+    position: PositionBuffer,
 }
 
 impl PeakCell {
     fn new() -> Self {
         let nothing_yet = Reason::NotHere("no sample was taken");
-        Self { bytes: Measured::Unavailable(nothing_yet), elapsed: Duration::ZERO, place: Place::new() }
+        Self {
+            bytes: Measured::Unavailable(nothing_yet),
+            elapsed: Duration::ZERO,
+            position: PositionBuffer::new(),
+        }
     }
 
-    fn offer(&mut self, bytes: Measured<u64>, elapsed: Duration, place: &Place) {
+    fn offer(&mut self, bytes: Measured<u64>, elapsed: Duration, position: &PositionBuffer) {
         let grew = match (self.bytes, bytes) {
             (Measured::Value(peak), Measured::Value(now)) => now > peak,
             (Measured::Unavailable(_), Measured::Value(_)) => true,
@@ -182,16 +185,16 @@ impl PeakCell {
         if grew {
             self.bytes = bytes;
             self.elapsed = elapsed;
-            self.place.copy_from(place);
+            self.position.copy_from(position);
         }
     }
 
     fn peak(&self) -> Measured<Peak> {
         self.bytes.map(|bytes| Peak {
             bytes,
-            at: At {
-                layer: self.place.layer.to_option(),
-                tensor: self.place.tensor.to_option(),
+            at: LoadPosition {
+                layer: self.position.layer.to_option(),
+                tensor: self.position.tensor.to_option(),
                 seconds: self.elapsed.as_secs_f64(),
             },
         })
@@ -210,11 +213,11 @@ const LOCKED: usize = 7;
 const PINNED: usize = 8;
 const HUGETLB: usize = 9;
 
-/// Peaks, places and timeline of one run. See the module's text.
+/// Peaks and timeline of one run. See the module docs.
 #[derive(Debug)]
 pub struct Recorder {
     cells: [PeakCell; 10],
-    place: Place,
+    position: PositionBuffer,
     timeline: Timeline,
     sample_count: u64,
     last_elapsed: Duration,
@@ -228,7 +231,7 @@ impl Recorder {
     pub fn new(timeline_rows: usize) -> Self {
         Self {
             cells: std::array::from_fn(|_| PeakCell::new()),
-            place: Place::new(),
+            position: PositionBuffer::new(),
             timeline: Timeline::new(timeline_rows),
             sample_count: 0,
             last_elapsed: Duration::ZERO,
@@ -237,20 +240,20 @@ impl Recorder {
         }
     }
 
-    /// Makes `layer` the current place; no tensor is current afterwards.
+    /// Makes `layer` the current layer and clears the current tensor.
     pub fn enter_layer(&mut self, layer: &str) {
-        self.place.layer.set(layer);
-        self.place.tensor.set("");
+        self.position.layer.set(layer);
+        self.position.tensor.set("");
     }
 
-    /// Makes `tensor` the current place within the current layer.
+    /// Makes `tensor` the current tensor of the current layer.
     pub fn enter_tensor(&mut self, tensor: &str) {
-        self.place.tensor.set(tensor);
+        self.position.tensor.set(tensor);
     }
 
-    /// Adds a sample taken `elapsed` after the baseline, at the current place.
+    /// Adds a sample taken `elapsed` after the baseline, at the current layer and tensor.
     pub fn record(&mut self, elapsed: Duration, memory: &ProcessMemory) {
-        // Two threads sample, and the later reading may arrive first: time never runs backwards here.
+        // Two threads sample, and their readings may arrive out of order.
         let elapsed = elapsed.max(self.last_elapsed);
         if self.sample_count == 0 {
             self.first_mark = memory.rss_peak_bytes;
@@ -260,18 +263,18 @@ impl Recorder {
         self.last_elapsed = elapsed;
         self.sample_count += 1;
         for (cell, (_, bytes)) in self.cells.iter_mut().zip(memory.fields()) {
-            cell.offer(bytes, elapsed, &self.place);
+            cell.offer(bytes, elapsed, &self.position);
         }
         self.timeline.push(elapsed, memory);
     }
 
-    /// How many samples were recorded.
+    /// The number of recorded samples.
     #[must_use]
     pub fn sample_count(&self) -> u64 {
         self.sample_count
     }
 
-    /// The longest time between two samples: what could hide between them.
+    /// The longest time between two samples. A shorter spike may have been missed.
     #[must_use]
     pub fn gap_max(&self) -> Duration {
         self.gap_max
@@ -283,8 +286,8 @@ impl Recorder {
         &self.timeline
     }
 
-    /// The peaks so far. `mark_was_reset`: the kernel's high-water mark was reset right before the
-    /// first sample.
+    /// The peaks so far. Pass `mark_was_reset` if the kernel's high-water mark was reset right
+    /// before the first sample.
     #[must_use]
     pub fn peaks(&self, mark_was_reset: bool) -> Peaks {
         let mark = self.cells[RSS_MARK].bytes;
@@ -345,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn each_peak_names_its_own_place() {
+    fn each_peak_names_its_own_position() {
         let mut recorder = Recorder::new(8);
         recorder.record(milliseconds(0), &sample(10, 10, 20));
         recorder.enter_layer("model.layers.3");
@@ -399,12 +402,12 @@ mod tests {
     #[test]
     fn a_long_name_is_cut_at_a_character_and_allocates_nothing() {
         let mut recorder = Recorder::new(2);
-        let capacity = recorder.place.layer.0.capacity();
+        let capacity = recorder.position.layer.0.capacity();
         recorder.enter_layer(&"ü".repeat(40_000));
         recorder.record(milliseconds(1), &sample(1, 1, 1));
         let at = recorder.peaks(true).host.value().unwrap().at;
         let layer = at.layer.unwrap();
         assert!(layer.len() <= LABEL_BYTES_MAX && layer.ends_with("ü…"), "{}", layer.len());
-        assert_eq!(recorder.place.layer.0.capacity(), capacity);
+        assert_eq!(recorder.position.layer.0.capacity(), capacity);
     }
 }

@@ -1,10 +1,11 @@
 //! Exact memory of one process: `/proc/<pid>/smaps_rollup` (since kernel 4.14).
 //!
-//! The kernel walks the page tables, so nothing lags; in return a read costs time in proportion to
-//! what is mapped and resident (8 ms per GiB of small pages on a 2026 server core) and holds the
-//! address space's lock meanwhile. So it is read at both ends of a run and for process trees, where
-//! it alone can count shared pages once (`Pss`: each page divided by the number of processes that
-//! map it). `Pss_Anon`, `Pss_File` and `Pss_Shmem` came with kernel 5.4.
+//! The kernel walks the page tables, so the numbers do not lag. A read takes time in proportion to
+//! resident memory (8 ms per GiB of small pages on a 2026 server core) and holds the address
+//! space's lock meanwhile. So it is read only at both ends of a run, and for process trees: only
+//! `Pss` counts shared pages once, since it divides each page by the number of processes that map
+//! it. `Pss_Anon`,
+//! `Pss_File` and `Pss_Shmem` came with kernel 5.4.
 
 use serde::Serialize;
 
@@ -18,7 +19,7 @@ use super::{Measured, Reason};
 pub struct SmapsRollup {
     /// Resident memory.
     pub rss_bytes: Measured<u64>,
-    /// Resident memory, shared pages divided among those who map them.
+    /// Resident memory, shared pages divided among the processes that map them.
     pub pss_bytes: Measured<u64>,
     /// The anonymous part of `pss_bytes`.
     pub pss_anon_bytes: Measured<u64>,
@@ -30,20 +31,20 @@ pub struct SmapsRollup {
     pub anon_bytes: Measured<u64>,
     /// Anonymous memory in transparent huge pages.
     pub anon_huge_bytes: Measured<u64>,
-    /// Swapped out, anonymous and shared memory.
+    /// Swapped-out anonymous and shared memory.
     pub swap_bytes: Measured<u64>,
     /// `swap_bytes`, shared pages divided.
     pub swap_pss_bytes: Measured<u64>,
     /// Resident pages of locked mappings, shared pages divided; anonymous and file pages alike.
     pub locked_bytes: Measured<u64>,
-    /// Explicit huge pages mapped by others too (not divided).
+    /// Explicit huge pages shared with other processes (not divided).
     pub hugetlb_shared_bytes: Measured<u64>,
     /// Explicit huge pages of this process alone.
     pub hugetlb_private_bytes: Measured<u64>,
 }
 
 impl SmapsRollup {
-    /// Everything missing, for one reason.
+    /// All fields missing, for one reason.
     #[must_use]
     pub fn unavailable(reason: Reason) -> Self {
         let mut rollup = Self::parse(b"");
@@ -53,7 +54,7 @@ impl SmapsRollup {
         rollup
     }
 
-    /// Reads the text of a `smaps_rollup` file.
+    /// Parses the text of a `smaps_rollup` file.
     #[must_use]
     pub fn parse(text: &[u8]) -> Self {
         let missing = Measured::Unavailable(Reason::FieldMissing { file: ROLLUP.pattern, field: "Rss" });
@@ -100,10 +101,9 @@ impl SmapsRollup {
         ]
     }
 
-    /// This process's share of memory the kernel cannot take back: anonymous, shared and swapped
-    /// pages divided among those who map them, explicit huge pages, locked file pages (bounded
-    /// by the smaller of `Locked` and
-    /// `Pss_File`). Summed over all sharers, a shared page counts once.
+    /// This process's share of unreclaimable memory: anonymous, shared and swapped pages divided
+    /// among the processes that map them, explicit huge pages, and locked file pages (at most the
+    /// smaller of `Locked` and `Pss_File`). Summed over all processes, a shared page counts once.
     #[must_use]
     pub fn host_share_bytes(&self) -> Measured<u64> {
         let locked_file_bytes = match self.locked_bytes {
@@ -139,7 +139,7 @@ impl SmapsRollup {
 }
 
 impl Process {
-    /// Its exact memory now. Slow in proportion to what is resident; see the module's text.
+    /// Current exact memory. Slow in proportion to resident memory; see the module docs.
     #[must_use]
     pub fn exact_memory(&self) -> SmapsRollup {
         match self.read(&ROLLUP) {

@@ -1,18 +1,17 @@
-//! Watches the calling process while it works: baseline, samples on a thread of its own, marks,
-//! summary.
+//! Measures the calling process over time, with samples on a separate thread.
 //!
 //! ```text
 //! start ── buffers allocated and touched, thread running ── peak reset ── baseline
-//!   │ every interval: sample          enter_layer: sample, then the new layer is current
-//!   │                                 enter_tensor: the new tensor is current, no sample
+//!   │ every interval: sample          enter_layer: sample, then switch to the new layer
+//!   │                                 enter_tensor: switch to the new tensor, no sample
 //! finish ── last sample ── thread ended ── after ── Summary
 //! ```
 //!
-//! The kernel keeps no high-water mark of anonymous memory, so `host` is as good as its samples:
-//! the summary carries the interval and the longest gap there really was. Resident memory has such
-//! a mark, which is reset at the start. The sampler's own memory is allocated before the baseline
-//! and does not grow; its CPU time is in the summary. It observes and never enforces. One sampler
-//! at a time makes sense: a second one would reset the first one's peak.
+//! The kernel keeps no high-water mark of anonymous memory, so `host` comes from samples. The
+//! summary has the interval and the longest real gap between samples. Resident memory has a
+//! high-water mark, which is reset at the start. The sampler allocates all its memory before the
+//! baseline, and the summary has its CPU time. Use one sampler at a time: a second one would reset
+//! the peak of the first.
 
 use std::fs;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -27,29 +26,29 @@ use super::recorder::{Peaks, Recorder};
 use super::timeline::{TIMELINE_ROWS_DEFAULT, Timeline};
 use super::{Activity, Measured, MemoryGroup, PeakReset, ProbeError, Process, Procfs, Reason, Snapshot};
 
-/// The time between two samples unless asked otherwise. A sample costs about 12 µs of CPU time in a
-/// release build (`cargo test --release --test probe_memory watching -- --nocapture` prints it), so
-/// this is 0.3 % of one core.
+/// The default time between two samples. A sample costs about 12 µs of CPU time in a release build,
+/// so this is 0.3 % of one core. To measure it: `cargo test -p onelayer-probe --release --test
+/// probe watching -- --nocapture`.
 pub const INTERVAL_DEFAULT: Duration = Duration::from_millis(5);
-/// The shortest interval that is accepted: below it, one core does little else.
+/// The shortest accepted interval; a shorter one would keep a core busy.
 pub const INTERVAL_MIN: Duration = Duration::from_micros(100);
-/// The longest interval that is accepted.
+/// The longest accepted interval.
 pub const INTERVAL_MAX: Duration = Duration::from_secs(60);
 
-/// Enough for a loop that reads one file into a buffer on the heap.
+/// Enough for a loop that reads one file into a heap buffer.
 const THREAD_STACK_BYTES: usize = 64 << 10;
 
-/// How to watch.
+/// Options of a [`Sampler`].
 #[derive(Clone, Debug)]
 pub struct SamplerOptions {
     /// The time between two samples, [`INTERVAL_MIN`] to [`INTERVAL_MAX`].
     pub interval: Duration,
-    /// How many rows the timeline holds at most, 48 bytes each; 0 keeps none.
+    /// Maximum number of timeline rows, 48 bytes each; 0 keeps none.
     pub timeline_rows: usize,
-    /// Reset the high-water mark of resident memory before the baseline. Without it, an earlier
-    /// peak may hide this run's.
+    /// Reset the high-water mark of resident memory before the baseline. Otherwise an earlier peak
+    /// may hide this run's.
     pub reset_peak: bool,
-    /// Where `/proc` is.
+    /// The proc file system to read.
     pub procfs: Procfs,
 }
 
@@ -64,46 +63,46 @@ impl Default for SamplerOptions {
     }
 }
 
-/// What became of the reset of the high-water mark.
+/// The outcome of resetting the high-water mark.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum PeakResetOutcome {
-    /// Reset, and the kernel showed it.
+    /// Reset, and checked.
     Done(PeakReset),
-    /// Not asked for.
+    /// Not requested.
     NotAsked,
-    /// Asked for and refused; the text says why.
+    /// Refused, with the reason.
     Failed(String),
 }
 
-/// What a run cost.
+/// The measurements of a run.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Summary {
-    /// From baseline to the last sample.
+    /// Time from the baseline to the last sample.
     pub seconds: f64,
-    /// The interval that was asked for.
+    /// The requested interval.
     pub interval_ms: f64,
-    /// The longest time between two samples: a shorter spike of `host` may have gone unseen.
+    /// The longest time between two samples. A shorter spike of `host` may have been missed.
     pub gap_ms_max: f64,
-    /// How many samples were taken.
+    /// The number of samples.
     pub sample_count: u64,
     /// CPU time of the sampling thread.
     pub sampler_cpu_seconds: Measured<f64>,
-    /// What became of the reset of the high-water mark.
+    /// The outcome of resetting the high-water mark.
     pub peak_reset: PeakResetOutcome,
-    /// Before.
+    /// The state before the run.
     pub baseline: Snapshot,
-    /// The most of each metric, and where.
+    /// The peak of each metric, and where it was reached.
     pub peak: Peaks,
-    /// After.
+    /// The state after the run.
     pub after: Snapshot,
-    /// What was done between `baseline` and `after`.
+    /// The activity between `baseline` and `after`.
     pub activity: Activity,
-    /// The curve.
+    /// Memory over time.
     pub timeline: Timeline,
-    /// What could not be measured, and why.
+    /// The missing measurements, with reasons.
     pub unavailable: Vec<Unavailable>,
 }
 
@@ -114,25 +113,25 @@ impl Summary {
         self.peak.host.bytes().growth_since(self.baseline.memory.host_bytes)
     }
 
-    /// Peak of resident memory above the baseline: what the promise is about.
+    /// Peak of resident memory above the baseline. The memory promise is about this number.
     #[must_use]
     pub fn rss_growth_bytes(&self) -> Measured<u64> {
         self.peak.rss.bytes().growth_since(self.baseline.memory.rss_bytes)
     }
 }
 
-/// What the sampling thread, the marks and the sampler share.
+/// State shared by the sampling thread, the markers and the sampler.
 #[derive(Debug)]
 struct Shared {
     recorder: Mutex<Recorder>,
-    /// For the marks; the thread has a reader of its own, so that neither waits for the other's
-    /// system calls.
+    /// For markers. The thread has a separate reader, so neither waits for the other's system
+    /// calls.
     mark_reader: Mutex<MemoryReader>,
     run: Mutex<Run>,
     changed: Condvar,
 }
 
-/// Where the sampling thread stands.
+/// The state of the sampling thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
     WarmingUp,
@@ -141,7 +140,7 @@ enum Run {
     Stopped,
 }
 
-/// A panic elsewhere does not spoil numbers: every update leaves them consistent.
+/// Ignores poisoning: every update leaves the numbers consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -165,23 +164,22 @@ impl Shared {
     }
 }
 
-/// Tells a running [`Sampler`] where the load is. Cheap to clone; any thread may use it; useless
-/// but harmless once the sampler has finished.
+/// Tells a running [`Sampler`] which layer and tensor are being loaded. Cheap to clone and usable
+/// from any thread. Does nothing once the sampler has finished.
 #[derive(Clone, Debug)]
 pub struct Marker {
     shared: Arc<Shared>,
 }
 
 impl Marker {
-    /// `layer` begins: takes a sample for what came before it, then makes it the current place.
-    /// Call it with the next layer's name, or with an empty one, when a layer ends.
+    /// Starts `layer`: takes a sample for the previous layer, then makes this one current. At the
+    /// end of a layer, call it with the next layer's name or an empty one.
     pub fn enter_layer(&self, layer: &str) {
         self.shared.sample_on_callers_thread();
         lock(&self.shared.recorder).enter_layer(layer);
     }
 
-    /// `tensor` begins: makes it the current place. Takes no sample, so it is cheap enough for a
-    /// million tensors.
+    /// Starts `tensor`. Takes no sample, so it is cheap enough for a million tensors.
     pub fn enter_tensor(&self, tensor: &str) {
         lock(&self.shared.recorder).enter_tensor(tensor);
     }
@@ -192,8 +190,8 @@ impl Marker {
     }
 }
 
-/// Watches the calling process from [`Sampler::start`] to [`Sampler::finish`]. Dropping it stops
-/// the thread and loses the numbers.
+/// Measures the calling process from [`Sampler::start`] to [`Sampler::finish`]. Dropping it stops
+/// the thread and discards the numbers.
 #[derive(Debug)]
 pub struct Sampler {
     shared: Arc<Shared>,
@@ -208,15 +206,14 @@ pub struct Sampler {
 
 impl Sampler {
     /// Starts the thread, finds the control group, resets the peak, takes the baseline and begins
-    /// to sample. What should not count as growth (warm-up, a device context) must have
-    /// happened before.
+    /// to sample. Do warm-up and device contexts that must not count as growth before this call.
     ///
-    /// A peak that cannot be reset and a `/proc` that cannot be read are not errors: the summary
-    /// says so.
+    /// A peak that cannot be reset or a `/proc` that cannot be read is not an error; the summary
+    /// lists it.
     ///
     /// # Errors
-    /// [`ProbeError::Interval`] for an interval out of bounds; [`ProbeError::Thread`] if no thread
-    /// can be started.
+    /// [`ProbeError::Interval`] for an interval out of bounds; [`ProbeError::Thread`] if the thread
+    /// cannot be started.
     pub fn start(options: &SamplerOptions) -> Result<Self, ProbeError> {
         let interval = options.interval;
         if !(INTERVAL_MIN..=INTERVAL_MAX).contains(&interval) {
@@ -241,7 +238,7 @@ impl Sampler {
             .map_err(|source| ProbeError::Thread { what: "sampling", source })?;
         shared.wait_while(Run::WarmingUp);
         lock(&shared.mark_reader).read();
-        // Once for nothing: the buffers of this reading belong to the baseline, not to the growth.
+        // A discarded reading: its buffers then belong to the baseline, not to the growth.
         let _ = Snapshot::take(&process, &group);
         let peak_reset = if options.reset_peak {
             process
@@ -257,19 +254,19 @@ impl Sampler {
         Ok(Self { shared, thread: Some(thread), process, group, interval, peak_reset, baseline, start })
     }
 
-    /// A handle for marks.
+    /// A new marker of this sampler.
     #[must_use]
     pub fn marker(&self) -> Marker {
         Marker { shared: Arc::clone(&self.shared) }
     }
 
-    /// What the baseline was.
+    /// The baseline.
     #[must_use]
     pub fn baseline(&self) -> &Snapshot {
         &self.baseline
     }
 
-    /// Everything that can be read now, exact memory included.
+    /// All current metrics, exact memory included.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         Snapshot::take(&self.process, &self.group)
@@ -282,7 +279,7 @@ impl Sampler {
         lock(&self.shared.recorder).peaks(mark_was_reset)
     }
 
-    /// Takes the last sample, stops the thread and sums up.
+    /// Takes the last sample, stops the thread and returns the summary.
     ///
     /// # Errors
     /// [`ProbeError::ThreadPanicked`] if the sampling thread did.
@@ -326,13 +323,13 @@ impl Drop for Sampler {
     fn drop(&mut self) {
         self.shared.set_run(Run::Stopped);
         if let Some(thread) = self.thread.take() {
-            // A panic there cannot be reported from here; `finish` is where it is.
+            // Only `finish` reports a panic of the thread.
             let _ = thread.join();
         }
     }
 }
 
-/// The thread. Returns its own CPU time.
+/// The loop of the sampling thread. Returns the thread's CPU time.
 fn sample_until_stopped(shared: &Shared, mut reader: MemoryReader, interval: Duration) -> Measured<f64> {
     reader.read();
     let cpu_at_start = own_cpu_seconds();
@@ -352,12 +349,12 @@ fn sample_until_stopped(shared: &Shared, mut reader: MemoryReader, interval: Dur
         }
         let memory = reader.read();
         lock(&shared.recorder).record(start.elapsed(), &memory);
-        // A tick that was missed is skipped: sampling twice in a row would show nothing new.
+        // Missed ticks are skipped: two samples in a row would show nothing new.
         next = (next + interval).max(Instant::now());
     }
 }
 
-/// CPU time of the calling thread: the first number of `schedstat`, in nanoseconds.
+/// CPU time of the calling thread, from the first number of `schedstat` (nanoseconds).
 fn own_cpu_seconds() -> Measured<f64> {
     const FILE: &str = "/proc/thread-self/schedstat";
     fs::read_to_string(FILE)

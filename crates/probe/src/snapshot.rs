@@ -1,27 +1,27 @@
-//! Everything this stage can read about one process at one moment.
+//! All metrics of one process at one moment.
 
 use serde::Serialize;
 
 use super::measured::UnavailableList;
 use super::{Activity, GroupMemory, Measured, MemoryGroup, Process, ProcessMemory, Reason, SmapsRollup};
 
-/// Memory from both sources, that of the control group, and what the process did so far.
+/// Memory, control group and activity of one process.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// From `status`: what the samples in between are compared with.
+    /// From `status`, like the samples during a run.
     pub memory: ProcessMemory,
-    /// From `smaps_rollup`: exact; differs from `memory` by the lag of its counters.
+    /// From `smaps_rollup`: exact. Differs from `memory` by the lag of the kernel's counters.
     pub exact: SmapsRollup,
     /// Faults, reads and CPU time since the process started.
     pub activity: Activity,
-    /// The control group the process is in: all of its processes, page cache included.
+    /// The control group of the process: all processes in it, page cache included.
     pub cgroup: Measured<GroupMemory>,
 }
 
 impl Snapshot {
-    /// Reads everything about `process` now. `group` is the process's own, found once, since
-    /// finding it reads the mount table.
+    /// Reads all metrics of `process` now. `group` is the process's control group. The caller
+    /// looks it up once, since that reads the mount table.
     #[must_use]
     pub fn take(process: &Process, group: &Result<MemoryGroup, Reason>) -> Self {
         Self {

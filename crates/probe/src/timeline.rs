@@ -1,10 +1,9 @@
-//! A curve of memory over time in a fixed amount of memory.
+//! Memory over time, in a fixed amount of memory.
 //!
-//! A [`Timeline`] holds a fixed number of rows. When it is full, neighbours are merged two by two
-//! and from then on each row stands for twice as many samples, so that a run of any length fits. Of
-//! the samples that share a row, the one with the most host memory is kept whole: a peak is never
-//! averaged away. All rows are allocated and touched before the baseline is taken; adding one
-//! allocates nothing.
+//! A [`Timeline`] holds a fixed number of rows. When it is full, neighbouring rows are merged in
+//! pairs, and each row then stands for twice as many samples. A row keeps the sample with the most
+//! host memory, so no peak is averaged away. All rows are allocated and touched before the
+//! baseline; adding one allocates nothing.
 
 use std::time::Duration;
 
@@ -13,19 +12,19 @@ use serde::{Serialize, Serializer};
 
 use super::{Measured, ProcessMemory};
 
-/// Rows of a timeline unless asked otherwise: 48 bytes each.
+/// The default number of timeline rows, 48 bytes each.
 pub const TIMELINE_ROWS_DEFAULT: usize = 512;
 
 /// The columns of a row, in a report's order.
 const COLUMNS: [&str; 6] = ["seconds", "host_bytes", "rss_bytes", "anon_bytes", "file_bytes", "shmem_bytes"];
 
-/// One kept sample. `None` is a number that could not be read.
+/// One kept sample. `None`: the number could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TimelineRow {
-    /// Since the baseline.
+    /// Time since the baseline.
     pub elapsed: Duration,
-    /// Memory the kernel cannot take back.
+    /// Unreclaimable memory.
     pub host_bytes: Option<u64>,
     /// Resident memory.
     pub rss_bytes: Option<u64>,
@@ -37,7 +36,7 @@ pub struct TimelineRow {
     pub shmem_bytes: Option<u64>,
 }
 
-/// A row as it is stored: `MISSING` for a number that could not be read.
+/// A stored row. `MISSING`: the number could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Packed {
     elapsed_ns: u64,
@@ -85,7 +84,7 @@ impl Packed {
     }
 }
 
-/// A bounded curve of memory over time.
+/// Memory over time, with a bounded number of rows.
 #[derive(Clone, Debug)]
 pub struct Timeline {
     rows: Vec<Packed>,
@@ -96,8 +95,8 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// A timeline of at most `row_count_max` rows, rounded to an even number of at least 2; 0 keeps
-    /// none at all.
+    /// A timeline of at most `row_count_max` rows, rounded to an even number of at least 2. 0 keeps
+    /// no rows.
     #[must_use]
     pub fn new(row_count_max: usize) -> Self {
         let row_count_max = if row_count_max == 0 { 0 } else { (row_count_max & !1).max(2) };
@@ -118,7 +117,7 @@ impl Timeline {
             return;
         }
         if self.rows.len() == self.row_count_max {
-            // The pending row stood for half of what a row stands for from now on: it stays pending.
+            // The pending row holds half as many samples as a row now needs, so it stays pending.
             self.halve();
             return;
         }
@@ -135,7 +134,7 @@ impl Timeline {
         self.samples_per_row *= 2;
     }
 
-    /// How many samples each row stands for (the last one for as many or fewer).
+    /// The number of samples per row (fewer in the last one).
     #[must_use]
     pub fn samples_per_row(&self) -> u64 {
         self.samples_per_row
@@ -147,7 +146,7 @@ impl Timeline {
     }
 }
 
-/// `{samples_per_row, columns: [...], rows: [[...], ...]}`: `null` for what could not be read.
+/// `{samples_per_row, columns: [...], rows: [[...], ...]}`, with `null` for missing numbers.
 impl Serialize for Timeline {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let rows: Vec<_> = self

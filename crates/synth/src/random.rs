@@ -156,8 +156,8 @@ mod tests {
         }
     }
 
-    /// The extremes that the masks allow are finite, so every value is, whatever the generator
-    /// yields.
+    /// The extremes that the masks allow are finite, so every value is finite, for any output of
+    /// the generator yields.
     #[test]
     fn masks_allow_only_small_finite_values() {
         for float in FloatType::ALL {

@@ -1,4 +1,4 @@
-//! Lets the kernel copy what stays as it is, where that serves.
+//! Lets the kernel copy bytes that do not change, where that is faster than writing them.
 //!
 //! | where | how | why |
 //! |---|---|---|
@@ -7,9 +7,9 @@
 //! | anywhere else | not at all | `copy_file_range` would pass every byte through the page cache: slower than writing past it |
 //!
 //! The bytes are read all the same, since they are hashed. Blocks can be shared only where a
-//! stretch lies on the same phase of 4096 bytes in both files; files of a conversion begin on it,
-//! and the sizes of most tensors are multiples of it. Why something was not copied this way is told
-//! once, by name.
+//! stretch has the same offset within a block of 4096 bytes in both files. The data of each file
+//! starts on a block, and most tensors are multiples of one. The report has the first reason why
+//! bytes were not copied this way.
 #![allow(unsafe_code, reason = "FICLONERANGE has no safe wrapper")]
 
 use std::fs::File;
@@ -27,10 +27,10 @@ use crate::checkpoint::{Checkpoint, ShardId, open_regular};
 use crate::plan::Placement;
 use crate::units::to_usize;
 
-/// A shorter stretch costs more calls than it saves.
+/// Shortest stretch that is copied: calls for a shorter one cost more than they save.
 const STRETCH_BYTES_MIN: u64 = 64 << 10;
 
-/// Bytes that are the same in a file of the source and in one of the target.
+/// A range of bytes that is the same in a file of the source and in a file of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stretch {
     shard: ShardId,
@@ -67,7 +67,7 @@ impl Stretch {
             && self.target_start + self.len_bytes == next.target_start
     }
 
-    /// What of it is whole blocks of the target.
+    /// The whole blocks of the target in it.
     fn blocks(self) -> Option<Self> {
         let start = BLOCK.up(self.target_start)?;
         let end = BLOCK.down(self.target_start + self.len_bytes);
@@ -77,7 +77,7 @@ impl Stretch {
     }
 
     /// True if blocks of the target are blocks of the source.
-    fn is_in_phase(&self) -> bool {
+    fn is_block_aligned(&self) -> bool {
         BLOCK.divides(self.source_start.abs_diff(self.target_start))
     }
 
@@ -86,7 +86,7 @@ impl Stretch {
     }
 }
 
-/// What the kernel copies in one conversion.
+/// The copies of the kernel in one conversion.
 #[derive(Debug)]
 pub(super) struct KernelCopier {
     mode: KernelCopy,
@@ -105,19 +105,18 @@ impl KernelCopier {
         Self { mode, state: Mutex::default() }
     }
 
-    /// What was copied so far.
+    /// The bytes that were copied so far.
     pub(super) fn copied(&self) -> KernelCopied {
         self.lock().copied.clone()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        // No update can be left half done.
+        // An update cannot be left half done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Copies what serves. Returns the ranges of the target that need not be written any more,
-    /// ascending, whole blocks each. What goes wrong is no error: those bytes are written
-    /// instead.
+    /// Copies stretches where that is faster. Returns the ranges of the target that were copied:
+    /// whole blocks, ascending. A failure is not an error: those bytes are written instead.
     pub(super) fn copy(
         &self,
         checkpoint: &Checkpoint,
@@ -133,7 +132,7 @@ impl KernelCopier {
             if state.cannot_clone && state.cannot_copy {
                 break;
             }
-            // Blocks only, for copies too: what is left at the ends is written by the block.
+            // Whole blocks only, for copies too: the ends are written by the block.
             let Some(blocks) = stretch.blocks() else { continue };
             match self.copy_one(&mut state, checkpoint, &blocks, target) {
                 Ok(Some(range)) => done.push(range),
@@ -157,11 +156,11 @@ impl KernelCopier {
         let opened = open_regular(&shard.path);
         let Ok((source, identity)) = opened else { return Ok(None) };
         if identity != shard.identity {
-            // Whoever reads it says so.
+            // The reader of the file returns the error.
             return Ok(None);
         }
-        if !state.cannot_clone && !blocks.is_in_phase() {
-            let reason = "bytes lie on other phases of 4096 bytes in source and target";
+        if !state.cannot_clone && !blocks.is_block_aligned() {
+            let reason = "source and target have the bytes at other offsets within 4096-byte blocks";
             state.copied.fallback.get_or_insert_with(|| reason.to_owned());
         } else if !state.cannot_clone {
             match clone_range(&source, target, blocks) {
@@ -191,7 +190,7 @@ impl KernelCopier {
         }
     }
 
-    /// True where a server copies what it holds.
+    /// True if a server copies the bytes itself.
     fn may_copy(&self, source: &File, target: &File) -> bool {
         /// NFS, SMB 1, SMB 2, Ceph: `statfs(2)`.
         const SERVERS: [u32; 4] = [0x6969, 0xFF53_4D42, 0xFE53_4D42, 0x00C3_6400];
@@ -200,7 +199,7 @@ impl KernelCopier {
         }
         let device = |file: &File| rustix::fs::fstat(file).map(|stat| stat.st_dev);
         let Ok(system) = rustix::fs::fstatfs(target) else { return false };
-        // The field's type is not the same everywhere; its low half tells file systems apart.
+        // The field's type is not the same everywhere; its low half identifies the file system.
         let kind = u32::try_from(system.f_type & 0xFFFF_FFFF);
         kind.is_ok_and(|kind| SERVERS.contains(&kind))
             && matches!((device(source), device(target)), (Ok(a), Ok(b)) if a == b)
@@ -235,21 +234,21 @@ fn copy_range(source: &File, target: &File, range: &Stretch) -> io::Result<()> {
     Ok(())
 }
 
-/// Where bytes that need not be written begin and end: for whoever writes the rest.
+/// The ranges of a file that the kernel copied: they need not be written.
 #[derive(Debug, Default)]
-pub(super) struct Written {
+pub(super) struct CopiedRanges {
     /// Ascending.
     ranges: Vec<Range<u64>>,
 }
 
-impl Written {
+impl CopiedRanges {
     pub(super) fn new(mut ranges: Vec<Range<u64>>) -> Self {
         ranges.sort_by_key(|range| range.start);
         Self { ranges }
     }
 
-    /// How many of the bytes from `offset_bytes` on are of one kind, and whether they are there
-    /// already.
+    /// The length of the run of bytes from `offset_bytes` on that are all copied or all not, and
+    /// whether they are copied.
     pub(super) fn at(&self, offset_bytes: u64) -> (u64, bool) {
         let next = self.ranges.partition_point(|range| range.end <= offset_bytes);
         match self.ranges.get(next) {
@@ -269,17 +268,17 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_blocks_on_one_phase_are_shared() {
+    fn only_whole_aligned_blocks_are_shared() {
         assert_eq!(stretch(4096, 8192, 8192).blocks(), Some(stretch(4096, 8192, 8192)));
         assert_eq!(stretch(4000, 8096, 8292).blocks(), Some(stretch(4096, 8192, 8192)));
         assert_eq!(stretch(7, 8191, 4098).blocks(), Some(stretch(8, 8192, 4096)));
         assert_eq!(stretch(1, 1, 4094).blocks(), None);
-        assert!(stretch(4096, 8192, 1).is_in_phase() && !stretch(8, 8192, 1).is_in_phase());
+        assert!(stretch(4096, 8192, 1).is_block_aligned() && !stretch(8, 8192, 1).is_block_aligned());
     }
 
     #[test]
-    fn what_is_there_is_told_from_what_is_not() {
-        let written = Written::new(vec![20..30, 5..10]);
+    fn copied_bytes_are_told_from_others() {
+        let written = CopiedRanges::new(vec![20..30, 5..10]);
         let cases = [(0, (5, false)), (5, (5, true)), (9, (1, true)), (10, (10, false)), (25, (5, true))];
         for (offset, expected) in cases {
             assert_eq!(written.at(offset), expected, "{offset}");

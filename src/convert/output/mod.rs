@@ -1,13 +1,13 @@
-//! Files as a device: what a load copies into an arena becomes the data of a file.
+//! Files as a device: bytes that a load copies into an arena become the data of a file.
 //!
 //! ```text
 //! allocate: make the unfinished file, reserve its space
-//! copy:     slots --> packer (one thread: order, hashes, aligned buffers) --> writers (direct writes)
-//! seal:     all written, cut to length --> FinishedFile, for whoever publishes it
+//! copy:     slots --> packer (one thread: order, hashes, buffers) --> writers (direct writes)
+//! seal:     all written, cut to length --> FinishedFile, which the conversion publishes
 //! ```
 //!
-//! The control loop of the load, its readers, its ring and its plan are those of every other
-//! device.
+//! Control loop, readers, ring and plan are those of a load to any other device. Packer and writers
+//! are plain threads, since they wait for the disk.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,11 +15,12 @@ use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
-use self::kernel_copy::{KernelCopier, Written, stretches};
+use self::kernel_copy::{CopiedRanges, KernelCopier, stretches};
 use self::packer::{Failure, Message, Packer};
 use self::writer::{ModeCell, OutputFile, Writers};
-use super::digest::Hashes;
+use super::hash::{HashPool, Hashes};
 use super::header::Header;
+use super::target_directory::{PartialFile, TargetDirectory};
 use super::{ConvertError, KernelCopied, KernelCopy, WriteMode};
 use crate::budget::MemoryBudget;
 use crate::checkpoint::Checkpoint;
@@ -28,68 +29,53 @@ use crate::load::LoadError;
 use crate::plan::{Copies, LoadPlan, MoveOp, Placement, PlannedLayer, RingShape};
 use crate::staging::{Empty, Filled, Ring, Slot};
 
-pub(super) use self::directory::{Found, PartialFile, TargetDirectory};
-
-pub(super) mod directory;
 mod kernel_copy;
 mod packer;
 mod writer;
-
-/// What the headers of all files have in common.
-#[derive(Debug)]
-pub(super) struct Headers {
-    pub(super) checkpoint: Checkpoint,
-    /// Per component: what is taken off the names, and the free text.
-    pub(super) components: Vec<(Box<str>, BTreeMap<String, String>)>,
-    /// The component of each file.
-    pub(super) component_of: Vec<usize>,
-}
-
-impl Headers {
-    /// The header of one file, which has these tensors.
-    pub(super) fn of<'a>(
-        &'a self,
-        index: usize,
-        plan: &'a LoadPlan,
-        placements: &'a [Placement],
-    ) -> Header<'a> {
-        let (name_prefix, metadata) = &self.components[self.component_of[index]];
-        Header { checkpoint: &self.checkpoint, name_prefix, metadata, placements, plan }
-    }
-}
 
 /// The files of one run.
 #[derive(Debug)]
 pub(super) struct FileSet {
     pub(super) plan: Arc<LoadPlan>,
-    pub(super) headers: Headers,
     pub(super) directory: TargetDirectory,
+    pub(super) checkpoint: Checkpoint,
+    /// Of each component: the prefix that is removed from names, and the text of `__metadata__`.
+    pub(super) components: Vec<(Box<str>, BTreeMap<String, String>)>,
+    /// The component of each file.
+    pub(super) component_of: Vec<usize>,
 }
 
 impl FileSet {
-    /// The tensors of a file, as they lie there.
+    /// The tensors of a file, in its order.
     pub(super) fn placements(&self, index: usize) -> &[Placement] {
         self.plan.placements(&self.plan.layers()[index])
     }
 
-    /// Position of a file in the plan.
+    /// The header of a file.
+    fn header(&self, index: usize) -> Header<'_> {
+        let (name_prefix, metadata) = &self.components[self.component_of[index]];
+        let (checkpoint, plan) = (&self.checkpoint, &self.plan);
+        Header { checkpoint, name_prefix, metadata, placements: self.placements(index), plan }
+    }
+
+    /// The position of a file in the plan.
     fn index_of(&self, planned: &PlannedLayer) -> usize {
         self.plan.layers().partition_point(|layer| layer.placements.start < planned.placements.start)
     }
 }
 
-/// A file that is whole and has no final name yet.
+/// A file that is whole, without its final name.
 #[derive(Debug)]
 pub(super) struct FinishedFile {
     /// Its position in the plan.
     pub(super) index: usize,
     pub(super) partial: PartialFile,
     pub(super) hashes: Hashes,
-    /// Of its tensors, in their order.
+    /// Of each tensor, in its order.
     pub(super) tensors: Vec<Hashes>,
 }
 
-/// How the buffers are cut that writes come from.
+/// The number and size of the writers' buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WriteBuffers {
     pub(super) writers: u32,
@@ -100,8 +86,8 @@ impl WriteBuffers {
     /// Shorter writes cost more than they save.
     const BUFFER_BYTES_MIN: u64 = 256 << 10;
 
-    /// For a host budget: one buffer for each writer and one that is being filled, together at most
-    /// a quarter of it.
+    /// Buffers for a host budget: one for each writer and one that is being filled, together at
+    /// most a quarter of the budget.
     pub(super) fn for_budget(budget_bytes: u64, writers: u32) -> Self {
         const BUFFER_BYTES_MAX: u64 = 4 << 20;
         let most = budget_bytes / 4 / u64::from(writers + 1);
@@ -109,7 +95,7 @@ impl WriteBuffers {
         Self { writers, buffer_bytes: u64::clamp(power, Self::BUFFER_BYTES_MIN, BUFFER_BYTES_MAX) }
     }
 
-    /// Buffers of half the size, if writes of that size still serve.
+    /// Buffers of half the size, if they are not too short.
     pub(super) fn halved(self) -> Option<Self> {
         let buffer_bytes = self.buffer_bytes / 2;
         (buffer_bytes >= Self::BUFFER_BYTES_MIN).then_some(Self { buffer_bytes, ..self })
@@ -119,16 +105,16 @@ impl WriteBuffers {
         RingShape { slots: self.writers + 1, slot_bytes: self.buffer_bytes, readers: self.writers }
     }
 
-    /// Bytes of all.
+    /// Bytes of all buffers.
     pub(super) fn bytes(self) -> u64 {
         self.shape().bytes()
     }
 }
 
-/// What stays with whoever publishes the files.
+/// The end of the output at which the conversion takes finished files.
 #[derive(Debug)]
 pub(super) struct OutputEnd {
-    /// Files in the order of the plan, each there when the load says that it is ready.
+    /// Files in the order of the plan. Each is there once the load has its layer ready.
     pub(super) finished: Receiver<FinishedFile>,
     failure: Arc<Failure>,
     mode: Arc<ModeCell>,
@@ -136,7 +122,7 @@ pub(super) struct OutputEnd {
 }
 
 impl OutputEnd {
-    /// What the load's error stands for, if the output failed first.
+    /// The error of the output if that failed first, else the error of the load.
     pub(super) fn explain(&self, error: LoadError) -> ConvertError {
         match error {
             LoadError::Device(DeviceError::Output) => {
@@ -172,6 +158,7 @@ impl FileBackend {
     pub(super) fn start(
         files: FileSet,
         buffers: WriteBuffers,
+        pool: HashPool,
         kernel_copy: KernelCopy,
         with_sha256: bool,
     ) -> Result<(Self, OutputEnd), LoadError> {
@@ -190,6 +177,7 @@ impl FileBackend {
             idle,
             finished: finished_sender,
             failure: Arc::clone(&failure),
+            pool,
             with_sha256,
         };
         let thread = thread::Builder::new().name("onelayer-pack".to_owned());
@@ -209,16 +197,15 @@ impl FileBackend {
         messages.send(message).map_err(|_| DeviceError::Output)
     }
 
-    /// Makes an unfinished file, lets the kernel copy what it can, and reserves the space of the
-    /// rest.
-    fn make(&self, index: usize, planned: &PlannedLayer) -> Result<(OutputFile, Written), ConvertError> {
+    /// Makes an unfinished file, lets the kernel copy what it can, and reserves space for the rest.
+    fn make(&self, index: usize, planned: &PlannedLayer) -> Result<(OutputFile, CopiedRanges), ConvertError> {
         let partial = self.files.directory.create_file(planned.id.as_str())?;
-        let (checkpoint, placements) = (&self.files.headers.checkpoint, self.files.placements(index));
-        let data_start = self.files.headers.of(index, &self.files.plan, placements).data_start();
+        let (checkpoint, placements) = (&self.files.checkpoint, self.files.placements(index));
+        let data_start = self.files.header(index).data_start();
         let ranges =
             self.copier.copy(checkpoint, &stretches(checkpoint, placements, data_start), partial.file());
         let file = OutputFile::new(partial, data_start + planned.arena_bytes, &self.mode)?;
-        Ok((file, Written::new(ranges)))
+        Ok((file, CopiedRanges::new(ranges)))
     }
 }
 
@@ -226,7 +213,7 @@ impl Drop for FileBackend {
     fn drop(&mut self) {
         drop(self.messages.take());
         if let Some(packer) = self.packer.take() {
-            // What it says of a panic is nothing that anybody waits for any more.
+            // A panic was printed already.
             let _ = packer.join();
         }
     }
@@ -238,7 +225,7 @@ pub(super) struct FileArena {
     len_bytes: u64,
 }
 
-/// A file that is whole, or as good as.
+/// A file whose bytes have all been sent to the packer.
 #[derive(Debug)]
 pub(super) struct FileResident {
     len_bytes: u64,
@@ -286,12 +273,12 @@ impl Backend for FileBackend {
 
     fn allocate(&self, planned: &PlannedLayer, _place: ArenaPlace) -> Result<Arc<FileArena>, DeviceError> {
         let index = self.files.index_of(planned);
-        let (file, written) = self.make(index, planned).map_err(|error| {
+        let (file, copied) = self.make(index, planned).map_err(|error| {
             self.failure.set(error);
             DeviceError::Output
         })?;
         let len_bytes = file.len_bytes;
-        self.send(Message::Begin { index, file: Arc::new(file), written })?;
+        self.send(Message::Begin { index, file: Arc::new(file), copied })?;
         Ok(Arc::new(FileArena { len_bytes }))
     }
 
@@ -313,7 +300,7 @@ impl Backend for FileBackend {
     }
 
     fn give_up(&self) {
-        // A packer that has gone has nothing to give up.
+        // A packer that has ended has nothing to give up.
         let _ = self.send(Message::GiveUp);
     }
 

@@ -1,13 +1,13 @@
-//! One thread that turns slots, which come in any order, into the bytes of a file: in order,
-//! hashed, packed into aligned buffers.
+//! One thread that packs slots into the aligned buffers of writes. Slots come in any order; their
+//! bytes are hashed and packed in file order.
 //!
 //! ```text
-//!  slots (any order) --> wait for their turn --> hash: tensor, file --> buffers --(full)--> writers
+//!  slots (any order) --> wait for their turn --> hash: tensor, file --> buffers --> writers
 //! ```
 //!
 //! A conversion makes one file at a time. Since reads are issued in the order of the file and each
-//! takes a slot first, the slot whose turn it is always comes. When the load has failed it may not:
-//! then [`Message::GiveUp`] frees those that wait.
+//! takes a slot first, the next slot in order always comes. If the load failed it may not come:
+//! then [`Message::GiveUp`] frees the slots that wait.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -16,28 +16,27 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crossbeam_channel::{Receiver, Sender};
 
 use super::super::ConvertError;
-use super::super::digest::{Digest, Hashes};
-use super::super::header::Header;
-use super::kernel_copy::Written;
+use super::super::hash::{FileDigest, HashPool, Hashes};
+use super::kernel_copy::CopiedRanges;
 use super::writer::{BLOCK, OutputFile, Piece, Writers};
 use super::{FileSet, FinishedFile};
 use crate::plan::CopyOp;
 use crate::staging::{Empty, Filled, Slot};
 use crate::units::{to_u64, to_usize};
 
-/// What the packer is told.
+/// A message to the packer.
 pub(super) enum Message {
     /// A file begins.
-    Begin { index: usize, file: Arc<OutputFile>, written: Written },
-    /// Bytes of it. The slot comes back when they are packed, or is lost with an error.
+    Begin { index: usize, file: Arc<OutputFile>, copied: CopiedRanges },
+    /// Bytes of it. The slot is sent back once they are packed, or dropped after an error.
     Copy { slot: Slot<Filled>, copies: Vec<CopyOp>, done: Sender<Slot<Empty>> },
     /// All its bytes have been sent.
     End { done: Sender<()> },
-    /// No more bytes that are missing will come.
+    /// The missing bytes will not come.
     GiveUp,
 }
 
-/// What went wrong first. Whoever waits only learns that something did.
+/// The first error of the output. The load only learns that the output failed.
 #[derive(Debug, Default)]
 pub(super) struct Failure(Mutex<Option<ConvertError>>);
 
@@ -59,6 +58,7 @@ pub(super) struct Packer {
     pub(super) idle: Vec<Slot<Empty>>,
     pub(super) finished: Sender<FinishedFile>,
     pub(super) failure: Arc<Failure>,
+    pub(super) pool: HashPool,
     pub(super) with_sha256: bool,
 }
 
@@ -66,20 +66,19 @@ pub(super) struct Packer {
 struct Current {
     index: usize,
     file: Arc<OutputFile>,
-    /// What the kernel has copied.
-    written: Written,
-    /// Where the buffer's bytes go in the file; without a buffer, where the next byte goes.
+    /// The ranges that the kernel copied.
+    copied: CopiedRanges,
+    /// The offset of the buffer in the file; without a buffer, that of the next byte.
     written_bytes: u64,
-    /// Place in the arena of the next byte to be packed.
+    /// The offset in the arena of the next byte.
     packed_bytes: u64,
     buffer: Option<Buffer>,
     /// Pieces that the writers have.
     in_flight: usize,
-    /// Slots that wait for an earlier one, by their place in the arena.
+    /// Slots that wait for an earlier one, by their offset in the arena.
     early: BTreeMap<u64, Waiting>,
-    file_digest: Digest,
-    tensor_digest: Digest,
-    /// Of the first tensors.
+    digest: FileDigest,
+    /// Of the tensors that are complete.
     tensors: Vec<Hashes>,
 }
 
@@ -105,12 +104,12 @@ impl Packer {
         if let Some(current) = current {
             self.abandon(current);
         }
-        // What still comes is dropped: slots go back to the ring, and whoever waits learns that nothing
-        // came.
+        // Later messages are dropped: slots go back to the ring, and the load learns of the
+        // failure.
         messages.iter().for_each(drop);
     }
 
-    /// Makes one file after the other, until no more is wanted.
+    /// Makes one file after the other, until the channel is closed.
     fn pack_files(
         &mut self,
         messages: &Receiver<Message>,
@@ -118,8 +117,8 @@ impl Packer {
     ) -> Result<(), ConvertError> {
         for message in messages {
             match message {
-                Message::Begin { index, file, written } => {
-                    *current = Some(self.begin(index, file, written)?);
+                Message::Begin { index, file, copied } => {
+                    *current = Some(self.begin(index, file, copied)?);
                 }
                 Message::Copy { slot, copies, done } => {
                     let current = current.as_mut().expect("a file begins before its bytes come");
@@ -127,8 +126,8 @@ impl Packer {
                 }
                 Message::End { done } => {
                     let finished = self.end(current.take().expect("a file begins before it ends"))?;
-                    // The converter takes it when the load says that the file is ready. One that has gone
-                    // takes nothing.
+                    // The conversion takes it once the load has the layer ready, unless it has
+                    // failed.
                     let _ = self.finished.send(finished);
                     let _ = done.send(());
                 }
@@ -142,20 +141,19 @@ impl Packer {
         &mut self,
         index: usize,
         file: Arc<OutputFile>,
-        written: Written,
+        copied: CopiedRanges,
     ) -> Result<Current, ConvertError> {
         let placements = self.files.placements(index);
         let mut current = Current {
             index,
             file,
-            written,
+            copied,
             written_bytes: 0,
             packed_bytes: 0,
             buffer: None,
             in_flight: 0,
             early: BTreeMap::new(),
-            file_digest: Digest::new(self.with_sha256),
-            tensor_digest: Digest::new(self.with_sha256),
+            digest: FileDigest::new(Arc::clone(&self.pool), self.with_sha256),
             tensors: Vec::with_capacity(placements.len()),
         };
         let files = Arc::clone(&self.files);
@@ -167,10 +165,10 @@ impl Packer {
         Ok(current)
     }
 
-    /// Packs the copies of a slot, and those of all that waited for it.
+    /// Packs the copies of a slot, and of the slots that waited for it.
     fn copy(&mut self, current: &mut Current, slot: Waiting) -> Result<(), ConvertError> {
-        let place = slot.copies.first().expect("a read has bytes").arena_offset_bytes;
-        current.early.insert(place, slot);
+        let offset = slot.copies.first().expect("a read has bytes").arena_offset_bytes;
+        current.early.insert(offset, slot);
         while let Some(entry) = current.early.first_entry() {
             if *entry.key() != current.packed_bytes {
                 return Ok(());
@@ -182,47 +180,30 @@ impl Packer {
                     "the tensors of a file have no gaps"
                 );
                 let bytes = slot.part(copy.slot_offset_bytes, copy.len_bytes);
-                self.hash_tensors(current, bytes);
-                current.file_digest.update(bytes);
+                let (placements, tensors) = (self.files.placements(current.index), &mut current.tensors);
+                current.digest.update(bytes, placements, &mut |_, hashes| tensors.push(hashes));
                 self.pack(current, bytes)?;
                 current.packed_bytes += copy.len_bytes;
             }
-            // Whoever waits for it may have gone.
+            // A load that failed does not wait for it.
             let _ = done.send(slot.into_empty());
         }
         Ok(())
     }
 
-    /// Hashes bytes as those of the next tensors.
-    fn hash_tensors(&self, current: &mut Current, mut bytes: &[u8]) {
-        let placements = self.files.placements(current.index);
-        let mut at = current.packed_bytes;
-        while !bytes.is_empty() {
-            let placement = &placements[current.tensors.len()];
-            let end = placement.arena_offset_bytes + placement.len_bytes();
-            let (now, later) = bytes.split_at(bytes.len().min(to_usize(end - at)));
-            current.tensor_digest.update(now);
-            at += to_u64(now.len());
-            bytes = later;
-            if at == end {
-                current.tensors.push(current.tensor_digest.take());
-            }
-        }
-    }
-
-    /// Appends bytes to the file; what the kernel has copied is there already.
+    /// Appends bytes to the file. Ranges that the kernel copied are passed over.
     fn pack(&mut self, current: &mut Current, mut bytes: &[u8]) -> Result<(), ConvertError> {
         while !bytes.is_empty() {
             let at = current.written_bytes + current.buffer.as_ref().map_or(0, |buffer| to_u64(buffer.len));
-            let (len_bytes, is_there) = current.written.at(at);
+            let (len_bytes, is_copied) = current.copied.at(at);
             let len = usize::try_from(len_bytes).unwrap_or(usize::MAX).min(bytes.len());
             let (now, later) = bytes.split_at(len);
             bytes = later;
-            if !is_there {
+            if !is_copied {
                 self.put(current, now)?;
                 continue;
             }
-            // Ranges that the kernel has copied begin on a block.
+            // Copied ranges begin on a block, so the buffer ends on one.
             if let Some(buffer) = current.buffer.take() {
                 self.send(current, buffer);
             }
@@ -231,7 +212,7 @@ impl Packer {
         Ok(())
     }
 
-    /// Puts bytes into buffers, and sends those that are full.
+    /// Puts bytes into buffers, and sends full buffers to the writers.
     fn put(&mut self, current: &mut Current, mut bytes: &[u8]) -> Result<(), ConvertError> {
         while !bytes.is_empty() {
             let mut buffer = match current.buffer.take() {
@@ -292,15 +273,13 @@ impl Packer {
         outcome?;
         assert_eq!(current.written_bytes, current.file.len_bytes, "the plan knows the length of every file");
         current.file.cut_to_length()?;
-        // What has no bytes stands at the end, and nothing came for it.
-        let tensors = self.files.placements(current.index).len();
-        current.tensors.resize_with(tensors, || current.tensor_digest.take());
-        let file = Arc::into_inner(current.file).expect("the writers have let go of it");
-        let hashes = current.file_digest.take();
-        Ok(FinishedFile { index: current.index, partial: file.partial, hashes, tensors: current.tensors })
+        let Current { index, file, digest, mut tensors, .. } = current;
+        let hashes = digest.finish(self.files.placements(index), &mut |_, hashes| tensors.push(hashes));
+        let file = Arc::into_inner(file).expect("the writers have let go of it");
+        Ok(FinishedFile { index, partial: file.partial, hashes, tensors })
     }
 
-    /// Takes back what the writers have of a file that is not wanted any more.
+    /// Takes back the buffers of a file that will not be finished.
     fn abandon(&mut self, mut current: Current) {
         self.idle.extend(current.buffer.take().map(|buffer| buffer.slot));
         while current.in_flight > 0 {
@@ -311,7 +290,7 @@ impl Packer {
     }
 }
 
-/// Takes the header into the file and its hash.
+/// Packs the header of a file, and hashes it.
 struct HeaderBytes<'a> {
     packer: &'a mut Packer,
     current: &'a mut Current,
@@ -319,18 +298,12 @@ struct HeaderBytes<'a> {
 
 impl Write for HeaderBytes<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.current.file_digest.update(bytes);
+        self.current.digest.update_header(bytes);
         self.packer.pack(self.current, bytes).map_err(io::Error::other)?;
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
-    }
-}
-
-impl FileSet {
-    fn header(&self, index: usize) -> Header<'_> {
-        self.headers.of(index, &self.plan, self.placements(index))
     }
 }

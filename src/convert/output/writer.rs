@@ -5,8 +5,8 @@
 //!  packer ---------------------> writers --------------------> file      ------------------------> packer
 //! ```
 //!
-//! A file system that refuses direct writes is written through the page cache, which is flushed and
-//! dropped behind the cursor. That is a named mode of the report.
+//! A file system that refuses direct writes is written through the page cache, whose pages are
+//! flushed and dropped on the way. The report names this mode.
 
 use std::fs::File;
 use std::io;
@@ -20,31 +20,30 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use rustix::fs::{Advice, FallocateFlags, OFlags};
 use rustix::io::Errno;
 
+use super::super::target_directory::PartialFile;
 use super::super::{ConvertError, WriteMode};
-use super::directory::PartialFile;
 use crate::staging::{Empty, Filled, Slot};
 use crate::units::{Alignment, to_u64};
 
-/// Offsets, lengths and addresses of direct writes are multiples of this: what works wherever
-/// direct writes do, up to file systems with larger blocks, which then refuse and are written
-/// through the page cache.
+/// Offsets, lengths and addresses of direct writes are multiples of this. A file system with larger
+/// blocks refuses such writes, and is written through the page cache.
 pub(super) const BLOCK: Alignment = Alignment::PAGE;
-/// Bytes that may be dirty in the page cache before they are flushed.
+/// Most dirty bytes in the page cache before they are flushed.
 const DIRTY_BYTES_MAX: u64 = 16 << 20;
 
 /// A file of tensors while it is written.
 #[derive(Debug)]
 pub(super) struct OutputFile {
     pub(super) partial: PartialFile,
-    /// Its length when it is whole.
+    /// Its length once it is whole.
     pub(super) len_bytes: u64,
-    /// Written through the page cache since the last flush.
+    /// Bytes written through the page cache since the last flush.
     dirty_bytes: AtomicU64,
     mode: Arc<ModeCell>,
 }
 
-/// How files are written: directly until one refuses. All later ones of a conversion begin the
-/// other way.
+/// How files are written: directly until the file system refuses, then through the page cache for
+/// the rest of the conversion. Holds the reason.
 #[derive(Debug, Default)]
 pub(super) struct ModeCell(OnceLock<String>);
 
@@ -58,7 +57,7 @@ impl OutputFile {
     /// Reserves the space of a new file and makes it direct.
     ///
     /// # Errors
-    /// [`ConvertError::Write`], above all if there is no room.
+    /// [`ConvertError::Write`], for example if there is no room.
     pub(super) fn new(
         partial: PartialFile,
         len_bytes: u64,
@@ -75,8 +74,7 @@ impl OutputFile {
         Ok(file)
     }
 
-    /// Blocks for every byte, so that a full disk is noticed now and neighbours lie next to each
-    /// other.
+    /// Reserves blocks for every byte: a full disk is noticed now, and the file is not fragmented.
     fn reserve(&self) -> io::Result<()> {
         if self.len_bytes == 0 {
             return Ok(());
@@ -110,7 +108,7 @@ impl OutputFile {
                 outcome => return outcome,
             }
         }
-        // Another thread may have found out; this descriptor may still be direct.
+        // Another thread may have left direct writes; this descriptor may still be direct.
         set_direct(file, false)?;
         file.write_all_at(&bytes[..len], offset_bytes)?;
         let dirty_bytes = self.dirty_bytes.fetch_add(to_u64(len), Ordering::Relaxed) + to_u64(len);
@@ -123,18 +121,18 @@ impl OutputFile {
 
     fn flush_cache(&self) -> io::Result<()> {
         rustix::fs::fdatasync(self.partial.file())?;
-        // A file system that does not heed advice keeps the pages.
+        // A file system may ignore the advice.
         let _ = rustix::fs::fadvise(self.partial.file(), 0, None::<NonZeroU64>, Advice::DontNeed);
         Ok(())
     }
 
     fn leave_direct(&self, reason: &str) -> io::Result<()> {
-        // Two threads may be refused at once; either reason is true.
+        // Two threads may be refused at once: either reason will do.
         let _ = self.mode.0.set(reason.to_owned());
         set_direct(self.partial.file(), false)
     }
 
-    /// Cuts off what the last direct write had to pad.
+    /// Cuts off the padding of the last direct write.
     pub(super) fn cut_to_length(&self) -> Result<(), ConvertError> {
         let cut = self.partial.file().set_len(self.len_bytes);
         cut.map_err(|source| self.failed("cut the file to its length", source))?;
@@ -160,13 +158,13 @@ pub(super) struct Piece {
     pub(super) offset_bytes: u64,
 }
 
-/// A buffer that is free again, and what became of its piece.
+/// A buffer that is free again, and the outcome of its write.
 pub(super) struct Written {
     pub(super) buffer: Slot<Empty>,
     pub(super) outcome: Result<(), ConvertError>,
 }
 
-/// The threads that write. Dropping them lets them finish what they have.
+/// The threads that write. Dropping them waits until their pieces are written.
 #[derive(Debug)]
 pub(super) struct Writers {
     pieces: Option<Sender<Piece>>,
@@ -175,7 +173,7 @@ pub(super) struct Writers {
 }
 
 impl Writers {
-    /// Starts so many.
+    /// Starts `count` threads.
     pub(super) fn start(count: u32) -> io::Result<Self> {
         let (pieces, piece_receiver) = unbounded::<Piece>();
         let (written_sender, written) = unbounded();
@@ -188,7 +186,7 @@ impl Writers {
         Ok(writers)
     }
 
-    /// Has a piece written.
+    /// Sends a piece to be written.
     pub(super) fn write(&self, piece: Piece) {
         let pieces = self.pieces.as_ref().expect("only dropping takes it");
         // Threads end after their channel is closed.
@@ -198,9 +196,9 @@ impl Writers {
     /// The next piece that is written.
     ///
     /// # Panics
-    /// If all threads have gone, which only a panic of theirs can do.
+    /// If all threads have ended, which only their panic can cause.
     pub(super) fn next_written(&self) -> Written {
-        self.written.recv().expect("the threads that write end after those that want something written")
+        self.written.recv().expect("writers end after the packer")
     }
 }
 
@@ -232,7 +230,7 @@ mod tests {
 
     use super::*;
     use crate::budget::MemoryBudget;
-    use crate::convert::output::TargetDirectory;
+    use crate::convert::target_directory::TargetDirectory;
     use crate::plan::RingShape;
     use crate::staging::Ring;
 
@@ -254,7 +252,7 @@ mod tests {
             writers.write(Piece { file: Arc::clone(&file), buffer: slot.into_filled(), len, offset_bytes });
         }
         drop(writers);
-        let _file = Arc::into_inner(file).expect("nobody writes any more");
+        let _file = Arc::into_inner(file).expect("the writers have ended");
         let bytes = fs::read(folder.path().join(".a.partial")).unwrap();
         assert!(bytes.chunks_exact(64 << 10).map(|piece| piece[0]).eq(1..=PIECES));
         assert_eq!(ring.free_slots(), usize::from(PIECES));

@@ -1,35 +1,36 @@
-//! Checks a directory against its manifest, and against what it was made of.
+//! Compares a directory with its manifest and with its source.
 //!
 //! ```text
-//! headers, coverage, index       as every checkpoint is opened
+//! headers, coverage, index       checked as every checkpoint is opened
 //! manifest -> Stated             sizes, types, shapes, the set of files
-//! one pass over the files        BLAKE3, and SHA-256 where it is stated: of each file and of each tensor
+//! one pass over the files        BLAKE3 (and SHA-256 if it is stated) of each file and tensor
 //! one pass over the source       BLAKE3 of each tensor, cast as the conversion did -> Comparison
-//! tensors that differ            the first few are read again, to say where
+//! tensors that differ            the first few are read again, to find where
 //! ```
 //!
-//! Everything passes through the ring of a load, within a budget. What is wrong is collected, not
-//! returned as an error: errors are for what cannot be read.
+//! All bytes pass through the ring of a load, within a budget. Faults are collected in the report;
+//! errors are for directories that cannot be read.
 
-mod against;
-mod findings;
-mod locate;
-mod stated;
+mod against_manifest;
+mod against_source;
 
 use std::path::Path;
 
-use self::against::Comparison;
-use self::findings::Findings;
-use self::stated::Stated;
+use self::against_manifest::Stated;
+use self::against_source::Comparison;
+use super::hash_pass::{HashPass, PassEvent};
 use super::journal::WORK_FOLDER;
-use super::manifest_reader::{Entry, OpenManifest};
-use super::reading::{HashPass, Seen, direct};
-use super::side_files::{SideFiles, directory_of};
-use super::{ConvertError, ConvertEvent, MANIFEST_NAME};
-use crate::checkpoint::{Checkpoint, CheckpointError, OpenOptions};
+use super::manifest_read::OpenManifest;
+use super::settings::default_options;
+use super::side_files::directory_of;
+use super::{ConvertError, ConvertEvent, Difference, MANIFEST_NAME, VerifyReport};
+use crate::checkpoint::{Checkpoint, CheckpointError, OpenOptions, TensorId};
 use crate::plan::{IoMode, LoadOptions, MemoryTerm, TermKind};
 use crate::source::Fallback;
 use crate::units::to_u64;
+
+/// Most differences in a report.
+const DIFFERENCES_MAX: usize = 1000;
 
 /// Settings of a verification.
 #[derive(Clone, Debug)]
@@ -45,37 +46,10 @@ impl Default for Verification {
     }
 }
 
-/// One thing that is not as it should be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Difference {
-    /// The file, or the tensor.
-    pub place: String,
-    /// What is wrong with it: both sides of the comparison, in words.
-    pub what: String,
-}
-
-/// What a verification found.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct VerifyReport {
-    /// Files of tensors whose hashes were compared.
-    pub files: u64,
-    /// Tensors whose bytes were compared.
-    pub tensors: u64,
-    /// Bytes of those tensors.
-    pub bytes: u64,
-    /// What is wrong; empty if all is well. At most a thousand, and how many there are beside them.
-    pub differences: Vec<Difference>,
-    /// What a person should know: a manifest that is missing, tensors that were left out on
-    /// purpose.
-    pub notes: Vec<String>,
-}
-
 impl Verification {
     /// Within 64 MiB of host memory, past the page cache.
     pub fn new() -> Self {
-        Self::with(OpenOptions::default(), direct())
+        Self::with(OpenOptions::default(), default_options())
     }
 
     /// With these settings.
@@ -89,8 +63,8 @@ impl Verification {
         self
     }
 
-    /// Most host memory that the verification may hold, in bytes. 64 MiB by default. Counts what is
-    /// known of both checkpoints, and a hash for each tensor.
+    /// The most host memory that the verification may hold, in bytes. 64 MiB by default. The
+    /// metadata of both checkpoints and a hash for each tensor count too.
     pub fn host_budget(mut self, bytes: u64) -> Self {
         self.options.host_budget_bytes = bytes;
         self
@@ -102,19 +76,20 @@ impl Verification {
         self
     }
 
-    /// Threads that read; zero counts as one. By default what the disk and the machine can use.
+    /// Threads that read; zero counts as one. By default as many as the disk and the machine can
+    /// use.
     pub fn jobs(mut self, threads: u32) -> Self {
         self.options.readers = Some(threads.max(1));
         self
     }
 
-    /// Checks `directory`: headers, coverage, the index against the files, and, where there is a
-    /// manifest, the hashes. With `against`, compares every tensor with that of the source.
-    /// Both may be anything that a [`Checkpoint`] opens, with or without a manifest.
+    /// Checks the headers, coverage and index of `directory`, and the hashes if it has a manifest.
+    /// With `against`, compares every tensor with that of the source. Both may be anything that a
+    /// [`Checkpoint`] opens, with or without a manifest.
     ///
     /// # Errors
-    /// [`ConvertError`] if it cannot be read at all, or its manifest cannot. Whatever is wrong with
-    /// its bytes is in the report.
+    /// [`ConvertError`] if the directory or its manifest cannot be read. Faults in its bytes are in
+    /// the report.
     pub fn run(
         &self,
         directory: &Path,
@@ -132,7 +107,7 @@ impl Verification {
         let checkpoint = match self.open_options.open(directory) {
             Ok(checkpoint) => Some(checkpoint),
             Err(error) => {
-                findings.refused(error, root.as_deref(), manifest.is_some())?;
+                findings.add_faults_of_files(error, root.as_deref(), manifest.is_some())?;
                 None
             }
         };
@@ -172,7 +147,71 @@ impl Verification {
     }
 }
 
-/// Says if a conversion has not ended here.
+/// The report while it is made.
+#[derive(Debug, Default)]
+struct Findings {
+    report: VerifyReport,
+    /// Differences that are not listed.
+    more: u64,
+}
+
+impl Findings {
+    /// Adds a difference.
+    fn differ(&mut self, place: &str, what: String) {
+        if self.report.differences.len() < DIFFERENCES_MAX {
+            self.report.differences.push(Difference { place: place.to_owned(), what });
+        } else {
+            self.more += 1;
+        }
+    }
+
+    /// Adds a note for a person.
+    fn note(&mut self, note: String) {
+        self.report.notes.push(note);
+    }
+
+    /// Adds the faults of files that make a checkpoint impossible to open.
+    ///
+    /// # Errors
+    /// The error itself, if the system refused to read, or if there is neither a checkpoint nor a
+    /// manifest.
+    fn add_faults_of_files(
+        &mut self,
+        error: CheckpointError,
+        root: Option<&Path>,
+        has_manifest: bool,
+    ) -> Result<(), ConvertError> {
+        let is_nothing =
+            matches!(error, CheckpointError::NotFound { .. } | CheckpointError::NoWeights { .. });
+        let is_damage = error.is_invalid() || error.is_missing();
+        if !is_damage || (is_nothing && !has_manifest) {
+            return Err(error.into());
+        }
+        for problem in error.problems() {
+            let text = problem.to_string();
+            let Some(path) = problem.path() else {
+                self.differ("checkpoint", text);
+                continue;
+            };
+            let what = text.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&text);
+            let below = root.and_then(|root| path.strip_prefix(root).ok()?.to_str());
+            let place = below.filter(|below| !below.is_empty()).map(str::to_owned);
+            self.differ(&place.unwrap_or_else(|| path.display().to_string()), what.to_owned());
+        }
+        Ok(())
+    }
+
+    /// The report.
+    fn finish(mut self) -> VerifyReport {
+        if self.more > 0 {
+            let what = format!("{} more differences are not listed", self.more);
+            self.report.differences.push(Difference { place: "report".to_owned(), what });
+        }
+        self.report
+    }
+}
+
+/// Notes a conversion that has not ended.
 fn note_unfinished(root: &Path, has_manifest: bool, findings: &mut Findings) {
     if !root.join(WORK_FOLDER).exists() {
         return;
@@ -185,15 +224,22 @@ fn note_unfinished(root: &Path, has_manifest: bool, findings: &mut Findings) {
     }
 }
 
+/// The checkpoint that a pass reads.
+#[derive(Clone, Copy)]
+enum PassOver {
+    Source,
+    Target,
+}
+
 /// The passes over bytes.
 struct Work<'a> {
     options: LoadOptions,
     target: &'a Checkpoint,
     stated: Option<&'a Stated>,
     comparison: Option<&'a Comparison>,
-    /// Per tensor of the target: whether its bytes were compared with anything.
+    /// Of each tensor of the target: true once its bytes were compared.
     compared: Vec<bool>,
-    /// Per tensor of the target, if there is a source.
+    /// BLAKE3 of each tensor of the target, if there is a source.
     hashes: Vec<[u8; 32]>,
 }
 
@@ -213,11 +259,11 @@ impl Work<'_> {
         let target_bytes = self.target.tensor_bytes();
         let source_bytes = self.comparison.map_or(0, |comparison| comparison.hashed_bytes(self.target));
         let total_bytes = target_bytes.saturating_add(source_bytes);
-        let mut tell = |done_bytes| observe(&ConvertEvent::Verifying { done_bytes, total_bytes });
-        tell(0);
-        self.hash_target(findings, &mut tell)?;
+        let mut report = |done_bytes| observe(&ConvertEvent::Verifying { done_bytes, total_bytes });
+        report(0);
+        self.hash_target(findings, &mut report)?;
         if let Some(comparison) = self.comparison {
-            comparison.run(self, findings, &mut |done_bytes| tell(target_bytes + done_bytes))?;
+            comparison.run(self, findings, &mut |done_bytes| report(target_bytes + done_bytes))?;
         }
         for (tensor, _) in self.target.tensors().zip(&self.compared).filter(|(_, compared)| **compared) {
             findings.report.tensors += 1;
@@ -226,24 +272,28 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Hashes the files, and compares with what is stated.
+    /// Hashes the files, and compares them with the manifest.
     fn hash_target(
         &mut self,
         findings: &mut Findings,
-        tell: &mut dyn FnMut(u64),
+        report: &mut dyn FnMut(u64),
     ) -> Result<(), ConvertError> {
         let (target, stated) = (self.target, self.stated);
-        let pass = HashPass { checkpoint: target, options: self.options.clone(), beside: self.memory(None) };
+        let pass = HashPass {
+            checkpoint: target,
+            options: self.options.clone(),
+            beside: self.memory(PassOver::Target),
+        };
         let with_sha256 = stated.is_some_and(Stated::has_sha256);
-        let fallbacks = pass.files(with_sha256, &mut |seen| match seen {
-            Seen::Progress(bytes) => tell(bytes),
-            Seen::File(shard, hashes) => {
+        let fallbacks = pass.files(with_sha256, &mut |event| match event {
+            PassEvent::Progress(bytes) => report(bytes),
+            PassEvent::File(shard, hashes) => {
                 if let Some(stated) = stated {
                     stated.compare_file(target, shard, &hashes, findings);
                 }
             }
-            Seen::Scales(..) => {}
-            Seen::Tensor(id, hashes) => {
+            PassEvent::Scales(..) => {}
+            PassEvent::Tensor(id, hashes) => {
                 if let Some(place) = self.hashes.get_mut(id.index()) {
                     *place = hashes.blake3;
                 }
@@ -256,16 +306,21 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// What is held beside a pass over the checkpoint `other` (of which the plan knows), or over
-    /// the target.
-    fn memory(&self, other: Option<&Checkpoint>) -> Vec<MemoryTerm> {
+    /// Compares the hash of a tensor of the target. True if it is the same.
+    fn compare(&mut self, id: TensorId, blake3: &[u8; 32]) -> bool {
+        self.compared[id.index()] = true;
+        self.hashes[id.index()] == *blake3
+    }
+
+    /// The memory beside that of a pass over the source, whose plan counts the metadata of the
+    /// source; or over the target.
+    fn memory(&self, pass: PassOver) -> Vec<MemoryTerm> {
         let hashes = size_of_val(&*self.hashes) + size_of_val(&*self.compared);
         let stated = self.stated.map_or(0, Stated::held_bytes);
         let comparison = self.comparison.map_or(0, Comparison::held_bytes);
-        let metadata = match (other, self.comparison) {
-            (Some(_), _) => self.target.metadata_bytes(),
-            (None, Some(comparison)) => comparison.source_metadata_bytes(),
-            (None, None) => 0,
+        let metadata = match pass {
+            PassOver::Source => self.target.metadata_bytes(),
+            PassOver::Target => self.comparison.map_or(0, Comparison::source_metadata_bytes),
         };
         vec![
             MemoryTerm::new(TermKind::HashesToCompare, to_u64(hashes) + stated + comparison),
@@ -274,7 +329,7 @@ impl Work<'_> {
     }
 }
 
-/// Says which files were not read the way that was asked for.
+/// Notes files that were not read in the mode that was asked for.
 fn note_fallbacks(checkpoint: &Checkpoint, fallbacks: &[Fallback], findings: &mut Findings) {
     let Some(first) = fallbacks.first() else { return };
     let path = checkpoint.shard(first.shard).path.display();

@@ -1,8 +1,8 @@
-//! The exported functions of the driver API, by subject. Handles are numbers here: nobody
-//! dereferences them.
+//! The exported functions of the driver API, by subject. Handles are numbers and are never
+//! dereferenced.
 //!
-//! Arguments are as in the driver API's reference. A function that panics ends the process (`extern
-//! "C"`).
+//! Arguments are those of the driver API reference. A panic in a function aborts the process
+//! (`extern "C"`).
 #![allow(unsafe_code, reason = "exports C functions and writes to their callers' addresses")]
 #![allow(non_snake_case, reason = "the names are the driver's")]
 
@@ -17,7 +17,7 @@ mod own;
 mod pool;
 mod stream;
 
-/// Writes a result to the caller's address; null is refused, as drivers do.
+/// Writes a result to the caller's address; refuses null, like drivers.
 ///
 /// # Safety
 /// `target` is null, or writable for a `T` (the contract of every function with a result).
@@ -25,12 +25,12 @@ pub(crate) unsafe fn put<T>(target: *mut T, value: T) -> Answer {
     if target.is_null() {
         return Err(Code::INVALID_VALUE);
     }
-    // SAFETY: not null, so that the caller's promise holds.
+    // SAFETY: not null, so the caller's promise holds.
     unsafe { target.write(value) };
     Ok(())
 }
 
-/// Writes a text with its NUL, cut to `len` bytes.
+/// Writes a NUL-terminated string, cut to `len` bytes.
 ///
 /// # Safety
 /// `target` is null, or writable for `len` bytes.

@@ -1,19 +1,19 @@
-//! What is ordered before what: vector clocks over streams.
+//! The order of work: vector clocks over streams.
 //!
-//! Each stream has one, the host has one. A stream's grows with its own work, with every event it
-//! waits for, and with all that the host knows to be over. That work happens to have run already
-//! orders nothing.
+//! Each stream and the host have a clock. A stream's clock grows with its own work, with each event
+//! it waits for, and with all work that the host knows to be done. Work that has merely run by
+//! chance is not ordered.
 
 use std::collections::BTreeMap;
 
-/// A place in a stream: right behind its `sequence`-th piece of work.
+/// A point in a stream: right after its work number `sequence`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Point {
     pub(crate) stream: usize,
     pub(crate) sequence: u64,
 }
 
-/// For each stream, up to where its work is ordered before.
+/// For each stream, the point up to which its work is ordered before.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clock(BTreeMap<usize, u64>);
 
@@ -37,7 +37,7 @@ impl Clock {
         self.0.iter().map(|(&stream, &sequence)| Point { stream, sequence })
     }
 
-    /// The first place of this one that the other does not cover.
+    /// The first point of this clock that the other does not cover.
     pub(crate) fn first_beyond(&self, other: &Self) -> Option<Point> {
         self.points().find(|&point| !other.covers(point))
     }

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Code(pub(crate) u32);
 
-/// What a call answers.
+/// The result of a call.
 pub(crate) type Answer<T = ()> = Result<T, Code>;
 
 impl Code {
@@ -21,7 +21,7 @@ impl Code {
     pub(crate) const NOT_REGISTERED: Self = Self(713);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
 
-    /// True for the codes that leave a context unusable (driver API reference: "the process must be
+    /// True for codes that make a context unusable (driver API reference: "the process must be
     /// terminated and relaunched", "leaves the process in an inconsistent state").
     pub(crate) const fn is_fatal(self) -> bool {
         matches!(self.0, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810)

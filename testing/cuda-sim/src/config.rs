@@ -1,27 +1,27 @@
-//! The settings, from environment variables that start with `CUDA_SIM_`. An unknown or unreadable
-//! one ends the process: a test that sets it must not pass by accident.
+//! Settings from environment variables that start with `CUDA_SIM_`. An unknown or invalid one ends
+//! the process: a test that sets it must not pass by accident.
 
 use crate::faults::{self, Fault};
 
 /// When queued work runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// When something has to wait for it, and no more than that needs.
+    /// Only when something waits for it, and only the needed work.
     Lazy,
-    /// At random moments, by a thread.
+    /// At random moments, on a thread.
     Thread,
     /// At once.
     Eager,
 }
 
-/// What a lost context still does.
+/// The calls that still succeed in a lost context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lost {
-    /// Entering, leaving and giving back succeed.
+    /// Entering, leaving and freeing succeed.
     Work,
-    /// Leaving and giving back succeed.
+    /// Leaving and freeing succeed.
     Calls,
-    /// Nothing succeeds; what is given back is given back nevertheless.
+    /// Nothing succeeds, but frees are still done.
     All,
 }
 
@@ -30,13 +30,13 @@ pub(crate) struct Config {
     pub(crate) mode: Mode,
     pub(crate) seed: u64,
     pub(crate) device_count: usize,
-    /// Of each device; the last one counts for the rest too.
+    /// For each device; the last value applies to the rest.
     pub(crate) memory_bytes: Vec<u64>,
-    /// Taken by others on each device.
+    /// Used by other processes on each device.
     pub(crate) other_bytes: u64,
-    /// Taken by a context.
+    /// Memory of a context.
     pub(crate) context_bytes: u64,
-    /// Most that can be pinned.
+    /// Maximum pinned memory.
     pub(crate) pinned_bytes_max: u64,
     pub(crate) driver_version: i32,
     pub(crate) name: String,
@@ -45,12 +45,12 @@ pub(crate) struct Config {
     pub(crate) is_pageable_late: bool,
     pub(crate) faults: Vec<Fault>,
     pub(crate) lost: Lost,
-    /// Codes that are fatal on hardware lose the context here too.
+    /// Codes that are fatal on hardware lose the context, as there.
     pub(crate) is_fatal_sticky: bool,
-    /// What `cuInit` answers.
+    /// The result of `cuInit`.
     pub(crate) init_code: u32,
     pub(crate) has_nvml: bool,
-    /// Longest time for which a thread that waits is held up.
+    /// Maximum delay of a waiting thread.
     pub(crate) delay_us: u64,
     pub(crate) report_path: Option<String>,
     pub(crate) log_path: Option<String>,
@@ -103,7 +103,7 @@ impl Config {
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
-        let wrong = || format!("CUDA_SIM_{name}={value} cannot be understood");
+        let wrong = || format!("CUDA_SIM_{name}={value} is invalid");
         let number = || value.parse::<u64>().map_err(|_| wrong());
         let flag = || match value {
             "0" => Ok(false),

@@ -1,4 +1,4 @@
-//! Contexts, and which of them is current on which thread.
+//! Contexts, and the current context of each thread.
 
 use crate::code::{Answer, Code};
 use crate::config::Lost;
@@ -14,7 +14,7 @@ pub(crate) struct Context {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     context: usize,
-    /// By `cuCtxPushCurrent`, which asks for a pop; `cuCtxSetCurrent` does not.
+    /// Pushed by `cuCtxPushCurrent`, which needs a pop; `cuCtxSetCurrent` does not.
     is_pushed: bool,
 }
 
@@ -35,13 +35,13 @@ impl Sim {
         self.stacks.get(&self.thread())?.last().map(|entry| entry.context)
     }
 
-    /// The context of this thread. That there is none is a violation, unless contexts are lost:
-    /// then entering fails.
+    /// The context of this thread. Having none is a violation, unless contexts are lost, since then
+    /// entering fails.
     pub(crate) fn current(&mut self) -> Answer<usize> {
         match self.current_or_none() {
             Some(context) if self.contexts.contains_key(&context) => Ok(context),
             Some(context) => {
-                self.violation("destroyed_context", format!("context {context:#x} is current and gone"));
+                self.violation("destroyed_context", format!("context {context:#x} is current but destroyed"));
                 Err(Code(709))
             }
             None => {
@@ -53,8 +53,7 @@ impl Sim {
         }
     }
 
-    /// As [`Self::current`] for calls that give something back, which a lost context does not keep
-    /// from their work.
+    /// Like [`Self::current`] for freeing calls, which still work in a lost context.
     pub(crate) fn current_for_release(&mut self) -> Answer {
         if self.current_or_none().is_none() && self.devices.iter().any(|device| device.lost.is_some()) {
             return Ok(());
@@ -111,7 +110,7 @@ impl Sim {
         Ok(())
     }
 
-    /// A thread has ended.
+    /// Called when a thread has ended.
     pub(crate) fn end_thread(&mut self, thread: u64) {
         let Some(stack) = self.stacks.remove(&thread) else { return };
         let left = stack.iter().filter(|entry| entry.is_pushed).count();
@@ -148,7 +147,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Ends a context and all that was made in it.
+    /// Destroys a context and its objects.
     pub(crate) fn end_context(&mut self, context: usize) {
         let lost = self.lost_of_context(context).is_some();
         let copies = self.pending_host_copies(context);
@@ -156,7 +155,7 @@ impl Sim {
             let text = format!("{copies} copies that use host memory are still queued");
             self.violation("context_released_with_copies", text);
         }
-        // What only concerns the device runs to its end, as a driver lets it.
+        // Work on device memory alone runs to its end, as in a driver.
         let _ = self.synchronize_context(context);
         let device = self.device_of(context);
         let streams = self
@@ -177,11 +176,11 @@ impl Sim {
         left.push(("allocations", to_u64(allocations.len())));
         let bytes = allocations.iter().map(|address| self.allocations[address].len_bytes).sum();
         left.push(("device_bytes", bytes));
-        // A pool belongs to its device, not to a context: it stays.
+        // A pool belongs to its device, not to a context, so it stays.
         left.retain(|&(_, count)| count > 0);
         if !left.is_empty() && !lost {
             let what: Vec<String> = left.iter().map(|(what, count)| format!("{count} {what}")).collect();
-            self.violation("context_released_in_use", format!("a context went with {}", what.join(", ")));
+            self.violation("context_released_in_use", format!("a context ended with {}", what.join(", ")));
         }
         for (what, count) in left {
             *self.ledger.went_with_context.entry(what).or_default() += count;
@@ -204,13 +203,13 @@ impl Sim {
         self.give(device, self.config.context_bytes);
     }
 
-    /// Why a context is lost.
+    /// The code that lost a context.
     pub(crate) fn lost_of_context(&self, context: usize) -> Option<Code> {
         let context = self.contexts.get(&context)?;
         self.devices[context.device].lost
     }
 
-    /// From now on the context's device answers with this code.
+    /// Loses a context: its device returns this code from now on.
     pub(crate) fn lose_context(&mut self, context: usize, code: Code) {
         let device = self.device_of(context);
         self.devices[device].lost.get_or_insert(code);
@@ -236,7 +235,7 @@ impl Sim {
         }
     }
 
-    /// What a lost context answers to a call, if it is one that fails.
+    /// The code of a call in a lost context, if it fails.
     pub(crate) fn lost_answer(&self, class: Class) -> Option<Code> {
         let fails = match (self.config.lost, class) {
             (_, Class::Query) => false,
@@ -249,7 +248,7 @@ impl Sim {
         }
         match self.current_or_none() {
             Some(context) => self.lost_of_context(context),
-            // Whose context the call is about is not known here: it fails if there is no other.
+            // The context of the call is unknown here, so it fails if all are lost.
             None => {
                 let lost: Option<Vec<Code>> = self.devices.iter().map(|device| device.lost).collect();
                 lost.and_then(|codes| codes.first().copied())

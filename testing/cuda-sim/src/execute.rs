@@ -1,4 +1,4 @@
-//! Copies and fills: what is checked when they are queued, and what they do when their turn comes.
+//! Copies and fills: checks when they are queued, and their execution.
 
 use crate::code::{Answer, Code};
 use crate::faults::WORK;
@@ -17,7 +17,7 @@ const STAGED_BYTES_MAX: usize = 64 << 10;
 pub(crate) struct DeviceRange {
     pub(crate) address: u64,
     pub(crate) len_bytes: u64,
-    /// Where its allocation starts.
+    /// Start of its allocation.
     start: u64,
     device: usize,
 }
@@ -32,7 +32,7 @@ impl DeviceRange {
     }
 }
 
-/// A range of the program's memory.
+/// A range of host memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HostRange {
     start: usize,
@@ -49,7 +49,7 @@ pub(crate) enum Copy {
         /// Checksum of the source when it was queued.
         sum: u64,
     },
-    /// As above, of bytes that were read when it was queued.
+    /// A copy whose bytes were read when it was queued.
     Staged {
         bytes: Vec<u8>,
         target: DeviceRange,

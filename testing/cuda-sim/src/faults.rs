@@ -1,14 +1,14 @@
-//! Calls that fail on demand, and how often each function was called.
+//! Injected failures, and the number of calls of each function.
 
 use std::collections::BTreeMap;
 
 use crate::code::Code;
 
-/// The name under which queued copies and fills are counted, when they run.
+/// The name that counts queued copies and fills when they run.
 pub(crate) const WORK: &str = "work";
 
-/// One rule of `CUDA_SIM_FAIL`: `function:n:code`, with `*` for every function, and `n+` or `*` for
-/// more than one call.
+/// One rule of `CUDA_SIM_FAIL`: `function:n:code`, with `*` for all functions, and `n+` or `*` for
+/// several calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Fault {
     function: String,
@@ -17,18 +17,18 @@ pub(crate) struct Fault {
     pub(crate) code: Code,
     /// `!`: the context is lost, whatever the code.
     pub(crate) is_sticky: bool,
-    /// `~`: the call does its work all the same.
+    /// `~`: the call still does its work.
     pub(crate) is_done: bool,
 }
 
-/// Reads a list of rules, separated by commas.
+/// Parses a comma-separated list of rules.
 pub(crate) fn parse(text: &str) -> Result<Vec<Fault>, String> {
     text.split(',').filter(|rule| !rule.is_empty()).map(parse_rule).collect()
 }
 
 fn parse_rule(rule: &str) -> Result<Fault, String> {
     let wrong = || format!("a fault is function:n:code, not {rule}");
-    // `function@n=code` says the same.
+    // `function@n=code` is the same.
     let plain = rule.replace(['@', '='], ":");
     let mut parts = plain.split(':');
     let (Some(function), Some(when), Some(code), None) =
@@ -56,7 +56,7 @@ fn parse_rule(rule: &str) -> Result<Fault, String> {
     })
 }
 
-/// The rules and the counts they speak of.
+/// The rules and the counts of calls.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     rules: Vec<Fault>,
@@ -69,8 +69,7 @@ impl Faults {
         Self { rules, ..Self::default() }
     }
 
-    /// Counts a call. Returns its number among the calls of its function, and the rule that it
-    /// falls under.
+    /// Counts a call. Returns its number among the calls of its function, and the matching rule.
     pub(crate) fn count(&mut self, function: &'static str) -> (u64, Option<Fault>) {
         let number = self.calls.entry(function).or_default();
         *number += 1;
@@ -84,12 +83,12 @@ impl Faults {
         (number, self.rules.iter().find(falls).cloned())
     }
 
-    /// Calls of all functions so far.
+    /// Number of calls of all functions so far.
     pub(crate) fn total(&self) -> u64 {
         self.total
     }
 
-    /// How often each function was called.
+    /// Number of calls of each function.
     pub(crate) fn calls(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.calls.iter().map(|(&function, &calls)| (function, calls))
     }

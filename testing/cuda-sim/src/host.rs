@@ -1,6 +1,5 @@
-//! The program's memory: what of it is pinned, and reading and writing it without a signal where it
-//! is missing.
-#![allow(unsafe_code, reason = "reads and writes the caller's memory by system calls that answer EFAULT")]
+//! Host memory: pinned ranges, and reads and writes that return an error where memory is missing.
+#![allow(unsafe_code, reason = "reads and writes the caller's memory by system calls that return EFAULT")]
 
 use crate::clock::{Clock, Point};
 use crate::code::{Answer, Code};
@@ -8,7 +7,7 @@ use crate::memory::DeviceBytes;
 use crate::random::mix;
 use crate::sim::{Sim, to_u64};
 
-/// Bytes moved at once.
+/// Bytes per step.
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// A pinned range.
@@ -16,26 +15,26 @@ const CHUNK_BYTES: usize = 256 << 10;
 pub(crate) struct Pinned {
     pub(crate) len_bytes: usize,
     pub(crate) context: usize,
-    /// Tells it from a later one at the same address.
+    /// Distinguishes it from a later range at the same address.
     pub(crate) identity: u64,
     /// Allocated by the driver, not registered.
     pub(crate) is_own: bool,
-    /// Last use by each stream.
+    /// The last use in each stream.
     pub(crate) uses: Clock,
 }
 
-/// What a copy's host range is.
+/// The kind of a copy's host range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HostKind {
     Pinned { start: usize, identity: u64 },
     Pageable,
 }
 
-/// The system says that there is no such memory.
+/// There is no such memory.
 #[derive(Debug)]
 pub(crate) struct Missing;
 
-/// A checksum that any changed byte changes, for telling whether memory has changed.
+/// A checksum that changes with every byte, to detect changed memory.
 #[derive(Debug)]
 pub(crate) struct Sum(u64);
 
@@ -60,7 +59,7 @@ impl Sum {
     }
 }
 
-/// Gives the memory to `take`, piece by piece.
+/// Passes the memory to `take`, piece by piece.
 pub(crate) fn read(
     start: usize,
     len: usize,
@@ -95,8 +94,8 @@ fn read_part(start: usize, buffer: &mut [u8]) -> Result<(), Missing> {
         && is_mapped(start, buffer.len())
     {
         let source: *const u8 = std::ptr::with_exposed_provenance(start);
-        // SAFETY: the range is mapped (asked above) and the buffer is as long; they do not overlap, since
-        // the buffer is ours.
+        // SAFETY: the range is mapped (checked above), the buffer is as long and ours, so they do
+        // not overlap.
         unsafe { std::ptr::copy_nonoverlapping(source, buffer.as_mut_ptr(), buffer.len()) };
         return Ok(());
     }
@@ -117,7 +116,7 @@ pub(crate) fn is_mapped(start: usize, len: usize) -> bool {
     answer == 0
 }
 
-/// Brings every page of a range into memory, as pinning does. True unless there is none for them.
+/// Makes every page of a range resident, as pinning does. False if there is no memory for them.
 pub(crate) fn make_resident(start: usize, len: usize) -> bool {
     const PAGE: usize = 4096;
     let first = start / PAGE * PAGE;
@@ -129,7 +128,7 @@ pub(crate) fn make_resident(start: usize, len: usize) -> bool {
             libc::MADV_POPULATE_WRITE,
         )
     };
-    // A kernel older than 5.14 does not know the advice: then the program touches the pages by itself.
+    // Kernels before 5.14 do not know the advice; the program then touches the pages itself.
     answer == 0 || std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
 }
 
@@ -148,8 +147,8 @@ pub(crate) fn write(target: usize, bytes: &DeviceBytes, offset: u64, len: usize)
     let target = std::ptr::with_exposed_provenance_mut::<u8>(target);
     let mut done = 0;
     while done < len {
-        // SAFETY: the kernel writes at most `len - done` bytes to where the caller has asked for them;
-        // memory that is not there is an error (pread(2)).
+        // SAFETY: the kernel writes at most `len - done` bytes to the address given by the caller;
+        // missing memory is an error (pread(2)).
         let read = unsafe { bytes.read_to(target.wrapping_add(done), len - done, offset + to_u64(done)) };
         done += read.ok_or(Missing)?;
     }
@@ -187,7 +186,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Ends a pinned range. Copies that still use it, or that the host has not waited for, are
+    /// Unpins a range. Copies that still use it, or that the host has not waited for, are
     /// violations.
     pub(crate) fn unpin(&mut self, start: usize, is_own: bool) -> Answer {
         let is_known = self.pinned.get(&start).is_some_and(|pinned| pinned.is_own == is_own);
@@ -204,13 +203,14 @@ impl Sim {
             let text = format!("{start:#x} is unpinned while {} still uses it", self.place(point));
             self.violation("unregister_in_flight", text);
         } else if let Some(point) = pinned.uses.first_beyond(&self.host) {
-            let text = format!("{start:#x} is unpinned, but nobody has waited for {}", self.place(point));
+            let text =
+                format!("{start:#x} is unpinned, but the host has not waited for {}", self.place(point));
             self.violation("unregister_without_wait", text);
         }
         Ok(())
     }
 
-    /// What the host range of a copy is.
+    /// The kind of a copy's host range.
     pub(crate) fn host_kind(&mut self, start: usize, len: usize) -> Answer<HostKind> {
         let Some(end) = start.checked_add(len).filter(|_| start != 0) else {
             self.violation("host_range", format!("{start:#x}+{len} is no memory"));
@@ -230,7 +230,7 @@ impl Sim {
         }
     }
 
-    /// Notes that work in a stream uses a pinned range.
+    /// Records that work in a stream uses a pinned range.
     pub(crate) fn note_pinned_use(&mut self, kind: HostKind, point: Point) {
         if let HostKind::Pinned { start, .. } = kind
             && let Some(pinned) = self.pinned.get_mut(&start)
@@ -239,7 +239,7 @@ impl Sim {
         }
     }
 
-    /// True if the memory of a copy is still what it was when the copy was queued.
+    /// True if the host memory of a copy has the same kind as when the copy was queued.
     pub(crate) fn is_still_pinned(&self, kind: HostKind) -> bool {
         match kind {
             HostKind::Pageable => true,

@@ -1,22 +1,22 @@
-//! What the report tells: violations, injected faults, and sums.
+//! The contents of the report: violations, injected faults, counters.
 
 use std::collections::BTreeMap;
 
-/// Violations of which each kind's text is kept; the rest is only counted.
+/// Number of violations whose text is kept; further ones are only counted.
 const TEXTS_MAX: usize = 200;
 
-/// Misuse that was seen. The name is what the report says.
+/// Detected misuse.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Violation {
     pub(crate) kind: &'static str,
     pub(crate) text: String,
-    /// Number of the call that it was seen in.
+    /// Number of the call that detected it.
     pub(crate) call: u64,
-    /// Faults injected before it.
+    /// Number of faults injected before it.
     pub(crate) faults: usize,
 }
 
-/// A fault that was injected.
+/// An injected fault.
 #[derive(Debug)]
 pub(crate) struct Injected {
     pub(crate) function: &'static str,
@@ -53,7 +53,7 @@ pub(crate) struct Copies {
     pub(crate) queued: u64,
     pub(crate) run: u64,
     pub(crate) bytes: u64,
-    /// Of these, from or to memory that was not pinned.
+    /// The number of them from or to memory that is not pinned.
     pub(crate) pageable: u64,
     in_flight: u64,
     in_flight_bytes: u64,
@@ -61,7 +61,7 @@ pub(crate) struct Copies {
     pub(crate) in_flight_bytes_most: u64,
 }
 
-/// A sum and the largest value that it has had.
+/// A current value and its peak.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Gauge {
     pub(crate) now: u64,
@@ -87,14 +87,14 @@ pub(crate) struct Ledger {
     copies: BTreeMap<Direction, Copies>,
     /// Bytes of live allocations.
     pub(crate) allocated: Gauge,
-    /// Bytes taken from devices: plain allocations, pools and contexts.
+    /// Used device memory: plain allocations, pools and contexts.
     pub(crate) taken: Gauge,
     pub(crate) pinned: Gauge,
-    /// What was still alive when its context went.
+    /// Objects that were alive when their context was destroyed.
     pub(crate) went_with_context: BTreeMap<&'static str, u64>,
-    /// Most contexts pushed at once on one thread.
+    /// Maximum number of contexts pushed on one thread.
     pub(crate) contexts_pushed_most: usize,
-    /// Work that was dropped with a lost context.
+    /// Work dropped with a lost context.
     pub(crate) work_dropped: u64,
 }
 

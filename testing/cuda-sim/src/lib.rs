@@ -1,20 +1,20 @@
 //! A simulated CUDA driver.
 //!
 //! The library exports the part of the CUDA driver API that loading needs, and a part of NVML, on
-//! host memory. Work that is queued runs as late and as far out of step as CUDA allows, so that a
-//! program that forgets to wait gets wrong bytes; and misuse that a real driver answers with
-//! silence is written down. `README.md` has the settings and the report.
+//! host memory. Queued work runs as late and as far out of order as CUDA allows, so a program that
+//! forgets to wait gets wrong bytes. Misuse that a real driver ignores is recorded. `README.md`
+//! lists the settings and the report.
 //!
 //! ```text
 //! api, nvml    the exported functions: arguments in, a code out
-//! sim          the one state behind a lock; each call is counted, refused on demand, then run
-//! context      which context is current on which thread
-//! scheduler    streams, events, and who runs what when
-//! execute      what a queued copy does when its turn comes
-//! clock        what is ordered before what
-//! memory       allocations, their bytes, their order; pool: memory that a pool holds; host: pinned memory
-//! faults       calls that fail on demand
-//! ledger       violations and sums; report: both as text, at exit
+//! sim          the state behind a lock; counts each call, injects faults, runs it
+//! context      the current context of each thread
+//! scheduler    streams, events, and the execution order of queued work
+//! execute      queued copies and fills
+//! clock        vector clocks: the order of work
+//! memory       allocations, their bytes and uses; pool: memory pools; host: pinned memory
+//! faults       injected failures
+//! ledger       violations and counters; report: both as text, at exit
 //! ```
 
 mod api;

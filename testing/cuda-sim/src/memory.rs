@@ -1,8 +1,8 @@
-//! Device memory: allocations, their bytes, and who may use them when.
+//! Device memory: allocations, their bytes, and the order of their uses.
 //!
-//! Addresses are keys: no process can map memory there (they are not canonical), so that a host
-//! that dereferences one dies. No address is used twice. The bytes are in a memory file that is not
-//! mapped either: they are no part of this process's resident set, as on a device.
+//! Addresses are not canonical, so no process can map memory there, and a host that dereferences
+//! one crashes. No address is reused. The bytes are in an unmapped memory file, so they are not
+//! part of the process's resident memory, as on a device.
 #![allow(unsafe_code, reason = "reads and writes the memory file by raw system calls")]
 
 use std::fs::File;
@@ -13,24 +13,24 @@ use crate::clock::{Clock, Point};
 use crate::code::{Answer, Code};
 use crate::sim::{Sim, to_u64};
 
-/// Where addresses start. Bits 48 to 63 of a pointer repeat bit 47 on x86-64, and user addresses
-/// are far below on others.
+/// The first address. On x86-64, bits 48 to 63 of a pointer repeat bit 47; on other architectures
+/// user addresses are far below.
 const FIRST_ADDRESS: u64 = 0x0007_0000_0000_0000;
-/// Addresses of each device.
+/// Address range of each device.
 const DEVICE_SPAN: u64 = 1 << 42;
-/// Between allocations, so that what runs over the end of one hits none.
+/// Gap between allocations, so that an overrun hits no other allocation.
 const GAP_BYTES: u64 = 1 << 20;
-/// Alignment that a program may count on (`cuMemAlloc`: "suitably aligned for any kind of
-/// variable"; 256 in practice) and no more.
+/// The guaranteed alignment (`cuMemAlloc`: "suitably aligned for any kind of variable"; 256 in
+/// practice), and no more.
 const ALIGNMENT: u64 = 256;
-/// What devices give memory in.
+/// The unit of device memory.
 pub(crate) const GRAIN_BYTES: u64 = 2 << 20;
-/// What fresh memory holds.
+/// The fill byte of new memory.
 const POISON: u8 = 0xA5;
-/// Accesses of an allocation that are kept until the host is known to have waited for them.
+/// Stored accesses of an allocation, until the host is known to have waited for them.
 const ACCESSES_MAX: usize = 128;
 
-/// The bytes of one device, at offsets that are addresses less the device's first.
+/// The bytes of one device. The offset is the address minus the device's first address.
 #[derive(Debug)]
 pub(crate) struct DeviceBytes(File);
 
@@ -41,7 +41,7 @@ impl DeviceBytes {
         if descriptor < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: just made, and owned by nobody else.
+        // SAFETY: just created, with no other owner.
         let file = unsafe { File::from_raw_fd(descriptor) };
         file.set_len(DEVICE_SPAN)?;
         Ok(Self(file))
@@ -50,7 +50,7 @@ impl DeviceBytes {
     /// Reads at most `len` bytes; `None` if the target is missing.
     ///
     /// # Safety
-    /// The caller of the driver has asked for `len` bytes to be written at `target`.
+    /// The caller of the driver requested to write `len` bytes at `target`.
     pub(crate) unsafe fn read_to(&self, target: *mut u8, len: usize, offset: u64) -> Option<usize> {
         let offset = libc::off_t::try_from(offset).ok()?;
         // SAFETY: the caller's promise; the kernel checks that the memory is there.
@@ -76,13 +76,13 @@ impl DeviceBytes {
         }
     }
 
-    /// Gives the pages of a range back to the machine.
+    /// Returns the pages of a range to the system.
     fn drop_range(&self, offset: u64, len_bytes: u64) {
         let (Ok(offset), Ok(len)) = (libc::off_t::try_from(offset), libc::off_t::try_from(len_bytes)) else {
             return;
         };
         let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: takes numbers only. A failure keeps pages longer than needed, no more.
+        // SAFETY: takes numbers only. A failure only keeps pages longer.
         let _ = unsafe { libc::fallocate(self.0.as_raw_fd(), flags, offset, len) };
     }
 }
@@ -92,13 +92,13 @@ impl DeviceBytes {
 pub(crate) struct Device {
     pub(crate) bytes: DeviceBytes,
     pub(crate) total_bytes: u64,
-    /// By this process: plain allocations, pools and contexts.
+    /// Used by this process: plain allocations, pools and contexts.
     pub(crate) taken_bytes: u64,
-    /// Taken by others.
+    /// Used by other processes.
     pub(crate) other_bytes: u64,
     pub(crate) primary: Option<usize>,
     pub(crate) primary_references: u64,
-    /// Why its context is lost.
+    /// The code that lost its context.
     pub(crate) lost: Option<Code>,
     pub(crate) default_pool: usize,
     pub(crate) current_pool: usize,
@@ -135,7 +135,7 @@ fn first_address(device: usize) -> u64 {
     FIRST_ADDRESS + to_u64(device) * DEVICE_SPAN
 }
 
-/// Where in its device's bytes an address is.
+/// The offset of an address in its device's bytes.
 pub(crate) fn offset_of(device: usize, address: u64) -> u64 {
     address - first_address(device)
 }
@@ -156,18 +156,18 @@ pub(crate) struct Allocation {
     pub(crate) context: usize,
     /// `None` for plain memory.
     pub(crate) pool: Option<usize>,
-    /// For memory of a pool: from where on it may be used.
+    /// For pool memory: the point after which it may be used.
     pub(crate) allocated_at: Option<Point>,
-    /// Where its free was queued.
+    /// The point of its queued free.
     pub(crate) freed_at: Option<Point>,
-    /// The pool has given its bytes to an allocation that is ordered after the free.
+    /// True if the pool has reused its bytes for an allocation ordered after the free.
     pub(crate) is_reclaimed: bool,
     pub(crate) uses: Clock,
     accesses: Vec<Access>,
 }
 
 impl Sim {
-    /// Makes an allocation whose bytes are accounted for already.
+    /// Creates an allocation whose bytes are already counted.
     pub(crate) fn place_allocation(&mut self, mut allocation: Allocation) -> u64 {
         let device = &mut self.devices[allocation.device];
         let address = device.next_address.next_multiple_of(4096) + ALIGNMENT;
@@ -205,7 +205,7 @@ impl Sim {
         self.ledger.taken.subtract(bytes);
     }
 
-    /// The allocation that a range lies in.
+    /// The allocation that contains a range.
     pub(crate) fn resolve(&mut self, address: u64, len_bytes: u64) -> Answer<u64> {
         let problem = match self.allocations.range(..=address).next_back() {
             Some((&start, allocation)) if address - start < allocation.len_bytes => {
@@ -231,8 +231,8 @@ impl Sim {
         Err(Code::INVALID_VALUE)
     }
 
-    /// Checks that a stream may use a range of an allocation, which [`Self::resolve`] has found,
-    /// and notes the use that is about to be queued at `point`.
+    /// Checks that a stream may use a range of an allocation found by [`Self::resolve`], and
+    /// records the use that will be queued at `point`.
     pub(crate) fn note_use(&mut self, start: u64, range: std::ops::Range<u64>, is_write: bool, point: Point) {
         let clock = self.clock_of(point.stream);
         let host = &self.host;
@@ -268,7 +268,7 @@ impl Sim {
         }
     }
 
-    /// An allocation that a call wants to free.
+    /// The allocation to free.
     pub(crate) fn freeable(&mut self, address: u64) -> Answer<&mut Allocation> {
         let kind = match self.allocations.get(&address) {
             Some(allocation) if allocation.freed_at.is_none() => None,
@@ -291,7 +291,8 @@ impl Sim {
                 let text = format!("{address:#x} is freed while {} still uses it", self.place(point));
                 self.violation("free_in_use", text);
             } else if let Some(point) = uses.first_beyond(&self.host) {
-                let text = format!("{address:#x} is freed, but nobody has waited for {}", self.place(point));
+                let text =
+                    format!("{address:#x} is freed, but the host has not waited for {}", self.place(point));
                 self.violation("free_without_wait", text);
             }
             self.run_to(uses.points().collect())?;
@@ -300,7 +301,7 @@ impl Sim {
         Ok(())
     }
 
-    /// The end of an allocation: its bytes go back to where they came from.
+    /// Ends an allocation and returns its bytes to the pool or device.
     pub(crate) fn end_allocation(&mut self, address: u64) {
         let Some(allocation) = self.allocations.remove(&address) else { return };
         let Allocation { len_bytes, device, pool, is_reclaimed, .. } = allocation;
@@ -328,7 +329,7 @@ pub(crate) fn new_allocation(len_bytes: u64, device: usize, context: usize) -> A
     }
 }
 
-/// What a plain allocation takes.
+/// The memory used by a plain allocation.
 fn plain_bytes(len_bytes: u64) -> Answer<u64> {
     len_bytes.checked_next_multiple_of(GRAIN_BYTES).ok_or(Code::OUT_OF_MEMORY)
 }

@@ -1,4 +1,4 @@
-//! A part of NVML, whose numbers are those of the driver. It sees this process only.
+//! A part of NVML, with the numbers of the simulated driver. It sees only this process.
 #![allow(unsafe_code, reason = "exports C functions and writes to their callers' addresses")]
 #![allow(non_snake_case, reason = "the names are NVML's")]
 
@@ -82,7 +82,7 @@ unsafe fn give<T>(target: *mut T, value: T) -> Result<(), u32> {
     unsafe { put(target, value) }.map_err(|_| INVALID_ARGUMENT)
 }
 
-/// Writes a text, all of it or nothing.
+/// Writes a whole string, or nothing.
 ///
 /// # Safety
 /// As [`put_text`].
@@ -165,7 +165,7 @@ unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut u32) -> u32 {
     })
 }
 
-/// Finds a device by a text and writes its handle.
+/// Finds a device by a string and writes its handle.
 ///
 /// # Safety
 /// `wanted` is a C string; `handle` as [`put`].
@@ -201,7 +201,7 @@ unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, handle: *mut
     unsafe { find(uuid, handle, uuid_text) }
 }
 
-/// Takes `0000:01:00.0` and the longer `00000000:01:00.0`.
+/// Accepts `0000:01:00.0` and the longer `00000000:01:00.0`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(bus_id: *const c_char, handle: *mut usize) -> u32 {
     // SAFETY: the caller's promise.
@@ -269,7 +269,8 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: usize, memory: *mut Memo
         if memory.is_null() {
             return Err(INVALID_ARGUMENT);
         }
-        // SAFETY: not null, and the caller has set the version, which comes first (NVML: struct versions).
+        // SAFETY: not null, and the caller has set the version, which comes first (NVML: struct
+        // versions).
         let version = unsafe { memory.cast::<u32>().read() };
         let state = &sim.devices[device];
         let (total, free, used) = (state.total_bytes, state.free_bytes(), used_bytes(sim, device));
@@ -278,11 +279,11 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: usize, memory: *mut Memo
     })
 }
 
-/// Writes this process, if it has a context there; answers "insufficient size" with the count
-/// otherwise.
+/// Writes this process if it has a context there. Returns "insufficient size" and the count if the
+/// buffer is too small.
 ///
 /// # Safety
-/// `count` is readable and writable; `processes` is writable for as many as `count` says.
+/// `count` is readable and writable; `processes` is writable for `count` entries.
 unsafe fn processes(handle: usize, count: *mut u32, processes: *mut Process) -> u32 {
     with_device(handle, |sim, device| {
         if count.is_null() {
@@ -321,7 +322,7 @@ unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     unsafe { processes(handle, count, infos) }
 }
 
-/// No process draws.
+/// No process uses graphics.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
     handle: usize,

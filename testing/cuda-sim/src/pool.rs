@@ -1,9 +1,8 @@
 //! Stream-ordered memory pools.
 //!
-//! A pool takes memory from its device in grains and gives back what it does not use: above its
-//! release threshold when the host waits for something, and when it is trimmed or destroyed. Memory
-//! whose free is queued but has not run counts as used, except for an allocation that is ordered
-//! after the free.
+//! A pool takes memory from its device in fixed units. It returns unused memory above its release
+//! threshold when the host waits, and when it is trimmed or destroyed. Memory with a queued free
+//! counts as used until the free has run, except for allocations ordered after the free.
 
 use crate::code::{Answer, Code};
 use crate::ledger::Gauge;
@@ -15,12 +14,12 @@ use crate::sim::Sim;
 pub(crate) struct Pool {
     pub(crate) device: usize,
     pub(crate) is_default: bool,
-    /// Gone for the program, kept until the last of its memory is freed.
+    /// Destroyed by the program, but kept until all its memory is freed.
     pub(crate) is_destroyed: bool,
     pub(crate) threshold_bytes: u64,
     pub(crate) used: Gauge,
     pub(crate) reserved: Gauge,
-    /// Reuse attributes 1 to 3, kept and not acted on.
+    /// Reuse attributes 1 to 3: stored without effect.
     pub(crate) reuse: [u32; 3],
 }
 
@@ -45,7 +44,7 @@ impl Sim {
         pool
     }
 
-    /// A pool that the program names.
+    /// The pool of a handle.
     pub(crate) fn pool(&mut self, handle: usize) -> Answer<&mut Pool> {
         if self.pools.get(&handle).is_none_or(|pool| pool.is_destroyed) {
             self.unknown_handle("pool", handle);
@@ -65,7 +64,7 @@ impl Sim {
         if len_bytes == 0 || device != self.device_of(context) {
             return Err(Code::INVALID_VALUE);
         }
-        // Granted in steps of 512 bytes by drivers; what is reserved is coarser.
+        // Drivers allocate in steps of 512 bytes and reserve larger units.
         self.reserve(pool, len_bytes, stream)?;
         let point = self.enqueue(stream, Kind::Mark)?;
         let mut allocation = new_allocation(len_bytes, device, context);
@@ -74,7 +73,7 @@ impl Sim {
         Ok(self.place_allocation(allocation))
     }
 
-    /// Counts bytes as used, after taking what lacks from the device.
+    /// Counts bytes as used, and takes missing memory from the device.
     fn reserve(&mut self, handle: usize, len_bytes: u64, stream: usize) -> Answer {
         let Some(pool) = self.pools.get(&handle) else { return Err(Code::INVALID_VALUE) };
         if len_bytes > pool.reserved.now.saturating_sub(pool.used.now) {
@@ -92,7 +91,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Takes memory back whose free is ordered before what comes next in the stream.
+    /// Reuses memory whose free is ordered before the next work in the stream.
     fn reclaim(&mut self, handle: usize, stream: usize) {
         let clock = self.clock_of(stream);
         let mut bytes = 0;
@@ -120,7 +119,7 @@ impl Sim {
         let before = allocation.allocated_at.filter(|&point| !clock.covers(point));
         let before = before.or_else(|| allocation.uses.first_beyond(&clock));
         let context = allocation.context;
-        // Nothing runs any more in a context that is lost: there is no order to keep.
+        // Nothing runs in a lost context, so order does not matter.
         if let Some(point) = before
             && self.lost_of_context(context).is_none()
         {
@@ -134,7 +133,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Memory of a pool is not used any more.
+    /// Marks pool memory as unused.
     pub(crate) fn return_to_pool(&mut self, handle: usize, len_bytes: u64, is_reclaimed: bool) {
         let Some(pool) = self.pools.get_mut(&handle) else { return };
         if !is_reclaimed {
@@ -145,7 +144,7 @@ impl Sim {
         }
     }
 
-    /// Gives back what a pool holds above so many bytes and does not use.
+    /// Returns unused memory of a pool above `keep` bytes.
     pub(crate) fn shrink_pool(&mut self, handle: usize, keep_bytes: u64) {
         let Some(pool) = self.pools.get_mut(&handle) else { return };
         let keep = pool.used.now.next_multiple_of(GRAIN_BYTES).max(keep_bytes).min(pool.reserved.now);
@@ -160,7 +159,7 @@ impl Sim {
         }
     }
 
-    /// The host has waited for something: pools give back what is above their threshold.
+    /// Called when the host has waited: pools return memory above their threshold.
     pub(crate) fn settle_pools(&mut self) {
         let pools: Vec<(usize, u64)> =
             self.pools.iter().map(|(&handle, pool)| (handle, pool.threshold_bytes)).collect();
@@ -169,8 +168,8 @@ impl Sim {
         }
     }
 
-    /// `cuMemPoolDestroy`. Memory whose free is queued is fine (driver API); memory that nobody has
-    /// freed is not.
+    /// `cuMemPoolDestroy`. Memory with a queued free is allowed (driver API); unfreed memory is
+    /// not.
     pub(crate) fn destroy_pool(&mut self, handle: usize) -> Answer {
         if self.pool(handle)?.is_default {
             return Err(Code::INVALID_VALUE);

@@ -19,13 +19,13 @@ impl Random {
         usize::try_from(self.next() % end).unwrap_or(0)
     }
 
-    /// True once in so many times.
+    /// True once in `times` calls on average.
     pub(crate) fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 }
 
-/// Spreads the bits of a number; the finaliser of splitmix64.
+/// The finaliser of splitmix64: mixes the bits of a number.
 pub(crate) fn mix(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

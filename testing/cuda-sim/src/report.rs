@@ -1,12 +1,12 @@
 //! The report: lines of `key value`, written when the process ends.
-#![allow(unsafe_code, reason = "places a function where the loader calls it at the end")]
+#![allow(unsafe_code, reason = "places a function that the loader calls at exit")]
 
 use std::fmt::Write as _;
 
 use crate::ledger::Direction;
 use crate::sim::{Sim, lock_if_possible, to_u64};
 
-/// The loader calls what stands in this section when the process ends, after the program's own exit
+/// The loader calls the functions in this section when the process exits, after the program's exit
 /// handlers.
 #[used]
 #[unsafe(link_section = ".fini_array")]
@@ -22,7 +22,7 @@ extern "C" fn at_exit() {
 }
 
 impl Sim {
-    /// Writes the report where the settings say.
+    /// Writes the report to the file in the settings.
     pub(crate) fn write_report(&mut self) {
         let Some(path) = self.config.report_path.clone() else { return };
         let text = self.report();
@@ -31,7 +31,7 @@ impl Sim {
             return;
         }
         let path = path.replace("%p", &std::process::id().to_string());
-        // Renamed when complete, so that a reader sees all of it or nothing.
+        // Renamed when complete, so that readers see a whole report or none.
         let part = format!("{path}.part");
         if std::fs::write(&part, text).is_ok() {
             let _ = std::fs::rename(&part, &path);
@@ -95,7 +95,7 @@ impl Sim {
         text
     }
 
-    /// What is still alive, with what went down with its context.
+    /// Live objects, and objects destroyed with their context.
     fn leaks(&self) -> Vec<(&'static str, u64)> {
         let live = self.allocations.values().filter(|allocation| allocation.freed_at.is_none());
         let (allocations, bytes) =

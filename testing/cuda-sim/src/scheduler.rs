@@ -1,11 +1,11 @@
-//! Streams and events: what is queued, and what runs when.
+//! Streams and events: queued work, and when it runs.
 //!
-//! A stream runs its work in order; a wait in it holds it until a point in another one. Work runs
+//! A stream runs its work in order. A wait blocks it until a point in another stream. Work runs
 //!
-//! - `lazy`: when something waits for it, with the streams that it needs in random order, and
-//!   nothing beyond;
-//! - `thread`: at random moments, by a thread, or when something waits for it;
-//! - `eager`: at once, as far as waits let it.
+//! - `lazy`: when something waits for it; the needed streams run in random order, others do not
+//!   run;
+//! - `thread`: at random moments on a thread, or when something waits for it;
+//! - `eager`: at once, unless blocked by a wait.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,20 +15,20 @@ use crate::config::Mode;
 use crate::execute::Copy;
 use crate::sim::{Sim, to_u64};
 
-/// `cuEventQuery` and `cuStreamQuery` say "not ready" at most so often in lazy mode; then the work
+/// How often `cuEventQuery` and `cuStreamQuery` return "not ready" in lazy mode before the work
 /// runs.
 const QUERIES_MAX: u32 = 8;
 
 /// A piece of work.
 #[derive(Debug)]
 pub(crate) enum Kind {
-    /// Nothing to do: a place to wait for.
+    /// No work: a point to wait for.
     Mark,
-    /// Holds the stream until that point is over.
+    /// Blocks the stream until that point is done.
     Wait(Point),
-    /// Ends an allocation of a pool.
+    /// Frees a pool allocation.
     Free { address: u64 },
-    /// Moves or fills bytes.
+    /// Copies or fills bytes.
     Copy(Box<Copy>),
 }
 
@@ -41,11 +41,11 @@ struct Work {
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) context: usize,
-    /// Takes part in the order of the legacy default stream.
+    /// Synchronises with the legacy default stream.
     pub(crate) is_blocking: bool,
-    /// One of the context's own, which nobody destroys.
+    /// A default stream of the context, which is never destroyed.
     pub(crate) is_default: bool,
-    /// Gone for the program; its work still runs.
+    /// Destroyed by the program; its work still runs.
     pub(crate) is_destroyed: bool,
     pub(crate) priority: i32,
     queue: VecDeque<Work>,
@@ -59,7 +59,7 @@ pub(crate) struct Stream {
 pub(crate) struct Event {
     pub(crate) context: usize,
     pub(crate) has_timing: bool,
-    /// Where it was last recorded, with what was before that.
+    /// The point of its last record, with the clock there.
     last: Option<(Point, Clock)>,
     queries: u32,
 }
@@ -83,7 +83,7 @@ impl Sim {
         handle
     }
 
-    /// The stream that a call names: 0 and 1 are the legacy default stream, 2 is the thread's.
+    /// The stream of a handle: 0 and 1 are the legacy default stream, 2 is the per-thread one.
     pub(crate) fn stream(&mut self, handle: usize) -> Answer<usize> {
         if handle <= 2 {
             let context = self.current()?;
@@ -104,7 +104,7 @@ impl Sim {
         }
     }
 
-    /// A stream to queue work in, which has to be of the current context.
+    /// The stream for new work, which must belong to the current context.
     pub(crate) fn usable_stream(&mut self, handle: usize) -> Answer<usize> {
         let stream = self.stream(handle)?;
         let context = self.streams[&stream].context;
@@ -120,7 +120,7 @@ impl Sim {
         Ok(stream)
     }
 
-    /// The legacy default stream waits for all blocking streams of its context, and they for it.
+    /// The legacy default stream and all blocking streams of its context wait for each other.
     fn order_with_legacy(&mut self, stream: usize) -> Answer {
         let Stream { context, is_blocking, .. } = self.streams[&stream];
         let legacy = self.default_streams.get(&(context, 0)).copied();
@@ -146,7 +146,7 @@ impl Sim {
         Ok(())
     }
 
-    /// What the next piece of work in a stream comes after.
+    /// The clock before the next work in a stream.
     pub(crate) fn clock_of(&self, stream: usize) -> Clock {
         let mut clock = self.host.clone();
         if let Some(stream) = self.streams.get(&stream) {
@@ -155,7 +155,7 @@ impl Sim {
         clock
     }
 
-    /// Where the next piece of work in a stream will be.
+    /// The point of the next work in a stream.
     pub(crate) fn next_point(&self, stream: usize) -> Point {
         Point { stream, sequence: self.streams.get(&stream).map_or(0, |stream| stream.queued) + 1 }
     }
@@ -169,7 +169,7 @@ impl Sim {
         stream.clock.raise(point);
         stream.queue.push_back(Work { sequence: point.sequence, kind });
         if self.config.mode == Mode::Eager {
-            // An error of the work itself is told by the next call that waits, as on a device.
+            // The next waiting call returns an error of the work, as on a device.
             let _ = self.run_to(vec![point]);
         }
         Ok(point)
@@ -186,12 +186,12 @@ impl Sim {
         self.streams.get(&point.stream).is_none_or(|stream| stream.done >= point.sequence)
     }
 
-    /// A point in words.
+    /// A point as text.
     pub(crate) fn place(&self, point: Point) -> String {
         format!("work {} of stream {:#x}", point.sequence, point.stream)
     }
 
-    /// Runs until all those points are over, and not more than that needs.
+    /// Runs only the work needed to complete all these points.
     pub(crate) fn run_to(&mut self, mut targets: Vec<Point>) -> Answer {
         loop {
             targets.retain(|&target| !self.is_over(target));
@@ -199,8 +199,7 @@ impl Sim {
                 return Ok(());
             }
             let start = self.random.below(targets.len());
-            // One of them can go on: waits point backwards in the order of the calls, so that they form no
-            // circle.
+            // One of them can always continue: waits refer to earlier calls, so they form no cycle.
             let mut has_run = false;
             for turn in 0..targets.len() {
                 let target = targets[(start + turn) % targets.len()];
@@ -228,7 +227,7 @@ impl Sim {
         }
     }
 
-    /// Runs the next piece of work of a stream, if it can.
+    /// Runs the next work of a stream, if possible.
     fn step(&mut self, handle: usize) -> Step {
         let Some(stream) = self.streams.get_mut(&handle) else { return Step::Idle };
         match stream.queue.front() {
@@ -267,7 +266,7 @@ impl Sim {
         }
     }
 
-    /// Runs one piece of work of a random stream; false if there is none.
+    /// Runs one work item of a random stream; false if there is none.
     pub(crate) fn run_some(&mut self) -> bool {
         let busy: Vec<usize> = self
             .streams
@@ -287,8 +286,7 @@ impl Sim {
         true
     }
 
-    /// Drops all work of a context that is lost. Frees are done, since nothing uses the memory any
-    /// more.
+    /// Drops all work of a lost context. Frees are still done, since nothing uses the memory.
     pub(crate) fn drop_work(&mut self, context: usize) {
         let handles: Vec<usize> = self
             .streams
@@ -316,7 +314,7 @@ impl Sim {
         }
     }
 
-    /// Work that is queued in streams that `counts` picks: copies, then frees.
+    /// Queued work in the streams selected by `counts`: copies, then frees.
     pub(crate) fn pending(&self, counts: impl Fn(&Stream) -> bool) -> (u64, u64) {
         let mut pending = (0, 0);
         for stream in self.streams.values().filter(|stream| counts(stream)) {
@@ -331,7 +329,7 @@ impl Sim {
         pending
     }
 
-    /// Copies of a context that are queued and use the program's memory.
+    /// Number of queued copies of a context that use host memory.
     pub(crate) fn pending_host_copies(&self, context: usize) -> usize {
         let uses_host = |work: &&Work| matches!(&work.kind, Kind::Copy(copy) if copy.uses_host());
         let of_context = self.streams.values().filter(|stream| stream.context == context);
@@ -349,7 +347,7 @@ impl Sim {
         Ok(())
     }
 
-    /// The host waits for all of a context.
+    /// The host waits for a whole context.
     pub(crate) fn synchronize_context(&mut self, context: usize) -> Answer {
         let mut clock = Clock::default();
         let mut points = Vec::new();
@@ -362,13 +360,13 @@ impl Sim {
         Ok(())
     }
 
-    /// The host has learned that all this is over.
+    /// Records that the host knows this work to be done.
     fn host_knows(&mut self, clock: &Clock) {
         self.host.merge(clock);
         self.settle_pools();
     }
 
-    /// True if so many queries without an answer are enough.
+    /// True if enough queries returned "not ready".
     fn is_asked_enough(&mut self, queries: u32) -> bool {
         self.config.mode != Mode::Lazy || queries >= QUERIES_MAX || self.random.once_in(4)
     }
@@ -439,7 +437,7 @@ impl Sim {
         Ok(())
     }
 
-    /// Lets a stream wait for what the event marks now, whatever it marks later.
+    /// Makes a stream wait for the current record of an event; later records do not matter.
     pub(crate) fn let_stream_wait(&mut self, stream: usize, event: usize) -> Answer {
         let stream = self.stream(stream)?;
         let Some((point, clock)) = self.event(event)?.last.clone() else { return Ok(()) };
@@ -461,7 +459,7 @@ impl Sim {
         self.answer_query(point, &clock, queries)
     }
 
-    /// Milliseconds between two events: how many pieces of work are between them, as numbers go.
+    /// Milliseconds between two events: the number of work items between them.
     pub(crate) fn elapsed(&mut self, start: usize, end: usize) -> Answer<f32> {
         let mut points = Vec::new();
         for handle in [start, end] {
@@ -478,20 +476,20 @@ impl Sim {
         Ok(f32::from(u16::try_from(steps).unwrap_or(u16::MAX)) / 1000.0)
     }
 
-    /// How many streams there are that the program made and has not destroyed.
+    /// Number of streams that the program created and has not destroyed.
     pub(crate) fn live_streams(&self) -> u64 {
         to_u64(self.streams.values().filter(|stream| !stream.is_default && !stream.is_destroyed).count())
     }
 }
 
-/// What became of one step.
+/// The result of one step.
 enum Step {
     Ran,
     Needs(Point),
     Failed(Code),
-    /// The stream has nothing to run.
+    /// The stream has no work.
     Idle,
 }
 
-/// Default streams: the context's legacy one under thread 0, and one for each thread.
+/// Default streams: the legacy one of the context under thread 0, and one per thread.
 pub(crate) type DefaultStreams = BTreeMap<(usize, u64), usize>;

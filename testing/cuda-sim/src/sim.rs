@@ -1,5 +1,4 @@
-//! The one state of the simulated driver, and the way into it: every exported function goes through
-//! [`call`].
+//! The state of the simulated driver. Every exported function accesses it through [`call`].
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -20,20 +19,20 @@ use crate::pool::Pool;
 use crate::random::Random;
 use crate::scheduler::{DefaultStreams, Event, Stream};
 
-/// How a call behaves when the context is lost.
+/// The kind of a call, which decides its result in a lost context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Asks something that has nothing to do with a context.
+    /// A query that needs no context.
     Query,
     /// Makes a context current.
     Enter,
-    /// Gives something back.
+    /// Frees something.
     Release,
-    /// All else.
+    /// Any other call.
     Work,
 }
 
-/// Everything.
+/// The whole state.
 #[derive(Debug)]
 pub(crate) struct Sim {
     pub(crate) config: Config,
@@ -41,7 +40,7 @@ pub(crate) struct Sim {
     pub(crate) ledger: Ledger,
     pub(crate) random: Random,
     pub(crate) is_initialised: bool,
-    /// The process that initialised the driver: only it writes a report.
+    /// The process that initialised the driver. Only it writes a report.
     pub(crate) process: u32,
     pub(crate) nvml_references: u64,
     pub(crate) devices: Vec<Device>,
@@ -52,22 +51,22 @@ pub(crate) struct Sim {
     pub(crate) events: BTreeMap<usize, Event>,
     pub(crate) pools: BTreeMap<usize, Pool>,
     pub(crate) allocations: BTreeMap<u64, Allocation>,
-    /// Ranges that were freed: start and length.
+    /// Freed ranges: start and length.
     pub(crate) freed: BTreeMap<u64, u64>,
     pub(crate) pinned: BTreeMap<usize, Pinned>,
-    /// What the host knows to be over.
+    /// The work that the host knows to be done.
     pub(crate) host: Clock,
     handles: usize,
     log: Option<std::fs::File>,
 }
 
-/// Handles start here and are never used twice, so that a stale one is told from a live one.
+/// The first handle. Handles are never reused, so a stale one is detected.
 const FIRST_HANDLE: usize = 0x51AB_0000_0000;
 const HANDLE_STEP: usize = 0x40;
 
 static SIM: Mutex<Option<Sim>> = Mutex::new(None);
 
-/// A number for each thread; tells the simulation when the thread ends.
+/// The number of a thread. Its drop reports the end of the thread.
 struct Thread(Cell<u64>);
 
 impl Drop for Thread {
@@ -85,7 +84,7 @@ thread_local! {
     };
 }
 
-/// The state, locked. Made from the settings by whoever comes first.
+/// Locks the state. The first call creates it from the settings.
 pub(crate) fn lock() -> Locked {
     let mut state = SIM.lock().unwrap_or_else(PoisonError::into_inner);
     if state.is_none() {
@@ -94,7 +93,7 @@ pub(crate) fn lock() -> Locked {
     Locked(state)
 }
 
-/// As [`lock`], for the end of the process, when another thread may hold the lock for ever.
+/// Like [`lock`], at exit, when another thread may hold the lock for ever.
 pub(crate) fn lock_if_possible() -> Option<MutexGuard<'static, Option<Sim>>> {
     for _ in 0..200 {
         match SIM.try_lock() {
@@ -106,7 +105,7 @@ pub(crate) fn lock_if_possible() -> Option<MutexGuard<'static, Option<Sim>>> {
     None
 }
 
-/// Begins anew with settings of the caller's; false if the driver is in use.
+/// Resets the state with other settings; false if the driver is in use.
 pub(crate) fn configure(text: &str) -> bool {
     let mut state = SIM.lock().unwrap_or_else(PoisonError::into_inner);
     if state.is_some() {
@@ -150,8 +149,7 @@ pub(crate) fn call(function: &'static str, class: Class, body: impl FnOnce(&mut 
     code
 }
 
-/// As [`call`] for a call that waits: now and then it is held up before, so that others overtake
-/// it.
+/// Like [`call`] for a waiting call: sometimes delays it first, so that other threads overtake it.
 pub(crate) fn waiting_call(function: &'static str, body: impl FnOnce(&mut Sim) -> Answer) -> u32 {
     let delay_us = {
         let mut sim = lock();
@@ -241,12 +239,12 @@ impl Sim {
         }
     }
 
-    /// This thread's number; the same for all threads that are ending.
+    /// This thread's number; threads that are ending share one.
     pub(crate) fn thread(&self) -> u64 {
         THREAD.try_with(|thread| thread.0.get()).unwrap_or(u64::MAX)
     }
 
-    /// Notes misuse.
+    /// Records misuse.
     pub(crate) fn violation(&mut self, kind: &'static str, text: String) {
         let call = self.faults.total();
         if let Some(log) = &mut self.log {
@@ -260,12 +258,12 @@ impl Sim {
         FIRST_HANDLE + self.handles * HANDLE_STEP
     }
 
-    /// A number that is never given twice.
+    /// A new number, never reused.
     pub(crate) fn next_identity(&mut self) -> u64 {
         to_u64(self.new_handle("identity"))
     }
 
-    /// Notes that a call has named something that is not there.
+    /// Records a call with an unknown handle.
     pub(crate) fn unknown_handle(&mut self, what: &str, handle: usize) {
         let last = FIRST_HANDLE + self.handles * HANDLE_STEP;
         let was_given = (FIRST_HANDLE..=last).contains(&handle);

@@ -1,4 +1,4 @@
-//! Calls that fail on demand, lost contexts, and what the report says at the end of a process.
+//! Injected failures, lost contexts, and the report at the end of a process.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod support;
@@ -105,7 +105,7 @@ fn queued_work_that_fails_is_told_by_whoever_waits() {
     assert_eq!((report.number("copies.fill.run"), report.number("dropped.copies")), (1, 1));
 }
 
-/// What a process leaves behind; run by the test below.
+/// The process whose report the test below reads.
 #[test]
 #[ignore = "runs on the simulated driver, started by `a_process_that_ends_writes_its_report`"]
 #[allow(unsafe_code, reason = "opens a driver as programs do")]
@@ -119,7 +119,7 @@ fn child_leaves_a_stream_behind() {
     let init = unsafe { library.get::<Simple>(b"cuInit") }.unwrap();
     // SAFETY: as above.
     println!("cuInit {}", unsafe { init(0) });
-    // SAFETY: the name is looked for, not called.
+    // SAFETY: only looks up the name.
     println!("trim {}", unsafe { library.get::<Simple>(b"cuMemPoolTrimTo") }.is_ok());
     type Handle = unsafe extern "C" fn(*mut usize, u32) -> u32;
     // SAFETY: the signature of the driver API.

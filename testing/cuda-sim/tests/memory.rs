@@ -1,4 +1,4 @@
-//! Device memory: limits, pools and what they hold back, several devices, and how NVML sees them.
+//! Device memory: limits, pools and their reserved memory, several devices, and NVML's numbers.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod support;

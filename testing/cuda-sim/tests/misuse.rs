@@ -1,4 +1,4 @@
-//! Every kind of misuse is provoked once, and found; and no kind is without its test.
+//! Provokes every kind of misuse once and checks that it is found. A new kind needs a test.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 mod support;
@@ -49,7 +49,7 @@ const KINDS: [(&str, Provoke); 31] = [
         assert_eq!(driver.cuMemFreeAsync(address, frees), 0);
     }),
     ("free_without_wait", |driver| {
-        // The work is over by chance: another stream's wait has run it.
+        // The work has run by chance, through another stream's wait.
         let (first, second) = (driver.stream(), driver.stream());
         let address = driver.plain(LEN);
         let event = driver.event();
@@ -113,7 +113,7 @@ const KINDS: [(&str, Provoke); 31] = [
     }),
     ("unbalanced_push", |driver| {
         std::thread::scope(|scope| {
-            // `join`, since a scope may end before its threads' locals do.
+            // `join`, since a scope may end before the destructors of its threads' locals.
             scope.spawn(|| assert_eq!(driver.cuCtxPushCurrent_v2(driver.context), 0)).join().unwrap();
         });
     }),
@@ -123,7 +123,7 @@ const KINDS: [(&str, Provoke); 31] = [
         assert_eq!(driver.cuStreamSynchronize(stream), 400);
     }),
     ("unmapped_in_flight", |driver| {
-        // Given back to the system with the registration in place.
+        // Unmapped while still registered.
         let start = map(LEN);
         assert_eq!(driver.cuMemHostRegister_v2(start, LEN, 1), 0);
         let stream = driver.stream();
@@ -194,7 +194,7 @@ fn every_kind_of_misuse_is_found() {
     }
 }
 
-/// Kinds are looked up in the source: a new one needs a test.
+/// Finds the kinds in the source, so that a new kind needs a test.
 #[test]
 fn every_kind_has_its_test() {
     let mut kinds = std::collections::BTreeSet::new();
@@ -212,15 +212,15 @@ fn every_kind_has_its_test() {
             }
         }
     }
-    // Names of sums in the report look like kinds.
+    // Names of counters in the report look like kinds.
     let sums = ["context_references", "device_bytes", "pinned_ranges", "nvml_references"];
     kinds.retain(|kind| !sums.contains(&kind.as_str()));
     let tested: Vec<&str> = KINDS.iter().map(|&(kind, _)| kind).collect();
     assert_eq!(Vec::from_iter(&kinds), tested);
 }
 
-/// Memory that belongs to no allocator.
-#[allow(unsafe_code, reason = "maps memory to take it away again")]
+/// Memory outside any allocator.
+#[allow(unsafe_code, reason = "maps and unmaps memory")]
 fn map(len: usize) -> usize {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -228,7 +228,7 @@ fn map(len: usize) -> usize {
     unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) }.expose_provenance()
 }
 
-#[allow(unsafe_code, reason = "maps memory to take it away again")]
+#[allow(unsafe_code, reason = "maps and unmaps memory")]
 fn unmap(start: usize, len: usize) {
     // SAFETY: mapped by `map`, and nothing refers to it.
     assert_eq!(unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(start), len) }, 0);

@@ -8,8 +8,8 @@ use support::{Driver, at, made, overwrite};
 
 const LEN: usize = 4096;
 
-/// Sends blocks through a ring of two slots; the program under test waits for a slot before filling
-/// it again, or forgets. Returns how many blocks arrived wrong.
+/// Sends blocks through a ring of two slots. `waits`: waits for a slot before refilling it. Returns
+/// the number of wrong blocks.
 fn wrong_blocks(settings: &str, waits: bool) -> (Driver, usize) {
     const BLOCKS: usize = 16;
     let driver = Driver::new(settings);
@@ -80,7 +80,7 @@ fn nothing_runs_before_something_waits_and_no_more_than_that_needs() {
     assert_eq!(done(), 4);
 }
 
-/// Each step reads what the one before wrote, over two streams that wait for each other.
+/// Each step reads the result of the previous one, over two streams that wait for each other.
 #[test]
 fn waits_keep_the_order_of_two_streams_under_every_schedule() {
     for mode in ["lazy", "thread"] {
@@ -92,7 +92,7 @@ fn waits_keep_the_order_of_two_streams_under_every_schedule() {
             assert_eq!(driver.cuMemsetD8Async(address, 7, 256, streams[0]), 0);
             for step in 1..32_u64 {
                 let stream = streams[usize::try_from(step % 2).unwrap()];
-                // One event, recorded again and again: a wait takes the record that was last when it was
+                // One event, recorded many times: a wait uses the last record at the time it was
                 // queued.
                 let other = streams[usize::try_from((step + 1) % 2).unwrap()];
                 assert_eq!(driver.cuEventRecord(event, other), 0);
@@ -189,7 +189,7 @@ fn reading_back_into_pinned_memory_is_late() {
     let first = || {
         let byte = std::ptr::with_exposed_provenance::<u8>(start);
         #[allow(unsafe_code, reason = "reads what the driver writes")]
-        // SAFETY: memory of the driver's, which lives.
+        // SAFETY: live memory of the driver.
         unsafe {
             byte.read_volatile()
         }

@@ -346,7 +346,7 @@ fn random_loads() {
 }
 
 fn random_run(seed: u64, rounds: u64, change: impl FnOnce(SimRun) -> SimRun) -> SimOutcome {
-    let run = SimRun::again(module_path!(), "random::scenario_random")
+    let run = SimRun::again(module_path!(), "scenario_random")
         .env("ONELAYER_SEED", seed.to_string())
         .env("ONELAYER_ROUNDS", rounds.to_string())
         .set("SEED", seed)

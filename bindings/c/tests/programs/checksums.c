@@ -1,6 +1,6 @@
-/* Prints a checksum of every tensor of a checkpoint, as a stream hands it out and as it is read alone: both must be the same.
+/* Prints a checksum of every tensor of a checkpoint. Streamed and single reads must be equal.
  *
- * A second argument, `leak`, lets the program forget a tensor: whoever looks for leaks must find it.
+ * With the second argument `leak` the program leaks a tensor, which leak checks must find.
  */
 #include <inttypes.h>
 #include <onelayer.h>
@@ -41,7 +41,7 @@ static int is_contiguous(const DLTensor *tensor) {
   return 1;
 }
 
-/* What is known before a load agrees with what came. */
+/* The description before the load must match the loaded tensor. */
 static int agrees(const ol_checkpoint *checkpoint, const char *name, const DLTensor *tensor) {
   ol_tensor info;
   size_t index;
@@ -55,7 +55,7 @@ static int agrees(const ol_checkpoint *checkpoint, const char *name, const DLTen
          info.element.lanes == tensor->dtype.lanes;
 }
 
-/* Reads the tensor alone, in one piece and in two, and compares. */
+/* Reads the tensor again, whole and in two parts, and compares. */
 static int reads_the_same(const ol_checkpoint *checkpoint, const char *name, const uint8_t *expected, size_t len) {
   uint8_t *bytes = malloc(len + 1);
   size_t half = len / 2;
@@ -140,7 +140,7 @@ int main(int count, char **words) {
   if (ol_open(words[1], NULL, &checkpoint) != OL_OK) {
     return fail("not opened");
   }
-  /* The least that works, to the byte that the library says. */
+  /* The smallest budget, to the byte. */
   ol_options_init(&options, sizeof options);
   if (ol_min_budget(checkpoint, &options, &least_bytes) != OL_OK) {
     return fail("no least budget");

@@ -1,5 +1,5 @@
-// Four threads take tensors of one layer and delete them, ten thousand times in all. The program then ends with a live tensor: no
-// crash, whatever is torn down first.
+// Four threads export and delete tensors of one layer, ten thousand times in all. The program then
+// exits with a live tensor, which must not crash in any teardown order.
 
 #include <onelayer.h>
 
@@ -34,7 +34,7 @@ void cycle(const ol_layer *layer, std::atomic<int> &deleted) {
   }
 }
 
-// Still here when the program ends.
+// Still alive when the program exits.
 DLManagedTensorVersioned *live;
 
 }  // namespace
@@ -48,7 +48,7 @@ int main(int count, char **words) {
   ol_layer *layer = nullptr;
   expect(ol_open(words[1], nullptr, &checkpoint) == OL_OK, "open");
   expect(ol_stream_start(checkpoint, nullptr, &stream) == OL_OK, "start");
-  // The second layer is a decoder's, of several tensors.
+  // The second layer is a decoder layer with several tensors.
   expect(ol_next_layer(stream, &layer) == OL_OK, "first layer");
   ol_layer_free(layer);
   expect(ol_next_layer(stream, &layer) == OL_OK && ol_layer_len(layer) > 1, "second layer");

@@ -1,5 +1,5 @@
-/* Loads onto a CUDA device, in the order of a stream of the program's own, and prints the checksums of checksums.c: every byte is copied
- * back by the driver, which the program opens by itself.
+/* Loads onto a CUDA device with a stream of the program, and prints the checksums of checksums.c. The
+ * program copies every byte back with the driver, which it opens itself.
  */
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Handles of the driver, as integers of a pointer's size. */
+/* Driver handles, as integers of pointer size. */
 typedef uintptr_t handle;
 
 static int (*cu_init)(unsigned flags);
@@ -26,7 +26,7 @@ static void expect(int is_so, const char *what) {
   }
 }
 
-/* Puts a function of the library where a pointer to it is kept: C has no other way from one kind of pointer to the other. */
+/* Stores a function pointer: C has no other conversion from an object pointer. */
 static void find(void *library, const char *name, void *place) {
   void **function = place;
   *function = dlsym(library, name);
@@ -46,7 +46,7 @@ static void open_driver(void) {
   find(library, "cuMemcpyDtoHAsync_v2", &cu_copy_to_host);
 }
 
-/* Copies a tensor back, behind whatever the stream waits for. */
+/* Copies a tensor back in the stream. */
 static void print_tensor(const char *name, const DLTensor *tensor, handle stream) {
   size_t len = (size_t)tensor->dtype.bits / 8;
   uint64_t hash = UINT64_C(0xcbf29ce484222325);
@@ -65,7 +65,7 @@ static void print_tensor(const char *name, const DLTensor *tensor, handle stream
   printf("%016" PRIx64 " %zu %s\n", hash, len, name);
 }
 
-/* Every second layer waits as a whole, and is freed in the order of the stream. */
+/* Every second layer waits as a whole and is freed in stream order. */
 static void print_layer(const ol_layer *layer, handle stream) {
   int as_a_whole = ol_layer_index(layer) % 2 == 1;
   expect(!as_a_whole || ol_layer_let_wait(layer, stream) == OL_OK, "let wait");

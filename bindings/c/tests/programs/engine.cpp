@@ -1,5 +1,6 @@
-// What an engine in C++ does: owners with destructors, tensors that outlive all they came from and die on another thread, waits
-// with an end, cancelling, slices. Prints the same checksums as checksums.c.
+// Acts like an inference engine in C++: RAII owners, tensors that outlive layer and stream and are
+// deleted on another thread, waits with a time limit, cancelling, slices. Prints the same checksums as
+// checksums.c.
 
 #include <onelayer.h>
 
@@ -85,7 +86,7 @@ std::uint64_t checksum(const DLTensor &tensor) {
   return hash;
 }
 
-// Everything at once, and then nothing but the tensors is left.
+// Loads everything, then keeps only the tensors.
 std::vector<std::pair<std::string, Tensor>> load(const char *path) {
   std::vector<std::pair<std::string, Tensor>> tensors;
   ol_options options = defaults();
@@ -107,14 +108,14 @@ std::vector<std::pair<std::string, Tensor>> load(const char *path) {
   return tensors;
 }
 
-// Another thread cancels while this one waits for layers and keeps none back.
+// Another thread cancels while this one waits for layers.
 void cancel(const char *path) {
   const auto checkpoint = open(path);
   ol_options options = defaults();
   options.window_layers = 1;
   options.prefetch_layers = 0;
   const auto stream = start(checkpoint.get(), options);
-  const auto kept = next(stream.get());  // fills the window: the next one cannot come
+  const auto kept = next(stream.get());  // fills the window: no further layer can arrive
   std::thread other([&stream] { ol_cancel(stream.get()); });
   ol_layer *layer = nullptr;
   const ol_status status = ol_next_layer(stream.get(), &layer);

@@ -1,4 +1,4 @@
-/* Streams a checkpoint with a budget of so many MiB, and prints by how much resident memory has grown at its highest, in bytes.
+/* Streams a checkpoint with a budget, and prints the peak growth of resident memory in bytes.
  *
  * growth CHECKPOINT BUDGET_MIB host|none
  */
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A line of /proc/self/status, in bytes: VmHWM is the highest resident size so far, VmRSS that of now. */
+/* A line of /proc/self/status, in bytes: VmHWM is peak resident memory, VmRSS current. */
 static uint64_t status_bytes(const char *key) {
   char line[256];
   unsigned long kib = 0;

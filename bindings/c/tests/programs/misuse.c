@@ -1,6 +1,6 @@
-/* Misuse that a program in C can come to: each comes back as a status with a text, and nothing crashes.
+/* Misuse of the library: each case must return a status with a text, without a crash.
  *
- * The argument is a checkpoint of several layers. Texts are printed, so that whoever runs this can read them.
+ * The argument is a checkpoint of several layers. The program prints the texts.
  */
 #include <onelayer.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 
 static int failures = 0;
 
-/* The status is the one expected, and if it is a failure the text says why. */
+/* Checks the status, and that a failure has a text. */
 static void expect(int line, ol_status expected, ol_status found, const char *part) {
   const char *text = found > OL_NOT_YET ? ol_last_error() : "";
   printf("%d: %d %s\n", line, (int)found, text);
@@ -70,7 +70,7 @@ static void nulls(const char *path) {
   ol_text_free(NULL);
 }
 
-/* A program that was built with a longer structure. */
+/* A program built with a longer structure. */
 struct longer {
   ol_options options;
   uint64_t unknown;

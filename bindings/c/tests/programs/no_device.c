@@ -1,4 +1,4 @@
-/* Asks for a CUDA device that no machine has: unsupported, with a text that says what is missing. */
+/* Requests a CUDA device that no machine has: unsupported, with a text about the missing part. */
 #include <onelayer.h>
 #include <stdio.h>
 #include <string.h>

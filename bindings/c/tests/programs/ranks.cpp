@@ -1,5 +1,5 @@
-// Four ranks load a checkpoint, each its part of every tensor; the parts are put together again and compared with the whole. Then
-// each loads whole tensors that no other one loads, which together are all of them.
+// Four ranks each load their part of every tensor; the joined parts must equal the whole tensors. Then
+// each rank loads whole tensors that no other rank loads; together they must be all tensors.
 
 #include <onelayer.h>
 
@@ -68,7 +68,7 @@ std::map<std::string, Loaded> load(const ol_checkpoint *checkpoint, std::uint32_
   return tensors;
 }
 
-// The parts along the one dimension in which they are shorter than the whole, outer rows interleaved; or any of them, if all are whole.
+// Joins the parts along the dimension in which they are shorter; returns any part if all are whole.
 Bytes together(const Loaded &whole, const std::vector<const Loaded *> &parts) {
   std::size_t axis = 0;
   while (axis < whole.shape.size() && parts[0]->shape[axis] == whole.shape[axis]) {

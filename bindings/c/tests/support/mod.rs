@@ -1,7 +1,6 @@
-//! The installed library, and programs in C and C++ that use it: how they are built and run.
+//! Installs the library, and builds and runs C and C++ programs with it.
 //!
-//! Cargo builds no shared library for tests. So it is built here, once for each test binary, by the
-//! install script, which puts it where the programs find it as they would find an installed one.
+//! Cargo builds no shared library for tests, so each test binary runs the install script once.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -12,7 +11,7 @@ use std::sync::OnceLock;
 
 use onelayer_testing::skipped;
 
-/// What programs in C are compiled with, and those in C++.
+/// Compiler flags for C and C++ programs.
 const C: [&str; 7] = ["gcc", "-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-g"];
 const CPP: [&str; 7] = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-pedantic", "-g"];
 
@@ -25,7 +24,7 @@ pub fn fixture(name: &str) -> PathBuf {
     package().join("../../fixtures/checkpoints").join(name)
 }
 
-/// Where the library is installed.
+/// The prefix where the library is installed.
 pub fn prefix() -> &'static Path {
     static PREFIX: OnceLock<PathBuf> = OnceLock::new();
     PREFIX.get_or_init(|| {
@@ -33,14 +32,14 @@ pub fn prefix() -> &'static Path {
         let (build, prefix) = (scratch.join("capi-build"), scratch.join("capi-prefix"));
         let mut install = Command::new(package().join("install"));
         install.arg("--prefix").arg(&prefix).arg("--debug");
-        // The cargo that runs the tests may hold a lock on its own folder.
+        // The cargo that runs the tests may hold a lock on its target folder.
         install.args(["--", "--locked"]).env("CARGO_TARGET_DIR", &build);
         succeed(&mut install);
         prefix
     })
 }
 
-/// True if that program is there. Says so where it is not: a test that needs it is skipped.
+/// True if the program is installed. If not, says that the test is skipped.
 pub fn is_installed(program: &str) -> bool {
     let answer = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     let is_there = answer.is_ok_and(|status| status.success());
@@ -50,12 +49,12 @@ pub fn is_installed(program: &str) -> bool {
     is_there
 }
 
-/// True if programs can be built here: see [`is_installed`].
+/// True if programs can be built here; see [`is_installed`].
 pub fn can_compile() -> bool {
     ["gcc", "g++", "pkg-config"].into_iter().all(is_installed)
 }
 
-/// What pkg-config answers about the installed library.
+/// The output of pkg-config for the installed library.
 pub fn pkg_config(words: &[&str]) -> Vec<String> {
     let mut command = Command::new("pkg-config");
     command.args(words).arg("onelayer").env("PKG_CONFIG_PATH", prefix().join("lib/pkgconfig"));
@@ -68,7 +67,7 @@ pub fn compile(source: &Path) -> PathBuf {
     compile_with(source, "", &pkg_config(&["--cflags", "--libs"]))
 }
 
-/// As [`compile`], with other flags, into an executable of another name.
+/// Like [`compile`], with other flags and another name of the executable.
 pub fn compile_with(source: &Path, suffix: &str, flags: &[String]) -> PathBuf {
     let words = if source.extension().is_some_and(|extension| extension == "cpp") { CPP } else { C };
     let name = format!("{}{suffix}", source.file_name().unwrap().to_str().unwrap().replace('.', "-"));
@@ -84,17 +83,16 @@ pub fn source(name: &str) -> PathBuf {
     package().join("tests/programs").join(name)
 }
 
-/// Starts a program that finds the installed library.
+/// Runs a program with the installed library on its path.
 pub fn run(program: &Path) -> Command {
     with_library(Command::new(program))
 }
 
-/// Starts a program under valgrind, which ends with 9 where the program would misuse or leak
-/// memory.
+/// Runs a program under valgrind, which exits with 9 if the program misuses or leaks memory.
 pub fn run_in_valgrind(program: &Path) -> Command {
     let mut command = Command::new("valgrind");
     command.args(["--quiet", "--error-exitcode=9", "--leak-check=full"]);
-    // The standard library keeps pointers into the middle of what it has for the main thread: those are
+    // The standard library keeps interior pointers for the main thread, which valgrind calls
     // possible leaks.
     command.args(["--show-leak-kinds=definite,indirect", "--errors-for-leak-kinds=definite,indirect"]);
     command.arg(program);
@@ -106,7 +104,7 @@ fn with_library(mut command: Command) -> Command {
     command
 }
 
-/// Runs to the end, which must be a good one.
+/// Runs a command, which must succeed.
 pub fn succeed(command: &mut Command) -> Output {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -121,7 +119,7 @@ pub fn checksum(bytes: &[u8]) -> u64 {
     })
 }
 
-/// What the programs shall print, by the reference reader: the lines, sorted.
+/// The expected output of the programs, from the reference reader: sorted lines.
 pub fn expected(folder: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -140,7 +138,7 @@ pub fn expected(folder: &Path) -> Vec<String> {
     lines
 }
 
-/// What a program has printed: the lines, sorted.
+/// The output of a program: sorted lines.
 pub fn lines(output: &Output) -> Vec<String> {
     sorted_lines(std::str::from_utf8(&output.stdout).unwrap())
 }

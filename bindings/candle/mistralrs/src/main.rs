@@ -1,7 +1,8 @@
-//! mistral.rs over the adapter: the same backend object that candle's `VarBuilder` takes goes into
-//! `ShardedSafeTensors::wrap`, and layers of mistral.rs are made of it, whole and for one of two ranks.
+//! mistral.rs with the adapter: passes the same backend to `ShardedSafeTensors::wrap` and creates
+//! layers of mistral.rs from it, whole and for one of two ranks.
 //!
-//! `cargo run -- CHECKPOINT`, a checkpoint of Llama's architecture. Compares every weight with what a plain reader finds.
+//! `cargo run -- CHECKPOINT`, with a checkpoint of the Llama architecture. Compares every weight with a
+//! plain reader.
 
 use std::error::Error;
 
@@ -37,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What candle's own reader finds.
+/// The tensor from candle's own reader.
 fn expected(checkpoint: &Checkpoint, name: &str) -> Result<Tensor, Box<dyn Error>> {
     let entry = checkpoint.find(name).ok_or("the name comes from the checkpoint")?;
     let file = std::fs::read(&checkpoint.shards()[entry.shard.index()].path)?;

@@ -1,4 +1,4 @@
-//! Checkpoints of the tests: what a model asks for, with weights made from the names.
+//! Test checkpoints: the tensors a model requests, with weights derived from their names.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -15,12 +15,12 @@ use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::VarBuilder;
 use candle_nn::var_builder::SimpleBackend;
 
-/// A checkpoint of the library's own fixtures.
+/// A checkpoint of the fixtures.
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/checkpoints").join(name)
 }
 
-/// Numbers between -1 and 1 that depend on the seed alone: splitmix64.
+/// Deterministic numbers between -1 and 1: splitmix64.
 pub fn numbers(count: usize, seed: u64) -> Vec<f64> {
     let mut state = seed;
     let mut next = || {
@@ -33,10 +33,10 @@ pub fn numbers(count: usize, seed: u64) -> Vec<f64> {
     (0..count).map(|_| next()).collect()
 }
 
-/// Invents every tensor that a model asks for, and remembers it: a checkpoint with the names and shapes that candle's own
-/// code wants.
+/// Creates every tensor that a model requests and records it: a checkpoint with the names and
+/// shapes of candle's code.
 pub struct Inventor {
-    /// Names that exist before they are asked for.
+    /// Names that exist before they are requested.
     there: &'static [&'static str],
     invented: Mutex<HashMap<String, Tensor>>,
 }
@@ -50,7 +50,7 @@ impl Inventor {
         VarBuilder::from_backend(Box::new(self), DType::F32, Device::Cpu)
     }
 
-    /// Writes what was asked for as elements of `dtype` into the only file of `directory`.
+    /// Writes the requested tensors as `dtype` into the only file of `directory`.
     pub fn save(self, directory: &Path, dtype: DType) {
         let tensors = self.invented.into_inner().unwrap();
         let stored: HashMap<_, _> =
@@ -70,7 +70,7 @@ impl SimpleBackend for &Inventor {
     ) -> Result<Tensor> {
         let seed =
             name.bytes().fold(0, |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
-        // Small, so that nothing saturates on the way through the layers.
+        // Small, so that nothing saturates in the layers.
         let values: Vec<_> = numbers(shape.elem_count(), seed).into_iter().map(|value| value * 0.2).collect();
         let tensor = Tensor::from_vec(values, shape, device)?.to_dtype(dtype)?;
         self.invented.lock().unwrap().insert(name.to_owned(), tensor.clone());
@@ -86,7 +86,7 @@ impl SimpleBackend for &Inventor {
     }
 }
 
-/// Candle's own way of loading the files of a checkpoint.
+/// Loads the files of a checkpoint with candle's own loader.
 pub fn candles_own(directory: &Path, dtype: DType) -> VarBuilder<'static> {
     let mut files: Vec<_> =
         std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -94,7 +94,7 @@ pub fn candles_own(directory: &Path, dtype: DType) -> VarBuilder<'static> {
     files.sort();
     assert!(!files.is_empty(), "no weights in {}", directory.display());
     // SAFETY: nothing changes the files of a test while it runs.
-    #[allow(unsafe_code, reason = "what is compared with")]
+    #[allow(unsafe_code, reason = "the loader to compare with")]
     unsafe { VarBuilder::from_mmaped_safetensors(&files, dtype, &Device::Cpu) }.unwrap()
 }
 
@@ -116,7 +116,7 @@ pub fn bits(tensor: &Tensor) -> Vec<u8> {
         DType::F32 => flat.to_vec1::<f32>().unwrap().into_iter().flat_map(f32::to_le_bytes).collect(),
         DType::F64 => flat.to_vec1::<f64>().unwrap().into_iter().flat_map(f64::to_le_bytes).collect(),
         DType::F8E4M3 => {
-            // Its 256 values are told apart by what they are in single precision, NaN aside.
+            // Its 256 values differ in single precision, except NaN.
             let wide = flat.to_dtype(DType::F32).unwrap().to_vec1::<f32>().unwrap();
             wide.into_iter().flat_map(f32::to_le_bytes).collect()
         }

@@ -1,10 +1,10 @@
-"""Checkpoints layer by layer, inside a host-memory budget that you choose.
+"""Loads checkpoints layer by layer, within a host-memory budget that you choose.
 
 >>> import onelayer, torch
 >>> with onelayer.open("org/name").stream(device="cuda:0", budget="512MiB") as stream:
 ...     for layer in stream:                                      # a mapping: name -> tensor
 ...         for name, tensor in layer.items():
-...             params[name].copy_(torch.from_dlpack(tensor))     # no copy in between
+...             params[name].copy_(torch.from_dlpack(tensor))     # zero-copy import
 >>> print(stream.report)
 """
 

@@ -1,4 +1,4 @@
-"""Checkpoints: what is in them, and the loads that start from them."""
+"""Checkpoints: their tensors and layers, and the loads that they start."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _native
-from ._lazy import LazyTensor, Mode, StateDict, converter, loads_for
+from ._lazy import LazyTensor, Mode, StateDict, converter, reader_for
 from ._sizes import optional_size
 from ._sources import locate
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from ._native import LayerStream, Plan
 
 Select = str | Collection[str] | Callable[["TensorInfo"], bool]
-"""A regular expression that names have to match somewhere, names, or a question for each tensor."""
+"""A regular expression to search in names, a collection of names, or a predicate on each tensor."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a file says about a tensor."""
+    """The description of a tensor in its file."""
 
     name: str
     dtype: str
-    """As files spell it: ``BF16``, ``F8_E4M3``, ..."""
+    """As spelled in the file: ``BF16``, ``F8_E4M3``, ..."""
     shape: tuple[int, ...]
     nbytes: int
     path: str
-    """The file that holds it."""
+    """The file that contains it."""
 
 
 @dataclass(frozen=True)
@@ -45,23 +45,23 @@ class LayerInfo:
 
 
 class Checkpoint:
-    """A checked description of a checkpoint. No tensor has been read. May be shared by threads."""
+    """A checked description of a checkpoint, without its tensor data. May be shared by threads."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Opens a file, a directory, an index or a pipeline; reads headers only.
 
-        Raises ``FileNotFoundError`` if something is missing, ``CheckpointError`` if something is wrong.
+        Raises ``FileNotFoundError`` for a missing file and ``CheckpointError`` for an invalid one.
         """
         self._native = _native.NativeCheckpoint(os.fspath(path))
         self._path = os.fspath(path)
 
     @property
     def path(self) -> str:
-        """What was opened."""
+        """The opened path."""
         return self._path
 
     def keys(self) -> list[str]:
-        """Names of all tensors, by file and place in it."""
+        """Names of all tensors, in file order."""
         return self._native.names()
 
     def __len__(self) -> int:
@@ -74,28 +74,28 @@ class Checkpoint:
         return iter(self.keys())
 
     def info(self, name: str) -> TensorInfo:
-        """What its file says about a tensor. Raises ``KeyError`` if there is none of that name."""
+        """Describes a tensor. Raises ``KeyError`` if there is none of that name."""
         dtype, shape, nbytes, path = self._native.describe(name)
         return TensorInfo(name, dtype, tuple(shape), nbytes, os.fspath(path))
 
     @cached_property
     def layers(self) -> list[LayerInfo]:
-        """The layers, in the order in which a model runs them."""
+        """The layers, in execution order."""
         return [LayerInfo(name, nbytes, tuple(keys)) for name, nbytes, keys in self._native.layers()]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
+        """Total size of all tensors, in bytes."""
         return self._native.nbytes
 
     @property
     def files(self) -> list[str]:
-        """The files that hold the tensors."""
+        """The files with the tensors."""
         return [os.fspath(path) for path, _ in self._native.files()]
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The free text of the headers; where files disagree, the first one's."""
+        """The metadata of the headers; if files disagree, that of the first file."""
         merged: dict[str, str] = {}
         for _, entries in self._native.files():
             for key, value in entries:
@@ -104,7 +104,7 @@ class Checkpoint:
 
     @property
     def notes(self) -> list[str]:
-        """Choices that were made while opening, such as which of two sets of files was taken."""
+        """Decisions made while opening, such as which of two sets of files is used."""
         return self._native.notes
 
     @cached_property
@@ -113,46 +113,46 @@ class Checkpoint:
         return self.plan().min_budget
 
     def plan(self, **stream_options: Any) -> Plan:
-        """What ``stream`` with these options would do: every term of its memory. Reads no tensor.
+        """The plan of ``stream`` with these options: every term of its memory. Reads no tensor.
 
-        The device need not be there. Raises ``BudgetError`` for a budget that cannot work.
+        The device need not exist. Raises ``BudgetError`` if the budget is too small.
         """
         return self._native.plan(self._options(**stream_options))
 
     def stream(self, **stream_options: Any) -> LayerStream:
-        """Streams the layers, in the order in which a model runs them.
+        """Streams the layers, in execution order.
 
         Options, all by keyword:
 
         - ``device``: ``"cpu"``, ``"cuda:0"``, a ``torch.device``, or ``"none"`` to read and drop.
-        - ``budget``: most host memory beside the layers, such as ``"512MiB"``. 64 MiB by default.
-        - ``device_budget``: most bytes of resident layers.
-        - ``window``: layers resident at once, or ``"all"``. Two by default: the one in hand and the next.
-        - ``prefetch``: layers read ahead. Two by default.
-        - ``select``: a regular expression, names, or a question for each ``TensorInfo``.
+        - ``budget``: maximum host memory besides the layers, such as ``"512MiB"``. Default: 64 MiB.
+        - ``device_budget``: maximum bytes of resident layers.
+        - ``window``: maximum number of resident layers, or ``"all"``. Default: 2, the current and the next.
+        - ``prefetch``: layers read ahead. Default: 2.
+        - ``select``: a regular expression, names, or a predicate on ``TensorInfo``.
         - ``order``: ``"execution"``, or with ``window="all"`` also ``"file"``.
-        - ``dtype``: ``"bf16"``, ``"f16"`` or ``"f32"``: wider floats are narrowed on the way.
-        - ``shard``: ``(rank, world)``: only this rank's part of each tensor, as engines cut common architectures. Only its bytes
-          are read. ``rules`` come first: a regular expression for names, and the dimension along which to cut, or ``None`` for what
-          every rank has whole.
+        - ``dtype``: ``"bf16"``, ``"f16"`` or ``"f32"``: wider floats are cast to it while loading.
+        - ``shard``: ``(rank, world)``: reads only this rank's part of each tensor, divided as engines
+          divide common architectures. ``rules`` take precedence: a regular expression for names, and the
+          dimension to divide, or ``None`` for tensors that every rank loads whole.
         - ``io``: ``"auto"``, ``"buffered"``, ``"direct"``, ``"mmap"`` or ``"uring"``; ``readers``: reads in flight.
         - ``on_stall``: seconds until a caller that holds the whole window gets a ``StalledError``.
 
-        Raises ``BudgetError`` for a budget that cannot work and ``DeviceError`` for a device that cannot.
+        Raises ``BudgetError`` if the budget is too small, and ``DeviceError`` if the device cannot be used.
         """
         return self._native.stream(self._options(**stream_options))
 
     def tensors(self, *, framework: Literal["pt", "np"] = "pt", **stream_options: Any) -> Iterator[tuple[str, Any]]:
-        """All tensors with their names, one after the other, as tensors of torch or arrays of numpy.
+        """Yields all tensors with their names, as torch tensors or numpy arrays.
 
-        They share the memory of their layer, which is free when the last of them is. Options are those of ``stream``.
+        They share the memory of their layer, which is freed with the last of them. Options as for ``stream``.
         """
         convert = converter(framework)
         with self.stream(**stream_options) as stream:
             for layer in stream:
                 with layer:
                     leases = [(name, convert(tensor)) for name, tensor in layer.items()]
-                # From here on only what was exported holds the layer: let go of each as it is handed out.
+                # Now only the exports hold the layer; drop each reference as it is yielded.
                 leases.reverse()
                 while leases:
                     yield leases.pop()
@@ -166,23 +166,24 @@ class Checkpoint:
         budget: int | str | None = None,
         select: Select | None = None,
     ) -> StateDict:
-        """All tensors by name, none of them read yet: what ``from_pretrained(None, state_dict=...)`` of transformers takes.
+        """All tensors by name, read lazily. For ``from_pretrained(None, state_dict=...)`` of transformers.
 
-        Indexing a tensor reads it, ``tensor[...]`` all of it. Threads may read at the same time. Options:
+        Indexing reads a tensor; ``tensor[...]`` reads it whole. Threads may read at the same time. Options:
 
-        - ``device``: where tensors of torch go. To any but the CPU they travel in pieces, so that the host never has one whole.
-        - ``mode``: ``"owned"`` reads tensors into memory of their own. ``"mapped"``, on the CPU, gives views of a private,
-          copy-on-write mapping: pages that nobody writes to stay the page cache's and can be taken back. A file that is
-          truncated meanwhile then ends this process.
-        - ``budget``: most host memory beside the tensors, for up to four readers at once.
+        - ``device``: device of torch tensors. Other devices than the CPU get tensors in pieces, so that
+          the host never holds a whole one.
+        - ``mode``: ``"owned"`` copies tensors to memory that they own. ``"mapped"`` (CPU only) gives views
+          of a private, copy-on-write mapping: unwritten pages stay in the page cache and are reclaimable.
+          If a mapped file is truncated, the process is killed.
+        - ``budget``: maximum host memory besides the tensors, for up to four readers at once.
         - ``select``: as for ``stream``.
         """
-        loads = loads_for(self, framework=framework, device=device, mode=mode, budget=optional_size(budget))
+        reader = reader_for(self, framework=framework, device=device, mode=mode, budget=optional_size(budget))
         selected = None if select is None else self._selected(select)
         names = [name for name in self.keys() if selected is None or name in selected]
         described = ((name, self._native.describe(name)) for name in names)
         return StateDict(
-            {name: LazyTensor(loads, name, dtype, tuple(shape)) for name, (dtype, shape, _, _) in described}
+            {name: LazyTensor(reader, name, dtype, tuple(shape)) for name, (dtype, shape, _, _) in described}
         )
 
     def _options(
@@ -203,7 +204,7 @@ class Checkpoint:
         on_stall: float | None = None,
     ) -> dict[str, Any]:
         if rules and shard is None:
-            raise ValueError("rules say how tensors are cut among ranks: shard=(rank, world) is missing")
+            raise ValueError("rules divide tensors among ranks: shard=(rank, world) is missing")
         return {
             "target": _target(device),
             "budget": optional_size(budget),
@@ -221,7 +222,7 @@ class Checkpoint:
         }
 
     def _cuts(self, rules: Mapping[str, int | None]) -> dict[str, int | None]:
-        """The dimension for each name that a rule matches, the first one that does."""
+        """The dimension for each name, from the first rule that matches it."""
         patterns = [(re.compile(pattern), axis) for pattern, axis in rules.items()]
         matches = ((name, axis) for name in self.keys() for pattern, axis in reversed(patterns) if pattern.search(name))
         return dict(matches)
@@ -253,8 +254,8 @@ def open(
 ) -> Checkpoint:
     """Opens a checkpoint: a file, a directory, an index, a pipeline, or ``org/name[@revision]``.
 
-    A name is looked up in the local cache of the Hugging Face hub. ``download=True`` has the package
-    ``huggingface_hub`` fetch it first, with ``token``, unless ``offline``.
+    A name is looked up in the local cache of the Hugging Face hub. With ``download=True`` the package
+    ``huggingface_hub`` downloads it first, with ``token``, unless ``offline`` is true.
     """
     path = locate(
         source,
@@ -268,7 +269,7 @@ def open(
 
 
 def _target(device: object) -> str:
-    """The name of a device, in the library's words."""
+    """The native name of a device."""
     if isinstance(device, int) and not isinstance(device, bool):
         return f"cuda:{device}"
     name = str(device)

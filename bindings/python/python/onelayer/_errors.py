@@ -1,18 +1,18 @@
-"""Exceptions that say what they are about. The native half raises them by name."""
+"""Exceptions with details. The native module raises them by name."""
 
 from __future__ import annotations
 
 
 class CheckpointError(ValueError):
-    """A file breaks the format, contradicts another one, or changed under the load.
+    """A file violates the format, contradicts another file, or changed during the load.
 
-    A path that leads to nothing is a ``FileNotFoundError`` instead.
+    A missing path raises ``FileNotFoundError`` instead.
     """
 
     path: str | None
     """The file or directory."""
     tensor: str | None
-    """The tensor, if it is the fault of one."""
+    """The tensor, if the error is about one."""
 
     def __init__(self, message: str, *, path: object = None, tensor: str | None = None) -> None:
         super().__init__(message)
@@ -21,14 +21,14 @@ class CheckpointError(ValueError):
 
 
 class BudgetError(ValueError):
-    """A budget that cannot work. Nothing was read."""
+    """The budget is too small. Nothing was read."""
 
     required: int
-    """What would be needed, in bytes."""
+    """The smallest possible budget, in bytes."""
     budget: int
-    """What was allowed, in bytes."""
+    """The given budget, in bytes."""
     tensor: str | None
-    """The tensor that does not fit, if it is the fault of one."""
+    """The tensor that does not fit, if the error is about one."""
 
     def __init__(self, message: str, *, required: int, budget: int, tensor: str | None = None) -> None:
         super().__init__(message)
@@ -38,10 +38,10 @@ class BudgetError(ValueError):
 
 
 class StalledError(RuntimeError):
-    """The caller holds all that may be resident and waits for more."""
+    """The caller waits for a layer while it holds as many layers as may be resident."""
 
     held: list[str]
-    """Names of the layers that the caller holds."""
+    """Names of the layers held by the caller."""
 
     def __init__(self, message: str, *, held: list[str]) -> None:
         super().__init__(message)

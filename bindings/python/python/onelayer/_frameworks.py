@@ -1,4 +1,4 @@
-"""Tensors as numpy arrays and torch tensors. Neither is imported before it is asked for."""
+"""Tensors as numpy arrays and torch tensors. Neither package is imported before it is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from ._native import Tensor
 
-# Names of types in files -> names of numpy's, or of the package ml_dtypes where numpy has none.
+# Type names in files -> type names of numpy, or of the package ml_dtypes if numpy has no such type.
 _NUMPY = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -35,12 +35,12 @@ _ML_DTYPES = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }
-# torch spells them alike, and has a type for two 4-bit floats.
+# torch uses the same names, and has a type for a pair of 4-bit floats.
 _TORCH = {**_NUMPY, **_ML_DTYPES, "F4": "float4_e2m1fn_x2"}
 
 
 def numpy_dtype(name: str) -> numpy.dtype[Any]:
-    """numpy's type of that name in files."""
+    """The numpy type for a type name in files."""
     import numpy
 
     if name in _NUMPY:
@@ -49,14 +49,14 @@ def numpy_dtype(name: str) -> numpy.dtype[Any]:
         try:
             import ml_dtypes
         except ImportError as error:
-            raise ImportError(f"numpy has no {name}: the package ml_dtypes has") from error
+            raise ImportError(f"numpy has no {name}: install the package ml_dtypes") from error
         found: numpy.dtype[Any] = numpy.dtype(getattr(ml_dtypes, _ML_DTYPES[name]))
         return found
     raise TypeError(f"neither numpy nor ml_dtypes has {name}: see Tensor.view_bytes()")
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """torch's type of that name in files."""
+    """The torch type for a type name in files."""
     import torch
 
     found: torch.dtype | None = getattr(torch, _TORCH.get(name, ""), None)
@@ -66,7 +66,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def torch_shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape in elements of ``torch_dtype``: two 4-bit floats are one."""
+    """The shape in elements of ``torch_dtype``: a pair of 4-bit floats is one element."""
     return (*shape[:-1], shape[-1] // 2) if name == "F4" else tuple(shape)
 
 

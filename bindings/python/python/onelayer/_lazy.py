@@ -1,5 +1,5 @@
-"""Tensors that are read when somebody indexes them, and who reads them: into memory of their own, through a private mapping,
-or piece by piece onto a device."""
+"""Lazily read tensors, and their readers: into owned memory, from a private mapping, or piece by piece
+to a device."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ if TYPE_CHECKING:
 
 Mode = Literal["owned", "mapped"]
 
-# What a reader of single tensors holds at most beside the tensors: eight pieces of 2 MiB.
+# Maximum memory of a reader besides the tensors: eight pieces of 2 MiB.
 _SCRATCH_BYTES = 16 << 20
-# Threads that may read at once, which is what transformers starts.
+# Maximum number of reading threads: transformers starts four.
 _THREADS = 4
 _PIECE_BYTES_MIN = 1 << 20
 _PIECE_BYTES_MAX = 32 << 20
 
 
-class Loads(Protocol):
-    """Who gives tensors, whole and in part."""
+class TensorReader(Protocol):
+    """Reads tensors, whole or in part."""
 
     def whole(self, name: str) -> Any: ...
 
     def part(self, name: str, ranges: Ranges) -> Any: ...
 
     def expect_all(self) -> None:
-        """Every tensor will be asked for soon. Most have nothing to prepare."""
+        """Announces that every tensor will be read soon. Does nothing by default."""
         return
 
 
-class OwnedLoads(Loads):
-    """Reads tensors into memory of their own."""
+class OwnedReader(TensorReader):
+    """Reads tensors into memory that they own."""
 
     def __init__(self, reader: NativeReader, convert: Callable[[Tensor], Any]) -> None:
-        self._reader = reader
+        self._native_reader = reader
         self._convert = convert
 
     def whole(self, name: str) -> Any:
-        return self._convert(self._reader.read(name))
+        return self._convert(self._native_reader.read(name))
 
     def part(self, name: str, ranges: Ranges) -> Any:
-        return self._convert(self._reader.read_slice(name, ranges))
+        return self._convert(self._native_reader.read_slice(name, ranges))
 
 
-class MappedLoads(Loads):
-    """Views of private mappings: pages are the page cache's until somebody writes to them."""
+class MappedReader(TensorReader):
+    """Returns views of private mappings: pages belong to the page cache until they are written to."""
 
     def __init__(self, native: NativeCheckpoint, convert: Callable[[Tensor], Any]) -> None:
         self._mapping = native.mapping()
@@ -70,19 +70,19 @@ class MappedLoads(Loads):
         return self.whole(name)[tuple(slice(*span) for span in _stored(dtype, ranges))]
 
     def expect_all(self) -> None:
-        # Whoever touches the pages would have them brought in a few at a time.
+        # Otherwise page faults would read only a few pages at a time.
         self._mapping.read_ahead()
 
 
-class DeviceLoads(Loads):
-    """Tensors of torch on a device, filled piece by piece: the host never has one whole."""
+class DeviceReader(TensorReader):
+    """Reads torch tensors to a device piece by piece: the host never holds a whole one."""
 
     def __init__(self, native: NativeCheckpoint, device: torch.device, piece_bytes: int) -> None:
-        self._reader = reader = native.reader()
+        self._native_reader = reader = native.reader()
         self._describe = native.describe
         self._device = device
         self._piece_bytes = piece_bytes
-        self._host = OwnedLoads(reader, to_torch)
+        self._host = OwnedReader(reader, to_torch)
 
     def whole(self, name: str) -> Any:
         import torch
@@ -91,7 +91,7 @@ class DeviceLoads(Loads):
         flat = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         for start in range(0, nbytes, self._piece_bytes):
             length = min(self._piece_bytes, nbytes - start)
-            flat[start : start + length].copy_(to_torch(self._reader.read_part(name, start, length)))
+            flat[start : start + length].copy_(to_torch(self._native_reader.read_part(name, start, length)))
         return flat.view(torch_dtype(dtype)).reshape(torch_shape(dtype, shape))
 
     def part(self, name: str, ranges: Ranges) -> Any:
@@ -109,7 +109,7 @@ class DeviceLoads(Loads):
 
 
 def _pieces(ranges: Ranges, element_bits: int, piece_bytes: int) -> Iterator[Ranges]:
-    """The same in pieces of at most so many bytes, that are cut along one dimension and single in those before it."""
+    """Divides ranges into pieces of at most ``piece_bytes``, along one dimension, with one index in each before it."""
     lengths = [stop - start for start, stop in ranges]
     if not ranges or 0 in lengths:
         yield ranges
@@ -117,7 +117,7 @@ def _pieces(ranges: Ranges, element_bits: int, piece_bytes: int) -> Iterator[Ran
     row_bits = [element_bits * math.prod(lengths[dimension + 1 :]) for dimension in range(len(lengths))]
     cut = next(dimension for dimension, bits in enumerate(row_bits) if bits <= 8 * piece_bytes)
     step = 8 * piece_bytes // row_bits[cut]
-    # An even number, so that pairs of 4-bit elements stay together.
+    # Even, so that pairs of 4-bit elements stay together.
     step -= step % 2 if step > 1 else 0
     start, stop = ranges[cut]
     for before in itertools.product(*(range(*span) for span in ranges[:cut])):
@@ -126,22 +126,22 @@ def _pieces(ranges: Ranges, element_bits: int, piece_bytes: int) -> Iterator[Ran
 
 
 def _stored(dtype: str, ranges: Ranges) -> Ranges:
-    """Ranges of elements as ranges of what is stored: 4-bit elements lie in pairs."""
+    """Ranges in stored units: 4-bit elements are stored in pairs."""
     if dtype != "F4" or not ranges:
         return ranges
     start, stop = ranges[-1]
     if start % 2 or stop % 2:
-        raise ValueError(f"elements {start} to {stop} of F4 do not begin and end between bytes")
+        raise ValueError(f"elements {start} to {stop} of F4 do not begin and end at byte boundaries")
     return [*ranges[:-1], (start // 2, stop // 2)]
 
 
 class LazyTensor:
-    """A tensor that is read when it is indexed: ``tensor[...]`` is all of it, ``tensor[2:5]`` reads no other rows."""
+    """A tensor that indexing reads: ``tensor[...]`` reads it whole, ``tensor[2:5]`` only these rows."""
 
-    __slots__ = ("_dtype", "_loads", "_name", "_shape")
+    __slots__ = ("_dtype", "_name", "_reader", "_shape")
 
-    def __init__(self, loads: Loads, name: str, dtype: str, shape: tuple[int, ...]) -> None:
-        self._loads = loads
+    def __init__(self, reader: TensorReader, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        self._reader = reader
         self._name = name
         self._dtype = dtype
         self._shape = shape
@@ -156,7 +156,7 @@ class LazyTensor:
 
     @property
     def dtype(self) -> str:
-        """As files spell it."""
+        """As spelled in the file."""
         return self._dtype
 
     def get_shape(self) -> list[int]:
@@ -168,8 +168,10 @@ class LazyTensor:
     def __getitem__(self, index: Any) -> Any:
         ranges, rest = plan_index(index, self._shape)
         if self._dtype == "F4" and rest is not None and rest[-1] != slice(None, None, 1):
-            raise ValueError("elements of F4 lie in pairs: the last dimension takes no index and no step")
-        found = self._loads.whole(self._name) if is_whole(ranges, self._shape) else self._loads.part(self._name, ranges)
+            raise ValueError("elements of F4 are stored in pairs: the last dimension takes no index and no step")
+        found = (
+            self._reader.whole(self._name) if is_whole(ranges, self._shape) else self._reader.part(self._name, ranges)
+        )
         return found if rest is None else found[rest]
 
     def __repr__(self) -> str:
@@ -177,7 +179,7 @@ class LazyTensor:
 
 
 class StateDict(Mapping[str, LazyTensor]):
-    """All tensors by name, none of them read yet. Threads may read at the same time."""
+    """All tensors by name, read lazily. Threads may read at the same time."""
 
     def __init__(self, tensors: dict[str, LazyTensor]) -> None:
         self._tensors = tensors
@@ -197,42 +199,44 @@ class StateDict(Mapping[str, LazyTensor]):
 
 
 def converter(framework: str) -> Callable[[Any], Any]:
-    """What makes arrays or tensors of ours."""
+    """The function that converts our tensors to a framework."""
     names = {"pt": to_torch, "torch": to_torch, "pytorch": to_torch, "np": to_numpy, "numpy": to_numpy}
     if framework not in names:
         raise ValueError(f"framework={framework!r}: expected 'pt' or 'np'")
     return names[framework]
 
 
-def loads_for(checkpoint: Checkpoint, *, framework: str, device: object, mode: str, budget: int | None) -> Loads:
-    """Who loads the tensors of a checkpoint."""
+def reader_for(
+    checkpoint: Checkpoint, *, framework: str, device: object, mode: str, budget: int | None
+) -> TensorReader:
+    """The reader for these options."""
     native = checkpoint._native
     convert = converter(framework)
     if mode not in ("owned", "mapped"):
         raise ValueError(f"mode={mode!r}: expected 'owned' or 'mapped'")
     on_host = str(device) in ("cpu", "cpu:0", "host")
     if not on_host and convert is not to_torch:
-        raise ValueError(f"device={device!r}: arrays of numpy are on the CPU")
+        raise ValueError(f"device={device!r}: numpy arrays are on the CPU")
     if not on_host and mode == "mapped":
         raise ValueError(f"device={device!r}: only tensors on the CPU can be mapped")
     if mode == "mapped":
-        return MappedLoads(native, convert)
+        return MappedReader(native, convert)
     piece_bytes = _piece_bytes(native.metadata_bytes, budget, on_host)
     if on_host:
-        return OwnedLoads(native.reader(), convert)
+        return OwnedReader(native.reader(), convert)
     import torch
 
     target = torch.device("cuda", device) if isinstance(device, int) else torch.device(str(device))
-    return DeviceLoads(native, target, piece_bytes)
+    return DeviceReader(native, target, piece_bytes)
 
 
 def _piece_bytes(metadata_bytes: int, budget: int | None, on_host: bool) -> int:
-    """How much of a tensor may pass through the host at once, so that all that read together stay within the budget."""
+    """The size of pieces for which all reading threads together stay within the budget."""
     if budget is None:
         return _PIECE_BYTES_MAX // 4
     least = metadata_bytes + _SCRATCH_BYTES + (0 if on_host else _THREADS * _PIECE_BYTES_MIN)
     if budget < least:
-        message = f"a budget of {budget} bytes is below what reading single tensors takes: {least} bytes"
+        message = f"a budget of {budget} bytes is too small to read single tensors: at least {least} bytes are needed"
         raise BudgetError(message, required=least, budget=budget)
     left = (budget - metadata_bytes - _SCRATCH_BYTES) // _THREADS
     return min(left, _PIECE_BYTES_MAX)

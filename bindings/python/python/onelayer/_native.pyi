@@ -1,4 +1,4 @@
-"""The native half. Names without an underscore in front are exported by the package."""
+"""The native module. The package exports a part of it."""
 
 import os
 from collections.abc import Collection, Iterator
@@ -49,13 +49,13 @@ class NativeMapping:
 
 @final
 class MemoryMeter:
-    """Measures from when it is made to ``finish``: bytes above the start, or why they are not known."""
+    """Measures memory growth from its creation to ``finish``."""
 
     def __new__(cls, device: int | None = None) -> MemoryMeter: ...
     def finish(
         self,
     ) -> tuple[tuple[int | None, str | None], tuple[int | None, str | None], tuple[int | None, str | None]]:
-        """Growth of what the kernel cannot take back, of what is resident, and of what the device holds."""
+        """Growth of unreclaimable host memory, resident memory and device memory: bytes, or a reason."""
 
 def locate_in_cache(name: str, root: str | None, variables: list[str | None]) -> os.PathLike[str] | None: ...
 
@@ -63,20 +63,20 @@ def locate_in_cache(name: str, root: str | None, variables: list[str | None]) ->
 class LayerStream:
     """A running load: an iterator of layers, and a context manager that ends it.
 
-    Waiting is done without the interpreter's lock; Ctrl-C works. Leaving the context ends the threads and gives back the
-    ring, the files and the layers that nobody took; layers that were taken stay.
+    Waiting releases the interpreter lock, and Ctrl-C works. Leaving the context ends the threads and frees
+    the ring, the files and the layers not yet handed out. Layers that were handed out stay valid.
     """
 
     def __iter__(self) -> LayerStream: ...
     def __next__(self) -> Layer:
-        """The next layer. Raises ``StalledError`` if the caller holds all that may be resident for too long."""
+        """The next layer. Raises ``StalledError`` if the caller holds the whole window for too long."""
     def __len__(self) -> int:
         """Number of layers."""
     def close(self) -> None: ...
     @property
     def closed(self) -> bool: ...
     def cancel(self) -> None:
-        """Makes the next layer that somebody waits for a ``CancelledError``; from any thread."""
+        """Cancels the load, from any thread: the next wait for a layer raises ``CancelledError``."""
     def __enter__(self) -> LayerStream: ...
     def __exit__(
         self,
@@ -86,32 +86,31 @@ class LayerStream:
     ) -> None: ...
     @property
     def report(self) -> Report:
-        """What the load did so far; final once it has ended or was closed."""
+        """The report so far; final once the load has ended or was closed."""
     @property
     def plan(self) -> Plan: ...
     @property
     def progress(self) -> tuple[int, int]:
-        """Bytes of tensors that arrived, and of all of them; from any thread."""
+        """Tensor bytes that have arrived, and in total; from any thread."""
 
 @final
 class Layer:
     """A resident layer: a mapping from names to tensors, in file order.
 
-    Its memory is free when it was closed, or nobody refers to it or its tensors any more, and all that was exported from
-    it is gone.
+    Its memory is freed once the layer is closed (or unreferenced) and no exported tensor is left.
     """
 
     @property
     def name(self) -> str: ...
     @property
     def index(self) -> int:
-        """Its place in execution order, from 0."""
+        """Index in execution order, from 0."""
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensors."""
+        """Size of its tensors, in bytes."""
     @property
     def resident_bytes(self) -> int:
-        """Bytes it takes where it lives."""
+        """Memory on its device, in bytes."""
     def __getitem__(self, name: str, /) -> Tensor: ...
     def __iter__(self) -> Iterator[str]: ...
     def __len__(self) -> int: ...
@@ -124,7 +123,7 @@ class Layer:
     def values(self) -> Collection[Tensor]: ...
     def items(self) -> Collection[tuple[str, Tensor]]: ...
     def close(self) -> None:
-        """Lets go of the layer: its tensors can no longer be used, what was exported can."""
+        """Closes the layer: its tensors become unusable, exported tensors stay valid."""
     @property
     def closed(self) -> bool: ...
     def __enter__(self) -> Layer: ...
@@ -137,17 +136,17 @@ class Layer:
 
 @final
 class Tensor:
-    """A tensor in memory. ``torch.from_dlpack`` and others take it without a copy.
+    """A tensor in memory. ``torch.from_dlpack`` and others import it without a copy.
 
-    What was exported owns its memory: it outlives tensor, layer, stream, checkpoint and interpreter. Exports of one tensor
-    share its memory.
+    An export keeps the memory alive, even after tensor, layer, stream, checkpoint and interpreter are
+    gone. Exports of one tensor share its memory.
     """
 
     @property
     def name(self) -> str: ...
     @property
     def dtype(self) -> str:
-        """As files spell it: ``BF16``, ``F8_E4M3``, ..."""
+        """As spelled in the file: ``BF16``, ``F8_E4M3``, ..."""
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
@@ -162,67 +161,67 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> CapsuleType:
-        """The protocol's capsule. Every refusal is a ``BufferError``.
+        """The capsule of the DLPack protocol. Every refusal is a ``BufferError``.
 
-        On a device, what the consumer queues in ``stream`` from now on waits until the tensor has arrived.
+        On a device, work that the consumer queues in ``stream`` from now on waits until the tensor has arrived.
         """
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def view_bytes(self) -> Tensor:
-        """The same memory as bytes, in one dimension: for types that a consumer does not know. On the CPU only."""
+        """The same memory as a one-dimensional byte tensor, for types unknown to a consumer. CPU only."""
     def tobytes(self) -> bytes:
         """A copy of its bytes, little-endian and row-major."""
     def numpy(self) -> numpy.ndarray[Any, Any]:
-        """An array that shares the memory; types that numpy lacks come from the package ml_dtypes."""
+        """A numpy array that shares the memory. Types unknown to numpy need the package ml_dtypes."""
     def torch(self) -> torch.Tensor:
-        """A tensor of torch that shares the memory."""
+        """A torch tensor that shares the memory."""
 
 @final
 class Plan:
-    """What a load would do. ``str(plan)`` is the whole of it, for people."""
+    """The plan of a load. ``str(plan)`` is the whole plan as text."""
 
     @property
     def budget(self) -> int:
         """Host budget, in bytes."""
     @property
     def min_budget(self) -> int:
-        """The smallest host budget that these settings accept, in bytes."""
+        """The smallest possible host budget with these options, in bytes."""
     @property
     def host_bytes(self) -> int:
         """Host memory that counts against the budget."""
     @property
     def terms(self) -> list[tuple[str, int]]:
-        """The same, term by term."""
+        """The terms of ``host_bytes``, by name."""
     @property
     def resident_bytes(self) -> int:
-        """Most bytes of layers at once, where they live."""
+        """Maximum bytes of resident layers on their device."""
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors, as they are delivered."""
+        """Size of all tensors as delivered, in bytes."""
     @property
     def read_bytes(self) -> int:
-        """Bytes that are read, over-read included."""
+        """Bytes to read, over-read included."""
     @property
     def layers(self) -> list[str]:
-        """Names of the layers, in the order in which they come."""
+        """Names of the layers, in delivery order."""
 
 @final
 class Report:
-    """What a load did. Memory is what it reserved, not a measurement: the marker ``loadcheck`` measures."""
+    """The report of a load. Memory is the reserved amount; the pytest marker ``loadcheck`` measures."""
 
     @property
     def seconds(self) -> float:
-        """From the start of the load to its end, what the caller did in between included."""
+        """Duration of the load, including the caller's work between layers."""
     @property
     def preparing_seconds(self) -> float: ...
     @property
     def waited_seconds(self) -> float:
-        """Seconds that the caller waited for layers."""
+        """Seconds the caller waited for layers."""
     @property
     def layers(self) -> int:
-        """Layers that were handed out."""
+        """Number of layers handed out."""
     @property
     def nbytes(self) -> int:
-        """Bytes of tensors that arrived."""
+        """Tensor bytes that have arrived."""
     @property
     def read_bytes(self) -> int: ...
     @property
@@ -235,4 +234,4 @@ class Report:
     def resident_bytes(self) -> int: ...
     @property
     def fallbacks(self) -> list[str]:
-        """Why files were read in another way than was asked for."""
+        """The reasons why files were not read in the requested way."""

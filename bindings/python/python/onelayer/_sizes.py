@@ -1,4 +1,4 @@
-"""Sizes as people write them, turned into bytes exactly as the program ``loadcheck`` does."""
+"""Parses sizes such as ``512MiB``, with the same rules as the program ``loadcheck``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parse_size(size: int | str) -> int:
     else:
         match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
         if match is None or (match[3] and not match[2]) or match[2] + match[3] == "ki":
-            raise ValueError(f"size {size!r}: write bytes as a number, or such as '512MiB' or '10GB'")
+            raise ValueError(f"size {size!r}: write a number of bytes, or for example '512MiB' or '10GB'")
         base = 1024 if match[3] else 1000
         found = int(Fraction(match[1]) * base ** _POWERS[match[2]])
     if not 0 <= found < 1 << 64:
@@ -28,5 +28,5 @@ def parse_size(size: int | str) -> int:
 
 
 def optional_size(size: int | str | None) -> int | None:
-    """The same, or nothing of nothing."""
+    """Like ``parse_size``; ``None`` stays ``None``."""
     return None if size is None else parse_size(size)

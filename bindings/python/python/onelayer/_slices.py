@@ -1,4 +1,4 @@
-"""Indices as users write them -> the ranges that have to be read, and what is left to do with what came."""
+"""Turns an index into the ranges to read and the index to apply to the result."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Ranges = list[tuple[int, int]]
 
 
 def plan_index(index: Any, shape: Sequence[int]) -> tuple[Ranges, tuple[Any, ...] | None]:
-    """A start and an end for each dimension, and an index into what they give, or ``None`` if that is the answer.
+    """A start and an end for each dimension, and an index into that part (``None``: the whole part).
 
-    Takes integers, slices with a positive step, and an ellipsis, alone or in a tuple. Raises ``IndexError`` for what lies
-    outside, ``TypeError`` for anything else.
+    Accepts integers, slices with a positive step, and an ellipsis, alone or in a tuple. Raises
+    ``IndexError`` for an index out of range and ``TypeError`` for anything else.
     """
     items = list(index) if isinstance(index, tuple) else [index]
     if sum(item is Ellipsis for item in items) > 1:
-        raise IndexError("an index has one ellipsis at most")
+        raise IndexError("an index has at most one ellipsis")
     if Ellipsis in [item if item is Ellipsis else None for item in items]:
         at = next(place for place, item in enumerate(items) if item is Ellipsis)
         missing = len(shape) - (len(items) - 1)
@@ -51,10 +51,10 @@ def _position(item: Any, dimension: int, length: int) -> tuple[int, int]:
         raise TypeError(message) from None
     position = found + length if found < 0 else found
     if not 0 <= position < length:
-        raise IndexError(f"dimension {dimension}: index {found} is outside of {length} elements")
+        raise IndexError(f"dimension {dimension}: index {found} is out of range for {length} elements")
     return position, position + 1
 
 
 def is_whole(ranges: Ranges, shape: Sequence[int]) -> bool:
-    """True if nothing is left out."""
+    """True if the ranges cover the whole shape."""
     return all(span == (0, length) for span, length in zip(ranges, shape, strict=True))

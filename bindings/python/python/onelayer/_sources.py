@@ -1,4 +1,4 @@
-"""Where a checkpoint is: a path, or a name in the local cache of the Hugging Face hub."""
+"""Finds a checkpoint by path, or by name in the local cache of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def locate(
     download: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> str:
-    """The path of a checkpoint. Nothing is fetched unless ``download`` says so."""
+    """The path of a checkpoint. Downloads only if ``download`` is true."""
     path = os.fspath(source)
     if revision is None and os.path.exists(path):
         return path

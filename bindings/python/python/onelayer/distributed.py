@@ -1,11 +1,12 @@
-"""Several processes, one read: with ``torch.distributed`` each rank reads a share of the bytes, and the tensors travel between
-the ranks.
+"""Loads with several processes: each rank of ``torch.distributed`` reads a share of the bytes and sends
+its tensors to the other ranks.
 
 >>> for name, tensor in onelayer.distributed.tensors(onelayer.open(path), budget="256MiB"):
 ...     params[name].copy_(tensor)
 
-Every rank of the group calls this with the same arguments. Each byte is read from disk once in all; on each rank the loader
-stays within its budget, beside the layers of its own share in the window and the tensor that is in hand.
+Every rank of the group calls this with the same arguments. Each byte is read from disk only once. On
+each rank the loader stays within its budget, besides the window of its own layers and the current
+tensor.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ if TYPE_CHECKING:
 
     from ._native import LayerStream, Report
 
-# What would make other tensors, or another order of layers, on the rank that reads than the other ranks expect.
+# Options that would change tensors or their order on one rank, but not on the others.
 _NOT_SHARED = ("order", "dtype", "shard", "rules")
 
 Axis = Callable[[TensorInfo], int | None]
-"""Along which dimension a tensor is cut among the ranks; ``None`` for one that every rank gets whole."""
+"""The dimension to divide among the ranks; ``None``: every rank gets the whole tensor."""
 
 
 def owners(checkpoint: Checkpoint, world: int, select: Select | None = None) -> dict[str, int]:
-    """Which of ``world`` ranks reads each tensor, so that each is read once in all.
+    """Assigns each tensor to the one of ``world`` ranks that reads it.
 
-    Shares are balanced, and balanced all the way through the layers. The same on every rank: names, sizes and layers decide.
+    Shares are balanced, within every stretch of layers. The result is the same on every rank, since it
+    depends only on names, sizes and layers.
     """
     if world < 1:
         raise ValueError(f"world={world}: expected at least one rank")
@@ -50,32 +52,34 @@ def tensors(
     select: Select | None = None,
     **stream_options: Any,
 ) -> SharedTensors:
-    """All tensors with their names, in the same order on every rank: an iterator.
+    """Iterates over all tensors with their names, in the same order on every rank.
 
-    Each is read by one rank, which gives it to the others: whole (broadcast), or where ``axis`` names a dimension, its part to
-    each (scatter), which has to be divisible by their number. ``device`` has to suit the group's backend: ``"cpu"`` for gloo, a
-    CUDA device for NCCL. Other options are those of ``Checkpoint.stream``, but for ``order``, ``dtype``, ``shard`` and
-    ``rules``: tensors travel as the files have them, layer by layer.
+    One rank reads each tensor and sends it to the others: whole (broadcast), or divided along the
+    dimension given by ``axis`` (scatter), whose length must be divisible by the number of ranks.
+    ``device`` must suit the group's backend: ``"cpu"`` for gloo, a CUDA device for NCCL. Other options as
+    for ``Checkpoint.stream``, without ``order``, ``dtype``, ``shard`` and ``rules``: tensors are sent as
+    they are in the files, layer by layer.
 
-    A tensor is the caller's own, except that on the rank that read it a whole one shares the memory of its layer.
+    The caller owns each tensor, except that a whole tensor on the rank that read it shares the memory of
+    its layer.
     """
     for option in _NOT_SHARED:
         if stream_options.get(option) is not None:
             raise ValueError(
-                f"{option}={stream_options[option]!r}: tensors travel between ranks as the files have them"
+                f"{option}={stream_options[option]!r}: tensors are sent between ranks as they are in the files"
             )
     import torch.distributed as dist
 
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     readers = owners(checkpoint, world, select)
     mine = [name for name, reader in readers.items() if reader == rank]
-    # A rank without a share takes part all the same.
+    # A rank without a share takes part, too.
     stream = checkpoint.stream(device=device, select=mine, **stream_options) if mine else None
     return SharedTensors(checkpoint, readers, stream, _Exchange(group, rank, world, device), axis)
 
 
 class SharedTensors(Iterator[tuple[str, "torch.Tensor"]]):
-    """Tensors on their way between ranks. Leaving it as a context manager, or its end, ends this rank's own load."""
+    """Iterator of shared tensors. Its end, or leaving it as a context manager, ends this rank's load."""
 
     def __init__(
         self,
@@ -97,13 +101,13 @@ class SharedTensors(Iterator[tuple[str, "torch.Tensor"]]):
             for key in keys:
                 info = checkpoint.info(key)
                 cut = None if axis is None else axis(info)
-                # The rank that reads it has it: a missing one must not become memory that nobody has written.
+                # The reading rank must have the tensor; otherwise it would send uninitialised memory.
                 mine = own.pop(key) if readers[key] == exchange.rank else None
                 yield key, exchange.give(info, readers[key], mine, cut)
         self.close()
 
     def _read(self, has_share: bool) -> dict[str, torch.Tensor]:
-        """What this rank has read of the next layer. Only the tensors hold the layer."""
+        """This rank's tensors of the next layer. Only they hold the layer."""
         if self._stream is None or not has_share:
             return {}
         with next(self._stream) as layer:
@@ -114,11 +118,11 @@ class SharedTensors(Iterator[tuple[str, "torch.Tensor"]]):
 
     @property
     def report(self) -> Report | None:
-        """What this rank itself has read; ``None`` if it had no share."""
+        """The report of this rank's own load; ``None`` if it had no share."""
         return None if self._stream is None else self._stream.report
 
     def close(self) -> None:
-        """Ends this rank's own load. The others wait for it then."""
+        """Ends this rank's load. Other ranks would then wait for it."""
         if self._stream is not None:
             self._stream.close()
 
@@ -135,7 +139,7 @@ class SharedTensors(Iterator[tuple[str, "torch.Tensor"]]):
 
 
 class _Exchange:
-    """How a tensor gets from the rank that read it to all of them."""
+    """Sends tensors from the rank that read them to all ranks."""
 
     def __init__(self, group: ProcessGroup | None, rank: int, world: int, device: object) -> None:
         import torch
@@ -146,12 +150,12 @@ class _Exchange:
         self._device = torch.device("cuda", device) if isinstance(device, int) else torch.device(str(device))
 
     def give(self, info: TensorInfo, owner: int, own: torch.Tensor | None, axis: int | None) -> torch.Tensor:
-        """The tensor, or its part for this rank. ``own`` is there on the rank that read it."""
+        """The tensor, or its part for this rank. ``own`` is set on the rank that read it."""
         shape = torch_shape(info.dtype, info.shape)
         if axis is None:
             return self._broadcast(info.dtype, shape, owner, own)
         if not -len(shape) <= axis < len(shape) or shape[axis] % self._world != 0:
-            message = f"tensor {info.name!r} of shape {info.shape} cannot be cut into {self._world} along {axis}"
+            message = f"tensor {info.name!r} of shape {info.shape} cannot be divided into {self._world} along dimension {axis}"
             raise ValueError(message)
         return self._scatter(info.dtype, shape, owner, own, axis)
 
@@ -191,7 +195,7 @@ class _Exchange:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as bytes: not every backend knows every type."""
+    """The same memory as bytes, since not every backend supports every type."""
     import torch
 
     return tensor.reshape(-1).view(torch.uint8)

@@ -1,14 +1,14 @@
-"""The marker ``loadcheck``: a test fails if it takes more memory than it may, or if that cannot be measured.
+"""The marker ``loadcheck``: a test fails if it exceeds a memory limit or if that cannot be measured.
 
 >>> @pytest.mark.loadcheck(max_host="2GiB", max_vram="8GiB", device=0)
 ... def test_loading(): ...
 
-- ``max_host``: growth of the memory that the kernel cannot take back, at its peak, over what it was when the test began. Sampled
-  every 5 ms.
-- ``max_rss``: growth of all resident memory, by the kernel's own high-water mark.
-- ``max_vram``: growth of what is in use on the CUDA device of number ``device`` (0), by whomever. Sampled every 10 ms.
+- ``max_host``: peak growth of unreclaimable host memory during the test. Sampled every 5 ms.
+- ``max_rss``: peak growth of resident memory, from the kernel's high-water mark.
+- ``max_vram``: peak growth of used memory on CUDA device number ``device`` (0), by all processes. Sampled
+  every 10 ms.
 
-What fixtures take is not counted, nor is what child processes take.
+Memory of fixtures and child processes does not count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ._sizes import parse_size
 _LIMITS = ("max_host", "max_rss", "max_vram")
 _MARKER = (
     "loadcheck(max_host=None, max_rss=None, max_vram=None, device=0): "
-    "fails if the test takes more memory than that, or if it cannot be measured"
+    "fails if the test takes more memory, or if that cannot be measured"
 )
 
 

@@ -107,18 +107,6 @@ pub(crate) enum EmitArg {
     Args,
 }
 
-impl EmitArg {
-    /// As it is spelt.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::K8s => "k8s",
-            Self::Docker => "docker",
-            Self::Systemd => "systemd",
-            Self::Args => "args",
-        }
-    }
-}
-
 /// `loadcheck doctor`
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {

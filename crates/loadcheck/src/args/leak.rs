@@ -3,11 +3,17 @@
 use std::ffi::OsString;
 use std::str::FromStr;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
+use super::values::by_name;
 use super::{ExportArgs, LoadArgs, OutputArgs};
-use crate::leak::{Kind, POINTS_MAX, POINTS_MIN};
 use crate::sizes::{Size, SizeError};
+
+/// Fewer points have no such confidence: even if each is above the one before it, chance may have
+/// done it.
+pub(crate) const POINTS_MIN: u32 = 8;
+/// All pairs of points are looked at: more points would take too long, and too much memory.
+pub(crate) const POINTS_MAX: u32 = 2000;
 
 /// First line of the help of `leak`, and its examples.
 pub(super) const LEAK_ABOUT: &str = "Loads, uses and unloads SOURCE again and again: does memory grow?
@@ -92,11 +98,28 @@ pub(crate) struct LeakArgs {
     pub(crate) export: ExportArgs,
 }
 
+/// A kind of memory, in the order of the report's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MemoryKind {
+    /// Unreclaimable memory.
+    Host,
+    /// All resident pages.
+    Rss,
+    /// Mapped pages of files.
+    File,
+    /// Page-locked memory.
+    Pinned,
+    /// Device memory.
+    Vram,
+    /// What the library has allocated, on the host and on devices.
+    Live,
+}
+
 /// `--max-slope [KIND=]SIZE`
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct MaxSlope {
     /// What it is about; `None` is every kind.
-    pub(crate) kind: Option<Kind>,
+    pub(crate) kind: Option<MemoryKind>,
     /// The most it may grow a cycle.
     pub(crate) size: Size,
 }
@@ -107,16 +130,7 @@ impl FromStr for MaxSlope {
     fn from_str(text: &str) -> Result<Self, String> {
         let (kind, size) = match text.split_once('=') {
             None => (None, text),
-            Some((name, size)) => match Kind::ALL.iter().find(|(_, known)| *known == name) {
-                Some((kind, _)) => (Some(*kind), size),
-                None => {
-                    let known: Vec<&str> = Kind::ALL.iter().map(|(_, name)| *name).collect();
-                    return Err(format!(
-                        "no kind of memory is called `{name}`; there are {}",
-                        known.join(", ")
-                    ));
-                }
-            },
+            Some((name, size)) => (Some(by_name("kind of memory", name)?), size),
         };
         let size = size.parse().map_err(|error: SizeError| error.to_string())?;
         Ok(Self { kind, size })
@@ -131,7 +145,7 @@ mod tests {
     fn slopes_are_for_one_kind_or_all() {
         let parse = |text: &str| text.parse::<MaxSlope>();
         assert_eq!(parse("64KiB"), Ok(MaxSlope { kind: None, size: Size::Bytes(64 << 10) }));
-        assert_eq!(parse("vram=0"), Ok(MaxSlope { kind: Some(Kind::Vram), size: Size::Bytes(0) }));
+        assert_eq!(parse("vram=0"), Ok(MaxSlope { kind: Some(MemoryKind::Vram), size: Size::Bytes(0) }));
         assert!(parse("disk=1").unwrap_err().contains("host, rss"));
         assert!(parse("host=").is_err());
     }

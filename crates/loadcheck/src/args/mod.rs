@@ -15,16 +15,18 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 pub(crate) use self::compare::CompareArgs;
 pub(crate) use self::convert::{ConvertArgs, VerifyArgs};
 pub(crate) use self::fit::{DoctorArgs, EmitArg, FitArgs};
-pub(crate) use self::leak::{LeakArgs, MaxSlope};
+pub(crate) use self::leak::{LeakArgs, MaxSlope, MemoryKind, POINTS_MIN};
+pub(crate) use self::limits::{Bound, Gate, LimitArgs, Metric};
 pub(crate) use self::passes::PassesArgs;
 pub(crate) use self::picture::{PictureArgs, ReportArgs};
 pub(crate) use self::plan::{CacheDtype, PlaceArgs, PlanArgs};
 pub(crate) use self::quantise::Quantise;
 pub(crate) use self::ranks::RankArgs;
-pub(crate) use self::values::{CacheArg, ColorArg, Device, ExpertsArg, FormatArg, Io, ProgressArg, Window};
+pub(crate) use self::values::{
+    CacheArg, ColorArg, Device, ExpertsArg, FormatArg, Io, ProgressArg, Window, name_of, reason_of,
+};
 use crate::exit::Exit;
-use crate::limits::{LimitArg, VramArg};
-use crate::output::numbers::to_f64;
+use crate::numbers::to_f64;
 use crate::sizes::{Size, parse_duration};
 use onelayer::FloatType;
 use onelayer_synth::presets;
@@ -33,6 +35,7 @@ mod compare;
 mod convert;
 mod fit;
 mod leak;
+mod limits;
 mod passes;
 mod picture;
 mod plan;
@@ -266,43 +269,6 @@ pub(crate) struct LoadArgs {
     /// Without it, a dtype that this version does not know is refused (LC0302).
     #[arg(long, hide_short_help = true)]
     pub(crate) opaque_dtypes: bool,
-}
-
-/// Limits that decide the exit code.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Limits (exit code 1 when exceeded)")]
-pub(crate) struct LimitArgs {
-    /// host, rss, vram, pinned, cgroup, time; bare: host
-    ///
-    /// Also file: mapped pages of files. May be repeated. The --max-... flags are short for it. A
-    /// metric that cannot be measured here is exit code 4, never a silent pass.
-    #[arg(long = "limit", value_name = "METRIC=SIZE")]
-    pub(crate) limits: Vec<LimitArg>,
-    /// Most that the kernel cannot take back
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) max_host: Option<Size>,
-    /// Most resident pages, of files too
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) max_peak_rss: Option<Size>,
-    /// Most page-locked memory
-    ///
-    /// For a CUDA device, the staging ring is. Without one, nothing.
-    #[arg(long, value_name = "SIZE", hide_short_help = true)]
-    pub(crate) max_pinned: Option<Size>,
-    /// Most device memory
-    ///
-    /// The peak on the device that is loaded to; @GPU insists on one. Exit code 4 where device
-    /// memory cannot be measured.
-    #[arg(long, value_name = "SIZE[@GPU]", hide_short_help = true)]
-    pub(crate) max_vram: Option<VramArg>,
-    /// Most time, such as 30s; mean of the runs
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    pub(crate) max_time: Option<Duration>,
-    /// Exit code 6 when a limit lies inside the spread of the runs
-    ///
-    /// Without it, memory is judged by the maximum over the runs and time by the mean.
-    #[arg(long, hide_short_help = true)]
-    pub(crate) strict_noise: bool,
 }
 
 /// Where the result goes.
@@ -606,7 +572,7 @@ mod tests {
         let io = run.get_arguments().find(|argument| argument.get_id() == "io").unwrap();
         let help = io.get_help().unwrap().to_string();
         for mode in Io::value_variants() {
-            assert!(help.contains(mode.name()), "{help}");
+            assert!(help.contains(&name_of(*mode)), "{help}");
         }
     }
 }

@@ -8,7 +8,7 @@ use onelayer::{Rank, Split, SplitRules};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-use crate::config::reason_of;
+use super::values::reason_of;
 use crate::sizes::{Size, SizeError};
 
 /// Which rank's part is loaded. Shared by `run` and `plan`.

@@ -6,6 +6,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::sizes::Size;
 
+/// A value as the command line and reports spell it.
+pub(crate) fn name_of(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// The value of that name. The error lists all names of this kind.
+pub(super) fn by_name<T: ValueEnum>(kind: &str, name: &str) -> Result<T, String> {
+    T::from_str(name, false).map_err(|_| {
+        let known: Vec<String> = T::value_variants().iter().cloned().map(name_of).collect();
+        format!("no {kind} is called `{name}`; there are {}", known.join(", "))
+    })
+}
+
+/// Why a regular expression does not compile: the last line of the error. Those before it show the
+/// place.
+pub(crate) fn reason_of(error: &regex::Error) -> String {
+    let text = error.to_string();
+    text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
+}
+
 /// `--io`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -23,17 +43,6 @@ pub(crate) enum Io {
 }
 
 impl Io {
-    /// As it is spelt.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Buffered => "buffered",
-            Self::Mmap => "mmap",
-            Self::Direct => "direct",
-            Self::Uring => "uring",
-        }
-    }
-
     /// The library's.
     pub(crate) const fn mode(self) -> IoMode {
         match self {
@@ -131,16 +140,6 @@ pub(crate) enum ExpertsArg {
     Together,
     /// each in a file of its own
     PerFile,
-}
-
-impl ExpertsArg {
-    /// As it is spelt.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Together => "together",
-            Self::PerFile => "per-file",
-        }
-    }
 }
 
 /// `--cache`

@@ -15,29 +15,29 @@ use crate::compare::{Facts, add_notes, cpu_note, order, summarise};
 use crate::config::LoadConfig;
 use crate::entries::{Entry, What, entries};
 use crate::exec;
-use crate::machine;
 use crate::output::Output;
 use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{CacheState, CommandName, Outcome as RunOutcome, Report, Run};
-use crate::signals::{Interrupts, exit_of, interrupted, name_of};
+use crate::shell::shell_word;
+use crate::signals::{Interrupts, name_of};
 use crate::source::{self, Resolved};
-use crate::strategies::{Habit, Strategy};
-use crate::worker::{Checked, NOT_AS_ASKED, Stop, Task};
+use crate::strategies::{SimpleStrategy, Strategy};
+use crate::worker::{Checked, MeasureTask, NOT_AS_ASKED, Stop, Task};
 
 use super::exec::{Asked, Measured};
 use super::run::verdict;
 use super::worker_run::{Settled, measure, prepare};
-use super::{Outcome, shell_word};
+use super::{Outcome, new_report};
 
-/// What is compared if nothing is named.
-const USUAL: [Strategy; 3] = [Strategy::Stream, Strategy::Habit(Habit::Mmap), Strategy::Habit(Habit::Read)];
+/// The strategies that are compared by default.
+const USUAL: [Strategy; 3] =
+    [Strategy::Stream, Strategy::Simple(SimpleStrategy::Mmap), Strategy::Simple(SimpleStrategy::Read)];
 
 /// Compares.
 pub(crate) fn run(args: &CompareArgs, output: &Output, terminal: &Terminal) -> Outcome {
-    let mut report = Report::new(CommandName::Compare);
-    report.host = Some(machine::host());
+    let report = new_report(CommandName::Compare);
     let mut problems = output.check();
     let resolved = source::resolve(&args.load.source).map_err(|more| problems.extend(more)).ok();
     let path = resolved.as_ref().map(|resolved| resolved.path.clone()).unwrap_or_default();
@@ -45,12 +45,8 @@ pub(crate) fn run(args: &CompareArgs, output: &Output, terminal: &Terminal) -> O
         entries(&args.strategies, &USUAL, &args.commands, &path).map_err(|more| problems.extend(more));
     let (config, more) = LoadConfig::new(&args.load, path);
     problems.extend(more);
-    let interrupts = match Interrupts::listen() {
-        Ok(interrupts) => interrupts,
-        Err(problem) => {
-            problems.push(problem);
-            return Outcome::refused(report, problems);
-        }
+    let Ok(interrupts) = Interrupts::listen().map_err(|problem| problems.push(problem)) else {
+        return Outcome::refused(report, problems);
     };
     let entries = entries.unwrap_or_default();
     let headers = LoadConfig { device: Device::None, ..config.clone() };
@@ -221,10 +217,13 @@ impl Session<'_> {
         let interval_ms = self.interval_ms;
         let load = self.config.clone();
         let task = match strategy {
-            Strategy::Stream => {
-                Task::Measure { load, budgets: checked.budgets, watches: Vec::new(), interval_ms }
-            }
-            Strategy::Habit(habit) => Task::Imitate { load, habit, refuses: true, interval_ms },
+            Strategy::Stream => Task::Measure(MeasureTask {
+                load,
+                budgets: checked.budgets,
+                watches: Vec::new(),
+                interval_ms,
+            }),
+            Strategy::Simple(strategy) => Task::MeasureSimple { load, strategy, refuses: true, interval_ms },
         };
         let params = (strategy == Strategy::Stream).then(|| checked.plan.params.clone());
         let progress = Progress::start(self.terminal.progress, label);
@@ -236,7 +235,7 @@ impl Session<'_> {
     /// Somebody else's command, its whole process tree.
     fn by_command(&mut self, words: &[std::ffi::OsString]) -> Attempt {
         let interval_ms = self.interval_ms;
-        // Data is on stdout, whatever the format: what the command prints goes elsewhere.
+        // Stdout carries data in every format, so the command's output goes to stderr.
         let asked =
             Asked { command: words, line: None, stdout_is_ours: true, reads_stdin: false, interval_ms };
         let measured = match Measured::take(asked, &self.interrupts, &mut self.report) {
@@ -245,7 +244,7 @@ impl Session<'_> {
                 return Attempt { run: Run::default(), problem: Some(problem), signal: None }.judge(None);
             }
         };
-        // Whoever it left behind would be in the next run's way.
+        // Processes that it left behind would disturb the next run.
         exec::end_descendants();
         measured.note_missing(&mut self.report);
         let ended = &measured.ended;
@@ -294,10 +293,7 @@ impl Session<'_> {
         if let Some(checked) = checked {
             self.sum_up(checked);
         }
-        let mut problems = self.failures;
-        problems.push(interrupted(signal));
-        self.report.fail(problems);
-        Outcome { report: self.report, interrupted: Some(exit_of(signal)), next: None }
+        Outcome::interrupted(self.report, self.failures, signal)
     }
 
     /// Sums up, and decides how it ended.
@@ -333,7 +329,7 @@ struct Attempt {
 
 impl Attempt {
     /// Sorts results from failures: what was refused for want of memory, or in whose group the
-    /// kernel counted a process that it killed for it, is a result. (Whoever starts that
+    /// kernel counted a process that it killed for it, is a result. (The parent of that
     /// process may well end by itself, with a code of its own.)
     fn judge(mut self, oom_kills: Option<u64>) -> Self {
         let Some(problem) = self.problem.take() else { return self };

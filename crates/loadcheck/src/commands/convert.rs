@@ -14,15 +14,15 @@ use onelayer::convert::{ConvertError, ConvertReport, PreparedConversion, WriteMo
 
 use crate::args::ConvertArgs;
 use crate::config::below_floor;
-use crate::convert::beside::{Ended, OnSignal, beside};
-use crate::convert::estimate::Question;
-use crate::convert::meter::{Facts, Meter};
+use crate::convert::estimate::Forecast;
+use crate::convert::interruptible::{Ended, OnSignal, run_interruptible};
+use crate::convert::measurement::{Facts, Measurement};
 use crate::convert::observer::{Heard, Observer};
 use crate::convert::options::{Options, Settings};
 use crate::convert::summary::summary;
 use crate::convert::survey::Survey;
 use crate::convert::translate::{self, Stage};
-use crate::machine;
+use crate::heap;
 use crate::output::Output;
 use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
@@ -30,17 +30,16 @@ use crate::report::{
     CommandName, Convert, ConvertFile, ConvertMemory, Converted, Difference, Duplicate, Estimate, FileState,
     MemoryTerm, Outcome as RunOutcome, QuantisedTensor, ReadFallback, Report, SideFile, Verification,
 };
+use crate::shell::shell_word;
 use crate::signals::{Interrupts, exit_of, interrupted};
 use crate::source::{self, Resolved};
-use crate::worker;
 
 use super::run::verdict;
-use super::{Outcome, shell_word};
+use super::{Outcome, new_report};
 
 /// Converts.
 pub(crate) fn run(args: &ConvertArgs, output: &Output, terminal: &Terminal) -> Outcome {
-    let mut report = Report::new(CommandName::Convert);
-    report.host = Some(machine::host());
+    let report = new_report(CommandName::Convert);
     let mut problems = output.check();
     let (options, more) = Options::read(args);
     problems.extend(more);
@@ -50,7 +49,7 @@ pub(crate) fn run(args: &ConvertArgs, output: &Output, terminal: &Terminal) -> O
         problems.extend(below_floor(args.work.budget, &problems));
         return Outcome::refused(report, problems);
     };
-    let meter = match (!args.work.dry_run).then(Meter::start).transpose() {
+    let meter = match (!args.work.dry_run).then(Measurement::start).transpose() {
         Ok(meter) => meter,
         Err(problem) => {
             problems.push(problem);
@@ -69,7 +68,7 @@ struct Session<'a> {
     interrupts: Interrupts,
     resolved: Resolved,
     observer: Observer,
-    meter: Option<Meter>,
+    meter: Option<Measurement>,
     report: Report,
     problems: Vec<Problem>,
 }
@@ -82,7 +81,7 @@ struct Ready {
     estimate: Option<(Estimate, Option<String>)>,
 }
 
-/// What is known before anything is written.
+/// Everything known before anything is written.
 struct Prepared {
     survey: Option<Survey>,
     ready: Result<Ready, Vec<Problem>>,
@@ -93,8 +92,9 @@ impl Session<'_> {
         let (source, observer) = (self.resolved.path.clone(), self.observer.clone());
         // Headers are looked at even if something else is wrong already: all problems come in one go.
         let is_well = self.problems.is_empty();
-        let done =
-            beside(&self.interrupts, OnSignal::Leave, move || prepare(&options, &source, &observer, is_well));
+        let done = run_interruptible(&self.interrupts, OnSignal::Leave, move || {
+            prepare(&options, &source, &observer, is_well)
+        });
         let prepared = match done {
             Ok(Ended::With(prepared, _)) => prepared,
             Ok(Ended::Left(signal)) => return self.interrupted(signal),
@@ -140,7 +140,7 @@ impl Session<'_> {
             // A comparison changes nothing, and cannot be cancelled.
             !self.observer.is_verifying()
         };
-        let done = beside(&self.interrupts, OnSignal::Ask(&ask), move || {
+        let done = run_interruptible(&self.interrupts, OnSignal::Ask(&ask), move || {
             let result = if finish { prepared.finish() } else { prepared.run() };
             result.map_err(Box::new)
         });
@@ -267,9 +267,9 @@ impl Session<'_> {
         Outcome::of(self.report)
     }
 
-    /// Ends because somebody asked for it.
+    /// Ends because of a signal.
     fn interrupted(mut self, signal: i32) -> Outcome {
-        let problem = interrupted(signal).help("the same command goes on behind the files that are finished");
+        let problem = interrupted(signal).help("the same command continues after the finished files");
         self.problems.push(problem);
         self.report.fail(self.problems);
         Outcome { report: self.report, interrupted: Some(exit_of(signal)), next: None }
@@ -292,7 +292,7 @@ fn prepare(options: &Options, source: &Path, observer: &Observer, is_well: bool)
     let for_estimate = options.args.work.dry_run.then_some(checkpoint);
     if for_estimate.is_none() {
         // What is opened next may take its place.
-        worker::give_heap_back();
+        heap::give_back();
     }
     let prepared = match settings.conversion.clone().prepare(source, &options.args.target) {
         Ok(prepared) => prepared,
@@ -302,7 +302,7 @@ fn prepare(options: &Options, source: &Path, observer: &Observer, is_well: bool)
         }
     };
     let estimate = for_estimate.map(|checkpoint| {
-        let question = Question {
+        let forecast = Forecast {
             checkpoint: &checkpoint,
             budget_bytes: settings.params.budget_bytes,
             target: &options.args.target,
@@ -311,7 +311,7 @@ fn prepare(options: &Options, source: &Path, observer: &Observer, is_well: bool)
             files: files_to_write(&prepared),
             free_bytes: prepared.free_bytes(),
         };
-        question.answer()
+        forecast.measure()
     });
     Prepared { survey: None, ready: Ok(Ready { survey, settings, prepared, estimate }) }
 }
@@ -323,7 +323,7 @@ fn files_to_write(prepared: &PreparedConversion) -> u64 {
     u64::try_from(left.count()).unwrap_or(u64::MAX)
 }
 
-/// What will be done.
+/// The plan of the conversion, as a report has it.
 fn planned(
     args: &ConvertArgs,
     settings: &Settings,
@@ -387,7 +387,7 @@ fn note_files(convert: &mut Convert, heard: &Heard) {
     }
 }
 
-/// What a conversion that came to its end says it did.
+/// The result of a conversion that completed.
 fn describe(converted: &ConvertReport, shards: &[PathBuf]) -> Converted {
     let (write_mode, write_mode_reason) = match &converted.write_mode {
         Some(WriteMode::Direct) => (Some("direct"), None),
@@ -423,7 +423,7 @@ fn describe(converted: &ConvertReport, shards: &[PathBuf]) -> Converted {
     }
 }
 
-/// What a conversion that ended early had done by then.
+/// The result so far of a conversion that ended early.
 fn so_far(heard: &Heard) -> Converted {
     Converted {
         complete: heard.is_finished,
@@ -435,7 +435,7 @@ fn so_far(heard: &Heard) -> Converted {
     }
 }
 
-/// What a verification found, for a report.
+/// A verification, as a report has it.
 pub(super) fn compared(
     directory: String,
     against: Option<String>,

@@ -5,22 +5,23 @@ use std::path::PathBuf;
 
 use crate::args::{InspectArgs, LoadArgs, PlaceArgs, PlanArgs};
 use crate::config::LoadConfig;
+use crate::inputs::{self, open_checkpoint};
 use crate::listing::Listing;
-use crate::machine;
 use crate::output::Output;
+use crate::planned::{Planned, plan_of};
 use crate::problem::Problem;
 use crate::report::{CommandName, Report};
+use crate::shell::shell_word;
 use crate::sizes::Size;
 use crate::source::{self, Resolved};
-use crate::worker::{self, Planned};
+use crate::worker::decide_for_plan;
 
 use super::place::place;
-use super::{Outcome, shell_word};
+use super::{Outcome, new_report};
 
 /// Predicts.
 pub(crate) fn plan(args: &PlanArgs, output: &Output) -> Outcome {
-    let mut report = Report::new(CommandName::Plan);
-    report.host = Some(machine::host());
+    let mut report = new_report(CommandName::Plan);
     let mut problems = output.check();
     problems.extend(args.place.export_device_map.iter().filter_map(|path| output.check_beside(path)));
     let resolved = resolved(&args.load.source, &mut problems);
@@ -47,8 +48,7 @@ pub(crate) fn plan(args: &PlanArgs, output: &Output) -> Outcome {
 
 /// Describes.
 pub(crate) fn inspect(args: &InspectArgs, output: &Output) -> Outcome {
-    let mut report = Report::new(CommandName::Inspect);
-    report.host = Some(machine::host());
+    let mut report = new_report(CommandName::Inspect);
     let mut problems = output.check();
     let Some(resolved) = resolved(&args.source, &mut problems) else {
         return Outcome::refused(report, problems);
@@ -72,9 +72,9 @@ fn path_of(resolved: Option<&Resolved>) -> PathBuf {
     resolved.map(|resolved| resolved.path.clone()).unwrap_or_default()
 }
 
-/// What a description is to tell.
+/// The parts of a description.
 struct Wanted<'a> {
-    /// What fits where.
+    /// Which layer fits where.
     place: Option<(&'a PlaceArgs, &'a Output)>,
     /// The plan is for the smallest budget, not for the configured one.
     for_smallest_budget: bool,
@@ -87,18 +87,17 @@ fn describe(
     report: &mut Report,
     resolved: &Resolved,
 ) -> Result<(), Vec<Problem>> {
-    let checkpoint = worker::open_checkpoint(&config.path.0, config.opaque_dtypes)?;
-    let (device, device_bytes, note) =
-        worker::decide_for_plan(config.device).map_err(|problem| vec![problem])?;
+    let checkpoint = open_checkpoint(&config.path.0, config.opaque_dtypes)?;
+    let (device, device_bytes, note) = decide_for_plan(config.device).map_err(|problem| vec![problem])?;
     let config = LoadConfig { device, ..config.clone() };
-    let Planned { mut layers, mut plan, .. } = worker::plan_of(&checkpoint, &config, device_bytes)?;
+    let Planned { mut layers, mut plan, .. } = plan_of(&checkpoint, &config, device_bytes)?;
     if let Some(smallest_bytes) = plan.smallest_budget_bytes.filter(|_| wanted.for_smallest_budget) {
         let smallest = LoadConfig { budget: Size::Bytes(smallest_bytes), ..config.clone() };
         // A million tensors take their time, but never two groupings at once.
         drop(layers);
-        Planned { layers, plan, .. } = worker::plan_of(&checkpoint, &smallest, device_bytes)?;
+        Planned { layers, plan, .. } = plan_of(&checkpoint, &smallest, device_bytes)?;
     }
-    let mut source = worker::describe(&checkpoint, &layers);
+    let mut source = inputs::describe(&checkpoint, &layers);
     source.given = resolved.given.clone();
     source.resolved = Some(resolved.path.display().to_string());
     source.revision = resolved.revision.clone();

@@ -1,4 +1,4 @@
-//! `loadcheck exec -- CMD`: measures somebody else's process tree, holds it against the same
+//! `loadcheck exec -- CMD`: measures the process tree of any command, and holds it against the same
 //! limits.
 
 use std::ffi::OsString;
@@ -8,31 +8,28 @@ use onelayer_probe::{ChildGroup, Procfs, TreeOptions, TreeSampler, TreeSummary};
 
 use rustix::process::{Pid, set_child_subreaper};
 
-use crate::args::ExecArgs;
+use crate::args::{ExecArgs, Gate, Metric};
 use crate::config::bad_pattern;
 use crate::exec::{Child, Ended, LineWatch};
-use crate::limits::{self, Gate, Metric};
-use crate::machine;
+use crate::limits;
+use crate::machine::{self, PressureCounters, note_missing_pressure};
+use crate::measuring::TIMELINE_ROWS;
 use crate::output::Output;
-use crate::pressure;
 use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Exec, Outcome as RunOutcome, Place, Point, Pressure, Report, Run, Samples};
 use crate::signals::{Interrupts, exit_of, interrupted, name_of};
 use crate::sizes::SizeContext;
 
-use super::Outcome;
 use super::group::own_group;
 use super::run::verdict;
+use super::{Outcome, new_report};
 
-/// Rows of the timeline, if one is wanted.
-const TIMELINE_ROWS: usize = 4096;
 /// Rows that are kept anyway, to find where a limit was first exceeded.
 const TIMELINE_ROWS_MIN: usize = 1024;
 
 /// Measures a command.
 pub(crate) fn run(args: &ExecArgs, output: &Output) -> Outcome {
-    let mut report = Report::new(CommandName::Exec);
-    report.host = Some(machine::host());
+    let mut report = new_report(CommandName::Exec);
     report.exec = Some(Exec {
         command: args.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
         ..Exec::default()
@@ -72,13 +69,13 @@ fn count(processes: usize) -> String {
     if processes == 1 { "1 process".to_owned() } else { format!("{processes} processes") }
 }
 
-/// What is to be measured.
+/// A command to measure.
 pub(super) struct Asked<'a> {
     /// The program and its arguments.
     pub(super) command: &'a [OsString],
     /// Measuring ends, and the command with it, when a line like this is seen.
     pub(super) line: Option<regex::bytes::Regex>,
-    /// What it prints goes to stderr.
+    /// Its output goes to stderr.
     pub(super) stdout_is_ours: bool,
     /// It has our stdin.
     pub(super) reads_stdin: bool,
@@ -92,7 +89,7 @@ pub(super) struct Measured {
     pub(super) ended: Ended,
     summary: Option<TreeSummary>,
     cgroup_bytes: Option<u64>,
-    /// Processes that the kernel killed for want of memory; `None` if nobody counted.
+    /// Processes that the kernel killed for want of memory; `None` without a count.
     pub(super) oom_kills: Option<u64>,
     seconds: f64,
     cpu_seconds: Option<f64>,
@@ -114,9 +111,9 @@ impl Measured {
         // A group of its own gives the kernel's own peak and sees processes that live too short to be
         // sampled.
         let group = own_group(interrupts, report);
-        // Whoever is orphaned before the sampler looks is to come to us, too.
+        // Processes orphaned before the sampler starts become our children too.
         let _ = set_child_subreaper(Pid::from_raw(1));
-        let before = pressure::Counters::now();
+        let before = PressureCounters::now();
         let awaited_line = asked.line.is_some();
         let watch = asked.line.map(LineWatch::new);
         let myself = Procfs::default().myself();
@@ -181,18 +178,18 @@ impl Measured {
         Outcome { report, interrupted: self.ended.interrupted.map(exit_of), next: None }
     }
 
-    /// What could not be measured, and why.
+    /// Notes metrics that could not be measured.
     pub(super) fn note_missing(&self, report: &mut Report) {
         for entry in self.summary.iter().flat_map(|summary| &summary.unavailable) {
             report.missing(&entry.metric, &entry.reason);
         }
         report.missing("peak.pinned_bytes", "only the driver knows what another program has pinned");
         report.missing("peak.vram_bytes", "no device memory is measured by this version");
-        pressure::note_missing(&self.pressure, report);
+        note_missing_pressure(&self.pressure, report);
         report.missing("io", "what a process tree reads is not counted by this version");
     }
 
-    /// What it cost, as a report has it.
+    /// The run, as a report has it.
     pub(super) fn run(&self) -> Run {
         let outcome = match &self.ended {
             ended if ended.interrupted.is_some() => RunOutcome::Interrupted,

@@ -7,34 +7,33 @@ use onelayer::units::HumanBytes;
 use onelayer_probe::ChildGroup;
 use rustix::process::{Pid, set_child_subreaper};
 
-use crate::args::{Device, FitArgs};
+use crate::args::{Device, FitArgs, name_of};
 use crate::config::LoadConfig;
 use crate::entries::{Entry, What, entries};
 use crate::fit::{Loader, Session, emitted_lines, no_group};
 use crate::machine;
 use crate::output::Output;
-use crate::output::fitted::log;
+use crate::output::print_fit_log;
 use crate::output::terminal::Terminal;
-use crate::output::to_stderr;
 use crate::problem::{Code, Problem};
 use crate::report::{CommandName, Fit, Fitted, Report, Source, Verdict};
-use crate::signals::{Interrupts, exit_of, interrupted};
+use crate::shell::shell_word;
+use crate::signals::Interrupts;
 use crate::sizes::{Size, SizeContext};
 use crate::source::{self, Resolved};
 use crate::strategies::Strategy;
 use crate::worker::Stop;
 
 use super::worker_run::prepare;
-use super::{Outcome, shell_word};
+use super::{Outcome, new_report};
 
 /// Searches.
 pub(crate) fn run(args: &FitArgs, output: &Output, terminal: &Terminal) -> Outcome {
-    let mut report = Report::new(CommandName::Fit);
-    report.host = Some(machine::host());
+    let mut report = new_report(CommandName::Fit);
     report.fit = Some(Fit {
         cache: Some(args.cache),
         runs: u64::from(args.runs),
-        emit: args.emit.map(|emit| emit.name().to_owned()),
+        emit: args.emit.map(name_of),
         headroom_percent: args.emit.map(|_| args.headroom),
         ..Fit::default()
     });
@@ -55,12 +54,8 @@ pub(crate) fn run(args: &FitArgs, output: &Output, terminal: &Terminal) -> Outco
             .help("loadcheck run --timeline, inside the limit that was found")
     }));
     problems.extend(ChildGroup::create(Some(1 << 30)).err().map(|error| no_group(&error)));
-    let interrupts = match Interrupts::listen() {
-        Ok(interrupts) => interrupts,
-        Err(problem) => {
-            problems.push(problem);
-            return Outcome::refused(report, problems);
-        }
+    let Ok(interrupts) = Interrupts::listen().map_err(|problem| problems.push(problem)) else {
+        return Outcome::refused(report, problems);
     };
     let mut context = SizeContext { limit_bytes: machine::memory_limit_bytes(), ..SizeContext::default() };
     if let Some(resolved) = &resolved {
@@ -73,7 +68,7 @@ pub(crate) fn run(args: &FitArgs, output: &Output, terminal: &Terminal) -> Outco
             match look(&mut load, has_stream, resolved, &interrupts, &mut report) {
                 Ok(known) => context = known,
                 Err(Stop::Problems(more)) => problems.extend(more),
-                Err(Stop::Signal(signal)) => return stopped(report, Stop::Signal(signal), problems),
+                Err(Stop::Signal(signal)) => return Outcome::interrupted(report, problems, signal),
             }
         }
     }
@@ -139,10 +134,10 @@ fn search_all(
     }
     if args.emit.is_some() && !output.format.is_machine() {
         // On stdout there are only the lines.
-        log(&report, session.terminal).iter().for_each(|line| to_stderr(line));
+        print_fit_log(&report, session.terminal);
     }
     if let Some(stop) = stop {
-        return stopped(report, stop, Vec::new());
+        return Outcome::stopped(report, Vec::new(), stop);
     }
     let next = args.emit.is_none().then(|| next(&args.load.source));
     Outcome { report, interrupted: None, next }
@@ -168,14 +163,11 @@ fn range(args: &FitArgs, context: &SizeContext) -> Result<(Option<u64>, Option<u
     let mut problems = Vec::new();
     let mut resolve = |flag: &str, size: Option<Size>| {
         let size = size?;
-        let resolved = size.resolve(context).map_err(|error| error.to_string());
-        match resolved {
+        match context.resolve(flag, size) {
             Ok(0) => problems
                 .push(Problem::new(Code::Usage, "a limit is more than 0").at(format!("{flag} {size}"))),
             Ok(bytes) => return Some(bytes),
-            Err(message) => {
-                problems.push(Problem::new(Code::SizeUnresolved, message).at(format!("{flag} {size}")))
-            }
+            Err(problem) => problems.push(problem),
         }
         None
     };
@@ -211,20 +203,6 @@ fn look(
     report.plan = has_stream.then_some(checked.plan);
     report.notes.extend(checked.notes);
     Ok(checked.context)
-}
-
-/// Ends early, with what is known.
-fn stopped(mut report: Report, stop: Stop, mut problems: Vec<Problem>) -> Outcome {
-    let mut exit = None;
-    match stop {
-        Stop::Problems(more) => problems.extend(more),
-        Stop::Signal(signal) => {
-            exit = Some(exit_of(signal));
-            problems.push(interrupted(signal));
-        }
-    }
-    report.fail(problems);
-    Outcome { report, interrupted: exit, next: None }
 }
 
 fn next(source: &OsString) -> String {

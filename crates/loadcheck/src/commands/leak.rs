@@ -13,15 +13,13 @@ use std::time::Duration;
 
 use rustix::process::{Pid, set_child_subreaper};
 
-use crate::args::LeakArgs;
+use crate::args::{LeakArgs, POINTS_MIN};
 use crate::config::{LoadConfig, bad_pattern};
 use crate::exec::{Child, Ended, Event, LineWatch, end_descendants};
 use crate::leak::{
-    CONFIDENCE, CyclePoint, Held, POINTS_MIN, Remains, Stated, gaps_of, limits_of, settle_vram, slopes_of,
-    stated,
+    CONFIDENCE, CyclePoint, Held, RemainingMemory, Stated, gaps_of, limits_of, settle_vram, slopes_of, stated,
 };
-use crate::machine;
-use crate::measured::SLACK_BYTES;
+use crate::measuring::promised_bytes;
 use crate::output::Output;
 use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
@@ -29,23 +27,22 @@ use crate::progress::Progress;
 use crate::report::{
     CommandName, CycledLoad, Leak, LeakMode, Outcome as RunOutcome, Params, Report, Run, Source,
 };
+use crate::shell::{CommandTemplate, shell_word};
 use crate::signals::{Interrupts, exit_of, interrupted, name_of};
 use crate::source::{self, Resolved};
-use crate::template::CommandTemplate;
 use crate::worker::{Checked, CycleLoad, Stop, Task};
 
 use super::group::own_group;
 use super::run::verdict;
 use super::worker_run::{Settled, measure, measure_in, prepare};
-use super::{Outcome, shell_word};
+use super::{Outcome, new_report};
 
 /// How long processes that end with their parent may take to be gone.
 const AFTER_END: Duration = Duration::from_millis(20);
 
 /// Looks for leaks.
 pub(crate) fn run(args: &LeakArgs, output: &Output, terminal: &Terminal) -> Outcome {
-    let mut report = Report::new(CommandName::Leak);
-    report.host = Some(machine::host());
+    let mut report = new_report(CommandName::Leak);
     let mut problems = output.check();
     problems.extend(args.export.timeline.map(|_| {
         Problem::new(Code::Usage, "leak keeps what was held after each cycle, no timelines")
@@ -58,12 +55,8 @@ pub(crate) fn run(args: &LeakArgs, output: &Output, terminal: &Terminal) -> Outc
     let sources = sources(args, &mut problems);
     let command = args.cmd.as_deref().map(|text| command(text, sources.first()));
     let command = command.transpose().map_err(|problem| problems.push(problem)).ok().flatten();
-    let interrupts = match Interrupts::listen() {
-        Ok(interrupts) => interrupts,
-        Err(problem) => {
-            problems.push(problem);
-            return Outcome::refused(report, problems);
-        }
+    let Ok(interrupts) = Interrupts::listen().map_err(|problem| problems.push(problem)) else {
+        return Outcome::refused(report, problems);
     };
     report.leak = Some(Leak {
         mode: match (args.isolate, &args.cmd, &args.each_line) {
@@ -94,7 +87,7 @@ pub(crate) fn run(args: &LeakArgs, output: &Output, terminal: &Terminal) -> Outc
     match session.prepare_all(&sources, &mut problems) {
         Ok(()) if problems.is_empty() => {}
         Ok(()) => return Outcome::refused(session.report, problems),
-        Err(signal) => return session.refused_by(signal, problems),
+        Err(signal) => return Outcome::interrupted(session.report, problems, signal),
     }
     let Some(limits) = limits else { return Outcome::refused(session.report, problems) };
     match (command, pattern) {
@@ -128,11 +121,11 @@ struct Session<'a> {
     terminal: &'a Terminal,
     interrupts: Interrupts,
     report: Report,
-    /// What a cycle loads; empty for a command.
+    /// The loads of a cycle; empty for a command.
     loads: Vec<CycleLoad>,
-    /// What the first of them is loaded with.
+    /// The parameters of the first of them.
     params: Option<Params>,
-    /// What was held before the first cycle and after each.
+    /// Memory before the first cycle and after each.
     points: Vec<CyclePoint>,
     failures: Vec<Problem>,
     signal: Option<i32>,
@@ -196,8 +189,7 @@ impl Session<'_> {
         load.settle(&checked.budgets);
         let plan = &checked.plan;
         let resident_host_bytes = plan.resident_host_bytes.unwrap_or(0);
-        let promised_bytes =
-            checked.budgets.host_bytes.saturating_add(SLACK_BYTES).saturating_add(resident_host_bytes);
+        let promised_bytes = promised_bytes(checked.budgets.host_bytes, resident_host_bytes);
         let name = match component {
             Some(component) => format!("{}: {component}", source.given),
             None => source.given.clone(),
@@ -236,77 +228,77 @@ impl Session<'_> {
 
     /// A worker for each cycle; what stays on the machine after its end.
     fn isolated(&mut self) {
-        let remains = self.remains();
-        self.points.push(CyclePoint { number: 0, held: remains.after_end().0 });
+        let remaining = self.remaining();
+        self.points.push(CyclePoint { number: 0, held: remaining.after_end().0 });
         for number in 1..=self.count() {
             let task = Task::Cycle { loads: self.loads.clone(), count: 1 };
             let label = format!("cycle {number} of {}", self.count());
             let progress = Progress::start(self.terminal.progress, &label);
             let named = ("stream", self.params.clone());
             let settled =
-                measure_in(remains.group(), task, named, progress, &self.interrupts, &mut self.report);
+                measure_in(remaining.group(), task, named, progress, &self.interrupts, &mut self.report);
             self.settle(settled);
             if self.is_over() {
                 break;
             }
-            self.points.push(CyclePoint { number: u64::from(number), held: remains.after_end().0 });
+            self.points.push(CyclePoint { number: u64::from(number), held: remaining.after_end().0 });
         }
-        self.give_up(remains);
+        self.give_up(remaining);
     }
 
     /// A run of the command for each cycle; what stays on the machine after its end.
     fn by_command(&mut self, words: &[OsString]) {
-        let remains = self.remains();
-        let (floor, before) = remains.after_end();
+        let remaining = self.remaining();
+        let (floor, before) = remaining.after_end();
         self.points.push(CyclePoint { number: 0, held: floor });
         for number in 1..=self.count() {
-            let ended = self.run_once(words, &remains);
+            let ended = self.run_once(words, &remaining);
             if !self.is_completed(number, ended) {
                 break;
             }
-            // Whoever ends with the command may still be at it.
+            // Processes that end with the command may take a moment.
             std::thread::sleep(AFTER_END);
-            let (held, left) = remains.after_end();
+            let (held, left) = remaining.after_end();
             self.report.leak.get_or_insert_default().left_behind =
                 Some(u64::try_from(left.saturating_sub(before)).unwrap_or(u64::MAX));
             self.points.push(CyclePoint { number: u64::from(number), held });
         }
-        self.give_up(remains);
+        self.give_up(remaining);
     }
 
-    fn run_once(&self, words: &[OsString], remains: &Remains) -> Result<Ended, Problem> {
-        let mut child = Child::start(words, None, true, false, remains.group())?;
+    fn run_once(&self, words: &[OsString], remaining: &RemainingMemory) -> Result<Ended, Problem> {
+        let mut child = Child::start(words, None, true, false, remaining.group())?;
         let event = child.wait(&self.interrupts);
         Ok(child.end(event, &self.interrupts))
     }
 
     /// One run of the command; what its processes hold at each line that matches.
     fn by_lines(&mut self, words: &[OsString], pattern: regex::bytes::Regex) {
-        let mut remains = self.remains();
-        let started = Child::start(words, Some(LineWatch::each(pattern)), true, false, remains.group());
+        let mut remaining = self.remaining();
+        let started = Child::start(words, Some(LineWatch::each(pattern)), true, false, remaining.group());
         let mut child = match started {
             Ok(child) => child,
             Err(problem) => {
                 self.failures.push(problem);
-                return self.give_up(remains);
+                return self.give_up(remaining);
             }
         };
         let mut number = 0;
         let mut listed = Vec::new();
-        self.push_line(number, remains.of_processes(), &mut listed);
+        self.push_line(number, remaining.of_processes(), &mut listed);
         let event = loop {
             let event = child.wait(&self.interrupts);
             if !matches!(event, Event::LineSeen) {
                 break event;
             }
             number += 1;
-            self.push_line(number, remains.of_processes(), &mut listed);
+            self.push_line(number, remaining.of_processes(), &mut listed);
             if number >= self.count() {
                 break event;
             }
         };
         let is_of_processes = settle_vram(&mut self.points, &listed, u64::from(self.args.warmup));
-        remains.note_whose_vram(is_of_processes, &mut self.report);
+        remaining.note_whose_vram(is_of_processes, &mut self.report);
         let seconds = child.elapsed().as_secs_f64();
         let ended = child.end(event, &self.interrupts);
         self.report.runs.push(Run {
@@ -324,7 +316,7 @@ impl Session<'_> {
             let note = format!("the command ended by itself after {number} lines");
             self.report.note(note);
         }
-        self.give_up(remains);
+        self.give_up(remaining);
     }
 
     /// Of a command that is gone already nothing can be measured. `listed` has as many entries as
@@ -337,27 +329,27 @@ impl Session<'_> {
     }
 
     /// Where what stays is looked for.
-    fn remains(&mut self) -> Remains {
-        // Whoever is orphaned is to come to us.
+    fn remaining(&mut self) -> RemainingMemory {
+        // Orphans become our children.
         let _ = set_child_subreaper(Pid::from_raw(1));
         let group = own_group(&self.interrupts, &mut self.report);
         let gpu = self.report.host.as_ref().and_then(|host| host.gpus.first().cloned());
-        let remains = Remains::new(group, gpu.as_ref());
-        remains.note(&mut self.report);
+        let remaining = RemainingMemory::new(group, gpu.as_ref());
+        remaining.note(&mut self.report);
         let mode = self.report.leak.as_ref().map(|leak| leak.mode).unwrap_or_default();
         if mode != LeakMode::Lines {
-            remains.note_whose_vram(false, &mut self.report);
-            self.report.note(remains.shared_note().to_owned());
+            remaining.note_whose_vram(false, &mut self.report);
+            self.report.note(remaining.shared_note().to_owned());
             self.report.missing("slope.rss", "a process that has ended has no resident pages");
         }
         self.report.missing("slope.live", "only a load in one process has such a list");
-        remains
+        remaining
     }
 
-    /// Ends whoever was left behind, and gives the group back.
-    fn give_up(&mut self, remains: Remains) {
+    /// Kills the processes that were left behind, and removes the group.
+    fn give_up(&mut self, remaining: RemainingMemory) {
         end_descendants();
-        drop(remains);
+        drop(remaining);
         self.interrupts.forget_leftovers();
     }
 
@@ -405,12 +397,6 @@ impl Session<'_> {
         false
     }
 
-    /// Before anything was measured.
-    fn refused_by(self, signal: i32, mut problems: Vec<Problem>) -> Outcome {
-        problems.push(interrupted(signal));
-        Outcome { interrupted: Some(exit_of(signal)), ..Outcome::refused(self.report, problems) }
-    }
-
     /// Slopes, limits, and how it ended.
     fn conclude(mut self, limits: &Stated) -> Outcome {
         let warmup = u64::from(self.args.warmup);
@@ -437,7 +423,7 @@ impl Session<'_> {
     }
 }
 
-/// What became of a command that was watched line by line.
+/// The outcome of a command that was measured line by line.
 fn outcome_of(ended: &Ended) -> RunOutcome {
     match ended {
         Ended { interrupted: Some(_), .. } => RunOutcome::Interrupted,

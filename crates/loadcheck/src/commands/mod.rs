@@ -17,16 +17,18 @@ pub(crate) mod verify;
 mod worker_run;
 
 use crate::exit::Exit;
-use crate::output::escape::is_harmful;
+use crate::machine;
 use crate::output::terminal::{Role, Terminal};
 use crate::output::{Output, print_problems, to_stderr};
 use crate::problem::{Code, Problem};
-use crate::report::{Report, Verdict};
+use crate::report::{CommandName, Report, Verdict};
+use crate::signals::{self, interrupted};
+use crate::worker::Stop;
 
 /// How a command ended: its report, and the signal that interrupted it, if one did.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// What is to be written.
+    /// The report to write.
     pub(crate) report: Report,
     /// The exit code of an interruption; else the report decides.
     pub(crate) interrupted: Option<Exit>,
@@ -45,6 +47,28 @@ impl Outcome {
         report.fail(problems);
         Self::of(report)
     }
+
+    /// A command that a signal ended, with what is known.
+    pub(crate) fn interrupted(report: Report, mut problems: Vec<Problem>, signal: i32) -> Self {
+        problems.push(interrupted(signal));
+        Self { interrupted: Some(signals::exit_of(signal)), ..Self::refused(report, problems) }
+    }
+
+    /// A command that cannot go on, with what is known.
+    pub(crate) fn stopped(report: Report, mut problems: Vec<Problem>, stop: Stop) -> Self {
+        match stop {
+            Stop::Signal(signal) => Self::interrupted(report, problems, signal),
+            Stop::Problems(more) => {
+                problems.extend(more);
+                Self::refused(report, problems)
+            }
+        }
+    }
+}
+
+/// A report of this command on this machine.
+fn new_report(command: CommandName) -> Report {
+    Report { host: Some(machine::host()), ..Report::new(command) }
 }
 
 /// Writes the report, prints the problems, and decides the exit code.
@@ -79,37 +103,9 @@ fn exit_of(report: &Report) -> Exit {
     }
 }
 
-/// A word as a shell would need it, for hints: plain, quoted, or, with characters that a terminal
-/// would act on, in the form that bash, zsh and ksh read escapes in.
-pub(crate) fn shell_word(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:@,+%".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        return word.to_owned();
-    }
-    if !word.chars().any(is_harmful) {
-        return format!("'{}'", word.replace('\'', "'\\''"));
-    }
-    let mut quoted = String::from("$'");
-    for character in word.chars() {
-        if is_harmful(character) {
-            let mut bytes = [0; 4];
-            let bytes = character.encode_utf8(&mut bytes).bytes();
-            quoted.extend(bytes.map(|byte| format!("\\x{byte:02x}")));
-        } else {
-            if matches!(character, '\'' | '\\') {
-                quoted.push('\\');
-            }
-            quoted.push(character);
-        }
-    }
-    quoted.push('\'');
-    quoted
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::CommandName;
 
     #[test]
     fn the_first_problem_decides() {
@@ -117,13 +113,5 @@ mod tests {
         let outcome = Outcome::refused(Report::new(CommandName::Run), problems);
         assert_eq!(exit_of(&outcome.report), Exit::Source);
         assert_eq!(outcome.report.error.map(|problem| problem.code), Some(Code::SourceInvalid));
-    }
-
-    #[test]
-    fn hints_can_be_pasted() {
-        assert_eq!(shell_word("./a-b"), "./a-b");
-        assert_eq!(shell_word("it's $HOME"), "'it'\\''s $HOME'");
-        assert_eq!(shell_word(""), "''");
-        assert_eq!(shell_word("a\nb\u{1b}[2J'\\\u{202e}"), r"$'a\x0ab\x1b[2J\'\\\xe2\x80\xae'");
     }
 }

@@ -10,14 +10,12 @@ use onelayer_fit::{
 
 use crate::args::{CacheDtype, PlaceArgs};
 use crate::config::LoadConfig;
-use crate::device_map::{self, config_beside, tier_name};
+use crate::inputs::{config_beside, context_of, device_map, tier_name};
 use crate::output::Output;
 use crate::problem::{Code, Problem};
 use crate::report::{LargestFit, PlacedLayer, Placement, PrecisionNeed, Report, TiedPair, TierShare};
-use crate::sizes::{Size, SizeContext};
-use crate::worker;
 
-/// What the flags ask for, with what the headers tell.
+/// The flags, with the headers.
 struct Asked<'a> {
     args: &'a PlaceArgs,
     checkpoint: &'a Checkpoint,
@@ -69,18 +67,12 @@ impl<'a> Asked<'a> {
         checkpoint: &'a Checkpoint,
         layers: &'a Layers,
     ) -> Result<Self, Problem> {
-        let context = worker::context_of(checkpoint, layers);
-        let resolve = |flag: &str, size: Size, context: &SizeContext| {
-            let unresolved = |error: &dyn std::fmt::Display| {
-                Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("{flag} {size}"))
-            };
-            size.resolve(context).map_err(|error| unresolved(&error))
-        };
+        let context = context_of(checkpoint, layers);
         let on_device = context.of_device();
-        let device_bytes = args.vram.iter().map(|size| resolve("--vram", *size, &on_device));
+        let device_bytes = args.vram.iter().map(|size| on_device.resolve("--vram", *size));
         let limits = Limits {
             device_bytes: device_bytes.collect::<Result<_, _>>()?,
-            host_bytes: args.host.map(|size| resolve("--host", size, &context)).transpose()?,
+            host_bytes: args.host.map(|size| context.resolve("--host", size)).transpose()?,
             staging_bytes: load.budgets(&context)?.host_bytes,
         };
         let cache_type = match args.kv_dtype {
@@ -102,7 +94,7 @@ impl<'a> Asked<'a> {
     /// The plan that a map stands for.
     fn check(&self, demand: &Demand, path: &Path) -> Result<FitPlan, Vec<Problem>> {
         let at = |problem: Problem| problem.at(path.display().to_string());
-        let map = device_map::read(path).map_err(|problem| vec![problem])?;
+        let map = device_map(path).map_err(|problem| vec![problem])?;
         let checked = demand.check(&map, self.checkpoint, self.layers, &self.limits, &self.workload);
         checked.map_err(|errors| errors.iter().map(|error| at(problem(error))).collect())
     }
@@ -155,7 +147,7 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// What is not known, or was decided without being asked.
+    /// Notes gaps in the estimate, and decisions that nobody asked for.
     fn note(&self, demand: &Demand, report: &mut Report) {
         if let onelayer_fit::CacheModel::Unknown { why } = &demand.cache {
             report.note(format!("no room is kept for the cache of a context: {why}"));

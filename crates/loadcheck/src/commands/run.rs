@@ -1,28 +1,27 @@
 //! `loadcheck run`: measures a load in fresh worker processes, holds it against its limits and its
 //! promise.
 
-use crate::args::{CacheArg, Device, RunArgs};
+use crate::args::{CacheArg, Device, Gate, Metric, RunArgs};
 use crate::config::LoadConfig;
-use crate::device_map;
-use crate::limits::{self, Gate, Metric};
-use crate::machine;
+use crate::inputs;
+use crate::limits;
+use crate::numbers::container;
 use crate::output::Output;
-use crate::output::numbers::container;
 use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{CacheState, CommandName, Place, Report, Verdict};
-use crate::signals::{Interrupts, exit_of, interrupted};
+use crate::shell::shell_word;
+use crate::signals::Interrupts;
 use crate::source::{self, Resolved};
-use crate::worker::{Checked, Stop, Task, Watch};
+use crate::worker::{Checked, MeasureTask, Stop, Task, Watch};
 
 use super::worker_run::{Settled, measure, prepare};
-use super::{Outcome, shell_word};
+use super::{Outcome, new_report};
 
 /// Measures.
 pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outcome {
-    let mut report = Report::new(CommandName::Run);
-    report.host = Some(machine::host());
+    let report = new_report(CommandName::Run);
     let gates = args.limits.gates();
     let mut problems = output.check();
     let resolved = source::resolve(&args.load.source).map_err(|more| problems.extend(more)).ok();
@@ -35,12 +34,8 @@ pub(crate) fn run(args: &RunArgs, output: &Output, terminal: &Terminal) -> Outco
     let (config, more) = by_map(args, config);
     problems.extend(more);
     problems.extend(nothing_to_verify(&config));
-    let interrupts = match Interrupts::listen() {
-        Ok(interrupts) => interrupts,
-        Err(problem) => {
-            problems.push(problem);
-            return Outcome::refused(report, problems);
-        }
+    let Ok(interrupts) = Interrupts::listen().map_err(|problem| problems.push(problem)) else {
+        return Outcome::refused(report, problems);
     };
     let interval_ms = output.timeline_ms(args.export.timeline);
     let mut session =
@@ -118,12 +113,12 @@ impl Session<'_> {
         counts: bool,
     ) -> Result<(), Stop> {
         let cache = CacheState { asked: self.args.cache, cached_share: self.prepare_cache()? };
-        let task = Task::Measure {
+        let task = Task::Measure(MeasureTask {
             load: self.config.clone(),
             budgets: checked.budgets,
             watches: watches.to_vec(),
             interval_ms: self.interval_ms,
-        };
+        });
         let progress = Progress::start(self.terminal.progress, label);
         let stream = ("stream", Some(checked.plan.params.clone()));
         let Settled { mut run, mut problems, signal, crossings, hashes, .. } =
@@ -160,20 +155,15 @@ impl Session<'_> {
     }
 
     /// Ends early, with what is known.
-    fn stop(mut self, stop: Stop, mut problems: Vec<Problem>) -> Outcome {
-        let mut exit = None;
+    fn stop(self, stop: Stop, mut problems: Vec<Problem>) -> Outcome {
         match stop {
+            Stop::Signal(signal) => Outcome::interrupted(self.report, problems, signal),
             Stop::Problems(more) => {
                 problems.extend(more);
                 problems.extend(self.config.below_floor(&problems));
-            }
-            Stop::Signal(signal) => {
-                exit = Some(exit_of(signal));
-                problems.push(interrupted(signal));
+                Outcome::refused(self.report, problems)
             }
         }
-        self.report.fail(problems);
-        Outcome { report: self.report, interrupted: exit, next: None }
     }
 
     /// Holds the runs against limits and promise.
@@ -198,7 +188,7 @@ impl Session<'_> {
 
 /// With the map, if there is one: nothing is decided about a device then.
 fn by_map(args: &RunArgs, config: LoadConfig) -> (LoadConfig, Option<Problem>) {
-    match args.device_map.as_deref().map(device_map::read) {
+    match args.device_map.as_deref().map(inputs::device_map) {
         None => (config, None),
         Some(Ok(map)) => (LoadConfig { device: Device::Host, device_map: Some(map), ..config }, None),
         // What else is wrong can be told without it.

@@ -5,36 +5,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crate::args::SynthArgs;
-use crate::machine;
+use crate::numbers::count_of;
 use crate::output::Output;
 use crate::output::terminal::Terminal;
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
-use crate::report::{CommandName, Report, Synth};
-use crate::signals::{Interrupts, exit_of, interrupted};
+use crate::report::{CommandName, Synth};
+use crate::shell::shell_word;
+use crate::signals::Interrupts;
 use crate::sizes::SizeContext;
 use onelayer_synth::{SynthError, SynthReport, SynthRequest};
 
-use super::{Outcome, shell_word};
+use super::{Outcome, new_report};
 
 /// Makes a checkpoint.
 pub(crate) fn run(args: &SynthArgs, output: &Output, terminal: &Terminal) -> Outcome {
-    let mut report = Report::new(CommandName::Synth);
-    report.host = Some(machine::host());
+    let mut report = new_report(CommandName::Synth);
     let mut problems = output.check();
-    let request = match request(args) {
-        Ok(request) => request,
-        Err(problem) => {
-            problems.push(problem);
-            return Outcome::refused(report, problems);
-        }
-    };
-    if !problems.is_empty() {
+    let request = request(args).map_err(|problem| problems.push(problem)).ok();
+    let (Some(request), true) = (request, problems.is_empty()) else {
         return Outcome::refused(report, problems);
-    }
-    let interrupts = match Interrupts::listen() {
-        Ok(interrupts) => interrupts,
-        Err(problem) => return Outcome::refused(report, vec![problem]),
+    };
+    let Ok(interrupts) = Interrupts::listen().map_err(|problem| problems.push(problem)) else {
+        return Outcome::refused(report, problems);
     };
     let (made, signal) = make(&request, &interrupts, terminal);
     match made {
@@ -43,7 +36,7 @@ pub(crate) fn run(args: &SynthArgs, output: &Output, terminal: &Terminal) -> Out
                 model: args.model.to_string_lossy().into_owned(),
                 target: made.directory.display().to_string(),
                 bytes: made.tensor_bytes,
-                files: count(made.files.iter().filter(|(name, _)| name.ends_with(".safetensors")).count()),
+                files: count_of(made.files.iter().filter(|(name, _)| name.ends_with(".safetensors")).count()),
                 tensors: made.tensor_count,
                 dtype: made.dtype.short_name().to_owned(),
                 seed: made.seed,
@@ -52,15 +45,10 @@ pub(crate) fn run(args: &SynthArgs, output: &Output, terminal: &Terminal) -> Out
             let next = format!("loadcheck {}", shell_word(&args.target.to_string_lossy()));
             Outcome { next: Some(next), ..Outcome::of(report) }
         }
-        Err(error) => {
-            let signal = signal.filter(|_| error.is_interrupted());
-            let problem = match signal {
-                Some(signal) => interrupted(signal),
-                None => translate(&error),
-            };
-            report.fail(vec![problem]);
-            Outcome { interrupted: signal.map(exit_of), ..Outcome::of(report) }
-        }
+        Err(error) => match signal.filter(|_| error.is_interrupted()) {
+            Some(signal) => Outcome::interrupted(report, Vec::new(), signal),
+            None => Outcome::refused(report, vec![translate(&error)]),
+        },
     }
 }
 
@@ -74,9 +62,7 @@ fn request(args: &SynthArgs) -> Result<SynthRequest, Problem> {
     request.seed = args.seed;
     request.thread_count = args.threads.map(std::num::NonZeroUsize::get);
     if let Some(shard_size) = args.max_shard_size {
-        request.shard_bytes_max = shard_size.resolve(&SizeContext::default()).map_err(|error| {
-            Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("--max-shard-size {shard_size}"))
-        })?;
+        request.shard_bytes_max = SizeContext::default().resolve("--max-shard-size", shard_size)?;
     }
     Ok(request)
 }
@@ -123,8 +109,4 @@ fn translate(error: &SynthError) -> Problem {
         Code::CannotWrite
     };
     Problem::new(code, error.to_string())
-}
-
-fn count(len: usize) -> u64 {
-    u64::try_from(len).unwrap_or(u64::MAX)
 }

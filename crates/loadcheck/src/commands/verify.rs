@@ -6,23 +6,22 @@ use std::time::Instant;
 use onelayer::convert::{ConvertEvent, Verification};
 
 use crate::args::VerifyArgs;
-use crate::convert::beside::{Ended, OnSignal, beside};
+use crate::convert::interruptible::{Ended, OnSignal, run_interruptible};
 use crate::convert::observer::Observer;
 use crate::convert::translate::{self, Stage};
-use crate::machine;
 use crate::output::Output;
 use crate::output::terminal::Terminal;
 use crate::report::{CommandName, Report, Source};
-use crate::signals::{Interrupts, exit_of, interrupted};
+use crate::shell::shell_word;
+use crate::signals::Interrupts;
 use crate::source::{self, Resolved};
 
 use super::convert::{compared, difference_problem};
-use super::{Outcome, shell_word};
+use super::{Outcome, new_report};
 
 /// Checks.
 pub(crate) fn run(args: &VerifyArgs, output: &Output, terminal: &Terminal) -> Outcome {
-    let mut report = Report::new(CommandName::Verify);
-    report.host = Some(machine::host());
+    let mut report = new_report(CommandName::Verify);
     let mut problems = output.check();
     let mut resolved =
         |given: &std::ffi::OsStr| source::resolve(given).map_err(|more| problems.extend(more)).ok();
@@ -50,7 +49,7 @@ fn verify(
     let (path, other): (PathBuf, Option<PathBuf>) =
         (directory.path.clone(), against.map(|against| against.path.clone()));
     let start = Instant::now();
-    let done = beside(interrupts, OnSignal::Leave, move || {
+    let done = run_interruptible(interrupts, OnSignal::Leave, move || {
         let mut observe = |event: &ConvertEvent<'_>| listener.hear(event);
         let found = Verification::default().run(&path, other.as_deref(), &mut observe);
         found.map_err(|error| translate::problems(&error, Stage::Running, None))
@@ -59,10 +58,7 @@ fn verify(
     observer.finish();
     let found = match done {
         Ok(Ended::With(found, _)) => found,
-        Ok(Ended::Left(signal)) => {
-            report.fail(vec![interrupted(signal)]);
-            return Outcome { interrupted: Some(exit_of(signal)), ..Outcome::of(report) };
-        }
+        Ok(Ended::Left(signal)) => return Outcome::interrupted(report, Vec::new(), signal),
         Err(problem) => return Outcome::refused(report, vec![problem]),
     };
     match found {

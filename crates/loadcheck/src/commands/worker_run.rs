@@ -1,4 +1,4 @@
-//! What the commands share that load in a worker: how they prepare, listen, and settle what became
+//! Loads in a worker, for the commands that measure: preparing, hearing messages, and the end
 //! of it.
 
 use onelayer_probe::{ChildGroup, GroupMemory};
@@ -7,7 +7,7 @@ use super::group::own_group;
 use crate::args::CacheArg;
 use crate::config::LoadConfig;
 use crate::leak::CyclePoint;
-use crate::pressure;
+use crate::machine::{PressureCounters, note_missing_pressure};
 use crate::problem::{Code, Problem};
 use crate::progress::Progress;
 use crate::report::{Outcome as RunOutcome, Params, Place, Point, Report, Run, TensorHash};
@@ -17,7 +17,7 @@ use crate::worker::{Checked, Crossing, Ending, Finished, Message, Stop, Task, as
 /// Decides on the device, reads the headers, and brings the page cache into the state that is
 /// wanted.
 ///
-/// The device that was decided on is put into `config` and `report` whatever is wrong otherwise.
+/// The device that was decided on is put into `config` and `report` even if something is wrong.
 ///
 /// # Errors
 /// [`Stop`].
@@ -38,17 +38,17 @@ pub(super) fn prepare(
 /// A load that is over: the worker's own report, or what it told before it was gone.
 pub(super) struct Settled {
     pub(super) run: Run,
-    /// What is wrong with it.
+    /// Its problems.
     pub(super) problems: Vec<Problem>,
-    /// Why it ended early, if somebody asked for it.
+    /// The signal that ended it early.
     pub(super) signal: Option<i32>,
     /// The limits that were exceeded, and where first.
     pub(super) crossings: Vec<Crossing>,
     /// The hashes of the tensors, in the order of delivery.
     pub(super) hashes: Vec<TensorHash>,
-    /// What was held after each cycle.
+    /// Memory after each cycle.
     pub(super) points: Vec<CyclePoint>,
-    /// Processes that the kernel killed for want of memory; `None` if nobody counted.
+    /// Processes that the kernel killed for want of memory; `None` without a count.
     pub(super) oom_kills: Option<u64>,
 }
 
@@ -78,7 +78,7 @@ pub(super) fn measure(
     settled
 }
 
-/// The same in a group that goes on, if there is one: its peak is nobody's alone.
+/// The same in a group that several runs share, if there is one. Its peak belongs to no single run.
 pub(super) fn measure_in(
     group: Option<&ChildGroup>,
     task: Task,
@@ -88,17 +88,17 @@ pub(super) fn measure_in(
     report: &mut Report,
 ) -> Settled {
     let mut heard = Heard::default();
-    let before = pressure::Counters::now();
+    let before = PressureCounters::now();
     let ending = carry_out(task, group, interrupts, |message| heard.hear(message, &mut progress));
     let pressure = before.until_now();
     drop(progress);
     let mut settled = heard.settle(ending, strategy, params, report);
-    pressure::note_missing(&pressure, report);
+    note_missing_pressure(&pressure, report);
     settled.run.pressure = pressure;
     settled
 }
 
-/// What a worker has told so far about the load it is measuring.
+/// The messages of a worker so far.
 #[derive(Default)]
 struct Heard {
     baseline: Point,
@@ -132,7 +132,7 @@ impl Heard {
         }
     }
 
-    /// What is known of a run that is over.
+    /// Everything known of a run that is over.
     fn settle(
         mut self,
         ending: Ending,

@@ -1,4 +1,4 @@
-//! What `compare` compares, in which order, and what the runs of it say together.
+//! The parts of `loadcheck compare`: the order of its runs, their summary, and notes on it.
 //!
 //! ```text
 //! -s, --cmd -> entries (one row each) -> order of a round -> runs (commands/compare.rs) -> summary -> report

@@ -1,22 +1,22 @@
-//! What a person should know about a row beside its numbers, and about a comparison as a whole.
+//! Notes for people on a row of a comparison, and on the comparison as a whole.
 
 use onelayer::units::HumanBytes;
 
 use super::summary::maps;
 use crate::args::{CacheArg, Device};
 use crate::entries::{Entry, What};
-use crate::output::numbers::count;
+use crate::numbers::count;
 use crate::report::{Compared, Outcome};
-use crate::strategies::{Habit, Strategy};
+use crate::strategies::{SimpleStrategy, Strategy};
 
-/// What the rows have in common.
+/// Facts that all rows share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     /// Where `stream` puts layers, as it was asked for; `auto` decided.
     pub(crate) device: Device,
     /// Layers resident at once; `None` is all.
     pub(crate) window: Option<u32>,
-    /// What wider floats are narrowed to, by `stream` alone.
+    /// True if `stream`, and only it, narrows floats.
     pub(crate) narrows: bool,
     /// Bytes of the tensors that are loaded.
     pub(crate) tensor_bytes: Option<u64>,
@@ -35,7 +35,7 @@ pub(crate) fn add_notes(rows: &mut [Compared], entries: &[Entry], facts: &Facts)
     }
 }
 
-/// What must be said where weights end in memory of the CPU, as far as this comparison shows it.
+/// A note on mappings, for comparisons in which weights stay on the CPU.
 pub(crate) fn cpu_note(rows: &[Compared], entries: &[Entry], facts: &Facts) -> Option<String> {
     let does_map = |(row, entry): (&Compared, &Entry)| maps(entry, &row.peak, facts.tensor_bytes);
     let is_on_cpu = !facts.device.has_own_memory() && rows.iter().zip(entries).any(does_map);
@@ -92,14 +92,16 @@ fn what_it_keeps(row: &Compared, entry: &Entry, facts: &Facts) -> Option<String>
             };
             if facts.narrows { format!("{text}; narrowed on the way") } else { text }
         }
-        What::Strategy(Strategy::Habit(Habit::Mmap)) => on_files(),
-        What::Strategy(Strategy::Habit(Habit::Read)) => "whole files kept".to_owned(),
-        What::Strategy(Strategy::Habit(Habit::Pread)) if keeps => "every tensor kept".to_owned(),
-        What::Strategy(Strategy::Habit(Habit::Direct)) if keeps => {
+        What::Strategy(Strategy::Simple(SimpleStrategy::Mmap)) => on_files(),
+        What::Strategy(Strategy::Simple(SimpleStrategy::Read)) => "whole files kept".to_owned(),
+        What::Strategy(Strategy::Simple(SimpleStrategy::Pread)) if keeps => "every tensor kept".to_owned(),
+        What::Strategy(Strategy::Simple(SimpleStrategy::Direct)) if keeps => {
             "every tensor kept, no page cache".to_owned()
         }
-        What::Strategy(Strategy::Habit(Habit::Pread)) => "one tensor at a time, then dropped".to_owned(),
-        What::Strategy(Strategy::Habit(Habit::Direct)) => {
+        What::Strategy(Strategy::Simple(SimpleStrategy::Pread)) => {
+            "one tensor at a time, then dropped".to_owned()
+        }
+        What::Strategy(Strategy::Simple(SimpleStrategy::Direct)) => {
             "one tensor at a time, then dropped, no page cache".to_owned()
         }
         What::Command(_) if maps(entry, &row.peak, facts.tensor_bytes) => on_files(),

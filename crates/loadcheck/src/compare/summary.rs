@@ -5,12 +5,11 @@
 
 use crate::args::CacheArg;
 use crate::entries::{Entry, What};
-use crate::fit::median;
-use crate::output::numbers::to_f64;
+use crate::numbers::{count_of, median, to_f64};
 use crate::report::{CacheState, Compared, ComparedPeak, Outcome, Run, Spread};
-use crate::strategies::{Habit, Strategy};
+use crate::strategies::{SimpleStrategy, Strategy};
 
-/// A share of cached pages that still counts as none, or as all: a page or two that somebody else
+/// A share of cached pages that still counts as none, or as all: a page or two that another process
 /// looked at.
 const CACHE_TOLERANCE: f64 = 0.001;
 
@@ -21,7 +20,7 @@ pub(crate) fn order(entry_count: usize, round: u32) -> impl Iterator<Item = usiz
     (first..entry_count).chain(0..first)
 }
 
-/// What the runs say together, a row for each entry. `tensor_bytes` are loaded by each.
+/// The summary of all runs, a row for each entry. Each loads `tensor_bytes`.
 pub(crate) fn summarise(entries: &[Entry], runs: &[Run], tensor_bytes: Option<u64>) -> Vec<Compared> {
     let of = |entry: &Entry| runs.iter().filter(|run| run.strategy == entry.name).collect::<Vec<&Run>>();
     let mut rows: Vec<Compared> = entries.iter().map(|entry| row(entry, &of(entry), tensor_bytes)).collect();
@@ -54,9 +53,9 @@ fn row(entry: &Entry, runs: &[&Run], tensor_bytes: Option<u64>) -> Compared {
         command,
         outcome: other.map_or(Outcome::Completed, |run| run.outcome),
         reason: other.and_then(|run| run.reason.clone()),
-        runs: count(counted.len()),
-        completed: count(completed.len()),
-        cache_not_as_asked: count(counted.iter().filter(|run| !is_as_asked(&run.cache)).count()),
+        runs: count_of(counted.len()),
+        completed: count_of(completed.len()),
+        cache_not_as_asked: count_of(counted.iter().filter(|run| !is_as_asked(&run.cache)).count()),
         bytes_per_second: tensor_bytes
             .zip(seconds.as_ref())
             .and_then(|(bytes, time)| rate(bytes, time.median)),
@@ -103,7 +102,7 @@ const TELLING_BYTES: u64 = 256 << 20;
 /// are.
 pub(crate) fn maps(entry: &Entry, peak: &ComparedPeak, tensor_bytes: Option<u64>) -> bool {
     match &entry.what {
-        What::Strategy(strategy) => *strategy == Strategy::Habit(Habit::Mmap),
+        What::Strategy(strategy) => *strategy == Strategy::Simple(SimpleStrategy::Mmap),
         What::Command(_) => peak
             .file_bytes
             .zip(tensor_bytes)
@@ -160,10 +159,6 @@ fn spread(values: &[f64]) -> Option<Spread> {
 fn rate(bytes: u64, seconds: f64) -> Option<u64> {
     let nanoseconds = std::time::Duration::try_from_secs_f64(seconds).ok()?.as_nanos();
     u64::try_from((u128::from(bytes) * 1_000_000_000).checked_div(nanoseconds)?).ok()
-}
-
-fn count(len: usize) -> u64 {
-    u64::try_from(len).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

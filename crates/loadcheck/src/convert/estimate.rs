@@ -1,6 +1,6 @@
-//! How long a conversion will take, from a short measurement: the source is read for a moment the
-//! way a conversion reads it, and random bytes are written and synced where the target will be,
-//! into a file that never has a name.
+//! Estimates the time of a conversion from a short measurement: the source is read for a moment in
+//! the way of a conversion, and random bytes are written to an unnamed file where the target will
+//! be, and synced.
 //!
 //! ```text
 //! one device    bytes / read speed + bytes / write speed      they take turns
@@ -8,8 +8,8 @@
 //! many files    files * syncs of each * time of a sync, if that is more: a file is published while the next one is written
 //! ```
 //!
-//! It knows nothing of what changes on the way: other users of the disk, caches of devices, a
-//! kernel that shares blocks instead of copying them.
+//! It ignores other users of the disk, caches of devices, and blocks that the kernel shares instead
+//! of copying.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -26,46 +26,46 @@ use onelayer::units::MIB;
 use onelayer::{IoMode, Target, Window};
 use rustix::fs::{CWD, Mode, OFlags, fcntl_setfl, openat};
 
-use crate::output::numbers::to_f64;
+use crate::numbers::to_f64;
 use crate::report::Estimate;
 
-/// Most that is read, and for how long.
+/// Limits of the read measurement.
 const READ_BYTES_MAX: u64 = 256 * MIB;
 const READ_TIME_MAX: Duration = Duration::from_millis(700);
-/// How often it is looked whether that is enough.
+/// Interval between checks of these limits.
 const READ_LOOK: Duration = Duration::from_millis(2);
-/// What is written, in blocks of this size.
+/// Size of the write measurement, and of its blocks.
 const WRITE_BYTES: u64 = 64 * MIB;
 const WRITE_BLOCK_BYTES: u64 = 4 * MIB;
-/// How often the sync of a few bytes is measured.
+/// Number of measured syncs.
 const SYNCS: u32 = 3;
-/// Syncs until a file is published: its data, its folder, and its two lines in the journal.
+/// Syncs for each published file: its data, its folder, and two lines of the journal.
 const SYNCS_OF_A_FILE: u64 = 4;
-/// What direct I/O can write on any disk.
+/// The smallest write that direct I/O accepts on every disk.
 const SMALL_WRITE_BYTES: usize = 4096;
 
-/// What is asked.
+/// A conversion to estimate.
 #[derive(Debug)]
-pub(crate) struct Question<'a> {
+pub(crate) struct Forecast<'a> {
     /// The source.
     pub(crate) checkpoint: &'a Checkpoint,
-    /// Host memory that reading may hold.
+    /// Host budget for reading.
     pub(crate) budget_bytes: u64,
-    /// The directory that will be written; need not exist.
+    /// The target directory; need not exist.
     pub(crate) target: &'a Path,
-    /// What the conversion will read.
+    /// Bytes that the conversion will read.
     pub(crate) read_bytes: u64,
-    /// What it will write.
+    /// Bytes that it will write.
     pub(crate) write_bytes: u64,
-    /// In so many files.
+    /// Files that it will write.
     pub(crate) files: u64,
-    /// What is free there.
+    /// Free bytes in the target's file system.
     pub(crate) free_bytes: u64,
 }
 
-impl Question<'_> {
-    /// Measures. Beside the estimate, the reason if there is no time in it.
-    pub(crate) fn answer(&self) -> (Estimate, Option<String>) {
+impl Forecast<'_> {
+    /// Measures. Returns the estimate, and the reason if it has no time.
+    pub(crate) fn measure(&self) -> (Estimate, Option<String>) {
         let mut estimate = Estimate {
             source: "estimated".to_owned(),
             seconds: None,
@@ -74,11 +74,11 @@ impl Question<'_> {
             sync_seconds: None,
             same_device: None,
         };
-        let reason = self.measure(&mut estimate).err();
+        let reason = self.measure_into(&mut estimate).err();
         (estimate, reason)
     }
 
-    fn measure(&self, estimate: &mut Estimate) -> Result<(), String> {
+    fn measure_into(&self, estimate: &mut Estimate) -> Result<(), String> {
         let folder = nearest_folder(self.target);
         let same_device = self.is_same_device(folder);
         estimate.same_device = same_device;
@@ -89,7 +89,7 @@ impl Question<'_> {
         estimate.sync_seconds = Some(sync.as_secs_f64());
         let reading = to_f64(self.read_bytes) / to_f64(read.max(1));
         let writing = to_f64(self.write_bytes) / to_f64(write.max(1));
-        // Where it cannot be told, they may well share one.
+        // If unknown, assume that they share a device.
         let turns = same_device != Some(false);
         let moving = if turns { reading + writing } else { reading.max(writing) };
         let publishing = to_f64(self.files.saturating_mul(SYNCS_OF_A_FILE)) * sync.as_secs_f64();
@@ -112,13 +112,13 @@ impl Question<'_> {
     }
 }
 
-/// The folder itself, or the first above it that exists.
+/// The target, or the nearest parent that exists.
 fn nearest_folder(target: &Path) -> &Path {
     let existing = target.ancestors().find(|folder| !folder.as_os_str().is_empty() && folder.is_dir());
     existing.unwrap_or(Path::new("."))
 }
 
-/// Bytes per second that come from the source past the page cache.
+/// Bytes per second of reading the source with direct I/O.
 fn read_speed(checkpoint: &Checkpoint, budget_bytes: u64) -> Result<u64, String> {
     let failed = |error: &LoadError| format!("cannot measure how fast the source is read: {error}");
     let loader = Loader::builder(Target::None)
@@ -154,8 +154,8 @@ fn read_speed(checkpoint: &Checkpoint, budget_bytes: u64) -> Result<u64, String>
     per_second(progress.read_bytes(), elapsed).ok_or_else(|| "nothing was read in time".to_owned())
 }
 
-/// Bytes per second that reach the disk under `folder`, random ones, synced; and how long it takes
-/// to sync a few.
+/// Bytes per second of writing and syncing random bytes in `folder`, and the time to sync a few
+/// bytes.
 fn write_speed(folder: &Path) -> io::Result<(u64, Duration)> {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR;
@@ -168,15 +168,15 @@ fn write_speed(folder: &Path) -> io::Result<(u64, Duration)> {
             errno => errno.into(),
         })?;
     let mut file = File::from(descriptor);
-    // Memory pages: aligned as past the page cache has to be.
+    // A mapping is aligned to pages, as direct I/O requires.
     let mut block = MmapMut::map_anon(usize::try_from(WRITE_BLOCK_BYTES).expect("a few MiB fit"))?;
-    let mut noise = Noise::new();
+    let mut noise = noise();
     let mut elapsed = Duration::ZERO;
     for _ in 0..WRITE_BYTES / WRITE_BLOCK_BYTES {
         noise.fill(&mut block);
         let start = Instant::now();
         if let Err(error) = file.write_all(&block) {
-            // Accepted when it was opened, refused when it is used.
+            // Some file systems accept O_DIRECT at open and refuse it here.
             if error.kind() != io::ErrorKind::InvalidInput {
                 return Err(error);
             }
@@ -212,22 +212,12 @@ fn per_second(bytes: u64, elapsed: Duration) -> Option<u64> {
     u64::try_from(u128::from(bytes) * 1_000_000_000 / nanoseconds).ok()
 }
 
-/// Bytes that no disk can compress or has seen before.
-struct Noise {
-    stream: blake3::OutputReader,
-}
-
-impl Noise {
-    fn new() -> Self {
-        let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&now.as_nanos().to_le_bytes()).update(&std::process::id().to_le_bytes());
-        Self { stream: hasher.finalize_xof() }
-    }
-
-    fn fill(&mut self, block: &mut [u8]) {
-        self.stream.fill(block);
-    }
+/// An endless stream of random bytes, which no disk can compress or deduplicate.
+fn noise() -> blake3::OutputReader {
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&now.as_nanos().to_le_bytes()).update(&std::process::id().to_le_bytes());
+    hasher.finalize_xof()
 }
 
 #[cfg(test)]
@@ -259,7 +249,7 @@ mod tests {
 
     #[test]
     fn noise_does_not_repeat() {
-        let mut noise = Noise::new();
+        let mut noise = noise();
         let mut blocks = [[0_u8; 64]; 2];
         for block in &mut blocks {
             noise.fill(block);

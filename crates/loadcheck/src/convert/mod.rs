@@ -1,12 +1,11 @@
-//! What `loadcheck convert` and `loadcheck verify` need beside the library: patterns and rule files
-//! read from the command line, the source described before it is converted, a time estimated from a
-//! short measurement, errors put into words.
+//! Helpers of `loadcheck convert` and `loadcheck verify`: patterns and rule files from the command
+//! line, a description of the source, an estimate of the time, errors as problems.
 //!
-//! The conversion itself is the library's; the commands are in [`crate::commands`].
+//! The library does the conversion; the commands are in [`crate::commands`].
 
-pub(crate) mod beside;
 pub(crate) mod estimate;
-pub(crate) mod meter;
+pub(crate) mod interruptible;
+pub(crate) mod measurement;
 pub(crate) mod observer;
 pub(crate) mod options;
 pub(crate) mod patterns;

@@ -1,5 +1,4 @@
-//! Listens to a conversion: shows how far it is, and remembers which files are there, should it end
-//! early.
+//! Observes a conversion: shows progress, and records which files exist, in case it ends early.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,52 +9,52 @@ use crate::output::terminal::ProgressMode;
 use crate::progress::{Files, Progress};
 use crate::report::FileState;
 
-/// What a conversion has told so far. Clones share it.
+/// Records the events of a conversion. Clones share one record.
 #[derive(Clone, Debug)]
 pub(crate) struct Observer {
     heard: Arc<Mutex<Heard>>,
 }
 
-/// What has been heard.
+/// The recorded state.
 #[derive(Debug, Default)]
 pub(crate) struct Heard {
     mode: Option<ProgressMode>,
     progress: Option<Progress>,
     is_verifying: bool,
     files_total: u64,
-    /// Files of tensors that are there.
+    /// Files of tensors that exist.
     pub(crate) files: HashMap<String, FileState>,
-    /// Bytes of those that were written.
+    /// Bytes of the files that were written.
     pub(crate) written_bytes: u64,
-    /// Side files that are there.
+    /// Side files that exist.
     pub(crate) side_files: u64,
-    /// Index and manifest are there.
+    /// Index and manifest exist.
     pub(crate) is_finished: bool,
 }
 
 impl Observer {
-    /// Nothing heard yet; nothing is shown before [`Self::show`].
+    /// An empty record. Progress is hidden until [`Self::show`].
     pub(crate) fn new() -> Self {
         Self { heard: Arc::default() }
     }
 
-    /// From now on, shows how far it is, of so many files.
+    /// Shows progress from now on.
     pub(crate) fn show(&self, mode: ProgressMode, files_total: u64) {
         let mut heard = self.lock();
         (heard.mode, heard.files_total) = (Some(mode), files_total);
     }
 
-    /// What the library calls.
+    /// Records an event of the library.
     pub(crate) fn hear(&self, event: &ConvertEvent<'_>) {
         self.lock().hear(event);
     }
 
-    /// True once all is written, and is only compared.
+    /// True once everything is written and is being compared.
     pub(crate) fn is_verifying(&self) -> bool {
         self.lock().is_verifying
     }
 
-    /// Ends what is shown, and hands over what was heard.
+    /// Ends the progress display and returns the record.
     pub(crate) fn finish(&self) -> Heard {
         std::mem::take(&mut *self.lock())
     }
@@ -110,7 +109,7 @@ impl Heard {
         u64::try_from(self.files.len()).unwrap_or(u64::MAX)
     }
 
-    /// Files that were written, or kept.
+    /// Number of files in a state.
     pub(crate) fn count(&self, state: FileState) -> u64 {
         let count = self.files.values().filter(|found| **found == state).count();
         u64::try_from(count).unwrap_or(u64::MAX)

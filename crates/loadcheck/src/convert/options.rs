@@ -1,5 +1,4 @@
-//! What a conversion is asked for: from the command line, and the files it names, to the library's
-//! settings.
+//! From the command line and the files it names to the library's settings of a conversion.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,16 +10,15 @@ use super::observer::Observer;
 use super::patterns::Selection;
 use super::rules::{DtypeRules, RULES_BYTES_MAX};
 use super::survey::Survey;
-use crate::args::{ConvertArgs, ExpertsArg};
-use crate::commands::shell_word;
+use crate::args::{ConvertArgs, ExpertsArg, name_of};
 use crate::config::bad_pattern;
+use crate::inputs::layer_map;
 use crate::problem::{Code, Problem};
 use crate::report::ConvertParams;
-use crate::sizes::{Size, SizeContext};
-use crate::worker;
+use crate::shell::shell_word;
 use onelayer_system::small_file;
 
-/// The command line, and what the files that it names say.
+/// The command line and the contents of the files it names.
 #[derive(Debug)]
 pub(crate) struct Options {
     /// The command line.
@@ -35,20 +33,19 @@ pub(crate) struct Options {
 /// Settings for one source.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// The library's.
+    /// Settings for the library.
     pub(crate) conversion: Conversion,
-    /// The same, for a report.
+    /// Settings for the report.
     pub(crate) params: ConvertParams,
     selection: Arc<Selection>,
     rules: Option<Arc<DtypeRules>>,
 }
 
 impl Options {
-    /// Reads the files that the command line names. What is wrong with one of them does not keep
-    /// the rest from being checked.
+    /// Reads the files that the command line names. All of them are checked, even after a problem.
     pub(crate) fn read(args: &ConvertArgs) -> (Self, Vec<Problem>) {
         let mut problems = Vec::new();
-        let map = worker::layer_map(args.files.layers.as_deref()).unwrap_or_else(|problem| {
+        let map = layer_map(args.files.layers.as_deref()).unwrap_or_else(|problem| {
             problems.push(problem);
             LayerMap::default()
         });
@@ -70,16 +67,16 @@ impl Options {
         self.args.files.layers.as_deref()
     }
 
-    /// The library's settings, once it is known what patterns and sizes relate to.
+    /// The library's settings, with patterns and sizes resolved against the source.
     ///
     /// # Errors
     /// Patterns that are none, sizes that relate to something unknown.
     pub(crate) fn settle(&self, survey: &Survey, observer: &Observer) -> Result<Settings, Vec<Problem>> {
         let ConvertArgs { files, tensors, work, .. } = &self.args;
         let selection = Selection::new(&tensors.select, &tensors.exclude, &|id| survey.is_layer(id));
-        let budget_bytes = resolve("--budget", work.budget, &survey.context);
+        let budget_bytes = survey.context.resolve("--budget", work.budget);
         let shard_bytes =
-            files.max_shard_size.map(|size| resolve("--max-shard-size", size, &survey.context)).transpose();
+            files.max_shard_size.map(|size| survey.context.resolve("--max-shard-size", size)).transpose();
         let (selection, budget_bytes, shard_bytes) = match (selection, budget_bytes, shard_bytes) {
             (Ok(selection), Ok(budget_bytes), Ok(shard_bytes)) => (selection, budget_bytes, shard_bytes),
             (selection, budget, shard) => {
@@ -107,7 +104,7 @@ impl Options {
         Ok(Settings { conversion, params, selection, rules: self.rules.clone() })
     }
 
-    /// What needs neither source nor files.
+    /// The settings that depend on neither the source nor other files.
     fn plain(&self, budget_bytes: u64) -> Conversion {
         let ConvertArgs { files, tensors, work, output, .. } = &self.args;
         let experts = match files.experts {
@@ -147,7 +144,7 @@ impl Options {
         let work = &self.args.work;
         ConvertParams {
             budget_bytes,
-            io: work.io.name().to_owned(),
+            io: name_of(work.io),
             jobs: work.jobs.map(u64::from),
             verify: work.verify,
             kernel_copy: !work.no_kernel_copy,
@@ -155,13 +152,13 @@ impl Options {
         }
     }
 
-    /// Every option that decides about what is written, as it was given; rules are written out.
+    /// Every option that affects the written bytes, as it was given; rules are listed one by one.
     fn described(&self) -> Vec<String> {
         let ConvertArgs { files, tensors, work, .. } = &self.args;
         let path = |flag: &str, path: &Path| format!("{flag} {}", shell_word(&path.to_string_lossy()));
         let mut options = Vec::new();
         options.extend(files.max_shard_size.map(|size| format!("--max-shard-size {size}")));
-        options.extend(files.experts.map(|experts| format!("--experts {}", experts.name())));
+        options.extend(files.experts.map(|experts| format!("--experts {}", name_of(experts))));
         options.extend(files.merge.then(|| "--merge".to_owned()));
         options.extend(files.layers.as_deref().map(|file| path("--layers", file)));
         options.extend(tensors.dtype.map(|dtype| format!("--dtype {}", dtype.short_name())));
@@ -180,16 +177,11 @@ impl Options {
 }
 
 impl Settings {
-    /// What a person should know about patterns and rules, once every tensor was asked about.
+    /// Remarks on patterns and rules that matched nothing. Call after every tensor was decided.
     pub(crate) fn notes(&self) -> Vec<String> {
         let rules = self.rules.iter().flat_map(|rules| rules.idle());
         self.selection.idle().chain(rules).collect()
     }
-}
-
-fn resolve(flag: &str, size: Size, context: &SizeContext) -> Result<u64, Problem> {
-    size.resolve(context)
-        .map_err(|error| Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("{flag} {size}")))
 }
 
 fn read_rules(path: &Path) -> Result<DtypeRules, Problem> {
@@ -202,7 +194,7 @@ fn read_rules(path: &Path) -> Result<DtypeRules, Problem> {
     DtypeRules::parse(&text).map_err(|error| failed(&error))
 }
 
-/// An address is a path too, and hardly ever the one that was meant.
+/// A URL is a valid path, but hardly ever the intended one.
 fn no_directory(target: &Path) -> Option<Problem> {
     let text = target.to_str()?;
     let (scheme, _) = text.split_once("://")?;

@@ -30,8 +30,7 @@ enum Matcher {
 }
 
 impl Selection {
-    /// Reads the patterns; those for which `is_layer` says yes are ids of layers, the others
-    /// regular expressions.
+    /// Parses patterns: ids of layers where `is_layer` is true, regular expressions otherwise.
     ///
     /// # Errors
     /// A problem for each that is neither.
@@ -49,14 +48,14 @@ impl Selection {
         if problems.is_empty() { Ok(selection) } else { Err(problems) }
     }
 
-    /// True if it takes everything.
+    /// True if there are no patterns.
     pub(crate) fn is_everything(&self) -> bool {
         self.select.is_empty() && self.exclude.is_empty()
     }
 
     /// True if the tensor with this name, of this layer, is converted.
     pub(crate) fn takes(&self, tensor: &str, layer: &str) -> bool {
-        // Every pattern is asked, so that those that never match are known.
+        // Every pattern is tested, to find those that never match.
         let any = |patterns: &[Pattern]| {
             patterns.iter().filter(|pattern| pattern.matches(tensor, layer)).count() > 0
         };
@@ -64,7 +63,7 @@ impl Selection {
         (selected || self.select.is_empty()) && !excluded
     }
 
-    /// A line for each pattern that has matched nothing so far.
+    /// A line for each pattern that has not matched anything yet.
     pub(crate) fn idle(&self) -> impl Iterator<Item = String> {
         let flagged = |flag: &'static str, patterns: &'_ [Pattern]| {
             let idle = patterns.iter().filter(|pattern| !pattern.has_matched.load(Ordering::Relaxed));

@@ -10,8 +10,8 @@
 //! dtype = "bf16"
 //! ```
 //!
-//! The first rule that matches a tensor decides about it. This file reads the text and counts what
-//! each rule decided; what a decision does to a tensor is the library's.
+//! The first rule that matches a tensor applies. This file parses rules and counts their matches;
+//! the library casts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,9 +22,9 @@ use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::config::reason_of;
+use crate::args::reason_of;
 
-/// Rules are written by hand; more than this is another file, given by mistake.
+/// Rules are written by hand: a larger file was given by mistake.
 pub(crate) const RULES_BYTES_MAX: u64 = 256 << 10;
 
 /// A list of rules.
@@ -40,19 +40,19 @@ struct Rule {
     /// As the file spells it.
     dtype: String,
     position: TextPosition,
-    /// How often it decided.
+    /// How often it applied.
     decisions: AtomicU64,
 }
 
-/// Why a text is no file of rules.
+/// Why a text is not a file of rules.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RulesError {
-    /// Not TOML, or with keys or types that do not belong there.
+    /// Not TOML, or unknown keys or wrong types.
     #[error("line {}, column {}: {message}", position.line, position.column)]
     Syntax {
         /// Where.
         position: TextPosition,
-        /// What the parser says, in a line.
+        /// The parser's message on one line.
         message: String,
     },
     /// A regular expression that does not compile.
@@ -68,10 +68,10 @@ pub(crate) enum RulesError {
     Dtype {
         /// Where.
         position: TextPosition,
-        /// What it says.
+        /// The text that was found.
         found: String,
     },
-    /// Nothing in it.
+    /// No rules.
     #[error("holds no [[rule]]")]
     Empty,
 }
@@ -109,14 +109,14 @@ impl DtypeRules {
         Ok(Self { rules })
     }
 
-    /// What becomes of the tensor with this name; `None` if no rule says.
+    /// The decision about the tensor with this name; `None` if no rule matches.
     pub(crate) fn decide(&self, name: &str) -> Option<Casting> {
         let rule = self.rules.iter().find(|rule| rule.pattern.is_match(name))?;
         rule.decisions.fetch_add(1, Ordering::Relaxed);
         Some(rule.casting)
     }
 
-    /// A line for each rule that has decided nothing so far.
+    /// A line for each rule that has not applied to any tensor yet.
     pub(crate) fn idle(&self) -> impl Iterator<Item = String> {
         let idle = self.rules.iter().filter(|rule| rule.decisions.load(Ordering::Relaxed) == 0);
         idle.map(|rule| {

@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::output::numbers::{bytes, count, grouped};
+use crate::numbers::{bytes, count, grouped};
 use crate::report::ConvertFile;
 
-/// Files with one name of their own that are listed; the others are counted.
+/// Single layers that are named; the others are counted.
 const NAMES_MAX: usize = 4;
 
-/// What the files hold. `stack_of` gives the stack of a layer, for layers that are elements of one.
+/// The contents of the files. `stack_of` returns the stack of a layer, if it belongs to one.
 pub(crate) fn summary(files: &[ConvertFile], stack_of: &dyn Fn(&str) -> Option<String>) -> String {
     let mut stacks = Stacks::default();
     let (mut alone, mut shared) = (Vec::new(), 0_u64);
@@ -17,7 +17,7 @@ pub(crate) fn summary(files: &[ConvertFile], stack_of: &dyn Fn(&str) -> Option<S
         match file.layers.as_slice() {
             [layer] => match stack_of(layer) {
                 Some(stack) => stacks.add(&stack, layer, file.bytes),
-                // A layer that was cut has several files in a row.
+                // A layer that was split has several files in a row.
                 None if alone.last() == Some(&layer) => {}
                 None => alone.push(layer),
             },
@@ -33,7 +33,7 @@ pub(crate) fn summary(files: &[ConvertFile], stack_of: &dyn Fn(&str) -> Option<S
         parts.push(format!("{} of several layers", count(shared, "file")));
     }
     let hidden = alone.len().saturating_sub(NAMES_MAX);
-    // The last one is worth its name if it is the only one that would be hidden.
+    // `1 more` would be no shorter than the name.
     let shown = if hidden == 1 { alone.len() } else { alone.len() - hidden };
     parts.extend(alone.iter().take(shown).map(|layer| (*layer).clone()));
     if hidden > 1 {
@@ -46,7 +46,7 @@ fn count_of<T>(list: &[T]) -> u64 {
     u64::try_from(list.len()).unwrap_or(u64::MAX)
 }
 
-/// Files of single layers, by the stack of their layer, in the order in which the stacks were met.
+/// Files of single layers by stack, in order of first appearance.
 #[derive(Default)]
 struct Stacks {
     positions: HashMap<String, usize>,
@@ -82,8 +82,8 @@ impl Stacks {
         stack.bytes = (stack.bytes.0.min(file_bytes), stack.bytes.1.max(file_bytes));
     }
 
-    /// `24 layers of 29 MiB`; with its name if there are several stacks, with its files if layers
-    /// were cut.
+    /// `24 layers of 29 MiB`; with the stack's name if there are several, and with the number of
+    /// files if layers were split.
     fn parts(&self) -> Vec<String> {
         let part = |stack: &Stack| {
             let name = if self.stacks.len() > 1 { format!(" of {}", stack.name) } else { String::new() };
@@ -92,7 +92,7 @@ impl Stacks {
             } else {
                 String::new()
             };
-            let (least, most) = (bytes(Some(stack.bytes.0)), bytes(Some(stack.bytes.1)));
+            let (least, most) = (bytes(stack.bytes.0), bytes(stack.bytes.1));
             let size = if least == most { most } else { format!("{least} to {most}") };
             let word = if self.stacks.len() > 1 || stack.files > stack.layers { "," } else { " of" };
             format!("{}{name}{files}{word} {size}", count(stack.layers, "layer"))

@@ -1,7 +1,7 @@
-//! The source, looked at before it is converted: what a report says about it, what relative sizes
-//! relate to, which ids its layers have, and where its files lie. Only headers are read.
+//! A description of the source before it is converted: its part of the report, the context of
+//! relative sizes, the ids of its layers, and its files. Only headers are read.
 //!
-//! It costs a second reading of the headers, and nothing stays of it but what is kept here.
+//! The conversion reads the headers again; only this description is kept in memory.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -9,26 +9,27 @@ use std::path::{Path, PathBuf};
 use onelayer::checkpoint::Checkpoint;
 use onelayer::layers::{LayerKind, LayerMap, Layers};
 
+use crate::inputs::{context_of, describe, open_checkpoint};
+use crate::library_errors;
 use crate::problem::Problem;
 use crate::report::Source;
 use crate::sizes::SizeContext;
-use crate::worker;
 
-/// What is known of a source.
+/// A description of a source.
 #[derive(Debug)]
 pub(crate) struct Survey {
-    /// As a report has it, without who named it.
+    /// For the report, without the name from the command line.
     pub(crate) source: Source,
-    /// What relative sizes relate to.
+    /// The context of relative sizes.
     pub(crate) context: SizeContext,
     /// The files of tensors.
     pub(crate) shards: Vec<PathBuf>,
-    /// Each layer's id, and its stack if it is an element of one.
+    /// Each layer's id, and its stack if it belongs to one.
     layers: HashMap<String, Option<String>>,
 }
 
 impl Survey {
-    /// Opens the source. The checkpoint itself is handed out too, for whoever still needs it.
+    /// Opens the source. Returns the checkpoint too.
     ///
     /// # Errors
     /// Everything that is wrong with it; `map_path` is where the layer rules are from.
@@ -37,17 +38,17 @@ impl Survey {
         map: &LayerMap,
         map_path: Option<&Path>,
     ) -> Result<(Self, Checkpoint), Vec<Problem>> {
-        let checkpoint = worker::open_checkpoint(path, false)?;
+        let checkpoint = open_checkpoint(path, false)?;
         let layers = Layers::group_with(&checkpoint, map)
-            .map_err(|error| vec![worker::layers_problem(&error, map_path)])?;
+            .map_err(|error| vec![library_errors::layers(&error, map_path)])?;
         let stack_of = |kind: &LayerKind| match kind {
             LayerKind::Member { stack } => layers.stacks().get(*stack).map(|stack| (**stack).to_owned()),
             _ => None,
         };
         let ids = layers.as_slice().iter().map(|layer| (layer.id.as_str().to_owned(), stack_of(&layer.kind)));
         let survey = Self {
-            source: worker::describe(&checkpoint, &layers),
-            context: worker::context_of(&checkpoint, &layers),
+            source: describe(&checkpoint, &layers),
+            context: context_of(&checkpoint, &layers),
             shards: checkpoint.shards().iter().map(|shard| shard.path.clone()).collect(),
             layers: ids.collect(),
         };

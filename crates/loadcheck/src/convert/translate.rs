@@ -1,4 +1,4 @@
-//! What ends a conversion or a verification, in the shape that people and scripts get.
+//! Errors of a conversion or a verification as problems, for people and scripts.
 
 use std::error::Error as _;
 use std::io;
@@ -7,33 +7,33 @@ use std::path::Path;
 use onelayer::convert::ConvertError;
 use onelayer::load::LoadError;
 
+use crate::library_errors::{self, chain, placed};
 use crate::problem::{Code, Problem};
-use crate::worker::{chain, checkpoint_problems, layers_problem, load_problem, placed, plan_problem};
 
-/// How far it was when it ended.
+/// The stage in which it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Nothing had been written: what cannot be written is a request that cannot be met.
+    /// Before anything was written: a failed write means that the request cannot be met.
     Preparing,
-    /// Files were being written, or read again.
+    /// While files were written or compared.
     Running,
 }
 
-/// True if somebody asked for the end.
+/// True if it was cancelled.
 pub(crate) fn is_cancelled(error: &ConvertError) -> bool {
     matches!(error, ConvertError::Load(LoadError::Cancelled))
 }
 
-/// The problems that `error` is. `map` is the file of layer rules.
+/// The problems for an error. `map` is the file of layer rules.
 pub(crate) fn problems(error: &ConvertError, stage: Stage, map: Option<&Path>) -> Vec<Problem> {
     use ConvertError as E;
     let message = chain(error);
     let refused = |path: &Path| placed(Code::TargetRefused, &message, Some(path));
     let problem = match error {
-        E::Checkpoint(error) => return checkpoint_problems(error),
-        E::Layers(error) => layers_problem(error, map),
-        E::Plan(error) => plan_problem(error),
-        E::Load(error) => load_problem(error, map),
+        E::Checkpoint(error) => return library_errors::checkpoint(error),
+        E::Layers(error) => library_errors::layers(error, map),
+        E::Plan(error) => library_errors::plan(error),
+        E::Load(error) => library_errors::load(error, map),
         E::NoTensors { path } => placed(Code::CannotBeMet, &message, Some(path)),
         E::NothingSelected { .. } => Problem::new(Code::NothingSelected, message)
             .at("--select, --exclude")
@@ -61,9 +61,9 @@ fn write_failed(message: &str, path: &Path, source: &io::Error) -> Problem {
     let problem = placed(Code::WriteFailed, message, Some(path));
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            problem.help("make room; the same command goes on behind the files that are finished")
+            problem.help("make room; the same command continues after the finished files")
         }
-        _ => problem.help("the same command goes on behind the files that are finished"),
+        _ => problem.help("the same command continues after the finished files"),
     }
 }
 

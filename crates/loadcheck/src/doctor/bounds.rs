@@ -1,5 +1,5 @@
-//! What bounds a process before any group does: resource limits, overcommit, CPUs, shared memory,
-//! and the kernel's age.
+//! Limits of a process beside cgroups: resource limits, overcommit, CPUs, shared memory, and the
+//! kernel's version.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ const SHM_BYTES_SMALL: u64 = 64 * MIB;
 /// `CAP_IPC_LOCK`, as a bit of `CapEff`.
 const CAP_IPC_LOCK: u64 = 1 << 14;
 
-/// What came when, that a load or a measurement is better with.
+/// Kernel versions, and the features they added for loads and measurements.
 const SINCE: [((u32, u32), &str); 4] = [
     ((5, 6), "io_uring reads"),
     ((5, 19), "the kernel's peak of a control group (version 2)"),
@@ -52,7 +52,7 @@ fn judge_kernel(release: Option<&str>) -> Check {
         .fix("a kernel from 6.5 on")
 }
 
-/// What may be locked in memory.
+/// The limit of locked memory.
 pub(super) fn memlock() -> Check {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     judge_memlock(getrlimit(Resource::Memlock).current, has_ipc_lock(&status))
@@ -81,7 +81,7 @@ fn judge_memlock(limit_bytes: Option<u64>, has_ipc_lock: bool) -> Check {
     }
 }
 
-/// What may be mapped.
+/// The limit of mapped memory.
 pub(super) fn address_space() -> Check {
     judge_address_space(getrlimit(Resource::As).current)
 }
@@ -98,7 +98,7 @@ fn judge_address_space(limit_bytes: Option<u64>) -> Check {
     }
 }
 
-/// Whether memory is promised before it is there.
+/// The kernel's overcommit mode.
 pub(super) fn overcommit() -> Check {
     judge_overcommit(&fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default())
 }
@@ -117,7 +117,7 @@ fn judge_overcommit(text: &str) -> Check {
     }
 }
 
-/// How many threads can run at once.
+/// The number of threads that run in parallel.
 pub(super) fn cpu() -> Check {
     let procfs = Procfs::default();
     let host = Host::read(&procfs);
@@ -134,7 +134,7 @@ fn judge_cpu(count: Option<usize>, quota_millicpus: Option<u64>, model: Option<&
     let threads = if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") };
     let model = model.map(|model| format!(", {model}")).unwrap_or_default();
     match quota_millicpus {
-        // Less than a whole CPU: a load is stopped again and again.
+        // With less than one CPU, a load is throttled again and again.
         Some(quota) if quota < 1000 => Check::limited(
             "cpu",
             format!("a quota of {}.{:03} CPUs{model}", quota / 1000, quota % 1000),
@@ -149,7 +149,7 @@ fn judge_cpu(count: Option<usize>, quota_millicpus: Option<u64>, model: Option<&
     }
 }
 
-/// Memory that processes share by name.
+/// The size of `/dev/shm`.
 pub(super) fn shm() -> Check {
     let size = rustix::fs::statvfs("/dev/shm").ok().map(|stat| stat.f_blocks.saturating_mul(stat.f_frsize));
     judge_shm(size)

@@ -1,4 +1,4 @@
-//! What the kernel tells a process about its own memory, and a machine about its pressure.
+//! Memory counters of the kernel: of a process, and the pressure of the machine.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use onelayer_probe::{PeakReset, ProbeError, Procfs};
 
 use crate::report::Check;
 
-/// All of them.
+/// All checks of counters.
 pub(super) fn counters() -> Vec<Check> {
     let procfs = Procfs::default();
     let myself = procfs.myself();

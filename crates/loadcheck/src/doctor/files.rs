@@ -1,5 +1,5 @@
-//! Direct I/O and the page cache where checkpoints are: tried on a file that is there, or else on
-//! one without a name.
+//! Direct I/O and the page cache where checkpoints are, tried on an existing file or on an unnamed
+//! one.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -12,15 +12,15 @@ use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 
 use crate::report::Check;
 
-/// What any direct read is aligned to where nothing is known.
+/// An alignment that every direct read accepts.
 const BLOCK_BYTES: usize = 4096;
-/// How much is written into a file of our own.
+/// Size of the unnamed file.
 const TRIED_BYTES: usize = 1 << 20;
 
 /// A file to try things on.
 struct Tried {
     file: File,
-    /// How the page cache is asked for it.
+    /// The path for queries of the page cache.
     path: PathBuf,
     name: String,
 }
@@ -51,12 +51,12 @@ pub(super) fn files(path: &Path) -> Vec<Check> {
 
 const FIX_PATH: &str = "loadcheck doctor PATH, with a checkpoint or a folder that can be written to";
 
-/// The file, the largest of the folder, or one of our own in it that nobody can see.
+/// The file, or the largest file of the folder, or a new unnamed file in it.
 fn tried(path: &Path) -> io::Result<Tried> {
     let existing = if path.is_dir() { largest(path)? } else { Some(path.to_owned()) };
     if let Some(path) = existing {
         if !fs::metadata(&path)?.is_file() {
-            // Opening a pipe would wait for whoever writes to it.
+            // Opening a pipe would wait for a writer.
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a regular file nor a folder"));
         }
         let file = File::open(&path)?;
@@ -67,7 +67,7 @@ fn tried(path: &Path) -> io::Result<Tried> {
     let mut file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
     let bytes: Vec<u8> = (0..TRIED_BYTES).map(|index| index.to_le_bytes()[0]).collect();
     file.write_all(&bytes)?;
-    // What is not on the disk yet cannot be read past the cache.
+    // Direct reads need the bytes on the disk.
     file.sync_all()?;
     let shown = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
     Ok(Tried { file, path: shown, name: format!("a file without a name in {}", path.display()) })
@@ -78,7 +78,7 @@ fn largest(folder: &Path) -> io::Result<Option<PathBuf>> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let Ok(metadata) = fs::metadata(&path) else { continue };
-        // One that cannot be read says nothing about the file system.
+        // An unreadable file says nothing about the file system.
         let is_better = found.as_ref().is_none_or(|(largest, _)| metadata.len() > *largest);
         if metadata.is_file() && metadata.len() > 0 && is_better && File::open(&path).is_ok() {
             found = Some((metadata.len(), path));
@@ -87,13 +87,13 @@ fn largest(folder: &Path) -> io::Result<Option<PathBuf>> {
     Ok(found.map(|(_, path)| path))
 }
 
-/// What is known of direct I/O on a file.
+/// Findings about direct I/O on a file.
 struct Direct<'a> {
     system: &'a str,
     is_network: bool,
-    /// Of addresses, and of offsets; zeros: there is none.
+    /// Alignment of addresses and of offsets; 0 means no direct I/O.
     alignment: Option<(u32, u32)>,
-    /// Bytes of a read that was tried.
+    /// Bytes of the trial read.
     read: io::Result<usize>,
 }
 
@@ -103,7 +103,7 @@ fn alignment(file: &File) -> Option<(u32, u32)> {
     answered.then_some((status.stx_dio_mem_align, status.stx_dio_offset_align))
 }
 
-/// Reads the first block past the page cache, on a descriptor of its own.
+/// Reads the first block with direct I/O, through a new descriptor.
 fn read(file: &File) -> io::Result<usize> {
     let again = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     let flags = rustix::fs::fcntl_getfl(&again)? | OFlags::DIRECT;
@@ -153,7 +153,7 @@ fn judge_cache(system: &str, cache: Measured<Residency>) -> Check {
         Measured::Unavailable(reason) => Check::limited(
             "page_cache",
             format!("{system}: {reason}"),
-            "cold and warm are brought about, and reported as unchecked",
+            "--cache cold and warm work, but are reported as unchecked",
         )
         .fix("own the files, or be allowed to write them; or a kernel from 6.5 on, with cachestat allowed by seccomp"),
     }

@@ -1,4 +1,4 @@
-//! The CUDA driver, asked by a worker, and NVML, which counts on its own.
+//! The CUDA driver, queried by a worker, and NVML.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use onelayer_probe::{GpuMemory, NvmlError};
 
 use crate::args::{Device, LoadArgs};
 use crate::config::LoadConfig;
-use crate::output::numbers::bytes;
+use crate::numbers::bytes;
 use crate::report::{Check, Gpu};
 use crate::signals::Interrupts;
 use crate::worker::{Stop, ask_to_prepare};
@@ -14,7 +14,7 @@ use crate::worker::{Stop, ask_to_prepare};
 /// The first CUDA device, or why there is none.
 pub(crate) type Driver = Result<Gpu, String>;
 
-/// Asks a worker.
+/// Queries the driver in a worker.
 pub(super) fn ask(interrupts: &Interrupts) -> Result<Driver, i32> {
     let args = LoadArgs { device: Device::Cuda(0), ..LoadArgs::looking_at("".into()) };
     let (mut load, _) = LoadConfig::new(&args, PathBuf::new());
@@ -60,7 +60,7 @@ fn judge_nvml(used: &Result<u64, NvmlError>, has_gpu: bool) -> Check {
     const CHECK: &str = "nvml";
     match used {
         Ok(used) => Check::ok(CHECK, format!("{} of the device in use", bytes(Some(*used)))),
-        // Without a device there is nothing to ask for.
+        // Without a device there is nothing to count.
         Err(NvmlError::NoSuchDevice { .. }) if !has_gpu => Check::ok(CHECK, "found; there is no CUDA device to count"),
         Err(error @ (NvmlError::Missing { .. } | NvmlError::NotBuilt)) if !has_gpu => {
             Check::missing(CHECK, error.to_string(), "nothing, without a CUDA device")
@@ -68,7 +68,7 @@ fn judge_nvml(used: &Result<u64, NvmlError>, has_gpu: bool) -> Check {
         Err(error) => Check::missing(
             CHECK,
             error.to_string(),
-            "device memory is counted by the CUDA driver alone, everybody's on the device together",
+            "device memory is counted by the CUDA driver, for all processes on the device together",
         )
         .fix("docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility; on a machine: install libnvidia-ml"),
     }

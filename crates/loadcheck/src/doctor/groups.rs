@@ -1,15 +1,14 @@
-//! Control groups: where this process is, what limits it, and whether it may make one of its own;
-//! and swap.
+//! Control groups (the one of this process, its limit, and whether new ones can be made) and swap.
 
 use onelayer::units::HumanBytes;
 use onelayer_probe::{CgroupVersion, ChildGroup, MemoryGroup, ProbeError, Procfs};
 
 use crate::report::Check;
 
-/// A limit that nothing runs into: the group stays empty.
+/// Any limit will do: the group stays empty.
 const TRIED_LIMIT_BYTES: u64 = 1 << 30;
 
-/// Makes one.
+/// Tries to make a control group.
 pub(super) fn cgroup() -> Check {
     let group = Procfs::default().myself().memory_group();
     let made = ChildGroup::create(Some(TRIED_LIMIT_BYTES)).map(|_| ());

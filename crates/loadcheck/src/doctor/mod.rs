@@ -1,6 +1,5 @@
-//! What can be measured and used on this machine. Everything is tried; looking is kept apart from
-//! judging, so that the judgements about machines that are not at hand can be tested by their
-//! texts.
+//! Checks what can be measured and used on this machine. Everything is tried. Probing is separate
+//! from judging, so that judgements about other machines can be tested.
 //!
 //! | file | tries |
 //! |---|---|
@@ -27,7 +26,7 @@ use crate::signals::Interrupts;
 
 pub(crate) use self::gpu::Driver;
 
-/// Tries everything. `path` is where checkpoints are.
+/// Runs every check. `path` is where checkpoints are.
 pub(crate) fn examine(path: &Path, driver: &Driver) -> Vec<Check> {
     let mut checks = vec![bounds::kernel(), groups::cgroup(), groups::swap(), bounds::cpu()];
     checks.extend([bounds::memlock(), bounds::address_space(), bounds::overcommit(), bounds::shm()]);
@@ -38,7 +37,7 @@ pub(crate) fn examine(path: &Path, driver: &Driver) -> Vec<Check> {
     checks
 }
 
-/// Asks a worker for the first CUDA device: no driver is ever opened in this process.
+/// Queries a worker for the first CUDA device: this process never opens a driver.
 ///
 /// # Errors
 /// The signal that came meanwhile.
@@ -46,7 +45,7 @@ pub(crate) fn ask_driver(interrupts: &Interrupts) -> Result<Driver, i32> {
     gpu::ask(interrupts)
 }
 
-/// The device that a driver has shown.
+/// The device that the driver reported.
 pub(crate) fn gpu_of(driver: &Driver) -> Option<Gpu> {
     driver.as_ref().ok().cloned()
 }

@@ -1,4 +1,4 @@
-//! Huge pages, tried: a region is asked for with `madvise`, touched, and looked up in `smaps`.
+//! Huge pages: a region is requested with `madvise`, touched, and looked up in `smaps`.
 
 use std::fs;
 
@@ -7,11 +7,11 @@ use onelayer::units::{HumanBytes, MIB};
 
 use crate::report::Check;
 
-/// Two huge pages of the usual kind; one of them is whole wherever the region begins.
+/// Two huge pages of 2 MiB: one is complete wherever the region starts.
 const REGION_BYTES: usize = 4 << 20;
 const TOUCH_BYTES: usize = 4096;
 
-/// Touches one.
+/// Tries to get a huge page.
 pub(super) fn huge_pages() -> Check {
     let read = |name: &str| {
         fs::read_to_string(format!("/sys/kernel/mm/transparent_hugepage/{name}")).unwrap_or_default()
@@ -19,10 +19,10 @@ pub(super) fn huge_pages() -> Check {
     judge(&read("enabled"), &read("defrag"), &read("khugepaged/defrag"), touch())
 }
 
-/// Bytes of huge pages in a region of [`REGION_BYTES`]; `None` if that cannot be told.
+/// Bytes of huge pages in a region of [`REGION_BYTES`]; `None` if unknown.
 fn touch() -> Option<u64> {
     let mut region = MmapMut::map_anon(REGION_BYTES).ok()?;
-    // A kernel without huge pages refuses the advice; then there are none.
+    // A kernel without huge pages refuses the advice, which is no error.
     let _ = region.advise(Advice::HugePage);
     region.iter_mut().step_by(TOUCH_BYTES).for_each(|byte| *byte = 1);
     let address = u64::try_from(region.as_ptr().addr()).ok()?;

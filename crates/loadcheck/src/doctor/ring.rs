@@ -1,5 +1,5 @@
-//! io_uring, tried: a ring is set up and a buffer is registered with it, by plain system calls.
-//! Nothing is read through it.
+//! io_uring: a ring is set up and a buffer is registered with it, by plain system calls. Nothing is
+//! read.
 //!
 //! Numbers and structures: `include/uapi/linux/io_uring.h` of the kernel; `io_uring_setup(2)`,
 //! `io_uring_register(2)`.
@@ -13,11 +13,11 @@ use onelayer::units::HumanBytes;
 
 use crate::report::Check;
 
-/// Entries of the ring that is tried.
+/// Entries of the ring.
 const ENTRIES: libc::c_uint = 8;
 /// `IORING_REGISTER_BUFFERS`
 const REGISTER_BUFFERS: libc::c_uint = 0;
-/// What is registered: small, since it is locked in memory.
+/// Size of the registered buffer: small, since it is locked in memory.
 const BUFFER_BYTES: usize = 1 << 20;
 /// `struct io_uring_params`: 120 bytes, all of them numbers of 4 or 8 bytes.
 const PARAMS_WORDS: usize = 30;
@@ -38,7 +38,7 @@ fn set_up() -> io::Result<OwnedFd> {
     let result = unsafe { libc::syscall(libc::SYS_io_uring_setup, ENTRIES, params.as_mut_ptr()) };
     let descriptor = i32::try_from(result).ok().filter(|descriptor| *descriptor >= 0);
     let Some(descriptor) = descriptor else { return Err(io::Error::last_os_error()) };
-    // SAFETY: the call has just made this descriptor, and nobody else knows it.
+    // SAFETY: the call has just made this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 

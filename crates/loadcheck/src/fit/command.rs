@@ -1,4 +1,4 @@
-//! Somebody else's loader under a limit: a command, its whole process tree in a group.
+//! A command under a limit: its whole process tree in a control group.
 
 use std::ffi::OsString;
 use std::fs;
@@ -9,7 +9,7 @@ use onelayer_probe::{ChildGroup, TreeOptions, TreeSampler, drop_cache, residency
 use super::trial::{End, Ran};
 use crate::args::CacheArg;
 use crate::exec::{Child, Ended};
-use crate::output::numbers::to_f64;
+use crate::numbers::to_f64;
 use crate::problem::{Code, Problem};
 use crate::signals::{Interrupts, name_of};
 
@@ -56,7 +56,7 @@ fn end_of(ended: &Ended) -> End {
             if *signal == signal_hook::consts::SIGKILL { End::Killed(problem) } else { End::Failed(problem) }
         }
         Ended { exit_code: Some(0), .. } => End::Completed,
-        // How a shell, and whoever speaks like one, tells that its child was killed.
+        // A shell reports a killed child like this.
         Ended { exit_code: Some(137), .. } => {
             End::Killed(failed("the command ended with exit code 137".to_owned()))
         }

@@ -1,15 +1,15 @@
-//! `--emit`: what was found, as lines that can be pasted.
+//! `--emit`: the limits that were found, as lines that can be pasted.
 //!
-//! What is asked for is the smallest comfortable limit, or else the smallest that works; what is
+//! The request is the smallest comfortable limit, or else the smallest that works; the limit is
 //! allowed is that and the headroom. Where a shell puts the lines into a command (`docker`,
 //! `args`), they hold flags and nothing else.
 
 use onelayer::units::MIB;
 
 use crate::args::EmitArg;
-use crate::commands::shell_word;
 use crate::config::LoadConfig;
 use crate::report::{Fitted, Params};
+use crate::shell::shell_word;
 use crate::strategies::Strategy;
 
 /// The lines for one loader; none if no limit works.

@@ -16,7 +16,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// How long what survives a kill may go on.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What it did.
+/// How a guarded run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Guarded {
     /// Nothing: the run ended by itself.

@@ -15,6 +15,5 @@ mod session;
 mod trial;
 
 pub(crate) use self::emit::lines as emitted_lines;
-pub(crate) use self::search::median;
 pub(crate) use self::session::{Loader, Session};
 pub(crate) use self::trial::no_group;

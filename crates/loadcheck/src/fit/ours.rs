@@ -1,5 +1,5 @@
-//! Our own loader under a limit, or a habit of others that we imitate: a fresh worker, as `run` and
-//! `compare` start it, in a group.
+//! Our own loader or a simple strategy under a limit: a fresh worker, as `run` and `compare` start
+//! it, in a group.
 
 use onelayer_probe::ChildGroup;
 
@@ -11,7 +11,7 @@ use crate::progress::Progress;
 use crate::signals::Interrupts;
 use crate::sizes::SizeContext;
 use crate::strategies::Strategy;
-use crate::worker::{Ending, Finished, Message, Task, carry_out};
+use crate::worker::{Ending, Finished, MeasureTask, Message, Task, carry_out};
 
 /// Loads once in `group`. Sizes that are shares of the memory limit mean that of the group.
 pub(crate) fn run(
@@ -35,11 +35,13 @@ pub(crate) fn run(
     let mut settled = load.clone();
     settled.settle(&budgets);
     let task = match strategy {
-        Strategy::Stream => Task::Measure { load: settled, budgets, watches: Vec::new(), interval_ms: None },
+        Strategy::Stream => {
+            Task::Measure(MeasureTask { load: settled, budgets, watches: Vec::new(), interval_ms: None })
+        }
         // Under a limit of ours, the kernel is to decide; the machine itself is not to run out of memory.
-        Strategy::Habit(habit) => {
+        Strategy::Simple(strategy) => {
             let refuses = group.limit_bytes().is_none();
-            Task::Imitate { load: settled, habit, refuses, interval_ms: None }
+            Task::MeasureSimple { load: settled, strategy, refuses, interval_ms: None }
         }
     };
     let (mut finished, mut problems, mut seconds, mut peak_host_bytes) = (None, Vec::new(), None, None);

@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::numbers::median;
 use crate::sizes::{Size, SizeContext};
 
 /// How much longer than without a limit a comfortable run may take, in per cent.
@@ -53,10 +54,10 @@ impl Range {
     }
 }
 
-/// What a run under a limit came to: how long it took, if it worked.
+/// The result of a run under a limit: how long it took, if it worked.
 pub(crate) type Tried = Option<f64>;
 
-/// What is known of a limit.
+/// The runs under one limit.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Known {
     seconds: Vec<f64>,
@@ -270,18 +271,6 @@ impl<E, F: FnMut(Option<u64>) -> Result<Tried, E>> Search<F> {
     }
 }
 
-/// The median; 0 of nothing.
-pub(crate) fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => 0.0,
-        count if count.is_multiple_of(2) => f64::midpoint(sorted[middle - 1], sorted[middle]),
-        _ => sorted[middle],
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
@@ -404,13 +393,5 @@ mod tests {
             if count == 3 { Err("gone") } else { Ok(Some(1.0)) }
         });
         assert_eq!(search.smallest(), Err("gone"));
-    }
-
-    #[test]
-    fn medians() {
-        assert_eq!(
-            (median(&[]), median(&[3.0]), median(&[4.0, 1.0]), median(&[9.0, 1.0, 2.0])),
-            (0.0, 3.0, 2.5, 2.0)
-        );
     }
 }

@@ -5,13 +5,14 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::search::{Range, Search, Tried, median};
+use super::search::{Range, Search, Tried};
 use super::trial::{Ran, try_once};
 use super::{command, ours};
 use crate::args::{CacheArg, Device};
 use crate::config::LoadConfig;
+use crate::numbers::{limit_bytes, median};
 use crate::output::escape::escape;
-use crate::output::fitted::{limit_text, try_line};
+use crate::output::fitted::try_line;
 use crate::output::terminal::{ProgressMode, Terminal};
 use crate::output::to_stderr;
 use crate::progress::Progress;
@@ -23,27 +24,27 @@ use crate::worker::{Stop, ask_to_prepare};
 
 /// Time that every run may take, however quick it is without a limit.
 const GIVE_UP_SECONDS_MIN: f64 = 5.0;
-/// What a run without a limit takes with it: above this, nothing is taken back. The kernel charges
+/// Room above the peak of a run without a limit, so that nothing is reclaimed. The kernel charges
 /// in batches.
 const CHARGE_SLACK_BYTES: u64 = 8 << 20;
 /// Searches for a border that turns out to flicker are begun anew so many times.
 const SHAKEN_COUNT_MAX: u32 = 5;
 
-/// Who loads.
+/// A loader.
 #[derive(Clone, Debug)]
 pub(crate) enum Loader {
-    /// We do, in our way or by somebody else's habit.
+    /// One of this program.
     Ours { load: Box<LoadConfig>, strategy: Strategy },
-    /// A command does.
+    /// A command.
     Command(Vec<OsString>),
 }
 
-/// What a search needs beside its loader.
+/// The settings of a search.
 pub(crate) struct Session<'a> {
     pub(crate) terminal: &'a Terminal,
     pub(crate) interrupts: &'a Interrupts,
     pub(crate) source: PathBuf,
-    /// What sizes relate to.
+    /// The quantities that relative sizes refer to.
     pub(crate) context: SizeContext,
     pub(crate) cache: CacheArg,
     pub(crate) lo: Option<u64>,
@@ -180,10 +181,10 @@ where
 
 /// How a run under a limit is called.
 fn label(limit: Option<u64>) -> String {
-    limit.map_or_else(|| "no limit".to_owned(), limit_text)
+    limit.map_or_else(|| "no limit".to_owned(), limit_bytes)
 }
 
-/// What all runs without a limit say about those with one.
+/// Compares runs under a limit with those without one.
 fn conclude(fitted: &mut Fitted, unlimited: &[f64]) {
     if unlimited.is_empty() {
         return;

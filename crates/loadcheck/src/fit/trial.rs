@@ -1,4 +1,4 @@
-//! One run under a limit: a group, whoever is to run in it, and what became of it.
+//! One run under a limit, in a control group, and its result.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(super) enum End {
     Interrupted(i32),
 }
 
-/// What is known of a run.
+/// A run that is over.
 #[derive(Clone, Debug)]
 pub(super) struct Ran {
     pub(super) end: End,
@@ -49,7 +49,7 @@ pub(super) fn try_once(
     let group = ChildGroup::create(limit_bytes).map_err(|error| no_group(&error))?;
     interrupts.remember_leftover(group.directory());
     let (ran, guard) = guarded(&group, give_up, || load(&group));
-    // Whoever outlives the command would be charged to the next one otherwise.
+    // Processes that outlive the command would be charged to the next run.
     let _ = group.kill();
     let memory = group.memory();
     drop(group);
@@ -57,10 +57,10 @@ pub(super) fn try_once(
     Ok(judge(limit_bytes, ran, guard, &memory))
 }
 
-/// What a run came to.
+/// The result of a run.
 fn judge(limit_bytes: Option<u64>, ran: Ran, guard: Guarded, memory: &GroupMemory) -> (Try, Option<Stop>) {
     let kills = memory.oom_kill_count.value();
-    // Before kernel 4.13 nobody counts kills in version 1.
+    // Before kernel 4.13, version 1 does not count kills.
     let was_at_limit = kills.map_or(memory.limit_hit_count.value() > Some(0), |kills| kills > 0);
     let is_limited = limit_bytes.is_some();
     let (outcome, stop) = match ran.end {

@@ -1,42 +1,9 @@
-//! What is held at one moment, by kind of memory.
-
-use serde::{Deserialize, Serialize};
+//! Memory at one moment, by kind.
 
 use onelayer_probe::ProcessMemory;
+use serde::{Deserialize, Serialize};
 
-/// A kind of memory, as in a report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// What the kernel cannot take back.
-    Host,
-    /// All resident pages.
-    Rss,
-    /// Mapped pages of files.
-    File,
-    /// Page-locked memory.
-    Pinned,
-    /// Device memory.
-    Vram,
-    /// What this library says it has allocated, wherever it is.
-    Live,
-}
-
-impl Kind {
-    /// All of them, as they are spelt, in the order of a table.
-    pub(crate) const ALL: [(Self, &'static str); 6] = [
-        (Self::Host, "host"),
-        (Self::Rss, "rss"),
-        (Self::File, "file"),
-        (Self::Pinned, "pinned"),
-        (Self::Vram, "vram"),
-        (Self::Live, "live"),
-    ];
-
-    /// Its name.
-    pub(crate) fn name(self) -> &'static str {
-        Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
-    }
-}
+use crate::args::MemoryKind;
 
 /// Bytes of each kind; `None` is "not measured".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,14 +31,14 @@ impl Held {
     }
 
     /// Bytes of one kind.
-    pub(crate) fn get(&self, kind: Kind) -> Option<u64> {
+    pub(crate) fn get(&self, kind: MemoryKind) -> Option<u64> {
         match kind {
-            Kind::Host => self.host_bytes,
-            Kind::Rss => self.rss_bytes,
-            Kind::File => self.file_bytes,
-            Kind::Pinned => self.pinned_bytes,
-            Kind::Vram => self.vram_bytes,
-            Kind::Live => self.live_bytes,
+            MemoryKind::Host => self.host_bytes,
+            MemoryKind::Rss => self.rss_bytes,
+            MemoryKind::File => self.file_bytes,
+            MemoryKind::Pinned => self.pinned_bytes,
+            MemoryKind::Vram => self.vram_bytes,
+            MemoryKind::Live => self.live_bytes,
         }
     }
 
@@ -89,11 +56,11 @@ impl Held {
     }
 }
 
-/// What was held after a cycle.
+/// Memory after a cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CyclePoint {
     /// Its number, from 1, those to warm up first; 0 is before the first.
     pub(crate) number: u64,
-    /// What was held.
+    /// Memory.
     pub(crate) held: Held,
 }

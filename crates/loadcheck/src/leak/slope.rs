@@ -23,19 +23,15 @@
 
 use std::ops::Range;
 
-use crate::output::numbers::to_f64;
+use crate::args::POINTS_MIN;
+use crate::numbers::to_f64;
 
 /// The confidence that [`Slope::low`] and [`Slope::high`] are for.
 pub(crate) const CONFIDENCE: f64 = 0.99;
 /// The normal distribution's quantile for it, both sides.
 const Z: f64 = 2.575_829_303_548_901;
-/// Fewer points have no confidence of that kind: even if each is above the one before it, chance
-/// may have done it.
-pub(crate) const POINTS_MIN: u32 = 8;
-/// All pairs are looked at: more points would take too long, and too much memory.
-pub(crate) const POINTS_MAX: u32 = 2000;
 
-/// What was held after a cycle. Cycles that were not measured are left out.
+/// Memory after a cycle. Cycles that were not measured are left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Level {
     /// The cycle's number; each is above the one before it.

@@ -1,41 +1,39 @@
 //! From what was held after each cycle to slopes, and from slopes to limits that are kept or not.
 
-use crate::args::MaxSlope;
-use crate::output::numbers::whole;
+use clap::ValueEnum as _;
+
+use crate::args::{MaxSlope, MemoryKind, POINTS_MIN, name_of};
+use crate::numbers::{to_f64, whole};
 use crate::problem::{Code, Problem};
 use crate::report::{KindSlope, Limit, Report, SlopeVerdict, Unavailable};
 use crate::sizes::SizeContext;
 
-use super::held::{CyclePoint, Kind};
-use super::slope::{Level, POINTS_MIN, slope};
+use super::held::CyclePoint;
+use super::slope::{Level, slope};
 
-/// What is no leak if nothing is said: a thousand cycles would grow by 16 MiB, which is what a load
+/// Growth a cycle that is no leak by default: a thousand cycles grow by 16 MiB, as much as a load
 /// may take beside its budget.
 const DEFAULT_BYTES: u64 = 16 << 10;
 
 /// The most that a kind may grow a cycle: what names it beats what is for all, and the last one
 /// counts.
 #[derive(Clone, Debug)]
-pub(crate) struct Stated(Vec<(Option<Kind>, u64)>);
+pub(crate) struct Stated(Vec<(Option<MemoryKind>, u64)>);
 
 /// Resolves `--max-slope`.
 ///
 /// # Errors
 /// A size that relates to something: there is nothing it could be a share of.
 pub(crate) fn stated(args: &[MaxSlope]) -> Result<Stated, Problem> {
-    let resolve = |arg: &MaxSlope| {
-        let bytes = arg.size.resolve(&SizeContext::default()).map_err(|error| {
-            Problem::new(Code::SizeUnresolved, error.to_string()).at(format!("--max-slope {}", arg.size))
-        });
-        bytes.map(|bytes| (arg.kind, bytes))
-    };
+    let resolve = |arg: &MaxSlope| Ok((arg.kind, SizeContext::default().resolve("--max-slope", arg.size)?));
     args.iter().map(resolve).collect::<Result<_, _>>().map(Stated)
 }
 
 impl Stated {
-    fn of(&self, kind: Kind) -> u64 {
-        let last =
-            |wanted: Option<Kind>| self.0.iter().rfind(|(of, _)| *of == wanted).map(|(_, bytes)| *bytes);
+    fn of(&self, kind: MemoryKind) -> u64 {
+        let last = |wanted: Option<MemoryKind>| {
+            self.0.iter().rfind(|(of, _)| *of == wanted).map(|(_, bytes)| *bytes)
+        };
         last(Some(kind)).or_else(|| last(None)).unwrap_or(DEFAULT_BYTES)
     }
 
@@ -47,11 +45,12 @@ impl Stated {
         gaps: &[Gap],
         unavailable: &[Unavailable],
     ) -> Vec<Problem> {
-        let is_named = |kind: Kind| self.0.iter().any(|(of, _)| *of == Some(kind));
-        let is_lost = |kind: Kind| gaps.iter().any(|gap| gap.kind == kind && gap.is_a_loss());
-        let asked = Kind::ALL.iter().filter(|(kind, _)| is_named(*kind) || is_lost(*kind));
-        let missing = asked.filter(|(_, name)| !slopes.iter().any(|slope| slope.kind == *name));
-        let problem = |(kind, name): &(Kind, &str)| {
+        let is_named = |kind: MemoryKind| self.0.iter().any(|(of, _)| *of == Some(kind));
+        let is_lost = |kind: MemoryKind| gaps.iter().any(|gap| gap.kind == kind && gap.is_a_loss());
+        let asked = MemoryKind::value_variants().iter().filter(|kind| is_named(**kind) || is_lost(**kind));
+        let missing = asked.filter(|kind| !slopes.iter().any(|slope| slope.kind == name_of(**kind)));
+        let problem = |kind: &MemoryKind| {
+            let name = name_of(*kind);
             let metric = format!("slope.{name}");
             let reason = unavailable.iter().find(|entry| entry.metric == metric);
             let reason = reason.map_or("it was not measured", |entry| entry.reason.as_str());
@@ -65,7 +64,7 @@ impl Stated {
 /// A kind that was measured after some of the cycles that count, and not after others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gap {
-    kind: Kind,
+    kind: MemoryKind,
     /// Cycles after which it was measured.
     measured: usize,
     counted: usize,
@@ -87,7 +86,7 @@ impl Gap {
     /// Puts into the report what is not known.
     pub(crate) fn tell(&self, report: &mut Report) {
         let Self { measured, counted, .. } = *self;
-        let name = self.kind.name();
+        let name = name_of(self.kind);
         if self.is_too_wide() {
             let reason = format!(
                 "it was measured after {measured} of {counted} cycles, and a slope needs {POINTS_MIN}"
@@ -106,17 +105,17 @@ fn points_min() -> usize {
 /// The kinds that lack cycles. What was never measured lacks none.
 pub(crate) fn gaps_of(points: &[CyclePoint], warmup: u64) -> Vec<Gap> {
     let counted = points.iter().filter(|point| point.number > warmup).count();
-    let gap = |(kind, _): &(Kind, &str)| {
+    let gap = |kind: &MemoryKind| {
         let has_floor = points.iter().any(|point| point.number == 0 && point.held.get(*kind).is_some());
         let measured = levels(*kind, points, warmup).len();
         let was_measured = has_floor || measured > 0;
         (was_measured && measured < counted).then_some(Gap { kind: *kind, measured, counted, has_floor })
     };
-    Kind::ALL.iter().filter_map(gap).collect()
+    MemoryKind::value_variants().iter().filter_map(gap).collect()
 }
 
-/// What was held of a kind after the cycles that count, as far as it was measured.
-fn levels(kind: Kind, points: &[CyclePoint], warmup: u64) -> Vec<Level> {
+/// Memory of a kind after each cycle that counts, where it was measured.
+fn levels(kind: MemoryKind, points: &[CyclePoint], warmup: u64) -> Vec<Level> {
     let counted = points.iter().filter(|point| point.number > warmup);
     let level = |point: &CyclePoint| Some(Level { cycle: point.number, bytes: point.held.get(kind)? });
     counted.filter_map(level).collect()
@@ -128,12 +127,12 @@ fn levels(kind: Kind, points: &[CyclePoint], warmup: u64) -> Vec<Level> {
 /// a kind could not be measured is left out; if too few are left, there is no slope.
 pub(crate) fn slopes_of(points: &[CyclePoint], warmup: u64, stated: &Stated) -> Vec<KindSlope> {
     let gaps = gaps_of(points, warmup);
-    let is_told = |kind: Kind| !gaps.iter().any(|gap| gap.kind == kind && gap.is_too_wide());
-    let kinds = Kind::ALL.iter().filter(|(kind, _)| is_told(*kind));
-    kinds.filter_map(|(kind, _)| slope_of(*kind, points, warmup, stated.of(*kind))).collect()
+    let is_told = |kind: MemoryKind| !gaps.iter().any(|gap| gap.kind == kind && gap.is_too_wide());
+    let kinds = MemoryKind::value_variants().iter().filter(|kind| is_told(**kind));
+    kinds.filter_map(|kind| slope_of(*kind, points, warmup, stated.of(*kind))).collect()
 }
 
-fn slope_of(kind: Kind, points: &[CyclePoint], warmup: u64, max_bytes: u64) -> Option<KindSlope> {
+fn slope_of(kind: MemoryKind, points: &[CyclePoint], warmup: u64, max_bytes: u64) -> Option<KindSlope> {
     let at = |number: u64| points.iter().find(|point| point.number == number)?.held.get(kind);
     let levels = levels(kind, points, warmup);
     let points_bytes: Vec<u64> = levels.iter().map(|level| level.bytes).collect();
@@ -141,7 +140,7 @@ fn slope_of(kind: Kind, points: &[CyclePoint], warmup: u64, max_bytes: u64) -> O
     let found = slope(&levels);
     let (low, high) = (found.and_then(|found| found.low), found.and_then(|found| found.high));
     Some(KindSlope {
-        kind: kind.name().to_owned(),
+        kind: name_of(kind),
         floor_bytes: at(0),
         start_bytes: Some(start_bytes),
         most_growth_bytes: points_bytes.iter().max()?.saturating_sub(start_bytes),
@@ -156,7 +155,7 @@ fn slope_of(kind: Kind, points: &[CyclePoint], warmup: u64, max_bytes: u64) -> O
 }
 
 fn verdict(low: Option<f64>, high: Option<f64>, max_bytes: u64) -> SlopeVerdict {
-    let max = crate::output::numbers::to_f64(max_bytes);
+    let max = to_f64(max_bytes);
     match (low, high) {
         (Some(low), _) if low > max => SlopeVerdict::Leak,
         (Some(_), Some(high)) if high > max => SlopeVerdict::Unclear,
@@ -172,11 +171,9 @@ pub(crate) fn limits_of(slopes: &[KindSlope]) -> Vec<Limit> {
         metric: format!("slope.{}", slope.kind),
         limit_bytes: Some(slope.max_bytes_per_cycle),
         actual_bytes: slope.bytes_per_cycle.map(whole),
-        limit_seconds: None,
-        actual_seconds: None,
         passed: slope.verdict != SlopeVerdict::Leak,
         inside_spread: slope.verdict == SlopeVerdict::Unclear,
-        first_exceeded_at: None,
+        ..Limit::default()
     };
     known.map(limit).collect()
 }
@@ -247,7 +244,7 @@ mod tests {
         assert_eq!((host.points_bytes.len(), host.verdict), (16, SlopeVerdict::Leak));
         assert_eq!((host.bytes_per_cycle, host.spread_bytes), (Some(1_048_576.0), Some(0.0)));
         let gaps = gaps_of(&points, 3);
-        assert_eq!(gaps, [Gap { kind: Kind::Host, measured: 16, counted: 17, has_floor: true }]);
+        assert_eq!(gaps, [Gap { kind: MemoryKind::Host, measured: 16, counted: 17, has_floor: true }]);
         assert!(stated_of(&[]).unmeasured(&slopes, &gaps, &[]).is_empty());
         let mut report = Report::new(crate::report::CommandName::Leak);
         gaps[0].tell(&mut report);

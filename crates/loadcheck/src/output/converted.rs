@@ -1,153 +1,115 @@
-//! Text of the commands that write and check checkpoints: `convert` and `verify`.
+//! The commands that write and check checkpoints: `convert` and `verify`.
 
-use super::escape::{escape, escape_and_cut};
-use super::grid::{Align, grid};
-use super::numbers::{bytes, count, grouped, rate, seconds};
-use super::quantised;
+use super::document::{Document, Table, View, fact, name, role};
+use super::escape::escape_and_cut;
 use super::terminal::Role;
-use super::text::{Look, partial_line, peak_table, promise_lines, source_line};
+use super::{facts, measured};
+use crate::numbers::{bytes, count, grouped, rate, seconds};
 use crate::report::{Convert, Converted, Estimate, FileState, Report, Verification};
+use onelayer::units::to_u64;
 
-/// Differences that are listed; JSON has all of them.
+/// Differences that a terminal shows; JSON has all of them.
 const DIFFERENCES_MAX: usize = 20;
-/// Files that are listed with `--verbose`.
+/// Files that `--verbose` shows.
 const FILES_MAX: usize = 1000;
-/// Characters of what is said about one difference.
+/// Characters of the text about one difference.
 const DIFFERENCE_CHARACTERS_MAX: usize = 500;
+/// Files that were not read as asked for.
+const FALLBACKS_MAX: usize = 3;
 
-/// `loadcheck convert`
-pub(crate) fn convert(report: &Report, look: &Look) -> Vec<String> {
-    let Some(convert) = &report.convert else { return Vec::new() };
-    let mut lines: Vec<String> = report.source.iter().map(source_line).collect();
-    lines.push(target_line(convert));
-    lines.extend(file_lines(convert));
-    if look.verbose {
-        lines.extend(every_file(convert, look));
-    }
+/// The document of `convert`.
+pub(super) fn convert(report: &Report, view: View) -> Document {
+    let mut document = Document::default();
+    let Some(convert) = &report.convert else { return document };
+    document.extend(report.source.as_ref().map(|source| facts::source(source, view)));
+    let part =
+        convert.part.as_ref().map(|part| format!(", part {part}: {}", count(convert.part_files, "file")));
+    document.fact("target", name(&convert.target) + part);
+    add_files(convert, view, &mut document);
     match &convert.result {
-        None => lines.extend(dry(report, convert, look)),
+        None => add_forecast(report, convert, &mut document),
         Some(result) => {
-            lines.push(strategy_line(convert));
-            lines.extend(peak_table(report, look));
-            lines.extend(promise_lines(report, look));
-            lines.extend(result_lines(convert, result));
-            lines.extend(partial_line(report, look));
+            document.fact("strategy", strategy(convert));
+            document.table(measured::peaks(report, view));
+            document.extend(facts::broken_promises(report));
+            add_result(convert, result, &mut document);
+            document.extend(facts::partial(report));
         }
     }
-    lines.extend(report.verification.iter().flat_map(|found| verified(found, look)));
-    lines
+    report.verification.iter().for_each(|found| add_verification(found, view, &mut document));
+    document
 }
 
-/// `loadcheck verify`
-pub(crate) fn verify(report: &Report, look: &Look) -> Vec<String> {
-    let Some(found) = &report.verification else { return Vec::new() };
-    let mut lines: Vec<String> = report.source.iter().map(source_line).collect();
-    lines.extend(verified(found, look));
-    lines
-}
-
-/// `target    ./layers, part 1/8`
-fn target_line(convert: &Convert) -> String {
-    let part = match &convert.part {
-        Some(part) => format!(", part {part}: {}", count(convert.part_files, "file")),
-        None => String::new(),
-    };
-    format!("target    {}{part}", escape(&convert.target))
+/// The document of `verify`.
+pub(super) fn verify(report: &Report, view: View) -> Document {
+    let mut document = Document::default();
+    if let Some(found) = &report.verification {
+        document.extend(report.source.as_ref().map(|source| facts::source(source, view)));
+        add_verification(found, view, &mut document);
+    }
+    document
 }
 
 /// `files     27 files (24 layers of 29 MiB, lm_head), 821 MiB; data starts on a multiple of 4096
 /// bytes`
-fn file_lines(convert: &Convert) -> Vec<String> {
-    let summary =
-        if convert.summary.is_empty() { String::new() } else { format!(" ({})", escape(&convert.summary)) };
-    let mut lines = vec![format!(
-        "files     {}{summary}, {}; data starts on a multiple of 4096 bytes",
-        count(length(&convert.files), "file"),
-        bytes(Some(convert.files.iter().map(|file| file.bytes).sum()))
-    )];
+fn add_files(convert: &Convert, view: View, document: &mut Document) {
+    let summary = if convert.summary.is_empty() { String::new() } else { format!(" ({})", convert.summary) };
+    let files = count(to_u64(convert.files.len()), "file");
+    let size = bytes(convert.files.iter().map(|file| file.bytes).sum::<u64>());
+    document.fact("files", format!("{files}{summary}, {size}; data starts on a multiple of 4096 bytes"));
     if !convert.side_files.is_empty() {
-        let sum = convert.side_files.iter().map(|file| file.bytes).sum();
-        let number = count(length(&convert.side_files), "side file");
-        lines.push(format!("beside    {number} copied, {}", bytes(Some(sum))));
+        let size = bytes(convert.side_files.iter().map(|file| file.bytes).sum::<u64>());
+        let files = count(to_u64(convert.side_files.len()), "side file");
+        document.fact("beside", format!("{files} copied, {size}"));
     }
     if let Some(first) = convert.duplicates.first() {
-        lines.push(format!(
-            "tied      {} left out, such as {}, which equals {}",
-            count(length(&convert.duplicates), "tensor"),
-            escape(&first.name),
-            escape(&first.same_as)
-        ));
+        let tensors = count(to_u64(convert.duplicates.len()), "tensor");
+        let example = format!("{}, which equals {}", first.name, first.same_as);
+        document.fact("tied", format!("{tensors} left out, such as {example}"));
     }
-    lines
+    if view.verbose {
+        document.table(every_file(convert));
+        document.hidden(to_u64(convert.files.len().saturating_sub(FILES_MAX)), "--json");
+    }
 }
 
-fn every_file(convert: &Convert, look: &Look) -> Vec<String> {
-    let header = [
-        ("file", Align::Left),
-        ("", Align::Left),
-        ("tensors", Align::Right),
-        ("bytes", Align::Right),
-        ("layers", Align::Left),
-    ];
-    let rows: Vec<Vec<String>> = convert
-        .files
-        .iter()
-        .take(FILES_MAX)
-        .map(|file| {
-            let layers = escape_and_cut(&file.layers.join(", "), 200).into_owned();
-            let state = match file.state {
-                FileState::Planned => "",
-                FileState::Kept => "kept",
-                FileState::Written => "written",
-            };
-            vec![file.name.clone(), state.to_owned(), grouped(file.tensors), bytes(Some(file.bytes)), layers]
+fn every_file(convert: &Convert) -> Table {
+    Table::of(convert.files.iter().take(FILES_MAX))
+        .left("file", |file| name(&file.name))
+        .left("", |file| match file.state {
+            FileState::Planned => "",
+            FileState::Kept => "kept",
+            FileState::Written => "written",
         })
-        .collect();
-    let mut lines = grid(&header, &rows, look.width);
-    if let Some(first) = lines.first_mut() {
-        *first = look.paint.paint(Role::Dim, first);
-    }
-    let hidden = convert.files.len().saturating_sub(FILES_MAX);
-    if hidden > 0 {
-        lines.push(format!("  ... and {hidden} more (all of them: --json)"));
-    }
-    lines
+        .right("tensors", |file| grouped(file.tensors))
+        .right("bytes", |file| bytes(file.bytes))
+        .left("layers", |file| escape_and_cut(&file.layers.join(", "), 200).into_owned())
+        .table()
 }
 
-/// What a dry run adds: room, memory, time.
-fn dry(report: &Report, convert: &Convert, look: &Look) -> Vec<String> {
-    let mut lines = Vec::new();
+/// What a dry run predicts: room, memory, time.
+fn add_forecast(report: &Report, convert: &Convert, document: &mut Document) {
     let done = convert.files.iter().filter(|file| file.state == FileState::Kept).count();
     if done > 0 {
-        lines.push(format!("done      {done} of them, by an earlier run"));
+        document.fact("done", format!("{done} of them, by an earlier run"));
     }
-    lines.push(format!(
-        "needs     {} of room ({} are free); the source is not changed",
-        bytes(Some(convert.needed_bytes)),
-        bytes(Some(convert.free_bytes))
-    ));
-    lines.push(time_line(report, convert.estimate.as_ref()));
+    let (needed, free) = (bytes(convert.needed_bytes), bytes(convert.free_bytes));
+    document.fact("needs", format!("{needed} of room ({free} are free); the source is not changed"));
+    document.fact("time", time(report, convert.estimate.as_ref()));
     if let Some(memory) = &convert.memory {
-        lines.push(format!(
-            "memory    {} of the budget of {} (derived); at least {}",
-            bytes(Some(memory.host_bytes)),
-            bytes(Some(convert.params.budget_bytes)),
-            bytes(Some(memory.smallest_budget_bytes))
-        ));
-        let rows: Vec<Vec<String>> =
-            memory.terms.iter().map(|term| vec![bytes(Some(term.bytes)), term.name.clone()]).collect();
-        lines.extend(grid(&[("", Align::Right), ("", Align::Left)], &rows, look.width));
+        let (host, budget) = (bytes(memory.host_bytes), bytes(convert.params.budget_bytes));
+        let smallest = bytes(memory.smallest_budget_bytes);
+        document.fact("memory", format!("{host} of the budget of {budget} (derived); at least {smallest}"));
+        document.table(facts::memory_terms(&memory.terms, None));
     }
-    lines.push("Nothing was written: this was a dry run.".to_owned());
-    lines
+    document.line("Nothing was written: this was a dry run.");
 }
 
-/// `time      about 4.1 s (estimated): read at 1.9 GiB/s, written at 1.1 GiB/s, one device`
-fn time_line(report: &Report, estimate: Option<&Estimate>) -> String {
-    let missing = report.unavailable.iter().find(|entry| entry.metric == "convert.estimate.seconds");
+/// `about 4.1 s (estimated): the source is read at 1.9 GiB/s, ...`
+fn time(report: &Report, estimate: Option<&Estimate>) -> String {
     let Some((estimate, time)) = estimate.and_then(|estimate| Some((estimate, estimate.seconds?))) else {
-        let reason = missing.map_or("", |entry| entry.reason.as_str());
-        return format!("time      not estimated: {}", escape(reason));
+        let missing = report.unavailable.iter().find(|entry| entry.metric == "convert.estimate.seconds");
+        return format!("not estimated: {}", missing.map_or("", |entry| entry.reason.as_str()));
     };
     let speed = |speed: Option<u64>| speed.and_then(|speed| rate(speed, 1.0)).unwrap_or_default();
     let devices = match estimate.same_device {
@@ -156,134 +118,109 @@ fn time_line(report: &Report, estimate: Option<&Estimate>) -> String {
         None => "",
     };
     format!(
-        "time      about {} (estimated): the source is read at {}, the target is written at {}{devices}",
+        "about {} (estimated): the source is read at {}, the target is written at {}{devices}",
         seconds(time),
         speed(estimate.read_bytes_per_second),
         speed(estimate.write_bytes_per_second)
     )
 }
 
-/// `strategy  convert · direct, 4 readers · budget 64 MiB`
-fn strategy_line(convert: &Convert) -> String {
+/// `convert · direct, 4 readers · budget 64 MiB`
+fn strategy(convert: &Convert) -> String {
     let readers = convert.memory.as_ref().map(|memory| format!(", {}", count(memory.readers, "reader")));
     let mut parts = vec![
+        "convert".to_owned(),
         format!("{}{}", convert.params.io, readers.unwrap_or_default()),
-        format!("budget {}", bytes(Some(convert.params.budget_bytes))),
+        format!("budget {}", bytes(convert.params.budget_bytes)),
     ];
     parts.extend(convert.params.options.iter().map(|option| escape_and_cut(option, 60).into_owned()));
-    format!("strategy  convert · {}", parts.join(" · "))
+    parts.join(" · ")
 }
 
-/// What was done.
-fn result_lines(convert: &Convert, result: &Converted) -> Vec<String> {
-    let mut lines = Vec::new();
+fn add_result(convert: &Convert, result: &Converted, document: &mut Document) {
     if result.files_written > 0 || result.files_kept == 0 {
+        let (files, size) = (count(result.files_written, "file"), bytes(result.written_bytes));
         let speed = result.seconds.and_then(|time| rate(result.written_bytes, time));
-        lines.push(format!(
-            "wrote     {}, {}{}{}",
-            count(result.files_written, "file"),
-            bytes(Some(result.written_bytes)),
-            speed.map(|speed| format!(", {speed}")).unwrap_or_default(),
-            write_mode(result)
-        ));
+        let speed = speed.map(|speed| format!(", {speed}")).unwrap_or_default();
+        document.fact("wrote", format!("{files}, {size}{speed}{}", write_mode(result)));
     }
     if result.files_kept > 0 {
-        lines.push(format!("kept      {} of an earlier run", count(result.files_kept, "file")));
+        document.fact("kept", format!("{} of an earlier run", count(result.files_kept, "file")));
     }
-    lines.extend(kernel_line(result));
-    lines.extend(quantised::lines(&result.quantised));
-    lines.extend(result.read_fallbacks.iter().take(3).map(|fallback| {
-        format!(
-            "fallback  {} was read {} instead of {}: {}",
-            escape(&fallback.file),
-            fallback.to,
-            fallback.from,
-            escape(&fallback.reason)
-        )
-    }));
-    let more = result.read_fallbacks.len().saturating_sub(3);
+    document.extend(kernel_copies(result).map(|text| fact("kernel", text)));
+    document.extend(facts::quantised(&result.quantised));
+    for fallback in result.read_fallbacks.iter().take(FALLBACKS_MAX) {
+        let (file, reason) = (&fallback.file, &fallback.reason);
+        let text = format!("{file} was read {} instead of {}: {reason}", fallback.to, fallback.from);
+        document.fact("fallback", text);
+    }
+    let more = result.read_fallbacks.len().saturating_sub(FALLBACKS_MAX);
     if more > 0 {
-        lines.push(format!("fallback  {more} more files were read in another way than asked for"));
+        document.fact("fallback", format!("{more} more files were read in another way than asked for"));
     }
-    lines.push(match (result.complete, result.seconds) {
+    match (result.complete, result.seconds) {
         (true, _) => {
-            "complete  opens in any loader that reads safetensors files and the standard index".to_owned()
+            let text = "opens in any loader that reads safetensors files and the standard index";
+            document.fact("complete", text);
         }
-        (false, Some(_)) => format!(
-            "part      {} is there; index and manifest come with --finish",
-            convert.part.as_deref().unwrap_or("this one")
-        ),
-        (false, None) => "partial   the same command goes on behind the files that are finished".to_owned(),
-    });
-    lines
+        (false, Some(_)) => {
+            let part = convert.part.as_deref().unwrap_or("this one");
+            document.fact("part", format!("{part} is there; index and manifest come with --finish"));
+        }
+        (false, None) => document.fact("partial", "the same command continues after the finished files"),
+    }
 }
 
-/// `kernel    1.2 GiB share their blocks with the source, 3 MiB were copied by the kernel`
-fn kernel_line(result: &Converted) -> Option<String> {
-    let reason = result.kernel_copy_reason.as_deref().map(escape);
+/// `1.2 GiB share their blocks with the source, 3 MiB were copied by the kernel`
+fn kernel_copies(result: &Converted) -> Option<String> {
+    let reason = result.kernel_copy_reason.as_deref();
     if result.cloned_bytes == 0 && result.kernel_copied_bytes == 0 {
-        return reason.map(|reason| format!("kernel    copied nothing: {reason}"));
+        return reason.map(|reason| format!("copied nothing: {reason}"));
     }
-    Some(format!(
-        "kernel    {} share their blocks with the source, {} were copied by the kernel{}",
-        bytes(Some(result.cloned_bytes)),
-        bytes(Some(result.kernel_copied_bytes)),
-        reason.map(|reason| format!("; the rest not: {reason}")).unwrap_or_default()
-    ))
+    let (shared, copied) = (bytes(result.cloned_bytes), bytes(result.kernel_copied_bytes));
+    let rest = reason.map(|reason| format!("; the rest not: {reason}")).unwrap_or_default();
+    Some(format!("{shared} share their blocks with the source, {copied} were copied by the kernel{rest}"))
 }
 
 fn write_mode(result: &Converted) -> String {
     match (result.write_mode.as_deref(), &result.write_mode_reason) {
         (Some("direct"), _) => ", past the page cache".to_owned(),
         (Some("drop_behind"), Some(reason)) => {
-            format!(", through the page cache, dropped behind: {}", escape(reason))
+            format!(", through the page cache, dropped behind: {reason}")
         }
         _ => String::new(),
     }
 }
 
-/// `verified  27 files, 219 tensors, 821 MiB in 1.2 s, 684 MiB/s: all as it should be`
-fn verified(found: &Verification, look: &Look) -> Vec<String> {
-    let time = found.seconds.map(|time| {
-        let speed = rate(found.bytes, time)
-            .filter(|_| found.bytes > 0)
-            .map(|speed| format!(", {speed}"))
-            .unwrap_or_default();
-        format!(" in {}{speed}", seconds(time))
-    });
-    let facts = format!(
-        "{}, {}, {}{}",
-        count(found.files, "file"),
-        count(found.tensors, "tensor"),
-        bytes(Some(found.bytes)),
-        time.unwrap_or_default()
-    );
-    let against = match &found.against {
-        Some(against) => format!(" and as in {}", escape(against)),
-        None => String::new(),
+/// `verified  27 files, 219 tensors, 821 MiB in 1.2 s, 684 MiB/s: as it should be`
+fn add_verification(found: &Verification, view: View, document: &mut Document) {
+    let speed = |time| rate(found.bytes, time).filter(|_| found.bytes > 0).map(|speed| format!(", {speed}"));
+    let time = found.seconds.map(|time| format!(" in {}{}", seconds(time), speed(time).unwrap_or_default()));
+    let (files, tensors) = (count(found.files, "file"), count(found.tensors, "tensor"));
+    let size = bytes(found.bytes);
+    let against = found.against.as_ref().map(|against| format!(" and as in {against}")).unwrap_or_default();
+    let outcome = match found.differences.len() {
+        0 if found.bytes == 0 => format!("headers and index are as they should be{against}").into(),
+        0 => format!("as it should be{against}").into(),
+        number => role(Role::Bad, count(to_u64(number), "difference")),
     };
-    let number = found.differences.len();
-    let outcome = match number {
-        0 if found.bytes == 0 => format!("headers and index are as they should be{against}"),
-        0 => format!("as it should be{against}"),
-        _ => look.paint.paint(Role::Bad, &count(length(&found.differences), "difference")),
-    };
-    let mut lines = vec![format!("verified  {facts}: {outcome}")];
-    lines.extend(found.differences.iter().take(DIFFERENCES_MAX).map(|difference| {
-        format!(
-            "{}  {}: {}",
-            look.paint.paint(Role::Bad, "DIFFERS"),
-            escape_and_cut(&difference.place, DIFFERENCE_CHARACTERS_MAX),
-            escape_and_cut(&difference.what, DIFFERENCE_CHARACTERS_MAX)
-        )
-    }));
-    let hidden = number.saturating_sub(DIFFERENCES_MAX);
-    if hidden > 0 {
-        lines.push(format!("  ... and {hidden} more (all of them: --json)"));
+    let directory = view.is_page.then(|| name(&found.directory) + ": ");
+    let facts = super::document::Text::from(directory);
+    let what = format!("{files}, {tensors}, {size}{}: ", time.unwrap_or_default());
+    document.fact("verified", facts + what + outcome);
+    if view.is_page {
+        document.table(
+            Table::of(&found.differences)
+                .left("place", |difference| name(&difference.place))
+                .left("difference", |difference| difference.what.clone())
+                .table(),
+        );
+        return;
     }
-    lines
-}
-
-fn length<T>(list: &[T]) -> u64 {
-    u64::try_from(list.len()).unwrap_or(u64::MAX)
+    for difference in found.differences.iter().take(DIFFERENCES_MAX) {
+        let [place, what] = [&difference.place, &difference.what]
+            .map(|text| escape_and_cut(text, DIFFERENCE_CHARACTERS_MAX).into_owned());
+        document.line(role(Role::Bad, "DIFFERS") + format!("  {place}: {what}"));
+    }
+    document.hidden(to_u64(found.differences.len().saturating_sub(DIFFERENCES_MAX)), "--json");
 }

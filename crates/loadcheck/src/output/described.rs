@@ -1,148 +1,150 @@
-//! Text of the commands that describe: `plan` (derived numbers), `inspect` (headers), `synth` (what
-//! was written).
+//! The commands that describe a checkpoint: `plan` (derived numbers), `inspect` (headers) and
+//! `synth` (files that were written).
 
-use super::grid::{Align, grid};
-use super::numbers::{bytes, count, grouped, rate, seconds};
+use super::document::{Document, Table, Text, View, name, role};
 use super::terminal::Role;
-use super::text::{Look, source_line, strategy_line};
-use super::{escape::escape, placed, reading};
-use crate::listing::{Layer, Listing, Tensor};
+use super::{facts, placed};
+use crate::listing::{Layer, Listing};
+use crate::numbers::{bytes, count, grouped, rate, seconds};
 use crate::report::Report;
+use onelayer::units::to_u64;
 
-/// Layers are listed in full up to so many lines, stacks folded into one line each beyond.
-const LINES_MAX: usize = 40;
+/// Layers that a terminal shows. If there are more, neighbours of one stack share a row.
+const ROWS_MAX: usize = 40;
+/// The largest tensors that `inspect` shows.
+const LARGEST_MAX: usize = 5;
+/// Dimensions of a shape that are shown.
+const DIMENSIONS_MAX: usize = 8;
 
-/// `loadcheck plan`
-pub(crate) fn plan(report: &Report, look: &Look) -> Vec<String> {
-    let (Some(plan), Some(source)) = (&report.plan, &report.source) else { return Vec::new() };
-    let mut lines = vec![source_line(source), strategy_line(&plan.params)];
-    lines.extend(reading::lines(&plan.files));
-    lines.push(String::new());
-    lines
-        .push(look.paint.paint(Role::Strong, "host memory, derived from the headers (nothing was measured)"));
-    let mut rows: Vec<Vec<String>> =
-        plan.memory.iter().map(|term| vec![bytes(Some(term.bytes)), term.name.clone()]).collect();
-    rows.push(vec![
-        bytes(Some(plan.host_bytes)),
-        format!("sum; the budget is {}", bytes(Some(plan.params.budget_bytes))),
-    ]);
-    lines.extend(grid(&[("", Align::Right), ("", Align::Left)], &rows, look.width));
+/// The document of `plan`.
+pub(super) fn plan(report: &Report, view: View) -> Document {
+    let mut document = Document::default();
+    let (Some(plan), Some(source)) = (&report.plan, &report.source) else { return document };
+    document.push(facts::source(source, view));
+    document.push(facts::strategy(&plan.params));
+    document.extend(facts::reading(&plan.files));
+    document.gap();
+    document.line(role(Role::Strong, "host memory, derived from the headers (nothing was measured)"));
+    let sum = format!("sum; the budget is {}", bytes(plan.params.budget_bytes));
+    document.table(facts::memory_terms(&plan.memory, Some((plan.host_bytes, sum))));
     if let Some(resident) = plan.resident_bytes.filter(|resident| *resident > 0) {
         let place = if plan.resident_host_bytes == Some(0) { "on the device" } else { "beside the budget" };
-        lines.push(format!("resident layers, {place}: at most {} (derived)", bytes(Some(resident))));
-        lines
-            .extend(plan.resident.iter().map(|term| format!("  {}: {}", term.name, bytes(Some(term.bytes)))));
+        document.line(format!("resident layers, {place}: at most {} (derived)", bytes(resident)));
+        plan.resident
+            .iter()
+            .for_each(|term| document.line(format!("  {}: {}", term.name, bytes(term.bytes))));
     }
     if plan.ring.pinned_bytes > 0 {
-        lines.push(format!(
-            "pinned: {}, the whole ring if the driver allows it (derived)",
-            bytes(Some(plan.ring.pinned_bytes))
-        ));
+        let pinned = bytes(plan.ring.pinned_bytes);
+        document.line(format!("pinned: {pinned}, the whole ring if the driver allows it (derived)"));
     }
     if let Some(smallest) = plan.smallest_budget_bytes {
-        lines.push(format!("smallest budget: {} (derived)", bytes(Some(smallest))));
+        document.line(format!("smallest budget: {} (derived)", bytes(smallest)));
     }
-    lines.push(format!(
+    document.line(format!(
         "{}, {} in all; {} over-read; {} in the order of {} (derived)",
         count(plan.reads, "read"),
-        bytes(Some(plan.read_bytes)),
-        bytes(Some(plan.over_read_bytes)),
+        bytes(plan.read_bytes),
+        bytes(plan.over_read_bytes),
         count(plan.jumps, "jump"),
         plan.order
     ));
     if let Some(rank) = &plan.rank {
-        lines.push(format!(
+        document.line(format!(
             "rank {} of {}: {} in part, {} whole; {} wanted, {} of gaps (derived)",
             rank.rank,
             rank.world,
             count(rank.part_tensors, "tensor"),
             grouped(rank.whole_tensors),
-            bytes(Some(rank.wanted_bytes)),
-            bytes(Some(rank.gap_bytes)),
+            bytes(rank.wanted_bytes),
+            bytes(rank.gap_bytes),
         ));
     }
-    lines.push(String::new());
+    document.gap();
     match &report.placement {
-        Some(placement) => lines.extend(placed::lines(placement, look)),
-        None => lines.extend(layer_lines(&report.layers, look)),
+        Some(placement) => placed::add(placement, view, &mut document),
+        None => layers(&report.layers, view, &mut document),
     }
-    lines
+    document
 }
 
-/// `loadcheck inspect`
-pub(crate) fn inspect(report: &Report, look: &Look) -> Vec<String> {
-    let Some(source) = &report.source else { return Vec::new() };
-    let mut lines = vec![source_line(source)];
+/// The document of `inspect`. A page has the layers alone.
+pub(super) fn inspect(report: &Report, view: View) -> Document {
+    let mut document = Document::default();
+    let Some(source) = &report.source else { return document };
+    document.push(facts::source(source, view));
+    if view.is_page {
+        layers(&report.layers, view, &mut document);
+        return document;
+    }
     if let Some(smallest) = report.plan.as_ref().and_then(|plan| plan.smallest_budget_bytes) {
-        lines.push(format!("budget    at least {} (derived)", bytes(Some(smallest))));
+        document.fact("budget", format!("at least {} (derived)", bytes(smallest)));
     }
-    lines.push(String::new());
-    lines.extend(layer_lines(&report.layers, look));
-    lines.push(String::new());
-    let header = [("dtype", Align::Left), ("tensors", Align::Right), ("bytes", Align::Right)];
-    let dtypes: Vec<Vec<String>> = source
-        .dtypes
-        .iter()
-        .map(|share| vec![share.dtype.clone(), grouped(share.tensors), bytes(Some(share.bytes))])
-        .collect();
-    lines.extend(headed(grid(&header, &dtypes, look.width), look));
-    lines.push(String::new());
-    let header = [
-        ("largest tensors", Align::Left),
-        ("dtype", Align::Left),
-        ("shape", Align::Left),
-        ("bytes", Align::Right),
-    ];
-    lines.extend(headed(grid(&header, &largest_tensors(&report.layers), look.width), look));
-    lines
+    document.gap();
+    layers(&report.layers, view, &mut document);
+    document.gap();
+    document.table(
+        Table::of(&source.dtypes)
+            .left("dtype", |share| share.dtype.clone())
+            .right("tensors", |share| grouped(share.tensors))
+            .right("bytes", |share| bytes(share.bytes))
+            .table(),
+    );
+    document.gap();
+    document.table(
+        Table::of(report.layers.largest_tensors(LARGEST_MAX))
+            .left("largest tensors", |tensor| name(tensor.name))
+            .left("dtype", |tensor| tensor.dtype)
+            .left("shape", |tensor| shape(tensor.shape))
+            .right("bytes", |tensor| bytes(tensor.bytes))
+            .table(),
+    );
+    document
 }
 
-/// `loadcheck synth`
-pub(crate) fn synth(report: &Report) -> Vec<String> {
-    let Some(synth) = &report.synth else { return Vec::new() };
-    let speed = rate(synth.bytes, synth.seconds).map(|rate| format!(", {rate}")).unwrap_or_default();
-    vec![format!(
-        "{}: {}, {}, {} in {}{speed}",
-        escape(&synth.target),
-        count(synth.files, "file"),
-        count(synth.tensors, "tensor"),
-        bytes(Some(synth.bytes)),
-        seconds(synth.seconds)
-    )]
+fn shape(shape: &[u64]) -> String {
+    let shown: Vec<String> = shape.iter().take(DIMENSIONS_MAX).map(u64::to_string).collect();
+    format!("[{}{}]", shown.join(", "), if shape.len() > DIMENSIONS_MAX { ", ..." } else { "" })
 }
 
-/// Dims the first line.
-fn headed(mut lines: Vec<String>, look: &Look) -> Vec<String> {
-    if let Some(first) = lines.first_mut() {
-        *first = look.paint.paint(Role::Dim, first);
+/// The document of `synth`.
+pub(super) fn synth(report: &Report) -> Document {
+    let mut document = Document::default();
+    if let Some(synth) = &report.synth {
+        let (files, tensors) = (count(synth.files, "file"), count(synth.tensors, "tensor"));
+        let speed = rate(synth.bytes, synth.seconds).map(|rate| format!(", {rate}")).unwrap_or_default();
+        let (size, time) = (bytes(synth.bytes), seconds(synth.seconds));
+        document.line(name(&synth.target) + format!(": {files}, {tensors}, {size} in {time}{speed}"));
     }
-    lines
+    document
 }
 
-fn layer_lines(listing: &Listing, look: &Look) -> Vec<String> {
-    let header = [("layer", Align::Left), ("tensors", Align::Right), ("bytes", Align::Right)];
-    let fold = listing.len() > LINES_MAX && !look.verbose;
+/// Adds the table of layers; for a terminal, a stack shares a row where there are many.
+fn layers(listing: &Listing, view: View, document: &mut Document) {
+    let show_all = view.is_page || view.verbose;
+    let fold = listing.len() > ROWS_MAX && !show_all;
     let (mut rows, mut hidden) = (Vec::new(), 0);
-    let mut layers = listing.iter().map(|layer| Folded::of(&layer)).peekable();
+    let mut layers = listing.iter().map(|layer| LayerRow::of(&layer)).peekable();
     while let Some(mut row) = layers.next() {
         while let Some(next) = layers.next_if(|next| fold && row.stack.is_some() && row.stack == next.stack) {
             row.add(next);
         }
-        if rows.len() < LINES_MAX || look.verbose {
-            rows.push(row.cells());
+        if rows.len() < ROWS_MAX || show_all {
+            rows.push(row);
         } else {
             hidden += 1;
         }
     }
-    let mut lines = headed(grid(&header, &rows, look.width), look);
-    if hidden > 0 {
-        lines.push(format!("  ... and {} more (all of them: -v or --json)", grouped(hidden)));
-    }
-    lines
+    let table = Table::of(rows)
+        .left("layer", LayerRow::name)
+        .right("tensors", |row| range(row.tensors, grouped))
+        .right("bytes", |row| range(row.bytes, bytes));
+    document.table(table.table());
+    document.hidden(hidden, "-v or --json");
 }
 
-/// Neighbours of one stack, in one line: `model.layers.0 .. model.layers.31  (32 layers, each:)`.
-struct Folded<'a> {
+/// A layer, or neighbours of one stack: `model.layers.0 .. model.layers.31  (32 layers, each:)`.
+struct LayerRow<'a> {
     first: &'a str,
     last: &'a str,
     stack: Option<&'a str>,
@@ -151,9 +153,9 @@ struct Folded<'a> {
     bytes: (u64, u64),
 }
 
-impl<'a> Folded<'a> {
+impl<'a> LayerRow<'a> {
     fn of(layer: &Layer<'a>) -> Self {
-        let tensors = count_u64(layer.tensors.len());
+        let tensors = to_u64(layer.tensors.len());
         Self {
             first: layer.id,
             last: layer.id,
@@ -172,30 +174,16 @@ impl<'a> Folded<'a> {
         self.bytes = widened(self.bytes, next.bytes);
     }
 
-    fn cells(&self) -> Vec<String> {
-        let range = |(least, most): (u64, u64), show: &dyn Fn(u64) -> String| {
-            if least == most { show(most) } else { format!("{} - {}", show(least), show(most)) }
-        };
-        let name = if self.layers == 1 {
-            self.first.to_owned()
-        } else {
-            format!("{} .. {}  ({} layers, each:)", self.first, self.last, self.layers)
-        };
-        vec![name, range(self.tensors, &grouped), range(self.bytes, &|size| bytes(Some(size)))]
+    fn name(&self) -> Text {
+        match self.layers {
+            1 => name(self.first),
+            layers => {
+                name(format!("{} .. {}", self.first, self.last)) + format!("  ({layers} layers, each:)")
+            }
+        }
     }
 }
 
-fn largest_tensors(listing: &Listing) -> Vec<Vec<String>> {
-    let shape = |shape: &[u64]| {
-        let shown: Vec<String> = shape.iter().take(8).map(u64::to_string).collect();
-        format!("[{}{}]", shown.join(", "), if shape.len() > 8 { ", ..." } else { "" })
-    };
-    let row = |tensor: Tensor<'_>| {
-        vec![tensor.name.to_owned(), tensor.dtype.to_owned(), shape(tensor.shape), bytes(Some(tensor.bytes))]
-    };
-    listing.largest_tensors(5).into_iter().map(row).collect()
-}
-
-fn count_u64(count: usize) -> u64 {
-    u64::try_from(count).unwrap_or(u64::MAX)
+fn range((least, most): (u64, u64), show: impl Fn(u64) -> String) -> String {
+    if least == most { show(most) } else { format!("{} - {}", show(least), show(most)) }
 }

@@ -1,16 +1,14 @@
-//! Makes names that come from files safe to print: a tensor's name may hold anything a JSON string
-//! can.
+//! Makes names from files safe to print: a tensor's name may hold every character of a JSON string.
 
 use std::borrow::Cow;
 
-/// `text` without anything that moves the cursor, changes colours, hides or reorders what is
-/// printed: such characters appear as `\u{1b}`. Everything else, other scripts included, stays as
-/// it is.
+/// `text` with harmful characters replaced by escapes such as `\u{1b}`: those that move the cursor,
+/// change colours, or hide or reorder text. Other characters stay.
 pub(crate) fn escape(text: &str) -> Cow<'_, str> {
     if text.chars().any(is_harmful) { Cow::Owned(visible(text).collect()) } else { Cow::Borrowed(text) }
 }
 
-/// What [`escape`] makes of a text, one character after the other.
+/// The characters of an escaped text.
 fn visible(text: &str) -> impl Iterator<Item = char> {
     text.chars().flat_map(|character| {
         let (escaped, plain) = if is_harmful(character) {
@@ -22,12 +20,11 @@ fn visible(text: &str) -> impl Iterator<Item = char> {
     })
 }
 
-/// `text` escaped, and if that takes more than `characters_max` characters, with its middle left
-/// out: a name in a message may be as long as a file's author likes.
+/// `text` escaped, with its middle left out if it has more than `characters_max` characters: names
+/// from files may have any length.
 pub(crate) fn escape_and_cut(text: &str, characters_max: usize) -> Cow<'_, str> {
     const GAP: &str = " ... ";
-    // No byte becomes more than six characters (DEL does). Of what is longer, the middle is not looked
-    // at.
+    // No byte becomes more than six characters (DEL does). The middle of a long text is not read.
     if text.len() <= characters_max / 6 || visible(text).nth(characters_max).is_none() {
         return escape(text);
     }
@@ -39,8 +36,8 @@ pub(crate) fn escape_and_cut(text: &str, characters_max: usize) -> Cow<'_, str> 
     Cow::Owned(beginning.chain(GAP.chars()).chain(end).collect())
 }
 
-/// The most characters of a cell of a table, escaped: a name may be as long as a file's author
-/// likes, and laying out a table takes the square of that.
+/// The most characters of a cell of a table: names may have any length, and the time of the layout
+/// grows with its square.
 const CELL_CHARACTERS_MAX: usize = 1024;
 
 /// A text for a cell of a table, escaped and cut.

@@ -1,26 +1,36 @@
-//! Text of `doctor`: a line for what is well, a block for what is not.
+//! `doctor`: a line for each check that is well, and for the others what follows and how to change
+//! it.
 
-use super::escape::escape;
+use super::document::{Document, Part, Table, Text, View, name, role};
 use super::terminal::Role;
-use super::text::Look;
 use crate::report::{Check, Report, State};
 
-/// `loadcheck doctor`
-pub(super) fn doctor(report: &Report, look: &Look) -> Vec<String> {
+/// The document of `doctor`: on a page a table.
+pub(super) fn document(report: &Report, view: View) -> Document {
+    let mut document = Document::default();
+    if view.is_page {
+        document.table(table(&report.doctor));
+        return document;
+    }
     let width = report.doctor.iter().map(|check| check.check.len()).max().unwrap_or(0);
-    let mut lines: Vec<String> = report.doctor.iter().flat_map(|check| block(check, width, look)).collect();
+    report.doctor.iter().for_each(|check| add_block(check, width, &mut document));
     let count = |state| report.doctor.iter().filter(|check| check.state == state).count();
-    lines.push(format!(
-        "{} ok, {} limited, {} missing",
-        count(State::Ok),
-        count(State::Limited),
-        count(State::Missing)
-    ));
-    lines
+    let (limited, missing) = (count(State::Limited), count(State::Missing));
+    document.line(format!("{} ok, {limited} limited, {missing} missing", count(State::Ok)));
+    document
 }
 
-/// As it is spelt.
-pub(super) fn word(state: State) -> &'static str {
+fn table(checks: &[Check]) -> Table {
+    Table::of(checks)
+        .left("", |check| word(check.state))
+        .left("check", |check| check.check.clone())
+        .left("found", |check| check.found.clone())
+        .left("consequence", |check| check.consequence.clone())
+        .left("fix", |check| check.fix.clone().map(name))
+        .table()
+}
+
+fn word(state: State) -> &'static str {
     match state {
         State::Ok => "ok",
         State::Limited => "limited",
@@ -28,47 +38,19 @@ pub(super) fn word(state: State) -> &'static str {
     }
 }
 
-fn block(check: &Check, width: usize, look: &Look) -> Vec<String> {
-    let role = match check.state {
+fn add_block(check: &Check, width: usize, document: &mut Document) {
+    let state = match check.state {
         State::Ok => Role::Good,
         State::Limited => Role::Warning,
         State::Missing => Role::Bad,
     };
-    let state = look.paint.paint(role, &format!("{:<7}", word(check.state)));
-    let start = format!("{state}  {:<width$}  ", check.check);
-    let column = 9 + width + 2;
-    let mut lines = wrapped(&start, column, &escape(&check.found), look.width);
-    let indent = " ".repeat(column);
-    if let Some(text) = &check.consequence {
-        lines.extend(wrapped(&format!("{indent}so: "), column + 4, &escape(text), look.width));
-    }
-    if let Some(text) = &check.fix {
-        let start = format!("{indent}{} ", look.paint.paint(Role::Strong, "fix:"));
-        lines.extend(wrapped(&start, column + 5, &escape(text), look.width));
-    }
-    lines
-}
-
-/// `text` behind `start`, which takes `column` columns; what does not fit is continued below, from
-/// that column on.
-fn wrapped(start: &str, column: usize, text: &str, width: Option<u16>) -> Vec<String> {
-    let room = width.map_or(usize::MAX, |width| usize::from(width).saturating_sub(column));
-    let (mut lines, mut line, mut used) = (Vec::new(), start.to_owned(), 0);
-    for word in text.split(' ') {
-        let len = word.chars().count();
-        if used > 0 && used + 1 + len > room {
-            lines.push(std::mem::replace(&mut line, " ".repeat(column)));
-            used = 0;
-        }
-        if used > 0 {
-            line.push(' ');
-            used += 1;
-        }
-        line.push_str(word);
-        used += len;
-    }
-    lines.push(line);
-    lines
+    let state = role(state, format!("{:<7}", word(check.state)));
+    document.push(Part::Wrapped(state + format!("  {:<width$}  ", check.check), check.found.clone()));
+    let indent = Text::from(" ".repeat(9 + width + 2));
+    let consequence = check.consequence.clone();
+    document.extend(consequence.map(|text| Part::Wrapped(indent.clone() + "so: ", text)));
+    let fix = check.fix.clone();
+    document.extend(fix.map(|text| Part::Wrapped(indent + role(Role::Strong, "fix:") + " ", text)));
 }
 
 #[cfg(test)]
@@ -84,7 +66,8 @@ mod tests {
             Check::limited("memlock", "8 MiB", "a ring of 64 MiB cannot be registered")
                 .fix("ulimit -l unlimited"),
         ];
-        doctor(&report, &Look { paint: Paint::NONE, width, verbose: false })
+        let text = crate::output::text::draw(&document(&report, View::default()), Paint::NONE, width);
+        text.lines().map(str::to_owned).collect()
     }
 
     #[test]

@@ -1,110 +1,103 @@
-//! Text of `fit`: every limit that was tried, largest first, and what follows.
+//! `fit`: every limit that was tried, largest first, and the smallest that work.
 
-use onelayer::units::MIB;
-
-use super::escape::escape;
-use super::grid::{Align, grid};
-use super::numbers::{bytes, grouped, seconds, to_f64};
-use super::terminal::{Paint, Role, Terminal};
-use super::text::{Look, cache_text, device_line, source_line, strategy_line};
+use super::document::{Document, Part, Table, Text, View, fact, name, role};
+use super::facts;
+use super::terminal::Role;
 use crate::args::CacheArg;
-use crate::fit::median;
+use crate::numbers::{bytes, limit_bytes, median, seconds};
 use crate::report::{Fit, Fitted, Report, Try, TryOutcome};
 
-/// `loadcheck fit`: the lines that were asked for, or else the log.
-pub(super) fn fit(report: &Report, look: &Look) -> Vec<String> {
+/// The document of `fit`: the lines of `--emit` if they were asked for, otherwise the log.
+pub(super) fn document(report: &Report, view: View) -> Document {
     match &report.fit {
-        Some(fit) if fit.emit.is_some() => fit.emitted.iter().map(|line| escape(line).into_owned()).collect(),
-        Some(fit) => lines(report, fit, look),
-        None => Vec::new(),
+        Some(fit) if view.is_page => page(report, fit, view),
+        Some(fit) if fit.emit.is_some() => {
+            let mut document = Document::default();
+            document.extend((!fit.emitted.is_empty()).then(|| Part::Verbatim(fit.emitted.clone())));
+            document
+        }
+        Some(fit) => log(report, fit, view),
+        None => Document::default(),
     }
 }
 
-/// The log, for stderr, where stdout has something else.
-pub(crate) fn log(report: &Report, terminal: &Terminal) -> Vec<String> {
-    let look = Look { paint: terminal.stderr_paint, width: None, verbose: terminal.verbose };
-    let mut all = report.fit.as_ref().map(|fit| lines(report, fit, &look)).unwrap_or_default();
-    if !all.is_empty() {
-        all.extend(report.notes.iter().map(|note| format!("note: {}", escape(note))));
-    }
-    all
+fn page(report: &Report, fit: &Fit, view: View) -> Document {
+    let mut document = Document::default();
+    add_facts(report, fit, view, &mut document);
+    let limit = |limit: Option<u64>| limit.map_or_else(|| "-".to_owned(), limit_bytes);
+    document.table(
+        Table::of(&fit.loaders)
+            .left("loader", |fitted| name(&fitted.strategy))
+            .right("smallest that works", |fitted| limit(fitted.smallest_bytes))
+            .right("smallest comfortable", |fitted| limit(fitted.comfortable_bytes))
+            .right("without a limit", |fitted| fitted.unlimited_seconds.map(seconds))
+            .table(),
+    );
+    document.extend((!fit.emitted.is_empty()).then(|| Part::Verbatim(fit.emitted.clone())));
+    document
 }
 
-fn lines(report: &Report, fit: &Fit, look: &Look) -> Vec<String> {
+/// Every limit that was tried. Empty if none was.
+pub(super) fn log(report: &Report, fit: &Fit, view: View) -> Document {
+    let mut document = Document::default();
     if fit.loaders.iter().all(|fitted| fitted.tries.is_empty()) {
-        return Vec::new();
+        return document;
     }
-    let mut lines: Vec<String> = report.source.as_ref().map(source_line).into_iter().collect();
+    add_facts(report, fit, view, &mut document);
+    for fitted in &fit.loaders {
+        match &fitted.command {
+            Some(command) => {
+                document.fact("loader", format!("{}: {}", fitted.strategy, command.join(" ")));
+            }
+            None if fit.loaders.len() > 1 => document.fact("loader", fitted.strategy.as_str()),
+            None => {}
+        }
+        document.table(tries(fitted));
+        add_answers(fitted, &mut document);
+    }
+    document
+}
+
+fn add_facts(report: &Report, fit: &Fit, view: View, document: &mut Document) {
+    document.extend(report.source.as_ref().map(|source| facts::source(source, view)));
     let has_ours = fit.loaders.iter().any(|fitted| fitted.command.is_none());
-    lines.extend(report.plan.as_ref().filter(|_| has_ours).map(|plan| strategy_line(&plan.params)));
-    lines.extend(device_line(report));
+    document.extend(report.plan.as_ref().filter(|_| has_ours).map(|plan| facts::strategy(&plan.params)));
+    document.extend(facts::device(report));
     let asked = fit.cache.unwrap_or(CacheArg::Cold);
     let shares = fit.loaders.iter().flat_map(|fitted| &fitted.tries).map(|tried| tried.cached_share);
-    let found = cache_text(asked, shares).unwrap_or_else(|| "as it was before each run".to_owned());
-    let charge = if asked == CacheArg::Warm { ", charged to nobody who is limited" } else { "" };
-    lines.push(format!("cache     {found}{charge}"));
-    let is_alone = fit.loaders.len() == 1;
-    fit.loaders.iter().for_each(|fitted| lines.extend(loader(fitted, is_alone, look)));
-    lines
+    let found = facts::cache_text(asked, shares).unwrap_or_else(|| "as it was before each run".to_owned());
+    let charge = if asked == CacheArg::Warm { ", outside the limit" } else { "" };
+    document.fact("cache", format!("{found}{charge}"));
 }
 
-/// One loader: its limits, and its answers.
-fn loader(fitted: &Fitted, is_alone: bool, look: &Look) -> Vec<String> {
-    let mut lines = Vec::new();
-    match &fitted.command {
-        Some(command) => {
-            lines.push(format!("loader    {}: {}", escape(&fitted.strategy), escape(&command.join(" "))));
-        }
-        None if !is_alone => lines.push(format!("loader    {}", escape(&fitted.strategy))),
-        None => {}
-    }
-    let header = [
-        ("limit", Align::Right),
-        ("", Align::Left),
-        ("time", Align::Right),
-        ("slower", Align::Right),
-        ("host peak", Align::Right),
-        ("read again", Align::Right),
-    ];
-    let mut table = grid(&header, &rows(fitted), look.width);
-    if let Some(first) = table.first_mut() {
-        *first = look.paint.paint(Role::Dim, first);
-    }
-    lines.extend(table);
-    lines.extend(answers(fitted, look.paint));
-    lines
-}
-
-/// A row a limit, the largest first.
-fn rows(fitted: &Fitted) -> Vec<Vec<String>> {
+/// A row for each limit, the largest first.
+fn tries(fitted: &Fitted) -> Table {
     let mut limits: Vec<Option<u64>> = fitted.tries.iter().map(|tried| tried.limit_bytes).collect();
     limits.sort_by_key(|limit| std::cmp::Reverse(limit.unwrap_or(u64::MAX)));
     limits.dedup();
-    let row = |limit: &Option<u64>| {
-        let tries: Vec<&Try> = fitted.tries.iter().filter(|tried| tried.limit_bytes == *limit).collect();
-        let worked: Vec<f64> = tries
-            .iter()
-            .filter(|tried| tried.outcome == TryOutcome::Ok)
-            .filter_map(|tried| tried.seconds)
-            .collect();
-        let slowdowns: Vec<f64> = tries.iter().filter_map(|tried| tried.slowdown).collect();
-        let most = |value: fn(&Try) -> Option<u64>| tries.iter().filter_map(|tried| value(tried)).max();
-        vec![
-            limit.map_or_else(|| "none".to_owned(), limit_text),
-            outcomes(&tries),
-            if worked.is_empty() { String::new() } else { seconds(median(&worked)) },
-            if slowdowns.is_empty() { String::new() } else { format!("{:.1}x", median(&slowdowns)) },
-            most(|tried| tried.peak_host_bytes).map(|peak| bytes(Some(peak))).unwrap_or_default(),
-            most(|tried| tried.refault_bytes)
-                .filter(|more| *more > 0)
-                .map(|more| bytes(Some(more)))
-                .unwrap_or_default(),
-        ]
+    let at = |limit: Option<u64>| fitted.tries.iter().filter(move |tried| tried.limit_bytes == limit);
+    let middle = |values: Vec<f64>| (!values.is_empty()).then(|| median(&values));
+    let worked = |tries: &[&Try]| {
+        let worked = tries.iter().filter(|tried| tried.outcome == TryOutcome::Ok);
+        worked.filter_map(|tried| tried.seconds).collect()
     };
-    limits.iter().map(row).collect()
+    let slowdowns = |tries: &[&Try]| tries.iter().filter_map(|tried| tried.slowdown).collect();
+    Table::of(limits.into_iter().map(|limit| (limit, at(limit).collect::<Vec<&Try>>())))
+        .right("limit", |(limit, _)| limit.map_or_else(|| "none".to_owned(), limit_bytes))
+        .left("", |(_, tries)| outcomes(tries))
+        .right("time", |(_, tries)| middle(worked(tries)).map(seconds))
+        .right("slower", |(_, tries)| middle(slowdowns(tries)).map(|ratio| format!("{ratio:.1}x")))
+        .right("host peak", |(_, tries)| {
+            tries.iter().filter_map(|tried| tried.peak_host_bytes).max().map(bytes)
+        })
+        .right("read again", |(_, tries)| {
+            let most = tries.iter().filter_map(|tried| tried.refault_bytes).max();
+            most.filter(|more| *more > 0).map(bytes)
+        })
+        .table()
 }
 
-/// `ok (3 runs)`, `killed by the limit`, `1 of 3 ok, else killed by the limit`.
+/// `ok (3 runs)`, `killed by the limit`, `flaky: 1 of 3 ok, else killed by the limit`.
 fn outcomes(tries: &[&Try]) -> String {
     let works = tries.iter().filter(|tried| tried.outcome == TryOutcome::Ok).count();
     let failed = tries.iter().find(|tried| tried.outcome != TryOutcome::Ok).map(|tried| word(tried.outcome));
@@ -130,65 +123,45 @@ fn word(outcome: TryOutcome) -> &'static str {
 
 /// One run in one line, as it happens: `420 MiB  ok  1.20 s`.
 pub(crate) fn try_line(tried: &Try) -> String {
-    let limit = tried.limit_bytes.map_or_else(|| "no limit".to_owned(), limit_text);
+    let limit = tried.limit_bytes.map_or_else(|| "no limit".to_owned(), limit_bytes);
     let time = tried.seconds.filter(|_| tried.outcome == TryOutcome::Ok);
-    format!(
-        "{limit:>10}  {}{}",
-        word(tried.outcome),
-        time.map(|time| format!("  {}", seconds(time))).unwrap_or_default()
-    )
+    let time = time.map(|time| format!("  {}", seconds(time))).unwrap_or_default();
+    format!("{limit:>10}  {}{time}", word(tried.outcome))
 }
 
-/// What was found.
-fn answers(fitted: &Fitted, paint: Paint) -> Vec<String> {
-    let mut lines = Vec::new();
-    let interrupted = fitted
+/// The smallest limits, or why there are none.
+fn add_answers(fitted: &Fitted, document: &mut Document) {
+    let is_cut_short = fitted
         .tries
         .last()
         .is_some_and(|tried| matches!(tried.outcome, TryOutcome::Failed | TryOutcome::Interrupted));
+    let strong = |limit| role(Role::Strong, limit_bytes(limit));
     match (fitted.smallest_bytes, fitted.comfortable_bytes) {
-        (None, _) if interrupted || fitted.hi_bytes.is_none() => {
-            lines.push(paint.paint(Role::Warning, "partial: the search did not come to its end"));
+        (None, _) if is_cut_short || fitted.hi_bytes.is_none() => {
+            document.line(role(Role::Warning, "partial: the search did not come to its end"));
         }
         (None, _) => {
             let most = fitted.tries.iter().filter_map(|tried| tried.limit_bytes).max();
-            let text = format!(
-                "no limit up to {} works",
-                most.or(fitted.hi_bytes).map(limit_text).unwrap_or_default()
-            );
-            lines.push(paint.paint(Role::Bad, &text));
+            let most = most.or(fitted.hi_bytes).map(limit_bytes).unwrap_or_default();
+            document.line(role(Role::Bad, format!("no limit up to {most} works")));
         }
         (Some(smallest), comfortable) => {
-            let size = limit_text(smallest);
-            let below = below(fitted, smallest);
-            lines.push(format!("smallest that works   {}{below}", paint.paint(Role::Strong, &size)));
-            lines.push(match comfortable {
-                Some(comfortable) => {
-                    let size = paint.paint(Role::Strong, &limit_text(comfortable));
-                    format!("smallest comfortable  {size}   at most 1.1x the time without a limit")
-                }
-                None => "smallest comfortable  -   slower than 1.1x wherever it was tried".to_owned(),
-            });
+            document.line(Text::from("smallest that works   ") + strong(smallest) + below(fitted, smallest));
+            let comfortable = match comfortable {
+                Some(limit) => strong(limit) + "   at most 1.1x the time without a limit",
+                None => "-   slower than 1.1x wherever it was tried".into(),
+            };
+            document.line(Text::from("smallest comfortable  ") + comfortable);
         }
     }
     if !fitted.flaky_bytes.is_empty() {
-        let limits: Vec<String> = fitted.flaky_bytes.iter().map(|limit| limit_text(*limit)).collect();
-        let text = format!("flaky     {}: worked in some runs and not in others", limits.join(", "));
-        lines.push(paint.paint(Role::Warning, &text));
-    }
-    lines
-}
-
-/// A limit to the mebibyte: neighbours have to differ.
-pub(crate) fn limit_text(limit_bytes: u64) -> String {
-    if limit_bytes.is_multiple_of(MIB) {
-        format!("{} MiB", grouped(limit_bytes / MIB))
-    } else {
-        format!("{:.2} MiB", to_f64(limit_bytes) / to_f64(MIB))
+        let limits: Vec<String> = fitted.flaky_bytes.iter().copied().map(limit_bytes).collect();
+        let text = format!("{}: worked in some runs and not in others", limits.join(", "));
+        document.push(fact("flaky", role(Role::Warning, text)));
     }
 }
 
-/// What is known of smaller limits.
+/// The largest smaller limit that failed.
 fn below(fitted: &Fitted, smallest: u64) -> String {
     let failed = fitted
         .tries
@@ -196,7 +169,7 @@ fn below(fitted: &Fitted, smallest: u64) -> String {
         .filter(|tried| tried.outcome != TryOutcome::Ok && tried.limit_bytes < Some(smallest));
     match failed.filter_map(|tried| Some((tried.limit_bytes?, tried.outcome))).max_by_key(|(limit, _)| *limit)
     {
-        Some((limit, outcome)) => format!("   {} is not enough: {}", limit_text(limit), word(outcome)),
+        Some((limit, outcome)) => format!("   {} is not enough: {}", limit_bytes(limit), word(outcome)),
         None => "   nothing smaller was tried".to_owned(),
     }
 }
@@ -204,15 +177,6 @@ fn below(fitted: &Fitted, smallest: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn neighbouring_limits_differ() {
-        assert_eq!(
-            (limit_text(2418 * MIB), limit_text(35 * MIB)),
-            ("2 418 MiB".to_owned(), "35 MiB".to_owned())
-        );
-        assert_eq!(limit_text(35 * MIB + (64 << 10)), "35.06 MiB");
-    }
 
     #[test]
     fn runs_at_a_limit_are_one_line() {
@@ -235,7 +199,8 @@ mod tests {
         let loader = Fitted { tries: vec![tried(0.0), tried(0.5)], ..Fitted::default() };
         let mut report = Report::new(crate::report::CommandName::Fit);
         report.fit = Some(Fit { cache: Some(CacheArg::Cold), loaders: vec![loader], ..Fit::default() });
-        let text = fit(&report, &Look { paint: Paint::NONE, width: None, verbose: false }).join("\n");
+        let document = document(&report, View::default());
+        let text = crate::output::text::draw(&document, crate::output::terminal::Paint::NONE, None);
         assert!(text.contains("cache     cold before each run (checked: 50 % cached)"), "{text}");
     }
 }

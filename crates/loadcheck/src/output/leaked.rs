@@ -1,59 +1,43 @@
-//! Repeated loads, for people and for pages: how much each kind of memory grows from cycle to
-//! cycle.
+//! `leak`: how much each kind of memory grows from cycle to cycle.
 
-use super::escape::escape;
-use super::grid::{Align, grid};
-use super::markup::cell;
-use super::numbers::{bytes, grouped, seconds, signed};
+use super::document::{Document, Table, View, name, role};
+use super::facts::{self, as_typed};
+use super::measured;
 use super::terminal::Role;
-use super::text::{Look, device_line, partial_line, peak_table, promise_lines, source_line, strategy_line};
+use crate::numbers::{bytes, grouped, seconds, signed};
 use crate::report::{KindSlope, Leak, LeakMode, Report, SlopeVerdict};
 
-/// The slopes of a report.
-pub(super) fn slopes(report: &Report) -> impl Iterator<Item = &KindSlope> {
-    report.leak.iter().flat_map(|leak| &leak.slopes)
-}
-
-/// The report for people.
-pub(super) fn leak(report: &Report, look: &Look) -> Vec<String> {
-    let mut lines = Vec::new();
-    let Some(leak) = report.leak.as_ref().filter(|leak| leak.counted > 0) else { return lines };
+/// The document of `leak`.
+pub(super) fn document(report: &Report, view: View) -> Document {
+    let mut document = Document::default();
+    let Some(leak) = report.leak.as_ref().filter(|leak| leak.counted > 0) else { return document };
     match &leak.command {
-        None => lines.extend(report.source.as_ref().map(source_line)),
-        Some(words) => {
-            let words = shlex::try_join(words.iter().map(String::as_str)).unwrap_or_else(|_| words.join(" "));
-            lines.push(format!("command   {}", escape(&words)));
-        }
+        None => document.extend(report.source.as_ref().map(|source| facts::source(source, view))),
+        Some(words) => document.fact("command", name(as_typed(words))),
     }
     if leak.loads.len() > 1 {
-        lines.extend(
-            leak.loads
-                .iter()
-                .map(|load| format!("loads     {} ({})", escape(&load.name), bytes(Some(load.tensor_bytes)))),
-        );
+        for load in &leak.loads {
+            document.fact("loads", format!("{} ({})", load.name, bytes(load.tensor_bytes)));
+        }
     }
-    lines.extend(report.runs.first().and_then(|run| run.params.as_ref()).map(strategy_line));
-    lines.extend(device_line(report));
-    lines.push(cycles_line(report, leak));
-    lines.push(String::new());
-    lines.extend(table(leak, look));
-    lines.push(String::new());
-    if leak.command.is_none() {
-        lines.extend(peak_table(report, look));
+    document.extend(report.runs.first().and_then(|run| run.params.as_ref()).map(facts::strategy));
+    document.extend(facts::device(report));
+    document.fact("cycles", cycles(report, leak));
+    document.gap();
+    document.table(slopes(leak, view));
+    document.gap();
+    if leak.command.is_none() && !view.is_page {
+        document.table(measured::peaks(report, view));
     }
-    lines.extend(verdict_lines(leak, look));
-    lines.extend(promise_lines(report, look));
-    if look.verbose {
-        let missing = report.unavailable.iter();
-        lines
-            .extend(missing.map(|one| format!("  {:<8}  not measured: {}", one.metric, escape(&one.reason))));
-    }
-    lines.extend(partial_line(report, look));
-    lines
+    add_verdict(leak, &mut document);
+    document.extend(facts::broken_promises(report));
+    document.extend(facts::not_measured(report, view));
+    document.extend(facts::partial(report));
+    document
 }
 
-/// `cycles    30, after 3 to warm up, in one process, 12.3 s`
-fn cycles_line(report: &Report, leak: &Leak) -> String {
+/// `30, after 3 to warm up: load, use, unload in one process, 12.3 s`
+fn cycles(report: &Report, leak: &Leak) -> String {
     let place = match leak.mode {
         LeakMode::Process => "load, use, unload in one process",
         LeakMode::Isolated => "each in a process of its own; what stays after its end",
@@ -66,47 +50,36 @@ fn cycles_line(report: &Report, leak: &Leak) -> String {
     };
     let time: f64 = report.runs.iter().filter_map(|run| run.seconds).sum();
     let time = if time > 0.0 { format!(", {}", seconds(time)) } else { String::new() };
-    format!("cycles    {}{warmup}: {place}{time}", grouped(leak.counted))
+    format!("{}{warmup}: {place}{time}", grouped(leak.counted))
 }
 
-fn table(leak: &Leak, look: &Look) -> Vec<String> {
-    let header = [
-        ("", Align::Left),
-        ("a cycle", Align::Right),
-        ("99 % confidence", Align::Right),
-        ("floor", Align::Right),
-        ("start", Align::Right),
-        ("end", Align::Right),
-        ("", Align::Left),
-    ];
-    let rows: Vec<Vec<String>> = leak.slopes.iter().map(row).collect();
-    let mut lines = grid(&header, &rows, look.width);
-    for (index, line) in lines.iter_mut().enumerate() {
-        let role = match index.checked_sub(1).and_then(|row| leak.slopes.get(row)) {
-            None => Some(Role::Dim),
-            Some(slope) => match slope.verdict {
-                SlopeVerdict::Leak => Some(Role::Bad),
-                SlopeVerdict::Unclear | SlopeVerdict::Unknown => Some(Role::Warning),
-                SlopeVerdict::Flat => None,
-            },
-        };
-        if let Some(role) = role {
-            *line = look.paint.paint(role, line);
+/// A row for each kind of memory; on a page with its limit.
+fn slopes(leak: &Leak, view: View) -> Table {
+    let mut table = Table::of(&leak.slopes)
+        .left("", |slope| slope.kind.clone())
+        .right("a cycle", |slope| slope.bytes_per_cycle.map_or_else(|| "-".to_owned(), signed))
+        .right("99 % confidence", |slope| confidence(slope))
+        .right("limit", move |slope| view.is_page.then(|| bytes(slope.max_bytes_per_cycle)))
+        .right("floor", |slope| bytes(slope.floor_bytes))
+        .right("start", |slope| bytes(slope.start_bytes))
+        .right("end", |slope| bytes(slope.points_bytes.last().copied()))
+        .left("", |slope| match slope.verdict {
+            SlopeVerdict::Flat => "flat",
+            SlopeVerdict::Unclear => "unclear: the limit is inside",
+            SlopeVerdict::Leak => "leak",
+            SlopeVerdict::Unknown => "too few cycles",
+        })
+        .table();
+    for (row, slope) in leak.slopes.iter().enumerate() {
+        match slope.verdict {
+            SlopeVerdict::Leak => table = table.emphasise(Some(row), Role::Bad),
+            SlopeVerdict::Unclear | SlopeVerdict::Unknown => {
+                table = table.emphasise(Some(row), Role::Warning)
+            }
+            SlopeVerdict::Flat => {}
         }
     }
-    lines
-}
-
-fn row(slope: &KindSlope) -> Vec<String> {
-    vec![
-        slope.kind.clone(),
-        slope.bytes_per_cycle.map_or_else(|| "-".to_owned(), signed),
-        confidence(slope),
-        bytes(slope.floor_bytes),
-        bytes(slope.start_bytes),
-        bytes(slope.points_bytes.last().copied()),
-        word(slope.verdict).to_owned(),
-    ]
+    table
 }
 
 /// `0 B to 4 KiB`
@@ -117,89 +90,28 @@ fn confidence(slope: &KindSlope) -> String {
     }
 }
 
-fn word(verdict: SlopeVerdict) -> &'static str {
-    match verdict {
-        SlopeVerdict::Flat => "flat",
-        SlopeVerdict::Unclear => "unclear: the limit is inside",
-        SlopeVerdict::Leak => "leak",
-        SlopeVerdict::Unknown => "too few cycles",
-    }
-}
-
-/// `FAIL  host grows by 1 MiB a cycle, at most 16 KiB is allowed`, or that nothing does.
-fn verdict_lines(leak: &Leak, look: &Look) -> Vec<String> {
+/// `FAIL  host grows by 1 MiB a cycle (...), the limit is 16 KiB`, or that nothing grows.
+fn add_verdict(leak: &Leak, document: &mut Document) {
     let leaks = leak.slopes.iter().filter(|slope| slope.verdict == SlopeVerdict::Leak);
-    let line = |slope: &KindSlope| {
-        format!(
-            "{}  {} grows by {} a cycle ({}), the limit is {}",
-            look.paint.paint(Role::Bad, "FAIL"),
-            slope.kind,
-            signed(slope.bytes_per_cycle.unwrap_or_default()),
-            confidence(slope),
-            bytes(Some(slope.max_bytes_per_cycle))
-        )
-    };
-    let mut lines: Vec<String> = leaks.map(line).collect();
+    let mut has_leak = false;
+    for slope in leaks {
+        has_leak = true;
+        let growth = signed(slope.bytes_per_cycle.unwrap_or_default());
+        let (range, most) = (confidence(slope), bytes(slope.max_bytes_per_cycle));
+        let text = format!("  {} grows by {growth} a cycle ({range}), the limit is {most}", slope.kind);
+        document.line(role(Role::Bad, "FAIL") + text);
+    }
     let is_known = leak.slopes.iter().any(|slope| slope.verdict != SlopeVerdict::Unknown);
-    if lines.is_empty() && is_known {
-        let limits = leak.slopes.iter().map(|slope| slope.max_bytes_per_cycle);
-        let most = limits.max().unwrap_or_default();
-        let word = look.paint.paint(Role::Good, "PASS");
-        lines.push(format!("{word}  nothing grows by more than {} a cycle", bytes(Some(most))));
+    if !has_leak && is_known {
+        let most = leak.slopes.iter().map(|slope| slope.max_bytes_per_cycle).max();
+        let text = format!("  nothing grows by more than {} a cycle", bytes(most.unwrap_or_default()));
+        document.line(role(Role::Good, "PASS") + text);
     }
-    if let Some(left) = leak.left_behind.filter(|left| *left > 0) {
-        lines.push(format!(
-            "the command left {} behind",
-            if left == 1 { "1 process".to_owned() } else { format!("{left} processes") }
-        ));
+    match leak.left_behind {
+        None | Some(0) => {}
+        Some(1) => document.line("the command left 1 process behind"),
+        Some(left) => document.line(format!("the command left {left} processes behind")),
     }
-    lines
-}
-
-/// The head of the table on a page.
-pub(super) const MARKDOWN_HEADER: &str = "| memory | a cycle | 99 % confidence | limit | floor | start | end | |\n|---|---:|---:|---:|---:|---:|---:|---|\n";
-
-/// A row of it.
-pub(super) fn markdown_row(slope: &KindSlope) -> String {
-    let mut cells = row(slope);
-    cells.insert(3, bytes(Some(slope.max_bytes_per_cycle)));
-    let cells: Vec<String> = cells.iter().map(|text| cell(text)).collect();
-    format!("| {} |\n", cells.join(" | "))
-}
-
-/// The columns for programs.
-pub(super) const CSV_COLUMNS: [&str; 11] = [
-    "kind",
-    "bytes_per_cycle",
-    "low_bytes_per_cycle",
-    "high_bytes_per_cycle",
-    "max_bytes_per_cycle",
-    "spread_bytes",
-    "floor_bytes",
-    "start_bytes",
-    "most_growth_bytes",
-    "cycles",
-    "verdict",
-];
-
-/// A row for programs. Empty is "not measured".
-pub(super) fn csv_row(slope: &KindSlope) -> Vec<String> {
-    fn number<T: ToString>(value: Option<T>) -> String {
-        value.map(|value| value.to_string()).unwrap_or_default()
-    }
-    vec![
-        slope.kind.clone(),
-        number(slope.bytes_per_cycle),
-        number(slope.low_bytes_per_cycle),
-        number(slope.high_bytes_per_cycle),
-        slope.max_bytes_per_cycle.to_string(),
-        number(slope.spread_bytes),
-        number(slope.floor_bytes),
-        number(slope.start_bytes),
-        slope.most_growth_bytes.to_string(),
-        slope.points_bytes.len().to_string(),
-        serde_json::json!(slope.verdict).as_str().unwrap_or_default().to_owned(),
-    ]
 }
 
 #[cfg(test)]
@@ -207,17 +119,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_has_as_many_cells_as_its_header() {
-        let slope = KindSlope { kind: "host".to_owned(), ..KindSlope::default() };
-        assert_eq!(csv_row(&slope).len(), CSV_COLUMNS.len());
-        let cells = |line: &str| line.matches('|').count();
-        assert!(MARKDOWN_HEADER.lines().all(|line| cells(line) == 9));
-        assert_eq!(cells(&markdown_row(&slope)), 9);
+    fn growth_has_a_range() {
         let known = KindSlope {
             low_bytes_per_cycle: Some(-1024.0),
             high_bytes_per_cycle: Some(3.0 * 1024.0 * 1024.0),
-            ..slope
+            ..KindSlope::default()
         };
         assert_eq!(confidence(&known), "-1 KiB to 3 MiB");
+        assert_eq!(confidence(&KindSlope::default()), "-");
+    }
+
+    #[test]
+    fn a_page_shows_the_limit() {
+        let mut report = Report::new(crate::report::CommandName::Leak);
+        let slope = KindSlope { kind: "host".to_owned(), max_bytes_per_cycle: 9, ..KindSlope::default() };
+        report.leak = Some(Leak { counted: 1, slopes: vec![slope], ..Leak::default() });
+        let page = crate::output::markdown::draw(&document(&report, View::PAGE));
+        assert!(page.contains("| | a cycle | 99 % confidence | limit | floor | start | end | |\n"), "{page}");
+        assert!(page.contains("\n| host | - | - | 9 B | - | - | - | too few cycles |\n"), "{page}");
     }
 }

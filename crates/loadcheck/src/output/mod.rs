@@ -1,49 +1,52 @@
 //! From a report to bytes on a stream or in a file.
 //!
-//! stdout carries data and nothing else; messages, hints and progress go to stderr. A reader that
-//! closes the pipe ends the output, not the program's success. Files are written beside their
-//! target and renamed, so a report is never half there, and nothing is overwritten without
-//! `--force`.
+//! ```text
+//! Report ──┬── document ── text | markdown | github      for people
+//!          ├── json | csv                                for programs
+//!          └── picture                                   memory over time
+//! ```
+//!
+//! stdout carries data only; messages, hints and progress go to stderr. If a reader closes the
+//! pipe, the output ends, and that is no error.
 
-use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use onelayer_probe::INTERVAL_DEFAULT;
-use rustix::fs::{Access, CWD, RenameFlags, access};
 
+use self::document::{Document, View};
+use self::files::{refusal, to_file, to_job_summary};
+use self::terminal::{Paint, Role, Terminal};
 use crate::args::{ExportArgs, FormatArg, OutputArgs, PictureArgs};
 use crate::problem::{Code, Problem};
-use crate::report::Report;
-use onelayer_synth::belongs_to_checkpoint;
-
-use self::terminal::{Paint, Role, Terminal};
-use self::text::Look;
+use crate::report::{CommandName, Report};
 
 mod compared;
 mod converted;
-mod data;
+mod csv;
 mod described;
+mod document;
 pub(crate) mod escape;
 mod examined;
+mod facts;
+mod files;
 pub(crate) mod fitted;
-mod grid;
+mod github;
+mod json;
 mod leaked;
-mod markup;
-pub(crate) mod numbers;
-mod passes;
+mod markdown;
+mod measured;
 mod picture;
 mod placed;
-mod places;
-mod quantised;
-mod reading;
 pub(crate) mod terminal;
 mod text;
 
-/// Bytes that are written at once.
+/// Columns below which a terminal gets shorter notes.
+const NARROW_COLUMNS: u16 = 100;
+/// Size of one write.
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// A format, after `auto` was decided.
+/// A format; `auto` is already resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     /// For people, coloured where allowed.
@@ -99,16 +102,18 @@ impl Format {
         matches!(self, Self::Html | Self::Svg)
     }
 
-    /// Writes the report. What programs read may be long, and is never held as a whole.
+    /// Writes the report. Formats for programs are streamed, since they may be long.
     fn write(self, report: &Report, look: &Look, to: &mut dyn Write) -> io::Result<()> {
+        let is_narrow = look.width.is_some_and(|width| width < NARROW_COLUMNS);
+        let view = View { verbose: look.verbose, ..View::default() };
         let text = match self {
-            Self::Json => return data::write_json(report, to),
-            Self::Jsonl => return data::write_json_lines(report, to),
-            Self::Csv => return data::write_csv(report, to),
-            Self::Table => text::render(report, look),
-            Self::Plain => text::render(report, &Look { paint: Paint::NONE, width: None, ..*look }),
-            Self::Markdown => markup::markdown(report),
-            Self::Github => markup::github(report),
+            Self::Json => return json::write(report, to),
+            Self::Jsonl => return json::write_lines(report, to),
+            Self::Csv => return csv::write(report, to),
+            Self::Table => text::draw(&document(report, View { is_narrow, ..view }), look.paint, look.width),
+            Self::Plain => text::draw(&document(report, view), Paint::NONE, None),
+            Self::Markdown => markdown::draw(&document(report, View::PAGE)),
+            Self::Github => github::draw(report, &document(report, View::default())),
             Self::Html => picture::html(report),
             Self::Svg => picture::svg(report),
         };
@@ -116,7 +121,55 @@ impl Format {
     }
 }
 
-/// What a command offers beside `-o`.
+/// How text for people looks.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    /// Colours.
+    paint: Paint,
+    /// Columns of the terminal, if it is one.
+    width: Option<u16>,
+    /// More detail.
+    verbose: bool,
+}
+
+/// The document that a command makes of its report, with notes and, on a page, limits and errors.
+fn document(report: &Report, view: View) -> Document {
+    let mut document = match report.command {
+        CommandName::Run | CommandName::Exec => measured::document(report, view),
+        CommandName::Compare => compared::document(report, view),
+        CommandName::Plan => described::plan(report, view),
+        CommandName::Inspect => described::inspect(report, view),
+        CommandName::Synth => described::synth(report),
+        CommandName::Convert => converted::convert(report, view),
+        CommandName::Verify => converted::verify(report, view),
+        CommandName::Fit => fitted::document(report, view),
+        CommandName::Leak => leaked::document(report, view),
+        CommandName::Doctor => examined::document(report, view),
+        CommandName::Unknown => Document::default(),
+    };
+    let is_emitted = report.fit.as_ref().is_some_and(|fit| fit.emit.is_some());
+    if view.is_page {
+        if document.is_empty() {
+            document.extend(report.source.as_ref().map(|source| facts::source(source, view)));
+        }
+        facts::add_page_end(report, &mut document);
+    } else if !document.is_empty() && !is_emitted {
+        document.extend(facts::notes(report));
+    }
+    document
+}
+
+/// Prints the log of `fit` to stderr, since stdout has the lines of `--emit`.
+pub(crate) fn print_fit_log(report: &Report, terminal: &Terminal) {
+    let view = View { verbose: terminal.verbose, ..View::default() };
+    let mut log = report.fit.as_ref().map(|fit| fitted::log(report, fit, view)).unwrap_or_default();
+    if !log.is_empty() {
+        log.extend(facts::notes(report));
+        to_stderr(text::draw(&log, terminal.stderr_paint, None).trim_end());
+    }
+}
+
+/// The options of a command about its output, beside `-o`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Further<'a> {
     /// Copies of its report.
@@ -127,10 +180,10 @@ pub(crate) struct Further<'a> {
     pub(crate) has_picture: bool,
 }
 
-/// Where a report goes, and in which form.
+/// Where a report goes, and in which formats.
 #[derive(Debug)]
 pub(crate) struct Output {
-    /// The form on stdout or in `target`.
+    /// The format on stdout or in `target`.
     pub(crate) format: Format,
     target: Option<PathBuf>,
     exports: Vec<(Format, PathBuf)>,
@@ -138,7 +191,8 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Resolves the flags. Only a command with `pictures` has endings that stand for one.
+    /// Resolves the options. The endings `.html` and `.svg` mean a picture only where the command
+    /// has one.
     pub(crate) fn new(args: &OutputArgs, further: Further<'_>, terminal: &Terminal) -> Self {
         let target = args.output.clone().filter(|target| target.as_os_str() != "-");
         let asked = if args.json { FormatArg::Json } else { args.format };
@@ -158,31 +212,30 @@ impl Output {
         }
     }
 
-    /// The distance of samples to keep, in milliseconds, where `asked` is what `--timeline` says: a
-    /// picture needs some.
+    /// The interval of the samples to keep, in milliseconds: `asked` for by `--timeline`, or else
+    /// the default if a picture needs samples.
     pub(crate) fn timeline_ms(&self, asked: Option<u64>) -> Option<u64> {
         let draws = self.format.is_picture() || self.exports.iter().any(|(format, _)| format.is_picture());
         asked.or_else(|| draws.then(|| u64::try_from(INTERVAL_DEFAULT.as_millis()).unwrap_or(u64::MAX)))
     }
 
-    /// True if stdout belongs to data for a program, so that nothing else may be written to it.
+    /// True if stdout is for a program, so that nothing else may be written to it.
     pub(crate) fn owns_stdout(&self) -> bool {
         self.target.is_none() && self.format.is_machine()
     }
 
-    /// Finds out before anything is measured whether a file would be refused afterwards.
+    /// Checks every output file. Called before anything is measured.
     pub(crate) fn check(&self) -> Vec<Problem> {
         let paths = self.target.iter().chain(self.exports.iter().map(|(_, path)| path));
         paths.filter_map(|path| refusal(path, self.force)).collect()
     }
 
-    /// The same for a file of another kind.
+    /// Checks a file that is not a report.
     pub(crate) fn check_beside(&self, path: &Path) -> Option<Problem> {
         refusal(path, self.force)
     }
 
-    /// Writes a file that is no report, as reports are written: whole, and over none without
-    /// `--force`.
+    /// Writes a file that is not a report, with the same guarantees.
     pub(crate) fn write_beside(&self, path: &Path, text: &str) -> Result<(), Problem> {
         to_file(path, |to| to.write_all(text.as_bytes()), self.force)
     }
@@ -207,7 +260,7 @@ impl Output {
             problems.extend(to_file(path, write, self.force).err());
         }
         if self.format == Format::Github {
-            problems.extend(to_job_summary(&markup::markdown(report)).err());
+            problems.extend(to_job_summary(&markdown::draw(&document(report, View::PAGE))).err());
         }
         problems
     }
@@ -215,16 +268,16 @@ impl Output {
 
 /// The report as one JSON object.
 pub(crate) fn json(report: &Report) -> String {
-    data::json(report)
+    json::text(report)
 }
 
-/// Writes data to stdout. A closed pipe is the reader's choice and no problem.
+/// Writes data to stdout. A closed pipe is no error.
 pub(crate) fn to_stdout(text: &str) -> Result<(), Problem> {
     print(|to| to.write_all(text.as_bytes()))
 }
 
 fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Problem> {
-    // Stdout itself would be written to line by line.
+    // Stdout by itself writes line by line.
     let mut stdout = BufWriter::with_capacity(BLOCK_BYTES, io::stdout().lock());
     match write(&mut stdout).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
@@ -234,19 +287,19 @@ fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Pro
     }
 }
 
-/// Writes a line for people to stderr. Nothing can be done if that fails.
+/// Writes a line to stderr. Failures are ignored.
 pub(crate) fn to_stderr(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// Prints problems as blocks: what, where, what to do.
+/// Prints problems to stderr: message, place, help.
 pub(crate) fn print_problems(problems: &[Problem], paint: Paint) {
     for problem in problems {
         to_stderr(&problem_text(problem, paint));
     }
 }
 
-/// Characters of one part of a problem on stderr, at most; a report has all of them.
+/// Characters of each part of a problem on stderr, at most. Reports have the whole text.
 const PART_CHARACTERS_MAX: usize = 1000;
 
 fn problem_text(problem: &Problem, paint: Paint) -> String {
@@ -265,134 +318,10 @@ fn problem_text(problem: &Problem, paint: Paint) -> String {
     text
 }
 
-/// Why `path` may not be written, if so.
-fn refusal(path: &Path, force: bool) -> Option<Problem> {
-    let refused = |message: &str| Problem::new(Code::OutputRefused, message).at(path.display().to_string());
-    let exists = || refused("the output file exists").help("--force overwrites it");
-    if let Some(problem) = weights_refusal(path) {
-        return Some(problem);
-    }
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let checked = match fs::metadata(path) {
-        Ok(metadata) if metadata.is_dir() => return Some(refused("the output is a directory")),
-        Ok(metadata) if metadata.is_file() && !force => return Some(exists()),
-        Ok(metadata) if metadata.is_file() => access(parent, Access::WRITE_OK | Access::EXEC_OK),
-        // A pipe or a device.
-        Ok(_) => access(path, Access::WRITE_OK),
-        Err(_) if !parent.is_dir() => {
-            return Some(refused("the directory of the output file does not exist"));
-        }
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Some(refused(&format!("the output cannot be looked up: {error}")));
-        }
-        // A link that leads nowhere.
-        Err(_) if path.is_symlink() && !force => return Some(exists()),
-        Err(_) => access(parent, Access::WRITE_OK | Access::EXEC_OK),
-    };
-    let errno = checked.err()?;
-    Some(refused(&format!("the output cannot be written: {}", io::Error::from(errno))))
-}
-
-/// No report goes over weights, not even by force.
-fn weights_refusal(path: &Path) -> Option<Problem> {
-    let name = path.file_name()?.to_string_lossy();
-    let message = "files of weights have such names, and no output replaces one";
-    belongs_to_checkpoint(&name)
-        .then(|| Problem::new(Code::OutputRefused, message).at(path.display().to_string()))
-        .map(|problem| problem.help("choose another name"))
-}
-
-/// Writes a file as a whole: beside its target first, then renamed. Pipes and devices are written
-/// to directly.
-fn to_file(
-    path: &Path,
-    write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-    force: bool,
-) -> Result<(), Problem> {
-    let failed = |error: io::Error| {
-        Problem::new(Code::CannotWrite, format!("cannot write the file: {error}"))
-            .at(path.display().to_string())
-    };
-    if let Some(problem) = weights_refusal(path) {
-        return Err(problem);
-    }
-    if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
-        let opened = OpenOptions::new().write(true).open(path);
-        return opened.and_then(|file| fill(file, write)).map_err(failed);
-    }
-    // Not made from the target's name, which may be as long as names can be.
-    let part = path.with_file_name(format!(".loadcheck-{}.part", std::process::id()));
-    let written = File::create_new(&part)
-        .and_then(|file| fill(file, write))
-        .and_then(|()| move_over(&part, path, force));
-    if written.is_err() {
-        let _ = fs::remove_file(&part);
-    }
-    written.map_err(failed)
-}
-
-fn fill(file: File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let mut file = BufWriter::with_capacity(BLOCK_BYTES, file);
-    write(&mut file)?;
-    file.flush()
-}
-
-fn move_over(part: &Path, path: &Path, force: bool) -> io::Result<()> {
-    if force {
-        return fs::rename(part, path);
-    }
-    match rustix::fs::renameat_with(CWD, part, CWD, path, RenameFlags::NOREPLACE) {
-        // A file system that cannot refuse to replace can still refuse to link.
-        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
-            fs::hard_link(part, path).and_then(|()| fs::remove_file(part))
-        }
-        other => other.map_err(io::Error::from),
-    }
-}
-
-/// Adds to the job summary of GitHub Actions, where there is one.
-fn to_job_summary(markdown: &str) -> Result<(), Problem> {
-    let Some(path) = std::env::var_os("GITHUB_STEP_SUMMARY").filter(|path| !path.is_empty()) else {
-        return Ok(());
-    };
-    let written = OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(&path)
-        .and_then(|mut file| file.write_all(markdown.as_bytes()));
-    written.map_err(|error| {
-        Problem::new(Code::CannotWrite, format!("cannot write the job summary: {error}"))
-            .at(path.to_string_lossy().into_owned())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn files_are_never_overwritten_by_accident() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("report.json");
-        assert!(refusal(&path, false).is_none());
-        to_file(&path, |to| to.write_all(b"one"), false).unwrap();
-        assert!(refusal(&path, false).is_some() && refusal(&path, true).is_none());
-        assert_eq!(to_file(&path, |to| to.write_all(b"two"), false).unwrap_err().code, Code::CannotWrite);
-        assert_eq!(fs::read_to_string(&path).unwrap(), "one");
-        to_file(&path, |to| to.write_all(b"three"), true).unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), "three");
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no partial file stays");
-        assert!(refusal(directory.path(), true).is_some());
-        assert!(refusal(&directory.path().join("no/such"), true).is_some());
-        assert!(refusal(&directory.path().join("x".repeat(256)), true).is_some(), "no file system takes it");
-        let longest = directory.path().join("x".repeat(255));
-        assert!(refusal(&longest, false).is_none());
-        to_file(&longest, |to| to.write_all(b"long"), false).unwrap();
-        let link = directory.path().join("link");
-        std::os::unix::fs::symlink("nowhere", &link).unwrap();
-        assert!(refusal(&link, false).is_some() && refusal(&link, true).is_none());
-        assert!(to_file(Path::new("/dev/null"), |to| to.write_all(b"text"), false).is_ok());
-    }
+    use crate::report::{Fit, Fitted, Limit};
 
     #[test]
     fn a_problem_is_a_block() {
@@ -402,5 +331,55 @@ mod tests {
         let expected =
             "error[LC0302]: bad \\u{1b}[2J name\n  --> a/b.safetensors\n      8 bytes\n  help: do it";
         assert_eq!(problem_text(&problem, Paint::NONE), expected);
+    }
+
+    #[test]
+    fn failures_become_annotations() {
+        let mut report = Report::new(CommandName::Run);
+        let limit = |passed| Limit {
+            metric: "rss".to_owned(),
+            limit_bytes: Some(1),
+            actual_bytes: Some(2),
+            limit_seconds: None,
+            actual_seconds: None,
+            passed,
+            inside_spread: false,
+            first_exceeded_at: None,
+        };
+        report.limits = vec![limit(true), limit(false)];
+        let text = drawn(Format::Github, &report);
+        assert!(text.starts_with("PASS  rss"), "{text}");
+        assert!(text.contains("\n::error title=loadcheck: rss over its limit::FAIL  rss"), "{text}");
+        assert!(drawn(Format::Markdown, &report).contains("| **FAIL** | rss | 2 B | 1 B |"));
+        report.errors = vec![Problem::new(Code::SourceInvalid, "50 %\n::set-output name=x::y").at("f\u{1b}")];
+        let text = drawn(Format::Github, &report);
+        let line = "::error title=loadcheck LC0302::50 %25 ::set-output name=x::y (f\\u{1b})\n";
+        assert!(text.ends_with(line), "{text}");
+    }
+
+    #[test]
+    fn limits_and_the_lines_that_were_asked_for_are_on_the_page() {
+        let mut report = Report::new(CommandName::Fit);
+        let fitted = Fitted {
+            strategy: "stream".to_owned(),
+            smallest_bytes: Some(1377 << 20),
+            tries: vec![crate::report::Try::default()],
+            ..Fitted::default()
+        };
+        report.fit = Some(Fit { loaders: vec![fitted], ..Fit::default() });
+        let text = drawn(Format::Github, &report);
+        assert!(text.contains("smallest that works   1 377 MiB"), "{text}");
+        report.fit.as_mut().unwrap().emit = Some("docker".to_owned());
+        report.fit.as_mut().unwrap().emitted = vec!["--memory=1722m".to_owned()];
+        let page = drawn(Format::Markdown, &report);
+        assert!(page.contains("| `stream` | 1 377 MiB | - |"), "{page}");
+        assert!(page.contains("\n```\n--memory=1722m\n```\n"), "{page}");
+        assert_eq!(drawn(Format::Github, &report), "--memory=1722m\n");
+    }
+
+    fn drawn(format: Format, report: &Report) -> String {
+        let mut bytes = Vec::new();
+        format.write(report, &Look { paint: Paint::NONE, width: None, verbose: false }, &mut bytes).unwrap();
+        String::from_utf8(bytes).unwrap()
     }
 }

@@ -1,103 +1,73 @@
-//! Text of `plan --vram`: what is on each GPU, on the host and on the disk, and what fits at most.
+//! `plan --vram`: what is on each GPU, on the host and on the disk, and the most that fits.
 
-use super::grid::{Align, grid};
-use super::numbers::{bytes, grouped};
+use super::document::{Document, Table, View, role};
+use super::facts::tier_name;
 use super::terminal::Role;
-use super::text::Look;
-use crate::report::{PlacedLayer, Placement, TierShare};
+use crate::numbers::{bytes, grouped};
+use crate::report::{PlacedLayer, Placement, PrecisionNeed, TierShare};
+use onelayer::units::to_u64;
 
-/// Runs of layers are listed up to so many lines.
-const RUNS_MAX: usize = 40;
+/// Rows of layers that a terminal shows.
+const ROWS_MAX: usize = 40;
 
-/// Lines for people.
-pub(crate) fn lines(placement: &Placement, look: &Look) -> Vec<String> {
-    let head = |text: &str| look.paint.paint(Role::Strong, text);
-    let mut lines = vec![head("placement, derived from headers and config.json (nothing was measured)")];
-    lines.push(workload_line(placement));
-    lines.extend(tier_lines(placement, look));
-    lines.extend(largest_line(placement));
-    lines.push(String::new());
-    let header = [
-        ("layers", Align::Left),
-        ("place", Align::Left),
-        ("weights", Align::Right),
-        ("kept", Align::Right),
-        ("by", Align::Left),
-    ];
-    let runs = runs(&placement.layers, look.verbose);
-    let shown: Vec<Vec<String>> =
-        runs.iter().take(if look.verbose { usize::MAX } else { RUNS_MAX }).cloned().collect();
-    lines.extend(grid(&header, &shown, look.width));
-    if shown.len() < runs.len() {
-        lines.push(format!("  ... and {} more lines (all of them: -v or --json)", runs.len() - shown.len()));
+/// Adds the placement.
+pub(super) fn add(placement: &Placement, view: View, document: &mut Document) {
+    let head = "placement, derived from headers and config.json (nothing was measured)";
+    document.line(role(Role::Strong, head));
+    document.line(workload(placement));
+    document.table(tiers(&placement.tiers));
+    if let Some(largest) = largest(placement) {
+        document.line(largest);
     }
-    lines.push(String::new());
-    lines.extend(precision_lines(placement, look));
-    lines
+    document.gap();
+    let mut rows = alike(&placement.layers, view.verbose);
+    let rows_max = if view.verbose { usize::MAX } else { ROWS_MAX };
+    let hidden = to_u64(rows.len().saturating_sub(rows_max));
+    rows.truncate(rows_max);
+    document.table(layers(rows));
+    document.hidden(hidden, "-v or --json");
+    document.gap();
+    document.table(precisions(&placement.precisions));
 }
 
-fn workload_line(placement: &Placement) -> String {
-    let kept = match (placement.context_tokens, &placement.cache_bytes) {
+fn workload(placement: &Placement) -> String {
+    let kept = match (placement.context_tokens, placement.cache_bytes) {
         (0, _) => "no context".to_owned(),
         (_, None) => "cache unknown".to_owned(),
-        (_, Some(kept)) => format!("cache {}", bytes(Some(*kept))),
+        (_, Some(kept)) => format!("cache {}", bytes(kept)),
     };
     let context = match placement.context_tokens {
         0 => String::new(),
         tokens => format!("; {} tokens x {} at once", grouped(tokens), grouped(placement.batch)),
     };
-    format!("weights {}, {kept}{context}", bytes(Some(placement.weight_bytes)))
+    format!("weights {}, {kept}{context}", bytes(placement.weight_bytes))
 }
 
-fn tier_lines(placement: &Placement, look: &Look) -> Vec<String> {
-    let header = [
-        ("", Align::Left),
-        ("layers", Align::Right),
-        ("weights", Align::Right),
-        ("cache", Align::Right),
-        ("work (est.)", Align::Right),
-        ("landing", Align::Right),
-        ("sum", Align::Right),
-        ("limit", Align::Right),
-        ("free", Align::Right),
-    ];
-    let part = |value: u64| if value == 0 { String::new() } else { bytes(Some(value)) };
-    let row = |share: &TierShare| {
-        vec![
-            place_name(&share.tier),
-            grouped(share.layers),
-            bytes(Some(share.weight_bytes)),
-            part(share.cache_bytes),
-            part(share.activation_estimate_bytes),
-            part(share.landing_bytes),
-            bytes(Some(share.needed_bytes)),
-            share.limit_bytes.map_or_else(|| "none".to_owned(), |limit| bytes(Some(limit))),
-            share.free_bytes.map_or_else(|| "-".to_owned(), |free| bytes(Some(free))),
-        ]
-    };
-    let rows: Vec<Vec<String>> = placement.tiers.iter().map(row).collect();
-    grid(&header, &rows, look.width)
+fn tiers(tiers: &[TierShare]) -> Table {
+    let part = |value: u64| (value > 0).then(|| bytes(value));
+    Table::of(tiers)
+        .left("", |share| tier_name(&share.tier))
+        .right("layers", |share| grouped(share.layers))
+        .right("weights", |share| bytes(share.weight_bytes))
+        .right("cache", |share| part(share.cache_bytes))
+        .right("work (est.)", |share| part(share.activation_estimate_bytes))
+        .right("landing", |share| part(share.landing_bytes))
+        .right("sum", |share| bytes(share.needed_bytes))
+        .right("limit", |share| share.limit_bytes.map_or_else(|| "none".to_owned(), bytes))
+        .right("free", |share| bytes(share.free_bytes))
+        .table()
 }
 
-/// `GPU 0`, `host`, `disk`.
-fn place_name(tier: &str) -> String {
-    match tier {
-        "cpu" => "host".to_owned(),
-        "disk" => tier.to_owned(),
-        device => format!("GPU {device}"),
-    }
-}
-
-fn largest_line(placement: &Placement) -> Option<String> {
+fn largest(placement: &Placement) -> Option<String> {
     let largest = &placement.largest;
-    let said = |value: Option<u64>| value.map_or_else(|| "none".to_owned(), grouped);
     if placement.cache_unknown.is_some() {
         return None;
     }
+    let number = |value: Option<u64>| value.map_or_else(|| "none".to_owned(), grouped);
     let has_gpus = placement.tiers.iter().any(|share| !matches!(share.tier.as_str(), "cpu" | "disk"));
     let both = |what: &str, on_gpus: Option<u64>, anywhere: Option<u64>| match has_gpus {
-        true => format!("{what} {} on GPUs alone, {} anywhere", said(on_gpus), said(anywhere)),
-        false => format!("{what} {}", said(anywhere)),
+        true => format!("{what} {} on GPUs alone, {} anywhere", number(on_gpus), number(anywhere)),
+        false => format!("{what} {}", number(anywhere)),
     };
     let mut parts = vec![both("context", largest.context_tokens_on_gpus, largest.context_tokens)];
     if placement.context_tokens > 0 {
@@ -106,50 +76,44 @@ fn largest_line(placement: &Placement) -> Option<String> {
     Some(format!("largest that fits: {}", parts.join("; ")))
 }
 
-/// Neighbours of one stack that are alike, in one line.
-fn runs(layers: &[PlacedLayer], each: bool) -> Vec<Vec<String>> {
+/// Runs of neighbours that share a row: equal layers of one stack, in one place.
+fn alike(layers: &[PlacedLayer], each: bool) -> Vec<&[PlacedLayer]> {
     let stack = |layer: &PlacedLayer| layer.id.rsplit_once('.').map(|(stack, _)| stack.to_owned());
     let is_alike = |one: &PlacedLayer, other: &PlacedLayer| {
-        one.tier == other.tier
+        !each
+            && one.tier == other.tier
             && one.cache_bytes == other.cache_bytes
             && one.weight_bytes == other.weight_bytes
             && stack(one) == stack(other)
     };
-    let same = |one: &PlacedLayer, other: &PlacedLayer| !each && is_alike(one, other);
-    let cells = |run: &[PlacedLayer]| {
-        let (first, last) = (&run[0], &run[run.len() - 1]);
-        let (name, times) = match run.len() {
-            1 => (first.id.clone(), String::new()),
-            count => (format!("{} .. {}", first.id, last.id), format!("{count} x ")),
-        };
-        let window = first.window_tokens.map(|tokens| format!(", window {}", grouped(tokens)));
-        let by = first.attention.as_ref().map(|name| format!("{name}{}", window.unwrap_or_default()));
-        let kept = first.cache_bytes.filter(|kept| *kept > 0).map(|kept| bytes(Some(kept)));
-        vec![
-            name,
-            place_name(&first.tier),
-            format!("{times}{}", bytes(Some(first.weight_bytes))),
-            kept.unwrap_or_default(),
-            by.unwrap_or_default(),
-        ]
-    };
-    layers.chunk_by(same).map(cells).collect()
+    layers.chunk_by(is_alike).collect()
 }
 
-fn precision_lines(placement: &Placement, look: &Look) -> Vec<String> {
-    let header = [
-        ("in another precision (derived)", Align::Left),
-        ("weights", Align::Right),
-        ("all on GPUs", Align::Left),
-        ("largest context", Align::Right),
-    ];
-    let rows = placement.precisions.iter().map(|need| {
-        vec![
-            need.precision.clone(),
-            bytes(Some(need.weight_bytes)),
-            if need.on_gpus { "yes" } else { "no" }.to_owned(),
-            need.context_tokens_on_gpus.map(grouped).unwrap_or_default(),
-        ]
-    });
-    grid(&header, &rows.collect::<Vec<_>>(), look.width)
+fn layers(rows: Vec<&[PlacedLayer]>) -> Table {
+    Table::of(rows)
+        .left("layers", |row| match row {
+            [one] => one.id.clone(),
+            several => format!("{} .. {}", several[0].id, several[several.len() - 1].id),
+        })
+        .left("place", |row| tier_name(&row[0].tier))
+        .right("weights", |row| match row.len() {
+            1 => bytes(row[0].weight_bytes),
+            count => format!("{count} x {}", bytes(row[0].weight_bytes)),
+        })
+        .right("kept", |row| row[0].cache_bytes.filter(|kept| *kept > 0).map(bytes))
+        .left("by", |row| {
+            let window = row[0].window_tokens.map(|tokens| format!(", window {}", grouped(tokens)));
+            let attention = row[0].attention.as_ref();
+            attention.map(|attention| format!("{attention}{}", window.unwrap_or_default()))
+        })
+        .table()
+}
+
+fn precisions(needs: &[PrecisionNeed]) -> Table {
+    Table::of(needs)
+        .left("in another precision (derived)", |need| need.precision.clone())
+        .right("weights", |need| bytes(need.weight_bytes))
+        .left("all on GPUs", |need| if need.on_gpus { "yes" } else { "no" })
+        .right("largest context", |need| need.context_tokens_on_gpus.map(grouped))
+        .table()
 }

@@ -1,7 +1,7 @@
-//! What the two output streams are and what may be done with them: colour, width, progress.
+//! Properties of the two output streams: colour, width, progress.
 //!
-//! The rules: `--color` decides; then `NO_COLOR`, then `CLICOLOR_FORCE`, then `TERM=dumb`; else a
-//! stream is coloured if it is a terminal. Hints and progress go to stderr.
+//! Colour is decided by `--color`, then `NO_COLOR`, `CLICOLOR_FORCE` and `TERM=dumb`; otherwise
+//! terminals are coloured. Hints and progress go to stderr.
 
 use std::io::IsTerminal as _;
 
@@ -9,16 +9,16 @@ use anstyle::{AnsiColor, Style};
 
 use crate::args::{ColorArg, ProgressArg, TerminalArgs};
 
-/// What a piece of text means; only emphasis, never the only sign of it.
+/// The meaning of a piece of text. Colour only adds emphasis: the words say the same.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Role {
     /// Something failed.
     Bad,
-    /// Something to look at.
+    /// A warning.
     Warning,
     /// Something passed.
     Good,
-    /// The number that counts.
+    /// The most important number.
     Strong,
     /// Headings, hints, asides.
     Dim,
@@ -63,7 +63,7 @@ pub(crate) enum ProgressMode {
     Never,
 }
 
-/// What the streams are, resolved once at the start.
+/// The streams, inspected once at the start.
 #[derive(Clone, Debug)]
 pub(crate) struct Terminal {
     /// stdout is a terminal.
@@ -83,7 +83,7 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Looks at the streams and the environment.
+    /// Inspects the streams and the environment.
     pub(crate) fn detect(args: &TerminalArgs) -> Self {
         let (stdout_tty, stderr_tty) = (std::io::stdout().is_terminal(), std::io::stderr().is_terminal());
         let environment = Environment::read();
@@ -108,7 +108,7 @@ impl Terminal {
     }
 }
 
-/// The variables that have a say about colour.
+/// The environment variables that affect colour.
 #[derive(Clone, Copy, Debug, Default)]
 struct Environment {
     no_color: bool,

@@ -1,4 +1,4 @@
-//! What is reported of a comparison: one row for each way of loading, over all of its runs.
+//! A comparison: one row for each way of loading, over all of its runs.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,35 +8,36 @@ use super::Outcome;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Compared {
-    /// What it is called; `runs[].strategy` has the same.
+    /// Its name, as in `runs[].strategy`.
     pub(crate) strategy: String,
-    /// The words of the command; `null` for what this program does itself.
+    /// The words of the command; `null` if this program loads.
     pub(crate) command: Option<Vec<String>>,
-    /// How its runs ended: `completed` if all did, else how the first other one did.
+    /// `completed` if every run did, otherwise the outcome of the first other run.
     pub(crate) outcome: Outcome,
-    /// Why, where it did not complete.
+    /// Why it did not complete.
     pub(crate) reason: Option<String>,
-    /// Runs that were begun, without warm-ups. A row whose run does not complete is not run again.
+    /// Runs that were started, without warm-ups. After a run that does not complete, the row is not
+    /// run again.
     pub(crate) runs: u64,
-    /// Of these, runs that completed: time is theirs alone.
+    /// Runs that completed. Times are of these alone.
     pub(crate) completed: u64,
-    /// Of these, runs before which the page cache was not as it was asked for, or could not be
-    /// looked at.
+    /// Completed runs before which the page cache was not in the requested state, or could not be
+    /// checked.
     pub(crate) cache_not_as_asked: u64,
     /// Wall time.
     pub(crate) seconds: Option<Spread>,
-    /// Bytes of the tensors that are loaded, over the median time.
+    /// Bytes of the loaded tensors, divided by the median time.
     pub(crate) bytes_per_second: Option<u64>,
     /// CPU time, the median.
     pub(crate) cpu_seconds: Option<f64>,
-    /// The highest memory of any run; of a run that did not complete, what was seen of it.
+    /// The highest memory of any run, until its end if it did not complete.
     pub(crate) peak: ComparedPeak,
-    /// Time over that of the fastest row, round by round: the median.
+    /// Time divided by that of the fastest row, in each round: the median.
     pub(crate) time_ratio: Option<f64>,
-    /// Host peak over the smallest of all rows that own what they load; `null` for those that map
-    /// it.
+    /// Host peak divided by the smallest one of the rows that own what they load; `null` for rows
+    /// that map it.
     pub(crate) host_ratio: Option<f64>,
-    /// What a person should know about the row.
+    /// A remark for people.
     pub(crate) note: Option<String>,
 }
 
@@ -44,7 +45,7 @@ pub(crate) struct Compared {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Spread {
-    /// The value in the middle; the mean of the two in the middle of an even number.
+    /// The median.
     pub(crate) median: f64,
     /// The smallest.
     pub(crate) min: f64,
@@ -58,13 +59,13 @@ pub(crate) struct Spread {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct ComparedPeak {
-    /// What the kernel cannot take back.
+    /// Memory that the kernel cannot reclaim.
     pub(crate) host_bytes: Option<u64>,
-    /// The same over its start, in the run where that was most; `null` for commands.
+    /// Its growth since the start, in the run with the largest growth; `null` for commands.
     pub(crate) host_growth_bytes: Option<u64>,
     /// All resident pages.
     pub(crate) rss_bytes: Option<u64>,
-    /// The same over its start, in the run where that was most; `null` for commands.
+    /// Its growth since the start, in the run with the largest growth; `null` for commands.
     pub(crate) rss_growth_bytes: Option<u64>,
     /// Mapped file pages.
     pub(crate) file_bytes: Option<u64>,

@@ -1,61 +1,60 @@
-//! What is reported of a conversion and of a verification: what is planned, what it did, what
-//! differs.
+//! A conversion (its plan and its result) and a verification (its differences).
 
 use serde::{Deserialize, Serialize};
 
 use super::{MemoryTerm, QuantisedTensor};
 
-/// A conversion: what it makes, and what it did.
+/// A conversion.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Convert {
-    /// Where to, as on the command line.
+    /// The target, as on the command line.
     pub(crate) target: String,
     /// `--dry-run`: nothing was written.
     pub(crate) dry_run: bool,
     /// `--finish`: only index and manifest were to be written.
     pub(crate) finish: bool,
-    /// `--part`, such as `1/8`; `null` is all of it.
+    /// `--part`, such as `1/8`; `null` is everything.
     pub(crate) part: Option<String>,
-    /// What it ran with.
+    /// Its settings.
     pub(crate) params: ConvertParams,
     /// The files of tensors in words: `24 layers of 29 MiB, lm_head`.
     pub(crate) summary: String,
-    /// The files of tensors, in execution order; those of other parts too.
+    /// The files of tensors, in execution order, including those of other parts.
     pub(crate) files: Vec<ConvertFile>,
-    /// How many of them are for this part.
+    /// Number of files for this part.
     pub(crate) part_files: u64,
-    /// What is copied beside them.
+    /// Other files that are copied.
     pub(crate) side_files: Vec<SideFile>,
-    /// Tied weights that are left out.
+    /// Tied weights that are not written.
     pub(crate) duplicates: Vec<Duplicate>,
-    /// Bytes that were still to be written when it began.
+    /// Bytes that were left to write when it started.
     pub(crate) needed_bytes: u64,
-    /// Bytes that were free in the target's file system.
+    /// Free bytes in the target's file system.
     pub(crate) free_bytes: u64,
-    /// What it holds in host memory; `null` if all of its files are there already.
+    /// Host memory that it needs; `null` if all of its files exist already.
     pub(crate) memory: Option<ConvertMemory>,
-    /// `--dry-run`: how long it will take.
+    /// `--dry-run`: the estimated time.
     pub(crate) estimate: Option<Estimate>,
-    /// What it did; `null` for a dry run.
+    /// The result; `null` for a dry run.
     pub(crate) result: Option<Converted>,
 }
 
-/// What a conversion ran with.
+/// Settings of a conversion.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct ConvertParams {
     /// Host budget.
     pub(crate) budget_bytes: u64,
-    /// How the source is read.
+    /// The way the source is read.
     pub(crate) io: String,
-    /// Threads that read, and as many that write, if that was asked for.
+    /// `--jobs`: number of reading threads, and of writing threads.
     pub(crate) jobs: Option<u64>,
-    /// Whether all is compared afterwards.
+    /// Whether the result is compared with the source afterwards.
     pub(crate) verify: bool,
-    /// Whether the kernel may copy or share what stays as it is.
+    /// Whether the kernel may copy or share unchanged bytes.
     pub(crate) kernel_copy: bool,
-    /// Everything that decides about what is written, as the manifest has it.
+    /// All options that affect what is written, as in the manifest.
     pub(crate) options: Vec<String>,
 }
 
@@ -69,22 +68,22 @@ pub(crate) struct ConvertFile {
     pub(crate) bytes: u64,
     /// Number of its tensors.
     pub(crate) tensors: u64,
-    /// The layers that it holds, or holds a part of.
+    /// The layers that it holds, whole or in part.
     pub(crate) layers: Vec<String>,
-    /// Whether it is there.
+    /// Whether it exists.
     pub(crate) state: FileState,
 }
 
-/// Whether a file of tensors is there.
+/// Whether a file of tensors exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FileState {
     /// Not yet.
     Planned,
-    /// An earlier run has made it, and it was kept.
+    /// Written by an earlier run, and kept.
     Kept,
-    /// This run has made it.
+    /// Written by this run.
     Written,
 }
 
@@ -98,7 +97,7 @@ pub(crate) struct SideFile {
     pub(crate) bytes: u64,
 }
 
-/// A tied weight that is left out.
+/// A tied weight that is not written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Duplicate {
@@ -108,7 +107,7 @@ pub(crate) struct Duplicate {
     pub(crate) same_as: String,
 }
 
-/// What a conversion holds in host memory, derived from headers.
+/// Host memory of a conversion, derived from headers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct ConvertMemory {
@@ -124,13 +123,13 @@ pub(crate) struct ConvertMemory {
     pub(crate) slots: u64,
     /// Bytes of one slot.
     pub(crate) slot_bytes: u64,
-    /// Threads that read.
+    /// Number of reading threads.
     pub(crate) readers: u64,
     /// Bytes that are read from the source.
     pub(crate) read_bytes: u64,
 }
 
-/// How long a conversion will take, from a short measurement.
+/// Estimated time of a conversion, from a short measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Estimate {
@@ -138,26 +137,26 @@ pub(crate) struct Estimate {
     pub(crate) source: String,
     /// The time; `null` if it could not be estimated.
     pub(crate) seconds: Option<f64>,
-    /// How fast the source was read, past the page cache.
+    /// Measured speed of reading the source with direct I/O.
     pub(crate) read_bytes_per_second: Option<u64>,
-    /// How fast random bytes were written where the target will be, and synced.
+    /// Measured speed of writing and syncing random bytes where the target will be.
     pub(crate) write_bytes_per_second: Option<u64>,
-    /// How long the target takes to sync a few bytes. Each file is synced several times, while the
-    /// next one is written.
+    /// Time to sync a few bytes in the target. Each file is synced several times, while the next
+    /// one is written.
     pub(crate) sync_seconds: Option<f64>,
-    /// Source and target are on one device, so that reading and writing take turns.
+    /// Whether source and target are on one device, so that reading and writing take turns.
     pub(crate) same_device: Option<bool>,
 }
 
-/// What a conversion did. Of one that ended early, what it had done by then.
+/// The result of a conversion; of one that ended early, the part that was done.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Converted {
-    /// Index and manifest are there: nothing is left to do.
+    /// Index and manifest were written: nothing is left to do.
     pub(crate) complete: bool,
     /// Files of tensors that were written.
     pub(crate) files_written: u64,
-    /// Files of tensors that an earlier run had written.
+    /// Files of tensors that an earlier run had written, and that were kept.
     pub(crate) files_kept: u64,
     /// Side files that were copied.
     pub(crate) side_files: u64,
@@ -167,46 +166,46 @@ pub(crate) struct Converted {
     pub(crate) read_bytes: Option<u64>,
     /// Wall time, without `--verify`; `null` if it ended early.
     pub(crate) seconds: Option<f64>,
-    /// `direct` (past the page cache) or `drop_behind`; `null` if nothing was written.
+    /// `direct` (direct I/O) or `drop_behind`; `null` if nothing was written.
     pub(crate) write_mode: Option<String>,
-    /// Why not directly.
+    /// Why direct I/O was not used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) write_mode_reason: Option<String>,
-    /// Bytes that share their blocks with the source.
+    /// Bytes that share their blocks with the source (reflinks).
     pub(crate) cloned_bytes: u64,
     /// Bytes that the kernel copied.
     pub(crate) kernel_copied_bytes: u64,
-    /// Why the kernel did not copy all that stays as it is.
+    /// Why the kernel did not copy all unchanged bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) kernel_copy_reason: Option<String>,
-    /// Files of the source that were not read the way that was asked for.
+    /// Files of the source that were not read as requested.
     pub(crate) read_fallbacks: Vec<ReadFallback>,
-    /// What quantising lost, tensor by tensor of the files that were written.
+    /// Quantisation errors of each tensor in the files that were written.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) quantised: Vec<QuantisedTensor>,
 }
 
-/// A file of the source that was not read the way that was asked for.
+/// A file of the source that was not read as requested.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct ReadFallback {
     /// The file.
     pub(crate) file: String,
-    /// What was asked for.
+    /// The requested state.
     pub(crate) from: String,
-    /// What was done.
+    /// The way it was read.
     pub(crate) to: String,
     /// Why.
     pub(crate) reason: String,
 }
 
-/// A verification: what was compared, and what differs.
+/// A verification.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Verification {
-    /// What was checked, as on the command line.
+    /// The checked directory, as on the command line.
     pub(crate) directory: String,
-    /// What it was compared with; `null` if only its manifest counted.
+    /// The checkpoint it was compared with; `null` if only its manifest was used.
     pub(crate) against: Option<String>,
     /// Files of tensors whose hashes were compared.
     pub(crate) files: u64,
@@ -214,18 +213,18 @@ pub(crate) struct Verification {
     pub(crate) tensors: u64,
     /// Bytes that were compared.
     pub(crate) bytes: u64,
-    /// Wall time; `null` for `convert --verify`, where it is part of the run's.
+    /// Wall time; `null` for `convert --verify`, which includes it in the run's time.
     pub(crate) seconds: Option<f64>,
-    /// What is not as it should be; empty if all is well.
+    /// Differences; empty if there are none.
     pub(crate) differences: Vec<Difference>,
 }
 
-/// One thing that is not as it should be.
+/// One difference.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Difference {
     /// The file, or the tensor.
     pub(crate) place: String,
-    /// What is wrong with it.
+    /// How it differs.
     pub(crate) what: String,
 }

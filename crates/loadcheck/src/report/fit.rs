@@ -1,5 +1,4 @@
-//! What is reported of a search for a memory limit: every limit that was tried, and what follows
-//! from them.
+//! A search for a memory limit: every limit that was tried, and the smallest that work.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,47 +8,46 @@ use crate::args::CacheArg;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Fit {
-    /// State of the page cache that is brought about before every try; `null` before the search
-    /// began.
+    /// State of the page cache before every try; `null` if the search did not start.
     pub(crate) cache: Option<CacheArg>,
-    /// Runs at a limit before it counts as one that works.
+    /// Runs that have to succeed before a limit counts as working.
     pub(crate) runs: u64,
-    /// One entry for each loader.
+    /// Each loader.
     pub(crate) loaders: Vec<Fitted>,
-    /// `--emit`: for what.
+    /// `--emit`: the format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) emit: Option<String>,
     /// `--emit`: the lines.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) emitted: Vec<String>,
-    /// Per cent that `emitted` adds to what is needed.
+    /// Headroom in `emitted`, in per cent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) headroom_percent: Option<u64>,
 }
 
-/// A loader and the limits that it was run under.
+/// A loader, and the limits it was run under.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Fitted {
-    /// `stream` is ours, `mmap`, `read`, `pread` and `direct` are habits of others; of a command,
-    /// what was put in for `{strategy}`, or `command`.
+    /// `stream` for this library; `mmap`, `read`, `pread` or `direct` for a way that other loaders
+    /// read; for a command, the value of `{strategy}`, or `command`.
     pub(crate) strategy: String,
-    /// The command; `null` for ours.
+    /// The command; `null` if this program loads.
     pub(crate) command: Option<Vec<String>>,
-    /// The smallest limit that was to be tried.
+    /// The lower end of the search.
     pub(crate) lo_bytes: Option<u64>,
-    /// The largest limit that was to be tried.
+    /// The upper end of the search.
     pub(crate) hi_bytes: Option<u64>,
-    /// How far the answers may be above the true ones.
+    /// How far the results may be above the exact values.
     pub(crate) precision_bytes: Option<u64>,
-    /// Time without a limit, median.
+    /// Median time without a limit.
     pub(crate) unlimited_seconds: Option<f64>,
-    /// Host memory without a limit, at most.
+    /// Highest host memory without a limit.
     pub(crate) unlimited_host_bytes: Option<u64>,
-    /// The smallest limit under which every run worked; `null` if none did.
+    /// The smallest limit under which every run worked; `null` if there is none.
     pub(crate) smallest_bytes: Option<u64>,
-    /// The smallest limit under which a run takes at most 1.1 times as long as without one (and 20
-    /// ms); `null` if there is none, or it was not looked for.
+    /// The smallest limit under which a run takes at most 1.1 times as long as without a limit,
+    /// plus 20 ms; `null` if there is none or it was not searched for.
     pub(crate) comfortable_bytes: Option<u64>,
     /// Limits under which some runs worked and others did not.
     pub(crate) flaky_bytes: Vec<u64>,
@@ -61,40 +59,40 @@ pub(crate) struct Fitted {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Try {
-    /// The limit of its memory; `null` is none.
+    /// Its memory limit; `null` is no limit.
     pub(crate) limit_bytes: Option<u64>,
-    /// How it ended.
+    /// The outcome.
     pub(crate) outcome: TryOutcome,
-    /// How long it took: the load alone for ours, the whole command for others.
+    /// Wall time: of the load if this program loads, otherwise of the whole command.
     pub(crate) seconds: Option<f64>,
-    /// `seconds` in relation to the time without a limit; of runs that worked.
+    /// `seconds` divided by the time without a limit, for runs that worked.
     pub(crate) slowdown: Option<f64>,
-    /// Memory that the kernel cannot take back, at most. Sampled.
+    /// Highest memory that the kernel cannot reclaim. Sampled.
     pub(crate) peak_host_bytes: Option<u64>,
-    /// The group's peak, page cache included.
+    /// The cgroup's peak, page cache included.
     pub(crate) peak_cgroup_bytes: Option<u64>,
-    /// How often memory ran into the limit, and something had to be taken back.
+    /// How often memory reached the limit and the kernel had to reclaim some.
     pub(crate) limit_hits: Option<u64>,
-    /// Bytes of files that were read again because they had been taken back.
+    /// Bytes of files that were read again after they had been reclaimed.
     pub(crate) refault_bytes: Option<u64>,
-    /// Share of the source that was cached when it began, 0 to 1; `null` is unchecked.
+    /// Share of the source that was cached when it started, 0 to 1; `null` is unchecked.
     pub(crate) cached_share: Option<f64>,
 }
 
-/// How a run under a limit ended.
+/// Outcome of a run under a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum TryOutcome {
     /// Everything was loaded.
     Ok,
-    /// The kernel killed it, or a part of it, at the limit.
+    /// The kernel killed it, or one of its processes, at the limit.
     Killed,
-    /// It said itself that the limit is too small.
+    /// It reported that the limit is too small.
     Refused,
-    /// It was stopped: it took too many times as long as without a limit.
+    /// It was stopped because it took too long compared with a run without a limit.
     TooSlow,
-    /// It failed for another reason. This ends the search.
+    /// It failed for another reason, which ends the search.
     #[default]
     Failed,
     /// Ctrl-C or SIGTERM.

@@ -1,28 +1,28 @@
-//! What is reported of repeated loads: how each kind of memory grew from cycle to cycle.
+//! Repeated loads: how each kind of memory grew from cycle to cycle.
 
 use serde::{Deserialize, Serialize};
 
-/// What `leak` did and found.
+/// The result of `leak`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Leak {
-    /// Where the cycles ran, and so what was measured after each of them.
+    /// Where cycles ran, which decides what is measured after each of them.
     pub(crate) mode: LeakMode,
-    /// Cycles that were asked for, without those to warm up.
+    /// Requested cycles, without warm-up.
     pub(crate) cycles: u64,
-    /// Cycles before, which are not counted.
+    /// Warm-up cycles, which are not counted.
     pub(crate) warmup: u64,
-    /// Cycles that were counted: fewer where it ended early.
+    /// Cycles that were counted: fewer if it ended early.
     pub(crate) counted: u64,
-    /// What a cycle loads, uses and unloads, one after the other; empty for a command.
+    /// The loads of each cycle, in order; empty for a command.
     pub(crate) loads: Vec<CycledLoad>,
-    /// The words of the command; `null` for loads of this program's.
+    /// The words of the command; `null` if this program loads.
     pub(crate) command: Option<Vec<String>>,
-    /// The level of `low` and `high` of every slope.
+    /// Confidence level of `low` and `high` of every slope.
     pub(crate) confidence: f64,
-    /// What grew how much.
+    /// The growth of each kind of memory.
     pub(crate) slopes: Vec<KindSlope>,
-    /// Processes that the command had left behind at the end; `null` where that is no question.
+    /// Processes of the command that still ran at the end; `null` without a command.
     pub(crate) left_behind: Option<u64>,
 }
 
@@ -31,75 +31,76 @@ pub(crate) struct Leak {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum LeakMode {
-    /// All in one process, which measures itself after each unload.
+    /// In one process, which measures itself after each unload.
     #[default]
     Process,
-    /// Each in a process of its own: what stays on the machine after its end.
+    /// Each in a new process: the memory that is left on the machine after its end is measured.
     Isolated,
-    /// Each is a run of the command: what stays on the machine after its end.
+    /// Each is a run of the command: the memory that is left on the machine after its end is
+    /// measured.
     Command,
-    /// A line of the command's output: what its processes hold then.
+    /// Each is a line of the command's output: the memory of its processes at that time is
+    /// measured.
     Lines,
 }
 
-/// Something that each cycle loads.
+/// One load of each cycle.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct CycledLoad {
-    /// The source, and its component if one was asked for.
+    /// The source, and its component if one was selected.
     pub(crate) name: String,
-    /// Bytes of its tensors, as delivered.
+    /// Bytes of its delivered tensors.
     pub(crate) tensor_bytes: u64,
     /// The most bytes of its layers that are resident at once.
     pub(crate) resident_bytes: Option<u64>,
-    /// The most that the process may grow while it is loaded: its resident layers on the host, the
-    /// budget, and 16 MiB. In a cycle of several loads that of the largest counts, never the
-    /// sum.
+    /// The promised limit on the growth of the process: resident layers in host memory, the budget,
+    /// and 16 MiB. In a cycle of several loads the largest limit counts, not the sum.
     pub(crate) promised_bytes: Option<u64>,
 }
 
-/// How much one kind of memory grew.
+/// Growth of one kind of memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct KindSlope {
-    /// `host`, `rss`, `file`, `pinned` and `vram`, as in `limits`; `live` is what this library says
-    /// it has allocated.
+    /// `host`, `rss`, `file`, `pinned` or `vram`, as in `limits`; `live` is the library's own count
+    /// of its allocations.
     pub(crate) kind: String,
     /// Before the first load.
     pub(crate) floor_bytes: Option<u64>,
-    /// After the last cycle to warm up, or the floor without one.
+    /// After the last warm-up cycle, or `floor_bytes` without warm-up.
     pub(crate) start_bytes: Option<u64>,
-    /// After each counted cycle, those left out after which it could not be measured.
+    /// After each counted cycle for which it could be measured.
     pub(crate) points_bytes: Vec<u64>,
-    /// The most that any of them is above the start.
+    /// The largest of these minus the start.
     pub(crate) most_growth_bytes: u64,
-    /// Growth a cycle: the median of the slopes between pairs of points, those across the largest
-    /// rise from one cycle to the next left out. Below zero it shrinks.
+    /// Growth per cycle: the median of the slopes between pairs of points, without the pairs across
+    /// the largest rise from one cycle to the next. Negative if memory shrinks.
     pub(crate) bytes_per_cycle: Option<f64>,
-    /// The lower end of its confidence; `null` with too few points.
+    /// Lower end of its confidence interval; `null` with too few points.
     pub(crate) low_bytes_per_cycle: Option<f64>,
-    /// The upper end.
+    /// Upper end of its confidence interval.
     pub(crate) high_bytes_per_cycle: Option<f64>,
-    /// How far a point lies from that line, one on each side of that rise: the median.
+    /// Median distance of the points from the line, with one line on each side of that rise.
     pub(crate) spread_bytes: Option<f64>,
-    /// The most it may grow.
+    /// The largest growth per cycle that is allowed.
     pub(crate) max_bytes_per_cycle: u64,
-    /// What follows.
+    /// The verdict.
     pub(crate) verdict: SlopeVerdict,
 }
 
-/// What a slope says.
+/// Verdict on a slope.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SlopeVerdict {
-    /// The whole confidence is within the limit.
+    /// The whole confidence interval is within the limit.
     Flat,
-    /// The limit is inside the confidence: more cycles would tell.
+    /// The limit is inside the confidence interval: more cycles would decide.
     Unclear,
-    /// The whole confidence is above the limit.
+    /// The whole confidence interval is above the limit.
     Leak,
-    /// Too few cycles to tell.
+    /// Too few cycles.
     #[default]
     Unknown,
 }

@@ -1,9 +1,9 @@
-//! The report: the types behind the JSON schema `loadcheck/1`, and nothing else.
+//! The report: the types behind the JSON schema `loadcheck/1`.
 //!
-//! Every output format is a rendering of [`Report`]. The schema is only ever extended: fields are
-//! added, never renamed or given another unit. `null` beside an entry in `unavailable` is "not
-//! measured"; `0` is a measured zero. A test generates `docs/loadcheck.schema.json` from these
-//! types and keeps the two equal.
+//! Every output format is made from a [`Report`]. The schema is only extended: fields are added,
+//! never renamed or given another unit. `null` with an entry in `unavailable` means "not measured";
+//! `0` is a measured zero. A test generates `docs/loadcheck.schema.json` from these types and
+//! compares the two.
 
 use serde::{Deserialize, Serialize};
 
@@ -41,16 +41,16 @@ mod run;
 pub(crate) const SCHEMA: &str = "loadcheck/1";
 
 /// The whole document.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Report {
     /// Always `loadcheck/1`.
     pub(crate) schema: String,
     /// The program that wrote it.
     pub(crate) tool: Tool,
-    /// What was asked for.
+    /// The requested state.
     pub(crate) command: CommandName,
-    /// How it ended.
+    /// The outcome.
     pub(crate) verdict: Verdict,
     /// The first problem, if there is one: it decides the exit code.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -67,36 +67,36 @@ pub(crate) struct Report {
     /// `compare`: a row for each way of loading.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) comparison: Vec<Compared>,
-    /// `plan`, `run` and `compare`, of `stream`: what was predicted.
+    /// `plan`, `run` and `compare`: the prediction for `stream`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) plan: Option<Plan>,
-    /// `plan --vram`: which layer fits where.
+    /// `plan --vram`: the place of each layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) placement: Option<Placement>,
     /// `exec`: the command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) exec: Option<Exec>,
-    /// `synth`: what was written.
+    /// `synth`: the files that were written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) synth: Option<Synth>,
-    /// `convert`: what is planned, and what it did.
+    /// `convert`: the plan and the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) convert: Option<Convert>,
-    /// `verify` and `convert --verify`: what was compared, and what differs.
+    /// `verify` and `convert --verify`: the comparison and its differences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) verification: Option<Verification>,
-    /// `fit`: every limit that was tried, and what follows.
+    /// `fit`: every limit that was tried, and the smallest that work.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fit: Option<Fit>,
     /// `leak`: how each kind of memory grew from cycle to cycle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) leak: Option<Leak>,
-    /// `doctor`: what was tried.
+    /// `doctor`: every check.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) doctor: Vec<Check>,
-    /// What could not be measured, and why.
+    /// Metrics that could not be measured, and why.
     pub(crate) unavailable: Vec<Unavailable>,
-    /// The gates.
+    /// The limits from the command line, and whether they were met.
     pub(crate) limits: Vec<Limit>,
     /// `inspect` and `plan`: every layer, in execution order; every tensor is in exactly one.
     #[serde(default, skip_serializing_if = "Listing::is_empty")]
@@ -105,13 +105,13 @@ pub(crate) struct Report {
     /// `run --hash`: a BLAKE3 hash for each tensor, in the order of delivery.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) hashes: Vec<TensorHash>,
-    /// What a person should know beside the numbers.
+    /// Remarks for people.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) notes: Vec<String>,
 }
 
 /// Name and version of the program.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Tool {
     /// `loadcheck`.
@@ -121,7 +121,7 @@ pub(crate) struct Tool {
 }
 
 /// Which command wrote the report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum CommandName {
@@ -147,42 +147,31 @@ pub(crate) enum CommandName {
     Leak,
     /// A machine, examined.
     Doctor,
-    /// Before it was clear what was asked for.
+    /// The command line could not be parsed.
+    #[default]
     Unknown,
 }
 
 impl CommandName {
     /// As on the command line.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Run => "run",
-            Self::Plan => "plan",
-            Self::Inspect => "inspect",
-            Self::Compare => "compare",
-            Self::Exec => "exec",
-            Self::Synth => "synth",
-            Self::Convert => "convert",
-            Self::Verify => "verify",
-            Self::Fit => "fit",
-            Self::Leak => "leak",
-            Self::Doctor => "doctor",
-            Self::Unknown => "unknown",
-        }
+    pub(crate) fn name(self) -> String {
+        serde_json::json!(self).as_str().unwrap_or_default().to_owned()
     }
 }
 
-/// How it ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// The outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Verdict {
     /// All limits met.
+    #[default]
     Pass,
     /// A limit or the promise was exceeded.
     Fail,
     /// A limit lies inside the spread of the runs.
     Inconclusive,
-    /// It did not get that far.
+    /// An error ended the command.
     Error,
 }
 
@@ -196,27 +185,27 @@ pub(crate) struct Host {
     pub(crate) ram_bytes: Option<u64>,
     /// The memory cgroup that the program runs in.
     pub(crate) cgroup: Option<Cgroup>,
-    /// The CUDA device that was used, if one was.
+    /// The CUDA device that was used, if any.
     pub(crate) gpus: Vec<Gpu>,
     /// Host and device memory are one pool.
     pub(crate) unified_memory: bool,
 }
 
-/// A CUDA device, in its driver's words.
+/// A CUDA device, as its driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Gpu {
-    /// Its number, as the driver counts: the N of `cuda:N`.
+    /// The driver's number of the device: the N of `cuda:N`.
     pub(crate) index: u32,
-    /// Its name. That of a simulated device says that it is simulated.
+    /// Its name. A simulated device says so in its name.
     pub(crate) name: String,
-    /// Its identity: `GPU-` and 32 hexadecimal digits in five groups.
+    /// Its UUID: `GPU-` and 32 hexadecimal digits in five groups.
     pub(crate) uuid: Option<String>,
     /// `domain:bus:device.function`.
     pub(crate) pci_bus_id: Option<String>,
-    /// The newest CUDA version that the driver serves, such as `12.8`.
+    /// The newest CUDA version that the driver supports, such as `12.8`.
     pub(crate) cuda_version: Option<String>,
-    /// Its memory, as the driver says.
+    /// Its memory, according to the driver.
     pub(crate) memory_total_bytes: Option<u64>,
 }
 
@@ -226,7 +215,7 @@ pub(crate) struct Gpu {
 pub(crate) struct Cgroup {
     /// 1 or 2.
     pub(crate) version: u32,
-    /// The smallest limit from here to the root; `null` where there is none.
+    /// The smallest limit from this cgroup up to the root; `null` if there is none.
     pub(crate) limit_bytes: Option<u64>,
 }
 
@@ -238,7 +227,7 @@ pub(crate) struct Source {
     pub(crate) given: String,
     /// The path that was opened.
     pub(crate) resolved: Option<String>,
-    /// The commit, for a repository in the local cache.
+    /// The commit, if it is a repository in the local cache.
     pub(crate) revision: Option<String>,
     /// Bytes of all tensors.
     pub(crate) bytes: Option<u64>,
@@ -256,7 +245,7 @@ pub(crate) struct Source {
     pub(crate) largest_layer: Option<Largest>,
 }
 
-/// How much of a checkpoint has one dtype.
+/// The share of one dtype in a checkpoint.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct DtypeShare {
@@ -278,19 +267,19 @@ pub(crate) struct Largest {
     pub(crate) bytes: u64,
 }
 
-/// What a load needs, derived from headers.
+/// Memory and reads of a load, derived from headers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Plan {
     /// Always `derived`: nothing here was measured.
     pub(crate) source: String,
-    /// What it was planned for.
+    /// The settings of the load.
     pub(crate) params: Params,
     /// The host budget's terms.
     pub(crate) memory: Vec<MemoryTerm>,
     /// Their sum.
     pub(crate) host_bytes: u64,
-    /// The ring as it is asked for. Pinning it may be refused; a run says what became of it.
+    /// The requested staging ring. The driver may refuse to pin it; a run reports the result.
     pub(crate) ring: Ring,
     /// Slots of the ring.
     pub(crate) slots: u64,
@@ -298,54 +287,52 @@ pub(crate) struct Plan {
     pub(crate) slot_bytes: u64,
     /// The smallest budget that would be accepted.
     pub(crate) smallest_budget_bytes: Option<u64>,
-    /// The most bytes of layers resident at once, beside the budget.
+    /// The most bytes of layers that are resident at once, beside the budget.
     pub(crate) resident_bytes: Option<u64>,
-    /// Of these, bytes of host memory: none on a device with memory of its own.
+    /// Bytes of these in host memory: 0 if the device has its own memory.
     pub(crate) resident_host_bytes: Option<u64>,
-    /// What `resident_bytes` is made of, where the layers come more than once: the window, and
-    /// layers that stay.
+    /// The terms of `resident_bytes` if there are several passes: the window, and layers that stay.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) resident: Vec<MemoryTerm>,
     /// Bytes of the tensors that are loaded.
     pub(crate) tensor_bytes: u64,
     /// Number of reads.
     pub(crate) reads: u64,
-    /// Bytes that the reads move.
+    /// Bytes that are read.
     pub(crate) read_bytes: u64,
-    /// Of these, bytes that no tensor needs.
+    /// Bytes that are read and that no tensor needs.
     pub(crate) over_read_bytes: u64,
-    /// With `--tp`: what of the checkpoint is this rank's.
+    /// With `--tp`: this rank's part of the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rank: Option<PlannedRank>,
-    /// With `--device-map`: what each place gets. The other numbers are sums; `ring` and `memory`
-    /// are those of the first.
+    /// With `--device-map`: the share of each place. The other numbers are sums, except that `ring`
+    /// and `memory` are those of the first place.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) places: Vec<PlaceShare>,
-    /// In which order reads are issued: `layers`, one after the other, or `files`, as these have
-    /// them.
+    /// The order of reads: `layers` (execution order) or `files` (order in the files).
     pub(crate) order: String,
-    /// Reads that do not begin where the one before them ended.
+    /// Reads that do not start at the end of the previous one.
     pub(crate) jumps: u64,
-    /// `--io auto`: how each file is to be read. A load decides again, when it begins.
+    /// `--io auto`: how each file would be read. A load decides again when it starts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) files: Vec<FileReading>,
 }
 
-/// What one of several ranks loads.
+/// The part of a checkpoint that one of several ranks loads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct PlannedRank {
     /// Its number, from 0.
     pub(crate) rank: u64,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub(crate) world: u64,
-    /// Tensors that it has a part of.
+    /// Tensors of which it loads a part.
     pub(crate) part_tensors: u64,
-    /// Tensors that it has whole.
+    /// Tensors that it loads whole.
     pub(crate) whole_tensors: u64,
-    /// Bytes that it wants of the files.
+    /// Bytes of the files that it needs.
     pub(crate) wanted_bytes: u64,
-    /// Bytes between those that are read through.
+    /// Bytes between these that are read too.
     pub(crate) gap_bytes: u64,
 }
 
@@ -353,9 +340,9 @@ pub(crate) struct PlannedRank {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct MemoryTerm {
-    /// What it is for.
+    /// Its purpose.
     pub(crate) name: String,
-    /// How large it is.
+    /// Its size.
     pub(crate) bytes: u64,
 }
 
@@ -371,7 +358,7 @@ pub(crate) struct Exec {
     pub(crate) signal: Option<i32>,
     /// The most processes at once.
     pub(crate) processes: Option<u64>,
-    /// The line that `--until-line` waited for was seen.
+    /// Whether the line that `--until-line` waits for was seen.
     pub(crate) line_seen: Option<bool>,
 }
 
@@ -393,7 +380,7 @@ pub(crate) struct Synth {
     pub(crate) dtype: String,
     /// The seed of the random bytes.
     pub(crate) seed: u64,
-    /// How long it took.
+    /// Wall time.
     pub(crate) seconds: f64,
 }
 
@@ -407,11 +394,11 @@ pub(crate) struct Unavailable {
     pub(crate) reason: String,
 }
 
-/// A gate and how it came out.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// A limit and its outcome.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Limit {
-    /// What was limited.
+    /// The metric.
     pub(crate) metric: String,
     /// The limit, for memory.
     pub(crate) limit_bytes: Option<u64>,
@@ -427,7 +414,7 @@ pub(crate) struct Limit {
     pub(crate) passed: bool,
     /// Some runs met it and others did not.
     pub(crate) inside_spread: bool,
-    /// Where a run first went over it.
+    /// Where a run first exceeded it.
     pub(crate) first_exceeded_at: Option<Place>,
 }
 
@@ -438,31 +425,11 @@ impl Report {
             schema: SCHEMA.to_owned(),
             tool: Tool { name: "loadcheck".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() },
             command,
-            verdict: Verdict::Pass,
-            error: None,
-            errors: Vec::new(),
-            host: None,
-            source: None,
-            runs: Vec::new(),
-            comparison: Vec::new(),
-            plan: None,
-            placement: None,
-            exec: None,
-            synth: None,
-            convert: None,
-            verification: None,
-            fit: None,
-            leak: None,
-            doctor: Vec::new(),
-            unavailable: Vec::new(),
-            limits: Vec::new(),
-            layers: Listing::default(),
-            hashes: Vec::new(),
-            notes: Vec::new(),
+            ..Self::default()
         }
     }
 
-    /// Puts in the problems, most basic first; the first one becomes `error`.
+    /// Records problems, most basic first; the first becomes `error`.
     pub(crate) fn fail(&mut self, mut problems: Vec<Problem>) {
         if problems.is_empty() {
             return;

@@ -1,26 +1,25 @@
-//! What is reported of a load that went through its layers more than once.
+//! A load that goes through its layers several times.
 
 use onelayer::{Binding, PassReport, Waits};
 use serde::{Deserialize, Serialize};
 
-/// Pass after pass.
+/// All passes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Passes {
-    /// Passes that were asked for.
+    /// Requested passes.
     pub(crate) asked: u64,
-    /// Device memory that the layers share which come and go.
+    /// Device memory for layers that are loaded in every pass.
     pub(crate) window_bytes: u64,
-    /// Device memory of layers that stay.
+    /// Device memory of layers that stay resident.
     pub(crate) kept_bytes: u64,
-    /// Time that each layer was held for in place of an engine.
+    /// Time for which each layer was held, to simulate an engine.
     pub(crate) engine_seconds: f64,
-    /// What was waited for longest: `disk`, `fill`, `link` or `engine`; `null` if nobody waited.
+    /// The longest wait: `disk`, `fill`, `link` or `engine`; `null` if there was none.
     pub(crate) binds: Option<String>,
-    /// Share of the time in which the load waited for each of them, 0 to 1; in the rest nobody
-    /// waited.
+    /// Shares of the time that were spent waiting, 0 to 1.
     pub(crate) shares: Shares,
-    /// Those that came to their end.
+    /// Completed passes.
     pub(crate) each: Vec<Pass>,
 }
 
@@ -28,21 +27,21 @@ pub(crate) struct Passes {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Pass {
-    /// From the end of the pass before it.
+    /// Time since the end of the previous pass.
     pub(crate) seconds: f64,
-    /// Bytes that were read from files meanwhile.
+    /// Bytes that were read from files in this time.
     pub(crate) read_bytes: u64,
-    /// What was waited for, as shares of `seconds`.
+    /// Waits, as shares of `seconds`.
     pub(crate) shares: Shares,
 }
 
-/// Shares of a time, 0 to 1.
+/// Waits as shares of a time, 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Shares {
     /// The engine waited for the disk.
     pub(crate) disk: f64,
-    /// The engine waited for casts and copies of the host.
+    /// The engine waited for casts and copies on the host.
     pub(crate) fill: f64,
     /// The engine waited for the link to the device.
     pub(crate) link: f64,
@@ -51,7 +50,7 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// The shares that waits have of a time.
+    /// Waits divided by a time.
     pub(crate) fn of(waits: &Waits, seconds: f64) -> Self {
         let share = |binding| match waits.of(binding).as_secs_f64() {
             waited if seconds > 0.0 => (waited / seconds).min(1.0),
@@ -65,7 +64,7 @@ impl Shares {
         }
     }
 
-    /// With their names, in that order.
+    /// With their names, in this order.
     pub(crate) fn named(&self) -> [(&'static str, f64); 4] {
         [("disk", self.disk), ("fill", self.fill), ("link", self.link), ("engine", self.engine)]
     }

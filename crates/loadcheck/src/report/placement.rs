@@ -1,4 +1,4 @@
-//! What fits where: the part of the report that `plan --vram` adds.
+//! The placement of layers, which `plan --vram` adds.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,63 +10,63 @@ pub(crate) struct Placement {
     pub(crate) source: String,
     /// `found`, or `given` with `--device-map`.
     pub(crate) origin: String,
-    /// Tokens of a sequence that room is kept for; 0 is no room.
+    /// Tokens of context that the cache has room for; 0 is no cache.
     pub(crate) context_tokens: u64,
-    /// Sequences at once.
+    /// Sequences at a time.
     pub(crate) batch: u64,
-    /// Bytes of an element of the cache.
+    /// Bytes of one element of the cache.
     pub(crate) cache_element_bytes: u64,
-    /// `config.json`, where there is one.
+    /// `config.json`, if there is one.
     pub(crate) config: Option<String>,
-    /// The architecture, as it names it.
+    /// The architecture, as `config.json` names it.
     pub(crate) model_type: Option<String>,
-    /// The longest context that the model was made for.
+    /// The longest context that the model supports.
     pub(crate) model_context_tokens: Option<u64>,
     /// Weights of all layers.
     pub(crate) weight_bytes: u64,
-    /// What the layers keep of the context; `null` if that is not known.
+    /// Cache of all layers; `null` if unknown.
     pub(crate) cache_bytes: Option<u64>,
-    /// Why it is not.
+    /// Why it is unknown.
     pub(crate) cache_unknown: Option<String>,
-    /// Intermediate results on each device that computes: an estimate; `null` if the widths are not
-    /// known.
+    /// Estimated intermediate results on each device that computes; `null` if the widths are
+    /// unknown.
     pub(crate) activation_estimate_bytes: Option<u64>,
-    /// Where layers compute that are on no GPU: a GPU's number, or `cpu`.
+    /// Where layers that are not on a GPU are computed: a GPU's number, or `cpu`.
     pub(crate) computes_on: String,
     /// GPUs, host and disk.
     pub(crate) tiers: Vec<TierShare>,
     /// Every layer, in execution order.
     pub(crate) layers: Vec<PlacedLayer>,
-    /// Tensors that the files have twice and the model once: the second of each pair is not
+    /// Tensors that are stored twice and used once by the model: the second of each pair is not
     /// counted.
     pub(crate) ties: Vec<TiedPair>,
-    /// What fits at most.
+    /// The most that fits.
     pub(crate) largest: LargestFit,
-    /// What the weights would need in other precisions.
+    /// The size of the weights in other precisions.
     pub(crate) precisions: Vec<PrecisionNeed>,
 }
 
-/// What is in one place.
+/// The share of one place.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct TierShare {
     /// A GPU's number, `cpu` or `disk`.
     pub(crate) tier: String,
-    /// What it may hold; `null` is no limit.
+    /// Its limit; `null` is no limit.
     pub(crate) limit_bytes: Option<u64>,
-    /// Layers.
+    /// Number of layers.
     pub(crate) layers: u64,
     /// Their weights.
     pub(crate) weight_bytes: u64,
-    /// What is kept of the context here.
+    /// Cache of these layers.
     pub(crate) cache_bytes: u64,
-    /// Intermediate results, an estimate.
+    /// Estimated intermediate results.
     pub(crate) activation_estimate_bytes: u64,
-    /// Room for the largest layer on its way; on the host also the staging of a load.
+    /// Room for the largest layer in transit; on the host also the staging memory of a load.
     pub(crate) landing_bytes: u64,
-    /// All of it.
+    /// The sum.
     pub(crate) needed_bytes: u64,
-    /// What is left; `null` without a limit.
+    /// Free memory; `null` without a limit.
     pub(crate) free_bytes: Option<u64>,
 }
 
@@ -74,48 +74,48 @@ pub(crate) struct TierShare {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct PlacedLayer {
-    /// The layer.
+    /// Its id.
     pub(crate) id: String,
     /// A GPU's number, `cpu` or `disk`.
     pub(crate) tier: String,
     /// Its weights.
     pub(crate) weight_bytes: u64,
-    /// Of these, numbered parts such as experts; they stay with their layer.
+    /// Weights of its numbered parts, such as experts, which stay with their layer.
     pub(crate) sub_unit_bytes: u64,
-    /// What it keeps of the context; `null` outside the decoder, and where that is not known.
+    /// Its cache; `null` outside the decoder, and if unknown.
     pub(crate) cache_bytes: Option<u64>,
-    /// How: MHA, GQA, MQA, MLA, state or hybrid.
+    /// Its attention: MHA, GQA, MQA, MLA, state or hybrid.
     pub(crate) attention: Option<String>,
-    /// The most tokens that it keeps.
+    /// The most tokens in its cache.
     pub(crate) window_tokens: Option<u64>,
 }
 
-/// Two tensors that are one.
+/// Two names of one tensor.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct TiedPair {
-    /// The one that is counted.
+    /// The name that is counted.
     pub(crate) owner: String,
-    /// The one that is not.
+    /// The name that is not counted.
     pub(crate) alias: String,
 }
 
-/// The most that fits, at the other's value; `null` if not even one does, or it is not known what
-/// the model keeps.
+/// The most that fits, with the other value as given; `null` if not even one fits, or the size of
+/// the cache is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct LargestFit {
-    /// Tokens of context, every layer on a GPU.
+    /// Tokens of context, with every layer on a GPU.
     pub(crate) context_tokens_on_gpus: Option<u64>,
-    /// Tokens of context, layers on host and disk too.
+    /// Tokens of context, with layers on host and disk too.
     pub(crate) context_tokens: Option<u64>,
-    /// Sequences, every layer on a GPU.
+    /// Sequences, with every layer on a GPU.
     pub(crate) batch_on_gpus: Option<u64>,
-    /// Sequences, layers on host and disk too.
+    /// Sequences, with layers on host and disk too.
     pub(crate) batch: Option<u64>,
 }
 
-/// A precision, and what it would need. Derived from shapes: nothing was quantized.
+/// The memory that another precision would need. Derived from shapes: nothing was quantised.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct PrecisionNeed {
@@ -123,7 +123,7 @@ pub(crate) struct PrecisionNeed {
     pub(crate) precision: String,
     /// Weights, scales included.
     pub(crate) weight_bytes: u64,
-    /// Every layer finds room on a GPU.
+    /// Whether every layer fits on a GPU.
     pub(crate) on_gpus: bool,
     /// The longest context with every layer on a GPU.
     pub(crate) context_tokens_on_gpus: Option<u64>,

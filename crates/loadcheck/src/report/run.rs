@@ -1,5 +1,4 @@
-//! What is reported of one run: memory before, at most and after, what was read, and what was
-//! promised.
+//! One measured run: memory before, at the peak and after, bytes read, and the promised limit.
 
 use std::time::Duration;
 
@@ -12,16 +11,16 @@ use crate::args::CacheArg;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Run {
-    /// `stream` is ours; `exec` is somebody else's command; in a comparison, the name of its row.
+    /// `stream` for this library, `exec` for a command; in a comparison, the name of the row.
     pub(crate) strategy: String,
-    /// The round of a comparison, from 1; warm-ups that failed are in round 0.
+    /// The round of a comparison, from 1. Failed warm-ups are in round 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) round: Option<u64>,
-    /// What it ran with; `null` for `exec`.
+    /// Its settings; `null` for `exec`.
     pub(crate) params: Option<Params>,
-    /// How it ended.
+    /// The outcome.
     pub(crate) outcome: Outcome,
-    /// Why it did not come to its end, in a comparison.
+    /// In a comparison: why it did not complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
     /// The exit code of a compared command.
@@ -30,56 +29,53 @@ pub(crate) struct Run {
     /// The signal that ended a compared command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) signal: Option<i32>,
-    /// Wall time of the load. What `--verify` took is left out.
+    /// Wall time of the load, without the time of `--verify`.
     pub(crate) seconds: Option<f64>,
-    /// CPU time in user and kernel mode until everything was loaded, all threads. Of a command: of
-    /// all its processes, until they ended. What `--verify` took between layers is in it; in
-    /// steps of 10 ms on most machines.
+    /// CPU time in user and kernel mode of all threads until everything was loaded. For a command:
+    /// of all its processes until they ended. Includes the time of `--verify` between layers.
+    /// Counted in steps of 10 ms on most machines.
     pub(crate) cpu_seconds: Option<f64>,
-    /// State of the page cache before the run, as far as it was brought about and checked.
+    /// State of the page cache before the run: the requested one, and the one that was found.
     pub(crate) cache: CacheState,
-    /// Before the source was opened.
+    /// Memory before the source was opened.
     pub(crate) baseline: Point,
     /// The highest values during the load.
     pub(crate) peak: Peak,
-    /// When everything was loaded, before anything was given back.
+    /// Memory when everything was loaded and nothing had been freed.
     pub(crate) after_load: Option<Point>,
-    /// When everything was given back.
+    /// Memory after everything was freed.
     pub(crate) after_unload: Option<Point>,
-    /// Device memory, by every method that gave a number; the first one is the headline of `peak`
-    /// and the others.
+    /// Device memory by every method that gave a number. The first method is the one in `peak` and
+    /// the other fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) vram: Vec<Vram>,
-    /// `--verify`: how the comparison came out; `null` if it was not asked for or did not get to
-    /// its end.
+    /// `--verify`: the result of the comparison; `null` without it, or if it did not complete.
     pub(crate) verified: Option<Verified>,
-    /// What quantising lost, tensor by tensor; as far as it got, if the run did not come to its
-    /// end.
+    /// Quantisation errors of each tensor; of those that were loaded, if the run did not complete.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) quantised: Vec<QuantisedTensor>,
-    /// What was read.
+    /// Bytes that were read.
     pub(crate) io: IoCounters,
-    /// What the system suffered meanwhile.
+    /// Memory pressure of the whole machine during the run.
     pub(crate) pressure: Pressure,
-    /// The most bytes of layers that were resident at once; the caller's memory, not staging.
+    /// The most bytes of layers that were resident at once. Staging memory does not count.
     pub(crate) resident_bytes: Option<u64>,
-    /// Of these, bytes of host memory: none on a device with memory of its own.
+    /// Bytes of these in host memory: 0 if the device has its own memory.
     pub(crate) resident_host_bytes: Option<u64>,
-    /// Pass after pass. Not there without `--passes`.
+    /// Each pass. Absent without `--passes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) passes: Option<Passes>,
-    /// With `--device-map`: what each place got.
+    /// With `--device-map`: the share of each place.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) places: Vec<PlaceShare>,
-    /// The staging ring as it was had; `null` for `exec` and for a load that did not begin.
+    /// The staging ring; `null` for `exec` and for a load that did not start.
     pub(crate) ring: Option<Ring>,
-    /// Growth of RSS against what was promised; `null` where nothing is promised or it could not be
+    /// Growth of RSS and its promised limit; `null` if nothing is promised or growth could not be
     /// measured.
     pub(crate) promise: Option<Promise>,
     /// Memory over time.
     pub(crate) samples: Option<Samples>,
-    /// When layers were handed out, where a timeline was kept; nobody tells of the layers of
-    /// others.
+    /// When layers were delivered, if a timeline was kept. Commands do not report their layers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) deliveries: Option<Deliveries>,
 }
@@ -98,78 +94,79 @@ pub(crate) enum Outcome {
     Failed,
     /// It was killed.
     Killed,
-    /// It was not begun: memory could not have held it.
+    /// It was not started: it would not fit into memory.
     Refused,
     /// Ctrl-C or SIGTERM.
     Interrupted,
 }
 
-/// What a load ran with.
+/// Settings of a load.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Params {
     /// Host budget.
     pub(crate) budget_bytes: u64,
-    /// Layers read ahead.
+    /// Layers that are read ahead.
     pub(crate) prefetch: u64,
-    /// Layers resident at once; `null` is all, or as many as fit `window_bytes`.
+    /// Layers that are resident at once; `null` means all, or as many as fit into `window_bytes`.
     pub(crate) window: Option<u64>,
-    /// Bytes of layers resident at once. Not there unless `--window` is a size.
+    /// Bytes of layers that are resident at once. Absent unless `--window` is a size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) window_bytes: Option<u64>,
-    /// Times through all layers. Not there where it is once.
+    /// Passes through all layers. Absent if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) passes: Option<u64>,
-    /// How files are read.
+    /// The way files are read, as `--io` spells it.
     pub(crate) io: String,
-    /// Where layers go: `host`, `none` or `cuda:N`, whatever `auto` came to; `map` with
+    /// Where layers go: `host`, `none` or `cuda:N`, with `auto` resolved; `map` with
     /// `--device-map`.
     pub(crate) device: String,
-    /// Threads that read.
+    /// Number of reading threads.
     pub(crate) readers: Option<u64>,
     /// Tensors were hashed as they were delivered.
     pub(crate) hash: bool,
     /// Tensors were read back and compared with their files.
     pub(crate) verify: bool,
-    /// What wider floats were narrowed to; `null` if nothing was asked for.
+    /// The type that wider floats were narrowed to; `null` without `--dtype`.
     pub(crate) dtype: Option<String>,
-    /// What weights were quantised to. Not there without `--quantise`.
+    /// The form that weights were quantised to. Absent without `--quantise`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) quantise: Option<String>,
-    /// The rank whose part of each tensor was loaded, of how many: `1/4`. Not there without `--tp`.
+    /// The rank whose part of each tensor was loaded, and the number of ranks: `1/4`. Absent
+    /// without `--tp`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tp: Option<String>,
-    /// Most device memory for layers; `null` is no such limit.
+    /// Limit on device memory for layers; `null` is no limit.
     pub(crate) device_budget_bytes: Option<u64>,
-    /// Device memory that has to stay free; `null` where it does not matter.
+    /// Device memory that has to stay free; `null` without a device.
     pub(crate) device_reserve_bytes: Option<u64>,
 }
 
-/// Device memory, counted in one way.
+/// Device memory, measured by one method.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Vram {
-    /// As in `peak.vram_method`.
+    /// The method, as in `peak.vram_method`.
     pub(crate) method: String,
-    /// Before the load, the device's context already open.
+    /// Before the load, with the device's context open.
     pub(crate) baseline_bytes: Option<u64>,
     /// The highest sample.
     pub(crate) peak_bytes: Option<u64>,
     /// When everything was loaded.
     pub(crate) after_load_bytes: Option<u64>,
-    /// When everything was given back, the context still open.
+    /// After everything was freed, with the context still open.
     pub(crate) after_unload_bytes: Option<u64>,
-    /// `after_unload_bytes` less `baseline_bytes`; 0 is what should be.
+    /// `after_unload_bytes` minus `baseline_bytes`; should be 0.
     pub(crate) after_unload_growth_bytes: Option<i64>,
 }
 
-/// What quantising lost of one tensor.
+/// Quantisation error of one tensor.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct QuantisedTensor {
     /// Full name.
     pub(crate) name: String,
-    /// Its elements.
+    /// Number of elements.
     pub(crate) elements: u64,
     /// The largest magnitude of an element.
     pub(crate) max_abs: f32,
@@ -180,7 +177,7 @@ pub(crate) struct QuantisedTensor {
 }
 
 impl QuantisedTensor {
-    /// What a load or a conversion tells of a tensor.
+    /// The error of a tensor, as a load or a conversion reports it.
     pub(crate) fn new(name: &str, error: &onelayer::QuantisationError) -> Self {
         Self {
             name: name.to_owned(),
@@ -192,34 +189,34 @@ impl QuantisedTensor {
     }
 }
 
-/// What was delivered, compared with what is in the files.
+/// Delivered tensors compared with their files.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Verified {
     /// Tensors that were compared.
     pub(crate) tensors: u64,
-    /// Bytes that were compared, as they were delivered.
+    /// Delivered bytes that were compared.
     pub(crate) bytes: u64,
     /// Tensors that differ.
     pub(crate) mismatches: u64,
-    /// The first of them.
+    /// The first tensor that differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) first_mismatch: Option<Mismatch>,
-    /// Time it took, which is not part of the run's `seconds`.
+    /// Time of the comparison, which is not part of the run's `seconds`.
     pub(crate) seconds: f64,
 }
 
-/// A tensor that was not delivered as it is in its file.
+/// A tensor that differs from its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Mismatch {
     /// Full name.
     pub(crate) tensor: String,
-    /// Where in the delivered tensor the first difference is.
+    /// Position of the first difference in the delivered tensor.
     pub(crate) offset_bytes: u64,
-    /// What should be there, up to 8 bytes in hexadecimal.
+    /// The expected bytes, up to 8, in hexadecimal.
     pub(crate) expected: String,
-    /// What is there.
+    /// The bytes that were found.
     pub(crate) found: String,
 }
 
@@ -233,10 +230,10 @@ pub(crate) struct Ring {
     pub(crate) slots: u64,
     /// Bytes of one slot.
     pub(crate) slot_bytes: u64,
-    /// How much is page-locked: `not_needed`, `whole`, `slot_by_slot`, `fewer_slots` or `pageable`.
-    /// In a plan, what is asked for.
+    /// How it is page-locked: `not_needed`, `whole`, `slot_by_slot`, `fewer_slots` or `pageable`.
+    /// In a plan, the request.
     pub(crate) pinning: String,
-    /// The driver's answer, where it refused something.
+    /// The driver's answer, if it refused something.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pinning_reason: Option<String>,
     /// Bytes that are page-locked.
@@ -247,9 +244,9 @@ pub(crate) struct Ring {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct CacheState {
-    /// What was asked for.
+    /// The requested state.
     pub(crate) asked: CacheArg,
-    /// Share of the source that was cached when the run began, 0 to 1; `null` is unchecked.
+    /// Share of the source that was cached when the run started, 0 to 1; `null` is unchecked.
     pub(crate) cached_share: Option<f64>,
 }
 
@@ -263,29 +260,29 @@ impl Default for CacheState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Point {
-    /// What the kernel cannot take back.
+    /// Memory that the kernel cannot reclaim.
     pub(crate) host_bytes: Option<u64>,
     /// All resident pages.
     pub(crate) rss_bytes: Option<u64>,
     /// Device memory.
     pub(crate) vram_bytes: Option<u64>,
-    /// What of it the load has allocated, and what is everything else; only of our own loads, after
-    /// the load and after the unload.
+    /// The load's own allocations, and the rest. Only for loads of this library, after the load and
+    /// after the unload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) split: Option<Split>,
 }
 
-/// Memory at one moment, in ours and everything else.
+/// Memory at one moment: the load's own allocations, and the rest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Split {
-    /// Host memory of arenas, ring and scratch, as the load's own list has it, touched or not.
+    /// Host memory of arenas, ring and scratch, as the library counts it, touched or not.
     pub(crate) ours_host_bytes: u64,
-    /// `host_bytes` less that.
+    /// `host_bytes` minus `ours_host_bytes`.
     pub(crate) other_host_bytes: Option<u64>,
     /// Device memory of arenas.
     pub(crate) ours_vram_bytes: u64,
-    /// `vram_bytes` less that: contexts, pools, other processes.
+    /// `vram_bytes` minus `ours_vram_bytes`: contexts, pools, other processes.
     pub(crate) other_vram_bytes: Option<u64>,
 }
 
@@ -293,7 +290,7 @@ pub(crate) struct Split {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Peak {
-    /// What the kernel cannot take back: anonymous, shared, swapped, locked. Sampled.
+    /// Memory that the kernel cannot reclaim: anonymous, shared, swapped, locked. Sampled.
     pub(crate) host_bytes: Option<u64>,
     /// All resident pages, by the kernel's own high-water mark.
     pub(crate) rss_bytes: Option<u64>,
@@ -301,15 +298,14 @@ pub(crate) struct Peak {
     pub(crate) anon_bytes: Option<u64>,
     /// Mapped file pages. Sampled.
     pub(crate) file_bytes: Option<u64>,
-    /// Page-locked for a device: the ring's pinned bytes, counted, or what the kernel counts if
-    /// that is more.
+    /// Page-locked memory: the pinned bytes of the ring, or the kernel's count if that is larger.
     pub(crate) pinned_bytes: Option<u64>,
     /// The memory cgroup's peak, page cache included.
     pub(crate) cgroup_bytes: Option<u64>,
     /// Device memory. Sampled.
     pub(crate) vram_bytes: Option<u64>,
     /// How device memory was measured: `nvml_process` (this process), `nvml_device` or `driver`
-    /// (everybody on the device).
+    /// (every process on the device).
     pub(crate) vram_method: Option<String>,
     /// Where `host_bytes` was reached.
     pub(crate) at: Option<Place>,
@@ -331,23 +327,23 @@ pub(crate) struct Place {
     pub(crate) seconds: f64,
 }
 
-/// What the whole machine suffered during a run, others on it included.
+/// Memory pressure on the whole machine during a run, other processes included.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Pressure {
-    /// Microseconds in which some task waited for memory.
+    /// Microseconds in which at least one task waited for memory.
     pub(crate) memory_some_us: Option<u64>,
     /// Pages that were read again after they had been reclaimed.
     pub(crate) refaults: Option<u64>,
 }
 
-/// Growth of RSS against what was promised.
+/// Growth of RSS and its promised limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Promise {
     /// Budget + 16 MiB + resident layers in host memory.
     pub(crate) limit_bytes: u64,
-    /// Peak RSS less RSS before the load.
+    /// Peak RSS minus RSS before the load.
     pub(crate) growth_bytes: u64,
     /// Whether it was kept.
     pub(crate) kept: bool,
@@ -357,24 +353,24 @@ pub(crate) struct Promise {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Samples {
-    /// Distance of the samples.
+    /// Time between samples.
     pub(crate) interval_ms: f64,
-    /// Names of the columns; `vram_bytes` is the last of a load to a device with memory of its own,
-    /// counted as `peak.vram_bytes` is.
+    /// Names of the columns. If the device has its own memory, the last is `vram_bytes`, measured
+    /// like `peak.vram_bytes`.
     pub(crate) columns: Vec<String>,
-    /// One row a sample; empty unless `--timeline` is given, or a picture of it is wanted.
+    /// One row for each sample. Empty unless `--timeline` is given or a picture is drawn.
     pub(crate) rows: Vec<Vec<Option<u64>>>,
 }
 
-/// When layers were handed out.
+/// When layers were delivered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(crate) struct Deliveries {
-    /// How many there were.
+    /// Number of layers.
     pub(crate) layers: u64,
-    /// How many layers each row stands for, one after the other; the last row for as many or fewer.
+    /// Consecutive layers that each row stands for; the last row may stand for fewer.
     pub(crate) layers_per_row: u64,
-    /// In the order in which they were handed out; about a thousand rows at most.
+    /// In the order of delivery; about a thousand rows at most.
     pub(crate) rows: Vec<Delivery>,
 }
 
@@ -384,7 +380,7 @@ pub(crate) struct Deliveries {
 pub(crate) struct Delivery {
     /// Its name.
     pub(crate) layer: String,
-    /// When it was handed out, by the clock of `samples`.
+    /// When it was delivered, by the clock of `samples`.
     pub(crate) elapsed_us: u64,
 }
 
@@ -399,7 +395,7 @@ pub(crate) struct TensorHash {
 }
 
 impl Samples {
-    /// The samples of a timeline; without its rows unless `keep` is set.
+    /// The samples of a timeline, with rows only if `keep` is set.
     pub(crate) fn new(interval_ms: f64, timeline: &onelayer_probe::Timeline, keep: bool) -> Self {
         let columns = ["elapsed_us", "host_bytes", "rss_bytes", "anon_bytes", "file_bytes", "shmem_bytes"];
         let rows = timeline.rows().filter(|_| keep).map(|row| {
@@ -409,8 +405,8 @@ impl Samples {
         Self { interval_ms, columns: columns.map(str::to_owned).to_vec(), rows: rows.collect() }
     }
 
-    /// Adds a column of device memory, from its changes: when, by the clock of the samples, and to
-    /// what. By time.
+    /// Adds a column of device memory. `steps` are its changes in order of time: the time by the
+    /// clock of the samples, and the new value.
     pub(crate) fn with_vram(mut self, steps: &[(Duration, u64)]) -> Self {
         self.columns.push("vram_bytes".to_owned());
         for row in &mut self.rows {

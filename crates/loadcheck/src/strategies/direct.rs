@@ -1,6 +1,6 @@
 //! One tensor at a time, by `pread`: through the page cache, or past it in whole blocks.
 //!
-//! A file system that refuses to be read past its cache is read through it, and that is said.
+//! A file system that refuses direct reads is read through its cache, with a note.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use onelayer::units::{Alignment, ByteRange};
 use rustix::fs::OFlags;
 
-use super::{Follow, Owned, Stop, failed};
+use super::{Event, Observe, Owned, StrategyError, failed};
 
 /// An open file.
 #[derive(Debug)]
@@ -22,12 +22,16 @@ pub(super) struct Reader {
 
 impl Reader {
     /// Opens a file; past the page cache if that is wanted and possible.
-    pub(super) fn open(path: &Path, wants_direct: bool, follow: &mut dyn Follow) -> Result<Self, Stop> {
+    pub(super) fn open(
+        path: &Path,
+        wants_direct: bool,
+        observe: &mut Observe<'_>,
+    ) -> Result<Self, StrategyError> {
         let of = |file, alignment| Self { file, path: path.to_owned(), alignment };
         if wants_direct {
             match open_direct(path) {
                 Ok(file) => return Ok(of(file, Alignment::PAGE)),
-                Err(error) if is_refusal(&error) => follow.note(refused(path, &error)),
+                Err(error) if is_refusal(&error) => observe(Event::Note(refused(path, &error)))?,
                 Err(error) => return Err(failed("open", path, error)),
             }
         }
@@ -35,28 +39,34 @@ impl Reader {
         Ok(of(file, Alignment::ONE))
     }
 
-    /// The bytes of one tensor, in memory of its own.
-    pub(super) fn tensor(&mut self, extent: ByteRange, follow: &mut dyn Follow) -> Result<Owned, Stop> {
-        match self.read(extent, follow) {
+    /// The bytes of one tensor, in new memory.
+    pub(super) fn tensor(
+        &mut self,
+        extent: ByteRange,
+        observe: &mut Observe<'_>,
+    ) -> Result<Owned, StrategyError> {
+        match self.read(extent, observe) {
             // Some file systems refuse only the read.
-            Err(Stop::File { source, .. }) if self.alignment != Alignment::ONE && is_refusal(&source) => {
-                follow.note(refused(&self.path, &source));
+            Err(StrategyError::File { source, .. })
+                if self.alignment != Alignment::ONE && is_refusal(&source) =>
+            {
+                observe(Event::Note(refused(&self.path, &source)))?;
                 self.file = File::open(&self.path).map_err(|source| failed("open", &self.path, source))?;
                 self.alignment = Alignment::ONE;
-                self.read(extent, follow)
+                self.read(extent, observe)
             }
             result => result,
         }
     }
 
-    fn read(&self, extent: ByteRange, follow: &mut dyn Follow) -> Result<Owned, Stop> {
+    fn read(&self, extent: ByteRange, observe: &mut Observe<'_>) -> Result<Owned, StrategyError> {
         let blocks = extent.align_outward(self.alignment).unwrap_or(extent);
         let position = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let before = position(extent.start() - blocks.start());
         let len = position(extent.len_bytes());
         let mut owned = Owned::new(blocks.len_bytes())?;
         if len > 0 {
-            owned.fill(&self.file, &self.path, blocks.start(), before..before + len, follow)?;
+            owned.fill(&self.file, &self.path, blocks.start(), before..before + len, observe)?;
         }
         Ok(owned.narrow(before, len))
     }

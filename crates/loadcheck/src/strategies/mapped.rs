@@ -1,8 +1,7 @@
-//! A file, mapped whole, and every page of its tensors touched: what `mmap` loaders do, once their
-//! tensors are used.
+//! Maps a whole file and touches every page of its tensors, as `mmap` loaders do once their tensors
+//! are used.
 //!
-//! The pages are touched by this process itself, as a loader's would be: a file that loses them
-//! meanwhile ends it with SIGBUS. That is the habit's price, and only a worker pays it.
+//! A file that is truncated meanwhile kills the process with SIGBUS. Only a worker runs this.
 #![allow(unsafe_code, reason = "touching a mapping that may change needs volatile reads")]
 
 use std::fs::File;
@@ -11,9 +10,9 @@ use std::path::Path;
 use memmap2::{MmapOptions, MmapRaw};
 use onelayer::units::ByteRange;
 
-use super::{Follow, Stop, failed};
+use super::{Event, Observe, StrategyError, failed};
 
-/// Pages between two looks at whoever follows.
+/// Bytes between two reports of progress.
 const CHUNK_BYTES: usize = 16 << 20;
 
 /// A mapping of a whole file; nothing for an empty one.
@@ -26,8 +25,8 @@ impl Mapping {
     /// Maps a file.
     ///
     /// # Errors
-    /// [`Stop::File`].
-    pub(crate) fn of_file(path: &Path) -> Result<Self, Stop> {
+    /// [`StrategyError::File`].
+    pub(crate) fn of_file(path: &Path) -> Result<Self, StrategyError> {
         let file = File::open(path).map_err(|source| failed("open", path, source))?;
         let len_bytes = file.metadata().map_err(|source| failed("look up", path, source))?.len();
         if len_bytes == 0 {
@@ -41,9 +40,14 @@ impl Mapping {
     /// Touches every page that holds one of these bytes of the file.
     ///
     /// # Errors
-    /// [`Stop::EndOfFile`] if the mapping ends before, [`Stop::Cancelled`].
-    pub(crate) fn touch(&self, bytes: ByteRange, path: &Path, follow: &mut dyn Follow) -> Result<(), Stop> {
-        let too_short = || Stop::EndOfFile { path: path.to_owned(), end_bytes: bytes.end() };
+    /// [`StrategyError::EndOfFile`] if the mapping ends before, [`StrategyError::Cancelled`].
+    pub(crate) fn touch(
+        &self,
+        bytes: ByteRange,
+        path: &Path,
+        observe: &mut Observe<'_>,
+    ) -> Result<(), StrategyError> {
+        let too_short = || StrategyError::EndOfFile { path: path.to_owned(), end_bytes: bytes.end() };
         let (start, end) = usize::try_from(bytes.start())
             .ok()
             .zip(usize::try_from(bytes.end()).ok())
@@ -56,7 +60,7 @@ impl Mapping {
         while position < end {
             let chunk_end = end.min(position.saturating_add(CHUNK_BYTES));
             self.touch_pages(position, chunk_end);
-            follow.arrived(u64::try_from(chunk_end - position).unwrap_or(u64::MAX))?;
+            observe(Event::Arrived(u64::try_from(chunk_end - position).unwrap_or(u64::MAX)))?;
             position = chunk_end;
         }
         Ok(())

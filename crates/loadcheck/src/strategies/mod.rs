@@ -1,18 +1,18 @@
-//! How others load: the habits that `compare` puts beside our own way, on the same files.
+//! How other loaders load: the simple strategies that `compare` puts beside our own, on the same
+//! files.
 //!
-//! Modest code on purpose. Each habit is what a loader of its kind does, with one thread and
-//! without tricks, so that the numbers are those of the habit:
+//! Each does what a loader of its kind does, with one thread and without tricks, so that its
+//! numbers are typical.
 //!
-//! | habit | does | keeps |
+//! | strategy | does | keeps |
 //! |---|---|---|
 //! | `mmap` | maps each file whole, touches every page of every tensor | the mappings |
 //! | `read` | reads each file whole into memory | the files |
 //! | `pread` | reads one tensor at a time into memory of its own | the tensors, unless all is dropped |
 //! | `direct` | the same past the page cache | the same |
 //!
-//! Every byte of every selected tensor has been in memory when a habit is done; with `read`, what
-//! stands between them as well. What is kept stays until the [`Held`] is dropped. A worker calls
-//! [`load`] and measures.
+//! At the end, every byte of every selected tensor has been in memory; with `read`, the bytes
+//! between them too. Everything that is kept stays until the [`Held`] is dropped.
 
 use std::path::{Path, PathBuf};
 
@@ -28,10 +28,10 @@ mod owned;
 pub(crate) use self::mapped::Mapping;
 pub(crate) use self::owned::Owned;
 
-/// A way of loading that is not ours.
+/// A way of loading that other loaders use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Habit {
+pub(crate) enum SimpleStrategy {
     /// Map everything and keep it.
     Mmap,
     /// Read whole files.
@@ -47,18 +47,18 @@ pub(crate) enum Habit {
 pub(crate) enum Strategy {
     /// Ours.
     Stream,
-    /// That of others.
-    Habit(Habit),
+    /// One that other loaders use.
+    Simple(SimpleStrategy),
 }
 
 impl Strategy {
     /// All of them, as they are spelt.
     pub(crate) const ALL: [(Self, &'static str); 5] = [
         (Self::Stream, "stream"),
-        (Self::Habit(Habit::Mmap), "mmap"),
-        (Self::Habit(Habit::Read), "read"),
-        (Self::Habit(Habit::Pread), "pread"),
-        (Self::Habit(Habit::Direct), "direct"),
+        (Self::Simple(SimpleStrategy::Mmap), "mmap"),
+        (Self::Simple(SimpleStrategy::Read), "read"),
+        (Self::Simple(SimpleStrategy::Pread), "pread"),
+        (Self::Simple(SimpleStrategy::Direct), "direct"),
     ];
 
     /// The one of that name.
@@ -81,7 +81,7 @@ impl Strategy {
     }
 }
 
-/// What a load still holds when it is done.
+/// Memory that a load still holds when it is done.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     mappings: Vec<Mapping>,
@@ -91,14 +91,14 @@ pub(crate) struct Held {
 /// Why a load ended early.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub(crate) enum Stop {
+pub(crate) enum StrategyError {
     /// It was asked to.
     #[error("cancelled")]
     Cancelled,
     /// A file could not be opened, mapped or read.
     #[error("cannot {action}: {source}")]
     File {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
         /// With which file.
         path: PathBuf,
@@ -123,7 +123,7 @@ pub(crate) enum Stop {
     },
 }
 
-impl Stop {
+impl StrategyError {
     /// The file it is about.
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {
@@ -133,58 +133,56 @@ impl Stop {
     }
 }
 
-/// Who is told how far a load is, and may stop it.
-pub(crate) trait Follow {
+/// A step of a load.
+pub(crate) enum Event<'a> {
     /// A file or a tensor begins.
-    fn enter(&mut self, name: &str);
-
+    Begins(&'a str),
     /// So many more bytes have arrived.
-    ///
-    /// # Errors
-    /// [`Stop::Cancelled`] if the load is to end.
-    fn arrived(&mut self, len_bytes: u64) -> Result<(), Stop>;
-
-    /// Something was done in another way than the habit says.
-    fn note(&mut self, note: String);
+    Arrived(u64),
+    /// Something was done in another way than the strategy says.
+    Note(String),
 }
 
-/// Loads `tensors` (sorted as the checkpoint has them) by a habit.
+/// Hears each step. An error ends the load.
+pub(crate) type Observe<'a> = dyn FnMut(Event<'_>) -> Result<(), StrategyError> + 'a;
+
+/// Loads `tensors` (sorted as the checkpoint has them) by a strategy.
 ///
 /// With `keeps`, `pread` and `direct` keep every tensor; the other two always keep what they have.
 ///
 /// # Errors
-/// [`Stop`]; what was held is given back then.
+/// [`StrategyError`]; what was held is given back then.
 pub(crate) fn load(
-    habit: Habit,
+    strategy: SimpleStrategy,
     checkpoint: &Checkpoint,
     tensors: &[TensorId],
     keeps: bool,
-    follow: &mut dyn Follow,
-) -> Result<Held, Stop> {
+    observe: &mut Observe<'_>,
+) -> Result<Held, StrategyError> {
     let mut held = Held::default();
     for of_shard in tensors.chunk_by(|left, right| same_shard(checkpoint, *left, *right)) {
         let shard = checkpoint.shard(checkpoint.tensor(of_shard[0]).shard);
         let path = shard.path.as_path();
-        match habit {
-            Habit::Mmap => {
+        match strategy {
+            SimpleStrategy::Mmap => {
                 let mapping = Mapping::of_file(path)?;
                 for tensor in of_shard {
                     let tensor = checkpoint.tensor(*tensor);
-                    follow.enter(tensor.name);
-                    mapping.touch(tensor.extent, path, follow)?;
+                    observe(Event::Begins(tensor.name))?;
+                    mapping.touch(tensor.extent, path, observe)?;
                 }
                 held.mappings.push(mapping);
             }
-            Habit::Read => {
-                follow.enter(&path.file_name().unwrap_or_default().to_string_lossy());
-                held.owned.push(owned::file(path, follow)?);
+            SimpleStrategy::Read => {
+                observe(Event::Begins(&path.file_name().unwrap_or_default().to_string_lossy()))?;
+                held.owned.push(owned::file(path, observe)?);
             }
-            Habit::Pread | Habit::Direct => {
-                let mut reader = direct::Reader::open(path, habit == Habit::Direct, follow)?;
+            SimpleStrategy::Pread | SimpleStrategy::Direct => {
+                let mut reader = direct::Reader::open(path, strategy == SimpleStrategy::Direct, observe)?;
                 for tensor in of_shard {
                     let tensor = checkpoint.tensor(*tensor);
-                    follow.enter(tensor.name);
-                    let owned = reader.tensor(tensor.extent, follow)?;
+                    observe(Event::Begins(tensor.name))?;
+                    let owned = reader.tensor(tensor.extent, observe)?;
                     if keeps {
                         held.owned.push(owned);
                     }
@@ -199,22 +197,22 @@ fn same_shard(checkpoint: &Checkpoint, left: TensorId, right: TensorId) -> bool 
     checkpoint.tensor(left).shard == checkpoint.tensor(right).shard
 }
 
-/// Bytes of host memory that a habit takes for `tensors`, beside what the kernel can take back.
+/// Bytes of host memory that a strategy takes for `tensors`, beside what the kernel can take back.
 ///
 /// # Errors
-/// [`Stop::File`] if a file cannot be looked up.
+/// [`StrategyError::File`] if a file cannot be looked up.
 pub(crate) fn needed_bytes(
-    habit: Habit,
+    strategy: SimpleStrategy,
     checkpoint: &Checkpoint,
     tensors: &[TensorId],
     keeps: bool,
-) -> Result<u64, Stop> {
+) -> Result<u64, StrategyError> {
     let sizes = tensors.iter().map(|tensor| checkpoint.tensor(*tensor).extent.len_bytes());
-    match habit {
-        Habit::Mmap => Ok(0),
-        Habit::Pread | Habit::Direct if keeps => Ok(sizes.fold(0, u64::saturating_add)),
-        Habit::Pread | Habit::Direct => Ok(sizes.max().unwrap_or(0)),
-        Habit::Read => {
+    match strategy {
+        SimpleStrategy::Mmap => Ok(0),
+        SimpleStrategy::Pread | SimpleStrategy::Direct if keeps => Ok(sizes.fold(0, u64::saturating_add)),
+        SimpleStrategy::Pread | SimpleStrategy::Direct => Ok(sizes.max().unwrap_or(0)),
+        SimpleStrategy::Read => {
             let mut total_bytes = 0_u64;
             for of_shard in tensors.chunk_by(|left, right| same_shard(checkpoint, *left, *right)) {
                 let path = checkpoint.shard(checkpoint.tensor(of_shard[0]).shard).path.as_path();
@@ -226,8 +224,8 @@ pub(crate) fn needed_bytes(
     }
 }
 
-fn failed(action: &'static str, path: &Path, source: std::io::Error) -> Stop {
-    Stop::File { action, path: path.to_owned(), source }
+fn failed(action: &'static str, path: &Path, source: std::io::Error) -> StrategyError {
+    StrategyError::File { action, path: path.to_owned(), source }
 }
 
 #[cfg(test)]

@@ -1,8 +1,5 @@
 //! Memory that a loader owns: one anonymous mapping for a tensor or a file, as the allocator makes
-//! it for large blocks.
-//!
-//! Its pages appear as they are filled. It starts on a page, so that direct reads may write into
-//! it.
+//! for large blocks. It starts on a page, so that direct reads can write into it.
 
 use std::fs::File;
 use std::io;
@@ -12,12 +9,14 @@ use std::path::Path;
 
 use memmap2::MmapMut;
 
-use super::{Follow, Stop, failed};
+use crate::numbers::count_of;
 
-/// Bytes between two looks at whoever follows: far above what a read call costs.
+use super::{Event, Observe, StrategyError, failed};
+
+/// Bytes between two reports of progress: a read call costs far less than this many bytes.
 const CHUNK_BYTES: usize = 16 << 20;
 
-/// Memory of its own; empty for no bytes.
+/// Anonymous memory; empty for no bytes.
 #[derive(Debug)]
 pub(crate) struct Owned {
     memory: Option<MmapMut>,
@@ -29,9 +28,9 @@ impl Owned {
     /// Room for `len_bytes`, not filled yet.
     ///
     /// # Errors
-    /// [`Stop::Memory`] if there is none.
-    pub(crate) fn new(len_bytes: u64) -> Result<Self, Stop> {
-        let no_memory = |source| Stop::Memory { len_bytes, source };
+    /// [`StrategyError::Memory`] if there is none.
+    pub(crate) fn new(len_bytes: u64) -> Result<Self, StrategyError> {
+        let no_memory = |source| StrategyError::Memory { len_bytes, source };
         let len =
             usize::try_from(len_bytes).map_err(|_| no_memory(io::Error::from(io::ErrorKind::OutOfMemory)))?;
         let memory = (len > 0).then(|| MmapMut::map_anon(len)).transpose().map_err(no_memory)?;
@@ -45,29 +44,28 @@ impl Owned {
         self
     }
 
-    /// Fills it from a file, from `offset_bytes` on, until the bytes at `wanted` are there. Beside
-    /// them stand, where a file is read in blocks, bytes of neighbours: those do not count as
-    /// arrived.
+    /// Reads a file from `offset_bytes` on, until the bytes at `wanted` are there. Reads in blocks
+    /// bring bytes of neighbours too; those do not count as arrived.
     ///
     /// # Errors
-    /// [`Stop`].
+    /// [`StrategyError`].
     pub(crate) fn fill(
         &mut self,
         file: &File,
         path: &Path,
         offset_bytes: u64,
         wanted: Range<usize>,
-        follow: &mut dyn Follow,
-    ) -> Result<(), Stop> {
+        observe: &mut Observe<'_>,
+    ) -> Result<(), StrategyError> {
         let room = self.memory.as_deref_mut().unwrap_or_default();
         let mut done = 0_usize;
         while done < wanted.end {
             let end = room.len().min(done + CHUNK_BYTES);
-            let at = offset_bytes + to_u64(done);
+            let at = offset_bytes + count_of(done);
             let count = match file.read_at(&mut room[done..end], at) {
                 Ok(0) => {
-                    let end_bytes = offset_bytes + to_u64(wanted.end);
-                    return Err(Stop::EndOfFile { path: path.to_owned(), end_bytes });
+                    let end_bytes = offset_bytes + count_of(wanted.end);
+                    return Err(StrategyError::EndOfFile { path: path.to_owned(), end_bytes });
                 }
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -75,12 +73,12 @@ impl Owned {
             };
             let before = done.clamp(wanted.start, wanted.end);
             done += count;
-            follow.arrived(to_u64(done.clamp(wanted.start, wanted.end) - before))?;
+            observe(Event::Arrived(count_of(done.clamp(wanted.start, wanted.end) - before)))?;
         }
         Ok(())
     }
 
-    /// What it holds.
+    /// Its bytes.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> &[u8] {
         self.memory.as_deref().map_or(&[], |memory| &memory[self.start..self.start + self.len])
@@ -88,15 +86,11 @@ impl Owned {
 }
 
 /// A whole file.
-pub(super) fn file(path: &Path, follow: &mut dyn Follow) -> Result<Owned, Stop> {
+pub(super) fn file(path: &Path, observe: &mut Observe<'_>) -> Result<Owned, StrategyError> {
     let file = File::open(path).map_err(|source| failed("open", path, source))?;
     let len_bytes = file.metadata().map_err(|source| failed("look up", path, source))?.len();
     let mut owned = Owned::new(len_bytes)?;
     let wanted = 0..owned.len;
-    owned.fill(&file, path, 0, wanted, follow)?;
+    owned.fill(&file, path, 0, wanted, observe)?;
     Ok(owned)
-}
-
-fn to_u64(len: usize) -> u64 {
-    u64::try_from(len).unwrap_or(u64::MAX)
 }

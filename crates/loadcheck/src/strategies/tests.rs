@@ -1,4 +1,4 @@
-//! The habits, held against the bytes of the files.
+//! The strategies, compared with the bytes of the files.
 
 use std::fs;
 use std::path::Path;
@@ -16,21 +16,19 @@ struct Counted {
     cancels_after_bytes: Option<u64>,
 }
 
-impl Follow for Counted {
-    fn enter(&mut self, name: &str) {
-        self.entered.push(name.to_owned());
-    }
-
-    fn arrived(&mut self, len_bytes: u64) -> Result<(), Stop> {
-        self.arrived_bytes += len_bytes;
-        match self.cancels_after_bytes {
-            Some(most) if self.arrived_bytes > most => Err(Stop::Cancelled),
-            _ => Ok(()),
+impl Counted {
+    fn hear(&mut self, event: Event<'_>) -> Result<(), StrategyError> {
+        match event {
+            Event::Begins(name) => self.entered.push(name.to_owned()),
+            Event::Note(note) => self.notes.push(note),
+            Event::Arrived(len_bytes) => {
+                self.arrived_bytes += len_bytes;
+                if self.cancels_after_bytes.is_some_and(|most| self.arrived_bytes > most) {
+                    return Err(StrategyError::Cancelled);
+                }
+            }
         }
-    }
-
-    fn note(&mut self, note: String) {
-        self.notes.push(note);
+        Ok(())
     }
 }
 
@@ -71,7 +69,8 @@ fn all(checkpoint: &Checkpoint) -> Vec<TensorId> {
     checkpoint.tensors().map(|tensor| tensor.id).collect()
 }
 
-const HABITS: [Habit; 4] = [Habit::Mmap, Habit::Read, Habit::Pread, Habit::Direct];
+const SIMPLE: [SimpleStrategy; 4] =
+    [SimpleStrategy::Mmap, SimpleStrategy::Read, SimpleStrategy::Pread, SimpleStrategy::Direct];
 
 #[test]
 fn owned_tensors_have_the_bytes_of_their_files() {
@@ -79,23 +78,24 @@ fn owned_tensors_have_the_bytes_of_their_files() {
     let test = std::env::current_exe().unwrap();
     let folder = tempfile::tempdir_in(test.parent().unwrap()).unwrap();
     let (checkpoint, tensors) = checkpoint(folder.path());
-    for habit in [Habit::Pread, Habit::Direct] {
+    for strategy in [SimpleStrategy::Pread, SimpleStrategy::Direct] {
         let mut counted = Counted::default();
-        let held = load(habit, &checkpoint, &all(&checkpoint), true, &mut counted).unwrap();
+        let held =
+            load(strategy, &checkpoint, &all(&checkpoint), true, &mut |event| counted.hear(event)).unwrap();
         assert_eq!(held.owned.len(), tensors.len());
         for (owned, id) in held.owned.iter().zip(all(&checkpoint)) {
             let name = checkpoint.tensor(id).name;
             let (_, expected) = tensors.iter().find(|(known, _)| known == name).unwrap();
-            assert!(owned.bytes() == &expected[..], "{habit:?} {name}");
+            assert!(owned.bytes() == &expected[..], "{strategy:?} {name}");
         }
-        assert_eq!(counted.arrived_bytes, checkpoint.tensor_bytes(), "{habit:?}");
-        if habit == Habit::Direct && !counted.notes.is_empty() {
+        assert_eq!(counted.arrived_bytes, checkpoint.tensor_bytes(), "{strategy:?}");
+        if strategy == SimpleStrategy::Direct && !counted.notes.is_empty() {
             onelayer_testing::skipped(format!(
                 "this file system is not read past its cache: {:?}",
                 counted.notes
             ));
         }
-        let dropped = load(habit, &checkpoint, &all(&checkpoint), false, &mut Counted::default()).unwrap();
+        let dropped = load(strategy, &checkpoint, &all(&checkpoint), false, &mut |_| Ok(())).unwrap();
         assert!(dropped.owned.is_empty());
     }
 }
@@ -104,12 +104,14 @@ fn owned_tensors_have_the_bytes_of_their_files() {
 fn whole_files_are_whole_and_mappings_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let (checkpoint, _) = checkpoint(folder.path());
-    let held = load(Habit::Read, &checkpoint, &all(&checkpoint), false, &mut Counted::default()).unwrap();
+    let held = load(SimpleStrategy::Read, &checkpoint, &all(&checkpoint), false, &mut |_| Ok(())).unwrap();
     for (owned, shard) in held.owned.iter().zip(checkpoint.shards()) {
         assert!(owned.bytes() == fs::read(&shard.path).unwrap());
     }
     let mut counted = Counted::default();
-    let held = load(Habit::Mmap, &checkpoint, &all(&checkpoint), false, &mut counted).unwrap();
+    let held =
+        load(SimpleStrategy::Mmap, &checkpoint, &all(&checkpoint), false, &mut |event| counted.hear(event))
+            .unwrap();
     assert_eq!((held.mappings.len(), held.owned.len()), (2, 0));
     assert_eq!(counted.arrived_bytes, checkpoint.tensor_bytes());
     assert_eq!(counted.entered.len(), 5);
@@ -120,19 +122,19 @@ fn only_what_is_selected_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let (checkpoint, _) = checkpoint(folder.path());
     let selected: Vec<TensorId> = ["b"].map(|name| checkpoint.find(name).unwrap().id).into();
-    for (habit, arrived_bytes, expected_bytes) in [
-        (Habit::Mmap, 5000, 0),
-        (Habit::Pread, 5000, 5000),
-        (Habit::Direct, 5000, 5000),
-        (Habit::Read, fs::metadata(&checkpoint.shards()[0].path).unwrap().len(), u64::MAX),
+    for (strategy, arrived_bytes, expected_bytes) in [
+        (SimpleStrategy::Mmap, 5000, 0),
+        (SimpleStrategy::Pread, 5000, 5000),
+        (SimpleStrategy::Direct, 5000, 5000),
+        (SimpleStrategy::Read, fs::metadata(&checkpoint.shards()[0].path).unwrap().len(), u64::MAX),
     ] {
         let mut counted = Counted::default();
-        load(habit, &checkpoint, &selected, true, &mut counted).unwrap();
-        assert_eq!(counted.arrived_bytes, arrived_bytes, "{habit:?}");
-        let found = needed_bytes(habit, &checkpoint, &selected, true).unwrap();
-        assert_eq!(found, expected_bytes.min(arrived_bytes), "{habit:?}");
+        load(strategy, &checkpoint, &selected, true, &mut |event| counted.hear(event)).unwrap();
+        assert_eq!(counted.arrived_bytes, arrived_bytes, "{strategy:?}");
+        let found = needed_bytes(strategy, &checkpoint, &selected, true).unwrap();
+        assert_eq!(found, expected_bytes.min(arrived_bytes), "{strategy:?}");
     }
-    let largest = needed_bytes(Habit::Pread, &checkpoint, &all(&checkpoint), false).unwrap();
+    let largest = needed_bytes(SimpleStrategy::Pread, &checkpoint, &all(&checkpoint), false).unwrap();
     assert_eq!(largest, 17 << 20, "dropped at once, only one tensor is there");
 }
 
@@ -143,20 +145,20 @@ fn a_file_that_was_cut_is_told() {
     let path = &checkpoint.shards()[0].path;
     let len = fs::metadata(path).unwrap().len();
     fs::OpenOptions::new().write(true).open(path).unwrap().set_len(len - 100).unwrap();
-    for habit in HABITS {
-        let result = load(habit, &checkpoint, &all(&checkpoint), true, &mut Counted::default());
+    for strategy in SIMPLE {
+        let result = load(strategy, &checkpoint, &all(&checkpoint), true, &mut |_| Ok(()));
         // A whole file is as long as it is.
-        if habit == Habit::Read {
+        if strategy == SimpleStrategy::Read {
             assert!(result.is_ok());
         } else {
-            assert!(matches!(result, Err(Stop::EndOfFile { .. })), "{habit:?}: {result:?}");
+            assert!(matches!(result, Err(StrategyError::EndOfFile { .. })), "{strategy:?}: {result:?}");
         }
     }
     fs::remove_file(path).unwrap();
-    for habit in HABITS {
-        let result = load(habit, &checkpoint, &all(&checkpoint), true, &mut Counted::default());
+    for strategy in SIMPLE {
+        let result = load(strategy, &checkpoint, &all(&checkpoint), true, &mut |_| Ok(()));
         let stop = result.unwrap_err();
-        assert!(matches!(stop, Stop::File { action: "open", .. }), "{habit:?}: {stop}");
+        assert!(matches!(stop, StrategyError::File { action: "open", .. }), "{strategy:?}: {stop}");
         assert_eq!(stop.path(), Some(path.as_path()));
     }
 }
@@ -165,11 +167,12 @@ fn a_file_that_was_cut_is_told() {
 fn each_can_be_cancelled_midway() {
     let folder = tempfile::tempdir().unwrap();
     let (checkpoint, _) = checkpoint(folder.path());
-    for habit in HABITS {
+    for strategy in SIMPLE {
         let mut counted = Counted { cancels_after_bytes: Some(1 << 20), ..Counted::default() };
-        let stop = load(habit, &checkpoint, &all(&checkpoint), true, &mut counted).unwrap_err();
-        assert!(matches!(stop, Stop::Cancelled), "{habit:?}: {stop}");
-        assert!(counted.arrived_bytes <= 16 << 20, "{habit:?}: {}", counted.arrived_bytes);
+        let stop = load(strategy, &checkpoint, &all(&checkpoint), true, &mut |event| counted.hear(event))
+            .unwrap_err();
+        assert!(matches!(stop, StrategyError::Cancelled), "{strategy:?}: {stop}");
+        assert!(counted.arrived_bytes <= 16 << 20, "{strategy:?}: {}", counted.arrived_bytes);
     }
 }
 

@@ -9,9 +9,9 @@ use onelayer::checkpoint::Checkpoint;
 use onelayer_probe::{drop_cache, residency};
 
 use crate::args::CacheArg;
-use crate::output::numbers::to_f64;
+use crate::numbers::to_f64;
 
-/// What a note about a state that was not reached begins with.
+/// The beginning of a note on a state that was not reached.
 pub(crate) const NOT_AS_ASKED: &str = "asked for a";
 /// Enough to keep a disk busy while the pages that were read stay in the cache.
 const BLOCK_BYTES: usize = 4 << 20;

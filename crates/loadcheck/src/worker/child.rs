@@ -1,14 +1,13 @@
 //! The worker's side: reads its job, does it, tells its parent.
 
-use std::io::{self, Read as _, Write as _};
-use std::process::ExitCode;
+use std::io::{self, Read as _};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
-use super::protocol::{Job, Message, Task};
-use super::{cycles, imitate, measure, prepare};
+use super::protocol::{Job, Message, Task, tell};
+use super::{cycles, measure, measure_simple, measure_tiers, prepare};
 use crate::exit::Exit;
 use crate::signals::ASKING_TO_STOP;
 
@@ -16,8 +15,11 @@ use crate::signals::ASKING_TO_STOP;
 pub(crate) const ARGUMENT: &str = "__worker";
 
 /// Runs as a worker.
-pub(crate) fn main() -> ExitCode {
-    // With the parent gone nobody would stop or read this process.
+///
+/// # Errors
+/// A message for people who started it by hand.
+pub(crate) fn main() -> Result<Exit, &'static str> {
+    // Without the parent, nothing would stop this process or read its output.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     // Started through a link, the process is called like the link, `exe`. Where that cannot be changed
     // it stays so.
@@ -29,55 +31,39 @@ pub(crate) fn main() -> ExitCode {
         .ok()
         .and_then(|_| serde_json::from_str::<Job>(&text).ok());
     let Some(job) = job else {
-        crate::output::to_stderr("loadcheck: this is an internal command");
-        return Exit::Usage.into();
+        return Err("loadcheck: this is an internal command");
     };
     drop(text);
     // The parent may have ended before the line that binds this process to it.
     let parent = getppid().map(|pid| pid.as_raw_nonzero().get());
     if parent != i32::try_from(job.parent_pid).ok() {
-        return Exit::Terminated.into();
+        return Ok(Exit::Terminated);
     }
     let cancel = Arc::new(AtomicBool::new(false));
     for signal in ASKING_TO_STOP {
         // Ctrl-C reaches the whole group; ending in order gives a partial report.
         let _ = signal_hook::flag::register(signal, Arc::clone(&cancel));
     }
-    let last_word = match job.task {
+    let finished = match job.task {
         Task::Prepare { load, has_source, cache } => {
-            match prepare::prepare(&load, has_source, cache, &cancel) {
+            tell(&match prepare::prepare(&load, has_source, cache, &cancel) {
                 Ok(checked) => Message::Checked(Box::new(checked)),
                 Err(problems) => Message::Error(problems),
-            }
+            });
+            return Ok(Exit::Ok);
         }
-        Task::Measure { load, budgets, watches, interval_ms } => {
-            match measure::measure(&load, &budgets, &watches, interval_ms, &cancel) {
-                Ok(finished) => Message::Done(Box::new(finished)),
-                Err(problems) => Message::Error(problems),
-            }
-        }
-        Task::Imitate { load, habit, refuses, interval_ms } => {
-            match imitate::imitate(&load, habit, refuses, interval_ms, &cancel) {
-                Ok(finished) => Message::Done(Box::new(finished)),
-                Err(problems) => Message::Error(problems),
-            }
-        }
-        Task::Cycle { loads, count } => match cycles::cycle(&loads, count, &cancel) {
-            Ok(finished) => Message::Done(Box::new(finished)),
-            Err(problems) => Message::Error(problems),
+        Task::Measure(task) => match &task.load.device_map {
+            Some(map) => measure_tiers::measure(&task, map, &cancel),
+            None => measure::measure(&task, &cancel),
         },
+        Task::MeasureSimple { load, strategy, refuses, interval_ms } => {
+            measure_simple::measure(&load, strategy, refuses, interval_ms, &cancel)
+        }
+        Task::Cycle { loads, count } => cycles::cycle(&loads, count, &cancel),
     };
-    tell(&last_word);
-    Exit::Ok.into()
-}
-
-/// Sends a message. A worker that cannot, ends: its parent must not take a part of the story for
-/// the whole. (A parent that is gone takes this process with it anyway.)
-pub(super) fn tell(message: &Message) {
-    let mut line = serde_json::to_vec(message).expect("messages are plain data");
-    line.push(b'\n');
-    let mut stdout = io::stdout().lock();
-    if stdout.write_all(&line).and_then(|()| stdout.flush()).is_err() {
-        std::process::exit(i32::from(Exit::LoadFailed.code()));
-    }
+    tell(&match finished {
+        Ok(finished) => Message::Done(Box::new(finished)),
+        Err(problems) => Message::Error(problems),
+    });
+    Ok(Exit::Ok)
 }

@@ -61,7 +61,7 @@ impl DeliveryLog {
         self.rows.push(row);
     }
 
-    /// What is reported of it, the layers by their names.
+    /// The rows for a report, with the names of layers.
     pub(super) fn finish<'a>(&self, name: impl Fn(usize) -> &'a str) -> Deliveries {
         let rows = self.rows.iter().chain(&self.pending).map(|row| Delivery {
             layer: name(row.layer).to_owned(),

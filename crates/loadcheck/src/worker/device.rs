@@ -1,9 +1,10 @@
-//! What `--device` comes to on this machine. Decided once, before anything is measured, by a
+//! The device that `--device` stands for on this machine. Decided once, before measuring, by a
 //! worker: its parent never opens a driver.
 
 use onelayer::{Device, DeviceError, Target};
 
 use crate::args::Device as Asked;
+use crate::library_errors::out_of_memory;
 use crate::problem::{Code, Problem};
 use crate::report::Gpu;
 
@@ -12,9 +13,9 @@ use crate::report::Gpu;
 pub(crate) struct Decided {
     /// Which one; never `auto`.
     pub(crate) device: Asked,
-    /// What it says about itself, if it is a GPU.
+    /// Its description, if it is a GPU.
     pub(crate) gpu: Option<Gpu>,
-    /// Its memory that nobody uses, if it has its own.
+    /// Its free memory, if it has its own.
     pub(crate) free_bytes: Option<u64>,
     /// Why `auto` is the host.
     pub(crate) note: Option<String>,
@@ -67,7 +68,7 @@ pub(super) fn look_at(ordinal: u32) -> Result<Decided, DeviceError> {
     })
 }
 
-/// What is wrong, for a note: nobody asked for a driver.
+/// The error in short, for a note: no driver was asked for.
 fn short(error: &DeviceError) -> String {
     match error {
         DeviceError::NoDriver { .. } => "no CUDA driver".to_owned(),
@@ -94,22 +95,6 @@ pub(super) fn fits(
     }
     let error = DeviceError::OutOfDeviceMemory { needed_bytes, free_bytes, reserve_bytes };
     Err(out_of_memory(&error).at(format!("--window {kept}")))
-}
-
-/// A request that the device is too small for.
-pub(super) fn out_of_memory(error: &DeviceError) -> Problem {
-    let problem = Problem::new(Code::CannotBeMet, error.to_string());
-    match error {
-        // Less to stay free is advice only where it would do.
-        DeviceError::OutOfDeviceMemory { needed_bytes, free_bytes, reserve_bytes }
-            if needed_bytes <= free_bytes =>
-        {
-            let most = free_bytes.saturating_sub(*needed_bytes) >> 20;
-            problem
-                .help(format!("--window 1 keeps one layer at a time; --device-reserve {most}MiB leaves room"))
-        }
-        _ => problem.help("--window 1 keeps one layer at a time, --device none keeps nothing"),
-    }
 }
 
 #[cfg(test)]

@@ -10,38 +10,29 @@
 //! It measures itself and prints nothing for people; it dies with its parent. The parent renders,
 //! judges and writes.
 
-mod attendant;
 mod cache;
 mod child;
 mod cycles;
 mod deliveries;
 mod device;
-mod heap;
-mod imitate;
+mod failure;
+mod loaded;
 mod measure;
-mod measure_places;
+mod measure_simple;
+mod measure_tiers;
+mod monitor;
 mod parent;
-mod places;
 mod preparation;
 mod prepare;
 mod protocol;
-mod reading;
+mod tiers;
 mod tracker;
-mod translate;
 mod verify;
 mod vram;
 
 pub(crate) use cache::NOT_AS_ASKED;
 pub(crate) use child::{ARGUMENT, main};
-pub(crate) use cycles::CycleLoad;
-pub(crate) use heap::give_back as give_heap_back;
 pub(crate) use parent::{Ending, carry_out};
 pub(crate) use preparation::{Stop, ask_to_prepare};
-pub(crate) use prepare::{
-    Planned, context_of, decide_for_plan, describe, layer_map, open_checkpoint, plan_of,
-};
-pub(crate) use protocol::{Checked, Crossing, Finished, Message, Task, Watch};
-pub(crate) use translate::{
-    chain, checkpoint as checkpoint_problems, layers as layers_problem, load as load_problem, placed,
-    plan as plan_problem,
-};
+pub(crate) use prepare::decide_for_plan;
+pub(crate) use protocol::{Checked, Crossing, CycleLoad, Finished, MeasureTask, Message, Task, Watch};

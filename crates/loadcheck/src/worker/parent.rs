@@ -1,4 +1,4 @@
-//! The parent's side: starts a worker, listens to it, stops it in time, and knows what became of
+//! The parent's side: starts a worker, hears its messages, stops it in time, and tells the end of
 //! it.
 
 use std::ffi::OsString;
@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, after, never, select, unbounded};
-use onelayer_probe::{ChildGroup, goes_first};
+use onelayer_probe::{ChildGroup, prefer_for_oom_kill};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::child::ARGUMENT;
@@ -27,10 +27,10 @@ const SIGNAL_PATIENCE: Duration = Duration::from_secs(1);
 const ALLOCATOR_VARIABLE: &str = "GLIBC_TUNABLES";
 /// See [`frugal_allocator`].
 const FRUGAL: &str = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc.pthread.stack_cache_size=0";
-/// What a worker may print in one line: a hash, a place or a plan, never a tensor.
+/// The longest line of a worker: a hash, a place or a plan, never a tensor.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
-/// What became of a worker.
+/// How a worker ended.
 #[derive(Debug)]
 pub(crate) enum Ending {
     /// It ended by itself; problems if it could not report.
@@ -118,9 +118,9 @@ fn start(task: Task, group: Option<&ChildGroup>) -> Result<(Child, Receiver<Mess
         command.env(ALLOCATOR_VARIABLE, frugal_allocator(std::env::var_os(ALLOCATOR_VARIABLE)));
     }
     if let Some(group) = group {
-        group.place(&mut command).map_err(|error| cannot("place", &error))?;
+        group.enter_on_spawn(&mut command).map_err(|error| cannot("place", &error))?;
     }
-    goes_first(&mut command);
+    prefer_for_oom_kill(&mut command);
     let mut child = command.spawn().map_err(|error| {
         let problem = cannot("start", &error);
         if error.kind() == io::ErrorKind::NotFound { problem.help("/proc must be mounted") } else { problem }

@@ -8,7 +8,7 @@ use crate::problem::Problem;
 use crate::report::Gpu;
 use crate::signals::Interrupts;
 
-/// Why what was begun cannot go on.
+/// Why a command cannot go on.
 #[derive(Clone, Debug)]
 pub(crate) enum Stop {
     /// Something is wrong.
@@ -23,11 +23,11 @@ impl From<Problem> for Stop {
     }
 }
 
-/// What a worker found out.
+/// The answer of a worker.
 pub(crate) struct Preparation {
     /// The GPUs that there are, if it was to decide on a device and could.
     pub(crate) gpus: Option<Vec<Gpu>>,
-    /// What the headers say. Without a source there are none: then it stops without a problem, if
+    /// The headers. Without a source there are none: then it stops without a problem, if
     /// the device is there.
     pub(crate) checked: Result<Checked, Stop>,
 }
@@ -35,7 +35,7 @@ pub(crate) struct Preparation {
 /// Decides on the device, reads the headers, and brings the page cache into the state that is
 /// wanted.
 ///
-/// The device that was decided on is put into `load` whatever is wrong otherwise.
+/// The device that was decided on is put into `load` even if something is wrong.
 pub(crate) fn ask_to_prepare(
     load: &mut LoadConfig,
     has_source: bool,

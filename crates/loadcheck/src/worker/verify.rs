@@ -1,11 +1,11 @@
-//! `--verify`: what was delivered, compared with what is in the files.
+//! `--verify`: compares delivered tensors with the files.
 //!
 //! Every tensor is read back from where it lies, a piece at a time, and held against bytes that are
 //! read from its file a second time: by plain reads of this file's own, not by the library's
 //! sources, its ring or its narrowing. Narrowed tensors are held against a conversion with other
 //! means (`half` and the language's own casts).
 //!
-//! A NaN that is narrowed has to arrive as a NaN. Which one is up to whoever converts, so its sign
+//! A NaN that is narrowed has to arrive as a NaN. Which NaN is not defined, so its sign
 //! and payload are not compared; tensors that are not narrowed are compared bit by bit, NaN or not.
 
 use std::fs::File;
@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use onelayer::checkpoint::{Checkpoint, ShardId};
-use onelayer::load::{LoadError, LoadedLayer, LoadedTensor};
-use onelayer::plan::{Cast, Placement, PlannedLayer};
+use onelayer::load::{LoadedLayer, LoadedTensor};
+use onelayer::plan::{Cast, Placement};
 use onelayer::{DType, FloatType, LoadPlan};
 
-use super::translate;
+use super::failure::Failure;
 use crate::problem::{Code, Problem};
 use crate::report::{Mismatch, Verified};
 
@@ -28,7 +28,7 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Bytes that a report shows of a difference.
 const SHOWN_BYTES: usize = 8;
 
-/// Compares delivered tensors with their files. Holds two pieces of 1 MiB, whatever is compared;
+/// Compares delivered tensors with their files. Always holds two pieces of 1 MiB;
 /// they are resident from the start, so that they count for the baseline and not for the load.
 pub(super) struct Verifier {
     in_file: Vec<u8>,
@@ -37,12 +37,6 @@ pub(super) struct Verifier {
     file: Option<(ShardId, File)>,
     verified: Verified,
     spent: Duration,
-}
-
-/// Why a comparison ended early.
-pub(super) enum Stopped {
-    Cancelled,
-    Failed(Problem),
 }
 
 impl Verifier {
@@ -63,15 +57,15 @@ impl Verifier {
         &mut self,
         checkpoint: &Checkpoint,
         plan: &LoadPlan,
-        planned: &PlannedLayer,
         layer: &LoadedLayer,
         cancel: &AtomicBool,
-    ) -> Result<(), Stopped> {
+    ) -> Result<(), Failure> {
         let start = Instant::now();
+        let planned = &plan.layers()[layer.index()];
         let compared =
             plan.placements(planned).iter().zip(layer.tensors()).try_for_each(|(placement, tensor)| {
                 if cancel.load(Ordering::Relaxed) {
-                    return Err(Stopped::Cancelled);
+                    return Err(Failure::Cancelled);
                 }
                 self.tensor(checkpoint, placement, &tensor)
             });
@@ -94,12 +88,12 @@ impl Verifier {
         checkpoint: &Checkpoint,
         placement: &Placement,
         tensor: &LoadedTensor,
-    ) -> Result<(), Stopped> {
+    ) -> Result<(), Failure> {
         let entry = tensor.entry();
         let path = &checkpoint.shard(entry.shard).path;
         let unreadable = |error: std::io::Error| {
             let message = format!("--verify cannot read what was loaded a second time: {error}");
-            Stopped::Failed(Problem::new(Code::LoadFailed, message).at(path.display().to_string()))
+            Failure::Failed(Problem::new(Code::LoadFailed, message).at(path.display().to_string()))
         };
         if self.file.as_ref().is_none_or(|(shard, _)| *shard != entry.shard) {
             self.file = Some((entry.shard, File::open(path).map_err(unreadable)?));
@@ -114,7 +108,7 @@ impl Verifier {
             read_wanted(file, placement, in_file, piece).map_err(unreadable)?;
             let expected_len = placement.cast.map_or(len, |cast| narrow(cast, piece));
             let found = &mut self.delivered[..expected_len];
-            let is_there = tensor.read(delivered, found).map_err(failed)?;
+            let is_there = tensor.read(delivered, found).map_err(|error| Failure::of(&error, None))?;
             debug_assert!(is_there, "refused for targets that keep nothing");
             if difference.is_none() {
                 let expected = &self.in_file[..expected_len];
@@ -158,7 +152,7 @@ impl Verified {
         }
     }
 
-    /// What is wrong, if something is.
+    /// The problem, if a tensor differs.
     pub(super) fn problem(&self) -> Option<Problem> {
         let first = self.first_mismatch.as_ref()?;
         let what = if self.mismatches == 1 {
@@ -172,10 +166,6 @@ impl Verified {
         problem.detail = Some(format!("expected {}, found {}", first.expected, first.found));
         Some(problem)
     }
-}
-
-fn failed(error: LoadError) -> Stopped {
-    Stopped::Failed(translate::load(&error, None))
 }
 
 /// Where two pieces differ, if they do.

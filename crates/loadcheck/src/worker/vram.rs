@@ -1,30 +1,38 @@
-//! Device memory during a load, counted by whoever can: NVML for this process, NVML for the device,
-//! the CUDA driver for the device. All that answer are reported; the first one that does is the
-//! headline.
+//! Device memory during a load, counted in three ways: by NVML for this process, by NVML for the
+//! device, by the CUDA driver for the device. All counts are reported; the first way that answers
+//! is the preferred one.
 //!
-//! Only the first tells this process from others. The other two see everybody, so their growth is
-//! this load's alone on a device that nobody else uses meanwhile.
+//! Only the first way tells this process from others. The other two include everybody, so their
+//! growth is this load's alone only on a device that nobody else uses meanwhile.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use onelayer::{Device, Target};
-use onelayer_probe::{GpuMemory, NvmlError};
+use onelayer_probe::GpuMemory;
 
-use crate::report::{Place, Unavailable, Vram};
+use crate::report::{Place, Run, Unavailable, Vram};
 
-/// The driver answers in microseconds; NVML takes a lock of its own, so it is asked less often: at
-/// every so many looks.
+/// NVML takes a lock of its own, so it is asked at every so many looks. The driver answers in
+/// microseconds.
 const LOOKS_PER_NVML_SAMPLE: u32 = 4;
-/// NVML is asked on behalf of layers no more often than this.
+/// The shortest time between two questions to NVML at the end of a layer.
 const LAYER_INTERVAL: Duration = Duration::from_millis(20);
-/// Changes that are kept; of more, every second one goes.
+/// Changes that are kept. When there are more, every second one is dropped.
 const STEPS_MAX: usize = 8192;
 
-/// One way of counting.
+/// A way of counting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Method {
+    NvmlProcess,
+    NvmlDevice,
+    Driver,
+}
+
+/// The counts of one method.
 #[derive(Debug)]
 struct Series {
-    method: &'static str,
+    method: Method,
     baseline: Option<u64>,
     now: Option<u64>,
     peak: Option<u64>,
@@ -36,16 +44,16 @@ struct Series {
 }
 
 impl Series {
-    fn new(method: &'static str) -> Self {
-        Self {
-            method,
-            baseline: None,
-            now: None,
-            peak: None,
-            peak_at: None,
-            after_load: None,
-            after_unload: None,
-            reason: None,
+    fn new(method: Method) -> Self {
+        let (baseline, now, peak, after_load, after_unload) = (None, None, None, None, None);
+        Self { method, baseline, now, peak, peak_at: None, after_load, after_unload, reason: None }
+    }
+
+    fn name(&self) -> &'static str {
+        match self.method {
+            Method::NvmlProcess => "nvml_process",
+            Method::NvmlDevice => "nvml_device",
+            Method::Driver => "driver",
         }
     }
 
@@ -72,7 +80,7 @@ impl Series {
         };
         let both = self.after_unload.zip(self.baseline);
         Vram {
-            method: self.method.to_owned(),
+            method: self.name().to_owned(),
             baseline_bytes: self.baseline,
             peak_bytes: self.peak,
             after_load_bytes: self.after_load,
@@ -82,61 +90,26 @@ impl Series {
     }
 }
 
-/// Who is asked.
-trait Counters: Send {
-    fn nvml_process(&mut self) -> Result<u64, String>;
-    fn nvml_device(&mut self) -> Result<u64, String>;
-    fn driver(&mut self) -> Result<u64, String>;
-}
+/// Counts bytes by a method, or says why it cannot.
+type Count = dyn FnMut(Method) -> Result<u64, String> + Send;
 
-/// The real ones.
-struct Asked {
-    device: Device,
-    nvml: Result<GpuMemory, NvmlError>,
-    pid: u32,
-}
-
-impl Counters for Asked {
-    fn nvml_process(&mut self) -> Result<u64, String> {
-        let pid = self.pid;
-        self.nvml
-            .as_mut()
-            .map_err(|error| error.to_string())?
-            .of_process(pid)
-            .map_err(|error| error.to_string())
-    }
-
-    fn nvml_device(&mut self) -> Result<u64, String> {
-        self.nvml.as_ref().map_err(ToString::to_string)?.used_bytes().map_err(|error| error.to_string())
-    }
-
-    fn driver(&mut self) -> Result<u64, String> {
-        match self.device.memory() {
-            Ok(Some(memory)) => Ok(memory.used_bytes()),
-            Ok(None) => Err("the device has no memory of its own".to_owned()),
-            Err(error) => Err(error.to_string()),
-        }
-    }
-}
-
-/// Watches the memory of one device. Asked from the thread that takes layers and from the one
-/// beside it.
+/// Measures the memory of one device, for the thread that takes layers and the monitor beside it.
 pub(super) struct VramMeter(Mutex<Inner>);
 
 struct Inner {
-    counters: Box<dyn Counters>,
-    /// Best first.
+    count: Box<Count>,
+    /// The preferred method first.
     series: [Series; 3],
     looks: u32,
-    /// When the headline changed, and to what; `None` if nobody wants to know.
+    /// When the preferred count changed, and to what; `None` if that is not kept.
     steps: Option<Vec<(Instant, u64)>>,
-    /// When NVML was asked last on behalf of a layer.
+    /// When NVML was asked last at the end of a layer.
     layer_asked: Option<Instant>,
 }
 
 impl VramMeter {
-    /// For a device with memory of its own. Takes the baseline: the device's context is open, and
-    /// so is NVML after this, so neither counts as the load's.
+    /// For a device with memory of its own. Takes the baseline with the device's context and NVML
+    /// open, so that neither counts as the load's.
     pub(super) fn open(device: &Device) -> Option<Self> {
         if matches!(device.target(), Target::Host | Target::None) {
             return None;
@@ -145,14 +118,25 @@ impl VramMeter {
         let info = device.info().ok();
         let uuid = info.as_ref().and_then(|info| info.uuid.as_deref());
         let place = info.as_ref().and_then(|info| info.pci_bus_id.as_deref());
-        let nvml = GpuMemory::open(uuid, place, memory.map_or(0, |memory| memory.total_bytes));
-        let asked = Asked { device: device.clone(), nvml, pid: std::process::id() };
-        Some(Self::with(Box::new(asked)))
+        let mut nvml = GpuMemory::open(uuid, place, memory.map_or(0, |memory| memory.total_bytes));
+        let (device, pid) = (device.clone(), std::process::id());
+        Some(Self::with(Box::new(move |method| {
+            let nvml = nvml.as_mut().map_err(|error| error.to_string());
+            match method {
+                Method::NvmlProcess => nvml?.of_process(pid).map_err(|error| error.to_string()),
+                Method::NvmlDevice => nvml?.used_bytes().map_err(|error| error.to_string()),
+                Method::Driver => match device.memory() {
+                    Ok(Some(memory)) => Ok(memory.used_bytes()),
+                    Ok(None) => Err("the device has no memory of its own".to_owned()),
+                    Err(error) => Err(error.to_string()),
+                },
+            }
+        })))
     }
 
-    fn with(counters: Box<dyn Counters>) -> Self {
-        let series = ["nvml_process", "nvml_device", "driver"].map(Series::new);
-        let mut inner = Inner { counters, series, looks: 0, steps: None, layer_asked: None };
+    fn with(count: Box<Count>) -> Self {
+        let series = [Method::NvmlProcess, Method::NvmlDevice, Method::Driver].map(Series::new);
+        let mut inner = Inner { count, series, looks: 0, steps: None, layer_asked: None };
         inner.sample(true, Place::default);
         for series in &mut inner.series {
             series.baseline = series.now;
@@ -160,8 +144,8 @@ impl VramMeter {
         Self(Mutex::new(inner))
     }
 
-    /// Keeps the changes of the headline, too. Their list is allocated and touched here: before the
-    /// baseline of host memory.
+    /// Also keeps the changes of the preferred count. Their list is allocated and touched here,
+    /// before the baseline of host memory.
     pub(super) fn keep_steps(&self) {
         let mut steps = vec![(Instant::now(), 1); STEPS_MAX];
         steps.clear();
@@ -174,18 +158,18 @@ impl VramMeter {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A look in passing; returns the headline's peak so far.
+    /// Takes a sample; returns the peak of the preferred count so far.
     pub(super) fn look(&self, place: impl Fn() -> Place) -> Option<u64> {
         let mut inner = self.inner();
         inner.looks = inner.looks.wrapping_add(1);
         let with_nvml = inner.looks.is_multiple_of(LOOKS_PER_NVML_SAMPLE);
         inner.sample(with_nvml, place);
-        inner.headline().peak
+        inner.preferred().peak
     }
 
-    /// A layer is about to be dropped: what it takes is seen, however short the load. NVML is asked
-    /// for the first one, and not more often than once in [`LAYER_INTERVAL`] then, so that many
-    /// small layers are not held up.
+    /// Takes a sample before a layer is dropped, so that its memory is seen however short the load
+    /// is. NVML is asked at most once in [`LAYER_INTERVAL`], so that many small layers are not
+    /// slowed down.
     pub(super) fn layer_end(&self, place: impl Fn() -> Place) {
         let mut inner = self.inner();
         let with_nvml = inner.layer_asked.is_none_or(|asked| asked.elapsed() >= LAYER_INTERVAL);
@@ -195,53 +179,53 @@ impl VramMeter {
         inner.sample(with_nvml, place);
     }
 
-    /// The headline now, of everything that is loaded.
+    /// The preferred count when everything is loaded.
     pub(super) fn after_load(&self, place: impl Fn() -> Place) -> Option<u64> {
         let mut inner = self.inner();
         inner.sample(true, place);
         for series in &mut inner.series {
             series.after_load = series.now;
         }
-        inner.headline().after_load
+        inner.preferred().after_load
     }
 
-    /// The headline now, everything given back.
+    /// The preferred count when everything is given back.
     pub(super) fn after_unload(&self) -> Option<u64> {
         let mut inner = self.inner();
-        // What comes after the load is no peak of it.
+        // A peak after the load is none of it.
         let peaks = inner.series.each_ref().map(|series| (series.peak, series.peak_at.clone()));
         inner.sample(true, Place::default);
         for (series, (peak, at)) in inner.series.iter_mut().zip(peaks) {
             series.after_unload = series.now;
             (series.peak, series.peak_at) = (peak, at);
         }
-        inner.headline().after_unload
+        inner.preferred().after_unload
     }
 
-    /// The headline before the load.
+    /// The preferred count before the load.
     pub(super) fn baseline(&self) -> Option<u64> {
-        self.inner().headline().baseline
+        self.inner().preferred().baseline
     }
 
-    /// Everything that was counted.
+    /// All counts.
     pub(super) fn finish(&self) -> Counted {
         let inner = self.inner();
-        let headline = inner.headline();
+        let preferred = inner.preferred();
         let missing = |series: &Series| {
             let reason = series.reason.clone().filter(|_| series.is_incomplete())?;
-            Some(Unavailable { metric: format!("vram.{}", series.method), reason })
+            Some(Unavailable { metric: format!("vram.{}", series.name()), reason })
         };
         let mut unavailable: Vec<Unavailable> = inner.series.iter().filter_map(missing).collect();
-        if headline.peak.is_none() {
-            let reason = headline.reason.clone().unwrap_or_else(|| "nothing was counted".to_owned());
+        if preferred.peak.is_none() {
+            let reason = preferred.reason.clone().unwrap_or_else(|| "nothing was counted".to_owned());
             unavailable.push(Unavailable { metric: "peak.vram_bytes".to_owned(), reason });
         }
         let counted = inner.series.iter().filter(|series| series.peak.is_some());
         Counted {
-            method: headline.peak.map(|_| headline.method.to_owned()),
-            baseline_bytes: headline.baseline,
-            peak_bytes: headline.peak,
-            peak_at: headline.peak_at.clone(),
+            method: preferred.peak.map(|_| preferred.name().to_owned()),
+            baseline_bytes: preferred.baseline,
+            peak_bytes: preferred.peak,
+            peak_at: preferred.peak_at.clone(),
             vram: counted.map(Series::report).collect(),
             steps: inner.steps.clone().unwrap_or_default(),
             unavailable,
@@ -257,18 +241,17 @@ impl Series {
 
 impl Inner {
     fn sample(&mut self, with_nvml: bool, place: impl Fn() -> Place) {
-        let [process, device, driver] = &mut self.series;
-        driver.offer(self.counters.driver(), &place);
-        if with_nvml {
-            process.offer(self.counters.nvml_process(), &place);
-            device.offer(self.counters.nvml_device(), &place);
+        for series in &mut self.series {
+            if with_nvml || series.method == Method::Driver {
+                series.offer((self.count)(series.method), &place);
+            }
         }
         self.note_step();
     }
 
-    /// Notes the headline, if it is another one than before.
+    /// Notes the preferred count if it changed.
     fn note_step(&mut self) {
-        let now = self.headline().now;
+        let now = self.preferred().now;
         let (Some(steps), Some(bytes)) = (&mut self.steps, now) else { return };
         if steps.last().is_some_and(|(_, last)| *last == bytes) {
             return;
@@ -282,28 +265,38 @@ impl Inner {
         steps.push((Instant::now(), bytes));
     }
 
-    /// The best one that answered before the load: from then on it does not change.
-    fn headline(&self) -> &Series {
+    /// The first method that answered before the load; it does not change from then on.
+    fn preferred(&self) -> &Series {
         let [.., driver] = &self.series;
         self.series.iter().find(|series| series.baseline.is_some()).unwrap_or(driver)
     }
 }
 
-/// What was counted.
+/// The counts of a load.
 pub(super) struct Counted {
-    /// How the headline was counted; `None` if nobody counted.
+    /// The preferred method; `None` if none answered.
     pub(super) method: Option<String>,
     pub(super) baseline_bytes: Option<u64>,
     pub(super) peak_bytes: Option<u64>,
     pub(super) peak_at: Option<Place>,
-    /// Every way that gave a number.
+    /// Every method that gave a number.
     pub(super) vram: Vec<Vram>,
-    /// When the headline changed, and to what, if that was to be kept.
+    /// When the preferred count changed, and to what, if that was kept.
     pub(super) steps: Vec<(Instant, u64)>,
     pub(super) unavailable: Vec<Unavailable>,
 }
 
 impl Counted {
+    /// Puts the counts into a report of the run.
+    pub(super) fn put_into(self, run: &mut Run, unavailable: &mut Vec<Unavailable>) {
+        run.baseline.vram_bytes = self.baseline_bytes;
+        run.peak.vram_bytes = self.peak_bytes;
+        run.peak.vram_method = self.method;
+        run.peak.vram_at = self.peak_at;
+        run.vram = self.vram;
+        unavailable.extend(self.unavailable);
+    }
+
     /// The changes, by the time since `start`.
     pub(super) fn steps_since(&self, start: Instant) -> Vec<(Duration, u64)> {
         self.steps.iter().map(|(at, bytes)| (at.saturating_duration_since(start), *bytes)).collect()
@@ -317,38 +310,26 @@ mod tests {
 
     use super::*;
 
-    /// A device that holds so much; whoever is `None` does not answer.
-    struct Fake {
-        held: Arc<AtomicU64>,
-        offsets: [Option<u64>; 3],
-    }
-
-    impl Fake {
-        fn answer(&self, which: usize) -> Result<u64, String> {
-            let offset = self.offsets[which].ok_or_else(|| "does not answer".to_owned())?;
-            Ok(self.held.load(Ordering::Relaxed) + offset)
-        }
-    }
-
-    impl Counters for Fake {
-        fn nvml_process(&mut self) -> Result<u64, String> {
-            self.answer(0)
-        }
-        fn nvml_device(&mut self) -> Result<u64, String> {
-            self.answer(1)
-        }
-        fn driver(&mut self) -> Result<u64, String> {
-            self.answer(2)
-        }
-    }
-
+    /// A meter of a device that holds so much; a method whose offset is `None` does not answer.
     fn meter(offsets: [Option<u64>; 3]) -> (VramMeter, Arc<AtomicU64>) {
         let held = Arc::new(AtomicU64::new(100));
-        (VramMeter::with(Box::new(Fake { held: Arc::clone(&held), offsets })), held)
+        let now = Arc::clone(&held);
+        let count = move |method| {
+            let [process, device, driver] = offsets;
+            let offset = match method {
+                Method::NvmlProcess => process,
+                Method::NvmlDevice => device,
+                Method::Driver => driver,
+            };
+            offset
+                .map(|offset| now.load(Ordering::Relaxed) + offset)
+                .ok_or_else(|| "does not answer".to_owned())
+        };
+        (VramMeter::with(Box::new(count)), held)
     }
 
     #[test]
-    fn the_best_that_answers_is_the_headline_and_all_are_reported() {
+    fn the_best_that_answers_is_the_preferred_and_all_are_reported() {
         for (offsets, expected) in [
             ([Some(0), Some(1000), Some(2000)], ("nvml_process", 150)),
             ([None, Some(1000), Some(2000)], ("nvml_device", 1150)),

@@ -460,7 +460,7 @@ fn an_interrupt_keeps_what_is_finished_and_the_same_command_goes_on() {
         assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
         let report = json(&output);
         assert_eq!(report["error"]["code"], "LC0507");
-        assert!(rest.iter().any(|line| line.contains("the same command goes on")), "{rest:?}");
+        assert!(rest.iter().any(|line| line.contains("the same command continues")), "{rest:?}");
         assert_eq!(report["runs"][0]["outcome"], "interrupted");
         let result = &report["convert"]["result"];
         let written = result["files_written"].as_u64().unwrap();

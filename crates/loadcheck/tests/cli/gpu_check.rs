@@ -17,7 +17,7 @@ use onelayer_testing::cuda_sim::SimRun;
 fn bench(name: &str) -> PathBuf {
     let built = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(["build", "--quiet", "--locked", "--bench", name, "--message-format=json"])
+        .args(["build", "--quiet", "--locked", "-p", "onelayer", "--bench", name, "--message-format=json"])
         .output()
         .unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));

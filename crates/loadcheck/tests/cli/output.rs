@@ -19,7 +19,7 @@ use serde_json::Value;
 fn assert_golden(name: &str, text: &str) {
     let lines: Vec<String> = text.lines().map(without_measurements).collect();
     let mut settings = insta::Settings::clone_current();
-    settings.set_snapshot_path("cli_output");
+    settings.set_snapshot_path("output");
     settings.set_prepend_module_to_snapshot(false);
     settings.add_filter(r"first exceeded at .*", "first exceeded at <place>");
     settings.add_filter(r"(?m)^ +\S+ \w+(  (checkpoint metadata|layer grouping|plan))$", "  <bytes>$1");

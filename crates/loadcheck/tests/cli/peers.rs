@@ -30,7 +30,16 @@ fn python(test: &str) -> Option<Command> {
 fn one_load() -> PathBuf {
     let built = Command::new(env!("CARGO"))
         .current_dir(root())
-        .args(["build", "--quiet", "--locked", "--example", "one_load", "--message-format=json"])
+        .args([
+            "build",
+            "--quiet",
+            "--locked",
+            "-p",
+            "onelayer",
+            "--example",
+            "one_load",
+            "--message-format=json",
+        ])
         .output()
         .unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));

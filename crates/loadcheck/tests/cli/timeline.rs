@@ -54,7 +54,7 @@ fn a_run_keeps_when_layers_were_handed_out_and_draws_it() {
     for name in ["r.html", "r.svg"] {
         let drawn = text(path, name);
         assert_picture(&drawn);
-        for word in ["handed out at", "host peak", "RSS limit", "class=\"anon\"", "prefers-color-scheme"] {
+        for word in ["delivered at", "host peak", "RSS limit", "class=\"anon\"", "prefers-color-scheme"] {
             assert!(drawn.contains(word), "{name} has {word}");
         }
     }

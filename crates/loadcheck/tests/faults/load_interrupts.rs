@@ -14,7 +14,6 @@
     reason = "a test that cannot go on panics, and says what it counted"
 )]
 
-use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -180,8 +179,8 @@ fn a_caller_that_waits_in_slices_has_a_deadline_of_its_own() {
     let _alone = alone();
     let Some(shim) = Shim::get() else { return };
     let world = World::new();
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "scenario_slices", "--ignored", "--nocapture"]).env(CHECKPOINT, &world.model);
+    let mut command = onelayer_testing::again(module_path!(), "scenario_slices");
+    command.arg("--ignored").env(CHECKPOINT, &world.model);
     shim.put_before(
         &mut command,
         &world,

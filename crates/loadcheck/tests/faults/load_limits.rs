@@ -108,7 +108,7 @@ fn a_checkpoint_of_ten_times_the_limit_goes_through_a_control_group() {
         let mut command = loadcheck(directory.path());
         command.args(["run", "large.safetensors", "--device", "none", "--budget", "8MiB", "--io", io]);
         command.args(["--json", "-q"]);
-        group.place(&mut command).unwrap();
+        group.enter_on_spawn(&mut command).unwrap();
         let output = command.output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{io}: {}", stderr(&output));
         let memory = group.memory();

@@ -1,4 +1,5 @@
-//! Loads and conversions of the program when calls fail, files change, processes are killed and memory ends.
+//! Loads and conversions of the program when calls fail, files change, processes are killed and
+//! memory ends.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 mod convert_faults;

@@ -1,24 +1,21 @@
-//! A control group of our own for one measured run: a fresh kernel peak, and a limit if one is
-//! wanted.
+//! Creates a control group for one measured run, with a fresh kernel peak and an optional limit.
 //!
-//! It is always a child of the group the caller is in, so no limit is escaped, and it is removed on
-//! drop. A process that is killed drops nothing: what it left behind is removed when the next group
-//! is made beside it.
+//! It is a child of the caller's group, so existing limits still apply, and it is removed on drop.
+//! A killed process drops nothing; its group is removed when the next one is created beside it.
 //!
 //! ```text
 //! version 1:  parent ── onelayer-<pid>-<n>          any process may stay in the parent
-//! version 2:  parent ── onelayer-<pid>-<n>          only if the parent already hands `memory` to its children,
-//!               │                                   or holds no process but the caller, who then steps aside:
-//!               └────── onelayer-<pid>-<n>-caller   the caller, until the drop moves it back
+//! version 2:  parent ── onelayer-<pid>-<n>          only if the parent enables `memory` for its children,
+//!               │                                   or the caller is its only process and moves to:
+//!               └────── onelayer-<pid>-<n>-caller   until the drop moves it back
 //! ```
 //!
-//! Version 2 hands a controller only to the children of a group that holds no processes itself ("no
-//! internal processes", `cgroup-v2.rst`). A process that is alone in a delegated scope can satisfy
-//! that by stepping aside; with other processes in the way this is refused, since moving them is
-//! not ours to do.
+//! Version 2 enables a controller only for children of a group without processes ("no internal
+//! processes", `cgroup-v2.rst`). A process that is alone in a delegated scope can move itself to a
+//! child group. If the group holds other processes, creation is refused: they are never moved.
 //!
-//! Memory charged before a process enters stays with its old group: let a command enter before it
-//! runs ([`ChildGroup::place`]).
+//! Memory charged before a process enters stays with its old group, so let a command enter before
+//! it runs ([`ChildGroup::enter_on_spawn`]).
 #![allow(unsafe_code, reason = "entering a group between fork and exec needs Command::pre_exec")]
 
 use std::fs::{self, File, OpenOptions};
@@ -38,15 +35,15 @@ use crate::{ProbeError, Procfs};
 const CONTROLLER: &str = "memory";
 const PROCS: &str = "cgroup.procs";
 
-/// How long a drop waits for the kernel to let go of processes that have just ended.
+/// How long a drop waits for the kernel to remove processes that have just ended.
 const REMOVE_PATIENCE: Duration = Duration::from_millis(500);
 
-/// Groups younger than this are left alone by [`sweep`]: whoever made one may be about to enter it,
-/// from another namespace of process ids. The kernel counts from when it last had to look the
-/// directory up anew, so a sweep may come late.
+/// [`sweep`] keeps groups younger than this: a process of another process-id namespace may be about
+/// to enter them. The kernel counts from its last new lookup of the directory, so a sweep may come
+/// late.
 const STALE_AGE: Duration = Duration::from_secs(10);
 
-/// What the names of our groups begin with; the process id follows.
+/// The start of the names of created groups; the process id follows.
 const NAME_PREFIX: &str = "onelayer-";
 
 /// A memory control group below the caller's own, removed on drop.
@@ -55,19 +52,17 @@ pub struct ChildGroup {
     group: MemoryGroup,
     parent: PathBuf,
     limit_bytes: Option<u64>,
-    aside: Option<Aside>,
+    moved_caller: Option<MovedCaller>,
 }
 
 impl ChildGroup {
-    /// Makes a group below the one the calling process is in. With `limit_bytes` (rounded down to
-    /// pages by the kernel), what it holds is limited to that, and it does not escape into
-    /// swap.
+    /// Creates a group below the caller's. `limit_bytes` (rounded down to pages by the kernel)
+    /// limits its memory and disables swapping.
     ///
     /// # Errors
     /// [`ProbeError::GroupNotHere`], [`ProbeError::GroupNotPermitted`],
-    /// [`ProbeError::GroupNotDelegated`] or [`ProbeError::GroupHoldsProcesses`] if there can be
-    /// none here; [`ProbeError::Group`] if the limit is not accepted. Nothing is left behind
-    /// then.
+    /// [`ProbeError::GroupNotDelegated`] or [`ProbeError::GroupHoldsProcesses`] if no group can be
+    /// created here; [`ProbeError::Group`] if the limit is refused. Nothing is left behind then.
     pub fn create(limit_bytes: Option<u64>) -> Result<Self, ProbeError> {
         let parent = Procfs::default()
             .myself()
@@ -76,7 +71,7 @@ impl ChildGroup {
         Self::create_under(&parent, limit_bytes)
     }
 
-    /// The same below `parent`, which should be the caller's group.
+    /// Creates a group below `parent`, which should be the caller's group.
     ///
     /// # Errors
     /// As [`ChildGroup::create`].
@@ -90,15 +85,16 @@ impl ChildGroup {
         let name = format!("{NAME_PREFIX}{}-{serial}", std::process::id());
         let parent_directory = parent.directory().to_path_buf();
         sweep(&parent_directory);
-        let aside = match parent.version() {
+        let moved_caller = match parent.version() {
             CgroupVersion::V1 => None,
             CgroupVersion::V2 => delegate(&parent_directory, &name)?,
         };
         let directory = parent_directory.join(name);
         fs::create_dir(&directory)
             .map_err(|source| refused("make", &directory, &parent_directory, source))?;
-        // From here on the drop cleans up.
-        let group = Self { group: parent.child(directory), parent: parent_directory, limit_bytes, aside };
+        // From here on, drop cleans up.
+        let group =
+            Self { group: parent.child(directory), parent: parent_directory, limit_bytes, moved_caller };
         if let Some(limit_bytes) = limit_bytes {
             group.set_limit(limit_bytes)?;
         }
@@ -106,7 +102,7 @@ impl ChildGroup {
     }
 
     fn set_limit(&self, limit_bytes: u64) -> Result<(), ProbeError> {
-        // Not `memory.memsw.limit_in_bytes` in version 1: where that is what is hit, no counter says so
+        // Not `memory.memsw.limit_in_bytes` in version 1: no counter shows hits of that limit
         // (observed on 6.18).
         let (limit, swap) = match self.group.version() {
             CgroupVersion::V1 => ("memory.limit_in_bytes", "memory.swappiness"),
@@ -120,7 +116,7 @@ impl ChildGroup {
         })?;
         let path = self.directory().join(swap);
         match write_existing(&path, "0") {
-            // The kernel was built without swap, or does not account it.
+            // The kernel was built without swap or swap accounting.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             result => result.map_err(|source| ProbeError::Group {
                 action: "keep from swapping through",
@@ -129,32 +125,32 @@ impl ChildGroup {
             }),
         }?;
         if self.group.version() == CgroupVersion::V2 {
-            // A program that loses one of its processes goes as a whole, as under a container's runtime.
-            // Older than 4.19, or refused: then it is killed one by one.
+            // The kernel then kills all processes of the group together, as container runtimes
+            // configure it. Before 4.19, or if refused, it kills them one by one.
             let _ = write_existing(&self.directory().join("memory.oom.group"), "1");
         }
         Ok(())
     }
 
-    /// Its directory.
+    /// The group's directory.
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.group.directory()
     }
 
-    /// The limit it was made with.
+    /// The limit set at creation.
     #[must_use]
     pub fn limit_bytes(&self) -> Option<u64> {
         self.limit_bytes
     }
 
-    /// Its memory now; the peak is that of this run alone.
+    /// Current memory; the peak counts since the group was created.
     #[must_use]
     pub fn memory(&self) -> GroupMemory {
         self.group.read()
     }
 
-    /// The processes in it.
+    /// The ids of the processes in the group.
     ///
     /// # Errors
     /// [`ProbeError::Group`] if the list cannot be read.
@@ -163,7 +159,7 @@ impl ChildGroup {
         read_pids(&path).map_err(|source| ProbeError::Group { action: "list", path, source })
     }
 
-    /// Moves a process into it. What the process already holds stays charged to its old group.
+    /// Moves a process into the group. Memory it already holds stays charged to its old group.
     ///
     /// # Errors
     /// [`ProbeError::Group`] if the kernel refuses, such as for a process that has ended.
@@ -171,7 +167,7 @@ impl ChildGroup {
         move_process(pid, self.directory())
     }
 
-    /// Kills every process in it, also those that are born meanwhile.
+    /// Kills every process in the group, including ones started meanwhile.
     ///
     /// # Errors
     /// [`ProbeError::Group`] if the list cannot be read.
@@ -180,8 +176,7 @@ impl ChildGroup {
         loop {
             let pids = self.pids()?;
             let living = pids.iter().filter_map(|pid| Pid::from_raw(i32::try_from(*pid).ok()?));
-            // One that has just ended is as good. A process of a namespace that cannot be seen here has the
-            // number 0 and is left out.
+            // A process of an invisible namespace has the id 0 and is skipped.
             let killed = living.filter(|pid| kill_process(*pid, Signal::KILL).is_ok()).count();
             if killed == 0 || start.elapsed() >= REMOVE_PATIENCE {
                 return Ok(());
@@ -190,12 +185,12 @@ impl ChildGroup {
         }
     }
 
-    /// Makes `command` enter the group before it runs anything of its own.
+    /// Makes `command` enter the group when it is spawned, before it runs.
     ///
     /// # Errors
     /// [`ProbeError::Group`] if the group's list of processes cannot be opened. If entering fails
     /// later, `spawn` fails.
-    pub fn place(&self, command: &mut Command) -> Result<(), ProbeError> {
+    pub fn enter_on_spawn(&self, command: &mut Command) -> Result<(), ProbeError> {
         let path = self.directory().join(PROCS);
         let procs = OpenOptions::new().write(true).open(&path).map_err(|source| ProbeError::Group {
             action: "open",
@@ -203,17 +198,18 @@ impl ChildGroup {
             source,
         })?;
         let enter = move || enter_group(&procs);
-        // SAFETY: between fork and exec the closure makes one `write` on a descriptor it owns and reads
-        // `errno`; it takes no lock and allocates nothing, so it is async-signal-safe as pre_exec demands.
+        // SAFETY: between fork and exec the closure calls `write` once on a descriptor it owns and
+        // reads
+        // `errno`. It takes no lock and allocates nothing, so it is async-signal-safe, which pre_exec
+        // requires.
         unsafe { command.pre_exec(enter) };
         Ok(())
     }
 
-    /// Removes it now, so that a failure can be seen. Processes still in it move to the caller's
-    /// group.
+    /// Removes the group now and reports failures. Processes still in it move to the parent group.
     ///
     /// # Errors
-    /// [`ProbeError::Group`] if it is still there afterwards.
+    /// [`ProbeError::Group`] if the group still exists afterwards.
     pub fn remove(self) -> Result<(), ProbeError> {
         self.remove_directory()
     }
@@ -223,7 +219,7 @@ impl ChildGroup {
         let start = std::time::Instant::now();
         loop {
             for pid in read_pids(&directory.join(PROCS)).unwrap_or_default() {
-                // Fails for those that have just ended, which is as good.
+                // Fails for processes that have just ended, which is harmless.
                 let _ = move_process(pid, &self.parent);
             }
             match fs::remove_dir(directory) {
@@ -244,14 +240,14 @@ impl ChildGroup {
 
 impl Drop for ChildGroup {
     fn drop(&mut self) {
-        // Nothing can be reported from here; `remove` is for those who want to know.
+        // Only `remove` reports failures.
         let _ = self.remove_directory();
-        drop(self.aside.take());
+        drop(self.moved_caller.take());
     }
 }
 
-/// Removes the groups below `parent` that processes which are gone have left behind. The kernel
-/// itself refuses to remove one that is in use.
+/// Removes groups below `parent` whose creators no longer run. The kernel refuses to remove a group
+/// in use.
 fn sweep(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -263,20 +259,21 @@ fn sweep(parent: &Path) {
         let made = entry.metadata().and_then(|metadata| metadata.modified());
         let is_old = made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age >= STALE_AGE));
         if is_old && !Path::new("/proc").join(pid.to_string()).exists() {
-            // Somebody else may have been faster.
+            // Another process may have removed it first.
             let _ = fs::remove_dir(entry.path());
         }
     }
 }
 
-/// The caller, moved into a leaf so that its group may hand out controllers; moved back on drop.
+/// The caller, moved into a leaf group so that its own group may enable controllers. Drop moves it
+/// back.
 #[derive(Debug)]
-struct Aside {
+struct MovedCaller {
     parent: PathBuf,
     leaf: PathBuf,
 }
 
-impl Drop for Aside {
+impl Drop for MovedCaller {
     fn drop(&mut self) {
         let is_last = fs::read_dir(&self.parent).is_ok_and(|entries| {
             let mut groups =
@@ -284,18 +281,19 @@ impl Drop for Aside {
             groups.all(|entry| entry.path() == self.leaf)
         });
         if !is_last {
-            // Another group here lives on the controller: the caller stays aside, under the same limits.
+            // Another group needs the controller. The caller stays in the leaf, under the same
+            // limits.
             return;
         }
-        // In this order: no process may be in a group that hands out controllers.
+        // In this order: a group that enables controllers must hold no process.
         let _ = write_existing(&self.parent.join("cgroup.subtree_control"), &format!("-{CONTROLLER}"));
         let _ = move_process(std::process::id(), &self.parent);
         let _ = fs::remove_dir(&self.leaf);
     }
 }
 
-/// Makes sure that children of `parent` (version 2) get the memory controller.
-fn delegate(parent: &Path, name: &str) -> Result<Option<Aside>, ProbeError> {
+/// Enables the memory controller for children of `parent` (version 2).
+fn delegate(parent: &Path, name: &str) -> Result<Option<MovedCaller>, ProbeError> {
     let read = |file: &'static str| super::memory::read_text(parent, file);
     let holds = |list: &str| list.split_ascii_whitespace().any(|controller| controller == CONTROLLER);
     let available = read("cgroup.controllers").map_err(|reason| ProbeError::GroupNotHere { reason })?;
@@ -323,13 +321,13 @@ fn delegate(parent: &Path, name: &str) -> Result<Option<Aside>, ProbeError> {
     }
     let leaf = parent.join(format!("{name}-caller"));
     fs::create_dir(&leaf).map_err(|source| refused("make", &leaf, parent, source))?;
-    let aside = Aside { parent: parent.to_path_buf(), leaf };
-    move_process(std::process::id(), &aside.leaf)?;
+    let moved_caller = MovedCaller { parent: parent.to_path_buf(), leaf };
+    move_process(std::process::id(), &moved_caller.leaf)?;
     write_existing(&control, &enable).map_err(|source| refused("write", &control, parent, source))?;
-    Ok(Some(aside))
+    Ok(Some(moved_caller))
 }
 
-/// A failed step as the refusal it means.
+/// The error for a failed step.
 fn refused(action: &'static str, path: &Path, parent: &Path, source: io::Error) -> ProbeError {
     match source.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
@@ -339,7 +337,7 @@ fn refused(action: &'static str, path: &Path, parent: &Path, source: io::Error) 
     }
 }
 
-/// Writes into a file of a control group. Never creates one: on any other file system that would
+/// Writes into a file of a control group. Never creates a file: on another file system that would
 /// look like success.
 fn write_existing(path: &Path, text: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
@@ -358,7 +356,7 @@ fn read_pids(path: &Path) -> io::Result<Vec<u32>> {
     Ok(fs::read_to_string(path)?.lines().filter_map(|line| line.trim().parse().ok()).collect())
 }
 
-/// Moves the calling process: `0` means oneself in both versions.
+/// Moves the calling process; both versions accept `0` for it.
 fn enter_group(procs: &File) -> io::Result<()> {
     const MYSELF: &[u8] = b"0\n";
     // SAFETY: the pointer and length are those of a static slice, and the descriptor is open.
@@ -371,8 +369,8 @@ mod tests {
     use super::*;
     use crate::cgroup::locate::Location;
 
-    /// An imitation of a version 2 group: plain files do not refuse, so only the decisions before
-    /// the kernel's are tested.
+    /// A fake version 2 group. Plain files refuse nothing, so it tests only the steps before the
+    /// kernel decides.
     fn imitation(files: &[(&str, &str)]) -> (tempfile::TempDir, MemoryGroup) {
         let root = tempfile::tempdir().unwrap();
         for (name, text) in files {

@@ -1,4 +1,4 @@
-//! How many CPUs a control group may use: the quota of the bandwidth controller.
+//! The CPU quota of a control group.
 //!
 //! Version 2 writes `QUOTA PERIOD` or `max PERIOD` into `cpu.max`, version 1 has `cpu.cfs_quota_us`
 //! (-1: none) and `cpu.cfs_period_us`. The smallest ratio of the group and its visible ancestors
@@ -21,13 +21,13 @@ impl CpuGroup {
         Self { location }
     }
 
-    /// The smallest quota in thousandths of a CPU; `Value(None)`: there is none.
+    /// The smallest quota in thousandths of a CPU; `Value(None)`: no quota.
     #[must_use]
     pub fn quota_millicpus(&self) -> Measured<Option<u64>> {
         let mut smallest: Option<u64> = None;
         for directory in &self.location.directories {
             let read = |file| match read_text(directory, file) {
-                // The root group has none.
+                // The root group has no quota.
                 Err(Reason::FieldMissing { .. }) => Ok(None),
                 other => other.map(Some),
             };
@@ -48,8 +48,8 @@ impl CpuGroup {
         Measured::Value(smallest)
     }
 
-    /// How many threads can run at once: the CPUs this process is allowed on, and no more than the
-    /// quota (rounded down, at least 1). `None` if the CPUs cannot be counted.
+    /// The number of threads that can run at once: the CPUs allowed for this process, limited by
+    /// the quota (rounded down, at least 1). `None` if the CPUs cannot be counted.
     #[must_use]
     pub fn parallelism(&self) -> Option<NonZeroUsize> {
         let allowed = std::thread::available_parallelism().ok()?;

@@ -1,10 +1,9 @@
-//! Finds a process's control group on the file system: pure text first, then a look at which
-//! directories exist.
+//! Finds the directory of a process's control group.
 //!
-//! `/proc/<pid>/cgroup` names the group as a path within its hierarchy; `/proc/<pid>/mountinfo`
-//! says which part of which hierarchy is mounted where. Both are needed: a container may see its
-//! own group as `/` (a cgroup namespace), or see a path of the host while only its own subtree is
-//! mounted, or see a hybrid of version 1 and version 2, or nothing at all.
+//! `/proc/<pid>/cgroup` has the group's path within its hierarchy. `/proc/<pid>/mountinfo` says
+//! which part of each hierarchy is mounted where. Both are needed: a container may see its group as
+//! `/` (a cgroup namespace), a host path with only its own subtree mounted, a hybrid of versions 1
+//! and 2, or nothing.
 //!
 //! | memberships | mounts | result |
 //! |---|---|---|
@@ -12,7 +11,7 @@
 //! | `4:memory:/docker/x` | the same, root `/docker/x` | version 1, `MOUNT` |
 //! | `0::/user.slice/y` only | `cgroup2`, root `/` | version 2, `MOUNT/user.slice/y` |
 //! | `4:memory:/a`, `0::/` (hybrid) | both | version 1 for this controller |
-//! | `0::/../z` | any | outside of what is mounted: not visible |
+//! | `0::/../z` | any | outside the mounted part: not visible |
 //!
 //! Formats: `cgroups(7)`, `proc_pid_mountinfo(5)`.
 
@@ -24,10 +23,10 @@ use serde::{Serialize, Serializer};
 
 use crate::Reason;
 
-/// Which generation of control groups.
+/// The control group version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CgroupVersion {
-    /// A hierarchy per controller.
+    /// One hierarchy per controller.
     V1,
     /// The unified hierarchy.
     V2,
@@ -49,25 +48,27 @@ pub(crate) struct Location {
     pub(crate) version: CgroupVersion,
     /// From the group itself up to the mount point; never empty.
     pub(crate) directories: Vec<PathBuf>,
-    /// False if the group's own directory is not there and the first entry is its nearest ancestor
-    /// that is.
+    /// False if the group's directory does not exist here; the first entry is then its nearest
+    /// existing ancestor.
     pub(crate) is_own: bool,
 }
 
-/// Where a group could be: the mount point, and the path below it.
+/// A possible directory of a group: the mount point, and the path below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Candidate {
     mount_point: PathBuf,
     below: PathBuf,
 }
 
-/// Finds the group that `controller` accounts the process to.
+/// Finds the process's group for `controller`.
 pub(crate) fn locate(cgroup: &[u8], mountinfo: &[u8], controller: &str) -> Result<Location, Reason> {
     let (version, candidates) = candidates(cgroup, mountinfo, controller)?;
     let own = candidates.iter().find(|candidate| candidate.mount_point.join(&candidate.below).is_dir());
     let (candidate, is_own) = match own.or(candidates.first()) {
         Some(candidate) => (candidate, own.is_some()),
-        None => return Err(Reason::NotHere("the control group lies outside of what is mounted here")),
+        None => {
+            return Err(Reason::NotHere("the control group is outside the mounted part of its hierarchy"));
+        }
     };
     let mut directories: Vec<PathBuf> = candidate
         .below
@@ -96,7 +97,8 @@ fn offers(directories: &[PathBuf], controller: &str) -> bool {
     })
 }
 
-/// The pure part: version and possible places, the widest view of the hierarchy first.
+/// The version and the possible directories, the widest view of the hierarchy first. Reads no
+/// files.
 fn candidates(
     cgroup: &[u8],
     mountinfo: &[u8],
@@ -124,8 +126,8 @@ fn candidates(
     Ok((version, candidates))
 }
 
-/// The hierarchy and path of the line that counts for `controller`: its own version 1 line, else
-/// the version 2 line.
+/// The version and path from the line of `controller`: its version 1 line, or else the version 2
+/// line.
 fn membership(cgroup: &[u8], controller: &str) -> Option<(CgroupVersion, PathBuf)> {
     let mut unified = None;
     for line in cgroup.split(|&byte| byte == b'\n') {
@@ -144,7 +146,7 @@ fn membership(cgroup: &[u8], controller: &str) -> Option<(CgroupVersion, PathBuf
     unified
 }
 
-/// A line of `mountinfo`, as far as it matters here.
+/// The needed fields of a line of `mountinfo`.
 struct Mount {
     root: PathBuf,
     point: PathBuf,

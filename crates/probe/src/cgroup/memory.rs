@@ -1,5 +1,4 @@
-//! The memory of a control group: usage, the kernel's peak, the limit that really applies, what can
-//! be taken back.
+//! The memory of a control group: usage, peak, effective limit, reclaimable page cache.
 //!
 //! | field | version 1 | version 2 |
 //! |---|---|---|
@@ -13,11 +12,10 @@
 //! | `oom_kill_count` | `oom_kill` of `memory.oom_control` (since 4.13) | `oom_kill` of `memory.events` |
 //! | `file_refault_count` | `total_workingset_refault_file` of `memory.stat` | `workingset_refault_file` (since 5.9) |
 //!
-//! Usage and peak include the page cache, which grows up to whatever limit is set, and count since
-//! the group was made: neither says what a program needs. Limits apply through every ancestor, so
-//! the smallest one counts; those above the mount point cannot be seen in version 2. Sources:
-//! `Documentation/admin-guide/cgroup-v1/memory.rst` and
-//! `cgroup-v2.rst` of the kernel.
+//! Usage and peak include the page cache, which grows up to the limit, and count since the group
+//! was created. Neither is the memory that a program needs. The limits of all ancestors apply, so
+//! the smallest one counts; limits above the mount point are not visible in version 2. Sources:
+//! `Documentation/admin-guide/cgroup-v1/memory.rst` and `cgroup-v2.rst` of the kernel.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,11 +26,11 @@ use super::locate::{CgroupVersion, Location};
 use crate::measured::UnavailableList;
 use crate::{Measured, Reason};
 
-/// How reasons call a group's directory.
+/// The name of a group's directory in reasons.
 const DIRECTORY: &str = "the control group";
 
-/// From here on a number means "no limit": version 1 prints `i64::MAX` rounded down to a page, of
-/// at most 64 KiB.
+/// Numbers from here on mean "no limit": version 1 prints `i64::MAX` rounded down to a page of at
+/// most 64 KiB.
 const UNLIMITED_FROM_BYTES: u64 = (1 << 63) - (64 << 10);
 
 /// A memory control group and its visible ancestors.
@@ -41,39 +39,39 @@ pub struct MemoryGroup {
     location: Location,
 }
 
-/// The memory of a group, in bytes. See the module's table.
+/// The memory of a group, in bytes. See the table in the module docs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct GroupMemory {
-    /// Which generation of control groups.
+    /// The control group version.
     pub version: CgroupVersion,
-    /// What is charged now, page cache included.
+    /// Current usage, page cache included.
     pub usage_bytes: Measured<u64>,
-    /// The most that was charged since the group was made, page cache included.
+    /// Peak usage since the group was created, page cache included.
     pub peak_bytes: Measured<u64>,
-    /// The smallest limit of the group and its visible ancestors; `Value(None)`: there is none.
+    /// The smallest limit of the group and its visible ancestors; `Value(None)`: no limit.
     pub limit_bytes: Measured<Option<u64>>,
-    /// The smallest mark above which the group is slowed down; `Value(None)`: there is none, as
-    /// always in version 1.
+    /// The smallest `memory.high`, above which the kernel throttles the group; `Value(None)`: none,
+    /// as always in version 1.
     pub high_bytes: Measured<Option<u64>>,
     /// Anonymous memory.
     pub anon_bytes: Measured<u64>,
     /// Page cache, shared memory included.
     pub file_bytes: Measured<u64>,
-    /// Shared memory: in `file_bytes`, and not reclaimable without swap.
+    /// Shared memory: part of `file_bytes`, not reclaimable without swap.
     pub shmem_bytes: Measured<u64>,
-    /// Page cache that was used more than once of late.
+    /// Page cache that was used repeatedly of late.
     pub active_file_bytes: Measured<u64>,
-    /// Page cache that goes first.
+    /// Page cache that is reclaimed first.
     pub inactive_file_bytes: Measured<u64>,
-    /// The kernel's own memory on behalf of the group: slab, stacks, page tables.
+    /// Kernel memory charged to the group: slab, stacks, page tables.
     pub kernel_bytes: Measured<u64>,
-    /// How often usage ran into the limit.
+    /// How often usage hit the limit.
     pub limit_hit_count: Measured<u64>,
-    /// How many processes were killed for it.
+    /// How many processes were killed because of the limit.
     pub oom_kill_count: Measured<u64>,
-    /// Pages of files that were read again after the kernel had taken them back: what a tight limit
-    /// costs.
+    /// File pages that were read again after the kernel had reclaimed them: the cost of a tight
+    /// limit.
     pub file_refault_count: Measured<u64>,
 }
 
@@ -112,25 +110,25 @@ impl MemoryGroup {
         Self { location }
     }
 
-    /// Which generation of control groups.
+    /// The control group version.
     #[must_use]
     pub fn version(&self) -> CgroupVersion {
         self.location.version
     }
 
-    /// The group's directory; the nearest visible ancestor's if the group itself cannot be seen.
+    /// The group's directory, or the nearest visible ancestor's if the group is not visible.
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.location.directories.first().expect("a location has a directory")
     }
 
-    /// True if the group's own directory can be seen, not only an ancestor's.
+    /// True if the group's directory is visible, not only an ancestor's.
     #[must_use]
     pub fn is_visible(&self) -> bool {
         self.location.is_own
     }
 
-    /// Everything the group says now.
+    /// Reads all current numbers of the group.
     #[must_use]
     pub fn read(&self) -> GroupMemory {
         let names = Names::of(self.version());
@@ -173,14 +171,14 @@ impl MemoryGroup {
         }
     }
 
-    /// The smallest limit of the group and its visible ancestors; `Value(None)`: there is none.
+    /// The smallest limit of the group and its visible ancestors; `Value(None)`: no limit.
     #[must_use]
     pub fn limit_bytes(&self) -> Measured<Option<u64>> {
         match self.version() {
             CgroupVersion::V2 => self.smallest("memory.max"),
             CgroupVersion::V1 => {
                 let seen = self.smallest("memory.limit_in_bytes");
-                // Also knows the ancestors that are not mounted here.
+                // Includes ancestors that are not mounted here.
                 let stat = read_text(self.directory(), "memory.stat");
                 let whole = keyed_number(&stat, "memory.stat", "hierarchical_memory_limit").map(limit_from);
                 match (seen, whole) {
@@ -192,9 +190,8 @@ impl MemoryGroup {
         }
     }
 
-    /// What could still be charged before the limit: the smallest, over the group and its visible
-    /// ancestors, of `limit - (usage - page cache that can be dropped)`. Shared memory counts
-    /// as used. `Value(None)`: no limit.
+    /// The memory left below the limit: the smallest `limit - (usage - reclaimable page cache)` of
+    /// the group and its visible ancestors. Shared memory counts as used. `Value(None)`: no limit.
     #[must_use]
     pub fn headroom_bytes(&self) -> Measured<Option<u64>> {
         let names = Names::of(self.version());
@@ -227,8 +224,7 @@ impl MemoryGroup {
             match limit_of(directory, file) {
                 Some(Measured::Value(limit)) => smallest = smaller(smallest, limit),
                 Some(Measured::Unavailable(reason)) => return Measured::Unavailable(reason),
-                // The root group has no limits, and neither has a level that the controller was not enabled
-                // for.
+                // The root group has no limits, nor has a level without the memory controller.
                 None => {}
             }
         }
@@ -256,7 +252,7 @@ impl MemoryGroup {
     }
 }
 
-/// What the two versions call the same things.
+/// The file and field names of a version.
 struct Names {
     usage: &'static str,
     peak: &'static str,
@@ -359,7 +355,7 @@ fn keyed_number(text: &Result<String, Reason>, file: &'static str, field: &'stat
 mod tests {
     use super::*;
 
-    /// A hierarchy on disk: `levels` from the mount point down, each a list of files.
+    /// A fake hierarchy: `levels` from the mount point down, each a list of files.
     struct Imitation {
         _root: tempfile::TempDir,
         group: MemoryGroup,

@@ -1,5 +1,4 @@
-//! Control groups of a process, versions 1 and 2: where they are, what they say, and one of our
-//! own.
+//! Control groups, versions 1 and 2: finds and reads those of a process, creates child groups.
 
 mod child;
 mod cpu;
@@ -16,18 +15,18 @@ use super::procfs::{CGROUP, MOUNTINFO, Process};
 use locate::Location;
 
 impl Process {
-    /// The control group that its memory is charged to.
+    /// The memory control group of the process.
     ///
     /// # Errors
-    /// The reason there is none, or that it cannot be found from here.
+    /// The reason that there is none or that it cannot be found.
     pub fn memory_group(&self) -> Result<MemoryGroup, Reason> {
         self.locate_group("memory").map(MemoryGroup::new)
     }
 
-    /// The control group that bounds its CPU time.
+    /// The CPU control group of the process.
     ///
     /// # Errors
-    /// The reason there is none, or that it cannot be found from here.
+    /// The reason that there is none or that it cannot be found.
     pub fn cpu_group(&self) -> Result<CpuGroup, Reason> {
         self.locate_group("cpu").map(CpuGroup::new)
     }

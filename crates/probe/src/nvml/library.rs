@@ -1,4 +1,7 @@
-//! The library itself: found at run time, called through the few functions that are needed.
+//! Loads NVML at run time and calls the seven functions that are needed.
+//!
+//! By hand, not with `nvml-wrapper`: that adds 12 crates and 25 to 30 s of CPU time to a release
+//! build (measured with version 0.12.1), and it allocates in every sample.
 #![allow(unsafe_code, reason = "loads a foreign library and calls it; each block says why it may")]
 
 use std::ffi::{CStr, CString, c_char, c_uint, c_ulonglong, c_void};
@@ -7,22 +10,22 @@ use libloading::Library;
 
 use super::NvmlError;
 
-/// Names under which the library is looked for: the driver's own first.
+/// File names of the library; the driver installs the first one.
 const LIBRARY_NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
 /// `NVML_SUCCESS`.
 const SUCCESS: u32 = 0;
-/// `NVML_ERROR_INSUFFICIENT_SIZE`: the list is longer than the room for it.
+/// `NVML_ERROR_INSUFFICIENT_SIZE`: the list is longer than the buffer.
 const INSUFFICIENT_SIZE: u32 = 7;
-/// `NVML_VALUE_NOT_AVAILABLE`, in place of a process's bytes.
+/// `NVML_VALUE_NOT_AVAILABLE`, instead of the memory of a process.
 const NOT_AVAILABLE: u64 = u64::MAX;
-/// The number of the namespace that processes are counted in by the kernel itself
-/// (`PROC_PID_INIT_INO`, Linux `include/linux/proc_ns.h`).
-const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
-/// Processes on one GPU that there is room for from the start.
-const PROCESSES: usize = 64;
+/// The initial process-id namespace of the kernel (`PROC_PID_INIT_INO`, Linux
+/// `include/linux/proc_ns.h`).
+const INITIAL_PID_NAMESPACE: &str = "pid:[4026531836]";
+/// Initial length of the process buffer.
+const PROCESS_COUNT_START: usize = 64;
 
-/// `nvmlDevice_t`: a handle of the library's, valid until it is shut down.
+/// `nvmlDevice_t`: valid until NVML is shut down.
 type Handle = *mut c_void;
 
 /// `nvmlMemory_t`.
@@ -44,7 +47,7 @@ struct Process {
     compute_instance_id: c_uint,
 }
 
-/// The functions that are called.
+/// The used functions of NVML.
 #[derive(Clone, Copy, Debug)]
 struct Functions {
     init: unsafe extern "C" fn() -> u32,
@@ -56,22 +59,22 @@ struct Functions {
     processes: unsafe extern "C" fn(Handle, *mut c_uint, *mut Process) -> u32,
 }
 
-/// A library that was initialised; shut down when dropped.
+/// Initialised NVML; shut down when dropped.
 #[derive(Debug)]
 struct Session {
     functions: Functions,
-    /// What the functions are in. `None` for those of a test.
+    /// Keeps the functions loaded. `None` in tests.
     _library: Option<Library>,
 }
 
-/// A device of the library's.
+/// A device in NVML.
 #[derive(Debug)]
 pub(super) struct Device {
     session: Session,
     handle: Handle,
     processes: Vec<Process>,
-    /// Process numbers mean the same to the library as to us.
-    counts_our_processes: bool,
+    /// True if our process ids are the host's.
+    has_host_pids: bool,
 }
 
 // SAFETY: "all NVML calls are thread-safe" (NVML API Reference Guide, "NVML API Reference"), and a
@@ -81,8 +84,8 @@ unsafe impl Send for Device {}
 impl Session {
     fn open() -> Result<Self, NvmlError> {
         for name in LIBRARY_NAMES {
-            // SAFETY: loading runs the library's initialisers. It is part of the driver of the GPU that is in
-            // use, and is found where the system's linker looks for it.
+            // SAFETY: loading runs the library's initialisers. It is part of the GPU driver, found
+            // on the linker's search path.
             if let Ok(library) = unsafe { Library::new(name) } {
                 let functions = functions(name, &library)?;
                 return Self::start(functions, Some(library));
@@ -92,7 +95,8 @@ impl Session {
     }
 
     fn start(functions: Functions, library: Option<Library>) -> Result<Self, NvmlError> {
-        // SAFETY: takes nothing; counted by the library, so that others in this process are not disturbed.
+        // SAFETY: takes no arguments. NVML counts the calls, so other users in this process are
+        // unaffected.
         let code = unsafe { (functions.init)() };
         check(&functions, "nvmlInit_v2", code)?;
         Ok(Self { functions, _library: library })
@@ -104,8 +108,7 @@ impl Session {
         pci_bus_id: Option<&str>,
         total_bytes: u64,
     ) -> Result<Handle, NvmlError> {
-        // The CUDA driver gives the identity of a part of a GPU like that of a whole one, this library does
-        // not.
+        // The CUDA driver writes the UUID of a MIG instance with `GPU-`, NVML with `MIG-`.
         let names = uuid.into_iter().flat_map(|uuid| {
             let part = uuid.strip_prefix("GPU-").map(|digits| format!("MIG-{digits}"));
             [Some(uuid.to_owned()), part].into_iter().flatten()
@@ -117,7 +120,8 @@ impl Session {
         }
         let at_place = pci_bus_id.and_then(|place| self.handle(self.functions.by_pci_bus_id, place));
         let is_that = |handle: &Handle| {
-            // Neither says quite the same, since each keeps something for itself; a part is at most half.
+            // CUDA and NVML differ slightly, since each reserves some memory; a MIG instance has at
+            // most half.
             let there = memory(&self.functions, *handle).map_or(0, |memory| memory.total);
             there / 4 * 3 <= total_bytes && total_bytes / 4 * 3 <= there
         };
@@ -134,7 +138,7 @@ impl Session {
     ) -> Option<Handle> {
         let name = CString::new(name).ok()?;
         let mut handle: Handle = std::ptr::null_mut();
-        // SAFETY: a text that ends in zero, and room for one handle; the library is initialised.
+        // SAFETY: a NUL-terminated string and room for one handle; NVML is initialised.
         let code = unsafe { look_up(name.as_ptr(), &raw mut handle) };
         (code == SUCCESS).then_some(handle)
     }
@@ -153,9 +157,9 @@ impl Device {
         pci_bus_id: Option<&str>,
         total_bytes: u64,
     ) -> Result<Self, NvmlError> {
-        let counts_our_processes =
-            std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == FIRST_PID_NAMESPACE);
-        Self::new(Session::open()?, uuid, pci_bus_id, total_bytes, counts_our_processes)
+        let has_host_pids = std::fs::read_link("/proc/self/ns/pid")
+            .is_ok_and(|link| link.as_os_str() == INITIAL_PID_NAMESPACE);
+        Self::new(Session::open()?, uuid, pci_bus_id, total_bytes, has_host_pids)
     }
 
     fn new(
@@ -163,10 +167,10 @@ impl Device {
         uuid: Option<&str>,
         pci_bus_id: Option<&str>,
         total_bytes: u64,
-        counts_our_processes: bool,
+        has_host_pids: bool,
     ) -> Result<Self, NvmlError> {
         let handle = session.find(uuid, pci_bus_id, total_bytes)?;
-        Ok(Self { session, handle, processes: vec![Process::default(); PROCESSES], counts_our_processes })
+        Ok(Self { session, handle, processes: vec![Process::default(); PROCESS_COUNT_START], has_host_pids })
     }
 
     pub(super) fn used_bytes(&self) -> Result<u64, NvmlError> {
@@ -175,15 +179,15 @@ impl Device {
 
     pub(super) fn of_process(&mut self, pid: u32) -> Result<u64, NvmlError> {
         let unknown = |reason| NvmlError::NoSuchProcess { pid, reason };
-        if !self.counts_our_processes {
-            return Err(unknown("it counts the machine's processes, and this one is in a container"));
+        if !self.has_host_pids {
+            return Err(unknown("NVML uses the host's process ids, and this process is in a container"));
         }
         let listed = self.list()?;
         let found = listed.iter().filter(|process| process.pid == pid);
         let held = found.map(|process| process.used_gpu_memory).reduce(u64::saturating_add);
         match held {
-            None => Err(unknown("it does not list it")),
-            Some(NOT_AVAILABLE) => Err(unknown("it lists it without its memory")),
+            None => Err(unknown("it does not list the process")),
+            Some(NOT_AVAILABLE) => Err(unknown("it lists the process without its memory")),
             Some(bytes) => Ok(bytes),
         }
     }
@@ -192,12 +196,13 @@ impl Device {
         loop {
             let room = self.processes.len();
             let mut count = c_uint::try_from(room).unwrap_or(c_uint::MAX);
-            // SAFETY: room for `count` processes, whose number is replaced by that of those that there are.
+            // SAFETY: the buffer has room for `count` processes; the call replaces `count` by the
+            // real number.
             let code = unsafe {
                 (self.session.functions.processes)(self.handle, &raw mut count, self.processes.as_mut_ptr())
             };
             let count = usize::try_from(count).unwrap_or(usize::MAX);
-            // More of them may come in between.
+            // Twice the number: more processes may start meanwhile.
             if code == INSUFFICIENT_SIZE && count > room && room < 1 << 16 {
                 self.processes.resize(count.saturating_mul(2).min(1 << 16), Process::default());
                 continue;
@@ -210,7 +215,7 @@ impl Device {
 
 fn memory(functions: &Functions, handle: Handle) -> Result<Memory, NvmlError> {
     let mut memory = Memory::default();
-    // SAFETY: a handle of the library's, and room for one structure.
+    // SAFETY: a valid handle and room for one structure.
     let code = unsafe { (functions.memory)(handle, &raw mut memory) };
     check(functions, "nvmlDeviceGetMemoryInfo", code)?;
     Ok(memory)
@@ -220,12 +225,12 @@ fn check(functions: &Functions, call: &'static str, code: u32) -> Result<(), Nvm
     if code == SUCCESS {
         return Ok(());
     }
-    // SAFETY: takes any number, and may be called at any time.
+    // SAFETY: accepts any number at any time.
     let text = unsafe { (functions.error_string)(code) };
     let reason = if text.is_null() {
         "unknown".to_owned()
     } else {
-        // SAFETY: a text of the library's that ends in zero and is never freed.
+        // SAFETY: a NUL-terminated string of the library, never freed.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     };
     Err(NvmlError::Failed { call, code, reason })
@@ -233,7 +238,8 @@ fn check(functions: &Functions, call: &'static str, code: u32) -> Result<(), Nvm
 
 fn functions(name: &'static str, library: &Library) -> Result<Functions, NvmlError> {
     fn symbol<F: Copy>(name: &'static str, library: &Library, symbol: &'static str) -> Result<F, NvmlError> {
-        // SAFETY: every name below is a function of NVML, and the field it goes to has its C signature.
+        // SAFETY: each name below is an NVML function, and its field has the C signature of that
+        // function.
         let found = unsafe { library.get::<F>(symbol.as_bytes()) };
         found.map(|found| *found).map_err(|_| NvmlError::Incomplete { library: name, symbol })
     }
@@ -256,11 +262,10 @@ mod tests {
 
     use super::*;
 
-    /// How often the fake library below was initialised, less how often it was shut down. One test
-    /// uses it.
+    /// Initialisations minus shutdowns of the fake library. One test uses it.
     static OPEN: AtomicU32 = AtomicU32::new(0);
     const GIB: u64 = 1 << 30;
-    /// More than there is room for at first.
+    /// More than the initial buffer holds.
     const LISTED: u32 = 100;
 
     unsafe extern "C" fn init() -> u32 {
@@ -275,7 +280,7 @@ mod tests {
         c"Not Found".as_ptr()
     }
     unsafe fn one_name(name: *const c_char, known: &CStr, handle: *mut Handle) -> u32 {
-        // SAFETY: the callers pass a text that ends in zero.
+        // SAFETY: the callers pass a NUL-terminated string.
         if unsafe { CStr::from_ptr(name) } != known {
             return 6;
         }
@@ -335,7 +340,8 @@ mod tests {
 
     #[test]
     fn a_device_is_found_and_asked() {
-        // The part by its identity, whatever is at its place; the whole by its place, if it is as large.
+        // A MIG instance by UUID, whatever is at its address; a whole GPU by address, if it is as
+        // large.
         assert!(device("GPU-12", "0000:00:00.0", 10 * GIB, false).is_ok());
         assert!(device("GPU-34", "0000:3b:00.0", 79 * GIB, false).is_ok());
         let error = device("GPU-34", "0000:3b:00.0", 40 * GIB, false).unwrap_err();
@@ -344,12 +350,12 @@ mod tests {
 
         let mut whole = device("GPU-34", "0000:3b:00.0", 80 * GIB, false).unwrap();
         assert_eq!(whole.used_bytes(), Ok(3 * GIB));
-        assert_eq!(whole.of_process(1099), Ok(99), "beyond the room that there was at first");
+        assert_eq!(whole.of_process(1099), Ok(99), "beyond the initial buffer");
         let refused = |error: Result<u64, NvmlError>| error.unwrap_err().to_string();
-        assert!(refused(whole.of_process(5)).contains("does not list it"));
+        assert!(refused(whole.of_process(5)).contains("does not list the process"));
         assert!(refused(whole.of_process(1050)).contains("without its memory"));
         let mut contained = device("GPU-34", "0000:3b:00.0", 80 * GIB, true).unwrap();
-        assert!(refused(contained.of_process(1099)).contains("container"), "that number is somebody else's");
+        assert!(refused(contained.of_process(1099)).contains("container"), "the id means another process");
         drop((whole, contained));
         assert_eq!(OPEN.load(Ordering::Relaxed), 0, "everything was shut down");
 

@@ -1,13 +1,12 @@
-//! Memory of a GPU as NVIDIA's management library (NVML) counts it: of the whole device, and of one
+//! Used memory of a GPU from NVIDIA's management library (NVML): of the whole device, and of one
 //! process.
 //!
-//! The library is looked for at run time under the names that its driver installs; nothing is
-//! needed to build. It counts on its own, beside the CUDA driver: what a program frees shows here,
-//! or it was not freed.
+//! The library comes with the driver and is loaded at run time; building needs nothing. NVML counts
+//! independently of the CUDA driver, so it shows whether a program really freed memory. It needs no
+//! CUDA context.
 //!
-//! What it does not do: it holds no CUDA context, and enforces nothing. NVML counts processes by
-//! the machine's own process numbers, so inside a container the share of one process is mostly not
-//! to be had, and [`GpuMemory::of_process`] says so.
+//! NVML uses the host's process ids. Inside a container the memory of one process is therefore
+//! usually unknown, and [`GpuMemory::of_process`] returns an error.
 //!
 //! Functions and structures: NVML API Reference Guide, "Initialization and Cleanup", "Device
 //! Queries", "Error reporting".
@@ -15,25 +14,26 @@
 #[cfg(feature = "nvml")]
 mod library;
 
-/// Why NVML does not tell.
+/// An error of NVML.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NvmlError {
-    /// This library was built without the feature `cuda`.
+    /// Built without the feature `nvml`, which the features `cuda` of the program and the bindings
+    /// enable.
     #[error("this build does not look for NVML: build it with the feature `cuda`")]
     NotBuilt,
-    /// There is no such library.
+    /// The library was not found.
     #[error("no NVML: looked for {looked_for}")]
     Missing {
         /// File names, in the order they were tried.
         looked_for: String,
     },
     /// The library lacks a function.
-    #[error("{library} has no {symbol}: it is no NVML, or an old one")]
+    #[error("{library} has no {symbol}: it is not NVML or too old")]
     Incomplete {
-        /// The library that was found.
+        /// The library.
         library: &'static str,
-        /// The function it lacks.
+        /// The missing function.
         symbol: &'static str,
     },
     /// A call failed.
@@ -41,28 +41,28 @@ pub enum NvmlError {
     Failed {
         /// The function.
         call: &'static str,
-        /// The library's number for the reason (`nvmlReturn_t`).
+        /// NVML's error code (`nvmlReturn_t`).
         code: u32,
-        /// The library's words for it.
+        /// NVML's text for the code.
         reason: String,
     },
-    /// No device of NVML's is the one that was asked for.
+    /// NVML does not know the requested device.
     #[error("NVML knows no device {device}")]
     NoSuchDevice {
-        /// How the device was named.
+        /// The requested device.
         device: String,
     },
-    /// The library does not list the process, or not how much it holds.
-    #[error("NVML does not tell what process {pid} holds: {reason}")]
+    /// NVML does not report the memory of the process.
+    #[error("NVML does not report the memory of process {pid}: {reason}")]
     NoSuchProcess {
-        /// The process.
+        /// Process id.
         pid: u32,
-        /// What is known about the cause.
+        /// The known cause.
         reason: &'static str,
     },
 }
 
-/// A GPU that NVML knows. Closes the library when dropped.
+/// A GPU in NVML. Shuts NVML down when dropped.
 #[derive(Debug)]
 pub struct GpuMemory {
     #[cfg(feature = "nvml")]
@@ -72,10 +72,10 @@ pub struct GpuMemory {
 }
 
 impl GpuMemory {
-    /// The GPU with this identity (`GPU-` and 32 hexadecimal digits in five groups), or else at
-    /// this place of the PCI bus (`domain:bus:device.function`), with this much memory in the
-    /// eyes of the CUDA driver. A part of a GPU (MIG) is found by its identity alone: what is
-    /// at its place is the whole.
+    /// Opens the GPU with this UUID (`GPU-` and 32 hexadecimal digits in five groups), or else at
+    /// this PCI address (`domain:bus:device.function`) if its total memory is about `total_bytes`,
+    /// the number of the CUDA driver. A MIG instance is found only by UUID: at its PCI address is
+    /// the whole GPU.
     ///
     /// # Errors
     /// [`NvmlError`] if there is no usable library, or if it does not know the device.
@@ -87,7 +87,7 @@ impl GpuMemory {
         Err(NvmlError::NotBuilt)
     }
 
-    /// Bytes of the device that are in use, by whomever.
+    /// Used memory of the device, by all processes.
     ///
     /// # Errors
     /// [`NvmlError::Failed`].
@@ -98,10 +98,10 @@ impl GpuMemory {
         match self.never {}
     }
 
-    /// Bytes of the device that a process holds, its CUDA context included.
+    /// Device memory used by a process, its CUDA context included.
     ///
     /// # Errors
-    /// [`NvmlError::NoSuchProcess`] if the library does not tell, which is the rule in containers;
+    /// [`NvmlError::NoSuchProcess`] if NVML does not report it, which is usual in containers;
     /// [`NvmlError::Failed`].
     #[cfg_attr(not(feature = "nvml"), expect(unused_variables, reason = "there is nothing to ask"))]
     pub fn of_process(&mut self, pid: u32) -> Result<u64, NvmlError> {

@@ -1,23 +1,21 @@
-//! Watches a process and all of its descendants from outside: how somebody else's loader is
-//! measured.
+//! Measures a process and all of its descendants from outside, such as another program's loader.
 //!
 //! ```text
-//! TreeSampler (thread, pace) ── Watch (one sample: who is alive, what they hold) ── discover (who is whose child)
-//!                                                                               └── adopt (orphans come to us)
+//! TreeSampler (thread, interval) ── Watch (one sample: live processes, their memory) ── children
+//!                                                                                   └── subreaper
 //! ```
 //!
-//! Two sums are kept, because processes share pages. The plain sum counts a shared page once per
-//! process: it is never too small, and it is taken at every interval. The other counts each page
-//! once (`Pss` of `smaps_rollup`): it is the real amount, and costs the kernel a walk through all
-//! page tables, so it is taken as often as fits into a fifth of the time and only where it could be
-//! a new peak. With one process both are the same.
+//! Processes share pages, so there are two sums. The plain sum counts a shared page once per
+//! process. It is an upper bound and is taken at every interval. The exact sum counts each page
+//! once (`Pss` of
+//! `smaps_rollup`). The kernel walks all page tables for it, so it takes at most a fifth of the
+//! time and is taken only if it could be a new peak. For one process both sums are equal.
 //!
-//! What is not seen: a process that lives and dies between two samples, and what happened to a
-//! process after its last sample. A [`ChildGroup`](super::ChildGroup) around the run catches both
-//! in the kernel's own peak.
+//! Not seen: a process that starts and ends between two samples, and changes after a process's last
+//! sample. The kernel's peak of a [`ChildGroup`](super::ChildGroup) around the run covers both.
 
-mod adopt;
-mod discover;
+mod children;
+mod subreaper;
 mod watch;
 
 use std::path::PathBuf;
@@ -30,24 +28,24 @@ use serde::Serialize;
 use super::sampler::{INTERVAL_DEFAULT, INTERVAL_MAX, INTERVAL_MIN};
 use super::timeline::{TIMELINE_ROWS_DEFAULT, Timeline};
 use super::{Measured, ProbeError, Procfs, Unavailable};
-use adopt::Adoption;
+use subreaper::Subreaper;
 use watch::Watch;
 
-/// How to watch a tree.
+/// Options of a [`TreeSampler`].
 #[derive(Clone, Debug)]
 pub struct TreeOptions {
     /// The time between two samples, [`INTERVAL_MIN`] to [`INTERVAL_MAX`].
     pub interval: Duration,
-    /// How many rows the timeline holds at most; 0 keeps none.
+    /// Maximum number of timeline rows; 0 keeps none.
     pub timeline_rows: usize,
-    /// Become the reaper of descendants whose parent ends (`PR_SET_CHILD_SUBREAPER`), so that they
-    /// stay in sight, and reap them. The root must be a child of the caller, who must start no
-    /// other children meanwhile.
+    /// Adopt and reap descendants whose parent ends (`PR_SET_CHILD_SUBREAPER`), so that they stay
+    /// visible. The root must be a child of the caller, and the caller must not start other
+    /// children during the measurement.
     pub adopt_orphans: bool,
-    /// A control group's directory: everything in it belongs to the tree as well, whoever its
+    /// The directory of a control group. All processes in it belong to the tree, whatever their
     /// parent is.
     pub group: Option<PathBuf>,
-    /// Where `/proc` is.
+    /// The proc file system to read.
     pub procfs: Procfs,
 }
 
@@ -63,15 +61,15 @@ impl Default for TreeOptions {
     }
 }
 
-/// The most that a tree held of something.
+/// The peak of one metric over a whole tree.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct TreePeak {
-    /// How much.
+    /// The size.
     pub bytes: u64,
-    /// When it was seen, since the start of watching.
+    /// Time since the start of the measurement.
     pub seconds: f64,
-    /// How many processes there were then.
+    /// The number of live processes at that time.
     pub process_count: u32,
 }
 
@@ -85,8 +83,8 @@ pub enum TreeMethod {
     SingleProcess,
     /// Sampled, each page counted once.
     SharedOnce,
-    /// Sampled, shared pages counted once per process: more than there really was. `smaps_rollup`
-    /// could not be read.
+    /// Sampled, shared pages counted once per process: an upper bound. `smaps_rollup` could not be
+    /// read.
     PlainSum,
 }
 
@@ -94,41 +92,40 @@ pub enum TreeMethod {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct ProcessRecord {
-    /// Its id.
+    /// Process id.
     pub pid: u32,
-    /// Its parent's id when it was first seen.
+    /// Id of its parent when it was first seen.
     pub parent_pid: u32,
     /// The name of its program, as last seen.
     pub name: Box<str>,
-    /// When it was first seen, since the start of watching.
+    /// Time since the start of the measurement when it was first seen.
     pub first_seen_seconds: f64,
-    /// When it was last seen alive.
+    /// Time since the start of the measurement when it was last seen alive.
     pub last_seen_seconds: f64,
-    /// The high-water mark of its resident memory when it was last seen, or before its last `exec`
-    /// if that was more.
+    /// The larger of its last resident high-water mark and the mark before its last `exec`.
     pub rss_peak_bytes: Measured<u64>,
-    /// The most it held of what the kernel cannot take back, sampled.
+    /// Peak of unreclaimable memory, sampled.
     pub host_peak_bytes: Measured<u64>,
     /// True if its end was seen.
     pub has_ended: bool,
 }
 
-/// What a tree of processes cost.
+/// The measurements of a process tree.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct TreeSummary {
-    /// How long it was watched.
+    /// Duration of the measurement.
     pub seconds: f64,
-    /// The interval that was asked for.
+    /// The requested interval.
     pub interval_ms: f64,
     /// The longest time between two samples.
     pub gap_ms_max: f64,
-    /// The longest time between two samples that count shared pages once, while there were several
-    /// processes and one was due; 0 if none was ever late.
+    /// The longest delay of an exact sum (shared pages counted once) that was due while several
+    /// processes lived; 0 if none was late.
     pub shared_once_gap_ms_max: f64,
-    /// How many samples were taken.
+    /// The number of samples.
     pub sample_count: u64,
-    /// Memory the kernel cannot take back.
+    /// Unreclaimable memory.
     pub host: Measured<TreePeak>,
     /// How `host` was found.
     pub host_method: TreeMethod,
@@ -146,21 +143,21 @@ pub struct TreeSummary {
     pub file_sum: Measured<TreePeak>,
     /// Resident shared memory, plain sum.
     pub shmem_sum: Measured<TreePeak>,
-    /// How many processes were seen at all.
+    /// Number of processes seen.
     pub process_count: u64,
-    /// How many were alive in one sample at most.
+    /// Maximum number of live processes in one sample.
     pub process_count_peak: u32,
-    /// How many ends were seen.
+    /// Number of processes that were seen to end.
     pub ended_count: u64,
-    /// The processes in order of appearance; at most 4096 of them.
+    /// The first 4096 processes, in order of appearance.
     pub processes: Vec<ProcessRecord>,
     /// The plain sums over time.
     pub timeline: Timeline,
-    /// What could not be measured, and why.
+    /// The missing measurements, with reasons.
     pub unavailable: Vec<Unavailable>,
 }
 
-/// What the thread and its owner share.
+/// State shared by the thread and its owner.
 #[derive(Debug, Default)]
 struct Shared {
     is_stopped: Mutex<bool>,
@@ -172,8 +169,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Watches a tree from [`TreeSampler::start`] to [`TreeSampler::finish`]. Dropping it stops the
-/// thread and loses the numbers.
+/// Measures a tree from [`TreeSampler::start`] to [`TreeSampler::finish`]. Dropping it stops the
+/// thread and discards the numbers.
 #[derive(Debug)]
 pub struct TreeSampler {
     shared: Arc<Shared>,
@@ -193,11 +190,11 @@ impl TreeSampler {
         if !(INTERVAL_MIN..=INTERVAL_MAX).contains(&interval) {
             return Err(ProbeError::Interval { found: interval, min: INTERVAL_MIN, max: INTERVAL_MAX });
         }
-        let adoption = match options.adopt_orphans {
-            true => Some(Adoption::begin(&options.procfs, root_pid)?),
+        let subreaper = match options.adopt_orphans {
+            true => Some(Subreaper::begin(&options.procfs, root_pid)?),
             false => None,
         };
-        let mut watch = Watch::new(root_pid, options, adoption)?;
+        let mut watch = Watch::new(root_pid, options, subreaper)?;
         let shared = Arc::new(Shared::default());
         publish(&shared, watch.sample());
         let thread = Builder::new()
@@ -210,15 +207,14 @@ impl TreeSampler {
         Ok(Self { shared, thread: Some(thread), interval })
     }
 
-    /// How many processes were alive in the latest sample. 0 after the root has ended and left
-    /// nobody behind.
+    /// The number of live processes in the latest sample.
     #[must_use]
     pub fn live_count(&self) -> u32 {
         self.shared.live_count.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Takes a last sample, stops the thread and sums up. The order of this and of waiting for the
-    /// root is free: a process that has ended keeps the numbers of its last sample.
+    /// Takes a last sample, stops the thread and returns the summary. The root may be waited for
+    /// before or after: an ended process keeps the numbers of its last sample.
     ///
     /// # Errors
     /// [`ProbeError::ThreadPanicked`] if the thread did.
@@ -240,7 +236,7 @@ impl Drop for TreeSampler {
     fn drop(&mut self) {
         self.stop();
         if let Some(thread) = self.thread.take() {
-            // A panic there cannot be reported from here; `finish` is where it is.
+            // Only `finish` reports a panic of the thread.
             let _ = thread.join();
         }
     }

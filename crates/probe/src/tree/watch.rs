@@ -1,31 +1,31 @@
-//! One sample of a tree after the other: who is alive, what they hold, what was the most.
+//! Takes the samples of a tree: finds its live processes, sums their memory, keeps the peaks.
 //!
-//! A process is known by its id *and* its start time, so an id that is used again is another
-//! process. Everything about one process in one sample is read through one pinned directory, so it
-//! cannot be of two processes either.
+//! A process is identified by its id and start time, so a reused id counts as another process. One
+//! sample reads all files of a process through one directory descriptor, so it cannot mix two
+//! processes.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use super::adopt::Adoption;
-use super::{ProcessRecord, TreeMethod, TreeOptions, TreePeak, TreeSummary, discover};
+use super::subreaper::Subreaper;
+use super::{ProcessRecord, TreeMethod, TreeOptions, TreePeak, TreeSummary, children};
 use crate::measured::UnavailableList;
 use crate::timeline::Timeline;
 use crate::{Measured, ProbeError, Process, ProcessMemory, Reason};
 
-/// How many processes are remembered one by one.
+/// Maximum number of process records.
 const RECORD_COUNT_MAX: usize = 4096;
 
-/// Costly readings take at most one part in `1 + REST_FACTOR` of the time.
+/// Slow readings take at most one part in `1 + REST_FACTOR` of the time.
 const REST_FACTOR: u32 = 4;
 
-/// Paces a costly reading: after each, rest for a multiple of what it took.
+/// Limits a slow reading: after each one, it rests for a multiple of the time taken.
 #[derive(Debug, Default)]
-struct Duty {
+struct Pacer {
     rest_until: Option<Instant>,
 }
 
-impl Duty {
+impl Pacer {
     fn is_due(&self) -> bool {
         self.rest_until.is_none_or(|until| Instant::now() >= until)
     }
@@ -36,19 +36,19 @@ impl Duty {
     }
 }
 
-/// A living process of the tree.
+/// A live process of the tree.
 #[derive(Clone, Copy, Debug)]
 struct Member {
     start_ticks: u64,
-    /// Its place in the records, if it has one.
+    /// Index of its record, if it has one.
     record: Option<usize>,
 }
 
-/// One metric's running peak.
+/// The running peak of one metric.
 #[derive(Debug)]
-struct Running(Measured<TreePeak>);
+struct RunningPeak(Measured<TreePeak>);
 
-impl Running {
+impl RunningPeak {
     fn new() -> Self {
         Self(Measured::Unavailable(Reason::NotHere("no process of the tree was seen alive")))
     }
@@ -79,7 +79,7 @@ impl Running {
 #[derive(Debug)]
 pub(super) struct Watch {
     options: TreeOptions,
-    adoption: Option<Adoption>,
+    subreaper: Option<Subreaper>,
     start: Instant,
     members: HashMap<u32, Member>,
     records: Vec<ProcessRecord>,
@@ -89,18 +89,18 @@ pub(super) struct Watch {
     sample_count: u64,
     last_sample: Duration,
     gap_max: Duration,
-    discovery: Duty,
-    walk: Duty,
-    walk_due_since: Option<Duration>,
-    walk_gap_max: Duration,
-    walk_refused: Option<Reason>,
-    host: Running,
-    rss: Running,
-    host_sum: Running,
-    rss_sum: Running,
-    anon_sum: Running,
-    file_sum: Running,
-    shmem_sum: Running,
+    discovery_pacer: Pacer,
+    exact_pacer: Pacer,
+    exact_due_since: Option<Duration>,
+    exact_gap_max: Duration,
+    exact_refused: Option<Reason>,
+    host: RunningPeak,
+    rss: RunningPeak,
+    host_sum: RunningPeak,
+    rss_sum: RunningPeak,
+    anon_sum: RunningPeak,
+    file_sum: RunningPeak,
+    shmem_sum: RunningPeak,
     timeline: Timeline,
 }
 
@@ -108,7 +108,7 @@ impl Watch {
     pub(super) fn new(
         root_pid: u32,
         options: &TreeOptions,
-        adoption: Option<Adoption>,
+        subreaper: Option<Subreaper>,
     ) -> Result<Self, ProbeError> {
         if !options.procfs.is_of_this_namespace() {
             let reason = Reason::NotHere("/proc is that of another namespace of process ids");
@@ -116,7 +116,7 @@ impl Watch {
         }
         let mut watch = Self {
             options: options.clone(),
-            adoption,
+            subreaper,
             start: Instant::now(),
             members: HashMap::new(),
             records: Vec::new(),
@@ -126,28 +126,28 @@ impl Watch {
             sample_count: 0,
             last_sample: Duration::ZERO,
             gap_max: Duration::ZERO,
-            discovery: Duty::default(),
-            walk: Duty::default(),
-            walk_due_since: None,
-            walk_gap_max: Duration::ZERO,
-            walk_refused: None,
-            host: Running::new(),
-            rss: Running::new(),
-            host_sum: Running::new(),
-            rss_sum: Running::new(),
-            anon_sum: Running::new(),
-            file_sum: Running::new(),
-            shmem_sum: Running::new(),
+            discovery_pacer: Pacer::default(),
+            exact_pacer: Pacer::default(),
+            exact_due_since: None,
+            exact_gap_max: Duration::ZERO,
+            exact_refused: None,
+            host: RunningPeak::new(),
+            rss: RunningPeak::new(),
+            host_sum: RunningPeak::new(),
+            rss_sum: RunningPeak::new(),
+            anon_sum: RunningPeak::new(),
+            file_sum: RunningPeak::new(),
+            shmem_sum: RunningPeak::new(),
             timeline: Timeline::new(options.timeline_rows),
         };
         let stat = options.procfs.process(root_pid).stat();
         let stat = stat.map_err(|reason| ProbeError::Process { pid: root_pid, reason })?;
-        // One that has ended and was not waited for yet is admitted: it may have left children behind.
+        // An ended root that was not yet waited for is admitted: it may have live children.
         watch.admit(root_pid, &stat, Duration::ZERO);
         Ok(watch)
     }
 
-    /// Takes one sample and returns how many processes are alive.
+    /// Takes one sample and returns the number of live processes.
     pub(super) fn sample(&mut self) -> u32 {
         let elapsed = self.start.elapsed();
         if self.sample_count > 0 {
@@ -155,10 +155,10 @@ impl Watch {
         }
         self.sample_count += 1;
         self.last_sample = elapsed;
-        if self.discovery.is_due() {
+        if self.discovery_pacer.is_due() {
             let start = Instant::now();
             self.discover(elapsed);
-            self.discovery.ran_since(start);
+            self.discovery_pacer.ran_since(start);
         }
         let (alive, sum) = self.read_members(elapsed);
         let count = u32::try_from(alive.len()).unwrap_or(u32::MAX);
@@ -174,13 +174,13 @@ impl Watch {
             self.host.offer(sum.host_bytes, elapsed, count);
             self.rss.offer(sum.rss_bytes, elapsed, count);
         } else {
-            self.walk_if_useful(&alive, &sum, elapsed, count);
+            self.sum_exactly_if_useful(&alive, &sum, elapsed, count);
         }
         count
     }
 
-    /// Reads every member; those that have ended leave. Returns the living and the plain sum of
-    /// what they hold.
+    /// Reads every member and removes ended ones. Returns the live processes and the plain sum of
+    /// their memory.
     fn read_members(&mut self, elapsed: Duration) -> (Vec<Process>, Option<ProcessMemory>) {
         let mut alive = Vec::with_capacity(self.members.len());
         let mut sum: Option<ProcessMemory> = None;
@@ -211,19 +211,24 @@ impl Watch {
         (alive, sum)
     }
 
-    /// Counts each page once, if that could be a new peak and the last such walk was long enough
-    /// ago.
-    fn walk_if_useful(&mut self, alive: &[Process], sum: &ProcessMemory, elapsed: Duration, count: u32) {
+    /// Takes the exact sum if it could be a new peak and the last one was long enough ago.
+    fn sum_exactly_if_useful(
+        &mut self,
+        alive: &[Process],
+        sum: &ProcessMemory,
+        elapsed: Duration,
+        count: u32,
+    ) {
         if !self.host.is_below(sum.host_bytes) && !self.rss.is_below(sum.rss_bytes) {
-            self.walk_due_since = None;
+            self.exact_due_since = None;
             return;
         }
-        if !self.walk.is_due() {
-            self.walk_due_since.get_or_insert(elapsed);
+        if !self.exact_pacer.is_due() {
+            self.exact_due_since.get_or_insert(elapsed);
             return;
         }
-        if let Some(since) = self.walk_due_since.take() {
-            self.walk_gap_max = self.walk_gap_max.max(elapsed - since);
+        if let Some(since) = self.exact_due_since.take() {
+            self.exact_gap_max = self.exact_gap_max.max(elapsed - since);
         }
         let start = Instant::now();
         let (mut host, mut rss) = (Measured::Value(0), Measured::Value(0));
@@ -235,37 +240,36 @@ impl Watch {
             host = host.plus(exact.host_share_bytes());
             rss = rss.plus(exact.pss_bytes);
         }
-        self.walk.ran_since(start);
+        self.exact_pacer.ran_since(start);
         if let Some(reason) = host.reason().or(rss.reason()) {
-            self.walk_refused = Some(reason);
+            self.exact_refused = Some(reason);
         }
         self.host.offer(host, elapsed, count);
         self.rss.offer(rss, elapsed, count);
     }
 
-    /// Looks for new members: children of members, orphans, processes of the group.
+    /// Finds new members: children of members, orphans, processes of the group.
     fn discover(&mut self, elapsed: Duration) {
         let procfs = self.options.procfs.clone();
         let mut queue: VecDeque<u32> = self.members.keys().copied().collect();
-        let outsiders = self.options.group.as_deref().map(discover::members).unwrap_or_default();
+        let outsiders = self.options.group.as_deref().map(children::members).unwrap_or_default();
         for pid in outsiders {
             self.consider(pid, elapsed, &mut queue, |_| true);
         }
-        if let Some(adoption) = &self.adoption {
-            let own_pid = adoption.own_pid();
-            for pid in adoption.orphans(&procfs) {
+        if let Some(subreaper) = &self.subreaper {
+            let own_pid = subreaper.own_pid();
+            for pid in subreaper.orphans(&procfs) {
                 self.consider(pid, elapsed, &mut queue, |parent_pid| parent_pid == own_pid);
             }
         }
         while let Some(parent) = queue.pop_front() {
-            for pid in discover::children(&procfs, parent) {
+            for pid in children::children(&procfs, parent) {
                 self.consider(pid, elapsed, &mut queue, |parent_pid| parent_pid == parent);
             }
         }
     }
 
-    /// Admits `pid` unless it is known, has ended, or has become another process since it was
-    /// listed.
+    /// Admits `pid` unless it is known, has ended, or was reused since it was listed.
     fn consider(
         &mut self,
         pid: u32,
@@ -278,8 +282,8 @@ impl Watch {
         }
         let Ok(stat) = self.options.procfs.process(pid).stat() else { return };
         if stat.has_ended() {
-            if let Some(adoption) = &self.adoption {
-                adoption.reap(pid);
+            if let Some(subreaper) = &self.subreaper {
+                subreaper.reap(pid);
             }
         } else if is_parent(stat.parent_pid) {
             self.admit(pid, &stat, elapsed);
@@ -312,20 +316,19 @@ impl Watch {
         if let Some(record) = member.record.and_then(|index| self.records.get_mut(index)) {
             record.has_ended = true;
         }
-        if let Some(adoption) = &self.adoption {
-            adoption.reap(pid);
+        if let Some(subreaper) = &self.subreaper {
+            subreaper.reap(pid);
         }
     }
 
     pub(super) fn summary(mut self, interval: Duration) -> TreeSummary {
-        if let Some(since) = self.walk_due_since {
-            self.walk_gap_max = self.walk_gap_max.max(self.last_sample - since);
+        if let Some(since) = self.exact_due_since {
+            self.exact_gap_max = self.exact_gap_max.max(self.last_sample - since);
         }
-        let (host, host_method) = self.headline(&self.host, &self.host_sum);
-        let (mut rss, rss_method) = self.headline(&self.rss, &self.rss_sum);
+        let (host, host_method) = self.reported_peak(&self.host, &self.host_sum);
+        let (mut rss, rss_method) = self.reported_peak(&self.rss, &self.rss_sum);
         if rss_method == TreeMethod::SingleProcess {
-            // One process at a time, though maybe one after the other: the kernel's mark saw what was between
-            // samples.
+            // Never two processes at once, so the kernel's marks cover the time between samples.
             let mark = self.records.iter().filter_map(|record| record.rss_peak_bytes.value()).max();
             rss = rss.map(|peak| TreePeak { bytes: peak.bytes.max(mark.unwrap_or(0)), ..peak });
         }
@@ -339,14 +342,14 @@ impl Watch {
         ] {
             list.note("peak.", name, peak);
         }
-        if let Some(reason) = self.walk_refused {
+        if let Some(reason) = self.exact_refused {
             list.note("peak.", "shared_once", &Measured::<u64>::Unavailable(reason));
         }
         TreeSummary {
             seconds: self.last_sample.as_secs_f64(),
             interval_ms: interval.as_secs_f64() * 1e3,
             gap_ms_max: self.gap_max.as_secs_f64() * 1e3,
-            shared_once_gap_ms_max: self.walk_gap_max.as_secs_f64() * 1e3,
+            shared_once_gap_ms_max: self.exact_gap_max.as_secs_f64() * 1e3,
             sample_count: self.sample_count,
             host,
             host_method,
@@ -366,11 +369,11 @@ impl Watch {
         }
     }
 
-    /// The peak to report: each page once, unless that could not be read.
-    fn headline(&self, once: &Running, sum: &Running) -> (Measured<TreePeak>, TreeMethod) {
+    /// The exact peak, or the plain sum if the exact one could not be read.
+    fn reported_peak(&self, once: &RunningPeak, sum: &RunningPeak) -> (Measured<TreePeak>, TreeMethod) {
         if self.process_count_peak <= 1 {
             (once.0, TreeMethod::SingleProcess)
-        } else if self.walk_refused.is_some() {
+        } else if self.exact_refused.is_some() {
             (sum.0, TreeMethod::PlainSum)
         } else {
             (once.0, TreeMethod::SharedOnce)
@@ -378,8 +381,8 @@ impl Watch {
     }
 }
 
-/// The plain sum of two processes' memory. A sum of high-water marks would be no memory that ever
-/// was, so it has none.
+/// The plain sum of two processes' memory. It has no high-water mark: the marks are of different
+/// times.
 fn add(left: &ProcessMemory, right: &ProcessMemory) -> ProcessMemory {
     let no_mark = Measured::Unavailable(Reason::NotHere("several processes have no common high-water mark"));
     ProcessMemory {
@@ -403,7 +406,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    /// Writes an imitated process: its parent, its start, and how much anonymous memory it holds.
+    /// Writes the files of a fake process.
     fn imitate(root: &Path, pid: u32, parent: u32, start_ticks: u64, anon_kib: u64, children: &str) {
         let directory = root.join(pid.to_string());
         let thread = directory.join("task").join(pid.to_string());
@@ -434,10 +437,10 @@ mod tests {
         peak.value().unwrap().bytes
     }
 
-    /// Lets both paced readings be due again.
+    /// Makes both slow readings due again.
     fn rest(watch: &mut Watch) {
-        watch.discovery = Duty::default();
-        watch.walk = Duty::default();
+        watch.discovery_pacer = Pacer::default();
+        watch.exact_pacer = Pacer::default();
     }
 
     #[test]
@@ -464,7 +467,7 @@ mod tests {
         imitate(root.path(), 8, 7, 101, 600, "");
         let mut watch = watch(root.path());
         assert_eq!(watch.sample(), 2);
-        // The child ended, and its id went to a stranger who holds much.
+        // The child ended, and an unrelated large process got its id.
         imitate(root.path(), 7, 1, 100, 1000, "");
         imitate(root.path(), 8, 1, 900, 5_000_000, "");
         rest(&mut watch);
@@ -521,7 +524,7 @@ mod tests {
         imitate(root.path(), 8, 7, 101, 600, "");
         let mut watch = watch(root.path());
         watch.sample();
-        watch.walk.rest_until = Some(Instant::now() + Duration::from_secs(60));
+        watch.exact_pacer.rest_until = Some(Instant::now() + Duration::from_secs(60));
         imitate(root.path(), 8, 7, 101, 800, "");
         watch.sample();
         std::thread::sleep(Duration::from_millis(3));

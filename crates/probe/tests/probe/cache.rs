@@ -1,7 +1,6 @@
-//! An overlay file system keeps its pages in the file below: asking it the quick way always answers
-//! 0.
+//! An overlay file system caches pages in the lower file, and `cachestat` on it always returns 0.
 //!
-//! Containers run on overlays, so "cold" would be claimed of every warm file there. Mounting one
+//! Containers run on overlays, so every warm file there would count as cold. Mounting an overlay
 //! needs privileges; without them the test says that it skipped.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
@@ -25,7 +24,8 @@ impl Overlay {
         }
         let lower = std::fs::File::create(root.path().join("lower/file")).unwrap();
         (&lower).write_all(lower_file).unwrap();
-        // An overlay does not pass a flush on to its lower layer, whose files nobody writes in real life.
+        // An overlay does not pass a flush on to its lower layer, whose files are normally never
+        // written.
         lower.sync_all().unwrap();
         let at = |name: &str| root.path().join(name).display().to_string();
         let options = format!("lowerdir={},upperdir={},workdir={}", at("lower"), at("upper"), at("work"));

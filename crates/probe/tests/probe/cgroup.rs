@@ -1,8 +1,7 @@
-//! Control groups on the machine at hand: what the kernel says of our group, and what a limit
-//! really does.
+//! Control groups on this machine: numbers of our group, effects of a limit.
 //!
-//! Every test that needs a group of its own says aloud if it may not make one. Nothing is left
-//! behind: each group is a child of the current one and is removed.
+//! A test that cannot create a group says that it skipped. Each group is a child of the current one
+//! and is removed.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -62,7 +61,7 @@ fn a_command_in_a_group_of_its_own_is_accounted_there_from_its_first_page() {
     let Some(group) = group_or_skip(None) else { return };
     let mut command = Command::new("dd");
     command.args(["if=/dev/zero", "of=/dev/null", "bs=48M", "count=1"]).stderr(Stdio::null());
-    group.place(&mut command).unwrap();
+    group.enter_on_spawn(&mut command).unwrap();
     assert!(command.status().unwrap().success());
     let memory = group.memory();
     let peak_bytes = known(memory.peak_bytes);
@@ -95,7 +94,7 @@ fn anonymous_memory_over_the_limit_is_killed_and_counted() {
     assert_eq!(group.memory().limit_bytes, Measured::Value(Some(64 * MIB)));
     let mut command = Command::new("dd");
     command.args(["if=/dev/zero", "of=/dev/null", "bs=128M", "count=1"]).stderr(Stdio::null());
-    group.place(&mut command).unwrap();
+    group.enter_on_spawn(&mut command).unwrap();
     let status = command.status().unwrap();
     assert_eq!(status.signal(), Some(libc::SIGKILL), "{status:?}");
     let memory = group.memory();
@@ -116,7 +115,7 @@ fn reading_more_than_the_limit_is_harmless_because_page_cache_can_go() {
     onelayer_probe::drop_cache(file.path()).unwrap();
     let mut command = Command::new("dd");
     command.arg(format!("if={}", file.path().display())).args(["of=/dev/null", "bs=1M"]);
-    group.place(command.stderr(Stdio::null())).unwrap();
+    group.enter_on_spawn(command.stderr(Stdio::null())).unwrap();
     assert!(command.status().unwrap().success());
     let memory = group.memory();
     println!("{memory:?}");
@@ -131,7 +130,7 @@ fn a_group_can_be_emptied() {
     let mut command = Command::new("sh");
     // A shell that starts another one again and again.
     command.args(["-c", "while :; do sleep 60 & sleep 0.005; done"]);
-    group.place(&mut command).unwrap();
+    group.enter_on_spawn(&mut command).unwrap();
     let mut child = command.spawn().unwrap();
     std::thread::sleep(std::time::Duration::from_millis(100));
     assert!(group.pids().unwrap().len() > 2, "{:?}", group.pids());

@@ -1,4 +1,4 @@
-//! The probe against what the kernel says.
+//! Tests of the probe against the running kernel.
 #![allow(clippy::unwrap_used, clippy::as_conversions, reason = "a test that cannot go on panics")]
 
 mod cache;

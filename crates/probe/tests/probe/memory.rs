@@ -1,9 +1,8 @@
-//! Memory that is held for a moment must be seen, named and told apart: anonymous, file, locked.
+//! Short-lived memory must be seen and attributed to its kind: anonymous, file, locked.
 //!
-//! The tests measure their own process, so they run one at a time (`ALONE`), and what one of them
-//! leaves behind in the allocator is why bounds are not exact. A kernel fact that the numbers stand
-//! on is asserted here too: a child does not inherit its parent's high-water mark, although its
-//! `ru_maxrss` does.
+//! The tests measure their own process, so they run one at a time (`ALONE`). Bounds are not exact,
+//! since earlier tests leave memory in the allocator. One test asserts a kernel fact: a child does
+//! not inherit its parent's high-water mark, although its `ru_maxrss` does.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,

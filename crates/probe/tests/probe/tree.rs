@@ -1,8 +1,8 @@
 //! A tree of real processes: children, grandchildren, orphans, shared pages.
 //!
-//! The processes are this test program itself, started again with a role in an environment variable
-//! (`role`, an ignored test). Adoption is a property of the whole process, so the tests run one at
-//! a time.
+//! The processes are this test program, started again with a role in an environment variable
+//! (`role`, an ignored test). Subreaping applies to the whole process, so the tests run one at a
+//! time.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -41,8 +41,8 @@ fn bytes(peak: Measured<TreePeak>) -> u64 {
 
 /// A command that plays `role`: words separated by spaces.
 fn playing(role: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "role", "--ignored", "--nocapture", "--test-threads=1"]);
+    let mut command = onelayer_testing::again(module_path!(), "role");
+    command.arg("--ignored");
     command.env(ROLE, role).stdin(Stdio::null()).stdout(Stdio::null());
     command
 }
@@ -69,7 +69,8 @@ fn role() {
         }
         ["share", path, ms] => {
             let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
-            // SAFETY: the file keeps its length while the tests run, and no one reads through the mapping.
+            // SAFETY: the file keeps its length while the tests run, and no one reads through the
+            // mapping.
             let mut memory = unsafe { MmapMut::map_mut(&file) }.unwrap();
             touch(&mut memory);
             pause(ms);
@@ -87,8 +88,7 @@ fn role() {
     }
 }
 
-/// Starts `role`, watches it until nobody is left (orphans included, if they are adopted), and sums
-/// up.
+/// Starts `role` and measures it until no process is left (with adopted orphans).
 fn measure(role: &str, options: &TreeOptions) -> TreeSummary {
     let mut root = playing(role).spawn().unwrap();
     let sampler = TreeSampler::start(root.id(), options).unwrap();
@@ -187,12 +187,12 @@ fn an_orphan_is_adopted_watched_and_reaped() {
 fn a_group_holds_on_to_orphans_without_adoption() {
     let _alone = alone();
     let Ok(group) = ChildGroup::create(None) else {
-        skipped("no control group of our own here");
+        skipped("no control group can be created here");
         return;
     };
     let options = TreeOptions { group: Some(group.directory().to_path_buf()), ..TreeOptions::default() };
     let mut command = playing("orphan 40 400");
-    group.place(&mut command).unwrap();
+    group.enter_on_spawn(&mut command).unwrap();
     let mut root = command.spawn().unwrap();
     let sampler = TreeSampler::start(root.id(), &options).unwrap();
     assert!(root.wait().unwrap().success());

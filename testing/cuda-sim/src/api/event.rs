@@ -4,7 +4,7 @@ use super::put;
 use crate::code::Code;
 use crate::sim::{Class, call, waiting_call};
 
-/// `CU_EVENT_DISABLE_TIMING`, and all flags there are: blocking, no timing, between processes.
+/// `CU_EVENT_DISABLE_TIMING`, and the mask of all flags: blocking, no timing, between processes.
 const DISABLE_TIMING: u32 = 2;
 const ALL_FLAGS: u32 = 7;
 

@@ -1,12 +1,12 @@
 //! Device memory and pinned host memory.
 //!
-//! What `cuMemHostAlloc` gives is mapped by this library and filled with `0x5A`.
+//! Memory of `cuMemHostAlloc` is mapped by this library and filled with `0x5A`.
 
 use super::put;
 use crate::code::Code;
 use crate::sim::{Class, call, to_u64};
 
-/// What fresh pinned memory holds.
+/// The fill byte of new pinned memory.
 const POISON: i32 = 0x5A;
 
 fn size(bytes: u64) -> Result<usize, Code> {
@@ -71,7 +71,7 @@ unsafe extern "C" fn cuMemHostAlloc(start: *mut usize, len: usize, _flags: u32) 
         }
         let address = mapped.expose_provenance();
         if let Err(code) = sim.pin(address, len, true) {
-            // SAFETY: mapped above, and given to nobody.
+            // SAFETY: mapped above and not yet handed out.
             unsafe { libc::munmap(mapped, len) };
             return Err(code);
         }
@@ -89,7 +89,7 @@ extern "C" fn cuMemFreeHost(start: usize) -> u32 {
         let len = sim.pinned.get(&start).map(|pinned| pinned.len_bytes);
         sim.unpin(start, true)?;
         let len = len.ok_or(Code::INVALID_VALUE)?;
-        // SAFETY: mapped by `cuMemHostAlloc` with that length, and the caller gives it up.
+        // SAFETY: mapped by `cuMemHostAlloc` with that length, and no longer used by the caller.
         unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(start), len) };
         Ok(())
     })

@@ -6,7 +6,7 @@ use super::put;
 use crate::code::{Answer, Code};
 use crate::sim::{Class, Sim, call, to_u64};
 
-/// The head of `CUmemPoolProps`, the rest of which is reserved or of other systems.
+/// The start of `CUmemPoolProps`; the rest is reserved or for other systems.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolProperties {
@@ -16,7 +16,7 @@ pub(crate) struct PoolProperties {
     location_id: i32,
 }
 
-/// `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_LOCATION_TYPE_DEVICE`, the only ones served here.
+/// `CU_MEM_ALLOCATION_TYPE_PINNED` and `CU_MEM_LOCATION_TYPE_DEVICE`, the only supported ones.
 const PINNED: u32 = 1;
 const ON_DEVICE: u32 = 1;
 
@@ -147,7 +147,7 @@ unsafe extern "C" fn cuMemPoolSetAttribute(pool: usize, attribute: u32, value: *
         let number = unsafe { value.cast::<u64>().read() };
         match attribute {
             Attribute::ReleaseThreshold => state.threshold_bytes = number,
-            // High-water marks can be reset and nothing else.
+            // High-water marks can only be reset.
             Attribute::ReservedHigh if number == 0 => state.reserved.most = state.reserved.now,
             Attribute::UsedHigh if number == 0 => state.used.most = state.used.now,
             _ => return Err(Code::INVALID_VALUE),
@@ -159,7 +159,7 @@ unsafe extern "C" fn cuMemPoolSetAttribute(pool: usize, attribute: u32, value: *
 /// Allocates and writes the address.
 ///
 /// # Safety
-/// As [`put`].
+/// The promise of [`put`].
 unsafe fn allocate(sim: &mut Sim, address: *mut u64, len: usize, pool: usize, stream: usize) -> Answer {
     let allocated = sim.allocate_from_pool(to_u64(len), pool, stream)?;
     // SAFETY: the caller's promise.

@@ -7,10 +7,10 @@ use crate::sim::{Class, Sim, call, waiting_call};
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
 
-/// Makes a stream and writes its handle.
+/// Creates a stream and writes its handle.
 ///
 /// # Safety
-/// As [`put`].
+/// The promise of [`put`].
 unsafe fn create(sim: &mut Sim, stream: *mut usize, flags: u32, priority: i32) -> Answer {
     let context = sim.current()?;
     if flags & !NON_BLOCKING != 0 {
@@ -79,7 +79,7 @@ extern "C" fn cuStreamQuery(stream: usize) -> u32 {
 extern "C" fn cuStreamWaitEvent(stream: usize, event: usize, flags: u32) -> u32 {
     call("cuStreamWaitEvent", Class::Work, |sim| {
         sim.current()?;
-        // 1 is for external events of graphs.
+        // The flag 1 is for external events of graphs.
         if flags > 1 {
             return Err(Code::INVALID_VALUE);
         }

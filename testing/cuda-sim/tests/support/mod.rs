@@ -1,5 +1,5 @@
-//! A simulated driver of its own for each test: a copy of the library, opened under another name,
-//! has its own state.
+//! A separate simulated driver for each test: a copy of the library under another name has separate
+//! state.
 #![allow(dead_code, unreachable_pub, unused_imports, reason = "each test file uses its own part")]
 #![allow(unsafe_code, reason = "opens the library and calls it with the signatures that it exports")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
@@ -11,8 +11,7 @@ use libloading::Library;
 
 pub use onelayer_testing::cuda_sim::{self, SimReport, SimRun};
 
-/// A driver with one device, initialised, whose primary context is current on the thread that made
-/// it.
+/// An initialised driver with one device, whose primary context is current on the creating thread.
 #[derive(Debug)]
 pub struct Driver {
     library: Library,
@@ -27,7 +26,8 @@ macro_rules! functions {
                 // SAFETY: the library exports this name with this signature.
                 let found = unsafe { self.library.get::<Function>(stringify!($name).as_bytes()) };
                 let function = found.unwrap();
-                // SAFETY: tests give addresses of live variables, or ones that the driver has to refuse.
+                // SAFETY: tests pass addresses of live variables, or ones that the driver must
+                // refuse.
                 unsafe { function($($argument),*) }
             })*
         }
@@ -94,7 +94,7 @@ functions! {
 }
 
 impl Driver {
-    /// A driver with settings, lines of `NAME=value`; nothing of it is initialised.
+    /// An uninitialised driver with settings, lines of `NAME=value`.
     pub fn raw(settings: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("driver.so");
@@ -112,7 +112,7 @@ impl Driver {
         driver
     }
 
-    /// A driver with settings, ready to use. Nothing is held up, so that tests are fast.
+    /// An initialised driver with settings. Waits are not delayed, so tests are fast.
     pub fn new(settings: &str) -> Self {
         let mut driver = Self::raw(&format!("DELAY_US=0\n{settings}"));
         assert_eq!(driver.cuInit(0), 0);
@@ -134,7 +134,7 @@ impl Driver {
         SimReport::parse(std::str::from_utf8(&text).unwrap())
     }
 
-    /// Kinds of misuse so far.
+    /// The kinds of misuse so far.
     pub fn kinds(&self) -> Vec<String> {
         self.report().violations().into_iter().map(|violation| violation.kind).collect()
     }
@@ -172,7 +172,7 @@ impl Driver {
         made(|free| self.cuMemGetInfo_v2(free, &raw mut total))
     }
 
-    /// The bytes on the device, when all that the host has queued is over.
+    /// The bytes on the device after all queued work.
     pub fn bytes(&self, address: u64, len: usize) -> Vec<u8> {
         assert_eq!(self.cuCtxSynchronize(), 0);
         let stream = self.stream();
@@ -190,7 +190,7 @@ impl Driver {
     }
 }
 
-/// What a successful call has written.
+/// The value written by a successful call.
 #[track_caller]
 pub fn made<T: Default>(call: impl FnOnce(*mut T) -> u32) -> T {
     let mut value = T::default();
@@ -198,16 +198,16 @@ pub fn made<T: Default>(call: impl FnOnce(*mut T) -> u32) -> T {
     value
 }
 
-/// The address of memory that a driver is to use behind the compiler's back.
+/// An address for a driver, whose accesses the compiler does not see.
 pub fn at(bytes: &mut [u8]) -> usize {
     bytes.as_mut_ptr().expose_provenance()
 }
 
-/// Writes as the program would, without the compiler's knowledge that nobody reads.
+/// Writes memory with a volatile store, so that the compiler keeps it.
 pub fn overwrite(start: usize, value: u8, len: usize) {
     for index in 0..len {
         let byte = std::ptr::with_exposed_provenance_mut::<u8>(start + index);
-        // SAFETY: the tests give memory of their own, which lives.
+        // SAFETY: the tests pass live memory of their own.
         unsafe { byte.write_volatile(value) };
     }
 }

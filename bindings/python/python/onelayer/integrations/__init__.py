@@ -1,1 +1,1 @@
-"""Plug-ins for engines that are written in Python. The engines import them, by entry points; the package itself never does."""
+"""Plug-ins for engines written in Python. Engines import them by entry points; the package never does."""

@@ -1,4 +1,4 @@
-"""What the plug-ins share: options from an engine's configuration, and weights of the files that an engine has chosen."""
+"""Shared by the plug-ins: options from an engine's configuration, and weights from its files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     import torch
 
 OPTIONS = frozenset({"budget", "device", "device_budget", "io", "on_stall", "prefetch", "readers", "window"})
-"""What an engine's configuration may say to us: options of ``Checkpoint.stream``."""
+"""The options of ``Checkpoint.stream`` that an engine's configuration may set."""
 
 
 def split_options(configured: object) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Our options, and what is left for the engine's own loader, which refuses what it does not know.
+    """Splits a configuration into our options and the rest for the engine's own loader.
 
-    Raises ``ValueError`` for a configuration that is no mapping, for sizes that are none, and for a window of one layer: an engine
-    holds the last weight of a layer while it asks for the first of the next.
+    Raises ``ValueError`` if it is not a mapping, for invalid sizes, and for a window of one layer: an engine
+    holds the last weight of a layer while it requests the first of the next.
     """
     if configured is None:
         configured = {}
@@ -30,7 +30,9 @@ def split_options(configured: object) -> tuple[dict[str, Any], dict[str, Any]]:
         if ours.get(name) is not None:
             ours[name] = onelayer.parse_size(ours[name])
     if ours.get("window") == 1:
-        raise ValueError("window=1: engines hold a weight while they ask for the next one: at least 2 layers, or 'all'")
+        raise ValueError(
+            "window=1: engines hold a weight while they request the next one; use at least 2 layers, or 'all'"
+        )
     return ours, {name: value for name, value in configured.items() if name not in OPTIONS}
 
 
@@ -40,10 +42,11 @@ def weights(
     *,
     skips: Callable[[str], bool] | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors of these safetensors files with their names, on the device that the options name.
+    """All tensors of these safetensors files with their names, on the device in the options.
 
-    Tensors come in the order in which the model runs them if the files are all that their checkpoint has, else file by file.
-    What ``skips`` accepts by name is not read. They share the memory of their layer, which is free when the last of them is.
+    Tensors come in execution order if the files are a whole checkpoint, else file by file. Names for
+    which ``skips`` is true are not read. Tensors share the memory of their layer, which is freed with the
+    last of them.
     """
     options = {**options, "device": options.get("device") or current_device()}
     for checkpoint in _checkpoints(files):
@@ -53,24 +56,24 @@ def weights(
 
 
 def current_device() -> str:
-    """The device that torch works on: CUDA's current one if there is any, else the CPU."""
+    """The current CUDA device of torch if there is one, else the CPU."""
     import torch
 
-    # torch for ROCm calls its devices `cuda` too.
+    # torch for ROCm names its devices `cuda`, too.
     if torch.version.cuda is not None and torch.cuda.is_available():
         return f"cuda:{torch.cuda.current_device()}"
     return "cpu"
 
 
 def _checkpoints(files: Sequence[str]) -> Iterator[onelayer.Checkpoint]:
-    """One checkpoint of all the files if they are what their directory holds, else one of each."""
+    """One checkpoint if the files are all files of their directory, else one for each file."""
     wanted = {os.path.realpath(file) for file in files}
     directories = {os.path.dirname(os.path.abspath(file)) for file in files}
     if len(directories) == 1 and len(files) > 1:
         try:
             whole = onelayer.open(directories.pop())
         except (OSError, onelayer.CheckpointError):
-            # Files that belong to no index, or to several: each is a checkpoint of its own, and told about if it is none.
+            # Files of no index or of several: open each as a checkpoint, which reports errors.
             whole = None
         if whole is not None and {os.path.realpath(file) for file in whole.files} == wanted:
             yield whole

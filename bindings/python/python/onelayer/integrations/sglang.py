@@ -1,7 +1,8 @@
 """The plug-in for SGLang: ``--load-format onelayer``. The entry point ``sglang.srt.plugins`` calls `register`.
 
-SGLang has no registry of loaders, but takes a class where it expects the name of a format. So the name is let through when
-arguments are read, and becomes the class when a configuration is checked. Nothing heavy is imported before that.
+SGLang has no registry of loaders, but accepts a class instead of a format name. So this plug-in allows the
+name in arguments and replaces it by the class when a configuration is checked. SGLang's loaders are
+imported only then.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ LOAD_FORMAT = "onelayer"
 
 @functools.cache
 def register() -> None:
-    """Makes the load format known. SGLang calls it in every process, before it reads arguments."""
+    """Registers the load format. SGLang calls it in every process, before it parses arguments."""
     from sglang.srt.arg_groups.choices import add_load_format_choices
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -31,7 +32,7 @@ def register() -> None:
 
 
 def _name_becomes_class(original: Callable[[LoadConfig], None], config: LoadConfig) -> None:
-    """Runs instead of the check of a format's name: ours becomes our loader, every other is checked as before."""
+    """Wraps SGLang's check of a format name: replaces ours by our loader, checks others as before."""
     if not isinstance(config.load_format, str) or config.load_format.lower() != LOAD_FORMAT:
         return original(config)
     from .sglang_loader import OneLayerLoader

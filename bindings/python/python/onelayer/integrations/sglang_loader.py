@@ -1,7 +1,7 @@
-"""The loader of the plug-in for SGLang, apart from it because it imports SGLang's loaders.
+"""The loader of the plug-in for SGLang. A separate file, because it imports SGLang's loaders.
 
-SGLang's own loader stays in charge: it finds and downloads files, makes the model and finishes it. Only the reading of safetensors
-files is ours. Whatever else a checkpoint consists of, SGLang reads itself.
+It extends SGLang's default loader, which finds and downloads files and creates the model. Only reading
+safetensors files is replaced; SGLang reads all other files.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _INDEX_FILE = "model.safetensors.index.json"
 
 
 class OneLayerLoader(DefaultModelLoader):
-    """SGLang's default loader, with safetensors files read through a ring of fixed size."""
+    """SGLang's default loader, but safetensors files are read through a ring of fixed size."""
 
     counter_before_loading_weights: float
 
     def __init__(self, load_config: LoadConfig) -> None:
-        """Takes our options out of ``model_loader_extra_config``; the base class refuses what it does not know then."""
+        """Takes our options from ``model_loader_extra_config``. The base class refuses unknown ones."""
         self._options, rest = split_options(load_config.model_loader_extra_config)
         as_base = copy.copy(load_config)
-        # Which files there are is found out as without us.
+        # The base class finds the files as usual.
         as_base.load_format = LoadFormat.AUTO
         as_base.model_loader_extra_config = rest
         super().__init__(as_base)

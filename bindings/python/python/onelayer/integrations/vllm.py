@@ -1,7 +1,7 @@
 """The plug-in for vLLM: ``--load-format onelayer``. The entry point ``vllm.general_plugins`` calls `register`.
 
-vLLM's own loader stays in charge: it finds and downloads files, leaves out what a rank does not need, counts what was loaded.
-Only the reading of safetensors files is ours. Whatever else a checkpoint consists of, vLLM reads itself.
+It extends vLLM's default loader, which finds and downloads files, skips weights that a rank does not
+need, and counts loaded weights. Only reading safetensors files is replaced; vLLM reads all other files.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ LOAD_FORMAT = "onelayer"
 
 
 class OneLayerLoader(DefaultModelLoader):
-    """vLLM's default loader, with safetensors files read through a ring of fixed size."""
+    """vLLM's default loader, but safetensors files are read through a ring of fixed size."""
 
     counter_before_loading_weights: float
 
     def __init__(self, load_config: LoadConfig) -> None:
-        """Takes our options out of ``model_loader_extra_config``; the base class refuses what it does not know then.
+        """Takes our options from ``model_loader_extra_config``.
 
-        Raises ``ValueError`` for an option that neither knows, and for a strategy that only vLLM's own readers have.
+        Raises ``ValueError`` for an unknown option, and for a load strategy of vLLM's own readers.
         """
         strategy = load_config.safetensors_load_strategy
         if strategy not in (None, "lazy", "torchao"):
             raise ValueError(
-                f"safetensors_load_strategy={strategy!r} is one of vLLM's own readers, not of load format {LOAD_FORMAT}"
+                f"safetensors_load_strategy={strategy!r} is a strategy of vLLM's own readers, not of load format {LOAD_FORMAT}"
             )
         self._options, rest = split_options(load_config.model_loader_extra_config)
         as_base = copy.copy(load_config)
-        # Which files there are is found out as without us.
+        # The base class finds the files as usual.
         as_base.load_format = "auto"
         as_base.model_loader_extra_config = rest
         super().__init__(as_base)
@@ -60,7 +60,7 @@ class OneLayerLoader(DefaultModelLoader):
             source.fall_back_to_pt,
             source.allow_patterns_overrides,
         )
-        # Pickled checkpoints, and torchao's, whose tensors are put together from several.
+        # Pickled checkpoints, and those of torchao, whose tensors are joined from several.
         if not use_safetensors or self.load_config.safetensors_load_strategy == "torchao":
             return super()._get_weights_iterator(source)
         if self._encoder_only_lm_prefixes is not None:
@@ -72,7 +72,7 @@ class OneLayerLoader(DefaultModelLoader):
                 weights_mapper=self._encoder_only_weights_mapper,
             )
             if not files:
-                raise RuntimeError(f"{source.model_or_path}: no file holds weights of an encoder alone")
+                raise RuntimeError(f"{source.model_or_path}: no file contains only encoder weights")
         if source.is_unused_weight is not None:
             files = filter_safetensors_files_by_weight_name(files, source.is_unused_weight)
         if self.counter_before_loading_weights == 0.0:
@@ -89,7 +89,7 @@ class OneLayerLoader(DefaultModelLoader):
 
 @functools.cache
 def register() -> None:
-    """Makes the load format known. vLLM calls it in every process, and may call it again."""
+    """Registers the load format. vLLM calls it in every process, maybe several times."""
     from vllm.model_executor.model_loader import register_model_loader
 
     register_model_loader(LOAD_FORMAT)(OneLayerLoader)

@@ -1,4 +1,4 @@
-"""One file, opened as ``safetensors.safe_open`` opens it."""
+"""``safe_open`` with the interface of the package ``safetensors``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from .._checkpoint import Checkpoint
 from .._errors import CheckpointError
-from .._lazy import LazyTensor, Loads, loads_for
+from .._lazy import LazyTensor, TensorReader, reader_for
 
 
 def _their_error() -> type[Exception]:
-    """safetensors' own exception, if that is installed."""
+    """The exception of the package ``safetensors``, if it is installed."""
     try:
         import safetensors
     except ImportError:
@@ -25,14 +25,14 @@ _MODES = {"mmap": "mapped", "pread": "owned"}
 
 
 class SafetensorError(CheckpointError, _their_error()):  # type: ignore[misc]
-    """What is wrong with a file. Also one of safetensors' own, if that is installed."""
+    """An invalid file. Also a ``safetensors.SafetensorError`` if that package is installed."""
 
 
-class safe_open:  # noqa: N801 - the name that it takes the place of
-    """Opens a file lazily: reads its header, and tensors when they are asked for.
+class safe_open:  # noqa: N801 - the name in safetensors
+    """Opens a file lazily: reads its header now, and tensors on request.
 
-    ``framework`` is ``"pt"`` or ``"np"``, ``device`` a device of torch. ``backend="pread"`` gives tensors memory of their own,
-    ``"mmap"`` views of a private, copy-on-write mapping.
+    ``framework`` is ``"pt"`` or ``"np"``, ``device`` a torch device. With ``backend="pread"`` tensors own
+    their memory; ``"mmap"`` gives views of a private, copy-on-write mapping.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class safe_open:  # noqa: N801 - the name that it takes the place of
             self._checkpoint = Checkpoint(path)
         except CheckpointError as error:
             raise SafetensorError(str(error), path=error.path, tensor=error.tensor) from None
-        # A mapping has nothing to give to a device: it is read there.
+        # Mappings are only for the CPU; other devices read.
         on_host = str(device) in ("cpu", "cpu:0")
         mode = _MODES[backend] if on_host else "owned"
-        self._open_loads: Loads | None = loads_for(
+        self._open_reader: TensorReader | None = reader_for(
             self._checkpoint, framework=framework, device=device, mode=mode, budget=None
         )
 
@@ -68,14 +68,14 @@ class safe_open:  # noqa: N801 - the name that it takes the place of
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Tensors that were read, and views of a mapping, have owners of their own.
-        self._open_loads = None
+        # Tensors already read, and views of the mapping, keep their memory alive.
+        self._open_reader = None
 
     @property
-    def _loads(self) -> Loads:
-        if self._open_loads is None:
+    def _reader(self) -> TensorReader:
+        if self._open_reader is None:
             raise SafetensorError(f"{self._checkpoint.path}: the file was closed", path=self._checkpoint.path)
-        return self._open_loads
+        return self._open_reader
 
     def keys(self) -> list[str]:
         """Names of all tensors, sorted."""
@@ -83,32 +83,32 @@ class safe_open:  # noqa: N801 - the name that it takes the place of
 
     def offset_keys(self) -> list[str]:
         """Names of all tensors, in the order of their bytes."""
-        _ = self._loads
+        _ = self._reader
         return self._checkpoint.keys()
 
     def metadata(self) -> dict[str, str] | None:
-        """The free text of the header, if there is any."""
-        _ = self._loads
+        """The metadata of the header, if there is any."""
+        _ = self._reader
         return self._checkpoint.metadata or None
 
     def get_tensor(self, name: str) -> Any:
         """A whole tensor."""
-        loads = self._loads
+        reader = self._reader
         self._check(name)
-        return loads.whole(name)
+        return reader.whole(name)
 
     def get_tensors(self) -> dict[str, Any]:
         """All tensors, in the order of their bytes."""
-        loads = self._loads
-        loads.expect_all()
-        return {name: loads.whole(name) for name in self._checkpoint}
+        reader = self._reader
+        reader.expect_all()
+        return {name: reader.whole(name) for name in self._checkpoint}
 
     def get_slice(self, name: str) -> LazyTensor:
-        """A tensor that is read when it is indexed, and only as much of it."""
-        loads = self._loads
+        """A lazy tensor: indexing reads only the indexed part."""
+        reader = self._reader
         self._check(name)
         info = self._checkpoint.info(name)
-        return LazyTensor(loads, name, info.dtype, info.shape)
+        return LazyTensor(reader, name, info.dtype, info.shape)
 
     def _check(self, name: str) -> None:
         if name not in self._checkpoint:

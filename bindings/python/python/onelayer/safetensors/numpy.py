@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 
 def load_file(filename: str | os.PathLike[str], *, backend: str = "pread") -> dict[str, numpy.ndarray[Any, Any]]:
-    """Every tensor of a file, as arrays of numpy; types that numpy lacks come from the package ml_dtypes."""
+    """Every tensor of a file, as numpy arrays. Types unknown to numpy need the package ml_dtypes."""
     return load_all(filename, "np", "cpu", backend)

@@ -17,8 +17,9 @@ def load_file(
     *,
     backend: str = "pread",
 ) -> dict[str, torch.Tensor]:
-    """Every tensor of a file, as tensors of torch on a device.
+    """Every tensor of a file, as torch tensors on a device.
 
-    ``backend="pread"`` gives them memory of their own, ``"mmap"`` (on the CPU) views of a private, copy-on-write mapping.
+    With ``backend="pread"`` tensors own their memory; ``"mmap"`` (CPU only) gives views of a private,
+    copy-on-write mapping.
     """
     return load_all(filename, "pt", device, backend)

@@ -1,10 +1,10 @@
-//! Axes: round ticks in the unit that suits, and texts for them.
+//! Axes: round ticks in a suitable unit, and their texts.
 
-use crate::output::numbers::to_f64;
+use crate::numbers::to_f64;
 
-/// From zero to the most that is shown.
+/// An axis from zero to `end`.
 pub(super) struct Axis {
-    /// The most that is shown, in bytes or seconds.
+    /// Its end, in bytes or seconds.
     pub(super) end: f64,
     /// The unit of the texts.
     pub(super) unit: &'static str,
@@ -34,7 +34,7 @@ impl Axis {
         Self { end, unit, unit_size, step: round_step(end / unit_size, tick_count_max) }
     }
 
-    /// Where a value is, from 0 to 1; what is outside is at the end that it is beyond.
+    /// The position of a value, from 0 to 1; values outside are at the nearest end.
     pub(super) fn share(&self, value: f64) -> f64 {
         (value / self.end).clamp(0.0, 1.0)
     }

@@ -4,13 +4,13 @@
 use std::fmt::Write as _;
 
 use super::axis::Axis;
-use super::labels::{fitted, lines, text_width};
+use super::labels::{fitted, lines, number, text_width, write_text};
 use super::panel::{Panel, panels};
 use super::plot::{Frame, Plot};
 use super::{circumstances, style, title, xml};
 use crate::report::{Outcome, Report};
 
-/// For which screen.
+/// The kind of screen.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     Wide,
@@ -22,7 +22,7 @@ struct Sizes {
     width: f64,
     left: f64,
     plot_height: f64,
-    /// Of the strip of device memory.
+    /// Height of the plot of device memory.
     vram_height: f64,
     /// Samples of all plots together.
     dots: usize,
@@ -61,7 +61,7 @@ impl Shape {
     }
 }
 
-/// A file of its own, with title and style.
+/// A complete SVG file, with title and style.
 pub(super) fn standalone(report: &Report) -> String {
     let (body, size) = picture(report, Shape::Wide, true);
     let name = xml(&format!("Memory over time: {}", title(report)));
@@ -75,7 +75,7 @@ pub(super) fn standalone(report: &Report) -> String {
     )
 }
 
-/// A part of a page that has title and style.
+/// An SVG element for a page that has title and style.
 pub(super) fn inline(report: &Report, shape: Shape) -> String {
     let (body, size) = picture(report, shape, false);
     format!(
@@ -86,7 +86,7 @@ pub(super) fn inline(report: &Report, shape: Shape) -> String {
     )
 }
 
-/// A sheet that is filled from top to bottom.
+/// A drawing that is filled from top to bottom.
 struct Sheet {
     out: String,
     sizes: Sizes,
@@ -117,11 +117,11 @@ fn picture(report: &Report, shape: Shape, is_titled: bool) -> (String, (f64, f64
     (sheet.out, (sheet.sizes.width, sheet.y + 8.0))
 }
 
-/// All at one scale.
+/// All plots, at one scale.
 fn plots<'a>(panels: &'a [Panel<'a>], sizes: &Sizes) -> Vec<Plot<'a>> {
     let count = panels.len().max(1);
     let top = panels.iter().map(Panel::top_bytes).fold(0.0, f64::max);
-    // A limit far above everything would leave no room for the curve.
+    // A limit far above the curve would flatten it.
     let reach = top * 6.0;
     let levels = panels.iter().flat_map(|panel| &panel.limits).map(|limit| limit.bytes);
     let highest = levels.filter(|level| *level <= reach).fold(top * 1.04, f64::max);
@@ -147,11 +147,7 @@ impl Sheet {
     fn line(&mut self, class: &str, size: f64, attributes: &str, text: &str) {
         self.y += size * 1.45;
         let text = xml(&fitted(&super::shown(text), size, self.inner_width()));
-        let _ = writeln!(
-            self.out,
-            "<text class=\"{class}\" x=\"{MARGIN}\" y=\"{}\" font-size=\"{size}\"{attributes}>{text}</text>",
-            number(self.y)
-        );
+        write_text(&mut self.out, (class, size, attributes), (MARGIN, self.y), &text);
     }
 
     fn title(&mut self, report: &Report) {
@@ -162,62 +158,47 @@ impl Sheet {
         }
     }
 
-    /// What the colours and lines mean, of all that is drawn.
+    /// The meaning of the colours and lines that are drawn.
     fn legend(&mut self, panels: &[Panel<'_>], plots: &[Plot<'_>]) {
         let has = |edge: usize| panels.iter().any(|panel| panel.has_kind(edge));
         let any = |is: &dyn Fn(&Panel<'_>) -> bool| panels.iter().any(is);
-        let box_of = |class: &str| {
-            format!("<rect class=\"{class}\" x=\"0\" y=\"-10\" width=\"16\" height=\"11\" rx=\"2\"/>")
+        let fill = |class: &str| {
+            (format!("<rect class=\"{class}\" x=\"0\" y=\"-10\" width=\"16\" height=\"11\" rx=\"2\"/>"), 16.0)
         };
-        let line_of = |class: &str| format!("<path class=\"{class}\" d=\"M0-4.5h20\"/>");
-        let mut entries: Vec<(String, f64, &str)> = Vec::new();
-        let mut add = |is_there: bool, mark: String, width: f64, text: &'static str| {
-            if is_there {
-                entries.push((mark, width, text));
-            }
+        let line = |class: &str| (format!("<path class=\"{class}\" d=\"M0-4.5h20\"/>"), 20.0);
+        let circle = |class: &str, radius: u32| {
+            (format!("<circle class=\"{class}\" cx=\"6\" cy=\"-4.5\" r=\"{radius}\"/>"), 12.0)
         };
-        add(has(0), box_of("anon"), 16.0, "anonymous");
-        add(has(1), box_of("shmem"), 16.0, "shared");
-        add(has(2), box_of("file"), 16.0, "pages of files");
-        add(any(&|panel| panel.top_vram_bytes().is_some()), box_of("vram"), 16.0, "device");
-        add(
-            any(&|panel| panel.dots.iter().any(|dot| dot.host.is_some())),
-            line_of("host"),
-            20.0,
-            "host: what the kernel cannot take back",
-        );
-        add(
-            any(&|panel| panel.host_peak.is_some()),
-            "<circle class=\"peak\" cx=\"6\" cy=\"-4.5\" r=\"5\"/>".to_owned(),
-            12.0,
-            "host peak",
-        );
-        add(
-            any(&|panel| panel.rss_peak.is_some()),
-            "<circle class=\"ring\" cx=\"6\" cy=\"-4.5\" r=\"4\"/>".to_owned(),
-            12.0,
-            "RSS peak",
-        );
-        add(any(&|panel| panel.start_bytes().is_some()), line_of("start"), 20.0, "RSS at the start");
-        add(plots.iter().any(Plot::has_limit), line_of("limit"), 20.0, "limit");
         let is_shared = plots.iter().any(|plot| plot.cells(&self.frame()).iter().any(|cell| cell.layers > 1));
-        let layers = if is_shared { "layers handed out, several to a tick" } else { "a layer handed out" };
-        let has_layers = any(&|panel| !panel.ends.is_empty());
-        add(has_layers, "<path class=\"tick\" d=\"M4-11v13\"/>".to_owned(), 8.0, layers);
+        let layers = if is_shared { "layers delivered, several per tick" } else { "a layer delivered" };
+        let has_host = any(&|panel| panel.dots.iter().any(|dot| dot.host.is_some()));
+        let entries = [
+            (has(0), fill("anon"), "anonymous"),
+            (has(1), fill("shmem"), "shared"),
+            (has(2), fill("file"), "pages of files"),
+            (any(&|panel| panel.top_vram_bytes().is_some()), fill("vram"), "device"),
+            (has_host, line("host"), "host: memory that cannot be reclaimed"),
+            (any(&|panel| panel.host_peak.is_some()), circle("peak", 5), "host peak"),
+            (any(&|panel| panel.rss_peak.is_some()), circle("ring", 4), "RSS peak"),
+            (any(&|panel| panel.start_bytes().is_some()), line("start"), "RSS at the start"),
+            (plots.iter().any(Plot::has_limit), line("limit"), "limit"),
+            (
+                any(&|panel| !panel.ends.is_empty()),
+                ("<path class=\"tick\" d=\"M4-11v13\"/>".to_owned(), 8.0),
+                layers,
+            ),
+        ];
         let (mut x, step) = (MARGIN, TEXT * 1.6);
         self.y += step + 4.0;
-        for (mark, mark_width, text) in entries {
+        for (_, (mark, mark_width), text) in entries.into_iter().filter(|(is_drawn, ..)| *is_drawn) {
             let width = mark_width + 6.0 + text_width(text, TEXT);
             if x > MARGIN && x + width > self.sizes.width - MARGIN {
                 (x, self.y) = (MARGIN, self.y + step);
             }
-            let _ = writeln!(
-                self.out,
-                "<g transform=\"translate({} {})\">{mark}<text class=\"ink\" x=\"{}\" y=\"0\" font-size=\"{TEXT}\">{text}</text></g>",
-                number(x),
-                number(self.y),
-                number(mark_width + 6.0)
-            );
+            let _ = write!(self.out, "<g transform=\"translate({} {})\">{mark}", number(x), number(self.y));
+            write_text(&mut self.out, ("ink", TEXT, ""), (mark_width + 6.0, 0.0), text);
+            self.out.truncate(self.out.trim_end().len());
+            self.out.push_str("</g>\n");
             x += width + 16.0;
         }
         self.y += 6.0;
@@ -228,14 +209,10 @@ impl Sheet {
         Frame { left, top: self.y, width: self.sizes.width - left - MARGIN, height: self.sizes.plot_height }
     }
 
-    /// What a scale counts, above it.
+    /// The name and unit of a scale, above it.
     fn axis_name(&mut self, kind: &str, unit: &str) {
         self.y += TEXT * 1.8;
-        let _ = writeln!(
-            self.out,
-            "<text class=\"soft\" x=\"{MARGIN}\" y=\"{}\" font-size=\"{TEXT}\">{kind} ({unit})</text>",
-            number(self.y)
-        );
+        write_text(&mut self.out, ("soft", TEXT, ""), (MARGIN, self.y), &format!("{kind} ({unit})"));
         self.y += 11.0;
     }
 
@@ -249,12 +226,8 @@ impl Sheet {
             self.line("ink", TEXT, "", &line);
         }
         if panel.dots.is_empty() {
-            self.line(
-                "soft",
-                TEXT,
-                "",
-                "no samples: the run ended before it could tell them, or none were kept",
-            );
+            let why = "no samples: the run ended before it could report them, or none were kept";
+            self.line("soft", TEXT, "", why);
             self.y += 8.0;
             return;
         }
@@ -271,18 +244,15 @@ impl Sheet {
         }
         if is_last {
             self.y += TEXT * 1.4;
-            let _ = writeln!(
-                self.out,
-                "<text class=\"soft\" x=\"{}\" y=\"{}\" font-size=\"{TEXT}\" text-anchor=\"middle\">time since the start ({})</text>",
-                number(frame.left + frame.width / 2.0),
-                number(self.y),
-                plot.time.unit
-            );
+            let (middle, text) =
+                (frame.left + frame.width / 2.0, format!("time since the start ({})", plot.time.unit));
+            let look = ("soft", TEXT, " text-anchor=\"middle\"");
+            write_text(&mut self.out, look, (middle, self.y), &text);
         }
     }
 }
 
-/// What stands over a plot.
+/// The facts above a plot.
 fn facts(plot: &Plot<'_>) -> Vec<String> {
     let panel = plot.panel;
     let mut facts = Vec::new();
@@ -290,7 +260,7 @@ fn facts(plot: &Plot<'_>) -> Vec<String> {
         Outcome::Completed | Outcome::Stopped => None,
         Outcome::Failed => Some("failed"),
         Outcome::Killed => Some("killed"),
-        Outcome::Refused => Some("not begun"),
+        Outcome::Refused => Some("not started"),
         Outcome::Interrupted => Some("interrupted"),
     };
     facts.extend(ended.map(str::to_owned));
@@ -301,16 +271,4 @@ fn facts(plot: &Plot<'_>) -> Vec<String> {
         facts.extend(far.map(|limit| format!("{} (above the picture)", limit.short)));
     }
     facts
-}
-
-/// A coordinate, to a tenth of a pixel.
-pub(super) fn number(value: f64) -> String {
-    let text = format!("{value:.1}");
-    text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
-}
-
-/// A number of bytes that was computed.
-pub(super) fn human(bytes: f64) -> String {
-    let whole = format!("{:.0}", bytes.max(0.0));
-    super::bytes(Some(whole.parse().unwrap_or(u64::MAX)))
 }

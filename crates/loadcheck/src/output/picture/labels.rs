@@ -1,6 +1,29 @@
-//! Texts in a picture: how wide they are, about, and where they are in nobody's way.
+//! Texts in a picture: their estimated width, and free places for them.
 
-/// The width of a text in pixels: rather too much than too little, whatever font there is.
+use std::fmt::Write as _;
+
+/// Writes a text element that begins, or is anchored, at `(x, baseline)`. The text is already
+/// escaped; `attributes` begins with a blank unless it is empty.
+pub(super) fn write_text(
+    out: &mut String,
+    (class, size, attributes): (&str, f64, &str),
+    (x, baseline): (f64, f64),
+    text: &str,
+) {
+    let (x, y) = (number(x), number(baseline));
+    let _ = writeln!(
+        out,
+        "<text class=\"{class}\" x=\"{x}\" y=\"{y}\" font-size=\"{size}\"{attributes}>{text}</text>"
+    );
+}
+
+/// A coordinate, to a tenth of a pixel.
+pub(super) fn number(value: f64) -> String {
+    let text = format!("{value:.1}");
+    text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
+}
+
+/// An upper estimate of the width of a text in pixels, for any font.
 pub(super) fn text_width(text: &str, size: f64) -> f64 {
     text.chars().map(character_width).sum::<f64>() * size
 }
@@ -27,7 +50,7 @@ pub(super) fn fitted(text: &str, size: f64, width: f64) -> String {
         let (head, end) = (&characters[..kept - tail], &characters[characters.len() - tail..]);
         head.iter().chain(&['…']).chain(end).collect::<String>()
     };
-    // More characters are wider: the most that fit are found by halving.
+    // Binary search for the most characters that fit.
     let (mut fits, mut too_wide) = (0, characters.len());
     while too_wide - fits > 1 {
         let middle = usize::midpoint(fits, too_wide);
@@ -68,7 +91,7 @@ pub(super) struct Area {
 }
 
 impl Area {
-    /// Of a line of text that begins at `left`.
+    /// The area of a line of text that starts at `left`.
     pub(super) fn of_text(left: f64, baseline: f64, width: f64, size: f64) -> Self {
         Self { left, right: left + width, top: baseline - size, bottom: baseline + size * 0.3 }
     }
@@ -99,7 +122,7 @@ impl Room {
         Self { frame, taken: Vec::new() }
     }
 
-    /// Takes the first of these places that is free, if one is.
+    /// Takes the first free place, if there is one.
     pub(super) fn take(&mut self, places: &[Area]) -> Option<Area> {
         let is_free =
             |area: &&Area| area.is_in(&self.frame) && !self.taken.iter().any(|other| other.meets(area));
@@ -108,7 +131,7 @@ impl Room {
         found
     }
 
-    /// Nobody else goes there.
+    /// Marks an area as taken.
     pub(super) fn block(&mut self, area: Area) {
         self.taken.push(area);
     }

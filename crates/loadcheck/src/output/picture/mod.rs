@@ -5,17 +5,14 @@
 //!                                              └──── page: the picture twice (wide, narrow), tables
 //! ```
 //!
-//! No scripts, no fonts, no network: what happens when the pointer rests on a layer is what
-//! `<title>` does by itself. Sizes are bounded whatever the report holds: samples share places,
-//! layers share cells, names are cut. Everything that comes from a file is escaped twice: for
-//! people (no control characters, no direction marks) and for XML.
+//! No scripts, fonts or network: a browser shows the `<title>` of a layer under the pointer. Sizes
+//! are bounded for every report: samples are thinned, layers share cells, names are cut. Texts from
+//! files are escaped twice: for people (no control characters or direction marks) and for XML.
 
 use std::fmt::Write as _;
 
 use super::escape::escape_and_cut;
-use onelayer::units::{GIB, HumanBytes, MIB};
-
-use super::numbers::grouped;
+use crate::numbers::bytes_fine as bytes;
 use crate::report::{CommandName, Report};
 
 mod axis;
@@ -28,8 +25,8 @@ mod plot;
 /// Characters of a checkpoint's name, a command, a sentence.
 const TEXT_CHARACTERS_MAX: usize = 500;
 
-/// Every colour: its name, on light paper, on dark paper. Told apart with any colour vision (after
-/// Okabe and Ito); what they mean is also said by their order, by lines, and by words.
+/// Every colour: its name, on a light page, on a dark page. They can be told apart with any colour
+/// vision (after Okabe and Ito), and order, lines and words carry the same information.
 const COLOURS: [(&str, &str, &str); 13] = [
     ("paper", "#ffffff", "#11151a"),
     ("ink", "#1b1f24", "#e3e7ec"),
@@ -46,8 +43,8 @@ const COLOURS: [(&str, &str, &str); 13] = [
     ("bad", "#b3261e", "#ff7b72"),
 ];
 
-/// How the parts of the picture look. Colours stand before their variable too, for programs that
-/// draw SVG and know no variables.
+/// Styles of the parts. Each colour is also given without its variable, for programs that do not
+/// know CSS variables.
 const LOOK: [(&str, &str); 18] = [
     (".paper", "fill:@paper"),
     (".ink", "fill:@ink"),
@@ -79,7 +76,7 @@ pub(crate) fn html(report: &Report) -> String {
     page::html(report)
 }
 
-/// The style of the picture: colours as variables, for light and for dark paper.
+/// The style sheet: colours as variables, for light and dark pages.
 fn style() -> String {
     let mut text = String::from(":root{color-scheme:light dark");
     for (name, light, _) in COLOURS {
@@ -118,7 +115,7 @@ fn xml(text: &str) -> String {
             '>' => safe.push_str("&gt;"),
             '"' => safe.push_str("&quot;"),
             '\'' => safe.push_str("&#39;"),
-            // No characters of XML.
+            // Not allowed in XML.
             '\u{fffe}' | '\u{ffff}' => safe.extend(character.escape_unicode()),
             other => safe.push(other),
         }
@@ -131,25 +128,13 @@ fn shown(text: &str) -> String {
     escape_and_cut(text, TEXT_CHARACTERS_MAX).into_owned()
 }
 
-/// `742 MiB`, `1 062 MiB`: of a few gibibytes a tenth is too coarse to show what is left under a
-/// limit.
-fn bytes(value: Option<u64>) -> String {
-    match value {
-        Some(value) if (GIB..100 * GIB).contains(&value) => {
-            format!("{} MiB", grouped((value + MIB / 2) / MIB))
-        }
-        Some(value) => HumanBytes(value).to_string(),
-        None => "-".to_owned(),
-    }
-}
-
-/// What `value` is above `start`, in the same words.
-fn growth(value: Option<u64>, start: Option<u64>) -> String {
-    match (value, start) {
-        (Some(value), Some(start)) if value < start => format!("-{}", bytes(Some(start - value))),
-        (Some(value), Some(start)) => bytes(Some(value - start)),
-        _ => String::new(),
-    }
+/// `value` minus `start`, in the same format.
+fn growth(value: Option<u64>, start: Option<u64>) -> Option<String> {
+    let (value, start) = value.zip(start)?;
+    Some(match value.checked_sub(start) {
+        Some(more) => bytes(more),
+        None => format!("-{}", bytes(start - value)),
+    })
 }
 
 /// What was loaded, or which command was run.
@@ -161,11 +146,11 @@ fn title(report: &Report) -> String {
     }
 }
 
-/// How it was loaded: each a few words.
+/// The settings of the load, each in a few words.
 fn circumstances(report: &Report) -> Vec<String> {
     let mut facts = Vec::new();
     let size = report.source.as_ref().and_then(|source| source.bytes);
-    facts.extend(size.map(|size| bytes(Some(size))));
+    facts.extend(size.map(bytes));
     let Some(run) = report.runs.first() else { return facts };
     let params = report.runs.iter().find_map(|run| run.params.as_ref());
     if report.command != CommandName::Compare {
@@ -174,7 +159,7 @@ fn circumstances(report: &Report) -> Vec<String> {
     if let Some(params) = params {
         facts.push(format!("device {}", params.device));
         facts.push(format!("io {}", params.io));
-        facts.push(format!("budget {}", bytes(Some(params.budget_bytes))));
+        facts.push(format!("budget {}", bytes(params.budget_bytes)));
         facts
             .push(params.window.map_or_else(|| "window all".to_owned(), |window| format!("window {window}")));
         facts.extend(params.dtype.as_ref().map(|dtype| format!("dtype {dtype}")));

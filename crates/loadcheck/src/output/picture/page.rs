@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use super::drawing::{Shape, inline};
 use super::panel::{Panel, panels};
 use super::{bytes, circumstances, growth, style, title, xml};
-use crate::output::numbers::{rate, seconds};
-use crate::output::reading::moved_line;
-use crate::output::text::{device_line, exceeded_at, limit_values, place, verified_line};
-use crate::report::{CommandName, Place, Report, Run, Verdict};
+use crate::numbers::{rate, seconds};
+use crate::output::document::{Align, Part};
+use crate::output::facts::{self, place};
+use crate::report::{CommandName, Report, Run, Verdict};
 
 /// Notes and errors on a page, at most.
 const LINES_MAX: usize = 10;
@@ -87,7 +87,7 @@ fn problems(report: &Report, page: &mut String) {
 fn captions(panels: &[Panel<'_>], said: Option<String>, page: &mut String) {
     let mut lines: Vec<String> = said.into_iter().collect();
     if panels.iter().any(|panel| !panel.ends.is_empty()) {
-        lines.push("Rest the pointer on the plot for the layer that was handed out there.".to_owned());
+        lines.push("Hover over the plot to see the layer that was delivered at that time.".to_owned());
     }
     let interval =
         panels.iter().find_map(|panel| panel.run.samples.as_ref()).map(|samples| samples.interval_ms);
@@ -105,53 +105,33 @@ fn captions(panels: &[Panel<'_>], said: Option<String>, page: &mut String) {
     );
 }
 
-/// A row of numbers: its name, and how it is had of a run.
-type Row<'a> = (&'static str, Box<dyn Fn(&Run) -> Option<String> + 'a>);
-
-fn rows(command: CommandName) -> Vec<Row<'static>> {
-    fn over(value: Option<u64>, start: Option<u64>) -> Option<String> {
-        value.zip(start).map(|(value, start)| growth(Some(value), Some(start)))
-    }
-    fn of(value: Option<u64>) -> Option<String> {
-        value.map(|value| bytes(Some(value)))
-    }
-    fn at(at: &Option<Place>) -> Option<String> {
-        at.as_ref().map(|at| match (&at.layer, &at.tensor) {
-            (None, None) => seconds(at.seconds),
-            _ => format!("{}, {}", seconds(at.seconds), place(at)),
-        })
-    }
-    let mut rows: Vec<Row<'static>> = vec![
-        ("host peak", Box::new(|run| of(run.peak.host_bytes))),
-        ("over the start", Box::new(|run| over(run.peak.host_bytes, run.baseline.host_bytes))),
-        ("reached at", Box::new(|run| at(&run.peak.at))),
-        ("RSS peak", Box::new(|run| of(run.peak.rss_bytes))),
-        ("over the start", Box::new(|run| over(run.peak.rss_bytes, run.baseline.rss_bytes))),
-        (
-            "promised at most",
-            Box::new(|run| {
-                let promise = run.promise.as_ref()?;
-                Some(format!(
-                    "{}, {}",
-                    bytes(Some(promise.limit_bytes)),
-                    if promise.kept { "kept" } else { "BROKEN" }
-                ))
-            }),
-        ),
-        ("budget", Box::new(|run| of(run.params.as_ref().map(|params| params.budget_bytes)))),
-        ("layers kept in host memory", Box::new(|run| of(run.resident_host_bytes.filter(|kept| *kept > 0)))),
-        ("page-locked", Box::new(|run| of(run.peak.pinned_bytes.filter(|pinned| *pinned > 0)))),
-        ("device memory, peak", Box::new(|run| of(run.peak.vram_bytes))),
-        ("time", Box::new(|run| run.seconds.map(seconds))),
-    ];
-    if command != CommandName::Exec {
-        rows.push(("speed", Box::new(|run| rate(run.io.read_bytes?, run.seconds?))));
-    }
-    rows.push((
-        "layers handed out",
-        Box::new(|run| run.deliveries.as_ref().map(|all| all.layers.to_string())),
-    ));
-    rows
+/// The rows of the table of numbers: their names, and their values for a run.
+fn values(command: CommandName, run: &Run) -> [(&'static str, Option<String>); 13] {
+    let at = run.peak.at.as_ref().map(|at| match (&at.layer, &at.tensor) {
+        (None, None) => seconds(at.seconds),
+        _ => format!("{}, {}", seconds(at.seconds), place(at)),
+    });
+    let promise = run.promise.as_ref().map(|promise| {
+        let word = if promise.kept { "kept" } else { "BROKEN" };
+        format!("{}, {word}", bytes(promise.limit_bytes))
+    });
+    let (peak, start) = (&run.peak, &run.baseline);
+    let speed = run.io.read_bytes.zip(run.seconds).filter(|_| command != CommandName::Exec);
+    [
+        ("host peak", peak.host_bytes.map(bytes)),
+        ("over the start", growth(peak.host_bytes, start.host_bytes)),
+        ("reached at", at),
+        ("RSS peak", peak.rss_bytes.map(bytes)),
+        ("over the start", growth(peak.rss_bytes, start.rss_bytes)),
+        ("promised at most", promise),
+        ("budget", run.params.as_ref().map(|params| bytes(params.budget_bytes))),
+        ("layers kept in host memory", run.resident_host_bytes.filter(|kept| *kept > 0).map(bytes)),
+        ("page-locked", peak.pinned_bytes.filter(|pinned| *pinned > 0).map(bytes)),
+        ("device memory, peak", peak.vram_bytes.map(bytes)),
+        ("time", run.seconds.map(seconds)),
+        ("speed", speed.and_then(|(moved, time)| rate(moved, time))),
+        ("layers delivered", run.deliveries.as_ref().map(|all| all.layers.to_string())),
+    ]
 }
 
 fn numbers(report: &Report, panels: &[Panel<'_>], page: &mut String) {
@@ -161,16 +141,13 @@ fn numbers(report: &Report, panels: &[Panel<'_>], page: &mut String) {
             panels.iter().map(|panel| format!("<th>{}</th>", xml(&panel.heading))).collect();
         let _ = writeln!(page, "<tr><th></th>{headings}</tr>");
     }
-    for (name, value) in rows(report.command) {
-        let cells: Vec<Option<String>> = panels.iter().map(|panel| value(panel.run)).collect();
-        if cells.iter().all(Option::is_none) {
-            continue;
+    let columns: Vec<_> = panels.iter().map(|panel| values(report.command, panel.run)).collect();
+    for (row, (name, _)) in values(report.command, &Run::default()).iter().enumerate() {
+        let cells = columns.iter().map(|column| column[row].1.as_deref());
+        if cells.clone().any(|cell| cell.is_some()) {
+            let cells = cells.map(|cell| format!("<td>{}</td>", cell.map_or_else(|| "-".to_owned(), xml)));
+            let _ = writeln!(page, "<tr><th>{name}</th>{}</tr>", cells.collect::<String>());
         }
-        let cell = |cell: &Option<String>| {
-            format!("<td>{}</td>", cell.as_deref().map_or_else(|| "-".to_owned(), xml))
-        };
-        let cells: String = cells.iter().map(cell).collect();
-        let _ = writeln!(page, "<tr><th>{name}</th>{cells}</tr>");
     }
     page.push_str("</table></div>\n");
     if report.runs.len() > panels.len() {
@@ -183,32 +160,34 @@ fn numbers(report: &Report, panels: &[Panel<'_>], page: &mut String) {
         );
         let _ = writeln!(page, "<p>{text}</p>");
     }
-    let moved = report.runs.last().and_then(|run| moved_line(&run.io));
-    let facts = device_line(report).into_iter().chain(moved).chain(verified_line(report));
+    let moved = report.runs.last().and_then(|run| facts::moved(&run.io));
+    let facts = facts::device(report).into_iter().chain(moved).chain(facts::verified(report));
     for fact in facts {
-        let words: Vec<&str> = fact.split_whitespace().collect();
-        let _ = writeln!(page, "<p>{}</p>", xml(&words.join(" ")));
+        if let Part::Fact(label, value) = fact {
+            let _ = writeln!(page, "<p>{label} {}</p>", xml(&value.plain()));
+        }
     }
 }
 
 fn limits(report: &Report, page: &mut String) {
-    if report.limits.is_empty() {
+    let table = facts::limits(report);
+    let header = table.header();
+    if header.is_empty() {
         return;
     }
-    page.push_str(
-        "<h2>Limits</h2>\n<div class=\"scroll\"><table>\n\
-         <tr><th></th><th>on</th><th>actual</th><th>limit</th><th>first exceeded at</th></tr>\n",
-    );
-    for limit in report.limits.iter().take(LINES_MAX) {
-        let (class, word) = if limit.passed { ("pass", "pass") } else { ("fail", "FAIL") };
-        let (actual, most) = limit_values(limit);
-        let at = limit.first_exceeded_at.as_ref().map(exceeded_at).unwrap_or_default();
-        let _ = writeln!(
-            page,
-            "<tr><td class=\"{class}\"><b>{word}</b></td><td>{}</td><td class=\"n\">{actual}</td><td class=\"n\">{most}</td><td>{}</td></tr>",
-            xml(&limit.metric),
-            xml(&at)
-        );
+    let titles: String = header.iter().map(|(title, _)| format!("<th>{}</th>", xml(title))).collect();
+    let _ = writeln!(page, "<h2>Limits</h2>\n<div class=\"scroll\"><table>\n<tr>{titles}</tr>");
+    for (limit, (_, cells)) in report.limits.iter().zip(table.rows()).take(LINES_MAX) {
+        let class = if limit.passed { "pass" } else { "fail" };
+        let cells = cells.iter().zip(&header).enumerate().map(|(column, (cell, (_, align)))| {
+            let text = xml(&cell.plain());
+            match (column, align) {
+                (0, _) => format!("<td class=\"{class}\"><b>{text}</b></td>"),
+                (_, Align::Right) => format!("<td class=\"n\">{text}</td>"),
+                (_, Align::Left) => format!("<td>{text}</td>"),
+            }
+        });
+        let _ = writeln!(page, "<tr>{}</tr>", cells.collect::<String>());
     }
     page.push_str("</table></div>\n");
 }
@@ -228,8 +207,7 @@ fn notes(report: &Report, page: &mut String) {
 fn origin(report: &Report) -> String {
     let host = report.host.as_ref();
     let kernel = host.and_then(|host| host.kernel.as_ref()).map(|kernel| format!(" · kernel {kernel}"));
-    let memory =
-        host.and_then(|host| host.ram_bytes).map(|size| format!(" · {} of memory", bytes(Some(size))));
+    let memory = host.and_then(|host| host.ram_bytes).map(|size| format!(" · {} of memory", bytes(size)));
     format!(
         "{} {}{}{}",
         report.tool.name,

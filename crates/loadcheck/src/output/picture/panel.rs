@@ -1,32 +1,32 @@
-//! What is drawn of a report: which of its runs, and of each the curve, the layers, the peaks and
-//! the limits.
+//! The parts of a report that are drawn: a selection of runs, and for each the curve, the layers,
+//! the peaks and the limits.
 
 use super::{bytes, growth};
+use crate::numbers::{seconds, to_f64};
 use crate::output::escape::escape_and_cut;
-use crate::output::numbers::{seconds, to_f64};
-use crate::output::text::place;
+use crate::output::facts::place;
 use crate::report::{CommandName, Place, Report, Run, Samples};
 
 /// Runs that are drawn at most.
 pub(super) const PANELS_MAX: usize = 6;
-/// As many runs of one way of loading are all drawn; of more, two.
+/// Up to this number of runs, all are drawn; otherwise two.
 const RUNS_ALL_MAX: usize = 4;
 /// Characters of a name in a picture.
 pub(super) const NAME_CHARACTERS_MAX: usize = 40;
 
 /// One run, as it is drawn.
 pub(super) struct Panel<'a> {
-    /// Which one it is; empty if there is no other.
+    /// The name of the run; empty if there is only one.
     pub(super) heading: String,
     pub(super) run: &'a Run,
-    /// By time.
+    /// In order of time.
     pub(super) dots: Vec<Dot>,
     pub(super) limits: Vec<Line>,
     pub(super) host_peak: Option<Mark>,
     pub(super) rss_peak: Option<Mark>,
     /// In words.
     pub(super) vram_peak: Option<String>,
-    /// Ends of layers, by time.
+    /// Ends of layers, in order of time.
     pub(super) ends: Vec<LayerEnd>,
 }
 
@@ -50,22 +50,22 @@ impl Dot {
     }
 }
 
-/// A level that should not be exceeded.
+/// A limit.
 pub(super) struct Line {
     pub(super) bytes: f64,
     /// In a few words.
     pub(super) short: String,
-    /// With what it is made of.
+    /// With its terms.
     pub(super) long: String,
 }
 
-/// A highest value.
+/// A peak.
 pub(super) struct Mark {
     pub(super) seconds: Option<f64>,
     pub(super) bytes: f64,
     /// The number.
     pub(super) value: String,
-    /// With what it is, and where it was.
+    /// With its name and place.
     pub(super) long: String,
 }
 
@@ -77,7 +77,7 @@ pub(super) struct LayerEnd {
     pub(super) layers: u64,
 }
 
-/// The runs that are drawn, and a sentence about those that are not.
+/// The runs that are drawn, and a sentence about the others.
 pub(super) fn panels(report: &Report) -> (Vec<Panel<'_>>, Option<String>) {
     let runs: Vec<(usize, &Run)> = report.runs.iter().enumerate().collect();
     let count = runs.len();
@@ -121,7 +121,7 @@ fn one_of_each<'a>(runs: &[(usize, &'a Run)]) -> Vec<(String, &'a Run)> {
         .collect()
 }
 
-/// The run that limits are held against, and the one that took a time in the middle.
+/// The run with the highest host peak, and the one with the median time.
 fn highest_and_median<'a>(runs: &[(usize, &'a Run)]) -> Vec<(String, &'a Run)> {
     let count = runs.len();
     let mut by_time: Vec<_> = runs.to_vec();
@@ -145,10 +145,8 @@ fn highest_and_median<'a>(runs: &[(usize, &'a Run)]) -> Vec<(String, &'a Run)> {
 fn panel<'a>(report: &Report, heading: String, run: &'a Run) -> Panel<'a> {
     let mark = |name: &str, value: Option<u64>, start: Option<u64>, at: &Option<Place>| {
         let value = value?;
-        let over = match growth(Some(value), start) {
-            over if over.is_empty() => String::new(),
-            over => format!(" ({over} over start)"),
-        };
+        let over = growth(Some(value), start).map(|over| format!(" ({over} over start)"));
+        let over = over.unwrap_or_default();
         let at_place = at.as_ref().map(|at| {
             let layer = at.layer.is_some() || at.tensor.is_some();
             let name = if layer {
@@ -161,8 +159,8 @@ fn panel<'a>(report: &Report, heading: String, run: &'a Run) -> Panel<'a> {
         Some(Mark {
             seconds: at.as_ref().map(|at| at.seconds),
             bytes: to_f64(value),
-            value: bytes(Some(value)),
-            long: format!("{name} {}{over}{}", bytes(Some(value)), at_place.unwrap_or_default()),
+            value: bytes(value),
+            long: format!("{name} {}{over}{}", bytes(value), at_place.unwrap_or_default()),
         })
     };
     let mut dots = run.samples.as_ref().map_or_else(Vec::new, dots);
@@ -202,25 +200,23 @@ fn dots(samples: &Samples) -> Vec<Dot> {
     samples.rows.iter().filter_map(dot).collect()
 }
 
-/// What was promised, and what the command line demands of host memory and RSS.
+/// The promised limit, and the limits from the command line on host memory and RSS.
 fn limits(report: &Report, run: &Run) -> Vec<Line> {
     let promised = run.promise.as_ref().zip(run.baseline.rss_bytes).map(|(promise, start)| {
         let level = start.saturating_add(promise.limit_bytes);
-        let budget = run.params.as_ref().map(|params| bytes(Some(params.budget_bytes)));
-        let kept = run
-            .resident_host_bytes
-            .filter(|kept| *kept > 0)
-            .map(|kept| format!(" + layers {}", bytes(Some(kept))));
+        let budget = run.params.as_ref().map(|params| bytes(params.budget_bytes));
+        let kept =
+            run.resident_host_bytes.filter(|kept| *kept > 0).map(|kept| format!(" + layers {}", bytes(kept)));
         let parts =
             budget.map(|budget| format!(" = start + budget {budget} + 16 MiB{}", kept.unwrap_or_default()));
-        let short = format!("RSS limit {}", bytes(Some(level)));
+        let short = format!("RSS limit {}", bytes(level));
         Line { bytes: to_f64(level), long: format!("{short}{}", parts.unwrap_or_default()), short }
     });
     let demanded = report.limits.iter().filter(|limit| matches!(limit.metric.as_str(), "host" | "rss"));
     let demanded = demanded.filter_map(|limit| {
         let level = limit.limit_bytes?;
         let name = if limit.metric == "host" { "--max-host" } else { "--max-peak-rss" };
-        let short = format!("{name} {}", bytes(Some(level)));
+        let short = format!("{name} {}", bytes(level));
         Some(Line { bytes: to_f64(level), long: short.clone(), short })
     });
     promised.into_iter().chain(demanded.take(4)).collect()
@@ -245,12 +241,12 @@ fn ends(run: &Run) -> Vec<LayerEnd> {
 }
 
 impl Panel<'_> {
-    /// RSS before the load: what the promise is counted from.
+    /// RSS before the load, from which growth is counted.
     pub(super) fn start_bytes(&self) -> Option<f64> {
         self.run.baseline.rss_bytes.map(to_f64).filter(|_| !self.dots.is_empty())
     }
 
-    /// True if there ever was memory of a kind, by its place in [`Dot::edges`].
+    /// True if there was memory of a kind, by its index in [`Dot::edges`].
     pub(super) fn has_kind(&self, edge: usize) -> bool {
         self.dots.iter().any(|dot| [dot.anon, dot.shmem, dot.file][edge].is_some_and(|bytes| bytes > 0.0))
     }
@@ -261,21 +257,21 @@ impl Panel<'_> {
         Some(self.run.peak.vram_bytes.map_or(highest, |peak| highest.max(to_f64(peak))))
     }
 
-    /// The last moment there is something to draw of.
+    /// The time of the last sample or layer.
     pub(super) fn end_seconds(&self) -> f64 {
         let dot = self.dots.last().map_or(0.0, |dot| dot.seconds);
         self.ends.last().map_or(dot, |end| dot.max(end.seconds))
     }
 
-    /// The most that the curves and the peaks reach.
+    /// The highest value of curves and peaks.
     pub(super) fn top_bytes(&self) -> f64 {
         let values = self.dots.iter().flat_map(|dot| dot.edges().into_iter().chain([dot.host]).flatten());
         let peaks = [&self.host_peak, &self.rss_peak].into_iter().flatten().map(|mark| mark.bytes);
         values.chain(peaks).fold(0.0, f64::max)
     }
 
-    /// At most `count_max` samples, evenly over the time: of those that share a place, the one with
-    /// the most host memory, and the most device memory of any.
+    /// At most `count_max` samples, evenly over time. From each interval the sample with the most
+    /// host memory is kept, with the most device memory of any.
     pub(super) fn thinned(&self, count_max: usize) -> Vec<Dot> {
         if self.dots.len() <= count_max {
             return self.dots.clone();
@@ -288,7 +284,7 @@ impl Panel<'_> {
         for dot in &self.dots {
             match kept.last_mut() {
                 Some(last) if place(last) >= place(dot) => {
-                    // Of device memory too, since that has a curve of its own.
+                    // Device memory has its own curve.
                     let vram = [last.vram, dot.vram].into_iter().flatten().reduce(f64::max);
                     if weight(dot) > weight(last) {
                         *last = *dot;
@@ -298,14 +294,14 @@ impl Panel<'_> {
                 _ => kept.push(*dot),
             }
         }
-        // What is left when everything was given back.
+        // The last sample shows the memory after everything was freed.
         let last =
             self.dots.last().filter(|last| kept.last().is_some_and(|kept| kept.seconds < last.seconds));
         kept.extend(last);
         kept
     }
 
-    /// Host memory at a moment: the last sample until then.
+    /// Host memory at a time: the last sample until then.
     pub(super) fn host_at(&self, seconds: f64) -> Option<f64> {
         let index = self.dots.partition_point(|dot| dot.seconds <= seconds);
         self.dots[..index].iter().rev().find_map(|dot| dot.host)

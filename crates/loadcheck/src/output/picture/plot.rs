@@ -1,21 +1,20 @@
-//! One plot: areas of memory by kind, the line of host memory on top, limits, peaks, and a cell for
-//! each layer. Under it device memory, at a scale of its own: it is often a hundred times as much.
+//! One plot: areas of memory by kind, the line of host memory, limits, peaks, and a cell for each
+//! layer. Below it device memory at another scale, since it is often a hundred times as much.
 
 use std::fmt::Write as _;
 
 use super::axis::Axis;
-use super::drawing::{human, number};
-use super::labels::{Area, Room, text_width};
+use super::labels::{Area, Room, number, text_width, write_text};
 use super::panel::{Dot, Line, Panel};
-use super::xml;
-use crate::output::numbers::{count, seconds, to_f64};
+use super::{bytes, xml};
+use crate::numbers::{count, seconds, to_f64, whole};
 
-/// Ticks of layers that are drawn from top to bottom; more would hide the curve.
+/// Up to this number, ticks of layers are tall; more would hide the curve.
 const TALL_TICKS_MAX: usize = 60;
-/// The narrowest cell that a pointer finds, in pixels.
+/// The narrowest cell that a pointer can hit, in pixels.
 const CELL_WIDTH_MIN: f64 = 4.0;
 
-/// Where on the sheet.
+/// A rectangle of the drawing.
 #[derive(Clone, Copy)]
 pub(super) struct Frame {
     pub(super) left: f64,
@@ -30,12 +29,12 @@ pub(super) struct Plot<'a> {
     pub(super) dots: Vec<Dot>,
     pub(super) cell_count_max: usize,
     pub(super) memory: Axis,
-    /// Of device memory, if any is drawn.
+    /// The axis of device memory, if it is drawn.
     pub(super) vram: Option<Axis>,
     pub(super) time: Axis,
 }
 
-/// Layers that end at about the same place.
+/// Layers that end at about the same time.
 pub(super) struct Cell {
     from: f64,
     to: f64,
@@ -47,12 +46,12 @@ pub(super) struct Cell {
 }
 
 impl Plot<'_> {
-    /// True if this level is in the picture.
+    /// True if this limit is inside the picture.
     pub(super) fn shows(&self, limit: &Line) -> bool {
         limit.bytes <= self.memory.end
     }
 
-    /// True if any limit is in the picture.
+    /// True if any limit is inside the picture.
     pub(super) fn has_limit(&self) -> bool {
         self.panel.limits.iter().any(|limit| self.shows(limit))
     }
@@ -77,7 +76,7 @@ impl Plot<'_> {
             let _ = writeln!(out, "<path class=\"edge\" d=\"M{d}\"/>");
         }
         let cells = self.cells(frame);
-        // No higher than what is drawn, where nothing is written.
+        // Ticks end below the texts.
         let highest = (self.memory.share(self.panel.top_bytes()) * frame.height).max(10.0);
         self.ticks(frame, &cells, highest, out);
         for (d, ..) in self.paths(frame, &self.memory, |dot| dot.host) {
@@ -102,20 +101,16 @@ impl Plot<'_> {
         for (value, text) in self.time.ticks() {
             let x = self.x(frame, value);
             let _ = write!(grid, "M{} {}v5", number(x), number(bottom));
-            // The last one may be at the very end of the sheet.
+            // The last text must not leave the drawing.
             let half = text_width(&text, text_size) / 2.0;
             let (at, anchor) = if x + half > right + 10.0 { (right, "end") } else { (x, "middle") };
-            let _ = writeln!(
-                out,
-                "<text class=\"soft\" x=\"{}\" y=\"{}\" font-size=\"{text_size}\" text-anchor=\"{anchor}\">{text}</text>",
-                number(at),
-                number(bottom + 5.0 + text_size)
-            );
+            let anchor = format!(" text-anchor=\"{anchor}\"");
+            write_text(out, ("soft", text_size, &anchor), (at, bottom + 5.0 + text_size), &text);
         }
         let _ = writeln!(out, "<path class=\"grid\" d=\"{grid}\"/>");
     }
 
-    /// Each unbroken stretch of a curve: its points, and where it begins and ends.
+    /// Each unbroken section of a curve: its points, start and end.
     fn paths(
         &self,
         frame: &Frame,
@@ -162,7 +157,7 @@ impl Plot<'_> {
         }
     }
 
-    /// Layers by where they end, so that each cell is wide enough to be found.
+    /// Layers grouped by their end, so that each cell is wide enough for the pointer.
     pub(super) fn cells(&self, frame: &Frame) -> Vec<Cell> {
         let most = to_f64(u64::try_from(self.cell_count_max.max(1)).unwrap_or(u64::MAX));
         let width_min = (frame.width / most).max(CELL_WIDTH_MIN);
@@ -191,7 +186,7 @@ impl Plot<'_> {
         cells
     }
 
-    /// A tick at the end of each cell: so high where there are few.
+    /// A tick at the end of each cell: tall if there are few.
     fn ticks(&self, frame: &Frame, cells: &[Cell], highest: f64, out: &mut String) {
         if cells.is_empty() {
             return;
@@ -206,7 +201,7 @@ impl Plot<'_> {
         let _ = writeln!(out, "<path class=\"tick\" d=\"{d}\"/>");
     }
 
-    /// What a pointer finds: the browser shows the title by itself.
+    /// Invisible rectangles whose titles a browser shows under the pointer.
     fn cells_of_layers(&self, frame: &Frame, cells: &[Cell], out: &mut String) {
         if cells.is_empty() {
             return;
@@ -233,11 +228,11 @@ impl Plot<'_> {
             }
             (_, layers) => format!("{}, the last one {}", count(layers, "layer"), cell.last),
         };
-        let host = self.panel.host_at(cell.seconds).map(|host| format!(", host then {}", human(host)));
-        format!("{what}: handed out at {}{}", seconds(cell.seconds), host.unwrap_or_default())
+        let host = self.panel.host_at(cell.seconds).map(|host| format!(", host then {}", bytes(whole(host))));
+        format!("{what}: delivered at {}{}", seconds(cell.seconds), host.unwrap_or_default())
     }
 
-    /// Limits, the start and the number of the peak, with their names where there is room.
+    /// Limits, the start and the number of the peak, with names if there is room.
     fn levels(&self, frame: &Frame, text_size: f64, out: &mut String) {
         let (right, bottom) = (frame.left + frame.width, frame.top + frame.height);
         let room = Room::new(Area { left: frame.left, right, top: frame.top - text_size, bottom });
@@ -280,14 +275,14 @@ impl Plot<'_> {
             labels.write("halo", &mark.value, &places);
         }
         if let Some(start) = self.panel.start_bytes() {
-            let (y, text) = (self.y(frame, start), format!("start {}", human(start)));
+            let (y, text) = (self.y(frame, start), format!("start {}", bytes(whole(start))));
             labels.level("start", frame, y);
             let [far_above, far_below, near_above, near_below] = labels.beside(frame, y, &text);
             labels.write("halo", &text, &[near_above, near_below, far_above, far_below]);
         }
     }
 
-    /// Where the host peak is in the picture; at the highest sample if nobody knows when it was.
+    /// The place of the host peak: at the highest sample if its time is unknown.
     fn host_peak_place(&self, frame: &Frame) -> Option<(f64, f64)> {
         let mark = self.panel.host_peak.as_ref()?;
         let highest = |one: &Dot, other: &Dot| one.host.unwrap_or(0.0).total_cmp(&other.host.unwrap_or(0.0));
@@ -319,28 +314,24 @@ impl Plot<'_> {
     }
 }
 
-/// Where so many bytes are.
+/// The y coordinate of a number of bytes.
 fn height_of(axis: &Axis, frame: &Frame, bytes: f64) -> f64 {
     frame.top + (1.0 - axis.share(bytes)) * frame.height
 }
 
-/// The texts of a scale of bytes, left of the frame; returns its lines.
+/// Writes the texts of a scale of bytes, left of the frame; returns its grid lines.
 fn scale(axis: &Axis, frame: &Frame, text_size: f64, out: &mut String) -> String {
     let mut grid = String::new();
     for (value, text) in axis.ticks() {
         let y = height_of(axis, frame, value);
         let _ = write!(grid, "M{} {}H{}", number(frame.left), number(y), number(frame.left + frame.width));
-        let _ = writeln!(
-            out,
-            "<text class=\"soft\" x=\"{}\" y=\"{}\" font-size=\"{text_size}\" text-anchor=\"end\">{text}</text>",
-            number(frame.left - 7.0),
-            number(y + text_size * 0.36)
-        );
+        let place = (frame.left - 7.0, y + text_size * 0.36);
+        write_text(out, ("soft", text_size, " text-anchor=\"end\""), place, &text);
     }
     grid
 }
 
-/// Texts inside a plot, each where nothing else is written.
+/// Texts inside a plot that do not overlap.
 struct Labels<'a> {
     room: Room,
     text_size: f64,
@@ -363,21 +354,14 @@ impl Labels<'_> {
         [(far, above), (far, below), (near, above), (near, below)]
     }
 
-    /// Writes `text` at the first of these places that is free: where it begins, and its baseline.
-    /// False if none is.
+    /// Writes `text` at the first free place (its left end and baseline). False if there is none.
     fn write(&mut self, class: &str, text: &str, places: &[(f64, f64)]) -> bool {
         let width = text_width(text, self.text_size);
         let area = |(left, baseline): &(f64, f64)| Area::of_text(*left, *baseline, width, self.text_size);
         let areas: Vec<Area> = places.iter().map(area).collect();
         let Some(found) = self.room.take(&areas) else { return false };
-        let _ = writeln!(
-            self.out,
-            "<text class=\"{class}\" x=\"{}\" y=\"{}\" font-size=\"{}\">{}</text>",
-            number(found.left),
-            number(found.top + self.text_size),
-            self.text_size,
-            xml(text)
-        );
+        let place = (found.left, found.top + self.text_size);
+        write_text(self.out, (class, self.text_size, ""), place, &xml(text));
         true
     }
 }

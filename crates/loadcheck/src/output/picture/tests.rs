@@ -136,7 +136,7 @@ fn check(report: &Report) -> (String, String) {
 #[test]
 fn the_picture_of_a_load() {
     let (svg, html) = check(&report(vec![run(6, 40, &layer)]));
-    insta::with_settings!({ prepend_module_to_snapshot => false, snapshot_path => "../../../../../tests/cli_output" }, {
+    insta::with_settings!({ prepend_module_to_snapshot => false, snapshot_path => "../../../tests/cli/output" }, {
         insta::assert_snapshot!("timeline_svg", svg);
     });
     for text in [
@@ -149,7 +149,7 @@ fn the_picture_of_a_load() {
         assert!(html.contains(text), "{text}");
     }
     assert!(svg.contains("RSS limit 88 MiB = start + budget 64 MiB + 16 MiB"), "{svg}");
-    assert!(svg.contains("<title>model.layers.2: handed out at 733 ms, host then"), "{svg}");
+    assert!(svg.contains("<title>model.layers.2: delivered at 733 ms, host then"), "{svg}");
     assert!(svg.contains("host peak 73 MiB (68 MiB over start) at 700 ms, model.layers.3"), "{svg}");
 }
 
@@ -197,9 +197,9 @@ fn a_thousand_layers_and_the_longest_run_stay_small() {
         println!("{layers} layers, {samples} samples: {} and {} bytes", svg.len(), html.len());
     }
     let (svg, _) = check(&report(vec![run(1000, 4096, &layer)]));
-    let cells = svg.matches("handed out at").count();
+    let cells = svg.matches("delivered at").count();
     assert!((100..=200).contains(&cells), "{cells} cells for a thousand layers");
-    assert!(svg.contains("several to a tick"), "and the legend says so");
+    assert!(svg.contains("several per tick"), "and the legend says so");
     assert!(svg.contains("<title>model.layers.1 to model.layers."), "{svg}");
 }
 
@@ -334,6 +334,6 @@ fn thinning_keeps_the_highest_of_either_memory() {
     let thinned = panels[0].thinned(20);
     assert!(thinned.len() <= 21, "{}", thinned.len());
     let most = |of: fn(&panel::Dot) -> Option<f64>| thinned.iter().filter_map(of).reduce(f64::max);
-    let mib = |count: u64| Some(crate::output::numbers::to_f64(count * MIB));
+    let mib = |count: u64| Some(crate::numbers::to_f64(count * MIB));
     assert_eq!((most(|dot| dot.vram), most(|dot| dot.host)), (mib(900), mib(500)));
 }

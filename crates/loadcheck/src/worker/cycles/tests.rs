@@ -20,6 +20,7 @@ use clap::Parser as _;
 
 use super::*;
 use crate::args::{Cli, Command};
+use crate::config::{Budgets, LoadConfig};
 use crate::leak::{slopes_of, stated};
 use crate::report::{KindSlope, SlopeVerdict};
 
@@ -71,7 +72,7 @@ fn slopes(device: &str, mut plant: impl FnMut(&LoadedLayer, &CycleLoad)) -> Vec<
         }
         touch(layer)
     });
-    assert!(matches!(ended, Ended::Completed));
+    assert!(ended.is_ok());
     let finished = cycles.finish(ended).unwrap();
     assert!(finished.problem.is_none());
     let slopes = slopes_of(&points, WARMUP, &stated(&[]).unwrap());
@@ -95,7 +96,7 @@ fn of<'a>(slopes: &'a [KindSlope], kind: &str) -> &'a KindSlope {
 /// A slope of a MiB a cycle, as far as pages go.
 #[track_caller]
 fn assert_a_mib(slope: &KindSlope) {
-    let mib = crate::output::numbers::to_f64(1 << 20);
+    let mib = crate::numbers::to_f64(1 << 20);
     assert!((slope.bytes_per_cycle.unwrap() / mib - 1.0).abs() < 0.05, "{slope:?}");
 }
 
@@ -196,5 +197,5 @@ fn scenario_pinned() {
 fn scenario_device() {
     let found = slopes("cuda:0", |layer, _| forget(layer.tensors().next().unwrap()));
     assert_eq!(leaks(&found), ["vram", "live"], "{found:?}");
-    assert!(of(&found, "vram").bytes_per_cycle >= Some(crate::output::numbers::to_f64(1 << 20)));
+    assert!(of(&found, "vram").bytes_per_cycle >= Some(crate::numbers::to_f64(1 << 20)));
 }
