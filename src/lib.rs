@@ -55,7 +55,7 @@
 //! - The 16 MiB are for what no budget counts: thread stacks, the allocator's slack, the threads of
 //!   `rayon`'s global pool if hashes are asked for. The page cache is the kernel's;
 //!   [`IoMode::Auto`] and [`IoMode::Direct`] leave it as it was where the system lets them:
-//!   [`IoDecision::manners`] says.
+//!   [`IoDecision::cache_effect`] says.
 //! - A program that changes a file through a shared writable mapping, or within one tick of the
 //!   file system's clock, can escape detection: see [`source`].
 //! - Linux only, 64-bit. A `fork` in the middle of a load gets neither ring nor layers.

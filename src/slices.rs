@@ -54,7 +54,7 @@ pub enum SliceError {
         element_bits: u64,
     },
     /// The size of the elements is not known, so only the whole tensor can be read.
-    #[error("{tensor:?} can be had as a whole alone: the size of its elements, {dtype}, is not known")]
+    #[error("{tensor:?} can only be read whole: the size of its elements ({dtype}) is not known")]
     UnknownElements {
         /// The tensor.
         tensor: String,

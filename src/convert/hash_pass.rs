@@ -4,8 +4,8 @@
 //! cache where the file system allows it.
 //!
 //! ```text
-//! files  -> plan (a group for each) -> reads, put in order -> hash of the file: header, then data   -> PassEvent::File
-//!                                                         \-> hash of each tensor                   -> PassEvent::Tensor
+//! files -> plan (a group for each) -> reads, in order -> hash of the file    -> PassEvent::File
+//!                                                    \-> hash of each tensor -> PassEvent::Tensor
 //! ```
 //!
 //! Verification hashes files. The comparison with a source and the search for duplicates hash a
@@ -225,7 +225,8 @@ fn groups(
 /// Passes results and progress on to `on_event` until the stream ends. If the stream itself hashes
 /// tensors, `results` gets their hashes.
 ///
-/// A plain thread reads the stream, since it waits for the disk. `on_event` is called on this thread.
+/// A plain thread reads the stream, since it waits for the disk. `on_event` is called on this
+/// thread.
 fn pass_on(
     mut stream: LayerStream,
     results: Option<Sender<PassEvent>>,

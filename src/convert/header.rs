@@ -1,11 +1,12 @@
 //! The header of a safetensors file.
 //!
 //! Format: 8 bytes of length (little-endian), then so many bytes of JSON, then the tensors without
-//! gaps (<https://github.com/huggingface/safetensors#format>). The JSON may end in spaces: they move
-//! the first tensor to a multiple of 4096 bytes, for reads past the page cache and for mappings.
+//! gaps (<https://github.com/huggingface/safetensors#format>). The JSON may end in spaces: they
+//! move the first tensor to a multiple of 4096 bytes, for reads past the page cache and for
+//! mappings.
 //!
-//! Written without the `safetensors` crate, which would hold the whole text (100 MB at most) and sort
-//! the tensors.
+//! Written without the `safetensors` crate, which would hold the whole text (100 MB at most) and
+//! sort the tensors.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

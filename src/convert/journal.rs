@@ -2,16 +2,16 @@
 //! when the target is complete.
 //!
 //! ```text
-//! TARGET/.onelayer-convert/part-1-of-8.journal      locked (flock) by the process that converts the part
+//! TARGET/.onelayer-convert/part-1-of-8.journal      locked (flock) by the process of the part
 //!
-//! begun      {fingerprint, process}        hash      the conversion, and the process that runs it
-//! written    {name, bytes, hash}  {entry}  hash      all bytes of a file are under its unfinished name
+//! begun      {fingerprint, process}        hash      the conversion, and its process
+//! written    {name, bytes, hash}  {entry}  hash      all bytes are under the unfinished name
 //! published  {name, modified}              hash      the file is durable and has its final name
 //! ```
 //!
 //! Fields are separated by tabs, which JSON never holds. Each line ends in a hash of itself: a line
-//! that a crash cut off counts as not written. The entry is that of the manifest, on one line. Lines
-//! are read and written in pieces, since a file may have a hundred thousand tensors.
+//! that a crash cut off counts as not written. The entry is that of the manifest, on one line.
+//! Lines are read and written in pieces, since a file may have a hundred thousand tensors.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -291,7 +291,8 @@ impl Journal {
         journal.append("begun", &Begun { fingerprint: fingerprint.to_owned(), process })?;
         journal.sync()?;
         target.sync_folder_of(&journal.path)?;
-        // Another conversion may have begun at the same moment: the later of the two checks sees both.
+        // Another conversion may have begun at the same moment: the later of the two checks sees
+        // both.
         journal.check_alone(part, fingerprint, is_new)?;
         Ok(journal)
     }
@@ -312,8 +313,8 @@ impl Journal {
         Ok(metadata.len())
     }
 
-    /// Adds the line that all bytes of a file are under its unfinished name. `entry` writes the entry
-    /// of the manifest.
+    /// Adds the line that all bytes of a file are under its unfinished name. `entry` writes the
+    /// entry of the manifest.
     pub(super) fn written(
         &mut self,
         name: &str,
@@ -435,8 +436,8 @@ fn journal_path(part: Part) -> String {
 fn lock(target: &TargetDirectory, path: &str) -> Result<File, ConvertError> {
     let file = target.open_appending(path)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        // The conversion ended between the opening and the locking, and removed the journal: a lock on
-        // it would keep no process out.
+        // The conversion ended between the opening and the locking, and removed the journal: a lock
+        // on it would keep no process out.
         Ok(()) if rustix::fs::fstat(&file).is_ok_and(|stat| stat.st_nlink == 0) => {
             let process = "that has just ended; run the command again".to_owned();
             Err(ConvertError::Locked { path: target.path().to_owned(), process })

@@ -1,15 +1,16 @@
 //! Which tensor goes to which file, and in which order.
 //!
 //! ```text
-//! layers (execution order) -> pieces: a layer, or its base and each of its experts
-//!                          -> files: a piece each, or as many neighbours as fit; or tensor by tensor (merged)
-//!                          -> names: NAME-00001-of-00027.safetensors, counted per component of a pipeline
+//! layers in execution order
+//! -> pieces: a layer, or its base and each of its experts
+//! -> files: a piece each, or as many neighbours as fit; or tensor by tensor (merged)
+//! -> names: NAME-00001-of-00027.safetensors, counted per component of a pipeline
 //! ```
 //!
 //! Within a layer, tensors keep the order in which they are loaded, but wider elements come first:
 //! so every tensor starts at a multiple of its element, which readers that map files need. The
-//! layout depends on names, types and layout alone: processes that convert parts of a checkpoint all
-//! come to the same one.
+//! layout depends on names, types and shapes alone: processes that convert parts of a checkpoint
+//! all come to the same one.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -189,7 +190,7 @@ impl ComponentLayout<'_> {
     }
 
     /// The sub-units of a layer that are experts: two or more of one list that have the same
-    /// tensors, of the same layout.
+    /// tensors, of the same shapes.
     fn experts(&self, layer: &Layer) -> Vec<Vec<TensorId>> {
         let checkpoint = self.rules.checkpoint;
         let list_of = |prefix: &str| prefix.rsplit_once('.').map_or("", |(list, _)| list).to_owned();

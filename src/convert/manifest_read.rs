@@ -607,7 +607,7 @@ mod round_trip_tests {
             let path = folder.path().join("manifest.json");
             std::fs::write(&path, &text).unwrap();
             prop_assert_eq!(&Manifest::read(&path).unwrap(), &manifest);
-            // The same to a reader that knows nothing of this: 128-bit times aside, which it has no room for.
+            // Another JSON reader reads the same. It has no 128-bit numbers, so the times are small.
             let mut smaller = manifest.clone();
             for file in &mut smaller.source.files {
                 file.modified_ns = i128::from(file.bytes);

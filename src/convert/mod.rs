@@ -1,15 +1,17 @@
-//! Converts a checkpoint: the reads of a load, written to one file per layer instead of to a device.
+//! Converts a checkpoint: the reads of a load, written to one file per layer instead of to a
+//! device.
 //!
 //! A [`Conversion`] holds the settings. [`Conversion::prepare`] opens the source, plans every file
-//! and checks the target without writing anything. The [`PreparedConversion`] can be shown, and run.
+//! and checks the target without writing anything. The [`PreparedConversion`] can be shown, and
+//! run.
 //!
 //! The modules, each of which uses only those above it:
 //!
 //! ```text
 //! report, error, settings       for callers: events, reports, errors, options
-//! hash, read_file               BLAKE3 and SHA-256, on a bounded pool of threads; reads without the ring
+//! hash, read_file               BLAKE3 and SHA-256 on a pool of threads; reads without the ring
 //! manifest, manifest_read       the manifest: its types and how it is written; how it is read
-//! target_directory, journal     the target: files get their names once they are whole; records of runs
+//! target_directory, journal     files get their names once they are whole; records of runs
 //! header, layout                the header of a file; which tensor goes to which file
 //! output                        a device that writes layers to files
 //! hash_pass, duplicates         hashes of a checkpoint's bytes; tied weights

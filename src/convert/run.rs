@@ -2,8 +2,9 @@
 //! one, and finishes.
 //!
 //! ```text
-//! load (readers, packer, writers) --> whole, unfinished name --> journal: written --> the next file may begin
-//!                                                           \--> fsync, rename, fsync the folder --> journal: published
+//! load (readers, packer, writers) --> whole, unfinished name --> journal: written
+//!     --> the next file may begin
+//!     --> fsync, rename, fsync the folder --> journal: published
 //! ```
 //!
 //! One file is written at a time while the one before it is published. So a run that is killed
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{RecvTimeoutError, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 
 use super::finish::{finish, incomplete, remove_journals};
 use super::hash::{Digest, hex};
@@ -27,7 +28,9 @@ use super::prepare::PreparedConversion;
 use super::read_file::{ReadFault, drop_from_cache, read_open_file};
 use super::target_directory::{Found, TargetDirectory};
 use super::target_state::{FileState, remove_other_conversion};
-use super::{ConvertError, ConvertEvent, ConvertReport, KernelCopied, Part, Verification, source_overlap};
+use super::{
+    Conversion, ConvertError, ConvertEvent, ConvertReport, KernelCopied, Part, Verification, source_overlap,
+};
 use crate::checkpoint::{FileIdentity, ShardId, open_regular};
 use crate::load::{Hooks, Launch, LayerStream, LoadError, Progress};
 use crate::plan::{IoMode, LoadOptions, LoadPlan, PlannedLayer};
@@ -63,8 +66,8 @@ impl PreparedConversion {
             remove_other_conversion(&target, &self.files, &self.side_files, &source_paths, part.of())?;
         }
         let journal = Journal::begin(&target, part, &self.files.fingerprint)?;
-        // Another run may have ended since this one was prepared. From here on, no other run works on
-        // this part.
+        // Another run may have ended since this one was prepared. From here on, no other run works
+        // on this part.
         self.read_state_again()?;
         if self.state.is_complete {
             drop(journal);
@@ -88,8 +91,8 @@ impl PreparedConversion {
     /// Checks that every file of every part is there, and writes side files, index and manifest.
     ///
     /// # Errors
-    /// [`ConvertError::Incomplete`] if files are missing, [`ConvertError::Locked`] if a part is being
-    /// converted.
+    /// [`ConvertError::Incomplete`] if files are missing, [`ConvertError::Locked`] if a part is
+    /// being converted.
     pub fn finish(self) -> Result<ConvertReport, ConvertError> {
         let started = Instant::now();
         let mut report = self.empty_report();
@@ -259,7 +262,8 @@ impl Run<'_> {
         };
         let mut stream = launch.start_on(backend, None)?;
         prepared.cancel.set_load(Some(stream.cancel_handle()));
-        let outcome = self.publish_all(&mut stream, &end, &plan, todo);
+        let outcome =
+            while_reporting(settings, stream.progress(), || self.publish_all(&mut stream, &end, &plan, todo));
         prepared.cancel.set_load(None);
         self.report_load(&stream);
         self.report.write_mode = Some(end.write_mode());
@@ -285,31 +289,8 @@ impl Run<'_> {
         }
     }
 
+    /// Publishes each file once it is written.
     fn publish_all(
-        &mut self,
-        stream: &mut LayerStream,
-        end: &OutputEnd,
-        plan: &LoadPlan,
-        todo: &[usize],
-    ) -> Result<(), ConvertError> {
-        let progress = stream.progress();
-        let settings = &self.prepared.settings;
-        thread::scope(|scope| {
-            let (stop, stopped) = bounded::<()>(0);
-            if settings.observer.is_some() {
-                let report = |event: &ConvertEvent<'_>| settings.report(event);
-                let reporter = thread::Builder::new().name("onelayer-report".to_owned());
-                let spawned =
-                    reporter.spawn_scoped(scope, move || report_progress(&progress, &stopped, &report));
-                spawned.map_err(|source| LoadError::Thread { source })?;
-            }
-            let outcome = self.publish_each(stream, end, plan, todo);
-            drop(stop);
-            outcome
-        })
-    }
-
-    fn publish_each(
         &mut self,
         stream: &mut LayerStream,
         end: &OutputEnd,
@@ -400,19 +381,37 @@ impl Run<'_> {
     }
 }
 
-/// Reports the progress of a load until the channel is closed.
-fn report_progress(
-    progress: &Progress,
-    stopped: &crossbeam_channel::Receiver<()>,
-    report: &dyn Fn(&ConvertEvent<'_>),
-) {
-    let total_bytes = progress.tensor_bytes_total();
-    loop {
-        report(&ConvertEvent::Progress { done_bytes: progress.tensor_bytes_done(), total_bytes });
-        match stopped.recv_timeout(PROGRESS_INTERVAL) {
-            Err(RecvTimeoutError::Timeout) => {}
-            Ok(()) | Err(RecvTimeoutError::Disconnected) => break,
-        }
+/// Does `work`, and meanwhile reports the progress of a load from another thread, if there is an
+/// observer.
+fn while_reporting(
+    settings: &Conversion,
+    progress: Progress,
+    work: impl FnOnce() -> Result<(), ConvertError>,
+) -> Result<(), ConvertError> {
+    if settings.observer.is_none() {
+        return work();
     }
-    report(&ConvertEvent::Progress { done_bytes: progress.tensor_bytes_done(), total_bytes });
+    thread::scope(|scope| {
+        let (stop, stopped) = bounded::<()>(0);
+        let reporter = thread::Builder::new().name("onelayer-report".to_owned());
+        let spawned = reporter.spawn_scoped(scope, move || report_progress(settings, &progress, &stopped));
+        spawned.map_err(|source| LoadError::Thread { source })?;
+        let outcome = work();
+        drop(stop);
+        outcome
+    })
+}
+
+/// Reports the progress of a load until the channel is closed.
+fn report_progress(settings: &Conversion, progress: &Progress, stopped: &Receiver<()>) {
+    let total_bytes = progress.tensor_bytes_total();
+    let report = || {
+        let done_bytes = progress.tensor_bytes_done();
+        settings.report(&ConvertEvent::Progress { done_bytes, total_bytes });
+    };
+    report();
+    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(PROGRESS_INTERVAL) {
+        report();
+    }
+    report();
 }

@@ -206,8 +206,8 @@ impl Conversion {
         self
     }
 
-    /// The most bytes of tensors in a file; a single tensor may have more. Layers that do not fit are
-    /// cut between tensors.
+    /// The most bytes of tensors in a file; a single tensor may have more. Layers that do not fit
+    /// are cut between tensors.
     pub fn max_shard_bytes(mut self, bytes: u64) -> Self {
         self.max_shard_bytes = Some(bytes);
         self
@@ -231,8 +231,8 @@ impl Conversion {
     /// [`LoaderBuilder::quantise`](crate::LoaderBuilder::quantise) does on the way to a device.
     /// Values keep the name of their weight. Scales have that name and
     /// [`SCALE_SUFFIX`](crate::plan::SCALE_SUFFIX), in the same file. Other tensors follow
-    /// [`Self::dtype`]; tensors that [`Self::dtype_rule`] names are not quantised. Quantised weights
-    /// are read twice: for their scales and for their values.
+    /// [`Self::dtype`]; tensors that [`Self::dtype_rule`] names are not quantised. Quantised
+    /// weights are read twice: for their scales and for their values.
     pub fn quantise(mut self, form: Quantisation) -> Self {
         self.options.quantise = Some(form);
         self
@@ -257,8 +257,8 @@ impl Conversion {
         self
     }
 
-    /// Converts only tensors for which `select` returns true. It gets the tensor and the layer of the
-    /// tensor.
+    /// Converts only tensors for which `select` returns true. It gets the tensor and the layer of
+    /// the tensor.
     pub fn select(
         mut self,
         select: impl Fn(&TensorEntry<'_>, &LayerId) -> bool + Send + Sync + 'static,
@@ -286,8 +286,9 @@ impl Conversion {
         self
     }
 
-    /// Replaces files in the target. All files that another conversion made are removed; other files
-    /// are replaced only if this conversion needs their names. A complete target is left as it is.
+    /// Replaces files in the target. All files that another conversion made are removed; other
+    /// files are replaced only if this conversion needs their names. A complete target is left as
+    /// it is.
     pub fn overwrite(mut self, overwrite: bool) -> Self {
         self.overwrite = overwrite;
         self

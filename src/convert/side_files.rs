@@ -3,9 +3,9 @@
 //!
 //! Every regular file is a side file, but for weights, hidden files, and files that a conversion
 //! made. Folders are searched a few levels deep, so that the parts of a pipeline keep their
-//! configurations; folders of weights only are not made again. Symbolic links to files are followed,
-//! since hub caches consist of them. Links to folders are not, since they may lead anywhere. Pipes
-//! and devices are never opened: they could block.
+//! configurations; folders of weights only are not made again. Symbolic links to files are
+//! followed, since hub caches consist of them. Links to folders are not, since they may lead
+//! anywhere. Pipes and devices are never opened: they could block.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

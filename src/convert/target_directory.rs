@@ -133,8 +133,8 @@ impl TargetDirectory {
         Ok(system.f_bavail.saturating_mul(system.f_frsize))
     }
 
-    /// The folder of a path, and the last part of the path. With `create`, missing folders are made;
-    /// without, `None` if one is missing.
+    /// The folder of a path, and the last part of the path. With `create`, missing folders are
+    /// made; without, `None` if one is missing.
     fn folder_of<'a>(
         &self,
         path: &'a str,

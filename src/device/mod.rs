@@ -4,9 +4,9 @@
 //! trait with one implementation per kind of device, so that no driver type is in a public
 //! signature.
 //!
-//! The files, from what they need of each other: `code`, `error`; `backend` (the trait); `idle` and
-//! `prefault` (arenas to be reused, pages to be touched ahead); `none`, `host` and `cuda` (the
-//! devices); `open`.
+//! The files, in the order of what they need of each other: `code`, `error`; `backend` (the
+//! traits); `idle` (arenas to be reused) and `prefault` (pages touched ahead); `none`, `host` and
+//! `cuda` (the devices); `open`.
 
 use std::fmt;
 use std::str::FromStr;

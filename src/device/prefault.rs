@@ -99,9 +99,9 @@ impl Stretch {
         let mut guard = self.rest();
         let Some(Rest { start, len }) = *guard else { return false };
         let step = len.min(to_usize(Alignment::HUGE_PAGE.bytes()));
-        // SAFETY: pages of a private anonymous mapping: whoever waits for the lock unmaps it only
-        // afterwards (see `Prefaulting`). Their bytes stay what they are, so that those who write to
-        // them meanwhile are not concerned.
+        // SAFETY: pages of a private anonymous mapping, which is unmapped only after this lock was
+        // taken once more (see `Prefaulting`). The call keeps their bytes, so concurrent writers
+        // are not affected.
         let touched = unsafe { rustix::mm::madvise(start.as_ptr().cast(), step, Advice::LinuxPopulateWrite) };
         *guard = match touched {
             // SAFETY: `step <= len`, so it stays inside the mapping or one past its end.

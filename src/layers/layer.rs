@@ -81,7 +81,7 @@ pub struct SubUnit {
 pub struct Layer {
     /// Full prefix.
     pub id: LayerId,
-    /// Where it comes from.
+    /// Its kind.
     pub kind: LayerKind,
     /// All its tensors, in file order (ascending ids), sub-units included.
     pub tensors: TensorIds,

@@ -13,12 +13,12 @@ use super::LayersError;
 /// An override of the grouping rule, read from TOML. All keys are optional:
 ///
 /// ```toml
-/// # Numbered lists that are stacks, whatever the rule says. A stack around or inside of one gives way.
+/// # Numbered lists that are stacks, against the rule. A stack around or inside of one is none.
 /// stacks = ["vision_tower.stages.0.blocks"]
-/// # Numbered lists that are not. Lists inside of them are still looked at.
+/// # Numbered lists that are not stacks. Lists inside of them may be.
 /// not_stacks = ["model.neck"]
-/// # What comes first, in this order: layers (`lm_head`, `model.layers.3`), stacks (`model.layers`) or containers
-/// # (`model.vision_tower`). Layers that are not named follow in the default order.
+/// # The first layers, in this order: layers (`lm_head`, `model.layers.3`), stacks (`model.layers`)
+/// # or containers (`model.vision_tower`). The other layers follow in the default order.
 /// order = ["model.embed_tokens", "model.layers", "model.norm"]
 ///
 /// # Layers of your own: an id, and the prefixes (or whole tensor names) that it holds. Also the way to keep

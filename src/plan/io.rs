@@ -88,7 +88,7 @@ pub struct IoDecision {
     /// Its file system; `None` if the system does not say.
     pub file_system: Option<FileSystem>,
     /// What happens to pages that its reads bring into the page cache.
-    pub manners: CacheManners,
+    pub cache_effect: CacheEffect,
 }
 
 impl IoDecision {
@@ -104,8 +104,8 @@ impl IoDecision {
     }
 
     fn is_like(&self, other: &Self) -> bool {
-        (self.mode, self.reason, self.file_system, self.manners, self.residency_by)
-            == (other.mode, other.reason, other.file_system, other.manners, other.residency_by)
+        (self.mode, self.reason, self.file_system, self.cache_effect, self.residency_by)
+            == (other.mode, other.reason, other.file_system, other.cache_effect, other.residency_by)
     }
 }
 
@@ -145,7 +145,7 @@ impl IoGroup {
 /// `direct: 4 files, 15.9 GiB on ext4: not in the page cache; page cache untouched`
 impl fmt::Display for IoGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let IoDecision { mode, reason, file_bytes, file_system, manners, .. } = self.all;
+        let IoDecision { mode, reason, file_bytes, file_system, cache_effect, .. } = self.all;
         let files = if self.files == 1 { "file" } else { "files" };
         write!(f, "{mode}: {} {files}, {}", self.files, HumanBytes(file_bytes))?;
         if let Some(file_system) = file_system {
@@ -156,7 +156,7 @@ impl fmt::Display for IoGroup {
             Some(share) if reason == IoReason::PartlyResident => write!(f, " ({:.0} %)", 100.0 * share)?,
             _ => {}
         }
-        write!(f, "; {manners}")
+        write!(f, "; {cache_effect}")
     }
 }
 
@@ -247,7 +247,7 @@ impl ResidencyBy {
 /// stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum CacheManners {
+pub enum CacheEffect {
     /// No page is brought in: reads bypass the page cache, or find their bytes there.
     Untouched,
     /// The kernel drops them when the read ends (`RWF_DONTCACHE`).
@@ -258,7 +258,7 @@ pub enum CacheManners {
     Kept,
 }
 
-impl CacheManners {
+impl CacheEffect {
     /// Its name in reports, such as `dropped_behind`.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -271,7 +271,7 @@ impl CacheManners {
     }
 }
 
-impl fmt::Display for CacheManners {
+impl fmt::Display for CacheEffect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Untouched => "page cache untouched",
@@ -330,7 +330,7 @@ mod tests {
                 resident_bytes,
                 residency_by: None,
                 file_system: None,
-                manners: CacheManners::Kept,
+                cache_effect: CacheEffect::Kept,
             };
             decision.resident_share()
         };
@@ -348,12 +348,8 @@ mod tests {
     fn programs_know_these_words() {
         let residency = [ResidencyBy::Cachestat, ResidencyBy::Mincore, ResidencyBy::ReadNowait];
         assert_eq!(residency.map(ResidencyBy::name), ["cachestat", "mincore", "read_nowait"]);
-        let manners = [
-            CacheManners::Untouched,
-            CacheManners::Uncached,
-            CacheManners::DroppedBehind,
-            CacheManners::Kept,
-        ];
-        assert_eq!(manners.map(CacheManners::name), ["untouched", "uncached", "dropped_behind", "kept"]);
+        let cache_effect =
+            [CacheEffect::Untouched, CacheEffect::Uncached, CacheEffect::DroppedBehind, CacheEffect::Kept];
+        assert_eq!(cache_effect.map(CacheEffect::name), ["untouched", "uncached", "dropped_behind", "kept"]);
     }
 }

@@ -14,7 +14,7 @@ use crate::units::Alignment;
 pub enum ResidentKind {
     /// In host memory, as arenas of the caller.
     Host,
-    /// In memory of a device: none of the host's.
+    /// In memory of a device, and none of the host.
     Device,
     /// Nowhere: bytes are read and dropped.
     Nowhere,
@@ -24,13 +24,14 @@ pub enum ResidentKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Landing {
-    /// Each is copied to its place: where a copy costs what its bytes cost.
+    /// Each tensor is copied to its place. For targets where the cost of a copy is the cost of its
+    /// bytes.
     Exact,
-    /// Neighbours in the file travel together and keep the file's spacing; what is small and lands
-    /// beside its place is moved on the device: where each copy has a price of its own.
+    /// Neighbours in the file share one copy and keep the file's spacing; small tensors that are
+    /// misaligned then are moved on the device. For targets where each copy has a fixed cost.
     InPhase,
-    /// Each begins where the one before it ends, at any byte, and arenas are as long as their
-    /// tensors: where the arena is a file to be.
+    /// Each tensor begins where the one before it ends, at any byte, and arenas are as long as
+    /// their tensors. For arenas that become files.
     Packed,
 }
 

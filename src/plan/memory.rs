@@ -22,10 +22,10 @@ const SLOT_BYTES_MIN: u64 = MIB;
 const SLOT_BLOCKS_MIN: u64 = 8;
 /// Larger slots are not faster: reads and copies already run at the speed of the link.
 const SLOT_BYTES_MAX: u64 = 4 * MIB;
-/// The same without a link to a device. Smaller slots are in use at once, so more of them stays in
-/// the CPU cache.
+/// The same without a link to a device: with smaller slots less memory is in use at once, so more
+/// of it stays in the CPU cache.
 const SLOT_BYTES_MAX_UNLINKED: u64 = 2 * MIB;
-/// The same where direct reads are copied on by the CPU: several slots are in use at a time.
+/// The same where the CPU copies the bytes of direct reads: several slots are in use at a time.
 const SLOT_BYTES_MAX_COPIED: u64 = MIB;
 /// Slots that the ring should have before its slots are made larger: one per reader and these for
 /// copies in flight, within `SLOTS_WANTED`.

@@ -18,10 +18,10 @@
 //!
 //! Planning opens no file, and allocates nothing in proportion to a tensor's bytes.
 //!
-//! The files, from what they need of each other: `terms`, `io`, `cast`, `gather` and `quantise`
-//! define values; `options` and `limits` say what is wanted; `operations` is made of values;
-//! `landing` and `layout` arrange arenas; `reads` and
-//! `order` cut files into reads; `resident` and `memory` sum the peak; `display` prints.
+//! The files, in the order of what they need of each other: `terms`, `io`, `cast`, `gather` and
+//! `quantise` define values; `options` and `limits` say what to plan; `operations` are the parts of
+//! a plan; `landing` and `layout` arrange arenas; `reads` and `order` cut files into reads;
+//! `resident`, `tensors` and `memory` sum the peak; `display` prints.
 
 use std::ops::Range;
 
@@ -37,7 +37,7 @@ pub use self::cast::narrowing_of;
 pub use self::error::PlanError;
 pub use self::gather::{Gather, GatherOp};
 pub use self::io::{
-    CacheManners, FileSystem, IoDecision, IoGroup, IoMode, IoReason, IoWays, ReadRequest, ResidencyBy,
+    CacheEffect, FileSystem, IoDecision, IoGroup, IoMode, IoReason, IoWays, ReadRequest, ResidencyBy,
 };
 pub(crate) use self::io::{is_most, is_mostly_direct};
 use self::layout::Layout;

@@ -194,7 +194,7 @@ pub struct PlannedLayer {
 
 #[cfg(test)]
 impl PlannedLayer {
-    /// A layer without tensors whose arena has so many bytes.
+    /// A layer without tensors, with an arena of `arena_bytes`.
     pub(crate) fn of_bytes(arena_bytes: u64) -> Self {
         let id = LayerId::parse("layers.0").expect("a name");
         Self {

@@ -29,7 +29,7 @@ pub const SCALE_SUFFIX: &str = "_scale";
 
 /// Shorter rows are not quantised: their scales would take what is saved.
 const ROW_ELEMENTS_MIN: u64 = 32;
-/// Scales take at most one byte in so many of their source.
+/// Scales take at most one byte per 16 bytes of their source.
 pub(super) const SCALE_SHARE: u64 = 16;
 const _: () =
     assert!(SCALE_SHARE * 4 <= ROW_ELEMENTS_MIN * 2, "a scale of 4 bytes for the shortest row of 16 bits");
@@ -183,7 +183,7 @@ impl Quantised {
         Some(Self { to, source: entry.dtype, part: QuantisedPart::ValuesWithScales, row_elements })
     }
 
-    /// Values with scales, in rows of so many elements.
+    /// Values with scales, in rows of `row_elements`.
     #[cfg(test)]
     pub(crate) fn for_tests(to: Quantisation, source: DType, row_elements: u32) -> Self {
         let row_elements = NonZeroU32::new(row_elements).expect("a row has elements");

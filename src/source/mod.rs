@@ -20,9 +20,9 @@
 //! [`IoMode::Auto`] combines the others: [`survey`] looks at each file before a load is planned,
 //! and `auto` looks again at each read.
 //!
-//! The files, from what they need of each other: `mapped_window`, `system` (system calls), `error`,
-//! `files` (open files), `extent`, `report`, `queue`; then the sources `buffered`, `mapped`,
-//! `direct`; then `survey`, `uncached` and `auto`.
+//! The files, in the order of what they need of each other: `mapped_window`, `system` (system
+//! calls), `error`, `files` (open files), `extent`, `report`, `queue`; then the sources `buffered`,
+//! `mapped` and `direct`; then `survey`, `uncached` and `auto`.
 
 use std::fs::File;
 use std::path::Path;

@@ -16,7 +16,7 @@ use rustix::fs::Advice;
 use super::system::{DirectSupport, System};
 use super::{IoDecision, IoMode, SourceError, alignment_least, direct_support};
 use crate::checkpoint::{Checkpoint, Shard, ShardId};
-use crate::plan::{CacheManners, IoReason, ResidencyBy};
+use crate::plan::{CacheEffect, IoReason, ResidencyBy};
 use crate::units::{Alignment, ByteRange, MIB};
 use onelayer_system::file_system::FileSystem;
 use onelayer_system::page_cache::page_bytes;
@@ -185,14 +185,14 @@ fn resident_in_samples<S: System>(system: &S, by: ResidencyBy, file: &File, all:
 fn decide(shard: ShardId, facts: &Facts) -> IoDecision {
     let (mode, reason) = mode_and_reason(facts);
     let tells_exactly = matches!(facts.resident, Some((ResidencyBy::Cachestat | ResidencyBy::Mincore, _)));
-    let manners = match reason {
-        IoReason::Memory | IoReason::Cold | IoReason::Resident => CacheManners::Untouched,
-        _ if facts.has_uncached_reads => CacheManners::Uncached,
+    let cache_effect = match reason {
+        IoReason::Memory | IoReason::Cold | IoReason::Resident => CacheEffect::Untouched,
+        _ if facts.has_uncached_reads => CacheEffect::Uncached,
         // Its buffered reads find all their pages: see `auto`.
-        IoReason::PartlyResident => CacheManners::Untouched,
-        IoReason::ResidencyUnknown => CacheManners::Kept,
-        _ if tells_exactly => CacheManners::DroppedBehind,
-        _ => CacheManners::Kept,
+        IoReason::PartlyResident => CacheEffect::Untouched,
+        IoReason::ResidencyUnknown => CacheEffect::Kept,
+        _ if tells_exactly => CacheEffect::DroppedBehind,
+        _ => CacheEffect::Kept,
     };
     IoDecision {
         shard,
@@ -202,7 +202,7 @@ fn decide(shard: ShardId, facts: &Facts) -> IoDecision {
         resident_bytes: facts.resident.map(|(_, bytes)| bytes),
         residency_by: facts.resident.map(|(by, _)| by),
         file_system: facts.file_system,
-        manners,
+        cache_effect,
     }
 }
 
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_file_has_its_way() {
-        use CacheManners::{DroppedBehind, Kept, Uncached, Untouched};
+        use CacheEffect::{DroppedBehind, Kept, Uncached, Untouched};
         use IoMode::{Buffered, Direct};
         let old = |facts: Facts| Facts { has_uncached_reads: false, ..facts };
         let estimated = |facts: Facts| Facts { resident: Some((ResidencyBy::ReadNowait, 0)), ..facts };
@@ -274,7 +274,7 @@ mod tests {
         let unknown = Facts { resident: None, ..facts() };
         let small = Facts { file_bytes: SMALL_FILE_BYTES, ..facts() };
         let nameless = Facts { file_system: None, ..facts() };
-        for (facts, mode, reason, manners) in [
+        for (facts, mode, reason, cache_effect) in [
             (facts(), Direct, IoReason::Cold, Untouched),
             (nameless, Direct, IoReason::Cold, Untouched),
             (resident(50), Direct, IoReason::Cold, Untouched),
@@ -299,7 +299,11 @@ mod tests {
             (held_by(0x794C_7630), Direct, IoReason::Cold, Untouched),
         ] {
             let decided = decide(ShardId(3), &facts);
-            assert_eq!((decided.mode, decided.reason, decided.manners), (mode, reason, manners), "{facts:?}");
+            assert_eq!(
+                (decided.mode, decided.reason, decided.cache_effect),
+                (mode, reason, cache_effect),
+                "{facts:?}"
+            );
             assert_eq!((decided.shard, decided.file_bytes), (ShardId(3), facts.file_bytes));
         }
     }

@@ -169,8 +169,8 @@ impl AnonymousMemory {
             unsafe { start.as_ptr().write_bytes(0, len) };
             return Ok(());
         }
-        // SAFETY: a page-aligned range of this private anonymous mapping (checked above), unreferenced (the
-        // caller's promise), so losing its contents is seen by nobody.
+        // SAFETY: a page-aligned range of this private anonymous mapping (checked above),
+        // unreferenced (the caller's promise), so nothing sees the loss of its contents.
         unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, rustix::mm::Advice::LinuxDontNeed) }?;
         Ok(())
     }

@@ -12,8 +12,8 @@
 //! slot), so a slot that is being read or copied cannot be filled again. Leaking a slot shrinks the
 //! ring, but is sound. The loader is the only caller.
 //!
-//! The files, from what they need of each other: `memory`, `pin`, `free_list`, `ring`; `gather`,
-//! `cast` and `copy` work on the bytes of a slot.
+//! The files, in the order of what they need of each other: `memory`, `pin`, `free_list`, `ring`;
+//! `gather`, `cast` and `copy` work on the bytes of a slot.
 
 pub use self::memory::RingMode;
 pub(crate) use self::pin::Pinner;

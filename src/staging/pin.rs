@@ -185,7 +185,7 @@ mod tests {
     use super::*;
     use crate::units::{KIB, to_u64};
 
-    /// Grants so many bytes, in pieces of at most so many, and notes what is pinned.
+    /// Grants `bytes` in all, in pieces of at most `piece_bytes_max`, and records what is pinned.
     struct Grants {
         bytes: u64,
         piece_bytes_max: u64,
@@ -230,7 +230,7 @@ mod tests {
 
     const SLOT_BYTES: u64 = 512 * KIB;
 
-    /// What is pinned of a ring of eight slots, and how many pieces that are.
+    /// The pinning of a ring of eight slots, and its number of pieces.
     fn pin(bytes: u64, piece_bytes_max: u64) -> (Pinning, u32, usize) {
         let shape = RingShape { slots: 8, slot_bytes: SLOT_BYTES, readers: 1 };
         let memory = AnonymousMemory::new(shape.bytes()).unwrap();

@@ -1,6 +1,6 @@
-//! Conversions into one target that were prepared while another one was under way, and those that
-//! replace another one: each of them looks again once nobody else can change anything, and what a
-//! replaced conversion has made does not stay beside the new one.
+//! Conversions that were prepared while another one wrote into the same target, and conversions
+//! that replace another one. Each reads the state of the target again once it has the lock. The
+//! files of a conversion that is replaced are removed.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::collections::BTreeSet;
@@ -85,7 +85,8 @@ fn a_part_replaces_an_old_conversion_beside_one_that_has_begun_to() {
     assert_right(&target, source.path());
 }
 
-/// Neither files nor the index of what was there, nor a side file that only the old source had.
+/// Files, index and side files of the old conversion are removed, if the new one does not replace
+/// them.
 #[test]
 fn nothing_of_a_conversion_that_is_replaced_stays() {
     let source = source();
@@ -111,7 +112,7 @@ fn nothing_of_a_conversion_that_is_replaced_stays() {
     }
 }
 
-/// It is somebody else's: not removed, and not passed over in silence.
+/// A file that no conversion made is not removed, and a note names it.
 #[test]
 fn weights_that_no_conversion_made_are_left_alone_and_named() {
     let source = source();
@@ -125,7 +126,7 @@ fn weights_that_no_conversion_made_are_left_alone_and_named() {
     assert!(report.notes.iter().any(|note| note.contains("precious.safetensors")), "{:?}", report.notes);
 }
 
-/// The files of an index may lie elsewhere: its own directory is the source too.
+/// An index may lie elsewhere than its files: its directory is of the source too.
 #[test]
 fn the_directory_of_an_index_is_no_target() {
     let source = source();

@@ -1,5 +1,5 @@
-//! Which tensor goes to which file: a file a layer, experts apart, neighbours together, or filled
-//! to a size.
+//! Which tensor goes to which file: one file per layer, experts apart, neighbours together, or
+//! files filled to a size.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use std::path::Path;
@@ -55,7 +55,7 @@ fn neighbours_share_a_file_up_to_a_size_and_large_layers_are_cut() {
             assert!(file.file_bytes <= most + 8192 || file.tensors == 1, "{file:?}");
             assert!(file.layers.len() == 1 || file.file_bytes <= most + 8192);
         }
-        // Layers in one file are neighbours, and each that fits is whole.
+        // Layers in one file are neighbours. A layer that fits into a file is not cut.
         let parts: Vec<String> = files.iter().flat_map(|file| file.layers.clone()).collect();
         let mut once = parts.clone();
         once.dedup();
@@ -86,7 +86,7 @@ fn experts_get_files_of_their_own_and_other_lists_do_not() {
             add(format!("model.layers.{layer}.mlp.experts.{expert}.up.weight"));
             add(format!("model.layers.{layer}.mlp.experts.{expert}.down.weight"));
         }
-        // A list whose members are unlike each other.
+        // A list whose members differ: no experts.
         add(format!("model.layers.{layer}.ff.net.0.proj.weight"));
         add(format!("model.layers.{layer}.ff.net.2.weight"));
         add(format!("model.layers.{layer}.gate.weight"));
@@ -167,8 +167,8 @@ fn what_is_not_selected_is_left_out_and_nothing_left_is_an_error() {
     assert!(matches!(none, ConvertError::NothingSelected { .. }), "{none}");
 }
 
-/// The budget that a refusal names works, as does every larger one, however many tensors have to be
-/// remembered: buffers for writing take what is left.
+/// The budget that an error names is enough, and so is every larger one, for any number of tensors:
+/// the buffers of the writers get the rest.
 #[test]
 fn the_budget_that_a_refusal_names_works() {
     const MIB: u64 = 1 << 20;

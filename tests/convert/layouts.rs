@@ -1,4 +1,4 @@
-//! The layouts that conversions are tried on are legal checkpoints, and hold what they say.
+//! The layouts that the tests convert are legal checkpoints with the tensors that they list.
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,
@@ -14,8 +14,7 @@ use std::path::Path;
 
 use onelayer::{Checkpoint, DType};
 
-/// What the reference reader finds in the files of a checkpoint: name in the file, type, shape,
-/// bytes.
+/// The tensors of a checkpoint, from the reference reader: name in the file, type, shape, bytes.
 fn reference(files: &[&Path]) -> BTreeSet<(String, String, Vec<u64>, Vec<u8>)> {
     let mut found = BTreeSet::new();
     for file in files {

@@ -1,5 +1,5 @@
-//! What is converted comes out bit-equal, whatever way it is cut, and the same bytes come out every
-//! time.
+//! Converted tensors are bit-equal to the source for every layout of files, and every run writes
+//! the same bytes.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use onelayer_testing::layouts;
@@ -17,7 +17,7 @@ fn fixture(name: &str) -> PathBuf {
 
 const FIXTURES: [&str; 5] = ["gemma2", "gpt2", "llama", "llama_sharded", "qwen2_moe"];
 
-/// What the kernel copies is what would have been written.
+/// The kernel copies the same bytes that would be written.
 #[test]
 fn what_the_kernel_copies_is_right() {
     let (source, folder) = (fixture("llama"), tempfile::tempdir().unwrap());
@@ -100,15 +100,15 @@ fn there_and_back_and_there_again() {
         convert(Conversion::new().jobs(7), &path("shards"), &path("again"));
         assert!(tensors(&source) == tensors(&path("again")), "{name}");
         let (mut first, mut again) = (files(&path("layers")), files(&path("again")));
-        // They tell from where they were made.
+        // Manifests have the path of their source.
         first.remove(Path::new("onelayer.manifest.json")).unwrap();
         again.remove(Path::new("onelayer.manifest.json")).unwrap();
         assert!(first == again, "{name}");
     }
 }
 
-/// Every layout, read back by the format's own crate: names, types, shapes, bytes; aligned, and
-/// with an index that adds up.
+/// Every layout, read by the `safetensors` crate: names, types, shapes, bytes and alignment are
+/// right, and the index has every tensor.
 #[test]
 fn every_layout_comes_through() {
     let (sources, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

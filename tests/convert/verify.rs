@@ -1,4 +1,4 @@
-//! Verification: what is right passes, and whatever is changed is found and named.
+//! Verification: a target without faults passes, and every change is found and named.
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,
@@ -17,7 +17,7 @@ use onelayer::{Checkpoint, FloatType, OpenOptions};
 use onelayer_testing::layouts::Layout;
 use tempfile::TempDir;
 
-/// A layout and what a conversion made of it.
+/// A layout, and a conversion of it.
 struct Converted {
     folder: TempDir,
     layout: Layout,
@@ -92,7 +92,7 @@ fn what_was_converted_verifies() {
             let report = verify(&target, against).unwrap();
             assert_eq!((told(&report), sums(&report)), (vec![], expected), "{name}, {against:?}");
         }
-        // The other way round there is no manifest on the side that is checked.
+        // The other way round, the side that is checked has no manifest.
         let report = verify(&layout.path, Some(&target)).unwrap();
         assert_eq!((told(&report), sums(&report)), (vec![], (0, expected.1, expected.2)), "{name}, back");
         assert!(
@@ -120,7 +120,7 @@ fn any_changed_byte_of_any_file_is_found() {
                 flip(&file, at);
                 let found = verify(&converted.target, None);
                 let is_right = found.as_ref().is_ok_and(|report| report.differences.is_empty());
-                // In the manifest there is text that says nothing about files: who made it, of what.
+                // Some text of the manifest is not about files: the program, the source.
                 let is_manifest = file == converted.manifest();
                 assert!(!is_right || is_manifest, "{name}: byte {at} of {}", file.display());
                 flip(&file, at);
@@ -261,7 +261,7 @@ fn a_manifest_of_something_else_is_found() {
     assert!(is_told(&report, "nobody", "as the manifest says"), "{:?}", told(&report));
     assert!(is_told(&report, name, "is not in the manifest"), "{:?}", told(&report));
 
-    // A hash of the file itself; and a file that is stated and is not there.
+    // A wrong hash of a whole file, and a file of the manifest that is missing.
     let file = &parsed.files[3];
     fs::write(converted.manifest(), text.replacen(&file.blake3, &"1".repeat(64), 1)).unwrap();
     let report = converted.verify();
@@ -380,7 +380,7 @@ fn what_is_no_checkpoint_is_an_error() {
     }
     let layout = layouts::one(folder.path(), "one tensor");
     assert!(verify(&layout.path, Some(&folder.path().join("none"))).is_err());
-    // But where a manifest says that there was one, its absence is a difference.
+    // If the manifest lists it, its absence is a difference.
     let converted = convert("one tensor", Conversion::new());
     fs::remove_file(converted.target.join("model.safetensors")).unwrap();
     assert!(
@@ -400,7 +400,7 @@ fn damaged_headers_are_differences_that_name_the_file() {
         for report in [converted.verify(), converted.against()] {
             let file = "model-00004-of-00010.safetensors";
             assert!(report.differences.iter().all(|found| found.place == file), "{:?}", told(&report));
-            // What is wrong with its header, and with its length if that is not what the manifest says.
+            // The fault of its header, and of its length if the manifest has another one.
             let expected = 1 + usize::from(damage.len() != whole.len());
             assert_eq!(report.differences.len(), expected, "{:?}", told(&report));
         }

@@ -16,12 +16,11 @@ const PREFILL_TOKENS: u64 = 2048;
 /// projections of attention; logits of the last token in f32. Attention scores are not counted,
 /// since fused kernels do not store them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Activation {
     /// Elements for each token that is being processed.
-    pub values_per_token: u64,
+    values_per_token: u64,
     /// Size of the vocabulary.
-    pub vocabulary: u64,
+    vocabulary: u64,
 }
 
 impl Activation {

@@ -221,12 +221,11 @@ fn layers(config: &ModelConfig) -> Result<Vec<LayerCache>, Why> {
             .to_owned());
     }
     let layers = TABLE.iter().find(|(names, _)| names.contains(&model_type)).map(|(_, layers)| *layers);
-    let layers = layers.ok_or_else(|| {
-        format!("what `{}` keeps of a context is not known here", model_type.escape_debug())
-    })?;
+    let layers =
+        layers.ok_or_else(|| format!("the cache of `{}` models is not known", model_type.escape_debug()))?;
     let count = layer_count(config)?;
     if count > LAYERS_MAX {
-        return Err(format!("config.json has {count} layers, at most {LAYERS_MAX} are believed"));
+        return Err(format!("config.json has {count} layers, at most {LAYERS_MAX} are supported"));
     }
     match layers {
         Layers::Attention(heads, windows) => attention(config, count, heads, windows),

@@ -39,7 +39,7 @@ impl ModelConfig {
     pub fn parse(origin: &str, text: &[u8]) -> Result<Self, FitError> {
         let wrong = |message: String| FitError::BadConfig { origin: origin.to_owned(), message };
         let value: Value = serde_json::from_slice(text).map_err(|error| wrong(error.to_string()))?;
-        let Value::Object(mut outer) = value else { return Err(wrong("it is no JSON object".to_owned())) };
+        let Value::Object(mut outer) = value else { return Err(wrong("it is not a JSON object".to_owned())) };
         let inner = INNER.iter().find_map(|key| match outer.get_mut(*key) {
             Some(Value::Object(inner)) => Some(std::mem::take(inner)),
             _ => None,
@@ -76,7 +76,7 @@ impl ModelConfig {
         let Some((key, value)) = keys.iter().find_map(|key| Some((key, self.value(key)?))) else {
             return Ok(None);
         };
-        value.as_u64().map(Some).ok_or_else(|| format!("`{key}` in config.json is no whole number"))
+        value.as_u64().map(Some).ok_or_else(|| format!("`{key}` in config.json is not a whole number"))
     }
 
     /// The value of the first of `keys` that is present. It must be above zero.

@@ -61,7 +61,7 @@ pub struct Demand {
     pub ties: Box<[Tie]>,
     /// A head without a tensor in the files, because it shares the embedding's: its name, and the
     /// position of the embedding's layer. Device maps of whole models must name it.
-    pub tied_head: Option<(&'static str, usize)>,
+    pub(crate) tied_head: Option<(&'static str, usize)>,
     /// The longest context that the model was made for, in tokens.
     pub context_max: Option<u64>,
 }

@@ -8,7 +8,7 @@ pub(super) fn product(factors: &[u64]) -> Result<u64, Why> {
     // A sixteenth of the range: sums of a few products cannot overflow.
     bounded
         .filter(|product| *product < u64::MAX / 16)
-        .ok_or_else(|| "the sizes in config.json are out of all proportion".to_owned())
+        .ok_or_else(|| "the sizes in config.json are too large".to_owned())
 }
 
 /// Heads of queries.
@@ -38,7 +38,7 @@ pub(super) fn head_width(config: &ModelConfig, queries: u64, default: Option<u64
 pub(super) fn layer_types(config: &ModelConfig) -> Result<Option<Vec<&str>>, Why> {
     let Some(value) = config.value("layer_types") else { return Ok(None) };
     let texts = value.as_array().and_then(|list| list.iter().map(serde_json::Value::as_str).collect());
-    texts.map(Some).ok_or_else(|| "`layer_types` in config.json is no list of texts".to_owned())
+    texts.map(Some).ok_or_else(|| "`layer_types` in config.json is not a list of strings".to_owned())
 }
 
 /// The entry of a layer.

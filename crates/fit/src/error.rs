@@ -70,7 +70,7 @@ pub enum FitError {
         layer: String,
         /// One tensor.
         first: String,
-        /// Where it is.
+        /// Its tier.
         first_tier: Tier,
         /// Another.
         second: String,
@@ -84,7 +84,7 @@ pub enum FitError {
     SeparatedTie {
         /// The tensor that is counted.
         owner: String,
-        /// Where it is.
+        /// Its tier.
         owner_tier: Tier,
         /// The other.
         alias: String,

@@ -205,7 +205,7 @@ fn too_small(share: &TierUse) -> FitError {
         (share.weight_bytes, "weights"),
         (share.cache_bytes, "the cache of the context"),
         (share.activation_bytes, "intermediate results (an estimate)"),
-        (share.landing_bytes, "room for layers on their way"),
+        (share.landing_bytes, "room for layers from another tier"),
     ];
     let (bytes, name) = parts.into_iter().max_by_key(|(bytes, _)| *bytes).unwrap_or_default();
     FitError::TooSmall {

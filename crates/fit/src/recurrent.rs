@@ -82,7 +82,7 @@ fn mixer(config: &ModelConfig, model_type: &str, layer: u64) -> Result<Mixer, Wh
 /// True if the list `key` has the number of the layer. Without a list, false.
 fn is_listed(config: &ModelConfig, key: &str, layer: u64) -> Result<bool, Why> {
     let Some(value) = config.value(key) else { return Ok(false) };
-    let list = value.as_array().ok_or_else(|| format!("`{key}` in config.json is no list"))?;
+    let list = value.as_array().ok_or_else(|| format!("`{key}` in config.json is not a list"))?;
     Ok(list.iter().any(|entry| entry.as_u64() == Some(layer)))
 }
 

@@ -168,6 +168,6 @@ fn file(checkpoint: &Checkpoint, decision: &IoDecision) -> FileReading {
         file_system: decision.file_system.map(|kind| kind.to_string()),
         resident_share: decision.resident_share(),
         residency_by: decision.residency_by.map(|by| by.name().to_owned()),
-        new_pages: decision.manners.name().to_owned(),
+        new_pages: decision.cache_effect.name().to_owned(),
     }
 }

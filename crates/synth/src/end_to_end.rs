@@ -307,7 +307,7 @@ fn bad_sources_are_told_apart() {
     assert!(!target.exists());
 }
 
-/// A file system of its own, unmounted at the end.
+/// A mounted file system, unmounted when dropped.
 struct Mount {
     path: PathBuf,
     _directory: tempfile::TempDir,

@@ -52,7 +52,7 @@ pub enum SynthError {
     ParseConfig {
         /// The file or preset.
         origin: String,
-        /// What the parser says.
+        /// The message of the parser.
         reason: String,
     },
     /// The architecture of the configuration is not supported.
@@ -82,7 +82,7 @@ pub enum SynthError {
         origin: String,
         /// The key.
         key: &'static str,
-        /// What is accepted.
+        /// The accepted values.
         expected: String,
         /// The value found, as JSON.
         found: String,
@@ -114,7 +114,7 @@ pub enum SynthError {
     TooLarge {
         /// The file or preset.
         origin: String,
-        /// What overflowed.
+        /// The number that is too large.
         what: String,
         /// The limit.
         limit: u64,
@@ -184,7 +184,7 @@ pub enum SynthError {
         path: PathBuf,
         /// Bytes that all files take.
         needed_bytes: u64,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// A system call on the target failed.
@@ -194,7 +194,7 @@ pub enum SynthError {
         action: &'static str,
         /// Its path.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The safetensors crate refused the layout.

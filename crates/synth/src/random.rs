@@ -156,7 +156,7 @@ mod tests {
         }
     }
 
-    /// The extremes that the masks allow are finite, so every value is, whatever the generator
+    /// The extremes that the masks allow are finite, so every value is finite, for any output of the generator
     /// yields.
     #[test]
     fn masks_allow_only_small_finite_values() {

@@ -18,7 +18,7 @@ pub(super) struct Tensor {
     pub(super) unit: u64,
 }
 
-/// What a model consists of.
+/// The tensors of a model, and its class.
 #[derive(Debug)]
 pub(super) struct ModelLayout {
     /// All tensors, in the order of the saved state dict.

@@ -25,7 +25,7 @@ pub enum CheckpointError {
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What was tried: `open`, `read the header of`, ...
+        /// The operation: `open`, `read the header of`, ...
         operation: &'static str,
         /// The system's error.
         source: io::Error,
@@ -56,7 +56,7 @@ pub enum CheckpointError {
     NotRegular {
         /// The path.
         path: PathBuf,
-        /// What is there.
+        /// The thing found.
         found: FileKind,
     },
 
@@ -67,7 +67,7 @@ pub enum CheckpointError {
         path: PathBuf,
         /// The files that would have been read.
         expected: &'static str,
-        /// What is there instead.
+        /// The files found instead.
         found: String,
     },
 
@@ -126,9 +126,9 @@ pub enum CheckpointError {
         section: JsonSection,
         /// Byte offset from the start of the file.
         offset: u64,
-        /// What may stand there.
+        /// The allowed text.
         expected: &'static str,
-        /// What stands there.
+        /// The text found.
         found: String,
     },
 
@@ -302,7 +302,7 @@ pub enum CheckpointError {
     NotAnIndex {
         /// The index.
         path: PathBuf,
-        /// What it holds.
+        /// Its contents.
         found: String,
     },
 
@@ -312,7 +312,7 @@ pub enum CheckpointError {
     UnsafeName {
         /// The file that holds the name.
         path: PathBuf,
-        /// The key it stands under: a tensor, a component, a revision.
+        /// Its key: a tensor, a component, a revision.
         key: String,
         /// The name.
         found: String,
@@ -408,13 +408,13 @@ pub enum CheckpointError {
     #[error("{}: expected revision {} of {} in the cache, found {found}; download it first", path.display(),
         Quoted(revision), Quoted(repository))]
     NotCached {
-        /// Where it would be.
+        /// Its expected path.
         path: PathBuf,
         /// The repository.
         repository: String,
         /// The revision.
         revision: String,
-        /// What is there.
+        /// The thing found.
         found: String,
     },
 

@@ -226,7 +226,7 @@ mod tests {
         }
     }
 
-    /// What `take` gave of a text, and what it left.
+    /// The result of `take` on a text, and the rest of the text.
     fn taken<'t, T>(text: &'t str, take: impl FnOnce(&mut Cursor<'t>) -> Option<T>) -> Option<(T, &'t str)> {
         let mut cursor = Cursor { bytes: text.as_bytes(), at: 0 };
         let value = take(&mut cursor)?;

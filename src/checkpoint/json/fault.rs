@@ -14,9 +14,9 @@ pub(in super::super) enum JsonFault {
     Syntax {
         /// Byte offset in the file.
         offset: u64,
-        /// What is allowed there.
+        /// The allowed text.
         expected: &'static str,
-        /// What is there.
+        /// The text found.
         found: String,
     },
     /// An object has a key twice.

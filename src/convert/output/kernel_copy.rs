@@ -6,10 +6,10 @@
 //! | both on one network file system (NFS, SMB, Ceph) | `copy_file_range` | the server copies; no byte goes back over the wire |
 //! | anywhere else | not at all | `copy_file_range` would pass every byte through the page cache: slower than writing past it |
 //!
-//! The bytes are read all the same, since they are hashed. Blocks can be shared only where a stretch
-//! has the same offset within a block of 4096 bytes in both files. The data of each file starts on a
-//! block, and most tensors are multiples of one. The report has the first reason why bytes were not
-//! copied this way.
+//! The bytes are read all the same, since they are hashed. Blocks can be shared only where a
+//! stretch has the same offset within a block of 4096 bytes in both files. The data of each file
+//! starts on a block, and most tensors are multiples of one. The report has the first reason why
+//! bytes were not copied this way.
 #![allow(unsafe_code, reason = "FICLONERANGE has no safe wrapper")]
 
 use std::fs::File;

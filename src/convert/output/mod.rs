@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! allocate: make the unfinished file, reserve its space
-//! copy:     slots --> packer (one thread: order, hashes, aligned buffers) --> writers (direct writes)
+//! copy:     slots --> packer (one thread: order, hashes, buffers) --> writers (direct writes)
 //! seal:     all written, cut to length --> FinishedFile, which the conversion publishes
 //! ```
 //!
@@ -86,8 +86,8 @@ impl WriteBuffers {
     /// Shorter writes cost more than they save.
     const BUFFER_BYTES_MIN: u64 = 256 << 10;
 
-    /// Buffers for a host budget: one for each writer and one that is being filled, together at most
-    /// a quarter of the budget.
+    /// Buffers for a host budget: one for each writer and one that is being filled, together at
+    /// most a quarter of the budget.
     pub(super) fn for_budget(budget_bytes: u64, writers: u32) -> Self {
         const BUFFER_BYTES_MAX: u64 = 4 << 20;
         let most = budget_bytes / 4 / u64::from(writers + 1);

@@ -1,13 +1,13 @@
-//! One thread that packs slots into the aligned buffers of writes. Slots come in any order; their bytes
-//! are hashed and packed in file order.
+//! One thread that packs slots into the aligned buffers of writes. Slots come in any order; their
+//! bytes are hashed and packed in file order.
 //!
 //! ```text
-//!  slots (any order) --> wait for their turn --> hash: tensor, file --> buffers --(full)--> writers
+//!  slots (any order) --> wait for their turn --> hash: tensor, file --> buffers --> writers
 //! ```
 //!
 //! A conversion makes one file at a time. Since reads are issued in the order of the file and each
-//! takes a slot first, the next slot in order always comes. If the load failed it may not come: then
-//! [`Message::GiveUp`] frees the slots that wait.
+//! takes a slot first, the next slot in order always comes. If the load failed it may not come:
+//! then [`Message::GiveUp`] frees the slots that wait.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -104,7 +104,8 @@ impl Packer {
         if let Some(current) = current {
             self.abandon(current);
         }
-        // Later messages are dropped: slots go back to the ring, and the load learns of the failure.
+        // Later messages are dropped: slots go back to the ring, and the load learns of the
+        // failure.
         messages.iter().for_each(drop);
     }
 
@@ -125,7 +126,8 @@ impl Packer {
                 }
                 Message::End { done } => {
                     let finished = self.end(current.take().expect("a file begins before it ends"))?;
-                    // The conversion takes it once the load has the layer ready, unless it has failed.
+                    // The conversion takes it once the load has the layer ready, unless it has
+                    // failed.
                     let _ = self.finished.send(finished);
                     let _ = done.send(());
                 }

@@ -5,8 +5,8 @@
 //!  packer ---------------------> writers --------------------> file      ------------------------> packer
 //! ```
 //!
-//! A file system that refuses direct writes is written through the page cache, whose pages are flushed
-//! and dropped on the way. The report names this mode.
+//! A file system that refuses direct writes is written through the page cache, whose pages are
+//! flushed and dropped on the way. The report names this mode.
 
 use std::fs::File;
 use std::io;

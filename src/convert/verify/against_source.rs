@@ -1,7 +1,7 @@
 //! Compares the tensors of a checkpoint with those of its source, by full name.
 //!
-//! A tensor is right if it has the type, shape and bytes of the source; or, if the manifest says that
-//! it was cast, those of the cast. The manifest must list missing tensors as left out.
+//! A tensor is right if it has the type, shape and bytes of the source; or, if the manifest says
+//! that it was cast, those of the cast. The manifest must list missing tensors as left out.
 
 use super::super::hash_pass::{HashPass, PassEvent};
 use super::super::read_file::OpenShard;

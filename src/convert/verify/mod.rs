@@ -3,7 +3,7 @@
 //! ```text
 //! headers, coverage, index       checked as every checkpoint is opened
 //! manifest -> Stated             sizes, types, shapes, the set of files
-//! one pass over the files        BLAKE3 (and SHA-256 if the manifest has it) of each file and tensor
+//! one pass over the files        BLAKE3 (and SHA-256 if it is stated) of each file and tensor
 //! one pass over the source       BLAKE3 of each tensor, cast as the conversion did -> Comparison
 //! tensors that differ            the first few are read again, to find where
 //! ```
@@ -63,8 +63,8 @@ impl Verification {
         self
     }
 
-    /// The most host memory that the verification may hold, in bytes. 64 MiB by default. The metadata
-    /// of both checkpoints and a hash for each tensor count too.
+    /// The most host memory that the verification may hold, in bytes. 64 MiB by default. The
+    /// metadata of both checkpoints and a hash for each tensor count too.
     pub fn host_budget(mut self, bytes: u64) -> Self {
         self.options.host_budget_bytes = bytes;
         self
@@ -76,7 +76,8 @@ impl Verification {
         self
     }
 
-    /// Threads that read; zero counts as one. By default as many as the disk and the machine can use.
+    /// Threads that read; zero counts as one. By default as many as the disk and the machine can
+    /// use.
     pub fn jobs(mut self, threads: u32) -> Self {
         self.options.readers = Some(threads.max(1));
         self

@@ -249,8 +249,9 @@ impl ArenaPool for CudaSession {
 /// ever.
 fn copy_piece(stream: &Stream, piece: &[u8], address: u64) -> Result<(), DeviceError> {
     let _entered = stream.context().enter()?;
-    // SAFETY: the source is kept for as long (the caller's promise); the target lies in an arena that
-    // the stream has allocated or waits for, and that is freed behind the copy.
+    // SAFETY: the source is kept until the stream has passed the copy, or for ever (the caller's
+    // promise). The target lies in an arena that the stream has allocated or waits for, and that is
+    // freed behind the copy.
     let answer =
         unsafe { sys::cuMemcpyHtoDAsync_v2(address, piece.as_ptr().cast(), piece.len(), stream.raw()) };
     call("cuMemcpyHtoDAsync_v2", answer)

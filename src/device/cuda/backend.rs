@@ -26,7 +26,7 @@ pub(crate) struct CudaBackend {
 }
 
 impl CudaBackend {
-    /// A backend for a ring of so many slots.
+    /// A backend for a ring of `slots` slots.
     pub(crate) fn new(session: Arc<CudaSession>, slots: u32) -> Result<Self, DeviceError> {
         let slot_events =
             (0..slots).map(|_| Event::new(&session.context)).collect::<Result<Vec<_>, _>>()?.into();
@@ -169,7 +169,7 @@ fn queue_copies(
     let _entered = stream.context().enter()?;
     for copy in copies {
         let source = slot.part(copy.slot_offset_bytes, copy.len_bytes);
-        // SAFETY: the source is a part of the slot (checked), which whoever queues this keeps until the
+        // SAFETY: the source is a part of the slot (checked), which the caller keeps until the
         // stream has passed the copy, or for ever. The target lies in an arena that lives as long
         // (the plan puts every copy inside), and that the stream has allocated or waits for.
         let answer = unsafe {

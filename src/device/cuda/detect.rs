@@ -91,8 +91,8 @@ impl Unusable {
 fn find() -> Result<Driver, Unusable> {
     let mut reasons = Vec::new();
     for name in LIBRARY_NAMES {
-        // SAFETY: loading runs the library's initialisers. Whoever asks for a CUDA device asks for this
-        // library, which is found where the system's linker looks for it.
+        // SAFETY: loading runs the library's initialisers. A caller that opens a CUDA device wants
+        // this library, and the system's linker finds it.
         match unsafe { Library::new(name) } {
             Ok(library) => return check(name, library),
             // The error's source has the cause.

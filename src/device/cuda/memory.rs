@@ -244,8 +244,8 @@ impl DeviceMemory {
         let context = self.pool.copies.context();
         let _entered = context.enter().or_else(|_| context.enter());
         let freed = match &self.pool.raw {
-            // SAFETY: allocated from this pool and not used after this; the order of the stream is the
-            // promise of whoever frees it.
+            // SAFETY: allocated from this pool and not used after this; the owner has ordered the
+            // free behind all uses.
             Some(_) => code_of(unsafe { sys::cuMemFreeAsync(self.address, self.pool.frees.raw()) }),
             None => Err(CudaCode::NOT_READY),
         };

@@ -29,8 +29,8 @@ pub(super) fn node_of(pci_bus_id: &str, sys: &Path) -> Option<u32> {
 /// `len_bytes` bytes from `start` are a mapping of this process, `start` on a page.
 pub(super) unsafe fn prefer(node: u32, start: NonNull<u8>, len_bytes: usize) {
     let Some(mask) = 1_u64.checked_shl(node) else { return };
-    // SAFETY: sets a policy for a mapping of ours (the caller's promise) and changes no byte; the mask
-    // has 64 bits.
+    // SAFETY: sets a policy for a mapping of this process (the caller's promise) and changes no
+    // byte; the mask has 64 bits.
     unsafe {
         libc::syscall(
             libc::SYS_mbind,

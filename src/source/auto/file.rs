@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::plan::{CacheManners, IoDecision, IoMode, IoReason, ResidencyBy};
+use crate::plan::{CacheEffect, IoDecision, IoMode, IoReason, ResidencyBy};
 use crate::source::buffered::advise_sequential;
 use crate::source::survey::{advise_random, resident_bytes};
 use crate::source::system::System;
@@ -96,7 +96,7 @@ impl FileState {
         if matches!(policy, Policy::Uncached) {
             uncached.find_absent(system, file, decision.file_bytes);
         }
-        if matches!(decision.manners, CacheManners::DroppedBehind | CacheManners::Kept) {
+        if matches!(decision.cache_effect, CacheEffect::DroppedBehind | CacheEffect::Kept) {
             uncached.refuse();
         }
         // A single missing page anywhere could make a buffered read start the kernel's read-ahead.

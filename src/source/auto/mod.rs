@@ -1,9 +1,9 @@
-//! Each read the best way: buffered if its bytes are in the page cache, direct if not.
+//! Chooses for each read: buffered if its bytes are in the page cache, direct if not.
 //!
-//! The way a file is read follows from its [`IoDecision`]. A file on a local disk with direct I/O
-//! is looked up just before each read, so a partly resident file is split by range, and a decision
-//! that was wrong or has become wrong is corrected during the load. A lookup costs microseconds, a
-//! read hundreds.
+//! How a file is read follows from its [`IoDecision`]. A file on a local disk with direct I/O is
+//! looked up just before each read. So a partly resident file is split by range, and a decision
+//! that was wrong, or has become wrong, is corrected during the load. A lookup costs microseconds,
+//! a read hundreds of them.
 //!
 //! ```text
 //! file system is memory -----------------------------------------> pread

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::fs::Advice;
 
 use super::*;
-use crate::plan::{CacheManners, IoDecision, IoWays, ResidencyBy};
+use crate::plan::{CacheEffect, IoDecision, IoWays, ResidencyBy};
 use crate::source::{Arrival, SourceError};
 use onelayer_system::page_cache;
 use onelayer_testing::skipped;
@@ -124,7 +124,7 @@ fn a_cold_file_is_read_past_the_page_cache_and_a_warm_one_out_of_it() {
         return;
     }
     assert_eq!((cold.mode, cold.reason), (IoMode::Direct, IoReason::Cold), "{cold:?}");
-    assert_eq!((cold.resident_bytes, cold.manners), (Some(0), CacheManners::Untouched));
+    assert_eq!((cold.resident_bytes, cold.cache_effect), (Some(0), CacheEffect::Untouched));
     let ways = read_all(&system, &shard, &cold);
     assert_eq!((ways.direct_bytes, ways.buffered_bytes, ways.corrected_bytes), (LEN_BYTES, 0, 0));
     assert_eq!(cached_bytes(&shard, range(0, LEN_BYTES)), 0, "nothing was left in the page cache");
@@ -253,7 +253,7 @@ fn reads_through_the_page_cache_leave_it_as_they_found_it() {
         ..refusing(|call| call == Call::ReadUncached, Errno::OPNOTSUPP)
     };
     let mut systems = vec![("dropped behind", refusing())];
-    if decision(&plain(), &shard).manners == CacheManners::Uncached {
+    if decision(&plain(), &shard).cache_effect == CacheEffect::Uncached {
         systems.push(("uncached", plain()));
     } else {
         skipped("RWF_DONTCACHE is not known here");

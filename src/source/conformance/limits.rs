@@ -185,6 +185,14 @@ fn status_bytes(field: &str) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * KIB
 }
 
+/// Reads a range of the first file.
+fn read_range(source: &dyn Source, payload: ByteRange, buffer: &mut Buffer) -> ReadRequest {
+    let extent = payload.align_outward(Alignment::PAGE).unwrap();
+    let request = ReadRequest { shard: ShardId(0), extent, payload };
+    source.read(&request, buffer.bytes()).unwrap();
+    request
+}
+
 #[test]
 fn mapped_windows_never_pile_up() {
     const LEN_BYTES: u64 = 512 * MIB;
@@ -209,10 +217,7 @@ fn mapped_windows_never_pile_up() {
     std::thread::scope(|scope| {
         let (source, buffer) = (&source, &mut buffers[0]);
         let first = scope.spawn(move || {
-            let payload = range(123, 123 + READ_BYTES);
-            let extent = payload.align_outward(Alignment::PAGE).unwrap();
-            let request = ReadRequest { shard: ShardId(0), extent, payload };
-            source.read(&request, buffer.bytes()).unwrap();
+            read_range(source.as_ref(), range(123, 123 + READ_BYTES), buffer);
             status_bytes("VmPTE:")
         });
         first.join().unwrap()
@@ -240,12 +245,7 @@ fn mapped_windows_never_pile_up() {
                             return;
                         }
                         let payload = range(start, LEN_BYTES.min(start + READ_BYTES - 8192));
-                        let request = ReadRequest {
-                            shard: ShardId(0),
-                            extent: payload.align_outward(Alignment::PAGE).unwrap(),
-                            payload,
-                        };
-                        source.read(&request, buffer.bytes()).unwrap();
+                        let request = read_range(source, payload, buffer);
                         assert_eq!(buffer.payload(&request)[0], expected_byte(123));
                     }
                 })

@@ -87,7 +87,7 @@ fn refusing(refused: fn(Call) -> bool, errno: Errno) -> Faulty {
 
 /// Every source: plain, with short counts and interruptions, and with every refusal.
 fn variants() -> Vec<Variant> {
-    use IoMode::{Buffered, Direct, Mmap, Uring};
+    use IoMode::{Buffered, Direct, Mmap};
     let plain = Faulty::default;
     let odd = || Faulty { short_bytes: &[1, 7, 4095, 4097, 100_000], ..plain() };
     let blocks = || Faulty { short_bytes: &[4096, 12_288, 8192], ..plain() };
@@ -146,20 +146,29 @@ fn variants() -> Vec<Variant> {
             Some(1),
         ),
     ];
-    // The variants of direct reads, through a queue.
-    let is_like_queued = |name: &str| name == "direct" || name.starts_with("direct, ");
-    let mut queued: Vec<Variant> = if queued::refusal().is_some() { Vec::new() } else { variants.clone() };
-    queued.retain(|variant| is_like_queued(&variant.name));
-    for variant in &mut queued {
-        variant.mode = Uring;
-        variant.name = variant.name.replace("direct", "queued");
-    }
-    if !queued.is_empty() {
-        queued.push(variant("queued, buffers not registered", Uring, plain(), None));
-    }
-    variants.extend(queued);
+    variants.extend(queued_variants(&variants));
     variants.extend(auto_variants());
     variants
+}
+
+/// The variants of direct reads, through a queue. None where the system has no queues.
+fn queued_variants(variants: &[Variant]) -> Vec<Variant> {
+    if queued::refusal().is_some() {
+        return Vec::new();
+    }
+    let is_direct = |name: &str| name == "direct" || name.starts_with("direct, ");
+    let direct = variants.iter().filter(|variant| is_direct(&variant.name));
+    let mut queued: Vec<Variant> = direct
+        .map(|variant| Variant {
+            mode: IoMode::Uring,
+            name: variant.name.replace("direct", "queued"),
+            ..variant.clone()
+        })
+        .collect();
+    let name = "queued, buffers not registered".to_owned();
+    let plain = queued.first().expect("there are variants of direct reads").clone();
+    queued.push(Variant { name, system: Faulty::default(), falls_back_from_bytes: None, ..plain });
+    queued
 }
 
 /// A disk file system, whatever really holds the test files.

@@ -102,10 +102,10 @@ impl<B: ReadBuffer, T> KernelRing<B, T> {
 
     fn tell(&self, number: u32, bytes: &mut [u8]) -> io::Result<()> {
         let part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        // SAFETY: the kernel takes its own reference on each page of these bytes, and writes to them only
-        // for a read that names them; `push` names them for a buffer that has the same bytes, is
-        // owned here and so exists (the promise of `ReadBuffer`). A page that outlives its mapping
-        // is nobody's.
+        // SAFETY: the kernel takes its own reference on each page of these bytes, and writes to
+        // them only for a read that names them; `push` names them for a buffer that has the same
+        // bytes, is owned here and so exists (the promise of `ReadBuffer`). Pages that outlive
+        // their mapping have no other user.
         unsafe { self.io.submitter().register_buffers_update(number, &[part], None) }
     }
 

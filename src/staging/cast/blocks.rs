@@ -1,12 +1,8 @@
 //! Casts all elements of a stretch, block by block. Compiled once per [`Level`].
-#![allow(
-    unsafe_code,
-    reason = "calls functions compiled for more than the baseline; each block says why it may"
-)]
 
 use std::ops::Range;
 
-use super::level::Level;
+use super::level::{Level, Work};
 use crate::units::to_u64;
 
 /// Elements per block: a block stays in registers or the first-level cache, and the compiler knows
@@ -56,53 +52,29 @@ impl Elements<'_> {
         is_lost: impl Fn([u8; FROM], [u8; TO]) -> bool,
     ) -> u64 {
         let Self { level, bytes, source_start, source_bytes, .. } = self;
-        let source = source_start..source_start + source_bytes;
-        match level {
-            Level::Baseline => baseline(bytes, source, cast_block, is_lost),
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a value of this level exists only on machines that have its instructions.
-            Level::Avx2(_) => unsafe { avx2(bytes, source, cast_block, is_lost) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: as above.
-            Level::Avx512(_) => unsafe { avx512(bytes, source, cast_block, is_lost) },
-        }
+        level.run(Replace { bytes, source: source_start..source_start + source_bytes, cast_block, is_lost })
     }
 }
 
-// Separate functions: inlined into a match over all types, the compiler's loops take a third
-// longer.
-#[inline(never)]
-fn baseline<const FROM: usize, const TO: usize>(
-    bytes: &mut [u8],
+/// Casts all blocks of `source`, so that the result begins at the front of `bytes`.
+struct Replace<'a, C, L, const FROM: usize, const TO: usize> {
+    bytes: &'a mut [u8],
     source: Range<usize>,
-    cast_block: impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
-    is_lost: impl Fn([u8; FROM], [u8; TO]) -> bool,
-) -> u64 {
-    replace(bytes, source, cast_block, is_lost)
+    cast_block: C,
+    is_lost: L,
 }
 
-#[cfg(target_arch = "x86_64")]
-#[inline(never)]
-#[target_feature(enable = "avx2")]
-fn avx2<const FROM: usize, const TO: usize>(
-    bytes: &mut [u8],
-    source: Range<usize>,
-    cast_block: impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
-    is_lost: impl Fn([u8; FROM], [u8; TO]) -> bool,
-) -> u64 {
-    replace(bytes, source, cast_block, is_lost)
-}
+impl<C, L, const FROM: usize, const TO: usize> Work for Replace<'_, C, L, FROM, TO>
+where
+    C: Fn(&Block<FROM>, &mut Block<TO>) -> bool,
+    L: Fn([u8; FROM], [u8; TO]) -> bool,
+{
+    type Output = u64;
 
-#[cfg(target_arch = "x86_64")]
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn avx512<const FROM: usize, const TO: usize>(
-    bytes: &mut [u8],
-    source: Range<usize>,
-    cast_block: impl Fn(&Block<FROM>, &mut Block<TO>) -> bool,
-    is_lost: impl Fn([u8; FROM], [u8; TO]) -> bool,
-) -> u64 {
-    replace(bytes, source, cast_block, is_lost)
+    #[inline(always)]
+    fn run(self) -> u64 {
+        replace(self.bytes, self.source, self.cast_block, self.is_lost)
+    }
 }
 
 /// The loop: from the front, or from the back if elements grow. A block is only written over blocks

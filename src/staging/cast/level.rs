@@ -5,7 +5,20 @@
 //! a fraction of the time, so each loop exists once per level. Architectures other than x86-64 have
 //! one level, with what the compiler may use there anyway (on 64-bit Arm that includes vectors).
 
+#![allow(
+    unsafe_code,
+    reason = "calls functions compiled for more than the baseline; each block says why it may"
+)]
+
 use std::fmt;
+
+/// A loop that is compiled once per level. Implementations mark `run` with `#[inline(always)]`, so
+/// that it is compiled for the level's instructions.
+pub(super) trait Work {
+    type Output;
+
+    fn run(self) -> Self::Output;
+}
 
 /// An instruction set. Constructed only on machines that have it: a value is the proof that code
 /// for it may run.
@@ -37,6 +50,19 @@ impl Level {
         Self::avx512().or_else(Self::avx2).unwrap_or(Self::Baseline)
     }
 
+    /// Runs a loop with this level's instructions.
+    pub(super) fn run<W: Work>(self, work: W) -> W::Output {
+        match self {
+            Self::Baseline => baseline(work),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a value of this level exists only on machines that have its instructions.
+            Self::Avx2(_) => unsafe { avx2(work) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Self::Avx512(_) => unsafe { avx512(work) },
+        }
+    }
+
     #[cfg(target_arch = "x86_64")]
     pub(super) fn avx2() -> Option<Self> {
         std::arch::is_x86_feature_detected!("avx2").then_some(Self::Avx2(HasAvx2(())))
@@ -60,6 +86,27 @@ impl Level {
     pub(super) fn avx512() -> Option<Self> {
         None
     }
+}
+
+// Separate functions: inlined into a match over all types, the compiler's loops take a third
+// longer.
+#[inline(never)]
+fn baseline<W: Work>(work: W) -> W::Output {
+    work.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+#[target_feature(enable = "avx2")]
+fn avx2<W: Work>(work: W) -> W::Output {
+    work.run()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn avx512<W: Work>(work: W) -> W::Output {
+    work.run()
 }
 
 impl fmt::Display for Level {

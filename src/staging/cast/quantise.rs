@@ -9,13 +9,9 @@
 //! scale. Scales are kept in a buffer until all values are in place. Rounding is plain integer and
 //! single-precision code, compiled for each [`Level`]; all give the same bits. Errors are summed in
 //! double precision, row by row in one order, so a row's sums do not depend on where reads are cut.
-#![allow(
-    unsafe_code,
-    reason = "calls functions compiled for more than the baseline; each block says why it may"
-)]
 
 use super::floats;
-use super::level::Level;
+use super::level::{Level, Work};
 use crate::checkpoint::DType;
 use crate::plan::{Quantisation, QuantiseOp, Quantised, QuantisedPart};
 use crate::units::{to_u64, to_usize};
@@ -108,46 +104,23 @@ fn of_type<const FROM: usize>(
     form: Quantised,
     decode: impl Fn([u8; FROM]) -> u32 + Copy,
 ) -> Result<Loss, usize> {
-    match level {
-        Level::Baseline => baseline(bytes, form, decode),
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a value of this level exists only on machines that have its instructions.
-        Level::Avx2(_) => unsafe { avx2(bytes, form, decode) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        Level::Avx512(_) => unsafe { avx512(bytes, form, decode) },
+    level.run(Rows { bytes, form, decode })
+}
+
+/// A stretch of rows to be quantised.
+struct Rows<'a, D, const FROM: usize> {
+    bytes: &'a mut [u8],
+    form: Quantised,
+    decode: D,
+}
+
+impl<D: Fn([u8; FROM]) -> u32 + Copy, const FROM: usize> Work for Rows<'_, D, FROM> {
+    type Output = Result<Loss, usize>;
+
+    #[inline(always)]
+    fn run(self) -> Result<Loss, usize> {
+        rows(self.bytes, self.form, self.decode)
     }
-}
-
-#[inline(never)]
-fn baseline<const FROM: usize>(
-    bytes: &mut [u8],
-    form: Quantised,
-    decode: impl Fn([u8; FROM]) -> u32 + Copy,
-) -> Result<Loss, usize> {
-    rows(bytes, form, decode)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline(never)]
-#[target_feature(enable = "avx2")]
-fn avx2<const FROM: usize>(
-    bytes: &mut [u8],
-    form: Quantised,
-    decode: impl Fn([u8; FROM]) -> u32 + Copy,
-) -> Result<Loss, usize> {
-    rows(bytes, form, decode)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn avx512<const FROM: usize>(
-    bytes: &mut [u8],
-    form: Quantised,
-    decode: impl Fn([u8; FROM]) -> u32 + Copy,
-) -> Result<Loss, usize> {
-    rows(bytes, form, decode)
 }
 
 /// Quantises all rows of a stretch. The error is the number of a row.

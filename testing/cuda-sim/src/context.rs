@@ -180,10 +180,7 @@ impl Sim {
         left.retain(|&(_, count)| count > 0);
         if !left.is_empty() && !lost {
             let what: Vec<String> = left.iter().map(|(what, count)| format!("{count} {what}")).collect();
-            self.violation(
-                "context_released_in_use",
-                format!("a context was destroyed with {}", what.join(", ")),
-            );
+            self.violation("context_released_in_use", format!("a context ended with {}", what.join(", ")));
         }
         for (what, count) in left {
             *self.ledger.went_with_context.entry(what).or_default() += count;

@@ -120,7 +120,7 @@ fn one_head_for_all() {
     assert_eq!(bytes(&new, 1), 8 * bytes(falcon, 1));
     let without = falcon.replace(r#""multi_query": true"#, r#""multi_query": false"#);
     assert_eq!(kinds(&without)[0].0, CacheKind::MultiHead);
-    // As tiiuae/falcon-40b had it at first, and falcon-7b: 8 heads of 64 in 60 layers, one of 64 in 32.
+    // The first tiiuae/falcon-40b, and falcon-7b: 8 heads of 64 in 60 layers, one of 64 in 32.
     let first = r#"{"model_type": "RefinedWeb", "hidden_size": 8192, "n_layer": 60, "n_head": 128, "n_head_kv": 8,
         "alibi": false, "parallel_attn": true}"#;
     assert_eq!((bytes(first, 1), kinds(first)[0].0), (60 * 2 * 8 * 64 * 2, CacheKind::GroupedQuery));
@@ -150,7 +150,7 @@ fn what_is_not_known_is_said_not_guessed() {
         (r#"{"model_type": "t5", "is_encoder_decoder": true}"#, "encoder-decoder"),
         (&LLAMA2_7B.replace('}', r#", "layer_types": ["full_attention"]}"#), "only 1 entries"),
         (&JAMBA.replace('}', r#", "layer_types": ["new_thing"]}"#), "`new_thing`"),
-        (&LLAMA2_7B.replace("4096", "18446744073709551615"), "out of all proportion"),
+        (&LLAMA2_7B.replace("4096", "18446744073709551615"), "are too large"),
     ] {
         assert!(why(text).contains(expected), "{text}: {}", why(text));
     }

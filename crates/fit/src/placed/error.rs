@@ -17,7 +17,7 @@ pub enum PlacedError {
     },
     /// The caller gave a context, stream or memory, which belong to one device; a map is for
     /// several.
-    #[error("a load by a device map takes no context, stream or memory of the caller's")]
+    #[error("a load by a device map cannot use the caller's context, stream or memory")]
     Borrowed,
     /// The map names a GPU that cannot be used. Nothing was loaded.
     #[error("the device map names GPU {device}, which cannot be used")]

@@ -5,7 +5,7 @@
 //!                                 │
 //!                                load: every device opened and its room checked, then
 //!                                 ├── GPU 0 ── GPU 1 ── ... ── host      one after the other, one budget
-//!                                 └── disk: nothing is read; a TensorReader stands by
+//!                                 └── disk: nothing is read; a TensorReader reads on demand
 //!                                        └──> PlacedModel
 //! ```
 //! Tiers are loaded one after the other with the same budget, so the host's peak is one budget and

@@ -1,4 +1,4 @@
-//! What is counted is what a load delivers.
+//! The counted bytes are those that a load delivers.
 
 use std::io::Write;
 
@@ -35,7 +35,7 @@ fn weighed(checkpoint: &Checkpoint, weights: Weights) -> Vec<(&str, u64)> {
     checkpoint.tensors().map(|tensor| (tensor.name, weighing.bytes(tensor.id))).collect()
 }
 
-/// Bytes of a tensor that stands in two layers, or beside them if it is not `in_stack`.
+/// Bytes of a tensor in two layers, or outside them if it is not `in_stack`.
 fn bytes(dtype: &str, shape: &[u64], in_stack: bool, weights: Weights) -> u64 {
     let names = ["model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight", "lm_head.weight"];
     let norms = ["model.layers.0.norm.weight", "model.layers.1.norm.weight"];
@@ -119,7 +119,7 @@ fn what_is_counted_is_what_a_load_delivers() {
     }
 }
 
-/// What could be is what a load would make of it, and 16 bits for the rest.
+/// Derived precisions count what a load would deliver, and 16 bits for the rest.
 #[test]
 fn a_precision_is_what_quantising_and_narrowing_come_to() {
     let (_folder, checkpoint) = checkpoint(&MIXED[..10]);

@@ -1,6 +1,6 @@
-//! A conversion that is killed, or whose system calls fail, at every call it makes on its target:
-//! nothing under a final name is ever wrong, index and manifest come last, errors are told, and the
-//! same command goes on and redoes at most one file.
+//! A conversion is killed, or a system call fails, at every call that it makes on its target. No
+//! file with a final name is ever wrong, index and manifest come last, errors are reported, and the
+//! same command goes on and writes at most one file again.
 //!
 //! The tests that run always take every kill point and one error for each call; `--ignored` takes
 //! every error, and the calls on each path apart.
@@ -21,11 +21,11 @@ use crate::convert_support::{World, differences, tree};
 use crate::support::strace::{self, Consequence, Counts, Fault, Found, Seen, points};
 use crate::support::{json, stderr};
 
-/// The target's name. It lies in a folder of its own, which may be named otherwise in each run.
+/// The name of the target. Its folder may have another name in each run.
 const TARGET: &str = "target";
 
-/// Calls that change what is on the disk or who holds it, and the errors that each may answer with.
-/// The first error is the one that the short sweep takes.
+/// Calls that change the disk or a lock, and the errors that each may return. The short sweep takes
+/// the first error.
 const CHANGING: [(&str, &[&str]); 23] = [
     ("open", &["ENOSPC", "EACCES", "EMFILE", "EDQUOT", "EROFS"]),
     ("openat", &["ENOSPC", "EACCES", "EMFILE", "EDQUOT", "EROFS"]),
@@ -52,7 +52,7 @@ const CHANGING: [(&str, &[&str]); 23] = [
     ("close", &["EIO"]),
 ];
 
-/// Calls that only look, or advise.
+/// Calls that only read or advise.
 const LOOKING: [&str; 19] = [
     "execve",
     "statx",
@@ -75,9 +75,9 @@ const LOOKING: [&str; 19] = [
     "sync_file_range",
 ];
 
-/// Failures that a conversion may live with, if what it leaves is right nevertheless: a file that
-/// is on the disk may fail to close, what the kernel cannot copy is written, room that cannot be
-/// reserved is found out about later, a file system may know no locks.
+/// Failures after which a conversion may go on, if its files are right: a file on the disk may fail
+/// to close, bytes that the kernel cannot copy are written, a full disk is noticed later if space
+/// cannot be reserved, a file system may have no locks.
 const BEARABLE: [(&str, &[&str]); 6] = [
     ("close", &["EIO"]),
     ("copy_file_range", &["EXDEV", "EOPNOTSUPP"]),
@@ -91,8 +91,7 @@ fn is_bearable(call: &str, error: &str) -> bool {
     BEARABLE.iter().any(|(name, errors)| *name == call && errors.contains(&error))
 }
 
-/// Everything that a conversion does in its target. Fails if it makes a call that this test knows
-/// nothing about.
+/// Every call of a conversion on its target. Fails if this test does not know a call.
 fn record(world: &World) -> Seen {
     let (place, scratch) = (world.path("recorded"), world.path("logs"));
     fs::create_dir(&scratch).unwrap();
@@ -132,7 +131,7 @@ fn all_errors(counts: &Counts) -> Vec<Fault> {
     })
 }
 
-/// Every fault in a target of its own, two at a time.
+/// Tries every fault in its own target, two at a time.
 fn sweep(world: &World, seen: &Seen, paths: &[&str], faults: &[Fault], found: &Found) {
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -152,7 +151,7 @@ fn sweep(world: &World, seen: &Seen, paths: &[&str], faults: &[Fault], found: &F
     });
 }
 
-/// Converts with one fault, looks at what it left, and lets the next run finish.
+/// Converts with one fault, checks the target, and lets the next run finish.
 fn disturb(
     world: &World,
     seen: &Seen,
@@ -178,7 +177,7 @@ fn disturb(
     wrong
 }
 
-/// What is wrong with how a conversion answers an error.
+/// The faults in the response of a conversion to an error.
 fn answer(
     world: &World,
     fault: &Fault,
@@ -237,8 +236,8 @@ fn an_error_of_any_call_is_told_and_the_next_run_goes_on() {
     found.conclude("errors", 60);
 }
 
-/// A source that cannot be read at any point: either it did not matter, or it is told, and nothing
-/// that was written is wrong.
+/// A source that cannot be read at some call: the error is reported or did not matter, and no file
+/// of the target is wrong.
 #[test]
 fn an_error_of_the_source_is_told_and_the_next_run_goes_on() {
     if !strace::is_there() {
@@ -278,8 +277,8 @@ fn an_error_of_the_source_is_told_and_the_next_run_goes_on() {
     assert!(told > 20, "{told} of {}", faults.len());
 }
 
-/// File systems without direct writes, without room that can be reserved, and signals: none of it
-/// is an error, and the way it was gone instead has a name.
+/// File systems without direct writes or without reserved space, and signals: none is an error, and
+/// the report names the other way.
 #[test]
 fn what_a_file_system_cannot_do_is_done_otherwise_and_named() {
     if !strace::is_there() {
@@ -310,8 +309,8 @@ fn what_a_file_system_cannot_do_is_done_otherwise_and_named() {
     }
 }
 
-/// With more threads, more files are under way at once, and one thread's calls hide another's less
-/// if paths are taken apart.
+/// With more threads, more files are written at once. Each path has its own faults, so that calls
+/// of one thread do not hide those of another.
 #[test]
 #[ignore = "takes minutes"]
 fn kills_and_every_error_on_each_path_apart() {

@@ -1,8 +1,8 @@
-//! Conversions on file systems of their own: where blocks can be shared, the kernel shares them,
-//! and what comes out is the same as where it does not.
+//! Conversions on new file systems. Where blocks can be shared, the kernel shares them, and the
+//! files are the same as elsewhere.
 //!
-//! Needs root, loop devices and mkfs; each file system that cannot be had is named, aloud. Mounts
-//! are made in a namespace of their own.
+//! Needs root, loop devices and mkfs. Prints each file system that cannot be made. Mounts are made
+//! in their own namespace.
 #![allow(clippy::print_stdout, reason = "a test says what it counted")]
 #![allow(
     clippy::unwrap_used,
@@ -20,16 +20,16 @@ use crate::convert_support::{MANIFEST, Tree, World, differences, run, tree, wrap
 use crate::support::{loadcheck, stderr, stdout};
 use onelayer_testing::skipped;
 
-/// xfs takes no less than 300 MiB. The file is sparse.
+/// xfs needs 300 MiB. The file is sparse.
 const DISK_BYTES: u64 = 320 << 20;
 
-/// What a conversion inside of a mounted file system said, and what it left.
+/// The output of a conversion inside a mounted file system, and its files.
 struct Done {
     report: serde_json::Value,
     found: Tree,
 }
 
-/// True if a file system of that kind can be made and mounted here; says aloud if not.
+/// True if a file system of that kind can be made and mounted here; prints if not.
 fn can_mount(kind: &str) -> bool {
     let is_known = fs::read_to_string("/proc/filesystems")
         .unwrap()
@@ -45,8 +45,8 @@ fn can_mount(kind: &str) -> bool {
     true
 }
 
-/// Mounts a new file system at `place` of `world`, runs `script` there with `$1` as the place, and
-/// `$@` behind it as `command`.
+/// Mounts a new file system at `place` of `world` and runs `script` there. `$1` is the place, and
+/// the other arguments are `command`.
 fn on_new_disk(world: &World, kind: &str, script: &str, command: &Command) -> Output {
     let (image, place) = (world.path(&format!("{kind}.image")), world.path("place"));
     fs::create_dir_all(&place).unwrap();
@@ -80,7 +80,7 @@ fn convert_on(world: &World, kind: &str, flags: &[&str]) -> Done {
     Done { report: serde_json::from_str(&stdout(&output)).unwrap(), found }
 }
 
-/// The manifest names the source, which lies elsewhere.
+/// The manifest has the path of the source, which is another one.
 fn without_manifest(tree: &Tree) -> Tree {
     tree.iter()
         .filter(|(name, _)| *name != MANIFEST)
@@ -90,7 +90,7 @@ fn without_manifest(tree: &Tree) -> Tree {
 
 #[test]
 fn blocks_are_shared_where_they_can_be_and_bytes_are_the_same_everywhere() {
-    // What a conversion has made lies on whole blocks: of that, nearly all can be shared.
+    // The data of converted files starts on a block: nearly all blocks can be shared.
     let mut world = World::new(&[]);
     world.source = world.path("golden");
     for kind in ["ext4", "xfs", "btrfs"] {
@@ -130,7 +130,7 @@ fn a_killed_conversion_that_shares_blocks_goes_on() {
         let mut command = loadcheck(world.directory.path());
         command.arg("convert").arg(place.join("source")).arg(place.join("target"));
         command.args(["--budget", "8MiB", "--json", "-q", "--jobs", "1"]);
-        // Killed at each of the calls that share blocks and the syncs behind them, with one target: each
+        // Killed at each call that shares blocks and at each sync after it, with one target: each
         // run goes on.
         let script = format!(
             "cp -a {source} \"$1\"/source && sync || exit 99; place=$1; shift; \

@@ -1,5 +1,5 @@
-//! Folders and names of a target: made durably, whatever their length, and cleared away in an order
-//! that network file systems can follow.
+//! Folders and names of a target: durable at any length, and removed in an order that works on
+//! network file systems.
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,
@@ -14,8 +14,8 @@ use crate::convert_support::{World, differences, run, tree, wrapped};
 use crate::support::strace;
 use crate::support::{assert_code, stderr};
 
-/// The lines that strace writes about a command's calls, with paths; `None`, said aloud, where
-/// there is no strace.
+/// The lines that strace writes about the calls of a command, with paths; `None`, which is printed,
+/// if there is no strace.
 fn trace(world: &World, command: &Command, calls: &str) -> Option<Vec<String>> {
     if !strace::is_there() {
         return None;
@@ -28,7 +28,7 @@ fn trace(world: &World, command: &Command, calls: &str) -> Option<Vec<String>> {
     Some(fs::read_to_string(log).unwrap().lines().map(str::to_owned).collect())
 }
 
-/// Every folder that has a new one in it, and not only the last.
+/// Every folder with a new folder in it is synced, and not only the last.
 #[test]
 fn folders_above_the_target_are_made_durably() {
     let world = World::new(&[]);
@@ -48,8 +48,8 @@ fn a_target_that_is_named_with_dots_is_made() {
     assert_eq!(differences(&tree(&target), &world.golden), [""; 0]);
 }
 
-/// A file that is removed while it is open keeps its folder from going where the server knows
-/// nothing of open files.
+/// Where a server does not know of open files, the folder of an open file that is removed cannot be
+/// removed.
 #[test]
 fn journals_are_closed_before_their_folder_goes() {
     let world = World::new(&[]);
@@ -61,7 +61,7 @@ fn journals_are_closed_before_their_folder_goes() {
     assert!(journal_closes < folder_goes, "{}, {}", lines[journal_closes], lines[folder_goes]);
 }
 
-/// A side file may have the longest name there is: its unfinished name is no longer.
+/// A side file may have the longest possible name: its unfinished name is not longer.
 #[test]
 fn side_files_with_long_names_go_along() {
     let world = World::new(&[]);

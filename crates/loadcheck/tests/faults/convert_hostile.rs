@@ -1,9 +1,7 @@
-//! Targets that a conversion must not fall for: names that are taken by files, links, pipes and
-//! folders, by other conversions, and systems that give too little room, too few files, or no right
-//! to write.
+//! Hostile targets: names that files, links, pipes, folders or other conversions have already, and
+//! systems with too little room, too few open files, or no right to write.
 //!
-//! What needs a mount of its own makes one where user namespaces are allowed, and says aloud where
-//! not.
+//! Tests that need a mount make one where user namespaces are allowed, and print a line where not.
 #![allow(
     clippy::unwrap_used,
     clippy::as_conversions,
@@ -23,12 +21,12 @@ use crate::convert_support::{INDEX, MANIFEST, Tree, World, differences, run, tre
 use crate::support::{assert_code, in_own_mounts, stderr};
 use onelayer_testing::TestTensor;
 
-/// What may stand under a name.
+/// Things that may have a name already.
 const PLANTS: [&str; 6] =
     ["a file", "a link to a file", "a link to nothing", "a link to a folder", "a pipe", "a folder"];
 
-/// Puts something under a name. `victims` is a folder with `file` and `folder/`, which must stay as
-/// they are.
+/// Makes one of these things at a path. `victims` is a folder with `file` and `folder/`, which must
+/// not change.
 fn plant(what: &str, path: &Path, victims: &Path) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     match what {
@@ -41,7 +39,7 @@ fn plant(what: &str, path: &Path, victims: &Path) {
     }
 }
 
-/// A folder with what links lead to.
+/// The folder that links lead to.
 fn victims(world: &World) -> (std::path::PathBuf, Tree) {
     let folder = world.path("victims");
     fs::create_dir_all(folder.join("folder")).unwrap();
@@ -64,7 +62,7 @@ fn force(command: Command) -> Command {
     command
 }
 
-/// A message of one code that names the file.
+/// The message has the code, and names the file.
 #[track_caller]
 fn assert_refused(output: &Output, code: &str, named: &str) {
     let text = stderr(output);
@@ -115,8 +113,8 @@ fn force_replaces_what_is_in_the_way_and_follows_no_link() {
     }
 }
 
-/// Names that only a conversion uses while it works. Somebody who may write to the target can plant
-/// them, and gains nothing.
+/// Temporary names of a conversion. Another user with write access to the target can plant them,
+/// and gains nothing.
 #[test]
 fn planted_names_of_unfinished_files_lead_nowhere() {
     let world = World::new(&[]);
@@ -142,7 +140,7 @@ fn planted_names_of_unfinished_files_lead_nowhere() {
     }
 }
 
-/// A pipeline whose component folder exists, and leads elsewhere.
+/// A pipeline whose component folder exists as a link.
 #[test]
 fn a_folder_of_a_component_that_is_a_link_is_refused() {
     let world = World::new(&[]);
@@ -239,13 +237,13 @@ fn a_source_inside_the_target_stays_as_it_is() {
         fs::remove_dir_all(&inside).unwrap();
         let mut expected = world.golden.clone();
         let mut found = tree(&target);
-        // It names the source, whose path is another one.
+        // It has the path of the source, which is another one.
         assert!(expected.remove(MANIFEST).is_some() && found.remove(MANIFEST).is_some());
         assert_eq!(differences(&found, &expected), [""; 0]);
     }
 }
 
-/// Whatever leads to the source, `--force` does not replace or remove it.
+/// `--force` does not replace or remove the source, by whatever path it is reached.
 #[test]
 fn a_source_that_lies_in_the_target_under_a_name_of_its_own_is_refused() {
     let world = World::new(&[]);
@@ -257,8 +255,8 @@ fn a_source_that_lies_in_the_target_under_a_name_of_its_own_is_refused() {
     };
     assert_code(&merge(&world.source, &whole, &["--merge"]), 0);
     let made = tree(&whole);
-    // The whole one is reached by a link to its file, and would be replaced; or removed, as what
-    // another conversion has made.
+    // The merged file is reached by a link, and would be replaced; or removed as a file of another
+    // conversion.
     let links = world.path("links");
     fs::create_dir(&links).unwrap();
     symlink(whole.join("model.safetensors"), links.join("model.safetensors")).unwrap();
@@ -266,7 +264,7 @@ fn a_source_that_lies_in_the_target_under_a_name_of_its_own_is_refused() {
         assert_refused(&merge(&links, &whole, flags), "LC0210", "model.safetensors");
         assert_eq!(tree(&whole), made, "{flags:?}");
     }
-    // A component of a pipeline, of which the target has been the whole.
+    // The source is a component of the pipeline in the target.
     let pipeline = world.path("pipeline");
     for component in ["unet", "vae"] {
         copy_files(&whole, &pipeline.join(component), &["model.safetensors", "config.json"]);
@@ -304,8 +302,8 @@ fn copy_files(from: &Path, to: &Path, names: &[&str]) {
     }
 }
 
-/// A journal of another conversion, with hashes that are right, is no order to remove what it
-/// names.
+/// A journal of another conversion does not make it remove other files, even if its hashes are
+/// right.
 #[test]
 fn force_removes_nothing_elsewhere_because_a_journal_names_it() {
     let world = World::new(&[]);
@@ -406,8 +404,8 @@ fn few_descriptors_are_enough_for_many_files() {
     assert_eq!(tree(&target).keys().filter(|name| convert_support::is_published(name)).count(), 300);
 }
 
-/// A limit on the length of files, its signal ignored before and not: an error, and nothing wrong
-/// under a final name.
+/// A limit on the length of files, with its signal ignored or not: an error, and no wrong file with
+/// a final name.
 #[test]
 fn a_file_that_may_not_grow_is_told_and_leaves_nothing_wrong() {
     let world = World::new(&[]);
@@ -473,8 +471,8 @@ fn too_little_room_is_told_before_anything_is_written() {
     assert_eq!(tree(&out), Tree::from([("place/".into(), Vec::new())]));
 }
 
-/// The check of the free space cannot see this coming: the file system runs out of names, at each
-/// number of them.
+/// The check of the free space cannot foresee that the file system runs out of inodes. Tried at
+/// each number of inodes.
 #[test]
 fn room_that_ends_on_the_way_is_told_and_the_next_run_goes_on() {
     let world = World::new(&[]);

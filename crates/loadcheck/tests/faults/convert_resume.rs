@@ -1,9 +1,7 @@
-//! Conversions that were interrupted, and what happened to source, target and journal before they
-//! went on: what is right is kept, what is damaged is made again or refused, and what is another
-//! conversion is refused.
+//! Interrupted conversions whose source, target or journal changed before the next run. Right files
+//! are kept, damaged files are written again or refused, and another conversion is refused.
 //!
-//! Interruptions are made by strace, at a call that is known: which files are published by then is
-//! no accident.
+//! strace interrupts at a known call, so the files that are published by then are known too.
 #![allow(clippy::print_stdout, reason = "a test says what it counted")]
 #![allow(
     clippy::unwrap_used,
@@ -29,8 +27,8 @@ use onelayer_testing::random_bytes;
 const PUBLISH: &str = "renameat2";
 const JOURNAL: &str = ".onelayer-convert/part-1-of-1.journal";
 
-/// A world, and a target in which three files are published and the fourth is complete but for its
-/// name. `None` where there is no strace.
+/// A world, and a target in which three files are published and the fourth is whole but has no
+/// final name. `None` if there is no strace.
 fn interrupted() -> Option<(World, PathBuf)> {
     if !strace::is_there() {
         return None;
@@ -43,10 +41,10 @@ fn interrupted() -> Option<(World, PathBuf)> {
     Some((world, target))
 }
 
-/// Files that an interrupted conversion has published.
+/// Files that an interrupted conversion published.
 const PUBLISHED: u32 = 3;
 
-/// Stops the conversion right after it has published its `nth` file.
+/// Stops the conversion right after its `nth` file is published.
 fn stopped(world: &World, command: &Command, nth: u32) -> (Child, u32) {
     start_and_stop(command, PUBLISH, nth, &world.path("strace.log"))
 }
@@ -61,8 +59,8 @@ fn assert_refused(output: &Output, code: &str) {
     assert!(text.contains(&format!("error[{code}")) && !text.contains("panicked"), "no {code}: {text}");
 }
 
-/// Whatever it is, it ends in the right files or in a refusal that leaves what is right; and
-/// `--force` always gets there.
+/// Every change ends in the right files, or in an error that leaves right files alone; `--force`
+/// always ends in the right files.
 #[track_caller]
 fn assert_completes_or_refuses(world: &World, target: &Path, what: &str) -> bool {
     let output = run(&world.convert(target));
@@ -92,14 +90,14 @@ fn what_is_published_is_kept_and_not_touched() {
     let output = run(&world.convert(&target));
     assert_code(&output, 0);
     let kept = json(&output)["convert"]["result"]["files_kept"].as_u64().unwrap();
-    // The fourth, which had all its bytes, is published as it is.
+    // The fourth had all its bytes: it is published without being written again.
     assert_eq!(kept, u64::from(PUBLISHED) + 1);
     let after: Vec<_> = published(&target).iter().take(before.len()).map(identity).collect();
     assert_eq!(before, after);
     assert_eq!(differences(&tree(&target), &world.golden), [""; 0]);
 }
 
-/// A target that is complete is looked at and left as it is.
+/// A complete target is checked and not changed.
 #[test]
 fn a_second_run_changes_nothing() {
     let world = World::new(&[]);
@@ -165,7 +163,7 @@ fn other_options_are_refused() {
             &["--sha256"],
             &["--part", "1/2"],
         ];
-        // Of what is complete, every part is.
+        // Every part of a complete target is complete.
         for flags in &others[..others.len() - usize::from(complete)] {
             let mut command = world.convert(&target);
             command.args(*flags);
@@ -183,7 +181,7 @@ fn other_options_are_refused() {
     assert_eq!(differences(&tree(&target), &tree(&other)), [""; 0]);
 }
 
-/// What decides nothing about the bytes may change between runs.
+/// Options that do not decide about the bytes may change between runs.
 #[test]
 fn other_threads_and_budgets_go_on() {
     let Some((world, target)) = interrupted() else { return };
@@ -255,7 +253,7 @@ fn reversed_lines(text: &[u8]) -> Vec<u8> {
     lines.concat()
 }
 
-/// A journal cannot make it write or remove anything elsewhere.
+/// A journal cannot make it write or remove files elsewhere.
 #[test]
 fn a_journal_that_names_other_files_leads_nowhere() {
     let Some((world, target)) = interrupted() else { return };
@@ -264,7 +262,7 @@ fn a_journal_that_names_other_files_leads_nowhere() {
     fs::write(target.join("mine.safetensors"), "mine").unwrap();
     let journal = target.join(JOURNAL);
     for name in ["../victim.safetensors", victim.to_str().unwrap(), "mine.safetensors", "", ".", ".."] {
-        // As it would be written, hash and all: the hash is no secret.
+        // With a right hash, which anybody can make.
         for line in [
             format!("written\t{{\"name\":{name:?},\"bytes\":8,\"blake3\":\"00\"}}\t{{\"name\":{name:?}}}"),
             format!("published\t{{\"name\":{name:?},\"modified_ns\":1}}"),
@@ -310,9 +308,9 @@ fn a_damaged_unfinished_file_is_never_published() {
     }
 }
 
-/// Of an unfinished conversion and of a finished one, whose files were changed, cut or removed by
-/// somebody else. What a finished one holds is looked at by `verify`, not by the next run, unless a
-/// file is missing or has another length.
+/// Files of an unfinished and of a finished conversion are changed, cut or removed. The next run of
+/// a finished one only notices files that are missing or have another length; `verify` checks the
+/// bytes.
 #[test]
 fn damaged_files_are_not_taken_for_right_ones() {
     let Some((world, unfinished)) = interrupted() else { return };
@@ -395,14 +393,14 @@ fn go_on(process: u32) {
     assert!(Command::new("kill").args(["-CONT", &process.to_string()]).status().unwrap().success());
 }
 
-/// What is read before the change and after it must not end in one target.
+/// One target must not have bytes from before and after a change of the source.
 #[test]
 fn a_source_that_changes_during_a_conversion_is_noticed() {
     if !strace::is_there() {
         return;
     }
     let world = World::new(&[]);
-    // More than the ring holds is left to read when the first file is published.
+    // When the first file is published, more is left to read than the ring holds.
     let source = world.path("large");
     convert_support::write_source(&source, 2, 40 << 20);
     let shard = source.join("model-00002-of-00002.safetensors");
@@ -428,7 +426,7 @@ fn a_source_that_changes_during_a_conversion_is_noticed() {
         go_on(process);
         let output = strace.wait_with_output().unwrap();
         if what == "replaced" && output.status.success() {
-            // The old file, which was open, was read to its end.
+            // The old file was open, and was read to its end.
             let golden = world.path("golden-large");
             fs::write(&shard, &whole).unwrap();
             assert_code(&run(loadcheck(world.directory.path()).arg("convert").arg(&source).arg(&golden)), 0);
@@ -453,7 +451,7 @@ fn an_interrupt_ends_it_in_order_and_the_next_run_goes_on() {
         return;
     }
     let mut world = World::new(&[]);
-    // Too much is left to do when the signal comes for the end to come first.
+    // Too much is left to do for the conversion to end before the signal.
     world.source = world.path("large");
     convert_support::write_source(&world.source, 2, 40 << 20);
     let golden = world.path("golden-large");
@@ -475,8 +473,7 @@ fn an_interrupt_ends_it_in_order_and_the_next_run_goes_on() {
     }
 }
 
-/// As an array of jobs does it: all parts at once, one of them killed and run again, then the
-/// finish.
+/// Like an array of jobs: all parts at once, one of them killed and run again, then the finish.
 #[test]
 fn parts_may_run_at_once_and_again_and_finish_together() {
     let world = World::new(&[]);
@@ -514,7 +511,7 @@ fn parts_may_run_at_once_and_again_and_finish_together() {
     assert_code(&finish(), 0);
 }
 
-/// Whatever it had removed by then, it still knows what the old conversion had made.
+/// However much it removed before the kill, it still knows the files of the old conversion.
 #[test]
 fn a_replacement_that_is_killed_at_the_start_leaves_nothing_of_the_old_conversion() {
     if !strace::is_there() {

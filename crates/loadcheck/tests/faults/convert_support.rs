@@ -1,5 +1,4 @@
-//! What the tests of conversions share: a small source, what it must become, and how to tell
-//! whether a target is all right.
+//! Shared by the tests of conversions: a small source, its right target, and checks of targets.
 #![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
 
 use std::collections::BTreeMap;
@@ -64,7 +63,7 @@ pub(crate) fn differences(found: &Tree, expected: &Tree) -> Vec<String> {
     wrong
 }
 
-/// True for a name under which only a complete file of tensors may stand.
+/// True for a name that only a complete file of tensors may have.
 pub(crate) fn is_published(name: &str) -> bool {
     name.ends_with(".safetensors") && !name.rsplit('/').next().unwrap().starts_with('.')
 }
@@ -95,7 +94,7 @@ pub(crate) fn write_source(folder: &Path, layers: u64, head_bytes: usize) {
     fs::write(folder.join("tokenizer.json"), "{}\n").unwrap();
 }
 
-/// A source, and what a conversion that nothing disturbs makes of it.
+/// A source, and the target of an undisturbed conversion.
 pub(crate) struct World {
     pub(crate) directory: tempfile::TempDir,
     pub(crate) source: PathBuf,
@@ -107,7 +106,7 @@ impl World {
     /// A source of three layers, converted with one thread and `flags`.
     pub(crate) fn new(flags: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        // strace shows paths as the system does: without links.
+        // strace shows paths without links.
         let root = directory.path().canonicalize().unwrap();
         let source = root.join("source");
         write_source(&source, 3, (1 << 20) + 500_001);
@@ -145,9 +144,9 @@ impl World {
         command
     }
 
-    /// What is wrong with a target whose conversion was disturbed, and how many files it has
-    /// published. Files may be missing, but what stands under a final name must be right, and
-    /// the index and the manifest must not promise too much.
+    /// The faults of a target whose conversion was disturbed, and the number of its published
+    /// files. Files may be missing, but each file with a final name must be right, and index and
+    /// manifest must not list missing files.
     pub(crate) fn assess(&self, target: &Path) -> (Vec<String>, usize) {
         let found = if target.exists() { tree(target) } else { Tree::new() };
         let mut wrong = Vec::new();
@@ -176,8 +175,8 @@ impl World {
         (wrong, published)
     }
 
-    /// Runs the conversion once more, undisturbed: what is wrong with what it says and leaves, if
-    /// it found `published` files.
+    /// Runs the conversion once more, undisturbed. Returns the faults of its output and its target,
+    /// if it found `published` files.
     pub(crate) fn resume(&self, target: &Path, published: usize) -> Vec<String> {
         let output = run(&self.convert(target));
         if !output.status.success() {
